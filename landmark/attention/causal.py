@@ -1,0 +1,54 @@
+"""Plain causal attention with a prefix: more keys than queries, as recurrence and caches need it."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from landmark.attention.flash import attention_backward, attention_forward
+
+
+class _PrefixAttention(torch.autograd.Function):
+    """Two flash calls, over the prefix and over the queries' own tokens, joined by their log-sum-exps."""
+
+    @staticmethod
+    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, prefix: int, scale: float) -> Tensor:
+        before, before_lse = attention_forward(q, k[:, :, :prefix], v[:, :, :prefix], scale=scale)
+        own, own_lse = attention_forward(q, k[:, :, prefix:], v[:, :, prefix:], scale=scale, causal=True)
+        lse = torch.logaddexp(before_lse, own_lse)
+        out = before * (before_lse - lse).exp()[..., None].to(q.dtype)
+        out.addcmul_(own, (own_lse - lse).exp()[..., None].to(q.dtype))
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.prefix, ctx.scale = prefix, scale
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad_out: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
+        q, k, v, out, lse = ctx.saved_tensors
+        grads = []
+        for keys, causal in ((slice(None, ctx.prefix), False), (slice(ctx.prefix, None), True)):
+            grads.append(
+                attention_backward(
+                    grad_out, q, k[:, :, keys], v[:, :, keys], out, lse, scale=ctx.scale, causal=causal
+                )
+            )
+        (dq_before, dk_before, dv_before), (dq_own, dk_own, dv_own) = grads
+        dk, dv = torch.cat([dk_before, dk_own], 2), torch.cat([dv_before, dv_own], 2)
+        return dq_before + dq_own, dk, dv, None, None
+
+
+def causal_attention(q: Tensor, k: Tensor, v: Tensor, *, prefix: int = 0, scale: float | None = None) -> Tensor:
+    """Causal softmax attention of T queries that are those of the last T of prefix + T keys.
+
+    q: (B, H, T, d), already rotated; k, v: (B, H_kv, prefix + T, d), H_kv dividing H. Returns (B, H, T, d).
+    """
+    if k.shape[1] != q.shape[1]:
+        k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
+    if prefix == 0:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
+    return _PrefixAttention.apply(q, k, v, prefix, 1 / math.sqrt(q.shape[-1]) if scale is None else scale)

@@ -1,0 +1,89 @@
+"""Plain attention that also returns its log-sum-exp, forward and backward: the part every fast path is built of.
+
+On the CPU these are PyTorch's own flash kernels. Where they are missing (another device, another version) plain
+PyTorch computes the same, with explicit weights, and says so once.
+
+Masks add to the scores (0 or −∞), broadcast to (B, H, T, S), and may stand beside `causal`, which hides keys j > i
+(both counted from 0). A row that sees no key has output 0.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+
+import torch
+from torch import Tensor
+
+_FORWARD = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
+_BACKWARD = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu_backward", None)
+
+
+@functools.cache
+def _has_flash(device: str) -> bool:
+    if device == "cpu" and _FORWARD is not None and _BACKWARD is not None:
+        return True
+    warnings.warn(
+        f"no flash attention that returns its log-sum-exp is used on device {device!r} with torch "
+        f"{torch.__version__}: landmark attention falls back to plain PyTorch, exact but slower",
+        stacklevel=4,
+    )
+    return False
+
+
+def attention_forward(
+    q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool = False, mask: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Softmax attention and its log-sum-exp.
+
+    q: (B, H, T, d); k, v: (B, H, S, d). Returns (B, H, T, d) and (B, H, T), the latter float32 for half precision.
+    """
+    if _has_flash(q.device.type):
+        assert _FORWARD is not None
+        return _FORWARD(q, k, v, 0.0, causal, attn_mask=mask, scale=scale)
+    scores = _scores(q, k, scale, causal, mask)
+    lse = scores.logsumexp(-1)
+    weights = (scores - lse.masked_fill(lse == -torch.inf, 0.0)[..., None]).exp()
+    return (weights @ v.to(weights.dtype)).to(q.dtype), lse
+
+
+def attention_backward(
+    grad_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    *,
+    scale: float,
+    causal: bool = False,
+    mask: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v when the weights are exp(score − lse), for *any* `out` and `lse`.
+
+    With w = exp(s − lse) it gives ds = w·(grad_out·v − grad_out·out): what a flash backward computes, whether `out`
+    and `lse` belong to these keys alone or to a larger softmax of which these keys are a part. lse = +∞ means weight 0.
+    """
+    if _has_flash(q.device.type):
+        assert _BACKWARD is not None
+        return _BACKWARD(grad_out, q, k, v, out, lse, 0.0, causal, attn_mask=mask, scale=scale)
+    weights = (_scores(q, k, scale, causal, mask) - lse[..., None]).exp()
+    weights = weights.masked_fill(weights.isnan(), 0.0)  # −∞ − (−∞): a row that sees no key
+    grad = grad_out.to(weights.dtype)
+    row = (grad * out.to(weights.dtype)).sum(-1, keepdim=True)
+    grad_scores = weights * (grad @ v.to(weights.dtype).transpose(-1, -2) - row) * scale
+    grad_q = grad_scores @ k.to(weights.dtype)
+    grad_k = grad_scores.transpose(-1, -2) @ q.to(weights.dtype)
+    grad_v = weights.transpose(-1, -2) @ grad
+    return grad_q.to(q.dtype), grad_k.to(k.dtype), grad_v.to(v.dtype)
+
+
+def _scores(q: Tensor, k: Tensor, scale: float, causal: bool, mask: Tensor | None) -> Tensor:
+    compute = torch.promote_types(q.dtype, torch.float32)
+    scores = q.to(compute) @ k.to(compute).transpose(-1, -2) * scale
+    if mask is not None:
+        scores = scores + mask.to(compute)
+    if causal:
+        hidden = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).triu(1)
+        scores = scores.masked_fill(hidden, -torch.inf)
+    return scores

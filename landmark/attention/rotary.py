@@ -1,0 +1,51 @@
+"""Rotary positions (RoPE): adjacent pairs (2i, 2i+1) turn together by position · base^(−2i/d).
+
+Rotations compose: R(a)·R(b) = R(a+b), and ⟨R(a)q, R(b)k⟩ depends on a−b alone. Memory inference leans on this: a
+cached block is turned once by its offsets 0…ℓ, and queries are turned by what remains.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def rotary_factors(positions: Tensor, head_dim: int, base: float, dtype: torch.dtype) -> Tensor:
+    """Unit complex numbers e^{i·angle} for each position, from float64 angles.
+
+    positions: any shape (…), integer. Returns (…, head_dim/2), complex64, or complex128 where `dtype` is float64.
+    Raises ValueError for an odd head_dim.
+    """
+    if head_dim % 2:
+        raise ValueError(f"rotary positions need an even head dimension, got {head_dim}")
+    exponent = torch.arange(0, head_dim, 2, dtype=torch.float64, device=positions.device) / head_dim
+    angle = positions.to(torch.float64)[..., None] * base**-exponent
+    factors = torch.polar(torch.ones_like(angle), angle)
+    return factors if dtype == torch.float64 else factors.to(torch.complex64)
+
+
+def rotate(x: Tensor, factors: Tensor) -> Tensor:
+    """Turn the pairs of `x` by `factors`.
+
+    x: (…, d); factors: broadcastable to (…, d/2). Returns x's dtype; half precision is turned in float32.
+    """
+    real = x if x.dtype in (torch.float32, torch.float64) else x.float()
+    pairs = torch.view_as_complex(real.unflatten(-1, (-1, 2)))
+    return torch.view_as_real(pairs * factors).flatten(-2).to(x.dtype)
+
+
+class RotaryTable:
+    """The factors of positions 0, 1, 2, …, computed once and grown when more are asked for."""
+
+    def __init__(self, base: float = 10000.0):
+        self.base = base
+        self._tables: dict[tuple[int, torch.device, bool], Tensor] = {}
+
+    def __call__(self, start: int, length: int, like: Tensor) -> Tensor:
+        """Factors (length, d/2) of positions start … start+length−1, for rotating tensors such as `like` (…, d)."""
+        key = (like.shape[-1], like.device, like.dtype == torch.float64)
+        table = self._tables.get(key)
+        if table is None or len(table) < start + length:
+            positions = torch.arange(max(1024, 2 * (start + length)), device=like.device)
+            table = self._tables[key] = rotary_factors(positions, like.shape[-1], self.base, like.dtype)
+        return table[start : start + length]

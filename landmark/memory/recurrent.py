@@ -1,0 +1,48 @@
+"""Transformer-XL's memory: the keys and values of the tokens just before, for every layer."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from landmark.attention.causal import causal_attention
+from landmark.attention.rotary import RotaryTable, rotate
+
+
+class RecurrentMemory:
+    """The last `cache` keys and values of each layer, without position and without gradient.
+
+    Every query of a window sees the whole cache and, causally, its own window. Positions are those within the
+    segment; only their differences matter, so the oldest cached key stands at 0.
+    """
+
+    def __init__(self, cache: int, rope_base: float = 10000.0):
+        if cache < 0:
+            raise ValueError(f"the cache must hold at least 0 tokens, got {cache}")
+        self.cache = cache
+        self._rotary = RotaryTable(rope_base)
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything: a new segment begins."""
+        self._kept: dict[int, tuple[Tensor, Tensor]] = {}
+        self._window: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attention of a window over the cache and itself.
+
+        q: (B, H, T, d), k, v: (B, H, T, d), not rotated. Returns (B, H, T, d).
+        """
+        if layer in self._kept:
+            kept_k, kept_v = self._kept[layer]
+            k, v = torch.cat([kept_k, k], 2), torch.cat([kept_v, v], 2)
+        self._window[layer] = k[:, :, -self.cache :].detach(), v[:, :, -self.cache :].detach()
+        prefix = k.shape[2] - q.shape[2]
+        factors = self._rotary(0, k.shape[2], q)
+        return causal_attention(rotate(q, factors[prefix:]), rotate(k, factors), v, prefix=prefix)
+
+    def commit(self) -> None:
+        """The window is over: what it left becomes the cache of the next."""
+        if self.cache:
+            self._kept = self._window
+        self._window = {}

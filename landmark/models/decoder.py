@@ -1,0 +1,223 @@
+"""One decoder for all three models of the paper: plain, landmark and Transformer-XL (Section 4.1).
+
+GPT-2-like: pre-LayerNorm, GELU, no biases, embeddings tied to the head, rotary positions. The three differ only in
+what attends.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from landmark.attention import BACKENDS, landmark_attention
+from landmark.attention.causal import causal_attention
+from landmark.attention.layout import insert_landmarks
+from landmark.attention.rotary import RotaryTable, rotate
+from landmark.errors import UserError
+from landmark.memory import Memory, RecurrentMemory
+
+KINDS = ("transformer", "landmark", "transformer_xl")
+IGNORED = -100  # target of a position without loss
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """What a decoder is built from; it is stored beside the weights. Raises UserError where it cannot be built."""
+
+    kind: str
+    vocab_size: int
+    num_layers: int
+    num_heads: int
+    head_dim: int
+    mlp_dim: int
+    num_kv_heads: int | None = None  # None: as many as heads
+    landmark_id: int | None = None
+    block_size: int | None = None
+    window: int | None = None  # Transformer-XL: tokens read at a time
+    cache: int | None = None  # Transformer-XL: keys kept of what came before
+    rope_base: float = 10000.0
+    backend: str = "auto"
+
+    def __post_init__(self):
+        if self.kind not in KINDS:
+            raise UserError(f"model.kind={self.kind}: must be one of {', '.join(KINDS)}")
+        if self.backend not in BACKENDS:
+            raise UserError(f"model.backend={self.backend}: must be one of {', '.join(BACKENDS)}")
+        if self.kind == "landmark" and (not self.block_size or self.block_size < 1 or self.landmark_id is None):
+            raise UserError(f"model.block_size={self.block_size}: a landmark model needs a block size of at least 1")
+        if self.kind == "transformer_xl" and (not self.window or self.cache is None):
+            raise UserError("model.window, model.cache: a Transformer-XL needs both")
+        if self.head_dim % 2 or min(self.num_layers, self.num_heads, self.head_dim, self.mlp_dim) < 1:
+            raise UserError("model: layers, heads, head_dim and mlp_dim must be at least 1, and head_dim even")
+        if self.num_kv_heads and self.num_heads % self.num_kv_heads:
+            raise UserError(f"model.num_kv_heads={self.num_kv_heads} does not divide num_heads={self.num_heads}")
+
+    @property
+    def hidden_dim(self) -> int:
+        return self.num_heads * self.head_dim
+
+
+class Window(Protocol):
+    """What the models train on: see `landmark.data.windows.Batch`."""
+
+    tokens: Tensor
+    targets: Tensor
+    phase: Tensor | None
+
+
+class SelfAttention(nn.Module):
+    """Projections around an attention function that is given from outside."""
+
+    def __init__(self, config: DecoderConfig):
+        super().__init__()
+        kv_heads = config.num_kv_heads or config.num_heads
+        self.head_dim = config.head_dim
+        self.heads = [config.num_heads, kv_heads, kv_heads]
+        self.qkv = nn.Linear(config.hidden_dim, sum(self.heads) * config.head_dim, bias=False)
+        self.out = nn.Linear(config.hidden_dim, config.hidden_dim, bias=False)
+
+    def forward(self, x: Tensor, attend: Attend) -> Tensor:
+        """x: (B, T, hidden) → (B, T, hidden)."""
+        qkv = self.qkv(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        return self.out(attend(*qkv.split(self.heads, dim=1)).transpose(1, 2).flatten(2))
+
+
+class Block(nn.Module):
+    """Attention and a GELU perceptron, each behind a LayerNorm and beside a residual."""
+
+    def __init__(self, config: DecoderConfig):
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(config.hidden_dim, bias=False)
+        self.attention = SelfAttention(config)
+        self.mlp_norm = nn.LayerNorm(config.hidden_dim, bias=False)
+        self.mlp_in = nn.Linear(config.hidden_dim, config.mlp_dim, bias=False)
+        self.mlp_out = nn.Linear(config.mlp_dim, config.hidden_dim, bias=False)
+
+    def forward(self, x: Tensor, attend: Attend) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), attend)
+        return x + self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(x))))
+
+
+class Decoder(nn.Module):
+    """A decoder-only language model with plain attention, landmark attention or Transformer-XL's recurrence."""
+
+    def __init__(self, config: DecoderConfig):
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocab_size, config.hidden_dim)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
+        self.norm = nn.LayerNorm(config.hidden_dim, bias=False)
+        self._rotary = RotaryTable(config.rope_base)
+        self._initialise()
+
+    def _initialise(self) -> None:
+        """N(0, 0.02), output projections N(0, 0.02/√(2·layers))."""
+        for name, parameter in self.named_parameters():
+            if parameter.ndim == 2:
+                is_output = name.endswith(("attention.out.weight", "mlp_out.weight"))
+                nn.init.normal_(parameter, std=0.02 / (2 * self.config.num_layers) ** 0.5 if is_output else 0.02)
+
+    def num_parameters(self, embeddings: bool = True) -> int:
+        """Trained numbers, with or without the (tied) embeddings."""
+        total = sum(p.numel() for p in self.parameters())
+        return total if embeddings else total - self.embedding.weight.numel()
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{k}={v}" for k, v in dataclasses.asdict(self.config).items() if v is not None)
+
+    def new_memory(self, **settings) -> Memory | RecurrentMemory | None:
+        """An empty memory that fits this model; `settings` are those of `Memory`. None for a plain transformer."""
+        config = self.config
+        if config.kind == "landmark":
+            assert config.block_size is not None
+            return Memory(config.block_size, rope_base=config.rope_base, **settings)
+        if config.kind == "transformer_xl":
+            assert config.cache is not None
+            return RecurrentMemory(config.cache, config.rope_base)
+        return None
+
+    def forward(self, tokens: Tensor, memory: Memory | RecurrentMemory | None = None) -> Tensor:
+        """Logits of the next raw token after each raw token.
+
+        tokens: (B, T) raw ids; landmarks are inserted inside. With a memory the tokens continue what it has read,
+        and are committed to it. Returns (B, T, vocabulary).
+        """
+        if self.config.kind != "landmark":
+            hidden = self.hidden(tokens, memory=memory)
+        else:
+            assert self.config.block_size is not None
+            assert self.config.landmark_id is not None
+            if memory is not None and not isinstance(memory, Memory):
+                raise UserError(f"a landmark model reads with a Memory, not with a {type(memory).__name__}")
+            if memory is not None and memory.block_size != self.config.block_size:
+                raise UserError(
+                    f"the memory has block_size={memory.block_size}, the model {self.config.block_size}: "
+                    "make it with model.new_memory(…)"
+                )
+            position = memory.position if memory is not None else 0
+            tokens, raw = insert_landmarks(tokens, position, self.config.block_size, self.config.landmark_id)
+            hidden = self.hidden(tokens, memory=memory)[:, raw]
+        if memory is not None:
+            memory.commit()
+        return self.head(hidden)
+
+    def hidden(
+        self, tokens: Tensor, phase: Tensor | None = None, memory: Memory | RecurrentMemory | None = None
+    ) -> Tensor:
+        """Final hidden states (B, T, hidden) of ids as they stand, landmarks included."""
+        attend = self._attend(tokens.shape[1], phase) if memory is None else None
+        x = self.embedding(tokens)
+        for layer, block in enumerate(self.blocks):
+            x = block(x, attend or (lambda q, k, v, layer=layer: memory.attend(layer, q, k, v)))
+        return self.norm(x)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits, through the embeddings (tied)."""
+        return F.linear(hidden, self.embedding.weight)
+
+    def _attend(self, length: int, phase: Tensor | None) -> Attend:
+        """The model's own attention over a whole window, positions from 0."""
+        config = self.config
+
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            factors = self._rotary(0, length, q)
+            q, k = rotate(q, factors), rotate(k, factors)
+            if config.kind != "landmark":
+                return causal_attention(q, k, v)
+            assert config.block_size is not None
+            return landmark_attention(
+                q, k, v, block_size=config.block_size, phase=phase, backend=config.backend
+            )
+
+        return attend
+
+    def window_losses(self, batch: Window) -> Iterator[tuple[Tensor, int]]:
+        """Summed loss in nats, and the number of targets, of each window of a batch, in order.
+
+        Plain and landmark models have one window. Transformer-XL reads a segment in windows that see the cached keys
+        and values of the one before, detached: call backward on each loss before asking for the next.
+        """
+        if self.config.kind != "transformer_xl":
+            yield self._loss(self.hidden(batch.tokens, batch.phase), batch.targets)
+            return
+        assert self.config.window is not None
+        memory = self.new_memory()
+        assert memory is not None
+        for tokens, targets in zip(
+            batch.tokens.split(self.config.window, 1), batch.targets.split(self.config.window, 1), strict=True
+        ):
+            yield self._loss(self.hidden(tokens, memory=memory), targets)
+            memory.commit()
+
+    def _loss(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, int]:
+        counted = targets != IGNORED
+        logits = self.head(hidden[counted])
+        return F.cross_entropy(logits.float(), targets[counted], reduction="sum"), len(logits)

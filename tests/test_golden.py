@@ -1,0 +1,156 @@
+"""Expected outputs of the authors' public implementation, where its folder is at hand.
+
+The folder is the one that LANDMARK_GOLDEN names, by default ../shared/golden; its settings.json is the list of what is
+checked.
+"""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from landmark.attention.rotary import rotate, rotary_factors
+from landmark.memory import Memory, RecurrentMemory
+from landmark.models import Decoder, DecoderConfig
+from landmark.models.checkpoint import from_authors_names
+from landmark.models.decoder import SelfAttention
+
+FOLDER = Path(os.environ.get("LANDMARK_GOLDEN", Path(__file__).parents[1] / ".." / "shared" / "golden"))
+HAVE = (FOLDER / "settings.json").is_file()
+SETTINGS = json.loads((FOLDER / "settings.json").read_text()) if HAVE else {}
+pytestmark = pytest.mark.skipif(not HAVE, reason=f"no golden vectors in {FOLDER}")
+
+
+def arrays(name: str) -> dict[str, torch.Tensor]:
+    with np.load(FOLDER / f"{name}.npz") as file:
+        return {key: torch.from_numpy(file[key]) for key in file.files}
+
+
+def settings(group: str) -> list:
+    """The settings of a group that need no context miss token, as test parameters."""
+    chosen = {k: v for k, v in SETTINGS.get(group, {}).items() if "cutoff" not in v}
+    return [pytest.param(k, v, id=k) for k, v in chosen.items()]
+
+
+def golden_model(name: str, kind: str, **extra) -> Decoder:
+    config = DecoderConfig(
+        kind=kind,
+        vocab_size=SETTINGS["vocab_size"],
+        num_layers=SETTINGS["n_layer"],
+        num_heads=SETTINGS["n_head"],
+        head_dim=SETTINGS["n_embd"] // SETTINGS["n_head"],
+        mlp_dim=4 * SETTINGS["n_embd"],
+        rope_base=SETTINGS["rope_base"],
+        **extra,
+    )
+    model = Decoder(config).double()
+    model.load_state_dict(from_authors_names(arrays(f"{name}_weights")))
+    return model
+
+
+@pytest.fixture(params=["blockwise", "reference"])
+def landmark_model(request) -> Decoder:
+    return golden_model(
+        "landmark",
+        "landmark",
+        block_size=SETTINGS["block_size"],
+        landmark_id=SETTINGS["landmark_id"],
+        backend=request.param,
+    )
+
+
+def nll(logits: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(logits.transpose(1, 2), following, reduction="none")
+
+
+def read_in_chunks(model: Decoder, tokens: torch.Tensor, memory, size: int) -> torch.Tensor:
+    with torch.no_grad():
+        return torch.cat([model(chunk, memory=memory) for chunk in tokens.split(size, 1)], 1)
+
+
+def training_phases() -> list[int]:
+    names = np.load(FOLDER / "landmark_expected.npz").files if HAVE else []
+    return sorted(int(n.removeprefix("train_phase").removesuffix("_loss")) for n in names if n.endswith("_loss"))
+
+
+@pytest.mark.parametrize("phase", training_phases())
+def test_training_window(landmark_model, phase):
+    expected = {
+        k.removeprefix(f"train_phase{phase}_"): v
+        for k, v in arrays("landmark_expected").items()
+        if k.startswith(f"train_phase{phase}_")
+    }
+    tokens, targets = expected["tokens"], expected["targets"]
+    logits = landmark_model.head(landmark_model.hidden(tokens, torch.full((len(tokens),), phase)))
+    torch.testing.assert_close(nll(logits[:, :-1], tokens[:, 1:]), expected["nll"], atol=1e-6, rtol=0)
+    torch.testing.assert_close(logits[:, -8:], expected["logits_last8"], atol=1e-5, rtol=0)
+    loss = F.cross_entropy(logits.transpose(1, 2), targets, ignore_index=-1)
+    torch.testing.assert_close(loss, expected["loss"], atol=1e-6, rtol=0)
+    loss.backward()
+    parameters = dict(landmark_model.named_parameters())
+    gradients = from_authors_names({k.removeprefix("grad_"): v for k, v in expected.items() if "grad_" in k})
+    assert gradients
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(parameters[name].grad, gradient, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(("name", "setting"), settings("memory_settings"))
+def test_landmark_memory(name, setting):
+    model = golden_model(
+        "landmark", "landmark", block_size=SETTINGS["block_size"], landmark_id=SETTINGS["landmark_id"]
+    )
+    expected = arrays("landmark_expected")
+    memory = model.new_memory(
+        max_blocks=setting["blocks"], k=setting["k"], granularity=setting["granularity"]
+    )
+    logits = read_in_chunks(model, expected["tokens"], memory, setting["local"])
+    ours = nll(logits[:, :-1], expected["tokens"][:, 1:])
+    torch.testing.assert_close(ours, expected[f"memory_{name}_nll"], atol=1e-6, rtol=0)
+    torch.testing.assert_close(logits[:, -8:], expected[f"memory_{name}_logits_last8"], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(("name", "setting"), settings("layer_settings"))
+def test_attention_layer_with_memory(name, setting):
+    expected = arrays("layer_expected")
+    block_size = SETTINGS["block_size"]
+    memory = Memory(
+        block_size, max_blocks=setting["blocks"], k=setting["k"], granularity=setting["granularity"], tie_layers=()
+    )
+    heads = SETTINGS["n_head"]
+    layer = SelfAttention(
+        DecoderConfig("transformer", 1, 1, heads, expected["x"].shape[-1] // heads, 1)
+    ).double()
+    layer.qkv.weight.data, layer.out.weight.data = expected["c_attn"], expected["c_proj"]
+    outputs, start = [], 0
+    while start < expected["x"].shape[1]:
+        raw_fed = start - start // (block_size + 1)
+        stop = (raw_fed + setting["local"]) // block_size + raw_fed + setting["local"]
+        chunk = expected["x"][:, start:stop]
+        outputs.append(layer(chunk, lambda q, k, v: memory.attend(0, q, k, v)))
+        memory.commit()
+        start = stop
+    torch.testing.assert_close(torch.cat(outputs, 1), expected[name], atol=1e-5, rtol=0)
+
+
+def test_plain_transformer():
+    expected = arrays("transformer_expected")
+    tokens = expected["tokens"][:, : expected["plain_nll"].shape[1] + 1]
+    logits = golden_model("transformer", "transformer")(tokens)
+    torch.testing.assert_close(nll(logits[:, :-1], tokens[:, 1:]), expected["plain_nll"], atol=1e-6, rtol=0)
+    torch.testing.assert_close(logits[:, -8:], expected["plain_logits_last8"], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(("name", "setting"), settings("xl_settings"))
+def test_transformer_xl(name, setting):
+    expected = arrays("transformer_expected")
+    model = golden_model("transformer", "transformer_xl", window=setting["window"], cache=setting["cache"])
+    memory = model.new_memory()
+    assert isinstance(memory, RecurrentMemory)
+    logits = read_in_chunks(model, expected["tokens"], memory, setting["window"])
+    ours = nll(logits[:, :-1], expected["tokens"][:, 1:])
+    torch.testing.assert_close(ours, expected[f"xl_{name}_nll"], atol=1e-6, rtol=0)
+    torch.testing.assert_close(logits[:, -8:], expected[f"xl_{name}_logits_last8"], atol=1e-5, rtol=0)

@@ -13,7 +13,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from landmark.attention.rotary import rotate, rotary_factors
 from landmark.memory import Memory, RecurrentMemory
 from landmark.models import Decoder, DecoderConfig
 from landmark.models.checkpoint import from_authors_names
@@ -100,13 +99,9 @@ def test_training_window(landmark_model, phase):
 
 @pytest.mark.parametrize(("name", "setting"), settings("memory_settings"))
 def test_landmark_memory(name, setting):
-    model = golden_model(
-        "landmark", "landmark", block_size=SETTINGS["block_size"], landmark_id=SETTINGS["landmark_id"]
-    )
+    model = golden_model("landmark", "landmark", block_size=SETTINGS["block_size"], landmark_id=SETTINGS["landmark_id"])
     expected = arrays("landmark_expected")
-    memory = model.new_memory(
-        max_blocks=setting["blocks"], k=setting["k"], granularity=setting["granularity"]
-    )
+    memory = model.new_memory(max_blocks=setting["blocks"], k=setting["k"], granularity=setting["granularity"])
     logits = read_in_chunks(model, expected["tokens"], memory, setting["local"])
     ours = nll(logits[:, :-1], expected["tokens"][:, 1:])
     torch.testing.assert_close(ours, expected[f"memory_{name}_nll"], atol=1e-6, rtol=0)
@@ -118,12 +113,14 @@ def test_attention_layer_with_memory(name, setting):
     expected = arrays("layer_expected")
     block_size = SETTINGS["block_size"]
     memory = Memory(
-        block_size, max_blocks=setting["blocks"], k=setting["k"], granularity=setting["granularity"], tie_layers=()
+        block_size,
+        max_blocks=setting["blocks"],
+        k=setting["k"],
+        granularity=setting["granularity"],
+        tie_layers=(),
     )
     heads = SETTINGS["n_head"]
-    layer = SelfAttention(
-        DecoderConfig("transformer", 1, 1, heads, expected["x"].shape[-1] // heads, 1)
-    ).double()
+    layer = SelfAttention(DecoderConfig("transformer", 1, 1, heads, expected["x"].shape[-1] // heads, 1)).double()
     layer.qkv.weight.data, layer.out.weight.data = expected["c_attn"], expected["c_proj"]
     outputs, start = [], 0
     while start < expected["x"].shape[1]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import once_differentiable
 
 from landmark.attention.flash import attention_backward, attention_forward
 
@@ -49,9 +49,7 @@ class _Grid:
         self.key_rows = torch.where(position < head, position, position - head + width)
         offset = width if self.needs_first else 0
         query = position[:, prefix:]
-        self.query_rows = torch.where(
-            query < head, query, query - head + offset - self.first_query_block * width
-        )
+        self.query_rows = torch.where(query < head, query, query - head + offset - self.first_query_block * width)
         # Rows of the first block see its normal tokens; so does, from the grid, every query.
         token, row = steps(block_size), steps(width)
         in_first = token < block_size - phase[:, None]
@@ -128,25 +126,31 @@ class _Blockwise(torch.autograd.Function):
             outs.append(out_first)
             lses.append(lse_first.masked_fill(~grid.visible_in_first.any(-1), -torch.inf))
         if grid.blocks:
-            q_grid, k_grid, v_grid = _take(q, grid.grid_queries), _take(k, grid.grid_keys), _take(v, grid.grid_keys)
+            q_grid, k_grid, v_grid = (
+                _take(q, grid.grid_queries),
+                _take(k, grid.grid_keys),
+                _take(v, grid.grid_keys),
+            )
             out_local, lse_local = attention_forward(
-                _fold(q_grid, width), _fold_keys(k_grid, grid), _fold_keys(v_grid, grid), scale=scale, causal=True
+                _fold(q_grid, width),
+                _fold_keys(k_grid, grid),
+                _fold_keys(v_grid, grid),
+                scale=scale,
+                causal=True,
             )
             lse_local = _unfold(lse_local, batch)
             landmarks = _landmark_keys(k_first, k_grid, grid)
             gates = _gates(q_grid, landmarks, grid, scale)
-            lse = torch.logaddexp(lse_local, gates.logsumexp(-1)) if grid.blocks else lse_local
+            lse = torch.logaddexp(lse_local, gates.logsumexp(-1))
             out = _unfold(out_local, batch) * (lse_local - lse).exp().to(q.dtype)[..., None]
             weights = (gates - lse[..., None]).exp().to(q.dtype)
             block_outs = []
             for column, block, start in _earlier_blocks(grid):
                 keys, values, mask = _keys_of(block, k_first, v_first, k_grid, v_grid, grid)
-                block_out, block_lse = attention_forward(
-                    q_grid[:, :, start:], keys, values, scale=scale, mask=mask
-                )
+                block_out, block_lse = attention_forward(q_grid[:, :, start:], keys, values, scale=scale, mask=mask)
                 out[:, :, start:].addcmul_(weights[:, :, start:, column, None], block_out)
                 block_outs += [block_out, block_lse]
-            saved += [q_grid, k_grid, v_grid, landmarks, gates, lse_local, lse, out, *block_outs]
+            saved += [q_grid, k_grid, v_grid, landmarks, gates, lse, out, *block_outs]
             outs.append(out)
             lses.append(lse)
         ctx.save_for_backward(k_first, v_first, *saved)
@@ -182,7 +186,7 @@ class _Blockwise(torch.autograd.Function):
             dk_first[:, :, :block_size] += dk
             dv_first[:, :, :block_size] += dv
         if grid.blocks:
-            q_grid, k_grid, v_grid, landmarks, gates, lse_local, lse, out, *block_outs = saved
+            q_grid, k_grid, v_grid, landmarks, gates, lse, out, *block_outs = saved
             do = _take(grad_out, grid.grid_queries) * grid.grid_valid[:, None, :, None]
             dq, dk, dv = attention_backward(
                 _fold(do, width),
@@ -240,7 +244,7 @@ def _keys_of(block: int | None, k_first: Tensor, v_first: Tensor, k_grid: Tensor
 
 
 def _landmark_keys(k_first: Tensor, k_grid: Tensor, grid: _Grid) -> Tensor:
-    """Keys of the landmarks that the grid can see, (B, H, blocks, d): the first block's, then the grid's but its last."""
+    """Keys of the landmarks that the grid can see, (B, H, blocks, d): the first block's first."""
     first = _take(k_first, (grid.block_size - grid.phase)[:, None])
     width = grid.block_size + 1
     return torch.cat([first, k_grid[:, :, grid.block_size : (grid.blocks - 1) * width : width]], 2)

@@ -33,9 +33,7 @@ class _PrefixAttention(torch.autograd.Function):
         grads = []
         for keys, causal in ((slice(None, ctx.prefix), False), (slice(ctx.prefix, None), True)):
             grads.append(
-                attention_backward(
-                    grad_out, q, k[:, :, keys], v[:, :, keys], out, lse, scale=ctx.scale, causal=causal
-                )
+                attention_backward(grad_out, q, k[:, :, keys], v[:, :, keys], out, lse, scale=ctx.scale, causal=causal)
             )
         (dq_before, dk_before, dv_before), (dq_own, dk_own, dv_own) = grads
         dk, dv = torch.cat([dk_before, dk_own], 2), torch.cat([dv_before, dv_own], 2)

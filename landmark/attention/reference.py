@@ -22,7 +22,9 @@ def grouped_softmax(scores: Tensor, groups: Tensor, num_groups: int) -> Tensor:
     return exponentials / sums.masked_fill(sums == 0, 1.0).gather(-1, groups)
 
 
-def landmark_attention_weights(scores: Tensor, block_size: int, phase: Tensor, prefix: int = 0) -> tuple[Tensor, Tensor]:
+def landmark_attention_weights(
+    scores: Tensor, block_size: int, phase: Tensor, prefix: int = 0
+) -> tuple[Tensor, Tensor]:
     """Attention weights of landmark attention, and the log-sum-exp of each query's own (outer) group.
 
     scores: (B, H, T, S), scaled, S = prefix + T; phase: (B,). Returns (B, H, T, S) and (B, H, T). Rows sum to one,

@@ -25,7 +25,7 @@ def read_blocks(turned: Tensor, store: BlockStore, ages: Tensor, lags: Tensor) -
 
 def _read_shared(turned: Tensor, store: BlockStore, ages: Tensor, lags: Tensor) -> tuple[Tensor, Tensor]:
     """All queries of the chunk read the same blocks: plain attention of the chunk over each."""
-    slots, batch, queries, heads, dim = turned.shape
+    _, batch, queries, heads, dim = turned.shape
     count = ages.shape[-1]
     rows = store.rows(ages[:, :, 0])  # (B, H, q)
     lags = lags[:, :, 0]
@@ -48,7 +48,7 @@ def _read_grouped(turned: Tensor, store: BlockStore, ages: Tensor, lags: Tensor)
     An *owner* is what chooses: a head of a sample (`per_token_and_head`) or a whole sample (`per_token`), whose heads
     then share the tile.
     """
-    slots, batch, queries, heads, dim = turned.shape
+    _, batch, queries, heads, dim = turned.shape
     owner_heads, count = ages.shape[1], ages.shape[-1]
     together = heads // owner_heads  # heads that choose as one
     kv_heads, capacity = store.keys.shape[1:3]

@@ -13,7 +13,14 @@ SCORERS = ("landmark", "recent", "random", "mean_key")
 
 
 def retrieve(
-    turned: Tensor, store: BlockStore, *, k: int, granularity: str, scorer: str, tie: bool, generator: torch.Generator
+    turned: Tensor,
+    store: BlockStore,
+    *,
+    k: int,
+    granularity: str,
+    scorer: str,
+    tie: bool,
+    generator: torch.Generator,
 ) -> Tensor:
     """Ages of the retrieved blocks, oldest first.
 
@@ -70,7 +77,11 @@ def _scores(turned: Tensor, summaries: Tensor, store: BlockStore, k: int, tie: b
         ages = torch.arange(recent + 1, recent + 1 + min(older, max(k, 1)), device=turned.device)
         shared = against(ages[:1], "bthd", turned[-1])
         normaliser = torch.cat([scores, shared + torch.log(torch.tensor(float(older)))], -1).logsumexp(-1)
-        return torch.cat([scores, shared.expand(-1, -1, -1, len(ages))], -1), torch.cat([recent_ages, ages]), normaliser
+        return (
+            torch.cat([scores, shared.expand(-1, -1, -1, len(ages))], -1),
+            torch.cat([recent_ages, ages]),
+            normaliser,
+        )
     keys = summaries[:, :, : len(store)]
     scan = turned[-1].permute(0, 2, 3, 1).reshape(len(keys), keys.shape[1], group, -1, queries)
     everything = torch.einsum("bkgdt,bknd->bkgtn", scan, keys).reshape(len(keys), heads, queries, -1)
@@ -84,8 +95,8 @@ def _top(scores: Tensor, ages: Tensor, count: int) -> Tensor:
     if count == candidates:
         return ages.expand(*scores.shape[:-1], count)
     best = scores.topk(count + 1, dim=-1)
-    if bool((best.values[..., -1] == best.values[..., -2]).any()) if count else False:
+    if bool((best.values[..., -1] == best.values[..., -2]).any()):
         newest_first = ages.argsort()
-        order = scores[..., newest_first].sort(-1, descending=True, stable=True).indices
+        order = torch.sort(scores[..., newest_first], dim=-1, descending=True, stable=True).indices
         return ages[newest_first][order[..., :count]]
     return ages[best.indices[..., :count]]

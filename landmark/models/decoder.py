@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -173,10 +174,10 @@ class Decoder(nn.Module):
         self, tokens: Tensor, phase: Tensor | None = None, memory: Memory | RecurrentMemory | None = None
     ) -> Tensor:
         """Final hidden states (B, T, hidden) of ids as they stand, landmarks included."""
-        attend = self._attend(tokens.shape[1], phase) if memory is None else None
+        alone = self._attend(tokens.shape[1], phase)
         x = self.embedding(tokens)
         for layer, block in enumerate(self.blocks):
-            x = block(x, attend or (lambda q, k, v, layer=layer: memory.attend(layer, q, k, v)))
+            x = block(x, alone if memory is None else partial(memory.attend, layer))
         return self.norm(x)
 
     def head(self, hidden: Tensor) -> Tensor:
@@ -193,9 +194,7 @@ class Decoder(nn.Module):
             if config.kind != "landmark":
                 return causal_attention(q, k, v)
             assert config.block_size is not None
-            return landmark_attention(
-                q, k, v, block_size=config.block_size, phase=phase, backend=config.backend
-            )
+            return landmark_attention(q, k, v, block_size=config.block_size, phase=phase, backend=config.backend)
 
         return attend
 
@@ -218,6 +217,7 @@ class Decoder(nn.Module):
             memory.commit()
 
     def _loss(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, int]:
-        counted = targets != IGNORED
-        logits = self.head(hidden[counted])
-        return F.cross_entropy(logits.float(), targets[counted], reduction="sum"), len(logits)
+        logits = self.head(hidden)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, 1)
+        loss = F.cross_entropy(logits, targets.flatten(), ignore_index=IGNORED, reduction="sum")
+        return loss, int((targets != IGNORED).sum())

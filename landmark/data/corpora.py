@@ -1,0 +1,105 @@
+"""What a corpus is before tokenising: documents of text in order, three splits, and an identity."""
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from landmark.errors import UserError
+
+SPLITS = ("train", "validation", "test")
+
+
+class Document(NamedTuple):
+    name: str
+    text: str
+
+
+class Source(Protocol):
+    """A corpus that can be read. Making one checks that every split has documents, and reads no text."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def identity(self) -> dict[str, str | int]:
+        """Changes when the data does; never holds a path of this machine."""
+        ...
+
+    @property
+    def origin(self) -> str:
+        """Where it is read from, for messages and the manifest."""
+        ...
+
+    def documents(self, split: str) -> Iterator[Document]:
+        """Documents in their fixed order, one in memory at a time."""
+        ...
+
+    def num_bytes(self, split: str) -> int | None:
+        """Bytes of text to expect, for the progress bar; None where unknown."""
+        ...
+
+
+class FirstDocuments:
+    """The first `count` documents of each split of another source."""
+
+    def __init__(self, source: Source, count: int):
+        if count < 1:
+            raise UserError(f"data.max_documents={count}: at least 1 is needed (null: all)")
+        self._source = source
+        self._count = count
+        self.name = source.name
+        self.origin = source.origin
+        self.identity = {**source.identity, "max_documents": count}
+
+    def documents(self, split: str) -> Iterator[Document]:
+        return islice(self._source.documents(split), self._count)
+
+    def num_bytes(self, split: str) -> None:
+        return None
+
+
+def open_source(name: str, path: str | Path | None = None) -> Source:
+    """The corpus `pg19` or `stdlib`, from `path` where it is given.
+
+    Raises UserError: unknown name; missing folder; a split without documents.
+    """
+    if name == "pg19":
+        from landmark.data.pg19 import open_pg19
+
+        return open_pg19(None if path is None else Path(path))
+    if name == "stdlib":
+        from landmark.data.stdlib import StandardLibrary
+
+        return StandardLibrary(None if path is None else Path(path))
+    raise UserError(f"unknown corpus data={name!r}: choose pg19 or stdlib")
+
+
+def existing_folder(path: Path, what: str) -> Path:
+    """The absolute path of a folder. Raises UserError when it is none."""
+    path = path.expanduser()
+    if not path.is_dir():
+        raise UserError(f"data.path: {path} is not a folder: give the folder that holds {what}")
+    return path.resolve()
+
+
+def fingerprint(root: Path, files: Iterable[Path]) -> dict[str, str | int]:
+    """Number of files, and a hash over their names below `root`, sizes and modification times."""
+    digest = hashlib.sha256()
+    count = 0
+    for file in files:
+        status = file.stat()
+        entry = f"{file.relative_to(root).as_posix()}\0{status.st_size}\0{status.st_mtime_ns}\n"
+        digest.update(entry.encode("utf-8", "surrogateescape"))
+        count += 1
+    return {"files": count, "listing_sha256": digest.hexdigest()}
+
+
+def read_text(file: Path) -> str:
+    """A file's text, line ends as they are. Raises UserError when it cannot be read or is not UTF-8."""
+    try:
+        return file.read_bytes().decode("utf-8")
+    except OSError as error:
+        raise UserError(f"cannot read {file}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file} is not UTF-8 (byte {error.start}): convert it or take it out") from None

@@ -1,0 +1,89 @@
+"""Training and validation windows for Lightning."""
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import lightning
+from torch.utils.data import DataLoader, IterableDataset
+
+from landmark.data.windows import Batch, TrainingWindows
+from landmark.errors import UserError
+
+if TYPE_CHECKING:
+    from landmark.config import Config
+    from landmark.data.stream import Corpus
+    from landmark.data.tokenizers import Tokenizer
+
+
+class WindowDataModule(lightning.LightningDataModule):
+    """Batches of windows from a corpus, as `config.train`, `config.model.block_size` and `config.seed` say.
+
+    Training: an endless iterator, one item an optimizer step: all the windows that this device contributes to
+    the effective batch (device r of n: indices r·B/n to (r+1)·B/n). The trainer slices micro-batches and
+    stops after its steps. The first step is `start_step`, read when iteration begins: **set it before the
+    loop to resume**.
+
+    Validation: `validate_batches` batches of the same size, of windows spread evenly over the validation
+    split; the same ones each time, shared among devices in the same way.
+    """
+
+    def __init__(self, corpus: "Corpus", tokenizer: "Tokenizer", config: "Config"):
+        """Raises UserError when a split is too short for a window."""
+        super().__init__()
+        self.start_step = 0
+        self._batch_size = config.train.batch_size
+        self._validate_batches = config.train.validate_batches
+
+        def windows(split: str) -> TrainingWindows:
+            return TrainingWindows(
+                corpus.split(split),
+                length=config.train.length,
+                batch_size=config.train.batch_size,
+                seed=config.seed,
+                block_size=config.model.block_size if config.model.kind == "landmark" else None,
+                landmark=tokenizer.landmark,
+                eot=tokenizer.eot,
+            )
+
+        self.training = windows("train")
+        self.validation = windows("validation")
+
+    def train_dataloader(self) -> DataLoader:
+        """Batches of step `start_step`, `start_step` + 1, …, without end."""
+        return _loader(self._train_batches)
+
+    def val_dataloader(self) -> DataLoader:
+        """The fixed validation batches."""
+        return _loader(self._validation_batches)
+
+    def _train_batches(self) -> Iterator[Batch]:
+        indices = self._share()
+        step = self.start_step
+        while True:
+            yield self.training.batch(step, indices)
+            step += 1
+
+    def _validation_batches(self) -> Iterator[Batch]:
+        indices = self._share()
+        starts = self.validation.evenly_spaced(self._validate_batches * self._batch_size)
+        for first in range(0, len(starts), self._batch_size):
+            yield self.validation.at(starts[first + indices.start : first + indices.stop])
+
+    def _share(self) -> range:
+        rank, devices = (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
+        if self._batch_size % devices:
+            raise UserError(f"train.batch_size={self._batch_size} cannot be shared evenly by {devices} devices")
+        size = self._batch_size // devices
+        return range(rank * size, (rank + 1) * size)
+
+
+class _Batches(IterableDataset):
+    def __init__(self, make: Callable[[], Iterator[Batch]]):
+        self._make = make
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self._make()
+
+
+def _loader(make: Callable[[], Iterator[Batch]]) -> DataLoader:
+    return DataLoader(_Batches(make), batch_size=None)

@@ -1,0 +1,109 @@
+"""A prepared corpus on disk: one file of raw token ids per split, and a manifest that says what they are."""
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from landmark.errors import UserError
+from landmark.lab.files import read_json, sha256_file, write_json
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+VERIFIED = "verified.json"
+
+
+@dataclass(frozen=True, eq=False)
+class Stream:
+    """One split as raw token ids, end of text after each document; no landmarks.
+
+    tokens: (N,) uint16 or uint32, mapped into memory, read-only
+    num_bytes, words: size of the text (UTF-8 bytes, whitespace-separated words)
+    """
+
+    path: Path
+    tokens: np.ndarray = field(repr=False)
+    sha256: str
+    documents: int
+    num_bytes: int
+    words: int
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+@dataclass(frozen=True, eq=False)
+class Corpus:
+    """A folder of streams. `manifest` holds source, tokenizer, counts and hashes."""
+
+    folder: Path
+    manifest: dict[str, Any] = field(repr=False)
+
+    def split(self, name: str) -> Stream:
+        """The stream of a split. Raises UserError for an unknown split."""
+        if name not in self.manifest["splits"]:
+            raise UserError(f"unknown split {name!r}: choose one of {', '.join(self.manifest['splits'])}")
+        entry = self.manifest["splits"][name]
+        path = self.folder / entry["file"]
+        tokens = np.memmap(path, dtype=self.manifest["dtype"], mode="r")
+        return Stream(
+            path, tokens, entry["sha256"], entry["documents"], entry["bytes"], entry["words"]
+        )  # fmt: skip
+
+
+def open_corpus(folder: str | Path) -> Corpus:
+    """Open a prepared corpus, and check its files against the manifest.
+
+    Sizes are checked always; hashes once, and again when a file's times differ from those at the last check.
+    Raises UserError: missing, cut short or altered file.
+    """
+    folder = Path(folder)
+    manifest = read_json(folder / MANIFEST)
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise UserError(f"{folder / MANIFEST} is of another version: delete {folder} and prepare it again")
+    known = _read_stamps(folder)
+    stamps = {}
+    for entry in manifest["splits"].values():
+        path = folder / entry["file"]
+        expected = entry["tokens"] * np.dtype(manifest["dtype"]).itemsize
+        stamps[entry["file"]] = stamp = _stamp(path)
+        if stamp is None or stamp[0] != expected:
+            found = "missing" if stamp is None else f"{stamp[0]} bytes long, not {expected}"
+            raise _damaged(path, found)
+        if known.get(entry["file"]) != stamp and sha256_file(path) != entry["sha256"]:
+            raise _damaged(path, "altered: its sha256 is not the manifest's")
+    if stamps != known:
+        remember_verified(folder, stamps)
+    return Corpus(folder, manifest)
+
+
+def remember_verified(folder: Path, stamps: dict[str, Any] | None = None) -> None:
+    """Note that the files, as they are now, have the hashes of the manifest."""
+    if stamps is None:
+        stamps = {file.name: _stamp(file) for file in sorted(folder.glob("*.bin"))}
+    try:
+        write_json(folder / VERIFIED, stamps)
+    except OSError:  # a read-only folder is hashed every time
+        return
+
+
+def _stamp(path: Path) -> list[int] | None:
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+
+
+def _read_stamps(folder: Path) -> dict[str, Any]:
+    try:
+        stamps = read_json(folder / VERIFIED)
+    except UserError:
+        return {}
+    return stamps if isinstance(stamps, dict) else {}
+
+
+def _damaged(path: Path, found: str) -> UserError:
+    return UserError(f"{path} is {found}: delete the folder {path.parent} and prepare the corpus again")

@@ -1,0 +1,61 @@
+"""Bytes and words of text, so that perplexities of different tokenizers compare."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from landmark.data.tokenizers import Tokenizer
+
+# What str.split() takes for whitespace beyond ASCII, as UTF-8 (U+0085, U+00A0, U+1680, U+2000-200A, …).
+_WIDE_CODES = (0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029, 0x202F, 0x205F, 0x3000)
+_WIDE_SPACES = [chr(code).encode() for code in _WIDE_CODES]
+_NARROW_SPACES = np.zeros(256, dtype=bool)
+_NARROW_SPACES[[*range(0x09, 0x0E), *range(0x1C, 0x21)]] = True
+_REACH = 3  # bytes of the longest whitespace character: how far a byte's class can depend on its neighbours
+
+
+@dataclass(frozen=True)
+class TextSize:
+    """Size of some text: UTF-8 bytes, and words, which are what whitespace parts."""
+
+    num_bytes: int
+    words: int
+
+
+def word_starts(text: bytes) -> np.ndarray:
+    """(len(text),) bool: whether a word begins at this byte of valid UTF-8. The sum is len(str.split())."""
+    if not text.isascii():
+        for space in _WIDE_SPACES:
+            text = text.replace(space, b" " * len(space))
+    visible = ~_NARROW_SPACES[np.frombuffer(text, dtype=np.uint8)]
+    starts = visible.copy()
+    starts[1:] &= ~visible[:-1]
+    return starts
+
+
+def count_words(text: bytes) -> int:
+    """Words of UTF-8 text: len(text.decode().split()), without holding the interpreter lock."""
+    return int(np.count_nonzero(word_starts(text)))
+
+
+def text_size(tokens: np.ndarray, ranges: Iterable[tuple[int, int]], tokenizer: Tokenizer) -> TextSize:
+    """Bytes and words of the text of token ranges [start, stop) of a stream.
+
+    A word counts where its first byte is, so the sizes of adjacent ranges add up to that of the whole.
+    End of text has no bytes and parts words.
+
+    tokens: (N,) ids of the stream
+    """
+    total_bytes = total_words = 0
+    for start, stop in ranges:
+        if not 0 <= start <= stop <= len(tokens):
+            raise ValueError(f"token range {start}..{stop} is not inside a stream of {len(tokens)} tokens")
+        body_ids = np.asarray(tokens[start:stop])
+        total_bytes += int(tokenizer.byte_lengths[body_ids].sum())
+        body = tokenizer.decode_bytes(body_ids, special=b" ")
+        before = tokenizer.decode_bytes(tokens[max(0, start - _REACH) : start], special=b" ")
+        after = tokenizer.decode_bytes(tokens[stop : stop + _REACH], special=b" ")
+        inside = slice(len(before), len(before) + len(body))
+        total_words += int(np.count_nonzero(word_starts(before + body + after)[inside]))
+    return TextSize(total_bytes, total_words)

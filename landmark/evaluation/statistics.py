@@ -1,0 +1,88 @@
+"""Errors of perplexities, and paired comparisons of two rows on the same text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+# A segment: first token counted, tokens counted, their summed loss in nats.
+Segments = Sequence[Sequence[float]]
+
+
+def mean_and_error(segments: Segments) -> tuple[float, float]:
+    """Mean loss per token over segments (first token, tokens, summed loss), and its standard error over segments.
+
+    Both in nats. The error is that of a ratio of sums; NaN for fewer than two segments.
+    """
+    table = np.asarray(segments, dtype=np.float64)
+    tokens, nll = table[:, 1], table[:, 2]
+    mean = nll.sum() / tokens.sum()
+    n = len(table)
+    if n < 2:
+        return float(mean), math.nan
+    residual = nll - mean * tokens
+    return float(mean), float(math.sqrt(n / (n - 1) * (residual**2).sum()) / tokens.sum())
+
+
+@dataclass(frozen=True)
+class Paired:
+    """Difference a − b of the mean losses per token in nats, its standard error, and the stretches compared."""
+
+    difference: float
+    error: float
+    stretches: int
+
+    @property
+    def clear(self) -> bool:
+        """Whether a is better than b by more than two standard errors."""
+        return self.difference < -2 * self.error
+
+
+def paired(a: Segments, b: Segments) -> Paired:
+    """Compare two rows on exactly the same text, whatever their segments' lengths.
+
+    a, b: segments as (first token counted, tokens counted, summed loss in nats). The text is parted wherever segments
+    of both end together; each such stretch gives one difference.
+
+    Raises ValueError where the two rows did not count the same tokens, or share fewer than two stretches.
+    """
+    parts_a, parts_b = _stretches(a), _stretches(b)
+    edges = sorted(set(parts_a) & set(parts_b))
+    whole = [_runs(a), _runs(b)]
+    if whole[0] != whole[1]:
+        raise ValueError("the two rows did not count the same tokens: they cannot be paired")
+    sums_a, sums_b = _summed(a, edges), _summed(b, edges)
+    if len(sums_a) < 2:
+        raise ValueError("the two rows share fewer than two stretches of text: no error can be given")
+    rows = [(start, tokens, nll - sums_b[start][1]) for start, (tokens, nll) in sums_a.items()]
+    difference, error = mean_and_error(rows)
+    return Paired(difference, error, len(rows))
+
+
+def _stretches(segments: Segments) -> set[int]:
+    return {int(start) for start, *_ in segments} | {int(start + tokens) for start, tokens, *_ in segments}
+
+
+def _runs(segments: Segments) -> list[tuple[int, int]]:
+    """The token ranges that the segments cover, joined where they touch."""
+    joined: list[tuple[int, int]] = []
+    for start, tokens, *_ in sorted((int(s[0]), int(s[1])) for s in segments):
+        if joined and joined[-1][1] == start:
+            joined[-1] = joined[-1][0], start + tokens
+        else:
+            joined.append((start, start + tokens))
+    return joined
+
+
+def _summed(segments: Segments, edges: list[int]) -> dict[int, tuple[float, float]]:
+    """Tokens and loss between edges, keyed by the edge they follow."""
+    bins = np.searchsorted(edges, [s[0] for s in segments], side="right") - 1
+    sums: dict[int, tuple[float, float]] = {}
+    for where, (_, tokens, nll) in zip(bins, segments, strict=True):
+        key = edges[int(where)]
+        have = sums.get(key, (0.0, 0.0))
+        sums[key] = have[0] + tokens, have[1] + nll
+    return sums

@@ -1,0 +1,157 @@
+"""Train one run, from wherever it stopped, to its weights on disk."""
+
+import logging
+import math
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import lightning
+import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.loggers import Logger
+
+from landmark.data.datamodule import WindowDataModule
+from landmark.errors import UserError
+from landmark.lab.identity import run_settings
+from landmark.lab.peak_memory import reset_peak_memory
+from landmark.models import checkpoint as weights
+from landmark.training.checkpointing import AtomicCheckpointIO, Checkpoints, find_checkpoint
+from landmark.training.flops import flops_per_token, keys_per_query, peak_flops
+from landmark.training.measurements import Measurements
+from landmark.training.metrics import MetricsFile
+from landmark.training.module import LanguageModelTraining
+from landmark.training.progress import Progress
+
+if TYPE_CHECKING:
+    from landmark.config import Config, TrainConfig
+    from landmark.data.stream import Corpus
+    from landmark.data.tokenizers import Tokenizer
+    from landmark.models import Decoder
+
+
+def train(
+    model: "Decoder",
+    corpus: "Corpus",
+    tokenizer: "Tokenizer",
+    config: "Config",
+    run_dir: Path,
+    loggers: list[Logger],
+) -> dict[str, Any]:
+    """Train `model` in place for `train.steps` steps in all and save its weights in `run_dir`.
+
+    Started again it goes on at the newest checkpoint in `run_dir`/checkpoints, bit for bit on the CPU at the
+    same number of threads; a finished run returns at once. The checkpoints stay until `discard_checkpoints`
+    removes them, for the caller to call once it has kept the summary: steps, train_loss and validation_loss
+    in nats, validation_perplexity, seconds, tokens_per_second, mfu or None, peak_memory_bytes, parameters.
+
+    Expects settings that `landmark.lab.validate.check` has passed. Raises UserError where they do not fit the
+    devices, on a checkpoint that is damaged or of another configuration, on a loss that is not finite.
+    """
+    settings = config.train
+    if config.trainer.threads:
+        torch.set_num_threads(config.trainer.threads)
+    folder = Path(run_dir) / "checkpoints"
+    folder.mkdir(parents=True, exist_ok=True)
+    identity = run_settings(config, tokenizer.hash, corpus.split("train").sha256)
+    resumed = find_checkpoint(folder, identity)
+    path, step = resumed or (None, 0)
+
+    data = WindowDataModule(corpus, tokenizer, config)
+    data.start_step = step
+    measurements = Measurements(
+        steps=settings.steps,
+        log_every=settings.log_every,
+        validate_every=settings.validate_every,
+        tokens_per_step=settings.batch_size * settings.length,
+        flops_per_token=_flops(model, settings.length),
+    )
+    with _quiet_lightning():
+        trainer = _trainer(
+            config,
+            callbacks=[
+                measurements,
+                Progress(measurements, Path(run_dir).name),
+                Checkpoints(folder, settings.checkpoint_every, settings.steps, identity),
+            ],
+            logger=[MetricsFile(Path(run_dir) / "metrics.csv", step), *loggers],
+            default_root_dir=run_dir,
+        )
+        _check_devices(trainer, settings)
+        peak = peak_flops(_device_name(trainer), settings.precision)
+        measurements.peak_flops = peak and peak * trainer.world_size
+        module = LanguageModelTraining(model, settings, config.seed, windows=_windows(model, settings.length))
+        model.train()
+        reset_peak_memory()
+        trainer.fit(module, datamodule=data, ckpt_path=path)
+    if trainer.is_global_zero:
+        weights.save(model, Path(run_dir))
+    trainer.strategy.barrier("weights saved")
+    return measurements.summary() | {"parameters": model.num_parameters()}
+
+
+def _trainer(config: "Config", **arguments: Any) -> lightning.Trainer:
+    try:
+        return lightning.Trainer(
+            accelerator=config.trainer.accelerator,
+            devices=config.trainer.devices,
+            strategy=config.trainer.strategy,
+            precision=config.train.precision,  # pyright: ignore[reportArgumentType]
+            max_steps=config.train.steps,
+            plugins=[AtomicCheckpointIO()],
+            profiler=config.trainer.profiler,
+            limit_val_batches=0,  # `Measurements` validates
+            use_distributed_sampler=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            **arguments,
+        )
+    except MisconfigurationException as error:
+        raise UserError(f"trainer={config.trainer.name}: {' '.join(str(error).split())}") from error
+
+
+def _check_devices(trainer: lightning.Trainer, settings: "TrainConfig") -> None:
+    if trainer.world_size > 1 and "TORCHELASTIC_RUN_ID" not in os.environ:
+        raise UserError(
+            f"training on {trainer.world_size} devices must be started by torchrun "
+            f"(torchrun --nproc-per-node={trainer.num_devices} run.py …); or set trainer.devices=1"
+        )
+    if settings.batch_size % trainer.world_size:
+        raise UserError(
+            f"train.batch_size={settings.batch_size} cannot be shared evenly by {trainer.world_size} devices"
+        )
+
+
+def _windows(model: "Decoder", length: int) -> int:
+    return math.ceil(length / model.config.window) if model.config.window else 1
+
+
+def _flops(model: "Decoder", length: int) -> float:
+    shape = model.config
+    keys = keys_per_query(length, shape.window, shape.cache)
+    return flops_per_token(model.num_parameters(), shape.num_layers, shape.hidden_dim, keys)
+
+
+def _device_name(trainer: lightning.Trainer) -> str:
+    device = trainer.strategy.root_device
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+@contextmanager
+def _quiet_lightning() -> Iterator[None]:
+    """Lightning's notes on hardware, workers and itself are not about this training."""
+    names = ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero")
+    levels = {name: logging.getLogger(name).level for name in names}
+    for name in names:
+        logging.getLogger(name).setLevel(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+            warnings.filterwarnings("ignore", message=".*LeafSpec.*")
+            yield
+    finally:
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)

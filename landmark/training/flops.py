@@ -1,0 +1,54 @@
+"""What a training step costs, and what the device could do: model FLOPs utilisation (MFU)."""
+
+# Dense bfloat16 matrix FLOP/s from the vendors' data sheets (without sparsity); the first name found counts.
+PEAK_BF16_FLOPS = {
+    "GB200": 2500e12,
+    "B200": 2250e12,
+    "H200": 989e12,
+    "GH200": 989e12,
+    "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "A10G": 70e12,
+    "A40": 150e12,
+    "A30": 165e12,
+    "A10": 125e12,
+    "L40S": 362e12,
+    "L40": 181e12,
+    "L4": 121e12,
+    "RTX 4090": 165e12,
+    "RTX 3090": 71e12,
+    "RTX A6000": 155e12,
+}
+
+
+def keys_per_query(length: int, window: int | None = None, cache: int | None = None) -> float:
+    """Keys a query attends to on average, causally, in a training window of `length` tokens.
+
+    With `window` and `cache` the input is read as a recurrent model does: windows one after the other, each
+    query also seeing up to `cache` keys before its window.
+    """
+    if window is None:
+        return (length + 1) / 2
+    total = 0.0
+    for start in range(0, length, window):
+        size = min(window, length - start)
+        total += size * ((size + 1) / 2 + min(start, cache or 0))
+    return total / length
+
+
+def flops_per_token(parameters: int, num_layers: int, width: int, keys: float) -> float:
+    """Training FLOPs a token: 6 per parameter, 12·layers·width per key attended (PaLM, appendix B).
+
+    `parameters` counts every weight that multiplies: with tied embeddings that is all of them, for the table
+    works once, as the head. `width` is heads × head dimension; `keys` is `keys_per_query`.
+    """
+    return 6.0 * parameters + 12.0 * num_layers * width * keys
+
+
+def peak_flops(device_name: str, precision: str) -> float | None:
+    """Peak FLOP/s of a GPU by its name, or None where it is unknown (other devices, other precisions)."""
+    if not precision.startswith("bf16"):
+        return None
+    return next((peak for name, peak in PEAK_BF16_FLOPS.items() if name.lower() in device_name.lower()), None)

@@ -1,0 +1,183 @@
+"""What is measured while training: loss, rate, utilisation, peak memory, validation perplexity."""
+
+import math
+import time
+from typing import Any
+
+import lightning
+import torch
+from lightning.pytorch.utilities.types import STEP_OUTPUT
+from torch import Tensor
+
+from landmark.errors import UserError
+from landmark.lab.peak_memory import peak_memory_bytes
+from landmark.training.module import LanguageModelTraining
+
+
+class Measurements(lightning.Callback):
+    """Measures and validates at fixed steps, and logs one line for each of them; all of it resumes.
+
+    Lightning's own validation loop is not used: it passes over a validation that was due at the step of the
+    checkpoint it resumes from. Losses stay on the device until they are wanted, so no step waits for a copy.
+    """
+
+    def __init__(
+        self,
+        *,
+        steps: int,
+        log_every: int,
+        validate_every: int,
+        tokens_per_step: int,
+        flops_per_token: float,
+        peak_flops: float | None = None,
+    ) -> None:
+        """Tokens of all devices; `peak_flops`: FLOP/s of all devices together, None where unknown."""
+        self.steps = steps
+        self.log_every = log_every
+        self.validate_every = validate_every
+        self.tokens_per_step = tokens_per_step
+        self.flops_per_token = flops_per_token
+        self.peak_flops = peak_flops
+        self.latest: dict[str, float] = {}  # the last value of everything that was logged
+        self._losses: list[float] = []  # nats per target, of the steps since the last training row
+        self._unread: list[Tensor] = []  # the same, of the steps not yet read from the device
+        self._clock = _Clock()
+        self._seconds_logged = 0.0
+        self._earlier_peak = 0
+
+    def summary(self) -> dict[str, float | int | None]:
+        """Of the whole training, its earlier starts included: nats, seconds in steps, tokens/s, bytes."""
+        rate = self.steps * self.tokens_per_step / max(self._clock.seconds, 1e-9)
+        return {
+            "steps": self.steps,
+            "train_loss": self.latest["train/loss"],
+            "validation_loss": self.latest["validation/loss"],
+            "validation_perplexity": self.latest["validation/perplexity"],
+            "seconds": self._clock.seconds,
+            "tokens_per_second": rate,
+            "mfu": rate * self.flops_per_token / self.peak_flops if self.peak_flops else None,
+            "peak_memory_bytes": max(self._earlier_peak, peak_memory_bytes()),
+        }
+
+    def on_train_batch_start(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        self._clock.start()
+
+    def on_train_batch_end(
+        self,
+        trainer: lightning.Trainer,
+        pl_module: lightning.LightningModule,
+        outputs: STEP_OUTPUT,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        assert isinstance(outputs, dict)
+        self._unread.append(outputs["loss"])
+        step = trainer.global_step
+        row: dict[str, float] = {}
+        if step % self.log_every == 0 or step == self.steps:
+            row |= self._measure(trainer)
+        if step % self.validate_every == 0 or step == self.steps:
+            row |= self._validate(trainer, pl_module)
+        if row:
+            self.latest |= row
+            for logger in trainer.loggers:
+                logger.log_metrics(row, step)
+
+    def on_save_checkpoint(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        self._read_losses(trainer)
+        checkpoint["measurements"] = {
+            "latest": dict(self.latest),
+            "losses": list(self._losses),
+            "seconds": self._clock.seconds,
+            "seconds_logged": self._seconds_logged,
+            "peak_memory": max(self._earlier_peak, peak_memory_bytes()),
+        }
+
+    def on_load_checkpoint(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        saved = checkpoint["measurements"]
+        self.latest = dict(saved["latest"])
+        self._losses = list(saved["losses"])
+        self._clock = _Clock(saved["seconds"])
+        self._seconds_logged = saved["seconds_logged"]
+        self._earlier_peak = saved["peak_memory"]
+
+    def _read_losses(self, trainer: lightning.Trainer) -> None:
+        """Wait for the steps so far, read their losses, stop the clock until the next step begins."""
+        if self._unread:
+            losses = trainer.strategy.reduce(torch.stack(self._unread), reduce_op="mean")
+            assert isinstance(losses, Tensor)
+            values: list[float] = losses.tolist()
+            first = trainer.global_step - len(values) + 1
+            for step, loss in enumerate(values, first):
+                if not math.isfinite(loss):
+                    raise _not_finite("loss", loss, step)
+            self._losses += values
+            self._unread.clear()
+        self._clock.stop()
+
+    def _measure(self, trainer: lightning.Trainer) -> dict[str, float]:
+        self._read_losses(trainer)
+        rate = len(self._losses) * self.tokens_per_step / max(self._clock.seconds - self._seconds_logged, 1e-9)
+        row = {
+            "train/loss": math.fsum(self._losses) / len(self._losses),
+            "train/learning_rate": trainer.optimizers[0].param_groups[0]["lr"],
+            "train/tokens_per_second": rate,
+            "train/seconds": self._clock.seconds,
+        }
+        if self.peak_flops:
+            row["train/mfu"] = rate * self.flops_per_token / self.peak_flops
+        self._losses.clear()
+        self._seconds_logged = self._clock.seconds
+        return row
+
+    def _validate(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> dict[str, float]:
+        """Mean loss over the data module's fixed batches, of which each device has its share."""
+        assert isinstance(module, LanguageModelTraining)
+        self._read_losses(trainer)
+        total, targets = 0.0, 0
+        module.eval()
+        with torch.no_grad(), trainer.precision_plugin.val_step_context():
+            for batch in trainer.datamodule.val_dataloader():  # pyright: ignore[reportAttributeAccessIssue]
+                sums = module.validation_step(trainer.strategy.batch_to_device(batch))
+                total += sums["loss"].item()
+                targets += int(sums["targets"])
+        module.train()
+        total_targets = trainer.strategy.reduce(
+            torch.tensor([total, targets], dtype=torch.float64, device=module.device), reduce_op="sum"
+        )
+        assert isinstance(total_targets, Tensor)
+        loss = (total_targets[0] / total_targets[1]).item()
+        if not math.isfinite(loss):
+            raise _not_finite("validation loss", loss, trainer.global_step)
+        return {"validation/loss": loss, "validation/perplexity": math.exp(min(loss, 700.0))}
+
+
+class _Clock:
+    """Seconds spent between `start` and `stop`, over any number of them."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self._seconds = seconds
+        self._since: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        return self._seconds + (0.0 if self._since is None else time.perf_counter() - self._since)
+
+    def start(self) -> None:
+        if self._since is None:
+            self._since = time.perf_counter()
+
+    def stop(self) -> None:
+        self._seconds, self._since = self.seconds, None
+
+
+def _not_finite(what: str, value: float, step: int) -> UserError:
+    return UserError(
+        f"the {what} became {value} at step {step}: lower train.max_lr, or train with train.precision=32-true"
+    )

@@ -1,0 +1,82 @@
+"""metrics.csv of a run: one line a step that was measured, none missing and none twice after a restart."""
+
+import csv
+import os
+from argparse import Namespace
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.loggers.logger import Logger
+from lightning.pytorch.utilities import rank_zero_only
+
+from landmark.lab.files import write_atomic
+
+COLUMNS = (
+    "step",
+    "train/loss",
+    "train/learning_rate",
+    "train/tokens_per_second",
+    "train/mfu",
+    "train/seconds",
+    "validation/loss",
+    "validation/perplexity",
+)
+
+
+class MetricsFile(Logger):
+    """Appends to metrics.csv, a blank where nothing was measured. Steps count finished optimizer steps.
+
+    Lightning's own CSV logger deletes the file of the run that it continues.
+    """
+
+    def __init__(self, path: Path, resumed_step: int) -> None:
+        super().__init__()
+        self.path = path
+        rank_zero_only(self._drop_lines_after)(resumed_step)
+
+    @property
+    def name(self) -> str:
+        return "metrics"
+
+    @property
+    def version(self) -> str:
+        return ""
+
+    @rank_zero_only
+    def log_hyperparams(
+        self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any
+    ) -> None:  # the run's record holds them
+        pass
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        values = {"step": str(step), **{name: f"{value:.9g}" for name, value in metrics.items()}}
+        with open(self.path, "a", encoding="utf-8") as file:
+            file.write(",".join(values.get(name, "") for name in COLUMNS) + "\n")
+
+    @rank_zero_only
+    def save(self) -> None:
+        """Put the lines on the disk, before a checkpoint that stands for them."""
+        with open(self.path, "rb") as file:
+            os.fsync(file.fileno())
+
+    def _drop_lines_after(self, step: int) -> None:
+        kept = [line for line in _whole_lines(self.path)[1:] if int(line.split(",")[0]) <= step]
+        write_atomic(self.path, ",".join(COLUMNS) + "\n" + "".join(kept))
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The lines of a metrics.csv, numbers parsed, blanks left out."""
+    return [
+        {"step": int(row.pop("step")), **{name: float(value) for name, value in row.items() if value}}
+        for row in csv.DictReader(_whole_lines(path))
+    ]
+
+
+def _whole_lines(path: Path) -> list[str]:
+    """Without a last line that a kill cut short."""
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    return [line for line in lines if line.endswith("\n") and line.count(",") == len(COLUMNS) - 1]

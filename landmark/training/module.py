@@ -1,0 +1,89 @@
+"""The one Lightning module: any model that yields the losses of its windows."""
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
+
+import lightning
+import torch
+from lightning.pytorch.strategies import ParallelStrategy
+from torch import Tensor
+
+from landmark.data.windows import NO_LOSS, Batch
+from landmark.training.optimization import learning_rate, make_optimizer
+
+if TYPE_CHECKING:
+    from landmark.config import TrainConfig
+    from landmark.models import Decoder
+
+
+class LanguageModelTraining(lightning.LightningModule):
+    """Trains `model` on whole effective batches, cut here into micro-batches and by the model into windows.
+
+    `model.window_losses(batch)` yields (summed loss in nats, number of targets) window by window; each is
+    propagated back before the next is computed, so memory is that of one window of one micro-batch. The loss
+    is the mean over the targets of the whole batch, on all devices, however it was cut.
+    """
+
+    def __init__(self, model: "Decoder", train: "TrainConfig", seed: int, windows: int = 1) -> None:
+        """`windows`: how many losses the model yields for one batch."""
+        super().__init__()
+        self.automatic_optimization = False
+        self.model = model
+        self.train_settings = train
+        self.seed = seed
+        self.windows = windows
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return make_optimizer(self.model, self.train_settings)
+
+    def training_step(self, batch: Batch) -> Tensor:
+        """One optimizer step; returns the batch's loss, nats per target (this device's share × devices)."""
+        self._seed_step()
+        optimizer = self.optimizers()
+        assert not isinstance(optimizer, list)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(self.global_step, self.train_settings)
+
+        strategy = self.trainer.strategy
+        targets = strategy.reduce((batch.targets != NO_LOSS).sum(), reduce_op="sum")
+        assert isinstance(targets, Tensor)
+        # DistributedDataParallel averages the gradients of the devices; their sum is wanted.
+        scale = self.trainer.world_size / targets.clamp(min=1)
+        total = torch.zeros((), device=self.device)
+        micro_batches = list(self._micro_batches(batch))
+        remaining = len(micro_batches) * self.windows
+        for micro_batch in micro_batches:
+            for loss, _ in self.model.window_losses(micro_batch):
+                remaining -= 1
+                parallel = isinstance(strategy, ParallelStrategy)
+                with strategy.block_backward_sync() if parallel and remaining else nullcontext():
+                    self.manual_backward(loss * scale)
+                total += loss.detach()
+        if remaining:
+            raise RuntimeError(f"the model did not yield {self.windows} windows a batch ({remaining} missing)")
+        optimizer.step()
+        optimizer.zero_grad()
+        return total * scale
+
+    def validation_step(self, batch: Batch) -> dict[str, Tensor]:
+        """`loss`, summed, in nats, and the number of `targets` of one batch, on this device."""
+        losses = torch.zeros((), device=self.device)
+        for micro_batch in self._micro_batches(batch):
+            for loss, _ in self.model.window_losses(micro_batch):
+                losses += loss
+        return {"loss": losses, "targets": (batch.targets != NO_LOSS).sum()}
+
+    def _micro_batches(self, batch: Batch) -> Iterator[Batch]:
+        size = self.train_settings.micro_batch or len(batch)
+        for start in range(0, len(batch), size):
+            rows = slice(start, start + size)
+            phase = None if batch.phase is None else batch.phase[rows]
+            yield Batch(batch.tokens[rows], batch.targets[rows], phase)
+
+    def _seed_step(self) -> None:
+        """A model's own draws depend on the step, not on what ran before, so a resumed run repeats them."""
+        seed = (((self.seed << 32) + self.global_step) * 1024 + self.global_rank) % 2**63
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed takes a millisecond
+        if self.device.type == "cuda":
+            torch.cuda.manual_seed(seed)

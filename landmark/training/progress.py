@@ -1,0 +1,88 @@
+"""How far a training is: a bar on a terminal, a line now and then elsewhere."""
+
+import sys
+import time
+from typing import Any, TextIO
+
+import lightning
+from lightning.pytorch.utilities.types import STEP_OUTPUT
+from tqdm import tqdm
+
+from landmark.training.measurements import Measurements
+
+SECONDS_BETWEEN_LINES = 15.0
+
+
+class Progress(lightning.Callback):
+    """Shows step, loss, tokens/s and the time left, on the first device only."""
+
+    def __init__(self, measurements: Measurements, name: str, stream: TextIO | None = None) -> None:
+        self.measurements = measurements
+        self.name = name
+        self.stream = stream or sys.stderr
+        self._bar: tqdm | None = None
+        self._shown = 0.0
+        self._began = 0.0
+        self._first_step = 0
+
+    def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        self._began = self._shown = time.monotonic()
+        self._first_step = trainer.global_step
+        if not trainer.is_global_zero:
+            return
+        if self.stream.isatty():
+            self._bar = tqdm(
+                desc=self.name,
+                total=self.measurements.steps,
+                initial=trainer.global_step,
+                unit="step",
+                dynamic_ncols=True,
+                file=self.stream,
+            )
+        else:
+            again = f", going on at step {trainer.global_step}" if trainer.global_step else ""
+            self._print(f"training for {self.measurements.steps} steps{again}")
+
+    def on_train_batch_end(
+        self,
+        trainer: lightning.Trainer,
+        pl_module: lightning.LightningModule,
+        outputs: STEP_OUTPUT,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        if not trainer.is_global_zero:
+            return
+        step, steps = trainer.global_step, self.measurements.steps
+        if self._bar is not None:
+            self._bar.set_postfix_str(self._values(), refresh=False)
+            self._bar.update()
+        elif (now := time.monotonic()) - self._shown >= SECONDS_BETWEEN_LINES or step == steps:
+            self._shown = now
+            left = (now - self._began) / (step - self._first_step) * (steps - step)
+            self._print(f"step {step}/{steps}  {self._values()}  {_clock(left)} left")
+
+    def teardown(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, stage: str) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+    def _values(self) -> str:
+        latest = self.measurements.latest
+        shown = []
+        if "train/loss" in latest:
+            shown += [f"loss {latest['train/loss']:.3f}", f"{latest['train/tokens_per_second']:,.0f} tok/s"]
+        if "train/mfu" in latest:
+            shown.append(f"MFU {latest['train/mfu']:.0%}")
+        if "validation/perplexity" in latest:
+            shown.append(f"validation ppl {latest['validation/perplexity']:.2f}")
+        return "  ".join(shown)
+
+    def _print(self, line: str) -> None:
+        print(f"{self.name}: {line}", file=self.stream, flush=True)
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"

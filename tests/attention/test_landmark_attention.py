@@ -1,0 +1,210 @@
+"""Every path computes the paper's equations, for any shape, with its gradients."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from landmark.attention import flash, landmark_attention
+from landmark.attention.layout import blocks_and_landmarks
+from landmark.attention.reference import grouped_softmax, landmark_attention_weights
+from tests import naive
+
+
+def inputs(batch, heads, kv_heads, queries, prefix, dim, seed=0, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(h, t):
+        return torch.randn(batch, h, t, dim, dtype=dtype, generator=generator).requires_grad_()
+
+    return draw(heads, queries), draw(kv_heads, prefix + queries), draw(kv_heads, prefix + queries)
+
+
+@st.composite
+def shapes(draw):
+    heads = draw(st.sampled_from([1, 2, 4]))
+    block_size = draw(st.integers(1, 12))
+    batch = draw(st.integers(1, 3))
+    return {
+        "batch": batch,
+        "heads": heads,
+        "kv_heads": draw(st.sampled_from([h for h in (1, 2, 4) if heads % h == 0])),
+        "queries": draw(st.integers(1, 45)),
+        "prefix": draw(st.one_of(st.just(0), st.integers(0, 40))),
+        "dim": draw(st.sampled_from([2, 4, 6, 16])),
+        "block_size": block_size,
+        "phase": draw(st.one_of(st.none(), st.lists(st.integers(0, block_size), min_size=batch, max_size=batch))),
+        "seed": draw(st.integers(0, 2**31)),
+    }
+
+
+def run(shape, backend, dtype=torch.float64):
+    phase = None if shape["phase"] is None else torch.tensor(shape["phase"])
+    rest = {key: value for key, value in shape.items() if key not in ("block_size", "phase")}
+    q, k, v = inputs(**rest, dtype=dtype)
+    out, lse = landmark_attention(
+        q,
+        k,
+        v,
+        block_size=shape["block_size"],
+        phase=phase,
+        prefix=shape["prefix"],
+        backend=backend,
+        return_lse=True,
+    )
+    grad = torch.randn(out.shape, dtype=dtype, generator=torch.Generator().manual_seed(shape["seed"] + 1))
+    return [out.detach(), lse.detach(), *torch.autograd.grad(out, (q, k, v), grad)]
+
+
+def assert_same(ours, expected, tolerance):
+    for name, a, b in zip(("out", "lse", "dq", "dk", "dv"), ours, expected):
+        torch.testing.assert_close(a, b, atol=tolerance, rtol=tolerance, msg=lambda m, name=name: f"{name}: {m}")
+
+
+@given(shapes())
+@settings(max_examples=120, deadline=None)
+def test_blockwise_equals_reference_with_gradients(shape):
+    assert_same(run(shape, "blockwise"), run(shape, "reference"), 1e-10)
+
+
+@given(shapes())
+@settings(max_examples=30, deadline=None)
+def test_without_flash_kernels_it_is_the_same(shape):
+    has_flash, flash._has_flash = flash._has_flash, lambda device: False
+    try:
+        ours = run(shape, "blockwise")
+    finally:
+        flash._has_flash = has_flash
+    assert_same(ours, run(shape, "reference"), 1e-10)
+
+
+@given(shapes())
+@settings(max_examples=25, deadline=None)
+def test_reference_equals_plain_loops(shape):
+    out = run(shape, "reference")[0]
+    rest = {key: value for key, value in shape.items() if key not in ("block_size", "phase")}
+    q, k, v = (x.detach().numpy() for x in inputs(**rest))
+    group = shape["heads"] // shape["kv_heads"]
+    for b in range(shape["batch"]):
+        phase = 0 if shape["phase"] is None else shape["phase"][b]
+        for h in range(shape["heads"]):
+            expected = naive.landmark_attention(
+                q[b, h], k[b, h // group], v[b, h // group], shape["block_size"], phase, shape["prefix"]
+            )
+            np.testing.assert_allclose(out[b, h], expected, atol=1e-10)
+
+
+@pytest.mark.parametrize("dim", [32, 64, 128])
+def test_single_precision_error(dim):
+    """Float32 stays within 5e-6 of the float64 reference, outputs and gradients of order one."""
+    shape = {"batch": 3, "heads": 2, "kv_heads": 2, "queries": 300, "prefix": 0, "dim": dim, "seed": 3}
+    phase = torch.tensor([0, 17, 50])
+    leaves = inputs(**shape)
+    results = []
+    for backend, dtype in (("reference", torch.float64), ("blockwise", torch.float32)):
+        x = [leaf.detach().to(dtype).requires_grad_() for leaf in leaves]
+        out = landmark_attention(*x, block_size=50, phase=phase, backend=backend)
+        results.append([out.detach(), *torch.autograd.grad(out, x, torch.ones_like(out))])
+    for exact, ours in zip(*results):
+        assert (ours - exact).abs().max() <= 5e-6
+
+
+def test_weights_sum_to_one_and_landmarks_weigh_nothing():
+    phase = torch.tensor([0, 3, 5])
+    scores = torch.randn(3, 2, 17, 17, dtype=torch.float64)
+    weights, _ = landmark_attention_weights(scores, 5, phase)
+    sums = weights.sum(-1)
+    assert sums[2, :, 0].eq(0).all(), "the landmark of an empty first block attends to nothing"
+    sums[2, :, 0] = 1
+    torch.testing.assert_close(sums, torch.ones_like(sums))
+    _, is_landmark = blocks_and_landmarks(phase, 17, 5)
+    assert weights.movedim(-1, 1)[is_landmark].eq(0).all()
+
+
+def test_worked_example_of_appendix_a():
+    """Blocks of two tokens: a b L c d L e. Groups and products as the paper draws them for the last token."""
+    scores = torch.zeros(1, 1, 7, 7, dtype=torch.float64)
+    scores[0, 0, 6] = torch.tensor([1.0, 2.0, 0.5, -1.0, 0.0, 1.5, 0.25]).log1p().nan_to_num(neginf=-30.0)
+    weights, _ = landmark_attention_weights(scores, 2, torch.tensor([0]))
+    e = scores[0, 0, 6].exp()
+    outer = e[2] + e[5] + e[6]
+    first, second = e[0] + e[1], e[3] + e[4]
+    expected = torch.stack(
+        [
+            e[0] / first * e[2] / outer,
+            e[1] / first * e[2] / outer,
+            torch.zeros_like(outer),
+            e[3] / second * e[5] / outer,
+            e[4] / second * e[5] / outer,
+            torch.zeros_like(outer),
+            e[6] / outer,
+        ]
+    )
+    torch.testing.assert_close(weights[0, 0, 6], expected)
+
+
+def test_window_cut_on_a_landmark():
+    q, k, v = inputs(2, 1, 1, 9, 0, 4)
+    out = landmark_attention(q, k, v, block_size=3, phase=torch.tensor([3, 0]))
+    assert out[0, 0, 0].eq(0).all()
+    assert out.isfinite().all()
+    q2, k2, v2 = q.detach().clone(), k.detach().clone(), v.detach().clone()
+    k2[0, 0, 0] += 100.0
+    v2[0, 0, 0] += 100.0
+    changed = landmark_attention(q2, k2, v2, block_size=3, phase=torch.tensor([3, 0]))
+    torch.testing.assert_close(changed[0], out[0].detach())
+
+
+def test_strided_inputs_need_no_copy_from_the_caller():
+    qkv = torch.randn(2, 30, 3, 4, 8, dtype=torch.float64)
+    q, k, v = (x.transpose(1, 2) for x in qkv.unbind(2))
+    expected = landmark_attention(q.contiguous(), k.contiguous(), v.contiguous(), block_size=6)
+    torch.testing.assert_close(landmark_attention(q, k, v, block_size=6), expected)
+
+
+def test_grouped_softmax_of_one_group_is_softmax():
+    scores = torch.randn(3, 7, dtype=torch.float64)
+    torch.testing.assert_close(grouped_softmax(scores, torch.zeros(7, dtype=torch.int64), 1), scores.softmax(-1))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"block_size": 0}, "block_size must be at least 1"),
+        ({"phase": torch.tensor([0, 6])}, "must lie in 0…block_size"),
+        ({"phase": torch.tensor([0])}, "one number a sample"),
+        ({"prefix": 1}, "must have shape"),
+        ({"backend": "magic"}, "backend must be one of"),
+    ],
+)
+def test_bad_input_is_refused(change, message):
+    q, k, v = inputs(2, 1, 1, 9, 0, 4)
+    with pytest.raises(ValueError, match=message):
+        landmark_attention(q, k, v, **{"block_size": 5, **change})
+
+
+def test_heads_that_do_not_divide_are_refused():
+    q, k, v = inputs(1, 3, 2, 5, 0, 4)
+    with pytest.raises(ValueError, match="do not divide"):
+        landmark_attention(q, k, v, block_size=5)
+
+
+def test_the_fallback_says_so_once():
+    flash._has_flash.cache_clear()
+    with pytest.warns(UserWarning, match="falls back to plain PyTorch"):
+        assert not flash._has_flash("meta")
+    flash._has_flash("meta")  # a second warning would be an error of pytest.warns' absence
+    flash._has_flash.cache_clear()
+
+
+def test_importing_attention_loads_nothing_heavy():
+    code = (
+        "import sys, landmark.attention; "
+        "print([m for m in ('lightning', 'hydra', 'wandb', 'datasets', 'matplotlib', 'tiktoken') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,267 @@
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from landmark.data import SPLITS, Tokenizer, find, open_corpus, prepare
+from landmark.data.corpora import read_text
+from landmark.data.preparation import _map_in_order
+from landmark.errors import UserError
+from landmark.lab.files import sha256_file
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in sorted(folder.glob("*.bin"))}
+
+
+def test_streams_hold_the_documents_in_order(books: Path, byte_tokenizer: Tokenizer, tmp_path: Path):
+    corpus = prepare("pg19", byte_tokenizer, tmp_path / "cache", path=books, progress=False)
+    texts = [read_text(books / "train" / f"{number}.txt") for number in (2, 9, 10)]
+    stream = corpus.split("train")
+    assert byte_tokenizer.decode_bytes(stream.tokens, special=b"\0").decode() == "".join(f"{t}\0" for t in texts)
+    assert stream.tokens.dtype == np.uint16
+    assert (len(stream), stream.documents) == (sum(len(t.encode()) + 1 for t in texts), 3)
+    assert stream.num_bytes == sum(len(text.encode()) for text in texts)
+    assert stream.words == sum(len(text.split()) for text in texts)
+    assert stream.sha256 == sha256_file(stream.path)
+
+
+def test_manifest_says_what_was_prepared(books: Path, byte_tokenizer: Tokenizer, tmp_path: Path):
+    corpus = prepare("pg19", byte_tokenizer, tmp_path / "cache", path=books, progress=False)
+    manifest = json.loads((corpus.folder / "manifest.json").read_text())
+    assert manifest == corpus.manifest
+    assert manifest["tokenizer"]["hash"] == byte_tokenizer.hash
+    assert manifest["source"]["origin"] == str(books)
+    assert set(manifest["splits"]["test"]) == {"file", "tokens", "documents", "bytes", "words", "sha256"}
+    assert corpus.folder.name.startswith("pg19-bytes-")
+    assert sorted(file.name for file in corpus.folder.iterdir()) == [
+        *("manifest.json", "test.bin", "train.bin", "validation.bin", "verified.json")
+    ]
+    with pytest.raises(UserError, match="unknown split 'dev': choose one of train, validation, test"):
+        corpus.split("dev")
+
+
+def test_prepared_once(books: Path, byte_tokenizer: Tokenizer, tmp_path: Path, monkeypatch):
+    assert find("pg19", byte_tokenizer, tmp_path / "cache", path=books) is None
+    assert not (tmp_path / "cache").exists()
+    corpus = prepare("pg19", byte_tokenizer, tmp_path / "cache", path=books, progress=False)
+    monkeypatch.setattr("landmark.data.preparation._prepare", None)
+    assert prepare("pg19", byte_tokenizer, tmp_path / "cache", path=books).folder == corpus.folder
+    found = find("pg19", byte_tokenizer, tmp_path / "cache", path=books)
+    assert found is not None
+    assert found.manifest == corpus.manifest
+
+
+def test_changed_data_is_prepared_anew(books: Path, byte_tokenizer: Tokenizer, tmp_path: Path):
+    before = prepare("pg19", byte_tokenizer, tmp_path / "cache", path=books, progress=False)
+    (books / "test" / "8.txt").write_text("eight")
+    after = prepare("pg19", byte_tokenizer, tmp_path / "cache", path=books, progress=False)
+    assert after.split("test").documents == before.split("test").documents + 1
+    assert after.split("train").sha256 == before.split("train").sha256
+
+
+def test_first_documents_only(books: Path, byte_tokenizer: Tokenizer, tmp_path: Path):
+    whole = prepare("pg19", byte_tokenizer, tmp_path, path=books, progress=False)
+    few = prepare("pg19", byte_tokenizer, tmp_path, path=books, max_documents=2, progress=False)
+    assert (few.split("train").documents, few.split("test").documents) == (2, 1)
+    assert few.folder != whole.folder
+    with pytest.raises(UserError, match=r"data\.max_documents=0"):
+        prepare("pg19", byte_tokenizer, tmp_path, path=books, max_documents=0)
+
+
+def test_number_of_workers_does_not_matter(books: Path, byte_tokenizer: Tokenizer, tmp_path: Path):
+    for number in range(100, 140):
+        (books / "train" / f"{number}.txt").write_text(f"{number} " * (number % 7 * 50 + 1))
+    one, five = (
+        prepare("pg19", byte_tokenizer, tmp_path / str(workers), path=books, workers=workers, progress=False)
+        for workers in (1, 5)
+    )
+    assert contents(one.folder) == contents(five.folder)
+    with pytest.raises(UserError, match=r"data\.workers=0"):
+        prepare("pg19", byte_tokenizer, tmp_path, path=books, workers=0)
+
+
+def test_few_documents_are_in_memory_at_a_time():
+    alive = peak = 0
+
+    def items() -> Iterator[int]:
+        nonlocal alive, peak
+        for number in range(200):
+            alive += 1
+            peak = max(peak, alive)
+            yield number
+
+    results = []
+    for result in _map_in_order(lambda number: number * 2, items(), workers=3):
+        alive -= 1
+        results.append(result)
+    assert results == list(range(0, 400, 2))
+    assert peak <= 6
+
+
+def test_progress_shows_rate_and_time_left(books: Path, byte_tokenizer: Tokenizer, tmp_path: Path, capsys):
+    prepare("pg19", byte_tokenizer, tmp_path / "cache", path=books)
+    shown = capsys.readouterr().err
+    assert "pg19 train: 100%" in shown
+    assert "B/s" in shown
+    assert "3 documents" in shown
+
+
+@pytest.mark.parametrize("change", ["cut", "longer", "altered", "missing"])
+def test_damaged_file_is_noticed(books: Path, byte_tokenizer: Tokenizer, tmp_path: Path, change: str):
+    corpus = prepare("pg19", byte_tokenizer, tmp_path / "cache", path=books, progress=False)
+    file = corpus.folder / "train.bin"
+    content = file.read_bytes()
+    status = file.stat()
+    if change == "missing":
+        file.unlink()
+    else:
+        altered = content[:9] + bytes([content[9] ^ 1]) + content[10:]
+        file.write_bytes({"cut": content[:-2], "longer": content + b"\0\0", "altered": altered}[change])
+        os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    message = {"missing": "is missing", "altered": "is altered"}.get(change, "bytes long, not")
+    for _ in range(2):
+        with pytest.raises(UserError, match=rf"train\.bin {message}|train\.bin is .*{message}"):
+            prepare("pg19", byte_tokenizer, tmp_path / "cache", path=books)
+    if change != "missing":
+        file.write_bytes(content)
+        assert open_corpus(corpus.folder).manifest == corpus.manifest
+
+
+def test_whole_files_are_hashed_once(books: Path, byte_tokenizer: Tokenizer, tmp_path: Path, monkeypatch):
+    corpus = prepare("pg19", byte_tokenizer, tmp_path / "cache", path=books, progress=False)
+    hashed = []
+    monkeypatch.setattr("landmark.data.stream.sha256_file", lambda path: hashed.append(path.name) or sha256_file(path))
+    open_corpus(corpus.folder)
+    assert hashed == []
+    copy = shutil.copytree(corpus.folder, tmp_path / "copy")
+    open_corpus(copy)
+    open_corpus(copy)
+    assert sorted(hashed) == sorted(f"{split}.bin" for split in SPLITS)
+
+
+def test_manifest_cut_short_is_noticed(books: Path, byte_tokenizer: Tokenizer, tmp_path: Path):
+    corpus = prepare("pg19", byte_tokenizer, tmp_path / "cache", path=books, progress=False)
+    before = contents(corpus.folder)
+    manifest = corpus.folder / "manifest.json"
+    manifest.write_bytes(manifest.read_bytes()[:50])
+    with pytest.raises(UserError, match=r"manifest\.json is not valid JSON.*delete it"):
+        prepare("pg19", byte_tokenizer, tmp_path / "cache", path=books)
+    manifest.unlink()
+    again = prepare("pg19", byte_tokenizer, tmp_path / "cache", path=books, progress=False)
+    assert contents(again.folder) == before
+
+
+def test_a_folder_that_is_not_ours_is_not_deleted(books: Path, byte_tokenizer: Tokenizer, tmp_path: Path):
+    corpus = prepare("pg19", byte_tokenizer, tmp_path / "cache", path=books, progress=False)
+    (corpus.folder / "manifest.json").unlink()
+    (corpus.folder / "thesis.txt").write_text("years of work")
+    with pytest.raises(UserError, match="not a prepared corpus"):
+        prepare("pg19", byte_tokenizer, tmp_path / "cache", path=books, progress=False)
+    assert (corpus.folder / "thesis.txt").exists()
+
+
+def test_failure_leaves_nothing_behind(books: Path, byte_tokenizer: Tokenizer, tmp_path: Path):
+    (books / "test" / "7.txt").write_bytes(b"\xff")
+    with pytest.raises(UserError, match=r"7\.txt is not UTF-8"):
+        prepare("pg19", byte_tokenizer, tmp_path / "cache", path=books, progress=False)
+    (books / "test" / "7.txt").write_bytes(b"")
+    with pytest.raises(UserError, match=r"split 'test' of .* has no text"):
+        prepare("pg19", byte_tokenizer, tmp_path / "cache", path=books, progress=False)
+    assert [file for file in (tmp_path / "cache").iterdir() if file.suffix != ".lock"] == []
+
+
+def test_callers_wait_for_each_other(books: Path, byte_tokenizer: Tokenizer, tmp_path: Path, monkeypatch):
+    from landmark.data import preparation
+
+    made = []
+    actual = preparation._prepare
+
+    def slow(*arguments):
+        made.append(1)
+        time.sleep(0.3)
+        actual(*arguments)
+
+    monkeypatch.setattr(preparation, "_prepare", slow)
+    corpora = []
+
+    def one() -> None:
+        corpora.append(prepare("pg19", byte_tokenizer, tmp_path / "c", path=books, progress=False))
+
+    threads = [threading.Thread(target=one) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 1
+    assert len(corpora) == 3
+
+
+KILLED = """
+import sys, time
+import landmark.data.preparation as preparation
+from landmark.data import load_tokenizer
+
+class Slow(type(load_tokenizer("bytes"))):
+    def encode(self, text):
+        time.sleep(0.03)
+        return super().encode(text)
+
+preparation.prepare("pg19", Slow(), sys.argv[1], path=sys.argv[2], workers=2, progress=False)
+"""
+
+
+def test_killed_half_way_it_starts_again_cleanly(books: Path, byte_tokenizer: Tokenizer, tmp_path: Path):
+    for number in range(100, 400):
+        (books / "train" / f"{number}.txt").write_text(f"{number} " * 2000)
+    cache = tmp_path / "cache"
+    process = subprocess.Popen([sys.executable, "-c", KILLED, str(cache), str(books)])
+    try:
+        wait_until(lambda: any(file.stat().st_size > 100_000 for file in cache.glob(".*.partial/train.bin")))
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert list(cache.glob(".*.partial"))
+    assert find("pg19", byte_tokenizer, cache, path=books) is None
+
+    corpus = prepare("pg19", byte_tokenizer, cache, path=books, progress=False)
+    assert not list(cache.glob(".*.partial"))
+    undisturbed = prepare("pg19", byte_tokenizer, tmp_path / "other", path=books, progress=False)
+    assert contents(corpus.folder) == contents(undisturbed.folder)
+
+
+def wait_until(condition, seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.01)
+
+
+def test_importing_the_data_package_loads_no_torch():
+    code = "import sys, landmark.data; assert not {'torch', 'datasets', 'tiktoken'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_real_books_have_the_published_counts(shared: Path, gpt2: Tokenizer, tmp_path: Path):
+    books = tmp_path / "books"
+    shutil.copytree(shared / "pg19-mini" / "test", books / "test")
+    shutil.copytree(shared / "pg19-mini" / "validation", books / "validation")
+    shutil.copytree(shared / "pg19-mini" / "validation", books / "train")
+    corpus = prepare("pg19", gpt2, tmp_path / "cache", path=books, progress=False)
+    counts = {
+        split: (stream.documents, stream.num_bytes, len(stream) - stream.documents, stream.words)
+        for split, stream in ((split, corpus.split(split)) for split in ("validation", "test"))
+    }
+    assert counts == {
+        "validation": (6, 3_149_349, 798_485, 558_480),
+        "test": (6, 3_335_436, 859_967, 590_337),
+    }

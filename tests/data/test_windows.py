@@ -1,0 +1,161 @@
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from landmark.data.datamodule import WindowDataModule
+from landmark.data.windows import NO_LOSS, TrainingWindows, landmark_view, viewed_length
+from landmark.errors import UserError
+
+LANDMARK, EOT = 60000, 50000
+raw_streams = st.lists(st.integers(0, 9) | st.just(EOT), min_size=8, max_size=80).map(
+    lambda ids: np.array(ids, dtype=np.uint16)
+)
+block_sizes = st.integers(1, 12)
+
+
+def inserted(raw: np.ndarray, block_size: int) -> list[int]:
+    """The landmark-inserted stream, written out."""
+    view = []
+    for number, token in enumerate(raw.tolist(), start=1):
+        view.append(token)
+        if number % block_size == 0:
+            view.append(LANDMARK)
+    return view
+
+
+def make(raw: np.ndarray, block_size: int | None, length: int = 5, batch_size: int = 4, seed: int = 0):
+    return TrainingWindows(
+        raw,
+        length=length,
+        batch_size=batch_size,
+        seed=seed,
+        block_size=block_size,
+        landmark=LANDMARK,
+        eot=EOT,
+    )
+
+
+@given(raw_streams, block_sizes, st.data())
+def test_view_is_the_stream_with_landmarks_inserted(raw: np.ndarray, block_size: int, data: st.DataObject):
+    view = inserted(raw, block_size)
+    assert viewed_length(len(raw), block_size) == len(view)
+    start = data.draw(st.integers(0, len(view)))
+    stop = data.draw(st.integers(start, len(view)))
+    assert landmark_view(raw, start, stop - start, block_size, LANDMARK).tolist() == view[start:stop]
+    with pytest.raises(ValueError, match="beyond the view"):
+        landmark_view(raw, start, len(view) - start + 1, block_size, LANDMARK)
+
+
+@given(raw_streams, block_sizes | st.none(), st.integers(1, 20))
+def test_every_window_against_the_written_out_stream(raw: np.ndarray, block_size: int | None, length: int):
+    view = raw.tolist() if block_size is None else inserted(raw, block_size)
+    assume(len(view) - length - 1 >= 1)
+    windows = make(raw, block_size, length)
+    assert windows.num_starts == len(view) - length - 1
+    batch = windows.at(range(windows.num_starts))
+    for start, tokens, targets in zip(range(windows.num_starts), batch.tokens.tolist(), batch.targets.tolist()):
+        assert tokens == view[start : start + length]
+        for offset, (token, target) in enumerate(zip(tokens, targets)):
+            following = view[start + offset + 1]
+            if following == LANDMARK:
+                following = view[start + offset + 2]
+            assert target == (NO_LOSS if token in (LANDMARK, EOT) else following)
+    if block_size is None:
+        assert batch.phase is None
+    else:
+        assert batch.phase is not None
+        assert batch.phase.tolist() == [start % (block_size + 1) for start in range(windows.num_starts)]
+
+
+def test_the_drawn_example():
+    a, b, c, d, e, f, g, h, i = range(9)
+    raw = np.array([a, b, c, d, e, EOT, f, g, h, i, 0], dtype=np.uint16)
+    batch = make(raw, 3, length=9).at([1])
+    assert batch.tokens.tolist() == [[b, c, LANDMARK, d, e, EOT, LANDMARK, f, g]]
+    assert batch.targets.tolist() == [[c, d, NO_LOSS, e, EOT, NO_LOSS, NO_LOSS, g, h]]
+    assert batch.phase is not None
+    assert batch.phase.tolist() == [1]
+    assert (batch.tokens.dtype, batch.targets.dtype) == (torch.int64, torch.int64)
+
+
+RAW = np.random.default_rng(0).integers(0, 9, 5000).astype(np.uint16)
+
+
+@given(st.integers(0, 2**32), st.integers(0, 2**40), st.integers(0, 8), st.integers(0, 8))
+def test_a_window_depends_on_seed_step_and_index_only(seed: int, step: int, first: int, last: int):
+    whole = make(RAW, 7, length=30, batch_size=8, seed=seed).batch(step)
+    part = make(RAW, 7, length=30, batch_size=8, seed=seed).batch(step, range(first, max(first, last)))
+    larger = make(RAW, 7, length=30, batch_size=20, seed=seed).batch(step)
+    assert torch.equal(part.tokens, whole.tokens[first : max(first, last)])
+    assert torch.equal(part.targets, whole.targets[first : max(first, last)])
+    assert torch.equal(larger.tokens[:8], whole.tokens)
+
+
+def test_steps_and_seeds_give_different_windows():
+    batches = [make(RAW, 7, seed=seed).batch(step).tokens for seed in (0, 1) for step in (0, 1)]
+    assert all(not torch.equal(batches[i], batches[j]) for i in range(4) for j in range(i))
+
+
+def test_starts_cover_the_view_uniformly():
+    raw = np.arange(40, dtype=np.uint16)
+    windows = make(raw, None, length=8, batch_size=31_000)
+    first = windows.batch(3).tokens[:, 0]
+    counts = torch.bincount(first, minlength=31)
+    assert len(counts) == windows.num_starts == 31
+    assert counts.min() > 850
+    assert counts.max() < 1150
+
+
+def test_stream_too_short_and_settings_out_of_range_are_refused():
+    make(np.zeros(7, dtype=np.uint16), None)
+    with pytest.raises(UserError, match=r"train\.length=5 is too long for a split of 6 tokens"):
+        make(np.zeros(6, dtype=np.uint16), None)
+    with pytest.raises(UserError, match="must be at least 1"):
+        make(RAW, 0)
+    with pytest.raises(ValueError, match="must start in"):
+        make(RAW, None).at([len(RAW)])
+
+
+def datamodule(rank: int = 0, devices: int = 1, kind: str = "landmark", batch_size: int = 6) -> WindowDataModule:
+    corpus = SimpleNamespace(split=lambda name: RAW if name == "train" else RAW[:999])
+    config = SimpleNamespace(
+        seed=5,
+        model=SimpleNamespace(kind=kind, block_size=7),
+        train=SimpleNamespace(batch_size=batch_size, length=30, validate_batches=3),
+    )
+    module = WindowDataModule(corpus, SimpleNamespace(landmark=LANDMARK, eot=EOT), config)  # pyright: ignore
+    module.trainer = SimpleNamespace(global_rank=rank, world_size=devices)  # pyright: ignore
+    return module
+
+
+def test_training_goes_on_at_the_step_set_before_iterating():
+    module = datamodule()
+    loader = module.train_dataloader()
+    module.start_step = 11
+    for step, batch in zip(range(11, 14), loader):
+        assert torch.equal(batch.tokens, module.training.batch(step).tokens)
+
+
+def test_devices_share_each_batch():
+    shares = [next(iter(datamodule(rank, 3).train_dataloader())).tokens for rank in range(3)]
+    assert torch.equal(torch.cat(shares), next(iter(datamodule().train_dataloader())).tokens)
+    with pytest.raises(UserError, match="cannot be shared evenly by 4 devices"):
+        next(iter(datamodule(0, 4).train_dataloader()))
+
+
+def test_validation_batches_are_fixed_and_shared():
+    batches = [batch.tokens for batch in datamodule().val_dataloader()]
+    assert [len(batch) for batch in batches] == [6, 6, 6]
+    assert all(torch.equal(*pair) for pair in zip(batches, (b.tokens for b in datamodule().val_dataloader())))
+    shares = [[batch.tokens for batch in datamodule(rank, 2).val_dataloader()] for rank in range(2)]
+    assert all(torch.equal(torch.cat(pair), whole) for *pair, whole in zip(*shares, batches))
+
+
+def test_plain_model_sees_no_landmarks():
+    batch = next(iter(datamodule(kind="transformer").train_dataloader()))
+    assert batch.phase is None
+    assert LANDMARK not in batch.tokens

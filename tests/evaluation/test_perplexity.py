@@ -1,0 +1,127 @@
+"""A row's perplexity: which predictions count, fed how, with which memory."""
+
+import hashlib
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from landmark.data.stream import Stream
+from landmark.data.tokenizers import load_tokenizer
+from landmark.errors import UserError
+from landmark.evaluation import evaluate
+from landmark.models import Decoder, DecoderConfig
+
+TOKENIZER = load_tokenizer("bytes")
+PLAIN = DecoderConfig("transformer", vocab_size=320, num_layers=2, num_heads=2, head_dim=8, mlp_dim=32)
+LANDMARK = replace(PLAIN, kind="landmark", block_size=5, landmark_id=257)
+XL = replace(PLAIN, kind="transformer_xl", window=16, cache=16)
+
+
+@pytest.fixture
+def stream(tmp_path):
+    text = ("It was the best of times, it was the worst of times. " * 30).encode()
+    tokens = np.concatenate([np.frombuffer(text, np.uint8).astype(np.uint16), np.array([256], np.uint16)])
+    return Stream(tmp_path / "x.bin", tokens, hashlib.sha256(tokens.tobytes()).hexdigest(), 1, len(text), 360)
+
+
+def settings(length=64, local=None, tokens=None, span=256, k=2, blocks=None, scorer="landmark", batch_size=None):
+    return SimpleNamespace(
+        eval=SimpleNamespace(length=length, local=local, tokens=tokens, span=span, batch_size=batch_size),
+        retrieval=SimpleNamespace(k=k, granularity="per_token_and_head", scorer=scorer),
+        memory=SimpleNamespace(blocks=blocks, tier="device"),
+        train=SimpleNamespace(precision="32-true"),
+        seed=0,
+    )
+
+
+def model_of(config):
+    torch.manual_seed(0)
+    model = Decoder(config).eval()
+    for parameter in model.parameters():
+        if parameter.ndim == 2:
+            parameter.data *= 10
+    return model
+
+
+def test_whole_split_by_hand(stream):
+    model = model_of(PLAIN)
+    result = evaluate(model, stream, TOKENIZER, settings(batch_size=5))
+    count = (len(stream) - 1) // 64
+    tokens = torch.from_numpy(stream.tokens.astype(np.int64))
+    expected = 0.0
+    for i in range(count):
+        part = tokens[i * 64 : i * 64 + 65]
+        logits = model(part[None, :-1])[0].detach()
+        expected += float(torch.nn.functional.cross_entropy(logits, part[1:], reduction="sum"))
+    assert result["tokens"] == count * 64
+    assert result["nll"] == pytest.approx(expected / (count * 64), rel=1e-5)
+    assert result["perplexity"] == pytest.approx(math.exp(result["nll"]))
+    assert result["bits_per_byte"] == pytest.approx(result["nll"] / math.log(2), rel=1e-9)  # a token is a byte here
+    assert sum(n for n, _ in result["position_nll"]) == result["tokens"]
+    assert sum(x for _, x in result["position_nll"]) == pytest.approx(expected, rel=1e-5)
+    assert result["keys_attended"] == 32.5
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 100])
+def test_batches_do_not_matter(stream, batch_size):
+    model = model_of(LANDMARK)
+    expected = evaluate(model, stream, TOKENIZER, settings(local=20, batch_size=2))
+    ours = evaluate(model, stream, TOKENIZER, settings(local=20, batch_size=batch_size))
+    np.testing.assert_allclose(ours["segments"], expected["segments"], rtol=1e-4)
+
+
+def test_memory_that_holds_everything_equals_one_window(stream):
+    model = model_of(LANDMARK)
+    whole = evaluate(model, stream, TOKENIZER, settings(length=60))
+    chunks = evaluate(model, stream, TOKENIZER, settings(length=60, local=17, k=12))
+    assert chunks["nll"] == pytest.approx(whole["nll"], rel=1e-4)
+    fewer = evaluate(model, stream, TOKENIZER, settings(length=60, local=17, k=1))
+    assert abs(fewer["nll"] - whole["nll"]) > 1e-4
+    assert fewer["keys_attended"] < chunks["keys_attended"] == whole["keys_attended"] == 30.5
+
+
+def test_transformer_xl_reads_its_windows(stream):
+    model = model_of(XL)
+    result = evaluate(model, stream, TOKENIZER, settings(length=64))
+    assert result["keys_attended"] == 8.5 + 16 * 3 / 4
+    plain = evaluate(model_of(PLAIN), stream, TOKENIZER, settings(length=64))
+    assert result["nll"] != pytest.approx(plain["nll"], rel=1e-4)
+    long = evaluate(model_of(replace(XL, cache=64)), stream, TOKENIZER, settings(length=64))
+    assert long["nll"] == pytest.approx(plain["nll"], rel=1e-4)
+
+
+def test_every_row_of_a_budget_counts_the_same_text(stream):
+    model = model_of(LANDMARK)
+    rows = [evaluate(model, stream, TOKENIZER, settings(length=n, tokens=600, span=200)) for n in (200, 50, 36)]
+    assert {row["tokens"] for row in rows} == {600}
+    starts = [{s[0] for s in row["segments"]} for row in rows]
+    assert starts[0] < starts[1]
+    for row in rows:
+        assert row["nll"] == pytest.approx(sum(s[2] for s in row["segments"]) / 600)
+
+
+def test_progress_reaches_the_end(stream):
+    seen = []
+    evaluate(model_of(PLAIN), stream, TOKENIZER, settings(batch_size=4), progress=lambda *x: seen.append(x))
+    assert seen[-1][0] == seen[-1][1] == (len(stream) - 1) // 64 * 64
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+
+
+@pytest.mark.parametrize(
+    ("config", "change", "message"),
+    [
+        (PLAIN, {"length": 5000}, "longer than the split"),
+        (LANDMARK, {"local": 0}, "eval.local=0"),
+        (LANDMARK, {"local": 65}, "longer than eval.length"),
+        (PLAIN, {"local": 32}, "keeps no memory"),
+        (LANDMARK, {"local": 32, "k": -1}, "retrieval.k=-1"),
+        (LANDMARK, {"local": 32, "k": 3, "blocks": 2}, "memory.blocks=2"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(stream, config, change, message):
+    with pytest.raises(UserError, match=message):
+        evaluate(model_of(config), stream, TOKENIZER, settings(**change))

@@ -1,0 +1,87 @@
+"""Weights on disk: whole or not at all, and only for the model they belong to."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import landmark
+from landmark.errors import UserError
+from landmark.models import Decoder, DecoderConfig, save
+from landmark.models.checkpoint import load
+
+CONFIG = DecoderConfig(
+    "landmark", vocab_size=64, num_layers=2, num_heads=2, head_dim=8, mlp_dim=32, block_size=5, landmark_id=60
+)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    torch.manual_seed(0)
+    save(Decoder(CONFIG), tmp_path)
+    return tmp_path
+
+
+def test_round_trip(folder):
+    torch.manual_seed(0)
+    expected = Decoder(CONFIG)
+    model = landmark.load(folder)
+    assert model.config == CONFIG
+    assert not model.training
+    for name, tensor in expected.state_dict().items():
+        torch.testing.assert_close(model.state_dict()[name], tensor, atol=0, rtol=0)
+    assert {path.name for path in folder.iterdir()} == {"config.json", "model.safetensors"}
+
+
+def test_the_authors_names_are_read(folder):
+    torch.manual_seed(0)
+    model = Decoder(CONFIG)
+    names = {
+        "attention_norm": "ln_1",
+        "mlp_norm": "ln_2",
+        "attention.qkv": "attn.c_attn",
+        "attention.out": "attn.c_proj",
+    }
+    names |= {"mlp_in": "mlp.c_fc", "mlp_out": "mlp.c_proj"}
+    theirs = {"lm_head.weight": model.embedding.weight.data.clone()}
+    for name, tensor in model.state_dict().items():
+        for ours, other in names.items():
+            name = name.replace(ours, other)
+        name = name.replace("blocks.", "transformer.h.").replace("embedding.", "transformer.wte.")
+        theirs["transformer.ln_f.weight" if name == "norm.weight" else name] = tensor.clone()
+    save_file(theirs, folder / "model.safetensors")
+    loaded = load(folder)
+    for name, tensor in model.state_dict().items():
+        torch.testing.assert_close(loaded.state_dict()[name], tensor, atol=0, rtol=0)
+
+
+def test_another_configuration_is_refused_and_the_difference_shown(folder):
+    expected = replace(CONFIG, block_size=7, num_layers=3, backend="reference")
+    with pytest.raises(UserError, match="num_layers is 2, not 3; block_size is 5, not 7"):
+        load(folder, expected)
+    load(folder, replace(CONFIG, backend="reference"))
+
+
+def test_files_cut_short_are_refused(folder):
+    weights = folder / "model.safetensors"
+    content = weights.read_bytes()
+    for damaged in (content[: len(content) // 2], content[:5], b""):
+        weights.write_bytes(damaged)
+        with pytest.raises(UserError, match="model.safetensors is damaged"):
+            load(folder)
+    weights.unlink()
+    with pytest.raises(UserError, match="is missing"):
+        load(folder)
+
+
+def test_weights_that_do_not_fit_are_refused(folder):
+    save_file({"embedding.weight": torch.zeros(3, 3)}, folder / "model.safetensors")
+    with pytest.raises(UserError, match="does not fit"):
+        load(folder)
+    (folder / "config.json").write_text('{"kind": "landmark"')
+    with pytest.raises(UserError, match=r"config\.json"):
+        load(folder)
+    (folder / "config.json").write_text('{"colour": "red"}')
+    with pytest.raises(UserError, match="not the configuration of a model"):
+        load(folder)

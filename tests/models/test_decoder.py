@@ -1,0 +1,160 @@
+"""The three models: their sizes, their windows, and that reading in chunks is reading."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from landmark.errors import UserError
+from landmark.memory import RecurrentMemory
+from landmark.models import Decoder, DecoderConfig
+
+TINY = DecoderConfig("transformer", vocab_size=64, num_layers=2, num_heads=2, head_dim=8, mlp_dim=32)
+LANDMARK = replace(TINY, kind="landmark", block_size=5, landmark_id=60)
+XL = replace(TINY, kind="transformer_xl", window=6, cache=4)
+
+
+@dataclass
+class Batch:
+    tokens: Tensor
+    targets: Tensor
+    phase: Tensor | None = None
+
+
+def tiny(config, seed=0):
+    torch.manual_seed(seed)
+    model = Decoder(config).double()
+    for parameter in model.parameters():  # the initialisation is too small to tell paths apart
+        if parameter.ndim == 2:
+            parameter.data *= 15
+    return model
+
+
+@pytest.mark.parametrize("kind", ["transformer", "landmark", "transformer_xl"])
+def test_paper_size(kind):
+    """The parameter counts of Section 4.1's model."""
+    config = DecoderConfig(
+        kind, vocab_size=50304, num_layers=12, num_heads=8, head_dim=128, mlp_dim=4096, landmark_id=50260,
+        block_size=50, window=256, cache=256,
+    )  # fmt: skip
+    with torch.device("meta"):
+        model = Decoder(config)
+    assert model.num_parameters() == 202_531_840
+    assert model.num_parameters(embeddings=False) == 151_020_544
+    assert sum(p.numel() for n, p in model.named_parameters() if p.ndim == 2 and "blocks" in n) == 150_994_944
+
+
+def test_initialisation():
+    torch.manual_seed(0)
+    model = Decoder(replace(TINY, num_layers=8, head_dim=64, mlp_dim=512, vocab_size=512))
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 1:
+            assert parameter.eq(1).all()
+        else:
+            expected = 0.02 / 4 if name.endswith(("out.weight", "mlp_out.weight")) else 0.02
+            assert parameter.std().item() == pytest.approx(expected, rel=0.05), name
+
+
+def test_landmarks_are_inserted_inside():
+    model = tiny(LANDMARK)
+    raw = torch.randint(0, 50, (2, 13))
+    with_landmarks = torch.cat(
+        [raw[:, :5], raw.new_full((2, 1), 60), raw[:, 5:10], raw.new_full((2, 1), 60), raw[:, 10:]], 1
+    )
+    at = [0, 1, 2, 3, 4, 6, 7, 8, 9, 10, 12, 13, 14]
+    torch.testing.assert_close(model(raw), model.head(model.hidden(with_landmarks)[:, at]))
+
+
+@pytest.mark.parametrize("chunks", [[13], [5, 5, 3], [1] * 13, [4, 9]])
+def test_memory_that_holds_everything_reads_as_one_window(chunks):
+    model = tiny(LANDMARK)
+    raw = torch.randint(0, 50, (2, 13))
+    memory = model.new_memory(k=3)
+    read = torch.cat([model(part, memory=memory) for part in raw.split(chunks, 1)], 1)
+    torch.testing.assert_close(read, model(raw))
+
+
+def test_transformer_xl_with_a_long_cache_is_the_plain_transformer():
+    plain, xl = tiny(TINY), tiny(replace(XL, cache=100))
+    raw = torch.randint(0, 50, (2, 20))
+    memory = xl.new_memory()
+    read = torch.cat([xl(part, memory=memory) for part in raw.split(6, 1)], 1)
+    torch.testing.assert_close(read, plain(raw))
+
+
+def test_transformer_xl_losses_are_those_of_its_windows():
+    model = tiny(XL)
+    tokens = torch.randint(0, 50, (3, 15))
+    targets = torch.randint(0, 50, (3, 15))
+    targets[0, :7] = -100
+    losses = list(model.window_losses(Batch(tokens, targets)))
+    assert [count for _, count in losses] == [12, 17, 9]
+    memory = RecurrentMemory(4)
+    logits = []
+    for part in tokens.split(6, 1):
+        logits.append(model(part, memory=memory))
+    expected = torch.nn.functional.cross_entropy(torch.cat(logits, 1).flatten(0, 1), targets.flatten(), reduction="sum")
+    torch.testing.assert_close(sum(loss for loss, _ in losses), expected)
+
+
+def test_transformer_xl_gradient_stops_at_the_window():
+    model = tiny(XL)
+    tokens = torch.randint(0, 50, (1, 12))
+    embedded = []
+    model.embedding.register_forward_hook(lambda *args: embedded.append(args[2]) or args[2].retain_grad())
+    losses = model.window_losses(Batch(tokens, tokens))
+    first = next(losses)[0]
+    first.backward()
+    before = embedded[0].grad.clone()
+    next(losses)[0].backward()
+    torch.testing.assert_close(embedded[0].grad, before, atol=0, rtol=0)
+
+
+def test_landmark_loss_counts_only_targets_and_uses_the_phase():
+    model = tiny(LANDMARK)
+    tokens = torch.randint(0, 50, (2, 14))
+    targets = torch.randint(0, 50, (2, 14))
+    targets[:, ::3] = -100
+    phase = torch.tensor([1, 4])
+    ((loss, count),) = model.window_losses(Batch(tokens, targets, phase))
+    logits = model.head(model.hidden(tokens, phase))
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+    torch.testing.assert_close(loss, expected)
+    assert count == int((targets != -100).sum())
+    other = model.hidden(tokens, torch.tensor([0, 0]))
+    assert not torch.allclose(other, model.hidden(tokens, phase))
+
+
+def test_every_parameter_of_every_model_gets_a_gradient():
+    for config in (TINY, LANDMARK, XL, replace(LANDMARK, num_kv_heads=1)):
+        model = tiny(config)
+        tokens = torch.randint(0, 50, (2, 17))
+        for loss, _ in model.window_losses(Batch(tokens, tokens, torch.tensor([0, 2]))):
+            loss.backward()
+        assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kind": "mamba"}, "model.kind=mamba"),
+        ({"kind": "landmark"}, "model.block_size=None"),
+        ({"kind": "transformer_xl"}, "needs both"),
+        ({"head_dim": 7}, "head_dim even"),
+        ({"num_kv_heads": 3}, "does not divide"),
+        ({"backend": "magic"}, "model.backend=magic"),
+    ],
+)
+def test_impossible_models_are_refused(change, message):
+    with pytest.raises(UserError, match=message):
+        replace(TINY, **change)
+
+
+def test_a_memory_of_another_block_size_is_refused():
+    from landmark.memory import Memory
+
+    with pytest.raises(UserError, match="block_size=7, the model 5"):
+        tiny(LANDMARK)(torch.zeros(1, 3, dtype=torch.int64), memory=Memory(7))
+    with pytest.raises(UserError, match="RecurrentMemory"):
+        tiny(LANDMARK)(torch.zeros(1, 3, dtype=torch.int64), memory=RecurrentMemory(4))

@@ -1,0 +1,133 @@
+"""The mechanism once more, in plain loops over float64 numbers, written apart from the library.
+
+One sample and one head at a time, straight from the definitions of the paper: slow, and independent of every path that
+is tested against it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+
+def turn(x: np.ndarray, position: int, base: float = 10000.0) -> np.ndarray:
+    """Rotary positions for one vector."""
+    out = np.empty_like(x)
+    for i in range(0, len(x), 2):
+        angle = position * base ** (-i / len(x))
+        out[i] = x[i] * math.cos(angle) - x[i + 1] * math.sin(angle)
+        out[i + 1] = x[i] * math.sin(angle) + x[i + 1] * math.cos(angle)
+    return out
+
+
+def softmax(scores: list[float]) -> list[float]:
+    top = max(scores)
+    weights = [math.exp(s - top) for s in scores]
+    return [w / sum(weights) for w in weights]
+
+
+def grouped_attention(local: list, blocks: list[tuple[float, list]], dim: int) -> np.ndarray:
+    """local: [(score, value)] of the query's own block; blocks: (landmark score, [(score, value)]) of the others."""
+    blocks = [b for b in blocks if b[1]]
+    if not local and not blocks:
+        return np.zeros(dim)
+    outer = softmax([s for s, _ in local] + [gate for gate, _ in blocks])
+    out = np.zeros(dim)
+    for weight, (_, value) in zip(outer, local):
+        out += weight * value
+    for gate, (_, tokens) in zip(outer[len(local) :], blocks):
+        for weight, (_, value) in zip(softmax([s for s, _ in tokens]), tokens):
+            out += gate * weight * value
+    return out
+
+
+def landmark_attention(q, k, v, block_size: int, phase: int, prefix: int = 0) -> np.ndarray:
+    """q (T, d), k, v (prefix + T, d), rotated: one head of a whole window."""
+    width, dim = block_size + 1, q.shape[1]
+    out = np.zeros_like(q)
+    for i in range(prefix, len(k)):
+        score = {j: float(q[i - prefix] @ k[j]) / math.sqrt(dim) for j in range(i + 1)}
+        mine = (phase + i) // width
+        local, blocks = [], {}
+        for j in range(i + 1):
+            block, is_landmark = (phase + j) // width, (phase + j) % width == block_size
+            if block == mine:
+                if not is_landmark:
+                    local.append((score[j], v[j]))
+            elif is_landmark:
+                blocks.setdefault(block, [None, []])[0] = score[j]
+            else:
+                blocks.setdefault(block, [None, []])[1].append((score[j], v[j]))
+        out[i - prefix] = grouped_attention(local, [(g, t) for g, t in blocks.values()], dim)
+    return out
+
+
+def memory_attention(
+    q,
+    k,
+    v,
+    chunks: list[int],
+    block_size: int,
+    k_blocks: int,
+    max_blocks: int | None,
+    granularity: str,
+    tie: bool,
+) -> np.ndarray:
+    """q, k, v (H, T, d), not rotated, landmarks included: one sample, fed in chunks of these many positions."""
+    heads, total, dim = q.shape
+    width = block_size + 1
+    out = np.zeros_like(q)
+    start = 0
+    for chunk in chunks:
+        stop = min(start + chunk, total)
+        fed = start // width
+        kept = list(range(max(0, fed - max_blocks) if max_blocks is not None else 0, fed))
+        slots = min(fed, k_blocks + 1)
+        probability = np.zeros((heads, stop - start, len(kept)))
+        for h in range(heads):
+            for i in range(start, stop):
+                query = turn(q[h, i], slots * width + i - fed * width)
+                scores = []
+                for b in kept:
+                    age = fed - b
+                    slot = slots - age if age <= k_blocks else 0
+                    source = b if not tie or age <= k_blocks else fed - k_blocks - 1
+                    landmark = turn(k[h, source * width + block_size], slot * width + block_size)
+                    scores.append(float(query @ landmark) / math.sqrt(dim))
+                probability[h, i - start] = softmax(scores) if scores else []
+        for h in range(heads):
+            for i in range(start, stop):
+                rank = {
+                    "per_token_and_head": probability[h, i - start],
+                    "per_head": probability[h].max(0) if len(kept) else [],
+                    "per_token": probability[:, i - start].max(0) if len(kept) else [],
+                }[granularity]
+                best = sorted(range(len(kept)), key=lambda n: (rank[n], kept[n]), reverse=True)[:k_blocks]
+                chosen = sorted(kept[n] for n in best)
+                query = turn(q[h, i], slots * width + i - fed * width)
+                blocks = []
+                for r, b in enumerate(chosen):
+                    slot = r if fed - b > k_blocks else r + slots - len(chosen)
+
+                    def score(offset, b=b, slot=slot, h=h, query=query):
+                        key = turn(k[h, b * width + offset], slot * width + offset)
+                        return float(query @ key) / math.sqrt(dim)
+
+                    tokens = [(score(o), v[h, b * width + o]) for o in range(block_size)]
+                    blocks.append((score(block_size), tokens))
+                local = [[], {}]
+                for j in range(fed * width, i + 1):
+                    key = turn(k[h, j], slots * width + j - fed * width)
+                    s = float(query @ key) / math.sqrt(dim)
+                    if j // width == i // width:
+                        if j % width != block_size:
+                            local[0].append((s, v[h, j]))
+                    elif j % width == block_size:
+                        local[1].setdefault(j // width, [None, []])[0] = s
+                    else:
+                        local[1].setdefault(j // width, [None, []])[1].append((s, v[h, j]))
+                inside = [(g, t) for g, t in local[1].values()]
+                out[h, i] = grouped_attention(local[0], blocks + inside, dim)
+        start = stop
+    return out

@@ -1,0 +1,31 @@
+from landmark.training.metrics import COLUMNS, MetricsFile, read_metrics
+
+
+def test_a_resumed_file_has_each_step_once(tmp_path):
+    path = tmp_path / "metrics.csv"
+    file = MetricsFile(path, resumed_step=0)
+    for step in range(1, 6):
+        file.log_metrics({"train/loss": 1 / step}, step)
+    file = MetricsFile(path, resumed_step=3)
+    file.log_metrics({"validation/loss": 0.5}, 4)
+    rows = read_metrics(path)
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    assert rows[2] == {"step": 3, "train/loss": 0.333333333}
+    assert rows[3] == {"step": 4, "validation/loss": 0.5}
+
+
+def test_a_line_cut_short_is_dropped(tmp_path):
+    path = tmp_path / "metrics.csv"
+    MetricsFile(path, resumed_step=0).log_metrics({"train/loss": 2.0}, 1)
+    with open(path, "a") as file:
+        file.write("2,1.9")
+    assert [row["step"] for row in read_metrics(path)] == [1]
+    MetricsFile(path, resumed_step=2).log_metrics({"train/loss": 1.5}, 3)
+    assert [row["step"] for row in read_metrics(path)] == [1, 3]
+
+
+def test_a_new_run_starts_a_new_file(tmp_path):
+    path = tmp_path / "metrics.csv"
+    MetricsFile(path, resumed_step=0).log_metrics({"train/loss": 2.0}, 1)
+    MetricsFile(path, resumed_step=0)
+    assert path.read_text() == ",".join(COLUMNS) + "\n"

@@ -1,0 +1,82 @@
+import pytest
+import torch
+from torch import nn
+
+from landmark.config import TrainConfig
+from landmark.models import Decoder, DecoderConfig
+from landmark.training.optimization import learning_rate, make_optimizer, parameter_groups
+from tests.training.training_case import KINDS, make_config, make_model
+
+
+def settings(steps: int) -> TrainConfig:
+    return TrainConfig(steps=steps, batch_size=1, length=1)
+
+
+@pytest.mark.parametrize("steps", [40, 51, 300, 1500])
+def test_learning_rate_is_that_of_one_cycle(steps):
+    train = settings(steps)
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))])
+    cycle = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer,
+        max_lr=train.max_lr,
+        total_steps=steps,
+        pct_start=train.warmup,
+        cycle_momentum=False,
+        div_factor=train.max_lr / train.start_lr,
+        final_div_factor=train.start_lr / train.final_lr,
+    )
+    for step in range(steps):
+        assert learning_rate(step, train) == pytest.approx(cycle.get_last_lr()[0], rel=1e-9), step
+        if step < steps - 1:
+            optimizer.step()
+            cycle.step()
+
+
+def test_end_points_at_paper_size():
+    train = settings(240_000)
+    assert learning_rate(0, train) == pytest.approx(2e-5)
+    assert learning_rate(4_799, train) == pytest.approx(2e-3)
+    assert learning_rate(239_999, train) == pytest.approx(4e-4)
+    assert max(range(240_000), key=lambda step: learning_rate(step, train)) == 4_799
+
+
+@pytest.mark.parametrize("steps", [1, 2, 50])
+def test_learning_rate_of_very_short_runs(steps):
+    rates = [learning_rate(step, settings(steps)) for step in range(steps)]
+    assert all(0 < rate <= 2e-3 for rate in rates)
+
+
+def test_decayed_weights_at_paper_size():
+    with torch.device("meta"):
+        model = Decoder(DecoderConfig("transformer", 50304, num_layers=12, num_heads=8, head_dim=128, mlp_dim=4096))
+    decayed, kept = parameter_groups(model, 1e-3)
+    assert sum(weight.numel() for weight in decayed["params"]) == 150_994_944
+    assert sum(weight.numel() for weight in kept["params"]) == 202_531_840 - 150_994_944
+    assert (decayed["weight_decay"], kept["weight_decay"]) == (1e-3, 0.0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_weight_is_in_one_group_and_norms_do_not_decay(kind):
+    model = make_model(make_config(kind))
+    decayed, kept = parameter_groups(model, 1e-3)
+    grouped = [id(weight) for group in (decayed, kept) for weight in group["params"]]
+    assert sorted(grouped) == sorted(map(id, model.parameters()))
+    names = {id(weight): name for name, weight in model.named_parameters()}
+    assert all(weight.ndim == 2 and "blocks." in names[id(weight)] for weight in decayed["params"])
+    assert {names[id(weight)] for weight in kept["params"]} == {
+        name for name in names.values() if "norm" in name or "embedding" in name
+    }
+
+
+def test_a_head_of_its_own_does_not_decay():
+    model = nn.Module()
+    model.embedding, model.blocks = nn.Embedding(8, 4), nn.ModuleList([nn.Linear(4, 4, bias=False)])
+    model.head = nn.Linear(4, 8, bias=False)
+    decayed, _ = parameter_groups(model, 0.1)
+    assert [id(weight) for weight in decayed["params"]] == [id(model.blocks[0].weight)]
+
+
+def test_optimizer_is_the_papers():
+    optimizer = make_optimizer(make_model(make_config("transformer")), settings(100))
+    for group in optimizer.param_groups:
+        assert (group["lr"], group["betas"]) == (pytest.approx(2e-5), (0.9, 0.95))

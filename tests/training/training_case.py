@@ -1,0 +1,123 @@
+"""A training small enough for a test, of each kind of model. Run as a script it trains, and may kill itself:
+
+    python -m tests.training.training_case KIND FOLDER [log STEP | save STEP]
+
+SIGKILL comes after STEP is logged, or while its checkpoint is written.
+"""
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from landmark.config import (
+    Config,
+    DataConfig,
+    EvalConfig,
+    ModelConfig,
+    TokenizerConfig,
+    TrainConfig,
+    TrainerConfig,
+)
+from landmark.data.stream import Corpus
+from landmark.data.tokenizers import load_tokenizer
+from landmark.models import build
+from landmark.training import train
+from landmark.training.metrics import MetricsFile
+
+KINDS = ("transformer", "landmark", "transformer_xl")
+TOKENIZER = load_tokenizer("bytes")
+
+
+def make_config(kind: str, **changes: Any) -> Config:
+    """Two layers, 40 steps; logs, validation and checkpoints fall on different steps."""
+    model = ModelConfig(
+        kind=kind,
+        num_layers=2,
+        num_heads=2,
+        head_dim=8,
+        mlp_dim=32,
+        block_size=5 if kind == "landmark" else None,
+        window=16 if kind == "transformer_xl" else None,
+        cache=16 if kind == "transformer_xl" else None,
+    )
+    settings = {"steps": 40, "batch_size": 4, "micro_batch": 3, "length": 48}
+    settings |= {"log_every": 3, "validate_every": 10, "validate_batches": 2, "checkpoint_every": 8}
+    return Config(
+        size="test",
+        seed=7,
+        model=model,
+        data=DataConfig(name="random", cache=""),
+        tokenizer=TokenizerConfig(name="bytes"),
+        train=TrainConfig(**(settings | changes)),
+        trainer=TrainerConfig(accelerator="cpu", devices=int(os.environ.get("WORLD_SIZE", "1")), threads=1),
+        eval=EvalConfig(split="test"),
+    )
+
+
+def make_corpus(folder: Path) -> Corpus:
+    """Text of few letters, with end of text now and then."""
+    folder.mkdir(parents=True, exist_ok=True)
+    splits = {}
+    for seed, split in enumerate(("train", "validation", "test")):
+        tokens = np.random.default_rng(seed).integers(97, 105, 4000).astype("<u2")
+        tokens[::400] = TOKENIZER.eot
+        if not (folder / f"{split}.bin").exists():
+            tokens.tofile(folder / f"{split}.bin")
+        splits[split] = {
+            "file": f"{split}.bin",
+            "sha256": f"of {split}",
+            "documents": 10,
+            "bytes": 4000,
+            "words": 1,
+        }
+    return Corpus(folder, {"dtype": "<u2", "splits": splits})
+
+
+def make_model(config: Config):
+    torch.manual_seed(config.seed)
+    return build(config.model, TOKENIZER)
+
+
+def run(config: Config, folder: Path, loggers: list | None = None) -> tuple[Any, dict[str, Any]]:
+    """Train in folder/run; the model and its summary."""
+    model = make_model(config)
+    run_dir = folder / "run"
+    run_dir.mkdir(parents=True, exist_ok=True)
+    return model, train(model, make_corpus(folder / "data"), TOKENIZER, config, run_dir, loggers or [])
+
+
+def kill_at(event: str, step: int) -> None:
+    def kill() -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if event == "log":
+        log = MetricsFile.log_metrics
+
+        def log_and_die(self, metrics, step_now=None):
+            log(self, metrics, step_now)
+            if step_now == step:
+                kill()
+
+        MetricsFile.log_metrics = log_and_die
+    else:
+        replace = os.replace
+
+        def die_or_replace(source, target):
+            if str(target).endswith(f"{step}.ckpt"):
+                os.truncate(source, os.path.getsize(source) // 2)
+                kill()
+            replace(source, target)
+
+        os.replace = die_or_replace
+
+
+if __name__ == "__main__":
+    kind, folder, *death = sys.argv[1:]
+    if death:
+        kill_at(death[0], int(death[1]))
+    run(make_config(kind), Path(folder))

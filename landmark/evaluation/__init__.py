@@ -1,5 +1,18 @@
-"""What a trained model is measured by."""
+"""What a trained model is measured by. `statistics` needs no torch, so that records can be compared without it."""
 
-from landmark.evaluation.perplexity import evaluate
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from landmark.evaluation.perplexity import evaluate as evaluate
 
 __all__ = ["evaluate"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "evaluate":
+        from landmark.evaluation.perplexity import evaluate
+
+        return evaluate
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,182 @@
+"""The tasks of run.py: what is missing is made, what has a record is read, then the table is rendered."""
+
+import hashlib
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+
+from landmark.config import Config, to_config
+from landmark.errors import UserError
+from landmark.execution import Workshop, device_count
+from landmark.lab import identity, plan, render, rows, tables
+from landmark.lab.provenance import hardware
+from landmark.lab.rows import Row
+from landmark.lab.wandb import log_table, mode
+
+
+def main(composed: DictConfig) -> None:
+    """One job of run.py. Bad input ends in one line and exit code 2; an interrupt in 130."""
+    try:
+        run(to_config(composed), list(HydraConfig.get().overrides.task))
+    except UserError as error:
+        fail(str(error))
+    except KeyboardInterrupt:
+        print("interrupted: the same command goes on from here", file=sys.stderr)
+        sys.exit(130)
+    except Exception:  # a mistake of this program: the traceback begins here, not in Hydra
+        traceback.print_exc()
+        sys.exit(1)
+
+
+def fail(message: str) -> NoReturn:
+    """Print one line, exit with code 2."""
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(2)
+
+
+def run(config: Config, overrides: list[str], composer: rows.Compose = rows.compose_job) -> None:
+    """Do a configuration's task over its rows. overrides: those of the command line."""
+    task = config.task
+    selected = rows.select(config, overrides, composer)
+    if task == "auto":
+        task = "table" if config.rows and config.row is None else "evaluate"
+    _TASKS[task](config, selected, Workshop(config.output))
+
+
+def prepare(config: Config, selected: list[Row], workshop: Workshop) -> None:
+    """Tokenise the corpora."""
+    seen = set()
+    for row in selected:
+        for one in row.configs:
+            corpus = workshop.corpus(one)
+            if corpus.folder not in seen:
+                seen.add(corpus.folder)
+                splits = corpus.manifest["splits"].items()
+                counts = ", ".join(f"{name} {split['tokens']:,} tokens" for name, split in splits)
+                print(f"{corpus.folder}: {counts}")
+
+
+def train(config: Config, selected: list[Row], workshop: Workshop) -> None:
+    """Train the runs that the rows need."""
+    _check_all(selected, workshop)
+    for row in selected:
+        for one in row.configs:
+            folder, new = workshop.ensure_run(one, config.name)
+            print(f"{folder}: {'trained now' if new else 'trained before'}")
+
+
+def evaluate(config: Config, selected: list[Row], workshop: Workshop) -> None:
+    """Evaluate the rows, training what they need."""
+    _records(config, selected, workshop)
+
+
+def table(config: Config, selected: list[Row], workshop: Workshop) -> None:
+    """Evaluate the rows, then print and draw their table."""
+    started = time.monotonic()
+    records, made = _records(config, selected, workshop)
+    built = tables.build(config.name, records, tables.read_paper(config.name), config.compare, _paired)
+    print(f"\n{render.as_text(built)}")
+    folder = workshop.output / "tables"
+    changed = not render.is_written(built, folder)
+    paths = render.write(built, folder)
+    print(f"written: {', '.join(str(path) for path in paths.values())}")
+    if changed:
+        key = hashlib.sha256(f"{built.name} {built.stem}".encode()).hexdigest()[:10]
+        log_table(config, key, *render.plain(built), paths["png"])
+        if mode(config.logger) == "offline":
+            print(f"W&B: kept offline; `wandb sync {workshop.output}/wandb/offline-run-*` uploads it")
+    total = sum(len(row.configs) for row in selected)
+    print(f"{made} of {total} rows evaluated now, the others read from records; {_duration(started)}")
+
+
+def plan_ahead(config: Config, selected: list[Row], workshop: Workshop) -> None:
+    """Print what is missing and what it costs; make nothing."""
+    jobs: dict[str, plan.Job] = {}
+    notes: dict[str, None] = {}
+    for row in selected:
+        for one in row.configs:
+            tokenizer, corpus = workshop.tokenizer(one), workshop.prepared(one)
+            label = row.name if len(row.configs) == 1 else f"{row.name} seed {one.seed}"
+            vocab_size = tokenizer.vocab_size
+            if corpus is None:
+                notes[f"corpus {one.data.name} is not prepared yet (task=prepare): its sizes are unknown"] = None
+                settings = identity.run_settings(one, tokenizer.hash, "")
+                name = identity.run_name(one, "?" + identity.digest(settings)[:4])
+                run_done, row_done, split_tokens = False, False, None
+            else:
+                name = workshop.run_folder(one).name
+                run_done = one.run is not None or workshop.find_run(one) is not None
+                row_done = workshop.find_row(one) is not None
+                split_tokens = len(corpus.split(one.eval.split))
+            jobs.setdefault(f"run {name}", plan.run_job(name, one, vocab_size, run_done))
+            jobs[f"row {label}"] = plan.row_job(label, one, vocab_size, row_done, split_tokens)
+    gpus = 0 if config.trainer.accelerator == "cpu" else min(plan.gpus(), device_count(config))
+    speed = plan.Machine(hardware()["cores"], gpus, workshop.records.all("runs"))
+    print(
+        f"plan of {config.name}, size {config.size}",
+        *notes,
+        "",
+        plan.report(list(jobs.values()), speed),
+        sep="\n",
+    )
+
+
+def _records(config: Config, selected: list[Row], workshop: Workshop) -> tuple[dict[str, list[dict[str, Any]]], int]:
+    """The records of all rows, and how many were made now."""
+    _check_all(selected, workshop)
+    records: dict[str, list[dict[str, Any]]] = {}
+    made = 0
+    for number, row in enumerate(selected, 1):
+        records[row.name] = []
+        for one in row.configs:
+            record, new = workshop.ensure_row(one, name=row.name, group=config.name, overrides=row.overrides)
+            records[row.name].append(record)
+            made += new
+            _say(f"[{number}/{len(selected)}] {row.name}", record, new)
+    return records, made
+
+
+def _say(title: str, record: dict[str, Any], new: bool) -> None:
+    results = record["results"]
+    error = "" if results["perplexity_se"] is None else f" ± {results['perplexity_se']:.2f}"
+    how = f"{results['seconds']:.0f} s" if new else "from its record"
+    perplexity = f"perplexity {results['perplexity']:.2f}{error}"
+    print(f"{title}: {perplexity}, {results['bits_per_byte']:.4f} bits/byte, {how}")
+
+
+def _duration(started: float) -> str:
+    minutes, seconds = divmod(round(time.monotonic() - started), 60)
+    return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
+
+
+def _check_all(selected: list[Row], workshop: Workshop) -> None:
+    """Whatever can be refused is refused before the first run begins."""
+    for row in selected:
+        for one in row.configs:
+            workshop.check_lengths(one)
+            workshop.row_settings(one)
+
+
+def _paired(a: dict[str, Any], b: dict[str, Any]) -> tables.Difference | None:
+    """Difference of two rows on the same text; None where they did not read the same."""
+    from landmark.evaluation.statistics import paired
+
+    try:
+        found = paired(a["results"]["segments"], b["results"]["segments"])
+    except ValueError:
+        return None
+    return tables.Difference(found.difference, found.error, found.stretches)
+
+
+_TASKS: dict[str, Callable[[Config, list[Row], Workshop], None]] = {
+    "prepare": prepare,
+    "train": train,
+    "evaluate": evaluate,
+    "table": table,
+    "plan": plan_ahead,
+}

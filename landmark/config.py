@@ -1,0 +1,214 @@
+"""The typed schema of the whole configuration: a misspelt key or a wrong type is refused at compose time."""
+
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from typing import Any, TypeVar, Union, get_type_hints
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from landmark.errors import UserError
+
+TASKS = ("auto", "table", "evaluate", "train", "prepare", "plan")
+
+
+@dataclass
+class ModelConfig:
+    """The decoder: `kind` is transformer, landmark or transformer_xl; its width is num_heads * head_dim."""
+
+    kind: str = MISSING
+    num_layers: int = MISSING
+    num_heads: int = MISSING
+    head_dim: int = MISSING
+    mlp_dim: int = MISSING
+    block_size: int | None = None  # landmark: normal tokens per block
+    window: int | None = None  # transformer_xl: tokens per window
+    cache: int | None = None  # transformer_xl: earlier keys kept
+    rope_base: float = 10000.0
+    backend: str = "auto"  # how attention is computed: auto, reference or blockwise
+
+
+@dataclass
+class DataConfig:
+    """A corpus; `path` names a local copy, `cache` is where prepared streams are kept."""
+
+    name: str = MISSING
+    path: str | None = None
+    cache: str = MISSING
+    workers: int | None = None
+    max_documents: int | None = None  # per split
+
+
+@dataclass
+class TokenizerConfig:
+    """A tokenizer; `file` names a local ranks file."""
+
+    name: str = MISSING
+    file: str | None = None
+
+
+@dataclass
+class TrainConfig:
+    """One training. A batch is `batch_size` windows (or segments) of `length` tokens, over all devices."""
+
+    steps: int = MISSING
+    batch_size: int = MISSING
+    micro_batch: int | None = None  # windows per device and pass; null: all at once
+    length: int = MISSING  # tokens, landmarks included
+    max_lr: float = 2e-3
+    start_lr: float = 2e-5
+    final_lr: float = 4e-4
+    warmup: float = 0.02  # fraction of the steps
+    beta1: float = 0.9
+    beta2: float = 0.95
+    weight_decay: float = 1e-3
+    precision: str = "32-true"
+    checkpoint_every: int = 500
+    validate_every: int = 500
+    validate_batches: int = 8
+    log_every: int = 50
+
+
+@dataclass
+class TrainerConfig:
+    """Where to compute; `threads` are torch's (null: as torch decides)."""
+
+    name: str = "auto"
+    accelerator: str = "auto"
+    devices: Union[int, str] = "auto"  # noqa: UP007 (OmegaConf reads no other spelling of a union of two)
+    strategy: str = "auto"
+    threads: int | None = None
+    profiler: str | None = None
+
+
+@dataclass
+class RetrievalConfig:
+    """Which blocks are read back: `k` of them, ranked by `scorer`, one set for each `granularity`."""
+
+    granularity: str = "per_token_and_head"
+    k: int = 4
+    scorer: str = "landmark"
+
+
+@dataclass
+class MemoryConfig:
+    """At most `blocks` blocks are kept (null: all), on the device, the CPU or disk."""
+
+    blocks: int | None = None
+    tier: str = "device"
+
+
+@dataclass
+class CmtConfig:
+    """The context miss token."""
+
+    enabled: bool = False
+    cutoff: float = 0.0
+
+
+@dataclass
+class PositionsConfig:
+    """Positions in training: standard, or jumps of up to p_jump after each landmark."""
+
+    kind: str = "standard"
+    p_jump: int = 1
+
+
+@dataclass
+class EvalConfig:
+    """Evaluation: segments of `length` tokens fed `local` at a time (null: what the model was built for).
+
+    `tokens` null counts the whole split, else evenly spaced spans of `span` tokens, the same for every row.
+    """
+
+    length: int = 512
+    local: int | None = None
+    split: str = MISSING  # validation or test
+    tokens: int | None = None
+    span: int = 4096
+    batch_size: int | None = None
+
+
+@dataclass
+class LoggerConfig:
+    """Weights & Biases, beside the CSV file of each run. `mode` auto: online only if a key is configured."""
+
+    wandb: bool = True
+    project: str = "landmark"
+    entity: str | None = None
+    mode: str = "auto"
+
+
+@dataclass
+class Config:
+    """Everything that can be set. `rows`: name to overrides; `compare`: title to two rows."""
+
+    name: str = "single"
+    task: str = "auto"
+    seed: int = 0
+    seeds: list[int] | None = None
+    row: str | None = None
+    run: str | None = None  # folder of a trained run to evaluate instead of the one these settings name
+    rows: dict[str, str] = field(default_factory=dict)
+    compare: dict[str, list[str]] = field(default_factory=dict)
+    output: str = "outputs"
+    size: str = MISSING
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    retrieval: RetrievalConfig = field(default_factory=RetrievalConfig)
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
+    cmt: CmtConfig = field(default_factory=CmtConfig)
+    positions: PositionsConfig = field(default_factory=PositionsConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    logger: LoggerConfig = field(default_factory=LoggerConfig)
+
+
+def register() -> None:
+    """Make the schema known to Hydra, as `schema` at the head of conf/config.yaml's defaults."""
+    ConfigStore.instance().store(name="schema", node=Config)
+
+
+def to_config(composed: DictConfig) -> Config:
+    """Plain dataclasses from a composed config, interpolations resolved.
+
+    Raises UserError: unknown key (added with +), missing value.
+    """
+    try:
+        config = OmegaConf.to_object(composed)
+    except OmegaConfBaseException as error:
+        raise UserError(str(error).splitlines()[0]) from error
+    if not isinstance(config, Config):
+        raise TypeError("the composed config does not follow the schema: `schema` is missing in its defaults")
+    if unknown := _unknown_keys(composed, config):
+        raise UserError(f"unknown key {', '.join(unknown)}: see landmark/config.py for those that exist")
+    return config
+
+
+def _unknown_keys(composed: DictConfig, config: Any, prefix: str = "") -> list[str]:
+    known = {item.name: getattr(config, item.name) for item in fields(config)}
+    unknown = [f"{prefix}{key}" for key in composed if key not in known]
+    for name, value in known.items():
+        if is_dataclass(value):
+            unknown += _unknown_keys(composed[name], value, f"{prefix}{name}.")
+    return unknown
+
+
+def to_dict(config: Config) -> dict[str, Any]:
+    """The configuration as JSON-ready values."""
+    return asdict(config)
+
+
+T = TypeVar("T")
+
+
+def from_dict(schema: type[T], values: dict[str, Any]) -> T:
+    """The dataclass that `dataclasses.asdict` gave `values` of."""
+    hints = get_type_hints(schema)
+    arguments = {}
+    for item in fields(schema):  # type: ignore[arg-type]
+        hint, value = hints[item.name], values[item.name]
+        arguments[item.name] = value if not is_dataclass(hint) else from_dict(hint, value)  # pyright: ignore
+    return schema(**arguments)

@@ -1,0 +1,295 @@
+"""Doing what is missing: prepare a corpus, train a run, evaluate a row. A record is not made twice."""
+
+import logging
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from landmark.config import Config, from_dict, to_dict
+from landmark.errors import UserError
+from landmark.lab import identity
+from landmark.lab.files import read_json, write_json
+from landmark.lab.plan import flops_per_token
+from landmark.lab.records import Records
+from landmark.lab.validate import resolve
+from landmark.lab.wandb import log_row, training_loggers
+
+if TYPE_CHECKING:
+    from landmark.data import Corpus, Tokenizer
+
+RUN = "run.json"  # in a run's folder: the settings that are its identity
+CONFIG = "launch.json"  # in a run's folder: the whole configuration, for processes that train it together
+SUMMARY = "summary.json"
+
+_log = logging.getLogger(__name__)
+
+
+class Workshop:
+    """Everything below one output folder. Each tokenizer and corpus is opened once."""
+
+    def __init__(self, output: str | Path) -> None:
+        self.output = Path(output)
+        self.records = Records(output)
+        self._tokenizers: dict[tuple[Any, ...], Tokenizer] = {}
+        self._corpora: dict[tuple[Any, ...], Corpus] = {}
+
+    def tokenizer(self, config: Config) -> "Tokenizer":
+        """Raises UserError: ranks file missing or with the wrong hash."""
+        key = (config.tokenizer.name, config.tokenizer.file)
+        if key not in self._tokenizers:
+            from landmark.data import load_tokenizer
+
+            self._tokenizers[key] = load_tokenizer(*key)
+        return self._tokenizers[key]
+
+    def corpus(self, config: Config) -> "Corpus":
+        """The corpus, prepared if it is not. Raises UserError: missing, empty or damaged corpus."""
+        if (corpus := self.prepared(config)) is None:
+            from landmark.data import prepare
+
+            data = config.data
+            corpus = prepare(
+                data.name,
+                self.tokenizer(config),
+                data.cache,
+                path=data.path,
+                workers=data.workers,
+                max_documents=data.max_documents,
+            )
+            self._corpora[_corpus_key(config)] = corpus
+        return corpus
+
+    def prepared(self, config: Config) -> "Corpus | None":
+        """The corpus if it is prepared, else None. Raises UserError as `corpus`."""
+        key = _corpus_key(config)
+        if key not in self._corpora:
+            from landmark.data import find
+
+            data = config.data
+            corpus = find(
+                data.name,
+                self.tokenizer(config),
+                data.cache,
+                path=data.path,
+                max_documents=data.max_documents,
+            )
+            if corpus is None:
+                return None
+            self._corpora[key] = corpus
+        return self._corpora[key]
+
+    def check_lengths(self, config: Config) -> None:
+        """Raise UserError where the evaluation does not fit its split, before anything is trained."""
+        from landmark.data import segments
+
+        stream = self.corpus(config).split(config.eval.split)
+        segments(len(stream), config.eval.length, config.eval.tokens, config.eval.span)
+
+    def run_settings(self, config: Config) -> dict[str, Any]:
+        """The identity of the run that a configuration trains, or of the folder that `run` names."""
+        tokenizer = self.tokenizer(config)
+        if config.run is None:
+            return identity.run_settings(config, tokenizer.hash, self.corpus(config).split("train").sha256)
+        stored = read_json(Path(config.run) / RUN)
+        expected = identity.run_settings(config, tokenizer.hash, stored["stream"])
+        here = {key: expected[key] for key in ("model", "tokenizer")}
+        if changed := identity.difference(here, {key: stored[key] for key in here}):
+            raise UserError(f"run={config.run} was trained with another configuration: {changed}")
+        return stored
+
+    def run_folder(self, config: Config) -> Path:
+        if config.run is not None:
+            return Path(config.run)
+        run = identity.digest(self.run_settings(config))
+        return self.output / "runs" / identity.run_name(config, run)
+
+    def row_settings(self, config: Config) -> dict[str, Any]:
+        """The identity of the row that a configuration evaluates."""
+        run = identity.digest(self.run_settings(config))
+        return identity.row_settings(config, run, self.corpus(config).split(config.eval.split).sha256)
+
+    def ensure_run(self, config: Config, group: str) -> tuple[Path, bool]:
+        """Train the run unless it is there. Returns its folder and whether it was trained now."""
+        folder = self.run_folder(config)
+        if config.run is not None:
+            return folder, False
+        settings = self.run_settings(config)
+        run = identity.digest(settings)
+        with self.records.lock("runs", run):
+            done = self.records.find("runs", run) is not None
+            if done and _trained(folder):
+                return folder, False
+            if done:
+                _log.warning("%s has a record but no weights: training it again", folder)
+            write_json(folder / RUN, settings)
+            results = train_run(config, folder, group, run)
+            results["flops_per_token"] = flops_per_token(config, self.tokenizer(config).vocab_size)
+            labels = _labels(config) | {"seed": config.seed, "experiment": group}
+            self.records.write("runs", run, settings, labels, results)
+            from landmark.training import discard_checkpoints
+
+            discard_checkpoints(folder)
+        return folder, True
+
+    def find_run(self, config: Config) -> dict[str, Any] | None:
+        return self.records.find("runs", identity.digest(self.run_settings(config)))
+
+    def find_row(self, config: Config) -> dict[str, Any] | None:
+        return self.records.find("rows", identity.digest(self.row_settings(config)))
+
+    def ensure_row(self, config: Config, *, name: str, group: str, overrides: list[str]) -> tuple[dict[str, Any], bool]:
+        """Evaluate the row unless its record is there. Returns the record and whether it was made now."""
+        config = resolve(config)
+        settings = self.row_settings(config)
+        row = identity.digest(settings)
+        if (record := self.records.find("rows", row)) is not None:
+            return record, False
+        folder, _ = self.ensure_run(config, group)
+        with self.records.lock("rows", row):
+            if (record := self.records.find("rows", row)) is not None:
+                return record, False
+            results = self._evaluate(config, folder, name)
+            labels = _labels(config) | {
+                "seed": config.seed,
+                "block_size": config.model.block_size,
+                "row": name,
+                "experiment": group,
+                "overrides": overrides,
+                "run": str(folder),
+            }
+            record = self.records.write("rows", row, settings, labels, results)
+        log_row(config, record, group=group)
+        return record, True
+
+    def _evaluate(self, config: Config, folder: Path, name: str) -> dict[str, Any]:
+        from landmark.evaluation import evaluate
+        from landmark.models import decoder_config
+        from landmark.models.checkpoint import load
+
+        tokenizer = self.tokenizer(config)
+        set_threads(config)
+        model = load(folder, decoder_config(config.model, tokenizer), device(config))
+        stream = self.corpus(config).split(config.eval.split)
+        with ProgressBar(name) as progress:
+            results = evaluate(model, stream, tokenizer, config, progress)
+        undefined = {key: None for key, value in results.items() if key.endswith("_se") and not math.isfinite(value)}
+        return results | undefined  # one segment has no standard error
+
+
+def train_run(config: Config, folder: Path, group: str, run: str) -> dict[str, Any]:
+    """Train here, or in one process per device where there are several. Returns the run's summary."""
+    processes = device_count(config)
+    if processes == 1 or "TORCHELASTIC_RUN_ID" in os.environ:
+        return _train_here(config, folder, group, run)
+    write_json(folder / CONFIG, {"config": to_dict(replace(config, rows={}, compare={})), "group": group, "run": run})
+    (folder / SUMMARY).unlink(missing_ok=True)
+    command = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    done = subprocess.run([sys.executable, *command, "-m", "landmark.execution", str(folder)], check=False)
+    if done.returncode:
+        raise UserError(f"training {folder.name} on {processes} devices failed: see the messages above")
+    return read_json(folder / SUMMARY)
+
+
+def _train_here(config: Config, folder: Path, group: str, run: str) -> dict[str, Any]:
+    import torch
+
+    from landmark.models import build
+    from landmark.training import train
+
+    workshop = Workshop(config.output)
+    tokenizer, corpus = workshop.tokenizer(config), workshop.corpus(config)
+    set_threads(config)
+    torch.manual_seed(config.seed)
+    model = build(config.model, tokenizer)
+    with training_loggers(config, run, group=group) as loggers:
+        try:
+            return train(model, corpus, tokenizer, config, folder, loggers)
+        except SystemExit as stop:  # what Lightning makes of an interrupt
+            raise KeyboardInterrupt from stop
+
+
+def device_count(config: Config) -> int:
+    """Processes that a training takes: one per device."""
+    devices = config.trainer.devices
+    if isinstance(devices, int):
+        return devices
+    if devices != "auto":
+        return int(devices) if devices.isdigit() else len([part for part in devices.split(",") if part])
+    if config.trainer.accelerator == "cpu" or config.trainer.strategy == "auto":
+        return 1
+    import torch
+
+    return max(1, torch.cuda.device_count())
+
+
+def device(config: Config) -> str:
+    """Where an evaluation runs. Raises UserError where a GPU is asked for and there is none."""
+    import torch
+
+    if config.trainer.accelerator == "cpu":
+        return "cpu"
+    if torch.cuda.is_available():
+        return "cuda"
+    if config.trainer.accelerator in ("gpu", "cuda"):
+        raise UserError(f"trainer={config.trainer.name}: no GPU was found, use trainer=cpu")
+    return "cpu"
+
+
+def set_threads(config: Config) -> None:
+    if config.trainer.threads is not None:
+        import torch
+
+        torch.set_num_threads(config.trainer.threads)
+
+
+class ProgressBar:
+    """A bar over predictions, quiet where the output is no terminal and the row is short."""
+
+    def __init__(self, name: str) -> None:
+        from tqdm import tqdm
+
+        every = 0.2 if sys.stderr.isatty() else 15.0  # seconds
+        self.bar = tqdm(
+            desc=name, unit="tok", unit_scale=True, mininterval=every, delay=2.0, leave=False, ncols=80
+        )  # fmt: skip
+
+    def __enter__(self) -> Callable[[int, int], None]:
+        return self.update
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.close()
+
+    def update(self, done: int, total: int) -> None:
+        self.bar.total = total
+        self.bar.update(done - self.bar.n)
+
+
+def _trained(folder: Path) -> bool:
+    return (folder / "model.safetensors").is_file() and (folder / "config.json").is_file()
+
+
+def _corpus_key(config: Config) -> tuple[Any, ...]:
+    data, tokenizer = config.data, config.tokenizer
+    return data.name, data.path, data.cache, data.max_documents, tokenizer.name, tokenizer.file
+
+
+def _labels(config: Config) -> dict[str, Any]:
+    return {"size": config.size, "data": config.data.name, "tokenizer": config.tokenizer.name}
+
+
+def _child(folder: Path) -> None:
+    """One of several processes that train a run together, started by `train_run`."""
+    launch = read_json(folder / CONFIG)
+    config = from_dict(Config, launch["config"])
+    summary = _train_here(config, folder, launch["group"], launch["run"])
+    if os.environ.get("RANK", "0") == "0":
+        write_json(folder / SUMMARY, summary)
+
+
+if __name__ == "__main__":
+    _child(Path(sys.argv[1]))

@@ -1,0 +1,94 @@
+"""What makes a run or a row the one it is: a hash of all that decides its result, and of nothing else."""
+
+import hashlib
+import json
+from dataclasses import asdict
+from typing import Any
+
+from landmark.config import Config
+from landmark.lab.validate import resolve
+
+# Raised by hand when the same settings give other numbers than before.
+NUMERICS_VERSION = 1
+
+_OPTIMISATION = (
+    *("steps", "batch_size", "length", "precision"),
+    *("max_lr", "start_lr", "final_lr", "warmup", "beta1", "beta2", "weight_decay"),
+)
+
+
+def run_settings(config: Config, tokenizer_hash: str, stream_sha256: str) -> dict[str, Any]:
+    """All that decides a run's weights: model, optimisation, precision, seed, tokenizer, training stream."""
+    model = asdict(config.model).items()
+    settings: dict[str, Any] = {
+        "model": {key: value for key, value in model if key != "backend" and value is not None},
+        "train": {key: getattr(config.train, key) for key in _OPTIMISATION},
+        "seed": config.seed,
+        "tokenizer": tokenizer_hash,
+        "stream": stream_sha256,
+    }
+    if config.cmt.enabled:
+        settings["cmt"] = True
+    if config.positions.kind != "standard":
+        settings["positions"] = asdict(config.positions)
+    return settings
+
+
+def row_settings(config: Config, run: str, stream_sha256: str) -> dict[str, Any]:
+    """Everything that decides a row's numbers: the run, how it is read, the evaluated text.
+
+    Only settings that matter for the kind of model are part of it.
+    """
+    config = resolve(config)
+    kind = config.model.kind
+    settings: dict[str, Any] = {
+        "run": run,
+        "model": kind,
+        "eval_length": config.eval.length,
+        "local": config.eval.local,
+        "split": config.eval.split,
+        "tokens": config.eval.tokens,
+        "span": config.eval.span if config.eval.tokens is not None else None,
+        "stream": stream_sha256,
+        "numerics": NUMERICS_VERSION,
+    }
+    if kind == "landmark":
+        settings |= {
+            "blocks": config.memory.blocks,
+            "k": config.retrieval.k,
+            "granularity": config.retrieval.granularity,
+            "scorer": config.retrieval.scorer,
+        }
+        if config.cmt.enabled:
+            settings["cmt_cutoff"] = config.cmt.cutoff
+    if kind == "transformer_xl":
+        settings["cache"] = config.model.cache
+    return settings
+
+
+def digest(settings: dict[str, Any]) -> str:
+    """Ten hexadecimal digits, the same for equal settings whatever their order."""
+    text = json.dumps(settings, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+
+def run_name(config: Config, run_id: str) -> str:
+    """Name of a run's folder below outputs/runs; its last part is the run's identity."""
+    return f"{config.model.kind}-{config.data.name}-{config.size}-{run_id}"
+
+
+def difference(here: dict[str, Any], there: dict[str, Any]) -> str:
+    """Where two runs' settings differ, as `key: value here, value there`; empty where they are equal."""
+    ours, theirs = _flat(here), _flat(there)
+    return "; ".join(
+        f"{key}: {ours.get(key)!r} here, {theirs.get(key)!r} there"
+        for key in sorted(ours.keys() | theirs.keys())
+        if ours.get(key) != theirs.get(key)
+    )
+
+
+def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return flat

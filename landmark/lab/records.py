@@ -1,0 +1,89 @@
+"""Records: the small JSON file that a run or a row leaves when it is done, and the lock around making it."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from filelock import FileLock, Timeout
+
+from landmark.errors import UserError
+from landmark.lab.files import read_json, write_json
+from landmark.lab.provenance import provenance
+
+Record = dict[str, Any]
+Kind = Literal["runs", "rows"]
+PARTS = ("id", "settings", "labels", "results", "provenance")
+
+_log = logging.getLogger(__name__)
+
+
+class Records:
+    """The records below `output`/records, one file each."""
+
+    def __init__(self, output: str | Path) -> None:
+        self.output = Path(output)
+
+    def path(self, kind: Kind, identity: str) -> Path:
+        return self.output / "records" / kind / f"{identity}.json"
+
+    def find(self, kind: Kind, identity: str) -> Record | None:
+        """The record, or None where there is none yet. Raises UserError if it is cut short or misplaced."""
+        path = self.path(kind, identity)
+        return read_record(path, identity) if path.exists() else None
+
+    def all(self, kind: Kind) -> list[Record]:
+        """Every record of a kind, by identity. Raises UserError as `find`."""
+        return [read_record(path, path.stem) for path in sorted(self.path(kind, "x").parent.glob("*.json"))]
+
+    def write(
+        self,
+        kind: Kind,
+        identity: str,
+        settings: Record,
+        labels: Record,
+        results: Record,
+    ) -> Record:
+        """Write a record: the settings that are its identity, labels for people, results, provenance.
+
+        Raises UserError where a result is not a finite number.
+        """
+        record = {
+            "id": identity,
+            "settings": settings,
+            "labels": labels,
+            "results": results,
+            "provenance": provenance(),
+        }
+        try:
+            write_json(self.path(kind, identity), record)
+        except ValueError as error:
+            raise UserError(f"{self.path(kind, identity)} was not written: a result is not a finite number") from error
+        return record
+
+    @contextmanager
+    def lock(self, kind: Kind, identity: str) -> Iterator[None]:
+        """Held by one process at a time; the system lets go of it when that process dies."""
+        path = self.output / "locks" / f"{kind}-{identity}.lock"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(path)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            _log.info("another process is at work on %s %s: waiting for it", kind.removesuffix("s"), identity)
+            lock.acquire()
+        try:
+            yield
+        finally:
+            lock.release()
+
+
+def read_record(path: Path, identity: str) -> Record:
+    """A record that is whole and is the one its name says. Raises UserError otherwise."""
+    record = read_json(path)
+    if not isinstance(record, dict) or any(part not in record for part in PARTS):
+        raise UserError(f"{path} is not a whole record: delete it to make it anew")
+    if record["id"] != identity:
+        raise UserError(f"{path} holds the record {record['id']}, not {identity}: delete it to make it anew")
+    return record

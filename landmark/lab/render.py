@@ -1,0 +1,120 @@
+"""A table for the terminal, as Markdown and as CSV."""
+
+import csv
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+from landmark.lab.files import write_atomic
+from landmark.lab.plots import draw
+from landmark.lab.tables import Table, TableRow
+
+# Title, text of a cell.
+_COLUMNS: list[tuple[str, Callable[[TableRow], str]]] = [
+    ("row", lambda row: row.name),
+    ("model", lambda row: row.model),
+    ("length", lambda row: str(row.length)),
+    ("local", lambda row: str(row.local)),
+    ("blocks", lambda row: _text(row.blocks)),
+    ("k", lambda row: _text(row.k)),
+    ("attention size", lambda row: _text(row.attention_size)),
+    ("keys attended", lambda row: _text(row.keys_attended, ".0f")),
+    ("perplexity", lambda row: perplexity(row)),
+    ("paper", lambda row: _text(row.paper, ".2f")),
+    ("poster", lambda row: _text(row.poster, ".2f")),
+    ("vs first row, nats", lambda row: _difference(row)),
+    ("bits/byte", lambda row: _text(row.bits_per_byte, ".4f")),
+    ("word ppl", lambda row: _text(row.word_perplexity, ".4g")),
+    ("tokens/s", lambda row: _text(row.tokens_per_second, ",.0f")),
+]
+_LEFT = 2  # columns of words
+_PUBLISHED = {"attention size", "paper", "poster"}
+
+
+def is_written(table: Table, folder: Path) -> bool:
+    """Whether the same table was written below `folder` before."""
+    path = _path(table, folder, "md")
+    return path.exists() and path.read_text(encoding="utf-8") == as_markdown(table)
+
+
+def write(table: Table, folder: Path) -> dict[str, Path]:
+    """Write the CSV, the Markdown and the picture of a table below `folder`. Returns their paths by kind."""
+    paths = {kind: _path(table, folder, kind) for kind in ("csv", "md", "png")}
+    write_atomic(paths["csv"], as_csv(table))
+    write_atomic(paths["md"], as_markdown(table))
+    write_atomic(paths["png"], draw(table))
+    return paths
+
+
+def as_text(table: Table) -> str:
+    """Aligned columns, the header above, notes and comparisons below."""
+    titles, rows = _cells(table)
+    widths = [max(len(row[i]) for row in [titles, *rows]) for i in range(len(titles))]
+    lines = [
+        "  ".join(cell.ljust(w) if i < _LEFT else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths)))
+        for row in [titles, ["-" * width for width in widths], *rows]
+    ]
+    return "\n".join([table.header, "", *(line.rstrip() for line in lines), *_below(table)]) + "\n"
+
+
+def as_markdown(table: Table) -> str:
+    titles, rows = _cells(table)
+    rule = ["---" if i < _LEFT else "---:" for i in range(len(titles))]
+    lines = [f"| {' | '.join(row)} |" for row in [titles, rule, *rows]]
+    below = [f"- {line}" if line else "" for line in _below(table)]
+    return "\n".join([f"**{table.header}**", "", *lines, *below]) + "\n"
+
+
+def as_csv(table: Table) -> str:
+    """Every number in full, with what the whole table has in common repeated in each row."""
+    common = {key: getattr(table, key) for key in ("size", "data", "tokenizer", "split", "seeds")}
+    columns, rows = plain(table)
+    output = io.StringIO()
+    writer = csv.writer(output, lineterminator="\n")
+    writer.writerow([*columns, *common])
+    writer.writerows([*("" if value is None else value for value in row), *common.values()] for row in rows)
+    return output.getvalue()
+
+
+def plain(table: Table) -> tuple[list[str], list[list[Any]]]:
+    """Names of the columns, and the rows' bare values."""
+    return [item.name for item in fields(TableRow)], [list(asdict(row).values()) for row in table.rows]
+
+
+def perplexity(row: TableRow) -> str:
+    """Perplexity ± its spread, to the digits that the spread leaves meaning."""
+    if row.spread is None:
+        return f"{row.perplexity:.2f}"
+    digits = 2 if row.spread >= 0.01 else 3 if row.spread >= 0.001 else 4
+    return f"{row.perplexity:.{digits}f} ± {row.spread:.{digits}f}"
+
+
+def _path(table: Table, folder: Path, kind: str) -> Path:
+    return folder / table.name / f"{table.stem}.{kind}"
+
+
+def _cells(table: Table) -> tuple[list[str], list[list[str]]]:
+    hidden = set() if table.published else _PUBLISHED
+    if table.data != "pg19":  # code has long words: the number says nothing
+        hidden = hidden | {"word ppl"}
+    columns = [(title, cell) for title, cell in _COLUMNS if title not in hidden]
+    return [title for title, _ in columns], [[cell(row) for _, cell in columns] for row in table.rows]
+
+
+def _below(table: Table) -> Sequence[str]:
+    notes = [f"{row.name}: {row.note}" for row in table.rows if row.note]
+    if table.published:
+        notes.append("attention size, paper, poster: the paper's columns; keys attended: ours, the mean over queries")
+    return ["", *notes, *table.comparisons] if notes or table.comparisons else []
+
+
+def _difference(row: TableRow) -> str:
+    if row.difference is None:
+        return "-"
+    return f"{row.difference:+.4f} ± {_text(row.difference_error, '.4f')}"
+
+
+def _text(value: float | None, form: str = "") -> str:
+    return "-" if value is None else format(value, form)

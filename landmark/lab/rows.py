@@ -1,0 +1,116 @@
+"""An experiment's rows: each is a name and the command-line overrides that give it."""
+
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from hydra import compose
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from landmark.config import Config, to_config
+from landmark.errors import UserError
+from landmark.lab.commandline import one_line
+from landmark.lab.validate import check
+
+# What an experiment decides for all of its rows.
+_NOT_A_ROWS = {"experiment", "rows", "row", "run", "task", "seeds", "name", "compare", "output", "logger"}
+
+Compose = Callable[[list[str]], DictConfig]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A named row: its overrides (the command line's first) and its configuration, one per seed."""
+
+    name: str
+    overrides: list[str]
+    configs: list[Config]
+
+
+def compose_job(overrides: list[str]) -> DictConfig:
+    """Compose conf/config.yaml with these overrides, inside a Hydra job."""
+    return compose(config_name="config", overrides=overrides)
+
+
+def select(config: Config, overrides: list[str], composer: Compose = compose_job) -> list[Row]:
+    """The rows of a job, all composed and validated: the experiment's, one of them, or the config itself.
+
+    overrides: those of the command line. Raises UserError: no such row; a row that sets what the command line
+    sets too; settings that make no sense.
+    """
+    if config.row is not None and config.row not in config.rows:
+        known = f"one of {', '.join(config.rows)}" if config.rows else "there are none: name an +experiment"
+        raise UserError(f"row={config.row}: no such row ({known})")
+    if config.seeds is not None and any(override.key_or_group == "seed" for override in parse(overrides)):
+        raise UserError("seed: set on the command line, but seeds is set too; use one of them (seeds=null)")
+    for title, pair in config.compare.items():
+        if len(pair) != 2 or any(name not in config.rows for name in pair):
+            raise UserError(f"compare: {title}: [{', '.join(pair)}] must be the names of two rows")
+    if not config.rows:
+        return [_row(config.name, config, overrides)]
+    names = [config.row] if config.row is not None else list(config.rows)
+    shared = [
+        override.input_line or ""
+        for override in parse(overrides)
+        if override.key_or_group not in ("row", "rows", "task")
+    ]
+    clashes = [clash for name in names if (clash := _clash(name, _split(name, config.rows[name]), shared))]
+    if clashes:
+        raise UserError(clashes[0])
+    rows = []
+    for name in names:
+        own = _split(name, config.rows[name])
+        try:
+            rows.append(_row(name, to_config(composer([*shared, *own])), [*shared, *own]))
+        except (HydraException, OmegaConfBaseException, UserError) as error:
+            raise UserError(f"row {name}: {one_line(error)}") from error
+    return rows
+
+
+def parse(overrides: Sequence[str]) -> list[Override]:
+    """Overrides as Hydra reads them."""
+    return OverridesParser.create().parse_overrides(list(overrides))
+
+
+def _row(name: str, config: Config, overrides: list[str]) -> Row:
+    check(config)
+    seeds = [config.seed] if config.seeds is None else config.seeds
+    return Row(name, overrides, [replace(config, seed=seed, seeds=None) for seed in seeds])
+
+
+def _split(name: str, text: str) -> list[str]:
+    try:
+        own = shlex.split(text)
+        parsed = parse(own)
+    except (ValueError, HydraException) as error:
+        raise UserError(f"row {name}: {one_line(error)}") from error
+    for override in parsed:
+        if override.key_or_group.partition(".")[0] in _NOT_A_ROWS:
+            raise UserError(f"row {name} sets {override.key_or_group}, which belongs to the whole experiment")
+        if override.is_sweep_override():
+            raise UserError(f"row {name} gives {override.key_or_group} several values: make a row of each")
+    return own
+
+
+def _clash(name: str, own: list[str], shared: list[str]) -> str | None:
+    """Why a row and the command line do not go together, if so: the row's value would win silently."""
+    for ours in parse(own):
+        for theirs in parse(shared):
+            if _overlap(ours, theirs):
+                return (
+                    f"{theirs.input_line} on the command line, but row {name} sets {ours.input_line}: "
+                    f"leave {theirs.key_or_group} to the rows, or change the row in conf/experiment"
+                )
+    return None
+
+
+def _overlap(a: Override, b: Override) -> bool:
+    """Whether two overrides set the same key, one of them perhaps as part of a mapping."""
+    if a.key_or_group == b.key_or_group:
+        return True
+    outer, inner = sorted((a, b), key=lambda override: len(override.key_or_group))
+    return isinstance(outer.value(), dict) and inner.key_or_group.startswith(f"{outer.key_or_group}.")

@@ -1,0 +1,62 @@
+import pytest
+
+from landmark.errors import UserError
+from landmark.lab.validate import check, resolve
+
+BAD = {
+    "retrieval.k=-1": "retrieval.k=-1: must be at least 0",
+    "eval.local=0": "eval.local=0: must be at least 1",
+    "memory.blocks=3": "memory.blocks=3 is less than retrieval.k=4",
+    "eval.local=513": "eval.local=513 is more than eval.length=512",
+    "eval.length=8192": "raise eval.span to at least 8192",
+    "eval.split=train": "eval.split=train: must be one of validation, test",
+    "retrieval.scorer=best": "retrieval.scorer=best: must be one of landmark, recent",
+    "retrieval.granularity=none": "must be one of per_token_and_head",
+    "memory.tier=tape": "memory.tier=tape: must be one of",
+    "task=tabel": "task=tabel: must be one of auto, table",
+    "train.precision=8": "train.precision=8: must be one of",
+    "train.steps=0": "train.steps=0: must be at least 1",
+    "train.warmup=2": "train.warmup=2.0: must be a fraction",
+    "train.max_lr=0": "train.max_lr=0.0: must be above 0",
+    "model.head_dim=3": "model.head_dim=3: must be even",
+    "model.block_size=null": "model.block_size=null: a landmark model needs it",
+    "model.block_size=0": "model.block_size=0: must be at least 1",
+    "seeds=[1,1]": "must be a list of different seeds",
+    "logger.mode=loud": "logger.mode=loud: must be one of",
+    "cmt=on": "not available yet",
+    "positions=jumps": "not available yet",
+}
+
+
+@pytest.mark.parametrize("override", BAD)
+def test_nonsense_is_refused_naming_the_key(configure, override):
+    with pytest.raises(UserError) as error:
+        check(configure("size=nano", override))
+    assert BAD[override] in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_plain_transformer_reads_whole_segments(configure):
+    with pytest.raises(UserError, match="reads a whole segment at once"):
+        check(configure("model=transformer", "eval.local=360"))
+    check(configure("model=transformer", "eval.local=360", "eval.length=360"))
+
+
+def test_memory_settings_of_another_model_do_not_matter(configure):
+    check(configure("model=transformer", "memory.blocks=3"))
+
+
+def test_long_evaluation_of_the_whole_split_needs_no_span(configure):
+    check(configure("size=paper", "eval.length=8192"))
+
+
+@pytest.mark.parametrize(
+    ("model", "length", "local"),
+    [("transformer", 512, 512), ("landmark", 2048, 250), ("landmark", 100, 100), ("transformer_xl", 2048, 256)],
+)
+def test_what_is_fed_at_a_time_if_left_open(configure, model, length, local):
+    assert resolve(configure(f"model={model}", f"eval.length={length}")).eval.local == local
+
+
+def test_no_memory_at_all_is_allowed(configure):
+    check(configure("retrieval.k=0"))

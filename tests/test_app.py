@@ -1,0 +1,227 @@
+"""What is made and what is read from records, with stand-ins for the training and the evaluation themselves."""
+
+import json
+import random
+import shutil
+
+import pytest
+
+from landmark import app, execution
+from landmark.config import to_config
+from landmark.errors import UserError
+from landmark.lab.files import write_json
+from tests.lab.conftest import compose_conf
+
+
+@pytest.fixture(scope="module")
+def books(tmp_path_factory):
+    """Three splits of one short book each."""
+    folder = tmp_path_factory.mktemp("books")
+    draw = random.Random(0)
+    for number, split in enumerate(("train", "validation", "test"), 1):
+        (folder / split).mkdir()
+        text = " ".join(draw.choice(["landmark", "block", "memory"]) for _ in range(2000))
+        (folder / split / f"{number}.txt").write_text(text)
+    return folder
+
+
+class Workplace:
+    """Runs tasks below a folder, and notes what was trained and evaluated."""
+
+    def __init__(self, books, output):
+        self.output = output
+        self.common = [f"data.path={books}", f"output={output}", "tokenizer=bytes", "size=nano", "logger=csv"]
+        self.common += ["trainer=cpu", "eval.tokens=8192"]
+        self.trained, self.evaluated, self.fail_at = [], [], None
+
+    def __call__(self, *overrides):
+        self.trained.clear()
+        self.evaluated.clear()
+        overrides = [*self.common, *overrides]
+        app.run(to_config(compose_conf(overrides)), overrides, compose_conf)
+
+    def train(self, config, folder, group, run):
+        self.trained.append(config.model.kind)
+        for name in ("model.safetensors", "config.json"):
+            (folder / name).write_text("{}")
+        return {"steps": config.train.steps, "tokens_per_second": 1e4, "validation_perplexity": 9.0}
+
+    def evaluate(self, workshop, config, folder, name):
+        if name == self.fail_at:
+            raise KeyboardInterrupt
+        self.evaluated.append(name)
+        nll = 1.0 + (config.model.kind == "transformer") - config.eval.length / 1e5
+        spans = [[4096 * i, 4096, 4096 * nll + i] for i in range(2)]
+        return {
+            "tokens": 8192,
+            "nll": nll,
+            "perplexity": 2.718**nll,
+            "perplexity_se": 0.01,
+            "bits_per_byte": nll,
+            "seconds": 1.0,
+            "segments": spans,
+        }
+
+
+@pytest.fixture
+def work(books, tmp_path, monkeypatch):
+    place = Workplace(books, tmp_path / "outputs")
+    monkeypatch.setattr(execution, "_train_here", place.train)
+    monkeypatch.setattr(execution.Workshop, "_evaluate", lambda *args: place.evaluate(*args))
+    return place
+
+
+def test_table_trains_each_run_once_and_evaluates_each_row(work, capsys):
+    work("+experiment=table1_pg19")
+    assert work.trained == ["transformer", "landmark", "transformer_xl"]
+    assert len(work.evaluated) == 13
+    assert "16.32" in capsys.readouterr().out
+    assert {path.suffix for path in (work.output / "tables" / "table1_pg19").iterdir()} == {".csv", ".md", ".png"}
+
+
+def test_second_start_only_renders(work, capsys):
+    work("+experiment=table1_pg19")
+    first = capsys.readouterr().out
+    work("+experiment=table1_pg19")
+    assert (work.trained, work.evaluated) == ([], [])
+    second = capsys.readouterr().out
+    assert first[first.index("table1_pg19:") : first.index("written")] in second
+    assert "0 of 13 rows evaluated now" in second
+
+
+def test_interrupted_table_goes_on_where_it_stopped(work):
+    work.fail_at = "xl_2048"
+    with pytest.raises(KeyboardInterrupt):
+        work("+experiment=table1_pg19")
+    assert work.evaluated == ["plain_512", "plain_360", "landmark_512"]
+    work.fail_at = None
+    work("+experiment=table1_pg19")
+    assert work.trained == []  # Transformer-XL was trained before it was interrupted
+    assert (len(work.evaluated), work.evaluated[0]) == (10, "xl_2048")
+
+
+def test_one_row_trains_and_evaluates_only_what_it_needs(work):
+    work("+experiment=table1_pg19", "row=landmark_4096_k4")
+    assert (work.trained, work.evaluated) == (["landmark"], ["landmark_4096_k4"])
+    assert not (work.output / "tables").exists()
+
+
+def test_rows_of_two_experiments_with_the_same_settings_are_one(work):
+    work("+experiment=table1_pg19", "row=plain_512")
+    work("+experiment=quickstart", "data=pg19", "row=plain_512")
+    assert (work.trained, work.evaluated) == ([], [])
+
+
+def test_configuration_alone_is_a_row(work):
+    work("model=landmark", "retrieval.k=2", "eval.length=1024")
+    work("model=landmark", "retrieval.k=3", "eval.length=1024", "name=other")
+    assert (work.trained, work.evaluated) == ([], ["other"])
+
+
+def test_seeds_train_a_run_each(work, capsys):
+    work("+experiment=quickstart", "data=pg19", "seeds=[0,1]")
+    assert work.trained == ["transformer", "transformer", "landmark", "landmark"]
+    assert len(work.evaluated) == 10
+    assert "standard deviation over 2 seeds" in capsys.readouterr().out
+
+
+def test_task_train_evaluates_nothing(work):
+    work("+experiment=quickstart", "data=pg19", "task=train")
+    assert (work.trained, work.evaluated) == (["transformer", "landmark"], [])
+
+
+def test_task_prepare_trains_nothing(work, capsys):
+    work("+experiment=quickstart", "data=pg19", "task=prepare")
+    assert work.trained == []
+    assert "train 1" in capsys.readouterr().out
+
+
+def test_plan_makes_nothing_and_says_what_is_missing(work, capsys):
+    work("+experiment=quickstart", "data=pg19", "task=plan")
+    assert "missing: 2 runs, 5 rows" in capsys.readouterr().out
+    assert not work.output.exists()
+    work("+experiment=quickstart", "data=pg19", "row=plain_512")
+    work("+experiment=quickstart", "data=pg19", "task=plan")
+    assert (work.trained, work.evaluated) == ([], [])
+    planned = capsys.readouterr().out
+    assert "missing: 1 runs, 4 rows" in planned
+    assert "measured, 1 run" in planned
+
+
+def test_run_whose_weights_are_gone_is_trained_again(work):
+    work("model=transformer")
+    (weights,) = work.output.rglob("model.safetensors")
+    weights.unlink()
+    work("model=transformer", "eval.length=300")
+    assert (work.trained, len(work.evaluated)) == (["transformer"], 1)
+
+
+def test_record_cut_short_stops_with_its_name(work):
+    work("model=transformer")
+    (record,) = (work.output / "records" / "rows").iterdir()
+    record.write_text(record.read_text()[:100])
+    with pytest.raises(UserError, match=rf"{record.name} is not valid JSON, cut short"):
+        work("model=transformer")
+
+
+def test_evaluation_longer_than_the_split_is_refused_before_training(work):
+    with pytest.raises(UserError, match="longer than the split"):
+        work("model=landmark", "eval.length=100000", "eval.span=100000")
+    assert work.trained == []
+
+
+def test_trained_folder_can_be_evaluated_anywhere(work, tmp_path):
+    work("model=landmark", "task=train")
+    (folder,) = (work.output / "runs").iterdir()
+    shutil.move(folder, tmp_path / "given")
+    work("model=landmark", f"run={tmp_path / 'given'}", f"output={tmp_path / 'new'}")
+    assert (work.trained, len(work.evaluated)) == ([], 1)
+
+
+def test_folder_of_another_configuration_is_refused_with_the_difference(work):
+    work("model=landmark", "task=train")
+    (folder,) = (work.output / "runs").iterdir()
+    with pytest.raises(UserError, match=r"another configuration: model\.block_size: 32 here, 50 there"):
+        work("model=landmark", "model.block_size=32", f"run={folder}")
+
+
+def test_folder_that_is_no_run_is_refused(work, tmp_path):
+    with pytest.raises(UserError, match="run.json does not exist"):
+        work("model=landmark", f"run={tmp_path}")
+
+
+def test_record_says_where_it_comes_from(work):
+    work("+experiment=table1_pg19", "row=plain_360")
+    (path,) = (work.output / "records" / "rows").iterdir()
+    record = json.loads(path.read_text())
+    assert record["labels"]["overrides"][-3:] == ["model=transformer", "eval.length=360", "eval.local=360"]
+    assert {"commit", "versions", "hardware", "command", "time"} <= record["provenance"].keys()
+    assert record["results"]["segments"]
+
+
+def test_several_devices_train_in_processes_of_their_own(work, monkeypatch):
+    started = []
+
+    def start(command, check):
+        started.append(command)
+        folder = command[-1]
+        write_json(f"{folder}/summary.json", {"steps": 3, "tokens_per_second": 1.0})
+        return type("Done", (), {"returncode": 0})
+
+    monkeypatch.setattr(execution.subprocess, "run", start)
+    work("model=transformer", "trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", "task=train")
+    assert "--nproc-per-node=2" in started[0]
+    assert work.trained == []
+    (record,) = (work.output / "records" / "runs").iterdir()
+    assert json.loads(record.read_text())["results"]["steps"] == 3
+    launched = json.loads(next(work.output.rglob("launch.json")).read_text())
+    assert launched["config"]["trainer"]["devices"] == 2
+
+
+def test_failed_processes_leave_no_record(work, monkeypatch):
+    monkeypatch.setattr(
+        execution.subprocess, "run", lambda command, check: type("Done", (), {"returncode": 1})
+    )  # fmt: skip
+    with pytest.raises(UserError, match="on 2 devices failed"):
+        work("model=transformer", "trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", "task=train")
+    assert not (work.output / "records").exists()

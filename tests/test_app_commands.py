@@ -1,0 +1,56 @@
+"""run.py as it is started from a shell: bad input is one line on stderr, the exit code is not 0, nothing is left."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+RUN = Path(__file__).parents[1] / "run.py"
+
+
+def start(folder, *arguments):
+    return subprocess.run([sys.executable, str(RUN), *arguments], cwd=folder, capture_output=True, text=True)
+
+
+BAD = {
+    "misspelt key": (["model.blok_size=3"], "did you mean 'block_size'"),
+    "misspelt key with a plus": (["+eval.tokns=3"], "unknown key eval.tokns"),
+    "wrong type": (["train.steps=many"], "could not be converted to Integer"),
+    "no such group member": (["size=huge"], "Available options in 'size': nano, paper, small"),
+    "two experiments": (["-m", "+experiment=quickstart,table1_pg19"], "one experiment at a time"),
+    "glob without a match": (["-m", "+experiment=quickstart", "model=glob(lstm*)"], "matches nothing"),
+    "row and command line": (["+experiment=quickstart", "model=landmark"], "but row plain_512 sets model="),
+    "out of range": (["retrieval.k=-1"], "retrieval.k=-1: must be at least 0"),
+    "missing corpus": (["tokenizer=bytes", "data.path=nowhere", "task=prepare"], "nowhere"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line(tmp_path, case):
+    arguments, said = BAD[case]
+    done = start(tmp_path, *arguments)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "multirun.yaml"] == []
+
+
+def test_plan_of_the_quickstart(tmp_path):
+    done = start(tmp_path, "+experiment=quickstart", "task=plan")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "missing: 2 runs, 5 rows" in done.stdout
+
+
+def test_sweep_over_rows_works_on_each(tmp_path):
+    done = start(tmp_path, "-m", "+experiment=quickstart", "task=plan", "row=plain_512,landmark_2048")
+    assert done.returncode == 0
+    assert done.stdout.count("missing: 1 runs, 1 rows") == 2
+
+
+def test_free_sweep_works_on_each(tmp_path):
+    common = ["data=stdlib", "tokenizer=bytes", "size=nano", "task=plan", "model=landmark"]
+    done = start(tmp_path, "-m", *common, "retrieval.k=1,2")
+    assert done.returncode == 0
+    assert done.stdout.count("missing: 1 runs, 1 rows") == 2

@@ -107,7 +107,7 @@ def _below(table: Table) -> Sequence[str]:
     notes = [f"{row.name}: {row.note}" for row in table.rows if row.note]
     if table.published:
         notes.append("attention size, paper, poster: the paper's columns; keys attended: ours, the mean over queries")
-    return ["", *notes, *table.comparisons] if notes or table.comparisons else []
+    return ["", *notes, *table.comparisons, *dict.fromkeys(row.measured for row in table.rows)]
 
 
 def _difference(row: TableRow) -> str:

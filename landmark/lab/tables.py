@@ -53,7 +53,18 @@ class TableRow:
     bits_per_byte: float | None
     word_perplexity: float | None
     tokens_per_second: float | None
-    note: str = ""
+    seconds: float | None
+    peak_memory_bytes: float | None
+    note: str
+    commit: str
+    hardware: str
+    versions: str
+    command: str
+
+    @property
+    def measured(self) -> str:
+        """Where the numbers come from, in a sentence."""
+        return f"measured at commit {self.commit} on {self.hardware} ({self.versions}) by `{self.command}`"
 
 
 @dataclass(frozen=True)
@@ -180,8 +191,22 @@ def _row(
         bits_per_byte=_mean(records, "bits_per_byte"),
         word_perplexity=_mean(records, "word_perplexity"),
         tokens_per_second=_mean(records, "tokens_per_second"),
+        seconds=_mean(records, "seconds"),
+        peak_memory_bytes=_mean(records, "peak_memory_bytes"),
         note=published.get("note") or "",
+        **_source(records[0]["provenance"]),
     )
+
+
+def _source(provenance: Record) -> dict[str, str]:
+    hardware = provenance["hardware"]
+    versions = {name: version for name, version in provenance["versions"].items() if version}
+    return {
+        "commit": (provenance["commit"] or "unknown")[:10],
+        "hardware": ", ".join([*hardware.get("gpus", []), f"{hardware['cpu']}, {hardware['cores']} cores"]),
+        "versions": ", ".join(f"{name} {versions[name]}" for name in ("python", "torch") if name in versions),
+        "command": f"python {provenance['command']}",
+    }
 
 
 def _differences(rows: Sequence[Record], others: Sequence[Record], paired: Paired) -> tuple[Difference | None, int]:

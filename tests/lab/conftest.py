@@ -64,7 +64,13 @@ def row_record(config: Config, row: str, perplexity: float, error: float = 0.1) 
             "keys_attended": 300.0,
             "tokens_per_second": 12345.6,
             "seconds": 8.0,
+            "peak_memory_bytes": 10**9,
             "segments": [[4096 * i, 4096, 4096 * (nll + noise.gauss(0, 0.002))] for i in range(24)],
         },
-        "provenance": {},
+        "provenance": {
+            "commit": "0123456789abcdef",
+            "versions": {"python": "3.11.7", "torch": "2.13.0", "numpy": None},
+            "hardware": {"cpu": "an abacus", "cores": 2},
+            "command": "run.py +experiment=made_up",
+        },
     }

@@ -91,6 +91,14 @@ def test_csv_holds_the_numbers_in_full(table1):
     assert {row["split"] for row in rows} == {"test"}
 
 
+def test_every_number_says_where_it_was_measured(table1):
+    said = "measured at commit 0123456789 on an abacus, 2 cores (python 3.11.7, torch 2.13.0)"
+    assert render.as_markdown(table1).count(said) == 1
+    row = next(csv.DictReader(io.StringIO(render.as_csv(table1))))
+    assert row["command"] == "python run.py +experiment=made_up"
+    assert (row["commit"], row["hardware"]) == ("0123456789", "an abacus, 2 cores")
+
+
 def test_written_table_is_recognised(table1, tmp_path):
     assert not render.is_written(table1, tmp_path)
     paths = render.write(table1, tmp_path)

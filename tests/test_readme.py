@@ -1,0 +1,72 @@
+"""What the READMEs tell people to type composes, and the Python they show runs."""
+
+import re
+import shlex
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+
+from landmark.config import to_config
+from landmark.lab import rows
+from landmark.lab.validate import check
+from landmark.models import Decoder, DecoderConfig, save
+from tests.lab.conftest import compose_conf
+
+ROOT = Path(__file__).parents[1]
+READMES = [ROOT / "README.md", *sorted(ROOT.glob("experiments/*/README.md"))]
+
+
+def commands() -> list:
+    found = []
+    for readme in READMES:
+        for block in re.findall(r"```bash\n(.*?)```", readme.read_text(encoding="utf-8"), re.DOTALL):
+            for line in block.replace("\\\n", " ").splitlines():
+                words = shlex.split(line, comments=True)
+                if words[:2] == ["python", "run.py"]:
+                    found.append(pytest.param(words[2:], id=f"{readme.parent.name}: {' '.join(words[2:])}"))
+    return found
+
+
+@pytest.mark.parametrize("words", commands())
+def test_commands_compose_with_all_their_rows(words):
+    sweep = words[0] == "-m"
+    choices = [
+        [f"{key}={value}" for value in values.split(",")] if sweep else [f"{key}={values}"]
+        for key, _, values in (word.partition("=") for word in words[sweep:])
+    ]
+    for overrides in product(*choices):
+        config = to_config(compose_conf(list(overrides)))
+        selected = rows.select(config, list(overrides), compose_conf)
+        assert selected
+        for row in selected:
+            for one in row.configs:
+                check(one)
+
+
+def test_make_targets_exist():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    targets = re.findall(r"^make (\w+)", text, re.MULTILINE)
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert {"quickstart", "test"} <= set(targets)
+    for target in targets:
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE)
+
+
+def test_links_lead_somewhere():
+    for readme in [*READMES, *ROOT.glob("landmark/**/README.md")]:
+        for target in re.findall(r"\]\(([^)#:]+)\)", readme.read_text(encoding="utf-8")):
+            assert (readme.parent / target).exists(), f"{readme.relative_to(ROOT)} links to {target}"
+
+
+def test_the_python_example_runs(tmp_path):
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    config = DecoderConfig("landmark", 320, 1, 2, 8, 32, landmark_id=257, block_size=50)
+    save(Decoder(config), tmp_path)
+    scope = {"tokens": torch.randint(0, 256, (1, 600))}
+    exec(block.replace("outputs/runs/…", str(tmp_path)), scope)
+    assert scope["out"].shape == (2, 8, 512, 64)
+    assert scope["logits"].shape == (1, 100, 320)
+    assert scope["memory"].stats["chunks"] == 3

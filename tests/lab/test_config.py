@@ -50,7 +50,7 @@ def test_paper_size_is_the_papers(configure):
 
 def test_size_given_by_an_experiment_or_after_it_decides_the_recipe(configure):
     assert configure("+experiment=quickstart", "model=transformer_xl").train.length == 2048
-    small = configure("+experiment=quickstart", "size=small", "model=transformer_xl")
+    small = configure("+experiment=table1_pg19", "size=small", "model=transformer_xl")
     assert (small.size, small.train.steps, small.train.batch_size) == ("small", 1500, 128)
 
 

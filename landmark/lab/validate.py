@@ -13,7 +13,7 @@ CHOICES = {
     "train.precision": ("32-true", "bf16-mixed"),
     "retrieval.granularity": ("per_token_and_head", "per_head", "per_token"),
     "retrieval.scorer": ("landmark", "recent", "random", "mean_key"),
-    "memory.tier": ("device", "cpu", "disk"),
+    "memory.tier": ("device",),
     "positions.kind": ("standard", "jumps"),
     "eval.split": ("validation", "test"),
     "logger.mode": ("auto", "online", "offline", "disabled"),

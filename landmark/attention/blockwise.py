@@ -44,12 +44,13 @@ class _Grid:
         self.grid_keys = position.clamp(max=keys - 1)
         position = position[:, self.first_query_block * width :]
         self.grid_queries = (position - prefix).clamp(0, queries - 1)
-        self.grid_valid = (position >= prefix) & (position < keys)
+        self.outside = ((position < prefix) | (position >= keys)).flatten().nonzero().squeeze(1)
         position = steps(keys)
         self.key_rows = torch.where(position < head, position, position - head + width)
-        offset = width if self.needs_first else 0
+        self.query_width = width if self.needs_first else 0  # rows that the first block takes of the queries' parts
         query = position[:, prefix:]
-        self.query_rows = torch.where(query < head, query, query - head + offset - self.first_query_block * width)
+        in_grid = query - head + self.query_width - self.first_query_block * width
+        self.query_rows = torch.where(query < head, query, in_grid)
         # Rows of the first block see its normal tokens; so does, from the grid, every query.
         token, row = steps(block_size), steps(width)
         in_first = token < block_size - phase[:, None]
@@ -66,6 +67,38 @@ def _take(x: Tensor, rows: Tensor) -> Tensor:
     flat = x.transpose(1, 2).reshape(batch * length, heads * dim)
     index = rows + torch.arange(batch, device=x.device)[:, None] * length
     return flat.index_select(0, index.flatten()).view(batch, -1, heads, dim).transpose(1, 2)
+
+
+class _Parts:
+    """Results for the first block and for the grid, (B, H, rows, d) each, in one buffer that `gather` reads once."""
+
+    def __init__(self, like: Tensor, first_rows: int, grid_rows: int, zero: bool = False):
+        batch, heads, _, dim = like.shape
+        self.rows = first_rows, grid_rows
+        make = like.new_zeros if zero else like.new_empty
+        self.flat = make(batch * (first_rows + grid_rows), heads * dim)
+        first, grid = self.flat.split([batch * first_rows, batch * grid_rows])
+        self.first = first.view(batch, first_rows, heads, dim).transpose(1, 2)
+        self.grid = grid.view(batch, grid_rows, heads, dim).transpose(1, 2)
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """rows: (B, n), counted through both parts of a sample → (B, H, n, d)."""
+        (first, grid), batch = self.rows, len(rows)
+        sample = torch.arange(batch, device=rows.device)[:, None]
+        in_grid = batch * first + sample * grid + rows - first
+        index = torch.where(rows < first, sample * first + rows, in_grid)
+        heads, dim = self.grid.shape[1], self.grid.shape[3]
+        return self.flat.index_select(0, index.flatten()).view(batch, -1, heads, dim).transpose(1, 2)
+
+
+def _blocks(x: Tensor, width: int) -> Tensor:
+    """(B, H, n·W, …) → (B, H, n, W, …)."""
+    return x.unflatten(2, (-1, width))
+
+
+def _folded_blocks(x: Tensor, batch: int) -> Tensor:
+    """(B·n, H, W, …) → (B, H, n, W, …)."""
+    return x.unflatten(0, (batch, -1)).transpose(1, 2)
 
 
 def _fold(x: Tensor, width: int) -> Tensor:
@@ -87,8 +120,8 @@ def _fold_keys(x: Tensor, grid: _Grid) -> Tensor:
 def _set_local(x_grid: Tensor, folded: Tensor, grid: _Grid) -> None:
     """Write what belongs to the keys of `_fold_keys` back into the grid."""
     width = grid.block_size + 1
-    blocks = x_grid[:, :, grid.first_query_block * width :].unflatten(2, (-1, width))
-    blocks[:, :, :, : grid.block_size] = folded.unflatten(0, (len(x_grid), -1)).transpose(1, 2)
+    blocks = _blocks(x_grid[:, :, grid.first_query_block * width :], width)
+    blocks[:, :, :, : grid.block_size] = _folded_blocks(folded, len(x_grid))
 
 
 def _block(x: Tensor, grid: _Grid, index: int) -> Tensor:
@@ -111,7 +144,8 @@ class _Blockwise(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         grid = _Grid(phase, block_size, q.shape[2], prefix)
         batch, width = q.shape[0], block_size + 1
-        outs, lses, saved = [], [], []
+        lses, saved = [], []
+        parts = _Parts(q, grid.query_width, (grid.blocks - grid.first_query_block) * width)
         k_first, v_first = _take(k, grid.first_keys), _take(v, grid.first_keys)
         if grid.needs_first:
             q_first = _take(q, grid.first_queries)
@@ -123,7 +157,7 @@ class _Blockwise(torch.autograd.Function):
                 mask=grid.mask(grid.visible_in_first, q.dtype),
             )
             saved = [q_first, out_first, lse_first]
-            outs.append(out_first)
+            parts.first.copy_(out_first)
             lses.append(lse_first.masked_fill(~grid.visible_in_first.any(-1), -torch.inf))
         if grid.blocks:
             q_grid, k_grid, v_grid = (
@@ -142,7 +176,8 @@ class _Blockwise(torch.autograd.Function):
             landmarks = _landmark_keys(k_first, k_grid, grid)
             gates = _gates(q_grid, landmarks, grid, scale)
             lse = torch.logaddexp(lse_local, gates.logsumexp(-1))
-            out = _unfold(out_local, batch) * (lse_local - lse).exp().to(q.dtype)[..., None]
+            out, local_weights = parts.grid, (lse_local - lse).exp().to(q.dtype)[..., None]
+            torch.mul(_folded_blocks(out_local, batch), _blocks(local_weights, width), out=_blocks(out, width))
             weights = (gates - lse[..., None]).exp().to(q.dtype)
             block_outs = []
             for column, block, start in _earlier_blocks(grid):
@@ -151,11 +186,10 @@ class _Blockwise(torch.autograd.Function):
                 out[:, :, start:].addcmul_(weights[:, :, start:, column, None], block_out)
                 block_outs += [block_out, block_lse]
             saved += [q_grid, k_grid, v_grid, landmarks, gates, lse, out, *block_outs]
-            outs.append(out)
             lses.append(lse)
         ctx.save_for_backward(k_first, v_first, *saved)
         ctx.grid, ctx.scale = grid, scale
-        result = _take(torch.cat(outs, 2) if len(outs) > 1 else outs[0], grid.query_rows)
+        result = parts.gather(grid.query_rows)
         result_lse = _take(torch.cat(lses, 2)[..., None], grid.query_rows).squeeze(-1)
         ctx.mark_non_differentiable(result_lse)
         return result, result_lse
@@ -168,8 +202,9 @@ class _Blockwise(torch.autograd.Function):
         k_first, v_first, *saved = ctx.saved_tensors
         block_size, width = grid.block_size, grid.block_size + 1
         batch = k_first.shape[0]
-        dk_first, dv_first = torch.zeros_like(k_first), torch.zeros_like(v_first)
-        dqs, dks, dvs = [], [dk_first], [dv_first]
+        dks = _Parts(k_first, width, grid.blocks * width, zero=True)
+        dvs = _Parts(v_first, width, grid.blocks * width, zero=True)
+        dqs = _Parts(k_first, grid.query_width, (grid.blocks - grid.first_query_block) * width)
         if grid.needs_first:
             q_first, out_first, lse_first, *saved = saved
             dq, dk, dv = attention_backward(
@@ -182,12 +217,13 @@ class _Blockwise(torch.autograd.Function):
                 scale=scale,
                 mask=grid.mask(grid.visible_in_first, q_first.dtype),
             )
-            dqs.append(dq)
-            dk_first[:, :, :block_size] += dk
-            dv_first[:, :, :block_size] += dv
+            dqs.first.copy_(dq)
+            dks.first[:, :, :block_size] = dk
+            dvs.first[:, :, :block_size] = dv
         if grid.blocks:
             q_grid, k_grid, v_grid, landmarks, gates, lse, out, *block_outs = saved
-            do = _take(grad_out, grid.grid_queries) * grid.grid_valid[:, None, :, None]
+            do = _take(grad_out, grid.grid_queries)
+            do.transpose(1, 2).flatten(0, 1).index_fill_(0, grid.outside, 0.0)
             dq, dk, dv = attention_backward(
                 _fold(do, width),
                 _fold(q_grid, width),
@@ -198,10 +234,9 @@ class _Blockwise(torch.autograd.Function):
                 scale=scale,
                 causal=True,
             )
-            dq = _unfold(dq, batch)
-            dk_grid, dv_grid = torch.zeros_like(k_grid), torch.zeros_like(v_grid)
-            _set_local(dk_grid, dk, grid)
-            _set_local(dv_grid, dv, grid)
+            _blocks(dqs.grid, width).copy_(_folded_blocks(dq, batch))
+            _set_local(dks.grid, dk, grid)
+            _set_local(dvs.grid, dv, grid)
             d_out = (do * out).sum(-1)
             weights = (gates - lse[..., None]).exp().to(q_grid.dtype)
             d_gates = torch.zeros_like(weights)
@@ -219,21 +254,16 @@ class _Blockwise(torch.autograd.Function):
                     scale=scale,
                     mask=mask,
                 )
-                dq[:, :, start:] += dq_block
-                to_dk, to_dv = (dk_first, dv_first) if block is None else (dk_grid, dv_grid)
+                dqs.grid[:, :, start:] += dq_block
+                to_dk, to_dv = (dks.first, dvs.first) if block is None else (dks.grid, dvs.grid)
                 _block(to_dk, grid, block or 0).add_(dk)
                 _block(to_dv, grid, block or 0).add_(dv)
                 difference = (rows * block_out).sum(-1) - d_out[:, :, start:]
                 d_gates[:, :, start:, column] = weights[:, :, start:, column] * difference * scale
-            dq += d_gates @ landmarks
-            _add_landmark_gradients(dk_first, dk_grid, d_gates.mT @ q_grid, grid)
-            dqs.append(dq)
-            dks.append(dk_grid)
-            dvs.append(dv_grid)
-        dq = _take(torch.cat(dqs, 2) if len(dqs) > 1 else dqs[0], grid.query_rows)
-        dk = _take(torch.cat(dks, 2), grid.key_rows)
-        dv = _take(torch.cat(dvs, 2), grid.key_rows)
-        return dq, dk, dv, None, None, None, None
+            dqs.grid.add_(d_gates @ landmarks)
+            _add_landmark_gradients(dks.first, dks.grid, d_gates.mT @ q_grid, grid)
+        gradients = dqs.gather(grid.query_rows), dks.gather(grid.key_rows), dvs.gather(grid.key_rows)
+        return *gradients, None, None, None, None
 
 
 def _keys_of(block: int | None, k_first: Tensor, v_first: Tensor, k_grid: Tensor, v_grid: Tensor, grid: _Grid):

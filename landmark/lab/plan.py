@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from landmark.config import Config
+from landmark.lab import flops as formula
 from landmark.lab.validate import resolve
 
 # FLOP/s that a model of this kind is assumed to reach where nothing was measured: peak × utilisation.
@@ -71,12 +72,12 @@ def parameters(config: Config, vocab_size: int) -> tuple[int, int]:
 
 
 def run_job(name: str, config: Config, vocab_size: int, done: bool) -> Job:
-    """A training: 6 FLOPs per parameter and token, and 12·layers·width per key attended."""
+    """A training, by the formula of `landmark.lab.flops`."""
     train, model = config.train, config.model
     tokens = float(train.steps) * train.batch_size * train.length
     window, cache = model.window or train.length, model.cache or 0
     keys = (train.length + 1) / 2 if model.kind != "transformer_xl" else (window + 1) / 2 + cache
-    flops = 3 * tokens * _flops_per_token(config, vocab_size, keys)
+    flops = tokens * _flops_per_token(config, vocab_size, keys)
     return Job("run", name, config, done, tokens, flops, parameters(config, vocab_size))
 
 
@@ -92,7 +93,7 @@ def row_job(name: str, config: Config, vocab_size: int, done: bool, split_tokens
         keys += config.retrieval.k * (block + 1) + settings.length / block
     if config.model.kind == "transformer_xl":
         keys += config.model.cache or 0
-    flops = tokens * _flops_per_token(config, vocab_size, keys)
+    flops = tokens * _flops_per_token(config, vocab_size, keys) / 3
     return Job("row", name, config, done, tokens, flops, parameters(config, vocab_size))
 
 
@@ -143,9 +144,9 @@ def gpus() -> int:
 
 
 def _flops_per_token(config: Config, vocab_size: int, keys: float) -> float:
-    """Of one forward pass: 2 a parameter, 4·layers·width a key attended."""
     model = config.model
-    return 2.0 * parameters(config, vocab_size)[0] + 4.0 * model.num_layers * model.num_heads * model.head_dim * keys
+    width = model.num_heads * model.head_dim
+    return formula.flops_per_token(parameters(config, vocab_size)[0], model.num_layers, width, keys)
 
 
 def _hours(hours: float) -> str:

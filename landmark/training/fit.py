@@ -16,11 +16,11 @@ from lightning.pytorch.loggers import Logger
 
 from landmark.data.datamodule import WindowDataModule
 from landmark.errors import UserError
+from landmark.lab.flops import flops_per_token, keys_per_query, peak_flops
 from landmark.lab.identity import run_settings
 from landmark.lab.peak_memory import reset_peak_memory
 from landmark.models import checkpoint as weights
 from landmark.training.checkpointing import AtomicCheckpointIO, Checkpoints, find_checkpoint
-from landmark.training.flops import flops_per_token, keys_per_query, peak_flops
 from landmark.training.measurements import Measurements
 from landmark.training.metrics import MetricsFile
 from landmark.training.module import LanguageModelTraining

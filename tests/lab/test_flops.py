@@ -1,6 +1,6 @@
 import pytest
 
-from landmark.training.flops import flops_per_token, keys_per_query, peak_flops
+from landmark.lab.flops import flops_per_token, keys_per_query, peak_flops
 
 
 def test_keys_are_those_of_the_causal_mask():

@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: quickstart test lint clean
+.PHONY: quickstart benchmark test lint clean
 
 # The environment is made again whenever the list of dependencies changes.
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -12,6 +12,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 quickstart: $(VENV)/.installed
 	$(BIN)/python run.py +experiment=quickstart
+
+benchmark: $(VENV)/.installed
+	$(BIN)/python -m experiments.benchmarks $(ARGS)
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

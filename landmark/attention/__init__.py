@@ -64,7 +64,8 @@ def landmark_attention(
     and, each weighted by its landmark's score, to those of earlier blocks. A landmark's own weight is always 0.
 
     q: (B, H, T, d), already rotated. k, v: (B, H_kv, prefix + T, d), H_kv dividing H: the queries are those of the
-    last T keys. phase: (B,) tokens missing from the first block, 0…block_size (None: 0). scale: of the scores
+    last T keys. phase: (B,) tokens missing from the first block, 0…block_size (None: 0),
+    best on the CPU, whatever the device. scale: of the scores
     (None: 1/√d). backend: "reference" (explicit weights), "blockwise" or "auto".
 
     Returns (B, H, T, d), and with `return_lse` also the (B, H, T) log-sum-exp, in nats and without gradient, of each
@@ -85,7 +86,7 @@ def landmark_attention(
         raise ValueError(f"{k.shape[1]} key/value heads do not divide {heads} query heads")
     if k.shape[1] != heads:
         k, v = (x.repeat_interleave(heads // k.shape[1], dim=1) for x in (k, v))
-    phase = check_phase(phase, batch, block_size, q.device)
+    phase = check_phase(phase, batch, block_size)
     scale = 1 / math.sqrt(dim) if scale is None else scale
     out, lse = BACKENDS[backend](q, k, v, block_size, phase, prefix, scale)
     return (out, lse) if return_lse else out

@@ -1,140 +1,272 @@
-"""Landmark attention from plain attention over single blocks: exact, O(T·d + T·T/W) memory beside the outputs saved.
+"""Landmark attention in tiles of whole blocks: exact, O(T·d + T·T/W) memory, no T×T tensor.
 
-With o_ib, L_ib plain attention of query i over the normal tokens of block b alone and its log-sum-exp,
+A tile holds the scores of a few blocks of queries against every block so far, seen as (N, block, offset, query). Then
 
-    out_i = Σ_b P_ib·o_ib + P_i,local·o_i,local,      P_i = softmax([s_i,landmark(b) …, L_i,local])
+    inner    log-sum-exp over the offsets of each block: landmarks left out, the query's own block causal
+    gates    the landmark's score for each earlier block, the inner log-sum-exp for the query's own
+    outer    softmax of the gates over blocks
+    weights  exp(score − inner) · outer
 
-and the gradient of block b is a flash backward called with out = o_ib and log-sum-exp = L_ib − log P_ib (local:
-out_i and L_i,local − log P_i,local). Derivation: README.md beside this file.
+and no running maximum is needed. The backward pass makes the weights again from what a query keeps of each block; the
+mean that the inner softmax's gradient subtracts is a sum over offsets that are all at hand. Derivation: README.md
+beside this file. Scores and log-sum-exps are in units of log 2, for exp2 is the fastest exponential.
 
-The window is laid out in two parts. The *first* block is short by `phase` tokens, differently per sample; it stays
-where it is and is masked. All later blocks are whole, but for the end of the window: the *grid* holds them, every
-sample shifted so that blocks line up. Positions of the grid beyond the window repeat its last token; no query of the
-window can see them, and what is computed for them is dropped.
+The samples of a batch are cut at different phases. Each is copied into a *frame* that begins where its first block
+would: `phase` rows of padding, the window, padding up to a whole block. N: sequences, the heads of a few samples.
 """
 
 from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from landmark.attention.flash import attention_backward, attention_forward
+TILE_ROWS = 102  # queries of a tile, in whole blocks
+TILE_SIZE = 1 << 20  # scores of a tile, of as many sequences as that allows: what a cache holds
+LOG2_E = math.log2(math.e)
 
 
-class _Grid:
-    """Which rows of q, k, v make up the first block and the grid, and where each output row is found again."""
+@dataclass(frozen=True)
+class _Frame:
+    """Where the windows of some samples lie among whole blocks of `width` = ℓ+1 positions.
 
-    def __init__(self, phase: Tensor, block_size: int, queries: int, prefix: int):
-        width, keys = block_size + 1, prefix + queries
-        self.phase, self.block_size, self.prefix = phase, block_size, prefix
-        head = (width - phase)[:, None]  # positions of the first block, its landmark included
-        self.blocks = max(0, -(-(keys - int(head.min())) // width))
-        self.first_query_block = max(0, (prefix - int(head.max())) // width)
-        self.needs_first = prefix < int(head.max())
+    future: (W, W, 1), offsets of its own block, then queries, that do not see them. hidden: (n, 1, ℓ, 1), the padding
+    of the first block, None where there is none.
+    """
 
-        def steps(count: int) -> Tensor:
-            return torch.arange(count, device=phase.device)[None, :]
+    width: int
+    phases: tuple[int, ...]
+    prefix: int
+    queries: int
+    heads: int
+    future: Tensor
+    hidden: Tensor | None
 
-        position = steps(width).expand(len(phase), -1)
-        self.first_keys = position.clamp(max=keys - 1)
-        self.first_queries = (position - prefix).clamp(0, queries - 1)
-        self.first_valid = (position >= prefix) & (position < head) & (position < keys)
-        position = head + steps(self.blocks * width)
-        self.grid_keys = position.clamp(max=keys - 1)
-        position = position[:, self.first_query_block * width :]
-        self.grid_queries = (position - prefix).clamp(0, queries - 1)
-        self.outside = ((position < prefix) | (position >= keys)).flatten().nonzero().squeeze(1)
-        position = steps(keys)
-        self.key_rows = torch.where(position < head, position, position - head + width)
-        self.query_width = width if self.needs_first else 0  # rows that the first block takes of the queries' parts
-        query = position[:, prefix:]
-        in_grid = query - head + self.query_width - self.first_query_block * width
-        self.query_rows = torch.where(query < head, query, in_grid)
-        # Rows of the first block see its normal tokens; so does, from the grid, every query.
-        token, row = steps(block_size), steps(width)
-        in_first = token < block_size - phase[:, None]
-        seen = in_first[:, None, :] & (token <= row.mT) & (row.mT < head[:, :, None])
-        self.visible_in_first, self.visible_from_grid = seen[:, None], in_first[:, None, None, :]
+    @property
+    def blocks(self) -> int:
+        return -(-(self.prefix + self.queries + max(self.phases)) // self.width)
 
-    def mask(self, visible: Tensor, dtype: torch.dtype) -> Tensor:
-        return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, -torch.inf)
+    @property
+    def first(self) -> int:
+        """The first block with queries."""
+        return self.prefix // self.width
+
+    def place(self, x: Tensor, framed: Tensor) -> Tensor:
+        """Copy (n, H, T, d), queries or keys, into a frame of them, (N, rows, d), which is returned."""
+        framed[:, : 2 * self.width] = 0
+        framed[:, -2 * self.width :] = 0
+        parts = framed.unflatten(0, (len(x), -1))
+        for sample, part, rows in zip(x, parts, self._rows(x.shape[2]), strict=True):
+            part[:, rows] = sample
+        return framed
+
+    def take(self, framed: Tensor, x: Tensor, start: int = 0) -> None:
+        """The inverse of `place`, for the rows of a frame from `start` on that `framed` holds."""
+        parts, stop = framed.unflatten(0, (len(x), -1)), start + framed.shape[1]
+        for sample, part, rows in zip(x, parts, self._rows(x.shape[2]), strict=True):
+            low, high = max(start, rows.start), min(stop, rows.stop)
+            if low < high:
+                sample[:, low - rows.start : high - rows.start] = part[:, low - start : high - start]
+
+    def _rows(self, length: int) -> Iterator[slice]:
+        """For each sample, in which rows its queries, or its keys, stand."""
+        skipped = self.first * self.width if length == self.queries else 0
+        end = self.prefix + self.queries - skipped
+        return (slice(phase + end - length, phase + end) for phase in self.phases)
+
+    def tiles(self) -> list[_Tile]:
+        """The latest queries first."""
+        count = max(1, TILE_ROWS // self.width)
+        return [_Tile(self, max(self.first, stop - count), stop) for stop in range(self.blocks, self.first, -count)]
 
 
-def _take(x: Tensor, rows: Tensor) -> Tensor:
-    """Rows of each sample: x (B, H, T, d), rows (B, n) → (B, H, n, d), stored as (B, n, H, d)."""
+@functools.lru_cache(256)
+def _frame(width: int, phases: tuple[int, ...], prefix: int, queries: int, heads: int, device: torch.device) -> _Frame:
+    offset = torch.arange(width, device=device)
+    future = (offset[:, None] > offset) | (offset[:, None] == width - 1)
+    hidden = offset[:-1] < torch.tensor(phases, device=device)[:, None]
+    hidden = hidden[:, None, :, None] if any(phases) else None
+    return _Frame(width, phases, prefix, queries, heads, future[..., None], hidden)
+
+
+class _Workspace:
+    """Memory that tiles and frames take turns in: fresh memory costs as much as the arithmetic."""
+
+    def __init__(self, like: Tensor):
+        self._like = like
+        self._buffers: dict[str, Tensor] = {}
+
+    def __call__(self, name: str, *shape: int) -> Tensor:
+        size = math.prod(shape)
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.numel() < size:
+            buffer = self._buffers[name] = self._like.new_empty(size)
+        return buffer[:size].view(shape)
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """The queries of the blocks start … stop−1 against the keys of the blocks 0 … stop−1."""
+
+    frame: _Frame
+    start: int
+    stop: int
+
+    @property
+    def row(self) -> int:
+        """First row of the tile in the frame of queries."""
+        return (self.start - self.frame.first) * self.frame.width
+
+    def queries(self, framed: Tensor) -> Tensor:
+        return framed[:, self.row : self.row + (self.stop - self.start) * self.frame.width]
+
+    def keys(self, framed: Tensor) -> Tensor:
+        return framed[:, : self.stop * self.frame.width]
+
+    def blocked(self, x: Tensor) -> Tensor:
+        """(N, keys, queries) → (N, block, offset, queries)."""
+        return x.unflatten(1, (self.stop, self.frame.width))
+
+    def own(self, x: Tensor) -> Tensor:
+        """(N, block, …, queries) → (N, …, offset, query block), each query's own block."""
+        return x.unflatten(-1, (-1, self.frame.width)).diagonal(-self.start, 1, x.ndim - 1)
+
+    def scores(self, q: Tensor, k: Tensor, scale: float, work: _Workspace) -> tuple[Tensor, Tensor]:
+        """Scores (N, block, offset, query), −∞ for what is hidden, and those of the landmarks (N, block, query),
+        −∞ from each query's own block on."""
+        keys, queries = self.keys(k), self.queries(q)
+        scores = work("scores", len(q), keys.shape[1], queries.shape[1])
+        scores = self.blocked(_product(keys, queries.mT, scores, scale * LOG2_E))
+        landmarks = scores[:, :, -1].clone()
+        scores[:, :, -1] = -torch.inf
+        if self.frame.hidden is not None:
+            first = scores[:, 0, :-1].unflatten(0, (-1, self.frame.heads))
+            first.masked_fill_(self.frame.hidden, -torch.inf)
+        self.own(scores).masked_fill_(self.frame.future, -torch.inf)
+        for block in range(self.start, self.stop):
+            landmarks[:, block, : (block - self.start + 1) * self.frame.width] = -torch.inf
+        return scores, landmarks
+
+
+def _product(a: Tensor, b: Tensor, out: Tensor, scale: float = 1.0) -> Tensor:
+    return torch.baddbmm(out, a, b, beta=0, alpha=scale, out=out)
+
+
+def _exponentials(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """Put 2^(x − largest) in x's place. Returns their sum, or a tiny number for it, and log2 Σ 2^x, without `dim`."""
+    limits = torch.finfo(x.dtype)
+    largest = x.amax(dim, keepdim=True).clamp_(min=limits.min)
+    total = x.sub_(largest).exp2_().sum(dim)
+    logsumexp = largest.squeeze(dim) + total.log2()
+    return total.clamp_(min=limits.tiny), logsumexp
+
+
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, frame: _Frame, scale: float, work: _Workspace, out: Tensor, lse: Tensor
+) -> list[Tensor]:
+    """Write out and lse of the frame's samples. Returns, for each tile, the outer weights (N, block, query) and what
+    to subtract from scores before exp2 makes weights of them."""
+    q, k, v = _place_all(q, k, v, frame, work)
+    saved, framed_lse = [], work("lse", *q.shape[:2])
+    for tile in frame.tiles():
+        weights, gates = tile.scores(q, k, scale, work)
+        total, inner = _exponentials(weights, 2)
+        gates.masked_fill_(inner == -torch.inf, -torch.inf)  # an empty first block
+        tile.own(gates).copy_(tile.own(inner))
+        shift = inner - gates
+        outer_total, outer_lse = _exponentials(gates, 1)
+        outer = gates.div_(outer_total[:, None])
+        shift = torch.where(outer > 0, shift + outer_lse[:, None], torch.inf)
+        saved += [outer, shift]
+        weights.mul_((outer / total)[:, :, None])
+        rows = work("rows", *tile.queries(q).shape)
+        frame.take(_product(weights.flatten(1, 2).mT, tile.keys(v), rows), out, tile.row)
+        torch.div(outer_lse, LOG2_E, out=tile.queries(framed_lse))
+    frame.take(framed_lse, lse)
+    return saved
+
+
+def _place_all(q: Tensor, k: Tensor, v: Tensor, frame: _Frame, work: _Workspace) -> tuple[Tensor, Tensor, Tensor]:
+    sequences, dim = len(q) * q.shape[1], q.shape[3]
+    keys = frame.blocks * frame.width
+    queries = keys - frame.first * frame.width
+    return (
+        frame.place(q, work("q", sequences, queries, dim)),
+        frame.place(k, work("k", sequences, keys, dim)),
+        frame.place(v, work("v", sequences, keys, dim)),
+    )
+
+
+def _backward(
+    do: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    saved: list[Tensor],
+    frame: _Frame,
+    scale: float,
+    work: _Workspace,
+    gradients: tuple[Tensor, Tensor, Tensor],
+) -> None:
+    """Write the gradients of q, k, v of the frame's samples."""
+    to_dq, to_dk, to_dv = gradients
+    row_mean = (do * out).sum(-1, keepdim=True)  # D_i
+    q, k, v = _place_all(q, k, v, frame, work)
+    do = frame.place(do, work("do", *q.shape))
+    row_mean = frame.place(row_mean, work("row_mean", *q.shape[:2], 1))
+    dk, dv = work("dk", *k.shape), work("dv", *v.shape)
+    for tile, outer, shift in zip(frame.tiles(), saved[::2], saved[1::2], strict=True):
+        queries, keys, tile_do = tile.queries(q), tile.keys(k), tile.queries(do)
+        weights, _ = tile.scores(q, k, scale, work)
+        weights = weights.sub_(shift[:, :, None]).exp2_()
+        _collect(tile, dv, _product(weights.flatten(1, 2), tile_do, work("keys", *keys.shape)))
+        d_scores = work("d_scores", len(q), keys.shape[1], queries.shape[1])
+        d_scores = tile.blocked(_product(tile.keys(v), tile_do.mT, d_scores)).mul_(weights)
+        total = d_scores.sum(2)  # P_ib·D_ib
+        own_mean = tile.queries(row_mean).mT  # (N, 1, query)
+        mean = total / outer.clamp(min=torch.finfo(outer.dtype).tiny)  # D_ib
+        tile.own(mean).copy_(tile.own(own_mean.expand_as(mean)))
+        d_scores.addcmul_(weights, mean[:, :, None], value=-1)
+        d_gates = torch.addcmul(total, outer, own_mean, value=-1)
+        tile.own(d_gates).zero_()
+        d_scores[:, :, -1] = d_gates
+        d_scores = d_scores.flatten(1, 2)
+        frame.take(_product(d_scores.mT, keys, work("rows", *queries.shape), scale), to_dq, tile.row)
+        _collect(tile, dk, _product(d_scores, queries, work("keys", *keys.shape), scale))
+    frame.take(dk, to_dk)
+    frame.take(dv, to_dv)
+
+
+def _collect(tile: _Tile, total: Tensor, part: Tensor) -> None:
+    """Add a tile's gradient of keys or values. The first tile reaches all of them."""
+    into = tile.keys(total)
+    if tile.stop == tile.frame.blocks:
+        into.copy_(part)
+    else:
+        into.add_(part)
+
+
+def _rows_first(x: Tensor) -> Tensor:
+    """A new tensor like x, (B, H, T, d), stored as (B, T, H, d): as the projections around attention want it."""
     batch, heads, length, dim = x.shape
-    flat = x.transpose(1, 2).reshape(batch * length, heads * dim)
-    index = rows + torch.arange(batch, device=x.device)[:, None] * length
-    return flat.index_select(0, index.flatten()).view(batch, -1, heads, dim).transpose(1, 2)
+    return x.new_empty(batch, length, heads, dim).transpose(1, 2)
 
 
-class _Parts:
-    """Results for the first block and for the grid, (B, H, rows, d) each, in one buffer that `gather` reads once."""
-
-    def __init__(self, like: Tensor, first_rows: int, grid_rows: int, zero: bool = False):
-        batch, heads, _, dim = like.shape
-        self.rows = first_rows, grid_rows
-        make = like.new_zeros if zero else like.new_empty
-        self.flat = make(batch * (first_rows + grid_rows), heads * dim)
-        first, grid = self.flat.split([batch * first_rows, batch * grid_rows])
-        self.first = first.view(batch, first_rows, heads, dim).transpose(1, 2)
-        self.grid = grid.view(batch, grid_rows, heads, dim).transpose(1, 2)
-
-    def gather(self, rows: Tensor) -> Tensor:
-        """rows: (B, n), counted through both parts of a sample → (B, H, n, d)."""
-        (first, grid), batch = self.rows, len(rows)
-        sample = torch.arange(batch, device=rows.device)[:, None]
-        in_grid = batch * first + sample * grid + rows - first
-        index = torch.where(rows < first, sample * first + rows, in_grid)
-        heads, dim = self.grid.shape[1], self.grid.shape[3]
-        return self.flat.index_select(0, index.flatten()).view(batch, -1, heads, dim).transpose(1, 2)
-
-
-def _blocks(x: Tensor, width: int) -> Tensor:
-    """(B, H, n·W, …) → (B, H, n, W, …)."""
-    return x.unflatten(2, (-1, width))
-
-
-def _folded_blocks(x: Tensor, batch: int) -> Tensor:
-    """(B·n, H, W, …) → (B, H, n, W, …)."""
-    return x.unflatten(0, (batch, -1)).transpose(1, 2)
-
-
-def _fold(x: Tensor, width: int) -> Tensor:
-    """(B, H, n·W, …) stored as (B, n·W, H, …) → (B·n, H, W, …): every block a sample of its own."""
-    return x.transpose(1, 2).reshape(-1, width, x.shape[1], *x.shape[3:]).transpose(1, 2)
-
-
-def _unfold(x: Tensor, batch: int) -> Tensor:
-    """The inverse of `_fold`."""
-    return x.transpose(1, 2).reshape(batch, -1, x.shape[1], *x.shape[3:]).transpose(1, 2)
-
-
-def _fold_keys(x: Tensor, grid: _Grid) -> Tensor:
-    """Normal tokens of the grid's blocks that hold queries: (B·n, H, ℓ, d)."""
-    width = grid.block_size + 1
-    return _fold(x[:, :, grid.first_query_block * width :], width)[:, :, : grid.block_size]
-
-
-def _set_local(x_grid: Tensor, folded: Tensor, grid: _Grid) -> None:
-    """Write what belongs to the keys of `_fold_keys` back into the grid."""
-    width = grid.block_size + 1
-    blocks = _blocks(x_grid[:, :, grid.first_query_block * width :], width)
-    blocks[:, :, :, : grid.block_size] = _folded_blocks(folded, len(x_grid))
-
-
-def _block(x: Tensor, grid: _Grid, index: int) -> Tensor:
-    start = index * (grid.block_size + 1)
-    return x[:, :, start : start + grid.block_size]
-
-
-def _earlier_blocks(grid: _Grid):
-    """For each block that stands before some block of the grid: its column among the gates, its number in the grid
-    (None: the first block) and the first row of the grid's queries that sees it."""
-    width = grid.block_size + 1
-    for column in range(grid.blocks):
-        yield column, column - 1 if column else None, max(0, column - grid.first_query_block) * width
+def _chunks(samples: int, heads: int, scores: int) -> list[tuple[slice, slice]]:
+    """Samples and heads to work on at a time, where a tile has so many scores a sequence."""
+    sequences = max(1, TILE_SIZE // scores)
+    rows, columns = max(1, sequences // heads), min(sequences, heads)
+    return [
+        (slice(sample, min(sample + rows, samples)), slice(head, min(head + columns, heads)))
+        for sample in range(0, samples, rows)
+        for head in range(0, heads, columns)
+    ]
 
 
 class _Blockwise(torch.autograd.Function):
@@ -142,160 +274,29 @@ class _Blockwise(torch.autograd.Function):
     def forward(
         ctx, q: Tensor, k: Tensor, v: Tensor, block_size: int, phase: Tensor, prefix: int, scale: float
     ) -> tuple[Tensor, Tensor]:
-        grid = _Grid(phase, block_size, q.shape[2], prefix)
-        batch, width = q.shape[0], block_size + 1
-        lses, saved = [], []
-        parts = _Parts(q, grid.query_width, (grid.blocks - grid.first_query_block) * width)
-        k_first, v_first = _take(k, grid.first_keys), _take(v, grid.first_keys)
-        if grid.needs_first:
-            q_first = _take(q, grid.first_queries)
-            out_first, lse_first = attention_forward(
-                q_first,
-                k_first[:, :, :block_size],
-                v_first[:, :, :block_size],
-                scale=scale,
-                mask=grid.mask(grid.visible_in_first, q.dtype),
-            )
-            saved = [q_first, out_first, lse_first]
-            parts.first.copy_(out_first)
-            lses.append(lse_first.masked_fill(~grid.visible_in_first.any(-1), -torch.inf))
-        if grid.blocks:
-            q_grid, k_grid, v_grid = (
-                _take(q, grid.grid_queries),
-                _take(k, grid.grid_keys),
-                _take(v, grid.grid_keys),
-            )
-            out_local, lse_local = attention_forward(
-                _fold(q_grid, width),
-                _fold_keys(k_grid, grid),
-                _fold_keys(v_grid, grid),
-                scale=scale,
-                causal=True,
-            )
-            lse_local = _unfold(lse_local, batch)
-            landmarks = _landmark_keys(k_first, k_grid, grid)
-            gates = _gates(q_grid, landmarks, grid, scale)
-            lse = torch.logaddexp(lse_local, gates.logsumexp(-1))
-            out, local_weights = parts.grid, (lse_local - lse).exp().to(q.dtype)[..., None]
-            torch.mul(_folded_blocks(out_local, batch), _blocks(local_weights, width), out=_blocks(out, width))
-            weights = (gates - lse[..., None]).exp().to(q.dtype)
-            block_outs = []
-            for column, block, start in _earlier_blocks(grid):
-                keys, values, mask = _keys_of(block, k_first, v_first, k_grid, v_grid, grid)
-                block_out, block_lse = attention_forward(q_grid[:, :, start:], keys, values, scale=scale, mask=mask)
-                out[:, :, start:].addcmul_(weights[:, :, start:, column, None], block_out)
-                block_outs += [block_out, block_lse]
-            saved += [q_grid, k_grid, v_grid, landmarks, gates, lse, out, *block_outs]
-            lses.append(lse)
-        ctx.save_for_backward(k_first, v_first, *saved)
-        ctx.grid, ctx.scale = grid, scale
-        result = parts.gather(grid.query_rows)
-        result_lse = _take(torch.cat(lses, 2)[..., None], grid.query_rows).squeeze(-1)
-        ctx.mark_non_differentiable(result_lse)
-        return result, result_lse
+        (batch, heads, queries, _), width, phases = q.shape, block_size + 1, tuple(phase.tolist())
+        chunks = _chunks(batch, heads, max(TILE_ROWS, width) * (prefix + queries))
+        frames = [_frame(width, phases[s], prefix, queries, h.stop - h.start, q.device) for s, h in chunks]
+        out, lse, saved = _rows_first(q), q.new_empty(q.shape[:3]), []
+        work = _Workspace(q)
+        for chunk, frame in zip(chunks, frames, strict=True):
+            saved += _forward(q[chunk], k[chunk], v[chunk], frame, scale, work, out[chunk], lse[chunk])
+        ctx.save_for_backward(q, k, v, out, *saved)
+        ctx.chunks, ctx.frames, ctx.scale = chunks, frames, scale
+        ctx.mark_non_differentiable(lse)
+        return out, lse
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_out: Tensor, _grad_lse: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
-        grid: _Grid = ctx.grid
-        scale: float = ctx.scale
-        k_first, v_first, *saved = ctx.saved_tensors
-        block_size, width = grid.block_size, grid.block_size + 1
-        batch = k_first.shape[0]
-        dks = _Parts(k_first, width, grid.blocks * width, zero=True)
-        dvs = _Parts(v_first, width, grid.blocks * width, zero=True)
-        dqs = _Parts(k_first, grid.query_width, (grid.blocks - grid.first_query_block) * width)
-        if grid.needs_first:
-            q_first, out_first, lse_first, *saved = saved
-            dq, dk, dv = attention_backward(
-                _take(grad_out, grid.first_queries) * grid.first_valid[:, None, :, None],
-                q_first,
-                k_first[:, :, :block_size],
-                v_first[:, :, :block_size],
-                out_first,
-                lse_first,
-                scale=scale,
-                mask=grid.mask(grid.visible_in_first, q_first.dtype),
-            )
-            dqs.first.copy_(dq)
-            dks.first[:, :, :block_size] = dk
-            dvs.first[:, :, :block_size] = dv
-        if grid.blocks:
-            q_grid, k_grid, v_grid, landmarks, gates, lse, out, *block_outs = saved
-            do = _take(grad_out, grid.grid_queries)
-            do.transpose(1, 2).flatten(0, 1).index_fill_(0, grid.outside, 0.0)
-            dq, dk, dv = attention_backward(
-                _fold(do, width),
-                _fold(q_grid, width),
-                _fold_keys(k_grid, grid),
-                _fold_keys(v_grid, grid),
-                _fold(out, width),
-                _fold(lse, width),
-                scale=scale,
-                causal=True,
-            )
-            _blocks(dqs.grid, width).copy_(_folded_blocks(dq, batch))
-            _set_local(dks.grid, dk, grid)
-            _set_local(dvs.grid, dv, grid)
-            d_out = (do * out).sum(-1)
-            weights = (gates - lse[..., None]).exp().to(q_grid.dtype)
-            d_gates = torch.zeros_like(weights)
-            for column, block, start in _earlier_blocks(grid):
-                keys, values, mask = _keys_of(block, k_first, v_first, k_grid, v_grid, grid)
-                block_out, block_lse = block_outs[2 * column : 2 * column + 2]
-                rows = do[:, :, start:]
-                dq_block, dk, dv = attention_backward(
-                    rows,
-                    q_grid[:, :, start:],
-                    keys,
-                    values,
-                    block_out,
-                    block_lse + lse[:, :, start:] - gates[:, :, start:, column],
-                    scale=scale,
-                    mask=mask,
-                )
-                dqs.grid[:, :, start:] += dq_block
-                to_dk, to_dv = (dks.first, dvs.first) if block is None else (dks.grid, dvs.grid)
-                _block(to_dk, grid, block or 0).add_(dk)
-                _block(to_dv, grid, block or 0).add_(dv)
-                difference = (rows * block_out).sum(-1) - d_out[:, :, start:]
-                d_gates[:, :, start:, column] = weights[:, :, start:, column] * difference * scale
-            dqs.grid.add_(d_gates @ landmarks)
-            _add_landmark_gradients(dks.first, dks.grid, d_gates.mT @ q_grid, grid)
-        gradients = dqs.gather(grid.query_rows), dks.gather(grid.key_rows), dvs.gather(grid.key_rows)
+        q, k, v, out, *saved = ctx.saved_tensors
+        gradients = _rows_first(q), _rows_first(k), _rows_first(v)
+        work = _Workspace(q)
+        for c, frame in zip(ctx.chunks, ctx.frames, strict=True):
+            kept, saved = saved[: 2 * len(frame.tiles())], saved[2 * len(frame.tiles()) :]
+            into = gradients[0][c], gradients[1][c], gradients[2][c]
+            _backward(grad_out[c], q[c], k[c], v[c], out[c], kept, frame, ctx.scale, work, into)
         return *gradients, None, None, None, None
-
-
-def _keys_of(block: int | None, k_first: Tensor, v_first: Tensor, k_grid: Tensor, v_grid: Tensor, grid: _Grid):
-    if block is None:
-        mask = grid.mask(grid.visible_from_grid, k_first.dtype)
-        return _block(k_first, grid, 0), _block(v_first, grid, 0), mask
-    return _block(k_grid, grid, block), _block(v_grid, grid, block), None
-
-
-def _landmark_keys(k_first: Tensor, k_grid: Tensor, grid: _Grid) -> Tensor:
-    """Keys of the landmarks that the grid can see, (B, H, blocks, d): the first block's first."""
-    first = _take(k_first, (grid.block_size - grid.phase)[:, None])
-    width = grid.block_size + 1
-    return torch.cat([first, k_grid[:, :, grid.block_size : (grid.blocks - 1) * width : width]], 2)
-
-
-def _add_landmark_gradients(dk_first: Tensor, dk_grid: Tensor, d_landmarks: Tensor, grid: _Grid) -> None:
-    samples = torch.arange(len(grid.phase), device=dk_first.device)
-    dk_first[samples, :, grid.block_size - grid.phase] += d_landmarks[:, :, 0]
-    width = grid.block_size + 1
-    dk_grid[:, :, grid.block_size : (grid.blocks - 1) * width : width] += d_landmarks[:, :, 1:]
-
-
-def _gates(q_grid: Tensor, landmarks: Tensor, grid: _Grid, scale: float) -> Tensor:
-    """Scores of the landmarks (B, H, rows, blocks), −∞ where a block is not before the query's, or is empty."""
-    rows = torch.arange(q_grid.shape[2], device=q_grid.device) // (grid.block_size + 1) + grid.first_query_block
-    hidden = torch.arange(grid.blocks, device=q_grid.device) > rows[:, None]
-    empty = (grid.phase == grid.block_size)[:, None, None, None]
-    gates = (q_grid @ landmarks.mT) * scale
-    gates = gates.to(torch.promote_types(gates.dtype, torch.float32)).masked_fill(hidden, -torch.inf)
-    gates[..., :1] = gates[..., :1].masked_fill(empty, -torch.inf)
-    return gates
 
 
 def landmark_attention_blockwise(
@@ -303,6 +304,8 @@ def landmark_attention_blockwise(
 ) -> tuple[Tensor, Tensor]:
     """Output (B, H, T, d) and outer log-sum-exp (B, H, T) of landmark attention; the latter carries no gradient.
 
-    q: (B, H, T, d); k, v: (B, H, prefix + T, d); phase: (B,).
+    q: (B, H, T, d); k, v: (B, H, prefix + T, d); phase: (B,), best on the CPU. Half precision is computed in float32.
     """
-    return _Blockwise.apply(q, k, v, block_size, phase, prefix, scale)
+    compute = torch.promote_types(q.dtype, torch.float32)
+    out, lse = _Blockwise.apply(q.to(compute), k.to(compute), v.to(compute), block_size, phase, prefix, scale)
+    return out.to(q.dtype), lse

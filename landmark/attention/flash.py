@@ -1,10 +1,7 @@
-"""Plain attention that also returns its log-sum-exp, forward and backward: the part every fast path is built of.
+"""Plain attention that also returns its log-sum-exp, forward and backward: for keys that come in parts.
 
 On the CPU these are PyTorch's own flash kernels. Where they are missing (another device, another version) plain
-PyTorch computes the same, with explicit weights, and says so once.
-
-Masks add to the scores (0 or −∞), broadcast to (B, H, T, S), and may stand beside `causal`, which hides keys j > i
-(both counted from 0). A row that sees no key has output 0.
+PyTorch computes the same, with explicit weights, and says so once. `causal` hides keys j > i, both counted from 0.
 """
 
 from __future__ import annotations
@@ -25,25 +22,23 @@ def _has_flash(device: str) -> bool:
         return True
     warnings.warn(
         f"no flash attention that returns its log-sum-exp is used on device {device!r} with torch "
-        f"{torch.__version__}: landmark attention falls back to plain PyTorch, exact but slower",
+        f"{torch.__version__}: attention in parts falls back to plain PyTorch, exact but slower",
         stacklevel=4,
     )
     return False
 
 
-def attention_forward(
-    q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool = False, mask: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def attention_forward(q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool = False) -> tuple[Tensor, Tensor]:
     """Softmax attention and its log-sum-exp.
 
     q: (B, H, T, d); k, v: (B, H, S, d). Returns (B, H, T, d) and (B, H, T), the latter float32 for half precision.
     """
     if _has_flash(q.device.type):
         assert _FORWARD is not None
-        return _FORWARD(q, k, v, 0.0, causal, attn_mask=mask, scale=scale)
-    scores = _scores(q, k, scale, causal, mask)
+        return _FORWARD(q, k, v, 0.0, causal, scale=scale)
+    scores = _scores(q, k, scale, causal)
     lse = scores.logsumexp(-1)
-    weights = (scores - lse.masked_fill(lse == -torch.inf, 0.0)[..., None]).exp()
+    weights = (scores - lse[..., None]).exp()
     return (weights @ v.to(weights.dtype)).to(q.dtype), lse
 
 
@@ -57,18 +52,16 @@ def attention_backward(
     *,
     scale: float,
     causal: bool = False,
-    mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k, v when the weights are exp(score − lse), for *any* `out` and `lse`.
 
     With w = exp(s − lse) it gives ds = w·(grad_out·v − grad_out·out): what a flash backward computes, whether `out`
-    and `lse` belong to these keys alone or to a larger softmax of which these keys are a part. lse = +∞ means weight 0.
+    and `lse` belong to these keys alone or to a larger softmax of which these keys are a part.
     """
     if _has_flash(q.device.type):
         assert _BACKWARD is not None
-        return _BACKWARD(grad_out, q, k, v, out, lse, 0.0, causal, attn_mask=mask, scale=scale)
-    weights = (_scores(q, k, scale, causal, mask) - lse[..., None]).exp()
-    weights = weights.masked_fill(weights.isnan(), 0.0)  # −∞ − (−∞): a row that sees no key
+        return _BACKWARD(grad_out, q, k, v, out, lse, 0.0, causal, scale=scale)
+    weights = (_scores(q, k, scale, causal) - lse[..., None]).exp()
     grad = grad_out.to(weights.dtype)
     row = (grad * out.to(weights.dtype)).sum(-1, keepdim=True)
     grad_scores = weights * (grad @ v.to(weights.dtype).transpose(-1, -2) - row) * scale
@@ -78,11 +71,9 @@ def attention_backward(
     return grad_q.to(q.dtype), grad_k.to(k.dtype), grad_v.to(v.dtype)
 
 
-def _scores(q: Tensor, k: Tensor, scale: float, causal: bool, mask: Tensor | None) -> Tensor:
+def _scores(q: Tensor, k: Tensor, scale: float, causal: bool) -> Tensor:
     compute = torch.promote_types(q.dtype, torch.float32)
     scores = q.to(compute) @ k.to(compute).transpose(-1, -2) * scale
-    if mask is not None:
-        scores = scores + mask.to(compute)
     if causal:
         hidden = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).triu(1)
         scores = scores.masked_fill(hidden, -torch.inf)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 
-def check_phase(phase: Tensor | None, batch: int, block_size: int, device: torch.device) -> Tensor:
-    """Return the phase as a (B,) int64 tensor, zeros for None.
+def check_phase(phase: Tensor | None, batch: int, block_size: int) -> Tensor:
+    """Return the phase as a (B,) int64 tensor where it is, zeros on the CPU for None.
 
     Raises ValueError for a wrong shape or a value outside 0…block_size (only looked at on the CPU, where
     looking does not stall a device).
@@ -20,12 +20,12 @@ def check_phase(phase: Tensor | None, batch: int, block_size: int, device: torch
     if block_size < 1:
         raise ValueError(f"block_size must be at least 1, got {block_size}")
     if phase is None:
-        return torch.zeros(batch, dtype=torch.int64, device=device)
+        return torch.zeros(batch, dtype=torch.int64)
     if phase.shape != (batch,):
         raise ValueError(f"phase must have shape ({batch},), one number a sample, got {tuple(phase.shape)}")
     if phase.device.type == "cpu" and not bool(((phase >= 0) & (phase <= block_size)).all()):
         raise ValueError(f"phase must lie in 0…block_size={block_size}, got {phase.tolist()}")
-    return phase.to(device=device, dtype=torch.int64)
+    return phase.to(torch.int64)
 
 
 def blocks_and_landmarks(phase: Tensor, length: int, block_size: int) -> tuple[Tensor, Tensor]:

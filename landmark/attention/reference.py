@@ -31,6 +31,7 @@ def landmark_attention_weights(
     but for the landmark of an empty first block, which has nothing to attend to: weights 0, log-sum-exp −∞.
     """
     queries, keys = scores.shape[-2:]
+    phase = phase.to(scores.device)
     block, is_landmark = blocks_and_landmarks(phase, keys, block_size)
     block_i, block_j = block[:, None, prefix:, None], block[:, None, None, :]
     landmark_j = is_landmark[:, None, None, :]

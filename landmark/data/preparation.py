@@ -32,6 +32,9 @@ _log = logging.getLogger(__name__)
 _In = TypeVar("_In")
 _Out = TypeVar("_Out")
 
+_WINDOW = 2_000_000  # characters in memory per worker: while one of them has a long document, the others go on
+_LEAST = 10_000  # characters that a shorter document counts for: tiny ones take memory too
+
 
 def prepare(
     name: str,
@@ -146,6 +149,9 @@ def _write_split(
         text = document.text.encode()
         return tokenizer.encode(document.text), len(text), count_words(text)
 
+    def size(document: Document) -> int:
+        return max(len(document.text), _LEAST)
+
     file = f"{split}.bin"
     end = np.array([tokenizer.eot], dtype=tokenizer.dtype).tobytes()
     digest = hashlib.sha256()
@@ -155,7 +161,7 @@ def _write_split(
         open(folder / file, "wb") as output,
         _bar(f"{source.name} {split}", source.num_bytes(split), progress) as bar,
     ):
-        for ids, text_bytes, text_words in _map_in_order(tokenise, filled, workers):
+        for ids, text_bytes, text_words in _map_in_order(tokenise, filled, workers, size, _WINDOW * workers):
             for part in (ids.tobytes(), end):
                 output.write(part)
                 digest.update(part)
@@ -179,17 +185,24 @@ def _write_split(
     }
 
 
-def _map_in_order(function: Callable[[_In], _Out], items: Iterable[_In], workers: int) -> Iterator[_Out]:
-    """Results in the order of the items, at most two per worker in memory at a time."""
+def _map_in_order(
+    function: Callable[[_In], _Out], items: Iterable[_In], workers: int, size: Callable[[_In], int], window: int
+) -> Iterator[_Out]:
+    """Results in the order of the items. In memory are two items per worker, or more of them while their sizes
+    add up to less than `window`."""
     with ThreadPoolExecutor(workers) as pool:
-        waiting: deque[Future[_Out]] = deque()
+        waiting: deque[tuple[Future[_Out], int]] = deque()
+        total = 0
         try:
             for item in items:
-                waiting.append(pool.submit(function, item))
-                if len(waiting) >= 2 * workers:
-                    yield waiting.popleft().result()
+                waiting.append((pool.submit(function, item), size(item)))
+                total += size(item)
+                while len(waiting) >= 2 * workers and total >= window:
+                    future, freed = waiting.popleft()
+                    total -= freed
+                    yield future.result()
             while waiting:
-                yield waiting.popleft().result()
+                yield waiting.popleft()[0].result()
         finally:
             pool.shutdown(cancel_futures=True)
 

@@ -7,11 +7,12 @@ import numpy as np
 
 from landmark.data.tokenizers import Tokenizer
 
-# What str.split() takes for whitespace beyond ASCII, as UTF-8 (U+0085, U+00A0, U+1680, U+2000-200A, …).
+# What str.split() takes for whitespace beyond ASCII: by length in UTF-8, its bytes read as one number.
 _WIDE_CODES = (0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029, 0x202F, 0x205F, 0x3000)
-_WIDE_SPACES = [chr(code).encode() for code in _WIDE_CODES]
-_NARROW_SPACES = np.zeros(256, dtype=bool)
-_NARROW_SPACES[[*range(0x09, 0x0E), *range(0x1C, 0x21)]] = True
+_WIDE_SPACES = {
+    length: np.array([int.from_bytes(space) for code in _WIDE_CODES if len(space := chr(code).encode()) == length])
+    for length in (2, 3)
+}
 _REACH = 3  # bytes of the longest whitespace character: how far a byte's class can depend on its neighbours
 
 
@@ -25,13 +26,27 @@ class TextSize:
 
 def word_starts(text: bytes) -> np.ndarray:
     """(len(text),) bool: whether a word begins at this byte of valid UTF-8. The sum is len(str.split())."""
-    if not text.isascii():
-        for space in _WIDE_SPACES:
-            text = text.replace(space, b" " * len(space))
-    visible = ~_NARROW_SPACES[np.frombuffer(text, dtype=np.uint8)]
-    starts = visible.copy()
-    starts[1:] &= ~visible[:-1]
+    space = _spaces(text)
+    starts = ~space
+    starts[1:] &= space[:-1]
     return starts
+
+
+def _spaces(text: bytes) -> np.ndarray:
+    """(len(text),) bool: whether the byte is part of whitespace."""
+    values = np.frombuffer(text, dtype=np.uint8)
+    space = (values - np.uint8(0x09) < 5) | (values - np.uint8(0x1C) < 5)  # 0x09-0x0D, 0x1C-0x20: lower ones wrap
+    if text.isascii():
+        return space
+    for length, wide in _WIDE_SPACES.items():
+        first = np.flatnonzero(values[: 1 - length] >= 0xC2)
+        number = np.zeros(len(first), dtype=np.int32)
+        for at in range(length):
+            number = number << 8 | values[first + at]
+        first = first[np.isin(number, wide)]
+        for at in range(length):
+            space[first + at] = True
+    return space
 
 
 def count_words(text: bytes) -> int:

@@ -126,7 +126,9 @@ class GPT2Tokenizer(_BytePieces):
         super().__init__(
             "gpt2", 50256, 50260, 50304, pieces, ranks=GPT2_RANKS_SHA256, pattern=GPT2_PATTERN
         )  # fmt: skip
-        self._encoding = tiktoken.Encoding("gpt2", pat_str=GPT2_PATTERN, mergeable_ranks=ranks, special_tokens={})
+        # Never taken from a text, but with no special token at all tiktoken looks for one at every character.
+        special = {"<|endoftext|>": self.eot}
+        self._encoding = tiktoken.Encoding("gpt2", pat_str=GPT2_PATTERN, mergeable_ranks=ranks, special_tokens=special)
 
     def encode(self, text: str) -> np.ndarray:
         return self._encoding.encode_to_numpy(text, disallowed_special=()).astype(self.dtype)

@@ -47,10 +47,9 @@ class Batch:
         return len(self.tokens)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
-        """The same batch on another device."""
-        phase = None if self.phase is None else self.phase.to(device, non_blocking=non_blocking)
+        """The same batch on another device. The phase stays: it says where to cut, and is read on the CPU."""
         tokens = self.tokens.to(device, non_blocking=non_blocking)
-        return Batch(tokens, self.targets.to(device, non_blocking=non_blocking), phase)
+        return Batch(tokens, self.targets.to(device, non_blocking=non_blocking), self.phase)
 
 
 def viewed_length(raw_length: int, block_size: int | None) -> int:

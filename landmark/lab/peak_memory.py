@@ -1,6 +1,7 @@
 """The most memory that a phase of the program took."""
 
 import contextlib
+import re
 import resource
 import sys
 from pathlib import Path
@@ -20,5 +21,13 @@ def peak_memory_bytes() -> int:
     """Most memory in use since `reset_peak_memory`: on the GPU where one is in use, else of this process."""
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         return torch.cuda.max_memory_allocated()
+    return _peak_resident_bytes()
+
+
+def _peak_resident_bytes() -> int:
+    """Linux's getrusage would count the parent too: a process starts with its maximum."""
+    with contextlib.suppress(OSError):
+        if found := re.search(r"^VmHWM:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE):
+            return int(found[1]) * 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024

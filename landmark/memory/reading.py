@@ -8,7 +8,9 @@ from torch import Tensor
 from landmark.attention.flash import attention_forward
 from landmark.memory.store import BlockStore
 
-TILE = 32
+TILES = 1, 2, 4, 8, 16, 32  # queries of a tile
+FETCH = 16  # a block is fetched in the time that so many queries take to read it
+FETCHED_AT_ONCE = 1 << 20  # numbers, of keys and of values: what a cache holds
 
 
 def read_blocks(turned: Tensor, store: BlockStore, ages: Tensor, lags: Tensor) -> tuple[Tensor, Tensor]:
@@ -56,42 +58,63 @@ def _read_grouped(turned: Tensor, store: BlockStore, ages: Tensor, lags: Tensor)
 
     # Each (owner, query, block) is a pair; sorted by owner and block, pairs of one group are neighbours.
     owners = torch.arange(batch * owner_heads, device=device)
-    block = (store.rows(ages).flatten(0, 1).flatten(1) + owners[:, None] * capacity).flatten()
+    group = (store.rows(ages).flatten(0, 1).flatten(1) + owners[:, None] * capacity).flatten()
     sample, head = owners // owner_heads, owners % owner_heads
     source = ((lags - 1).flatten(0, 1) * batch + sample[:, None, None]) * queries
     source = source + torch.arange(queries, device=device)[:, None]
     source = (source * owner_heads + head[:, None, None]).flatten()  # row of `turned`
-    block, order = block.sort()
-    groups, sizes = block.unique_consecutive(return_counts=True)
-    tile = min(TILE, queries)
+    group, order = group.sort()
+    number = torch.cat([group.new_zeros(1), (group[1:] != group[:-1]).cumsum(0)])  # of the pair's group
+    groups = int(number[-1]) + 1 if device.type == "cpu" else min(len(group), len(owners) * len(store))
+    sizes = group.new_zeros(groups).scatter_add_(0, number, torch.ones_like(number))
+    tile, count_tiles = _tiling(sizes, len(group))
     tiles = (sizes + tile - 1) // tile
-    group_of_tile = torch.repeat_interleave(torch.arange(len(groups), device=device), tiles)
-    group_of_pair = torch.repeat_interleave(torch.arange(len(groups), device=device), sizes)
-    rank = torch.arange(len(block), device=device) - (sizes.cumsum(0) - sizes)[group_of_pair]
-    place = (tiles.cumsum(0) - tiles)[group_of_pair] * tile + rank
+    last = tiles.cumsum(0)
+    rank = torch.arange(len(group), device=device) - (sizes.cumsum(0) - sizes)[number]
+    place = (last - tiles)[number] * tile + rank
+    back = torch.empty_like(place).scatter(0, order, place)  # where each pair's result stands
+    rows = place.new_zeros(count_tiles * tile).scatter(0, place, source[order])
+    of_tile = torch.searchsorted(last, torch.arange(count_tiles, device=device), right=True).clamp(max=groups - 1)
+    of_tile = group.new_zeros(groups).scatter(0, number, group)[of_tile]
 
-    filler = torch.zeros(len(group_of_tile) * tile, dtype=torch.int64, device=device)
-    rows = filler.scatter(0, place, source[order])
-    q = turned.reshape(-1, together * dim).index_select(0, rows).view(-1, tile, together, dim).transpose(1, 2)
-
-    key = groups[group_of_tile]
-    owner, row = key // capacity, key % capacity
+    owner, row = of_tile // capacity, of_tile % capacity
     first_head = (owner % owner_heads * together)[:, None] + torch.arange(together, device=device)
     kv = (owner // owner_heads * kv_heads)[:, None] + first_head * kv_heads // heads
-    stored = (kv * capacity + row[:, None]).flatten()
-
-    def fetch(x: Tensor) -> Tensor:
-        return x.flatten(0, 2).index_select(0, stored).unflatten(0, (-1, together))
-
-    out, _ = attention_forward(q, fetch(store.keys), fetch(store.values), scale=1.0)
-    gates = q @ fetch(store.landmarks)[..., None]
-
-    back = torch.empty_like(place).scatter(0, order, place)  # where each pair's result stands
+    stored = kv * capacity + row[:, None]  # (tiles, together)
+    turned, keys, values = turned.reshape(-1, together * dim), store.keys.flatten(0, 2), store.values.flatten(0, 2)
+    landmarks = store.landmarks.flatten(0, 2)
+    out, gates = turned.new_empty(count_tiles, tile, together, dim), turned.new_empty(count_tiles, tile, together)
+    step = max(1, FETCHED_AT_ONCE // (together * keys[0].numel()))
+    fetched = keys.new_empty(min(step, count_tiles) * together, *keys.shape[1:])  # one place, for fresh memory is slow
+    for start in range(0, count_tiles, step):
+        part = slice(start, min(start + step, count_tiles))
+        q = turned.index_select(0, rows[part.start * tile : part.stop * tile])
+        q = q.view(-1, tile, together, dim).transpose(1, 2).flatten(0, 1)
+        chosen = stored[part].flatten()
+        blocks = fetched[: len(chosen)]
+        weights = torch.bmm(q, torch.index_select(keys, 0, chosen, out=blocks).mT).softmax(-1)
+        read = torch.bmm(weights, torch.index_select(values, 0, chosen, out=blocks))
+        out[part] = read.unflatten(0, (-1, together)).transpose(1, 2)
+        gate = torch.bmm(q, landmarks.index_select(0, chosen)[..., None])
+        gates[part] = gate.view(-1, together, tile).transpose(1, 2)
 
     def spread(x: Tensor) -> Tensor:
-        """(tiles, together, tile, …) → (B, H, T, q, …)."""
-        x = x.transpose(1, 2).flatten(0, 1).index_select(0, back)
+        """(tiles, tile, together, …) → (B, H, T, q, …)."""
+        x = x.flatten(0, 1).index_select(0, back)
         x = x.view(batch, owner_heads, queries, count, together, -1)
         return x.permute(0, 1, 4, 2, 3, 5).flatten(1, 2)
 
     return spread(out), spread(gates).squeeze(-1)
+
+
+def _tiling(sizes: Tensor, pairs: int) -> tuple[int, int]:
+    """Queries of a tile, and how many tiles: what is cheapest for groups of these sizes.
+
+    On another device than the CPU, where looking would stall it, what is enough for groups of equal size, and as many
+    tiles as that can take at most.
+    """
+    if sizes.device.type == "cpu":
+        counts = {tile: int(((sizes + tile - 1) // tile).sum()) for tile in TILES}
+        return min(counts.items(), key=lambda item: item[1] * (FETCH + item[0]))
+    tile = next((tile for tile in TILES if tile * len(sizes) >= pairs), TILES[-1])
+    return tile, min(pairs, len(sizes) + pairs // tile)

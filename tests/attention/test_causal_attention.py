@@ -3,12 +3,15 @@
 import pytest
 import torch
 
+from landmark.attention import flash
 from landmark.attention.causal import causal_attention
 from landmark.attention.rotary import RotaryTable, rotary_factors, rotate
 
 
+@pytest.mark.parametrize("has_flash", [True, False])
 @pytest.mark.parametrize("prefix", [0, 1, 7, 40])
-def test_prefix_attention_equals_masked_softmax(prefix):
+def test_prefix_attention_equals_masked_softmax(prefix, has_flash, monkeypatch):
+    monkeypatch.setattr(flash, "_has_flash", lambda device: has_flash)
     q = torch.randn(2, 4, 11, 8, dtype=torch.float64, requires_grad=True)
     k = torch.randn(2, 2, 11 + prefix, 8, dtype=torch.float64, requires_grad=True)
     v = torch.randn(2, 2, 11 + prefix, 8, dtype=torch.float64, requires_grad=True)
@@ -47,3 +50,11 @@ def test_half_precision_keeps_its_type_and_odd_dimensions_are_refused():
     assert rotate(x, RotaryTable()(0, 3, x)).dtype == torch.bfloat16
     with pytest.raises(ValueError, match="even head dimension"):
         rotary_factors(torch.arange(2), 5, 10000.0, torch.float32)
+
+
+def test_the_fallback_says_so_once():
+    flash._has_flash.cache_clear()
+    with pytest.warns(UserWarning, match="falls back to plain PyTorch"):
+        assert not flash._has_flash("meta")
+    flash._has_flash("meta")  # a second warning would be an error of pytest.warns' absence
+    flash._has_flash.cache_clear()

@@ -1,9 +1,12 @@
 """Small corpora and tokenizers for the tests of landmark.data."""
 
+import base64
 import sys
 from pathlib import Path
 
 import pytest
+import tiktoken
+from tiktoken_ext.openai_public import r50k_pat_str
 
 from landmark.data import Tokenizer, load_tokenizer
 
@@ -26,6 +29,14 @@ def byte_tokenizer() -> Tokenizer:
 @pytest.fixture(scope="session")
 def gpt2(shared: Path) -> Tokenizer:
     return load_tokenizer("gpt2", shared / "tokenizer" / "gpt2.tiktoken")
+
+
+@pytest.fixture(scope="session")
+def tiktoken_gpt2(shared: Path) -> tiktoken.Encoding:
+    """GPT-2's encoding as tiktoken alone has it."""
+    lines = (shared / "tokenizer" / "gpt2.tiktoken").read_bytes().splitlines()
+    ranks = {base64.b64decode(piece): int(rank) for piece, rank in map(bytes.split, lines)}
+    return tiktoken.Encoding("check", pat_str=r50k_pat_str, mergeable_ranks=ranks, special_tokens={})
 
 
 @pytest.fixture

@@ -1,3 +1,4 @@
+import hashlib
 import json
 import os
 import shutil
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from landmark.data import SPLITS, Tokenizer, find, open_corpus, prepare
-from landmark.data.corpora import read_text
+from landmark.data.corpora import open_source, read_text
 from landmark.data.preparation import _map_in_order
 from landmark.errors import UserError
 from landmark.lab.files import sha256_file
@@ -90,7 +91,8 @@ def test_number_of_workers_does_not_matter(books: Path, byte_tokenizer: Tokenize
         prepare("pg19", byte_tokenizer, tmp_path, path=books, workers=0)
 
 
-def test_few_documents_are_in_memory_at_a_time():
+@pytest.mark.parametrize(("window", "most"), [(0, 6), (50, 6), (100, 10), (1000, 100)])
+def test_few_items_are_in_memory_at_a_time(window: int, most: int):
     alive = peak = 0
 
     def items() -> Iterator[int]:
@@ -101,11 +103,26 @@ def test_few_documents_are_in_memory_at_a_time():
             yield number
 
     results = []
-    for result in _map_in_order(lambda number: number * 2, items(), workers=3):
+    for result in _map_in_order(lambda number: number * 2, items(), 3, size=lambda _: 10, window=window):
         alive -= 1
         results.append(result)
     assert results == list(range(0, 400, 2))
-    assert peak <= 6
+    assert peak == most
+
+
+def test_small_items_do_not_wait_for_a_large_one_before_them():
+    others_done = threading.Semaphore(0)
+
+    def work(number: int) -> int:
+        if number:
+            others_done.release()
+        else:
+            for _ in range(20):
+                assert others_done.acquire(timeout=10), "the others wait"
+        return number
+
+    results = _map_in_order(work, range(100), 2, size=lambda number: 1 if number else 50, window=100)
+    assert list(results) == list(range(100))
 
 
 def test_progress_shows_rate_and_time_left(books: Path, byte_tokenizer: Tokenizer, tmp_path: Path, capsys):
@@ -249,6 +266,24 @@ def wait_until(condition, seconds: float = 30) -> None:
 def test_importing_the_data_package_loads_no_torch():
     code = "import sys, landmark.data; assert not {'torch', 'datasets', 'tiktoken'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_streams_of_real_text_are_those_of_tiktoken(gpt2: Tokenizer, tiktoken_gpt2, tmp_path: Path):
+    """Of the standard library: hundreds of documents, short and long ones next to each other."""
+    corpus = prepare("stdlib", gpt2, tmp_path, workers=2, progress=False)
+    for split in SPLITS:
+        texts = [document.text for document in open_source("stdlib").documents(split) if document.text]
+        ids = [np.append(tiktoken_gpt2.encode_ordinary(text), gpt2.eot) for text in texts]
+        content = np.concatenate(ids).astype("<u2").tobytes()
+        assert corpus.manifest["splits"][split] == {
+            "file": f"{split}.bin",
+            "tokens": len(content) // 2,
+            "documents": len(texts),
+            "bytes": sum(len(text.encode()) for text in texts),
+            "words": sum(len(text.split()) for text in texts),
+            "sha256": hashlib.sha256(content).hexdigest(),
+        }
+        assert (corpus.folder / f"{split}.bin").read_bytes() == content
 
 
 def test_real_books_have_the_published_counts(shared: Path, gpt2: Tokenizer, tmp_path: Path):

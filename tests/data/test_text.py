@@ -18,7 +18,7 @@ SPACED = st.text(
 
 
 @given(SPACED)
-@example("".join(chr(code) for code in range(0x3100)))
+@example("".join(chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000))
 def test_words_are_those_of_split(text: str):
     assert count_words(text.encode()) == len(text.split())
 

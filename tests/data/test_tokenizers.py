@@ -52,19 +52,19 @@ def test_gpt2_takes_end_of_text_in_a_text_for_text(gpt2):
     assert gpt2.decode(ids) == "<|endoftext|>"
 
 
-def test_gpt2_batch_equals_tiktoken(gpt2, shared):
-    import base64
-
-    import tiktoken
-
-    from landmark.data.tokenizers import GPT2_PATTERN
-
-    lines = (shared / "tokenizer" / "gpt2.tiktoken").read_bytes().splitlines()
-    ranks = {base64.b64decode(piece): int(rank) for piece, rank in map(bytes.split, lines)}
-    theirs = tiktoken.Encoding("check", pat_str=GPT2_PATTERN, mergeable_ranks=ranks, special_tokens={})
+def test_gpt2_batch_equals_tiktoken(gpt2, tiktoken_gpt2, shared):
     texts = [(shared / "pg19-mini" / "validation" / f"{n}.txt").read_text()[:50_000] for n in (107, 408)]
-    expected = theirs.encode_ordinary_batch(texts, num_threads=2)
+    texts += ["<|endoftext|>".join(texts[0].splitlines()), "<|endoftext|>" * 3, "<|endoftext", ""]
+    expected = tiktoken_gpt2.encode_ordinary_batch(texts, num_threads=2)
     assert [ids.tolist() for ids in gpt2.encode_batch(texts, 2)] == expected
+
+
+def test_gpt2_equals_tiktoken_on_any_text(gpt2, tiktoken_gpt2):
+    @given(st.lists(TEXT | st.just("<|endoftext|>")).map("".join))
+    def holds(text: str):
+        assert gpt2.encode(text).tolist() == tiktoken_gpt2.encode_ordinary(text)
+
+    holds()
 
 
 def test_hashes_tell_tokenizers_apart(gpt2, byte_tokenizer):

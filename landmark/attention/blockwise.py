@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import functools
 import math
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -97,16 +98,30 @@ def _frame(width: int, phases: tuple[int, ...], prefix: int, queries: int, heads
 class _Workspace:
     """Memory that tiles and frames take turns in: fresh memory costs as much as the arithmetic."""
 
-    def __init__(self, like: Tensor):
-        self._like = like
+    def __init__(self, dtype: torch.dtype, device: torch.device):
+        self._dtype, self._device = dtype, device
         self._buffers: dict[str, Tensor] = {}
 
     def __call__(self, name: str, *shape: int) -> Tensor:
         size = math.prod(shape)
         buffer = self._buffers.get(name)
         if buffer is None or buffer.numel() < size:
-            buffer = self._buffers[name] = self._like.new_empty(size)
+            with torch.inference_mode(False):
+                buffer = self._buffers[name] = torch.empty(size, dtype=self._dtype, device=self._device)
         return buffer[:size].view(shape)
+
+
+_kept = threading.local()
+
+
+def _workspace(like: Tensor) -> _Workspace:
+    """On the CPU each thread keeps one, a few tiles large, from call to call; elsewhere the allocator does that."""
+    if like.device.type != "cpu":
+        return _Workspace(like.dtype, like.device)
+    spaces: dict[torch.dtype, _Workspace] = vars(_kept)
+    if like.dtype not in spaces:
+        spaces[like.dtype] = _Workspace(like.dtype, like.device)
+    return spaces[like.dtype]
 
 
 @dataclass(frozen=True)
@@ -278,7 +293,7 @@ class _Blockwise(torch.autograd.Function):
         chunks = _chunks(batch, heads, max(TILE_ROWS, width) * (prefix + queries))
         frames = [_frame(width, phases[s], prefix, queries, h.stop - h.start, q.device) for s, h in chunks]
         out, lse, saved = _rows_first(q), q.new_empty(q.shape[:3]), []
-        work = _Workspace(q)
+        work = _workspace(q)
         for chunk, frame in zip(chunks, frames, strict=True):
             saved += _forward(q[chunk], k[chunk], v[chunk], frame, scale, work, out[chunk], lse[chunk])
         ctx.save_for_backward(q, k, v, out, *saved)
@@ -291,7 +306,7 @@ class _Blockwise(torch.autograd.Function):
     def backward(ctx, grad_out: Tensor, _grad_lse: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
         q, k, v, out, *saved = ctx.saved_tensors
         gradients = _rows_first(q), _rows_first(k), _rows_first(v)
-        work = _Workspace(q)
+        work = _workspace(q)
         for c, frame in zip(ctx.chunks, ctx.frames, strict=True):
             kept, saved = saved[: 2 * len(frame.tiles())], saved[2 * len(frame.tiles()) :]
             into = gradients[0][c], gradients[1][c], gradients[2][c]

@@ -1,28 +1,53 @@
 """The tasks of run.py: what is missing is made, what has a record is read, then the table is rendered."""
 
 import hashlib
+import shlex
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, NoReturn
 
 from hydra.core.hydra_config import HydraConfig
+from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from landmark.config import Config, to_config
 from landmark.errors import UserError
 from landmark.execution import Workshop, device_count
-from landmark.lab import identity, plan, render, rows, tables
+from landmark.lab import identity, paper, plan, render, rows, tables
 from landmark.lab.provenance import hardware
 from landmark.lab.rows import Row
 from landmark.lab.wandb import log_table, mode
 
 
 def main(composed: DictConfig) -> None:
-    """One job of run.py. Bad input ends in one line and exit code 2; an interrupt in 130."""
-    try:
+    """One job of run.py."""
+    with _reported():
         run(to_config(composed), list(HydraConfig.get().overrides.task))
+
+
+class TableAtEnd(Callback):
+    """Hydra's: after a multirun over an experiment's rows, or its grid's keys, the table of what has a record."""
+
+    def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
+        with _reported():
+            overrides = list(config.hydra.overrides.task)
+            parsed = rows.parse(overrides)
+            one = to_config(rows.compose_job([o.input_line or "" for o in parsed if not o.is_sweep_override()]))
+            swept = {override.key_or_group for override in parsed if override.is_sweep_override()}
+            if one.task == "auto" and rows.named(one) and swept <= {"row", *one.grid.axes}:
+                run(replace(one, task="table"), overrides)
+
+
+@contextmanager
+def _reported() -> Iterator[None]:
+    """Bad input ends in one line and exit code 2; an interrupt in 130."""
+    try:
+        yield
     except UserError as error:
         fail(str(error))
     except KeyboardInterrupt:
@@ -41,11 +66,16 @@ def fail(message: str) -> NoReturn:
 
 def run(config: Config, overrides: list[str], composer: rows.Compose = rows.compose_job) -> None:
     """Do a configuration's task over its rows. overrides: those of the command line."""
-    task = config.task
-    selected = rows.select(config, overrides, composer)
-    if task == "auto":
-        task = "table" if config.rows and config.row is None else "evaluate"
-    _TASKS[task](config, selected, Workshop(config.output))
+    selected, workshop = rows.select(config, overrides, composer), Workshop(config.output)
+    if config.task != "auto":
+        _TASKS[config.task](config, selected, workshop)
+        return
+    started = time.monotonic()
+    made = _evaluate(config, selected, workshop)
+    if rows.named(config) and not rows.is_part(config, overrides):
+        table(config, selected, workshop)
+        total = sum(len(row.configs) for row in selected)
+        print(f"{made} of {total} rows evaluated now, the others read from records; {_duration(started)}")
 
 
 def prepare(config: Config, selected: list[Row], workshop: Workshop) -> None:
@@ -58,7 +88,7 @@ def prepare(config: Config, selected: list[Row], workshop: Workshop) -> None:
                 seen.add(corpus.folder)
                 splits = corpus.manifest["splits"].items()
                 counts = ", ".join(f"{name} {split['tokens']:,} tokens" for name, split in splits)
-                print(f"{corpus.folder}: {counts}")
+                print(f"{corpus.folder}: {counts or 'nothing to prepare'}")
 
 
 def train(config: Config, selected: list[Row], workshop: Workshop) -> None:
@@ -72,14 +102,27 @@ def train(config: Config, selected: list[Row], workshop: Workshop) -> None:
 
 def evaluate(config: Config, selected: list[Row], workshop: Workshop) -> None:
     """Evaluate the rows, training what they need."""
-    _records(config, selected, workshop)
+    _evaluate(config, selected, workshop)
 
 
 def table(config: Config, selected: list[Row], workshop: Workshop) -> None:
-    """Evaluate the rows, then print and draw their table."""
-    started = time.monotonic()
-    records, made = _records(config, selected, workshop)
-    built = tables.build(config.name, records, tables.read_paper(config.name), config.compare, _paired)
+    """Print and draw the table of the rows that have a record; name those that have none."""
+    found = {row.name: [workshop.find_row(one) for one in row.configs] for row in selected}
+    records = {name: [each for each in made if each is not None] for name, made in found.items() if None not in made}
+    missing = [name for name in found if name not in records]
+    told = f"{len(missing)} of {len(found)} rows have no record yet, `{_command(config)}` makes them: "
+    told += ", ".join(missing)
+    if not records:
+        raise UserError(told)
+    built = tables.build(
+        config.name,
+        records,
+        paper=paper.read_paper(config.name),
+        comparisons=config.compare,
+        paired=_paired,
+        figure=config.figure,
+        cells={row.name: row.cell for row in selected if row.cell is not None},
+    )
     print(f"\n{render.as_text(built)}")
     folder = workshop.output / "tables"
     changed = not render.is_written(built, folder)
@@ -90,12 +133,14 @@ def table(config: Config, selected: list[Row], workshop: Workshop) -> None:
         log_table(config, key, *render.plain(built), paths["png"])
         if mode(config.logger) == "offline":
             print(f"W&B: kept offline; `wandb sync {workshop.output}/wandb/offline-run-*` uploads it")
-    total = sum(len(row.configs) for row in selected)
-    print(f"{made} of {total} rows evaluated now, the others read from records; {_duration(started)}")
+    if missing:
+        print(told)
 
 
 def plan_ahead(config: Config, selected: list[Row], workshop: Workshop) -> None:
     """Print what is missing and what it costs; make nothing."""
+    from landmark.data import SyntheticCorpus
+
     jobs: dict[str, plan.Job] = {}
     notes: dict[str, None] = {}
     for row in selected:
@@ -112,7 +157,8 @@ def plan_ahead(config: Config, selected: list[Row], workshop: Workshop) -> None:
                 name = workshop.run_folder(one).name
                 run_done = one.run is not None or workshop.find_run(one) is not None
                 row_done = workshop.find_row(one) is not None
-                split_tokens = len(corpus.split(one.eval.split))
+                prompts = one.eval.prompts * one.eval.length
+                split_tokens = prompts if isinstance(corpus, SyntheticCorpus) else len(corpus.split(one.eval.split))
             jobs.setdefault(f"run {name}", plan.run_job(name, one, vocab_size, run_done))
             jobs[f"row {label}"] = plan.row_job(label, one, vocab_size, row_done, split_tokens)
     gpus = 0 if config.trainer.accelerator == "cpu" else min(plan.gpus(), device_count(config))
@@ -126,25 +172,32 @@ def plan_ahead(config: Config, selected: list[Row], workshop: Workshop) -> None:
     )
 
 
-def _records(config: Config, selected: list[Row], workshop: Workshop) -> tuple[dict[str, list[dict[str, Any]]], int]:
-    """The records of all rows, and how many were made now."""
+def _evaluate(config: Config, selected: list[Row], workshop: Workshop) -> int:
+    """Evaluate the rows; how many had no record before."""
     _check_all(selected, workshop)
-    records: dict[str, list[dict[str, Any]]] = {}
     made = 0
     for number, row in enumerate(selected, 1):
-        records[row.name] = []
         for one in row.configs:
             record, new = workshop.ensure_row(one, name=row.name, group=config.name, overrides=row.overrides)
-            records[row.name].append(record)
             made += new
             _say(f"[{number}/{len(selected)}] {row.name}", record, new)
-    return records, made
+    return made
+
+
+def _command(config: Config) -> str:
+    """The command line, without what made it a part of the experiment or a rendering alone."""
+    left_out = {"-m", "--multirun", "row", "task", *config.grid.axes}
+    words = [word for word in sys.argv[1:] if word.lstrip("+").partition("=")[0] not in left_out]
+    return shlex.join(["python", Path(sys.argv[0]).name, *words])
 
 
 def _say(title: str, record: dict[str, Any], new: bool) -> None:
     results = record["results"]
-    error = "" if results["perplexity_se"] is None else f" ± {results['perplexity_se']:.2f}"
     how = f"{results['seconds']:.0f} s" if new else "from its record"
+    if "accuracy" in results:
+        print(f"{title}: {sum(results['correct'])} of {results['prompts']} prompts answered, {how}")
+        return
+    error = "" if results["perplexity_se"] is None else f" ± {results['perplexity_se']:.2f}"
     perplexity = f"perplexity {results['perplexity']:.2f}{error}"
     print(f"{title}: {perplexity}, {results['bits_per_byte']:.4f} bits/byte, {how}")
 

@@ -9,6 +9,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from landmark.errors import UserError
 
+SYNTHETIC = ("passkey", "key_value")  # data that is made as needed, and evaluated by the answers to its prompts
 TASKS = ("auto", "table", "evaluate", "train", "prepare", "plan")
 
 
@@ -37,6 +38,11 @@ class DataConfig:
     cache: str = MISSING
     workers: int | None = None
     max_documents: int | None = None  # per split
+    configs: list[str] | None = None  # arxiv_math: which of the corpus's configs are taken; null: all
+    bad_lines: str = "stop"  # arxiv_math: stop at a line that is not as it should be, or skip it
+    needles: int = 1  # passkey: keys in a prompt, of which one is asked for
+    dense: float = 0.5  # passkey: fraction of the training samples that are dense
+    answer_weight: float = 10.0  # passkey, key_value: of the loss where the answer can be read off the text
 
 
 @dataclass
@@ -71,7 +77,10 @@ class TrainConfig:
 
 @dataclass
 class TrainerConfig:
-    """Where to compute; `threads` are torch's (null: as torch decides)."""
+    """Where to compute; `threads` are torch's (null: as torch decides).
+
+    profiler: simple, advanced or pytorch, one of Lightning's, reports into the run's folder.
+    """
 
     name: str = "auto"
     accelerator: str = "auto"
@@ -92,10 +101,15 @@ class RetrievalConfig:
 
 @dataclass
 class MemoryConfig:
-    """At most `blocks` blocks are kept (null: all), on the device, the CPU or disk."""
+    """At most `blocks` blocks are kept (null: all), on the device, the CPU or disk.
+
+    A plain transformer keeps nothing, or with `window` the first `sinks` keys and the last `window`.
+    """
 
     blocks: int | None = None
     tier: str = "device"
+    window: int | None = None
+    sinks: int = 4
 
 
 @dataclass
@@ -127,6 +141,9 @@ class EvalConfig:
     tokens: int | None = None
     span: int = 4096
     batch_size: int | None = None
+    prompts: int = 50  # tasks with prompts: how many
+    generated: int = 10  # tasks with prompts: tokens generated after each
+    retrieval_statistics: bool = False  # count the distinct blocks that the chunk before the last retrieves
 
 
 @dataclass
@@ -140,8 +157,16 @@ class LoggerConfig:
 
 
 @dataclass
+class GridConfig:
+    """Rows for all combinations of the values of `axes` (key to values); `row` is what they share."""
+
+    row: str = ""
+    axes: dict[str, list[Any]] = field(default_factory=dict)
+
+
+@dataclass
 class Config:
-    """Everything that can be set. `rows`: name to overrides; `compare`: title to two rows."""
+    """Everything that can be set. `rows`: name to overrides; `compare`: title to two rows; `figure`: see lab.plots."""
 
     name: str = "single"
     task: str = "auto"
@@ -150,6 +175,8 @@ class Config:
     row: str | None = None
     run: str | None = None  # folder of a trained run to evaluate instead of the one these settings name
     rows: dict[str, str] = field(default_factory=dict)
+    grid: GridConfig = field(default_factory=GridConfig)
+    figure: str = "rows"
     compare: dict[str, list[str]] = field(default_factory=dict)
     output: str = "outputs"
     size: str = MISSING

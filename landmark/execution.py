@@ -5,22 +5,22 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from landmark.config import Config, from_dict, to_dict
+from landmark.config import Config, DataConfig, from_dict, to_dict
 from landmark.errors import UserError
 from landmark.lab import identity
 from landmark.lab.files import read_json, write_json
 from landmark.lab.plan import flops_per_token
+from landmark.lab.progressbar import ProgressBar
 from landmark.lab.records import Records
 from landmark.lab.validate import resolve
 from landmark.lab.wandb import log_row, training_loggers
 
 if TYPE_CHECKING:
-    from landmark.data import Corpus, Tokenizer
+    from landmark.data import Corpus, SyntheticCorpus, Tokenizer
 
 RUN = "run.json"  # in a run's folder: the settings that are its identity
 CONFIG = "launch.json"  # in a run's folder: the whole configuration, for processes that train it together
@@ -36,7 +36,7 @@ class Workshop:
         self.output = Path(output)
         self.records = Records(output)
         self._tokenizers: dict[tuple[Any, ...], Tokenizer] = {}
-        self._corpora: dict[tuple[Any, ...], Corpus] = {}
+        self._corpora: dict[tuple[Any, ...], Corpus | SyntheticCorpus] = {}
 
     def tokenizer(self, config: Config) -> "Tokenizer":
         """Raises UserError: ranks file missing or with the wrong hash."""
@@ -47,7 +47,7 @@ class Workshop:
             self._tokenizers[key] = load_tokenizer(*key)
         return self._tokenizers[key]
 
-    def corpus(self, config: Config) -> "Corpus":
+    def corpus(self, config: Config) -> "Corpus | SyntheticCorpus":
         """The corpus, prepared if it is not. Raises UserError: missing, empty or damaged corpus."""
         if (corpus := self.prepared(config)) is None:
             from landmark.data import prepare
@@ -58,24 +58,29 @@ class Workshop:
                 self.tokenizer(config),
                 data.cache,
                 path=data.path,
+                options=_corpus_options(data),
                 workers=data.workers,
                 max_documents=data.max_documents,
             )
             self._corpora[_corpus_key(config)] = corpus
         return corpus
 
-    def prepared(self, config: Config) -> "Corpus | None":
+    def prepared(self, config: Config) -> "Corpus | SyntheticCorpus | None":
         """The corpus if it is prepared, else None. Raises UserError as `corpus`."""
         key = _corpus_key(config)
         if key not in self._corpora:
-            from landmark.data import find
+            from landmark.data import find, synthetic_corpus
 
             data = config.data
+            if (made := synthetic_corpus(data, self.tokenizer(config))) is not None:
+                self._corpora[key] = made
+                return made
             corpus = find(
                 data.name,
                 self.tokenizer(config),
                 data.cache,
                 path=data.path,
+                options=_corpus_options(data),
                 max_documents=data.max_documents,
             )
             if corpus is None:
@@ -85,9 +90,13 @@ class Workshop:
 
     def check_lengths(self, config: Config) -> None:
         """Raise UserError where the evaluation does not fit its split, before anything is trained."""
-        from landmark.data import segments
+        from landmark.data import SyntheticCorpus, segments
 
-        stream = self.corpus(config).split(config.eval.split)
+        corpus = self.corpus(config)
+        if isinstance(corpus, SyntheticCorpus):
+            corpus.prompts(config.eval.split, config.eval.length, 1)
+            return
+        stream = corpus.split(config.eval.split)
         segments(len(stream), config.eval.length, config.eval.tokens, config.eval.span)
 
     def run_settings(self, config: Config) -> dict[str, Any]:
@@ -140,6 +149,9 @@ class Workshop:
         return self.records.find("runs", identity.digest(self.run_settings(config)))
 
     def find_row(self, config: Config) -> dict[str, Any] | None:
+        """The row's record; None where it, or the prepared corpus that is part of its identity, is missing."""
+        if self.prepared(config) is None:
+            return None
         return self.records.find("rows", identity.digest(self.row_settings(config)))
 
     def ensure_row(self, config: Config, *, name: str, group: str, overrides: list[str]) -> tuple[dict[str, Any], bool]:
@@ -167,16 +179,19 @@ class Workshop:
         return record, True
 
     def _evaluate(self, config: Config, folder: Path, name: str) -> dict[str, Any]:
-        from landmark.evaluation import evaluate
+        from landmark.data import SyntheticCorpus
+        from landmark.evaluation import evaluate, evaluate_recall
         from landmark.models import decoder_config
         from landmark.models.checkpoint import load
 
         tokenizer = self.tokenizer(config)
         set_threads(config)
         model = load(folder, decoder_config(config.model, tokenizer), device(config))
-        stream = self.corpus(config).split(config.eval.split)
+        corpus = self.corpus(config)
         with ProgressBar(name) as progress:
-            results = evaluate(model, stream, tokenizer, config, progress)
+            if isinstance(corpus, SyntheticCorpus):
+                return evaluate_recall(model, corpus, tokenizer, config, progress)
+            results = evaluate(model, corpus.split(config.eval.split), tokenizer, config, progress)
         undefined = {key: None for key, value in results.items() if key.endswith("_se") and not math.isfinite(value)}
         return results | undefined  # one segment has no standard error
 
@@ -247,35 +262,19 @@ def set_threads(config: Config) -> None:
         torch.set_num_threads(config.trainer.threads)
 
 
-class ProgressBar:
-    """A bar over predictions, quiet where the output is no terminal and the row is short."""
-
-    def __init__(self, name: str) -> None:
-        from tqdm import tqdm
-
-        every = 0.2 if sys.stderr.isatty() else 15.0  # seconds
-        self.bar = tqdm(
-            desc=name, unit="tok", unit_scale=True, mininterval=every, delay=2.0, leave=False, ncols=80
-        )  # fmt: skip
-
-    def __enter__(self) -> Callable[[int, int], None]:
-        return self.update
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.close()
-
-    def update(self, done: int, total: int) -> None:
-        self.bar.total = total
-        self.bar.update(done - self.bar.n)
-
-
 def _trained(folder: Path) -> bool:
     return (folder / "model.safetensors").is_file() and (folder / "config.json").is_file()
 
 
+def _corpus_options(data: DataConfig) -> dict[str, Any]:
+    """The settings that this corpus alone has."""
+    return {"configs": data.configs, "bad_lines": data.bad_lines} if data.name == "arxiv_math" else {}
+
+
 def _corpus_key(config: Config) -> tuple[Any, ...]:
     data, tokenizer = config.data, config.tokenizer
-    return data.name, data.path, data.cache, data.max_documents, tokenizer.name, tokenizer.file
+    settings = tuple((item.name, str(getattr(data, item.name))) for item in fields(data))
+    return *settings, tokenizer.name, tokenizer.file
 
 
 def _labels(config: Config) -> dict[str, Any]:

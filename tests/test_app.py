@@ -225,3 +225,41 @@ def test_failed_processes_leave_no_record(work, monkeypatch):
     with pytest.raises(UserError, match="on 2 devices failed"):
         work("model=transformer", "trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", "task=train")
     assert not (work.output / "records").exists()
+
+
+def test_task_table_reads_records_only_and_names_what_is_missing(work, capsys):
+    for row in ("plain_512", "landmark_2048_k4"):
+        work("+experiment=table1_pg19", f"row={row}")
+    capsys.readouterr()
+    work("+experiment=table1_pg19", "task=table")
+    assert (work.trained, work.evaluated) == ([], [])
+    said = capsys.readouterr().out
+    assert "11 of 13 rows have no record yet" in said
+    assert "xl_2048" in said[said.index("have no record yet") :]
+    assert "landmark_2048_k4 is better than plain_512" in said
+    assert (work.output / "tables" / "table1_pg19" / "nano-pg19-bytes.png").exists()
+
+
+def test_table_of_nothing_is_refused_and_makes_nothing(work):
+    with pytest.raises(UserError, match="13 of 13 rows have no record yet"):
+        work("+experiment=table1_pg19", "task=table")
+    assert not work.output.exists()
+
+
+def test_part_of_a_grid_is_evaluated_without_a_table(work):
+    work("+experiment=sweep_k_local", "retrieval.k=2")
+    assert work.evaluated == ["plain_512", "xl_2048", "k2_local150", "k2_local250", "k2_local350"]
+    assert not (work.output / "tables").exists()
+    work("+experiment=sweep_k_local", "retrieval.k=3", "eval.local=100")
+    assert work.evaluated == ["k3_local100"]
+    work("+experiment=sweep_k_local")
+    assert len(work.evaluated) == 9
+    assert (work.output / "tables" / "sweep_k_local" / "nano-pg19-bytes.png").exists()
+
+
+def test_table_2_shares_its_run_and_three_rows_with_table_1(work):
+    work("+experiment=table1_pg19")
+    work("+experiment=table2_granularity")
+    assert work.trained == []
+    assert [name for name in work.evaluated if name.startswith("per_token_and_head")] == []
+    assert len(work.evaluated) == 6

@@ -17,15 +17,14 @@ would: `phase` rows of padding, the window, padding up to a whole block. N: sequ
 
 from __future__ import annotations
 
-import functools
 import math
-import threading
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from landmark.attention.frames import Frame, Workspace, make_frame, workspace
 
 TILE_ROWS = 102  # queries of a tile, in whole blocks
 TILE_SIZE = 1 << 20  # scores of a tile, of as many sequences as that allows: what a cache holds
@@ -33,102 +32,10 @@ LOG2_E = math.log2(math.e)
 
 
 @dataclass(frozen=True)
-class _Frame:
-    """Where the windows of some samples lie among whole blocks of `width` = ℓ+1 positions.
-
-    future: (W, W, 1), offsets of its own block, then queries, that do not see them. hidden: (n, 1, ℓ, 1), the padding
-    of the first block, None where there is none.
-    """
-
-    width: int
-    phases: tuple[int, ...]
-    prefix: int
-    queries: int
-    heads: int
-    future: Tensor
-    hidden: Tensor | None
-
-    @property
-    def blocks(self) -> int:
-        return -(-(self.prefix + self.queries + max(self.phases)) // self.width)
-
-    @property
-    def first(self) -> int:
-        """The first block with queries."""
-        return self.prefix // self.width
-
-    def place(self, x: Tensor, framed: Tensor) -> Tensor:
-        """Copy (n, H, T, d), queries or keys, into a frame of them, (N, rows, d), which is returned."""
-        framed[:, : 2 * self.width] = 0
-        framed[:, -2 * self.width :] = 0
-        parts = framed.unflatten(0, (len(x), -1))
-        for sample, part, rows in zip(x, parts, self._rows(x.shape[2]), strict=True):
-            part[:, rows] = sample
-        return framed
-
-    def take(self, framed: Tensor, x: Tensor, start: int = 0) -> None:
-        """The inverse of `place`, for the rows of a frame from `start` on that `framed` holds."""
-        parts, stop = framed.unflatten(0, (len(x), -1)), start + framed.shape[1]
-        for sample, part, rows in zip(x, parts, self._rows(x.shape[2]), strict=True):
-            low, high = max(start, rows.start), min(stop, rows.stop)
-            if low < high:
-                sample[:, low - rows.start : high - rows.start] = part[:, low - start : high - start]
-
-    def _rows(self, length: int) -> Iterator[slice]:
-        """For each sample, in which rows its queries, or its keys, stand."""
-        skipped = self.first * self.width if length == self.queries else 0
-        end = self.prefix + self.queries - skipped
-        return (slice(phase + end - length, phase + end) for phase in self.phases)
-
-    def tiles(self) -> list[_Tile]:
-        """The latest queries first."""
-        count = max(1, TILE_ROWS // self.width)
-        return [_Tile(self, max(self.first, stop - count), stop) for stop in range(self.blocks, self.first, -count)]
-
-
-@functools.lru_cache(256)
-def _frame(width: int, phases: tuple[int, ...], prefix: int, queries: int, heads: int, device: torch.device) -> _Frame:
-    offset = torch.arange(width, device=device)
-    future = (offset[:, None] > offset) | (offset[:, None] == width - 1)
-    hidden = offset[:-1] < torch.tensor(phases, device=device)[:, None]
-    hidden = hidden[:, None, :, None] if any(phases) else None
-    return _Frame(width, phases, prefix, queries, heads, future[..., None], hidden)
-
-
-class _Workspace:
-    """Memory that tiles and frames take turns in: fresh memory costs as much as the arithmetic."""
-
-    def __init__(self, dtype: torch.dtype, device: torch.device):
-        self._dtype, self._device = dtype, device
-        self._buffers: dict[str, Tensor] = {}
-
-    def __call__(self, name: str, *shape: int) -> Tensor:
-        size = math.prod(shape)
-        buffer = self._buffers.get(name)
-        if buffer is None or buffer.numel() < size:
-            with torch.inference_mode(False):
-                buffer = self._buffers[name] = torch.empty(size, dtype=self._dtype, device=self._device)
-        return buffer[:size].view(shape)
-
-
-_kept = threading.local()
-
-
-def _workspace(like: Tensor) -> _Workspace:
-    """On the CPU each thread keeps one, a few tiles large, from call to call; elsewhere the allocator does that."""
-    if like.device.type != "cpu":
-        return _Workspace(like.dtype, like.device)
-    spaces: dict[torch.dtype, _Workspace] = vars(_kept)
-    if like.dtype not in spaces:
-        spaces[like.dtype] = _Workspace(like.dtype, like.device)
-    return spaces[like.dtype]
-
-
-@dataclass(frozen=True)
 class _Tile:
     """The queries of the blocks start … stop−1 against the keys of the blocks 0 … stop−1."""
 
-    frame: _Frame
+    frame: Frame
     start: int
     stop: int
 
@@ -151,7 +58,7 @@ class _Tile:
         """(N, block, …, queries) → (N, …, offset, query block), each query's own block."""
         return x.unflatten(-1, (-1, self.frame.width)).diagonal(-self.start, 1, x.ndim - 1)
 
-    def scores(self, q: Tensor, k: Tensor, scale: float, work: _Workspace) -> tuple[Tensor, Tensor]:
+    def scores(self, q: Tensor, k: Tensor, scale: float, work: Workspace) -> tuple[Tensor, Tensor]:
         """Scores (N, block, offset, query), −∞ for what is hidden, and those of the landmarks (N, block, query),
         −∞ from each query's own block on."""
         keys, queries = self.keys(k), self.queries(q)
@@ -168,6 +75,12 @@ class _Tile:
         return scores, landmarks
 
 
+def _tiles(frame: Frame) -> list[_Tile]:
+    """The latest queries first."""
+    count = max(1, TILE_ROWS // frame.width)
+    return [_Tile(frame, max(frame.first, stop - count), stop) for stop in range(frame.blocks, frame.first, -count)]
+
+
 def _product(a: Tensor, b: Tensor, out: Tensor, scale: float = 1.0) -> Tensor:
     return torch.baddbmm(out, a, b, beta=0, alpha=scale, out=out)
 
@@ -182,13 +95,13 @@ def _exponentials(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
 
 
 def _forward(
-    q: Tensor, k: Tensor, v: Tensor, frame: _Frame, scale: float, work: _Workspace, out: Tensor, lse: Tensor
+    q: Tensor, k: Tensor, v: Tensor, frame: Frame, scale: float, work: Workspace, out: Tensor, lse: Tensor
 ) -> list[Tensor]:
     """Write out and lse of the frame's samples. Returns, for each tile, the outer weights (N, block, query) and what
     to subtract from scores before exp2 makes weights of them."""
     q, k, v = _place_all(q, k, v, frame, work)
     saved, framed_lse = [], work("lse", *q.shape[:2])
-    for tile in frame.tiles():
+    for tile in _tiles(frame):
         weights, gates = tile.scores(q, k, scale, work)
         total, inner = _exponentials(weights, 2)
         gates.masked_fill_(inner == -torch.inf, -torch.inf)  # an empty first block
@@ -206,7 +119,7 @@ def _forward(
     return saved
 
 
-def _place_all(q: Tensor, k: Tensor, v: Tensor, frame: _Frame, work: _Workspace) -> tuple[Tensor, Tensor, Tensor]:
+def _place_all(q: Tensor, k: Tensor, v: Tensor, frame: Frame, work: Workspace) -> tuple[Tensor, Tensor, Tensor]:
     sequences, dim = len(q) * q.shape[1], q.shape[3]
     keys = frame.blocks * frame.width
     queries = keys - frame.first * frame.width
@@ -224,9 +137,9 @@ def _backward(
     v: Tensor,
     out: Tensor,
     saved: list[Tensor],
-    frame: _Frame,
+    frame: Frame,
     scale: float,
-    work: _Workspace,
+    work: Workspace,
     gradients: tuple[Tensor, Tensor, Tensor],
 ) -> None:
     """Write the gradients of q, k, v of the frame's samples."""
@@ -236,7 +149,7 @@ def _backward(
     do = frame.place(do, work("do", *q.shape))
     row_mean = frame.place(row_mean, work("row_mean", *q.shape[:2], 1))
     dk, dv = work("dk", *k.shape), work("dv", *v.shape)
-    for tile, outer, shift in zip(frame.tiles(), saved[::2], saved[1::2], strict=True):
+    for tile, outer, shift in zip(_tiles(frame), saved[::2], saved[1::2], strict=True):
         queries, keys, tile_do = tile.queries(q), tile.keys(k), tile.queries(do)
         weights, _ = tile.scores(q, k, scale, work)
         weights = weights.sub_(shift[:, :, None]).exp2_()
@@ -291,9 +204,9 @@ class _Blockwise(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         (batch, heads, queries, _), width, phases = q.shape, block_size + 1, tuple(phase.tolist())
         chunks = _chunks(batch, heads, max(TILE_ROWS, width) * (prefix + queries))
-        frames = [_frame(width, phases[s], prefix, queries, h.stop - h.start, q.device) for s, h in chunks]
+        frames = [make_frame(width, phases[s], prefix, queries, h.stop - h.start, q.device) for s, h in chunks]
         out, lse, saved = _rows_first(q), q.new_empty(q.shape[:3]), []
-        work = _workspace(q)
+        work = workspace(q)
         for chunk, frame in zip(chunks, frames, strict=True):
             saved += _forward(q[chunk], k[chunk], v[chunk], frame, scale, work, out[chunk], lse[chunk])
         ctx.save_for_backward(q, k, v, out, *saved)
@@ -306,9 +219,9 @@ class _Blockwise(torch.autograd.Function):
     def backward(ctx, grad_out: Tensor, _grad_lse: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
         q, k, v, out, *saved = ctx.saved_tensors
         gradients = _rows_first(q), _rows_first(k), _rows_first(v)
-        work = _workspace(q)
+        work = workspace(q)
         for c, frame in zip(ctx.chunks, ctx.frames, strict=True):
-            kept, saved = saved[: 2 * len(frame.tiles())], saved[2 * len(frame.tiles()) :]
+            kept, saved = saved[: 2 * len(_tiles(frame))], saved[2 * len(_tiles(frame)) :]
             into = gradients[0][c], gradients[1][c], gradients[2][c]
             _backward(grad_out[c], q[c], k[c], v[c], out[c], kept, frame, ctx.scale, work, into)
         return *gradients, None, None, None, None

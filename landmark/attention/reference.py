@@ -23,12 +23,15 @@ def grouped_softmax(scores: Tensor, groups: Tensor, num_groups: int) -> Tensor:
 
 
 def landmark_attention_weights(
-    scores: Tensor, block_size: int, phase: Tensor, prefix: int = 0
+    scores: Tensor, block_size: int, phase: Tensor, prefix: int = 0, bidirectional: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Attention weights of landmark attention, and the log-sum-exp of each query's own (outer) group.
 
     scores: (B, H, T, S), scaled, S = prefix + T; phase: (B,). Returns (B, H, T, S) and (B, H, T). Rows sum to one,
     but for the landmark of an empty first block, which has nothing to attend to: weights 0, log-sum-exp −∞.
+
+    bidirectional: the variant of the paper's second reproduction. Nothing is hidden for coming later, and a landmark
+    sees its own block and itself alone.
     """
     queries, keys = scores.shape[-2:]
     phase = phase.to(scores.device)
@@ -40,6 +43,11 @@ def landmark_attention_weights(
     causal = index[None, :] <= index[prefix:, None]
     empty = (phase == block_size)[:, None, None, None] & (block_j == 0)
     visible = causal & ~(landmark_j & own_block) & ~(landmark_j & empty)
+    itself = torch.zeros_like(causal)
+    if bidirectional:
+        landmark_i = is_landmark[:, None, prefix:, None]
+        itself = landmark_i & (index[None, :] == index[prefix:, None])
+        visible = torch.where(landmark_i, own_block, ~(landmark_j & own_block))
 
     # G_ij: a normal token's own block; for the landmark of another block, the block of the query.
     num_groups = int(block.max()) + 1
@@ -52,7 +60,7 @@ def landmark_attention_weights(
     to_gate = block_j.expand_as(scores)
     gates = gates.scatter_add(-1, to_gate, softmax.masked_fill(~landmark_j, 0.0))
     gate = gates.gather(-1, to_gate).masked_fill(own_block, 1.0)
-    weights = (softmax * gate).masked_fill(landmark_j, 0.0)
+    weights = (softmax * gate).masked_fill(landmark_j & ~itself, 0.0)
 
     outer = (groups == block_i).expand_as(scores)
     return weights, masked.masked_fill(~outer, -torch.inf).logsumexp(-1).view(*scores.shape[:2], queries)

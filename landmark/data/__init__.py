@@ -4,6 +4,8 @@ from landmark.data.corpora import SPLITS
 from landmark.data.preparation import find, prepare
 from landmark.data.segments import Segment, segments
 from landmark.data.stream import Corpus, Stream, open_corpus
+from landmark.data.synthetic import SyntheticCorpus
+from landmark.data.tasks import synthetic_corpus
 from landmark.data.text import TextSize, text_size
 from landmark.data.tokenizers import Tokenizer, load_tokenizer
 
@@ -12,6 +14,7 @@ __all__ = [
     "Corpus",
     "Segment",
     "Stream",
+    "SyntheticCorpus",
     "TextSize",
     "Tokenizer",
     "find",
@@ -19,5 +22,6 @@ __all__ = [
     "open_corpus",
     "prepare",
     "segments",
+    "synthetic_corpus",
     "text_size",
 ]

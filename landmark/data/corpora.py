@@ -1,10 +1,10 @@
 """What a corpus is before tokenising: documents of text in order, three splits, and an identity."""
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from landmark.errors import UserError
 
@@ -22,8 +22,8 @@ class Source(Protocol):
     @property
     def name(self) -> str: ...
     @property
-    def identity(self) -> dict[str, str | int]:
-        """Changes when the data does; never holds a path of this machine."""
+    def identity(self) -> Mapping[str, Any]:
+        """JSON-ready; changes when the data does, or what is chosen of it; never holds a path of this machine."""
         ...
 
     @property
@@ -37,6 +37,10 @@ class Source(Protocol):
 
     def num_bytes(self, split: str) -> int | None:
         """Bytes of text to expect, for the progress bar; None where unknown."""
+        ...
+
+    def report(self, split: str) -> dict[str, Any]:
+        """For the manifest, what reading the split showed beside its documents; often nothing."""
         ...
 
 
@@ -58,21 +62,30 @@ class FirstDocuments:
     def num_bytes(self, split: str) -> None:
         return None
 
+    def report(self, split: str) -> dict[str, Any]:
+        return self._source.report(split)
 
-def open_source(name: str, path: str | Path | None = None) -> Source:
-    """The corpus `pg19` or `stdlib`, from `path` where it is given.
 
+def open_source(name: str, path: str | Path | None = None, **options: Any) -> Source:
+    """The corpus `pg19`, `arxiv_math` or `stdlib`, from `path` where it is given.
+
+    options: `configs` and `bad_lines` of arxiv_math; the others have none.
     Raises UserError: unknown name; missing folder; a split without documents.
     """
+    root = None if path is None else Path(path)
     if name == "pg19":
         from landmark.data.pg19 import open_pg19
 
-        return open_pg19(None if path is None else Path(path))
+        return open_pg19(root, **options)
+    if name == "arxiv_math":
+        from landmark.data.arxiv_math import open_arxiv_math
+
+        return open_arxiv_math(root, **options)
     if name == "stdlib":
         from landmark.data.stdlib import StandardLibrary
 
-        return StandardLibrary(None if path is None else Path(path))
-    raise UserError(f"unknown corpus data={name!r}: choose pg19 or stdlib")
+        return StandardLibrary(root, **options)
+    raise UserError(f"unknown corpus data={name!r}: choose pg19, arxiv_math or stdlib")
 
 
 def existing_folder(path: Path, what: str) -> Path:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 import lightning
 from torch.utils.data import DataLoader, IterableDataset
 
+from landmark.data.samples import SampleWindows
+from landmark.data.synthetic import SyntheticCorpus
 from landmark.data.windows import Batch, TrainingWindows
 from landmark.errors import UserError
 
@@ -27,23 +29,24 @@ class WindowDataModule(lightning.LightningDataModule):
     split; the same ones each time, shared among devices in the same way.
     """
 
-    def __init__(self, corpus: "Corpus", tokenizer: "Tokenizer", config: "Config"):
+    def __init__(self, corpus: "Corpus | SyntheticCorpus", tokenizer: "Tokenizer", config: "Config"):
         """Raises UserError when a split is too short for a window."""
         super().__init__()
         self.start_step = 0
         self._batch_size = config.train.batch_size
         self._validate_batches = config.train.validate_batches
 
-        def windows(split: str) -> TrainingWindows:
-            return TrainingWindows(
-                corpus.split(split),
-                length=config.train.length,
-                batch_size=config.train.batch_size,
-                seed=config.seed,
-                block_size=config.model.block_size if config.model.kind == "landmark" else None,
-                landmark=tokenizer.landmark,
-                eot=tokenizer.eot,
-            )
+        def windows(split: str) -> TrainingWindows | SampleWindows:
+            settings = {
+                "length": config.train.length,
+                "batch_size": config.train.batch_size,
+                "seed": config.seed,
+                "block_size": config.model.block_size if config.model.kind == "landmark" else None,
+            }
+            if isinstance(corpus, SyntheticCorpus):
+                return corpus.windows(split, **settings)
+            special = {"landmark": tokenizer.landmark, "eot": tokenizer.eot}
+            return TrainingWindows(corpus.split(split), **settings, **special)
 
         self.training = windows("train")
         self.validation = windows("validation")

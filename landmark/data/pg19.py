@@ -58,6 +58,9 @@ class RawBooks:
     def num_bytes(self, split: str) -> int:
         return sum(file.stat().st_size for file in self._files[split])
 
+    def report(self, split: str) -> dict[str, Any]:
+        return {}
+
 
 class ParquetBooks:
     """Rows with the columns `text` and `url`, which ends in the book's number; from the hub or from a folder.
@@ -125,3 +128,6 @@ class ParquetBooks:
 
     def num_bytes(self, split: str) -> int | None:
         return getattr(self._splits[split].info.splits.get(split), "num_bytes", None)  # pyright: ignore[reportOptionalMemberAccess]
+
+    def report(self, split: str) -> dict[str, Any]:
+        return {}

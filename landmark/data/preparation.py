@@ -12,7 +12,7 @@ import shutil
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -42,6 +42,7 @@ def prepare(
     cache: str | Path,
     *,
     path: str | Path | None = None,
+    options: Mapping[str, Any] | None = None,
     workers: int | None = None,
     max_documents: int | None = None,
     progress: bool = True,
@@ -49,12 +50,13 @@ def prepare(
     """The corpus `name` as token streams below `cache`: at once when they are there, else tokenised now.
 
     Processes that ask for the same corpus wait for one of them to make it.
-    `workers`: threads, one per core by default. `max_documents`: only so many of each split, the first ones.
+    `options`: of the corpus, as `open_source` takes them. `workers`: threads, one per core by default.
+    `max_documents`: only so many of each split, the first ones.
     Raises UserError: missing or empty corpus; a prepared file that was cut short or altered.
     """
     if workers is not None and workers < 1:
         raise UserError(f"data.workers={workers}: at least 1 is needed (null: one per core)")
-    source = _source(name, path, max_documents)
+    source = _source(name, path, options, max_documents)
     folder = _folder(source, tokenizer, Path(cache))
     if (folder / MANIFEST).exists():
         return open_corpus(folder)
@@ -71,15 +73,16 @@ def find(
     cache: str | Path,
     *,
     path: str | Path | None = None,
+    options: Mapping[str, Any] | None = None,
     max_documents: int | None = None,
 ) -> Corpus | None:
     """The corpus if it is prepared, else None: never tokenises or downloads. Raises as `prepare` does."""
-    folder = _folder(_source(name, path, max_documents), tokenizer, Path(cache))
+    folder = _folder(_source(name, path, options, max_documents), tokenizer, Path(cache))
     return open_corpus(folder) if (folder / MANIFEST).exists() else None
 
 
-def _source(name: str, path: str | Path | None, max_documents: int | None) -> Source:
-    source = open_source(name, path)
+def _source(name: str, path: str | Path | None, options: Mapping[str, Any] | None, max_documents: int | None) -> Source:
+    source = open_source(name, path, **(options or {}))
     return source if max_documents is None else FirstDocuments(source, max_documents)
 
 
@@ -182,6 +185,7 @@ def _write_split(
         "bytes": num_bytes,
         "words": words,
         "sha256": digest.hexdigest(),
+        **source.report(split),
     }
 
 

@@ -5,6 +5,7 @@ import os
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from landmark.data.corpora import SPLITS, Document, existing_folder, fingerprint
 from landmark.errors import UserError
@@ -62,6 +63,9 @@ class StandardLibrary:
 
     def num_bytes(self, split: str) -> int:
         return sum((self._root / name).stat().st_size for name in self._names[split])
+
+    def report(self, split: str) -> dict[str, Any]:
+        return {}
 
 
 def _source_files(root: Path) -> Iterator[str]:

@@ -37,19 +37,28 @@ class Batch:
     tokens: (B, T) int64, landmarks included
     targets: (B, T) int64, NO_LOSS where no loss is taken
     phase: (B,) int64, tokens missing from each window's first block; None without landmarks
+    weights: (B, T) float32, of the loss of each target, of mean one; None: all one
     """
 
     tokens: Tensor
     targets: Tensor
     phase: Tensor | None
+    weights: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
         """The same batch on another device. The phase stays: it says where to cut, and is read on the CPU."""
+        weights = None if self.weights is None else self.weights.to(device, non_blocking=non_blocking)
         tokens = self.tokens.to(device, non_blocking=non_blocking)
-        return Batch(tokens, self.targets.to(device, non_blocking=non_blocking), self.phase)
+        return Batch(tokens, self.targets.to(device, non_blocking=non_blocking), self.phase, weights)
+
+    def rows(self, rows: slice) -> "Batch":
+        """Some of the windows."""
+        phase = None if self.phase is None else self.phase[rows]
+        weights = None if self.weights is None else self.weights[rows]
+        return Batch(self.tokens[rows], self.targets[rows], phase, weights)
 
 
 def viewed_length(raw_length: int, block_size: int | None) -> int:

@@ -18,8 +18,10 @@ from landmark.data.stream import Stream
 from landmark.data.text import text_size
 from landmark.data.tokenizers import Tokenizer
 from landmark.errors import UserError
+from landmark.evaluation.retrieval_statistics import penultimate_chunk
 from landmark.evaluation.statistics import mean_and_error
 from landmark.lab.peak_memory import peak_memory_bytes, reset_peak_memory
+from landmark.memory.memory import Observer
 from landmark.models import Decoder
 
 POSITION_BIN = 64  # tokens of a segment whose losses are averaged for the curve over positions
@@ -56,25 +58,26 @@ def evaluate(
     Returns tokens, nll (nats a token), nll_se, perplexity, perplexity_se, bits_per_byte, word_perplexity, segments
     [[first token counted, tokens, nats]], position_nll [[tokens, nats] for each 64 positions of a segment],
     keys_attended and landmarks_scored (means a query), seconds, tokens_per_second, peak_memory_bytes, memory (sums
-    over all segments).
+    over all segments), and with `eval.retrieval_statistics` also retrieval (see `retrieval_statistics`).
 
     Raises UserError where the settings do not fit the split or the model.
     """
     settings = config.eval
-    local = chunk_length(model, settings.length, settings.local)
+    local = chunk_length(model, settings.length, settings.local, config.memory.window)
     cut = segments(len(stream), settings.length, settings.tokens, settings.span)
     batch_size = settings.batch_size or max(1, TOKENS_AT_ONCE // local)
     device = next(model.parameters()).device
     half = device.type == "cuda" and config.train.precision == "bf16-mixed"
     sums, positions = [], np.zeros((-(-settings.length // POSITION_BIN), 2))
     stats: dict[str, int] = {}
+    retrieval = penultimate_chunk(model, settings.length, local) if settings.retrieval_statistics else None
     reset_peak_memory()
     total = sum(segment.counted for segment in cut)
     done, started = 0, time.perf_counter()
     for start in range(0, len(cut), batch_size):
         batch = cut[start : start + batch_size]
         tokens = np.stack([stream.tokens[s.start : s.start + s.length + 1] for s in batch]).astype(np.int64)
-        memory = _new_memory(model, config)
+        memory = new_memory(model, config, retrieval)
         with torch.no_grad(), torch.autocast("cuda", torch.bfloat16) if half else contextlib.nullcontext():
             losses = segment_losses(model, torch.from_numpy(tokens).to(device), local, memory).cpu().numpy()
         for segment, loss in zip(batch, losses, strict=True):
@@ -92,7 +95,7 @@ def evaluate(
     mean, error = mean_and_error(sums)
     size = text_size(stream.tokens, _joined(cut), tokenizer)
     keys, scored = attention_size(model, config, settings.length, local)
-    return {
+    results = {
         "tokens": done,
         "nll": mean,
         "nll_se": error,
@@ -109,6 +112,7 @@ def evaluate(
         "peak_memory_bytes": peak_memory_bytes(),
         "memory": stats,
     }
+    return results if retrieval is None else results | {"retrieval": retrieval.summary()}
 
 
 def segment_losses(model: Decoder, tokens: Tensor, local: int, memory) -> Tensor:
@@ -121,16 +125,16 @@ def segment_losses(model: Decoder, tokens: Tensor, local: int, memory) -> Tensor
     return torch.cat(losses, 1).double()
 
 
-def chunk_length(model: Decoder, length: int, local: int | None) -> int:
-    """Tokens fed at a time. Raises UserError where the model cannot be fed so."""
+def chunk_length(model: Decoder, length: int, local: int | None, window: int | None = None) -> int:
+    """Tokens fed at a time; window: of a plain transformer's memory. Raises UserError where it cannot be fed so."""
     if local is not None and local < 1:
         raise UserError(f"eval.local={local}: a chunk needs at least 1 token")
     if local is not None and local > length:
         raise UserError(f"eval.local={local} is longer than eval.length={length}: chunks are parts of a segment")
-    if model.config.kind == "transformer" and local not in (None, length):
+    if model.config.kind == "transformer" and local not in (None, length) and window is None:
         raise UserError(
-            f"eval.local={local}: a plain transformer keeps no memory between chunks; "
-            f"set eval.length={local} to evaluate it on segments of {local}"
+            f"eval.local={local}: a plain transformer keeps no memory between chunks; set memory.window, or "
+            f"eval.length={local} to evaluate it on segments of {local}"
         )
     if model.config.kind == "transformer_xl":
         return local or min(length, model.config.window or length)
@@ -146,6 +150,8 @@ def attention_size(model: Decoder, config: EvaluationSettings, length: int, loca
         own = queries * (queries + 1) // 2
         if model.config.kind == "transformer_xl":
             own += queries * min(start, model.config.cache or 0)
+        elif model.config.kind == "transformer" and config.memory.window is not None:
+            own += queries * min(start, config.memory.sinks + config.memory.window)
         elif model.config.kind == "landmark":
             fed, pending = divmod(start, block)
             kept = fed if config.memory.blocks is None else min(fed, config.memory.blocks)
@@ -156,7 +162,10 @@ def attention_size(model: Decoder, config: EvaluationSettings, length: int, loca
     return keys / length, scored / length
 
 
-def _new_memory(model: Decoder, config: EvaluationSettings):
+def new_memory(model: Decoder, config: EvaluationSettings, observer: Observer | None = None):
+    """An empty memory as the settings want it; None for a plain transformer without a window."""
+    if model.config.kind == "transformer" and config.memory.window is not None:
+        return model.new_memory(window=config.memory.window, sinks=config.memory.sinks)
     if model.config.kind != "landmark":
         return model.new_memory()
     return model.new_memory(
@@ -166,6 +175,7 @@ def _new_memory(model: Decoder, config: EvaluationSettings):
         scorer=config.retrieval.scorer,
         tier=config.memory.tier,
         seed=config.seed,
+        observer=observer,
     )
 
 

@@ -86,3 +86,24 @@ def _summed(segments: Segments, edges: list[int]) -> dict[int, tuple[float, floa
         have = sums.get(key, (0.0, 0.0))
         sums[key] = have[0] + tokens, have[1] + nll
     return sums
+
+
+def clopper_pearson(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Exact bounds of a proportion: those that make so few, or so many, successes no less likely than allowed."""
+
+    def at_most(count: int, p: float) -> float:
+        return sum(math.comb(trials, i) * p**i * (1 - p) ** (trials - i) for i in range(count + 1))
+
+    def solve(count: int, chance: float) -> float:
+        """The p at which `at_most` falls to `chance`."""
+        low, high = 0.0, 1.0
+        for _ in range(60):
+            middle = (low + high) / 2
+            low, high = (middle, high) if at_most(count, middle) > chance else (low, middle)
+        return low
+
+    tail = (1 - confidence) / 2
+    return (
+        0.0 if successes == 0 else solve(successes - 1, 1 - tail),
+        1.0 if successes == trials else solve(successes, tail),
+    )

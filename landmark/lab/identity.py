@@ -5,7 +5,7 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from landmark.config import Config
+from landmark.config import SYNTHETIC, Config
 from landmark.lab.validate import resolve
 
 # Raised by hand when the same settings give other numbers than before.
@@ -52,6 +52,8 @@ def row_settings(config: Config, run: str, stream_sha256: str) -> dict[str, Any]
         "stream": stream_sha256,
         "numerics": NUMERICS_VERSION,
     }
+    if config.data.name in SYNTHETIC:
+        settings |= {"prompts": config.eval.prompts, "generated": config.eval.generated, "tokens": None, "span": None}
     if kind == "landmark":
         settings |= {
             "blocks": config.memory.blocks,
@@ -59,8 +61,12 @@ def row_settings(config: Config, run: str, stream_sha256: str) -> dict[str, Any]
             "granularity": config.retrieval.granularity,
             "scorer": config.retrieval.scorer,
         }
+        if config.eval.retrieval_statistics:
+            settings["retrieval_statistics"] = True
         if config.cmt.enabled:
             settings["cmt_cutoff"] = config.cmt.cutoff
+    if kind == "transformer" and config.memory.window is not None:
+        settings |= {"window": config.memory.window, "sinks": config.memory.sinks}
     if kind == "transformer_xl":
         settings["cache"] = config.model.cache
     return settings

@@ -93,6 +93,8 @@ def row_job(name: str, config: Config, vocab_size: int, done: bool, split_tokens
         keys += config.retrieval.k * (block + 1) + settings.length / block
     if config.model.kind == "transformer_xl":
         keys += config.model.cache or 0
+    if config.model.kind == "transformer" and config.memory.window is not None:
+        keys += config.memory.sinks + config.memory.window
     flops = tokens * _flops_per_token(config, vocab_size, keys) / 3
     return Job("row", name, config, done, tokens, flops, parameters(config, vocab_size))
 

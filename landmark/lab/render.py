@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from landmark.lab.files import write_atomic
-from landmark.lab.plots import draw
+from landmark.lab.plots import draw, draw_positions
 from landmark.lab.tables import Table, TableRow
 
 # Title, text of a cell.
@@ -25,12 +25,15 @@ _COLUMNS: list[tuple[str, Callable[[TableRow], str]]] = [
     ("paper", lambda row: _text(row.paper, ".2f")),
     ("poster", lambda row: _text(row.poster, ".2f")),
     ("vs first row, nats", lambda row: _difference(row)),
+    ("accuracy", lambda row: _accuracy(row)),
+    ("distinct blocks", lambda row: _text(row.distinct_blocks, ".1f")),
+    ("moved, MB", lambda row: _text(None if row.bytes_moved is None else row.bytes_moved / 1e6, ".1f")),
     ("bits/byte", lambda row: _text(row.bits_per_byte, ".4f")),
     ("word ppl", lambda row: _text(row.word_perplexity, ".4g")),
     ("tokens/s", lambda row: _text(row.tokens_per_second, ",.0f")),
 ]
 _LEFT = 2  # columns of words
-_PUBLISHED = {"attention size", "paper", "poster"}
+_ALWAYS = {"row", "model", "length", "local"}  # the others are left out where no row has them
 
 
 def is_written(table: Table, folder: Path) -> bool:
@@ -40,11 +43,14 @@ def is_written(table: Table, folder: Path) -> bool:
 
 
 def write(table: Table, folder: Path) -> dict[str, Path]:
-    """Write the CSV, the Markdown and the picture of a table below `folder`. Returns their paths by kind."""
+    """Write the CSV, the Markdown and the pictures of a table below `folder`. Returns their paths by kind."""
     paths = {kind: _path(table, folder, kind) for kind in ("csv", "md", "png")}
     write_atomic(paths["csv"], as_csv(table))
     write_atomic(paths["md"], as_markdown(table))
     write_atomic(paths["png"], draw(table))
+    if (curves := draw_positions(table)) is not None:
+        paths["positions"] = paths["png"].with_name(f"{table.stem}-positions.png")
+        write_atomic(paths["positions"], curves)
     return paths
 
 
@@ -85,6 +91,8 @@ def plain(table: Table) -> tuple[list[str], list[list[Any]]]:
 
 def perplexity(row: TableRow) -> str:
     """Perplexity ± its spread, to the digits that the spread leaves meaning."""
+    if row.perplexity is None:
+        return "-"
     if row.spread is None:
         return f"{row.perplexity:.2f}"
     digits = 2 if row.spread >= 0.01 else 3 if row.spread >= 0.001 else 4
@@ -96,17 +104,21 @@ def _path(table: Table, folder: Path, kind: str) -> Path:
 
 
 def _cells(table: Table) -> tuple[list[str], list[list[str]]]:
-    hidden = set() if table.published else _PUBLISHED
+    columns = [(title, [cell(row) for row in table.rows]) for title, cell in _COLUMNS]
+    columns = [(title, cells) for title, cells in columns if title in _ALWAYS or set(cells) != {"-"}]
     if table.data != "pg19":  # code has long words: the number says nothing
-        hidden = hidden | {"word ppl"}
-    columns = [(title, cell) for title, cell in _COLUMNS if title not in hidden]
-    return [title for title, _ in columns], [[cell(row) for _, cell in columns] for row in table.rows]
+        columns = [(title, cells) for title, cells in columns if title != "word ppl"]
+    if table.figure == "lines":
+        renamed = {"vs first row, nats": "vs first of its length, nats"}
+        columns = [(renamed.get(title, title), cells) for title, cells in columns]
+    return [title for title, _ in columns], [list(row) for row in zip(*(cells for _, cells in columns))]
 
 
 def _below(table: Table) -> Sequence[str]:
     notes = [f"{row.name}: {row.note}" for row in table.rows if row.note]
     if table.published:
-        notes.append("attention size, paper, poster: the paper's columns; keys attended: ours, the mean over queries")
+        size = "attention size, " if any(row.attention_size is not None for row in table.rows) else ""
+        notes.append(f"{size}paper, poster: the paper's columns; keys attended: ours, the mean over queries")
     return ["", *notes, *table.comparisons, *dict.fromkeys(row.measured for row in table.rows)]
 
 
@@ -114,6 +126,14 @@ def _difference(row: TableRow) -> str:
     if row.difference is None:
         return "-"
     return f"{row.difference:+.4f} ± {_text(row.difference_error, '.4f')}"
+
+
+def _accuracy(row: TableRow) -> str:
+    """Percent of the prompts, and the interval."""
+    if row.accuracy is None:
+        return "-"
+    low, high = ("?" if bound is None else f"{100 * bound:.0f}" for bound in (row.accuracy_low, row.accuracy_high))
+    return f"{100 * row.accuracy:.0f} % [{low}, {high}]"
 
 
 def _text(value: float | None, form: str = "") -> str:

@@ -1,5 +1,6 @@
 """An experiment's rows: each is a name and the command-line overrides that give it."""
 
+import itertools
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -14,21 +15,26 @@ from omegaconf.errors import OmegaConfBaseException
 from landmark.config import Config, to_config
 from landmark.errors import UserError
 from landmark.lab.commandline import one_line
-from landmark.lab.validate import check
+from landmark.lab.validate import check, check_grid, check_own
 
 # What an experiment decides for all of its rows.
-_NOT_A_ROWS = {"experiment", "rows", "row", "run", "task", "seeds", "name", "compare", "output", "logger"}
+_NOT_A_ROWS = {
+    *("experiment", "rows", "grid", "row", "compare", "figure"),
+    *("run", "task", "seeds", "name", "output", "logger"),
+}
 
 Compose = Callable[[list[str]], DictConfig]
 
 
 @dataclass(frozen=True)
 class Row:
-    """A named row: its overrides (the command line's first) and its configuration, one per seed."""
+    """A named row: its overrides (the command line's first), its configuration, one per seed, and where it stands in
+    the experiment's grid, if it does."""
 
     name: str
     overrides: list[str]
     configs: list[Config]
+    cell: dict[str, str] | None = None
 
 
 def compose_job(overrides: list[str]) -> DictConfig:
@@ -39,36 +45,71 @@ def compose_job(overrides: list[str]) -> DictConfig:
 def select(config: Config, overrides: list[str], composer: Compose = compose_job) -> list[Row]:
     """The rows of a job, all composed and validated: the experiment's, one of them, or the config itself.
 
-    overrides: those of the command line. Raises UserError: no such row; a row that sets what the command line
-    sets too; settings that make no sense.
+    overrides: those of the command line; one of a grid's keys takes the place of that axis. Raises UserError: no such
+    row; a row that sets what the command line sets too; settings that make no sense.
     """
-    if config.row is not None and config.row not in config.rows:
-        known = f"one of {', '.join(config.rows)}" if config.rows else "there are none: name an +experiment"
+    check_grid(config)
+    texts = named(config, overrides)
+    if config.row is not None and config.row not in texts:
+        known = f"one of {', '.join(texts)}" if texts else "there are none: name an +experiment"
         raise UserError(f"row={config.row}: no such row ({known})")
     if config.seeds is not None and any(override.key_or_group == "seed" for override in parse(overrides)):
         raise UserError("seed: set on the command line, but seeds is set too; use one of them (seeds=null)")
     for title, pair in config.compare.items():
-        if len(pair) != 2 or any(name not in config.rows for name in pair):
+        if len(pair) != 2 or any(name not in named(config) for name in pair):
             raise UserError(f"compare: {title}: [{', '.join(pair)}] must be the names of two rows")
-    if not config.rows:
+    if not texts:
         return [_row(config.name, config, overrides)]
-    names = [config.row] if config.row is not None else list(config.rows)
+    names = [config.row] if config.row is not None else list(texts)
     shared = [
         override.input_line or ""
         for override in parse(overrides)
-        if override.key_or_group not in ("row", "rows", "task")
+        if override.key_or_group not in ("row", "rows", "task", *config.grid.axes)
     ]
-    clashes = [clash for name in names if (clash := _clash(name, _split(name, config.rows[name]), shared))]
+    clashes = [clash for name in names if (clash := _clash(name, _split(name, texts[name]), shared))]
     if clashes:
         raise UserError(clashes[0])
-    rows = []
+    rows, grid = [], cells(config, overrides)
     for name in names:
-        own = _split(name, config.rows[name])
+        own = _split(name, texts[name])
         try:
-            rows.append(_row(name, to_config(composer([*shared, *own])), [*shared, *own]))
+            row = _row(name, to_config(composer([*shared, *own])), [*shared, *own], grid.get(name))
+            check_own(row.configs[0], [override.key_or_group for override in parse(own)])
+            rows.append(row)
         except (HydraException, OmegaConfBaseException, UserError) as error:
             raise UserError(f"row {name}: {one_line(error)}") from error
     return rows
+
+
+def named(config: Config, overrides: Sequence[str] = ()) -> dict[str, str]:
+    """The overrides of every row by its name: those listed, then those of the grid. overrides: as for `select`."""
+    grid = {
+        name: " ".join([config.grid.row, *(f"{key}={value}" for key, value in cell.items())])
+        for name, cell in cells(config, overrides).items()
+    }
+    if both := sorted(grid.keys() & config.rows.keys()):
+        raise UserError(f"rows: {both[0]} is the name of a row and of a cell of the grid")
+    return config.rows | grid
+
+
+def cells(config: Config, overrides: Sequence[str] = ()) -> dict[str, dict[str, str]]:
+    """The value on each axis of every row of the grid, by the row's name, as `k4_local250`."""
+    axes = {key: [str(value) for value in values] for key, values in config.grid.axes.items()}
+    for override in parse(overrides):
+        if override.key_or_group in axes:
+            swept = override.is_sweep_override()
+            values = list(override.sweep_string_iterator()) if swept else [override.get_value_element_as_str()]
+            axes[override.key_or_group] = values
+    found = {}
+    for values in itertools.product(*axes.values()) if axes else ():
+        name = "_".join(f"{key.rpartition('.')[2]}{value}" for key, value in zip(axes, values))
+        found[name] = dict(zip(axes, values))
+    return found
+
+
+def is_part(config: Config, overrides: Sequence[str]) -> bool:
+    """Whether the command line asks for less than the experiment: one row, or some values of an axis."""
+    return config.row is not None or any(override.key_or_group in config.grid.axes for override in parse(overrides))
 
 
 def parse(overrides: Sequence[str]) -> list[Override]:
@@ -76,10 +117,10 @@ def parse(overrides: Sequence[str]) -> list[Override]:
     return OverridesParser.create().parse_overrides(list(overrides))
 
 
-def _row(name: str, config: Config, overrides: list[str]) -> Row:
+def _row(name: str, config: Config, overrides: list[str], cell: dict[str, str] | None = None) -> Row:
     check(config)
     seeds = [config.seed] if config.seeds is None else config.seeds
-    return Row(name, overrides, [replace(config, seed=seed, seeds=None) for seed in seeds])
+    return Row(name, overrides, [replace(config, seed=seed, seeds=None) for seed in seeds], cell)
 
 
 def _split(name: str, text: str) -> list[str]:

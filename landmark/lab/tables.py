@@ -1,17 +1,12 @@
 """A table: named rows from their records, joined on the settings with what the paper printed. No torch."""
 
-import csv
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from landmark.errors import UserError
-from landmark.lab.provenance import ROOT
-
-# The settings by which our rows and the paper's are matched.
-JOINED = ("model", "block_size", "eval_length", "local", "cache", "blocks", "k", "granularity")
+from landmark.lab.paper import published
 
 Record = dict[str, Any]
 
@@ -30,10 +25,13 @@ Paired = Callable[[Record, Record], Difference | None]
 
 @dataclass(frozen=True)
 class TableRow:
-    """One row.
+    """One row: a perplexity, or the accuracy of answers to prompts.
 
-    perplexity: mean over seeds; spread: its standard error over segments (one seed) or standard deviation
-    over seeds. difference: from the table's first row, paired on the same text, in nats a token.
+    perplexity, accuracy: means over seeds. spread: the perplexity's standard error over segments (one seed) or
+    standard deviation over seeds. accuracy_low, accuracy_high: its 95 % interval (one seed) or a standard deviation
+    either way. against: the row from which `difference` is taken, paired on the same text, in nats a token.
+    distinct_blocks: mean over layers and samples; bytes_moved: for a chunk, all layers (see
+    `landmark.evaluation.retrieval_statistics`).
     """
 
     name: str
@@ -42,14 +40,23 @@ class TableRow:
     local: int
     blocks: int | None
     k: int | None
+    granularity: str | None
+    scorer: str | None
     attention_size: int | None  # the paper's column
     keys_attended: float | None  # mean over queries
-    perplexity: float
+    perplexity: float | None
     spread: float | None
     paper: float | None
     poster: float | None
+    against: str | None
     difference: float | None
     difference_error: float | None
+    accuracy: float | None
+    accuracy_low: float | None
+    accuracy_high: float | None
+    prompts: int | None
+    distinct_blocks: float | None
+    bytes_moved: float | None
     bits_per_byte: float | None
     word_perplexity: float | None
     tokens_per_second: float | None
@@ -66,20 +73,31 @@ class TableRow:
         """Where the numbers come from, in a sentence."""
         return f"measured at commit {self.commit} on {self.hardware} ({self.versions}) by `{self.command}`"
 
+    @property
+    def series(self) -> str:
+        """What the row is one length of: its name before the last underscore."""
+        return self.name.rpartition("_")[0] or self.name
+
 
 @dataclass(frozen=True)
 class Table:
-    """Rows in the experiment's order, what they have in common, and sentences that compare pairs of them."""
+    """Rows in the experiment's order, what they have in common, and sentences that compare pairs of them.
+
+    records: of each row, one per seed. cells: of those rows that make up a grid, the value on each axis.
+    """
 
     name: str
     size: str
     data: str
     tokenizer: str
     split: str
-    tokens: str
+    amount: str
     seeds: int
     rows: list[TableRow]
     comparisons: list[str] = field(default_factory=list)
+    records: Mapping[str, Sequence[Record]] = field(default_factory=dict)
+    figure: str = "rows"
+    cells: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
     def stem(self) -> str:
@@ -92,12 +110,15 @@ class Table:
 
     @property
     def header(self) -> str:
-        spread = "standard error over segments"
         if self.seeds > 1:
-            spread = f"standard deviation over {self.seeds} seeds"
+            spread = f"± standard deviation over {self.seeds} seeds"
+        elif all(row.perplexity is None for row in self.rows):
+            spread = "in brackets the 95 % interval"
+        else:
+            spread = "± standard error over segments"
         return (
             f"{self.name}: size {self.size}, data {self.data}, tokenizer {self.tokenizer}; "
-            f"{self.split} split, {self.tokens} tokens; ± {spread}"
+            f"{self.split} split, {self.amount}; {spread}"
         )
 
 
@@ -107,44 +128,41 @@ def build(
     paper: Sequence[dict[str, str]] = (),
     comparisons: Mapping[str, Sequence[str]] | None = None,
     paired: Paired = lambda a, b: None,
+    figure: str = "rows",
+    cells: Mapping[str, Mapping[str, str]] | None = None,
 ) -> Table:
     """The table of an experiment.
 
-    rows: records of each name, one per seed. paper: rows of `read_paper`. comparisons: title to two names.
-    paired: compares two records. Raises UserError where two of the paper's rows have the settings of one row.
+    rows: records of each name, one per seed. paper: rows of `read_paper`. comparisons: title to two names, left out
+    where one of them has no records. paired: compares two records. figure: what its picture shows (`lab.plots`); with
+    "lines" rows are compared with the first of their length, else with the first of all. Raises UserError where two of
+    the paper's rows have the settings of one row.
     """
     if not rows:
         raise UserError(f"{name}: there are no rows to show")
-    base = next(iter(rows.values()))
-    labels, settings = base[0]["labels"], base[0]["settings"]
-    counts = sorted({record["results"]["tokens"] for records in rows.values() for record in records})
+    first = next(iter(rows.values()))[0]
+    built = []
+    for row, records in rows.items():
+        base = _base(rows, records) if figure == "lines" else next(iter(rows))
+        built.append(_row(row, records, paper, base, rows[base], paired))
     return Table(
         name=name,
-        size=labels["size"],
-        data=labels["data"],
-        tokenizer=labels["tokenizer"],
-        split=settings["split"],
-        tokens=f"{counts[0]:,}" if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,}",
-        seeds=len(base),
-        rows=[_row(row, records, paper, base, paired) for row, records in rows.items()],
+        size=first["labels"]["size"],
+        data=first["labels"]["data"],
+        tokenizer=first["labels"]["tokenizer"],
+        split=first["settings"]["split"],
+        amount=_amount([record["results"] for records in rows.values() for record in records]),
+        seeds=len(next(iter(rows.values()))),
+        rows=built,
         comparisons=[
             compare(title, a, b, *_differences(rows[a], rows[b], paired))
             for title, (a, b) in (comparisons or {}).items()
+            if a in rows and b in rows
         ],
+        records=rows,
+        figure=figure,
+        cells=cells or {},
     )
-
-
-def read_paper(name: str, folder: Path = ROOT / "experiments") -> list[dict[str, str]]:
-    """What the paper printed, from experiments/<name>/paper.csv; empty where there is none."""
-    path = folder / name / "paper.csv"
-    if not path.exists():
-        return []
-    with open(path, newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    missing = [key for key in (*JOINED, "dataset", "perplexity_paper") if rows and key not in rows[0]]
-    if missing:
-        raise UserError(f"{path}: column {', '.join(missing)} is missing")
-    return rows
 
 
 def compare(title: str, a: str, b: str, difference: Difference | None, seeds: int = 1) -> str:
@@ -162,17 +180,24 @@ def compare(title: str, a: str, b: str, difference: Difference | None, seeds: in
     return f"{title}: {verdict} ({nats:+.4f} ± {error:.4f} nats a token, paired over {over})."
 
 
+def _base(rows: Mapping[str, Sequence[Record]], records: Sequence[Record]) -> str:
+    """The first row that is evaluated at the same length."""
+    length = records[0]["settings"]["eval_length"]
+    return next(name for name, others in rows.items() if others[0]["settings"]["eval_length"] == length)
+
+
 def _row(
     name: str,
     records: Sequence[Record],
     paper: Sequence[dict[str, str]],
-    base: Sequence[Record],
+    base: str,
+    others: Sequence[Record],
     paired: Paired,
 ) -> TableRow:
     settings, results = records[0]["settings"], records[0]["results"]
-    published = _published(records[0], paper)
-    perplexities = [record["results"]["perplexity"] for record in records]
-    difference = None if records is base else _differences(records, base, paired)[0]
+    printed = published(records[0], paper)
+    difference = None if name == base else _differences(records, others, paired)[0]
+    low, high = _interval(records)
     return TableRow(
         name=name,
         model=settings["model"],
@@ -180,20 +205,29 @@ def _row(
         local=settings["local"],
         blocks=settings.get("blocks"),
         k=settings.get("k"),
-        attention_size=_number(published.get("attention_size"), int),
+        granularity=settings.get("granularity"),
+        scorer=settings.get("scorer"),
+        attention_size=_number(printed.get("attention_size"), int),
         keys_attended=_mean(records, "keys_attended"),
-        perplexity=statistics.fmean(perplexities),
-        spread=results.get("perplexity_se") if len(records) == 1 else statistics.stdev(perplexities),
-        paper=_number(published.get("perplexity_paper"), float),
-        poster=_number(published.get("perplexity_poster"), float),
+        perplexity=_mean(records, "perplexity"),
+        spread=results.get("perplexity_se") if len(records) == 1 else _deviation(records, "perplexity"),
+        paper=_number(printed.get("perplexity_paper"), float),
+        poster=_number(printed.get("perplexity_poster"), float),
+        against=None if difference is None else base,
         difference=None if difference is None else difference.nats,
         difference_error=None if difference is None else difference.error,
+        accuracy=_mean(records, "accuracy"),
+        accuracy_low=low,
+        accuracy_high=high,
+        prompts=results.get("prompts"),
+        distinct_blocks=_retrieved(records, "distinct_blocks"),
+        bytes_moved=_retrieved(records, "bytes_moved"),
         bits_per_byte=_mean(records, "bits_per_byte"),
         word_perplexity=_mean(records, "word_perplexity"),
         tokens_per_second=_mean(records, "tokens_per_second"),
         seconds=_mean(records, "seconds"),
         peak_memory_bytes=_mean(records, "peak_memory_bytes"),
-        note=published.get("note") or "",
+        note=printed.get("note") or "",
         **_source(records[0]["provenance"]),
     )
 
@@ -211,6 +245,8 @@ def _source(provenance: Record) -> dict[str, str]:
 
 def _differences(rows: Sequence[Record], others: Sequence[Record], paired: Paired) -> tuple[Difference | None, int]:
     """Difference of two rows seed by seed: the mean and, of several, its standard error over seeds."""
+    if any("segments" not in record["results"] for record in [*rows, *others]):
+        return None, len(rows)
     found = [paired(a, b) for a, b in zip(rows, others, strict=True)]
     each = [difference for difference in found if difference is not None]
     if len(each) < len(rows):
@@ -222,17 +258,30 @@ def _differences(rows: Sequence[Record], others: Sequence[Record], paired: Paire
     return Difference(statistics.fmean(values), error, each[0].stretches), len(each)
 
 
-def _published(record: Record, paper: Sequence[dict[str, str]]) -> dict[str, str]:
-    """The paper's row with a record's settings, or nothing; it has no ablations of the retrieval."""
-    settings = record["labels"] | record["settings"]
-    if settings.get("scorer", "landmark") != "landmark":
-        return {}
-    ours = {key: "" if settings.get(key) is None else str(settings[key]) for key in JOINED}
-    ours["dataset"] = settings["data"]
-    found = [row for row in paper if all(row[key] == value for key, value in ours.items())]
-    if len(found) > 1:
-        raise UserError(f"paper.csv has {len(found)} rows with the same settings: {ours}")
-    return found[0] if found else {}
+def _amount(results: Sequence[Record]) -> str:
+    """How much was evaluated: prompts where there are any, else tokens."""
+    unit = "prompts" if all("prompts" in each for each in results) else "tokens"
+    counts = sorted({each[unit] for each in results})
+    return f"{counts[0]:,} {unit}" if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,} {unit}"
+
+
+def _interval(records: Sequence[Record]) -> tuple[float | None, float | None]:
+    """Bounds of the accuracy: of one seed as its record has them, of several a standard deviation either way."""
+    accuracy = _mean(records, "accuracy")
+    if accuracy is None or len(records) == 1:
+        return _mean(records, "accuracy_low"), _mean(records, "accuracy_high")
+    deviation = _deviation(records, "accuracy")
+    return max(0.0, accuracy - deviation), min(1.0, accuracy + deviation)
+
+
+def _retrieved(records: Sequence[Record], key: str) -> float | None:
+    """Mean of a statistic of the retrieval, where it was taken."""
+    statistic = [record["results"].get("retrieval") for record in records]
+    return None if None in statistic else statistics.fmean(each[key] for each in statistic if each)
+
+
+def _deviation(records: Sequence[Record], key: str) -> float:
+    return statistics.stdev(record["results"].get(key, 0.0) for record in records)
 
 
 def _mean(records: Sequence[Record], key: str) -> float | None:

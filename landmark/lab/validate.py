@@ -1,10 +1,12 @@
 """Settings that make no sense are refused before anything runs. Loads no torch."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from landmark.config import TASKS, Config
+from landmark.config import SYNTHETIC, TASKS, Config
 from landmark.errors import UserError
+from landmark.lab.plots import FIGURES
 
 CHOICES = {
     "task": TASKS,
@@ -15,7 +17,10 @@ CHOICES = {
     "retrieval.scorer": ("landmark", "recent", "random", "mean_key"),
     "memory.tier": ("device",),
     "positions.kind": ("standard", "jumps"),
+    "trainer.profiler": (None, "simple", "advanced", "pytorch"),
     "eval.split": ("validation", "test"),
+    "data.bad_lines": ("stop", "skip"),
+    "figure": tuple(FIGURES),
     "logger.mode": ("auto", "online", "offline", "disabled"),
 }
 AT_LEAST = {
@@ -38,11 +43,30 @@ AT_LEAST = {
     "trainer.threads": 1,
     "retrieval.k": 0,
     "memory.blocks": 1,
+    "memory.window": 1,
+    "memory.sinks": 0,
     "eval.length": 1,
     "eval.local": 1,
     "eval.tokens": 1,
     "eval.span": 1,
     "eval.batch_size": 1,
+    "eval.prompts": 1,
+    "eval.generated": 1,
+    "data.needles": 1,
+    "data.dense": 0,
+    "data.answer_weight": 0,
+}
+# Keys and groups that only some models read.
+READ_BY = {
+    "retrieval": ("landmark",),
+    "memory.blocks": ("landmark",),
+    "memory.tier": ("landmark",),
+    "memory.window": ("transformer",),
+    "memory.sinks": ("transformer",),
+    "model.block_size": ("landmark",),
+    "model.window": ("transformer_xl",),
+    "model.cache": ("transformer_xl",),
+    "cmt": ("landmark",),
 }
 
 
@@ -50,10 +74,12 @@ def check(config: Config) -> None:
     """Raise UserError, naming the key, where a value is out of range or two do not go together."""
     for key, choices in CHOICES.items():
         if (value := _get(config, key)) not in choices:
-            raise UserError(f"{key}={value}: must be one of {', '.join(choices)}")
+            known = ", ".join("null" if choice is None else choice for choice in choices)
+            raise UserError(f"{key}={value}: must be one of {known}")
     for key, least in AT_LEAST.items():
         if (value := _get(config, key)) is not None and value < least:
             raise UserError(f"{key}={value}: must be at least {least}")
+    _check_data(config)
     _check_model(config)
     _check_training(config)
     _check_evaluation(config)
@@ -68,11 +94,33 @@ def resolve(config: Config) -> Config:
     if config.eval.local is not None:
         return config
     natural = {
-        "transformer": config.eval.length,
+        "transformer": min(config.memory.window or config.eval.length, config.eval.length),
         "landmark": min(250, config.eval.length),
         "transformer_xl": min(config.model.window or config.eval.length, config.eval.length),
     }[config.model.kind]
     return replace(config, eval=replace(config.eval, local=natural))
+
+
+def check_grid(config: Config) -> None:
+    """Raise UserError where a grid, or the figure drawn of it, makes no sense."""
+    for key, values in config.grid.axes.items():
+        if not values or len({str(value) for value in values}) < len(values):
+            raise UserError(f"grid.axes: {key}: {values} must be a list of different values")
+    if config.figure == "heatmap" and len(config.grid.axes) != 2:
+        raise UserError(f"figure=heatmap: needs a grid of two axes, here it has {len(config.grid.axes)}")
+
+
+def check_own(config: Config, keys: Iterable[str]) -> None:
+    """Raise UserError where a row sets a key that means nothing to its model. keys: those that it sets itself."""
+    for key in keys:
+        for prefix, kinds in READ_BY.items():
+            if (key == prefix or key.startswith(f"{prefix}.")) and config.model.kind not in kinds:
+                raise UserError(f"{key} means nothing to model={config.model.kind}: it is for {', '.join(kinds)}")
+
+
+def _check_data(config: Config) -> None:
+    if config.data.configs is not None and config.data.name != "arxiv_math":
+        raise UserError(f"data.configs={config.data.configs}: data={config.data.name} has no configs to choose from")
 
 
 def _check_model(config: Config) -> None:
@@ -100,19 +148,36 @@ def _check_evaluation(config: Config) -> None:
     settings, kind = config.eval, config.model.kind
     if settings.local is not None and settings.local > settings.length:
         raise UserError(f"eval.local={settings.local} is more than eval.length={settings.length}: lower it")
-    if settings.tokens is not None and settings.length > settings.span:
+    if config.data.name not in SYNTHETIC and settings.tokens is not None and settings.length > settings.span:
         raise UserError(
             f"eval.length={settings.length} is longer than eval.span={settings.span}: "
             f"raise eval.span to at least {settings.length}"
         )
-    if kind == "transformer" and settings.local not in (None, settings.length):
+    if kind == "transformer" and settings.local not in (None, settings.length) and config.memory.window is None:
         raise UserError(
-            f"eval.local={settings.local}: model=transformer reads a whole segment at once, "
-            f"set eval.length and eval.local to the same number (eval.length={settings.length})"
+            f"eval.local={settings.local}: model=transformer reads a whole segment at once, set eval.length and "
+            f"eval.local to the same number (eval.length={settings.length}), or memory.window to keep the last keys"
         )
     blocks, k = config.memory.blocks, config.retrieval.k
     if kind == "landmark" and blocks is not None and blocks < k:
         raise UserError(f"memory.blocks={blocks} is less than retrieval.k={k}: keep at least as many as are retrieved")
+    if settings.retrieval_statistics:
+        _check_retrieval_statistics(config)
+
+
+def _check_retrieval_statistics(config: Config) -> None:
+    if config.model.kind != "landmark" or config.data.name in SYNTHETIC:
+        raise UserError(
+            f"eval.retrieval_statistics=true: model={config.model.kind} on data={config.data.name} has none, "
+            "they are of a landmark model's perplexity"
+        )
+    length, local = config.eval.length, resolve(config).eval.local or config.eval.length
+    start = (-(-length // local) - 2) * local
+    if config.retrieval.k == 0 or start < (config.model.block_size or 1):
+        raise UserError(
+            f"eval.retrieval_statistics=true: the last chunk but one of eval.length={length} tokens, "
+            f"eval.local={local} at a time, has no blocks to retrieve (retrieval.k={config.retrieval.k})"
+        )
 
 
 def _get(config: Config, key: str) -> Any:

@@ -2,5 +2,6 @@
 
 from landmark.memory.memory import Memory
 from landmark.memory.recurrent import RecurrentMemory
+from landmark.memory.sinks import SinkMemory
 
-__all__ = ["Memory", "RecurrentMemory"]
+__all__ = ["Memory", "RecurrentMemory", "SinkMemory"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from landmark.memory.retrieval import GRANULARITIES, SCORERS, retrieve
 from landmark.memory.store import BlockStore
 
 TIERS = ("device",)
+Observer = Callable[[int, int, Tensor, BlockStore], None]
 
 
 class _Layer:
@@ -34,7 +36,8 @@ class Memory:
     (one set for the chunk's tokens) or "per_token" (one set for the heads). scorer: what ranks blocks, "landmark", or
     the ablations "recent", "random", "mean_key". tier: where blocks are kept. rope_base: of the rotary positions.
     seed: of the scorer "random". tie_layers: layers whose landmarks are all the same vector, so that blocks older than
-    the last k tie there and the newer are taken by construction.
+    the last k tie there and the newer are taken by construction. observer: called at every retrieval with the layer,
+    the stream position of the chunk, the ages of the retrieved blocks (B, H or 1, T or 1, q), and the layer's store.
 
     Raises UserError where a setting is out of range.
     """
@@ -50,13 +53,14 @@ class Memory:
         rope_base: float = 10000.0,
         seed: int = 0,
         tie_layers: tuple[int, ...] = (0,),
+        observer: Observer | None = None,
     ):
         check_settings(k=k, max_blocks=max_blocks, granularity=granularity, scorer=scorer, tier=tier)
         if block_size < 1:
             raise UserError(f"model.block_size={block_size}: a block needs at least one token")
         self.block_size, self.max_blocks, self.k = block_size, max_blocks, k
         self.granularity, self.scorer, self.tier = granularity, scorer, tier
-        self.seed, self.tie_layers = seed, tie_layers
+        self.seed, self.tie_layers, self.observer = seed, tie_layers, observer
         self._rotary = RotaryTable(rope_base)
         self.reset()
 
@@ -118,6 +122,8 @@ class Memory:
             tie=layer in self.tie_layers,
             generator=self._generator(layer, q.device),
         )
+        if self.observer is not None:
+            self.observer(layer, self.position, ages, state.store)
         self._counts["retrievals"] += ages[..., 0].numel()
         self._counts["blocks_retrieved"] += ages.numel()
         block_out, gates = read_blocks(turned, state.store, ages, attending_lag(ages, self.k, len(turned)))

@@ -36,13 +36,15 @@ class RecurrentMemory:
         if layer in self._kept:
             kept_k, kept_v = self._kept[layer]
             k, v = torch.cat([kept_k, k], 2), torch.cat([kept_v, v], 2)
-        self._window[layer] = k[:, :, -self.cache :].detach(), v[:, :, -self.cache :].detach()
+        self._window[layer] = self._keep(k.detach()), self._keep(v.detach())
         prefix = k.shape[2] - q.shape[2]
         factors = self._rotary(0, k.shape[2], q)
         return causal_attention(rotate(q, factors[prefix:]), rotate(k, factors), v, prefix=prefix)
 
+    def _keep(self, x: Tensor) -> Tensor:
+        """What is kept of the keys or values (B, H, T, d) of the cache and the window."""
+        return x[:, :, max(0, x.shape[2] - self.cache) :]
+
     def commit(self) -> None:
         """The window is over: what it left becomes the cache of the next."""
-        if self.cache:
-            self._kept = self._window
-        self._window = {}
+        self._kept, self._window = self._window, {}

@@ -21,7 +21,7 @@ from landmark.attention.causal import causal_attention
 from landmark.attention.layout import insert_landmarks
 from landmark.attention.rotary import RotaryTable, rotate
 from landmark.errors import UserError
-from landmark.memory import Memory, RecurrentMemory
+from landmark.memory import Memory, RecurrentMemory, SinkMemory
 
 KINDS = ("transformer", "landmark", "transformer_xl")
 IGNORED = -100  # target of a position without loss
@@ -72,6 +72,7 @@ class Window(Protocol):
     tokens: Tensor
     targets: Tensor
     phase: Tensor | None
+    weights: Tensor | None
 
 
 class SelfAttention(nn.Module):
@@ -135,7 +136,11 @@ class Decoder(nn.Module):
         return ", ".join(f"{k}={v}" for k, v in dataclasses.asdict(self.config).items() if v is not None)
 
     def new_memory(self, **settings) -> Memory | RecurrentMemory | None:
-        """An empty memory that fits this model; `settings` are those of `Memory`. None for a plain transformer."""
+        """An empty memory that fits this model.
+
+        settings: those of `Memory` for a landmark model; of `SinkMemory` for a plain transformer, which without any
+        keeps nothing (None).
+        """
         config = self.config
         if config.kind == "landmark":
             assert config.block_size is not None
@@ -143,13 +148,13 @@ class Decoder(nn.Module):
         if config.kind == "transformer_xl":
             assert config.cache is not None
             return RecurrentMemory(config.cache, config.rope_base)
-        return None
+        return SinkMemory(rope_base=config.rope_base, **settings) if settings else None
 
-    def forward(self, tokens: Tensor, memory: Memory | RecurrentMemory | None = None) -> Tensor:
-        """Logits of the next raw token after each raw token.
+    def forward(self, tokens: Tensor, memory: Memory | RecurrentMemory | None = None, last: bool = False) -> Tensor:
+        """Logits of the next raw token after each raw token, or after the last alone.
 
         tokens: (B, T) raw ids; landmarks are inserted inside. With a memory the tokens continue what it has read,
-        and are committed to it. Returns (B, T, vocabulary).
+        and are committed to it. Returns (B, T, vocabulary), T = 1 with `last`.
         """
         if self.config.kind != "landmark":
             hidden = self.hidden(tokens, memory=memory)
@@ -168,7 +173,7 @@ class Decoder(nn.Module):
             hidden = self.hidden(tokens, memory=memory)[:, raw]
         if memory is not None:
             memory.commit()
-        return self.head(hidden)
+        return self.head(hidden[:, -1:] if last else hidden)
 
     def hidden(
         self, tokens: Tensor, phase: Tensor | None = None, memory: Memory | RecurrentMemory | None = None
@@ -205,19 +210,22 @@ class Decoder(nn.Module):
         and values of the one before, detached: call backward on each loss before asking for the next.
         """
         if self.config.kind != "transformer_xl":
-            yield self._loss(self.hidden(batch.tokens, batch.phase), batch.targets)
+            yield self._loss(self.hidden(batch.tokens, batch.phase), batch.targets, batch.weights)
             return
         assert self.config.window is not None
         memory = self.new_memory()
         assert memory is not None
-        for tokens, targets in zip(
-            batch.tokens.split(self.config.window, 1), batch.targets.split(self.config.window, 1), strict=True
-        ):
-            yield self._loss(self.hidden(tokens, memory=memory), targets)
+        for start in range(0, batch.tokens.shape[1], self.config.window):
+            window = slice(start, start + self.config.window)
+            weights = None if batch.weights is None else batch.weights[:, window]
+            yield self._loss(self.hidden(batch.tokens[:, window], memory=memory), batch.targets[:, window], weights)
             memory.commit()
 
-    def _loss(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, int]:
+    def _loss(self, hidden: Tensor, targets: Tensor, weights: Tensor | None) -> tuple[Tensor, int]:
         logits = self.head(hidden)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, 1)
-        loss = F.cross_entropy(logits, targets.flatten(), ignore_index=IGNORED, reduction="sum")
+        reduction = "sum" if weights is None else "none"
+        loss = F.cross_entropy(logits, targets.flatten(), ignore_index=IGNORED, reduction=reduction)
+        if weights is not None:
+            loss = (loss * weights.flatten()).sum()
         return loss, int((targets != IGNORED).sum())

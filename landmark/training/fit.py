@@ -13,6 +13,7 @@ import lightning
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.profilers import AdvancedProfiler, Profiler, PyTorchProfiler, SimpleProfiler
 
 from landmark.data.datamodule import WindowDataModule
 from landmark.errors import UserError
@@ -29,13 +30,16 @@ from landmark.training.progress import Progress
 if TYPE_CHECKING:
     from landmark.config import Config, TrainConfig
     from landmark.data.stream import Corpus
+    from landmark.data.synthetic import SyntheticCorpus
     from landmark.data.tokenizers import Tokenizer
     from landmark.models import Decoder
+
+PROFILERS = {"simple": SimpleProfiler, "advanced": AdvancedProfiler, "pytorch": PyTorchProfiler}
 
 
 def train(
     model: "Decoder",
-    corpus: "Corpus",
+    corpus: "Corpus | SyntheticCorpus",
     tokenizer: "Tokenizer",
     config: "Config",
     run_dir: Path,
@@ -102,7 +106,7 @@ def _trainer(config: "Config", **arguments: Any) -> lightning.Trainer:
             precision=config.train.precision,  # pyright: ignore[reportArgumentType]
             max_steps=config.train.steps,
             plugins=[AtomicCheckpointIO()],
-            profiler=config.trainer.profiler,
+            profiler=_profiler(config.trainer.profiler, arguments["default_root_dir"]),
             limit_val_batches=0,  # `Measurements` validates
             use_distributed_sampler=False,
             enable_progress_bar=False,
@@ -111,6 +115,13 @@ def _trainer(config: "Config", **arguments: Any) -> lightning.Trainer:
         )
     except MisconfigurationException as error:
         raise UserError(f"trainer={config.trainer.name}: {' '.join(str(error).split())}") from error
+
+
+def _profiler(name: str | None, folder: str | Path) -> Profiler | None:
+    """Reports into the run's folder, fit-profile-*.txt, and with `pytorch` a trace that browsers show."""
+    if name is None:
+        return None
+    return PROFILERS[name](dirpath=folder, filename=f"profile-{name}")
 
 
 def _check_devices(trainer: lightning.Trainer, settings: "TrainConfig") -> None:

@@ -77,9 +77,7 @@ class LanguageModelTraining(lightning.LightningModule):
     def _micro_batches(self, batch: Batch) -> Iterator[Batch]:
         size = self.train_settings.micro_batch or len(batch)
         for start in range(0, len(batch), size):
-            rows = slice(start, start + size)
-            phase = None if batch.phase is None else batch.phase[rows]
-            yield Batch(batch.tokens[rows], batch.targets[rows], phase)
+            yield batch.rows(slice(start, start + size))
 
     def _seed_step(self) -> None:
         """A model's own draws depend on the step, not on what ran before, so a resumed run repeats them."""

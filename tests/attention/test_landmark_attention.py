@@ -189,6 +189,15 @@ def test_worked_example_of_appendix_a():
     torch.testing.assert_close(weights[0, 0, 6], expected)
 
 
+def test_bidirectional_weights_are_those_of_the_second_reproduction():
+    """The matrix that its README works through: blocks of two tokens, every row of scores the same."""
+    scores = torch.tensor([1.0, 2, 3, 1, 2, 3], dtype=torch.float64).log().expand(1, 1, 6, 6)
+    normal, first, second = [1, 2, 0, 1, 2, 0], [1, 2, 3, 0, 0, 0], [0, 0, 0, 1, 2, 3]
+    expected = torch.tensor([normal, normal, first, normal, normal, second], dtype=torch.float64) / 6
+    weights, _ = landmark_attention_weights(scores, 2, torch.tensor([0]), bidirectional=True)
+    torch.testing.assert_close(weights[0, 0], expected)
+
+
 def test_window_cut_on_a_landmark():
     q, k, v = inputs(2, 1, 1, 9, 0, 4)
     out = landmark_attention(q, k, v, block_size=3, phase=torch.tensor([3, 0]))

@@ -28,11 +28,20 @@ def stream(tmp_path):
     return Stream(tmp_path / "x.bin", tokens, hashlib.sha256(tokens.tobytes()).hexdigest(), 1, len(text), 360)
 
 
-def settings(length=64, local=None, tokens=None, span=256, k=2, blocks=None, scorer="landmark", batch_size=None):
+def settings(
+    length=64, local=None, tokens=None, span=256, k=2, blocks=None, scorer="landmark", batch_size=None, **memory
+):
     return SimpleNamespace(
-        eval=SimpleNamespace(length=length, local=local, tokens=tokens, span=span, batch_size=batch_size),
+        eval=SimpleNamespace(
+            length=length,
+            local=local,
+            tokens=tokens,
+            span=span,
+            batch_size=batch_size,
+            retrieval_statistics=False,
+        ),
         retrieval=SimpleNamespace(k=k, granularity="per_token_and_head", scorer=scorer),
-        memory=SimpleNamespace(blocks=blocks, tier="device"),
+        memory=SimpleNamespace(**{"blocks": blocks, "tier": "device", "window": None, "sinks": 4} | memory),
         train=SimpleNamespace(precision="32-true"),
         seed=0,
     )
@@ -92,6 +101,18 @@ def test_transformer_xl_reads_its_windows(stream):
     assert result["nll"] != pytest.approx(plain["nll"], rel=1e-4)
     long = evaluate(model_of(replace(XL, cache=64)), stream, TOKENIZER, settings(length=64))
     assert long["nll"] == pytest.approx(plain["nll"], rel=1e-4)
+
+
+def test_plain_transformer_reads_with_sinks_and_a_window(stream):
+    model = model_of(PLAIN)
+    whole = evaluate(model, stream, TOKENIZER, settings(length=64))
+    everything = evaluate(model, stream, TOKENIZER, settings(length=64, local=16, window=60))
+    assert everything["nll"] == pytest.approx(whole["nll"], rel=1e-4)
+    assert everything["keys_attended"] == whole["keys_attended"]
+    part = evaluate(model, stream, TOKENIZER, settings(length=64, local=16, window=12, sinks=2))
+    assert part["nll"] != pytest.approx(whole["nll"], rel=1e-4)
+    assert part["keys_attended"] == 8.5 + 14 * 3 / 4
+    assert part["memory"]["keys_kept"] == 14
 
 
 def test_every_row_of_a_budget_counts_the_same_text(stream):

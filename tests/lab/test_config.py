@@ -3,7 +3,7 @@ from hydra.errors import HydraException
 
 from landmark.config import Config, from_dict, to_config, to_dict
 from landmark.errors import UserError
-from landmark.lab.rows import select
+from landmark.lab.rows import named, select
 from tests.lab.conftest import CONF
 
 EXPERIMENTS = sorted(file.stem for file in (CONF / "experiment").glob("*.yaml"))
@@ -16,7 +16,7 @@ def test_every_row_of_every_experiment_composes_at_every_size(composer, experime
     overrides = [f"+experiment={experiment}", f"size={size}"]
     config = to_config(composer(overrides))
     rows = select(config, overrides, composer)
-    assert [row.name for row in rows] == list(config.rows)
+    assert [row.name for row in rows] == list(named(config))
     assert {row.configs[0].size for row in rows} == {size}
 
 
@@ -30,8 +30,10 @@ def test_a_table_has_a_folder_for_its_results():
     assert set(EXPERIMENTS) - {"quickstart"} == folders - {"benchmarks"} - {"__pycache__"}
 
 
-def test_table1_has_thirteen_rows(configure):
-    assert len(configure("+experiment=table1_pg19").rows) == 13
+def test_table1_has_thirteen_rows_and_eleven_of_them_on_arxiv_math(configure):
+    books, papers = (configure(f"+experiment=table1_{data}").rows for data in ("pg19", "arxiv"))
+    assert len(books) == 13
+    assert papers == {name: row for name, row in books.items() if not name.startswith("xl")}
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -61,6 +63,11 @@ def test_command_line_wins_over_size_recipe_and_experiment(configure):
 
 def test_split_is_validation_at_paper_size_and_test_below(configure):
     assert [configure(f"size={size}").eval.split for size in SIZES] == ["validation", "test", "test"]
+
+
+def test_arxiv_math_is_evaluated_on_a_part_of_its_split(configure):
+    budgets = [configure("data=arxiv_math", f"size={size}").eval.tokens for size in SIZES]
+    assert budgets == [4_000_000, *(configure(f"size={size}").eval.tokens for size in SIZES[1:])]
 
 
 def test_data_cache_lies_below_the_output(configure):

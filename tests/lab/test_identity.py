@@ -47,6 +47,7 @@ def test_tokenizer_and_text_make_another_run(configure):
     [
         *("eval.length=300", "eval.local=100", "eval.tokens=8192", "eval.split=test"),
         *("retrieval.k=1", "retrieval=per_head", "retrieval.scorer=recent", "memory.blocks=9"),
+        "eval.retrieval_statistics=true",
     ],
 )
 def test_how_a_landmark_model_is_read_makes_another_row(configure, override):
@@ -56,6 +57,15 @@ def test_how_a_landmark_model_is_read_makes_another_row(configure, override):
 @pytest.mark.parametrize("override", ["retrieval.k=1", "retrieval=per_head", "memory.blocks=9"])
 def test_retrieval_is_no_part_of_a_plain_row(configure, override):
     assert row_id(configure("model=transformer", override)) == row_id(configure("model=transformer"))
+
+
+def test_window_and_sinks_are_part_of_a_plain_row_that_has_them(configure):
+    plain = ["model=transformer", "eval.local=256"]
+    rows = {row_id(configure(*plain, *more)) for more in ([], ["memory.sinks=2"])}
+    assert len(rows) == 1
+    windows = (["memory.window=256"], ["memory.window=200"], ["memory.window=256", "memory.sinks=2"])
+    assert len(rows | {row_id(configure(*plain, *more)) for more in windows}) == 4
+    assert row_settings(configure("eval.length=2048"), "r", "s").keys().isdisjoint({"window", "retrieval_statistics"})
 
 
 @pytest.mark.parametrize("override", ["eval.batch_size=2", "memory.tier=cpu", "eval.span=9999", "name=y"])

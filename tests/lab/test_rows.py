@@ -2,17 +2,18 @@ from dataclasses import replace
 
 import pytest
 
-from landmark.config import to_config
+from landmark.config import GridConfig, to_config
 from landmark.errors import UserError
-from landmark.lab.rows import select
+from landmark.lab.rows import is_part, select
 
 
 @pytest.fixture
 def chosen(composer):
-    def choose(*overrides, rows=None, compare=None):
-        config = to_config(composer(list(overrides)))
+    def choose(*overrides, rows=None, compare=None, grid=None, figure="rows"):
+        config = to_config(composer([override for override in overrides if "=1," not in override]))
         if rows is not None:
-            config = replace(config, rows=rows, compare=compare or {})
+            grid = GridConfig(*grid) if grid else GridConfig()
+            config = replace(config, rows=rows, compare=compare or {}, grid=grid, figure=figure)
         return select(config, list(overrides), composer)
 
     return choose
@@ -97,3 +98,76 @@ def test_seed_beside_seeds_is_refused(chosen):
 def test_comparison_of_a_row_that_does_not_exist_is_refused(chosen):
     with pytest.raises(UserError, match=r"compare: this: \[a, c\] must be the names of two rows"):
         chosen(rows={"a": "model=transformer"}, compare={"this": ["a", "c"]})
+
+
+GRID = ("model=landmark eval.length=2048", {"retrieval.k": [1, 2], "eval.local": [150, 250]})
+
+
+def test_grid_makes_a_row_of_every_combination(chosen):
+    rows = chosen(rows={"plain": "model=transformer"}, grid=GRID)
+    assert [row.name for row in rows] == ["plain", "k1_local150", "k1_local250", "k2_local150", "k2_local250"]
+    config = rows[-1].configs[0]
+    assert (config.retrieval.k, config.eval.local, config.eval.length) == (2, 250, 2048)
+    assert rows[0].cell is None
+    assert rows[-1].cell == {"retrieval.k": "2", "eval.local": "250"}
+
+
+@pytest.mark.parametrize("override", ["retrieval.k=3", "retrieval.k=1,3"])
+def test_value_on_the_command_line_takes_the_place_of_the_axis(chosen, override):
+    rows = chosen(override, rows={"plain": "model=transformer"}, grid=GRID)
+    ks = override.partition("=")[2].split(",")
+    assert [row.name for row in rows[1:]] == [f"k{k}_local{local}" for k in ks for local in (150, 250)]
+    assert rows[0].configs[0].retrieval.k == 4
+
+
+def test_a_cell_is_chosen_by_its_name(chosen):
+    (row,) = chosen("+experiment=sweep_k_local", "row=k8_local350")
+    assert (row.configs[0].retrieval.k, row.configs[0].eval.local) == (8, 350)
+
+
+def test_part_of_an_experiment_is_known(configure):
+    whole = ["+experiment=sweep_k_local", "size=nano"]
+    assert not is_part(configure(*whole), whole)
+    for more in ("retrieval.k=2", "row=plain_512"):
+        assert is_part(configure(*whole, more), [*whole, more])
+
+
+@pytest.mark.parametrize(
+    ("grid", "message"),
+    [
+        (("", {"retrieval.k": []}), "grid.axes: retrieval.k: .* must be a list of different values"),
+        (("", {"retrieval.k": [2, 2]}), "must be a list of different values"),
+        (("memory.blocks=4", {"retrieval.k": [4, 8]}), "row k8: memory.blocks=4 is less than retrieval.k=8"),
+        (("retrieval.k=2", {"retrieval.scorer": ["best"]}), "row scorerbest: retrieval.scorer=best: must be one of"),
+    ],
+)
+def test_grid_that_makes_no_sense_is_refused(chosen, grid, message):
+    with pytest.raises(UserError, match=message):
+        chosen(rows={"a": "model=landmark"}, grid=grid)
+
+
+def test_heatmap_needs_two_axes(chosen):
+    with pytest.raises(UserError, match="figure=heatmap: needs a grid of two axes, here it has 1"):
+        chosen(rows={"a": "model=landmark"}, grid=("", {"retrieval.k": [1, 2]}), figure="heatmap")
+
+
+def test_cell_named_as_a_row_is_refused(chosen):
+    with pytest.raises(UserError, match="k1 is the name of a row and of a cell"):
+        chosen(rows={"k1": "model=landmark"}, grid=("", {"retrieval.k": [1, 2]}))
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("model=transformer retrieval.k=2", "retrieval.k means nothing to model=transformer: it is for landmark"),
+        ("model=transformer_xl retrieval=per_head", "retrieval means nothing to model=transformer_xl"),
+        ("model=transformer memory.blocks=9", "memory.blocks means nothing to model=transformer"),
+        ("model=landmark memory.window=9", "memory.window means nothing to model=landmark: it is for transformer"),
+        ("model=landmark retrieval=per_block", "Could not find 'retrieval/per_block'"),
+        ("model=landmark memory.blocks=3 retrieval.k=4", "memory.blocks=3 is less than retrieval.k=4"),
+    ],
+)
+def test_row_whose_settings_do_not_fit_its_model_is_refused(chosen, row, message):
+    with pytest.raises(UserError, match=f"row a: .*{message}") as error:
+        chosen(rows={"a": row})
+    assert "\n" not in str(error.value)

@@ -8,8 +8,9 @@ import pytest
 from landmark.errors import UserError
 from landmark.evaluation.statistics import paired
 from landmark.lab import render
+from landmark.lab.paper import read_paper
 from landmark.lab.rows import select
-from landmark.lab.tables import Difference, build, compare, read_paper
+from landmark.lab.tables import Difference, build, compare
 
 
 def pair(a, b):
@@ -49,6 +50,14 @@ def test_join_is_by_settings_not_by_order(composer, configure, make_record, publ
     found = {row.name: row.paper for row in build("t", records, published[::-1]).rows}
     assert (found["landmark_2048_k4"], found["landmark_2048_k4_blocks20"], found["xl_4096"]) == (14.92, 15.02, 14.55)
     assert len({value for value in found.values() if value}) >= 11
+
+
+def test_rows_on_arxiv_math_stand_beside_the_papers(composer, configure, make_record):
+    overrides = ["+experiment=table1_arxiv", "size=nano"]
+    rows = select(configure(*overrides), overrides, composer)
+    records = {row.name: [make_record(row.configs[0], row.name, 5.0)] for row in rows}
+    table = build("t", records, read_paper("table1_arxiv"))
+    assert [row.paper for row in table.rows] == [4.01, 4.31, 4.01, 3.43, 3.41, 3.36, 3.37, 3.35, 3.19, 3.29, 3.18]
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,11 @@ BAD = {
     "model.block_size=0": "model.block_size=0: must be at least 1",
     "seeds=[1,1]": "must be a list of different seeds",
     "logger.mode=loud": "logger.mode=loud: must be one of",
+    "data.bad_lines=mend": "data.bad_lines=mend: must be one of stop, skip",
+    "data.configs=[arxiv]": "data.configs=['arxiv']: data=pg19 has no configs",
+    "trainer.profiler=fast": "trainer.profiler=fast: must be one of null, simple, advanced, pytorch",
+    "memory.sinks=-1": "memory.sinks=-1: must be at least 0",
+    "figure=cake": "figure=cake: must be one of rows, lines, heatmap",
     "cmt=on": "not available yet",
     "positions=jumps": "not available yet",
 }
@@ -40,6 +45,18 @@ def test_plain_transformer_reads_whole_segments(configure):
     with pytest.raises(UserError, match="reads a whole segment at once"):
         check(configure("model=transformer", "eval.local=360"))
     check(configure("model=transformer", "eval.local=360", "eval.length=360"))
+
+
+def test_plain_transformer_with_a_window_reads_in_chunks(configure):
+    check(configure("model=transformer", "eval.local=360", "memory.window=148"))
+
+
+def test_statistics_of_a_retrieval_that_is_not_there_are_refused(configure):
+    long = ["eval.length=2048", "eval.retrieval_statistics=true"]
+    check(configure(*long))
+    for change in ("retrieval.k=0", "model=transformer", "eval.local=2048"):
+        with pytest.raises(UserError, match="eval.retrieval_statistics=true: "):
+            check(configure(*long, change))
 
 
 def test_memory_settings_of_another_model_do_not_matter(configure):
@@ -60,3 +77,7 @@ def test_what_is_fed_at_a_time_if_left_open(configure, model, length, local):
 
 def test_no_memory_at_all_is_allowed(configure):
     check(configure("retrieval.k=0"))
+
+
+def test_a_window_is_read_at_a_time(configure):
+    assert resolve(configure("model=transformer", "eval.length=2048", "memory.window=256")).eval.local == 256

@@ -165,6 +165,16 @@ def test_a_ring_forgets_and_counts():
     assert memory.position == 0
 
 
+def test_observer_sees_every_retrieval():
+    seen = []
+    memory = Memory(3, k=2, observer=lambda layer, position, ages, store: seen.append((layer, position, ages, store)))
+    x = torch.randn(1, 2, 50, 4)
+    feed(memory, x, x, x, [2, 25, 23])
+    assert [(layer, position) for layer, position, _, _ in seen] == [(1, 27)]  # nothing was cached before
+    assert seen[0][2].shape == (1, 2, 23, 2)
+    assert int(seen[0][2].max()) <= 6 <= len(seen[0][3])
+
+
 def test_attending_twice_without_commit_is_refused():
     memory = Memory(3)
     x = torch.randn(1, 1, 5, 4)

@@ -20,6 +20,7 @@ class Batch:
     tokens: Tensor
     targets: Tensor
     phase: Tensor | None = None
+    weights: Tensor | None = None
 
 
 def tiny(config, seed=0):

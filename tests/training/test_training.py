@@ -78,6 +78,14 @@ def test_bfloat16_runs(tmp_path):
     assert math.isfinite(summary["validation_loss"])
 
 
+@pytest.mark.parametrize(("name", "action"), [("simple", "training_step"), ("pytorch", "aten::mm")])
+def test_profiler_reports_into_the_run(tmp_path, name, action):
+    config = make_config("transformer", steps=6)
+    config.trainer.profiler = name
+    run(config, tmp_path)
+    assert action in (tmp_path / "run" / f"fit-profile-{name}.txt").read_text()
+
+
 def test_nan_stops_naming_the_step(tmp_path, monkeypatch):
     losses, calls = landmark.models.Decoder.window_losses, []
 

@@ -1,37 +1,25 @@
-"""The picture of a table: perplexities with their errors, and how the rows compare, here and in the paper."""
+"""Perplexities of rows with their errors, and how the rows compare, here and in the paper."""
 
-import io
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from landmark.lab.plots.style import COLOURS, PAPER, new_figure
 from landmark.lab.tables import Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-# Colours that people with any colour vision tell apart (Okabe and Ito).
-COLOURS = {"transformer": "#0072B2", "landmark": "#D55E00", "transformer_xl": "#009E73"}
-PAPER = "#333333"
+ABOVE: dict[str, Any] = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "ncols": 3, "fontsize": 8}
 
 
-def draw(table: Table) -> bytes:
-    """A PNG. Left: perplexity of each row. Right: its distance from the first row, beside the paper's."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    height = 1.9 + 0.34 * len(table.rows)
-    figure, (left, right) = pyplot.subplots(1, 2, sharey=True, figsize=(11, height), layout="constrained")
-    try:
-        _absolute(table, left)
-        _relative(table, right)
-        figure.suptitle(table.header, fontsize=9)
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="png", dpi=130)
-    finally:
-        pyplot.close(figure)
-    return buffer.getvalue()
+def draw(table: Table) -> "Figure":
+    """Left: perplexity of each row. Right: its distance from the first row, beside the paper's."""
+    figure = new_figure(table, 11, 1.9 + 0.34 * len(table.rows))
+    left, right = figure.subplots(1, 2, sharey=True)
+    _absolute(table, left)
+    _relative(table, right)
+    return figure
 
 
 def _absolute(table: Table, axes: "Axes") -> None:
@@ -39,7 +27,7 @@ def _absolute(table: Table, axes: "Axes") -> None:
         rows = [(y, row) for y, row in enumerate(table.rows) if row.model == model]
         if rows:
             axes.errorbar(
-                [row.perplexity for _, row in rows],
+                [row.perplexity or math.nan for _, row in rows],
                 [y for y, _ in rows],
                 xerr=[row.spread or 0.0 for _, row in rows],
                 fmt="o",
@@ -51,15 +39,15 @@ def _absolute(table: Table, axes: "Axes") -> None:
     axes.set_yticks(range(len(table.rows)), [row.name for row in table.rows])
     axes.invert_yaxis()
     axes.set_xlabel("perplexity, measured here (lower is better)")
-    axes.legend(fontsize=8)
     axes.grid(alpha=0.3)
+    axes.legend(**ABOVE)
 
 
 def _relative(table: Table, axes: "Axes") -> None:
     """Changes of perplexity in percent; ours with the standard error of the paired difference."""
     base = table.rows[0]
     for y, row in enumerate(table.rows):
-        change = _percent(row.perplexity, base.perplexity)
+        change = _percent(row.perplexity or math.nan, base.perplexity or math.nan)
         nats, error = row.difference, row.difference_error
         axes.errorbar(
             change if nats is None else 100 * math.expm1(nats),
@@ -85,10 +73,10 @@ def _relative(table: Table, axes: "Axes") -> None:
                 label=label,
             )
     axes.axvline(0, color="black", linewidth=0.8, alpha=0.5)
-    axes.set_xlabel(f"perplexity against {base.name}, percent (± paired standard error)")
+    axes.set_xlabel(f"perplexity against {base.name},\npercent (± paired standard error)")
     axes.grid(alpha=0.3)
     if table.published:
-        axes.legend(fontsize=8)
+        axes.legend(**ABOVE)
 
 
 def _percent(value: float, base: float) -> float:

@@ -1,0 +1,215 @@
+"""arXiv Math: the papers of proof-pile, JSON lines of which `meta` names the config that a document belongs to."""
+
+import gzip
+import json
+import logging
+import re
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol
+
+from landmark.data.corpora import SPLITS, Document, existing_folder, fingerprint
+from landmark.errors import UserError
+
+HUB_NAME = "hoskinson-center/proof-pile"
+HUB_FILES = {
+    "train": [f"train/proofpile_train_{number}.jsonl.gz" for number in range(21)],
+    "validation": ["dev/proofpile_dev.jsonl.gz"],
+    "test": ["test/proofpile_test.jsonl.gz"],
+}
+_PATTERNS = {
+    "train": ("train.jsonl", "train/proofpile_train_*.jsonl"),
+    "validation": ("validation.jsonl", "dev/proofpile_dev.jsonl"),
+    "test": ("test.jsonl", "test/proofpile_test.jsonl"),
+}
+_LAYOUT = "train.jsonl, validation.jsonl and test.jsonl, or proof-pile's train/, dev/ and test/; .gz or not"
+_NO_CONFIG = "none"
+
+_log = logging.getLogger(__name__)
+
+
+class Line(NamedTuple):
+    """A line of a file, numbered from 1: its bytes, or the columns `text` and `meta` that were read from it."""
+
+    file: str
+    number: int
+    content: bytes | Mapping[str, Any]
+
+
+class Files(Protocol):
+    """Where the lines come from."""
+
+    origin: str
+    identity: dict[str, Any]
+
+    def lines(self, split: str) -> Iterator[Line]:
+        """The lines of a split in their order, one in memory at a time."""
+        ...
+
+
+class ArxivMath:
+    """Documents are the lines `{"text": …, "meta": …}` whose meta has one of some names as its `config`.
+
+    configs: those names; None takes every line.
+    bad_lines: what is done about a line that is not of this form: `stop` raises a UserError that names it, `skip`
+        leaves it out and counts it.
+    """
+
+    name = "arxiv_math"
+
+    def __init__(self, files: Files, configs: Sequence[str] | None, bad_lines: Literal["stop", "skip"]):
+        self._files = files
+        self._configs = None if configs is None else sorted(set(configs))
+        self._skip = bad_lines == "skip"
+        self._reports: dict[str, dict[str, Any]] = {}
+        self.origin = files.origin
+        choice = {"configs": self._configs, "bad_lines": bad_lines}
+        self.identity = {"corpus": self.name, **choice, **files.identity}
+
+    def documents(self, split: str) -> Iterator[Document]:
+        found: Counter[str] = Counter()
+        report = self._reports[split] = {"configs": found, "skipped_lines": 0}
+        for file, number, content in self._files.lines(split):
+            try:
+                text, config = _parse(content)
+            except _BadLine as error:
+                self._bad_line(f"{file}, line {number}: {error}", report)
+                continue
+            found[config] += 1
+            if self._configs is None or config in self._configs:
+                yield Document(f"{file}:{number}", text)
+        if report["skipped_lines"]:
+            _log.warning("%s: lines of split %s that were skipped: %d", self.name, split, report["skipped_lines"])
+        if self._configs is not None and not found.keys() & set(self._configs):
+            names = ", ".join(sorted(found)) or "no document at all"
+            raise UserError(
+                f"{self.name}: no document of split {split!r} of {self.origin} has a config among "
+                f"data.configs=[{','.join(self._configs)}]: found {names}; name some of these, or take all (null)"
+            )
+
+    def _bad_line(self, what: str, report: dict[str, Any]) -> None:
+        if not self._skip:
+            raise UserError(
+                f"{self.name}: {what}: mend or delete the line, or leave such lines out with data.bad_lines=skip"
+            )
+        if not report["skipped_lines"]:
+            _log.warning("%s: %s: skipped, and further ones without a word", self.name, what)
+        report["skipped_lines"] += 1
+
+    def num_bytes(self, split: str) -> None:
+        return None
+
+    def report(self, split: str) -> dict[str, Any]:
+        return self._reports.get(split, {})
+
+
+class LocalFiles:
+    """`<root>/<split>.jsonl`, or proof-pile's own layout, where a split may be several numbered files."""
+
+    def __init__(self, root: Path):
+        self.origin = str(root)
+        self._root = root
+        self._paths = {split: self._split_files(root, split) for split in SPLITS}
+        self.identity: dict[str, Any] = fingerprint(root, (path for split in SPLITS for path in self._paths[split]))
+
+    @staticmethod
+    def _split_files(root: Path, split: str) -> list[Path]:
+        patterns = [pattern + suffix for pattern, suffix in product(_PATTERNS[split], ("", ".gz"))]
+        found = [pattern for pattern in patterns if any(root.glob(pattern))]
+        if not found:
+            raise UserError(f"arxiv_math: {root} holds nothing for split {split!r}: expected {_LAYOUT}")
+        if len(found) > 1:
+            raise UserError(f"arxiv_math: {root} holds split {split!r} twice, as {' and '.join(found)}: keep one")
+        return sorted(root.glob(found[0]), key=lambda path: ([int(n) for n in re.findall(r"\d+", path.name)], path))
+
+    def lines(self, split: str) -> Iterator[Line]:
+        for path in self._paths[split]:
+            opened = gzip.open if path.suffix == ".gz" else open
+            try:
+                with opened(path, "rb") as file:
+                    for number, content in enumerate(file, 1):
+                        if not content.isspace():
+                            yield Line(path.relative_to(self._root).as_posix(), number, content)
+            except (OSError, EOFError, zlib.error) as error:
+                raise UserError(f"arxiv_math: cannot read {path} ({error}): get it again") from None
+
+
+class HubFiles:
+    """proof-pile on the Hugging Face hub, read with the json builder: its loader script no longer runs.
+
+    Read over the network as the corpus is prepared; nothing is kept on disk but the prepared streams.
+    """
+
+    origin = HUB_NAME
+
+    def __init__(self) -> None:
+        self.identity: dict[str, Any] = {"hub": HUB_NAME}
+
+    def lines(self, split: str) -> Iterator[Line]:
+        import datasets
+
+        columns = datasets.Features({"text": datasets.Value("string"), "meta": datasets.Value("string")})
+        for file in HUB_FILES[split]:
+            number = 0
+            try:
+                rows = datasets.load_dataset(
+                    "json",
+                    data_files=f"hf://datasets/{HUB_NAME}/{file}",
+                    split="train",
+                    streaming=True,
+                    features=columns,
+                    chunksize=1,  # a line at a time: in proof-pile, the keys of `meta` and their types differ
+                )
+                for number, row in enumerate(rows, 1):
+                    yield Line(file, number, row)
+            except Exception as error:
+                reason = (str(error).strip().splitlines() or [""])[0]
+                raise UserError(
+                    f"arxiv_math: {HUB_NAME}: {file} could not be read from line {number + 1} on "
+                    f"({type(error).__name__}: {reason}): try again; or set data.path to a local copy, "
+                    "where data.bad_lines=skip leaves out lines that are not JSON"
+                ) from error
+
+
+def open_arxiv_math(
+    path: Path | None, configs: Sequence[str] | None = ("arxiv",), bad_lines: Literal["stop", "skip"] = "stop"
+) -> ArxivMath:
+    """proof-pile from the Hugging Face hub or a local folder, of which only some configs are taken.
+
+    Raises UserError: missing folder; a split without files or with files of two kinds; no config chosen.
+    """
+    if configs is not None and not configs:
+        raise UserError("data.configs=[]: name at least one config (null: all)")
+    files = HubFiles() if path is None else LocalFiles(existing_folder(path, _LAYOUT))
+    return ArxivMath(files, configs, bad_lines)
+
+
+class _BadLine(Exception):
+    """Says what is wrong with a line."""
+
+
+def _parse(content: bytes | Mapping[str, Any]) -> tuple[str, str]:
+    """Text and config of a line. proof-pile's files hold `meta` as an object, its loader gave it out as JSON."""
+    record = _json(content, "the line") if isinstance(content, bytes) else content
+    if not isinstance(record, Mapping) or not isinstance(text := record.get("text"), str):
+        raise _BadLine('no JSON object with a "text"')
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise _BadLine("the text holds half a surrogate pair") from None
+    meta = record.get("meta")
+    if isinstance(meta, str):
+        meta = _json(meta, "its meta")
+    if not isinstance(meta, Mapping):
+        raise _BadLine('no "meta" that is a JSON object')
+    return text, str(meta.get("config") or _NO_CONFIG)
+
+
+def _json(text: str | bytes, what: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise _BadLine(f"{what} is not JSON ({error})") from None

@@ -1,0 +1,88 @@
+"""The key-value task: definitions, then the same keys in another order, each with its value to be told.
+
+    === definitions
+    qx --> k
+    ab --> t
+    === queries
+    ab --> t
+    qx --> k
+
+With few definitions a block, what answers a query stands in another block (after the second reproduction of the paper).
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from landmark.data.synthetic import Piece, Prompt, encode, largest, too_short
+from landmark.data.tokenizers import Tokenizer
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+KEYS = [a + b for a in LETTERS for b in LETTERS]
+DEFINITIONS, QUERIES = "=== definitions\n", "=== queries\n"
+
+
+class KeyValue:
+    """Keys are pairs of letters, values single ones; a text never defines a key twice.
+
+    answer_weight: of the loss of a query's value, against 1 elsewhere; a definition's value and which key is asked for
+    next cannot be known, and have no loss.
+    """
+
+    name = "key_value"
+
+    def __init__(self, answer_weight: float = 10.0):
+        self.answer_weight = answer_weight
+        self.settings: dict[str, Any] = {"answer_weight": answer_weight, "version": 1}
+        self.reading: dict[str, Any] = {"version": 1}
+
+    def sample(self, rng: np.random.Generator, length: int) -> Iterator[Piece]:
+        """Pieces of a text of at most `length` bytes: from two definitions to as many as can all be asked for."""
+        room = (length - len(DEFINITIONS) - len(QUERIES)) // (2 * len(_line("ab", "c")))
+        pairs = _pairs(rng, int(rng.integers(2, max(2, room) + 1)))
+        yield from _definitions(pairs)
+        for number in rng.permutation(len(pairs)):
+            key, value = pairs[number]
+            yield f"{key} -->", 0.0
+            yield f" {value}", self.answer_weight
+            yield "\n", 1.0
+
+    def prompt(self, rng: np.random.Generator, length: int, tokenizer: Tokenizer) -> Prompt:
+        """As many definitions as `length` tokens hold, and one query."""
+        pairs = _pairs(rng, len(KEYS))
+        asked = rng.random()
+
+        def pieces(count: int) -> list[Piece]:
+            key = pairs[int(asked * count)][0]
+            return [*_definitions(pairs[:count]), (f"{key} -->", 0.0)]
+
+        def tokens(count: int) -> np.ndarray:
+            return encode(pieces(count), tokenizer)[0]
+
+        count = largest(lambda count: len(tokens(count)) <= length, len(pairs))
+        if count == 0:
+            raise too_short(self.name, length, len(tokens(1)))
+        return Prompt(tokens(count), pairs[int(asked * count)][1])
+
+    def answered(self, text: str, answer: str) -> bool:
+        """The first letter of the text is the value."""
+        return text.lstrip()[:1] == answer
+
+
+def _pairs(rng: np.random.Generator, count: int) -> list[tuple[str, str]]:
+    keys = rng.choice(len(KEYS), size=min(count, len(KEYS)), replace=False)
+    return [(KEYS[key], LETTERS[rng.integers(len(LETTERS))]) for key in keys]
+
+
+def _line(key: str, value: str) -> str:
+    return f"{key} --> {value}\n"
+
+
+def _definitions(pairs: list[tuple[str, str]]) -> Iterator[Piece]:
+    yield DEFINITIONS, 1.0
+    for key, value in pairs:
+        yield f"{key} -->", 0.0
+        yield f" {value}", 0.0
+        yield "\n", 1.0
+    yield QUERIES, 1.0

@@ -1,0 +1,83 @@
+"""Accuracy of answers to prompts that a task makes: the pass key of Figure 3, definitions and queries."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import torch
+
+from landmark.data.synthetic import SyntheticCorpus
+from landmark.data.tokenizers import Tokenizer
+from landmark.evaluation.perplexity import TOKENS_AT_ONCE, EvaluationSettings, attention_size, chunk_length, new_memory
+from landmark.evaluation.statistics import clopper_pearson
+from landmark.lab.peak_memory import peak_memory_bytes, reset_peak_memory
+from landmark.memory import RecurrentMemory
+from landmark.models import Decoder
+from landmark.models.generation import continue_greedily
+
+
+def evaluate_recall(
+    model: Decoder,
+    corpus: SyntheticCorpus,
+    tokenizer: Tokenizer,
+    config: EvaluationSettings,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Any]:
+    """How many of `eval.prompts` prompts of `eval.length` tokens are answered, in `eval.generated` tokens.
+
+    A plain transformer reads the whole prompt at once and keeps all its keys; others read `eval.local` at a time.
+
+    Returns accuracy, accuracy_low and accuracy_high (Clopper–Pearson, 95 %), prompts, correct [0 or 1 each], answers
+    [[expected, generated]], tokens, keys_attended, landmarks_scored, seconds, tokens_per_second, peak_memory_bytes,
+    memory. Raises UserError where the length is too short for a prompt.
+    """
+    settings = config.eval
+    local = chunk_length(model, settings.length, settings.local, config.memory.window)
+    prompts = corpus.prompts(settings.split, settings.length, settings.prompts)
+    device = next(model.parameters()).device
+    at_once = settings.batch_size or max(1, TOKENS_AT_ONCE // local)
+    correct, answers = [0] * len(prompts), [["", ""]] * len(prompts)
+    stats: dict[str, int] = {}
+    done, total = 0, sum(len(prompt.tokens) for prompt in prompts)
+    reset_peak_memory()
+    started = time.perf_counter()
+    by_length = sorted(range(len(prompts)), key=lambda n: len(prompts[n].tokens))
+    for _, same in groupby(by_length, key=lambda n: len(prompts[n].tokens)):
+        numbers = list(same)
+        for start in range(0, len(numbers), at_once):
+            batch = numbers[start : start + at_once]
+            tokens = torch.from_numpy(np.stack([prompts[n].tokens for n in batch]).astype(np.int64)).to(device)
+            memory = new_memory(model, config)
+            if memory is None:
+                memory = RecurrentMemory(tokens.shape[1] + settings.generated, model.config.rope_base)
+            for n, ids in zip(batch, continue_greedily(model, tokens, settings.generated, local, memory), strict=True):
+                text = tokenizer.decode(ids.cpu().numpy())
+                answers[n] = [prompts[n].answer, text]
+                correct[n] = int(corpus.task.answered(text, prompts[n].answer))
+            for key, value in getattr(memory, "stats", {}).items():
+                stats[key] = max(stats.get(key, 0), value) if key.endswith("_kept") else stats.get(key, 0) + value
+            done += tokens.numel()
+            if progress is not None:
+                progress(done, total)
+    seconds = time.perf_counter() - started
+    low, high = clopper_pearson(sum(correct), len(correct))
+    keys, scored = attention_size(model, config, settings.length, local)
+    return {
+        "accuracy": sum(correct) / len(correct),
+        "accuracy_low": low,
+        "accuracy_high": high,
+        "prompts": len(correct),
+        "correct": correct,
+        "answers": answers,
+        "tokens": done,
+        "keys_attended": keys,
+        "landmarks_scored": scored,
+        "seconds": seconds,
+        "tokens_per_second": done / seconds,
+        "peak_memory_bytes": peak_memory_bytes(),
+        "memory": stats,
+    }

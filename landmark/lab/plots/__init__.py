@@ -1,0 +1,32 @@
+"""Pictures of a table, drawn from its records alone. Which one, the experiment's `figure` says."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from landmark.lab.plots import accuracy, heatmap, lines, positions, rows, unique_blocks
+from landmark.lab.plots.style import COLOURS, png
+from landmark.lab.tables import Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["COLOURS", "FIGURES", "draw", "draw_positions"]
+
+FIGURES: "dict[str, Callable[[Table], Figure]]" = {
+    "rows": rows.draw,
+    "lines": lines.draw,
+    "heatmap": heatmap.draw,
+    "accuracy": accuracy.draw,
+    "unique_blocks": unique_blocks.draw,
+}
+
+
+def draw(table: Table) -> bytes:
+    """The picture of a table as a PNG; a heat map without cells falls back to rows."""
+    figure = "rows" if table.figure == "heatmap" and not table.cells else table.figure
+    return png(FIGURES[figure](table))
+
+
+def draw_positions(table: Table) -> bytes | None:
+    """Its curves over positions as a PNG; None where no row has any."""
+    return png(positions.draw(table)) if positions.curves(table) else None

@@ -1,0 +1,35 @@
+"""Attention sinks: the first keys of a text and its last ones, for a plain transformer (Xiao et al. 2023)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from landmark.memory.recurrent import RecurrentMemory
+
+
+class SinkMemory(RecurrentMemory):
+    """The first `sinks` and the last `window` keys and values of each layer, without position.
+
+    Positions are those within the cache: what was dropped between the sinks and the window leaves no gap.
+    """
+
+    def __init__(self, window: int, sinks: int = 4, rope_base: float = 10000.0):
+        if sinks < 0:
+            raise ValueError(f"the number of sinks cannot be negative, got {sinks}")
+        self.sinks = sinks
+        super().__init__(window, rope_base)
+
+    @property
+    def stats(self) -> dict[str, int]:
+        """Keys kept now, of one layer, and bytes of all."""
+        kept = [x for pair in self._kept.values() for x in pair]
+        return {
+            "keys_kept": max((x.shape[2] for x in kept), default=0),
+            "bytes_kept": sum(x.numel() * x.element_size() for x in kept),
+        }
+
+    def _keep(self, x: Tensor) -> Tensor:
+        if x.shape[2] <= self.sinks + self.cache:
+            return x
+        return torch.cat([x[:, :, : self.sinks], super()._keep(x)], 2)

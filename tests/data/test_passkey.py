@@ -1,0 +1,135 @@
+"""The pass key task: its samples, its prompts and what counts as an answer."""
+
+import re
+
+import numpy as np
+import pytest
+
+from landmark.config import SYNTHETIC, DataConfig
+from landmark.data import SyntheticCorpus, load_tokenizer, synthetic_corpus
+from landmark.data.passkey import FILLER, INTRODUCTION, LARGEST, SENTENCES, Passkey
+from landmark.data.windows import NO_LOSS
+from landmark.errors import UserError
+
+TOKENIZER = load_tokenizer("bytes")
+
+
+def windows(split="train", block_size=9, seed=0, task=None):
+    corpus = SyntheticCorpus(task or Passkey(), TOKENIZER)
+    return corpus.windows(split, length=300, batch_size=6, seed=seed, block_size=block_size)
+
+
+def text_of(tokens):
+    return TOKENIZER.decode([token for token in tokens if token != TOKENIZER.landmark])
+
+
+def test_a_sample_depends_on_split_seed_step_and_index_only():
+    whole = windows().batch(7)
+    part = windows().batch(7, range(2, 5))
+    assert (whole.tokens[2:5] == part.tokens).all()
+    assert whole.weights is not None
+    assert (whole.weights[2:5] == part.weights).all()
+    others = [windows().batch(8), windows(seed=1).batch(7), windows("validation").batch(7)]
+    assert all((whole.tokens != other.tokens).any(1).all() for other in others)
+
+
+@pytest.mark.parametrize("block_size", [None, 9])
+def test_targets_are_the_tokens_that_follow(block_size):
+    batch = windows(block_size=block_size).batch(0)
+    assert (batch.phase is None) == (block_size is None)
+    for tokens, targets in zip(batch.tokens.numpy(), batch.targets.numpy()):
+        raw = [token for token in tokens if token != TOKENIZER.landmark]
+        at = [i for i, token in enumerate(tokens) if token != TOKENIZER.landmark]
+        for this, following in zip(at, raw[1:]):
+            assert targets[this] in (following, NO_LOSS)
+        if block_size is not None:
+            assert [i % 10 == 9 for i in range(300)] == [token == TOKENIZER.landmark for token in tokens]
+        assert (targets[tokens == TOKENIZER.landmark] == NO_LOSS).all()
+
+
+def test_what_can_be_read_off_the_text_weighs_most_and_first_mentions_nothing():
+    batch = windows(block_size=None).batch(3)
+    assert batch.weights is not None
+    kinds = set()
+    for tokens, targets, weights in zip(batch.tokens.numpy(), batch.targets.numpy(), batch.weights.numpy()):
+        assert weights.sum() == pytest.approx((targets != NO_LOSS).sum(), rel=1e-4)
+        assert ((weights > 0) == (targets != NO_LOSS)).all()
+        text, usual = text_of(tokens), np.median(weights[weights > 0])
+        kinds.add(text.startswith(INTRODUCTION[:40]))
+        seen = set()
+        for match in re.finditer(r" \d+", text[:-6]):
+            of_key = weights[match.start() - 1 : match.end() - 1]
+            expected = 10 * usual if match.group() in seen else 0
+            assert of_key == pytest.approx(np.full(len(of_key), expected))
+            seen.add(match.group())
+    assert kinds == {True, False}, "half dense, half in the paper's words"
+
+
+@pytest.mark.parametrize("length", [300, 512, 3000])
+def test_prompts_are_the_papers_and_as_long_as_asked(length):
+    prompts = SyntheticCorpus(Passkey(), TOKENIZER).prompts("test", length, 20)
+    places = []
+    for prompt in prompts:
+        text = TOKENIZER.decode(prompt.tokens)
+        assert len(prompt.tokens) == length
+        assert text.startswith(INTRODUCTION)
+        assert text.endswith(" What is the pass key? The pass key is")
+        info = f"The pass key is {prompt.answer}. Remember it. {prompt.answer} is the pass key."
+        assert text.count(info) == 1
+        assert 1 <= int(prompt.answer) <= LARGEST
+        rest = text.removeprefix(INTRODUCTION).removesuffix(" What is the pass key? The pass key is")
+        before, after = rest.split(info)
+        for filler in (before.rstrip(), after.strip()):
+            assert (FILLER * 50).startswith(filler)
+        places.append(len(before) / max(1, len(before) + len(after)))
+    assert len({prompt.answer for prompt in prompts}) > 15
+    if length == 3000:
+        assert min(places) < 0.3
+        assert max(places) > 0.7
+
+
+def test_several_needles_have_labels_and_one_is_asked_for():
+    for prompt in SyntheticCorpus(Passkey(needles=4), TOKENIZER).prompts("validation", 900, 5):
+        text = TOKENIZER.decode(prompt.tokens)
+        stated = dict(re.findall(r"The pass key ([A-Z]) is (\d+)\. Remember", text))
+        asked = re.search(r"What is the pass key ([A-Z])\? The pass key \1 is$", text)
+        assert len(stated) == 4
+        assert asked is not None
+        assert stated[asked.group(1)] == prompt.answer
+
+
+def test_a_prompt_that_cannot_be_so_short_is_refused():
+    with pytest.raises(UserError, match=r"eval\.length=100: a passkey prompt needs at least 2\d\d tokens"):
+        SyntheticCorpus(Passkey(), TOKENIZER).prompts("test", 100, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [(" 417.", True), (" is 417 or 5", True), (" 4171", False), (" 41 417", False), ("", False), ("0417", False)],
+)
+def test_the_first_integer_is_the_answer(text, right):
+    assert Passkey().answered(text, "417") is right
+
+
+def test_identity_follows_what_decides_samples_and_prompts():
+    def hashes(**settings):
+        corpus = SyntheticCorpus(Passkey(**settings), TOKENIZER)
+        return corpus.split("train").sha256, corpus.split("test").sha256
+
+    train, test = hashes()
+    assert hashes(needles=3) == (train, hashes(needles=3)[1])
+    assert hashes(needles=3)[1] != test
+    assert hashes(dense=0.2)[0] != train
+    assert hashes(dense=0.2)[1] == test
+
+
+def test_every_task_by_its_name():
+    for name in SYNTHETIC:
+        corpus = synthetic_corpus(DataConfig(name=name, cache=""), TOKENIZER)
+        assert corpus is not None
+        assert corpus.task.name == name
+    assert synthetic_corpus(DataConfig(name="pg19", cache=""), TOKENIZER) is None
+
+
+def test_filler_is_made_of_its_sentences():
+    assert " ".join(SENTENCES) == FILLER.strip()

@@ -1,0 +1,86 @@
+"""Accuracy of answers, and its exact bounds."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from landmark.data import SyntheticCorpus, load_tokenizer
+from landmark.data.passkey import Passkey
+from landmark.evaluation import evaluate_recall, recall
+from landmark.evaluation.statistics import clopper_pearson
+from landmark.memory import Memory, RecurrentMemory
+from landmark.models import Decoder, DecoderConfig
+
+TOKENIZER = load_tokenizer("bytes")
+
+
+def settings(**changes) -> Any:
+    evaluation = {"length": 310, "local": 100, "split": "test", "prompts": 9, "generated": 7, "batch_size": 4}
+    return SimpleNamespace(
+        eval=SimpleNamespace(**evaluation | changes),
+        retrieval=SimpleNamespace(k=2, granularity="per_token_and_head", scorer="landmark"),
+        memory=SimpleNamespace(blocks=None, tier="device", window=None, sinks=4),
+        seed=0,
+    )
+
+
+def decoder(kind):
+    shape = {"num_layers": 1, "num_heads": 2, "head_dim": 8, "mlp_dim": 16, "block_size": 20}
+    return Decoder(DecoderConfig(kind, TOKENIZER.vocab_size, landmark_id=TOKENIZER.landmark, **shape))
+
+
+def test_counts_the_prompts_that_are_answered(monkeypatch):
+    corpus = SyntheticCorpus(Passkey(), TOKENIZER)
+    prompts = {tuple(p.tokens.tolist()): p.answer for p in corpus.prompts("test", 310, 9)}
+    wrong = list(prompts)[3]
+
+    def answer(model, tokens, count, local, memory):
+        assert local == 100
+        assert isinstance(memory, Memory)
+        texts = ["nothing" if tuple(row) == wrong else f" {prompts[tuple(row)]}. " for row in tokens.tolist()]
+        return torch.stack([torch.tensor(TOKENIZER.encode(f"{text:9}")[:count].astype("int64")) for text in texts])
+
+    monkeypatch.setattr(recall, "continue_greedily", answer)
+    results = evaluate_recall(decoder("landmark"), corpus, TOKENIZER, settings())
+    assert results["correct"] == [1, 1, 1, 0, 1, 1, 1, 1, 1]
+    assert results["accuracy"] == 8 / 9
+    assert (results["accuracy_low"], results["accuracy_high"]) == clopper_pearson(8, 9)
+    assert [expected for expected, _ in results["answers"]] == list(prompts.values())
+    assert results["tokens"] == 9 * 310
+
+
+@pytest.mark.parametrize(("kind", "local"), [("landmark", 100), ("transformer", None)])
+def test_an_untrained_model_is_evaluated_on_the_real_path(kind, local):
+    corpus = SyntheticCorpus(Passkey(), TOKENIZER)
+    seen = []
+    results = evaluate_recall(decoder(kind), corpus, TOKENIZER, settings(local=local), lambda *done: seen.append(done))
+    assert results["accuracy"] == 0
+    assert seen[-1] == (9 * 310, 9 * 310)
+    assert all(len(TOKENIZER.encode(text)) <= 7 or "\ufffd" in text for _, text in results["answers"])
+    assert (results["memory"].get("retrievals", 0) > 0) == (kind == "landmark")
+
+
+def test_a_plain_transformer_keeps_every_key(monkeypatch):
+    memories = []
+    monkeypatch.setattr(
+        recall,
+        "continue_greedily",
+        lambda model, tokens, count, local, memory: memories.append((local, memory)) or tokens[:, :count],
+    )
+    corpus = SyntheticCorpus(Passkey(), TOKENIZER)
+    evaluate_recall(decoder("transformer"), corpus, TOKENIZER, settings(local=None))
+    for local, memory in memories:
+        assert local == 310
+        assert isinstance(memory, RecurrentMemory)
+        assert memory.cache == 317
+
+
+@pytest.mark.parametrize(
+    ("successes", "trials", "low", "high"),
+    [(0, 10, 0.0, 0.3085), (10, 10, 0.6915, 1.0), (5, 10, 0.1871, 0.8129), (49, 50, 0.8935, 0.9995)],
+)
+def test_clopper_pearson(successes, trials, low, high):
+    """Values from published tables of the exact binomial interval."""
+    assert clopper_pearson(successes, trials) == pytest.approx((low, high), abs=1e-4)

@@ -1,0 +1,75 @@
+"""Distinct blocks of the chunk before the last, against plain loops over what a tiny model retrieves."""
+
+import numpy as np
+import pytest
+import torch
+
+from landmark.errors import UserError
+from landmark.evaluation import evaluate
+from landmark.evaluation.retrieval_statistics import distinct, penultimate_chunk
+from landmark.memory.retrieval import GRANULARITIES
+from landmark.models import Decoder
+from tests.evaluation.test_perplexity import LANDMARK, PLAIN, TOKENIZER, model_of, settings, stream
+
+__all__ = ["stream"]  # a fixture
+
+LENGTH, LOCAL, K = 64, 20, 3  # chunks of 20, 20, 20 and 4; before the third 8 blocks of 5 are there
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_statistics_equal_plain_loops(stream, granularity):
+    config = settings(length=LENGTH, local=LOCAL, k=K, batch_size=7)
+    config.eval.retrieval_statistics = True
+    config.retrieval.granularity = granularity
+    model = model_of(LANDMARK)
+    found = evaluate(model, stream, TOKENIZER, config)["retrieval"]
+    segments = (len(stream) - 1) // LENGTH
+    counts, pairs = np.zeros((2, 9), int), np.zeros(2)
+    for segment in range(segments):
+        for layer, ages in enumerate(retrieved(model, stream, segment * LENGTH, granularity)):
+            heads = 2 if granularity == "per_token" else 1  # heads that choose as one
+            blocks, moved = set(), set()
+            for head, tokens in enumerate(ages.tolist()):
+                for token in tokens:
+                    blocks |= set(token)
+                    moved |= {(head, block) for block in token}
+            counts[layer, len(blocks)] += 1
+            pairs[layer] += len(moved) * heads
+    assert (found["samples"], found["blocks_cached"]) == (segments, 8)
+    assert [layer["distinct_blocks"] for layer in found["layers"]] == counts.tolist()
+    bytes_a_pair = 2 * 5 * 8 * 4  # keys and values of 5 tokens, 8 numbers of 4 bytes
+    np.testing.assert_allclose([layer["bytes_moved"] for layer in found["layers"]], pairs / segments * bytes_a_pair)
+    assert found["bytes_moved"] == pytest.approx(pairs.sum() / segments * bytes_a_pair)
+    assert found["bytes_cached"] == 2 * 2 * 8 * bytes_a_pair
+    assert found["distinct_blocks"] == pytest.approx((counts @ np.arange(9)).sum() / segments / 2)
+
+
+def retrieved(model: Decoder, stream, start: int, granularity: str) -> list[torch.Tensor]:
+    """Ages (H or 1, T or 1, q) of each layer in the third chunk, fed by hand."""
+    seen = []
+    memory = model.new_memory(
+        k=K, granularity=granularity, observer=lambda layer, position, ages, store: seen.append(ages[0])
+    )
+    tokens = torch.from_numpy(stream.tokens[start : start + 3 * LOCAL].astype(np.int64))[None]
+    for chunk in tokens.split(LOCAL, 1):
+        seen.clear()
+        with torch.no_grad():
+            model(chunk, memory=memory)
+    return seen
+
+
+def test_shared_keys_are_moved_once():
+    ages = torch.tensor([[[[1, 2]], [[2, 3]], [[1, 2]], [[1, 2]]]])  # four heads, one set each
+    blocks, pairs = distinct(ages, kept=5, kv_heads=2)
+    assert (blocks.tolist(), pairs.tolist()) == ([3], [3 + 2])
+    assert distinct(ages, kept=5, kv_heads=4)[1].tolist() == [8]
+
+
+def test_off_unless_asked_for(stream):
+    assert "retrieval" not in evaluate(model_of(LANDMARK), stream, TOKENIZER, settings(local=20))
+
+
+@pytest.mark.parametrize(("config", "length", "local"), [(LANDMARK, 64, 64), (LANDMARK, 64, 32), (PLAIN, 64, 20)])
+def test_chunk_without_blocks_is_refused(config, length, local):
+    with pytest.raises(UserError, match="has no blocks to retrieve"):
+        penultimate_chunk(model_of(config), length, local)

@@ -1,0 +1,59 @@
+"""Every experiment, from a corpus to its pictures, with a model too small to learn anything."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from landmark import app
+from landmark.config import SYNTHETIC, to_config
+from landmark.lab.rows import named
+from tests.lab.conftest import CONF, compose_conf
+
+EXPERIMENTS = sorted(file.stem for file in (CONF / "experiment").glob("*.yaml"))
+TINY = [
+    *("size=nano", "tokenizer=bytes", "trainer=cpu", "logger=csv", "train.precision=32-true"),
+    *("model.num_layers=2", "model.num_heads=2", "model.head_dim=4", "model.mlp_dim=8"),
+    *("train.steps=2", "train.batch_size=1", "train.validate_every=2", "train.validate_batches=1"),
+]
+TEXT = ["data=stdlib", "data.max_documents=6", "eval.tokens=8192"]
+PROMPTS = ["eval.prompts=1", "eval.generated=1"]
+
+
+@pytest.fixture(scope="module")
+def output(tmp_path_factory):
+    """Shared, so that experiments that need the same run train it once."""
+    return tmp_path_factory.mktemp("experiments")
+
+
+def overrides(experiment, output):
+    given = [f"+experiment={experiment}", *TINY, f"output={output}"]
+    synthetic = to_config(compose_conf(given)).data.name in SYNTHETIC
+    return [*given, *(PROMPTS if synthetic else TEXT)]
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_experiment_runs_from_corpus_to_picture(experiment, output, capsys):
+    given = overrides(experiment, output)
+    config = to_config(compose_conf(given))
+    app.run(config, given, compose_conf)
+    said = capsys.readouterr().out
+    assert f"of {len(named(config))} rows evaluated now" in said
+    assert list((output / "tables" / experiment).glob("*-bytes.png"))
+
+
+def test_multirun_ends_with_its_table(output, tmp_path):
+    """Jobs fill the records of their cells; the table and its heat map come when all are done."""
+    command = ["-m", *overrides("sweep_k_local", output), "retrieval.k=1,2", "eval.local=150,250"]
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).parents[1] / "run.py"), *command],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("k1_local150") == done.stdout.count("k2_local250") == 2
+    assert done.stdout.count("written: ") == 1
+    assert done.stdout.index("written: ") > done.stdout.rindex("[3/3]")
+    assert "no record yet" not in done.stdout

@@ -58,21 +58,27 @@ class _Tile:
         """(N, block, …, queries) → (N, …, offset, query block), each query's own block."""
         return x.unflatten(-1, (-1, self.frame.width)).diagonal(-self.start, 1, x.ndim - 1)
 
-    def scores(self, q: Tensor, k: Tensor, scale: float, work: Workspace) -> tuple[Tensor, Tensor]:
-        """Scores (N, block, offset, query), −∞ for what is hidden, and those of the landmarks (N, block, query),
-        −∞ from each query's own block on."""
+    def scores(self, q: Tensor, k: Tensor, scale: float, work: Workspace) -> Tensor:
+        """Scores (N, block, offset, query) of all keys, in the workspace."""
         keys, queries = self.keys(k), self.queries(q)
         scores = work("scores", len(q), keys.shape[1], queries.shape[1])
-        scores = self.blocked(_product(keys, queries.mT, scores, scale * LOG2_E))
-        landmarks = scores[:, :, -1].clone()
+        return self.blocked(_product(keys, queries.mT, scores, scale * LOG2_E))
+
+    def gates(self, scores: Tensor) -> Tensor:
+        """Scores of the landmarks (N, block, query), −∞ from each query's own block on."""
+        gates = scores[:, :, -1].clone()
+        for block in range(self.start, self.stop):
+            gates[:, block, : (block - self.start + 1) * self.frame.width] = -torch.inf
+        return gates
+
+    def mask(self, scores: Tensor) -> Tensor:
+        """−∞, in place, for landmarks, padding and what a query's own block hides."""
         scores[:, :, -1] = -torch.inf
         if self.frame.hidden is not None:
             first = scores[:, 0, :-1].unflatten(0, (-1, self.frame.heads))
             first.masked_fill_(self.frame.hidden, -torch.inf)
         self.own(scores).masked_fill_(self.frame.future, -torch.inf)
-        for block in range(self.start, self.stop):
-            landmarks[:, block, : (block - self.start + 1) * self.frame.width] = -torch.inf
-        return scores, landmarks
+        return scores
 
 
 def _tiles(frame: Frame) -> list[_Tile]:
@@ -102,7 +108,8 @@ def _forward(
     q, k, v = _place_all(q, k, v, frame, work)
     saved, framed_lse = [], work("lse", *q.shape[:2])
     for tile in _tiles(frame):
-        weights, gates = tile.scores(q, k, scale, work)
+        scores = tile.scores(q, k, scale, work)
+        gates, weights = tile.gates(scores), tile.mask(scores)
         total, inner = _exponentials(weights, 2)
         gates.masked_fill_(inner == -torch.inf, -torch.inf)  # an empty first block
         tile.own(gates).copy_(tile.own(inner))
@@ -151,8 +158,7 @@ def _backward(
     dk, dv = work("dk", *k.shape), work("dv", *v.shape)
     for tile, outer, shift in zip(_tiles(frame), saved[::2], saved[1::2], strict=True):
         queries, keys, tile_do = tile.queries(q), tile.keys(k), tile.queries(do)
-        weights, _ = tile.scores(q, k, scale, work)
-        weights = weights.sub_(shift[:, :, None]).exp2_()
+        weights = tile.mask(tile.scores(q, k, scale, work)).sub_(shift[:, :, None]).exp2_()
         _collect(tile, dv, _product(weights.flatten(1, 2), tile_do, work("keys", *keys.shape)))
         d_scores = work("d_scores", len(q), keys.shape[1], queries.shape[1])
         d_scores = tile.blocked(_product(tile.keys(v), tile_do.mT, d_scores)).mul_(weights)

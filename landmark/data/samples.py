@@ -14,7 +14,7 @@ import torch
 
 from landmark.data.synthetic import Task, encode, random
 from landmark.data.tokenizers import Tokenizer
-from landmark.data.windows import NO_LOSS, Batch, landmark_view
+from landmark.data.windows import NO_LOSS, Batch, raw_position
 
 
 class SampleWindows:
@@ -64,12 +64,9 @@ class SampleWindows:
         if self.block_size is None:
             tokens, targets, weights = ids[: self.length], ids[1 : self.length + 1], weight[1 : self.length + 1]
         else:
-            tokens = landmark_view(ids, 0, self.length, self.block_size, self._tokenizer.landmark)
-            position = np.arange(self.length)
-            is_landmark = position % (self.block_size + 1) == self.block_size
-            following = position - position // (self.block_size + 1) + 1
-            targets, weights = ids[following], weight[following]
-            weights = np.where(is_landmark, 0.0, weights)
+            raw, is_landmark = raw_position(np.arange(self.length), self.block_size)
+            tokens = np.where(is_landmark, self._tokenizer.landmark, ids[raw])
+            targets, weights = ids[raw + ~is_landmark], np.where(is_landmark, 0.0, weight[raw + ~is_landmark])
         counted = (weights > 0) & (tokens != eot)
         targets = np.where(counted, targets, NO_LOSS)
         weights = np.where(counted, weights, 0.0)

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from landmark.data.corpora import SPLITS
 from landmark.data.tokenizers import Tokenizer
 from landmark.errors import UserError
 
 if TYPE_CHECKING:
     from landmark.data.samples import SampleWindows
-
-SPLITS = ("train", "validation", "test")
 
 Piece = tuple[str, float]
 """Some text and the weight of its loss."""

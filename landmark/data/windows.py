@@ -74,7 +74,7 @@ def landmark_view(tokens: np.ndarray, start: int, length: int, block_size: int, 
     if start < 0 or start + length > viewed_length(len(tokens), block_size):
         raise ValueError(f"positions {start}..{start + length} reach beyond the view of {len(tokens)} tokens")
     position = np.arange(start, start + length)
-    raw, is_landmark = _raw_position(position, block_size)
+    raw, is_landmark = raw_position(position, block_size)
     view = np.full(length, landmark, dtype=np.int64)
     view[~is_landmark] = tokens[raw[~is_landmark]]
     return view
@@ -137,7 +137,7 @@ class TrainingWindows:
             targets = self._tokens[position + 1].astype(np.int64)
             targets[tokens == self._eot] = NO_LOSS
             return Batch(torch.from_numpy(tokens), torch.from_numpy(targets), None)
-        raw, is_landmark = _raw_position(position, self.block_size)
+        raw, is_landmark = raw_position(position, self.block_size)
         tokens = self._tokens[raw].astype(np.int64)
         targets = self._tokens[raw + ~is_landmark].astype(np.int64)
         tokens[is_landmark] = self._landmark
@@ -150,7 +150,7 @@ class TrainingWindows:
         return np.arange(count, dtype=np.int64) * self.num_starts // max(count, 1)
 
 
-def _raw_position(position: np.ndarray, block_size: int) -> tuple[np.ndarray, np.ndarray]:
+def raw_position(position: np.ndarray, block_size: int) -> tuple[np.ndarray, np.ndarray]:
     """The raw token at each position of the view (at a landmark: the next), and where landmarks stand."""
     landmarks_before = position // (block_size + 1)
     is_landmark = position - landmarks_before * (block_size + 1) == block_size

@@ -86,8 +86,7 @@ def evaluate(
             bins = np.arange(skipped, segment.length) // POSITION_BIN
             positions[:, 0] += np.bincount(bins, minlength=len(positions))
             positions[:, 1] += np.bincount(bins, loss[skipped:], minlength=len(positions))
-        for key, value in getattr(memory, "stats", {}).items():
-            stats[key] = max(stats.get(key, 0), value) if key.endswith("_kept") else stats.get(key, 0) + value
+        add_stats(stats, memory)
         done += sum(segment.counted for segment in batch)
         if progress is not None:
             progress(done, total)
@@ -123,6 +122,12 @@ def segment_losses(model: Decoder, tokens: Tensor, local: int, memory) -> Tensor
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         losses.append(F.cross_entropy(logits, following.flatten(), reduction="none").view_as(chunk))
     return torch.cat(losses, 1).double()
+
+
+def add_stats(stats: dict[str, int], memory: Any) -> None:
+    """Add what a memory counted: sums, and the most that was kept."""
+    for key, value in getattr(memory, "stats", {}).items():
+        stats[key] = max(stats.get(key, 0), value) if key.endswith("_kept") else stats.get(key, 0) + value
 
 
 def chunk_length(model: Decoder, length: int, local: int | None, window: int | None = None) -> int:

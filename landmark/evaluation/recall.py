@@ -12,7 +12,14 @@ import torch
 
 from landmark.data.synthetic import SyntheticCorpus
 from landmark.data.tokenizers import Tokenizer
-from landmark.evaluation.perplexity import TOKENS_AT_ONCE, EvaluationSettings, attention_size, chunk_length, new_memory
+from landmark.evaluation.perplexity import (
+    TOKENS_AT_ONCE,
+    EvaluationSettings,
+    add_stats,
+    attention_size,
+    chunk_length,
+    new_memory,
+)
 from landmark.evaluation.statistics import clopper_pearson
 from landmark.lab.peak_memory import peak_memory_bytes, reset_peak_memory
 from landmark.memory import RecurrentMemory
@@ -58,8 +65,7 @@ def evaluate_recall(
                 text = tokenizer.decode(ids.cpu().numpy())
                 answers[n] = [prompts[n].answer, text]
                 correct[n] = int(corpus.task.answered(text, prompts[n].answer))
-            for key, value in getattr(memory, "stats", {}).items():
-                stats[key] = max(stats.get(key, 0), value) if key.endswith("_kept") else stats.get(key, 0) + value
+            add_stats(stats, memory)
             done += tokens.numel()
             if progress is not None:
                 progress(done, total)

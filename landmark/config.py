@@ -47,10 +47,11 @@ class DataConfig:
 
 @dataclass
 class TokenizerConfig:
-    """A tokenizer; `file` names a local ranks file."""
+    """A tokenizer; `file` names a local ranks file, `vocab_size` takes only the first merges of GPT-2 (null: all)."""
 
     name: str = MISSING
     file: str | None = None
+    vocab_size: int | None = None
 
 
 @dataclass

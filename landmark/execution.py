@@ -40,12 +40,15 @@ class Workshop:
 
     def tokenizer(self, config: Config) -> "Tokenizer":
         """Raises UserError: ranks file missing or with the wrong hash."""
-        key = (config.tokenizer.name, config.tokenizer.file)
+        key = (config.tokenizer.name, config.tokenizer.file, config.tokenizer.vocab_size)
         if key not in self._tokenizers:
             from landmark.data import load_tokenizer
 
             self._tokenizers[key] = load_tokenizer(*key)
         return self._tokenizers[key]
+
+    def _labels(self, config: Config) -> dict[str, Any]:
+        return {"size": config.size, "data": config.data.name, "tokenizer": self.tokenizer(config).name}
 
     def corpus(self, config: Config) -> "Corpus | SyntheticCorpus":
         """The corpus, prepared if it is not. Raises UserError: missing, empty or damaged corpus."""
@@ -138,7 +141,7 @@ class Workshop:
             write_json(folder / RUN, settings)
             results = train_run(config, folder, group, run)
             results["flops_per_token"] = flops_per_token(config, self.tokenizer(config).vocab_size)
-            labels = _labels(config) | {"seed": config.seed, "experiment": group}
+            labels = self._labels(config) | {"seed": config.seed, "experiment": group}
             self.records.write("runs", run, settings, labels, results)
             from landmark.training import discard_checkpoints
 
@@ -166,7 +169,7 @@ class Workshop:
             if (record := self.records.find("rows", row)) is not None:
                 return record, False
             results = self._evaluate(config, folder, name)
-            labels = _labels(config) | {
+            labels = self._labels(config) | {
                 "seed": config.seed,
                 "block_size": config.model.block_size,
                 "row": name,
@@ -274,11 +277,7 @@ def _corpus_options(data: DataConfig) -> dict[str, Any]:
 def _corpus_key(config: Config) -> tuple[Any, ...]:
     data, tokenizer = config.data, config.tokenizer
     settings = tuple((item.name, str(getattr(data, item.name))) for item in fields(data))
-    return *settings, tokenizer.name, tokenizer.file
-
-
-def _labels(config: Config) -> dict[str, Any]:
-    return {"size": config.size, "data": config.data.name, "tokenizer": config.tokenizer.name}
+    return *settings, tokenizer.name, tokenizer.file, tokenizer.vocab_size
 
 
 def _child(folder: Path) -> None:

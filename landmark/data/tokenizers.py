@@ -61,17 +61,19 @@ class Tokenizer(Protocol):
         ...
 
 
-def load_tokenizer(name: str, file: str | Path | None = None) -> Tokenizer:
-    """The tokenizer `gpt2` or `bytes`; `file` is a local copy of GPT-2's ranks.
+def load_tokenizer(name: str, file: str | Path | None = None, vocab_size: int | None = None) -> Tokenizer:
+    """The tokenizer `gpt2` or `bytes`; `file` is a local copy of GPT-2's ranks, `vocab_size` as `GPT2Tokenizer` has it.
 
-    Raises UserError: unknown name; ranks file missing or with the wrong hash; neither file nor network.
+    Raises UserError: unknown name; ranks file missing or with the wrong hash; neither file nor network; a vocabulary
+    that cannot be.
     """
     if name == "bytes":
-        if file is not None:
-            raise UserError(f"tokenizer=bytes reads no file, but tokenizer.file is {file}: leave it out")
+        for key, value in {"file": file, "vocab_size": vocab_size}.items():
+            if value is not None:
+                raise UserError(f"tokenizer=bytes has no {key}, but tokenizer.{key} is {value}: leave it out")
         return ByteTokenizer()
     if name == "gpt2":
-        return GPT2Tokenizer(file)
+        return GPT2Tokenizer(file, vocab_size)
     raise UserError(f"unknown tokenizer {name!r}: choose gpt2 or bytes")
 
 
@@ -116,19 +118,32 @@ class ByteTokenizer(_BytePieces):
 
 
 class GPT2Tokenizer(_BytePieces):
-    """GPT-2's byte-pair encoding, by tiktoken (which lets go of the interpreter lock: threads do help)."""
+    """GPT-2's byte-pair encoding, by tiktoken (which lets go of the interpreter lock: threads do help).
 
-    def __init__(self, file: str | Path | None = None):
+    vocab_size: None for all 50257 ids, padded to 50304. Else the encoding stops merging early: the first
+    vocab_size − 64 ids stand for text, end of text and the landmark come next. Small models spend most of their time
+    and parameters on a large vocabulary.
+    """
+
+    def __init__(self, file: str | Path | None = None, vocab_size: int | None = None):
+        """Raises UserError: no ranks; a vocabulary that is no multiple of 64 from 320 to 50304."""
         import tiktoken
 
+        if vocab_size is not None and (vocab_size % 64 or not 320 <= vocab_size <= 50304):
+            raise UserError(f"tokenizer.vocab_size={vocab_size}: choose a multiple of 64 from 320 to 50304")
         ranks = _read_ranks(Path(file)) if file is not None else _download_ranks()
+        if vocab_size is None:
+            name, eot, landmark = "gpt2", 50256, 50260
+        else:
+            name, eot, landmark = f"gpt2-{vocab_size}", vocab_size - 64, vocab_size - 63
+            ranks = {piece: rank for piece, rank in ranks.items() if rank < eot}
         pieces = {rank: piece for piece, rank in ranks.items()}
         super().__init__(
-            "gpt2", 50256, 50260, 50304, pieces, ranks=GPT2_RANKS_SHA256, pattern=GPT2_PATTERN
+            name, eot, landmark, vocab_size or 50304, pieces, ranks=GPT2_RANKS_SHA256, pattern=GPT2_PATTERN
         )  # fmt: skip
         # Never taken from a text, but with no special token at all tiktoken looks for one at every character.
         special = {"<|endoftext|>": self.eot}
-        self._encoding = tiktoken.Encoding("gpt2", pat_str=GPT2_PATTERN, mergeable_ranks=ranks, special_tokens=special)
+        self._encoding = tiktoken.Encoding(name, pat_str=GPT2_PATTERN, mergeable_ranks=ranks, special_tokens=special)
 
     def encode(self, text: str) -> np.ndarray:
         return self._encoding.encode_to_numpy(text, disallowed_special=()).astype(self.dtype)

@@ -67,6 +67,26 @@ def test_gpt2_equals_tiktoken_on_any_text(gpt2, tiktoken_gpt2):
     holds()
 
 
+def test_gpt2_with_fewer_merges(gpt2, shared):
+    small = load_tokenizer("gpt2", shared / "tokenizer" / "gpt2.tiktoken", vocab_size=1024)
+    assert (small.name, small.eot, small.landmark, small.vocab_size) == ("gpt2-1024", 960, 961, 1024)
+    text = (shared / "pg19-mini" / "validation" / "107.txt").read_text()[:50_000]
+    ids = small.encode(text)
+    assert ids.max() < small.eot
+    assert small.decode(ids) == text
+    assert small.byte_lengths[ids].sum() == len(text.encode())
+    assert all(small.decode_bytes([token]) == gpt2.decode_bytes([token]) for token in range(small.eot))
+    assert small.hash != gpt2.hash
+
+
+@pytest.mark.parametrize("vocab_size", [256, 1000, 50368])
+def test_a_vocabulary_that_cannot_be_is_refused(shared, vocab_size: int):
+    with pytest.raises(UserError, match="multiple of 64 from 320 to 50304"):
+        load_tokenizer("gpt2", shared / "tokenizer" / "gpt2.tiktoken", vocab_size=vocab_size)
+    with pytest.raises(UserError, match="bytes has no vocab_size"):
+        load_tokenizer("bytes", vocab_size=vocab_size)
+
+
 def test_hashes_tell_tokenizers_apart(gpt2, byte_tokenizer):
     assert gpt2.hash != byte_tokenizer.hash
     assert load_tokenizer("bytes").hash == byte_tokenizer.hash
@@ -98,5 +118,5 @@ def test_no_file_and_no_network_says_what_to_set(monkeypatch):
 def test_unknown_tokenizer_and_needless_file_are_refused(tmp_path: Path):
     with pytest.raises(UserError, match="gpt2 or bytes"):
         load_tokenizer("words")
-    with pytest.raises(UserError, match="reads no file"):
+    with pytest.raises(UserError, match="bytes has no file"):
         load_tokenizer("bytes", tmp_path)

@@ -34,19 +34,25 @@ class KeyValue:
 
     def __init__(self, answer_weight: float = 10.0):
         self.answer_weight = answer_weight
-        self.settings: dict[str, Any] = {"answer_weight": answer_weight, "version": 1}
+        self.settings: dict[str, Any] = {"answer_weight": answer_weight, "version": 2}
         self.reading: dict[str, Any] = {"version": 1}
 
     def sample(self, rng: np.random.Generator, length: int) -> Iterator[Piece]:
-        """Pieces of a text of at most `length` bytes: from two definitions to as many as can all be asked for."""
-        room = (length - len(DEFINITIONS) - len(QUERIES)) // (2 * len(_line("ab", "c")))
+        """Pieces of a text that is cut at its end: two definitions, or more, up to as many as leave room to ask for all
+        of them; then queries, all in a random order, and again, until the text is full."""
+        line = len(_line("ab", "c"))
+        room = (length - len(DEFINITIONS) - len(QUERIES)) // (2 * line)
         pairs = _pairs(rng, int(rng.integers(2, max(2, room) + 1)))
         yield from _definitions(pairs)
-        for number in rng.permutation(len(pairs)):
-            key, value = pairs[number]
-            yield f"{key} -->", 0.0
-            yield f" {value}", self.answer_weight
-            yield "\n", 1.0
+        written = len(DEFINITIONS) + len(QUERIES) + line * len(pairs)
+        while written < length:
+            for number in rng.permutation(len(pairs)):
+                key, value = pairs[number]
+                yield f"{key} -->", 0.0
+                yield " ", 1.0
+                yield value, self.answer_weight
+                yield "\n", 1.0
+            written += line * len(pairs)
 
     def prompt(self, rng: np.random.Generator, length: int, tokenizer: Tokenizer) -> Prompt:
         """As many definitions as `length` tokens hold, and one query."""

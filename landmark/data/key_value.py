@@ -1,13 +1,15 @@
 """The key-value task: definitions, then the same keys in another order, each with its value to be told.
 
-    === definitions
-    qx --> k
-    ab --> t
-    === queries
-    ab --> t
-    qx --> k
+    === definitions ===
+    qx=k
+    ab=t
+    === queries =======
+    ab=t
+    qx=k
 
 With few definitions a block, what answers a query stands in another block (after the second reproduction of the paper).
+As bytes a definition takes five tokens and a heading twenty, so that blocks of 5 hold one definition each, and blocks of
+20 four.
 """
 
 from collections.abc import Iterator
@@ -20,7 +22,7 @@ from landmark.data.tokenizers import Tokenizer
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 KEYS = [a + b for a in LETTERS for b in LETTERS]
-DEFINITIONS, QUERIES = "=== definitions\n", "=== queries\n"
+DEFINITIONS, QUERIES = "=== definitions ===\n", "=== queries =======\n"
 
 
 class KeyValue:
@@ -34,8 +36,8 @@ class KeyValue:
 
     def __init__(self, answer_weight: float = 10.0):
         self.answer_weight = answer_weight
-        self.settings: dict[str, Any] = {"answer_weight": answer_weight, "version": 2}
-        self.reading: dict[str, Any] = {"version": 1}
+        self.settings: dict[str, Any] = {"answer_weight": answer_weight, "version": 3}
+        self.reading: dict[str, Any] = {"version": 3}
 
     def sample(self, rng: np.random.Generator, length: int) -> Iterator[Piece]:
         """Pieces of a text that is cut at its end: two definitions, or more, up to as many as leave room to ask for all
@@ -48,8 +50,7 @@ class KeyValue:
         while written < length:
             for number in rng.permutation(len(pairs)):
                 key, value = pairs[number]
-                yield f"{key} -->", 0.0
-                yield " ", 1.0
+                yield f"{key}=", 0.0
                 yield value, self.answer_weight
                 yield "\n", 1.0
             written += line * len(pairs)
@@ -61,7 +62,7 @@ class KeyValue:
 
         def pieces(count: int) -> list[Piece]:
             key = pairs[int(asked * count)][0]
-            return [*_definitions(pairs[:count]), (f"{key} -->", 0.0)]
+            return [*_definitions(pairs[:count]), (f"{key}=", 0.0)]
 
         def tokens(count: int) -> np.ndarray:
             return encode(pieces(count), tokenizer)[0]
@@ -82,13 +83,12 @@ def _pairs(rng: np.random.Generator, count: int) -> list[tuple[str, str]]:
 
 
 def _line(key: str, value: str) -> str:
-    return f"{key} --> {value}\n"
+    return f"{key}={value}\n"
 
 
 def _definitions(pairs: list[tuple[str, str]]) -> Iterator[Piece]:
     yield DEFINITIONS, 1.0
     for key, value in pairs:
-        yield f"{key} -->", 0.0
-        yield f" {value}", 0.0
+        yield f"{key}={value}", 0.0
         yield "\n", 1.0
     yield QUERIES, 1.0

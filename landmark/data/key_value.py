@@ -36,15 +36,16 @@ class KeyValue:
 
     def __init__(self, answer_weight: float = 10.0):
         self.answer_weight = answer_weight
-        self.settings: dict[str, Any] = {"answer_weight": answer_weight, "version": 3}
+        self.settings: dict[str, Any] = {"answer_weight": answer_weight, "version": 4}
         self.reading: dict[str, Any] = {"version": 3}
 
     def sample(self, rng: np.random.Generator, length: int) -> Iterator[Piece]:
         """Pieces of a text that is cut at its end: two definitions, or more, up to as many as leave room to ask for all
-        of them; then queries, all in a random order, and again, until the text is full."""
+        of them, small numbers more often (their logarithm is uniform); then queries, all in a random order, and again,
+        until the text is full."""
         line = len(_line("ab", "c"))
         room = (length - len(DEFINITIONS) - len(QUERIES)) // (2 * line)
-        pairs = _pairs(rng, int(rng.integers(2, max(2, room) + 1)))
+        pairs = _pairs(rng, int(2 * (max(2, room + 1) / 2) ** rng.random()))
         yield from _definitions(pairs)
         written = len(DEFINITIONS) + len(QUERIES) + line * len(pairs)
         while written < length:

@@ -10,7 +10,7 @@ from landmark.lab.tables import Table, TableRow
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FAR = 1.5  # times the median perplexity, and a row is out of the picture
+FAR = 1.25  # times the median perplexity, and a row is out of the picture
 
 
 def draw(table: Table) -> "Figure":

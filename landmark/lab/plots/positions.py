@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 BIN = 64  # positions that a record has the loss of, summed
 PER_OCTAVE = 4  # points drawn, at least, for each doubling of the position
-FAR, FAR_PERCENT = 4.0, 30.0  # times the median perplexity, or above the first row: out of the picture
+FAR, FAR_PERCENT = 1.25, 30.0  # times the median perplexity, or above the first row: out of the picture
 LINES = {"transformer": "--", "landmark": "-", "transformer_xl": ":"}
 Curve = list[tuple[float, float]]
 
@@ -85,7 +85,8 @@ def _relative(rows: dict[str, tuple[TableRow, Curve]], axes: "Axes") -> None:
     }
     _lines(changes, axes)
     keep_in_frame(axes, {name: [y for _, y in curve] for name, (_, curve) in changes.items()}, FAR_PERCENT)
-    axes.set_ylabel(f"against {base}, percent", fontsize=9)
+    axes.set_title(f"against {base}", fontsize=9)
+    axes.set_ylabel("percent")
     axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 

@@ -7,9 +7,9 @@
     ab=t
     qx=k
 
-With few definitions a block, what answers a query stands in another block (after the second reproduction of the paper).
-As bytes a definition takes five tokens and a heading twenty, so that blocks of 5 hold one definition each, and blocks of
-20 four.
+With few definitions a block, what answers a query stands in another block (after the second reproduction of the
+paper). As bytes a definition takes five tokens and a heading twenty, so that blocks of 5 hold one definition each, and
+blocks of 20 four.
 """
 
 from collections.abc import Iterator

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 BIN = 64  # positions that a record has the loss of, summed
 PER_OCTAVE = 4  # points drawn, at least, for each doubling of the position
-FAR, FAR_PERCENT = 1.25, 30.0  # times the median perplexity, or above the first row: out of the picture
+FAR, FAR_PERCENT = 1.35, 30.0  # times the median perplexity, or above the first row: out of the picture
 LINES = {"transformer": "--", "landmark": "-", "transformer_xl": ":"}
 Curve = list[tuple[float, float]]
 

@@ -24,11 +24,11 @@ def test_transformer_xl_sees_its_cache(configure):
 
 def test_evaluation_reads_the_budget_or_the_whole_split(configure):
     row = row_job("a", configure("model=transformer", "size=nano"), 320, False, 3_000_000)
-    assert row.tokens == 500_000
+    assert row.tokens == 250_000
     whole = row_job("a", configure("model=transformer"), VOCABULARY, False, 3_000_000)
     assert whole.tokens == 3_000_000
     landmark = row_job("a", configure("size=nano"), 320, False, 3_000_000)
-    assert landmark.tokens == 500_000 * 51 / 50
+    assert landmark.tokens == 250_000 * 51 / 50
 
 
 def record(kind, hardware, rate=1000.0):

@@ -43,7 +43,7 @@ class KeyValue:
         """Pieces of a text that is cut at its end: two definitions, or more, up to as many as leave room to ask for all
         of them, small numbers more often (their logarithm is uniform); then queries, all in a random order, and again,
         until the text is full."""
-        line = len(_line("ab", "c"))
+        line = len("ab=c\n")
         room = (length - len(DEFINITIONS) - len(QUERIES)) // (2 * line)
         pairs = _pairs(rng, int(2 * (max(2, room + 1) / 2) ** rng.random()))
         yield from _definitions(pairs)
@@ -81,10 +81,6 @@ class KeyValue:
 def _pairs(rng: np.random.Generator, count: int) -> list[tuple[str, str]]:
     keys = rng.choice(len(KEYS), size=min(count, len(KEYS)), replace=False)
     return [(KEYS[key], LETTERS[rng.integers(len(LETTERS))]) for key in keys]
-
-
-def _line(key: str, value: str) -> str:
-    return f"{key}={value}\n"
 
 
 def _definitions(pairs: list[tuple[str, str]]) -> Iterator[Piece]:

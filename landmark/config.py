@@ -115,18 +115,31 @@ class MemoryConfig:
 
 @dataclass
 class CmtConfig:
-    """The context miss token."""
+    """The context miss token: where it weighs less than `cutoff`, nothing is retrieved.
+
+    cutoffs: one for each layer, in its place. per_layer: choose them on the validation split, for the share of lookups
+    that `cutoff` drops.
+    """
 
     enabled: bool = False
     cutoff: float = 0.0
+    cutoffs: list[float] | None = None
+    per_layer: bool = False
 
 
 @dataclass
 class PositionsConfig:
-    """Positions in training: standard, or jumps of up to p_jump after each landmark."""
+    """Positions in training: standard, or jumps of up to p_jump after each landmark.
+
+    mapping: how a memory is read, stingy or at the true positions.
+    """
 
     kind: str = "standard"
     p_jump: int = 1
+    mapping: str = "stingy"
+
+    def __post_init__(self):
+        self.mapping = self.mapping.lower()  # `true` on a command line is a boolean, which becomes True
 
 
 @dataclass

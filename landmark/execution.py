@@ -109,8 +109,8 @@ class Workshop:
             return identity.run_settings(config, tokenizer.hash, self.corpus(config).split("train").sha256)
         stored = read_json(Path(config.run) / RUN)
         expected = identity.run_settings(config, tokenizer.hash, stored["stream"])
-        here = {key: expected[key] for key in ("model", "tokenizer")}
-        if changed := identity.difference(here, {key: stored[key] for key in here}):
+        here, there = ({key: each.get(key) for key in ("model", "tokenizer", "cmt")} for each in (expected, stored))
+        if changed := identity.difference(here, there):
             raise UserError(f"run={config.run} was trained with another configuration: {changed}")
         return stored
 
@@ -189,7 +189,7 @@ class Workshop:
 
         tokenizer = self.tokenizer(config)
         set_threads(config)
-        model = load(folder, decoder_config(config.model, tokenizer), device(config))
+        model = load(folder, decoder_config(config.model, tokenizer, config.cmt.enabled), device(config))
         corpus = self.corpus(config)
         with ProgressBar(name) as progress:
             if isinstance(corpus, SyntheticCorpus):
@@ -223,7 +223,7 @@ def _train_here(config: Config, folder: Path, group: str, run: str) -> dict[str,
     tokenizer, corpus = workshop.tokenizer(config), workshop.corpus(config)
     set_threads(config)
     torch.manual_seed(config.seed)
-    model = build(config.model, tokenizer)
+    model = build(config.model, tokenizer, config.cmt.enabled)
     with training_loggers(config, run, group=group) as loggers:
         try:
             return train(model, corpus, tokenizer, config, folder, loggers)

@@ -27,23 +27,31 @@ def softmax(scores: list[float]) -> list[float]:
     return [w / sum(weights) for w in weights]
 
 
-def grouped_attention(local: list, blocks: list[tuple[float, list]], dim: int) -> np.ndarray:
-    """local: [(score, value)] of the query's own block; blocks: (landmark score, [(score, value)]) of the others."""
-    blocks = [b for b in blocks if b[1]]
-    if not local and not blocks:
+def grouped_attention(
+    local: list, blocks: list[tuple[float, list]], dim: int, miss: float | None = None, controlled: list = []
+) -> np.ndarray:
+    """local: [(score, value)] of the query's own block; blocks: (landmark score, [(score, value)]) of the others.
+
+    miss: score of the context miss token; controlled: blocks that share its weight.
+    """
+    blocks, controlled = ([b for b in some if b[1]] for some in (blocks, controlled))
+    if not local and not blocks and miss is None:
         return np.zeros(dim)
-    outer = softmax([s for s, _ in local] + [gate for gate, _ in blocks])
+    outer = softmax([s for s, _ in local] + [gate for gate, _ in blocks] + ([] if miss is None else [miss]))
     out = np.zeros(dim)
     for weight, (_, value) in zip(outer, local):
         out += weight * value
-    for gate, (_, tokens) in zip(outer[len(local) :], blocks):
+    gates = outer[len(local) : len(local) + len(blocks)]
+    if controlled:
+        gates += [outer[-1] * share for share in softmax([gate for gate, _ in controlled])]
+    for gate, (_, tokens) in zip(gates, blocks + controlled, strict=True):
         for weight, (_, value) in zip(softmax([s for s, _ in tokens]), tokens):
             out += gate * weight * value
     return out
 
 
-def landmark_attention(q, k, v, block_size: int, phase: int, prefix: int = 0) -> np.ndarray:
-    """q (T, d), k, v (prefix + T, d), rotated: one head of a whole window."""
+def landmark_attention(q, k, v, block_size: int, phase: int, prefix: int = 0, cmt=None, controlled=None) -> np.ndarray:
+    """q (T, d), k, v (prefix + T, d), rotated: one head of a whole window. cmt (d,), controlled (blocks,)."""
     width, dim = block_size + 1, q.shape[1]
     out = np.zeros_like(q)
     for i in range(prefix, len(k)):
@@ -59,7 +67,10 @@ def landmark_attention(q, k, v, block_size: int, phase: int, prefix: int = 0) ->
                 blocks.setdefault(block, [None, []])[0] = score[j]
             else:
                 blocks.setdefault(block, [None, []])[1].append((score[j], v[j]))
-        out[i - prefix] = grouped_attention(local, [(g, t) for g, t in blocks.values()], dim)
+        free = [(g, t) for b, (g, t) in blocks.items() if cmt is None or not controlled[b]]
+        held = [(g, t) for b, (g, t) in blocks.items() if cmt is not None and controlled[b]]
+        miss = None if cmt is None else float(q[i - prefix] @ cmt) / math.sqrt(dim)
+        out[i - prefix] = grouped_attention(local, free, dim, miss, held)
     return out
 
 

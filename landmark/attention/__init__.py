@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from typing import Literal, overload
 
+import torch
 from torch import Tensor
 
 from landmark.attention.blockwise import landmark_attention_blockwise
-from landmark.attention.layout import check_phase
+from landmark.attention.context_miss import miss_scores
+from landmark.attention.layout import check_controlled, check_phase
 from landmark.attention.reference import landmark_attention_reference
 
 __all__ = ["BACKENDS", "landmark_attention"]
@@ -29,6 +31,8 @@ def landmark_attention(
     block_size: int,
     phase: Tensor | None = ...,
     prefix: int = ...,
+    cmt: Tensor | None = ...,
+    controlled: Tensor | None = ...,
     scale: float | None = ...,
     backend: str = ...,
     return_lse: Literal[False] = ...,
@@ -42,6 +46,8 @@ def landmark_attention(
     block_size: int,
     phase: Tensor | None = ...,
     prefix: int = ...,
+    cmt: Tensor | None = ...,
+    controlled: Tensor | None = ...,
     scale: float | None = ...,
     backend: str = ...,
     return_lse: Literal[True],
@@ -54,6 +60,8 @@ def landmark_attention(
     block_size: int,
     phase: Tensor | None = None,
     prefix: int = 0,
+    cmt: Tensor | None = None,
+    controlled: Tensor | None = None,
     scale: float | None = None,
     backend: str = "auto",
     return_lse: bool = False,
@@ -65,14 +73,18 @@ def landmark_attention(
 
     q: (B, H, T, d), already rotated. k, v: (B, H_kv, prefix + T, d), H_kv dividing H: the queries are those of the
     last T keys. phase: (B,) tokens missing from the first block, 0…block_size (None: 0),
-    best on the CPU, whatever the device. scale: of the scores
+    best on the CPU, whatever the device. cmt: (H_kv, d), the rotated key of a context miss token (Section 3.2.2), which
+    no window position stands for and whose value is never used. controlled: (B, blocks), bool, for each block of the
+    window whether its landmark is controlled by that token (None: none is), at least as many as there are; see
+    context_miss.py. scale: of the scores
     (None: 1/√d). backend: "reference" (explicit weights), "blockwise" or "auto".
 
     Returns (B, H, T, d), and with `return_lse` also the (B, H, T) log-sum-exp, in nats and without gradient, of each
-    query's outer softmax: over the tokens of its block and the earlier landmarks. A window that starts on a landmark
-    (phase = block_size) has an empty first block: that landmark's output is 0.
+    query's outer softmax: over the tokens of its block, the earlier landmarks that are free, and the context miss
+    token. A window that starts on a landmark (phase = block_size) has an empty first block: that landmark's output is 0.
 
-    Raises ValueError for shapes that do not fit, a phase outside 0…block_size, or an unknown backend.
+    Raises ValueError for shapes that do not fit, a phase outside 0…block_size, controlled landmarks without a context
+    miss token, or an unknown backend.
     """
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
@@ -84,9 +96,15 @@ def landmark_attention(
         )
     if heads % k.shape[1]:
         raise ValueError(f"{k.shape[1]} key/value heads do not divide {heads} query heads")
-    if k.shape[1] != heads:
-        k, v = (x.repeat_interleave(heads // k.shape[1], dim=1) for x in (k, v))
     phase = check_phase(phase, batch, block_size)
     scale = 1 / math.sqrt(dim) if scale is None else scale
-    out, lse = BACKENDS[backend](q, k, v, block_size, phase, prefix, scale)
+    miss = None
+    if cmt is not None:
+        miss = miss_scores(q, cmt, k.shape[1]) * scale
+        controlled = check_controlled(controlled, batch, prefix + queries, block_size).to(q.device)
+    elif controlled is not None:
+        raise ValueError("controlled landmarks need a context miss token: pass its key as cmt")
+    if k.shape[1] != heads:
+        k, v = (x.repeat_interleave(heads // k.shape[1], dim=1) for x in (k, v))
+    out, lse = BACKENDS[backend](q, k, v, block_size, phase, prefix, scale, miss, controlled)
     return (out, lse) if return_lse else out

@@ -4,7 +4,7 @@ A tile holds the scores of a few blocks of queries against every block so far, s
 
     inner    log-sum-exp over the offsets of each block: landmarks left out, the query's own block causal
     gates    the landmark's score for each earlier block, the inner log-sum-exp for the query's own
-    outer    softmax of the gates over blocks
+    outer    softmax of the gates over blocks, and over the context miss token if there is one (context_miss.py)
     weights  exp(score − inner) · outer
 
 and no running maximum is needed. The backward pass makes the weights again from what a query keeps of each block; the
@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from landmark.attention.context_miss import defer, deferred_gradient
 from landmark.attention.frames import Frame, Workspace, make_frame, workspace
 
 TILE_ROWS = 102  # queries of a tile, in whole blocks
@@ -46,6 +47,17 @@ class _Tile:
 
     def queries(self, framed: Tensor) -> Tensor:
         return framed[:, self.row : self.row + (self.stop - self.start) * self.frame.width]
+
+    def row_of(self, framed: Tensor) -> Tensor:
+        """A number for each query (N, rows, 1) → (N, 1, query)."""
+        return self.queries(framed).mT
+
+    def controlled(self, blocks: Tensor) -> Tensor:
+        """Controlled landmarks, (n, blocks) → (N, block, query): not that of the query's own block, whatever it is."""
+        mask = blocks[:, : self.stop].repeat_interleave(self.frame.heads, 0)[..., None]
+        mask = mask.repeat(1, 1, (self.stop - self.start) * self.frame.width)
+        self.own(mask).fill_(False)
+        return mask
 
     def keys(self, framed: Tensor) -> Tensor:
         return framed[:, : self.stop * self.frame.width]
@@ -100,22 +112,49 @@ def _exponentials(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     return total.clamp_(min=limits.tiny), logsumexp
 
 
+@dataclass(frozen=True)
+class _Miss:
+    """The context miss token. values: (n, H, T), its scores in nats, or on the way back its weights.
+    controlled: (n, blocks), bool."""
+
+    values: Tensor
+    controlled: Tensor
+
+    def place(self, frame: Frame, work: Workspace) -> Tensor:
+        """The values in a frame, (N, rows, 1)."""
+        rows = (frame.blocks - frame.first) * frame.width
+        return frame.place(self.values[..., None], work("miss", len(self.values) * frame.heads, rows, 1))
+
+
 def _forward(
-    q: Tensor, k: Tensor, v: Tensor, frame: Frame, scale: float, work: Workspace, out: Tensor, lse: Tensor
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    miss: _Miss | None,
+    frame: Frame,
+    scale: float,
+    work: Workspace,
+    out: Tensor,
+    lse: Tensor,
 ) -> list[Tensor]:
     """Write out and lse of the frame's samples. Returns, for each tile, the outer weights (N, block, query) and what
     to subtract from scores before exp2 makes weights of them."""
     q, k, v = _place_all(q, k, v, frame, work)
     saved, framed_lse = [], work("lse", *q.shape[:2])
+    framed_miss = None if miss is None else miss.place(frame, work).mul_(LOG2_E)
     for tile in _tiles(frame):
         scores = tile.scores(q, k, scale, work)
         gates, weights = tile.gates(scores), tile.mask(scores)
         total, inner = _exponentials(weights, 2)
         gates.masked_fill_(inner == -torch.inf, -torch.inf)  # an empty first block
+        nowhere = []
+        if miss is not None and framed_miss is not None:
+            nowhere = [defer(gates, tile.row_of(framed_miss), tile.controlled(miss.controlled))]
         tile.own(gates).copy_(tile.own(inner))
         shift = inner - gates
+        gates = torch.cat([gates, *nowhere], 1) if nowhere else gates
         outer_total, outer_lse = _exponentials(gates, 1)
-        outer = gates.div_(outer_total[:, None])
+        outer = gates.div_(outer_total[:, None])[:, : tile.stop]
         shift = torch.where(outer > 0, shift + outer_lse[:, None], torch.inf)
         saved += [outer, shift]
         weights.mul_((outer / total)[:, :, None])
@@ -142,20 +181,22 @@ def _backward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    miss: _Miss | None,
     out: Tensor,
     saved: list[Tensor],
     frame: Frame,
     scale: float,
     work: Workspace,
-    gradients: tuple[Tensor, Tensor, Tensor],
+    gradients: list[Tensor],
 ) -> None:
-    """Write the gradients of q, k, v of the frame's samples."""
-    to_dq, to_dk, to_dv = gradients
+    """Write the gradients of q, k, v, and of the scores of a context miss token, of the frame's samples."""
+    to_dq, to_dk, to_dv, *to_d_miss = gradients
     row_mean = (do * out).sum(-1, keepdim=True)  # D_i
     q, k, v = _place_all(q, k, v, frame, work)
     do = frame.place(do, work("do", *q.shape))
     row_mean = frame.place(row_mean, work("row_mean", *q.shape[:2], 1))
-    dk, dv = work("dk", *k.shape), work("dv", *v.shape)
+    dk, dv, d_miss = work("dk", *k.shape), work("dv", *v.shape), work("d_miss", *q.shape[:2], 1)
+    framed_miss = None if miss is None else miss.place(frame, work)
     for tile, outer, shift in zip(_tiles(frame), saved[::2], saved[1::2], strict=True):
         queries, keys, tile_do = tile.queries(q), tile.keys(k), tile.queries(do)
         weights = tile.mask(tile.scores(q, k, scale, work)).sub_(shift[:, :, None]).exp2_()
@@ -167,6 +208,10 @@ def _backward(
         mean = total / outer.clamp(min=torch.finfo(outer.dtype).tiny)  # D_ib
         tile.own(mean).copy_(tile.own(own_mean.expand_as(mean)))
         d_scores.addcmul_(weights, mean[:, :, None], value=-1)
+        if miss is not None and framed_miss is not None:
+            controlled = tile.controlled(miss.controlled)
+            own_mean, d_tile = deferred_gradient(total, own_mean, tile.row_of(framed_miss), controlled)
+            tile.row_of(d_miss).copy_(d_tile)
         d_gates = torch.addcmul(total, outer, own_mean, value=-1)
         tile.own(d_gates).zero_()
         d_scores[:, :, -1] = d_gates
@@ -175,6 +220,8 @@ def _backward(
         _collect(tile, dk, _product(d_scores, queries, work("keys", *keys.shape), scale))
     frame.take(dk, to_dk)
     frame.take(dv, to_dv)
+    for into in to_d_miss:
+        frame.take(d_miss, into[..., None])
 
 
 def _collect(tile: _Tile, total: Tensor, part: Tensor) -> None:
@@ -206,7 +253,16 @@ def _chunks(samples: int, heads: int, scores: int) -> list[tuple[slice, slice]]:
 class _Blockwise(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx, q: Tensor, k: Tensor, v: Tensor, block_size: int, phase: Tensor, prefix: int, scale: float
+        ctx,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        miss: Tensor | None,
+        controlled: Tensor | None,
+        block_size: int,
+        phase: Tensor,
+        prefix: int,
+        scale: float,
     ) -> tuple[Tensor, Tensor]:
         (batch, heads, queries, _), width, phases = q.shape, block_size + 1, tuple(phase.tolist())
         chunks = _chunks(batch, heads, max(TILE_ROWS, width) * (prefix + queries))
@@ -214,8 +270,10 @@ class _Blockwise(torch.autograd.Function):
         out, lse, saved = _rows_first(q), q.new_empty(q.shape[:3]), []
         work = workspace(q)
         for chunk, frame in zip(chunks, frames, strict=True):
-            saved += _forward(q[chunk], k[chunk], v[chunk], frame, scale, work, out[chunk], lse[chunk])
-        ctx.save_for_backward(q, k, v, out, *saved)
+            of_chunk = _miss(miss, controlled, chunk)
+            saved += _forward(q[chunk], k[chunk], v[chunk], of_chunk, frame, scale, work, out[chunk], lse[chunk])
+        weight = None if miss is None else (miss - lse).exp()
+        ctx.save_for_backward(q, k, v, out, weight, controlled, *saved)
         ctx.chunks, ctx.frames, ctx.scale = chunks, frames, scale
         ctx.mark_non_differentiable(lse)
         return out, lse
@@ -223,23 +281,41 @@ class _Blockwise(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_out: Tensor, _grad_lse: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
-        q, k, v, out, *saved = ctx.saved_tensors
-        gradients = _rows_first(q), _rows_first(k), _rows_first(v)
+        q, k, v, out, weight, controlled, *saved = ctx.saved_tensors
+        gradients = [_rows_first(q), _rows_first(k), _rows_first(v)]
+        gradients += [] if weight is None else [torch.empty_like(weight)]
         work = workspace(q)
         for c, frame in zip(ctx.chunks, ctx.frames, strict=True):
             kept, saved = saved[: 2 * len(_tiles(frame))], saved[2 * len(_tiles(frame)) :]
-            into = gradients[0][c], gradients[1][c], gradients[2][c]
-            _backward(grad_out[c], q[c], k[c], v[c], out[c], kept, frame, ctx.scale, work, into)
-        return *gradients, None, None, None, None
+            into = [gradient[c] for gradient in gradients]
+            miss = _miss(weight, controlled, c)
+            _backward(grad_out[c], q[c], k[c], v[c], miss, out[c], kept, frame, ctx.scale, work, into)
+        return *gradients, *[None] * (9 - len(gradients))
+
+
+def _miss(values: Tensor | None, controlled: Tensor | None, chunk: tuple[slice, slice]) -> _Miss | None:
+    if values is None or controlled is None:
+        return None
+    return _Miss(values[chunk], controlled[chunk[0]])
 
 
 def landmark_attention_blockwise(
-    q: Tensor, k: Tensor, v: Tensor, block_size: int, phase: Tensor, prefix: int, scale: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    block_size: int,
+    phase: Tensor,
+    prefix: int,
+    scale: float,
+    miss: Tensor | None,
+    controlled: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Output (B, H, T, d) and outer log-sum-exp (B, H, T) of landmark attention; the latter carries no gradient.
 
-    q: (B, H, T, d); k, v: (B, H, prefix + T, d); phase: (B,), best on the CPU. Half precision is computed in float32.
+    q: (B, H, T, d); k, v: (B, H, prefix + T, d); phase: (B,), best on the CPU. miss: (B, H, T), scores of a context miss
+    token; controlled: (B, blocks), given with it. Half precision is computed in float32.
     """
     compute = torch.promote_types(q.dtype, torch.float32)
-    out, lse = _Blockwise.apply(q.to(compute), k.to(compute), v.to(compute), block_size, phase, prefix, scale)
+    q_, k_, v_, miss = (x if x is None else x.to(compute) for x in (q, k, v, miss))
+    out, lse = _Blockwise.apply(q_, k_, v_, miss, controlled, block_size, phase, prefix, scale)
     return out.to(q.dtype), lse

@@ -28,6 +28,24 @@ def check_phase(phase: Tensor | None, batch: int, block_size: int) -> Tensor:
     return phase.to(torch.int64)
 
 
+def most_blocks(length: int, block_size: int) -> int:
+    """Blocks that a window can have a part of, whatever its phase."""
+    return (block_size + length - 1) // (block_size + 1) + 1
+
+
+def check_controlled(controlled: Tensor | None, batch: int, length: int, block_size: int) -> Tensor:
+    """Return (B, blocks), whether each block's landmark is controlled; None: no landmark is.
+
+    Raises ValueError where it is not said of every block that a window of `length` can have, or of each sample.
+    """
+    blocks = most_blocks(length, block_size)
+    if controlled is None:
+        return torch.zeros(batch, blocks, dtype=torch.bool)
+    if controlled.ndim != 2 or len(controlled) != batch or controlled.shape[1] < blocks:
+        raise ValueError(f"controlled must have shape ({batch}, {blocks} or more), got {tuple(controlled.shape)}")
+    return controlled.to(torch.bool)
+
+
 def blocks_and_landmarks(phase: Tensor, length: int, block_size: int) -> tuple[Tensor, Tensor]:
     """Number of the block of each position of a window, and whether a landmark stands there.
 

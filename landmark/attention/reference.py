@@ -23,7 +23,13 @@ def grouped_softmax(scores: Tensor, groups: Tensor, num_groups: int) -> Tensor:
 
 
 def landmark_attention_weights(
-    scores: Tensor, block_size: int, phase: Tensor, prefix: int = 0, bidirectional: bool = False
+    scores: Tensor,
+    block_size: int,
+    phase: Tensor,
+    prefix: int = 0,
+    bidirectional: bool = False,
+    miss: Tensor | None = None,
+    controlled: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attention weights of landmark attention, and the log-sum-exp of each query's own (outer) group.
 
@@ -32,6 +38,10 @@ def landmark_attention_weights(
 
     bidirectional: the variant of the paper's second reproduction. Nothing is hidden for coming later, and a landmark
     sees its own block and itself alone.
+
+    miss: (B, H, T), scores of the context miss token, which joins the outer group (Section 3.2.2). controlled:
+    (B, blocks), bool: landmarks that make a group of their own, weighted by the weight of the context miss token.
+    Where none of them is visible that weight goes nowhere.
     """
     queries, keys = scores.shape[-2:]
     phase = phase.to(scores.device)
@@ -53,26 +63,53 @@ def landmark_attention_weights(
     num_groups = int(block.max()) + 1
     groups = torch.where(landmark_j, block_i, block_j)
     masked = scores.masked_fill(~visible, -torch.inf)
-    softmax = grouped_softmax(masked, groups, num_groups)
+    if miss is None:
+        softmax = grouped_softmax(masked, groups, num_groups)
+        landmark_weights = softmax
+    else:
+        controlled_j = landmark_j & _of_keys(controlled, block)
+        groups = torch.where(controlled_j, num_groups, groups).expand_as(scores)
+        with_miss = torch.cat([masked, miss[..., None]], -1)
+        its_group = block_i.expand_as(miss[..., None])
+        softmax = grouped_softmax(with_miss, torch.cat([groups, its_group], -1), num_groups + 1)
+        softmax, miss_weight = softmax[..., :-1], softmax[..., -1:]
+        landmark_weights = torch.where(controlled_j, softmax * miss_weight, softmax)
 
     # S_{i,p_j}: the weight of the landmark that closes the block of key j, 1 for the query's own block.
     gates = scores.new_zeros(*scores.shape[:-1], num_groups)
     to_gate = block_j.expand_as(scores)
-    gates = gates.scatter_add(-1, to_gate, softmax.masked_fill(~landmark_j, 0.0))
+    gates = gates.scatter_add(-1, to_gate, landmark_weights.masked_fill(~landmark_j, 0.0))
     gate = gates.gather(-1, to_gate).masked_fill(own_block, 1.0)
     weights = (softmax * gate).masked_fill(landmark_j & ~itself, 0.0)
 
     outer = (groups == block_i).expand_as(scores)
-    return weights, masked.masked_fill(~outer, -torch.inf).logsumexp(-1).view(*scores.shape[:2], queries)
+    lse = masked.masked_fill(~outer, -torch.inf).logsumexp(-1).view(*scores.shape[:2], queries)
+    return weights, lse if miss is None else torch.logaddexp(lse, miss)
+
+
+def _of_keys(of_blocks: Tensor | None, block: Tensor) -> Tensor:
+    """(B, blocks) → (B, 1, 1, S), for each key what is said of its block; None: of none."""
+    if of_blocks is None:
+        return torch.zeros((), dtype=torch.bool, device=block.device)
+    return of_blocks.to(block.device).gather(1, block)[:, None, None, :]
 
 
 def landmark_attention_reference(
-    q: Tensor, k: Tensor, v: Tensor, block_size: int, phase: Tensor, prefix: int, scale: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    block_size: int,
+    phase: Tensor,
+    prefix: int,
+    scale: float,
+    miss: Tensor | None,
+    controlled: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Output (B, H, T, d) and outer log-sum-exp (B, H, T) of landmark attention; autograd gives the gradients.
 
-    q: (B, H, T, d); k, v: (B, H, prefix + T, d); phase: (B,).
+    q: (B, H, T, d); k, v: (B, H, prefix + T, d); phase: (B,); miss: (B, H, T), scores of a context miss
+    token; controlled: (B, blocks).
     """
     scores = torch.einsum("bhid,bhjd->bhij", q, k) * scale
-    weights, lse = landmark_attention_weights(scores, block_size, phase, prefix)
+    weights, lse = landmark_attention_weights(scores, block_size, phase, prefix, miss=miss, controlled=controlled)
     return torch.einsum("bhij,bhjd->bhid", weights, v), lse

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import lightning
 from torch.utils.data import DataLoader, IterableDataset
 
+from landmark.data.draws import Draws
 from landmark.data.samples import SampleWindows
 from landmark.data.synthetic import SyntheticCorpus
 from landmark.data.windows import Batch, TrainingWindows
@@ -50,6 +51,11 @@ class WindowDataModule(lightning.LightningDataModule):
 
         self.training = windows("train")
         self.validation = windows("validation")
+        self._seed = config.seed
+        self._draws = None
+        if config.model.kind == "landmark" and config.model.block_size is not None:
+            cmt_layers = config.model.num_layers if config.cmt.enabled else 0
+            self._draws = Draws(config.train.length, config.model.block_size, cmt_layers, config.positions.p_jump)
 
     def train_dataloader(self) -> DataLoader:
         """Batches of step `start_step`, `start_step` + 1, …, without end."""
@@ -63,14 +69,17 @@ class WindowDataModule(lightning.LightningDataModule):
         indices = self._share()
         step = self.start_step
         while True:
-            yield self.training.batch(step, indices)
+            batch = self.training.batch(step, indices)
+            yield batch if self._draws is None else self._draws.train(batch, self._seed, step, indices)
             step += 1
 
     def _validation_batches(self) -> Iterator[Batch]:
         indices = self._share()
         starts = self.validation.evenly_spaced(self._validate_batches * self._batch_size)
         for first in range(0, len(starts), self._batch_size):
-            yield self.validation.at(starts[first + indices.start : first + indices.stop])
+            numbers = starts[first + indices.start : first + indices.stop]
+            batch = self.validation.at(numbers)
+            yield batch if self._draws is None else self._draws.validate(batch, numbers)
 
     def _share(self) -> range:
         rank, devices = (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)

@@ -14,8 +14,8 @@ A landmark is never predicted: before one, the target is the token after it. No 
 input is a landmark or end of text. So targets reach at most two positions past the window.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -38,27 +38,30 @@ class Batch:
     targets: (B, T) int64, NO_LOSS where no loss is taken
     phase: (B,) int64, tokens missing from each window's first block; None without landmarks
     weights: (B, T) float32, of the loss of each target, of mean one; None: all one
+    controlled: (B, layers, blocks) bool, landmarks that the context miss token controls; None without it
+    positions: (B, T) int64; None: 0…T−1
     """
 
     tokens: Tensor
     targets: Tensor
     phase: Tensor | None
     weights: Tensor | None = None
+    controlled: Tensor | None = None
+    positions: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
         """The same batch on another device. The phase stays: it says where to cut, and is read on the CPU."""
-        weights = None if self.weights is None else self.weights.to(device, non_blocking=non_blocking)
-        tokens = self.tokens.to(device, non_blocking=non_blocking)
-        return Batch(tokens, self.targets.to(device, non_blocking=non_blocking), self.phase, weights)
+        return replace(self._each(lambda x: x.to(device, non_blocking=non_blocking)), phase=self.phase)
 
     def rows(self, rows: slice) -> "Batch":
         """Some of the windows."""
-        phase = None if self.phase is None else self.phase[rows]
-        weights = None if self.weights is None else self.weights[rows]
-        return Batch(self.tokens[rows], self.targets[rows], phase, weights)
+        return self._each(lambda x: x[rows])
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
+        return Batch(**{key: None if x is None else change(x) for key, x in vars(self).items()})
 
 
 def viewed_length(raw_length: int, block_size: int | None) -> int:

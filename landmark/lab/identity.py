@@ -30,7 +30,7 @@ def run_settings(config: Config, tokenizer_hash: str, stream_sha256: str) -> dic
     if config.cmt.enabled:
         settings["cmt"] = True
     if config.positions.kind != "standard":
-        settings["positions"] = asdict(config.positions)
+        settings["positions"] = {"kind": config.positions.kind, "p_jump": config.positions.p_jump}
     return settings
 
 
@@ -64,7 +64,11 @@ def row_settings(config: Config, run: str, stream_sha256: str) -> dict[str, Any]
         if config.eval.retrieval_statistics:
             settings["retrieval_statistics"] = True
         if config.cmt.enabled:
-            settings["cmt_cutoff"] = config.cmt.cutoff
+            settings["cmt_cutoff"] = config.cmt.cutoffs or config.cmt.cutoff
+            if config.cmt.per_layer:
+                settings["cmt_per_layer"] = True
+        if config.positions.mapping != "stingy":
+            settings["mapping"] = config.positions.mapping
     if kind == "transformer" and config.memory.window is not None:
         settings |= {"window": config.memory.window, "sinks": config.memory.sinks}
     if kind == "transformer_xl":

@@ -17,6 +17,7 @@ CHOICES = {
     "retrieval.scorer": ("landmark", "recent", "random", "mean_key"),
     "memory.tier": ("device",),
     "positions.kind": ("standard", "jumps"),
+    "positions.mapping": ("stingy", "true"),
     "trainer.profiler": (None, "simple", "advanced", "pytorch"),
     "eval.split": ("validation", "test"),
     "data.bad_lines": ("stop", "skip"),
@@ -41,6 +42,7 @@ AT_LEAST = {
     "train.validate_batches": 1,
     "train.log_every": 1,
     "trainer.threads": 1,
+    "positions.p_jump": 1,
     "retrieval.k": 0,
     "memory.blocks": 1,
     "memory.window": 1,
@@ -67,6 +69,7 @@ READ_BY = {
     "model.window": ("transformer_xl",),
     "model.cache": ("transformer_xl",),
     "cmt": ("landmark",),
+    "positions": ("landmark",),
 }
 
 
@@ -83,10 +86,8 @@ def check(config: Config) -> None:
     _check_model(config)
     _check_training(config)
     _check_evaluation(config)
-    if config.cmt.enabled:
-        raise UserError("cmt=on: the context miss token is not available yet, use cmt=off")
-    if config.positions.kind != "standard":
-        raise UserError("positions=jumps: positional jumps are not available yet, use positions=standard")
+    _check_cmt(config)
+    _check_positions(config)
 
 
 def resolve(config: Config) -> Config:
@@ -142,6 +143,36 @@ def _check_training(config: Config) -> None:
             raise UserError(f"train.{name}={getattr(train, name)}: must be above 0")
     if config.seeds is not None and (not config.seeds or len(set(config.seeds)) < len(config.seeds)):
         raise UserError(f"seeds={config.seeds}: must be a list of different seeds, or null")
+
+
+def _check_cmt(config: Config) -> None:
+    cmt, kind = config.cmt, config.model.kind
+    if cmt.enabled and kind != "landmark":
+        raise UserError(f"cmt=on: model={kind} has no landmarks that a context miss token could control")
+    if not cmt.enabled and (cmt.cutoff or cmt.cutoffs or cmt.per_layer):
+        key = "cutoff" if cmt.cutoff else "cutoffs" if cmt.cutoffs else "per_layer"
+        raise UserError(
+            f"cmt.{key}={getattr(cmt, key)}: a model without a context miss token has no cutoff, set cmt=on"
+        )
+    for key, values in (("cutoff", [cmt.cutoff]), ("cutoffs", cmt.cutoffs or [])):
+        if not all(0 <= value <= 1 for value in values):
+            raise UserError(f"cmt.{key}={getattr(cmt, key)}: a cutoff is compared with a weight, from 0 to 1")
+    if cmt.cutoffs is not None and len(cmt.cutoffs) != config.model.num_layers:
+        raise UserError(f"cmt.cutoffs={cmt.cutoffs}: must be {config.model.num_layers} numbers, one for each layer")
+    if cmt.cutoffs is not None and (cmt.cutoff or cmt.per_layer):
+        raise UserError("cmt.cutoffs: takes the place of cmt.cutoff and cmt.per_layer, set one of them")
+    if cmt.per_layer and config.data.name in SYNTHETIC:
+        raise UserError(f"cmt.per_layer=true: data={config.data.name} has no validation text to choose cutoffs on")
+
+
+def _check_positions(config: Config) -> None:
+    positions, kind = config.positions, config.model.kind
+    if positions.kind == "standard" and positions.p_jump != 1:
+        raise UserError(f"positions.p_jump={positions.p_jump}: there are no jumps, set positions=jumps")
+    if positions.kind == "jumps" and kind != "landmark":
+        raise UserError(f"positions=jumps: positions jump after landmarks, and model={kind} has none")
+    if positions.mapping != "stingy" and kind != "landmark":
+        raise UserError(f"positions.mapping={positions.mapping}: model={kind} has no memory whose positions are mapped")
 
 
 def _check_evaluation(config: Config) -> None:

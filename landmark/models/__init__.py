@@ -34,8 +34,8 @@ class Vocabulary(Protocol):
     def landmark(self) -> int: ...
 
 
-def decoder_config(model: ModelSettings, tokenizer: Vocabulary) -> DecoderConfig:
-    """The decoder that these settings and this tokenizer ask for. Raises UserError where they do not fit together."""
+def decoder_config(model: ModelSettings, tokenizer: Vocabulary, cmt: bool = False) -> DecoderConfig:
+    """The decoder that these settings and this tokenizer ask for; `cmt`: with a context miss token. Raises UserError where they do not fit together."""
     return DecoderConfig(
         kind=model.kind,
         vocab_size=tokenizer.vocab_size,
@@ -49,9 +49,10 @@ def decoder_config(model: ModelSettings, tokenizer: Vocabulary) -> DecoderConfig
         cache=model.cache if model.kind == "transformer_xl" else None,
         rope_base=model.rope_base,
         backend=model.backend,
+        cmt=cmt,
     )
 
 
-def build(model: ModelSettings, tokenizer: Vocabulary) -> Decoder:
+def build(model: ModelSettings, tokenizer: Vocabulary, cmt: bool = False) -> Decoder:
     """A freshly initialised decoder; seed torch's generator before."""
-    return Decoder(decoder_config(model, tokenizer))
+    return Decoder(decoder_config(model, tokenizer, cmt))

@@ -22,6 +22,7 @@ CONFIG, WEIGHTS = "config.json", "model.safetensors"
 _AUTHORS_NAMES = {
     r"transformer\.wte\.weight": "embedding.weight",
     r"transformer\.ln_f\.weight": "norm.weight",
+    r"rem_token_embedding\.weight": "cmt.weight",
     r"transformer\.h\.(\d+)\.ln_1\.weight": r"blocks.\1.attention_norm.weight",
     r"transformer\.h\.(\d+)\.attn\.c_attn\.weight": r"blocks.\1.attention.qkv.weight",
     r"transformer\.h\.(\d+)\.attn\.c_proj\.weight": r"blocks.\1.attention.out.weight",

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from landmark.attention import BACKENDS, landmark_attention
 from landmark.attention.causal import causal_attention
 from landmark.attention.layout import insert_landmarks
-from landmark.attention.rotary import RotaryTable, rotate
+from landmark.attention.rotary import RotaryTable, rotary_factors, rotate, rotate_cmt
 from landmark.errors import UserError
 from landmark.memory import Memory, RecurrentMemory, SinkMemory
 
@@ -46,6 +46,7 @@ class DecoderConfig:
     cache: int | None = None  # Transformer-XL: keys kept of what came before
     rope_base: float = 10000.0
     backend: str = "auto"
+    cmt: bool = False  # landmark: a context miss token
 
     def __post_init__(self):
         if self.kind not in KINDS:
@@ -54,6 +55,8 @@ class DecoderConfig:
             raise UserError(f"model.backend={self.backend}: must be one of {', '.join(BACKENDS)}")
         if self.kind == "landmark" and (not self.block_size or self.block_size < 1 or self.landmark_id is None):
             raise UserError(f"model.block_size={self.block_size}: a landmark model needs a block size of at least 1")
+        if self.cmt and self.kind != "landmark":
+            raise UserError(f"cmt=on: a context miss token means nothing to model.kind={self.kind}")
         if self.kind == "transformer_xl" and (not self.window or self.cache is None):
             raise UserError("model.window, model.cache: a Transformer-XL needs both")
         if self.head_dim % 2 or min(self.num_layers, self.num_heads, self.head_dim, self.mlp_dim) < 1:
@@ -73,6 +76,8 @@ class Window(Protocol):
     targets: Tensor
     phase: Tensor | None
     weights: Tensor | None
+    controlled: Tensor | None
+    positions: Tensor | None
 
 
 class SelfAttention(nn.Module):
@@ -91,6 +96,11 @@ class SelfAttention(nn.Module):
         qkv = self.qkv(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
         return self.out(attend(*qkv.split(self.heads, dim=1)).transpose(1, 2).flatten(2))
 
+    def key(self, x: Tensor) -> Tensor:
+        """Keys alone: (1, hidden) → (H_kv, d)."""
+        weight = self.qkv.weight.unflatten(0, (-1, self.head_dim)).split(self.heads)[1]
+        return F.linear(x, weight.flatten(0, 1)).unflatten(-1, (-1, self.head_dim))[0]
+
 
 class Block(nn.Module):
     """Attention and a GELU perceptron, each behind a LayerNorm and beside a residual."""
@@ -104,7 +114,10 @@ class Block(nn.Module):
         self.mlp_out = nn.Linear(config.mlp_dim, config.hidden_dim, bias=False)
 
     def forward(self, x: Tensor, attend: Attend) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), attend)
+        return self.feed_forward(x + self.attention(self.attention_norm(x), attend))
+
+    def feed_forward(self, x: Tensor) -> Tensor:
+        """What follows attention: (…, hidden) → (…, hidden)."""
         return x + self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(x))))
 
 
@@ -115,6 +128,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(config.vocab_size, config.hidden_dim)
+        self.cmt = nn.Embedding(1, config.hidden_dim) if config.cmt else None
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.norm = nn.LayerNorm(config.hidden_dim, bias=False)
         self._rotary = RotaryTable(config.rope_base)
@@ -176,32 +190,71 @@ class Decoder(nn.Module):
         return self.head(hidden[:, -1:] if last else hidden)
 
     def hidden(
-        self, tokens: Tensor, phase: Tensor | None = None, memory: Memory | RecurrentMemory | None = None
+        self,
+        tokens: Tensor,
+        phase: Tensor | None = None,
+        memory: Memory | RecurrentMemory | None = None,
+        controlled: Tensor | None = None,
+        positions: Tensor | None = None,
     ) -> Tensor:
-        """Final hidden states (B, T, hidden) of ids as they stand, landmarks included."""
-        alone = self._attend(tokens.shape[1], phase)
+        """Final hidden states (B, T, hidden) of ids as they stand, landmarks included.
+
+        Without a memory: controlled, (B, layers, blocks), the landmarks that the context miss token controls (None:
+        none); positions, (B, T) (None: 0…T−1).
+        """
+        factors = self._factors(tokens.shape[1], positions)
         x = self.embedding(tokens)
+        cmt = None if self.cmt is None else self.cmt.weight  # attends to nothing: its state is that of an empty text
         for layer, block in enumerate(self.blocks):
-            x = block(x, alone if memory is None else partial(memory.attend, layer))
+            settings = {} if cmt is None else {"cmt": block.attention.key(block.attention_norm(cmt))}
+            if memory is not None:
+                x = block(x, partial(memory.attend, layer, **settings))
+            elif self.config.kind == "landmark":
+                settings |= {} if controlled is None else {"controlled": controlled[:, layer]}
+                x = block(x, partial(self._attend_to_landmarks, factors=factors, phase=phase, **settings))
+            else:
+                x = block(x, partial(self._attend, factors=factors))
+            cmt = None if cmt is None else block.feed_forward(cmt)
         return self.norm(x)
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits, through the embeddings (tied)."""
         return F.linear(hidden, self.embedding.weight)
 
-    def _attend(self, length: int, phase: Tensor | None) -> Attend:
-        """The model's own attention over a whole window, positions from 0."""
+    def _factors(self, length: int, positions: Tensor | None) -> Tensor:
+        """Rotary factors (T, d/2), or (B, 1, T, d/2) where positions are given."""
+        like = self.embedding.weight[:, : self.config.head_dim]
+        if positions is None:
+            return self._rotary(0, length, like)
+        return rotary_factors(positions, self.config.head_dim, self.config.rope_base, like.dtype)[:, None]
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, factors: Tensor) -> Tensor:
+        """Plain attention over a whole window."""
+        return causal_attention(rotate(q, factors), rotate(k, factors), v)
+
+    def _attend_to_landmarks(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        factors: Tensor,
+        phase: Tensor | None,
+        cmt: Tensor | None = None,
+        controlled: Tensor | None = None,
+    ) -> Tensor:
+        """Landmark attention over a whole window; cmt: (H_kv, d), not rotated."""
         config = self.config
-
-        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            factors = self._rotary(0, length, q)
-            q, k = rotate(q, factors), rotate(k, factors)
-            if config.kind != "landmark":
-                return causal_attention(q, k, v)
-            assert config.block_size is not None
-            return landmark_attention(q, k, v, block_size=config.block_size, phase=phase, backend=config.backend)
-
-        return attend
+        assert config.block_size is not None
+        return landmark_attention(
+            rotate(q, factors),
+            rotate(k, factors),
+            v,
+            block_size=config.block_size,
+            phase=phase,
+            cmt=None if cmt is None else rotate_cmt(cmt, self._rotary),
+            controlled=controlled,
+            backend=config.backend,
+        )
 
     def window_losses(self, batch: Window) -> Iterator[tuple[Tensor, int]]:
         """Summed loss in nats, and the number of targets, of each window of a batch, in order.
@@ -210,7 +263,8 @@ class Decoder(nn.Module):
         and values of the one before, detached: call backward on each loss before asking for the next.
         """
         if self.config.kind != "transformer_xl":
-            yield self._loss(self.hidden(batch.tokens, batch.phase), batch.targets, batch.weights)
+            hidden = self.hidden(batch.tokens, batch.phase, controlled=batch.controlled, positions=batch.positions)
+            yield self._loss(hidden, batch.targets, batch.weights)
             return
         assert self.config.window is not None
         memory = self.new_memory()

@@ -87,7 +87,7 @@ def train(
         _check_devices(trainer, settings)
         peak = peak_flops(_device_name(trainer), settings.precision)
         measurements.peak_flops = peak and peak * trainer.world_size
-        module = LanguageModelTraining(model, settings, config.seed, windows=_windows(model, settings.length))
+        module = LanguageModelTraining(model, settings, windows=_windows(model, settings.length))
         model.train()
         reset_peak_memory()
         trainer.fit(module, datamodule=data, ckpt_path=path)

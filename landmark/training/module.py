@@ -25,13 +25,12 @@ class LanguageModelTraining(lightning.LightningModule):
     is the mean over the targets of the whole batch, on all devices, however it was cut.
     """
 
-    def __init__(self, model: "Decoder", train: "TrainConfig", seed: int, windows: int = 1) -> None:
+    def __init__(self, model: "Decoder", train: "TrainConfig", windows: int = 1) -> None:
         """`windows`: how many losses the model yields for one batch."""
         super().__init__()
         self.automatic_optimization = False
         self.model = model
         self.train_settings = train
-        self.seed = seed
         self.windows = windows
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -39,7 +38,6 @@ class LanguageModelTraining(lightning.LightningModule):
 
     def training_step(self, batch: Batch) -> Tensor:
         """One optimizer step; returns the batch's loss, nats per target (this device's share × devices)."""
-        self._seed_step()
         optimizer = self.optimizers()
         assert not isinstance(optimizer, list)
         for group in optimizer.param_groups:
@@ -78,10 +76,3 @@ class LanguageModelTraining(lightning.LightningModule):
         size = self.train_settings.micro_batch or len(batch)
         for start in range(0, len(batch), size):
             yield batch.rows(slice(start, start + size))
-
-    def _seed_step(self) -> None:
-        """A model's own draws depend on the step, not on what ran before, so a resumed run repeats them."""
-        seed = (((self.seed << 32) + self.global_step) * 1024 + self.global_rank) % 2**63
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed takes a millisecond
-        if self.device.type == "cuda":
-            torch.cuda.manual_seed(seed)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from landmark.attention import blockwise, landmark_attention
-from landmark.attention.layout import blocks_and_landmarks
+from landmark.attention.layout import blocks_and_landmarks, most_blocks
 from landmark.attention.reference import grouped_softmax, landmark_attention_weights
 from tests import naive
 
@@ -41,13 +41,31 @@ def shapes(draw):
         "block_size": block_size,
         "phase": draw(st.one_of(st.none(), st.lists(st.integers(0, block_size), min_size=batch, max_size=batch))),
         "seed": draw(st.integers(0, 2**31)),
+        "cmt": draw(st.booleans()),
     }
+
+
+def leaves_of(shape, dtype=torch.float64):
+    return inputs(
+        **{key: value for key, value in shape.items() if key not in ("block_size", "phase", "cmt")}, dtype=dtype
+    )
+
+
+def cmt_of(shape, dtype=torch.float64):
+    """Key of a context miss token that now and then wins or loses all, and the landmarks it controls."""
+    if not shape.get("cmt"):
+        return None, None
+    generator = torch.Generator().manual_seed(shape["seed"] + 2)
+    blocks = most_blocks(shape["prefix"] + shape["queries"], shape["block_size"])
+    key = torch.randn(shape["kv_heads"], shape["dim"], dtype=dtype, generator=generator).requires_grad_()
+    probability = torch.rand(shape["batch"], 1, generator=generator) * 1.4 - 0.2
+    return key, torch.rand(shape["batch"], blocks, generator=generator) < probability
 
 
 def run(shape, backend, dtype=torch.float64):
     phase = None if shape["phase"] is None else torch.tensor(shape["phase"])
-    rest = {key: value for key, value in shape.items() if key not in ("block_size", "phase")}
-    q, k, v = inputs(**rest, dtype=dtype)
+    q, k, v = leaves_of(shape, dtype)
+    cmt, controlled = cmt_of(shape, dtype)
     out, lse = landmark_attention(
         q,
         k,
@@ -55,15 +73,18 @@ def run(shape, backend, dtype=torch.float64):
         block_size=shape["block_size"],
         phase=phase,
         prefix=shape["prefix"],
+        cmt=cmt,
+        controlled=controlled,
         backend=backend,
         return_lse=True,
     )
     grad = torch.randn(out.shape, dtype=dtype, generator=torch.Generator().manual_seed(shape["seed"] + 1))
-    return [out.detach(), lse.detach(), *torch.autograd.grad(out, (q, k, v), grad)]
+    leaves = (q, k, v) if cmt is None else (q, k, v, cmt)
+    return [out.detach(), lse.detach(), *torch.autograd.grad(out, leaves, grad)]
 
 
 def assert_same(ours, expected, tolerance):
-    for name, a, b in zip(("out", "lse", "dq", "dk", "dv"), ours, expected):
+    for name, a, b in zip(("out", "lse", "dq", "dk", "dv", "dcmt"), ours, expected):
         torch.testing.assert_close(a, b, atol=tolerance, rtol=tolerance, msg=lambda m, name=name: f"{name}: {m}")
 
 
@@ -128,14 +149,15 @@ def test_half_precision_is_rounded_once(dtype):
 @settings(max_examples=25, deadline=None)
 def test_reference_equals_plain_loops(shape):
     out = run(shape, "reference")[0]
-    rest = {key: value for key, value in shape.items() if key not in ("block_size", "phase")}
-    q, k, v = (x.detach().numpy() for x in inputs(**rest))
+    q, k, v = (x.detach().numpy() for x in leaves_of(shape))
+    key, controlled = cmt_of(shape)
     group = shape["heads"] // shape["kv_heads"]
     for b in range(shape["batch"]):
         phase = 0 if shape["phase"] is None else shape["phase"][b]
         for h in range(shape["heads"]):
             expected = naive.landmark_attention(
-                q[b, h], k[b, h // group], v[b, h // group], shape["block_size"], phase, shape["prefix"]
+                *(q[b, h], k[b, h // group], v[b, h // group], shape["block_size"], phase, shape["prefix"]),
+                *(() if key is None else (key[h // group].detach().numpy(), controlled[b].numpy())),
             )
             np.testing.assert_allclose(out[b, h], expected, atol=1e-10)
 
@@ -165,6 +187,20 @@ def test_weights_sum_to_one_and_landmarks_weigh_nothing():
     torch.testing.assert_close(sums, torch.ones_like(sums))
     _, is_landmark = blocks_and_landmarks(phase, 17, 5)
     assert weights.movedim(-1, 1)[is_landmark].eq(0).all()
+
+
+@pytest.mark.parametrize("backend", ["reference", "blockwise"])
+def test_weight_of_the_context_miss_token_goes_to_its_landmarks_or_nowhere(backend):
+    """Values of one: the output is the sum of the weights, 1 where a controlled landmark is seen and 1 − S elsewhere."""
+    q, k, _ = (x.detach() for x in inputs(1, 2, 2, 17, 0, 4))
+    controlled = torch.tensor([[False, True, False, False]])
+    cmt = torch.randn(2, 4, dtype=torch.float64)
+    out, lse = landmark_attention(
+        *(q, k, torch.ones_like(q)), block_size=5, cmt=cmt, controlled=controlled, backend=backend, return_lse=True
+    )
+    weight = (torch.einsum("bhtd,hd->bht", q, cmt) / 2 - lse).exp()
+    sees = torch.arange(17) >= 12  # the landmark at 11, from the next block on
+    torch.testing.assert_close(out[..., 0], torch.where(sees, 1.0, 1 - weight))
 
 
 def test_worked_example_of_appendix_a():
@@ -230,6 +266,9 @@ def test_grouped_softmax_of_one_group_is_softmax():
         ({"phase": torch.tensor([0])}, "one number a sample"),
         ({"prefix": 1}, "must have shape"),
         ({"backend": "magic"}, "backend must be one of"),
+        ({"controlled": torch.zeros(2, 3, dtype=torch.bool)}, "need a context miss token"),
+        ({"cmt": torch.zeros(2, 4)}, r"cmt must have shape \(1, 4\)"),
+        ({"cmt": torch.zeros(1, 4), "controlled": torch.zeros(2, 2, dtype=torch.bool)}, "3 or more"),
     ],
 )
 def test_bad_input_is_refused(change, message):

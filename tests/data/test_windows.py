@@ -124,7 +124,9 @@ def datamodule(rank: int = 0, devices: int = 1, kind: str = "landmark", batch_si
     corpus = SimpleNamespace(split=lambda name: RAW if name == "train" else RAW[:999])
     config = SimpleNamespace(
         seed=5,
-        model=SimpleNamespace(kind=kind, block_size=7),
+        model=SimpleNamespace(kind=kind, block_size=7, num_layers=2),
+        cmt=SimpleNamespace(enabled=kind == "landmark"),
+        positions=SimpleNamespace(p_jump=5),
         train=SimpleNamespace(batch_size=batch_size, length=30, validate_batches=3),
     )
     module = WindowDataModule(corpus, SimpleNamespace(landmark=LANDMARK, eot=EOT), config)  # pyright: ignore
@@ -141,8 +143,10 @@ def test_training_goes_on_at_the_step_set_before_iterating():
 
 
 def test_devices_share_each_batch():
-    shares = [next(iter(datamodule(rank, 3).train_dataloader())).tokens for rank in range(3)]
-    assert torch.equal(torch.cat(shares), next(iter(datamodule().train_dataloader())).tokens)
+    shares = [next(iter(datamodule(rank, 3).train_dataloader())) for rank in range(3)]
+    whole = next(iter(datamodule().train_dataloader()))
+    for name in ("tokens", "controlled", "positions"):
+        assert torch.equal(torch.cat([getattr(share, name) for share in shares]), getattr(whole, name)), name
     with pytest.raises(UserError, match="cannot be shared evenly by 4 devices"):
         next(iter(datamodule(0, 4).train_dataloader()))
 
@@ -158,4 +162,6 @@ def test_validation_batches_are_fixed_and_shared():
 def test_plain_model_sees_no_landmarks():
     batch = next(iter(datamodule(kind="transformer").train_dataloader()))
     assert batch.phase is None
+    assert batch.controlled is None
+    assert batch.positions is None
     assert LANDMARK not in batch.tokens

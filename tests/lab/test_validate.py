@@ -28,15 +28,27 @@ BAD = {
     "trainer.profiler=fast": "trainer.profiler=fast: must be one of null, simple, advanced, pytorch",
     "memory.sinks=-1": "memory.sinks=-1: must be at least 0",
     "figure=cake": "figure=cake: must be one of rows, lines, heatmap",
-    "cmt=on": "not available yet",
-    "positions=jumps": "not available yet",
+    "cmt.cutoff=0.3": "cmt.cutoff=0.3: a model without a context miss token has no cutoff, set cmt=on",
+    "cmt.per_layer=true": "cmt.per_layer=True: a model without a context miss token",
+    "cmt=on cmt.cutoff=1.1": "cmt.cutoff=1.1: a cutoff is compared with a weight, from 0 to 1",
+    "cmt=on cmt.cutoff=-0.1": "cmt.cutoff=-0.1: a cutoff is",
+    "cmt=on cmt.cutoffs=[0.1,0.2,0.3]": "cmt.cutoffs=[0.1, 0.2, 0.3]: must be 4 numbers, one for each layer",
+    "cmt=on cmt.cutoffs=[0,0,0,2]": "cmt.cutoffs=[0.0, 0.0, 0.0, 2.0]: a cutoff is",
+    "cmt=on cmt.cutoffs=[0,0,0,1] cmt.cutoff=0.1": "cmt.cutoffs: takes the place of cmt.cutoff",
+    "cmt=on cmt.per_layer=true data=passkey": "data=passkey has no validation text",
+    "cmt=on model=transformer": "cmt=on: model=transformer has no landmarks",
+    "positions=jumps positions.p_jump=0": "positions.p_jump=0: must be at least 1",
+    "positions.p_jump=5": "positions.p_jump=5: there are no jumps, set positions=jumps",
+    "positions=jumps model=transformer": "positions=jumps: positions jump after landmarks, and model=transformer has none",
+    "positions.mapping=true model=transformer": "positions.mapping=true: model=transformer has no memory",
+    "positions.mapping=lavish": "positions.mapping=lavish: must be one of stingy, true",
 }
 
 
 @pytest.mark.parametrize("override", BAD)
 def test_nonsense_is_refused_naming_the_key(configure, override):
     with pytest.raises(UserError) as error:
-        check(configure("size=nano", override))
+        check(configure("size=nano", *override.split(" ")))
     assert BAD[override] in str(error.value)
     assert "\n" not in str(error.value)
 

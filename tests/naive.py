@@ -28,7 +28,7 @@ def softmax(scores: list[float]) -> list[float]:
 
 
 def grouped_attention(
-    local: list, blocks: list[tuple[float, list]], dim: int, miss: float | None = None, controlled: list = []
+    local: list, blocks: list[tuple[float, list]], dim: int, miss: float | None = None, controlled: tuple | list = ()
 ) -> np.ndarray:
     """local: [(score, value)] of the query's own block; blocks: (landmark score, [(score, value)]) of the others.
 
@@ -84,8 +84,12 @@ def memory_attention(
     max_blocks: int | None,
     granularity: str,
     tie: bool,
+    cmt=None,
+    cutoff: float = 0.0,
+    mapping: str = "stingy",
 ) -> np.ndarray:
-    """q, k, v (H, T, d), not rotated, landmarks included: one sample, fed in chunks of these many positions."""
+    """q, k, v (H, T, d), not rotated, landmarks included: one sample, fed in chunks of these many positions. cmt:
+    (H, d), not rotated."""
     heads, total, dim = q.shape
     width = block_size + 1
     out = np.zeros_like(q)
@@ -94,7 +98,7 @@ def memory_attention(
         stop = min(start + chunk, total)
         fed = start // width
         kept = list(range(max(0, fed - max_blocks) if max_blocks is not None else 0, fed))
-        slots = min(fed, k_blocks + 1)
+        slots = min(fed, k_blocks + 1) if mapping == "stingy" else fed
         probability = np.zeros((heads, stop - start, len(kept)))
         for h in range(heads):
             for i in range(start, stop):
@@ -102,7 +106,7 @@ def memory_attention(
                 scores = []
                 for b in kept:
                     age = fed - b
-                    slot = slots - age if age <= k_blocks else 0
+                    slot = slots - age if age <= k_blocks or mapping == "true" else 0
                     source = b if not tie or age <= k_blocks else fed - k_blocks - 1
                     landmark = turn(k[h, source * width + block_size], slot * width + block_size)
                     scores.append(float(query @ landmark) / math.sqrt(dim))
@@ -120,6 +124,7 @@ def memory_attention(
                 blocks = []
                 for r, b in enumerate(chosen):
                     slot = r if fed - b > k_blocks else r + slots - len(chosen)
+                    slot = slot if mapping == "stingy" else b
 
                     def score(offset, b=b, slot=slot, h=h, query=query):
                         key = turn(k[h, b * width + offset], slot * width + offset)
@@ -139,6 +144,12 @@ def memory_attention(
                     else:
                         local[1].setdefault(j // width, [None, []])[1].append((s, v[h, j]))
                 inside = [(g, t) for g, t in local[1].values()]
-                out[h, i] = grouped_attention(local[0], blocks + inside, dim)
+                if cmt is None:
+                    out[h, i] = grouped_attention(local[0], blocks + inside, dim)
+                    continue
+                miss = float(query @ turn(cmt[h], -1)) / math.sqrt(dim)
+                seen = [s for s, _ in local[0]] + [gate for gate, tokens in inside if tokens] + [miss]
+                dropped = softmax(seen)[-1] < cutoff
+                out[h, i] = grouped_attention(local[0], inside, dim, miss, [] if dropped else blocks)
         start = stop
     return out

@@ -30,9 +30,8 @@ def arrays(name: str) -> dict[str, torch.Tensor]:
 
 
 def settings(group: str) -> list:
-    """The settings of a group that need no context miss token, as test parameters."""
-    chosen = {k: v for k, v in SETTINGS.get(group, {}).items() if "cutoff" not in v}
-    return [pytest.param(k, v, id=k) for k, v in chosen.items()]
+    """The settings of a group as test parameters."""
+    return [pytest.param(k, v, id=k) for k, v in SETTINGS.get(group, {}).items()]
 
 
 def golden_model(name: str, kind: str, **extra) -> Decoder:
@@ -118,19 +117,51 @@ def test_attention_layer_with_memory(name, setting):
         k=setting["k"],
         granularity=setting["granularity"],
         tie_layers=(),
+        cutoff=setting.get("cutoff", 0.0),
     )
     heads = SETTINGS["n_head"]
     layer = SelfAttention(DecoderConfig("transformer", 1, 1, heads, expected["x"].shape[-1] // heads, 1)).double()
     layer.qkv.weight.data, layer.out.weight.data = expected["c_attn"], expected["c_proj"]
+    cmt = layer.key(expected["cmt_x"]) if "cutoff" in setting else None
     outputs, start = [], 0
     while start < expected["x"].shape[1]:
         raw_fed = start - start // (block_size + 1)
         stop = (raw_fed + setting["local"]) // block_size + raw_fed + setting["local"]
         chunk = expected["x"][:, start:stop]
-        outputs.append(layer(chunk, lambda q, k, v: memory.attend(0, q, k, v)))
+        outputs.append(layer(chunk, lambda q, k, v: memory.attend(0, q, k, v, cmt)))
         memory.commit()
         start = stop
     torch.testing.assert_close(torch.cat(outputs, 1), expected[name], atol=1e-5, rtol=0)
+
+
+def cmt_model(backend: str = "auto") -> Decoder:
+    sizes = {"block_size": SETTINGS["block_size"], "landmark_id": SETTINGS["landmark_id"]}
+    return golden_model("cmt", "landmark", **sizes, backend=backend, cmt=True)
+
+
+@pytest.mark.parametrize("backend", ["blockwise", "reference"])
+@pytest.mark.parametrize("controlled", ["none", "all"])
+def test_training_window_with_a_context_miss_token(controlled, backend):
+    expected, model = arrays("cmt_expected"), cmt_model(backend)
+    tokens = expected["train_tokens"]
+    blocks = tokens.shape[1] // SETTINGS["block_size"] + 1
+    mask = torch.full((len(tokens), SETTINGS["n_layer"], blocks), controlled == "all")
+    logits = model.head(model.hidden(tokens, controlled=mask))
+    wanted = expected[f"train_{controlled}_controlled_nll"]
+    torch.testing.assert_close(nll(logits[:, :-1], tokens[:, 1:]), wanted, atol=1e-6, rtol=0)
+    last = expected[f"train_{controlled}_controlled_logits_last8"]
+    torch.testing.assert_close(logits[:, -8:], last, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(("name", "setting"), settings("cmt_settings"))
+def test_landmark_memory_with_a_context_miss_token(name, setting):
+    expected, model = arrays("cmt_expected"), cmt_model()
+    kept = {"max_blocks": setting["blocks"], "k": setting["k"], "granularity": setting["granularity"]}
+    memory = model.new_memory(**kept, cutoff=setting["cutoff"])
+    logits = read_in_chunks(model, expected["tokens"], memory, setting["local"])
+    ours = nll(logits[:, :-1], expected["tokens"][:, 1:])
+    torch.testing.assert_close(ours, expected[f"memory_{name}_nll"], atol=1e-6, rtol=0)
+    torch.testing.assert_close(logits[:, -8:], expected[f"memory_{name}_logits_last8"], atol=1e-5, rtol=0)
 
 
 def test_plain_transformer():

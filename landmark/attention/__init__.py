@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Literal, overload
 
-import torch
 from torch import Tensor
 
 from landmark.attention.blockwise import landmark_attention_blockwise
@@ -81,7 +80,7 @@ def landmark_attention(
 
     Returns (B, H, T, d), and with `return_lse` also the (B, H, T) log-sum-exp, in nats and without gradient, of each
     query's outer softmax: over the tokens of its block, the earlier landmarks that are free, and the context miss
-    token. A window that starts on a landmark (phase = block_size) has an empty first block: that landmark's output is 0.
+    token. A window that starts on a landmark (phase = block_size) has an empty first block: that landmark outputs 0.
 
     Raises ValueError for shapes that do not fit, a phase outside 0…block_size, controlled landmarks without a context
     miss token, or an unknown backend.

@@ -312,8 +312,8 @@ def landmark_attention_blockwise(
 ) -> tuple[Tensor, Tensor]:
     """Output (B, H, T, d) and outer log-sum-exp (B, H, T) of landmark attention; the latter carries no gradient.
 
-    q: (B, H, T, d); k, v: (B, H, prefix + T, d); phase: (B,), best on the CPU. miss: (B, H, T), scores of a context miss
-    token; controlled: (B, blocks), given with it. Half precision is computed in float32.
+    q: (B, H, T, d); k, v: (B, H, prefix + T, d); phase: (B,), best on the CPU. miss: (B, H, T), scores of a context
+    miss token; controlled: (B, blocks), given with it. Half precision is computed in float32.
     """
     compute = torch.promote_types(q.dtype, torch.float32)
     q_, k_, v_, miss = (x if x is None else x.to(compute) for x in (q, k, v, miss))

@@ -1,12 +1,12 @@
 """The context miss token (CMT): what the landmarks of the past weigh is decided before they are looked at.
 
-Landmarks are *free* or *controlled*. The outer softmax runs over the tokens of the query's own block, the free landmarks
-and the token; the controlled landmarks have a softmax of their own, times the token's weight S. Where no controlled
-landmark is visible, S goes nowhere (paper, Section 3.2.2).
+Landmarks are *free* or *controlled*. The outer softmax runs over the tokens of the query's own block, the free
+landmarks and the token; the controlled landmarks have a softmax of their own, times the token's weight S. Where no
+controlled landmark is visible, S goes nowhere (paper, Section 3.2.2).
 
 That is one ordinary softmax again: let each controlled landmark c stand in it with miss + s_c − logsumexp(controlled),
-and together they weigh what the token does. Gates here are the landmarks' scores (N, block, query), −∞ where a query sees
-none, in units of log 2.
+and together they weigh what the token does. Gates here are the landmarks' scores (N, block, query), −∞ where a query
+sees none, in units of log 2.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def rotate(x: Tensor, factors: Tensor) -> Tensor:
     return torch.view_as_real(pairs * factors).flatten(-2).to(x.dtype)
 
 
-def rotate_cmt(key: Tensor, table: "RotaryTable") -> Tensor:
+def rotate_cmt(key: Tensor, table: RotaryTable) -> Tensor:
     """Turn the key of a context miss token (…, d) to where it stands, position −1 (paper, Section 3.2.2)."""
     return rotate(key, table(1, 1, key).conj())
 

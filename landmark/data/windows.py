@@ -61,7 +61,8 @@ class Batch:
         return self._each(lambda x: x[rows])
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
-        return Batch(**{key: None if x is None else change(x) for key, x in vars(self).items()})
+        given = {name: change(x) for name, x in vars(self).items() if x is not None}
+        return replace(self, **given)
 
 
 def viewed_length(raw_length: int, block_size: int | None) -> int:

@@ -75,11 +75,11 @@ def penultimate_chunk(model: Decoder, length: int, local: int) -> RetrievalStati
 def distinct(ages: Tensor, kept: int, kv_heads: int) -> tuple[Tensor, Tensor]:
     """Distinct blocks, and distinct pairs of key/value head and block, of each sample, both (B,).
 
-    ages: (B, H or 1, T or 1, q), of blocks retrieved out of the `kept` newest, 1 the newest. Heads that choose as one
-    each need the block; query heads that share keys and values need it once.
+    ages: (B, H or 1, T or 1, q), of blocks retrieved out of the `kept` newest, 1 the newest, 0 for none. Heads
+    that choose as one each need the block; query heads that share keys and values need it once.
     """
     ages = ages.flatten(2)
-    seen = torch.zeros(*ages.shape[:2], kept + 1, dtype=torch.bool, device=ages.device).scatter(2, ages, True)
+    seen = torch.zeros(*ages.shape[:2], kept + 1, dtype=torch.bool, device=ages.device).scatter(2, ages, True)[..., 1:]
     one_set = seen.shape[1] < kv_heads
     pairs = seen.expand(-1, kv_heads, -1) if one_set else seen.unflatten(1, (kv_heads, -1)).any(2)
     return seen.any(1).sum(-1), pairs.sum((1, 2))

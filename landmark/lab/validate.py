@@ -151,9 +151,7 @@ def _check_cmt(config: Config) -> None:
         raise UserError(f"cmt=on: model={kind} has no landmarks that a context miss token could control")
     if not cmt.enabled and (cmt.cutoff or cmt.cutoffs or cmt.per_layer):
         key = "cutoff" if cmt.cutoff else "cutoffs" if cmt.cutoffs else "per_layer"
-        raise UserError(
-            f"cmt.{key}={getattr(cmt, key)}: a model without a context miss token has no cutoff, set cmt=on"
-        )
+        raise UserError(f"cmt.{key}={getattr(cmt, key)}: without a context miss token there is no cutoff, set cmt=on")
     for key, values in (("cutoff", [cmt.cutoff]), ("cutoffs", cmt.cutoffs or [])):
         if not all(0 <= value <= 1 for value in values):
             raise UserError(f"cmt.{key}={getattr(cmt, key)}: a cutoff is compared with a weight, from 0 to 1")

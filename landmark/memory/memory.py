@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from landmark.attention import landmark_attention
-from landmark.attention.rotary import RotaryTable, rotate
+from landmark.attention.context_miss import miss_scores
+from landmark.attention.rotary import RotaryTable, rotate, rotate_cmt
 from landmark.errors import UserError
-from landmark.memory.positions import attending_lag, slots
+from landmark.memory.lookups import Lookups, lookups
+from landmark.memory.positions import MAPPINGS, attending_lag, slots
 from landmark.memory.reading import read_blocks
 from landmark.memory.retrieval import GRANULARITIES, SCORERS, retrieve
+from landmark.memory.statistics import MemoryStatistics, with_rates
 from landmark.memory.store import BlockStore
 
 TIERS = ("device",)
@@ -36,8 +39,10 @@ class Memory:
     (one set for the chunk's tokens) or "per_token" (one set for the heads). scorer: what ranks blocks, "landmark", or
     the ablations "recent", "random", "mean_key". tier: where blocks are kept. rope_base: of the rotary positions.
     seed: of the scorer "random". tie_layers: layers whose landmarks are all the same vector, so that blocks older than
-    the last k tie there and the newer are taken by construction. observer: called at every retrieval with the layer,
-    the stream position of the chunk, the ages of the retrieved blocks (B, H or 1, T or 1, q), and the layer's store.
+    the last k tie there and the newer are taken by construction. cutoff: where the context miss token weighs less,
+    nothing is looked up; one number, or one for each layer. mapping: "stingy" (Section 3.2.1), or "true" positions,
+    which a model must be trained for. observer: called at every retrieval with the layer, the stream position of the
+    chunk, the ages of the retrieved blocks (B, H or 1, T or 1, q), 0 for none, and the layer's store.
 
     Raises UserError where a setting is out of range.
     """
@@ -53,14 +58,26 @@ class Memory:
         rope_base: float = 10000.0,
         seed: int = 0,
         tie_layers: tuple[int, ...] = (0,),
+        cutoff: float | Sequence[float] = 0.0,
+        mapping: str = "stingy",
         observer: Observer | None = None,
     ):
-        check_settings(k=k, max_blocks=max_blocks, granularity=granularity, scorer=scorer, tier=tier)
+        check_settings(
+            k=k,
+            max_blocks=max_blocks,
+            granularity=granularity,
+            scorer=scorer,
+            tier=tier,
+            cutoff=cutoff,
+            mapping=mapping,
+        )
         if block_size < 1:
             raise UserError(f"model.block_size={block_size}: a block needs at least one token")
         self.block_size, self.max_blocks, self.k = block_size, max_blocks, k
         self.granularity, self.scorer, self.tier = granularity, scorer, tier
-        self.seed, self.tie_layers, self.observer = seed, tie_layers, observer
+        self.cutoff, self.mapping = cutoff, mapping
+        self.seed, self.observer = seed, observer
+        self.tie_layers = tie_layers if mapping == "stingy" else ()
         self._rotary = RotaryTable(rope_base)
         self.reset()
 
@@ -69,28 +86,40 @@ class Memory:
         self.position = 0  # stream positions committed, landmarks included
         self._length = 0  # of the chunk at hand
         self._layers: dict[int, _Layer] = {}
-        self._counts = {"chunks": 0, "retrievals": 0, "blocks_retrieved": 0}
+        self._statistics = MemoryStatistics()
 
     @property
     def stats(self) -> dict[str, Any]:
-        """Since the last reset: chunks read; retrievals (choices of a set of blocks) and the blocks they chose, summed
-        over layers, samples and whatever the granularity lets differ; blocks and bytes kept now, all layers."""
+        """Since the last reset: chunks read; searches, one a chunk and layer that finds blocks kept, and
+        searches_skipped, where no query needed one; lookups, queries of heads that read blocks; retrievals (choices of
+        a set of blocks) and the blocks they chose, summed over layers, samples and whatever the granularity lets
+        differ; blocks_read and bytes_read, of heads, fetched from the store; blocks and bytes kept now, all layers.
+
+        With a context miss token also, of each layer and head, the lookups that were possible and those dropped, and
+        the rates of `landmark.memory.statistics.with_rates`."""
         stores = [layer.store for layer in self._layers.values()]
         tensors = [x for s in stores for x in (s.keys, s.values, s.landmarks, s.means)]
-        return {
-            **self._counts,
-            "blocks_kept": max((len(s) for s in stores), default=0),
-            "bytes_kept": sum(x.numel() * x.element_size() for x in tensors),
-        }
+        return with_rates(
+            {
+                **self._statistics.counts(),
+                "blocks_read": sum(s.blocks_read for s in stores),
+                "bytes_read": sum(s.blocks_read * s.block_bytes for s in stores),
+                "blocks_kept": max((len(s) for s in stores), default=0),
+                "bytes_kept": sum(x.numel() * x.element_size() for x in tensors),
+            }
+        )
 
     @torch.no_grad()
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, cmt: Tensor | None = None) -> Tensor:
         """Attention of a chunk over itself, the pending tokens before it and the blocks it retrieves.
 
-        q: (B, H, T, d); k, v: (B, H_kv, T, d), not rotated: the memory owns positions. The chunk follows what has
-        been committed; a landmark stands wherever the stream position says so. Returns (B, H, T, d).
+        q: (B, H, T, d); k, v: (B, H_kv, T, d); cmt: (H_kv, d), the layer's key of the context miss token. None of them
+        is rotated: the memory owns positions. The chunk follows what has been committed; a landmark stands wherever
+        the stream position says so. Returns (B, H, T, d).
         """
-        state = self._layers.setdefault(layer, _Layer(BlockStore(self.max_blocks, self.scorer == "mean_key")))
+        if layer not in self._layers:
+            self._layers[layer] = _Layer(BlockStore(self.max_blocks, self.scorer == "mean_key"))
+        state = self._layers[layer]
         if state.chunk is not None:
             raise RuntimeError(f"layer {layer} has attended to this chunk already: commit() ends a chunk")
         if state.pending is not None:
@@ -100,7 +129,6 @@ class Memory:
         pending = self.position % (self.block_size + 1)
         scale = 1 / math.sqrt(q.shape[-1])
         local = self._rotary(0, k.shape[2], q)
-        retrieving = self.k > 0 and len(state.store) > 0
         out, lse = landmark_attention(
             rotate(q, local[pending:]),
             rotate(k, local),
@@ -110,33 +138,92 @@ class Memory:
             scale=scale,
             return_lse=True,
         )
-        if not retrieving:
+        depths, wanted = self._depths(state.store.added), None
+        if cmt is not None:
+            weight = self._miss_weight(q, cmt, lse, scale, pending + (depths[-1] if depths else 0))
+            out = out * (1 - weight)[..., None].to(out.dtype)
+            wanted = lookups(weight, self._cutoff(layer), self.granularity)
+        if self.k == 0 or len(state.store) == 0:
             return out
-        turned = self._turn(q * scale, pending, state.store.added)
+        self._statistics.searches += 1
+        if wanted is not None:
+            self._statistics.drop(layer, wanted.needed)
+            if wanted.none:
+                self._statistics.searches_skipped += 1
+                return out
+        return self._look_up(layer, state.store, q * scale, out, lse, wanted, pending, depths)
+
+    def _look_up(
+        self,
+        layer: int,
+        store: BlockStore,
+        q: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        wanted: Lookups | None,
+        pending: int,
+        depths: list[int],
+    ) -> Tensor:
+        """Retrieve blocks, attend to them, and put that together with the output and log-sum-exp of local attention."""
+        turned = self._turn(q, pending, depths, wanted)
+        near = self.k if self.mapping == "stingy" else 0
         ages = retrieve(
             turned,
-            state.store,
+            store,
             k=self.k,
             granularity=self.granularity,
             scorer=self.scorer,
             tie=layer in self.tie_layers,
             generator=self._generator(layer, q.device),
+            near=near,
         )
+        reading = None if wanted is None else wanted.reading
+        sets, chosen, looked_up = ages, ages.numel(), q[..., 0].numel()
+        if reading is not None:
+            chooses = reading.any(1, keepdim=True) if ages.shape[1] == 1 else reading
+            sets = ages * (chooses.any(2, keepdim=True) if ages.shape[2] == 1 else chooses)[..., None]
+            chosen, looked_up = int((sets > 0).sum()), int(reading.sum())
+        self._statistics.retrievals += chosen // ages.shape[-1]
+        self._statistics.blocks_retrieved += chosen
+        self._statistics.lookups += looked_up
         if self.observer is not None:
-            self.observer(layer, self.position, ages, state.store)
-        self._counts["retrievals"] += ages[..., 0].numel()
-        self._counts["blocks_retrieved"] += ages.numel()
-        block_out, gates = read_blocks(turned, state.store, ages, attending_lag(ages, self.k, len(turned)))
-        weights = torch.cat([lse[..., None], gates.to(lse.dtype)], -1).softmax(-1).to(q.dtype)
-        return weights[..., :1] * out + torch.einsum("bhtq,bhtqd->bhtd", weights[..., 1:], block_out)
+            self.observer(layer, self.position, sets, store)
+        lags = attending_lag(ages, self.k, len(turned)) if near else torch.ones_like(ages)
+        block_out, gates = read_blocks(turned, store, ages, lags, reading)
+        if wanted is None:
+            weights = torch.cat([lse[..., None], gates.to(lse.dtype)], -1).softmax(-1).to(q.dtype)
+            return weights[..., :1] * out + torch.einsum("bhtq,bhtqd->bhtd", weights[..., 1:], block_out)
+        weights = gates.to(lse.dtype).softmax(-1) * wanted.select(wanted.weight)[..., None]
+        if reading is not None:
+            weights = weights * reading[..., None]
+        return wanted.add(out, torch.einsum("bhtq,bhtqd->bhtd", weights.to(q.dtype), block_out))
 
-    def _turn(self, q: Tensor, pending: int, blocks_fed: int) -> Tensor:
-        """Queries turned for each lag, (S, B, T, H, d): how far each stands from a block 1…S blocks back."""
-        width, queries = self.block_size + 1, q.shape[2]
-        depth = slots(blocks_fed, self.k)
-        table = self._rotary(0, pending + queries + depth * width, q)
-        factors = torch.stack([table[pending + lag * width :][:queries] for lag in range(1, depth + 1)])
-        return rotate(q.transpose(1, 2), factors[:, None, :, None])
+    def _cutoff(self, layer: int) -> float:
+        return self.cutoff[layer] if isinstance(self.cutoff, Sequence) else self.cutoff
+
+    def _depths(self, blocks_fed: int) -> list[int]:
+        """How far before the first pending token a query may see blocks stand: for lag 1…S, or once, truly."""
+        width = self.block_size + 1
+        if self.mapping == "true":
+            return [blocks_fed * width] if blocks_fed else []
+        return [lag * width for lag in range(1, slots(blocks_fed, self.k) + 1)]
+
+    def _miss_weight(self, q: Tensor, cmt: Tensor, lse: Tensor, scale: float, start: int) -> Tensor:
+        """S (B, H, T), the weight of the context miss token, for queries that stand at `start` and after."""
+        turned = rotate(q, self._rotary(start, q.shape[2], q))
+        return torch.sigmoid(miss_scores(turned, rotate_cmt(cmt, self._rotary), len(cmt)) * scale - lse)
+
+    def _turn(self, q: Tensor, pending: int, depths: list[int], wanted: Lookups | None) -> Tensor:
+        """Queries turned for each depth, (S, B, T or n, H, d)."""
+        queries = q.shape[2]
+        table = self._rotary(0, pending + queries + depths[-1], q)
+        if wanted is None or wanted.at is None:
+            factors = torch.stack([table[pending + depth :][:queries] for depth in depths])[:, None, :, None]
+        else:
+            at = wanted.at.transpose(1, 2) + pending
+            factors = torch.stack([table[at + depth] for depth in depths])
+            q = wanted.select(q)
+        return rotate(q.transpose(1, 2), factors)
 
     def _generator(self, layer: int, device: torch.device) -> torch.Generator:
         seed = hash((self.seed, self.position, layer)) & 0x7FFF_FFFF
@@ -155,14 +242,26 @@ class Memory:
             if full:
                 keys = k[:, :, :full].unflatten(2, (-1, width))
                 values = v[:, :, :full].unflatten(2, (-1, width))
-                state.store.add(rotate(keys, self._rotary(0, width, keys)), values)
+                start = state.store.added * width if self.mapping == "true" else 0
+                length = full if self.mapping == "true" else width
+                factors = self._rotary(start, length, keys).unflatten(0, (-1, width))
+                state.store.add(rotate(keys, factors), values)
             state.pending = k[:, :, full:].clone(), v[:, :, full:].clone()
         self.position += self._length
-        self._counts["chunks"] += bool(self._length)
+        self._statistics.chunks += bool(self._length)
         self._length = 0
 
 
-def check_settings(*, k: int, max_blocks: int | None, granularity: str, scorer: str, tier: str = "device") -> None:
+def check_settings(
+    *,
+    k: int,
+    max_blocks: int | None,
+    granularity: str,
+    scorer: str,
+    tier: str = "device",
+    cutoff: float | Sequence[float] = 0.0,
+    mapping: str = "stingy",
+) -> None:
     """Raise UserError for retrieval settings that mean nothing."""
     if k < 0:
         raise UserError(f"retrieval.k={k}: the number of retrieved blocks cannot be negative")
@@ -170,10 +269,13 @@ def check_settings(*, k: int, max_blocks: int | None, granularity: str, scorer: 
         raise UserError(
             f"memory.blocks={max_blocks} is less than retrieval.k={k}: keep at least as many blocks as are retrieved"
         )
+    if not all(0 <= value <= 1 for value in (cutoff if isinstance(cutoff, Sequence) else [cutoff])):
+        raise UserError(f"cmt.cutoff={cutoff}: a cutoff is compared with a weight, from 0 to 1")
     for name, value, known in (
         ("retrieval.granularity", granularity, GRANULARITIES),
         ("retrieval.scorer", scorer, SCORERS),
         ("memory.tier", tier, TIERS),
+        ("positions.mapping", mapping, MAPPINGS),
     ):
         if value not in known:
             raise UserError(f"{name}={value}: must be one of {', '.join(known)}")

@@ -11,6 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+MAPPINGS = ("stingy", "true")
+
 
 def slots(blocks_fed: int, k: int) -> int:
     """S: how many blocks deep the mapped past is; blocks that were dropped since count as fed."""

@@ -13,16 +13,21 @@ FETCH = 16  # a block is fetched in the time that so many queries take to read i
 FETCHED_AT_ONCE = 1 << 20  # numbers, of keys and of values: what a cache holds
 
 
-def read_blocks(turned: Tensor, store: BlockStore, ages: Tensor, lags: Tensor) -> tuple[Tensor, Tensor]:
+def read_blocks(
+    turned: Tensor, store: BlockStore, ages: Tensor, lags: Tensor, needed: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Attend to each retrieved block alone.
 
     turned: (S, B, T, H, d), queries scaled and turned for lag 1…S. ages, lags: (B, H or 1, T or 1, q), which blocks,
-    and how far back they stand. Returns the block outputs (B, H, T, q, d) and the scores of the blocks' landmarks
-    (B, H, T, q), the gates.
+    and how far back they stand. needed: (B, H, T), bool, queries that read at all (None: all do). Returns the block
+    outputs (B, H, T, q, d) and the scores of the blocks' landmarks (B, H, T, q), the gates; both are 0 for queries
+    that do not read.
     """
-    if ages.shape[2] == 1 and turned.shape[2] > 1:
+    if needed is not None:
+        ages, lags = (x.expand(*needed.shape, -1) for x in (ages, lags))
+    elif ages.shape[2] == 1 and turned.shape[2] > 1:
         return _read_shared(turned, store, ages, lags)
-    return _read_grouped(turned, store, ages, lags)
+    return _read_grouped(turned, store, ages, lags, needed)
 
 
 def _read_shared(turned: Tensor, store: BlockStore, ages: Tensor, lags: Tensor) -> tuple[Tensor, Tensor]:
@@ -35,15 +40,16 @@ def _read_shared(turned: Tensor, store: BlockStore, ages: Tensor, lags: Tensor) 
     q_heads = torch.arange(heads, device=turned.device)[None, :, None]
     kv_heads = q_heads * store.keys.shape[1] // heads
     q = turned.permute(0, 1, 3, 2, 4)[lags - 1, samples, q_heads]  # (B, H, q, T, d)
-    keys, values = store.keys[samples, kv_heads, rows], store.values[samples, kv_heads, rows]
-    gates = torch.einsum("bhqtd,bhqd->bhtq", q, store.landmarks[samples, kv_heads, rows])
-    out, _ = attention_forward(
-        q.reshape(-1, 1, queries, dim), keys.flatten(0, 2)[:, None], values.flatten(0, 2)[:, None], scale=1.0
-    )
+    places = ((samples * store.keys.shape[1] + kv_heads) * store.capacity + rows).flatten()
+    gates = torch.einsum("bhqtd,bhqd->bhtq", q, store.read_landmarks(places).view(batch, heads, count, dim))
+    keys, values = store.read_keys(places)[:, None], store.read_values(places)[:, None]
+    out, _ = attention_forward(q.reshape(-1, 1, queries, dim), keys, values, scale=1.0)
     return out.view(batch, heads, count, queries, dim).transpose(2, 3), gates
 
 
-def _read_grouped(turned: Tensor, store: BlockStore, ages: Tensor, lags: Tensor) -> tuple[Tensor, Tensor]:
+def _read_grouped(
+    turned: Tensor, store: BlockStore, ages: Tensor, lags: Tensor, needed: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """Queries that chose the same block are put together in tiles, so that a block is fetched once a tile and not
     once a query.
 
@@ -63,6 +69,10 @@ def _read_grouped(turned: Tensor, store: BlockStore, ages: Tensor, lags: Tensor)
     source = ((lags - 1).flatten(0, 1) * batch + sample[:, None, None]) * queries
     source = source + torch.arange(queries, device=device)[:, None]
     source = (source * owner_heads + head[:, None, None]).flatten()  # row of `turned`
+    kept = None
+    if needed is not None:
+        kept = needed.flatten().repeat_interleave(count).nonzero().squeeze(1)
+        group, source = group[kept], source[kept]
     group, order = group.sort()
     number = torch.cat([group.new_zeros(1), (group[1:] != group[:-1]).cumsum(0)])  # of the pair's group
     groups = int(number[-1]) + 1 if device.type == "cpu" else min(len(group), len(owners) * len(store))
@@ -81,26 +91,28 @@ def _read_grouped(turned: Tensor, store: BlockStore, ages: Tensor, lags: Tensor)
     first_head = (owner % owner_heads * together)[:, None] + torch.arange(together, device=device)
     kv = (owner // owner_heads * kv_heads)[:, None] + first_head * kv_heads // heads
     stored = kv * capacity + row[:, None]  # (tiles, together)
-    turned, keys, values = turned.reshape(-1, together * dim), store.keys.flatten(0, 2), store.values.flatten(0, 2)
-    landmarks = store.landmarks.flatten(0, 2)
+    turned = turned.reshape(-1, together * dim)
     out, gates = turned.new_empty(count_tiles, tile, together, dim), turned.new_empty(count_tiles, tile, together)
-    step = max(1, FETCHED_AT_ONCE // (together * keys[0].numel()))
-    fetched = keys.new_empty(min(step, count_tiles) * together, *keys.shape[1:])  # one place, for fresh memory is slow
+    step = max(1, FETCHED_AT_ONCE // (together * store.keys[0, 0, 0].numel()))
+    # One place, for fresh memory is slow.
+    fetched = store.keys.new_empty(min(step, count_tiles) * together, *store.keys.shape[3:])
     for start in range(0, count_tiles, step):
         part = slice(start, min(start + step, count_tiles))
         q = turned.index_select(0, rows[part.start * tile : part.stop * tile])
         q = q.view(-1, tile, together, dim).transpose(1, 2).flatten(0, 1)
         chosen = stored[part].flatten()
         blocks = fetched[: len(chosen)]
-        weights = torch.bmm(q, torch.index_select(keys, 0, chosen, out=blocks).mT).softmax(-1)
-        read = torch.bmm(weights, torch.index_select(values, 0, chosen, out=blocks))
+        weights = torch.bmm(q, store.read_keys(chosen, blocks).mT).softmax(-1)
+        read = torch.bmm(weights, store.read_values(chosen, blocks))
         out[part] = read.unflatten(0, (-1, together)).transpose(1, 2)
-        gate = torch.bmm(q, landmarks.index_select(0, chosen)[..., None])
+        gate = torch.bmm(q, store.read_landmarks(chosen)[..., None])
         gates[part] = gate.view(-1, together, tile).transpose(1, 2)
 
     def spread(x: Tensor) -> Tensor:
         """(tiles, tile, together, …) → (B, H, T, q, …)."""
         x = x.flatten(0, 1).index_select(0, back)
+        if kept is not None:
+            x = x.new_zeros(ages.numel(), *x.shape[1:]).index_copy_(0, kept, x)
         x = x.view(batch, owner_heads, queries, count, together, -1)
         return x.permute(0, 1, 4, 2, 3, 5).flatten(1, 2)
 

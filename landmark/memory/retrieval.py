@@ -27,10 +27,12 @@ def retrieve(
     scorer: str,
     tie: bool,
     generator: torch.Generator,
+    near: int | None = None,
 ) -> Tensor:
     """Ages of the retrieved blocks, oldest first.
 
-    turned: (S, B, T, H, d), queries turned for lag 1…S. tie: the blocks older than the last k have one score by
+    turned: (S, B, T, H, d), queries turned for lag 1…S. near: so many of the last blocks are scored at their own lag,
+    all others at S (None: k, the stingy mapping). tie: the blocks older than the last k have one score by
     construction (layer 0, whose landmarks are all the same vector). generator: for the scorer `random`.
 
     Returns int64 (B, H, T, q), q = min(k, blocks kept), with T = 1 for `per_head` and H = 1 for `per_token`. Among
@@ -52,7 +54,12 @@ def retrieve(
         size = batch * (of_heads.stop - of_heads.start) * (at.stop - at.start) * len(store)
         work = work if work.numel() >= size else turned.new_empty(size)  # one place, for fresh memory is slow
         scores, ages, normaliser = _scores(
-            turned[:, :, at, of_heads], summaries[:, kv], store, k, tie and scorer == "landmark", work[:size]
+            turned[:, :, at, of_heads],
+            summaries[:, kv],
+            store,
+            k if near is None else near,
+            tie and scorer == "landmark",
+            work[:size],
         )
         # Reducing log-probabilities ranks as reducing probabilities does, without underflow.
         if granularity == "per_head":
@@ -79,13 +86,13 @@ def _parts(
 
 
 def _scores(
-    turned: Tensor, summaries: Tensor, store: BlockStore, k: int, tie: bool, work: Tensor
+    turned: Tensor, summaries: Tensor, store: BlockStore, near: int, tie: bool, work: Tensor
 ) -> tuple[Tensor, Tensor, Callable[[], Tensor]]:
     """Scores (B, H, T, n) of candidate blocks, their ages (n,), and a function for the log of the softmax's
     normaliser (B, H, T), which counts every block kept. The scale 1/√d is left to the caller's `turned`."""
     slots, queries, heads = turned.shape[0], turned.shape[2], turned.shape[3]
     group = heads // summaries.shape[1]
-    recent = min(k, len(store))
+    recent = min(near, len(store))
     older = len(store) - recent
     recent_ages = torch.arange(1, recent + 1, device=turned.device)
 
@@ -93,10 +100,10 @@ def _scores(
         keys = summaries[:, :, store.rows(ages)].repeat_interleave(group, 1)
         return torch.einsum(f"{turned_queries},bhnd->bhtn", queries_at, keys)
 
-    lag = scoring_lag(recent_ages, k, slots)
+    lag = scoring_lag(recent_ages, near, slots)
     scores = against(recent_ages, "nbthd", turned[lag - 1])
     if tie:
-        ages = torch.arange(recent + 1, recent + 1 + min(older, max(k, 1)), device=turned.device)
+        ages = torch.arange(recent + 1, recent + 1 + min(older, max(near, 1)), device=turned.device)
         shared = against(ages[:1], "bthd", turned[-1])
         all_older = shared + math.log(older)
         return (

@@ -21,6 +21,7 @@ class BlockStore:
         self.max_blocks = max_blocks
         self.keep_means = keep_means
         self.added = 0  # blocks ever added
+        self.blocks_read = 0  # a block of one head counts each time that it is read
         self.capacity = 0
         self.keys = self.values = self.landmarks = self.means = torch.empty(0)
 
@@ -63,6 +64,24 @@ class BlockStore:
         if self.keep_means:
             self.means = grown(self.means, dim)
         self.capacity = capacity
+
+    @property
+    def block_bytes(self) -> int:
+        """Of the keys and values of one block and head."""
+        return 2 * self.keys[:1, :1, :1].numel() * self.keys.element_size()
+
+    def read_keys(self, places: Tensor, out: Tensor | None = None) -> Tensor:
+        """Keys (n, ℓ, d) of blocks. places: (n,), among all samples, heads and rows, (B, H, capacity) flattened."""
+        self.blocks_read += len(places)
+        return torch.index_select(self.keys.flatten(0, 2), 0, places, out=out)
+
+    def read_values(self, places: Tensor, out: Tensor | None = None) -> Tensor:
+        """Values (n, ℓ, d) of blocks, of those whose keys are read."""
+        return torch.index_select(self.values.flatten(0, 2), 0, places, out=out)
+
+    def read_landmarks(self, places: Tensor) -> Tensor:
+        """Landmarks' keys (n, d) of blocks."""
+        return self.landmarks.flatten(0, 2).index_select(0, places)
 
     def ages(self) -> Tensor:
         """Age of the block in each row that is in use, (len,): 1 for the newest."""

@@ -35,7 +35,10 @@ class Vocabulary(Protocol):
 
 
 def decoder_config(model: ModelSettings, tokenizer: Vocabulary, cmt: bool = False) -> DecoderConfig:
-    """The decoder that these settings and this tokenizer ask for; `cmt`: with a context miss token. Raises UserError where they do not fit together."""
+    """The decoder that these settings and this tokenizer ask for; `cmt`: with a context miss token.
+
+    Raises UserError where they do not fit together.
+    """
     return DecoderConfig(
         kind=model.kind,
         vocab_size=tokenizer.vocab_size,

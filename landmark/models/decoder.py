@@ -7,10 +7,10 @@ what attends.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -158,6 +158,8 @@ class Decoder(nn.Module):
         config = self.config
         if config.kind == "landmark":
             assert config.block_size is not None
+            if settings.get("cutoff") and not config.cmt:
+                raise UserError(f"cmt.cutoff={settings['cutoff']}: this model has no context miss token")
             return Memory(config.block_size, rope_base=config.rope_base, **settings)
         if config.kind == "transformer_xl":
             assert config.cache is not None
@@ -205,7 +207,7 @@ class Decoder(nn.Module):
         factors = self._factors(tokens.shape[1], positions)
         x = self.embedding(tokens)
         cmt = None if self.cmt is None else self.cmt.weight  # attends to nothing: its state is that of an empty text
-        for layer, block in enumerate(self.blocks):
+        for layer, block in enumerate(cast(Iterable[Block], self.blocks)):
             settings = {} if cmt is None else {"cmt": block.attention.key(block.attention_norm(cmt))}
             if memory is not None:
                 x = block(x, partial(memory.attend, layer, **settings))

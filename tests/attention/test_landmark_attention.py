@@ -102,9 +102,10 @@ def test_the_size_of_tiles_changes_nothing(shape, size, rows):
     assert_same(ours, run(shape, "reference"), 1e-10)
 
 
-def test_memory_that_was_never_written_is_never_read():
+@pytest.mark.parametrize("cmt", [False, True])
+def test_memory_that_was_never_written_is_never_read(cmt):
     shape = {"batch": 3, "heads": 2, "kv_heads": 1, "queries": 40, "prefix": 9, "dim": 4, "seed": 0}
-    shape |= {"block_size": 6, "phase": [0, 6, 3]}
+    shape |= {"block_size": 6, "phase": [0, 6, 3], "cmt": cmt}
     torch.use_deterministic_algorithms(True)  # fills new memory with NaN
     try:
         ours = run(shape, "blockwise")
@@ -191,7 +192,7 @@ def test_weights_sum_to_one_and_landmarks_weigh_nothing():
 
 @pytest.mark.parametrize("backend", ["reference", "blockwise"])
 def test_weight_of_the_context_miss_token_goes_to_its_landmarks_or_nowhere(backend):
-    """Values of one: the output is the sum of the weights, 1 where a controlled landmark is seen and 1 − S elsewhere."""
+    """Values of one: the output is the sum of weights, 1 where a controlled landmark is seen and 1 − S elsewhere."""
     q, k, _ = (x.detach() for x in inputs(1, 2, 2, 17, 0, 4))
     controlled = torch.tensor([[False, True, False, False]])
     cmt = torch.randn(2, 4, dtype=torch.float64)

@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 from landmark.errors import UserError
 from landmark.memory import Memory
 from landmark.memory.memory import check_settings
-from landmark.memory.positions import attending_lag, scoring_lag, slots
+from landmark.memory.positions import MAPPINGS, attending_lag, scoring_lag, slots
 from landmark.memory.retrieval import GRANULARITIES
 from tests import naive
 
 
-def feed(memory, q, k, v, chunks, layer=1):
+def feed(memory, q, k, v, chunks, layer=1, **settings):
     outs, start = [], 0
     for size in chunks:
         part = slice(start, start + size)
-        outs.append(memory.attend(layer, q[:, :, part], k[:, :, part], v[:, :, part]))
+        outs.append(memory.attend(layer, q[:, :, part], k[:, :, part], v[:, :, part], **settings))
         memory.commit()
         start += size
     return torch.cat(outs, 2)
@@ -35,14 +35,17 @@ def readings(draw):
         "granularity": draw(st.sampled_from(GRANULARITIES)),
         "heads": draw(st.sampled_from([(1, 1), (2, 2), (4, 2)])),
         "tie": draw(st.booleans()),
+        "cmt": draw(st.booleans()),
+        "cutoff": draw(st.sampled_from([0.0, 0.2, 0.5, 0.8, 1.0])),
+        "mapping": draw(st.sampled_from(MAPPINGS)),
         "seed": draw(st.integers(0, 1000)),
     }
 
 
 @given(readings())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_memory_equals_plain_loops(reading):
-    """Few blocks, full rings, chunks that end anywhere, ties by construction, grouped heads."""
+    """Few blocks, full rings, chunks that end anywhere, ties by construction, grouped heads, lookups dropped."""
     generator = torch.Generator().manual_seed(reading["seed"])
     heads, kv_heads = reading["heads"]
     total = sum(reading["chunks"])
@@ -54,11 +57,15 @@ def test_memory_equals_plain_loops(reading):
         k=reading["k"],
         granularity=reading["granularity"],
         tie_layers=(1,) if reading["tie"] else (),
+        cutoff=reading["cutoff"],
+        mapping=reading["mapping"],
     )
+    cmt = torch.randn(kv_heads, 4, dtype=torch.float64, generator=generator) if reading["cmt"] else None
     if reading["tie"]:  # as in layer 0: every landmark's key is the same
         width = reading["block_size"] + 1
         k[:, :, reading["block_size"] :: width] = k[:, :, :1]
-    out = feed(memory, q, k, v, reading["chunks"])
+    out = feed(memory, q, k, v, reading["chunks"], cmt=cmt)
+    wide_cmt = None if cmt is None else cmt.repeat_interleave(heads // kv_heads, 0).numpy()
     for sample in range(2):
         wide_k, wide_v = (x[sample].repeat_interleave(heads // kv_heads, 0).numpy() for x in (k, v))
         expected = naive.memory_attention(
@@ -70,7 +77,10 @@ def test_memory_equals_plain_loops(reading):
             reading["k"],
             reading["max_blocks"],
             reading["granularity"],
-            reading["tie"],
+            reading["tie"] and reading["mapping"] == "stingy",
+            wide_cmt,
+            reading["cutoff"],
+            reading["mapping"],
         )
         np.testing.assert_allclose(out[sample], expected, atol=1e-10)
 
@@ -190,6 +200,9 @@ def test_attending_twice_without_commit_is_refused():
         ({"k": 4, "max_blocks": 3}, "memory.blocks=3 is less than retrieval.k=4"),
         ({"granularity": "per_block"}, "retrieval.granularity=per_block"),
         ({"scorer": "best"}, "retrieval.scorer=best"),
+        ({"cutoff": 1.5}, "cmt.cutoff=1.5: a cutoff is compared with a weight"),
+        ({"cutoff": [0.1, -0.1]}, "cmt.cutoff="),
+        ({"mapping": "lavish"}, "positions.mapping=lavish"),
     ],
 )
 def test_bad_settings_are_refused(setting, message):

@@ -1,0 +1,128 @@
+"""What the context miss token drops is not searched for, and not read."""
+
+from typing import ClassVar
+
+import pytest
+import torch
+
+from landmark.memory import Memory
+from landmark.memory import memory as memory_module
+from landmark.memory.retrieval import GRANULARITIES
+from landmark.memory.store import BlockStore
+from tests.memory.test_memory import feed
+
+
+class CountingStore(BlockStore):
+    """Counts every read of a block's keys, values or landmark, and every scan of all landmarks."""
+
+    made: ClassVar[list["CountingStore"]] = []
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.reads = self.scans = 0
+        self.made.append(self)
+
+    def read_keys(self, places, out=None):
+        self.reads += len(places)
+        return super().read_keys(places, out)
+
+    def read_values(self, places, out=None):
+        self.reads += len(places)
+        return super().read_values(places, out)
+
+    def read_landmarks(self, places):
+        self.reads += len(places)
+        return super().read_landmarks(places)
+
+
+@pytest.fixture
+def counting(monkeypatch):
+    CountingStore.made = []
+    scan = memory_module.retrieve
+
+    def counted(turned, store, **settings):
+        store.scans += 1
+        return scan(turned, store, **settings)
+
+    monkeypatch.setattr(memory_module, "BlockStore", CountingStore)
+    monkeypatch.setattr(memory_module, "retrieve", counted)
+    return CountingStore
+
+
+def texts(length=60, heads=4, dim=4):
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, heads, length, dim, dtype=torch.float64, generator=generator) for _ in range(3))
+    return q, k, v, torch.randn(heads, dim, dtype=torch.float64, generator=generator)
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_a_cutoff_that_nothing_reaches_reads_and_searches_nothing(counting, granularity):
+    q, k, v, cmt = texts()
+    memory = Memory(3, k=2, granularity=granularity, cutoff=1.0)
+    feed(memory, q, k, v, [20, 20, 20], cmt=cmt)
+    (store,) = counting.made
+    assert (store.reads, store.scans) == (0, 0)
+    stats = memory.stats
+    assert (stats["blocks_read"], stats["bytes_read"], stats["lookups"], stats["retrievals"]) == (0, 0, 0, 0)
+    assert (stats["searches"], stats["searches_skipped"], stats["skipped"]) == (2, 2, 1.0)
+    assert stats["dropped"] == stats["possible"] == [[2 * 40] * 4]
+    assert stats["drop_rate"] == 1.0
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_queries_and_chunks_below_the_cutoff_are_left_out_one_by_one(counting, granularity):
+    """The token's key points along some queries and away from others: who looks something up is known beforehand."""
+    q, k, v, _ = texts()
+    q[..., -2:] = -50.0  # the slowest pair: about the same at every position
+    q[:, :, 40:, -2:] = 0.0
+    q[0, 1, 20:27, -2:] = 50.0
+    q[1, 3, 22, -2:] = 50.0
+    k[..., -2:] = 0.0
+    cmt = torch.zeros(4, 4, dtype=torch.float64)
+    cmt[:, -2:] = 5.0
+    memory = Memory(3, k=2, granularity=granularity, cutoff=0.99)
+    feed(memory, q, k, v, [20, 20, 20], cmt=cmt)
+    (store,) = counting.made
+    stats = memory.stats
+    assert stats["lookups"] == 8
+    assert (stats["searches"], stats["searches_skipped"]) == (2, 1)
+    assert store.scans == 1
+    assert stats["dropped"] == [[80, 73, 80, 79]]
+    assert stats["drop_rates"] == [[1.0, 73 / 80, 1.0, 79 / 80]]
+    assert stats["drop_rate"] == pytest.approx(1 - 8 / 320)
+    assert 0 < store.reads <= 3 * 2 * 8, "at most the blocks of eight queries: keys, values and landmark"
+    assert stats["blocks_read"] == store.reads / 3
+    assert stats["bytes_read"] == stats["blocks_read"] * 2 * 3 * 4 * 8
+    assert stats["retrievals"] == {"per_token_and_head": 8, "per_head": 2, "per_token": 8}[granularity]
+
+
+def test_a_cutoff_of_zero_drops_nothing(counting):
+    q, k, v, cmt = texts()
+    memory = Memory(3, k=2)
+    feed(memory, q, k, v, [20, 20, 20], cmt=cmt)
+    assert memory.stats["drop_rate"] == 0
+    assert memory.stats["lookups"] == 2 * 4 * 40
+
+
+def test_a_cutoff_for_each_layer():
+    q, k, v, cmt = texts()
+    memory = Memory(3, k=2, cutoff=[0.0, 1.0])
+    for part in (slice(0, 30), slice(30, 60)):
+        for layer in (0, 1):
+            memory.attend(layer, q[:, :, part], k[:, :, part], v[:, :, part], cmt)
+        memory.commit()
+    assert memory.stats["drop_rates"] == [[0.0] * 4, [1.0] * 4]
+    assert memory.stats["skipped"] == 0.5
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_an_observer_sees_no_block_of_a_query_that_looks_nothing_up(granularity):
+    q, k, v, cmt = texts()
+    seen = []
+    memory = Memory(3, k=2, granularity=granularity, cutoff=0.3, observer=lambda *seen_now: seen.append(seen_now[2]))
+    feed(memory, q, k, v, [20, 20, 20], cmt=cmt)
+    stats = memory.stats
+    assert 0.1 < stats["drop_rate"] < 0.9
+    assert sum(int((ages > 0).sum()) for ages in seen) == stats["blocks_retrieved"]
+    if granularity == "per_token_and_head":
+        assert stats["retrievals"] == stats["lookups"]

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from landmark.config import Config, DataConfig, from_dict, to_dict
 from landmark.errors import UserError
@@ -16,11 +16,13 @@ from landmark.lab.files import read_json, write_json
 from landmark.lab.plan import flops_per_token
 from landmark.lab.progressbar import ProgressBar
 from landmark.lab.records import Records
-from landmark.lab.validate import resolve
+from landmark.lab.validate import beyond_training, resolve
 from landmark.lab.wandb import log_row, training_loggers
 
 if TYPE_CHECKING:
     from landmark.data import Corpus, SyntheticCorpus, Tokenizer
+    from landmark.data.stream import Stream
+    from landmark.models import Decoder
 
 RUN = "run.json"  # in a run's folder: the settings that are its identity
 CONFIG = "launch.json"  # in a run's folder: the whole configuration, for processes that train it together
@@ -123,7 +125,10 @@ class Workshop:
     def row_settings(self, config: Config) -> dict[str, Any]:
         """The identity of the row that a configuration evaluates."""
         run = identity.digest(self.run_settings(config))
-        return identity.row_settings(config, run, self.corpus(config).split(config.eval.split).sha256)
+        settings = identity.row_settings(config, run, self.corpus(config).split(config.eval.split).sha256)
+        if config.cmt.per_layer:
+            settings["validation"] = self.corpus(config).split("validation").sha256
+        return settings
 
     def ensure_run(self, config: Config, group: str) -> tuple[Path, bool]:
         """Train the run unless it is there. Returns its folder and whether it was trained now."""
@@ -168,6 +173,8 @@ class Workshop:
         with self.records.lock("rows", row):
             if (record := self.records.find("rows", row)) is not None:
                 return record, False
+            if (warning := beyond_training(config)) is not None:
+                _log.warning("%s: %s", name, warning)
             results = self._evaluate(config, folder, name)
             labels = self._labels(config) | {
                 "seed": config.seed,
@@ -191,12 +198,28 @@ class Workshop:
         set_threads(config)
         model = load(folder, decoder_config(config.model, tokenizer, config.cmt.enabled), device(config))
         corpus = self.corpus(config)
+        if config.cmt.per_layer:
+            config = self._with_cutoffs(model, config, folder, name)
         with ProgressBar(name) as progress:
             if isinstance(corpus, SyntheticCorpus):
                 return evaluate_recall(model, corpus, tokenizer, config, progress)
             results = evaluate(model, corpus.split(config.eval.split), tokenizer, config, progress)
         undefined = {key: None for key, value in results.items() if key.endswith("_se") and not math.isfinite(value)}
-        return results | undefined  # one segment has no standard error
+        chosen = {"cutoffs": config.cmt.cutoffs} if config.cmt.cutoffs is not None else {}
+        return results | undefined | chosen  # one segment has no standard error
+
+    def _with_cutoffs(self, model: "Decoder", config: Config, folder: Path, name: str) -> Config:
+        """With the cutoff of each layer chosen. What was measured for it is kept beside the run, for the next row."""
+        from landmark.evaluation import choose_cutoffs
+
+        stream = cast("Stream", self.corpus(config).split("validation"))
+        run = identity.digest(self.run_settings(config))
+        kept = identity.digest(identity.layer_cutoffs_settings(config, run, stream.sha256))
+        with ProgressBar(f"{name}, cutoffs") as progress:
+            chosen = choose_cutoffs(
+                model, stream, self.tokenizer(config), config, folder / f"cutoffs-{kept}.json", progress
+            )
+        return replace(config, cmt=replace(config.cmt, cutoff=0.0, cutoffs=chosen, per_layer=False))
 
 
 def train_run(config: Config, folder: Path, group: str, run: str) -> dict[str, Any]:

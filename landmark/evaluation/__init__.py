@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from landmark.evaluation.cutoffs import choose_cutoffs as choose_cutoffs
     from landmark.evaluation.perplexity import evaluate as evaluate
     from landmark.evaluation.recall import evaluate_recall as evaluate_recall
 
-__all__ = ["evaluate", "evaluate_recall"]
+__all__ = ["choose_cutoffs", "evaluate", "evaluate_recall"]
+_MODULES = {"choose_cutoffs": "cutoffs", "evaluate": "perplexity", "evaluate_recall": "recall"}
 
 
 def __getattr__(name: str) -> Any:
-    if name == "evaluate":
-        from landmark.evaluation.perplexity import evaluate
-
-        return evaluate
-    if name == "evaluate_recall":
-        from landmark.evaluation.recall import evaluate_recall
-
-        return evaluate_recall
+    if name in _MODULES:
+        return getattr(importlib.import_module(f"landmark.evaluation.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

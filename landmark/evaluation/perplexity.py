@@ -22,6 +22,7 @@ from landmark.evaluation.retrieval_statistics import penultimate_chunk
 from landmark.evaluation.statistics import mean_and_error
 from landmark.lab.peak_memory import peak_memory_bytes, reset_peak_memory
 from landmark.memory.memory import Observer
+from landmark.memory.statistics import RATES, with_rates
 from landmark.models import Decoder
 
 POSITION_BIN = 64  # tokens of a segment whose losses are averaged for the curve over positions
@@ -37,6 +38,10 @@ class EvaluationSettings(Protocol):
     def retrieval(self) -> Any: ...
     @property
     def memory(self) -> Any: ...
+    @property
+    def cmt(self) -> Any: ...
+    @property
+    def positions(self) -> Any: ...
     @property
     def train(self) -> Any: ...
     @property
@@ -69,7 +74,7 @@ def evaluate(
     device = next(model.parameters()).device
     half = device.type == "cuda" and config.train.precision == "bf16-mixed"
     sums, positions = [], np.zeros((-(-settings.length // POSITION_BIN), 2))
-    stats: dict[str, int] = {}
+    stats: dict[str, Any] = {}
     retrieval = penultimate_chunk(model, settings.length, local) if settings.retrieval_statistics else None
     reset_peak_memory()
     total = sum(segment.counted for segment in cut)
@@ -93,7 +98,8 @@ def evaluate(
     seconds = time.perf_counter() - started
     mean, error = mean_and_error(sums)
     size = text_size(stream.tokens, _joined(cut), tokenizer)
-    keys, scored = attention_size(model, config, settings.length, local)
+    stats = with_rates(stats)
+    keys, scored = attention_size(model, config, settings.length, local, stats.get("drop_rate", 0.0))
     results = {
         "tokens": done,
         "nll": mean,
@@ -124,10 +130,18 @@ def segment_losses(model: Decoder, tokens: Tensor, local: int, memory) -> Tensor
     return torch.cat(losses, 1).double()
 
 
-def add_stats(stats: dict[str, int], memory: Any) -> None:
-    """Add what a memory counted: sums, and the most that was kept."""
+def add_stats(stats: dict[str, Any], memory: Any) -> None:
+    """Add what a memory counted: sums, and the most that was kept; rates are for `with_rates` to make of the sums."""
     for key, value in getattr(memory, "stats", {}).items():
-        stats[key] = max(stats.get(key, 0), value) if key.endswith("_kept") else stats.get(key, 0) + value
+        if key.endswith("_kept"):
+            stats[key] = max(stats.get(key, 0), value)
+        elif key not in RATES:
+            stats[key] = _sum(stats[key], value) if key in stats else value
+
+
+def _sum(a: Any, b: Any) -> Any:
+    """Numbers, or nested lists of them."""
+    return [_sum(*pair) for pair in zip(a, b, strict=True)] if isinstance(a, list) else a + b
 
 
 def chunk_length(model: Decoder, length: int, local: int | None, window: int | None = None) -> int:
@@ -146,8 +160,13 @@ def chunk_length(model: Decoder, length: int, local: int | None, window: int | N
     return local or length
 
 
-def attention_size(model: Decoder, config: EvaluationSettings, length: int, local: int) -> tuple[float, float]:
-    """Mean over the queries of a segment: keys of normal tokens attended to, and landmarks scored."""
+def attention_size(
+    model: Decoder, config: EvaluationSettings, length: int, local: int, dropped: float = 0.0
+) -> tuple[float, float]:
+    """Mean over the queries of a segment: keys of normal tokens attended to, and landmarks scored.
+
+    dropped: the share of lookups that the context miss token drops, whose blocks count as neither.
+    """
     keys = scored = 0
     block = model.config.block_size or 0
     for start in range(0, length, local):
@@ -160,8 +179,8 @@ def attention_size(model: Decoder, config: EvaluationSettings, length: int, loca
         elif model.config.kind == "landmark":
             fed, pending = divmod(start, block)
             kept = fed if config.memory.blocks is None else min(fed, config.memory.blocks)
-            own += queries * (pending + min(config.retrieval.k, kept) * block)
-            scored += queries * (kept if config.retrieval.scorer in ("landmark", "mean_key") else 0)
+            own += queries * (pending + (1 - dropped) * min(config.retrieval.k, kept) * block)
+            scored += queries * (1 - dropped) * (kept if config.retrieval.scorer in ("landmark", "mean_key") else 0)
             scored += sum((pending + query) // block for query in range(queries))
         keys += own
     return keys / length, scored / length
@@ -179,6 +198,8 @@ def new_memory(model: Decoder, config: EvaluationSettings, observer: Observer | 
         granularity=config.retrieval.granularity,
         scorer=config.retrieval.scorer,
         tier=config.memory.tier,
+        cutoff=config.cmt.cutoffs or config.cmt.cutoff,
+        mapping=config.positions.mapping,
         seed=config.seed,
         observer=observer,
     )

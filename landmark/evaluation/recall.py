@@ -23,6 +23,7 @@ from landmark.evaluation.perplexity import (
 from landmark.evaluation.statistics import clopper_pearson
 from landmark.lab.peak_memory import peak_memory_bytes, reset_peak_memory
 from landmark.memory import RecurrentMemory
+from landmark.memory.statistics import with_rates
 from landmark.models import Decoder
 from landmark.models.generation import continue_greedily
 
@@ -48,7 +49,7 @@ def evaluate_recall(
     device = next(model.parameters()).device
     at_once = settings.batch_size or max(1, TOKENS_AT_ONCE // local)
     correct, answers = [0] * len(prompts), [["", ""]] * len(prompts)
-    stats: dict[str, int] = {}
+    stats: dict[str, Any] = {}
     done, total = 0, sum(len(prompt.tokens) for prompt in prompts)
     reset_peak_memory()
     started = time.perf_counter()
@@ -71,7 +72,8 @@ def evaluate_recall(
                 progress(done, total)
     seconds = time.perf_counter() - started
     low, high = clopper_pearson(sum(correct), len(correct))
-    keys, scored = attention_size(model, config, settings.length, local)
+    stats = with_rates(stats)
+    keys, scored = attention_size(model, config, settings.length, local, stats.get("drop_rate", 0.0))
     return {
         "accuracy": sum(correct) / len(correct),
         "accuracy_low": low,

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from landmark.config import SYNTHETIC, Config
@@ -74,6 +74,12 @@ def row_settings(config: Config, run: str, stream_sha256: str) -> dict[str, Any]
     if kind == "transformer_xl":
         settings["cache"] = config.model.cache
     return settings
+
+
+def layer_cutoffs_settings(config: Config, run: str, validation_sha256: str) -> dict[str, Any]:
+    """What decides the measurements for `cmt.per_layer`: how a row is read, but its cutoff, on the validation text."""
+    read = replace(config, cmt=replace(config.cmt, cutoff=0.0, per_layer=False))
+    return row_settings(read, run, validation_sha256) | {"split": "validation"}
 
 
 def digest(settings: dict[str, Any]) -> str:

@@ -10,6 +10,7 @@ from landmark.lab.provenance import ROOT
 
 # The settings by which our rows and the paper's are matched.
 JOINED = ("model", "block_size", "eval_length", "local", "cache", "blocks", "k", "granularity")
+CUTOFF = "cutoff"  # of the context miss token: a column that only a table with one has
 
 
 def read_paper(name: str, folder: Path = ROOT / "experiments") -> list[dict[str, str]]:
@@ -26,16 +27,19 @@ def read_paper(name: str, folder: Path = ROOT / "experiments") -> list[dict[str,
 
 
 def published(record: dict[str, Any], paper: Sequence[dict[str, str]]) -> dict[str, str]:
-    """The paper's row with a record's settings, or nothing; it has no ablations of the retrieval, and no window.
+    """The paper's row with a record's settings, or nothing; it has no ablations of the retrieval, no window, no cutoff
+    for each layer and no memory at true positions.
 
     Raises UserError where two of its rows have them.
     """
     settings = record["labels"] | record["settings"]
-    if settings.get("scorer", "landmark") != "landmark" or settings.get("window") is not None:
+    ours_alone = ("window", "cmt_per_layer", "mapping")
+    if settings.get("scorer", "landmark") != "landmark" or any(settings.get(key) is not None for key in ours_alone):
         return {}
     ours = {key: "" if settings.get(key) is None else str(settings[key]) for key in JOINED}
     ours["dataset"] = settings["data"]
-    found = [row for row in paper if all(row[key] == value for key, value in ours.items())]
+    ours[CUTOFF] = str(settings.get("cmt_cutoff", ""))
+    found = [row for row in paper if all(row.get(key, "") == value for key, value in ours.items())]
     if len(found) > 1:
         raise UserError(f"paper.csv has {len(found)} rows with the same settings: {ours}")
     return found[0] if found else {}

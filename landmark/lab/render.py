@@ -25,6 +25,11 @@ _COLUMNS: list[tuple[str, Callable[[TableRow], str]]] = [
     ("paper", lambda row: _text(row.paper, ".2f")),
     ("poster", lambda row: _text(row.poster, ".2f")),
     ("vs first row, nats", lambda row: _difference(row)),
+    ("cutoff", lambda row: _text(row.cutoff)),
+    ("dropped", lambda row: _percent(row.drop_rate, row.drop_rate_spread)),
+    ("dropped, paper", lambda row: _percent(row.drop_rate_paper)),
+    ("dropped, poster", lambda row: _percent(row.drop_rate_poster)),
+    ("mapping", lambda row: _text(row.mapping)),
     ("accuracy", lambda row: _accuracy(row)),
     ("distinct blocks", lambda row: _text(row.distinct_blocks, ".1f")),
     ("moved, MB", lambda row: _text(None if row.bytes_moved is None else row.bytes_moved / 1e6, ".1f")),
@@ -136,5 +141,11 @@ def _accuracy(row: TableRow) -> str:
     return f"{100 * row.accuracy:.0f} % [{low}, {high}]"
 
 
-def _text(value: float | None, form: str = "") -> str:
+def _percent(share: float | None, spread: float | None = None) -> str:
+    if share is None:
+        return "-"
+    return f"{100 * share:.0f} %" if spread is None else f"{100 * share:.1f} ± {100 * spread:.1f} %"
+
+
+def _text(value: Any, form: str = "") -> str:
     return "-" if value is None else format(value, form)

@@ -30,8 +30,9 @@ class TableRow:
     perplexity, accuracy: means over seeds. spread: the perplexity's standard error over segments (one seed) or
     standard deviation over seeds. accuracy_low, accuracy_high: its 95 % interval (one seed) or a standard deviation
     either way. against: the row from which `difference` is taken, paired on the same text, in nats a token.
-    distinct_blocks: mean over layers and samples; bytes_moved: for a chunk, all layers (see
-    `landmark.evaluation.retrieval_statistics`).
+    drop_rate: the share of lookups that the context miss token drops, mean over seeds, with its standard deviation.
+    mapping: of positions in memory, where it is not the stingy one. distinct_blocks: mean over layers and samples;
+    bytes_moved: for a chunk, all layers (see `landmark.evaluation.retrieval_statistics`).
     """
 
     name: str
@@ -62,6 +63,12 @@ class TableRow:
     tokens_per_second: float | None
     seconds: float | None
     peak_memory_bytes: float | None
+    cutoff: str | None  # of the context miss token; [c, …] for each layer
+    drop_rate: float | None
+    drop_rate_spread: float | None
+    drop_rate_paper: float | None
+    drop_rate_poster: float | None
+    mapping: str | None
     note: str
     commit: str
     hardware: str
@@ -227,6 +234,12 @@ def _row(
         tokens_per_second=_mean(records, "tokens_per_second"),
         seconds=_mean(records, "seconds"),
         peak_memory_bytes=_mean(records, "peak_memory_bytes"),
+        cutoff=_cutoff(settings, results),
+        drop_rate=_dropped(records, statistics.fmean),
+        drop_rate_spread=_dropped(records, statistics.stdev) if len(records) > 1 else None,
+        drop_rate_paper=_number(printed.get("drop_rate_paper"), float),
+        drop_rate_poster=_number(printed.get("drop_rate_poster"), float),
+        mapping=settings.get("mapping"),
         note=printed.get("note") or "",
         **_source(records[0]["provenance"]),
     )
@@ -278,6 +291,17 @@ def _retrieved(records: Sequence[Record], key: str) -> float | None:
     """Mean of a statistic of the retrieval, where it was taken."""
     statistic = [record["results"].get("retrieval") for record in records]
     return None if None in statistic else statistics.fmean(each[key] for each in statistic if each)
+
+
+def _cutoff(settings: Record, results: Record) -> str | None:
+    """As it was set, or as it was chosen for each layer."""
+    chosen = results.get("cutoffs", settings.get("cmt_cutoff"))
+    return None if chosen is None else str(chosen)
+
+
+def _dropped(records: Sequence[Record], reduce: Callable[[list[float]], float]) -> float | None:
+    rates = [record["results"].get("memory", {}).get("drop_rate") for record in records]
+    return None if None in rates else reduce(rates)
 
 
 def _deviation(records: Sequence[Record], key: str) -> float:

@@ -102,6 +102,22 @@ def resolve(config: Config) -> Config:
     return replace(config, eval=replace(config.eval, local=natural))
 
 
+def beyond_training(config: Config) -> str | None:
+    """What to warn of where true positions reach further than any that the model was trained at."""
+    block, positions, train = config.model.block_size, config.positions, config.train
+    if positions.mapping != "true" or not block:
+        return None
+    reached = config.eval.length + config.eval.length // block
+    landmarks = (train.length + block) // (block + 1)
+    trained = train.length + (positions.p_jump - 1) * landmarks
+    if reached <= trained:
+        return None
+    return (
+        f"positions.mapping=true: eval.length={config.eval.length} reaches position {reached:,}, "
+        f"training at most {trained:,} (train.length={train.length}, positions.p_jump={positions.p_jump})"
+    )
+
+
 def check_grid(config: Config) -> None:
     """Raise UserError where a grid, or the figure drawn of it, makes no sense."""
     for key, values in config.grid.axes.items():
@@ -161,6 +177,11 @@ def _check_cmt(config: Config) -> None:
         raise UserError("cmt.cutoffs: takes the place of cmt.cutoff and cmt.per_layer, set one of them")
     if cmt.per_layer and config.data.name in SYNTHETIC:
         raise UserError(f"cmt.per_layer=true: data={config.data.name} has no validation text to choose cutoffs on")
+    if cmt.per_layer and (config.retrieval.k == 0 or resolve(config).eval.local == config.eval.length):
+        raise UserError(
+            f"cmt.per_layer=true: with retrieval.k={config.retrieval.k} and eval.length={config.eval.length}, "
+            f"eval.local={resolve(config).eval.local} nothing is ever looked up"
+        )
 
 
 def _check_positions(config: Config) -> None:

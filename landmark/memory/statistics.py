@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+RATES = ("drop_rate", "drop_rates", "skipped")
+
 
 class MemoryStatistics:
     """Counts since the last reset; see `landmark.memory.Memory.stats`."""

@@ -29,7 +29,17 @@ def stream(tmp_path):
 
 
 def settings(
-    length=64, local=None, tokens=None, span=256, k=2, blocks=None, scorer="landmark", batch_size=None, **memory
+    length=64,
+    local=None,
+    tokens=None,
+    span=256,
+    k=2,
+    blocks=None,
+    scorer="landmark",
+    batch_size=None,
+    cutoff=0.0,
+    mapping="stingy",
+    **memory,
 ):
     return SimpleNamespace(
         eval=SimpleNamespace(
@@ -42,6 +52,8 @@ def settings(
         ),
         retrieval=SimpleNamespace(k=k, granularity="per_token_and_head", scorer=scorer),
         memory=SimpleNamespace(**{"blocks": blocks, "tier": "device", "window": None, "sinks": 4} | memory),
+        cmt=SimpleNamespace(cutoff=cutoff, cutoffs=None),
+        positions=SimpleNamespace(mapping=mapping),
         train=SimpleNamespace(precision="32-true"),
         seed=0,
     )
@@ -91,6 +103,42 @@ def test_memory_that_holds_everything_equals_one_window(stream):
     fewer = evaluate(model, stream, TOKENIZER, settings(length=60, local=17, k=1))
     assert abs(fewer["nll"] - whole["nll"]) > 1e-4
     assert fewer["keys_attended"] < chunks["keys_attended"] == whole["keys_attended"] == 30.5
+
+
+def test_dropped_lookups_are_counted_and_attend_to_nothing(stream):
+    model = model_of(replace(LANDMARK, cmt=True))
+    kept, half, none = (
+        evaluate(model, stream, TOKENIZER, settings(local=17, batch_size=4, cutoff=cutoff))
+        for cutoff in (0.0, 0.2, 1.0)
+    )
+    rates = [result["memory"]["drop_rate"] for result in (kept, half, none)]
+    assert rates[0] == 0 < rates[1] < rates[2] == 1
+    lookups = [result["memory"]["lookups"] for result in (kept, half, none)]
+    assert lookups[1] / lookups[0] == pytest.approx(1 - rates[1])
+    heads = [rate for layer in half["memory"]["drop_rates"] for rate in layer]
+    assert len(heads) == 4
+    assert sum(heads) / 4 == pytest.approx(rates[1])
+    attended = [result["keys_attended"] for result in (kept, half, none)]
+    assert (attended[0] - attended[1]) / (attended[0] - attended[2]) == pytest.approx(rates[1])
+    assert none["memory"]["skipped"] == 1
+    assert len({result["nll"] for result in (kept, half, none)}) == 3
+
+
+def test_true_positions_of_everything_equal_one_window(stream):
+    model = model_of(LANDMARK)
+    whole = evaluate(model, stream, TOKENIZER, settings(length=60))
+    true, stingy = (
+        evaluate(model, stream, TOKENIZER, settings(length=60, local=17, k=4, mapping=mapping))
+        for mapping in ("true", "stingy")
+    )
+    everything = evaluate(model, stream, TOKENIZER, settings(length=60, local=17, k=12, mapping="true"))
+    assert everything["nll"] == pytest.approx(whole["nll"], rel=1e-4)
+    assert true["nll"] != stingy["nll"]
+
+
+def test_a_cutoff_without_a_context_miss_token_is_refused(stream):
+    with pytest.raises(UserError, match="cmt.cutoff=0.3: this model has no context miss token"):
+        evaluate(model_of(LANDMARK), stream, TOKENIZER, settings(local=17, cutoff=0.3))
 
 
 def test_transformer_xl_reads_its_windows(stream):

@@ -21,6 +21,8 @@ def settings(**changes) -> Any:
     return SimpleNamespace(
         eval=SimpleNamespace(**evaluation | changes),
         retrieval=SimpleNamespace(k=2, granularity="per_token_and_head", scorer="landmark"),
+        cmt=SimpleNamespace(cutoff=0.0, cutoffs=None),
+        positions=SimpleNamespace(mapping="stingy"),
         memory=SimpleNamespace(blocks=None, tier="device", window=None, sinks=4),
         seed=0,
     )

@@ -1,6 +1,6 @@
 import pytest
 
-from landmark.lab.identity import difference, digest, row_settings, run_name, run_settings
+from landmark.lab.identity import difference, digest, layer_cutoffs_settings, row_settings, run_name, run_settings
 
 
 def run_id(config, tokenizer="t", stream="s"):
@@ -18,6 +18,7 @@ def row_id(config, run="r", stream="s"):
         *("train.steps=7", "train.batch_size=7", "train.length=300", "train.precision=32-true"),
         *("train.max_lr=1e-3", "train.start_lr=1e-3", "train.final_lr=1e-3", "train.warmup=0.5"),
         *("train.beta1=0.5", "train.beta2=0.5", "train.weight_decay=0.5"),
+        *("cmt=on", "positions=jumps"),
     ],
 )
 def test_what_decides_the_weights_makes_another_run(configure, override):
@@ -30,11 +31,32 @@ def test_what_decides_the_weights_makes_another_run(configure, override):
         *("train.micro_batch=2", "train.checkpoint_every=9", "train.validate_every=9", "train.log_every=9"),
         *("trainer=cpu", "logger=csv", "data.path=/elsewhere", "data.workers=1", "output=elsewhere"),
         *("model.backend=reference", "eval.length=300", "retrieval.k=1", "memory.blocks=9", "cmt.cutoff=0.5"),
+        *("positions.mapping=true", "cmt.per_layer=true"),
         *("tokenizer.file=x", "name=y", "train.validate_batches=3"),
     ],
 )
 def test_what_does_not_decide_the_weights_is_the_same_run(configure, override):
     assert run_id(configure(override)) == run_id(configure())
+
+
+def test_the_largest_jump_makes_another_run(configure):
+    assert run_id(configure("positions=jumps", "positions.p_jump=9")) != run_id(configure("positions=jumps"))
+
+
+def test_each_cutoff_makes_another_row(configure):
+    changes = ([], ["cmt.cutoff=0.3"], ["cmt.cutoff=0.3", "cmt.per_layer=true"], ["cmt.cutoffs=[0,0,0.3,1]"])
+    rows = {row_id(configure("size=nano", "cmt=on", *change)) for change in changes}
+    assert len(rows) == 4
+    assert row_id(configure("size=nano")) not in rows
+
+
+def test_one_measurement_serves_all_choices_of_cutoffs(configure):
+    def measured(*overrides):
+        config = configure("size=nano", "cmt=on", "cmt.per_layer=true", *overrides)
+        return layer_cutoffs_settings(config, "r", "v")
+
+    assert measured("cmt.cutoff=0.1") == measured("cmt.cutoff=0.5") == measured("eval.split=validation")
+    assert measured("retrieval.k=2") != measured()
 
 
 def test_tokenizer_and_text_make_another_run(configure):
@@ -47,7 +69,7 @@ def test_tokenizer_and_text_make_another_run(configure):
     [
         *("eval.length=300", "eval.local=100", "eval.tokens=8192", "eval.split=test"),
         *("retrieval.k=1", "retrieval=per_head", "retrieval.scorer=recent", "memory.blocks=9"),
-        "eval.retrieval_statistics=true",
+        *("eval.retrieval_statistics=true", "positions.mapping=true"),
     ],
 )
 def test_how_a_landmark_model_is_read_makes_another_row(configure, override):

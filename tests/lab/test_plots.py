@@ -23,6 +23,7 @@ SHOWN = {  # figure: an experiment that shows it
     "rows": "table2_granularity",
     "lines": "ablation_retrieval",
     "heatmap": "sweep_k_local",
+    "drop_rate": "table3_cmt",
     "unique_blocks": "figure5_unique_blocks",
     "accuracy": "figure3_passkey",
 }
@@ -64,6 +65,11 @@ def made_up(record, figure):
         return record
     bins = -(-record["settings"]["eval_length"] // 64)
     results["position_nll"] = [[640.0, 640 * (1.5 + draw_from.random() / (1 + i))] for i in range(bins)]
+    if "cmt_cutoff" in record["settings"]:
+        share = record["settings"]["cmt_cutoff"] ** 0.7
+        results["memory"] = {"drop_rate": share, "drop_rates": [[share * layer / 4] * 4 for layer in range(1, 5)]}
+    if "cmt_per_layer" in record["settings"]:
+        results["cutoffs"] = [0.1, 0.2, 0.0, 1.0]
     if figure == "unique_blocks":
         layers = [{"distinct_blocks": [0, 0, 5, 9, 3, 1], "bytes_moved": 3e5} for _ in range(4)]
         results["retrieval"] = {
@@ -93,6 +99,7 @@ def test_picture_is_a_png_and_the_table_goes_with_it(figure, tmp_path):
     assert ("accuracy" in shown) == (figure == "accuracy")
     assert ("perplexity" in shown) == (figure != "accuracy")
     assert ("distinct blocks" in shown) == (figure == "unique_blocks")
+    assert ("dropped" in shown) == (figure == "drop_rate")
 
 
 DRAW = """

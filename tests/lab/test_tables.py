@@ -52,6 +52,36 @@ def test_join_is_by_settings_not_by_order(composer, configure, make_record, publ
     assert len({value for value in found.values() if value}) >= 11
 
 
+def test_cutoffs_stand_beside_the_papers(composer, configure, make_record):
+    overrides = ["+experiment=table3_cmt", "size=nano"]
+    rows = select(configure(*overrides), overrides, composer)
+    records = {row.name: [make_record(row.configs[0], row.name, 16.0)] for row in rows}
+    for name, each in records.items():
+        if name != "no_cmt":
+            each[0]["results"]["memory"] = {"drop_rate": 0.5, "drop_rates": [[0.5]]}
+    table = build("t", records, read_paper("table3_cmt"))
+    printed = {row.name: (row.paper, row.drop_rate_paper, row.drop_rate_poster) for row in table.rows if row.paper}
+    assert printed == {
+        "no_cmt": (16.28, None, None),
+        "cmt_0": (16.38, 0, 0),
+        "cmt_0.1": (16.38, 0.23, 0.25),
+        "cmt_0.3": (16.43, 0.57, 0.57),
+        "cmt_0.5": (16.86, 0.84, 0.84),
+        "cmt_1": (19.49, 1, 1),
+    }
+    assert [row.drop_rate for row in table.rows[:2]] == [None, 0.5]
+    assert {row.name: row.cutoff for row in table.rows}["cmt_0.3"] == "0.3"
+
+
+def test_drop_rates_of_seeds_are_a_mean_and_a_deviation(configure, make_record):
+    records = [make_record(configure("cmt=on", f"seed={seed}"), "a", 10.0) for seed in range(3)]
+    for record, rate in zip(records, (0.2, 0.3, 0.4)):
+        record["results"]["memory"] = {"drop_rate": rate}
+    row = build("t", {"a": records}).rows[0]
+    assert (row.drop_rate, row.drop_rate_spread) == pytest.approx((0.3, 0.1))
+    assert "30.0 ± 10.0 %" in render.as_text(build("t", {"a": records}))
+
+
 def test_rows_on_arxiv_math_stand_beside_the_papers(composer, configure, make_record):
     overrides = ["+experiment=table1_arxiv", "size=nano"]
     rows = select(configure(*overrides), overrides, composer)

@@ -1,7 +1,7 @@
 import pytest
 
 from landmark.errors import UserError
-from landmark.lab.validate import check, resolve
+from landmark.lab.validate import beyond_training, check, resolve
 
 BAD = {
     "retrieval.k=-1": "retrieval.k=-1: must be at least 0",
@@ -36,6 +36,8 @@ BAD = {
     "cmt=on cmt.cutoffs=[0,0,0,2]": "cmt.cutoffs=[0.0, 0.0, 0.0, 2.0]: a cutoff is",
     "cmt=on cmt.cutoffs=[0,0,0,1] cmt.cutoff=0.1": "cmt.cutoffs: takes the place of cmt.cutoff",
     "cmt=on cmt.per_layer=true data=passkey": "data=passkey has no validation text",
+    "cmt=on cmt.per_layer=true retrieval.k=0": "nothing is ever looked up",
+    "cmt=on cmt.per_layer=true eval.local=512": "nothing is ever looked up",
     "cmt=on model=transformer": "cmt=on: model=transformer has no landmarks",
     "positions=jumps positions.p_jump=0": "positions.p_jump=0: must be at least 1",
     "positions.p_jump=5": "positions.p_jump=5: there are no jumps, set positions=jumps",
@@ -85,6 +87,16 @@ def test_long_evaluation_of_the_whole_split_needs_no_span(configure):
 )
 def test_what_is_fed_at_a_time_if_left_open(configure, model, length, local):
     assert resolve(configure(f"model={model}", f"eval.length={length}")).eval.local == local
+
+
+def test_true_positions_beyond_training_are_warned_of(configure):
+    jumps = ["positions=jumps", "positions.mapping=true", "eval.local=250"]
+    warning = beyond_training(configure(*jumps, "eval.length=2048"))
+    assert warning is not None
+    assert "eval.length=2048 reaches position 2,088, training at most 1,601" in warning
+    assert beyond_training(configure(*jumps, "eval.length=1500")) is None
+    assert beyond_training(configure("positions.mapping=true", "eval.length=600")) is not None
+    assert beyond_training(configure("eval.length=2048")) is None
 
 
 def test_no_memory_at_all_is_allowed(configure):

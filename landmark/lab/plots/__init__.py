@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from landmark.lab.plots import accuracy, heatmap, lines, positions, rows, unique_blocks
+from landmark.lab.plots import accuracy, drop_rate, heatmap, lines, positions, rows, unique_blocks
 from landmark.lab.plots.style import COLOURS, png
 from landmark.lab.tables import Table
 
@@ -17,6 +17,7 @@ FIGURES: "dict[str, Callable[[Table], Figure]]" = {
     "lines": lines.draw,
     "heatmap": heatmap.draw,
     "accuracy": accuracy.draw,
+    "drop_rate": drop_rate.draw,
     "unique_blocks": unique_blocks.draw,
 }
 

@@ -9,7 +9,7 @@ from experiments.benchmarks.exactness import Inexact
 from experiments.benchmarks.report import Report, Target, compare, milliseconds, per_second
 from experiments.benchmarks.settings import THREADS, Options, Say
 from experiments.benchmarks.timing import interleave
-from experiments.benchmarks.training import LANDMARK, configuration, training_step, windows
+from experiments.benchmarks.training import LANDMARK, MODELS, configuration, training_step, windows
 from landmark.data import SPLITS, load_tokenizer, prepare
 from landmark.data.corpora import Source, open_source
 
@@ -38,7 +38,7 @@ def open_text(options: Options) -> tuple[str, Source]:
 
 def assembling(options: Options, say: Say) -> Report:
     say("nano: batch assembly")
-    config = configuration("nano", "landmark", options.quick)
+    config = configuration("nano", MODELS[LANDMARK], options.quick)
     batches = map(windows(config).batch, count())
     functions = {STEP: training_step(config), ASSEMBLY: lambda: next(batches)}
     seconds = interleave(functions, rounds=3 if options.quick else 15)

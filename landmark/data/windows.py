@@ -44,7 +44,7 @@ class Batch:
 
     tokens: Tensor
     targets: Tensor
-    phase: Tensor | None
+    phase: Tensor | None = None
     weights: Tensor | None = None
     controlled: Tensor | None = None
     positions: Tensor | None = None

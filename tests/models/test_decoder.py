@@ -1,26 +1,19 @@
 """The three models: their sizes, their windows, and that reading in chunks is reading."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
 
+from landmark.data.windows import Batch
 from landmark.errors import UserError
 from landmark.memory import RecurrentMemory
 from landmark.models import Decoder, DecoderConfig
 
 TINY = DecoderConfig("transformer", vocab_size=64, num_layers=2, num_heads=2, head_dim=8, mlp_dim=32)
 LANDMARK = replace(TINY, kind="landmark", block_size=5, landmark_id=60)
+CMT = replace(LANDMARK, cmt=True)
 XL = replace(TINY, kind="transformer_xl", window=6, cache=4)
-
-
-@dataclass
-class Batch:
-    tokens: Tensor
-    targets: Tensor
-    phase: Tensor | None = None
-    weights: Tensor | None = None
 
 
 def tiny(config, seed=0):
@@ -128,12 +121,53 @@ def test_landmark_loss_counts_only_targets_and_uses_the_phase():
 
 
 def test_every_parameter_of_every_model_gets_a_gradient():
-    for config in (TINY, LANDMARK, XL, replace(LANDMARK, num_kv_heads=1)):
+    for config in (TINY, LANDMARK, XL, replace(LANDMARK, num_kv_heads=1), CMT, replace(CMT, num_kv_heads=1)):
         model = tiny(config)
         tokens = torch.randint(0, 50, (2, 17))
-        for loss, _ in model.window_losses(Batch(tokens, tokens, torch.tensor([0, 2]))):
+        controlled = torch.rand(2, 2, 5) < 0.5 if config.cmt else None
+        for loss, _ in model.window_losses(Batch(tokens, tokens, torch.tensor([0, 2]), controlled=controlled)):
             loss.backward()
         assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
+
+
+def test_a_context_miss_token_adds_one_vector():
+    assert Decoder(CMT).num_parameters() == Decoder(LANDMARK).num_parameters() + CMT.hidden_dim
+
+
+def test_the_token_does_not_depend_on_the_text_and_each_layer_has_its_own_landmarks():
+    """Controlled landmarks of one layer, or none, or other ones: each another result; the backends agree on all."""
+    models = [tiny(replace(CMT, backend=backend)) for backend in ("blockwise", "reference")]
+    tokens, phase = torch.randint(0, 50, (2, 17)), torch.tensor([0, 3])
+    results = []
+    for layers in ((False, False), (True, False), (False, True), (True, True)):
+        controlled = torch.tensor(layers)[None, :, None].expand(2, 2, 5)
+        ours, reference = (model.hidden(tokens, phase, controlled=controlled) for model in models)
+        torch.testing.assert_close(ours, reference)
+        results.append(ours)
+    assert all(not torch.allclose(results[i], results[j]) for i in range(4) for j in range(i))
+    torch.testing.assert_close(models[0].hidden(tokens, phase), results[0])
+
+
+def test_with_a_memory_the_chunk_alone_is_as_a_window_without_controlled_landmarks():
+    model = tiny(CMT)
+    tokens = torch.randint(0, 50, (2, 17))
+    memory = model.new_memory(k=2)
+    torch.testing.assert_close(model(tokens, memory=memory), model(tokens))
+
+
+def test_positions_are_those_of_the_batch():
+    model = tiny(LANDMARK)
+    tokens, phase = torch.randint(0, 50, (2, 17)), torch.tensor([0, 3])
+    straight = torch.arange(17).expand(2, -1)
+    expected = model.hidden(tokens, phase)
+    torch.testing.assert_close(model.hidden(tokens, phase, positions=straight), expected)
+    torch.testing.assert_close(model.hidden(tokens, phase, positions=straight + 1000), expected)
+    jumped = straight.clone()
+    jumped[1, 9:] += 40
+    found = model.hidden(tokens, phase, positions=jumped)
+    torch.testing.assert_close(found[0], expected[0])
+    torch.testing.assert_close(found[1, :9], expected[1, :9])
+    assert not torch.allclose(found[1, 9:], expected[1, 9:])
 
 
 @pytest.mark.parametrize(
@@ -145,6 +179,7 @@ def test_every_parameter_of_every_model_gets_a_gradient():
         ({"head_dim": 7}, "head_dim even"),
         ({"num_kv_heads": 3}, "does not divide"),
         ({"backend": "magic"}, "model.backend=magic"),
+        ({"cmt": True}, "a context miss token means nothing to model.kind=transformer"),
     ],
 )
 def test_impossible_models_are_refused(change, message):

@@ -47,7 +47,7 @@ def test_losses_are_means_over_targets(kind, tmp_path):
             total = sum(float(loss) for batch in batches for loss, _ in model.window_losses(batch))
         return total / sum(int((batch.targets != NO_LOSS).sum()) for batch in batches)
 
-    first = data.training.batch(0)
+    first = next(iter(data.train_dataloader()))
     assert summary["train_loss"] == pytest.approx(mean_loss(make_model(config), [first]), rel=1e-5)
     assert summary["validation_loss"] == pytest.approx(mean_loss(model, data.val_dataloader()), rel=1e-5)
     assert summary["validation_perplexity"] == pytest.approx(math.exp(summary["validation_loss"]))
@@ -82,8 +82,13 @@ def test_bfloat16_runs(tmp_path):
 def test_profiler_reports_into_the_run(tmp_path, name, action):
     config = make_config("transformer", steps=6)
     config.trainer.profiler = name
-    run(config, tmp_path)
-    assert action in (tmp_path / "run" / f"fit-profile-{name}.txt").read_text()
+    reports = []
+    for attempt in range(4):  # now and then PyTorch's profiler loses all events of a busy machine
+        run(config, tmp_path / str(attempt))
+        reports.append((tmp_path / str(attempt) / "run" / f"fit-profile-{name}.txt").read_text())
+        if action in reports[-1]:
+            return
+    pytest.fail(f"no {action} in {reports}")
 
 
 def test_nan_stops_naming_the_step(tmp_path, monkeypatch):

@@ -15,10 +15,12 @@ import numpy as np
 import torch
 
 from landmark.config import (
+    CmtConfig,
     Config,
     DataConfig,
     EvalConfig,
     ModelConfig,
+    PositionsConfig,
     TokenizerConfig,
     TrainConfig,
     TrainerConfig,
@@ -29,12 +31,14 @@ from landmark.models import build
 from landmark.training import train
 from landmark.training.metrics import MetricsFile
 
-KINDS = ("transformer", "landmark", "transformer_xl")
+EXTRAS = "landmark_cmt_jumps"  # a landmark model with a context miss token and positional jumps
+KINDS = ("transformer", "landmark", "transformer_xl", EXTRAS)
 TOKENIZER = load_tokenizer("bytes")
 
 
 def make_config(kind: str, **changes: Any) -> Config:
     """Two layers, 40 steps; logs, validation and checkpoints fall on different steps."""
+    extras, kind = kind == EXTRAS, "landmark" if kind == EXTRAS else kind
     model = ModelConfig(
         kind=kind,
         num_layers=2,
@@ -55,6 +59,8 @@ def make_config(kind: str, **changes: Any) -> Config:
         tokenizer=TokenizerConfig(name="bytes"),
         train=TrainConfig(**(settings | changes)),
         trainer=TrainerConfig(accelerator="cpu", devices=int(os.environ.get("WORLD_SIZE", "1")), threads=1),
+        cmt=CmtConfig(enabled=extras),
+        positions=PositionsConfig("jumps", 10) if extras else PositionsConfig(),
         eval=EvalConfig(split="test"),
     )
 
@@ -80,7 +86,7 @@ def make_corpus(folder: Path) -> Corpus:
 
 def make_model(config: Config):
     torch.manual_seed(config.seed)
-    return build(config.model, TOKENIZER)
+    return build(config.model, TOKENIZER, config.cmt.enabled)
 
 
 def run(config: Config, folder: Path, loggers: list | None = None) -> tuple[Any, dict[str, Any]]:

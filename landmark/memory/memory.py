@@ -138,15 +138,15 @@ class Memory:
             scale=scale,
             return_lse=True,
         )
-        depths, wanted = self._depths(state.store.added), None
+        depths, weight, wanted = self._depths(state.store.added), None, None
         if cmt is not None:
             weight = self._miss_weight(q, cmt, lse, scale, pending + (depths[-1] if depths else 0))
             out = out * (1 - weight)[..., None].to(out.dtype)
-            wanted = lookups(weight, self._cutoff(layer), self.granularity)
         if self.k == 0 or len(state.store) == 0:
             return out
         self._statistics.searches += 1
-        if wanted is not None:
+        if weight is not None:
+            wanted = lookups(weight, self._cutoff(layer), self.granularity)
             self._statistics.drop(layer, wanted.needed)
             if wanted.none:
                 self._statistics.searches_skipped += 1

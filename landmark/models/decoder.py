@@ -7,7 +7,7 @@ what attends.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, cast
@@ -158,8 +158,11 @@ class Decoder(nn.Module):
         config = self.config
         if config.kind == "landmark":
             assert config.block_size is not None
-            if settings.get("cutoff") and not config.cmt:
-                raise UserError(f"cmt.cutoff={settings['cutoff']}: this model has no context miss token")
+            cutoff = settings.get("cutoff")
+            if cutoff and not config.cmt:
+                raise UserError(f"cmt.cutoff={cutoff}: this model has no context miss token")
+            if isinstance(cutoff, Sequence) and len(cutoff) != config.num_layers:
+                raise UserError(f"cmt.cutoffs={cutoff}: must be {config.num_layers} numbers, one for each layer")
             return Memory(config.block_size, rope_base=config.rope_base, **settings)
         if config.kind == "transformer_xl":
             assert config.cache is not None

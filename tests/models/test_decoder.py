@@ -130,6 +130,18 @@ def test_every_parameter_of_every_model_gets_a_gradient():
         assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
 
 
+@pytest.mark.parametrize(
+    ("config", "cutoff", "message"),
+    [
+        (LANDMARK, 0.3, "cmt.cutoff=0.3: this model has no context miss token"),
+        (CMT, [0.1, 0.2, 0.3], r"cmt.cutoffs=\[0.1, 0.2, 0.3\]: must be 2 numbers"),
+    ],
+)
+def test_a_cutoff_that_does_not_fit_the_model_is_refused(config, cutoff, message):
+    with pytest.raises(UserError, match=message):
+        tiny(config).new_memory(cutoff=cutoff)
+
+
 def test_a_context_miss_token_adds_one_vector():
     assert Decoder(CMT).num_parameters() == Decoder(LANDMARK).num_parameters() + CMT.hidden_dim
 

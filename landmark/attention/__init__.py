@@ -72,7 +72,7 @@ def landmark_attention(
 
     q: (B, H, T, d), already rotated. k, v: (B, H_kv, prefix + T, d), H_kv dividing H: the queries are those of the
     last T keys. phase: (B,) tokens missing from the first block, 0…block_size (None: 0),
-    best on the CPU, whatever the device. cmt: (H_kv, d), the rotated key of a context miss token (Section 3.2.2), which
+    best on the CPU, whatever the device. cmt: (H_kv, d), the rotated key of a context miss token (Appendix D), which
     no window position stands for and whose value is never used. controlled: (B, blocks), bool, for each block of the
     window whether its landmark is controlled by that token (None: none is), at least as many as there are; see
     context_miss.py. scale: of the scores

@@ -2,7 +2,7 @@
 
 Landmarks are *free* or *controlled*. The outer softmax runs over the tokens of the query's own block, the free
 landmarks and the token; the controlled landmarks have a softmax of their own, times the token's weight S. Where no
-controlled landmark is visible, S goes nowhere (paper, Section 3.2.2).
+controlled landmark is visible, S goes nowhere (paper, Appendix D).
 
 That is one ordinary softmax again: let each controlled landmark c stand in it with miss + s_c − logsumexp(controlled),
 and together they weigh what the token does. Gates here are the landmarks' scores (N, block, query), −∞ where a query
@@ -24,7 +24,9 @@ def miss_scores(q: Tensor, cmt: Tensor, kv_heads: int) -> Tensor:
     if cmt.shape != (kv_heads, dim):
         raise ValueError(f"cmt must have shape ({kv_heads}, {dim}), a key for each head, got {tuple(cmt.shape)}")
     compute = torch.promote_types(q.dtype, torch.float32)
-    return torch.einsum("bhtd,hd->bht", q.to(compute), cmt.repeat_interleave(heads // kv_heads, 0).to(compute))
+    cmt = cmt.repeat_interleave(heads // kv_heads, 0)
+    with torch.autocast(q.device.type, enabled=False):
+        return torch.einsum("bhtd,hd->bht", q.to(compute), cmt.to(compute))
 
 
 def defer(gates: Tensor, miss: Tensor, controlled: Tensor) -> Tensor:

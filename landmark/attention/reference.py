@@ -39,7 +39,7 @@ def landmark_attention_weights(
     bidirectional: the variant of the paper's second reproduction. Nothing is hidden for coming later, and a landmark
     sees its own block and itself alone.
 
-    miss: (B, H, T), scores of the context miss token, which joins the outer group (Section 3.2.2). controlled:
+    miss: (B, H, T), scores of the context miss token, which joins the outer group (Appendix D). controlled:
     (B, blocks), bool: landmarks that make a group of their own, weighted by the weight of the context miss token.
     Where none of them is visible that weight goes nowhere.
     """

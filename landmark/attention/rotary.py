@@ -35,7 +35,7 @@ def rotate(x: Tensor, factors: Tensor) -> Tensor:
 
 
 def rotate_cmt(key: Tensor, table: RotaryTable) -> Tensor:
-    """Turn the key of a context miss token (…, d) to where it stands, position −1 (paper, Section 3.2.2)."""
+    """Turn the key of a context miss token (…, d) to where it stands, position −1 (paper, Appendix D)."""
     return rotate(key, table(1, 1, key).conj())
 
 

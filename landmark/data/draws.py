@@ -1,7 +1,7 @@
 """What a window of a landmark model draws beside its text: controlled landmarks, and positional jumps.
 
-With the context miss token each landmark is controlled with probability one half, anew in every layer (paper, Section
-3.2.2). With positional jumps a random step follows each landmark (paper, Section 4.4; `p_jump` of 3)::
+With the context miss token each landmark is controlled with probability one half, anew in every layer (paper, Appendix
+D). With positional jumps a random step follows each landmark (paper, Appendix E; here of at most p_jump = 3)::
 
     tokens      a b L c d L e f
     steps           1     3         uniform in 1…p_jump, elsewhere 1

@@ -54,7 +54,8 @@ class Batch:
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
         """The same batch on another device. The phase stays: it says where to cut, and is read on the CPU."""
-        return replace(self._each(lambda x: x.to(device, non_blocking=non_blocking)), phase=self.phase)
+        moved = replace(self, phase=None)._each(lambda x: x.to(device, non_blocking=non_blocking))
+        return replace(moved, phase=self.phase)
 
     def rows(self, rows: slice) -> "Batch":
         """Some of the windows."""

@@ -1,6 +1,6 @@
 """A cutoff of the context miss token for each layer: the same share of lookups dropped where it costs least.
 
-One cutoff for all layers (paper, Section 3.2.2, Table 3) drops whatever weighs little, wherever it is. Here the cutoff
+One cutoff for all layers (paper, Appendix D, Table 3) drops whatever weighs little, wherever it is. Here the cutoff
 of every layer is raised alone, on the validation split, which shows what it drops and what that costs; then the cutoffs
 are chosen whose costs, added up, are least among those that drop enough.
 """

@@ -60,8 +60,9 @@ def log_row(config: Config, record: dict[str, Any], *, group: str) -> None:
     if mode(config.logger) == "disabled":
         return
     with _opened(config, record["id"], group=group, job_type="evaluate", name=record["labels"]["row"]) as session:
-        numbers = {key: value for key, value in record["results"].items() if isinstance(value, int | float)}
-        session.log(numbers)
+        results = record["results"]
+        counted = {f"memory/{key}": value for key, value in results.get("memory", {}).items()}
+        session.log({key: value for key, value in (results | counted).items() if isinstance(value, int | float)})
 
 
 def log_table(

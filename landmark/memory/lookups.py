@@ -1,4 +1,4 @@
-"""Which queries look something up: those that the context miss token lets through (paper, Section 3.2.2).
+"""Which queries look something up: those that the context miss token lets through (paper, Appendix D).
 
 The token's weight S says, before anything is searched, how much of a query's attention what is remembered would get.
 Where S is below a cutoff nothing is looked up, and S goes nowhere.

@@ -68,12 +68,14 @@ def sessions(monkeypatch):
 def test_row_is_logged_under_its_identity(configure, make_record, sessions, tmp_path):
     config = configure(f"output={tmp_path}")
     record = make_record(config, "a", 12.0)
+    record["results"]["memory"] = {"drop_rate": 0.25, "drop_rates": [[0.25]]}
     log_row(config, record, group="table1")
     settings, session = sessions[0]
     assert (settings["id"], settings["group"], settings["job_type"]) == (record["id"], "table1", "evaluate")
     assert (settings["mode"], settings["resume"], session.code) == ("offline", "allow", 0)
     assert session.logged[0]["perplexity"] == 12.0
-    assert "segments" not in session.logged[0]
+    assert session.logged[0]["memory/drop_rate"] == 0.25
+    assert {"segments", "memory/drop_rates"}.isdisjoint(session.logged[0])
 
 
 def test_crashed_training_is_marked_as_failed(configure, sessions, tmp_path, monkeypatch):

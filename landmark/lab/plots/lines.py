@@ -40,7 +40,7 @@ def draw(table: Table) -> "Figure":
     measured = {row.name: (row.perplexity, row.spread or 0.0) for row in table.rows if row.perplexity is not None}
     bars = {name: [value - spread, value + spread] for name, (value, spread) in measured.items()}
     keep_in_frame(left, bars, FAR * statistics.median(value for value, _ in measured.values()))
-    left.set_ylabel("perplexity (± standard error)")
+    left.set_ylabel(f"perplexity (± standard {'error' if table.seeds == 1 else 'deviation over seeds'})")
     right.set_yscale("symlog", linthresh=_threshold(table.rows))
     right.axhline(0, color=next(iter(colours.values())), linewidth=1.2)
     right.set_ylabel(f"nats a token above {next(iter(found))}, paired")

@@ -67,7 +67,7 @@ def parameters(config: Config, vocab_size: int) -> tuple[int, int]:
     model = config.model
     width = model.num_heads * model.head_dim
     layer = 4 * width * width + 2 * width * model.mlp_dim + 2 * width
-    body = model.num_layers * layer + width
+    body = model.num_layers * layer + width + width * config.cmt.enabled
     return body + vocab_size * width, body
 
 

@@ -7,6 +7,7 @@ VOCABULARY = 50304
 
 def test_parameters_are_the_papers(configure):
     assert parameters(configure(), VOCABULARY) == (202_531_840, 151_020_544)
+    assert parameters(configure("cmt=on"), VOCABULARY) == (202_531_840 + 1024, 151_020_544 + 1024)
 
 
 def test_training_costs_six_flops_a_parameter_and_attention(configure):

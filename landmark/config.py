@@ -26,7 +26,7 @@ class ModelConfig:
     window: int | None = None  # transformer_xl: tokens per window
     cache: int | None = None  # transformer_xl: earlier keys kept
     rope_base: float = 10000.0
-    backend: str = "auto"  # how attention is computed: auto, reference or blockwise
+    backend: str = "auto"  # how attention is computed: auto, reference, blockwise or triton
 
 
 @dataclass

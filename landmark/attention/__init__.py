@@ -9,6 +9,7 @@ from torch import Tensor
 
 from landmark.attention.blockwise import landmark_attention_blockwise
 from landmark.attention.context_miss import miss_scores
+from landmark.attention.fused import landmark_attention_fused
 from landmark.attention.layout import check_controlled, check_phase
 from landmark.attention.reference import landmark_attention_reference
 
@@ -18,6 +19,7 @@ BACKENDS = {
     "auto": landmark_attention_blockwise,
     "blockwise": landmark_attention_blockwise,
     "reference": landmark_attention_reference,
+    "triton": landmark_attention_fused,
 }
 
 
@@ -76,7 +78,8 @@ def landmark_attention(
     no window position stands for and whose value is never used. controlled: (B, blocks), bool, for each block of the
     window whether its landmark is controlled by that token (None: none is), at least as many as there are; see
     context_miss.py. scale: of the scores
-    (None: 1/√d). backend: "reference" (explicit weights), "blockwise" or "auto".
+    (None: 1/√d). backend: "reference" (explicit weights), "blockwise", "triton" (fused kernels, for GPUs) or "auto"
+    (blockwise).
 
     Returns (B, H, T, d), and with `return_lse` also the (B, H, T) log-sum-exp, in nats and without gradient, of each
     query's outer softmax: over the tokens of its block, the earlier landmarks that are free, and the context miss
@@ -103,7 +106,7 @@ def landmark_attention(
         controlled = check_controlled(controlled, batch, prefix + queries, block_size).to(q.device)
     elif controlled is not None:
         raise ValueError("controlled landmarks need a context miss token: pass its key as cmt")
-    if k.shape[1] != heads:
+    if k.shape[1] != heads and backend != "triton":
         k, v = (x.repeat_interleave(heads // k.shape[1], dim=1) for x in (k, v))
     out, lse = BACKENDS[backend](q, k, v, block_size, phase, prefix, scale, miss, controlled)
     return (out, lse) if return_lse else out

@@ -11,7 +11,7 @@ from landmark.lab.plots import FIGURES
 CHOICES = {
     "task": TASKS,
     "model.kind": ("transformer", "landmark", "transformer_xl"),
-    "model.backend": ("auto", "reference", "blockwise"),
+    "model.backend": ("auto", "reference", "blockwise", "triton"),
     "train.precision": ("32-true", "bf16-mixed"),
     "retrieval.granularity": ("per_token_and_head", "per_head", "per_token"),
     "retrieval.scorer": ("landmark", "recent", "random", "mean_key"),

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 # Kernels get their compile-time constants by name, and many numbers by strides.
 # pyright: reportCallIssue=false
-
 import math
 import os
 from dataclasses import dataclass

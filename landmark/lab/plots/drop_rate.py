@@ -18,9 +18,9 @@ def draw(table: Table) -> "Figure":
     dropping = [row for row in table.rows if row.drop_rate is not None]
     _perplexities(table, [row for row in dropping if row.perplexity is not None], left)
     _layers(table, [row for row in dropping if not _chosen(row)], right)
-    for panel in (left, right):
+    for panel, title in ((left, None), (right, "layer")):
         panel.grid(alpha=0.3)
-        panel.legend(fontsize=8)
+        panel.legend(fontsize=8, title=title)
     return figure
 
 
@@ -60,4 +60,4 @@ def _layers(table: Table, rows: list[TableRow], axes: "Axes") -> None:
         percent = [100 * sum(each) / len(each) for each in rates]
         axes.plot([float(row.cutoff or 0) for row in rows], percent, "o-", color=colour, markersize=4, label=f"{layer}")
     axes.set_xlabel("cutoff")
-    axes.set_ylabel("lookups dropped, percent, by layer")
+    axes.set_ylabel("lookups dropped, percent")

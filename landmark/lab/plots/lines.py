@@ -41,7 +41,9 @@ def draw(table: Table) -> "Figure":
     bars = {name: [value - spread, value + spread] for name, (value, spread) in measured.items()}
     keep_in_frame(left, bars, FAR * statistics.median(value for value, _ in measured.values()))
     left.set_ylabel(f"perplexity (± standard {'error' if table.seeds == 1 else 'deviation over seeds'})")
-    right.set_yscale("symlog", linthresh=_threshold(table.rows))
+    threshold = _threshold(table.rows)
+    if any(abs(row.difference or 0.0) > threshold for row in table.rows):
+        right.set_yscale("symlog", linthresh=threshold)
     right.axhline(0, color=next(iter(colours.values())), linewidth=1.2)
     right.set_ylabel(f"nats a token above {next(iter(found))}, paired")
     for panel in (left, right):

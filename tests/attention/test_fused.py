@@ -75,7 +75,7 @@ def assert_as_exact_as_pytorch(shape, dtype):
     for name, a, b, c in zip(("out", "lse", "dq", "dk", "dv", "dcmt"), ours, plain, exact):
         assert torch.equal(a.isinf(), c.isinf()), name
         off, plainly = ((x.double() - c).masked_fill(c.isinf(), 0.0).abs().max().item() for x in (a, b))
-        rounding = 4 * torch.finfo(dtype).eps * (1 + c.masked_fill(c.isinf(), 0.0).abs().max().item())
+        rounding = 16 * torch.finfo(dtype).eps * (1 + c.masked_fill(c.isinf(), 0.0).abs().max().item())
         assert off <= max(2 * plainly, rounding), f"{name}: {off:.1e}, plain PyTorch {plainly:.1e}"
 
 

@@ -9,18 +9,31 @@ from torch import Tensor
 
 from landmark.attention.blockwise import landmark_attention_blockwise
 from landmark.attention.context_miss import miss_scores
-from landmark.attention.fused import landmark_attention_fused
+from landmark.attention.fused import DTYPES, has_triton, landmark_attention_fused
 from landmark.attention.layout import check_controlled, check_phase
+from landmark.attention.packed import check_packed, longest, one_by_one
 from landmark.attention.reference import landmark_attention_reference
 
-__all__ = ["BACKENDS", "landmark_attention"]
+__all__ = ["BACKEND_NAMES", "backend_for", "landmark_attention"]
 
 BACKENDS = {
-    "auto": landmark_attention_blockwise,
     "blockwise": landmark_attention_blockwise,
     "reference": landmark_attention_reference,
     "triton": landmark_attention_fused,
 }
+BACKEND_NAMES = ("auto", *BACKENDS)
+
+
+def backend_for(name: str, like: Tensor) -> str:
+    """The backend that "auto" stands for with tensors such as `like`: on a GPU, and where Triton has its type, triton.
+
+    Raises ValueError for an unknown name.
+    """
+    if name not in BACKEND_NAMES:
+        raise ValueError(f"backend must be one of {', '.join(BACKEND_NAMES)}, got {name!r}")
+    if name != "auto":
+        return name
+    return "triton" if like.is_cuda and like.dtype in DTYPES and has_triton() else "blockwise"
 
 
 @overload
@@ -34,6 +47,7 @@ def landmark_attention(
     prefix: int = ...,
     cmt: Tensor | None = ...,
     controlled: Tensor | None = ...,
+    cu_seqlens: Tensor | None = ...,
     scale: float | None = ...,
     backend: str = ...,
     return_lse: Literal[False] = ...,
@@ -49,6 +63,7 @@ def landmark_attention(
     prefix: int = ...,
     cmt: Tensor | None = ...,
     controlled: Tensor | None = ...,
+    cu_seqlens: Tensor | None = ...,
     scale: float | None = ...,
     backend: str = ...,
     return_lse: Literal[True],
@@ -63,6 +78,7 @@ def landmark_attention(
     prefix: int = 0,
     cmt: Tensor | None = None,
     controlled: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
     scale: float | None = None,
     backend: str = "auto",
     return_lse: bool = False,
@@ -77,9 +93,10 @@ def landmark_attention(
     best on the CPU, whatever the device. cmt: (H_kv, d), the rotated key of a context miss token (Appendix D), which
     no window position stands for and whose value is never used. controlled: (B, blocks), bool, for each block of the
     window whether its landmark is controlled by that token (None: none is), at least as many as there are; see
-    context_miss.py. scale: of the scores
+    context_miss.py. cu_seqlens: (documents + 1,), where documents begin that are packed into a batch of one and do not
+    see each other, 0 first and T last; phase and controlled are then one for each document. scale: of the scores
     (None: 1/√d). backend: "reference" (explicit weights), "blockwise", "triton" (fused kernels, for GPUs) or "auto"
-    (blockwise).
+    (triton on a GPU, else blockwise).
 
     Returns (B, H, T, d), and with `return_lse` also the (B, H, T) log-sum-exp, in nats and without gradient, of each
     query's outer softmax: over the tokens of its block, the earlier landmarks that are free, and the context miss
@@ -88,8 +105,7 @@ def landmark_attention(
     Raises ValueError for shapes that do not fit, a phase outside 0…block_size, controlled landmarks without a context
     miss token, or an unknown backend.
     """
-    if backend not in BACKENDS:
-        raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
+    backend = backend_for(backend, q)
     batch, heads, queries, dim = q.shape
     if k.shape != v.shape or k.shape[0] != batch or k.shape[2] != prefix + queries or k.shape[3] != dim:
         raise ValueError(
@@ -98,15 +114,23 @@ def landmark_attention(
         )
     if heads % k.shape[1]:
         raise ValueError(f"{k.shape[1]} key/value heads do not divide {heads} query heads")
-    phase = check_phase(phase, batch, block_size)
+    samples = batch if cu_seqlens is None else check_packed(cu_seqlens, batch, queries, prefix)
+    phase = check_phase(phase, samples, block_size)
     scale = 1 / math.sqrt(dim) if scale is None else scale
     miss = None
     if cmt is not None:
         miss = miss_scores(q, cmt, k.shape[1]) * scale
-        controlled = check_controlled(controlled, batch, prefix + queries, block_size).to(q.device)
+        length = prefix + queries if cu_seqlens is None else longest(cu_seqlens)
+        controlled = check_controlled(controlled, samples, length, block_size).to(q.device)
     elif controlled is not None:
         raise ValueError("controlled landmarks need a context miss token: pass its key as cmt")
     if k.shape[1] != heads and backend != "triton":
         k, v = (x.repeat_interleave(heads // k.shape[1], dim=1) for x in (k, v))
-    out, lse = BACKENDS[backend](q, k, v, block_size, phase, prefix, scale, miss, controlled)
+    arguments = (q, k, v, block_size, phase, prefix, scale, miss, controlled)
+    if cu_seqlens is None:
+        out, lse = BACKENDS[backend](*arguments)
+    elif backend == "triton":
+        out, lse = landmark_attention_fused(*arguments, cu_seqlens)
+    else:
+        out, lse = one_by_one(BACKENDS[backend], cu_seqlens, *arguments)
     return (out, lse) if return_lse else out

@@ -1,6 +1,6 @@
 """Compiles the fused kernels for GPUs that need not be there, and prints what each takes, as JSON:
 
-    python -m tests.attention.compile_fused sm_90 HEAD_DIM BLOCK_SIZE
+    python -m tests.attention.compile_fused sm_90 HEAD_DIM BLOCK_SIZE [cmt] [packed]
 
 A process of its own: under TRITON_INTERPRET=1 nothing can be compiled.
 """
@@ -17,18 +17,19 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from landmark.attention import fused, fused_kernels
+from landmark.attention import fused_kernels, fused_tuning
 
 KERNELS = ("forward", "backward_queries", "backward_keys")
-POINTERS = {"Lse": "fp32", "Delta": "fp32", "Dshift": "fp32", "Shift": "fp32", "Nowhere": "fp32"}
-POINTERS |= {"Phase": "i32", "Controlled": "i8"}
+POINTERS = {name: "fp32" for name in ("Lse", "Delta", "Dmiss", "Miss", "Shared")}
+POINTERS |= {"Phase": "i32", "Starts": "i32", "Controlled": "i8"}
 
 
-def compiled(kernel: str, arch: int, dim: int, block_size: int, cmt: bool) -> dict[str, int]:
+def compiled(kernel: str, arch: int, dim: int, block_size: int, cmt: bool, packed: bool) -> dict[str, int]:
     """Registers, bytes of stack (where spilled registers go) and of shared memory of a kernel in bfloat16."""
     function = getattr(fused_kernels, kernel)
-    chosen = fused.constants(fused.tiles(kernel, block_size, dim, 2), block_size, dim, torch.bfloat16) | {"CMT": cmt}
-    options = {name: chosen.pop(name) for name in ("num_warps", "num_stages")}
+    tiles = fused_tuning.as_options(fused_tuning.choices(kernel, block_size, dim, 2, arch)[0])
+    options = {name: tiles.pop(name) for name in ("num_warps", "num_stages")}
+    chosen = tiles | fused_tuning.constants(block_size, dim, torch.bfloat16, cmt=cmt, packed=packed)
     signature, constants, attributes = {}, {}, {}
     for number, parameter in enumerate(function.params):
         name = parameter.name
@@ -53,5 +54,5 @@ def compiled(kernel: str, arch: int, dim: int, block_size: int, cmt: bool) -> di
 
 if __name__ == "__main__":
     arch, dim, block_size = int(sys.argv[1].removeprefix("sm_")), int(sys.argv[2]), int(sys.argv[3])
-    cmt = "cmt" in sys.argv[4:]
-    print(json.dumps({kernel: compiled(kernel, arch, dim, block_size, cmt) for kernel in KERNELS}))
+    cmt, packed = (word in sys.argv[4:] for word in ("cmt", "packed"))
+    print(json.dumps({kernel: compiled(kernel, arch, dim, block_size, cmt, packed) for kernel in KERNELS}))

@@ -12,7 +12,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from landmark.attention import landmark_attention
-from landmark.attention.fused import tiles
+from landmark.attention.fused_tuning import choices
 from landmark.attention.layout import most_blocks
 
 os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are imported, which is when they are first run
@@ -160,6 +160,6 @@ def test_no_register_is_spilled_and_shared_memory_suffices(arch, dim):
 
 def test_tiles_hold_whole_blocks():
     for block_size in range(1, 256):
-        chosen = tiles("forward", block_size, 64, 2)
-        assert chosen.segment >= block_size + 1
-        assert chosen.group * chosen.segment == max(64, chosen.segment)
+        for chosen in choices("forward", block_size, 64, 2, 90):
+            assert chosen.segment >= block_size + 1
+            assert chosen.group * chosen.segment == max(64, chosen.segment)

@@ -1,0 +1,124 @@
+"""How large the kernels' tiles are: a choice for each shape that spills no register, and others to try on the GPU.
+
+The fastest is measured once for each kind of GPU, shape and type, and kept in Triton's cache on disk. Where
+`torch.use_deterministic_algorithms` asks for the same numbers every time, and off the GPU, the first is taken.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Queries of a tile, warps, pipeline stages, for 64 keys of dimension 128 in half precision; the first is the default.
+CHOICES = {
+    ("forward", 90): [(128, 8, 2), (128, 8, 3), (64, 4, 2), (64, 4, 3)],
+    ("backward_queries", 90): [(128, 8, 2), (128, 8, 1), (64, 4, 1), (64, 8, 2)],
+    ("backward_keys", 90): [(128, 8, 1), (64, 4, 1), (64, 8, 1)],
+    ("forward", 80): [(64, 8, 2), (64, 8, 3), (32, 4, 2), (128, 8, 1)],
+    ("backward_queries", 80): [(64, 8, 2), (64, 8, 1), (32, 4, 2)],
+    ("backward_keys", 80): [(64, 8, 1), (32, 8, 1)],
+}
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Queries of a tile; blocks of a tile of keys, and columns of each; warps and pipeline stages of a program."""
+
+    queries: int
+    group: int
+    segment: int
+    warps: int
+    stages: int
+
+
+def choices(kernel: str, block_size: int, dim: int, element_size: int, capability: int) -> list[Tiles]:
+    """Tiles to choose from, the default first: about 64 keys at a time, more where a block is longer.
+
+    Found by compiling for sm_80 and sm_90, half precision, d = 64 and 128: the default spills nothing there. Wider
+    numbers, heads and blocks take fewer queries. capability: of the GPU, ten times the major number and the minor one.
+    """
+    segment = 1 << block_size.bit_length()  # the power of two from ℓ+1 up
+    group = max(1, 64 // segment)
+    load = group * segment * padded(dim) * element_size // (64 * 128 * 2)  # 1 at 64 halves of dimension 128
+    found = []
+    for queries, warps, stages in CHOICES[kernel, 90 if capability >= 90 else 80]:
+        chosen = Tiles(max(16, queries // max(1, load)), group, segment, warps, stages if load <= 1 else 1)
+        if chosen not in found:
+            found.append(chosen)
+    return found
+
+
+def padded(dim: int) -> int:
+    """The power of two that holds a head dimension."""
+    return max(16, 1 << (dim - 1).bit_length())
+
+
+def is_interpreted() -> bool:
+    """Whether Triton runs its kernels as Python, on the CPU."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def constants(block_size: int, dim: int, dtype: torch.dtype, *, cmt: bool, packed: bool) -> dict[str, Any]:
+    """What a kernel is compiled for, whatever its tiles."""
+    precision = "ieee" if dtype == torch.float32 else "tf32"
+    fixed = {"W": block_size + 1, "D": dim, "BLOCK_D": padded(dim), "PRECISION": precision}
+    return fixed | {"CMT": cmt, "PACKED": packed}
+
+
+def launch(
+    kernel: str, *arguments: Any, like: Tensor, block_size: int, cmt: bool, rows: int, samples: int | None, heads: int
+) -> None:
+    """Run a kernel over tiles of `rows` queries, or keys, of each batch and of so many heads.
+
+    like: (B, H, T, d), queries. samples: packed into the rows (None: a batch is one).
+    """
+    from landmark.attention import fused_kernels
+
+    batch, _, _, dim = like.shape
+    capability = 80 if is_interpreted() else _capability(like.device)
+    tried = choices(kernel, block_size, dim, like.element_size(), capability)
+
+    def grid(chosen: dict[str, Any]) -> tuple[int, int]:
+        step = chosen["GROUP"] * (block_size + 1) if kernel == "backward_keys" else chosen["M"]
+        # A first block may be short, and so may each sample's first and last tile.
+        tiles = -(-(rows + block_size) // step) if kernel == "backward_keys" else -(-rows // step)
+        return tiles if samples is None else rows // step + 2 * samples, batch * heads
+
+    fixed = constants(block_size, dim, like.dtype, cmt=cmt, packed=samples is not None)
+    if is_interpreted() or torch.are_deterministic_algorithms_enabled():
+        getattr(fused_kernels, kernel)[grid](*arguments, **fixed, **as_options(tried[0]))
+    else:
+        _tuned(kernel, tuple(tried))[grid](*arguments, **fixed)
+
+
+def as_options(chosen: Tiles) -> dict[str, int]:
+    sizes = {"M": chosen.queries, "GROUP": chosen.group, "SEGMENT": chosen.segment}
+    return sizes | {"num_warps": chosen.warps, "num_stages": chosen.stages}
+
+
+@functools.cache
+def _tuned(kernel: str, tried: Sequence[Tiles]):
+    """The kernel with its tiles chosen by measuring, once for each type and compile-time constant."""
+    import triton
+
+    from landmark.attention import fused_kernels
+
+    configs = []
+    for chosen in tried:
+        sizes = as_options(chosen)
+        options = {name: sizes.pop(name) for name in ("num_warps", "num_stages")}
+        configs.append(triton.Config(sizes, **options))
+    key = ["W", "D", "CMT", "PACKED"]
+    return triton.autotune(configs, key, cache_results=True)(getattr(fused_kernels, kernel))
+
+
+@functools.cache
+def _capability(device: torch.device) -> int:
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor

@@ -75,13 +75,17 @@ def training_phases() -> list[int]:
     return sorted(int(n.removeprefix("train_phase").removesuffix("_loss")) for n in names if n.endswith("_loss"))
 
 
-@pytest.mark.parametrize("phase", training_phases())
-def test_training_window(landmark_model, phase):
-    expected = {
+def training_window(phase: int) -> dict[str, torch.Tensor]:
+    return {
         k.removeprefix(f"train_phase{phase}_"): v
         for k, v in arrays("landmark_expected").items()
         if k.startswith(f"train_phase{phase}_")
     }
+
+
+@pytest.mark.parametrize("phase", training_phases())
+def test_training_window(landmark_model, phase):
+    expected = training_window(phase)
     tokens, targets = expected["tokens"], expected["targets"]
     logits = landmark_model.head(landmark_model.hidden(tokens, torch.full((len(tokens),), phase)))
     torch.testing.assert_close(nll(logits[:, :-1], tokens[:, 1:]), expected["nll"], atol=1e-6, rtol=0)
@@ -89,11 +93,31 @@ def test_training_window(landmark_model, phase):
     loss = F.cross_entropy(logits.transpose(1, 2), targets, ignore_index=-1)
     torch.testing.assert_close(loss, expected["loss"], atol=1e-6, rtol=0)
     loss.backward()
-    parameters = dict(landmark_model.named_parameters())
+    assert_gradients(landmark_model, expected, 1e-6)
+
+
+def assert_gradients(model: Decoder, expected: dict[str, torch.Tensor], tolerance: float) -> None:
+    parameters = dict(model.named_parameters())
     gradients = from_authors_names({k.removeprefix("grad_"): v for k, v in expected.items() if "grad_" in k})
     assert gradients
     for name, gradient in gradients.items():
-        torch.testing.assert_close(parameters[name].grad, gradient, atol=1e-6, rtol=0)
+        found = parameters[name].grad
+        assert found is not None
+        torch.testing.assert_close(found.double(), gradient, atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize("phase", training_phases())
+def test_training_window_in_fused_kernels(phase):
+    """In float32: to 2e-5 nats, and gradients to 1e-5."""
+    expected = training_window(phase)
+    sizes = {"block_size": SETTINGS["block_size"], "landmark_id": SETTINGS["landmark_id"]}
+    model = golden_model("landmark", "landmark", **sizes, backend="triton").float()
+    tokens, targets = expected["tokens"], expected["targets"]
+    logits = model.head(model.hidden(tokens, torch.full((len(tokens),), phase)))
+    found = nll(logits[:, :-1], tokens[:, 1:]).double()
+    torch.testing.assert_close(found, expected["nll"], atol=2e-5, rtol=0)
+    F.cross_entropy(logits.transpose(1, 2), targets, ignore_index=-1).backward()
+    assert_gradients(model, expected, 1e-5)
 
 
 @pytest.mark.parametrize(("name", "setting"), settings("memory_settings"))
@@ -151,6 +175,17 @@ def test_training_window_with_a_context_miss_token(controlled, backend):
     torch.testing.assert_close(nll(logits[:, :-1], tokens[:, 1:]), wanted, atol=1e-6, rtol=0)
     last = expected[f"train_{controlled}_controlled_logits_last8"]
     torch.testing.assert_close(logits[:, -8:], last, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("controlled", ["none", "all"])
+def test_training_window_with_a_context_miss_token_in_fused_kernels(controlled):
+    """In float32: to 2e-5 nats."""
+    expected, model = arrays("cmt_expected"), cmt_model("triton").float()
+    tokens = expected["train_tokens"]
+    blocks = tokens.shape[1] // SETTINGS["block_size"] + 1
+    mask = torch.full((len(tokens), SETTINGS["n_layer"], blocks), controlled == "all")
+    found = nll(model.head(model.hidden(tokens, controlled=mask))[:, :-1], tokens[:, 1:]).double()
+    torch.testing.assert_close(found, expected[f"train_{controlled}_controlled_nll"], atol=2e-5, rtol=0)
 
 
 @pytest.mark.parametrize(("name", "setting"), settings("cmt_settings"))

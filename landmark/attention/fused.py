@@ -2,7 +2,7 @@
 
 The gradient of queries and that of keys and values have a kernel each, so that none adds to what another wrote, and the
 numbers are the same every time; which blocks begin where is read on the device, so that nothing waits for it. Keys and
-values of fewer heads are read as they are. The kernels stand in fused_kernels.py.
+values of fewer heads are read as they are. The kernels stand in fused_forward.py and fused_backward.py.
 """
 
 from __future__ import annotations
@@ -176,10 +176,8 @@ def landmark_attention_fused(
     dtype = q.dtype
     if is_interpreted() and dtype == torch.bfloat16:  # which the interpreter does not know
         q, k, v = q.float(), k.float(), v.float()
-    phase, starts = (
-        None if x is None else x.to(q.device, torch.int32, non_blocking=True) for x in (phase, cu_seqlens)
-    )
-    assert phase is not None
+    phase = phase.to(q.device, torch.int32, non_blocking=True)
+    starts = None if cu_seqlens is None else cu_seqlens.to(q.device, torch.int32, non_blocking=True)
     miss = None if miss is None else miss.float()
     held = None if controlled is None else controlled.to(torch.int8)
     out, lse, _ = _attention(q, k, v, phase, starts, miss, held, block_size, prefix, scale)

@@ -7,8 +7,9 @@ are scaled, in units of log 2.
 
 from __future__ import annotations
 
-# Compile-time constants are given as plain numbers.
-# pyright: reportArgumentType=false
+# Triton's language only looks like Python.
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
+# pyright: reportPossiblyUnboundVariable=false
 import triton
 import triton.language as tl
 
@@ -25,7 +26,9 @@ def find_tile(program, batch, Phase, Starts, samples, rows, W, STEP, OF_BLOCKS: 
         sample, before = 0, 0
         for at in range(0, samples, 128):
             i = at + tl.arange(0, 128)
-            lengths = tl.load(Starts + i + 1, mask=i < samples, other=0) - tl.load(Starts + i, mask=i < samples, other=0)
+            lengths = tl.load(Starts + i + 1, mask=i < samples, other=0) - tl.load(
+                Starts + i, mask=i < samples, other=0
+            )
             if OF_BLOCKS:
                 lengths = tl.where(lengths > 0, lengths + tl.load(Phase + i, mask=i < samples, other=0), 0)
             ends = tl.cumsum((lengths + STEP - 1) // STEP, 0) + before
@@ -38,6 +41,17 @@ def find_tile(program, batch, Phase, Starts, samples, rows, W, STEP, OF_BLOCKS: 
     phase = tl.load(Phase + sample, mask=sample < samples, other=0)
     tiles = tl.cdiv(length + phase, STEP) if OF_BLOCKS else tl.cdiv(length, STEP)
     return sample, start, length, phase, tile, tiles
+
+
+@triton.jit
+def rows_of_tile(tile, phase, prefix, queries, M: tl.constexpr, W: tl.constexpr):
+    """Of a tile of queries: rows (M,), which there are, their keys and own blocks, and the first and last own block."""
+    local = tl.arange(0, M)
+    row = tile * M + local
+    rows_key = prefix + row
+    first = (phase + prefix + tile * M) // W
+    last = (phase + prefix + tl.minimum(tile * M + M, queries) - 1) // W
+    return local, row, row < queries, rows_key, (phase + rows_key) // W, first, last
 
 
 @triton.jit
@@ -78,9 +92,10 @@ def store_rows(base, start, place, valid, stride, stride_d, x, D: tl.constexpr, 
 def of_blocks(base, tile, blocks, GROUP: tl.constexpr, CMT: tl.constexpr):
     """(GROUP,), not 0 where the context miss token controls the block's landmark."""
     block = tile * GROUP + tl.arange(0, GROUP)
+    held = block * 0
     if CMT:
-        return tl.load(base + block, mask=block < blocks, other=0)
-    return block * 0
+        held = tl.load(base + block, mask=block < blocks, other=0).to(tl.int32)
+    return held
 
 
 @triton.jit

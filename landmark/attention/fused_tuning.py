@@ -20,43 +20,59 @@ CHOICES = {
     ("forward", 90): [(128, 8, 2), (128, 8, 3), (64, 4, 2), (64, 4, 3)],
     ("backward_queries", 90): [(128, 8, 2), (128, 8, 1), (64, 4, 1), (64, 8, 2)],
     ("backward_keys", 90): [(128, 8, 1), (64, 4, 1), (64, 8, 1)],
-    ("forward", 80): [(64, 8, 2), (64, 8, 3), (32, 4, 2), (128, 8, 1)],
+    ("forward", 80): [(128, 8, 2), (64, 8, 2), (64, 8, 3)],
     ("backward_queries", 80): [(64, 8, 2), (64, 8, 1), (32, 4, 2)],
     ("backward_keys", 80): [(64, 8, 1), (32, 8, 1)],
+}
+# Another default where the context miss token needs registers too.
+WITH_CONTEXT_MISS = {
+    ("backward_keys", 90): (64, 8, 1),
+    ("forward", 80): (64, 8, 2),
+    ("backward_queries", 80): (64, 8, 1),
 }
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """Queries of a tile; blocks of a tile of keys, and columns of each; warps and pipeline stages of a program."""
+    """Queries of a tile; blocks of a tile of keys, and columns of each; warps and pipeline stages of a program.
+
+    lean: what stays the same is made anew for each tile of a loop: fewer registers, on sm_90.
+    """
 
     queries: int
     group: int
     segment: int
     warps: int
     stages: int
+    lean: bool
 
 
-def choices(kernel: str, block_size: int, dim: int, element_size: int, capability: int) -> list[Tiles]:
+def choices(kernel: str, block_size: int, dim: int, element_size: int, capability: int, cmt: bool) -> list[Tiles]:
     """Tiles to choose from, the default first: about 64 keys at a time, more where a block is longer.
 
-    Found by compiling for sm_80 and sm_90, half precision, d = 64 and 128: the default spills nothing there. Wider
-    numbers, heads and blocks take fewer queries. capability: of the GPU, ten times the major number and the minor one.
+    Found by compiling for sm_80 and sm_90, half precision, d = 64 and 128: the default spills nothing there (but for 48
+    bytes in backward_keys with a context miss token, sm_80 and d = 64). Wider numbers, heads and blocks take fewer
+    queries. capability: of the GPU, ten times the major number and the minor one.
     """
     segment = 1 << block_size.bit_length()  # the power of two from ℓ+1 up
     group = max(1, 64 // segment)
     load = group * segment * padded(dim) * element_size // (64 * 128 * 2)  # 1 at 64 halves of dimension 128
     found = []
-    for queries, warps, stages in CHOICES[kernel, 90 if capability >= 90 else 80]:
-        chosen = Tiles(max(16, queries // max(1, load)), group, segment, warps, stages if load <= 1 else 1)
+    family = 90 if capability >= 90 else 80
+    tried = CHOICES[kernel, family]
+    if cmt:
+        tried = sorted(tried, key=lambda choice: choice != WITH_CONTEXT_MISS.get((kernel, family)))
+    for queries, warps, stages in tried:
+        queries = max(16, queries // max(1, load))
+        chosen = Tiles(queries, group, segment, warps, stages if load <= 1 else 1, lean=family == 90)
         if chosen not in found:
             found.append(chosen)
     return found
 
 
-def padded(dim: int) -> int:
-    """The power of two that holds a head dimension."""
-    return max(16, 1 << (dim - 1).bit_length())
+def padded(size: int) -> int:
+    """The power of two that holds so many numbers, 16 at least: matrix products take no less."""
+    return max(16, 1 << (size - 1).bit_length())
 
 
 def is_interpreted() -> bool:
@@ -78,11 +94,9 @@ def launch(
 
     like: (B, H, T, d), queries. samples: packed into the rows (None: a batch is one).
     """
-    from landmark.attention import fused_kernels
-
     batch, _, _, dim = like.shape
     capability = 80 if is_interpreted() else _capability(like.device)
-    tried = choices(kernel, block_size, dim, like.element_size(), capability)
+    tried = choices(kernel, block_size, dim, like.element_size(), capability, cmt)
 
     def grid(chosen: dict[str, Any]) -> tuple[int, int]:
         step = chosen["GROUP"] * (block_size + 1) if kernel == "backward_keys" else chosen["M"]
@@ -92,13 +106,20 @@ def launch(
 
     fixed = constants(block_size, dim, like.dtype, cmt=cmt, packed=samples is not None)
     if is_interpreted() or torch.are_deterministic_algorithms_enabled():
-        getattr(fused_kernels, kernel)[grid](*arguments, **fixed, **as_options(tried[0]))
+        compiled_by_triton(kernel)[grid](*arguments, **fixed, **as_options(tried[0]))
     else:
         _tuned(kernel, tuple(tried))[grid](*arguments, **fixed)
 
 
+def compiled_by_triton(kernel: str) -> Any:
+    """The kernel of a name. Triton is imported here, and not before something is computed with it."""
+    from landmark.attention import fused_backward, fused_forward
+
+    return getattr(fused_forward if kernel == "forward" else fused_backward, kernel)
+
+
 def as_options(chosen: Tiles) -> dict[str, int]:
-    sizes = {"M": chosen.queries, "GROUP": chosen.group, "SEGMENT": chosen.segment}
+    sizes = {"M": chosen.queries, "GROUP": chosen.group, "SEGMENT": chosen.segment, "LEAN": chosen.lean}
     return sizes | {"num_warps": chosen.warps, "num_stages": chosen.stages}
 
 
@@ -107,15 +128,13 @@ def _tuned(kernel: str, tried: Sequence[Tiles]):
     """The kernel with its tiles chosen by measuring, once for each type and compile-time constant."""
     import triton
 
-    from landmark.attention import fused_kernels
-
     configs = []
     for chosen in tried:
         sizes = as_options(chosen)
         options = {name: sizes.pop(name) for name in ("num_warps", "num_stages")}
         configs.append(triton.Config(sizes, **options))
     key = ["W", "D", "CMT", "PACKED"]
-    return triton.autotune(configs, key, cache_results=True)(getattr(fused_kernels, kernel))
+    return triton.autotune(configs, key, cache_results=True)(compiled_by_triton(kernel))
 
 
 @functools.cache

@@ -14,8 +14,7 @@ from torch import Tensor
 def check_phase(phase: Tensor | None, batch: int, block_size: int) -> Tensor:
     """Return the phase as a (B,) int64 tensor where it is, zeros on the CPU for None.
 
-    Raises ValueError for a wrong shape or a value outside 0…block_size (only looked at on the CPU, where
-    looking does not stall a device).
+    Raises ValueError for a wrong shape or a value outside 0…block_size (only looked at where `can_look`).
     """
     if block_size < 1:
         raise ValueError(f"block_size must be at least 1, got {block_size}")
@@ -23,9 +22,14 @@ def check_phase(phase: Tensor | None, batch: int, block_size: int) -> Tensor:
         return torch.zeros(batch, dtype=torch.int64)
     if phase.shape != (batch,):
         raise ValueError(f"phase must have shape ({batch},), one number a sample, got {tuple(phase.shape)}")
-    if phase.device.type == "cpu" and not bool(((phase >= 0) & (phase <= block_size)).all()):
+    if can_look(phase) and not bool(((phase >= 0) & (phase <= block_size)).all()):
         raise ValueError(f"phase must lie in 0…block_size={block_size}, got {phase.tolist()}")
     return phase.to(torch.int64)
+
+
+def can_look(x: Tensor) -> bool:
+    """Whether values may decide what happens: on the CPU, where looking stalls no device, and not while compiling."""
+    return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def most_blocks(length: int, block_size: int) -> int:

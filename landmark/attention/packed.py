@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from landmark.attention.layout import can_look
+
 
 def check_packed(cu_seqlens: Tensor, batch: int, length: int, prefix: int) -> int:
     """Number of documents that begin at cu_seqlens[:-1] and end at cu_seqlens[1:].
 
-    Raises ValueError where there is more than one row, a prefix, or (only looked at on the CPU, where looking does not
-    stall a device) where they do not follow one another from 0 to `length`.
+    Raises ValueError where there is more than one row, a prefix, or (only looked at where `can_look`) where they do not
+    follow one another from 0 to `length`.
     """
     if batch != 1 or prefix:
         raise ValueError(f"cu_seqlens packs documents into one row without a prefix, got {batch} rows, prefix={prefix}")
     if cu_seqlens.ndim != 1 or len(cu_seqlens) < 2 or cu_seqlens.dtype not in (torch.int32, torch.int64):
         shape, dtype = tuple(cu_seqlens.shape), cu_seqlens.dtype
         raise ValueError(f"cu_seqlens must be (documents + 1,) integers, got {shape} of {dtype}")
-    if cu_seqlens.device.type == "cpu":
+    if can_look(cu_seqlens):
         ends = [0, *cu_seqlens.tolist(), length]
         if ends != sorted(ends) or cu_seqlens[0] != 0 or cu_seqlens[-1] != length:
             raise ValueError(f"cu_seqlens must rise from 0 to T = {length}, got {cu_seqlens.tolist()}")
@@ -27,8 +30,8 @@ def check_packed(cu_seqlens: Tensor, batch: int, length: int, prefix: int) -> in
 
 
 def longest(cu_seqlens: Tensor) -> int:
-    """Length of the longest document; on a device, where looking would stall it, the least that it can be: 1."""
-    return int(cu_seqlens.diff().max()) if cu_seqlens.device.type == "cpu" else 1
+    """Length of the longest document; where nobody can look, the least that it can be: 1."""
+    return int(cu_seqlens.diff().max()) if can_look(cu_seqlens) else 1
 
 
 def one_by_one(
@@ -47,7 +50,7 @@ def one_by_one(
     """What a backend that knows no packed documents computes of each: output (1, H, T, d), log-sum-exp (1, H, T)."""
     ends = cu_seqlens.tolist()
     outs, lses = [], []
-    for i, (start, end) in enumerate(zip(ends[:-1], ends[1:], strict=True)):
+    for i, (start, end) in enumerate(itertools.pairwise(ends)):
         if start == end:
             continue
         parts = (x[:, :, start:end] for x in (q, k, v))

@@ -1,6 +1,6 @@
 """Compiles the fused kernels for GPUs that need not be there, and prints what each takes, as JSON:
 
-    python -m tests.attention.compile_fused sm_90 HEAD_DIM BLOCK_SIZE [cmt] [packed]
+    python -m tests.attention.compile_fused sm_90 "HEAD_DIM BLOCK_SIZE [cmt] [packed]" …
 
 A process of its own: under TRITON_INTERPRET=1 nothing can be compiled.
 """
@@ -10,6 +10,8 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import triton
@@ -17,32 +19,30 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from landmark.attention import fused_kernels, fused_tuning
+from landmark.attention import fused_memory, fused_tuning
+from landmark.attention.fused_memory_kernel import retrieved_blocks
 
-KERNELS = ("forward", "backward_queries", "backward_keys")
-POINTERS = {name: "fp32" for name in ("Lse", "Delta", "Dmiss", "Miss", "Shared")}
-POINTERS |= {"Phase": "i32", "Starts": "i32", "Controlled": "i8"}
+POINTERS = dict.fromkeys(("Lse", "Delta", "Dmiss", "Miss", "Shared", "LocalLse", "Weight"), "fp32")
+POINTERS |= {"Phase": "i32", "Starts": "i32", "Controlled": "i8", "Reading": "i8"}
+POINTERS |= dict.fromkeys(("Rows", "Places", "Lags"), "i64")
 
 
-def compiled(kernel: str, arch: int, dim: int, block_size: int, cmt: bool, packed: bool) -> dict[str, int]:
+def compiled(kernel: Callable[..., Any], options: dict[str, Any], arch: int) -> dict[str, int]:
     """Registers, bytes of stack (where spilled registers go) and of shared memory of a kernel in bfloat16."""
-    function = getattr(fused_kernels, kernel)
-    tiles = fused_tuning.as_options(fused_tuning.choices(kernel, block_size, dim, 2, arch)[0])
-    options = {name: tiles.pop(name) for name in ("num_warps", "num_stages")}
-    chosen = tiles | fused_tuning.constants(block_size, dim, torch.bfloat16, cmt=cmt, packed=packed)
+    compiler = {name: options.pop(name) for name in ("num_warps", "num_stages")}
     signature, constants, attributes = {}, {}, {}
-    for number, parameter in enumerate(function.params):
+    for number, parameter in enumerate(kernel.params):
         name = parameter.name
-        value = 1 if name.endswith("_d") else chosen.get(name)  # heads are stored number by number, as they always are
+        value = 1 if name.endswith("_d") else options.get(name)  # heads are stored number by number, as they always are
         if value is not None:
             signature[name], constants[number,] = "constexpr", value
             continue
         is_pointer = name[0].isupper()
         signature[name] = f"*{POINTERS.get(name, 'bf16')}" if is_pointer else "fp32" if "scale" in name else "i32"
-        if is_pointer or name[-2:] in ("_b", "_h", "_t"):
+        if is_pointer or name[1:2] == "_" or name[2:3] == "_":  # addresses and strides
             attributes[number,] = [["tt.divisibility", 16]]
-    source = ASTSource(function, signature, constexprs=constants, attrs=attributes)
-    made = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+    source = ASTSource(kernel, signature, constexprs=constants, attrs=attributes)
+    made = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=compiler)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(made.asm["cubin"])
         file.flush()
@@ -52,7 +52,24 @@ def compiled(kernel: str, arch: int, dim: int, block_size: int, cmt: bool, packe
     return {"registers": found["REG"], "stack": found["STACK"], "shared": made.metadata.shared}
 
 
+def all_kernels(arch: int, dim: int, block_size: int, cmt: bool, packed: bool) -> dict[str, dict[str, int]]:
+    """By name, in their default configurations."""
+    used = {}
+    for name in ("forward", "backward_queries", "backward_keys"):
+        tiles = fused_tuning.choices(name, block_size, dim, 2, arch, cmt)[0]
+        options = fused_tuning.as_options(tiles)
+        options |= fused_tuning.constants(block_size, dim, torch.bfloat16, cmt=cmt, packed=packed)
+        used[name] = compiled(fused_tuning.compiled_by_triton(name), options, arch)
+    for shared in (False, True):
+        options = fused_memory.constants(block_size, dim, torch.bfloat16, shared=shared)
+        options |= {"LOCAL": not cmt, "WEIGHTED": cmt, "SOME": cmt}
+        used[f"retrieved_blocks, {shared=}"] = compiled(retrieved_blocks, options, arch)
+    return used
+
+
 if __name__ == "__main__":
-    arch, dim, block_size = int(sys.argv[1].removeprefix("sm_")), int(sys.argv[2]), int(sys.argv[3])
-    cmt, packed = (word in sys.argv[4:] for word in ("cmt", "packed"))
-    print(json.dumps({kernel: compiled(kernel, arch, dim, block_size, cmt, packed) for kernel in KERNELS}))
+    arch, found = int(sys.argv[1].removeprefix("sm_")), {}
+    for words in sys.argv[2:]:
+        dim, block_size, *flags = words.split()
+        found[words] = all_kernels(arch, int(dim), int(block_size), "cmt" in flags, "packed" in flags)
+    print(json.dumps(found))

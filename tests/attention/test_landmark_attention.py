@@ -1,5 +1,6 @@
 """Every path computes the paper's equations, for any shape, with its gradients."""
 
+import itertools
 import subprocess
 import sys
 from unittest import mock
@@ -100,6 +101,22 @@ def test_the_size_of_tiles_changes_nothing(shape, size, rows):
     with mock.patch.multiple(blockwise, TILE_SIZE=size, TILE_ROWS=rows):
         ours = run(shape, "blockwise")
     assert_same(ours, run(shape, "reference"), 1e-10)
+
+
+@pytest.mark.parametrize("backend", ["blockwise", "reference"])
+def test_packed_documents_do_not_see_each_other(backend):
+    lengths, phase = [7, 0, 1, 12], torch.tensor([6, 2, 0, 3])
+    ends = torch.tensor([0, *lengths]).cumsum(0)
+    q, k, v = (x.detach() for x in inputs(1, 2, 1, sum(lengths), 0, 4))
+    cmt = torch.randn(1, 4, dtype=torch.float64)
+    controlled = torch.rand(4, 4, generator=torch.Generator().manual_seed(0)) < 0.5
+    settings = {"block_size": 6, "cmt": cmt, "backend": backend}
+    packed = landmark_attention(q, k, v, phase=phase, controlled=controlled, cu_seqlens=ends, **settings)
+    for i, (start, end) in enumerate(itertools.pairwise(ends)):
+        if start < end:
+            parts = (x[:, :, start:end] for x in (q, k, v))
+            alone = landmark_attention(*parts, phase=phase[i : i + 1], controlled=controlled[i : i + 1], **settings)
+            torch.testing.assert_close(packed[:, :, start:end], alone, atol=0, rtol=0)
 
 
 @pytest.mark.parametrize("cmt", [False, True])

@@ -1,0 +1,124 @@
+"""Landmark attention forward, as a Triton kernel: tiles of whole blocks of keys, an online softmax over blocks.
+
+For query i and block b
+
+    inner    max and sum over the tokens of the block
+    gate     the landmark's score for an earlier block, the inner log-sum-exp for the query's own, else −∞
+    share    2^(gate − running maximum), rescaled as the maximum grows: an online softmax, of blocks
+
+Only the outer log-sum-exp is kept for the way back. Scores and log-sum-exps are in units of log 2 here. Where blocks
+begin depends on the sample's phase, which is read from memory: no phase, prefix or length makes another kernel.
+
+With a context miss token a controlled landmark's gate is miss + score − shared, `shared` being the log-sum-exp of the
+controlled landmarks that the query sees, and where it sees none the token's weight goes nowhere: see context_miss.py.
+"""
+
+from __future__ import annotations
+
+# Triton's language only looks like Python.
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
+# pyright: reportPossiblyUnboundVariable=false
+import triton
+import triton.language as tl
+
+from landmark.attention.fused_tiles import (
+    columns,
+    find_tile,
+    load_rows,
+    logsumexp_of_controlled,
+    of_blocks,
+    rows_of_tile,
+    softmax_in_blocks,
+    store_rows,
+)
+
+
+@triton.jit(do_not_specialize=["samples", "blocks", "rows", "prefix"])
+def forward(
+    Q, K, V, Out, Lse, Phase, Starts, Miss, Shared, Controlled,
+    q_b, q_h, q_t, q_d, k_b, k_h, k_t, k_d, v_b, v_h, v_t, v_d, o_b, o_h, o_t, o_d,
+    samples, blocks, rows, prefix, heads, group, scale,
+    W: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, M: tl.constexpr, GROUP: tl.constexpr,
+    SEGMENT: tl.constexpr, CMT: tl.constexpr, PACKED: tl.constexpr, LEAN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Output and log-sum-exp of M queries of one head. The latest queries, which see the most keys, come first.
+
+    rows: of queries of a batch. blocks: of a sample in Controlled. group: query heads of one key head. scale: of the
+    scores, log₂e in it.
+    """
+    batch, head = tl.program_id(1) // heads, tl.program_id(1) % heads
+    sample, begin, queries, phase, tile_of_queries, tiles = find_tile(
+        tl.program_id(0), batch, Phase, Starts, samples, rows, W, M, False, PACKED
+    )
+    if tile_of_queries >= tiles:
+        return
+    tile_of_queries, length = tiles - 1 - tile_of_queries, prefix + queries
+    local, row, row_ok, rows_key, own, first, last = rows_of_tile(tile_of_queries, phase, prefix, queries, M, W)
+    start = begin + tile_of_queries * M
+    q = load_rows(Q + batch.to(tl.int64) * q_b + head * q_h, start, local, row_ok, q_t, q_d, D, BLOCK_D)
+    k_base = K + batch.to(tl.int64) * k_b + (head // group) * k_h + tl.cast(begin, tl.int64) * k_t
+    v_base = V + batch.to(tl.int64) * v_b + (head // group) * v_h + tl.cast(begin, tl.int64) * v_t
+    of_row = tl.program_id(1).to(tl.int64) * rows + begin + row
+    held_base = Controlled + sample * blocks
+    shift, nowhere = tl.zeros((M,), tl.float32), tl.full((M,), float("-inf"), tl.float32)
+    if CMT:
+        shared = logsumexp_of_controlled(
+            q, k_base, held_base, own, last, phase, length, blocks, scale, k_t, k_d, W, D, BLOCK_D, M, 64, PRECISION
+        )
+        tl.store(Shared + of_row, shared, mask=row_ok)
+        miss = tl.load(Miss + of_row, mask=row_ok, other=0.0)
+        unseen = shared == float("-inf")
+        shift = tl.where(unseen, 0.0, miss - tl.where(unseen, 0.0, shared))
+        nowhere = tl.where(unseen, miss, float("-inf"))
+    running = tl.full((M,), float("-inf"), tl.float32)
+    weight = tl.zeros((M,), tl.float32)
+    acc = tl.zeros((M, BLOCK_D), tl.float32)
+    for tile in tl.range(0, first // GROUP, disable_licm=LEAN):
+        running, weight, acc = _forward_tile(
+            q, k_base, v_base, held_base, running, weight, acc, rows_key, own, shift, tile, phase,
+            length, blocks, scale, k_t, k_d, v_t, v_d, W, D, BLOCK_D, M, GROUP, SEGMENT, False, CMT, PRECISION,
+        )  # fmt: skip
+    for tile in tl.range(first // GROUP, last // GROUP + 1, disable_licm=LEAN):
+        running, weight, acc = _forward_tile(
+            q, k_base, v_base, held_base, running, weight, acc, rows_key, own, shift, tile, phase,
+            length, blocks, scale, k_t, k_d, v_t, v_d, W, D, BLOCK_D, M, GROUP, SEGMENT, True, CMT, PRECISION,
+        )  # fmt: skip
+    if CMT:
+        larger = tl.maximum(running, nowhere)
+        larger = tl.where(larger == float("-inf"), 0.0, larger)
+        rescale = tl.exp2(running - larger)
+        weight = weight * rescale + tl.exp2(nowhere - larger)
+        acc = acc * rescale[:, None]
+        running = larger
+    nothing = weight == 0.0
+    acc = acc / tl.where(nothing, 1.0, weight)[:, None]
+    store_rows(Out + batch.to(tl.int64) * o_b + head * o_h, start, local, row_ok, o_t, o_d, acc, D, BLOCK_D)
+    lse = tl.where(nothing, float("-inf"), running + tl.log2(tl.where(nothing, 1.0, weight)))
+    tl.store(Lse + of_row, lse, mask=row_ok)
+
+
+@triton.jit
+def _forward_tile(
+    q, k_base, v_base, held_base, running, weight, acc, rows_key, own, shift, tile, phase, length, blocks, scale,
+    k_t, k_d, v_t, v_d,
+    W: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, M: tl.constexpr, GROUP: tl.constexpr,
+    SEGMENT: tl.constexpr, MIXED: tl.constexpr, CMT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    start, place, valid = columns(tile, phase, length, W, GROUP, SEGMENT)
+    k = load_rows(k_base, start, place, valid, k_t, k_d, D, BLOCK_D)
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    exponentials, total, gate, earlier, _ = softmax_in_blocks(
+        scores, rows_key, own, tile, phase, length, scale, W, GROUP, SEGMENT, M, MIXED
+    )
+    if CMT:
+        held = of_blocks(held_base, tile, blocks, GROUP, CMT)
+        gate = tl.where((held != 0)[None, :] & earlier, gate + shift[:, None], gate)
+    larger = tl.maximum(running, tl.max(gate, axis=1))
+    safe = tl.where(larger == float("-inf"), 0.0, larger)
+    rescale = tl.exp2(running - safe)
+    share = tl.exp2(gate - safe[:, None])
+    weight = weight * rescale + tl.sum(share, axis=1)
+    weights = tl.reshape(exponentials * (share / total)[:, :, None], (M, GROUP * SEGMENT))
+    v = load_rows(v_base, start, place, valid, v_t, v_d, D, BLOCK_D)
+    acc = acc * rescale[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
+    return larger, weight, acc

@@ -1,0 +1,79 @@
+"""The kernel of fused_memory.py."""
+
+from __future__ import annotations
+
+# Triton's language only looks like Python.
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
+# pyright: reportPossiblyUnboundVariable=false
+import triton
+import triton.language as tl
+
+LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit(do_not_specialize=["queries"])
+def retrieved_blocks(
+    Turned, Keys, Values, Landmarks, Rows, Places, Lags, LocalOut, LocalLse, Weight, Reading, Out,
+    q_s, q_b, q_t, q_h, q_d, k_n, k_t, k_d, v_n, v_t, v_d, l_n, l_d,
+    queries, heads, count,
+    L: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, SEGMENT: tl.constexpr, M: tl.constexpr,
+    SHARED: tl.constexpr, LOCAL: tl.constexpr, WEIGHTED: tl.constexpr, SOME: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """M queries of one head, which share their blocks, or one alone. An online softmax over blocks, as in training."""
+    head_of_sample = tl.program_id(1).to(tl.int64)
+    batch, head = head_of_sample // heads, head_of_sample % heads
+    row = tl.program_id(0) * M + tl.arange(0, M)
+    row_ok = row < queries
+    d = tl.arange(0, BLOCK_D)
+    d_ok = d < D
+    of_row = head_of_sample * queries + row
+    here = row_ok[:, None] & d_ok[None, :]
+    at = of_row[:, None] * D + d[None, :]
+    running = tl.full((M,), float("-inf"), tl.float32)
+    total = tl.zeros((M,), tl.float32)
+    acc = tl.zeros((M, BLOCK_D), tl.float32)
+    if LOCAL:
+        running = tl.load(LocalLse + of_row, mask=row_ok, other=0.0).to(tl.float32) * LOG2_E
+        total = tl.where(running == float("-inf"), 0.0, 1.0)
+        acc = tl.load(LocalOut + at, mask=here, other=0.0).to(tl.float32) * total[:, None]
+    sets = head_of_sample * count
+    if not SHARED:
+        sets = (head_of_sample * queries + tl.program_id(0)) * count
+    offset = tl.arange(0, SEGMENT)
+    of_query = Turned + batch * q_b + head * q_h + row[:, None].to(tl.int64) * q_t + d[None, :] * q_d
+    in_block = offset[:, None] * k_t + d[None, :] * k_d
+    in_values = offset[:, None] * v_t + d[None, :] * v_d
+    token = (offset < L)[:, None] & d_ok[None, :]
+    for r in range(0, count):
+        block = tl.load(Rows + sets + r).to(tl.int64)
+        place = tl.load(Places + sets + r).to(tl.int64)
+        lag = tl.load(Lags + sets + r).to(tl.int64)
+        q = tl.load(of_query + (lag - 1) * q_s, mask=here, other=0.0)
+        k = tl.load(Keys + block * k_n + in_block, mask=token, other=0.0)
+        landmark = tl.load(Landmarks + place * l_n + d * l_d, mask=d_ok, other=0.0)
+        gate = tl.sum(q.to(tl.float32) * landmark.to(tl.float32)[None, :], axis=1) * LOG2_E
+        if SHARED:
+            scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        else:
+            scores = tl.sum(k.to(tl.float32) * q.to(tl.float32), axis=1)[None, :]
+        scores = tl.where((offset < L)[None, :], scores * LOG2_E, float("-inf"))
+        weights = tl.exp2(scores - tl.max(scores, axis=1)[:, None])
+        larger = tl.maximum(running, gate)
+        share = tl.exp2(gate - larger)
+        rescale = tl.exp2(running - larger)
+        weights = weights * (share / tl.sum(weights, axis=1))[:, None]
+        v = tl.load(Values + block * v_n + in_values, mask=token, other=0.0)
+        if SHARED:
+            acc = acc * rescale[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
+        else:
+            read = tl.sum(tl.reshape(weights, (SEGMENT, 1)) * v.to(tl.float32), axis=0)
+            acc = acc * rescale[:, None] + read[None, :]
+        total = total * rescale + share
+        running = larger
+    acc = acc / total[:, None]
+    if WEIGHTED:
+        acc = acc * tl.load(Weight + of_row, mask=row_ok, other=0.0)[:, None]
+    if SOME:
+        reads = tl.load(Reading + of_row, mask=row_ok, other=0) != 0
+        acc = tl.where(reads[:, None], acc, 0.0)
+    tl.store(Out + at, acc.to(Out.dtype.element_ty), mask=here)

@@ -102,13 +102,16 @@ class RetrievalConfig:
 
 @dataclass
 class MemoryConfig:
-    """At most `blocks` blocks are kept (null: all), on the device, the CPU or disk.
+    """At most `blocks` blocks are kept (null: all), on the device, the CPU or disk, there in files in `folder` (null:
+    the system's for temporary ones). `cache` blocks of a layer, all heads, stay on the device of those fetched.
 
     A plain transformer keeps nothing, or with `window` the first `sinks` keys and the last `window`.
     """
 
     blocks: int | None = None
     tier: str = "device"
+    folder: str | None = None
+    cache: int = 128
     window: int | None = None
     sinks: int = 4
 

@@ -198,6 +198,8 @@ def new_memory(model: Decoder, config: EvaluationSettings, observer: Observer | 
         granularity=config.retrieval.granularity,
         scorer=config.retrieval.scorer,
         tier=config.memory.tier,
+        folder=config.memory.folder,
+        cache=config.memory.cache,
         cutoff=config.cmt.cutoffs or config.cmt.cutoff,
         mapping=config.positions.mapping,
         seed=config.seed,

@@ -30,12 +30,12 @@ class RetrievalStatistics:
     def __call__(self, layer: int, position: int, ages: Tensor, store: BlockStore) -> None:
         if position != self.position:
             return
-        blocks, pairs = distinct(ages, len(store), store.keys.shape[1])
+        blocks, pairs = distinct(ages, len(store), store.kv_heads)
         counts = torch.bincount(blocks, minlength=len(store) + 1).cpu()
         self._counts[layer] = counts + self._counts.get(layer, 0)
         self._pairs[layer] = int(pairs.sum()) + self._pairs.get(layer, 0)
-        self._heads = store.keys.shape[1]
-        self._pair_bytes = 2 * store.keys.shape[3] * store.keys.shape[4] * store.keys.element_size()
+        self._heads = store.kv_heads
+        self._pair_bytes = store.block_bytes
 
     def summary(self) -> dict[str, Any]:
         """samples, blocks_cached; distinct_blocks (mean over layers and samples); bytes_moved and bytes_cached (mean a

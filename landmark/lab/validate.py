@@ -15,7 +15,7 @@ CHOICES = {
     "train.precision": ("32-true", "bf16-mixed"),
     "retrieval.granularity": ("per_token_and_head", "per_head", "per_token"),
     "retrieval.scorer": ("landmark", "recent", "random", "mean_key"),
-    "memory.tier": ("device",),
+    "memory.tier": ("device", "cpu", "disk"),
     "positions.kind": ("standard", "jumps"),
     "positions.mapping": ("stingy", "true"),
     "trainer.profiler": (None, "simple", "advanced", "pytorch"),
@@ -45,6 +45,7 @@ AT_LEAST = {
     "positions.p_jump": 1,
     "retrieval.k": 0,
     "memory.blocks": 1,
+    "memory.cache": 1,
     "memory.window": 1,
     "memory.sinks": 0,
     "eval.length": 1,
@@ -63,6 +64,8 @@ READ_BY = {
     "retrieval": ("landmark",),
     "memory.blocks": ("landmark",),
     "memory.tier": ("landmark",),
+    "memory.folder": ("landmark",),
+    "memory.cache": ("landmark",),
     "memory.window": ("transformer",),
     "memory.sinks": ("transformer",),
     "model.block_size": ("landmark",),
@@ -211,6 +214,8 @@ def _check_evaluation(config: Config) -> None:
     blocks, k = config.memory.blocks, config.retrieval.k
     if kind == "landmark" and blocks is not None and blocks < k:
         raise UserError(f"memory.blocks={blocks} is less than retrieval.k={k}: keep at least as many as are retrieved")
+    if config.memory.folder is not None and config.memory.tier != "disk":
+        raise UserError(f"memory.folder={config.memory.folder}: memory.tier={config.memory.tier} keeps no files there")
     if settings.retrieval_statistics:
         _check_retrieval_statistics(config)
 

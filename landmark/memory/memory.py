@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,21 +16,16 @@ from landmark.attention.context_miss import miss_scores
 from landmark.attention.rotary import RotaryTable, rotate, rotate_cmt
 from landmark.errors import UserError
 from landmark.memory.lookups import Lookups, lookups
-from landmark.memory.positions import MAPPINGS, attending_lag, slots
+from landmark.memory.positions import attending_lag, slots
 from landmark.memory.reading import read_blocks
-from landmark.memory.retrieval import GRANULARITIES, SCORERS, retrieve
+from landmark.memory.retrieval import retrieve
+from landmark.memory.saving import load, save
+from landmark.memory.settings import check_settings
 from landmark.memory.statistics import MemoryStatistics, with_rates
-from landmark.memory.store import BlockStore
+from landmark.memory.store import BlockStore, LayerMemory
+from landmark.memory.tiers import Tier
 
-TIERS = ("device",)
 Observer = Callable[[int, int, Tensor, BlockStore], None]
-
-
-class _Layer:
-    def __init__(self, store: BlockStore):
-        self.store = store
-        self.pending: tuple[Tensor, Tensor] | None = None  # (B, H, pending, d), not rotated
-        self.chunk: tuple[Tensor, Tensor] | None = None  # pending and chunk, until the commit
 
 
 class Memory:
@@ -37,12 +34,16 @@ class Memory:
     block_size: ℓ, normal tokens a block. max_blocks: most blocks kept, the oldest dropped first (None: all).
     k: blocks retrieved. granularity: between what the retrieved set may differ, "per_token_and_head", "per_head"
     (one set for the chunk's tokens) or "per_token" (one set for the heads). scorer: what ranks blocks, "landmark", or
-    the ablations "recent", "random", "mean_key". tier: where blocks are kept. rope_base: of the rotary positions.
+    the ablations "recent", "random", "mean_key". tier: where blocks are kept, "device", "cpu" or "disk" (tiers.py),
+    with the same results, bit for bit. rope_base: of the rotary positions.
     seed: of the scorer "random". tie_layers: layers whose landmarks are all the same vector, so that blocks older than
     the last k tie there and the newer are taken by construction. cutoff: where the context miss token weighs less,
     nothing is looked up; one number, or one for each layer. mapping: "stingy" (Section 3.2.1), or "true" positions,
     which a model must be trained for. observer: called at every retrieval with the layer, the stream position of the
-    chunk, the ages of the retrieved blocks (B, H or 1, T or 1, q), 0 for none, and the layer's store.
+    chunk, the ages of the retrieved blocks (B, H or 1, T or 1, q), 0 for none, and the layer's store. folder: where the
+    tier "disk" has its files, which have no name and end with the process (None: the system's for temporary ones).
+    cache: blocks of each layer, all heads, that the device holds of those fetched from another tier, those used least
+    recently going first. model: tells one model from others, when a memory is saved or loaded.
 
     Raises UserError where a setting is out of range.
     """
@@ -61,6 +62,9 @@ class Memory:
         cutoff: float | Sequence[float] = 0.0,
         mapping: str = "stingy",
         observer: Observer | None = None,
+        folder: Path | str | None = None,
+        cache: int = 128,
+        model: Callable[[], str] | None = None,
     ):
         check_settings(
             k=k,
@@ -70,44 +74,71 @@ class Memory:
             tier=tier,
             cutoff=cutoff,
             mapping=mapping,
+            cache=cache,
         )
         if block_size < 1:
             raise UserError(f"model.block_size={block_size}: a block needs at least one token")
         self.block_size, self.max_blocks, self.k = block_size, max_blocks, k
         self.granularity, self.scorer, self.tier = granularity, scorer, tier
         self.cutoff, self.mapping = cutoff, mapping
-        self.seed, self.observer = seed, observer
+        self.seed, self.observer, self.model = seed, observer, model
+        self.folder, self.cache = None if folder is None else Path(folder), cache
         self.tie_layers = tie_layers if mapping == "stingy" else ()
-        self._rotary = RotaryTable(rope_base)
+        self.rope_base, self._rotary = rope_base, RotaryTable(rope_base)
         self.reset()
 
     def reset(self) -> None:
         """Forget everything: a new text begins. Statistics start anew too."""
         self.position = 0  # stream positions committed, landmarks included
         self._length = 0  # of the chunk at hand
-        self._layers: dict[int, _Layer] = {}
+        self.layers: dict[int, LayerMemory] = {}
         self._statistics = MemoryStatistics()
+        self._tier = Tier(self.tier, self.folder, self.cache)
 
     @property
     def stats(self) -> dict[str, Any]:
         """Since the last reset: chunks read; searches, one a chunk and layer that finds blocks kept, and
         searches_skipped, where no query needed one; lookups, queries of heads that read blocks; retrievals (choices of
         a set of blocks) and the blocks they chose, summed over layers, samples and whatever the granularity lets
-        differ; blocks_read and bytes_read, of heads, fetched from the store; blocks and bytes kept now, all layers.
+        differ; blocks_read and bytes_read, of heads, by those who attend to them; blocks and bytes kept now, all
+        layers, and those bytes that are on the compute device. With another tier than the device also cache_hits and
+        cache_misses, of the blocks of one head, bytes_moved to the device, and seconds_waited for that.
 
         With a context miss token also, of each layer and head, the lookups that were possible and those dropped, and
         the rates of `landmark.memory.statistics.with_rates`."""
-        stores = [layer.store for layer in self._layers.values()]
-        tensors = [x for s in stores for x in (s.keys, s.values, s.landmarks, s.means)]
+        stores = [layer.store for layer in self.layers.values()]
         return with_rates(
             {
                 **self._statistics.counts(),
                 "blocks_read": sum(s.blocks_read for s in stores),
                 "bytes_read": sum(s.blocks_read * s.block_bytes for s in stores),
                 "blocks_kept": max((len(s) for s in stores), default=0),
-                "bytes_kept": sum(x.numel() * x.element_size() for x in tensors),
+                "bytes_kept": sum(s.bytes_kept for s in stores),
+                "device_bytes_kept": sum(s.device_bytes_kept for s in stores),
+                **(asdict(self._tier.counts) if self.tier != "device" else {}),
             }
         )
+
+    def new_store(self) -> BlockStore:
+        """An empty store of a layer."""
+        return BlockStore(self.max_blocks, self.scorer == "mean_key", self._tier)
+
+    def save(self, folder: Path | str) -> None:
+        """Write all that was read to a new folder, from which a memory on any tier, of the same model, can `load` it.
+
+        Raises UserError where the folder exists or the disk is full; then nothing is left behind.
+        """
+        save(self, Path(folder))
+
+    def load(self, folder: Path | str, device: str | torch.device = "cpu") -> None:
+        """Forget everything, and have read what the memory that was saved in a folder had.
+
+        With the tier "disk", and all blocks kept, the folder's files are read where they are, and never written to.
+        Raises UserError where something is missing or cut short, where another block size, model or mapping was
+        saved, or blocks had been dropped that this memory would keep.
+        """
+        self.reset()
+        load(self, Path(folder), torch.device(device))
 
     @torch.no_grad()
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, cmt: Tensor | None = None) -> Tensor:
@@ -117,9 +148,9 @@ class Memory:
         is rotated: the memory owns positions. The chunk follows what has been committed; a landmark stands wherever
         the stream position says so. Returns (B, H, T, d).
         """
-        if layer not in self._layers:
-            self._layers[layer] = _Layer(BlockStore(self.max_blocks, self.scorer == "mean_key"))
-        state = self._layers[layer]
+        if layer not in self.layers:
+            self.layers[layer] = LayerMemory(self.new_store())
+        state = self.layers[layer]
         if state.chunk is not None:
             raise RuntimeError(f"layer {layer} has attended to this chunk already: commit() ends a chunk")
         if state.pending is not None:
@@ -233,7 +264,7 @@ class Memory:
     def commit(self) -> None:
         """The chunk is over, in every layer: keep its complete blocks, and the rest as pending. One commit a chunk."""
         width = self.block_size + 1
-        for state in self._layers.values():
+        for state in self.layers.values():
             if state.chunk is None:
                 continue
             k, v = state.chunk
@@ -250,32 +281,3 @@ class Memory:
         self.position += self._length
         self._statistics.chunks += bool(self._length)
         self._length = 0
-
-
-def check_settings(
-    *,
-    k: int,
-    max_blocks: int | None,
-    granularity: str,
-    scorer: str,
-    tier: str = "device",
-    cutoff: float | Sequence[float] = 0.0,
-    mapping: str = "stingy",
-) -> None:
-    """Raise UserError for retrieval settings that mean nothing."""
-    if k < 0:
-        raise UserError(f"retrieval.k={k}: the number of retrieved blocks cannot be negative")
-    if max_blocks is not None and max_blocks < max(k, 1):
-        raise UserError(
-            f"memory.blocks={max_blocks} is less than retrieval.k={k}: keep at least as many blocks as are retrieved"
-        )
-    if not all(0 <= value <= 1 for value in (cutoff if isinstance(cutoff, Sequence) else [cutoff])):
-        raise UserError(f"cmt.cutoff={cutoff}: a cutoff is compared with a weight, from 0 to 1")
-    for name, value, known in (
-        ("retrieval.granularity", granularity, GRANULARITIES),
-        ("retrieval.scorer", scorer, SCORERS),
-        ("memory.tier", tier, TIERS),
-        ("positions.mapping", mapping, MAPPINGS),
-    ):
-        if value not in known:
-            raise UserError(f"{name}={value}: must be one of {', '.join(known)}")

@@ -38,11 +38,12 @@ def _read_shared(turned: Tensor, store: BlockStore, ages: Tensor, lags: Tensor) 
     lags = lags[:, :, 0]
     samples = torch.arange(batch, device=turned.device)[:, None, None]
     q_heads = torch.arange(heads, device=turned.device)[None, :, None]
-    kv_heads = q_heads * store.keys.shape[1] // heads
+    kv_heads = q_heads * store.kv_heads // heads
     q = turned.permute(0, 1, 3, 2, 4)[lags - 1, samples, q_heads]  # (B, H, q, T, d)
-    places = ((samples * store.keys.shape[1] + kv_heads) * store.capacity + rows).flatten()
+    places = ((samples * store.kv_heads + kv_heads) * store.capacity + rows).flatten()
+    blocks = store.fetch(places)
     gates = torch.einsum("bhqtd,bhqd->bhtq", q, store.read_landmarks(places).view(batch, heads, count, dim))
-    keys, values = store.read_keys(places)[:, None], store.read_values(places)[:, None]
+    keys, values = blocks.read_keys()[:, None], blocks.read_values()[:, None]
     out, _ = attention_forward(q.reshape(-1, 1, queries, dim), keys, values, scale=1.0)
     return out.view(batch, heads, count, queries, dim).transpose(2, 3), gates
 
@@ -59,7 +60,7 @@ def _read_grouped(
     _, batch, queries, heads, dim = turned.shape
     owner_heads, count = ages.shape[1], ages.shape[-1]
     together = heads // owner_heads  # heads that choose as one
-    kv_heads, capacity = store.keys.shape[1:3]
+    kv_heads, capacity = store.kv_heads, store.capacity
     device = turned.device
 
     # Each (owner, query, block) is a pair; sorted by owner and block, pairs of one group are neighbours.
@@ -93,17 +94,17 @@ def _read_grouped(
     stored = kv * capacity + row[:, None]  # (tiles, together)
     turned = turned.reshape(-1, together * dim)
     out, gates = turned.new_empty(count_tiles, tile, together, dim), turned.new_empty(count_tiles, tile, together)
-    step = max(1, FETCHED_AT_ONCE // (together * store.keys[0, 0, 0].numel()))
+    step = max(1, FETCHED_AT_ONCE // (together * store.block_shape.numel()))
     # One place, for fresh memory is slow.
-    fetched = store.keys.new_empty(min(step, count_tiles) * together, *store.keys.shape[3:])
+    one_place = store.landmarks.new_empty(min(step, count_tiles) * together, *store.block_shape)
     for start in range(0, count_tiles, step):
         part = slice(start, min(start + step, count_tiles))
         q = turned.index_select(0, rows[part.start * tile : part.stop * tile])
         q = q.view(-1, tile, together, dim).transpose(1, 2).flatten(0, 1)
         chosen = stored[part].flatten()
-        blocks = fetched[: len(chosen)]
-        weights = torch.bmm(q, store.read_keys(chosen, blocks).mT).softmax(-1)
-        read = torch.bmm(weights, store.read_values(chosen, blocks))
+        fetched, blocks = store.fetch(chosen), one_place[: len(chosen)]
+        weights = torch.bmm(q, fetched.read_keys(blocks).mT).softmax(-1)
+        read = torch.bmm(weights, fetched.read_values(blocks))
         out[part] = read.unflatten(0, (-1, together)).transpose(1, 2)
         gate = torch.bmm(q, store.read_landmarks(chosen)[..., None])
         gates[part] = gate.view(-1, together, tile).transpose(1, 2)

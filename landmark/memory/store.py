@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
+
+from landmark.memory.mapped import Saved
+from landmark.memory.tiers import Blocks, DeviceBlocks, Fetched, Tier
+
+
+class LayerMemory:
+    """What is kept for one layer."""
+
+    def __init__(self, store: BlockStore):
+        self.store = store
+        self.pending: tuple[Tensor, Tensor] | None = None  # (B, H, pending, d), not rotated
+        self.chunk: tuple[Tensor, Tensor] | None = None  # pending and chunk, until the commit
 
 
 class BlockStore:
@@ -13,23 +27,28 @@ class BlockStore:
     turned again. Block number n, counted from the first ever added, stands in row n mod capacity; without a limit the
     capacity doubles when it is full. A landmark's value is never used and not kept.
 
-    keys, values: (B, H, capacity, ℓ, d); landmarks and, if asked for, means (the mean of a block's keys):
-    (B, H, capacity, d).
+    landmarks and, if asked for, means (the mean of a block's keys): (B, H, capacity, d), on the compute device. Keys
+    and values lie where the tier says (tiers.py).
     """
 
-    def __init__(self, max_blocks: int | None, keep_means: bool = False):
+    def __init__(self, max_blocks: int | None, keep_means: bool = False, tier: Tier | None = None):
         self.max_blocks = max_blocks
         self.keep_means = keep_means
+        self.tier = tier or Tier()
         self.added = 0  # blocks ever added
         self.blocks_read = 0  # a block of one head counts each time that it is read
         self.capacity = 0
-        self.keys = self.values = self.landmarks = self.means = torch.empty(0)
+        self.landmarks = self.means = torch.empty(0)
+        self.blocks: Blocks = DeviceBlocks()
 
     def __len__(self) -> int:
         return min(self.added, self.capacity)
 
     def add(self, keys: Tensor, values: Tensor) -> None:
-        """Append n blocks, oldest first. keys, values: (B, H, n, W, d), keys turned by their offsets."""
+        """Append n blocks, oldest first. keys, values: (B, H, n, W, d), keys turned by their offsets.
+
+        Raises UserError where the tier has no room for them.
+        """
         count = keys.shape[2]
         if self.max_blocks is not None and count > self.max_blocks:
             self.added += count - self.max_blocks
@@ -37,47 +56,75 @@ class BlockStore:
             count = self.max_blocks
         if count == 0:
             return
-        self._reserve(min(self.added + count, self.max_blocks or self.added + count), keys)
-        rows = torch.arange(self.added, self.added + count, device=keys.device) % self.capacity
-        self.keys[:, :, rows] = keys[:, :, :, :-1]
-        self.values[:, :, rows] = values[:, :, :, :-1]
-        self.landmarks[:, :, rows] = keys[:, :, :, -1]
-        if self.keep_means:
-            self.means[:, :, rows] = keys[:, :, :, :-1].mean(3)
+        self.reserve(min(self.added + count, self.max_blocks or self.added + count), keys[..., 1:, :])
+        for row, part in self.runs(self.added, count):
+            block_keys = keys[:, :, part, :-1]
+            self.blocks.write(row, block_keys, values[:, :, part, :-1])
+            rows = slice(row, row + block_keys.shape[2])
+            self.landmarks[:, :, rows] = keys[:, :, part, -1]
+            if self.keep_means:
+                self.means[:, :, rows] = block_keys.mean(3)
         self.added += count
 
-    def _reserve(self, blocks: int, like: Tensor) -> None:
+    def reserve(self, blocks: int, like: Tensor, saved: Saved | None = None) -> None:
+        """Make room for so many blocks. like: some of them, (B, H, n, ℓ, d). saved: the first of them, where they are
+        on disk already."""
         if blocks <= self.capacity:
             return
-        batch, heads, _, width, dim = like.shape
+        (batch, heads), dim = like.shape[:2], like.shape[-1]
         capacity = self.max_blocks or max(64, 1 << (blocks - 1).bit_length())
+        if not self.capacity:
+            self.blocks = self.tier.blocks(like, saved)
+        self.blocks.reserve(capacity)
 
-        def grown(old: Tensor, *tail: int) -> Tensor:
-            new = like.new_empty(batch, heads, capacity, *tail)
+        def grown(old: Tensor) -> Tensor:
+            new = like.new_empty(batch, heads, capacity, dim)
             if self.capacity:
                 new[:, :, : self.capacity] = old
             return new
 
-        self.keys = grown(self.keys, width - 1, dim)
-        self.values = grown(self.values, width - 1, dim)
-        self.landmarks = grown(self.landmarks, dim)
+        self.landmarks = grown(self.landmarks)
         if self.keep_means:
-            self.means = grown(self.means, dim)
+            self.means = grown(self.means)
         self.capacity = capacity
+
+    def runs(self, first: int, count: int) -> Iterator[tuple[int, slice]]:
+        """Blocks number first … first+count−1 as neighbouring rows: the first row, and which of the blocks."""
+        done = 0
+        while done < count:
+            row = (first + done) % self.capacity
+            length = min(count - done, self.capacity - row)
+            yield row, slice(done, done + length)
+            done += length
+
+    @property
+    def kv_heads(self) -> int:
+        return self.landmarks.shape[1]
+
+    @property
+    def block_shape(self) -> torch.Size:
+        """(ℓ, d), of the keys of one block and head, as of its values."""
+        return self.blocks.block_shape
 
     @property
     def block_bytes(self) -> int:
         """Of the keys and values of one block and head."""
-        return 2 * self.keys[:1, :1, :1].numel() * self.keys.element_size()
+        return 2 * self.block_shape.numel() * self.landmarks.element_size()
 
-    def read_keys(self, places: Tensor, out: Tensor | None = None) -> Tensor:
-        """Keys (n, ℓ, d) of blocks. places: (n,), among all samples, heads and rows, (B, H, capacity) flattened."""
+    @property
+    def bytes_kept(self) -> int:
+        return self.blocks.bytes_kept + self.landmarks.nbytes + self.means.nbytes
+
+    @property
+    def device_bytes_kept(self) -> int:
+        """Of `bytes_kept`, those on the compute device; a cache of blocks fetched from elsewhere included."""
+        return self.blocks.device_bytes_kept + self.landmarks.nbytes + self.means.nbytes
+
+    def fetch(self, places: Tensor) -> Fetched:
+        """Bring blocks to the compute device. places: (n,), among all samples, heads and rows, (B, H, capacity)
+        flattened. Raises UserError where their file is gone."""
         self.blocks_read += len(places)
-        return torch.index_select(self.keys.flatten(0, 2), 0, places, out=out)
-
-    def read_values(self, places: Tensor, out: Tensor | None = None) -> Tensor:
-        """Values (n, ℓ, d) of blocks, of those whose keys are read."""
-        return torch.index_select(self.values.flatten(0, 2), 0, places, out=out)
+        return self.blocks.fetch(places)
 
     def read_landmarks(self, places: Tensor) -> Tensor:
         """Landmarks' keys (n, d) of blocks."""
@@ -85,7 +132,7 @@ class BlockStore:
 
     def ages(self) -> Tensor:
         """Age of the block in each row that is in use, (len,): 1 for the newest."""
-        rows = torch.arange(len(self), device=self.keys.device)
+        rows = torch.arange(len(self), device=self.landmarks.device)
         return (self.added - 1 - rows) % max(1, self.capacity) + 1
 
     def rows(self, ages: Tensor) -> Tensor:

@@ -7,8 +7,9 @@ what attends.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, cast
 
@@ -163,11 +164,18 @@ class Decoder(nn.Module):
                 raise UserError(f"cmt.cutoff={cutoff}: this model has no context miss token")
             if isinstance(cutoff, Sequence) and len(cutoff) != config.num_layers:
                 raise UserError(f"cmt.cutoffs={cutoff}: must be {config.num_layers} numbers, one for each layer")
-            return Memory(config.block_size, rope_base=config.rope_base, **settings)
+            return Memory(config.block_size, rope_base=config.rope_base, model=self.fingerprint, **settings)
         if config.kind == "transformer_xl":
             assert config.cache is not None
             return RecurrentMemory(config.cache, config.rope_base)
         return SinkMemory(rope_base=config.rope_base, **settings) if settings else None
+
+    def fingerprint(self) -> str:
+        """Hex SHA-256 of the configuration and the weights: what a memory that is read again must fit."""
+        digest = hashlib.sha256(repr(replace(self.config, backend="auto")).encode())
+        for name, tensor in self.state_dict().items():
+            digest.update(name.encode() + tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
 
     def forward(self, tokens: Tensor, memory: Memory | RecurrentMemory | None = None, last: bool = False) -> Tensor:
         """Logits of the next raw token after each raw token, or after the last alone.

@@ -23,7 +23,7 @@ def settings(**changes) -> Any:
         retrieval=SimpleNamespace(k=2, granularity="per_token_and_head", scorer="landmark"),
         cmt=SimpleNamespace(cutoff=0.0, cutoffs=None),
         positions=SimpleNamespace(mapping="stingy"),
-        memory=SimpleNamespace(blocks=None, tier="device", window=None, sinks=4),
+        memory=SimpleNamespace(blocks=None, tier="device", folder=None, cache=8, window=None, sinks=4),
         seed=0,
     )
 

@@ -90,7 +90,9 @@ def test_window_and_sinks_are_part_of_a_plain_row_that_has_them(configure):
     assert row_settings(configure("eval.length=2048"), "r", "s").keys().isdisjoint({"window", "retrieval_statistics"})
 
 
-@pytest.mark.parametrize("override", ["eval.batch_size=2", "memory.tier=cpu", "eval.span=9999", "name=y"])
+@pytest.mark.parametrize(
+    "override", ["eval.batch_size=2", "memory.tier=cpu", "memory.cache=9", "eval.span=9999", "name=y"]
+)
 def test_where_and_in_what_pieces_is_no_part_of_a_row(configure, override):
     whole = "eval.tokens=null"  # the span is that of a budget
     assert row_id(configure(whole, override)) == row_id(configure(whole))

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from landmark.errors import UserError
 from landmark.memory import Memory
-from landmark.memory.memory import check_settings
 from landmark.memory.positions import MAPPINGS, attending_lag, scoring_lag, slots
 from landmark.memory.retrieval import GRANULARITIES
+from landmark.memory.settings import check_settings
 from tests import naive
 
 

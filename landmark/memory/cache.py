@@ -1,0 +1,93 @@
+"""The blocks fetched last, on the compute device: least recently used goes first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from landmark.memory.transfer import Transfer
+
+Read = Callable[[Tensor, Tensor], Tensor]
+
+
+class Counts(Protocol):
+    """See `landmark.memory.tiers.TierCounts`."""
+
+    cache_hits: int
+    cache_misses: int
+    bytes_moved: int
+    seconds_waited: float
+
+
+class BlockCache:
+    """keys, values: (slots, ℓ, d). Which block stands in which slot is known to the CPU, which does the fetching.
+
+    A place is a number of a block of one head. Of blocks that are asked for together all are there together; where
+    they are more than the slots, those that are missing are read past the cache.
+    """
+
+    def __init__(self, slots: int, like: Tensor):
+        self.keys, self.values = like.new_empty(2, slots, *like.shape[3:])
+        self._transfer = Transfer(like)
+        self._slot_of = np.empty(0, np.int32)  # of each place, −1: not here
+        self._place_of = np.full(slots, -1)
+        self._used = np.zeros(slots, np.int64)  # when, by a clock that counts fetches; 0: free
+        self._clock = 0
+
+    @property
+    def bytes_kept(self) -> int:
+        return self.keys.nbytes + self.values.nbytes
+
+    def reserve(self, places: int) -> None:
+        self._slot_of = np.append(self._slot_of, np.full(places - len(self._slot_of), -1, np.int32))
+
+    def forget(self, first: int, stop: int) -> None:
+        """The blocks at the places first … stop−1 are overwritten."""
+        slots = self._slot_of[first:stop]
+        here = slots[slots >= 0]
+        self._place_of[here], self._used[here] = -1, 0
+        slots[:] = -1
+
+    def fetch(self, places: np.ndarray, read: Read, counts: Counts) -> tuple[Tensor, Tensor, Tensor]:
+        """Keys and values (m, ℓ, d) among which the blocks at these places are, and at which indices (n,).
+
+        read: puts the blocks at some places into (n, 2·ℓ·d) of the CPU's memory.
+        """
+        distinct, index = np.unique(places, return_inverse=True)
+        slots = self._slot_of[distinct]
+        missing = np.flatnonzero(slots < 0)
+        found = slots[slots >= 0]
+        counts.cache_hits += len(found)
+        counts.cache_misses += len(missing)
+        self._clock += 1
+        self._used[found] = self._clock
+        keys, values = self.keys, self.values
+        if len(distinct) > len(self._used):
+            keys, values = (x.new_empty(len(distinct), *x.shape[1:]) for x in (keys, values))
+            here = self._on_device(np.flatnonzero(slots >= 0))
+            keys[here], values[here] = (x[self._on_device(found)] for x in (self.keys, self.values))
+            slots = np.arange(len(distinct))
+        elif len(missing):
+            slots[missing] = self._make_room(distinct[missing])
+        if len(missing):
+            at = self._on_device(slots[missing])
+            moved, waited = self._transfer(read, torch.from_numpy(distinct[missing]), keys, values, at)
+            counts.bytes_moved += moved
+            counts.seconds_waited += waited
+        return keys, values, self._on_device(slots[index])
+
+    def _make_room(self, places: np.ndarray) -> np.ndarray:
+        """Slots for blocks at these places: those used least recently, of what is asked for now none."""
+        slots = np.argpartition(self._used, len(places) - 1)[: len(places)]
+        before = self._place_of[slots]
+        self._slot_of[before[before >= 0]] = -1
+        self._slot_of[places], self._place_of[slots] = slots, places
+        self._used[slots] = self._clock
+        return slots
+
+    def _on_device(self, numbers: np.ndarray) -> Tensor:
+        return torch.from_numpy(numbers.astype(np.int64)).to(self.keys.device, non_blocking=True)

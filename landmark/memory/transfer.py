@@ -1,0 +1,76 @@
+"""Bringing blocks from a slower tier to the compute device."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+Read = Callable[[Tensor, Tensor], Tensor]
+
+
+class Transfer:
+    """Reads blocks and puts them where they belong.
+
+    On the CPU at once. On a GPU by way of pinned memory and on a stream of its own, while the GPU computes what it was
+    given before; what it is given next waits. Two places in pinned memory take turns: one is read into while the other
+    is copied from.
+    """
+
+    def __init__(self, like: Tensor):
+        """like: (B, H, n, ℓ, d), blocks on the compute device."""
+        self._block, self._dtype, self._device = like.shape[3:], like.dtype, like.device
+        self._stream = torch.cuda.Stream(like.device) if like.is_cuda else None
+        self._staging: list[Tensor] = [torch.empty(0)] * (1 if self._stream is None else 2)
+        self._copied: list[torch.cuda.Event | None] = [None, None]
+        self._waits: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+
+    def __call__(self, read: Read, places: Tensor, keys: Tensor, values: Tensor, at: Tensor) -> tuple[int, float]:
+        """Put the blocks at some places into keys and values (m, ℓ, d), at the indices `at`.
+
+        Returns the bytes moved and the seconds for which somebody waited: here for reading, or, found out later, the
+        GPU for a copy.
+        """
+        started = time.perf_counter()
+        if self._stream is None:
+            blocks = self._read(read, places)
+            keys.index_copy_(0, at, blocks[:, 0])
+            values.index_copy_(0, at, blocks[:, 1])
+            return blocks.nbytes, time.perf_counter() - started
+        if (copied := self._copied[0]) is not None:
+            copied.synchronize()
+        waited = time.perf_counter() - started
+        blocks = self._read(read, places)
+        computing = torch.cuda.current_stream(self._device)
+        with torch.cuda.stream(self._stream):
+            moved = blocks.to(self._device, non_blocking=True)
+            self._stream.wait_stream(computing)  # what is overwritten has been read by then
+            keys.index_copy_(0, at, moved[:, 0])
+            values.index_copy_(0, at, moved[:, 1])
+            copied = torch.cuda.Event(enable_timing=True)
+            copied.record(self._stream)
+        for used in (keys, values, at):
+            used.record_stream(self._stream)
+        reached = torch.cuda.Event(enable_timing=True)
+        reached.record(computing)
+        computing.wait_event(copied)
+        self._waits.append((reached, copied))
+        self._copied = [self._copied[1], copied]
+        self._staging.reverse()
+        return blocks.nbytes, waited + self._gpu_waited()
+
+    def _read(self, read: Read, places: Tensor) -> Tensor:
+        """Blocks (n, 2, ℓ, d) in the CPU's memory, always the same, for fresh memory is slow."""
+        width = 2 * self._block.numel()
+        if len(self._staging[0]) < len(places):
+            pinned = self._stream is not None
+            self._staging[0] = torch.empty(len(places), width, dtype=self._dtype, pin_memory=pinned)
+        return read(places, self._staging[0][: len(places)]).view(-1, 2, *self._block)
+
+    def _gpu_waited(self) -> float:
+        """Seconds for which the GPU waited in copies that are over and were not counted yet."""
+        over = [pair for pair in self._waits if all(event.query() for event in pair)]
+        self._waits = [pair for pair in self._waits if pair not in over]
+        return sum(max(0.0, reached.elapsed_time(copied)) / 1e3 for reached, copied in over)

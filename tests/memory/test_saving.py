@@ -1,0 +1,238 @@
+"""A memory is read once, saved, and asked many times; what does not fit, or is not whole, is refused in a line."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from landmark.errors import UserError
+from landmark.memory import Memory, saving
+from landmark.memory.positions import MAPPINGS
+from landmark.memory.tiers import TIERS
+from tests.memory.test_memory import feed
+from tests.memory.test_tiers import texts
+
+CHUNKS = [20, 13, 20]
+
+
+def read_two_layers(memory, q, k, v, chunks):
+    """Feeds two layers, the second another text; returns the outputs of both."""
+    outs, start = [], 0
+    for size in chunks:
+        part = slice(start, start + size)
+        outs.append([memory.attend(layer, *(x.roll(layer, 2)[:, :, part] for x in (q, k, v))) for layer in (0, 1)])
+        memory.commit()
+        start += size
+    return torch.cat([torch.stack(each) for each in outs], 3)
+
+
+@pytest.mark.parametrize("mapping", MAPPINGS)
+@pytest.mark.parametrize("max_blocks", [None, 4, 40])
+@pytest.mark.parametrize("there", TIERS)
+@pytest.mark.parametrize("here", TIERS)
+def test_going_on_from_a_saved_memory_is_going_on(tmp_path, here, there, max_blocks, mapping):
+    settings = {"block_size": 3, "k": 2, "max_blocks": max_blocks, "mapping": mapping}
+    texts_ = q, k, v = texts(130)[:3]
+    memory = Memory(**settings, tier=here)
+    read_two_layers(memory, q, k, v, CHUNKS)
+    memory.save(tmp_path / "book")
+    rest = [x[:, :, sum(CHUNKS) :] for x in texts_]
+    expected = read_two_layers(memory, *rest, [7, 30, 1, 1, 20])
+    for _ in range(2):
+        loaded = Memory(**settings, tier=there)
+        loaded.load(tmp_path / "book")
+        assert loaded.position == sum(CHUNKS)
+        assert torch.equal(read_two_layers(loaded, *rest, [7, 30, 1, 1, 20]), expected)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["book"]
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_fewer_blocks_than_were_saved_are_the_newest(tmp_path, tier):
+    q, k, v, _ = texts(90)
+    whole, few = Memory(3, k=2), Memory(3, k=2, max_blocks=5)
+    for memory in (whole, few):
+        feed(memory, q[:, :, :60], k[:, :, :60], v[:, :, :60], [25, 35])
+    whole.save(tmp_path / "book")
+    loaded = Memory(3, k=2, max_blocks=5, tier=tier)
+    loaded.load(tmp_path / "book")
+    rest = [x[:, :, 60:] for x in (q, k, v)]
+    assert torch.equal(feed(loaded, *rest, [20, 10]), feed(few, *rest, [20, 10]))
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_mean_keys_are_saved_where_they_are_used(tmp_path, tier):
+    q, k, v, _ = texts(90)
+    memory = Memory(3, k=2, scorer="mean_key")
+    feed(memory, q[:, :, :60], k[:, :, :60], v[:, :, :60], [25, 35])
+    memory.save(tmp_path / "with")
+    loaded = Memory(3, k=2, scorer="mean_key", tier=tier)
+    loaded.load(tmp_path / "with")
+    rest = [x[:, :, 60:] for x in (q, k, v)]
+    assert torch.equal(feed(loaded, *rest, [20, 10]), feed(memory, *rest, [20, 10]))
+    other = Memory(3, k=2)
+    feed(other, q, k, v, [60])
+    other.save(tmp_path / "without")
+    with pytest.raises(UserError, match="without the mean keys"):
+        loaded.load(tmp_path / "without")
+
+
+def saved(folder, **settings):
+    q, k, v, _ = texts(60)
+    memory = Memory(3, k=2, **{"model": lambda: "one"} | settings)
+    feed(memory, q, k, v, [25, 35])
+    memory.save(folder)
+    return q, k, v
+
+
+def test_a_memory_of_little_is_saved_too(tmp_path):
+    q, k, v, _ = texts(10)
+    memory = Memory(20)
+    feed(memory, q, k, v, [6])
+    memory.save(tmp_path / "book")
+    loaded = Memory(20)
+    loaded.load(tmp_path / "book")
+    rest = [x[:, :, 6:] for x in (q, k, v)]
+    assert torch.equal(feed(loaded, *rest, [4]), feed(memory, *rest, [4]))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"block_size": 5}, "was saved with model.block_size=3, here it is 5"),
+        ({"rope_base": 500.0}, "was saved with model.rope_base=10000.0, here it is 500.0"),
+        ({"mapping": "true"}, "was saved with positions.mapping=stingy, here it is true"),
+        ({"model": lambda: "another"}, "was read by another model"),
+        ({"model": None}, "was read by another model"),
+    ],
+)
+def test_another_model_is_refused(tmp_path, settings, said):
+    saved(tmp_path / "book")
+    memory = Memory(**{"block_size": 3, "k": 2, "model": lambda: "one"} | settings)
+    with pytest.raises(UserError, match=said):
+        memory.load(tmp_path / "book")
+    assert memory.position == 0
+
+
+def test_blocks_that_were_dropped_are_not_made_up(tmp_path):
+    saved(tmp_path / "book", max_blocks=6)
+    with pytest.raises(UserError, match="memory.blocks=None: .* has only the last 6 blocks; set memory.blocks=6"):
+        Memory(3, k=2, model=lambda: "one").load(tmp_path / "book")
+
+
+def test_a_folder_that_is_no_memory_is_refused(tmp_path):
+    with pytest.raises(UserError, match="holds no saved memory: memory.json is missing"):
+        Memory(3).load(tmp_path)
+
+
+def test_a_folder_that_exists_is_not_overwritten(tmp_path):
+    saved(tmp_path / "book")
+    before = {path: path.read_bytes() for path in (tmp_path / "book").iterdir()}
+    with pytest.raises(UserError, match="book exists already"):
+        saved(tmp_path / "book")
+    assert {path: path.read_bytes() for path in (tmp_path / "book").iterdir()} == before
+
+
+def test_another_format_is_refused(tmp_path):
+    saved(tmp_path / "book")
+    content = json.loads((tmp_path / "book" / "memory.json").read_text())
+    (tmp_path / "book" / "memory.json").write_text(json.dumps(content | {"format": 99}))
+    with pytest.raises(UserError, match="a memory in format 99, this version reads 1"):
+        Memory(3, model=lambda: "one").load(tmp_path / "book")
+
+
+def test_a_chunk_that_is_not_committed_is_not_saved(tmp_path):
+    memory = Memory(3)
+    x = torch.randn(1, 1, 5, 4)
+    memory.attend(0, x, x, x)
+    with pytest.raises(RuntimeError, match="commit"):
+        memory.save(tmp_path / "book")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["layer-1.blocks", "tensors.safetensors", "memory.json"])
+@pytest.mark.parametrize("damage", ["removed", "cut short"])
+@pytest.mark.parametrize("tier", TIERS)
+def test_what_is_missing_or_cut_short_is_refused(tmp_path, name, damage, tier):
+    saved(tmp_path / "book")
+    path = tmp_path / "book" / name
+    if damage == "removed":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(UserError, match=name):
+        Memory(3, k=2, tier=tier, model=lambda: "one").load(tmp_path / "book")
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"), [(Path.unlink, "was removed while"), (lambda p: os.truncate(p, 100), "cut")]
+)
+def test_a_file_removed_under_us(tmp_path, damage, said):
+    """On disk the saved file itself is read: when it goes, the next to look something up is told, and does not die."""
+    texts_ = saved(tmp_path / "book")
+    memory = Memory(3, k=2, tier="disk", cache=1, model=lambda: "one")
+    memory.load(tmp_path / "book")
+    feed(memory, *texts_, [5])
+    damage(tmp_path / "book" / "layer-1.blocks")
+    with pytest.raises(UserError, match=rf"layer-1.blocks .*{said}"):
+        feed(memory, *texts_, [5])
+
+
+def test_nothing_is_left_of_a_memory_that_could_not_be_saved(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(saving, "write_json", full)
+    with pytest.raises(UserError, match="could not be saved .No space left on device., nothing is left of it"):
+        saved(tmp_path / "book")
+    assert list(tmp_path.iterdir()) == []
+
+
+READER = """
+import resource, sys, torch
+from landmark.errors import UserError
+from landmark.memory import Memory
+folder, limit, what = sys.argv[1:]
+x = torch.randn(1, 2, 6000, 32)
+memory = Memory(50, k=2, tier="disk" if what == "reading" else "device", folder=folder)
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), int(limit))) if int(limit) else None
+try:
+    for part in x.split(200, 2):
+        memory.attend(0, part, part, part)
+        memory.commit()
+    memory.save(folder + "/book")
+except UserError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("what", ["reading", "saving"])
+def test_files_may_not_grow_further(tmp_path, what):
+    """A real write that the system refuses: the process may write files of 100 KB, and has 3 MB of blocks."""
+    command = [sys.executable, "-c", READER, str(tmp_path), "100000", what]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "File too large" in done.stdout
+    assert done.stdout.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("what", ["reading", "saving"])
+def test_no_space_on_disk(tmp_path, what):
+    """A real disk that is full: one of a megabyte."""
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("no disk could be mounted")
+    try:
+        command = [sys.executable, "-c", READER, str(tmp_path), "0", what]
+        done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert "No space left on device" in done.stdout
+        assert done.stdout.count("\n") == 1
+        assert list(tmp_path.iterdir()) == []
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)

@@ -1,0 +1,182 @@
+"""Blocks on the device, in the CPU's memory and on disk: the same results, bit for bit, and what that costs."""
+
+import errno
+import os
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from landmark.errors import UserError
+from landmark.memory import Memory
+from landmark.memory.cache import BlockCache
+from landmark.memory.positions import MAPPINGS
+from landmark.memory.retrieval import GRANULARITIES, SCORERS
+from landmark.memory.tiers import TIERS, TierCounts
+from tests.memory.test_memory import feed
+
+
+def texts(length, heads=(4, 2), batch=2, dim=4, dtype=torch.float32, seed=0):
+    """Queries, keys, values and the key of a context miss token."""
+    generator = torch.Generator().manual_seed(seed)
+    q = torch.randn(batch, heads[0], length, dim, generator=generator)
+    k, v = torch.randn(2, batch, heads[1], length, dim, generator=generator)
+    return *(x.to(dtype) for x in (q, k, v)), torch.randn(heads[1], dim, generator=generator).to(dtype)
+
+
+@st.composite
+def readings(draw):
+    k = draw(st.integers(0, 4))
+    return {
+        "chunks": draw(st.lists(st.integers(1, 20), min_size=2, max_size=6)),
+        "heads": draw(st.sampled_from([(2, 2), (4, 2)])),
+        "cmt": draw(st.booleans()),
+        "settings": {
+            "block_size": draw(st.integers(1, 5)),
+            "k": k,
+            "max_blocks": draw(st.one_of(st.none(), st.integers(max(k, 1), 7))),
+            "granularity": draw(st.sampled_from(GRANULARITIES)),
+            "scorer": draw(st.sampled_from(SCORERS)),
+            "tie_layers": draw(st.sampled_from([(), (1,)])),
+            "cutoff": draw(st.sampled_from([0.0, 0.3, 0.8])),
+            "mapping": draw(st.sampled_from(MAPPINGS)),
+        },
+        "tier": draw(st.sampled_from(["cpu", "disk"])),
+        "cache": draw(st.integers(1, 9)),
+        "seed": draw(st.integers(0, 1000)),
+    }
+
+
+@given(readings())
+@settings(max_examples=150, deadline=None)
+def test_every_tier_gives_the_same_bits(reading):
+    """Caches that hold all, some, or less than one chunk needs; rings that overflow; files that grow."""
+    q, k, v, cmt = texts(sum(reading["chunks"]), reading["heads"], seed=reading["seed"])
+    cmt = cmt if reading["cmt"] else None
+    on_device = Memory(**reading["settings"])
+    expected = feed(on_device, q, k, v, reading["chunks"], cmt=cmt)
+    memory = Memory(**reading["settings"], tier=reading["tier"], cache=reading["cache"])
+    out = feed(memory, q, k, v, reading["chunks"], cmt=cmt)
+    assert torch.equal(out, expected)
+    counted, here = on_device.stats, memory.stats
+    assert here.items() >= {key: counted[key] for key in counted if not key.endswith("bytes_kept")}.items()
+    assert (here["bytes_moved"] > 0) == (here["cache_misses"] > 0) == (counted["blocks_read"] > 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_numbers_of_any_kind_come_back(dtype):
+    q, k, v, _ = texts(60, dtype=dtype)
+    out = [feed(Memory(3, k=2, tier=tier), q, k, v, [20, 20, 20]) for tier in TIERS]
+    assert torch.equal(out[0], out[1])
+    assert torch.equal(out[0], out[2])
+
+
+def test_what_is_counted():
+    """Two heads read the last two blocks of ten tokens; what a chunk has fetched, the next finds."""
+    q, k, v, _ = texts(48, (2, 2), batch=1)
+    memory = Memory(10, k=2, scorer="recent", tier="disk", cache=2)
+    feed(memory, q, k, v, [33])
+    assert memory.stats["cache_misses"] == 0, "a chunk retrieves nothing of itself"
+    for part, hits, misses in (
+        (slice(33, 38), 0, 4),
+        (slice(38, 43), 4, 4),
+        (slice(43, 45), 8, 4),
+        (slice(45, 48), 10, 6),
+    ):
+        memory.attend(1, q[:, :, part], k[:, :, part], v[:, :, part])
+        memory.commit()
+        stats = memory.stats
+        assert (stats["cache_hits"], stats["cache_misses"]) == (hits, misses)
+        assert stats["bytes_moved"] == misses * 2 * 10 * 4 * 4
+    assert stats["seconds_waited"] > 0
+    assert stats["device_bytes_kept"] == 64 * 2 * 4 * 4 + 2 * 2 * 2 * 10 * 4 * 4, "landmarks' keys, and the cache"
+    assert "cache_hits" not in Memory(10).stats
+
+
+def rows_of(places, width):
+    """Stands for a slower tier: the block at a place is the number of the place, everywhere."""
+
+    def read(at, out):
+        places.append(at.tolist())
+        return out.copy_(at[:, None].expand(-1, width))
+
+    return read
+
+
+def test_what_was_used_longest_ago_goes_first():
+    like, asked, counts = torch.zeros(1, 1, 1, 2, 2), [], TierCounts()
+    cache, read = BlockCache(3, like), rows_of(asked, 8)
+    cache.reserve(10)
+
+    def fetched(*places):
+        keys, values, rows = cache.fetch(np.array(places), read, counts)
+        assert keys[rows].flatten(1).unique(dim=1).flatten().tolist() == list(places)
+        assert torch.equal(keys[rows], values[rows])
+        found = [place for places in asked for place in places]
+        asked.clear()
+        return found
+
+    assert fetched(1, 2, 1) == [1, 2]
+    assert fetched(3) == [3]
+    assert fetched(2, 3) == []
+    assert fetched(4) == [4], "1 goes"
+    assert fetched(2, 3, 4) == []
+    assert fetched(1) == [1]
+    assert sorted(fetched(5, 6, 1)) == [5, 6]
+    cache.forget(5, 7)
+    assert sorted(fetched(1, 5)) == [5]
+    assert fetched(1, 5, 7, 8) == [7, 8], "more than there is room for: what is missing is read past the cache"
+    assert fetched(1, 5) == []
+    assert (counts.cache_hits, counts.cache_misses) == (11, 10)
+
+
+@given(st.lists(st.integers(0, 11), max_size=40), st.integers(1, 6))
+@settings(max_examples=60, deadline=None)
+def test_the_cache_forgets_as_an_ordered_dictionary_would(requests, slots):
+    cache, expected = BlockCache(slots, torch.zeros(1, 1, 1, 2, 2)), OrderedDict()
+    cache.reserve(12)
+    for place in requests:
+        asked = []
+        keys, _, rows = cache.fetch(np.array([place]), rows_of(asked, 8), TierCounts())
+        assert keys[rows][0, 0, 0] == place
+        assert bool(asked) == (place not in expected)
+        expected[place] = None
+        expected.move_to_end(place)
+        if len(expected) > slots:
+            expected.popitem(last=False)
+
+
+def test_a_file_has_no_name_and_no_folder_is_left(tmp_path):
+    q, k, v, _ = texts(60)
+    memory = Memory(3, k=2, tier="disk", folder=tmp_path)
+    feed(memory, q, k, v, [20, 20, 20])
+    assert memory.stats["bytes_kept"] > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_none_is_refused(tmp_path):
+    q, k, v, _ = texts(60)
+    with pytest.raises(UserError, match="memory.folder=.*nowhere: cannot make a file there"):
+        feed(Memory(3, tier="disk", folder=tmp_path / "nowhere"), q, k, v, [20, 20])
+
+
+def test_a_cache_without_room_is_refused():
+    with pytest.raises(UserError, match="memory.cache=0"):
+        Memory(3, tier="disk", cache=0)
+
+
+@pytest.mark.parametrize(("number", "said"), [("ENOSPC", "no room for"), ("EIO", "cannot write there")])
+def test_a_write_that_fails_says_where(monkeypatch, tmp_path, number, said):
+    def full(*_):
+        raise OSError(getattr(errno, number), os.strerror(getattr(errno, number)))
+
+    q, k, v, _ = texts(60)
+    memory = Memory(3, k=2, tier="disk", folder=tmp_path)
+    feed(memory, q, k, v, [20])
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(UserError, match=f"memory.folder={tmp_path}: {said}"):
+        feed(memory, q[:, :, 20:], k[:, :, 20:], v[:, :, 20:], [20])
+    assert list(tmp_path.iterdir()) == []

@@ -7,9 +7,6 @@ from collections.abc import Callable
 from itertools import groupby
 from typing import Any
 
-import numpy as np
-import torch
-
 from landmark.data.synthetic import SyntheticCorpus
 from landmark.data.tokenizers import Tokenizer
 from landmark.evaluation.perplexity import (
@@ -22,10 +19,8 @@ from landmark.evaluation.perplexity import (
 )
 from landmark.evaluation.statistics import clopper_pearson
 from landmark.lab.peak_memory import peak_memory_bytes, reset_peak_memory
-from landmark.memory import RecurrentMemory
 from landmark.memory.statistics import with_rates
 from landmark.models import Decoder
-from landmark.models.generation import continue_greedily
 
 
 def evaluate_recall(
@@ -46,7 +41,6 @@ def evaluate_recall(
     settings = config.eval
     local = chunk_length(model, settings.length, settings.local, config.memory.window)
     prompts = corpus.prompts(settings.split, settings.length, settings.prompts)
-    device = next(model.parameters()).device
     at_once = settings.batch_size or max(1, TOKENS_AT_ONCE // local)
     correct, answers = [0] * len(prompts), [["", ""]] * len(prompts)
     stats: dict[str, Any] = {}
@@ -58,16 +52,16 @@ def evaluate_recall(
         numbers = list(same)
         for start in range(0, len(numbers), at_once):
             batch = numbers[start : start + at_once]
-            tokens = torch.from_numpy(np.stack([prompts[n].tokens for n in batch]).astype(np.int64)).to(device)
             memory = new_memory(model, config)
-            if memory is None:
-                memory = RecurrentMemory(tokens.shape[1] + settings.generated, model.config.rope_base)
-            for n, ids in zip(batch, continue_greedily(model, tokens, settings.generated, local, memory), strict=True):
-                text = tokenizer.decode(ids.cpu().numpy())
+            generated = model.generate(
+                [prompts[n].tokens for n in batch], settings.generated, local=local, memory=memory
+            )
+            for n, ids in zip(batch, generated, strict=True):
+                text = tokenizer.decode(ids)
                 answers[n] = [prompts[n].answer, text]
                 correct[n] = int(corpus.task.answered(text, prompts[n].answer))
             add_stats(stats, memory)
-            done += tokens.numel()
+            done += sum(len(prompts[n].tokens) for n in batch)
             if progress is not None:
                 progress(done, total)
     seconds = time.perf_counter() - started

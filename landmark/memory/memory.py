@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from landmark.attention import landmark_attention
 from landmark.attention.context_miss import miss_scores
+from landmark.attention.flash import attention_forward
 from landmark.attention.rotary import RotaryTable, rotate, rotate_cmt
 from landmark.errors import UserError
 from landmark.memory.lookups import Lookups, lookups
@@ -98,11 +100,13 @@ class Memory:
     @property
     def stats(self) -> dict[str, Any]:
         """Since the last reset: chunks read; searches, one a chunk and layer that finds blocks kept, and
-        searches_skipped, where no query needed one; lookups, queries of heads that read blocks; retrievals (choices of
-        a set of blocks) and the blocks they chose, summed over layers, samples and whatever the granularity lets
-        differ; blocks_read and bytes_read, of heads, by those who attend to them; blocks and bytes kept now, all
-        layers, and those bytes that are on the compute device. With another tier than the device also cache_hits and
-        cache_misses, of the blocks of one head, bytes_moved to the device, and seconds_waited for that.
+        searches_skipped, where no query needed one; seconds_searching, on a GPU only those of giving it orders;
+        lookups, queries of heads that read blocks; retrievals (choices of a set of blocks) and the blocks they chose,
+        summed over layers, samples and whatever the granularity lets differ; blocks_read and bytes_read, of heads, by
+        those who attend to them; blocks and bytes kept now, all layers, and those bytes that are on the compute device.
+
+        With another tier than the device also cache_hits and cache_misses, of the blocks of one head, bytes_moved to
+        the device, and seconds_waited for that.
 
         With a context miss token also, of each layer and head, the lookups that were possible and those dropped, and
         the rates of `landmark.memory.statistics.with_rates`."""
@@ -159,16 +163,7 @@ class Memory:
         self._length = q.shape[2]
         pending = self.position % (self.block_size + 1)
         scale = 1 / math.sqrt(q.shape[-1])
-        local = self._rotary(0, k.shape[2], q)
-        out, lse = landmark_attention(
-            rotate(q, local[pending:]),
-            rotate(k, local),
-            v,
-            block_size=self.block_size,
-            prefix=pending,
-            scale=scale,
-            return_lse=True,
-        )
+        out, lse = self._attend_locally(q, k, v, pending, scale)
         depths, weight, wanted = self._depths(state.store.added), None, None
         if cmt is not None:
             weight = self._miss_weight(q, cmt, lse, scale, pending + (depths[-1] if depths else 0))
@@ -184,6 +179,17 @@ class Memory:
                 return out
         return self._look_up(layer, state.store, q * scale, out, lse, wanted, pending, depths)
 
+    def _attend_locally(self, q: Tensor, k: Tensor, v: Tensor, pending: int, scale: float) -> tuple[Tensor, Tensor]:
+        """Output (B, H, T, d) and log-sum-exp (B, H, T) of queries over their own chunk and the pending tokens."""
+        factors = self._rotary(0, k.shape[2], q)
+        q, k = rotate(q, factors[pending:]), rotate(k, factors)
+        seen = min(pending + 1, self.block_size)
+        if k.shape[2] <= self.block_size + 1 and seen == min(k.shape[2], self.block_size):
+            # Generated tokens: all queries see the same normal tokens, those of one block, and no landmark.
+            k, v = (x[:, :, :seen].repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+            return attention_forward(q, k, v, scale=scale)
+        return landmark_attention(q, k, v, block_size=self.block_size, prefix=pending, scale=scale, return_lse=True)
+
     def _look_up(
         self,
         layer: int,
@@ -198,6 +204,7 @@ class Memory:
         """Retrieve blocks, attend to them, and put that together with the output and log-sum-exp of local attention."""
         turned = self._turn(q, pending, depths, wanted)
         near = self.k if self.mapping == "stingy" else 0
+        started = time.perf_counter()
         ages = retrieve(
             turned,
             store,
@@ -208,6 +215,7 @@ class Memory:
             generator=self._generator(layer, q.device),
             near=near,
         )
+        self._statistics.seconds_searching += time.perf_counter() - started
         reading = None if wanted is None else wanted.reading
         sets, chosen, looked_up = ages, ages.numel(), q[..., 0].numel()
         if reading is not None:

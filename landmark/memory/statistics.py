@@ -16,6 +16,7 @@ class MemoryStatistics:
     def __init__(self):
         self.chunks = self.retrievals = self.blocks_retrieved = 0
         self.lookups = self.searches = self.searches_skipped = 0
+        self.seconds_searching = 0.0
         self._dropped: dict[int, Tensor] = {}  # of each layer, (2, H): lookups that were possible, and not made
 
     def drop(self, layer: int, needed: Tensor) -> None:

@@ -23,6 +23,7 @@ from landmark.attention.layout import insert_landmarks
 from landmark.attention.rotary import RotaryTable, rotary_factors, rotate, rotate_cmt
 from landmark.errors import UserError
 from landmark.memory import Memory, RecurrentMemory, SinkMemory
+from landmark.models import generation
 
 KINDS = ("transformer", "landmark", "transformer_xl")
 IGNORED = -100  # target of a position without loss
@@ -201,6 +202,14 @@ class Decoder(nn.Module):
         if memory is not None:
             memory.commit()
         return self.head(hidden[:, -1:] if last else hidden)
+
+    def generate(self, prompts: generation.Prompts, tokens: int, **settings) -> list[list[int]]:
+        """What follows each prompt, at most so many tokens. settings: those of `landmark.models.generation.stream`."""
+        return generation.generate(self, prompts, tokens, **settings)
+
+    def stream(self, prompts: generation.Prompts, tokens: int, **settings) -> Iterator[list[int | None]]:
+        """The same, a token of every prompt at a time; None for prompts that have ended."""
+        return generation.stream(self, prompts, tokens, **settings)
 
     def hidden(
         self,

@@ -51,7 +51,9 @@ def settings(
             retrieval_statistics=False,
         ),
         retrieval=SimpleNamespace(k=k, granularity="per_token_and_head", scorer=scorer),
-        memory=SimpleNamespace(**{"blocks": blocks, "tier": "device", "window": None, "sinks": 4} | memory),
+        memory=SimpleNamespace(
+            **{"blocks": blocks, "tier": "device", "folder": None, "cache": 8, "window": None, "sinks": 4} | memory
+        ),
         cmt=SimpleNamespace(cutoff=cutoff, cutoffs=None),
         positions=SimpleNamespace(mapping=mapping),
         train=SimpleNamespace(precision="32-true"),

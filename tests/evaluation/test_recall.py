@@ -4,13 +4,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from landmark.data import SyntheticCorpus, load_tokenizer
 from landmark.data.passkey import Passkey
-from landmark.evaluation import evaluate_recall, recall
+from landmark.evaluation import evaluate_recall
 from landmark.evaluation.statistics import clopper_pearson
-from landmark.memory import Memory, RecurrentMemory
+from landmark.memory import Memory
 from landmark.models import Decoder, DecoderConfig
 
 TOKENIZER = load_tokenizer("bytes")
@@ -38,13 +37,14 @@ def test_counts_the_prompts_that_are_answered(monkeypatch):
     prompts = {tuple(p.tokens.tolist()): p.answer for p in corpus.prompts("test", 310, 9)}
     wrong = list(prompts)[3]
 
-    def answer(model, tokens, count, local, memory):
+    def answer(model, read, count, local, memory):
         assert local == 100
         assert isinstance(memory, Memory)
-        texts = ["nothing" if tuple(row) == wrong else f" {prompts[tuple(row)]}. " for row in tokens.tolist()]
-        return torch.stack([torch.tensor(TOKENIZER.encode(f"{text:9}")[:count].astype("int64")) for text in texts])
+        rows = [tuple(row.tolist()) for row in read]
+        texts = ["nothing" if row == wrong else f" {prompts[row]}. " for row in rows]
+        return [TOKENIZER.encode(f"{text:9}")[:count].tolist() for text in texts]
 
-    monkeypatch.setattr(recall, "continue_greedily", answer)
+    monkeypatch.setattr(Decoder, "generate", answer)
     results = evaluate_recall(decoder("landmark"), corpus, TOKENIZER, settings())
     assert results["correct"] == [1, 1, 1, 0, 1, 1, 1, 1, 1]
     assert results["accuracy"] == 8 / 9
@@ -62,21 +62,6 @@ def test_an_untrained_model_is_evaluated_on_the_real_path(kind, local):
     assert seen[-1] == (9 * 310, 9 * 310)
     assert all(len(TOKENIZER.encode(text)) <= 7 or "\ufffd" in text for _, text in results["answers"])
     assert (results["memory"].get("retrievals", 0) > 0) == (kind == "landmark")
-
-
-def test_a_plain_transformer_keeps_every_key(monkeypatch):
-    memories = []
-    monkeypatch.setattr(
-        recall,
-        "continue_greedily",
-        lambda model, tokens, count, local, memory: memories.append((local, memory)) or tokens[:, :count],
-    )
-    corpus = SyntheticCorpus(Passkey(), TOKENIZER)
-    evaluate_recall(decoder("transformer"), corpus, TOKENIZER, settings(local=None))
-    for local, memory in memories:
-        assert local == 310
-        assert isinstance(memory, RecurrentMemory)
-        assert memory.cache == 317
 
 
 @pytest.mark.parametrize(

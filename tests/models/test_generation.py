@@ -1,47 +1,237 @@
-"""Greedy continuation with a memory equals starting over for every token."""
+"""Generated tokens are those of reading everything anew for each of them, on every tier and in every setting."""
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from landmark.memory import RecurrentMemory
+from landmark.errors import UserError
+from landmark.memory import Memory
+from landmark.memory.positions import MAPPINGS
+from landmark.memory.retrieval import GRANULARITIES
+from landmark.memory.tiers import TIERS
 from landmark.models import Decoder, DecoderConfig
-from landmark.models.generation import continue_greedily
+from landmark.models.generation import Sampling
+
+LANDMARK, VOCABULARY = 30, 32
 
 
-def decoder(kind):
+def decoder(kind, cmt=False):
     torch.manual_seed(0)
-    config = DecoderConfig(kind, 32, num_layers=2, num_heads=2, head_dim=8, mlp_dim=16, landmark_id=30, block_size=5)
+    config = DecoderConfig(
+        kind, VOCABULARY, num_layers=2, num_heads=2, head_dim=8, mlp_dim=16, landmark_id=LANDMARK, block_size=5,
+        window=6, cache=9, cmt=cmt,
+    )  # fmt: skip
     model = Decoder(config).double().eval()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.5)  # so that the most probable token depends on the text
     return model
 
 
+MODELS = {cmt: decoder("landmark", cmt) for cmt in (False, True)}
+
+
+def prompts_of(*lengths):
+    return [torch.randint(0, LANDMARK, (length,)) for length in lengths]
+
+
+@torch.no_grad()
+def anew(model, prompt, tokens, local, make_memory):
+    """The most probable tokens after one prompt: for each of them a new memory reads it all, in the same chunks."""
+    generated = []
+    for _ in range(tokens):
+        memory, logits = make_memory(), torch.empty(0)
+        for chunk in [*prompt.split(local), *torch.tensor(generated, dtype=torch.int64).split(1)]:
+            if len(chunk):
+                logits = model(chunk[None], memory=memory)
+        logits[..., LANDMARK] = -torch.inf
+        generated.append(int(logits[0, -1].argmax()))
+    return generated
+
+
+@st.composite
+def readings(draw):
+    k = draw(st.integers(0, 3))
+    cmt = draw(st.booleans())
+    return {
+        "cmt": cmt,
+        "lengths": draw(st.lists(st.integers(1, 40), min_size=1, max_size=3)),
+        "local": draw(st.integers(1, 17)),
+        "tokens": draw(st.integers(1, 13)),
+        "settings": {
+            "k": k,
+            "max_blocks": draw(st.one_of(st.none(), st.integers(max(k, 1), 6))),
+            "granularity": draw(st.sampled_from(GRANULARITIES)),
+            "mapping": draw(st.sampled_from(MAPPINGS)),
+            "cutoff": draw(st.sampled_from([0.0, 0.2, 0.6])) if cmt else 0.0,
+            "tier": draw(st.sampled_from(TIERS)),
+            "cache": draw(st.integers(1, 5)),
+        },
+        "seed": draw(st.integers(0, 1000)),
+    }
+
+
+@given(readings())
+@settings(max_examples=40, deadline=None)
+def test_tokens_are_those_of_starting_over_with_the_same_chunks(reading):
+    """Prompts of several lengths; blocks that close, and rings that overflow, while tokens are generated."""
+    torch.manual_seed(reading["seed"])
+    model, prompts = MODELS[reading["cmt"]], prompts_of(*reading["lengths"])
+
+    def make_memory():
+        return model.new_memory(**reading["settings"])
+
+    tokens, local = reading["tokens"], reading["local"]
+    ours = model.generate(prompts, tokens, local=local, memory=make_memory)
+    assert ours == [anew(model, prompt, tokens, local, make_memory) for prompt in prompts]
+
+
+def test_the_text_decides():
+    """The comparison above would hold of a model that always says the same."""
+    torch.manual_seed(0)
+    generated = MODELS[False].generate(prompts_of(38, 38, 12), 9, local=12)
+    assert len({token for text in generated for token in text}) > 5
+
+
 def test_plain_transformer_equals_reading_all_at_once():
-    model, prompts = decoder("transformer"), torch.randint(0, 30, (3, 23))
-    ours = continue_greedily(model, prompts, 8, 23, RecurrentMemory(31))
+    model, prompts = decoder("transformer"), torch.randint(0, LANDMARK, (3, 23))
     tokens = prompts
-    for _ in range(8):
-        tokens = torch.cat([tokens, model(tokens)[:, -1:].argmax(-1)], 1)
-    assert (ours == tokens[:, 23:]).all()
-    assert len(ours.unique()) > 2
+    with torch.no_grad():
+        for _ in range(8):
+            tokens = torch.cat([tokens, model(tokens)[:, -1:, :LANDMARK].argmax(-1)], 1)
+    assert model.generate(prompts, 8) == tokens[:, 23:].tolist()
 
 
-@pytest.mark.parametrize("granularity", ["per_token_and_head", "per_head", "per_token"])
-def test_landmark_equals_starting_over_with_the_same_chunks(granularity):
-    model, prompts = decoder("landmark"), torch.randint(0, 30, (2, 38))
-    settings = {"k": 2, "granularity": granularity}
-    ours = continue_greedily(model, prompts, 9, 12, model.new_memory(**settings))
-    generated = prompts[:, :0]
-    for _ in range(9):
-        memory = model.new_memory(**settings)
-        chunks = [*prompts.split(12, 1), *generated.split(1, 1)]
-        *_, logits = (model(chunk, memory=memory) for chunk in chunks if chunk.shape[1])
-        generated = torch.cat([generated, logits[:, -1:].argmax(-1)], 1)
-    assert (ours == generated).all()
-    assert len(ours.unique()) > 2
+def test_transformer_xl_reads_in_windows():
+    model, prompts = decoder("transformer_xl"), prompts_of(23, 23)
+    assert model.generate(prompts, 8) == [anew(model, prompt, 8, 6, model.new_memory) for prompt in prompts]
+
+
+def test_a_memory_is_continued():
+    """A text read before, saved and loaded on every tier, then the prompt: as the two read in the same chunks."""
+    model, (book, prompt) = MODELS[False], prompts_of(60, 12)
+    read = model.new_memory(k=2)
+    assert model.generate([book], 0, local=15, memory=read) == [[]]
+    expected = anew(model, torch.cat([book, prompt]), 7, 15, lambda: model.new_memory(k=2))
+    assert model.generate([prompt], 7, local=15, memory=read) == [expected]
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_a_book_is_read_once_and_asked_many_times(tmp_path, tier):
+    model, (book, *questions) = MODELS[False], prompts_of(60, 12, 7)
+    read = model.new_memory(k=2)
+    model.generate([book], 0, local=15, memory=read)
+    read.save(tmp_path / "book")
+    for question in questions:
+        memory = model.new_memory(k=2, tier=tier)
+        memory.load(tmp_path / "book")
+        again = model.new_memory(k=2)
+        model.generate([book], 0, local=15, memory=again)
+        assert model.generate([question], 7, memory=memory) == model.generate([question], 7, memory=again)
+
+
+def test_a_memory_of_another_model_is_refused(tmp_path):
+    memory = MODELS[False].new_memory()
+    MODELS[False].generate(prompts_of(60), 0, memory=memory)
+    memory.save(tmp_path / "book")
+    other = decoder("landmark")
+    with torch.no_grad():
+        other.norm.weight[0] += 1
+    with pytest.raises(UserError, match="read by another model"):
+        other.new_memory().load(tmp_path / "book")
+
+
+def test_stop_tokens_end_a_text_and_are_no_part_of_it():
+    torch.manual_seed(0)
+    model, prompts = MODELS[False], prompts_of(30, 30, 17)
+    whole = model.generate(prompts, 20)
+    stop = [whole[0][4], whole[1][9]]
+    ended = model.generate(prompts, 20, stop=stop)
+    for text, all_of_it in zip(ended, whole):
+        first = min((n for n, token in enumerate(all_of_it) if token in stop), default=20)
+        assert text == all_of_it[:first]
+    assert len(ended[0]) <= 4
+
+
+def test_streaming_gives_the_same_tokens_as_they_come():
+    model, prompts = MODELS[False], prompts_of(30, 17)
+    whole = model.generate(prompts, 9)
+    stop = [whole[1][3]]
+    steps = list(model.stream(prompts, 9, stop=stop))
+    texts = [[step[n] for step in steps] for n in (0, 1)]
+    ended = model.generate(prompts, 9, stop=stop)
+    assert [[token for token in text if token is not None] for text in texts] == ended
+    assert all(token is None for token in texts[1][len(ended[1]) :])
+    first = next(model.stream(prompts, 9))
+    assert first == [text[0] for text in whole]
+
+
+def test_draws_do_not_depend_on_the_other_prompts():
+    torch.manual_seed(0)
+    model, prompts = MODELS[False], prompts_of(30, 17, 30)
+    settings = {"sampling": Sampling(temperature=1.5, seed=3)}
+    together = model.generate(prompts, 12, **settings)
+    assert together[:1] == model.generate(prompts[:1], 12, **settings)
+    assert together[:2] == model.generate(prompts[:2], 12, **settings)
+    assert together == model.generate(prompts, 12, **settings)
+    assert together != model.generate(prompts, 12, sampling=Sampling(temperature=1.5, seed=4))
+    same = model.generate([prompts[0], prompts[0]], 12, **settings)
+    assert same[0] != same[1], "each prompt draws for itself"
+
+
+def frequencies(logits, sampling, draws=4000):
+    generator = sampling.generator(0)
+    drawn = torch.tensor([sampling.draw(torch.tensor(logits), generator) for _ in range(draws)])
+    return torch.bincount(drawn, minlength=len(logits)) / draws
+
+
+def test_what_is_drawn_how_often():
+    logits = [0.0, 2.0, 1.0, -1.0, 1.5]
+    expected = (torch.tensor(logits) / 0.7).softmax(0)
+    assert torch.allclose(frequencies(logits, Sampling(0.7)), expected, atol=0.03)
+    best = torch.tensor([0, 1, 1, 0, 1]) * expected
+    assert torch.allclose(frequencies(logits, Sampling(0.7, top_k=3)), best / best.sum(), atol=0.03)
+    two = torch.tensor([0, 1, 0, 0, 1]) * expected
+    just = float(expected[1]) + 1e-3
+    assert torch.allclose(frequencies(logits, Sampling(0.7, top_p=just)), two / two.sum(), atol=0.03)
+    assert frequencies(logits, Sampling(0.7, top_p=0.01))[1] == 1
+    assert frequencies(logits, Sampling(0.0))[1] == 1
+
+
+def test_the_landmark_is_never_generated():
+    """The model is sure that it comes next, and is not asked."""
+    model, prompts = decoder("landmark"), prompts_of(3)
+    with torch.no_grad():
+        model.embedding.weight[LANDMARK] = 50 * model.hidden(prompts[0][None])[0, -1]
+        assert int(model(prompts[0][None])[0, -1].argmax()) == LANDMARK
+    for sampling in (Sampling(), Sampling(temperature=1.0)):
+        assert LANDMARK not in model.generate(prompts, 20, sampling=sampling)[0]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "settings", "said"),
+    [
+        ([], {}, "there is no prompt"),
+        ([[1, 2], []], {}, "prompt 1 is empty"),
+        ([[1, 2, LANDMARK, 3]], {}, "prompt 0 has the landmark's id 30 at 2: the model inserts landmarks itself"),
+        ([[1], [5, VOCABULARY]], {}, "prompt 1 has id 32 at 1, outside the vocabulary of 32"),
+        ([[-1]], {}, "prompt 0 has id -1 at 0, outside the vocabulary"),
+        ([[1] * 3, [1] * 9, [1] * 5], {"limit": 8}, "prompt 1 has 9 tokens, more than generate.limit=8"),
+        ([[1], [1, 2]], {"memory": Memory(5)}, "prompts of several lengths cannot follow one memory"),
+    ],
+)
+def test_prompts_that_mean_nothing_are_refused(prompts, settings, said):
+    with pytest.raises(UserError, match=said):
+        MODELS[False].generate(prompts, 3, **settings)
+
+
+@pytest.mark.parametrize("setting", [{"temperature": -1}, {"top_k": 0}, {"top_p": 0.0}, {"top_p": 1.5}])
+def test_bad_sampling_is_refused(setting):
+    (name,) = setting
+    with pytest.raises(UserError, match=f"generate.{name}="):
+        Sampling(**setting)
 
 
 def test_logits_after_the_last_token_alone():
-    model, tokens = decoder("landmark"), torch.randint(0, 30, (2, 13))
+    model, tokens = MODELS[False], torch.randint(0, LANDMARK, (2, 13))
     torch.testing.assert_close(model(tokens, last=True), model(tokens)[:, -1:])

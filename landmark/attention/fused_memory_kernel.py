@@ -39,6 +39,8 @@ def retrieved_blocks(
     sets = head_of_sample * count
     if not SHARED:
         sets = (head_of_sample * queries + tl.program_id(0)) * count
+        if SOME:
+            count = tl.where(tl.load(Reading + head_of_sample * queries + tl.program_id(0)) != 0, count, 0)
     offset = tl.arange(0, SEGMENT)
     of_query = Turned + batch * q_b + head * q_h + row[:, None].to(tl.int64) * q_t + d[None, :] * q_d
     in_block = offset[:, None] * k_t + d[None, :] * k_d
@@ -70,7 +72,7 @@ def retrieved_blocks(
             acc = acc * rescale[:, None] + read[None, :]
         total = total * rescale + share
         running = larger
-    acc = acc / total[:, None]
+    acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     if WEIGHTED:
         acc = acc * tl.load(Weight + of_row, mask=row_ok, other=0.0)[:, None]
     if SOME:

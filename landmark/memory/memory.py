@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from landmark.attention import landmark_attention
+from landmark.attention import backend_for, landmark_attention
 from landmark.attention.context_miss import miss_scores
 from landmark.attention.flash import attention_forward
 from landmark.attention.rotary import RotaryTable, rotate, rotate_cmt
 from landmark.errors import UserError
 from landmark.memory.lookups import Lookups, lookups
 from landmark.memory.positions import attending_lag, slots
-from landmark.memory.reading import read_blocks
+from landmark.memory.reading import read_blocks, read_blocks_fused
 from landmark.memory.retrieval import retrieve
 from landmark.memory.saving import load, save
 from landmark.memory.settings import check_settings
@@ -45,7 +45,8 @@ class Memory:
     chunk, the ages of the retrieved blocks (B, H or 1, T or 1, q), 0 for none, and the layer's store. folder: where the
     tier "disk" has its files, which have no name and end with the process (None: the system's for temporary ones).
     cache: blocks of each layer, all heads, that the device holds of those fetched from another tier, those used least
-    recently going first. model: tells one model from others, when a memory is saved or loaded.
+    recently going first. model: tells one model from others, when a memory is saved or loaded. backend: of
+    `landmark.attention`; with "triton", or "auto" on a GPU, one kernel reads the retrieved blocks.
 
     Raises UserError where a setting is out of range.
     """
@@ -67,6 +68,7 @@ class Memory:
         folder: Path | str | None = None,
         cache: int = 128,
         model: Callable[[], str] | None = None,
+        backend: str = "auto",
     ):
         check_settings(
             k=k,
@@ -83,7 +85,7 @@ class Memory:
         self.block_size, self.max_blocks, self.k = block_size, max_blocks, k
         self.granularity, self.scorer, self.tier = granularity, scorer, tier
         self.cutoff, self.mapping = cutoff, mapping
-        self.seed, self.observer, self.model = seed, observer, model
+        self.seed, self.observer, self.model, self.backend = seed, observer, model, backend
         self.folder, self.cache = None if folder is None else Path(folder), cache
         self.tie_layers = tie_layers if mapping == "stingy" else ()
         self.rope_base, self._rotary = rope_base, RotaryTable(rope_base)
@@ -184,11 +186,13 @@ class Memory:
         factors = self._rotary(0, k.shape[2], q)
         q, k = rotate(q, factors[pending:]), rotate(k, factors)
         seen = min(pending + 1, self.block_size)
-        if k.shape[2] <= self.block_size + 1 and seen == min(k.shape[2], self.block_size):
+        backend = backend_for(self.backend, q)
+        if backend != "triton" and k.shape[2] <= self.block_size + 1 and seen == min(k.shape[2], self.block_size):
             # Generated tokens: all queries see the same normal tokens, those of one block, and no landmark.
             k, v = (x[:, :, :seen].repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
             return attention_forward(q, k, v, scale=scale)
-        return landmark_attention(q, k, v, block_size=self.block_size, prefix=pending, scale=scale, return_lse=True)
+        settings = {"block_size": self.block_size, "prefix": pending, "scale": scale, "backend": backend}
+        return landmark_attention(q, k, v, **settings, return_lse=True)
 
     def _look_up(
         self,
@@ -228,6 +232,11 @@ class Memory:
         if self.observer is not None:
             self.observer(layer, self.position, sets, store)
         lags = attending_lag(ages, self.k, len(turned)) if near else torch.ones_like(ages)
+        if backend_for(self.backend, q) == "triton":
+            if wanted is None:
+                return read_blocks_fused(turned, store, ages, lags, local=(out, lse))
+            weight = wanted.select(wanted.weight)
+            return wanted.add(out, read_blocks_fused(turned, store, ages, lags, weight=weight, needed=reading))
         block_out, gates = read_blocks(turned, store, ages, lags, reading)
         if wanted is None:
             weights = torch.cat([lse[..., None], gates.to(lse.dtype)], -1).softmax(-1).to(q.dtype)

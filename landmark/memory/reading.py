@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from landmark.attention.flash import attention_forward
+from landmark.attention.fused_memory import attend_to_blocks
 from landmark.memory.store import BlockStore
 
 TILES = 1, 2, 4, 8, 16, 32  # queries of a tile
@@ -28,6 +29,40 @@ def read_blocks(
     elif ages.shape[2] == 1 and turned.shape[2] > 1:
         return _read_shared(turned, store, ages, lags)
     return _read_grouped(turned, store, ages, lags, needed)
+
+
+def read_blocks_fused(
+    turned: Tensor,
+    store: BlockStore,
+    ages: Tensor,
+    lags: Tensor,
+    *,
+    local: tuple[Tensor, Tensor] | None = None,
+    weight: Tensor | None = None,
+    needed: Tensor | None = None,
+) -> Tensor:
+    """Attend to the retrieved blocks and what the queries see besides, in one kernel, which reads them where they are.
+
+    As `read_blocks`; local: output (B, H, T, d) and log-sum-exp (B, H, T) (None: nothing is seen besides); weight:
+    (B, H, T), of the output (None: 1). Returns (B, H, T, d), 0 for queries that do not read.
+    """
+    _, batch, queries, heads, _ = turned.shape
+    if needed is not None:
+        ages, lags = (x.expand(-1, -1, queries, -1) for x in (ages, lags))
+    samples = torch.arange(batch, device=turned.device)[:, None, None, None]
+    kv_heads = torch.arange(heads, device=turned.device)[None, :, None, None] * store.kv_heads // heads
+    places = (samples * store.kv_heads + kv_heads) * store.capacity + store.rows(ages)  # (B, H, T or 1, q)
+    if needed is None:
+        blocks = store.fetch(places.flatten())
+        rows = blocks.rows.view_as(places)
+    else:
+        blocks = store.fetch(places[needed].flatten())
+        rows = torch.zeros_like(places)
+        rows[needed] = blocks.rows.view(-1, places.shape[-1])
+    landmarks = store.landmarks.flatten(0, 2)
+    return attend_to_blocks(
+        turned, blocks.keys, blocks.values, landmarks, rows, places, lags, local=local, weight=weight, reading=needed
+    )
 
 
 def _read_shared(turned: Tensor, store: BlockStore, ages: Tensor, lags: Tensor) -> tuple[Tensor, Tensor]:

@@ -165,7 +165,8 @@ class Decoder(nn.Module):
                 raise UserError(f"cmt.cutoff={cutoff}: this model has no context miss token")
             if isinstance(cutoff, Sequence) and len(cutoff) != config.num_layers:
                 raise UserError(f"cmt.cutoffs={cutoff}: must be {config.num_layers} numbers, one for each layer")
-            return Memory(config.block_size, rope_base=config.rope_base, model=self.fingerprint, **settings)
+            settings = {"rope_base": config.rope_base, "model": self.fingerprint, "backend": config.backend, **settings}
+            return Memory(config.block_size, **settings)
         if config.kind == "transformer_xl":
             assert config.cache is not None
             return RecurrentMemory(config.cache, config.rope_base)

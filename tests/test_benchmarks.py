@@ -5,15 +5,17 @@ import math
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 
 from experiments.benchmarks import __main__ as benchmarks
-from experiments.benchmarks import attention, exactness, parts
+from experiments.benchmarks import attention, exactness, gpu, parts
 from experiments.benchmarks.report import Target, compare
 from experiments.benchmarks.settings import Options
 from experiments.benchmarks.timing import Spread, interleave, ratios
+from landmark.attention import landmark_attention
 
 ROOT = Path(__file__).parents[1]
 RANKS = ROOT.parent / "shared" / "data" / "tokenizer" / "gpt2.tiktoken"
@@ -156,3 +158,27 @@ def test_an_unknown_part_is_refused(capsys):
     with pytest.raises(SystemExit):
         benchmarks.parse(["--only", "attention,speed"])
     assert "unknown part speed" in capsys.readouterr().err
+
+
+def test_the_benchmark_of_a_gpu_runs_where_kernels_are_interpreted(tmp_path):
+    command = [sys.executable, "-m", "experiments.benchmarks.gpu", "--quick", "--out", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = read_rows(tmp_path)
+    assert {row["part"] for row in rows} == {"kernels", "decoding"}
+    assert {row["setting"].rpartition(", ")[2] for row in rows if row["part"] == "kernels"} == set(gpu.PASSES)
+    assert all(0 < float(row["value"]) < math.inf and 0 < float(row["ratio"]) < math.inf for row in rows)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_its_benchmark_says_so(capsys):
+    assert gpu.main([]) == 1
+    assert "no GPU that torch sees" in capsys.readouterr().err
+
+
+def test_nothing_inexact_is_timed_on_a_gpu():
+    def wrong(q, k, v, *, backend, **settings):
+        return landmark_attention(q, k, v, backend=backend, **settings) * (1.01 if backend == "triton" else 1)
+
+    with mock.patch.object(gpu, "landmark_attention", wrong), pytest.raises(exactness.Inexact, match="d=16, W=8"):
+        gpu.check(gpu.Shape(40, 16, 8, 1, gpu.QUICK))

@@ -187,7 +187,7 @@ def filled_with_text(model: Headless, size: Scale, context: int) -> Memory:
     return memory
 
 
-def filled_at_random(model: Headless, size: Scale, context: int) -> Memory:
+def filled_at_random(model: Headless, size: Scale, context: int, dtype: torch.dtype | None = None) -> Memory:
     """A memory, full too, of random blocks: each query finds blocks of its own, as in no text."""
     blocks, width = context // BLOCK_SIZE, BLOCK_SIZE + 1
     memory = model.new_memory(max_blocks=blocks, k=0)
@@ -195,7 +195,7 @@ def filled_at_random(model: Headless, size: Scale, context: int) -> Memory:
     while memory.position < blocks * width:
         shape = 3, 1, size.num_heads, BLOCKS_AT_ONCE * width, size.head_dim
         for layer in range(size.num_layers):
-            memory.attend(layer, *torch.randn(shape))
+            memory.attend(layer, *torch.randn(shape, dtype=dtype))
         memory.commit()
     memory.k = size.k
     return memory

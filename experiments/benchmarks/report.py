@@ -12,7 +12,7 @@ from experiments.benchmarks.timing import Spread, ratios
 from landmark.lab.files import write_atomic
 from landmark.lab.provenance import hardware, provenance
 
-VERSIONS = ("python", "torch", "landmark", "tiktoken")
+VERSIONS = ("python", "torch", "triton", "landmark", "tiktoken")
 COLUMNS = ("part", "setting", "measured", "against", "value", "unit", "ratio", "target", "")
 
 
@@ -137,12 +137,19 @@ def source(command: str) -> dict[str, str]:
 
 def machine() -> str:
     found = hardware()
-    return f"{found['cpu']}, {found['cores']} cores, {THREADS} threads"
+    on_cpu = f"{found['cpu']}, {found['cores']} cores, {THREADS} threads"
+    return f"{found['gpus'][0]}, {on_cpu}" if found.get("gpus") else on_cpu
 
 
 def stem() -> str:
     """The name of the files of this hardware, such as 2-core-cpu."""
     return f"{hardware()['cores']}-core-cpu"
+
+
+def gpu_stem() -> str:
+    """The name of the files of this GPU, such as nvidia-h200; of a CPU where there is none."""
+    gpus = hardware().get("gpus")
+    return "-".join(gpus[0].lower().split()) if gpus else stem()
 
 
 def as_text(report: Report) -> str:

@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator
 from itertools import count
 
 import numpy as np
+import torch
+from lightning.fabric.utilities import move_data_to_device
 
 from experiments.benchmarks.report import Report, Row, Target, compare, milliseconds
 from experiments.benchmarks.settings import GPT2Vocabulary, Options, Say, composed
@@ -46,9 +48,9 @@ def configuration(size: str, model: list[str], quick: bool) -> Config:
     return composed(f"size={size}", *model, f"tokenizer={tokenizer}", "train.batch_size=4", *tiny)
 
 
-def training_step(config: Config) -> Callable[[], None]:
-    """One optimizer step a call, each on the next batch."""
-    model = build(config.model, vocabulary(config), config.cmt.enabled)
+def training_step(config: Config, device: str = "cpu") -> Callable[[], None]:
+    """One optimizer step a call, each on the next batch; on a GPU matrices are multiplied in bfloat16."""
+    model = build(config.model, vocabulary(config), config.cmt.enabled).to(device)
     optimizer = make_optimizer(model, config.train)
     batches: Iterator = map(windows(config).batch, count())
     if config.cmt.enabled and config.model.block_size is not None:
@@ -56,8 +58,10 @@ def training_step(config: Config) -> Callable[[], None]:
         batches = (draws.train(batch, config.seed, step, range(len(batch))) for step, batch in enumerate(batches))
 
     def step() -> None:
-        for loss, targets in model.window_losses(next(batches)):
-            (loss / targets).backward()
+        batch = move_data_to_device(next(batches), device)
+        with torch.autocast(device, torch.bfloat16, enabled=device != "cpu"):
+            for loss, targets in model.window_losses(batch):
+                (loss / targets).backward()
         optimizer.step()
         optimizer.zero_grad()
 

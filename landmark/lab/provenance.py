@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("landmark", "torch", "lightning", "numpy", "hydra-core", "tiktoken", "datasets")
+PACKAGES = ("landmark", "torch", "triton", "lightning", "numpy", "hydra-core", "tiktoken", "datasets")
 ROOT = Path(__file__).resolve().parents[2]
 
 

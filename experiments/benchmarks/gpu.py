@@ -1,0 +1,313 @@
+"""The fused kernels against published ones, on a GPU: `python -m experiments.benchmarks.gpu`, in under ten minutes."""
+
+import argparse
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from experiments.benchmarks import report
+from experiments.benchmarks.exactness import Inexact, check_float32
+from experiments.benchmarks.report import Report, Row, Target
+from experiments.benchmarks.timing import Spread, interleave, ratios
+from landmark.attention import landmark_attention
+from landmark.attention.fused_tuning import is_interpreted
+
+RESULTS = Path(__file__).parent / "results"
+OURS, FLASH, CUDNN, FLEX, BLOCKWISE = "landmark, triton", "flash SDPA", "cuDNN SDPA", "FlexAttention", "blockwise"
+PASSES = ("forward", "backward", "both")
+WORK = {"forward": 2, "backward": 5, "both": 7}  # matrix products that flash attention takes, of which half is masked
+TARGETS = {64: Target("≤", 1.15), 51: Target("≤", 1.3)}  # forward and backward from T=4096 up, by W
+
+Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What is measured. tokens: B·T. width: H·d. groups: query heads of a key head. slow: the longest T at which
+    FlexAttention, with a bias of T·T/W numbers a head, and blockwise attention are measured."""
+
+    device: str = "cuda"
+    dtype: torch.dtype = torch.bfloat16
+    lengths: tuple[int, ...] = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
+    dims: tuple[int, ...] = (64, 128)
+    widths: tuple[int, ...] = (64, 51)
+    groups: tuple[int, ...] = (1, 4)
+    tokens: int = 65536
+    width: int = 2048
+    slow: int = 4096
+    rounds: int = 5
+    at_least: float = 0.01  # seconds of a round
+    sizes: tuple[str, ...] = ("small", "paper")
+    memories: tuple[int, ...] = (4_000, 16_000, 64_000, 256_000, 1_000_000)
+
+
+QUICK = Scale(
+    device="cpu",
+    dtype=torch.float32,
+    lengths=(40,),
+    dims=(16,),
+    widths=(8,),
+    tokens=80,
+    width=64,
+    slow=0,
+    rounds=1,
+    at_least=0.0,
+    sizes=(),
+    memories=(100, 200),
+)
+
+
+@dataclass(frozen=True)
+class Shape:
+    length: int
+    dim: int
+    block: int  # W
+    group: int
+    scale: Scale
+
+    def __str__(self) -> str:
+        heads = "MHA" if self.group == 1 else f"{self.group}:1 GQA"
+        return f"d={self.dim}, W={self.block}, {heads}, T={self.length}"
+
+    @property
+    def heads(self) -> int:
+        return max(self.group, self.scale.width // self.dim)
+
+    @property
+    def batch(self) -> int:
+        return max(1, self.scale.tokens // self.length)
+
+    def inputs(self) -> tuple[list[Tensor], Tensor]:
+        """q, k, v and the gradient of the output."""
+        made = partial(torch.randn, device=self.scale.device, dtype=self.scale.dtype)
+        kv_heads = self.heads // self.group
+        q, grad = (made(self.batch, self.heads, self.length, self.dim) for _ in range(2))
+        k, v = (made(self.batch, kv_heads, self.length, self.dim) for _ in range(2))
+        return [x.requires_grad_() for x in (q, k, v)], grad
+
+    def operations(self, what: str) -> float:
+        """Of plain causal attention: what landmark attention does beside it does not count as work."""
+        return WORK[what] * self.batch * self.heads * self.length**2 * self.dim
+
+
+def landmark(shape: Shape, backend: str) -> Attention:
+    phase = torch.arange(shape.batch) * 7 % shape.block  # each sample cut elsewhere
+    phase = phase.to(shape.scale.device if backend == "triton" else "cpu")  # where it is looked at
+    return partial(landmark_attention, block_size=shape.block - 1, phase=phase, backend=backend)
+
+
+def causal(backend: SDPBackend | None, group: int) -> Attention:
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if backend is None:
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=group > 1)
+        with sdpa_kernel(backend):
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=group > 1)
+
+    return attend
+
+
+def flex(shape: Shape, q: Tensor, k: Tensor) -> Attention:
+    """Landmark attention as a bias s_landmark − L_b on the scores of earlier blocks, which is given: an ordinary
+    softmax. Making the bias, and going back through it, are left out."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    block, length = shape.block, shape.length
+    with torch.no_grad():
+        bias = torch.randn(shape.batch, shape.heads, length, -(-length // block), device=q.device, dtype=q.dtype)
+
+    def score(scores, batch, head, query, key):
+        own = query // block == key // block
+        return torch.where(own, scores, scores + bias[batch, head, query, key // block])
+
+    def visible(batch, head, query, key):
+        return (key <= query) & (key % block != block - 1)
+
+    mask = create_block_mask(visible, None, None, length, length, device=shape.scale.device)
+    compiled = torch.compile(flex_attention, dynamic=False)
+    return lambda q, k, v: compiled(q, k, v, score_mod=score, block_mask=mask, enable_gqa=shape.group > 1)
+
+
+def kernels(scale: Scale, say: Say) -> Iterator[Row]:
+    for dim in scale.dims:
+        for block in scale.widths:
+            say(f"d={dim}, W={block}: exactness, and tiles are chosen")
+            check(Shape(min(scale.lengths) + 3, dim, block, scale.groups[-1], scale))
+            for group in scale.groups:
+                for length in scale.lengths:
+                    shape = Shape(length, dim, block, group, scale)
+                    say(str(shape))
+                    yield from measure(shape, say)
+
+
+def check(shape: Shape) -> None:
+    """Raise Inexact unless output and gradients are, to rounding, those of the equations in float64."""
+    (q, k, v), grad = shape.inputs()
+    q, k, v, grad = (x[:2].detach() for x in (q, k, v, grad))
+
+    def run(backend: str, dtype: torch.dtype) -> list[Tensor]:
+        leaves = [x.to(dtype).requires_grad_() for x in (q, k, v)]
+        phase = torch.arange(len(q)) * 7 % shape.block
+        out = landmark_attention(*leaves, block_size=shape.block - 1, phase=phase, backend=backend)
+        return [out.detach(), *torch.autograd.grad(out, leaves, grad.to(dtype))]
+
+    dtype = shape.scale.dtype
+    check_float32(str(shape), run("triton", dtype), run("reference", dtype), run("reference", torch.float64))
+
+
+def measure(shape: Shape, say: Say) -> Iterator[Row]:
+    inputs, grad = shape.inputs()
+    is_gpu = shape.scale.device == "cuda"
+    attends = {
+        FLASH: causal(SDPBackend.FLASH_ATTENTION if is_gpu else None, shape.group),
+        OURS: landmark(shape, "triton"),
+    }
+    if is_gpu:
+        attends[CUDNN] = causal(SDPBackend.CUDNN_ATTENTION, shape.group)
+    if shape.length <= shape.scale.slow:
+        attends[BLOCKWISE] = landmark(shape, "blockwise")
+    if shape.length == shape.scale.slow and shape.group == 1:
+        attends[FLEX] = flex(shape, inputs[0], inputs[1])
+    for name in list(attends):
+        try:
+            torch.autograd.grad(attends[name](*inputs), inputs, grad)
+        except RuntimeError as error:  # a kernel that is missing here, or out of memory
+            if name in (OURS, FLASH):
+                raise
+            say(f"{name} is left out: {str(error).splitlines()[0]}")
+            del attends[name]
+    steps = {name: passes(attend, inputs, grad) for name, attend in attends.items()}
+    for what in PASSES:
+        functions = {name: step[what] for name, step in steps.items()}
+        seconds = timed(functions, shape.scale)
+        target = TARGETS.get(shape.block) if what == "both" and shape.length >= 4096 else None
+        for name, each in seconds.items():
+            yield Row(
+                part="kernels",
+                setting=f"{shape}, {what}",
+                measured=name,
+                against=FLASH,
+                unit="TFLOP/s",
+                value=Spread.of([shape.operations(what) / second / 1e12 for second in each]),
+                ratio=ratios(each, seconds[FLASH]),
+                target=target if name == OURS else None,
+            )
+
+
+def passes(attend: Attention, inputs: Sequence[Tensor], grad: Tensor) -> dict[str, Callable[[], object]]:
+    out = attend(*inputs)
+
+    def forward() -> Tensor:
+        with torch.no_grad():
+            return attend(*inputs)
+
+    return {
+        "forward": forward,
+        "backward": lambda: torch.autograd.grad(out, inputs, grad, retain_graph=True),
+        "both": lambda: torch.autograd.grad(attend(*inputs), inputs, grad),
+    }
+
+
+def timed(functions: Mapping[str, Callable[[], object]], scale: Scale) -> dict[str, list[float]]:
+    """Seconds of a call, each round a mean over as many calls as take `at_least` seconds."""
+
+    def clock() -> float:
+        if scale.device == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    repeats = {}
+    for name, function in functions.items():
+        started = clock()
+        function()
+        repeats[name] = 1 + int(scale.at_least / max(clock() - started, 1e-6))
+
+    def repeated(name: str) -> None:
+        for _ in range(repeats[name]):
+            functions[name]()
+
+    seconds = interleave({name: partial(repeated, name) for name in functions}, rounds=scale.rounds, clock=clock)
+    return {name: [each / repeats[name] for each in values] for name, values in seconds.items()}
+
+
+def training(scale: Scale, say: Say) -> Iterator[Row]:
+    """Forward, backward and AdamW of a batch, in the precision of the recipe."""
+    for size in scale.sizes:
+        from experiments.benchmarks.training import LANDMARK, MODELS, PLAIN, configuration, training_step
+
+        say(f"{size}: training step")
+        batch = f"train.batch_size={32 if size == 'paper' else 64}"
+        configs = {name: configuration(size, [*MODELS[name], batch], quick=False) for name in (PLAIN, LANDMARK)}
+        steps = {name: training_step(config, scale.device) for name, config in configs.items()}
+        seconds = timed(steps, scale)
+        setting = f"{size}, {configs[PLAIN].train.batch_size} × {configs[PLAIN].train.length}"
+        taken = report.milliseconds(seconds)
+        yield from report.compare("training", setting, "ms", taken, PLAIN, {LANDMARK: Target("≤", 1.1)})
+
+
+def decoding(scale: Scale, say: Say) -> Iterator[Row]:
+    """A token, given a memory: 3 layers of random blocks, one launch a layer to read those that it retrieves."""
+    from experiments.benchmarks.growth import Scale as Growth
+    from experiments.benchmarks.growth import decoder, filled_at_random
+
+    size = Growth()
+    model = decoder(size, "landmark").to(scale.device, scale.dtype)
+    functions = {}
+    for context in scale.memories:
+        say(f"a token after {context:,} tokens")
+        with torch.device(scale.device):
+            memory = filled_at_random(model, size, context, scale.dtype)
+        token = torch.zeros(1, 1, dtype=torch.int64, device=scale.device)
+        functions[f"{context:,} tokens"] = torch.no_grad()(partial(model, token, memory=memory))
+    seconds = report.milliseconds(timed(functions, scale))
+    first, *_, last = functions
+    yield from report.compare("decoding", "a token", "ms", seconds, first, {last: Target("≤", 2.0)})
+
+
+PARTS = {"kernels": kernels, "training": training, "decoding": decoding}
+
+
+def main(words: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m experiments.benchmarks.gpu", description=__doc__)
+    parser.add_argument("--only", default=",".join(PARTS), metavar="PART,…", help=", ".join(PARTS))
+    parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="folder of the results")
+    parser.add_argument("--quick", action="store_true", help="tiny shapes, interpreted on the CPU: does it all work?")
+    arguments = parser.parse_args(words)
+    chosen = arguments.only.split(",")
+    if unknown := [part for part in chosen if part not in PARTS]:
+        parser.error(f"unknown part {', '.join(unknown)}: choose from {', '.join(PARTS)}")
+    scale, started = QUICK if arguments.quick else Scale(), time.time()
+    if scale.device == "cuda" and not torch.cuda.is_available():
+        print("error: no GPU that torch sees: run this where there is one, or with --quick", file=sys.stderr)
+        return 1
+    if scale.device == "cpu" and not is_interpreted():
+        print("error: --quick interprets the kernels: set TRITON_INTERPRET=1", file=sys.stderr)
+        return 1
+    torch.manual_seed(0)
+
+    def say(text: str) -> None:
+        print(f"{time.time() - started:6.0f} s  {text}", flush=True)
+
+    try:
+        rows = [row for part in chosen for row in PARTS[part](scale, say)]
+    except Inexact as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    command = shlex.join(["python", "-m", "experiments.benchmarks.gpu", *words])
+    name = "-".join([report.gpu_stem(), *([] if chosen == list(PARTS) else chosen)])
+    written = report.write(Report(rows), arguments.out, name, command)
+    print(f"\n{report.as_text(Report(rows))}\nwritten: {', '.join(map(str, written))}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

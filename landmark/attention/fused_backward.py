@@ -79,7 +79,7 @@ def backward_queries(
     SEGMENT: tl.constexpr, CMT: tl.constexpr, PACKED: tl.constexpr, LEAN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Gradients of M queries of one head, D_i, and the gradient of the context miss token's score."""
-    batch, head = tl.program_id(1) // heads, tl.program_id(1) % heads
+    head, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     sample, begin, queries, phase, tile_of_queries, tiles = find_tile(
         tl.program_id(0), batch, Phase, Starts, samples, rows, W, M, False, PACKED
     )
@@ -88,13 +88,13 @@ def backward_queries(
     tile_of_queries, length = tiles - 1 - tile_of_queries, prefix + queries
     local, row, row_ok, rows_key, own, first, last = rows_of_tile(tile_of_queries, phase, prefix, queries, M, W)
     start = begin + tile_of_queries * M
-    q = load_rows(Q + batch.to(tl.int64) * q_b + head * q_h, start, local, row_ok, q_t, q_d, D, BLOCK_D)
-    do = load_rows(Do + batch.to(tl.int64) * do_b + head * do_h, start, local, row_ok, do_t, do_d, D, BLOCK_D)
-    out = load_rows(Out + batch.to(tl.int64) * o_b + head * o_h, start, local, row_ok, o_t, o_d, D, BLOCK_D)
+    q = load_rows(Q + batch * q_b + head * q_h, start, local, row_ok, q_t, q_d, D, BLOCK_D)
+    do = load_rows(Do + batch * do_b + head * do_h, start, local, row_ok, do_t, do_d, D, BLOCK_D)
+    out = load_rows(Out + batch * o_b + head * o_h, start, local, row_ok, o_t, o_d, D, BLOCK_D)
     delta = tl.sum(do.to(tl.float32) * out.to(tl.float32), axis=1)
-    k_base = K + batch.to(tl.int64) * k_b + (head // group) * k_h + tl.cast(begin, tl.int64) * k_t
-    v_base = V + batch.to(tl.int64) * v_b + (head // group) * v_h + tl.cast(begin, tl.int64) * v_t
-    of_row = tl.program_id(1).to(tl.int64) * rows + begin + row
+    k_base = K + batch * k_b + (head // group) * k_h + tl.cast(begin, tl.int64) * k_t
+    v_base = V + batch * v_b + (head // group) * v_h + tl.cast(begin, tl.int64) * v_t
+    of_row = (batch * heads + head) * rows + begin + row
     tl.store(Delta + of_row, delta, mask=row_ok)
     lse = tl.load(Lse + of_row, mask=row_ok, other=0.0)
     lse = tl.where(lse == float("-inf"), 0.0, lse)
@@ -137,7 +137,7 @@ def backward_queries(
             scores = tl.where(seen, scores - shared[:, None], float("-inf"))
             taken = tl.exp2(scores) * d_shift[:, None]
             dq -= tl.dot(taken.to(landmarks.dtype), landmarks, input_precision=PRECISION)
-    dq_base = Dq + batch.to(tl.int64) * dq_b + head * dq_h
+    dq_base = Dq + batch * dq_b + head * dq_h
     store_rows(dq_base, start, local, row_ok, dq_t, dq_d, dq * natural_scale, D, BLOCK_D)
 
 
@@ -151,8 +151,7 @@ def backward_keys(
     SEGMENT: tl.constexpr, CMT: tl.constexpr, PACKED: tl.constexpr, LEAN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Gradients of the keys and values of GROUP blocks of one key head, from all query heads that share it."""
-    kv_heads = heads // group
-    batch, kv_head = tl.program_id(1) // kv_heads, tl.program_id(1) % kv_heads
+    kv_head, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     sample, begin, length, phase, tile, tiles = find_tile(
         tl.program_id(0), batch, Phase, Starts, samples, prefix + rows, W, GROUP * W, True, PACKED
     )
@@ -160,8 +159,8 @@ def backward_keys(
         return
     queries = length - prefix
     first, place, valid = columns(tile, phase, length, W, GROUP, SEGMENT)
-    k_base = K + batch.to(tl.int64) * k_b + kv_head * k_h + tl.cast(begin, tl.int64) * k_t
-    v_base = V + batch.to(tl.int64) * v_b + kv_head * v_h + tl.cast(begin, tl.int64) * v_t
+    k_base = K + batch * k_b + kv_head * k_h + tl.cast(begin, tl.int64) * k_t
+    v_base = V + batch * v_b + kv_head * v_h + tl.cast(begin, tl.int64) * v_t
     k = load_rows(k_base, first, place, valid, k_t, k_d, D, BLOCK_D)
     v = load_rows(v_base, first, place, valid, v_t, v_d, D, BLOCK_D)
     held = of_blocks(Controlled + sample * blocks, tile, blocks, GROUP, CMT)
@@ -173,9 +172,9 @@ def backward_keys(
     end = tl.cdiv(queries, M)
     for member in range(0, group):
         head = kv_head * group + member
-        q_base = Q + batch.to(tl.int64) * q_b + head * q_h + tl.cast(begin, tl.int64) * q_t
-        do_base = Do + batch.to(tl.int64) * do_b + head * do_h + tl.cast(begin, tl.int64) * do_t
-        of_head = (batch * heads + head).to(tl.int64) * rows + begin
+        q_base = Q + batch * q_b + head * q_h + tl.cast(begin, tl.int64) * q_t
+        do_base = Do + batch * do_b + head * do_h + tl.cast(begin, tl.int64) * do_t
+        of_head = (batch * heads + head) * rows + begin
         for tile_of_queries in tl.range(start, tl.minimum(beyond, end), disable_licm=LEAN):
             dk, dv = _backward_tile(
                 q_base, do_base, k, v, dk, dv, Delta + of_head, Lse + of_head, Miss + of_head, Shared + of_head,
@@ -188,8 +187,8 @@ def backward_keys(
                 Dmiss + of_head, held, tile_of_queries, tile, phase, prefix, queries, scale, q_t, q_d, do_t, do_d,
                 W, D, BLOCK_D, M, GROUP, SEGMENT, False, CMT, PRECISION,
             )  # fmt: skip
-    dk_base = Dk + batch.to(tl.int64) * dk_b + kv_head * dk_h + tl.cast(begin, tl.int64) * dk_t
-    dv_base = Dv + batch.to(tl.int64) * dv_b + kv_head * dv_h + tl.cast(begin, tl.int64) * dv_t
+    dk_base = Dk + batch * dk_b + kv_head * dk_h + tl.cast(begin, tl.int64) * dk_t
+    dv_base = Dv + batch * dv_b + kv_head * dv_h + tl.cast(begin, tl.int64) * dv_t
     store_rows(dk_base, first, place, valid, dk_t, dk_d, dk * natural_scale, D, BLOCK_D)
     store_rows(dv_base, first, place, valid, dv_t, dv_d, dv, D, BLOCK_D)
 

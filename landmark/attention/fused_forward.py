@@ -46,7 +46,7 @@ def forward(
     rows: of queries of a batch. blocks: of a sample in Controlled. group: query heads of one key head. scale: of the
     scores, log₂e in it.
     """
-    batch, head = tl.program_id(1) // heads, tl.program_id(1) % heads
+    head, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     sample, begin, queries, phase, tile_of_queries, tiles = find_tile(
         tl.program_id(0), batch, Phase, Starts, samples, rows, W, M, False, PACKED
     )
@@ -55,10 +55,10 @@ def forward(
     tile_of_queries, length = tiles - 1 - tile_of_queries, prefix + queries
     local, row, row_ok, rows_key, own, first, last = rows_of_tile(tile_of_queries, phase, prefix, queries, M, W)
     start = begin + tile_of_queries * M
-    q = load_rows(Q + batch.to(tl.int64) * q_b + head * q_h, start, local, row_ok, q_t, q_d, D, BLOCK_D)
-    k_base = K + batch.to(tl.int64) * k_b + (head // group) * k_h + tl.cast(begin, tl.int64) * k_t
-    v_base = V + batch.to(tl.int64) * v_b + (head // group) * v_h + tl.cast(begin, tl.int64) * v_t
-    of_row = tl.program_id(1).to(tl.int64) * rows + begin + row
+    q = load_rows(Q + batch * q_b + head * q_h, start, local, row_ok, q_t, q_d, D, BLOCK_D)
+    k_base = K + batch * k_b + (head // group) * k_h + tl.cast(begin, tl.int64) * k_t
+    v_base = V + batch * v_b + (head // group) * v_h + tl.cast(begin, tl.int64) * v_t
+    of_row = (batch * heads + head) * rows + begin + row
     held_base = Controlled + sample * blocks
     shift, nowhere = tl.zeros((M,), tl.float32), tl.full((M,), float("-inf"), tl.float32)
     if CMT:
@@ -92,7 +92,7 @@ def forward(
         running = larger
     nothing = weight == 0.0
     acc = acc / tl.where(nothing, 1.0, weight)[:, None]
-    store_rows(Out + batch.to(tl.int64) * o_b + head * o_h, start, local, row_ok, o_t, o_d, acc, D, BLOCK_D)
+    store_rows(Out + batch * o_b + head * o_h, start, local, row_ok, o_t, o_d, acc, D, BLOCK_D)
     lse = tl.where(nothing, float("-inf"), running + tl.log2(tl.where(nothing, 1.0, weight)))
     tl.store(Lse + of_row, lse, mask=row_ok)
 

@@ -50,7 +50,7 @@ def attend_to_blocks(
     weight = None if weight is None else weight.float().contiguous()
     reading = None if reading is None else reading.to(torch.int8).contiguous()
     options = constants(keys.shape[1], dim, turned.dtype, shared=shared)
-    retrieved_blocks[(-(-queries // options["M"]), batch * heads)](
+    retrieved_blocks[(-(-queries // options["M"]), heads, batch)](
         *(turned, keys, values, landmarks, rows, places, lags, local_out, local_lse),
         *(out if weight is None else weight, out if reading is None else reading, out),
         *(*turned.stride(), *keys.stride(), *values.stride(), *landmarks.stride()),

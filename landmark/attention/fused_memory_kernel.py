@@ -20,8 +20,8 @@ def retrieved_blocks(
     SHARED: tl.constexpr, LOCAL: tl.constexpr, WEIGHTED: tl.constexpr, SOME: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """M queries of one head, which share their blocks, or one alone. An online softmax over blocks, as in training."""
-    head_of_sample = tl.program_id(1).to(tl.int64)
-    batch, head = head_of_sample // heads, head_of_sample % heads
+    head, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
+    head_of_sample = batch * heads + head
     row = tl.program_id(0) * M + tl.arange(0, M)
     row_ok = row < queries
     d = tl.arange(0, BLOCK_D)

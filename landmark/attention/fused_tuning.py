@@ -98,11 +98,11 @@ def launch(
     capability = 80 if is_interpreted() else _capability(like.device)
     tried = choices(kernel, block_size, dim, like.element_size(), capability, cmt)
 
-    def grid(chosen: dict[str, Any]) -> tuple[int, int]:
+    def grid(chosen: dict[str, Any]) -> tuple[int, int, int]:
         step = chosen["GROUP"] * (block_size + 1) if kernel == "backward_keys" else chosen["M"]
         # A first block may be short, and so may each sample's first and last tile.
         tiles = -(-(rows + block_size) // step) if kernel == "backward_keys" else -(-rows // step)
-        return tiles if samples is None else rows // step + 2 * samples, batch * heads
+        return tiles if samples is None else rows // step + 2 * samples, heads, batch
 
     fixed = constants(block_size, dim, like.dtype, cmt=cmt, packed=samples is not None)
     if is_interpreted() or torch.are_deterministic_algorithms_enabled():

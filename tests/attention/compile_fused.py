@@ -28,7 +28,8 @@ POINTERS |= dict.fromkeys(("Rows", "Places", "Lags"), "i64")
 
 
 def compiled(kernel: Callable[..., Any], options: dict[str, Any], arch: int) -> dict[str, int]:
-    """Registers, bytes of stack (where spilled registers go) and of shared memory of a kernel in bfloat16."""
+    """Registers, bytes of stack (where spilled registers go) and of shared memory of a kernel in bfloat16, and how many of
+    its matrix products are not those of a group of warps (wgmma, from sm_90 on)."""
     compiler = {name: options.pop(name) for name in ("num_warps", "num_stages")}
     signature, constants, attributes = {}, {}, {}
     for number, parameter in enumerate(kernel.params):
@@ -49,7 +50,8 @@ def compiled(kernel: Callable[..., Any], options: dict[str, Any], arch: int) -> 
         command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
         used = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     found = {name: int(number) for name, number in re.findall(r"\b(REG|STACK):(\d+)", used)}
-    return {"registers": found["REG"], "stack": found["STACK"], "shared": made.metadata.shared}
+    by_warps = made.asm["ttgir"].count("= tt.dot ")
+    return {"registers": found["REG"], "stack": found["STACK"], "shared": made.metadata.shared, "by_warps": by_warps}
 
 
 def all_kernels(arch: int, dim: int, block_size: int, cmt: bool, packed: bool) -> dict[str, dict[str, int]]:

@@ -28,8 +28,8 @@ POINTERS |= dict.fromkeys(("Rows", "Places", "Lags"), "i64")
 
 
 def compiled(kernel: Callable[..., Any], options: dict[str, Any], arch: int) -> dict[str, int]:
-    """Registers, bytes of stack (where spilled registers go) and of shared memory of a kernel in bfloat16, and how many of
-    its matrix products are not those of a group of warps (wgmma, from sm_90 on)."""
+    """Registers, bytes of stack (where spilled registers go) and of shared memory of a kernel in bfloat16, and how many
+    of its matrix products are not those of a group of warps (wgmma, from sm_90 on)."""
     compiler = {name: options.pop(name) for name in ("num_warps", "num_stages")}
     signature, constants, attributes = {}, {}, {}
     for number, parameter in enumerate(kernel.params):

@@ -46,12 +46,10 @@ def _attention(
         *(q, k, v, out, lse, *_of_samples(lse, phase, starts, miss, shared, controlled)),
         *(*q.stride(), *k.stride(), *v.stride(), *out.stride()),
         *(*_sizes(q, k, phase, controlled, prefix), scale * LOG2_E),
-        like=q,
+        over=q,
         block_size=block_size,
         cmt=miss is not None,
-        rows=q.shape[2],
         samples=None if starts is None else len(phase),
-        heads=q.shape[1],
     )
     return out, lse, shared
 
@@ -97,29 +95,11 @@ def _attention_backward(
     of_samples = _of_samples(lse, phase, starts, miss, shared, controlled)
     inputs = (*q.stride(), *k.stride(), *v.stride(), *do.stride())
     sizes = (*_sizes(q, k, phase, controlled, prefix), scale * LOG2_E, scale)
-    samples = None if starts is None else len(phase)
-    launch(
-        "backward_queries",
-        *(q, k, v, do, out, lse, dq, delta, d_miss, *of_samples),
-        *(*inputs, *out.stride(), *dq.stride(), *sizes),
-        like=q,
-        block_size=block_size,
-        cmt=miss is not None,
-        rows=q.shape[2],
-        samples=samples,
-        heads=q.shape[1],
-    )
-    launch(
-        "backward_keys",
-        *(q, k, v, do, delta, lse, dk, dv, d_miss, *of_samples),
-        *(*inputs, *dk.stride(), *dv.stride(), *sizes),
-        like=q,
-        block_size=block_size,
-        cmt=miss is not None,
-        rows=k.shape[2],
-        samples=samples,
-        heads=k.shape[1],
-    )
+    settings = {"block_size": block_size, "cmt": miss is not None, "samples": None if starts is None else len(phase)}
+    arguments = (q, k, v, do, out, lse, dq, delta, d_miss, *of_samples, *inputs, *out.stride(), *dq.stride(), *sizes)
+    launch("backward_queries", *arguments, over=q, **settings)
+    arguments = (q, k, v, do, delta, lse, dk, dv, d_miss, *of_samples, *inputs, *dk.stride(), *dv.stride(), *sizes)
+    launch("backward_keys", *arguments, over=k, **settings)
     return dq, dk, dv, d_miss
 
 

@@ -106,27 +106,15 @@ def backward_queries(
     dq = tl.zeros((M, BLOCK_D), tl.float32)
     d_shift = tl.zeros((M,), tl.float32)
     for tile in tl.range(0, first // GROUP, disable_licm=LEAN):
-        at, place, valid = columns(tile, phase, length, W, GROUP, SEGMENT)
-        k = load_rows(k_base, at, place, valid, k_t, k_d, D, BLOCK_D)
-        v = load_rows(v_base, at, place, valid, v_t, v_d, D, BLOCK_D)
-        held = of_blocks(held_base, tile, blocks, GROUP, CMT)
-        _, d_scores, more = _gradients(
-            q, k, v, do, delta, lse, rows_key, own, shift, shared, nothing, held, tile, phase, length, scale,
-            W, GROUP, SEGMENT, M, False, CMT, PRECISION,
+        dq, d_shift = _backward_queries_tile(
+            q, k_base, v_base, do, dq, d_shift, delta, lse, rows_key, own, shift, shared, held_base, tile, phase,
+            length, blocks, scale, k_t, k_d, v_t, v_d, W, D, BLOCK_D, M, GROUP, SEGMENT, False, CMT, PRECISION,
         )  # fmt: skip
-        dq += tl.dot(d_scores.to(k.dtype), k, input_precision=PRECISION)
-        d_shift += more
     for tile in tl.range(first // GROUP, last // GROUP + 1, disable_licm=LEAN):
-        at, place, valid = columns(tile, phase, length, W, GROUP, SEGMENT)
-        k = load_rows(k_base, at, place, valid, k_t, k_d, D, BLOCK_D)
-        v = load_rows(v_base, at, place, valid, v_t, v_d, D, BLOCK_D)
-        held = of_blocks(held_base, tile, blocks, GROUP, CMT)
-        _, d_scores, more = _gradients(
-            q, k, v, do, delta, lse, rows_key, own, shift, shared, nothing, held, tile, phase, length, scale,
-            W, GROUP, SEGMENT, M, True, CMT, PRECISION,
+        dq, d_shift = _backward_queries_tile(
+            q, k_base, v_base, do, dq, d_shift, delta, lse, rows_key, own, shift, shared, held_base, tile, phase,
+            length, blocks, scale, k_t, k_d, v_t, v_d, W, D, BLOCK_D, M, GROUP, SEGMENT, True, CMT, PRECISION,
         )  # fmt: skip
-        dq += tl.dot(d_scores.to(k.dtype), k, input_precision=PRECISION)
-        d_shift += more
     if CMT:
         tl.store(Dmiss + of_row, tl.where(unseen, -delta * tl.exp2(miss - lse), d_shift), mask=row_ok)
         for at in range(0, last, 64):
@@ -139,6 +127,25 @@ def backward_queries(
             dq -= tl.dot(taken.to(landmarks.dtype), landmarks, input_precision=PRECISION)
     dq_base = Dq + batch * dq_b + head * dq_h
     store_rows(dq_base, start, local, row_ok, dq_t, dq_d, dq * natural_scale, D, BLOCK_D)
+
+
+@triton.jit
+def _backward_queries_tile(
+    q, k_base, v_base, do, dq, d_shift, delta, lse, rows_key, own, shift, shared, held_base, tile, phase, length,
+    blocks, scale, k_t, k_d, v_t, v_d,
+    W: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, M: tl.constexpr, GROUP: tl.constexpr,
+    SEGMENT: tl.constexpr, MIXED: tl.constexpr, CMT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    start, place, valid = columns(tile, phase, length, W, GROUP, SEGMENT)
+    k = load_rows(k_base, start, place, valid, k_t, k_d, D, BLOCK_D)
+    v = load_rows(v_base, start, place, valid, v_t, v_d, D, BLOCK_D)
+    held = of_blocks(held_base, tile, blocks, GROUP, CMT)
+    nothing = tl.zeros((M,), tl.float32)
+    _, d_scores, more = _gradients(
+        q, k, v, do, delta, lse, rows_key, own, shift, shared, nothing, held, tile, phase, length, scale,
+        W, GROUP, SEGMENT, M, MIXED, CMT, PRECISION,
+    )  # fmt: skip
+    return dq + tl.dot(d_scores.to(k.dtype), k, input_precision=PRECISION), d_shift + more
 
 
 @triton.jit(do_not_specialize=["samples", "blocks", "rows", "prefix"])
@@ -176,13 +183,13 @@ def backward_keys(
         do_base = Do + batch * do_b + head * do_h + tl.cast(begin, tl.int64) * do_t
         of_head = (batch * heads + head) * rows + begin
         for tile_of_queries in tl.range(start, tl.minimum(beyond, end), disable_licm=LEAN):
-            dk, dv = _backward_tile(
+            dk, dv = _backward_keys_tile(
                 q_base, do_base, k, v, dk, dv, Delta + of_head, Lse + of_head, Miss + of_head, Shared + of_head,
                 Dmiss + of_head, held, tile_of_queries, tile, phase, prefix, queries, scale, q_t, q_d, do_t, do_d,
                 W, D, BLOCK_D, M, GROUP, SEGMENT, True, CMT, PRECISION,
             )  # fmt: skip
         for tile_of_queries in tl.range(tl.maximum(beyond, start), end, disable_licm=LEAN):
-            dk, dv = _backward_tile(
+            dk, dv = _backward_keys_tile(
                 q_base, do_base, k, v, dk, dv, Delta + of_head, Lse + of_head, Miss + of_head, Shared + of_head,
                 Dmiss + of_head, held, tile_of_queries, tile, phase, prefix, queries, scale, q_t, q_d, do_t, do_d,
                 W, D, BLOCK_D, M, GROUP, SEGMENT, False, CMT, PRECISION,
@@ -194,7 +201,7 @@ def backward_keys(
 
 
 @triton.jit
-def _backward_tile(
+def _backward_keys_tile(
     q_base, do_base, k, v, dk, dv, delta_base, lse_base, miss_base, shared_base, d_miss_base, held, tile_of_queries,
     tile, phase, prefix, queries, scale, q_t, q_d, do_t, do_d,
     W: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, M: tl.constexpr, GROUP: tl.constexpr,

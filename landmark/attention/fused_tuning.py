@@ -87,16 +87,14 @@ def constants(block_size: int, dim: int, dtype: torch.dtype, *, cmt: bool, packe
     return fixed | {"CMT": cmt, "PACKED": packed}
 
 
-def launch(
-    kernel: str, *arguments: Any, like: Tensor, block_size: int, cmt: bool, rows: int, samples: int | None, heads: int
-) -> None:
-    """Run a kernel over tiles of `rows` queries, or keys, of each batch and of so many heads.
+def launch(kernel: str, *arguments: Any, over: Tensor, block_size: int, cmt: bool, samples: int | None) -> None:
+    """Run a kernel over tiles of queries, or of keys.
 
-    like: (B, H, T, d), queries. samples: packed into the rows (None: a batch is one).
+    over: (B, H, rows, d), those queries or keys. samples: packed into the rows (None: a batch is one).
     """
-    batch, _, _, dim = like.shape
-    capability = 80 if is_interpreted() else _capability(like.device)
-    tried = choices(kernel, block_size, dim, like.element_size(), capability, cmt)
+    batch, heads, rows, dim = over.shape
+    capability = 80 if is_interpreted() else _capability(over.device)
+    tried = choices(kernel, block_size, dim, over.element_size(), capability, cmt)
 
     def grid(chosen: dict[str, Any]) -> tuple[int, int, int]:
         step = chosen["GROUP"] * (block_size + 1) if kernel == "backward_keys" else chosen["M"]
@@ -104,7 +102,7 @@ def launch(
         tiles = -(-(rows + block_size) // step) if kernel == "backward_keys" else -(-rows // step)
         return tiles if samples is None else rows // step + 2 * samples, heads, batch
 
-    fixed = constants(block_size, dim, like.dtype, cmt=cmt, packed=samples is not None)
+    fixed = constants(block_size, dim, over.dtype, cmt=cmt, packed=samples is not None)
     if is_interpreted() or torch.are_deterministic_algorithms_enabled():
         compiled_by_triton(kernel)[grid](*arguments, **fixed, **as_options(tried[0]))
     else:

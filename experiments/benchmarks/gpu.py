@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +21,8 @@ from experiments.benchmarks.report import Report, Row, Target
 from experiments.benchmarks.timing import Spread, interleave, ratios
 from landmark.attention import landmark_attention
 from landmark.attention.fused_tuning import is_interpreted
+from landmark.memory import Memory
+from landmark.memory.retrieval import GRANULARITIES
 
 RESULTS = Path(__file__).parent / "results"
 OURS, FLASH, CUDNN, FLEX, BLOCKWISE = "landmark, triton", "flash SDPA", "cuDNN SDPA", "FlexAttention", "blockwise"
@@ -33,7 +36,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Scale:
-    """What is measured. tokens: B·T. width: H·d. groups: query heads of a key head. slow: the longest T at which
+    """What is measured. tokens: B·T. width: H·d. groups: query heads of a key head. slow: T at which
     FlexAttention, with a bias of T·T/W numbers a head, and blockwise attention are measured."""
 
     device: str = "cuda"
@@ -116,9 +119,11 @@ def causal(backend: SDPBackend | None, group: int) -> Attention:
     return attend
 
 
-def flex(shape: Shape, q: Tensor, k: Tensor) -> Attention:
+def flex(shape: Shape, q: Tensor) -> Attention:
     """Landmark attention as a bias s_landmark − L_b on the scores of earlier blocks, which is given: an ordinary
-    softmax. Making the bias, and going back through it, are left out."""
+    softmax. Making the bias, and going back through it, are left out; each tile of its mask holds a landmark that is
+    not seen, so none is without a mask."""
+    from torch._functorch import config as functorch_config
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     block, length = shape.block, shape.length
@@ -133,6 +138,8 @@ def flex(shape: Shape, q: Tensor, k: Tensor) -> Attention:
         return (key <= query) & (key % block != block - 1)
 
     mask = create_block_mask(visible, None, None, length, length, device=shape.scale.device)
+    torch._dynamo.reset()  # or it gives up compiling after a few shapes
+    functorch_config.donated_buffer = False  # a backward pass is timed again and again
     compiled = torch.compile(flex_attention, dynamic=False)
     return lambda q, k, v: compiled(q, k, v, score_mod=score, block_mask=mask, enable_gqa=shape.group > 1)
 
@@ -140,7 +147,11 @@ def flex(shape: Shape, q: Tensor, k: Tensor) -> Attention:
 def kernels(scale: Scale, say: Say) -> Iterator[Row]:
     for dim in scale.dims:
         for block in scale.widths:
-            say(f"d={dim}, W={block}: exactness, and tiles are chosen")
+            say(f"d={dim}, W={block}: tiles are chosen")
+            shape = Shape(scale.slow or max(scale.lengths), dim, block, 1, scale)
+            inputs, grad = shape.inputs()
+            torch.autograd.grad(landmark(shape, "triton")(*inputs), inputs, grad)
+            say(f"d={dim}, W={block}: exactness")
             check(Shape(min(scale.lengths) + 3, dim, block, scale.groups[-1], scale))
             for group in scale.groups:
                 for length in scale.lengths:
@@ -150,18 +161,55 @@ def kernels(scale: Scale, say: Say) -> Iterator[Row]:
 
 
 def check(shape: Shape) -> None:
-    """Raise Inexact unless output and gradients are, to rounding, those of the equations in float64."""
+    """Raise Inexact unless output and gradients are, to rounding, those of the equations in float64: of windows cut
+    anywhere, with a prefix, with a context miss token, of packed documents; and so for retrieved blocks."""
     (q, k, v), grad = shape.inputs()
     q, k, v, grad = (x[:2].detach() for x in (q, k, v, grad))
+    device, dtype, length, width = q.device, shape.scale.dtype, shape.length, shape.block
+    controlled = torch.arange(length // width + 2, device=device) % 3 > 0
+    cmt = {"cmt": k[0, :, 0], "controlled": controlled.expand(len(q), -1)}
+    phases = torch.tensor([0, width - 1], device=device)
+    cu_seqlens = torch.tensor([0, 5, 5, length], device=device)
+    cases: dict[str, tuple[slice, slice, dict[str, Any]]] = {
+        "windows": (slice(None), slice(None), {"phase": phases[: len(q)]}),
+        "a context miss token": (slice(None), slice(None), {"phase": phases[: len(q)], **cmt}),
+        "one query": (slice(None), slice(-1, None), {"prefix": length - 1}),
+        "packed documents": (slice(1), slice(None), {"cu_seqlens": cu_seqlens, "phase": phases[[0, 1, 1]]}),
+    }
+    for name, (samples, queries, settings) in cases.items():
 
-    def run(backend: str, dtype: torch.dtype) -> list[Tensor]:
-        leaves = [x.to(dtype).requires_grad_() for x in (q, k, v)]
-        phase = torch.arange(len(q)) * 7 % shape.block
-        out = landmark_attention(*leaves, block_size=shape.block - 1, phase=phase, backend=backend)
-        return [out.detach(), *torch.autograd.grad(out, leaves, grad.to(dtype))]
+        def run(
+            backend: str,
+            kind: torch.dtype,
+            samples: slice = samples,
+            queries: slice = queries,
+            settings: dict[str, Any] = settings,
+        ) -> list[Tensor]:
+            leaves = [x[samples].to(kind).requires_grad_() for x in (q[:, :, queries], k, v)]
+            given = {name: x.to(kind) if name == "cmt" else x for name, x in settings.items()}
+            out = landmark_attention(*leaves, block_size=width - 1, backend=backend, **given)
+            return [out.detach(), *torch.autograd.grad(out, leaves, grad[samples, :, queries].to(kind))]
 
-    dtype = shape.scale.dtype
-    check_float32(str(shape), run("triton", dtype), run("reference", dtype), run("reference", torch.float64))
+        exact, plain = run("reference", torch.float64), run("reference", dtype)
+        check_float32(f"{shape}, {name}", run("triton", dtype), plain, exact)
+    for granularity in GRANULARITIES:
+        read = partial(retrieved, shape, granularity)
+        exact, plain, ours = read("reference", torch.float64), read("reference", dtype), read("triton", dtype)
+        check_float32(f"{shape}, {granularity}", [ours], [plain], [exact])
+
+
+def retrieved(shape: Shape, granularity: str, backend: str, dtype: torch.dtype) -> Tensor:
+    """A chunk's attention to blocks that it retrieves: the newest, so that rounding chooses no others."""
+    generator = torch.Generator(shape.scale.device).manual_seed(0)
+    memory = Memory(shape.block - 1, k=2, granularity=granularity, scorer="recent", backend=backend)
+    size = 2, shape.heads, 6 * shape.block + 5, shape.dim
+    made = [torch.randn(size, generator=generator, device=shape.scale.device) for _ in range(3)]
+    q, k, v = (x.to(shape.scale.dtype).to(dtype) for x in made)
+    outs = []
+    for part in torch.arange(size[2]).split(2 * shape.block + 1):
+        outs.append(memory.attend(1, *(x[:, :, part[0] : part[-1] + 1] for x in (q, k, v))))
+        memory.commit()
+    return torch.cat(outs, 2)
 
 
 def measure(shape: Shape, say: Say) -> Iterator[Row]:
@@ -173,19 +221,22 @@ def measure(shape: Shape, say: Say) -> Iterator[Row]:
     }
     if is_gpu:
         attends[CUDNN] = causal(SDPBackend.CUDNN_ATTENTION, shape.group)
-    if shape.length <= shape.scale.slow:
-        attends[BLOCKWISE] = landmark(shape, "blockwise")
     if shape.length == shape.scale.slow and shape.group == 1:
-        attends[FLEX] = flex(shape, inputs[0], inputs[1])
-    for name in list(attends):
+        attends[FLEX] = flex(shape, inputs[0])
+        if shape.dim == max(shape.scale.dims) and shape.block == shape.scale.widths[0]:
+            attends[BLOCKWISE] = landmark(shape, "blockwise")  # thousands of launches: a second a step
+    steps = {}
+    for name, attend in attends.items():
         try:
-            torch.autograd.grad(attends[name](*inputs), inputs, grad)
+            step = passes(attend, inputs, grad)
+            for run in step.values():
+                run()
         except RuntimeError as error:  # a kernel that is missing here, or out of memory
             if name in (OURS, FLASH):
                 raise
             say(f"{name} is left out: {str(error).splitlines()[0]}")
-            del attends[name]
-    steps = {name: passes(attend, inputs, grad) for name, attend in attends.items()}
+        else:
+            steps[name] = step
     for what in PASSES:
         functions = {name: step[what] for name, step in steps.items()}
         seconds = timed(functions, shape.scale)
@@ -297,15 +348,21 @@ def main(words: Sequence[str]) -> int:
     def say(text: str) -> None:
         print(f"{time.time() - started:6.0f} s  {text}", flush=True)
 
+    command = shlex.join(["python", "-m", "experiments.benchmarks.gpu", *words])
+    rows: list[Row] = []
     try:
-        rows = [row for part in chosen for row in PARTS[part](scale, say)]
+        for part in chosen:
+            for row in PARTS[part](scale, say):
+                rows.append(row)
     except Inexact as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    command = shlex.join(["python", "-m", "experiments.benchmarks.gpu", *words])
-    name = "-".join([report.gpu_stem(), *([] if chosen == list(PARTS) else chosen)])
-    written = report.write(Report(rows), arguments.out, name, command)
-    print(f"\n{report.as_text(Report(rows))}\nwritten: {', '.join(map(str, written))}")
+    finally:  # what was measured before something failed is not lost
+        whole = chosen == list(PARTS) and {row.part for row in rows} == set(PARTS)
+        name = "-".join([report.gpu_stem(), *([] if whole else chosen)])
+        if rows:
+            written = report.write(Report(rows), arguments.out, name, command)
+            print(f"\n{report.as_text(Report(rows))}\nwritten: {', '.join(map(str, written))}")
     return 0
 
 

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from landmark.attention.blockwise import landmark_attention_blockwise
 from landmark.attention.context_miss import miss_scores
-from landmark.attention.fused import DTYPES, has_triton, landmark_attention_fused
+from landmark.attention.fused import DTYPES, HAS_TRITON, landmark_attention_fused
+from landmark.attention.fused_tuning import fits
 from landmark.attention.layout import check_controlled, check_phase
 from landmark.attention.packed import check_packed, longest, one_by_one
 from landmark.attention.reference import landmark_attention_reference
@@ -24,8 +25,8 @@ BACKENDS = {
 BACKEND_NAMES = ("auto", *BACKENDS)
 
 
-def backend_for(name: str, like: Tensor) -> str:
-    """The backend that "auto" stands for with tensors such as `like`: on a GPU, and where Triton has its type, triton.
+def backend_for(name: str, like: Tensor, block_size: int) -> str:
+    """The backend that "auto" stands for with tensors such as `like`, (…, d): on a GPU, where a block fits, triton.
 
     Raises ValueError for an unknown name.
     """
@@ -33,7 +34,8 @@ def backend_for(name: str, like: Tensor) -> str:
         raise ValueError(f"backend must be one of {', '.join(BACKEND_NAMES)}, got {name!r}")
     if name != "auto":
         return name
-    return "triton" if like.is_cuda and like.dtype in DTYPES and has_triton() else "blockwise"
+    can = HAS_TRITON and like.is_cuda and like.dtype in DTYPES and fits(block_size, like.shape[-1], like.element_size())
+    return "triton" if can else "blockwise"
 
 
 @overload
@@ -105,7 +107,7 @@ def landmark_attention(
     Raises ValueError for shapes that do not fit, a phase outside 0…block_size, controlled landmarks without a context
     miss token, or an unknown backend.
     """
-    backend = backend_for(backend, q)
+    backend = backend_for(backend, q, block_size)
     batch, heads, queries, dim = q.shape
     if k.shape != v.shape or k.shape[0] != batch or k.shape[2] != prefix + queries or k.shape[3] != dim:
         raise ValueError(
@@ -121,7 +123,7 @@ def landmark_attention(
     if cmt is not None:
         miss = miss_scores(q, cmt, k.shape[1]) * scale
         length = prefix + queries if cu_seqlens is None else longest(cu_seqlens)
-        controlled = check_controlled(controlled, samples, length, block_size).to(q.device)
+        controlled = check_controlled(controlled, samples, length, block_size).to(q.device, non_blocking=True)
     elif controlled is not None:
         raise ValueError("controlled landmarks need a context miss token: pass its key as cmt")
     if k.shape[1] != heads and backend != "triton":

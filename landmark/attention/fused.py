@@ -7,17 +7,17 @@ values of fewer heads are read as they are. The kernels stand in fused_forward.p
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import math
 
 import torch
 from torch import Tensor
 
-from landmark.attention.fused_tuning import is_interpreted, launch
+from landmark.attention.fused_tuning import fits, is_interpreted, launch
 
 LOG2_E = math.log2(math.e)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
 @torch.library.custom_op("landmark::attention", mutates_args=())
@@ -123,11 +123,6 @@ def _backward(ctx, grad_out: Tensor, *_):
 _attention.register_autograd(_backward, setup_context=_keep)
 
 
-@functools.cache
-def has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
-
-
 def landmark_attention_fused(
     q: Tensor,
     k: Tensor,
@@ -149,10 +144,17 @@ def landmark_attention_fused(
     """
     if q.dtype not in DTYPES:
         raise ValueError(f"backend=triton: computes {', '.join(map(str, DTYPES))}, got {q.dtype}")
+    if k.dtype != q.dtype or v.dtype != q.dtype:
+        raise ValueError(f"backend=triton: q, k and v must have one type, got {q.dtype}, {k.dtype}, {v.dtype}")
     if scale <= 0:
         raise ValueError(f"backend=triton: scale must be positive, got {scale}")
     if q.device.type == "cpu" and not is_interpreted():
         raise ValueError("backend=triton: needs a GPU, or TRITON_INTERPRET=1 to be interpreted, slowly, on a CPU")
+    if not is_interpreted() and not fits(block_size, q.shape[3], q.element_size()):
+        raise ValueError(
+            f"backend=triton: a block of {block_size} with heads of {q.shape[3]} in {q.dtype} is more than a GPU holds "
+            "at once: use backend=blockwise"
+        )
     dtype = q.dtype
     if is_interpreted() and dtype == torch.bfloat16:  # which the interpreter does not know
         q, k, v = q.float(), k.float(), v.float()

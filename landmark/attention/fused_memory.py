@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from landmark.attention.fused_tuning import padded
+from landmark.attention.fused_tuning import on_device_of, padded
 
 QUERIES = 64  # of a tile, where they share their blocks
 
@@ -50,29 +50,31 @@ def attend_to_blocks(
     weight = None if weight is None else weight.float().contiguous()
     reading = None if reading is None else reading.to(torch.int8).contiguous()
     options = constants(keys.shape[1], dim, turned.dtype, shared=shared)
-    retrieved_blocks[(-(-queries // options["M"]), heads, batch)](
-        *(turned, keys, values, landmarks, rows, places, lags, local_out, local_lse),
-        *(out if weight is None else weight, out if reading is None else reading, out),
-        *(*turned.stride(), *keys.stride(), *values.stride(), *landmarks.stride()),
-        *(queries, heads, rows.shape[3]),
-        LOCAL=local is not None,
-        WEIGHTED=weight is not None,
-        SOME=reading is not None,
-        **options,
-    )
+    with on_device_of(turned):
+        retrieved_blocks[(-(-queries // options["M"]), heads, batch)](
+            *(turned, keys, values, landmarks, rows, places, lags, local_out, local_lse),
+            *(out if weight is None else weight, out if reading is None else reading, out),
+            *(*turned.stride(), *keys.stride(), *values.stride(), *landmarks.stride()),
+            *(queries, heads, rows.shape[3]),
+            LOCAL=local is not None,
+            WEIGHTED=weight is not None,
+            SOME=reading is not None,
+            **options,
+        )
     return out
 
 
 def constants(block_size: int, dim: int, dtype: torch.dtype, *, shared: bool) -> dict[str, Any]:
     """What the kernel is compiled for. shared: queries of a tile share their blocks."""
+    load = padded(block_size) * padded(dim) * dtype.itemsize // (64 * 128 * 2)  # 1 at 64 halves of dimension 128
     return {
         "L": block_size,
         "D": dim,
         "BLOCK_D": padded(dim),
         "SEGMENT": padded(block_size),
-        "M": max(16, QUERIES * 128 // max(128, padded(dim))) if shared else 1,
+        "M": (max(16, QUERIES // max(1, load)) if dtype.itemsize == 2 else 16) if shared else 1,
         "SHARED": shared,
         "PRECISION": "ieee" if dtype == torch.float32 else "tf32",
-        "num_warps": 8 if shared and dim > 64 else 4,
-        "num_stages": 2,
+        "num_warps": 8 if load > 1 or (shared and dim > 64) else 4,
+        "num_stages": 2 if load <= 1 else 1,
     }

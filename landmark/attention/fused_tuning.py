@@ -1,7 +1,8 @@
 """How large the kernels' tiles are: a choice for each shape that spills no register, and others to try on the GPU.
 
-The fastest is measured once for each kind of GPU, shape and type, and kept in Triton's cache on disk. Where
-`torch.use_deterministic_algorithms` asks for the same numbers every time, and off the GPU, the first is taken.
+The fastest is measured once for each generation of GPUs, block size, head dimension and type, on the first large input,
+and kept in Triton's cache on disk. For small inputs, where `torch.use_deterministic_algorithms` asks for the same
+numbers every time, and off the GPU, the first is taken.
 """
 
 from __future__ import annotations
@@ -9,11 +10,15 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+
+WORTH_TUNING = 1 << 17  # rows of all heads: what takes less time decides on no tiles
+LARGEST_BLOCK = 1 << 16  # bytes of a block's keys, padded: with its values and a tile of queries they fill a chip
 
 # Queries of a tile, warps, pipeline stages, for 64 keys of dimension 128 in half precision; the first is the default.
 CHOICES = {
@@ -24,6 +29,7 @@ CHOICES = {
     ("backward_queries", 80): [(64, 8, 2), (64, 8, 1), (32, 4, 2)],
     ("backward_keys", 80): [(64, 8, 1), (32, 8, 1)],
 }
+IN_FLOAT32 = [(32, 8, 1), (16, 4, 1)]  # which is multiplied without the matrix instructions, in registers
 # Another default where the context miss token needs registers too.
 WITH_CONTEXT_MISS = {
     ("backward_keys", 90): (64, 8, 1),
@@ -50,16 +56,16 @@ class Tiles:
 def choices(kernel: str, block_size: int, dim: int, element_size: int, capability: int, cmt: bool) -> list[Tiles]:
     """Tiles to choose from, the default first: about 64 keys at a time, more where a block is longer.
 
-    Found by compiling for sm_80 and sm_90, half precision, d = 64 and 128: the default spills nothing there (but for 48
-    bytes in backward_keys with a context miss token, sm_80 and d = 64). Wider numbers, heads and blocks take fewer
-    queries. capability: of the GPU, ten times the major number and the minor one.
+    Found by compiling for sm_80 and sm_90, half precision, d = 64 and 128, blocks up to 64: the default spills nothing
+    there (but for 48 bytes in backward_keys with a context miss token, sm_80 and d = 64). Wider heads and longer blocks
+    take fewer queries. capability: of the GPU, ten times the major number and the minor one.
     """
     segment = 1 << block_size.bit_length()  # the power of two from ℓ+1 up
     group = max(1, 64 // segment)
     load = group * segment * padded(dim) * element_size // (64 * 128 * 2)  # 1 at 64 halves of dimension 128
     found = []
-    family = 90 if capability >= 90 else 80
-    tried = CHOICES[kernel, family]
+    family = 90 if 90 <= capability < 120 else 80  # those with as much shared memory
+    tried = CHOICES[kernel, family] if element_size == 2 else IN_FLOAT32
     if cmt:
         tried = sorted(tried, key=lambda choice: choice != WITH_CONTEXT_MISS.get((kernel, family)))
     for queries, warps, stages in tried:
@@ -73,6 +79,11 @@ def choices(kernel: str, block_size: int, dim: int, element_size: int, capabilit
 def padded(size: int) -> int:
     """The power of two that holds so many numbers, 16 at least: matrix products take no less."""
     return max(16, 1 << (size - 1).bit_length())
+
+
+def fits(block_size: int, dim: int, element_size: int) -> bool:
+    """Whether a GPU can hold a block of keys and of values at once, as the gradient of keys must."""
+    return padded(block_size + 1) * padded(dim) * element_size <= LARGEST_BLOCK
 
 
 def is_interpreted() -> bool:
@@ -103,10 +114,11 @@ def launch(kernel: str, *arguments: Any, over: Tensor, block_size: int, cmt: boo
         return tiles if samples is None else rows // step + 2 * samples, heads, batch
 
     fixed = constants(block_size, dim, over.dtype, cmt=cmt, packed=samples is not None)
-    if is_interpreted() or torch.are_deterministic_algorithms_enabled():
-        compiled_by_triton(kernel)[grid](*arguments, **fixed, **as_options(tried[0]))
-    else:
-        _tuned(kernel, tuple(tried))[grid](*arguments, **fixed)
+    with on_device_of(over):
+        if torch.are_deterministic_algorithms_enabled() or is_interpreted() or batch * heads * rows < WORTH_TUNING:
+            compiled_by_triton(kernel)[grid](*arguments, **fixed, **as_options(tried[0]))
+        else:
+            _tuned(kernel, tuple(tried))[grid](*arguments, **fixed)
 
 
 def compiled_by_triton(kernel: str) -> Any:
@@ -114,6 +126,11 @@ def compiled_by_triton(kernel: str) -> Any:
     from landmark.attention import fused_backward, fused_forward
 
     return getattr(fused_forward if kernel == "forward" else fused_backward, kernel)
+
+
+def on_device_of(x: Tensor) -> AbstractContextManager[object]:
+    """Triton launches on the current device: that of the tensors."""
+    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
 
 
 def as_options(chosen: Tiles) -> dict[str, int]:

@@ -186,7 +186,7 @@ class Memory:
         factors = self._rotary(0, k.shape[2], q)
         q, k = rotate(q, factors[pending:]), rotate(k, factors)
         seen = min(pending + 1, self.block_size)
-        backend = backend_for(self.backend, q)
+        backend = backend_for(self.backend, q, self.block_size)
         if backend != "triton" and k.shape[2] <= self.block_size + 1 and seen == min(k.shape[2], self.block_size):
             # Generated tokens: all queries see the same normal tokens, those of one block, and no landmark.
             k, v = (x[:, :, :seen].repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
@@ -232,7 +232,7 @@ class Memory:
         if self.observer is not None:
             self.observer(layer, self.position, sets, store)
         lags = attending_lag(ages, self.k, len(turned)) if near else torch.ones_like(ages)
-        if backend_for(self.backend, q) == "triton":
+        if backend_for(self.backend, q, self.block_size) == "triton":
             if wanted is None:
                 return read_blocks_fused(turned, store, ages, lags, local=(out, lse))
             weight = wanted.select(wanted.weight)

@@ -1,6 +1,6 @@
 """Compiles the fused kernels for GPUs that need not be there, and prints what each takes, as JSON:
 
-    python -m tests.attention.compile_fused sm_90 "HEAD_DIM BLOCK_SIZE [cmt] [packed]" …
+    python -m tests.attention.compile_fused sm_90 "HEAD_DIM BLOCK_SIZE [cmt] [packed] [float32]" …
 
 A process of its own: under TRITON_INTERPRET=1 nothing can be compiled.
 """
@@ -27,11 +27,12 @@ POINTERS |= {"Phase": "i32", "Starts": "i32", "Controlled": "i8", "Reading": "i8
 POINTERS |= dict.fromkeys(("Rows", "Places", "Lags"), "i64")
 
 
-def compiled(kernel: Callable[..., Any], options: dict[str, Any], arch: int) -> dict[str, int]:
-    """Registers, bytes of stack (where spilled registers go) and of shared memory of a kernel in bfloat16, and how many
-    of its matrix products are not those of a group of warps (wgmma, from sm_90 on)."""
+def compiled(kernel: Callable[..., Any], options: dict[str, Any], arch: int, dtype: torch.dtype) -> dict[str, int]:
+    """Registers, bytes of stack (where spilled registers go) and of shared memory of a kernel, and how many of its
+    matrix products are not those of a group of warps (wgmma, from sm_90 on)."""
     compiler = {name: options.pop(name) for name in ("num_warps", "num_stages")}
     signature, constants, attributes = {}, {}, {}
+    of_numbers = "fp32" if dtype == torch.float32 else "bf16"
     for number, parameter in enumerate(kernel.params):
         name = parameter.name
         value = 1 if name.endswith("_d") else options.get(name)  # heads are stored number by number, as they always are
@@ -39,7 +40,7 @@ def compiled(kernel: Callable[..., Any], options: dict[str, Any], arch: int) -> 
             signature[name], constants[number,] = "constexpr", value
             continue
         is_pointer = name[0].isupper()
-        signature[name] = f"*{POINTERS.get(name, 'bf16')}" if is_pointer else "fp32" if "scale" in name else "i32"
+        signature[name] = f"*{POINTERS.get(name, of_numbers)}" if is_pointer else "fp32" if "scale" in name else "i32"
         if is_pointer or name[1:2] == "_" or name[2:3] == "_":  # addresses and strides
             attributes[number,] = [["tt.divisibility", 16]]
     source = ASTSource(kernel, signature, constexprs=constants, attrs=attributes)
@@ -54,18 +55,20 @@ def compiled(kernel: Callable[..., Any], options: dict[str, Any], arch: int) -> 
     return {"registers": found["REG"], "stack": found["STACK"], "shared": made.metadata.shared, "by_warps": by_warps}
 
 
-def all_kernels(arch: int, dim: int, block_size: int, cmt: bool, packed: bool) -> dict[str, dict[str, int]]:
+def all_kernels(
+    arch: int, dim: int, block_size: int, dtype: torch.dtype, cmt: bool, packed: bool
+) -> dict[str, dict[str, int]]:
     """By name, in their default configurations."""
     used = {}
     for name in ("forward", "backward_queries", "backward_keys"):
-        tiles = fused_tuning.choices(name, block_size, dim, 2, arch, cmt)[0]
+        tiles = fused_tuning.choices(name, block_size, dim, dtype.itemsize, arch, cmt)[0]
         options = fused_tuning.as_options(tiles)
-        options |= fused_tuning.constants(block_size, dim, torch.bfloat16, cmt=cmt, packed=packed)
-        used[name] = compiled(fused_tuning.compiled_by_triton(name), options, arch)
+        options |= fused_tuning.constants(block_size, dim, dtype, cmt=cmt, packed=packed)
+        used[name] = compiled(fused_tuning.compiled_by_triton(name), options, arch, dtype)
     for shared in (False, True):
-        options = fused_memory.constants(block_size, dim, torch.bfloat16, shared=shared)
+        options = fused_memory.constants(block_size, dim, dtype, shared=shared)
         options |= {"LOCAL": not cmt, "WEIGHTED": cmt, "SOME": cmt}
-        used[f"retrieved_blocks, {shared=}"] = compiled(retrieved_blocks, options, arch)
+        used[f"retrieved_blocks, {shared=}"] = compiled(retrieved_blocks, options, arch, dtype)
     return used
 
 
@@ -73,5 +76,6 @@ if __name__ == "__main__":
     arch, found = int(sys.argv[1].removeprefix("sm_")), {}
     for words in sys.argv[2:]:
         dim, block_size, *flags = words.split()
-        found[words] = all_kernels(arch, int(dim), int(block_size), "cmt" in flags, "packed" in flags)
+        dtype = torch.float32 if "float32" in flags else torch.bfloat16
+        found[words] = all_kernels(arch, int(dim), int(block_size), dtype, "cmt" in flags, "packed" in flags)
     print(json.dumps(found))

@@ -1,15 +1,13 @@
 """The key-value task: definitions, then the same keys in another order, each with its value to be told.
 
-    === definitions ===
-    qx=k
-    ab=t
-    === queries =======
-    ab=t
-    qx=k
+    Qk
+    %t
+    ==
+    %t
+    Qk
 
 With few definitions a block, what answers a query stands in another block (after the second reproduction of the
-paper). As bytes a definition takes five tokens and a heading twenty, so that blocks of 5 hold one definition each, and
-blocks of 20 four.
+paper). As bytes every line takes three tokens, so that a block of 3 holds one definition, and a block of 15 five.
 """
 
 from collections.abc import Iterator
@@ -21,12 +19,12 @@ from landmark.data.synthetic import Piece, Prompt, encode, largest, too_short
 from landmark.data.tokenizers import Tokenizer
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
-KEYS = [a + b for a in LETTERS for b in LETTERS]
-DEFINITIONS, QUERIES = "=== definitions ===\n", "=== queries =======\n"
+KEYS = "".join(chr(code) for code in range(ord("!"), ord("~") + 1) if chr(code) not in f"{LETTERS}=")
+QUERIES = "==\n"
 
 
 class KeyValue:
-    """Keys are pairs of letters, values single ones; a text never defines a key twice.
+    """Keys are printable characters but small letters and `=`, values small letters; a text never defines a key twice.
 
     answer_weight: of the loss of a query's value, against 1 elsewhere; a definition's value and which key is asked for
     next cannot be known, and have no loss.
@@ -36,34 +34,34 @@ class KeyValue:
 
     def __init__(self, answer_weight: float = 10.0):
         self.answer_weight = answer_weight
-        self.settings: dict[str, Any] = {"answer_weight": answer_weight, "version": 4}
-        self.reading: dict[str, Any] = {"version": 3}
+        self.settings: dict[str, Any] = {"answer_weight": answer_weight, "version": 5}
+        self.reading: dict[str, Any] = {"version": 4}
 
     def sample(self, rng: np.random.Generator, length: int) -> Iterator[Piece]:
         """Pieces of a text that is cut at its end: two definitions, or more, up to as many as leave room to ask for all
         of them, small numbers more often (their logarithm is uniform); then queries, all in a random order, and again,
         until the text is full."""
-        line = len("ab=c\n")
-        room = (length - len(DEFINITIONS) - len(QUERIES)) // (2 * line)
+        line = len("Qk\n")
+        room = min(len(KEYS), (length - len(QUERIES)) // (2 * line))
         pairs = _pairs(rng, int(2 * (max(2, room + 1) / 2) ** rng.random()))
         yield from _definitions(pairs)
-        written = len(DEFINITIONS) + len(QUERIES) + line * len(pairs)
+        written = len(QUERIES) + line * len(pairs)
         while written < length:
             for number in rng.permutation(len(pairs)):
                 key, value = pairs[number]
-                yield f"{key}=", 0.0
+                yield key, 0.0
                 yield value, self.answer_weight
                 yield "\n", 1.0
             written += line * len(pairs)
 
     def prompt(self, rng: np.random.Generator, length: int, tokenizer: Tokenizer) -> Prompt:
-        """As many definitions as `length` tokens hold, and one query."""
+        """As many definitions as `length` tokens hold, but no more than there are keys, and one query."""
         pairs = _pairs(rng, len(KEYS))
         asked = rng.random()
 
         def pieces(count: int) -> list[Piece]:
             key = pairs[int(asked * count)][0]
-            return [*_definitions(pairs[:count]), (f"{key}=", 0.0)]
+            return [*_definitions(pairs[:count]), (key, 0.0)]
 
         def tokens(count: int) -> np.ndarray:
             return encode(pieces(count), tokenizer)[0]
@@ -74,18 +72,17 @@ class KeyValue:
         return Prompt(tokens(count), pairs[int(asked * count)][1])
 
     def answered(self, text: str, answer: str) -> bool:
-        """The first letter of the text is the value."""
-        return text.lstrip()[:1] == answer
+        """The text begins with the value."""
+        return text[:1] == answer
 
 
 def _pairs(rng: np.random.Generator, count: int) -> list[tuple[str, str]]:
-    keys = rng.choice(len(KEYS), size=min(count, len(KEYS)), replace=False)
-    return [(KEYS[key], LETTERS[rng.integers(len(LETTERS))]) for key in keys]
+    keys = rng.permutation(list(KEYS))[:count]
+    return [(str(key), LETTERS[rng.integers(len(LETTERS))]) for key in keys]
 
 
 def _definitions(pairs: list[tuple[str, str]]) -> Iterator[Piece]:
-    yield DEFINITIONS, 1.0
     for key, value in pairs:
-        yield f"{key}={value}", 0.0
+        yield f"{key}{value}", 0.0
         yield "\n", 1.0
     yield QUERIES, 1.0

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
@@ -19,9 +19,14 @@ from landmark.config import Config, to_config
 from landmark.errors import UserError
 from landmark.execution import Workshop, device_count
 from landmark.lab import identity, paper, plan, render, rows, tables
+from landmark.lab.progressbar import ProgressBar
 from landmark.lab.provenance import hardware
 from landmark.lab.rows import Row
+from landmark.lab.validate import check_task
 from landmark.lab.wandb import log_table, mode
+
+if TYPE_CHECKING:
+    from landmark.evaluation.asking import Account
 
 
 def main(composed: DictConfig) -> None:
@@ -66,6 +71,7 @@ def fail(message: str) -> NoReturn:
 
 def run(config: Config, overrides: list[str], composer: rows.Compose = rows.compose_job) -> None:
     """Do a configuration's task over its rows. overrides: those of the command line."""
+    check_task(config)
     selected, workshop = rows.select(config, overrides, composer), Workshop(config.output)
     if config.task != "auto":
         _TASKS[config.task](config, selected, workshop)
@@ -172,6 +178,24 @@ def plan_ahead(config: Config, selected: list[Row], workshop: Workshop) -> None:
     )
 
 
+def generate(config: Config, selected: list[Row], workshop: Workshop) -> None:
+    """Print what follows a prompt, as it comes."""
+    from landmark.evaluation.asking import Account, answer
+
+    if len(selected) > 1:
+        raise UserError(f"task=generate: {len(selected)} rows, choose one with row=NAME")
+    (one,) = selected[0].configs[:1]
+    model, tokenizer = workshop.trained_model(one)
+    account = Account()
+    with ProgressBar("reading") as progress:
+        pieces = answer(model, tokenizer, one, account, progress)
+        print(next(pieces, ""), end="", flush=True)
+    for piece in pieces:
+        print(piece, end="", flush=True)
+    print()
+    print(_accounted(account), file=sys.stderr)
+
+
 def _evaluate(config: Config, selected: list[Row], workshop: Workshop) -> int:
     """Evaluate the rows; how many had no record before."""
     _check_all(selected, workshop)
@@ -215,6 +239,20 @@ def _check_all(selected: list[Row], workshop: Workshop) -> None:
             workshop.row_settings(one)
 
 
+def _accounted(account: "Account") -> str:
+    """What an answer took, in a line."""
+    said = [f"{account.tokens_read:,} tokens read in {account.seconds_reading:.1f} s"]
+    if account.tokens_generated > 1:
+        each = account.seconds_generating / (account.tokens_generated - 1)
+        said.append(f"{account.tokens_generated:,} generated, {1e3 * each:.1f} ms each")
+    if "blocks_kept" in account.stats:
+        kept, on_device = (account.stats[f"{name}bytes_kept"] / 1e6 for name in ("", "device_"))
+        said.append(
+            f"memory of {account.stats['blocks_kept']:,} blocks, {kept:,.1f} MB, {on_device:,.1f} on the device"
+        )
+    return "; ".join(said)
+
+
 def _paired(a: dict[str, Any], b: dict[str, Any]) -> tables.Difference | None:
     """Difference of two rows on the same text; None where they did not read the same."""
     from landmark.evaluation.statistics import paired
@@ -232,4 +270,5 @@ _TASKS: dict[str, Callable[[Config, list[Row], Workshop], None]] = {
     "evaluate": evaluate,
     "table": table,
     "plan": plan_ahead,
+    "generate": generate,
 }

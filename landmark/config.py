@@ -10,7 +10,7 @@ from omegaconf.errors import OmegaConfBaseException
 from landmark.errors import UserError
 
 SYNTHETIC = ("passkey", "key_value")  # data that is made as needed, and evaluated by the answers to its prompts
-TASKS = ("auto", "table", "evaluate", "train", "prepare", "plan")
+TASKS = ("auto", "table", "evaluate", "train", "prepare", "plan", "generate")
 
 
 @dataclass
@@ -103,7 +103,8 @@ class RetrievalConfig:
 @dataclass
 class MemoryConfig:
     """At most `blocks` blocks are kept (null: all), on the device, the CPU or disk, there in files in `folder` (null:
-    the system's for temporary ones). `cache` blocks of a layer, all heads, stay on the device of those fetched.
+    the system's for temporary ones). `cache` blocks of a layer, all heads, stay on the device of those fetched. `load`,
+    `save`: folders of memories, which task=generate goes on from, or makes of what `prompt_file` holds.
 
     A plain transformer keeps nothing, or with `window` the first `sinks` keys and the last `window`.
     """
@@ -112,6 +113,8 @@ class MemoryConfig:
     tier: str = "device"
     folder: str | None = None
     cache: int = 128
+    load: str | None = None
+    save: str | None = None
     window: int | None = None
     sinks: int = 4
 
@@ -164,6 +167,19 @@ class EvalConfig:
 
 
 @dataclass
+class GenerateConfig:
+    """How task=generate goes on from a prompt: at most `tokens` tokens, drawn as `landmark.models.generation.Sampling`
+    says; `stop`: texts of one token that end it, as end of text does; `limit`: most tokens of a prompt."""
+
+    tokens: int = 200
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    stop: list[str] = field(default_factory=list)
+    limit: int | None = None
+
+
+@dataclass
 class LoggerConfig:
     """Weights & Biases, beside the CSV file of each run. `mode` auto: online only if a key is configured."""
 
@@ -191,6 +207,8 @@ class Config:
     seeds: list[int] | None = None
     row: str | None = None
     run: str | None = None  # folder of a trained run to evaluate instead of the one these settings name
+    prompt: str | None = None  # task=generate: what to go on from; what prompt_file holds comes before it
+    prompt_file: str | None = None  # -: standard input
     rows: dict[str, str] = field(default_factory=dict)
     grid: GridConfig = field(default_factory=GridConfig)
     figure: str = "rows"
@@ -207,6 +225,7 @@ class Config:
     cmt: CmtConfig = field(default_factory=CmtConfig)
     positions: PositionsConfig = field(default_factory=PositionsConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
+    generate: GenerateConfig = field(default_factory=GenerateConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
 
 

@@ -188,6 +188,24 @@ class Workshop:
         log_row(config, record, group=group)
         return record, True
 
+    def trained_model(self, config: Config) -> "tuple[Decoder, Tokenizer]":
+        """The model of the run that a configuration trains, or of the folder that `run` names, and its tokenizer.
+
+        Raises UserError where it is not trained yet, or with another tokenizer.
+        """
+        from landmark.models import load
+
+        folder, tokenizer = self.run_folder(config), self.tokenizer(config)
+        if not _trained(folder):
+            raise UserError(f"{folder} has no trained model: train it with task=train, or name another with run=FOLDER")
+        if (stored := read_json(folder / RUN)["tokenizer"]) != tokenizer.hash:
+            raise UserError(
+                f"{folder} was trained with another tokenizer ({stored[:10]}…) than tokenizer={tokenizer.name}: "
+                "set tokenizer= to the one it was trained with"
+            )
+        set_threads(config)
+        return load(folder, device=device(config)), tokenizer
+
     def _evaluate(self, config: Config, folder: Path, name: str) -> dict[str, Any]:
         from landmark.data import SyntheticCorpus
         from landmark.evaluation import evaluate, evaluate_recall

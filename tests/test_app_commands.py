@@ -22,6 +22,12 @@ BAD = {
     "glob without a match": (["-m", "+experiment=quickstart", "model=glob(lstm*)"], "matches nothing"),
     "row and command line": (["+experiment=quickstart", "model=landmark"], "but row plain_512 sets model="),
     "out of range": (["retrieval.k=-1"], "retrieval.k=-1: must be at least 0"),
+    "no prompt": (["task=generate"], "task=generate: set prompt="),
+    "prompt of another task": (["prompt=hello"], "prompt=hello: only task=generate reads it"),
+    "generate from no run": (
+        ["task=generate", "run=nowhere", "tokenizer=bytes", "prompt=hello"],
+        "has no trained model",
+    ),
     "missing corpus": (["tokenizer=bytes", "data.path=nowhere", "task=prepare"], "nowhere"),
 }
 

@@ -29,8 +29,11 @@ def output(tmp_path_factory):
 
 def overrides(experiment, output):
     given = [f"+experiment={experiment}", *TINY, f"output={output}"]
-    synthetic = to_config(compose_conf(given)).data.name in SYNTHETIC
-    return [*given, *(PROMPTS if synthetic else TEXT)]
+    config = to_config(compose_conf(given))
+    if config.data.name not in SYNTHETIC:
+        return [*given, *TEXT]
+    long = [f"~rows.{name}" for name, row in named(config).items() if "eval.prompts" in row]  # a million tokens
+    return [*given, *PROMPTS, *long]
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)

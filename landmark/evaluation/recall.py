@@ -54,7 +54,11 @@ def evaluate_recall(
             batch = numbers[start : start + at_once]
             memory = new_memory(model, config)
             generated = model.generate(
-                [prompts[n].tokens for n in batch], settings.generated, local=local, memory=memory
+                [prompts[n].tokens for n in batch],
+                settings.generated,
+                local=local,
+                memory=memory,
+                progress=None if progress is None else lambda read, _, before=done: progress(before + read, total),
             )
             for n, ids in zip(batch, generated, strict=True):
                 text = tokenizer.decode(ids)
@@ -62,8 +66,6 @@ def evaluate_recall(
                 correct[n] = int(corpus.task.answered(text, prompts[n].answer))
             add_stats(stats, memory)
             done += sum(len(prompts[n].tokens) for n in batch)
-            if progress is not None:
-                progress(done, total)
     seconds = time.perf_counter() - started
     low, high = clopper_pearson(sum(correct), len(correct))
     stats = with_rates(stats)

@@ -55,6 +55,10 @@ AT_LEAST = {
     "eval.batch_size": 1,
     "eval.prompts": 1,
     "eval.generated": 1,
+    "generate.tokens": 1,
+    "generate.temperature": 0,
+    "generate.top_k": 1,
+    "generate.limit": 1,
     "data.needles": 1,
     "data.dense": 0,
     "data.answer_weight": 0,
@@ -66,6 +70,8 @@ READ_BY = {
     "memory.tier": ("landmark",),
     "memory.folder": ("landmark",),
     "memory.cache": ("landmark",),
+    "memory.load": ("landmark",),
+    "memory.save": ("landmark",),
     "memory.window": ("transformer",),
     "memory.sinks": ("transformer",),
     "model.block_size": ("landmark",),
@@ -91,6 +97,22 @@ def check(config: Config) -> None:
     _check_evaluation(config)
     _check_cmt(config)
     _check_positions(config)
+    if not 0 < config.generate.top_p <= 1:
+        raise UserError(f"generate.top_p={config.generate.top_p}: must be above 0 and at most 1")
+
+
+def check_task(config: Config) -> None:
+    """Raise UserError where a prompt, or a memory to load or save, and the task do not go together."""
+    asked = {"prompt": config.prompt, "prompt_file": config.prompt_file}
+    if config.task != "generate":
+        for key, value in (asked | {"memory.load": config.memory.load, "memory.save": config.memory.save}).items():
+            if value is not None:
+                raise UserError(f"{key}={value}: only task=generate reads it")
+        return
+    if all(value is None for value in asked.values()):
+        raise UserError("task=generate: set prompt='…' or prompt_file=FILE (- for standard input)")
+    if config.memory.save is not None and config.prompt_file is None:
+        raise UserError(f"memory.save={config.memory.save}: what is saved is what prompt_file holds, set that too")
 
 
 def resolve(config: Config) -> Config:

@@ -26,7 +26,7 @@ def read_blocks(
     """
     if needed is not None:
         ages, lags = (x.expand(*needed.shape, -1) for x in (ages, lags))
-    elif ages.shape[2] == 1 and turned.shape[2] > 1:
+    elif ages.shape[2] == 1:
         return _read_shared(turned, store, ages, lags)
     return _read_grouped(turned, store, ages, lags, needed)
 
@@ -66,7 +66,7 @@ def read_blocks_fused(
 
 
 def _read_shared(turned: Tensor, store: BlockStore, ages: Tensor, lags: Tensor) -> tuple[Tensor, Tensor]:
-    """All queries of the chunk read the same blocks: plain attention of the chunk over each."""
+    """All queries of the chunk, or its only one, read the same blocks: plain attention of the chunk over each."""
     _, batch, queries, heads, dim = turned.shape
     count = ages.shape[-1]
     rows = store.rows(ages[:, :, 0])  # (B, H, q)

@@ -71,6 +71,7 @@ def stream(
     sampling: Sampling | None = None,
     stop: Sequence[int] = (),
     limit: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Iterator[list[int | None]]:
     """The next token of every prompt, step by step, at most so many; None for prompts that have ended.
 
@@ -79,7 +80,8 @@ def stream(
     transformer's whole prompt; Transformer-XL's window). memory: what the prompts follow, an empty memory or one that
     has read something; a function that makes empty ones, for prompts of several lengths; or None for the model's own,
     in which a plain transformer keeps everything. sampling: None takes the most probable token. stop: tokens that end
-    a text and are no part of it. limit: most tokens of a prompt.
+    a text and are no part of it. limit: most tokens of a prompt. progress: called with tokens of the prompts read, and
+    in all.
 
     Raises UserError for a prompt that is empty, longer than the limit, or has ids that are no text.
     """
@@ -92,12 +94,16 @@ def stream(
         raise UserError("prompts of several lengths cannot follow one memory: give a function that makes memories")
     device, generators = next(model.parameters()).device, [sampling.generator(n) for n in range(len(rows))]
     texts: list[tuple[list[int], AnyMemory, Tensor]] = []
+    read, total = 0, sum(map(len, rows))
     for group in groups:
         together = torch.stack([rows[n] for n in group])
         of_group = memory if isinstance(memory, AnyMemory) else (memory or _own_memory(model, together, tokens))()
         logits = together
         for chunk in together.split(local or _natural(config, together.shape[1]), 1):
             logits = model(chunk.to(device), memory=of_group, last=True)
+            read += chunk.numel()
+            if progress is not None:
+                progress(read, total)
         texts.append((group, of_group, logits))
     ended = [False] * len(rows)
     for step in range(tokens):

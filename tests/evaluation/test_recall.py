@@ -37,7 +37,7 @@ def test_counts_the_prompts_that_are_answered(monkeypatch):
     prompts = {tuple(p.tokens.tolist()): p.answer for p in corpus.prompts("test", 310, 9)}
     wrong = list(prompts)[3]
 
-    def answer(model, read, count, local, memory):
+    def answer(model, read, count, local, memory, progress):
         assert local == 100
         assert isinstance(memory, Memory)
         rows = [tuple(row.tolist()) for row in read]
@@ -53,11 +53,15 @@ def test_counts_the_prompts_that_are_answered(monkeypatch):
     assert results["tokens"] == 9 * 310
 
 
-@pytest.mark.parametrize(("kind", "local"), [("landmark", 100), ("transformer", None)])
-def test_an_untrained_model_is_evaluated_on_the_real_path(kind, local):
+@pytest.mark.parametrize(
+    ("kind", "local", "tier"), [("landmark", 100, "device"), ("landmark", 100, "disk"), ("transformer", None, "device")]
+)
+def test_an_untrained_model_is_evaluated_on_the_real_path(kind, local, tier):
     corpus = SyntheticCorpus(Passkey(), TOKENIZER)
-    seen = []
-    results = evaluate_recall(decoder(kind), corpus, TOKENIZER, settings(local=local), lambda *done: seen.append(done))
+    seen, config = [], settings(local=local)
+    config.memory.tier = tier
+    results = evaluate_recall(decoder(kind), corpus, TOKENIZER, config, lambda *done: seen.append(done))
+    assert (results["memory"].get("cache_misses", 0) > 0) == (tier == "disk")
     assert results["accuracy"] == 0
     assert seen[-1] == (9 * 310, 9 * 310)
     assert all(len(TOKENIZER.encode(text)) <= 7 or "\ufffd" in text for _, text in results["answers"])

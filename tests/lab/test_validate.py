@@ -1,7 +1,7 @@
 import pytest
 
 from landmark.errors import UserError
-from landmark.lab.validate import beyond_training, check, resolve
+from landmark.lab.validate import beyond_training, check, check_task, resolve
 
 BAD = {
     "retrieval.k=-1": "retrieval.k=-1: must be at least 0",
@@ -12,7 +12,12 @@ BAD = {
     "eval.split=train": "eval.split=train: must be one of validation, test",
     "retrieval.scorer=best": "retrieval.scorer=best: must be one of landmark, recent",
     "retrieval.granularity=none": "must be one of per_token_and_head",
-    "memory.tier=tape": "memory.tier=tape: must be one of",
+    "memory.tier=tape": "memory.tier=tape: must be one of device, cpu, disk",
+    "memory.cache=0": "memory.cache=0: must be at least 1",
+    "memory.folder=x": "memory.folder=x: memory.tier=device keeps no files there",
+    "generate.top_p=0": "generate.top_p=0.0: must be above 0",
+    "generate.top_k=0": "generate.top_k=0: must be at least 1",
+    "generate.temperature=-1": "generate.temperature=-1.0: must be at least 0",
     "task=tabel": "task=tabel: must be one of auto, table",
     "train.precision=8": "train.precision=8: must be one of",
     "train.steps=0": "train.steps=0: must be at least 1",
@@ -105,3 +110,19 @@ def test_no_memory_at_all_is_allowed(configure):
 
 def test_a_window_is_read_at_a_time(configure):
     assert resolve(configure("model=transformer", "eval.length=2048", "memory.window=256")).eval.local == 256
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["task=generate"], "task=generate: set prompt="),
+        (["task=generate", "prompt=x", "memory.save=y"], "memory.save=y: what is saved is what prompt_file holds"),
+        (["prompt=x"], "prompt=x: only task=generate reads it"),
+        (["task=evaluate", "memory.load=x"], "memory.load=x: only task=generate reads it"),
+    ],
+)
+def test_a_prompt_and_a_memory_belong_to_a_task(configure, overrides, said):
+    with pytest.raises(UserError, match=said):
+        check_task(configure(*overrides))
+    check_task(configure("task=generate", "prompt=x", "memory.load=y"))
+    check_task(configure())

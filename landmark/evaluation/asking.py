@@ -1,0 +1,108 @@
+"""A text is read, and gone on from: what `task=generate` does."""
+
+from __future__ import annotations
+
+import codecs
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from landmark.config import Config
+from landmark.data.tokenizers import Tokenizer
+from landmark.errors import UserError
+from landmark.evaluation.perplexity import new_memory
+from landmark.memory import Memory
+from landmark.models import Decoder
+from landmark.models.generation import Sampling
+
+
+@dataclass
+class Account:
+    """What an answer takes, from its beginning. stats: of the memory."""
+
+    tokens_read: int = 0
+    seconds_reading: float = 0.0  # until the first token is there
+    tokens_generated: int = 0
+    seconds_generating: float = 0.0  # the others
+    stats: dict[str, Any] = field(default_factory=dict)
+    started: float = field(default_factory=time.perf_counter)
+
+    def note_token(self) -> None:
+        now = time.perf_counter() - self.started
+        if self.tokens_generated == 0:
+            self.seconds_reading = now
+        self.seconds_generating = now - self.seconds_reading
+        self.tokens_generated += 1
+
+
+def answer(
+    model: Decoder,
+    tokenizer: Tokenizer,
+    config: Config,
+    account: Account,
+    progress: Callable[[int, int], None] | None = None,
+) -> Iterator[str]:
+    """Pieces of the text that follows `prompt_file` and `prompt`, as they are generated. account: is kept on the way.
+
+    With a memory that is saved or loaded, what the file holds is read first, and the prompt after it, in chunks of its
+    own; the answer is the same whether the book was read now or loaded. Raises UserError for a file that cannot be
+    read, and as `Memory.load`, `Memory.save` and `landmark.models.generation.stream` do.
+    """
+    settings = config.generate
+    memory = new_memory(model, config)
+    if config.memory.load is not None or config.memory.save is not None:
+        memory = _with_memory(memory)
+        if config.memory.load is not None:
+            memory.load(config.memory.load, next(model.parameters()).device)
+    parts = [tokenizer.encode(text).astype(np.int64) for text in _texts(config)]
+    stop = [tokenizer.eot, *(_stop_token(text, tokenizer) for text in settings.stop)]
+    reading = {"local": config.eval.local, "memory": memory, "limit": settings.limit, "progress": progress}
+    account.tokens_read = sum(map(len, parts))
+    if isinstance(memory, Memory) and config.prompt_file is not None and (len(parts) > 1 or config.memory.save):
+        model.generate(parts[:1], 0, **reading)
+        parts = parts[1:]
+        if config.memory.save is not None:
+            memory.save(config.memory.save)
+    if parts:
+        sampling = Sampling(settings.temperature, settings.top_k, settings.top_p, config.seed)
+        characters = codecs.getincrementaldecoder("utf-8")("replace")
+        steps = model.stream([np.concatenate(parts)], settings.tokens, sampling=sampling, stop=stop, **reading)
+        for tokens in steps:
+            account.note_token()
+            yield characters.decode(tokenizer.decode_bytes([token for token in tokens if token is not None]))
+        yield characters.decode(b"", final=True)
+    else:
+        account.seconds_reading = time.perf_counter() - account.started
+    account.stats = getattr(memory, "stats", {})
+
+
+def _texts(config: Config) -> list[str]:
+    """What `prompt_file` holds, and `prompt`."""
+    texts = [] if config.prompt is None else [config.prompt]
+    if config.prompt_file is None:
+        return texts
+    try:
+        content = sys.stdin.read() if config.prompt_file == "-" else Path(config.prompt_file).read_text("utf-8")
+    except OSError as error:
+        raise UserError(f"prompt_file={config.prompt_file}: cannot be read ({error.strerror})") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"prompt_file={config.prompt_file}: is not text in UTF-8 ({error.reason})") from error
+    return [content, *texts]
+
+
+def _with_memory(memory: Any) -> Memory:
+    if not isinstance(memory, Memory):
+        raise UserError("memory.load, memory.save: only a landmark model has a memory to save")
+    return memory
+
+
+def _stop_token(text: str, tokenizer: Tokenizer) -> int:
+    ids = tokenizer.encode(text)
+    if len(ids) != 1:
+        raise UserError(f"generate.stop: {text!r} is {len(ids)} tokens of tokenizer={tokenizer.name}, it must be one")
+    return int(ids[0])

@@ -104,6 +104,7 @@ class RetrievalConfig:
 class MemoryConfig:
     """At most `blocks` blocks are kept (null: all), on the device, the CPU or disk, there in files in `folder` (null:
     the system's for temporary ones). `cache` blocks of a layer, all heads, stay on the device of those fetched. `load`,
+    `index` faiss finds `candidates` of the older blocks for each query, in place of a scan. `load`,
     `save`: folders of memories, which task=generate goes on from, or makes of what `prompt_file` holds.
 
     A plain transformer keeps nothing, or with `window` the first `sinks` keys and the last `window`.
@@ -113,6 +114,9 @@ class MemoryConfig:
     tier: str = "device"
     folder: str | None = None
     cache: int = 128
+    index: str = "exact"
+    index_type: str = "ivf"
+    candidates: int = 16
     load: str | None = None
     save: str | None = None
     window: int | None = None

@@ -16,6 +16,8 @@ CHOICES = {
     "retrieval.granularity": ("per_token_and_head", "per_head", "per_token"),
     "retrieval.scorer": ("landmark", "recent", "random", "mean_key"),
     "memory.tier": ("device", "cpu", "disk"),
+    "memory.index": ("exact", "faiss"),
+    "memory.index_type": ("flat", "ivf"),
     "positions.kind": ("standard", "jumps"),
     "positions.mapping": ("stingy", "true"),
     "trainer.profiler": (None, "simple", "advanced", "pytorch"),
@@ -46,6 +48,7 @@ AT_LEAST = {
     "retrieval.k": 0,
     "memory.blocks": 1,
     "memory.cache": 1,
+    "memory.candidates": 1,
     "memory.window": 1,
     "memory.sinks": 0,
     "eval.length": 1,
@@ -70,6 +73,9 @@ READ_BY = {
     "memory.tier": ("landmark",),
     "memory.folder": ("landmark",),
     "memory.cache": ("landmark",),
+    "memory.index": ("landmark",),
+    "memory.index_type": ("landmark",),
+    "memory.candidates": ("landmark",),
     "memory.load": ("landmark",),
     "memory.save": ("landmark",),
     "memory.window": ("transformer",),
@@ -236,6 +242,11 @@ def _check_evaluation(config: Config) -> None:
     blocks, k = config.memory.blocks, config.retrieval.k
     if kind == "landmark" and blocks is not None and blocks < k:
         raise UserError(f"memory.blocks={blocks} is less than retrieval.k={k}: keep at least as many as are retrieved")
+    if config.memory.index == "faiss" and (blocks is not None or config.retrieval.scorer != "landmark"):
+        raise UserError(
+            f"memory.index=faiss: an index of the landmarks that forgets nothing: memory.blocks={blocks} must be null, "
+            f"retrieval.scorer={config.retrieval.scorer} must be landmark"
+        )
     if config.memory.folder is not None and config.memory.tier != "disk":
         raise UserError(f"memory.folder={config.memory.folder}: memory.tier={config.memory.tier} keeps no files there")
     if settings.retrieval_statistics:

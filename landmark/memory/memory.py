@@ -17,6 +17,7 @@ from landmark.attention.context_miss import miss_scores
 from landmark.attention.flash import attention_forward
 from landmark.attention.rotary import RotaryTable, rotate, rotate_cmt
 from landmark.errors import UserError
+from landmark.memory.index import LandmarkIndex, retrieve_candidates
 from landmark.memory.lookups import Lookups, lookups
 from landmark.memory.positions import attending_lag, slots
 from landmark.memory.reading import read_blocks, read_blocks_fused
@@ -46,7 +47,9 @@ class Memory:
     tier "disk" has its files, which have no name and end with the process (None: the system's for temporary ones).
     cache: blocks of each layer, all heads, that the device holds of those fetched from another tier, those used least
     recently going first. model: tells one model from others, when a memory is saved or loaded. backend: of
-    `landmark.attention`; with "triton", or "auto" on a GPU, one kernel reads the retrieved blocks.
+    `landmark.attention`; with "triton", or "auto" on a GPU, one kernel reads the retrieved blocks. index: "exact" scans
+    all landmarks; "faiss" has only `candidates` of the older ones for each query, from an index of `index_type` "ivf",
+    which is approximate, or "flat" (index.py).
 
     Raises UserError where a setting is out of range.
     """
@@ -69,6 +72,9 @@ class Memory:
         cache: int = 128,
         model: Callable[[], str] | None = None,
         backend: str = "auto",
+        index: str = "exact",
+        index_type: str = "ivf",
+        candidates: int = 16,
     ):
         check_settings(
             k=k,
@@ -79,6 +85,9 @@ class Memory:
             cutoff=cutoff,
             mapping=mapping,
             cache=cache,
+            index=index,
+            index_type=index_type,
+            candidates=candidates,
         )
         if block_size < 1:
             raise UserError(f"model.block_size={block_size}: a block needs at least one token")
@@ -87,6 +96,7 @@ class Memory:
         self.cutoff, self.mapping = cutoff, mapping
         self.seed, self.observer, self.model, self.backend = seed, observer, model, backend
         self.folder, self.cache = None if folder is None else Path(folder), cache
+        self.index, self.index_type, self.candidates = index, index_type, candidates
         self.tie_layers = tie_layers if mapping == "stingy" else ()
         self.rope_base, self._rotary = rope_base, RotaryTable(rope_base)
         self.reset()
@@ -125,9 +135,10 @@ class Memory:
             }
         )
 
-    def new_store(self) -> BlockStore:
-        """An empty store of a layer."""
-        return BlockStore(self.max_blocks, self.scorer == "mean_key", self._tier)
+    def new_layer(self) -> LayerMemory:
+        """What is kept for a layer, empty."""
+        index = LandmarkIndex(self.index_type, self.candidates) if self.index == "faiss" else None
+        return LayerMemory(BlockStore(self.max_blocks, self.scorer == "mean_key", self._tier), index)
 
     def save(self, folder: Path | str) -> None:
         """Write all that was read to a new folder, from which a memory on any tier, of the same model, can `load` it.
@@ -155,7 +166,7 @@ class Memory:
         the stream position says so. Returns (B, H, T, d).
         """
         if layer not in self.layers:
-            self.layers[layer] = LayerMemory(self.new_store())
+            self.layers[layer] = self.new_layer()
         state = self.layers[layer]
         if state.chunk is not None:
             raise RuntimeError(f"layer {layer} has attended to this chunk already: commit() ends a chunk")
@@ -179,7 +190,7 @@ class Memory:
             if wanted.none:
                 self._statistics.searches_skipped += 1
                 return out
-        return self._look_up(layer, state.store, q * scale, out, lse, wanted, pending, depths)
+        return self._look_up(layer, state, q * scale, out, lse, wanted, pending, depths)
 
     def _attend_locally(self, q: Tensor, k: Tensor, v: Tensor, pending: int, scale: float) -> tuple[Tensor, Tensor]:
         """Output (B, H, T, d) and log-sum-exp (B, H, T) of queries over their own chunk and the pending tokens."""
@@ -197,7 +208,7 @@ class Memory:
     def _look_up(
         self,
         layer: int,
-        store: BlockStore,
+        state: LayerMemory,
         q: Tensor,
         out: Tensor,
         lse: Tensor,
@@ -206,19 +217,22 @@ class Memory:
         depths: list[int],
     ) -> Tensor:
         """Retrieve blocks, attend to them, and put that together with the output and log-sum-exp of local attention."""
-        turned = self._turn(q, pending, depths, wanted)
+        store, turned = state.store, self._turn(q, pending, depths, wanted)
         near = self.k if self.mapping == "stingy" else 0
         started = time.perf_counter()
-        ages = retrieve(
-            turned,
-            store,
-            k=self.k,
-            granularity=self.granularity,
-            scorer=self.scorer,
-            tie=layer in self.tie_layers,
-            generator=self._generator(layer, q.device),
-            near=near,
-        )
+        if state.index is not None and layer not in self.tie_layers and len(store) > self.k:
+            ages = retrieve_candidates(turned, store, state.index, k=self.k, granularity=self.granularity, near=near)
+        else:
+            ages = retrieve(
+                turned,
+                store,
+                k=self.k,
+                granularity=self.granularity,
+                scorer=self.scorer,
+                tie=layer in self.tie_layers,
+                generator=self._generator(layer, q.device),
+                near=near,
+            )
         self._statistics.seconds_searching += time.perf_counter() - started
         reading = None if wanted is None else wanted.reading
         sets, chosen, looked_up = ages, ages.numel(), q[..., 0].numel()

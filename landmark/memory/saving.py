@@ -15,7 +15,7 @@ from torch import Tensor
 from landmark.errors import UserError
 from landmark.lab.files import read_json, write_atomic, write_json
 from landmark.memory.mapped import Saved
-from landmark.memory.store import BlockStore, LayerMemory
+from landmark.memory.store import BlockStore
 
 if TYPE_CHECKING:
     from landmark.memory.memory import Memory
@@ -58,7 +58,7 @@ def load(memory: Memory, folder: Path, device: torch.device) -> None:
     for layer, counts in content["layers"].items():
         path = folder / f"layer-{layer}.blocks"
         parts = {name.partition(".")[2]: x for name, x in loaded.items() if name.startswith(f"{layer}.")}
-        layers[int(layer)] = state = LayerMemory(memory.new_store())
+        layers[int(layer)] = state = memory.new_layer()
         state.pending = parts["pending_keys"], parts["pending_values"]
         if counts["kept"]:
             _fill(state.store, counts["added"], counts["kept"], parts, path, content["block_size"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from landmark.errors import UserError
+from landmark.memory.index import INDEX_TYPES, INDICES, import_faiss
 from landmark.memory.positions import MAPPINGS
 from landmark.memory.retrieval import GRANULARITIES, SCORERS
 from landmark.memory.tiers import TIERS
@@ -20,6 +21,9 @@ def check_settings(
     cutoff: float | Sequence[float] = 0.0,
     mapping: str = "stingy",
     cache: int = 1,
+    index: str = "exact",
+    index_type: str = "flat",
+    candidates: int = 1,
 ) -> None:
     """Raise UserError for retrieval settings that mean nothing."""
     if k < 0:
@@ -37,6 +41,16 @@ def check_settings(
         ("retrieval.scorer", scorer, SCORERS),
         ("memory.tier", tier, TIERS),
         ("positions.mapping", mapping, MAPPINGS),
+        ("memory.index", index, INDICES),
+        ("memory.index_type", index_type, INDEX_TYPES),
     ):
         if value not in known:
             raise UserError(f"{name}={value}: must be one of {', '.join(known)}")
+    if candidates < 1:
+        raise UserError(f"memory.candidates={candidates}: a query needs at least one")
+    if index == "faiss":
+        if max_blocks is not None:
+            raise UserError(f"memory.index=faiss: an index forgets nothing, memory.blocks={max_blocks} must be null")
+        if scorer != "landmark":
+            raise UserError(f"memory.index=faiss: it is of the landmarks, retrieval.scorer={scorer} does not use them")
+        import_faiss()

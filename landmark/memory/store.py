@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -10,12 +11,15 @@ from torch import Tensor
 from landmark.memory.mapped import Saved
 from landmark.memory.tiers import Blocks, DeviceBlocks, Fetched, Tier
 
+if TYPE_CHECKING:
+    from landmark.memory.index import LandmarkIndex
+
 
 class LayerMemory:
-    """What is kept for one layer."""
+    """What is kept for one layer. index: of its landmarks, where they are not scanned."""
 
-    def __init__(self, store: BlockStore):
-        self.store = store
+    def __init__(self, store: BlockStore, index: LandmarkIndex | None = None):
+        self.store, self.index = store, index
         self.pending: tuple[Tensor, Tensor] | None = None  # (B, H, pending, d), not rotated
         self.chunk: tuple[Tensor, Tensor] | None = None  # pending and chunk, until the commit
 

@@ -52,7 +52,18 @@ def settings(
         ),
         retrieval=SimpleNamespace(k=k, granularity="per_token_and_head", scorer=scorer),
         memory=SimpleNamespace(
-            **{"blocks": blocks, "tier": "device", "folder": None, "cache": 8, "window": None, "sinks": 4} | memory
+            **{
+                "blocks": blocks,
+                "tier": "device",
+                "folder": None,
+                "cache": 8,
+                "index": "exact",
+                "index_type": "ivf",
+                "candidates": 16,
+                "window": None,
+                "sinks": 4,
+            }
+            | memory
         ),
         cmt=SimpleNamespace(cutoff=cutoff, cutoffs=None),
         positions=SimpleNamespace(mapping=mapping),

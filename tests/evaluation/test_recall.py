@@ -22,7 +22,17 @@ def settings(**changes) -> Any:
         retrieval=SimpleNamespace(k=2, granularity="per_token_and_head", scorer="landmark"),
         cmt=SimpleNamespace(cutoff=0.0, cutoffs=None),
         positions=SimpleNamespace(mapping="stingy"),
-        memory=SimpleNamespace(blocks=None, tier="device", folder=None, cache=8, window=None, sinks=4),
+        memory=SimpleNamespace(
+            blocks=None,
+            tier="device",
+            folder=None,
+            cache=8,
+            index="exact",
+            index_type="ivf",
+            candidates=16,
+            window=None,
+            sinks=4,
+        ),
         seed=0,
     )
 

@@ -98,6 +98,13 @@ def test_where_and_in_what_pieces_is_no_part_of_a_row(configure, override):
     assert row_id(configure(whole, override)) == row_id(configure(whole))
 
 
+def test_an_index_is_part_of_a_row_where_there_is_one(configure):
+    few = (["memory.index=faiss"], ["memory.index=faiss", "memory.index_type=flat"])
+    few = (*few, ["memory.index=faiss", "memory.candidates=8"], [])
+    assert len({row_id(configure(*overrides)) for overrides in few}) == 4
+    assert row_id(configure("memory.candidates=8")) == row_id(configure())
+
+
 def test_span_of_a_budget_is_part_of_a_row(configure):
     assert row_id(configure("size=nano", "eval.span=2048")) != row_id(configure("size=nano"))
 

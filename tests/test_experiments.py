@@ -30,10 +30,10 @@ def output(tmp_path_factory):
 def overrides(experiment, output):
     given = [f"+experiment={experiment}", *TINY, f"output={output}"]
     config = to_config(compose_conf(given))
-    if config.data.name not in SYNTHETIC:
-        return [*given, *TEXT]
-    long = [f"~rows.{name}" for name, row in named(config).items() if "eval.prompts" in row]  # a million tokens
-    return [*given, *PROMPTS, *long]
+    amount = PROMPTS if config.data.name in SYNTHETIC else TEXT
+    own = ("eval.prompts=", "eval.tokens=")  # long rows say how much they read
+    long = [f"~rows.{name}" for name, row in named(config).items() if any(key in row for key in own)]
+    return [*given, *amount, *long]
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)

@@ -21,7 +21,7 @@ RESULTS = Path(__file__).parent / "results"
 def main(words: Sequence[str]) -> int:
     """Measure, print the table, and write it with the picture. Returns the exit status."""
     arguments = parse(words)
-    options = Options(arguments.quick, arguments.text, arguments.ranks)
+    options = Options(arguments.quick, arguments.text, arguments.ranks, arguments.run)
     run_part = measure if options.quick else in_own_process
     started = time.time()
     try:
@@ -53,6 +53,9 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="tiny shapes and few runs, to see that all works")
     parser.add_argument("--text", type=Path, metavar="DIR", help="text to tokenise (default: the standard library)")
     parser.add_argument("--ranks", type=Path, metavar="FILE", help="GPT-2's ranks (gpt2.tiktoken), for tokenising")
+    parser.add_argument(
+        "--run", type=Path, metavar="DIR", help="a trained landmark model, whose landmarks are searched"
+    )
     return parser.parse_args(words)
 
 

@@ -20,11 +20,13 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Options:
-    """quick: tiny shapes and few runs. text: folder to tokenise (None: the standard library). ranks: GPT-2's file."""
+    """quick: tiny shapes and few runs. text: folder to tokenise (None: the standard library). ranks: GPT-2's file. run:
+    folder of a trained landmark model, whose landmarks are searched (None: random weights)."""
 
     quick: bool = False
     text: Path | None = None
     ranks: Path | None = None
+    run: Path | None = None
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from landmark.memory.store import BlockStore
 INDICES = ("exact", "faiss")
 INDEX_TYPES = ("flat", "ivf")
 POINTS_PER_LIST = 40  # as many as faiss wants for a mean
-PROBED = 16  # lists of the inverted file that a query looks into
+PROBED = 32  # lists of the inverted file that a query looks into
 
 
 def import_faiss() -> Any:

@@ -4,7 +4,7 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
-from experiments.benchmarks import attention, context_miss, data, growth, memory, search, training
+from experiments.benchmarks import attention, context_miss, data, generation, growth, memory, search, training
 from experiments.benchmarks.report import Report
 from experiments.benchmarks.settings import Options, use_threads
 
@@ -14,6 +14,7 @@ PARTS = {
     "memory": memory.run,
     "context_miss": context_miss.run,
     "growth": growth.run,
+    "generation": generation.run,
     "search": search.run,
     "data": data.run,
 }

@@ -37,7 +37,7 @@ CANDIDATES = 16
 
 @dataclass(frozen=True)
 class Scale:
-    """Contexts in tokens. Up to `read` the landmarks are those of a text; beyond, those drawn again, with some noise."""
+    """Contexts in tokens. Up to `read` the landmarks are those of a text; beyond, the same drawn again, with noise."""
 
     contexts: tuple[int, ...] = (4_000, 16_000, 64_000, 256_000, 1_000_000, 4_000_000)
     read: int = 256_000

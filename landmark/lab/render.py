@@ -36,6 +36,8 @@ _COLUMNS: list[tuple[str, Callable[[TableRow], str]]] = [
     ("bits/byte", lambda row: _text(row.bits_per_byte, ".4f")),
     ("word ppl", lambda row: _text(row.word_perplexity, ".4g")),
     ("tokens/s", lambda row: _text(row.tokens_per_second, ",.0f")),
+    ("searching", lambda row: _percent(row.searching)),
+    ("peak, MB", lambda row: _text(None if row.resident_bytes is None else row.resident_bytes / 1e6, ",.0f")),
 ]
 _LEFT = 2  # columns of words
 _ALWAYS = {"row", "model", "length", "local"}  # the others are left out where no row has them

@@ -32,7 +32,9 @@ class TableRow:
     either way. against: the row from which `difference` is taken, paired on the same text, in nats a token.
     drop_rate: the share of lookups that the context miss token drops, mean over seeds, with its standard deviation.
     mapping: of positions in memory, where it is not the stingy one. distinct_blocks: mean over layers and samples;
-    bytes_moved: for a chunk, all layers (see `landmark.evaluation.retrieval_statistics`).
+    bytes_moved: for a chunk, all layers (see `landmark.evaluation.retrieval_statistics`). resident_bytes: the peak of
+    the process, searching: the share of the time that searching for blocks took, of rows whose blocks are not kept on
+    the device.
     """
 
     name: str
@@ -63,6 +65,8 @@ class TableRow:
     tokens_per_second: float | None
     seconds: float | None
     peak_memory_bytes: float | None
+    resident_bytes: float | None
+    searching: float | None
     cutoff: str | None  # of the context miss token; [c, …] for each layer
     drop_rate: float | None
     drop_rate_spread: float | None
@@ -234,6 +238,8 @@ def _row(
         tokens_per_second=_mean(records, "tokens_per_second"),
         seconds=_mean(records, "seconds"),
         peak_memory_bytes=_mean(records, "peak_memory_bytes"),
+        resident_bytes=_mean(records, "peak_memory_bytes") if _fetched(records) else None,
+        searching=_searching(records) if _fetched(records) else None,
         cutoff=_cutoff(settings, results),
         drop_rate=_dropped(records, statistics.fmean),
         drop_rate_spread=_dropped(records, statistics.stdev) if len(records) > 1 else None,
@@ -291,6 +297,16 @@ def _retrieved(records: Sequence[Record], key: str) -> float | None:
     """Mean of a statistic of the retrieval, where it was taken."""
     statistic = [record["results"].get("retrieval") for record in records]
     return None if None in statistic else statistics.fmean(each[key] for each in statistic if each)
+
+
+def _fetched(records: Sequence[Record]) -> bool:
+    """Whether blocks were fetched from another tier than the device."""
+    return all("cache_hits" in record["results"].get("memory", {}) for record in records)
+
+
+def _searching(records: Sequence[Record]) -> float:
+    results = [record["results"] for record in records]
+    return statistics.fmean(each["memory"]["seconds_searching"] / each["seconds"] for each in results)
 
 
 def _cutoff(settings: Record, results: Record) -> str | None:

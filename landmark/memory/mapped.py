@@ -88,6 +88,8 @@ class MappedRows:
 
     def _read(self, at: Tensor, saved: int, out: Tensor) -> Tensor:
         """The pieces of out's width at some places, of which the first so many are those of the saved file."""
+        if saved == 0 and self._own is not None:
+            return self._own.read(at, out)
         found = [(self._saved, at < saved, 0), (self._own, at >= saved, saved)]
         for mapped, here, base in found:
             count = int(here.sum())

@@ -131,6 +131,30 @@ def test_accuracy_is_shown_with_its_interval(configure, make_record):
     )
 
 
+def test_what_a_memory_off_the_device_took_is_shown(configure, make_record):
+    records = {}
+    for length in (512, 1024):
+        record = made_up(
+            make_record(configure("model=landmark", f"eval.length={length}"), f"a_{length}", 4.5), "accuracy"
+        )
+        record["results"] |= {"peak_memory_bytes": 3e8 + length, "seconds": 10.0, "tokens_per_second": 100.0}
+        records[f"a_{length}"] = [record]
+    plain = build("t", records, figure="accuracy")
+    assert {row.resident_bytes for row in plain.rows} == {None}
+    assert "peak, MB" not in render.as_text(plain)
+    for (record,) in records.values():
+        record["results"]["memory"] = {"cache_hits": 7, "seconds_searching": 2.5}
+    table = build("t", records, figure="accuracy")
+    assert [(row.resident_bytes, row.searching) for row in table.rows] == [(3e8 + 512, 0.25), (3e8 + 1024, 0.25)]
+    assert "peak, MB" in render.as_text(table)
+    assert "25 %" in render.as_text(table)
+    top, memory, speed = FIGURES["accuracy"](table).axes
+    assert memory.lines[0].get_ydata().tolist() == [300.000512, 300.001024]
+    assert [line.get_ydata()[0] for line in speed.lines] == [100.0, pytest.approx(100 / 0.75)]
+    assert len(FIGURES["accuracy"](plain).axes) == 1
+    assert top.get_ylabel().startswith("prompts answered")
+
+
 def test_accuracy_of_seeds_is_a_mean_and_a_deviation(configure, make_record):
     records = [made_up(make_record(configure(f"seed={seed}"), "a", 4.5), "accuracy") for seed in range(3)]
     for record, right in zip(records, (40, 45, 50)):

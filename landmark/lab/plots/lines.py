@@ -47,7 +47,7 @@ def draw(table: Table) -> "Figure":
     right.axhline(0, color=next(iter(colours.values())), linewidth=1.2)
     right.set_ylabel(f"nats a token above {next(iter(found))}, paired")
     for panel in (left, right):
-        length_axis(panel, table)
+        length_axis(panel, [row.length for row in table.rows])
         panel.grid(alpha=0.3)
     figure.legend(loc="outside right center", fontsize=8)
     return figure

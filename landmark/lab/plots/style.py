@@ -1,7 +1,7 @@
 """What all pictures share: colours, and how a figure becomes a PNG."""
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from landmark.lab.tables import Table, TableRow
@@ -74,10 +74,16 @@ def keep_in_frame(axes: "Axes", values: Mapping[str, Sequence[float]], highest: 
     axes.annotate(text, (0.99, 0.97), xycoords="axes fraction", ha="right", va="top", fontsize=7)
 
 
-def length_axis(axes: "Axes", table: Table) -> None:
-    """Evaluation lengths along x, doubling."""
-    lengths = sorted({row.length for row in table.rows})
+def length_axis(axes: "Axes", lengths: Iterable[int]) -> None:
+    """Evaluation lengths along x, doubling; long ones as 128K and 1M."""
+    lengths = sorted(set(lengths))
     axes.set_xscale("log", base=2)
-    axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
+    axes.set_xticks(lengths, [_short(length) for length in lengths])
     axes.minorticks_off()
     axes.set_xlabel("evaluation length, tokens")
+
+
+def _short(length: int) -> str:
+    if length >= 1 << 16 and length % 1024 == 0:
+        return f"{length >> 20}M" if length % (1 << 20) == 0 else f"{length >> 10}K"
+    return f"{length:,}"

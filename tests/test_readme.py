@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import landmark
 from landmark.config import to_config
 from landmark.lab import rows
 from landmark.lab.validate import check
@@ -60,7 +61,8 @@ def test_links_lead_somewhere():
             assert (readme.parent / target).exists(), f"{readme.relative_to(ROOT)} links to {target}"
 
 
-def test_the_python_example_runs(tmp_path):
+def test_the_python_example_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     config = DecoderConfig("landmark", 320, 1, 2, 8, 32, landmark_id=257, block_size=50)
@@ -70,3 +72,7 @@ def test_the_python_example_runs(tmp_path):
     assert scope["out"].shape == (2, 8, 512, 64)
     assert scope["logits"].shape == (1, 100, 320)
     assert scope["memory"].stats["chunks"] == 3
+    assert [len(generated) for generated in scope["texts"]] == [20, 20]
+    again = landmark.load(tmp_path).new_memory()
+    again.load(tmp_path / "book.memory")
+    assert again.position == scope["book"].position == 612

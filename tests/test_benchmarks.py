@@ -60,9 +60,10 @@ def test_the_printed_table_has_the_rows_of_the_csv(quick):
 
 
 def test_pictures_and_markdown_are_there(quick):
-    for kind in ("png", "md"):
-        (path,) = quick[1].glob(f"*.{kind}")
-        assert path.stat().st_size > 1000
+    (table,) = quick[1].glob("*.md")
+    growth, search = sorted(quick[1].glob("*.png"), key=lambda path: "search" in path.name)
+    assert all(path.stat().st_size > 1000 for path in (table, growth, search))
+    assert search.stem == f"{growth.stem}-search"
 
 
 def test_tokenising_is_left_out_only_where_there_are_no_ranks(quick):

@@ -42,6 +42,10 @@ def main(words: Sequence[str]) -> int:
         written.append(arguments.out / f"{name}.png")
         title = f"{growth.scale(options.quick)}; {report.machine()}"
         write_atomic(written[-1], pictures.draw(reports["growth"].rows, title))
+    if "search" in reports:
+        written.append(arguments.out / f"{name}{'-search' * (len(reports) > 1)}.png")
+        title = f"{reports['search'].notes[0].partition(':')[0]}; {report.machine()}"
+        write_atomic(written[-1], pictures.draw_search(reports["search"].rows, title))
     print(f"\n{report.as_text(whole)}\nwritten: {', '.join(map(str, written))}")
     return 0
 

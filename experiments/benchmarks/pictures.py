@@ -1,10 +1,10 @@
-"""Time of a chunk and memory kept against the length of the context."""
+"""Pictures against the length of the context: time of a chunk and memory kept; searching, and what is found."""
 
 import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from experiments.benchmarks import growth
+from experiments.benchmarks import growth, search
 from experiments.benchmarks.report import Row
 from landmark.lab.plots import COLOURS
 
@@ -22,20 +22,39 @@ STYLES = {
     growth.SCATTERED: (COLOURS["landmark"], "--", "x"),
     growth.PREFIX: (COLOURS["transformer"], "-", "s"),
     growth.BLOCKS: (COLOURS["landmark"], "-", "o"),
+    search.SCAN: (COLOURS["landmark"], "-", "o"),
+    search.FLAT: (COLOURS["transformer"], "-", "s"),
+    search.INVERTED: (COLOURS["transformer_xl"], "-", "D"),
 }
 
 
 def draw(rows: Sequence[Row], title: str) -> bytes:
     """A PNG. Left: time of a chunk. Right: memory kept. All axes are logarithmic."""
+    times, kept = ([row for row in rows if row.unit == unit] for unit in ("ms", "MB"))
+    return _png(title, [(times, "time of a chunk, ms", "log"), (kept, "keys and values kept, MB", "log")])
+
+
+def draw_search(rows: Sequence[Row], title: str) -> bytes:
+    """A PNG. Time of searching for a chunk, for a token; the share of what a scan finds that is found."""
+    parts = [(search.CHUNK, "search for a chunk, ms", "log"), (search.TOKEN, "search for a token, ms", "log")]
+    parts.append((search.RECALL, "share of what a scan finds", "linear"))
+    panels = [([row for row in rows if row.setting.startswith(what)], label, axis) for what, label, axis in parts]
+    return _png(title, panels)
+
+
+def _png(title: str, panels: Sequence[tuple[Sequence[Row], str, str]]) -> bytes:
+    """A panel for each: its rows, the label and the kind of its y axis."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.4), layout="constrained")
+    figure, found = pyplot.subplots(
+        1, len(panels), figsize=(5.5 * len(panels), 4.4), layout="constrained", squeeze=False
+    )
     try:
-        _curves([row for row in rows if row.unit == "ms"], left, "time of a chunk, ms")
-        _curves([row for row in rows if row.unit == "MB"], right, "keys and values kept, MB")
+        for axes, (rows, label, kind) in zip(found[0], panels, strict=True):
+            _curves(rows, axes, label, kind)
         figure.suptitle(title, fontsize=9)
         buffer = io.BytesIO()
         figure.savefig(buffer, format="png", dpi=130)
@@ -44,7 +63,7 @@ def draw(rows: Sequence[Row], title: str) -> bytes:
     return buffer.getvalue()
 
 
-def _curves(rows: Sequence[Row], axes: "Axes", label: str) -> None:
+def _curves(rows: Sequence[Row], axes: "Axes", label: str, kind: str) -> None:
     from matplotlib.ticker import LogLocator
 
     for name, (colour, line, marker) in STYLES.items():
@@ -66,10 +85,15 @@ def _curves(rows: Sequence[Row], axes: "Axes", label: str) -> None:
                 label=name,
             )
     contexts = sorted({row.context or 0 for row in rows})
-    axes.set(xscale="log", yscale="log", xlabel="context before the chunk, tokens", ylabel=label)
-    axes.set_xticks(contexts, [f"{context / 1000:g}K" for context in contexts])
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_major_formatter("{x:g}")
+    axes.set(xscale="log", yscale=kind, xlabel="context before the chunk, tokens", ylabel=label)
+    axes.set_xticks(
+        contexts, [f"{context / 1e6:g}M" if context >= 1e6 else f"{context / 1e3:g}K" for context in contexts]
+    )
+    if kind == "log":
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:g}")
+    else:
+        axes.set_ylim(0, 1.05)
     axes.minorticks_off()
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)

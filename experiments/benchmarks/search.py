@@ -71,7 +71,19 @@ def run(options: Options, say: Say) -> Report:
         else:
             searches = [Search(each.turned, drawn_again(each.store, context, size), each.settings) for each in searches]
         rows += measure(context, searches, size)
-    return Report(rows, [f"Landmarks of {'a trained model' if options.run else 'random weights'}, {layers(searches)}."])
+    whose = "a trained model" if options.run else "random weights"
+    pays = [f"{what} takes less time by {name} {since(rows, what, name)}" for what in (CHUNK, TOKEN) for name in KINDS]
+    return Report(rows, [f"Landmarks of {whose}, {layers(searches)}: {'; '.join(pays)}."])
+
+
+def since(rows: list[Row], what: str, name: str) -> str:
+    """From which context on, as measured."""
+    ratio = {
+        row.context or 0: row.ratio.median for row in rows if row.measured == name and row.setting.startswith(what)
+    }
+    slower = max((context for context, value in ratio.items() if value >= 1), default=0)
+    found = [context for context in ratio if context > slower]
+    return f"from {min(found):,} tokens on" if found else "nowhere"
 
 
 def layers(searches: list[Search]) -> str:

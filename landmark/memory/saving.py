@@ -14,7 +14,7 @@ from torch import Tensor
 
 from landmark.errors import UserError
 from landmark.lab.files import read_json, write_atomic, write_json
-from landmark.memory.mapped import Saved
+from landmark.memory.files import Saved
 from landmark.memory.store import BlockStore
 
 if TYPE_CHECKING:

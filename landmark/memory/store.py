@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from landmark.memory.mapped import Saved
+from landmark.memory.files import Saved
 from landmark.memory.tiers import Blocks, DeviceBlocks, Fetched, Tier
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from landmark.memory.cache import BlockCache
-from landmark.memory.mapped import MappedRows, Saved
+from landmark.memory.files import FileRows, Saved
 
 TIERS = ("device", "cpu", "disk")
 
@@ -58,7 +58,7 @@ class Tier:
         """A place for blocks such as `like`, (B, H, n, ℓ, d). saved: rows on disk that it begins with."""
         if self.name == "device":
             return DeviceBlocks(like)
-        rows = MappedRows(self.folder, saved) if self.name == "disk" else HostRows(pinned=like.is_cuda)
+        rows = FileRows(self.folder, saved) if self.name == "disk" else HostRows(pinned=like.is_cuda)
         return FetchedBlocks(like, rows, self.cache, self.counts)
 
 
@@ -127,7 +127,7 @@ class DeviceBlocks:
 class FetchedBlocks:
     """Keys and values in the CPU's memory or on disk, and a cache of them on the compute device."""
 
-    def __init__(self, like: Tensor, rows: HostRows | MappedRows, cache: int, counts: TierCounts):
+    def __init__(self, like: Tensor, rows: HostRows | FileRows, cache: int, counts: TierCounts):
         self._shape, self._table, self._counts = like.shape, rows, counts
         self._capacity = 0
         self._cache = BlockCache(cache * self._owners, like)

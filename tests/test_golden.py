@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from landmark.memory import Memory, RecurrentMemory
+from landmark.memory.tiers import TIERS
 from landmark.models import Decoder, DecoderConfig
 from landmark.models.checkpoint import from_authors_names
 from landmark.models.decoder import SelfAttention
@@ -120,11 +121,13 @@ def test_training_window_in_fused_kernels(phase):
     assert_gradients(model, expected, 1e-5)
 
 
+@pytest.mark.parametrize("tier", TIERS)
 @pytest.mark.parametrize(("name", "setting"), settings("memory_settings"))
-def test_landmark_memory(name, setting):
+def test_landmark_memory(name, setting, tier):
     model = golden_model("landmark", "landmark", block_size=SETTINGS["block_size"], landmark_id=SETTINGS["landmark_id"])
     expected = arrays("landmark_expected")
-    memory = model.new_memory(max_blocks=setting["blocks"], k=setting["k"], granularity=setting["granularity"])
+    kept = {"max_blocks": setting["blocks"], "k": setting["k"], "granularity": setting["granularity"]}
+    memory = model.new_memory(**kept, tier=tier, cache=2)
     logits = read_in_chunks(model, expected["tokens"], memory, setting["local"])
     ours = nll(logits[:, :-1], expected["tokens"][:, 1:])
     torch.testing.assert_close(ours, expected[f"memory_{name}_nll"], atol=1e-6, rtol=0)
@@ -144,8 +147,9 @@ def test_landmark_memory_in_fused_kernels(name, setting):
     torch.testing.assert_close(found, expected[f"memory_{name}_nll"][:1, : found.shape[1]], atol=2e-5, rtol=0)
 
 
+@pytest.mark.parametrize("tier", TIERS)
 @pytest.mark.parametrize(("name", "setting"), settings("layer_settings"))
-def test_attention_layer_with_memory(name, setting):
+def test_attention_layer_with_memory(name, setting, tier):
     expected = arrays("layer_expected")
     block_size = SETTINGS["block_size"]
     memory = Memory(
@@ -155,6 +159,8 @@ def test_attention_layer_with_memory(name, setting):
         granularity=setting["granularity"],
         tie_layers=(),
         cutoff=setting.get("cutoff", 0.0),
+        tier=tier,
+        cache=2,
     )
     heads = SETTINGS["n_head"]
     layer = SelfAttention(DecoderConfig("transformer", 1, 1, heads, expected["x"].shape[-1] // heads, 1)).double()
@@ -201,11 +207,12 @@ def test_training_window_with_a_context_miss_token_in_fused_kernels(controlled):
     torch.testing.assert_close(found, expected[f"train_{controlled}_controlled_nll"], atol=2e-5, rtol=0)
 
 
+@pytest.mark.parametrize("tier", TIERS)
 @pytest.mark.parametrize(("name", "setting"), settings("cmt_settings"))
-def test_landmark_memory_with_a_context_miss_token(name, setting):
+def test_landmark_memory_with_a_context_miss_token(name, setting, tier):
     expected, model = arrays("cmt_expected"), cmt_model()
     kept = {"max_blocks": setting["blocks"], "k": setting["k"], "granularity": setting["granularity"]}
-    memory = model.new_memory(**kept, cutoff=setting["cutoff"])
+    memory = model.new_memory(**kept, cutoff=setting["cutoff"], tier=tier, cache=2)
     logits = read_in_chunks(model, expected["tokens"], memory, setting["local"])
     ours = nll(logits[:, :-1], expected["tokens"][:, 1:])
     torch.testing.assert_close(ours, expected[f"memory_{name}_nll"], atol=1e-6, rtol=0)

@@ -75,6 +75,17 @@ def test_numbers_of_any_kind_come_back(dtype):
     assert torch.equal(out[0], out[2])
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+@pytest.mark.parametrize("cache", [1, 3, 100])
+def test_copies_to_a_gpu_arrive_before_they_are_read(granularity, cache):
+    q, k, v, _ = (x.cuda() for x in texts(2000, dim=32))
+    settings = {"block_size": 5, "k": 4, "granularity": granularity, "cache": cache}
+    outs = [feed(Memory(**settings, tier=tier), q, k, v, [250] * 8) for tier in TIERS]
+    assert torch.equal(outs[0], outs[1])
+    assert torch.equal(outs[0], outs[2])
+
+
 def test_what_is_counted():
     """Two heads read the last two blocks of ten tokens; what a chunk has fetched, the next finds."""
     q, k, v, _ = texts(48, (2, 2), batch=1)

@@ -1,5 +1,6 @@
 """What every part shares: options, threads, and models as conf/ describes them."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from landmark.config import Config, register, to_config
 from landmark.lab.provenance import ROOT
 from landmark.models import Decoder
 
-THREADS = 2
+THREADS = int(os.environ.get("OMP_NUM_THREADS", "2"))
 BLOCK_SIZE = 50
 
 Say = Callable[[str], None]

@@ -15,9 +15,13 @@ TASKS = ("auto", "table", "evaluate", "train", "prepare", "plan")
 
 @dataclass
 class ModelConfig:
-    """The decoder: `kind` is transformer, landmark or transformer_xl; its width is num_heads * head_dim."""
+    """The decoder: `kind` is transformer, landmark or transformer_xl; its width is num_heads * head_dim.
+
+    family: of transformers, built anew with this shape (llama); null: the paper's decoder.
+    """
 
     kind: str = MISSING
+    family: str | None = None
     num_layers: int = MISSING
     num_heads: int = MISSING
     head_dim: int = MISSING

@@ -90,7 +90,8 @@ def digest(settings: dict[str, Any]) -> str:
 
 def run_name(config: Config, run_id: str) -> str:
     """Name of a run's folder below outputs/runs; its last part is the run's identity."""
-    return f"{config.model.kind}-{config.data.name}-{config.size}-{run_id}"
+    kind = "-".join(part for part in (config.model.family, config.model.kind) if part)
+    return f"{kind}-{config.data.name}-{config.size}-{run_id}"
 
 
 def difference(here: dict[str, Any], there: dict[str, Any]) -> str:

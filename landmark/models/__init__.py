@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from landmark.models.checkpoint import load, save
 from landmark.models.decoder import Decoder, DecoderConfig
+
+if TYPE_CHECKING:
+    from landmark.models.pretrained import Pretrained
 
 __all__ = ["Decoder", "DecoderConfig", "build", "decoder_config", "load", "save"]
 
@@ -14,6 +17,7 @@ class ModelSettings(Protocol):
     """The config group `model`."""
 
     kind: str
+    family: str | None
     num_layers: int
     num_heads: int
     head_dim: int
@@ -56,6 +60,10 @@ def decoder_config(model: ModelSettings, tokenizer: Vocabulary, cmt: bool = Fals
     )
 
 
-def build(model: ModelSettings, tokenizer: Vocabulary, cmt: bool = False) -> Decoder:
+def build(model: ModelSettings, tokenizer: Vocabulary, cmt: bool = False) -> Decoder | Pretrained:
     """A freshly initialised decoder; seed torch's generator before."""
+    if model.family is not None:
+        from landmark.models.pretrained import new
+
+        return new(model.family, decoder_config(model, tokenizer, cmt))
     return Decoder(decoder_config(model, tokenizer, cmt))

@@ -13,7 +13,8 @@ PACKAGE = Path(__file__).parents[1] / "landmark"
 ALLOWED = {
     "attention": set(),
     "memory": {"attention"},
-    "models": {"attention", "memory"},
+    "huggingface": {"attention", "memory"},
+    "models": {"attention", "memory", "huggingface"},
     "data": set(),
     "training": {"attention", "memory", "models", "data", "config", "lab"},
     "evaluation": {"attention", "memory", "models", "data", "config", "lab"},

@@ -17,11 +17,16 @@ TASKS = ("auto", "table", "evaluate", "train", "prepare", "plan")
 class ModelConfig:
     """The decoder: `kind` is transformer, landmark or transformer_xl; its width is num_heads * head_dim.
 
-    family: of transformers, built anew with this shape (llama); null: the paper's decoder.
+    family: of transformers, built anew with this shape (llama); null: the paper's decoder. name: folder of a
+    transformers model, or its name on the hub, that the training starts from; its own shape counts. as_is: train
+    nothing. lora_rank: train adapters of this rank, and the landmark's embedding; null: train everything.
     """
 
     kind: str = MISSING
     family: str | None = None
+    name: str | None = None
+    as_is: bool | None = None
+    lora_rank: int | None = None
     num_layers: int = MISSING
     num_heads: int = MISSING
     head_dim: int = MISSING
@@ -187,7 +192,10 @@ class GridConfig:
 
 @dataclass
 class Config:
-    """Everything that can be set. `rows`: name to overrides; `compare`: title to two rows; `figure`: see lab.plots."""
+    """Everything that can be set. `rows`: name to overrides; `compare`: title to two rows; `figure`: see lab.plots.
+
+    start: of a row, the row whose run its own run goes on from; start_run: the configuration of that, filled in.
+    """
 
     name: str = "single"
     task: str = "auto"
@@ -195,6 +203,8 @@ class Config:
     seeds: list[int] | None = None
     row: str | None = None
     run: str | None = None  # folder of a trained run to evaluate instead of the one these settings name
+    start: str | None = None
+    start_run: dict[str, Any] | None = None
     rows: dict[str, str] = field(default_factory=dict)
     grid: GridConfig = field(default_factory=GridConfig)
     figure: str = "rows"

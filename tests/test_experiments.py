@@ -28,9 +28,24 @@ def output(tmp_path_factory):
 
 
 def overrides(experiment, output):
+    if experiment == "finetune_llama":
+        return finetuning(output)
     given = [f"+experiment={experiment}", *TINY, f"output={output}"]
     synthetic = to_config(compose_conf(given)).data.name in SYNTHETIC
     return [*given, *(PROMPTS if synthetic else TEXT)]
+
+
+def finetuning(output):
+    """Of a tiny Llama with a tokenizer of its own."""
+    from tests.huggingface.conftest import make_model, make_tokenizer
+
+    folder = output / "tiny-llama"
+    if not folder.exists():
+        make_model("llama").save_pretrained(folder)
+        make_tokenizer().save_pretrained(folder)
+    tiny = [word for word in TINY if not word.startswith(("tokenizer=", "model."))]
+    given = ["+experiment=finetune_llama", *tiny, *TEXT, f"model.name={folder}", "train.length=100"]
+    return [*given, f"output={output}"]
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
@@ -40,7 +55,7 @@ def test_experiment_runs_from_corpus_to_picture(experiment, output, capsys):
     app.run(config, given, compose_conf)
     said = capsys.readouterr().out
     assert f"of {len(named(config))} rows evaluated now" in said
-    assert list((output / "tables" / experiment).glob("*-bytes.png"))
+    assert list((output / "tables" / experiment).glob("*-*.png"))
 
 
 def test_multirun_ends_with_its_table(output, tmp_path):

@@ -14,4 +14,13 @@ from landmark.huggingface.model import (
     wrap,
 )
 
-__all__ = ["LANDMARK", "LandmarkCache", "LandmarkModel", "LandmarkSettings", "attach", "load", "place_embedding", "wrap"]
+__all__ = [
+    "LANDMARK",
+    "LandmarkCache",
+    "LandmarkModel",
+    "LandmarkSettings",
+    "attach",
+    "load",
+    "place_embedding",
+    "wrap",
+]

@@ -10,6 +10,8 @@ from landmark.models.decoder import Decoder, DecoderConfig
 if TYPE_CHECKING:
     from landmark.models.pretrained import Pretrained
 
+    LanguageModel = Decoder | Pretrained
+
 __all__ = ["Decoder", "DecoderConfig", "build", "decoder_config", "load", "save"]
 
 
@@ -18,6 +20,8 @@ class ModelSettings(Protocol):
 
     kind: str
     family: str | None
+    name: str | None
+    lora_rank: int | None
     num_layers: int
     num_heads: int
     head_dim: int
@@ -60,8 +64,15 @@ def decoder_config(model: ModelSettings, tokenizer: Vocabulary, cmt: bool = Fals
     )
 
 
-def build(model: ModelSettings, tokenizer: Vocabulary, cmt: bool = False) -> Decoder | Pretrained:
-    """A freshly initialised decoder; seed torch's generator before."""
+def build(model: ModelSettings, tokenizer: Vocabulary, cmt: bool = False, start: str | None = None) -> LanguageModel:
+    """A freshly initialised decoder; seed torch's generator before. start: folder, or name on the hub, of a
+    transformers model whose weights it takes instead."""
+    if start is not None:
+        from landmark.models.pretrained import start_from
+
+        return start_from(
+            start, decoder_config(model, tokenizer, cmt), model.lora_rank, getattr(tokenizer, "inner", None)
+        )
     if model.family is not None:
         from landmark.models.pretrained import new
 

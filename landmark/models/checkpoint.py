@@ -18,7 +18,7 @@ from landmark.lab.files import read_json, write_atomic, write_json
 from landmark.models.decoder import Decoder, DecoderConfig
 
 if TYPE_CHECKING:
-    from landmark.models.pretrained import Pretrained
+    from landmark.models import LanguageModel
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
@@ -50,7 +50,7 @@ def from_authors_names(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     return renamed
 
 
-def save(model: Decoder | Pretrained, folder: Path | str) -> None:
+def save(model: LanguageModel, folder: Path | str) -> None:
     """Write a model's configuration and weights, each whole or not at all."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -64,7 +64,7 @@ def save(model: Decoder | Pretrained, folder: Path | str) -> None:
 
 def load(
     folder: Path | str, expected: DecoderConfig | None = None, device: str | torch.device = "cpu"
-) -> Decoder | Pretrained:
+) -> LanguageModel:
     """Read a model back, in evaluation mode. Weights may carry the authors' names, or be those of a transformers model.
 
     Raises UserError where a file is missing or cut short, or where the configuration is not the `expected` one

@@ -15,12 +15,15 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, PreTrainedModel
+from transformers.utils import logging as transformers_logging
 
 from landmark.attention.layout import insert_landmarks
 from landmark.errors import UserError
 from landmark.huggingface import LandmarkCache, LandmarkModel, LandmarkSettings, attach, place_embedding
 from landmark.lab.files import sha256_file
 from landmark.models.decoder import DecoderConfig, Window, summed_loss
+
+transformers_logging.disable_progress_bar()  # the program has its own
 
 FAMILIES = {"llama": LlamaConfig}
 LOCAL = 250  # tokens that a fine-tuned model reads at a time, unless it is told otherwise

@@ -169,6 +169,7 @@ class EvalConfig:
     batch_size: int | None = None
     prompts: int = 50  # tasks with prompts: how many
     generated: int = 10  # tasks with prompts: tokens generated after each
+    retriever: str | None = None  # rank a split's blocks for `prompts` torn sentences: landmark, bm25 or chance
     retrieval_statistics: bool = False  # count the distinct blocks that the chunk before the last retrieves
 
 

@@ -229,6 +229,11 @@ class Workshop:
         with ProgressBar(name) as progress:
             if isinstance(corpus, SyntheticCorpus):
                 return evaluate_recall(model, corpus, tokenizer, config, progress)
+            if config.eval.retriever is not None:
+                from landmark.evaluation.half_sentences import evaluate_half_sentences
+
+                streams = {split: corpus.split(split) for split in ("validation", config.eval.split)}
+                return evaluate_half_sentences(model, streams, tokenizer, config, progress)
             results = evaluate(model, corpus.split(config.eval.split), tokenizer, config, progress)
         undefined = {key: None for key, value in results.items() if key.endswith("_se") and not math.isfinite(value)}
         chosen = {"cutoffs": config.cmt.cutoffs} if config.cmt.cutoffs is not None else {}

@@ -77,11 +77,11 @@ def load_tokenizer(name: str, file: str | Path | None = None, vocab_size: int | 
     if name == "gpt2":
         return GPT2Tokenizer(file, vocab_size)
     if name == "pretrained":
-        from landmark.data.pretrained_tokenizer import PretrainedTokenizer
+        from landmark.data.pretrained_tokenizer import open_pretrained
 
         if file is None:
             raise UserError("tokenizer=pretrained: tokenizer.file must name the folder of a model, as model.name does")
-        return PretrainedTokenizer(file)
+        return open_pretrained(file)
     raise UserError(f"unknown tokenizer {name!r}: choose gpt2, bytes or pretrained")
 
 

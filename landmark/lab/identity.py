@@ -64,6 +64,11 @@ def row_settings(config: Config, run: str, stream_sha256: str) -> dict[str, Any]
     }
     if config.data.name in SYNTHETIC:
         settings |= {"prompts": config.eval.prompts, "generated": config.eval.generated, "tokens": None, "span": None}
+    if config.eval.retriever is not None:
+        reading = {"split": config.eval.split, "stream": stream_sha256, "numerics": NUMERICS_VERSION}
+        asked = {"retriever": config.eval.retriever, "prompts": config.eval.prompts, "seed": config.seed}
+        shown = {"eval_length": config.eval.length, "local": config.eval.local}
+        return {"run": run, "model": kind, **shown, **asked, **reading}
     if kind == "landmark":
         settings |= {
             "blocks": config.memory.blocks,

@@ -29,10 +29,11 @@ class TableRow:
 
     perplexity, accuracy: means over seeds. spread: the perplexity's standard error over segments (one seed) or
     standard deviation over seeds. accuracy_low, accuracy_high: its 95 % interval (one seed) or a standard deviation
-    either way. against: the row from which `difference` is taken, paired on the same text, in nats a token.
-    drop_rate: the share of lookups that the context miss token drops, mean over seeds, with its standard deviation.
-    mapping: of positions in memory, where it is not the stingy one. distinct_blocks: mean over layers and samples;
-    bytes_moved: for a chunk, all layers (see `landmark.evaluation.retrieval_statistics`).
+    either way. recall_at_1, recall_at_10: of texts whose place is looked for, with 95 % intervals. against: the row
+    from which `difference` is taken, paired on the same text, in nats a token. drop_rate: the share of lookups that
+    the context miss token drops, mean over seeds, with its standard deviation. mapping: of positions in memory, where
+    it is not the stingy one. distinct_blocks: mean over layers and samples; bytes_moved: for a chunk, all layers (see
+    `landmark.evaluation.retrieval_statistics`).
     """
 
     name: str
@@ -56,6 +57,10 @@ class TableRow:
     accuracy_low: float | None
     accuracy_high: float | None
     prompts: int | None
+    recall_at_1: float | None
+    recall_at_1_interval: tuple[float, float] | None
+    recall_at_10: float | None
+    recall_at_10_interval: tuple[float, float] | None
     distinct_blocks: float | None
     bytes_moved: float | None
     bits_per_byte: float | None
@@ -227,6 +232,10 @@ def _row(
         accuracy_low=low,
         accuracy_high=high,
         prompts=results.get("prompts"),
+        recall_at_1=_mean(records, "recall_at_1"),
+        recall_at_1_interval=_recall_interval(records, "recall_at_1"),
+        recall_at_10=_mean(records, "recall_at_10"),
+        recall_at_10_interval=_recall_interval(records, "recall_at_10"),
         distinct_blocks=_retrieved(records, "distinct_blocks"),
         bytes_moved=_retrieved(records, "bytes_moved"),
         bits_per_byte=_mean(records, "bits_per_byte"),
@@ -285,6 +294,12 @@ def _interval(records: Sequence[Record]) -> tuple[float | None, float | None]:
         return _mean(records, "accuracy_low"), _mean(records, "accuracy_high")
     deviation = _deviation(records, "accuracy")
     return max(0.0, accuracy - deviation), min(1.0, accuracy + deviation)
+
+
+def _recall_interval(records: Sequence[Record], key: str) -> tuple[float, float] | None:
+    """As the record of one seed has it."""
+    interval = records[0]["results"].get(f"{key}_interval")
+    return None if interval is None or len(records) > 1 else (interval[0], interval[1])
 
 
 def _retrieved(records: Sequence[Record], key: str) -> float | None:

@@ -21,6 +21,7 @@ CHOICES = {
     "positions.mapping": ("stingy", "true"),
     "trainer.profiler": (None, "simple", "advanced", "pytorch"),
     "eval.split": ("validation", "test"),
+    "eval.retriever": (None, "landmark", "bm25", "chance"),
     "data.bad_lines": ("stop", "skip"),
     "figure": tuple(FIGURES),
     "logger.mode": ("auto", "online", "offline", "disabled"),
@@ -240,6 +241,8 @@ def _check_evaluation(config: Config) -> None:
         raise UserError(f"memory.blocks={blocks} is less than retrieval.k={k}: keep at least as many as are retrieved")
     if config.memory.folder is not None and config.memory.tier != "disk":
         raise UserError(f"memory.folder={config.memory.folder}: memory.tier={config.memory.tier} keeps no files there")
+    if settings.retriever is not None and (kind != "landmark" or config.data.name in SYNTHETIC):
+        raise UserError(f"eval.retriever={settings.retriever}: needs a landmark model and the text of a corpus")
     if settings.retrieval_statistics:
         _check_retrieval_statistics(config)
 

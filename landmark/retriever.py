@@ -135,7 +135,8 @@ class Retriever:
         return sorted(best.items(), key=lambda item: -item[1])[:count]
 
     def _read(self, ids: np.ndarray) -> _Recorder:
-        memory = _Recorder(self.block_size, k=0, rope_base=self._rope)
+        most = max(1, ids.shape[1] // self.block_size)
+        memory = _Recorder(self.block_size, max_blocks=most, k=0, rope_base=self._rope)
         tokens = torch.from_numpy(ids).to(next(self._model.parameters()).device)
         if hasattr(self._model, "landmarks"):
             cache = self._model.new_memory()

@@ -1,5 +1,6 @@
 """Blocks and documents by their landmarks, against the same scores put together by hand."""
 
+import itertools
 import math
 
 import numpy as np
@@ -92,7 +93,7 @@ def test_spans_are_parts_of_the_documents(model):
         parts = sorted((span for span in spans if span.document == name), key=lambda span: span.start)
         assert parts[0].start == 0
         assert parts[-1].stop == len(text.encode())
-        assert all(a.stop == b.start for a, b in zip(parts, parts[1:], strict=False))
+        assert all(a.stop == b.start for a, b in itertools.pairwise(parts))
         assert all(span.text == text.encode()[span.start : span.stop].decode(errors="replace") for span in parts)
     assert retriever.query("heron", count=2) == spans[:2]
 

@@ -13,6 +13,7 @@ from landmark.huggingface.model import (
     place_embedding,
     wrap,
 )
+from landmark.huggingface.released import recover
 
 __all__ = [
     "LANDMARK",
@@ -22,5 +23,6 @@ __all__ = [
     "attach",
     "load",
     "place_embedding",
+    "recover",
     "wrap",
 ]

@@ -221,14 +221,14 @@ class LandmarkModel(_Base):
 @torch.no_grad()
 def place_embedding(model: PreTrainedModel, token: int) -> None:
     """Make room for a token and give it the mean embedding of the others."""
-    rows = len(_embeddings(model)[0])
+    rows = len(embeddings(model)[0])
     if token >= rows:
         model.resize_token_embeddings(token + 1, mean_resizing=False)
-    for weight in _embeddings(model):
+    for weight in embeddings(model):
         others = torch.arange(rows, device=weight.device) != token
         weight[token] = weight[:rows][others].mean(0)
 
 
-def _embeddings(model: PreTrainedModel) -> list[Tensor]:
+def embeddings(model: PreTrainedModel) -> list[Tensor]:
     """Of the input and of the output: the same, where they are tied."""
     return [cast(Any, layer).weight for layer in (model.get_input_embeddings(), model.get_output_embeddings())]

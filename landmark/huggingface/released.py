@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from landmark.errors import UserError
-from landmark.huggingface.model import LANDMARK, LandmarkModel, LandmarkSettings, attach
+from landmark.huggingface.model import LANDMARK, LandmarkModel, LandmarkSettings, attach, embeddings
 from landmark.lab.files import read_json
 
 BLOCK_SIZE = 50
@@ -51,8 +51,8 @@ def recover(
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, local_files_only=True)
     rows = model.config.vocab_size
     model.resize_token_embeddings(int(settings["vocab_size"]), mean_resizing=False)
-    for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
-        layer.weight[rows:] = layer.weight[:rows].mean(0)
+    for weight in embeddings(model):
+        weight[rows:] = weight[:rows].mean(0)
     _add(model, diff)
     if check_sum is not None:
         found = sum(weight.sum() for weight in model.state_dict().values())

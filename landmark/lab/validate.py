@@ -171,6 +171,8 @@ def _check_transformers(config: Config) -> None:
         raise UserError("model.as_is=true: is for a plain model that model.name gives, see model=pretrained_base")
     if model.lora_rank is not None and model.name is None and config.start is None:
         raise UserError(f"model.lora_rank={model.lora_rank}: adapters need a trained model, set model.name")
+    if model.lora_rank is not None and config.trainer.strategy == "fsdp":
+        raise UserError("model.lora_rank: adapters are not merged from shares of the weights, use another trainer")
     for key, value in (("cmt", config.cmt.enabled), ("positions", config.positions.kind == "jumps")):
         if value:
             raise UserError(f"{key}: is not supported in models of transformers")

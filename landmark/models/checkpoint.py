@@ -50,14 +50,15 @@ def from_authors_names(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     return renamed
 
 
-def save(model: LanguageModel, folder: Path | str) -> None:
-    """Write a model's configuration and weights, each whole or not at all."""
+def save(model: LanguageModel, folder: Path | str, state: dict[str, Tensor] | None = None) -> None:
+    """Write a model's configuration and weights, each whole or not at all. state: the weights, where the model at hand
+    has only a share of them."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     if not isinstance(model, Decoder):
-        model.save(folder)
+        model.save(folder, state)
         return
-    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in (state or model.state_dict()).items()}
     write_atomic(folder / WEIGHTS, save_tensors(weights, metadata={"format": "pt"}))
     write_json(folder / CONFIG, dataclasses.asdict(model.config))
 

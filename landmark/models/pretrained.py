@@ -84,13 +84,17 @@ class Pretrained(nn.Module):
         logits = self.model(input_ids=batch.tokens, use_cache=False, **settings).logits
         yield summed_loss(logits, batch.targets, batch.weights)
 
-    def save(self, folder: Path) -> None:
-        """Write transformers' own files, the configuration last, each whole or not at all. Adapters are merged."""
+    def save(self, folder: Path, state: dict[str, Tensor] | None = None) -> None:
+        """Write transformers' own files, the configuration last, each whole or not at all. Adapters are merged.
+
+        state: the weights, where the model at hand has only a share of them.
+        """
         if isinstance(self.model, PeftModel):
             self.model = self.model.merge_and_unload()
         partial = folder / ".weights.partial"
         shutil.rmtree(partial, ignore_errors=True)
-        self.model.save_pretrained(partial)
+        whole = {} if state is None else {"state_dict": {n.removeprefix("model."): x for n, x in state.items()}}
+        self.model.save_pretrained(partial, **whole)
         if self.tokenizer is not None:
             self.tokenizer.save_pretrained(partial)
         for file in sorted(partial.iterdir(), key=lambda file: file.name == "config.json"):

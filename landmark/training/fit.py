@@ -26,6 +26,7 @@ from landmark.training.measurements import Measurements
 from landmark.training.metrics import MetricsFile
 from landmark.training.module import LanguageModelTraining
 from landmark.training.progress import Progress
+from landmark.training.sharding import gathered, strategy
 
 if TYPE_CHECKING:
     from landmark.config import Config, TrainConfig
@@ -78,6 +79,7 @@ def train(
     with _quiet_lightning():
         trainer = _trainer(
             config,
+            strategy=strategy(config.trainer.strategy, model),
             callbacks=[
                 measurements,
                 Progress(measurements, Path(run_dir).name),
@@ -93,8 +95,9 @@ def train(
         model.train()
         reset_peak_memory()
         trainer.fit(module, datamodule=data, ckpt_path=path)
+    whole = gathered(trainer)
     if trainer.is_global_zero:
-        weights.save(model, Path(run_dir))
+        weights.save(model, Path(run_dir), whole)
     trainer.strategy.barrier("weights saved")
     flops = {"flops_per_token": measurements.flops_per_token}
     return measurements.summary() | flops | {"parameters": model.num_parameters()}
@@ -105,7 +108,6 @@ def _trainer(config: "Config", **arguments: Any) -> lightning.Trainer:
         return lightning.Trainer(
             accelerator=config.trainer.accelerator,
             devices=config.trainer.devices,
-            strategy=config.trainer.strategy,
             precision=config.train.precision,  # pyright: ignore[reportArgumentType]
             max_steps=config.train.steps,
             plugins=[AtomicCheckpointIO()],

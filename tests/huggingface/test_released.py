@@ -97,7 +97,7 @@ def test_what_does_not_fit_is_refused(released, tmp_path):
 
 def test_the_cases_above_hold_what_they_should(released):
     """A base and a difference that were the same would show nothing."""
-    base, diff, weights = released
+    base, _, weights = released
     raw = AutoModelForCausalLM.from_pretrained(base).state_dict()
     counts = Counter(tuple(raw[name].shape) == tuple(weights[name].shape) for name in weights)
     assert counts[False] == 2  # the embeddings of input and output

@@ -1,8 +1,8 @@
 """Finding the part of a collection of documents that a text is about, by the landmarks of its blocks.
 
 The paper remarks that the highest landmark score inside a document measures its relevance. Here the landmarks of all
-blocks are kept, and the queries of a text are scored against them as a memory scores its blocks: softmax over all
-landmarks, the highest over the text's tokens. What the heads say is averaged, as logarithms, over those that are asked.
+blocks are kept, and the queries of a text are scored against them as a memory scores its blocks, by a softmax over all
+landmarks. The logarithms of that are averaged over the text's tokens, and over the heads that are asked.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Retriever:
             landmarks = self._landmarks[layer].to(queries.dtype)
             landmarks = landmarks.repeat_interleave(queries.shape[1] // len(landmarks), 0)
             logits = queries[0] @ landmarks.mT / math.sqrt(queries.shape[-1])
-            for head, each in enumerate(logits.log_softmax(-1).amax(1)):
+            for head, each in enumerate(logits.log_softmax(-1).mean(1)):
                 scores[layer, head] = each
         return scores
 

@@ -91,7 +91,7 @@ def evaluate_half_sentences(
     """Recall of `eval.prompts` torn sentences of a split, as `eval.retriever` ranks its blocks.
 
     streams: of the split `eval.split`, and for the landmarks also validation, on which the heads are chosen that are
-    asked: the best by their mean reciprocal rank, as many of them as together have the highest.
+    asked: the best by the geometric mean of their ranks, as many of them as together have the lowest.
 
     Returns recall_at_1, recall_at_10, their 95 % intervals recall_at_…_interval (Clopper–Pearson; none for chance),
     prompts, ranks (of the first block that counts, from 1), blocks, heads (where they are asked), tokens, seconds,
@@ -149,7 +149,8 @@ def _gold(torn: Torn, pieces: list[list[Block]]) -> list[list[int]]:
 def _choose(
     model: Any, stream: Stream, tokenizer: Tokenizer, config: Any, progress: Callable[[int, int], None] | None
 ) -> list[list[int]]:
-    """Heads, (layer, head): the best of a split by their mean reciprocal rank, as many as together have the highest."""
+    """Heads, (layer, head): the best of a split by the geometric mean of their ranks, as many as together have the
+    lowest."""
     torn = tear(documents(stream, tokenizer), config.eval.prompts, config.seed)
     gold = _gold(torn, [cut(*document, tokenizer, model.config.block_size)[0] for document in torn.documents])
     retriever = _indexed(model, tokenizer, torn)
@@ -157,18 +158,18 @@ def _choose(
     total = 2 * len(gold)
     for number, (query, blocks) in enumerate(zip(torn.queries, gold, strict=True)):
         for head, scores in retriever.head_scores(query).items():
-            alone[head] = alone.get(head, 0.0) + 1 / _rank(scores, blocks)
+            alone[head] = alone.get(head, 0.0) + math.log(_rank(scores, blocks))
         if progress is not None:
             progress(number, total)
-    order = sorted(alone, key=lambda head: -alone[head])
+    order = sorted(alone, key=lambda head: alone[head])
     together = np.zeros(len(order))
     for number, (query, blocks) in enumerate(zip(torn.queries, gold, strict=True), len(gold)):
         of_heads = retriever.head_scores(query)
         sums = torch.stack([of_heads[head] for head in order]).cumsum(0)
-        together += [1 / _rank(scores, blocks) for scores in sums]
+        together += [math.log(_rank(scores, blocks)) for scores in sums]
         if progress is not None:
             progress(number, total)
-    return [list(head) for head in order[: int(together.argmax()) + 1]]
+    return [list(head) for head in order[: int(together.argmin()) + 1]]
 
 
 def _rank(scores: Tensor, blocks: list[int]) -> int:

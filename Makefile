@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 # The environment is made again whenever the list of dependencies changes.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,hf]'
 	touch $@
 
 quickstart: $(VENV)/.installed

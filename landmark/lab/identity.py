@@ -15,7 +15,7 @@ _OPTIMISATION = (
     *("steps", "batch_size", "length", "precision"),
     *("max_lr", "start_lr", "final_lr", "warmup", "beta1", "beta2", "weight_decay"),
 )
-_OF_NAMED = ("kind", "block_size", "as_is", "lora_rank")
+_OF_NAMED = ("kind", "block_size", "lora_rank")
 
 
 def run_settings(config: Config, tokenizer_hash: str, stream_sha256: str, start: str | None = None) -> dict[str, Any]:
@@ -33,8 +33,8 @@ def run_settings(config: Config, tokenizer_hash: str, stream_sha256: str, start:
     }
     if config.model.name is not None:  # its shape is its own
         settings["model"] = {key: settings["model"][key] for key in _OF_NAMED if key in settings["model"]}
-    if config.model.as_is:
-        del settings["train"], settings["seed"], settings["stream"]
+    if config.model.as_is:  # nothing is trained
+        settings = {"model": {"kind": config.model.kind, "as_is": True}, "tokenizer": tokenizer_hash}
     if start is not None:
         settings["start"] = start
     if config.cmt.enabled:

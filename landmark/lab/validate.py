@@ -160,6 +160,10 @@ def _check_model(config: Config) -> None:
 def _check_transformers(config: Config) -> None:
     """What a model of transformers cannot do, and what only one can."""
     model = config.model
+    if model.name == "":
+        raise UserError("model.name: name the folder of a transformers model, or its name on the hub")
+    if model.as_is and (model.name is None or model.kind != "transformer"):
+        raise UserError("model.as_is=true: is for a plain model that model.name gives, see model=pretrained_base")
     if model.name is not None and (model.family is not None or config.start is not None):
         raise UserError(f"model.name={model.name}: is where the weights come from, leave out model.family and start")
     if model.name is None and model.family is None:
@@ -167,8 +171,6 @@ def _check_transformers(config: Config) -> None:
             if value is not None:
                 raise UserError(f"{key}={value}: is for models of transformers, see model.name and model.family")
         return
-    if model.as_is and (model.name is None or model.kind != "transformer" or model.lora_rank is not None):
-        raise UserError("model.as_is=true: is for a plain model that model.name gives, see model=pretrained_base")
     if model.lora_rank is not None and model.name is None and config.start is None:
         raise UserError(f"model.lora_rank={model.lora_rank}: adapters need a trained model, set model.name")
     if model.lora_rank is not None and config.trainer.strategy == "fsdp":

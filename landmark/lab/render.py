@@ -33,6 +33,7 @@ _COLUMNS: list[tuple[str, Callable[[TableRow], str]]] = [
     ("accuracy", lambda row: _accuracy(row)),
     ("recall@1", lambda row: _recall(row.recall_at_1, row.recall_at_1_interval)),
     ("recall@10", lambda row: _recall(row.recall_at_10, row.recall_at_10_interval)),
+    ("median rank", lambda row: _text(row.median_rank, ",.0f")),
     ("distinct blocks", lambda row: _text(row.distinct_blocks, ".1f")),
     ("moved, MB", lambda row: _text(None if row.bytes_moved is None else row.bytes_moved / 1e6, ".1f")),
     ("bits/byte", lambda row: _text(row.bits_per_byte, ".4f")),

@@ -160,7 +160,7 @@ class _Recorder(Memory):
 
     def landmarks(self, layer: int) -> Tensor:
         """Keys of the landmarks (B, H_kv, blocks, d), oldest first."""
-        store = self._layers[layer].store
+        store = self.layers[layer].store
         return store.landmarks[:, :, : len(store)]
 
 

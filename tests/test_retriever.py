@@ -134,7 +134,7 @@ def test_a_model_of_transformers_retrieves_as_its_memory_scores():
     with torch.no_grad():
         cache = wrapped.new_memory(k=0)
         wrapped(ids, past_key_values=cache)
-        kept = cache.memory._layers[1].store.landmarks[0, :, :1].double()
+        kept = cache.memory.layers[1].store.landmarks[0, :, :1].double()
         alone = Retriever(wrapped, tokenizer)
         alone.index({"short": TEXTS["short"]})
         torch.testing.assert_close(alone._landmarks[1][:, :1].double(), kept, rtol=0, atol=1e-5)

@@ -8,7 +8,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -21,6 +21,7 @@ from landmark.attention.layout import insert_landmarks
 from landmark.errors import UserError
 from landmark.huggingface import LandmarkCache, LandmarkModel, LandmarkSettings, attach, place_embedding
 from landmark.lab.files import sha256_file
+from landmark.models import generation
 from landmark.models.decoder import DecoderConfig, Window, summed_loss
 
 transformers_logging.disable_progress_bar()  # the program has its own
@@ -62,10 +63,6 @@ class Pretrained(nn.Module):
             raise UserError(f"{', '.join(settings)}: a transformers model without landmarks keeps no window")
         return None
 
-    def new_cache(self, length: int) -> DynamicCache:
-        """A memory of all tokens of a text, for a plain transformer that goes on with it."""
-        return DynamicCache(config=self.bare.config)
-
     def forward(self, tokens: Tensor, memory: Any = None, last: bool = False) -> Tensor:
         """Logits of the next raw token after each raw token (B, T, vocabulary), or after the last alone."""
         settings: dict[str, Any] = {"past_key_values": memory, "use_cache": memory is not None}
@@ -77,6 +74,23 @@ class Pretrained(nn.Module):
         if isinstance(memory, LandmarkCache):
             settings["local"] = tokens.shape[1]
         return self.model(tokens, logits_to_keep=int(last), **settings).logits
+
+    def generate(self, prompts: generation.Prompts, tokens: int, **settings) -> list[list[int]]:
+        """As `landmark.models.Decoder.generate`; a plain model keeps everything."""
+        return generation.generate(cast(Any, self), prompts, tokens, **settings | self._memory(prompts, settings))
+
+    def stream(self, prompts: generation.Prompts, tokens: int, **settings) -> Iterator[list[int | None]]:
+        """The same, a token of every prompt at a time."""
+        return generation.stream(cast(Any, self), prompts, tokens, **settings | self._memory(prompts, settings))
+
+    def _memory(self, prompts: generation.Prompts, settings: dict[str, Any]) -> dict[str, Any]:
+        """The setting `memory`, as a function that gives one."""
+        memory = settings.get("memory")
+        if memory is None:
+            return {"memory": lambda: self.new_memory() or DynamicCache(config=self.bare.config)}
+        if len({len(prompt) for prompt in prompts}) > 1 and not callable(memory):
+            raise UserError("prompts of several lengths cannot follow one memory: give a function that makes memories")
+        return {"memory": memory if callable(memory) else lambda: memory}
 
     def window_losses(self, batch: Window) -> Iterator[tuple[Tensor, int]]:
         """Summed loss in nats, and the number of targets, of the one window of a batch."""

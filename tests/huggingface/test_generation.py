@@ -123,3 +123,17 @@ def test_padding_and_labels_are_refused(wrapped, ids):
         wrapped(ids, labels=ids, past_key_values=wrapped.new_memory())
     with pytest.raises(UserError, match="logits_to_keep"):
         wrapped(ids, logits_to_keep=torch.tensor([0]), past_key_values=wrapped.new_memory())
+
+
+@pytest.mark.parametrize("tier", ["cpu", "disk"])
+def test_blocks_may_lie_elsewhere(wrapped, ids, tier, tmp_path):
+    """And what was read may be saved, and read again by the same model."""
+    long = ids.repeat(1, 3)
+    expected = wrapped(long, past_key_values=(here := wrapped.new_memory())).logits
+    memory = wrapped.new_memory(tier=tier)
+    assert torch.equal(wrapped(long, past_key_values=memory).logits, expected)
+    memory.memory.save(tmp_path / "kept")
+    again = wrapped.new_memory(tier=tier)
+    again.memory.load(tmp_path / "kept")
+    found, expected = (wrapped(ids, past_key_values=cache).logits for cache in (again, here))
+    assert torch.equal(found, expected)

@@ -13,7 +13,6 @@ from landmark.errors import UserError
 from landmark.huggingface import LandmarkModel
 from landmark.huggingface import load as load_wrapped
 from landmark.models import build, decoder_config, save
-from landmark.models.generation import continue_greedily
 from landmark.models.pretrained import load_pretrained, start_from, weights_sha256
 from landmark.training import train
 from tests.huggingface.conftest import make_model, make_tokenizer
@@ -118,11 +117,25 @@ def test_a_plain_model_goes_on_with_its_own_cache(folder):
     model = load_pretrained(folder).eval()
     ids = torch.randint(0, 256, (2, 30))
     assert model.new_memory() is None
-    found = continue_greedily(model, ids, 5, 12, model.new_cache(35))
     expected = model.bare.generate(ids, max_new_tokens=5, do_sample=False)[:, 30:]
-    assert torch.equal(found, expected)
+    assert model.generate(ids, 5, local=12) == expected.tolist()
     with pytest.raises(UserError, match="window"):
         model.new_memory(window=5)
+
+
+@torch.no_grad()
+def test_a_model_with_landmarks_generates_as_transformers_does(folder):
+    model = start_from(str(folder), shape()).eval()
+    ids = torch.randint(0, 256, (2, 30))
+    expected = model.bare.generate(ids, max_new_tokens=7, do_sample=False, past_key_values=model.new_memory(k=2))
+    memory = model.new_memory(k=2)
+    assert model.generate(ids, 7, memory=memory) == expected[:, 30:].tolist()
+    assert memory.get_seq_length() == 36
+    assert [step[0] for step in model.stream(ids, 7, memory=lambda: model.new_memory(k=2))] == expected[0, 30:].tolist()
+    several = [ids[0], ids[1][:9]]
+    assert [len(text) for text in model.generate(several, 3)] == [3, 3]
+    with pytest.raises(UserError, match="several lengths"):
+        model.generate(several, 3, memory=model.new_memory())
 
 
 @pytest.mark.parametrize("kind", ["transformer", "landmark"])

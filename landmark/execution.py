@@ -38,6 +38,7 @@ class Workshop:
         self.output = Path(output)
         self.records = Records(output)
         self._named: dict[str, str] = {}
+        self._torn: set[tuple[str, int, int]] = set()
         self._tokenizers: dict[tuple[Any, ...], Tokenizer] = {}
         self._corpora: dict[tuple[Any, ...], Corpus | SyntheticCorpus] = {}
 
@@ -102,8 +103,22 @@ class Workshop:
         if isinstance(corpus, SyntheticCorpus):
             corpus.prompts(config.eval.split, config.eval.length, 1)
             return
+        if config.eval.retriever is not None:
+            self._check_sentences(config)
         stream = corpus.split(config.eval.split)
         segments(len(stream), config.eval.length, config.eval.tokens, config.eval.span)
+
+    def _check_sentences(self, config: Config) -> None:
+        """Raise UserError where there are too few sentences to look for; once for rows that look for the same."""
+        from landmark.evaluation.half_sentences import documents, tear
+
+        tokenizer, corpus = self.tokenizer(config), self.corpus(config)
+        for split in dict.fromkeys(("validation", config.eval.split)):
+            stream = cast("Stream", corpus.split(split))
+            key = stream.sha256, config.eval.prompts, config.seed
+            if key not in self._torn:
+                tear(documents(stream, tokenizer), config.eval.prompts, config.seed)
+                self._torn.add(key)
 
     def run_settings(self, config: Config) -> dict[str, Any]:
         """The identity of the run that a configuration trains, or of the folder that `run` names."""

@@ -32,7 +32,8 @@ def overrides(experiment, output):
         return finetuning(output)
     given = [f"+experiment={experiment}", *TINY, f"output={output}"]
     synthetic = to_config(compose_conf(given)).data.name in SYNTHETIC
-    return [*given, *(PROMPTS if synthetic else TEXT)]
+    torn = ["eval.prompts=1"] if experiment == "retriever" else []
+    return [*given, *(PROMPTS if synthetic else TEXT), *torn]
 
 
 def finetuning(output):

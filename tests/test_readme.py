@@ -79,7 +79,7 @@ def test_the_examples_with_transformers_run(tmp_path, capsys):
 
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     _, *blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert len([line for line in blocks[0].splitlines() if line]) == 10
+    assert len(blocks[0].splitlines()) == 10
     (tmp_path / "model").mkdir()
     make_model("qwen3").save_pretrained(tmp_path / "model")
     make_tokenizer().save_pretrained(tmp_path / "model")

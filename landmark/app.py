@@ -218,6 +218,10 @@ def _command(config: Config) -> str:
 def _say(title: str, record: dict[str, Any], new: bool) -> None:
     results = record["results"]
     how = f"{results['seconds']:.0f} s" if new else "from its record"
+    if "recall_at_10" in results:
+        recall = f"{100 * results['recall_at_1']:.2f} % first, {100 * results['recall_at_10']:.2f} % among ten"
+        print(f"{title}: of {results['prompts']} texts {recall}, {how}")
+        return
     if "accuracy" in results:
         print(f"{title}: {sum(results['correct'])} of {results['prompts']} prompts answered, {how}")
         return

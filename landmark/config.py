@@ -15,9 +15,18 @@ TASKS = ("auto", "table", "evaluate", "train", "prepare", "plan", "generate")
 
 @dataclass
 class ModelConfig:
-    """The decoder: `kind` is transformer, landmark or transformer_xl; its width is num_heads * head_dim."""
+    """The decoder: `kind` is transformer, landmark or transformer_xl; its width is num_heads * head_dim.
+
+    family: of transformers, built anew with this shape (llama); null: the paper's decoder. name: folder of a
+    transformers model, or its name on the hub, that the training starts from; its own shape counts. as_is: train
+    nothing. lora_rank: train adapters of this rank, and the landmark's embedding; null: train everything.
+    """
 
     kind: str = MISSING
+    family: str | None = None
+    name: str | None = None
+    as_is: bool | None = None
+    lora_rank: int | None = None
     num_layers: int = MISSING
     num_heads: int = MISSING
     head_dim: int = MISSING
@@ -167,6 +176,7 @@ class EvalConfig:
     batch_size: int | None = None
     prompts: int = 50  # tasks with prompts: how many
     generated: int = 10  # tasks with prompts: tokens generated after each
+    retriever: str | None = None  # rank a split's blocks for `prompts` torn sentences: landmark, bm25 or chance
     retrieval_statistics: bool = False  # count the distinct blocks that the chunk before the last retrieves
 
 
@@ -203,7 +213,10 @@ class GridConfig:
 
 @dataclass
 class Config:
-    """Everything that can be set. `rows`: name to overrides; `compare`: title to two rows; `figure`: see lab.plots."""
+    """Everything that can be set. `rows`: name to overrides; `compare`: title to two rows; `figure`: see lab.plots.
+
+    start: of a row, the row whose run its own run goes on from; start_run: the configuration of that, filled in.
+    """
 
     name: str = "single"
     task: str = "auto"
@@ -213,6 +226,8 @@ class Config:
     run: str | None = None  # folder of a trained run to evaluate instead of the one these settings name
     prompt: str | None = None  # task=generate: what to go on from; what prompt_file holds comes before it
     prompt_file: str | None = None  # -: standard input
+    start: str | None = None
+    start_run: dict[str, Any] | None = None
     rows: dict[str, str] = field(default_factory=dict)
     grid: GridConfig = field(default_factory=GridConfig)
     figure: str = "rows"

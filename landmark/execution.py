@@ -37,6 +37,8 @@ class Workshop:
     def __init__(self, output: str | Path) -> None:
         self.output = Path(output)
         self.records = Records(output)
+        self._named: dict[str, str] = {}
+        self._torn: set[tuple[str, int, int]] = set()
         self._tokenizers: dict[tuple[Any, ...], Tokenizer] = {}
         self._corpora: dict[tuple[Any, ...], Corpus | SyntheticCorpus] = {}
 
@@ -101,14 +103,29 @@ class Workshop:
         if isinstance(corpus, SyntheticCorpus):
             corpus.prompts(config.eval.split, config.eval.length, 1)
             return
+        if config.eval.retriever is not None:
+            self._check_sentences(config)
         stream = corpus.split(config.eval.split)
         segments(len(stream), config.eval.length, config.eval.tokens, config.eval.span)
+
+    def _check_sentences(self, config: Config) -> None:
+        """Raise UserError where there are too few sentences to look for; once for rows that look for the same."""
+        from landmark.evaluation.half_sentences import documents, tear
+
+        tokenizer, corpus = self.tokenizer(config), self.corpus(config)
+        for split in dict.fromkeys(("validation", config.eval.split)):
+            stream = cast("Stream", corpus.split(split))
+            key = stream.sha256, config.eval.prompts, config.seed
+            if key not in self._torn:
+                tear(documents(stream, tokenizer), config.eval.prompts, config.seed)
+                self._torn.add(key)
 
     def run_settings(self, config: Config) -> dict[str, Any]:
         """The identity of the run that a configuration trains, or of the folder that `run` names."""
         tokenizer = self.tokenizer(config)
         if config.run is None:
-            return identity.run_settings(config, tokenizer.hash, self.corpus(config).split("train").sha256)
+            stream = self.corpus(config).split("train").sha256
+            return identity.run_settings(config, tokenizer.hash, stream, self.start(config))
         stored = read_json(Path(config.run) / RUN)
         expected = identity.run_settings(config, tokenizer.hash, stored["stream"])
         here, there = ({key: each.get(key) for key in ("model", "tokenizer", "cmt")} for each in (expected, stored))
@@ -116,9 +133,32 @@ class Workshop:
             raise UserError(f"run={config.run} was trained with another configuration: {changed}")
         return stored
 
+    def start(self, config: Config) -> str | None:
+        """Identity of the weights that a run starts from; None where they are drawn anew."""
+        if config.start_run is not None:
+            return identity.digest(self.run_settings(from_dict(Config, config.start_run)))
+        return None if config.model.name is None else self._weights(config.model.name)
+
+    def _weights(self, name: str) -> str:
+        from landmark.models.pretrained import weights_sha256
+
+        if name not in self._named:
+            self._named[name] = weights_sha256(name)
+        return self._named[name]
+
+    def ensure_start(self, config: Config, group: str) -> str | None:
+        """Folder or name of the weights that a run starts from, trained if they are not there."""
+        if config.start_run is not None:
+            return str(self.ensure_run(from_dict(Config, config.start_run), group)[0])
+        return config.model.name
+
     def run_folder(self, config: Config) -> Path:
         if config.run is not None:
             return Path(config.run)
+        if config.model.as_is and config.model.name is not None:
+            from landmark.models.pretrained import folder_of
+
+            return folder_of(config.model.name)
         run = identity.digest(self.run_settings(config))
         return self.output / "runs" / identity.run_name(config, run)
 
@@ -133,8 +173,9 @@ class Workshop:
     def ensure_run(self, config: Config, group: str) -> tuple[Path, bool]:
         """Train the run unless it is there. Returns its folder and whether it was trained now."""
         folder = self.run_folder(config)
-        if config.run is not None:
+        if config.run is not None or config.model.as_is:
             return folder, False
+        self.ensure_start(config, group)
         settings = self.run_settings(config)
         run = identity.digest(settings)
         with self.records.lock("runs", run):
@@ -145,7 +186,8 @@ class Workshop:
                 _log.warning("%s has a record but no weights: training it again", folder)
             write_json(folder / RUN, settings)
             results = train_run(config, folder, group, run)
-            results["flops_per_token"] = flops_per_token(config, self.tokenizer(config).vocab_size)
+            if config.model.name is None and config.model.family is None:  # else its shape is not that of the paper's
+                results["flops_per_token"] = flops_per_token(config, self.tokenizer(config).vocab_size)
             labels = self._labels(config) | {"seed": config.seed, "experiment": group}
             self.records.write("runs", run, settings, labels, results)
             from landmark.training import discard_checkpoints
@@ -193,7 +235,7 @@ class Workshop:
 
         Raises UserError where it is not trained yet, or with another tokenizer.
         """
-        from landmark.models import load
+        from landmark.models import Decoder, load
 
         folder, tokenizer = self.run_folder(config), self.tokenizer(config)
         if not _trained(folder):
@@ -204,23 +246,30 @@ class Workshop:
                 "set tokenizer= to the one it was trained with"
             )
         set_threads(config)
-        return load(folder, device=device(config)), tokenizer
+        model = load(folder, device=device(config))
+        if not isinstance(model, Decoder):
+            raise UserError(f"{folder} holds a model of transformers: open it with landmark.huggingface.load")
+        return model, tokenizer
 
     def _evaluate(self, config: Config, folder: Path, name: str) -> dict[str, Any]:
         from landmark.data import SyntheticCorpus
         from landmark.evaluation import evaluate, evaluate_recall
-        from landmark.models import decoder_config
-        from landmark.models.checkpoint import load
+        from landmark.models import decoder_config, load
 
         tokenizer = self.tokenizer(config)
         set_threads(config)
         model = load(folder, decoder_config(config.model, tokenizer, config.cmt.enabled), device(config))
         corpus = self.corpus(config)
         if config.cmt.per_layer:
-            config = self._with_cutoffs(model, config, folder, name)
+            config = self._with_cutoffs(cast("Decoder", model), config, folder, name)
         with ProgressBar(name) as progress:
             if isinstance(corpus, SyntheticCorpus):
                 return evaluate_recall(model, corpus, tokenizer, config, progress)
+            if config.eval.retriever is not None:
+                from landmark.evaluation.half_sentences import evaluate_half_sentences
+
+                streams = {split: corpus.split(split) for split in ("validation", config.eval.split)}
+                return evaluate_half_sentences(model, streams, tokenizer, config, progress)
             results = evaluate(model, corpus.split(config.eval.split), tokenizer, config, progress)
         undefined = {key: None for key, value in results.items() if key.endswith("_se") and not math.isfinite(value)}
         chosen = {"cutoffs": config.cmt.cutoffs} if config.cmt.cutoffs is not None else {}
@@ -264,10 +313,10 @@ def _train_here(config: Config, folder: Path, group: str, run: str) -> dict[str,
     tokenizer, corpus = workshop.tokenizer(config), workshop.corpus(config)
     set_threads(config)
     torch.manual_seed(config.seed)
-    model = build(config.model, tokenizer, config.cmt.enabled)
+    model = build(config.model, tokenizer, config.cmt.enabled, workshop.ensure_start(config, group))
     with training_loggers(config, run, group=group) as loggers:
         try:
-            return train(model, corpus, tokenizer, config, folder, loggers)
+            return train(model, corpus, tokenizer, config, folder, loggers, workshop.start(config))
         except SystemExit as stop:  # what Lightning makes of an interrupt
             raise KeyboardInterrupt from stop
 
@@ -307,7 +356,7 @@ def set_threads(config: Config) -> None:
 
 
 def _trained(folder: Path) -> bool:
-    return (folder / "model.safetensors").is_file() and (folder / "config.json").is_file()
+    return (folder / "config.json").is_file() and any(folder.glob("model*.safetensors"))
 
 
 def _corpus_options(data: DataConfig) -> dict[str, Any]:

@@ -28,12 +28,28 @@ def output(tmp_path_factory):
 
 
 def overrides(experiment, output):
+    if experiment == "finetune_llama":
+        return finetuning(output)
     given = [f"+experiment={experiment}", *TINY, f"output={output}"]
     config = to_config(compose_conf(given))
     amount = PROMPTS if config.data.name in SYNTHETIC else TEXT
+    torn = ["eval.prompts=1"] if experiment == "retriever" else []
     own = ("eval.prompts=", "eval.tokens=")  # long rows say how much they read
     long = [f"~rows.{name}" for name, row in named(config).items() if any(key in row for key in own)]
-    return [*given, *amount, *long]
+    return [*given, *amount, *torn, *long]
+
+
+def finetuning(output):
+    """Of a tiny Llama with a tokenizer of its own."""
+    from tests.huggingface.conftest import make_model, make_tokenizer
+
+    folder = output / "tiny-llama"
+    if not folder.exists():
+        make_model("llama").save_pretrained(folder)
+        make_tokenizer().save_pretrained(folder)
+    tiny = [word for word in TINY if not word.startswith(("tokenizer=", "model."))]
+    given = ["+experiment=finetune_llama", *tiny, *TEXT, f"model.name={folder}", "train.length=100"]
+    return [*given, f"output={output}"]
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
@@ -43,7 +59,7 @@ def test_experiment_runs_from_corpus_to_picture(experiment, output, capsys):
     app.run(config, given, compose_conf)
     said = capsys.readouterr().out
     assert f"of {len(named(config))} rows evaluated now" in said
-    assert list((output / "tables" / experiment).glob("*-bytes.png"))
+    assert list((output / "tables" / experiment).glob("*-*.png"))
 
 
 def test_multirun_ends_with_its_table(output, tmp_path):

@@ -64,7 +64,7 @@ def test_links_lead_somewhere():
 def test_the_python_example_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    (block,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    block, _, _ = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     config = DecoderConfig("landmark", 320, 1, 2, 8, 32, landmark_id=257, block_size=50)
     save(Decoder(config), tmp_path)
     scope = {"tokens": torch.randint(0, 256, (1, 600))}
@@ -76,3 +76,25 @@ def test_the_python_example_runs(tmp_path, monkeypatch):
     again = landmark.load(tmp_path).new_memory()
     again.load(tmp_path / "book.memory")
     assert again.position == scope["book"].position == 612
+
+
+def test_the_examples_with_transformers_run(tmp_path, capsys):
+    pytest.importorskip("transformers")
+    from landmark.huggingface import load
+    from tests.huggingface.conftest import make_model, make_tokenizer
+
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    _, *blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(blocks[0].splitlines()) == 10
+    (tmp_path / "model").mkdir()
+    make_model("qwen3").save_pretrained(tmp_path / "model")
+    make_tokenizer().save_pretrained(tmp_path / "model")
+    scope = {"document": "A heron stands in the water and waits. " * 30}
+    for block in blocks:
+        exec(block.replace("path/to", str(tmp_path)), scope)
+    length = scope["ids"].shape[1]
+    assert length > 1000
+    assert scope["answer"].shape == (1, length + 20)
+    assert capsys.readouterr().out.count("report ") == 3
+    again, _ = load(tmp_path / "mine")
+    assert torch.equal(again.generate(scope["ids"], max_new_tokens=20), scope["answer"])

@@ -94,6 +94,7 @@ def layers(searches: list[Search]) -> str:
 def reader(options: Options, size: Scale) -> tuple[Decoder, Tensor]:
     """The model, and the tokens of a text that it can read."""
     model = decoder(scale(options.quick), "landmark") if options.run is None else load(options.run)
+    assert isinstance(model, Decoder)
     wide = model.config.vocab_size
     tokenizer = (
         load_tokenizer("bytes")

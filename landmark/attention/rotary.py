@@ -10,16 +10,20 @@ import torch
 from torch import Tensor
 
 
-def rotary_factors(positions: Tensor, head_dim: int, base: float, dtype: torch.dtype) -> Tensor:
+def rotary_factors(positions: Tensor, head_dim: int, base: float | Tensor, dtype: torch.dtype) -> Tensor:
     """Unit complex numbers e^{i·angle} for each position, from float64 angles.
 
-    positions: any shape (…), integer. Returns (…, head_dim/2), complex64, or complex128 where `dtype` is float64.
+    positions: any shape (…), integer. base: or the radians a position by which each pair turns, (head_dim/2,).
+    Returns (…, head_dim/2), complex64, or complex128 where `dtype` is float64.
     Raises ValueError for an odd head_dim.
     """
     if head_dim % 2:
         raise ValueError(f"rotary positions need an even head dimension, got {head_dim}")
-    exponent = torch.arange(0, head_dim, 2, dtype=torch.float64, device=positions.device) / head_dim
-    angle = positions.to(torch.float64)[..., None] * base**-exponent
+    if isinstance(base, Tensor):
+        frequencies = base.to(positions.device, torch.float64)
+    else:
+        frequencies = base ** -(torch.arange(0, head_dim, 2, dtype=torch.float64, device=positions.device) / head_dim)
+    angle = positions.to(torch.float64)[..., None] * frequencies
     factors = torch.polar(torch.ones_like(angle), angle)
     return factors if dtype == torch.float64 else factors.to(torch.complex64)
 
@@ -42,7 +46,7 @@ def rotate_cmt(key: Tensor, table: RotaryTable) -> Tensor:
 class RotaryTable:
     """The factors of positions 0, 1, 2, …, computed once and grown when more are asked for."""
 
-    def __init__(self, base: float = 10000.0):
+    def __init__(self, base: float | Tensor = 10000.0):
         self.base = base
         self._tables: dict[tuple[int, torch.device, bool], Tensor] = {}
 

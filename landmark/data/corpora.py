@@ -67,7 +67,7 @@ class FirstDocuments:
 
 
 def open_source(name: str, path: str | Path | None = None, **options: Any) -> Source:
-    """The corpus `pg19`, `arxiv_math` or `stdlib`, from `path` where it is given.
+    """The corpus `pg19`, `arxiv_math`, `stdlib` or `documents`, from `path` where it is given.
 
     options: `configs` and `bad_lines` of arxiv_math; the others have none.
     Raises UserError: unknown name; missing folder; a split without documents.
@@ -85,7 +85,11 @@ def open_source(name: str, path: str | Path | None = None, **options: Any) -> So
         from landmark.data.stdlib import StandardLibrary
 
         return StandardLibrary(root, **options)
-    raise UserError(f"unknown corpus data={name!r}: choose pg19, arxiv_math or stdlib")
+    if name == "documents":
+        from landmark.data.documents import open_documents
+
+        return open_documents(root, **options)
+    raise UserError(f"unknown corpus data={name!r}: choose pg19, arxiv_math, stdlib or documents")
 
 
 def existing_folder(path: Path, what: str) -> Path:

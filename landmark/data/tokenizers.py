@@ -62,7 +62,9 @@ class Tokenizer(Protocol):
 
 
 def load_tokenizer(name: str, file: str | Path | None = None, vocab_size: int | None = None) -> Tokenizer:
-    """The tokenizer `gpt2` or `bytes`; `file` is a local copy of GPT-2's ranks, `vocab_size` as `GPT2Tokenizer` has it.
+    """The tokenizer `gpt2` or `bytes`, or with `pretrained` that of a transformers model in the folder `file`.
+
+    file: of gpt2, a local copy of its ranks; vocab_size: as `GPT2Tokenizer` has it.
 
     Raises UserError: unknown name; ranks file missing or with the wrong hash; neither file nor network; a vocabulary
     that cannot be.
@@ -74,10 +76,16 @@ def load_tokenizer(name: str, file: str | Path | None = None, vocab_size: int | 
         return ByteTokenizer()
     if name == "gpt2":
         return GPT2Tokenizer(file, vocab_size)
-    raise UserError(f"unknown tokenizer {name!r}: choose gpt2 or bytes")
+    if name == "pretrained":
+        from landmark.data.pretrained_tokenizer import open_pretrained
+
+        if file is None:
+            raise UserError("tokenizer=pretrained: tokenizer.file must name the folder of a model, as model.name does")
+        return open_pretrained(file)
+    raise UserError(f"unknown tokenizer {name!r}: choose gpt2, bytes or pretrained")
 
 
-class _BytePieces:
+class BytePieces:
     """What tokenizers share whose ids stand for byte strings; `decisive` is what else decides their ids."""
 
     def __init__(self, name: str, eot: int, landmark: int, vocab_size: int, pieces: dict[int, bytes], **decisive: str):
@@ -105,7 +113,7 @@ class _BytePieces:
         return self.decode_bytes(ids).decode("utf-8", errors="replace")
 
 
-class ByteTokenizer(_BytePieces):
+class ByteTokenizer(BytePieces):
     """UTF-8 bytes as ids 0–255. The vocabulary of 258 is padded to 320, a multiple of 64: the width at which
     the output matrix multiplication is fast on GPUs (GPT-2's 50257 goes to 50304 for the same reason)."""
 
@@ -117,7 +125,7 @@ class ByteTokenizer(_BytePieces):
         return np.frombuffer(text.encode(), dtype=np.uint8).astype(self.dtype)
 
 
-class GPT2Tokenizer(_BytePieces):
+class GPT2Tokenizer(BytePieces):
     """GPT-2's byte-pair encoding, by tiktoken (which lets go of the interpreter lock: threads do help).
 
     vocab_size: None for all 50257 ids, padded to 50304. Else the encoding stops merging early: the first

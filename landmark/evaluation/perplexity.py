@@ -6,7 +6,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -23,7 +23,9 @@ from landmark.evaluation.statistics import mean_and_error
 from landmark.lab.peak_memory import peak_memory_bytes, reset_peak_memory
 from landmark.memory.memory import Observer
 from landmark.memory.statistics import RATES, with_rates
-from landmark.models import Decoder
+
+if TYPE_CHECKING:
+    from landmark.models import LanguageModel
 
 POSITION_BIN = 64  # tokens of a segment whose losses are averaged for the curve over positions
 TOKENS_AT_ONCE = 4096  # of all samples' chunks together, where no batch size is given
@@ -49,7 +51,7 @@ class EvaluationSettings(Protocol):
 
 
 def evaluate(
-    model: Decoder,
+    model: LanguageModel,
     stream: Stream,
     tokenizer: Tokenizer,
     config: EvaluationSettings,
@@ -120,7 +122,7 @@ def evaluate(
     return results if retrieval is None else results | {"retrieval": retrieval.summary()}
 
 
-def segment_losses(model: Decoder, tokens: Tensor, local: int, memory) -> Tensor:
+def segment_losses(model: LanguageModel, tokens: Tensor, local: int, memory) -> Tensor:
     """Loss of each prediction (B, L), float64 nats, of segments (B, L+1) fed `local` tokens at a time."""
     losses = []
     for chunk, following in zip(tokens[:, :-1].split(local, 1), tokens[:, 1:].split(local, 1), strict=True):
@@ -144,7 +146,7 @@ def _sum(a: Any, b: Any) -> Any:
     return [_sum(*pair) for pair in zip(a, b, strict=True)] if isinstance(a, list) else a + b
 
 
-def chunk_length(model: Decoder, length: int, local: int | None, window: int | None = None) -> int:
+def chunk_length(model: LanguageModel, length: int, local: int | None, window: int | None = None) -> int:
     """Tokens fed at a time; window: of a plain transformer's memory. Raises UserError where it cannot be fed so."""
     if local is not None and local < 1:
         raise UserError(f"eval.local={local}: a chunk needs at least 1 token")
@@ -161,7 +163,7 @@ def chunk_length(model: Decoder, length: int, local: int | None, window: int | N
 
 
 def attention_size(
-    model: Decoder, config: EvaluationSettings, length: int, local: int, dropped: float = 0.0
+    model: LanguageModel, config: EvaluationSettings, length: int, local: int, dropped: float = 0.0
 ) -> tuple[float, float]:
     """Mean over the queries of a segment: keys of normal tokens attended to, and landmarks scored.
 
@@ -186,7 +188,7 @@ def attention_size(
     return keys / length, scored / length
 
 
-def new_memory(model: Decoder, config: EvaluationSettings, observer: Observer | None = None):
+def new_memory(model: LanguageModel, config: EvaluationSettings, observer: Observer | None = None):
     """An empty memory as the settings want it; None for a plain transformer without a window."""
     if model.config.kind == "transformer" and config.memory.window is not None:
         return model.new_memory(window=config.memory.window, sinks=config.memory.sinks)

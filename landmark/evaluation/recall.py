@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from landmark.data.synthetic import SyntheticCorpus
 from landmark.data.tokenizers import Tokenizer
@@ -20,11 +20,13 @@ from landmark.evaluation.perplexity import (
 from landmark.evaluation.statistics import clopper_pearson
 from landmark.lab.peak_memory import peak_memory_bytes, reset_peak_memory
 from landmark.memory.statistics import with_rates
-from landmark.models import Decoder
+
+if TYPE_CHECKING:
+    from landmark.models import LanguageModel
 
 
 def evaluate_recall(
-    model: Decoder,
+    model: LanguageModel,
     corpus: SyntheticCorpus,
     tokenizer: Tokenizer,
     config: EvaluationSettings,

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from landmark.errors import UserError
 from landmark.memory.store import BlockStore
-from landmark.models import Decoder
+
+if TYPE_CHECKING:
+    from landmark.models import LanguageModel
 
 
 class RetrievalStatistics:
@@ -57,7 +59,7 @@ class RetrievalStatistics:
         }
 
 
-def penultimate_chunk(model: Decoder, length: int, local: int) -> RetrievalStatistics:
+def penultimate_chunk(model: LanguageModel, length: int, local: int) -> RetrievalStatistics:
     """Statistics of the last chunk but one of segments of `length` tokens, for the last may be shorter.
 
     Raises UserError where nothing can be retrieved there.

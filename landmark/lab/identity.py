@@ -15,18 +15,28 @@ _OPTIMISATION = (
     *("steps", "batch_size", "length", "precision"),
     *("max_lr", "start_lr", "final_lr", "warmup", "beta1", "beta2", "weight_decay"),
 )
+_OF_NAMED = ("kind", "block_size", "lora_rank")
 
 
-def run_settings(config: Config, tokenizer_hash: str, stream_sha256: str) -> dict[str, Any]:
-    """All that decides a run's weights: model, optimisation, precision, seed, tokenizer, training stream."""
+def run_settings(config: Config, tokenizer_hash: str, stream_sha256: str, start: str | None = None) -> dict[str, Any]:
+    """All that decides a run's weights: model, optimisation, precision, seed, tokenizer, training stream.
+
+    start: identity of the weights it starts from, None where they are drawn anew.
+    """
     model = asdict(config.model).items()
     settings: dict[str, Any] = {
-        "model": {key: value for key, value in model if key != "backend" and value is not None},
+        "model": {key: value for key, value in model if key not in ("backend", "name") and value is not None},
         "train": {key: getattr(config.train, key) for key in _OPTIMISATION},
         "seed": config.seed,
         "tokenizer": tokenizer_hash,
         "stream": stream_sha256,
     }
+    if config.model.name is not None:  # its shape is its own
+        settings["model"] = {key: settings["model"][key] for key in _OF_NAMED if key in settings["model"]}
+    if config.model.as_is:  # nothing is trained
+        settings = {"model": {"kind": config.model.kind, "as_is": True}, "tokenizer": tokenizer_hash}
+    if start is not None:
+        settings["start"] = start
     if config.cmt.enabled:
         settings["cmt"] = True
     if config.positions.kind != "standard":
@@ -54,6 +64,11 @@ def row_settings(config: Config, run: str, stream_sha256: str) -> dict[str, Any]
     }
     if config.data.name in SYNTHETIC:
         settings |= {"prompts": config.eval.prompts, "generated": config.eval.generated, "tokens": None, "span": None}
+    if config.eval.retriever is not None:
+        reading = {"split": config.eval.split, "stream": stream_sha256, "numerics": NUMERICS_VERSION}
+        asked = {"retriever": config.eval.retriever, "prompts": config.eval.prompts, "seed": config.seed}
+        shown = {"eval_length": config.eval.length, "local": config.eval.local}
+        return {"run": run, "model": kind, **shown, **asked, **reading}
     if kind == "landmark":
         settings |= {
             "blocks": config.memory.blocks,
@@ -92,7 +107,9 @@ def digest(settings: dict[str, Any]) -> str:
 
 def run_name(config: Config, run_id: str) -> str:
     """Name of a run's folder below outputs/runs; its last part is the run's identity."""
-    return f"{config.model.kind}-{config.data.name}-{config.size}-{run_id}"
+    family = "pretrained" if config.model.name else config.model.family
+    kind = "-".join(part for part in (family, config.model.kind) if part)
+    return f"{kind}-{config.data.name}-{config.size}-{run_id}"
 
 
 def difference(here: dict[str, Any], there: dict[str, Any]) -> str:

@@ -31,6 +31,9 @@ _COLUMNS: list[tuple[str, Callable[[TableRow], str]]] = [
     ("dropped, poster", lambda row: _percent(row.drop_rate_poster)),
     ("mapping", lambda row: _text(row.mapping)),
     ("accuracy", lambda row: _accuracy(row)),
+    ("recall@1", lambda row: _recall(row.recall_at_1, row.recall_at_1_interval)),
+    ("recall@10", lambda row: _recall(row.recall_at_10, row.recall_at_10_interval)),
+    ("median rank", lambda row: _text(row.median_rank, ",.0f")),
     ("distinct blocks", lambda row: _text(row.distinct_blocks, ".1f")),
     ("moved, MB", lambda row: _text(None if row.bytes_moved is None else row.bytes_moved / 1e6, ".1f")),
     ("bits/byte", lambda row: _text(row.bits_per_byte, ".4f")),
@@ -141,6 +144,15 @@ def _accuracy(row: TableRow) -> str:
         return "-"
     low, high = ("?" if bound is None else f"{100 * bound:.0f}" for bound in (row.accuracy_low, row.accuracy_high))
     return f"{100 * row.accuracy:.0f} % [{low}, {high}]"
+
+
+def _recall(share: float | None, interval: tuple[float, float] | None) -> str:
+    """Percent of the texts, and the interval; chance has none."""
+    if share is None:
+        return "-"
+    if interval is None:
+        return f"{100 * share:.3f} %"
+    return f"{100 * share:.1f} % [{100 * interval[0]:.1f}, {100 * interval[1]:.1f}]"
 
 
 def _percent(share: float | None, spread: float | None = None) -> str:

@@ -12,7 +12,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from landmark.config import Config, to_config
+from landmark.config import Config, to_config, to_dict
 from landmark.errors import UserError
 from landmark.lab.commandline import one_line
 from landmark.lab.validate import check, check_grid, check_own
@@ -58,6 +58,8 @@ def select(config: Config, overrides: list[str], composer: Compose = compose_job
     for title, pair in config.compare.items():
         if len(pair) != 2 or any(name not in named(config) for name in pair):
             raise UserError(f"compare: {title}: [{', '.join(pair)}] must be the names of two rows")
+    if not texts and config.start is not None:
+        raise UserError(f"start={config.start}: names a row of an experiment, and there is none")
     if not texts:
         return [_row(config.name, config, overrides)]
     names = [config.row] if config.row is not None else list(texts)
@@ -74,6 +76,7 @@ def select(config: Config, overrides: list[str], composer: Compose = compose_job
         own = _split(name, texts[name])
         try:
             row = _row(name, to_config(composer([*shared, *own])), [*shared, *own], grid.get(name))
+            row = replace(row, configs=[_started(one, texts, shared, composer) for one in row.configs])
             check_own(row.configs[0], [override.key_or_group for override in parse(own)])
             rows.append(row)
         except (HydraException, OmegaConfBaseException, UserError) as error:
@@ -121,6 +124,20 @@ def _row(name: str, config: Config, overrides: list[str], cell: dict[str, str] |
     check(config)
     seeds = [config.seed] if config.seeds is None else config.seeds
     return Row(name, overrides, [replace(config, seed=seed, seeds=None) for seed in seeds], cell)
+
+
+def _started(config: Config, texts: dict[str, str], shared: list[str], composer: Compose) -> Config:
+    """The config with that of the run it starts from, of the same seed, filled in."""
+    if config.start is None:
+        return config
+    if config.start not in texts:
+        raise UserError(f"start={config.start}: no such row (one of {', '.join(texts)})")
+    base = to_config(composer([*shared, *_split(config.start, texts[config.start])]))
+    if base.start is not None:
+        raise UserError(f"start={config.start}: that row starts from another, {base.start}")
+    check(base)
+    base = replace(base, seed=config.seed, seeds=None, rows={}, compare={})
+    return replace(config, start_run=to_dict(base))
 
 
 def _split(name: str, text: str) -> list[str]:

@@ -29,12 +29,12 @@ class TableRow:
 
     perplexity, accuracy: means over seeds. spread: the perplexity's standard error over segments (one seed) or
     standard deviation over seeds. accuracy_low, accuracy_high: its 95 % interval (one seed) or a standard deviation
-    either way. against: the row from which `difference` is taken, paired on the same text, in nats a token.
-    drop_rate: the share of lookups that the context miss token drops, mean over seeds, with its standard deviation.
-    mapping: of positions in memory, where it is not the stingy one. distinct_blocks: mean over layers and samples;
-    bytes_moved: for a chunk, all layers (see `landmark.evaluation.retrieval_statistics`). resident_bytes: the peak of
-    the process, searching: the share of the time that searching for blocks took, of rows whose blocks are not kept on
-    the device.
+    either way. recall_at_1, recall_at_10, median_rank: of texts whose place is looked for, with 95 % intervals.
+    against: the row from which `difference` is taken, paired on the same text, in nats a token. drop_rate: the share
+    of lookups that the context miss token drops, mean over seeds, with its standard deviation. mapping: of positions
+    in memory, where it is not the stingy one. distinct_blocks: mean over layers and samples; bytes_moved: for a
+    chunk, all layers (see `landmark.evaluation.retrieval_statistics`). resident_bytes: the peak of the process,
+    searching: the share of the time that searching for blocks took, of rows whose blocks are not kept on the device.
     """
 
     name: str
@@ -58,6 +58,11 @@ class TableRow:
     accuracy_low: float | None
     accuracy_high: float | None
     prompts: int | None
+    recall_at_1: float | None
+    recall_at_1_interval: tuple[float, float] | None
+    recall_at_10: float | None
+    recall_at_10_interval: tuple[float, float] | None
+    median_rank: float | None
     distinct_blocks: float | None
     bytes_moved: float | None
     bits_per_byte: float | None
@@ -231,6 +236,11 @@ def _row(
         accuracy_low=low,
         accuracy_high=high,
         prompts=results.get("prompts"),
+        recall_at_1=_mean(records, "recall_at_1"),
+        recall_at_1_interval=_recall_interval(records, "recall_at_1"),
+        recall_at_10=_mean(records, "recall_at_10"),
+        recall_at_10_interval=_recall_interval(records, "recall_at_10"),
+        median_rank=_median_rank(records),
         distinct_blocks=_retrieved(records, "distinct_blocks"),
         bytes_moved=_retrieved(records, "bytes_moved"),
         bits_per_byte=_mean(records, "bits_per_byte"),
@@ -291,6 +301,18 @@ def _interval(records: Sequence[Record]) -> tuple[float | None, float | None]:
         return _mean(records, "accuracy_low"), _mean(records, "accuracy_high")
     deviation = _deviation(records, "accuracy")
     return max(0.0, accuracy - deviation), min(1.0, accuracy + deviation)
+
+
+def _recall_interval(records: Sequence[Record], key: str) -> tuple[float, float] | None:
+    """As the record of one seed has it."""
+    interval = records[0]["results"].get(f"{key}_interval")
+    return None if interval is None or len(records) > 1 else (interval[0], interval[1])
+
+
+def _median_rank(records: Sequence[Record]) -> float | None:
+    """Of the texts of all seeds."""
+    ranks = [rank for record in records for rank in record["results"].get("ranks", [])]
+    return statistics.median(ranks) if ranks else None
 
 
 def _retrieved(records: Sequence[Record], key: str) -> float | None:

@@ -11,6 +11,7 @@ from landmark.lab.plots import FIGURES
 CHOICES = {
     "task": TASKS,
     "model.kind": ("transformer", "landmark", "transformer_xl"),
+    "model.family": (None, "llama"),
     "model.backend": ("auto", "reference", "blockwise", "triton"),
     "train.precision": ("32-true", "bf16-mixed"),
     "retrieval.granularity": ("per_token_and_head", "per_head", "per_token"),
@@ -22,6 +23,7 @@ CHOICES = {
     "positions.mapping": ("stingy", "true"),
     "trainer.profiler": (None, "simple", "advanced", "pytorch"),
     "eval.split": ("validation", "test"),
+    "eval.retriever": (None, "landmark", "bm25", "chance"),
     "data.bad_lines": ("stop", "skip"),
     "figure": tuple(FIGURES),
     "logger.mode": ("auto", "online", "offline", "disabled"),
@@ -34,6 +36,7 @@ AT_LEAST = {
     "model.mlp_dim": 1,
     "model.block_size": 1,
     "model.window": 1,
+    "model.lora_rank": 1,
     "model.cache": 0,
     "train.steps": 1,
     "train.batch_size": 1,
@@ -177,8 +180,34 @@ def _check_model(config: Config) -> None:
     for name in needed:
         if getattr(model, name) is None:
             raise UserError(f"model.{name}=null: a {model.kind} model needs it")
+    _check_transformers(config)
     if model.head_dim % 2:
         raise UserError(f"model.head_dim={model.head_dim}: must be even, for positions rotate pairs")
+
+
+def _check_transformers(config: Config) -> None:
+    """What a model of transformers cannot do, and what only one can."""
+    model = config.model
+    if model.name == "":
+        raise UserError("model.name: name the folder of a transformers model, or its name on the hub")
+    if model.as_is and (model.name is None or model.kind != "transformer"):
+        raise UserError("model.as_is=true: is for a plain model that model.name gives, see model=pretrained_base")
+    if model.name is not None and (model.family is not None or config.start is not None):
+        raise UserError(f"model.name={model.name}: is where the weights come from, leave out model.family and start")
+    if model.name is None and model.family is None:
+        for key, value in (("model.lora_rank", model.lora_rank), ("start", config.start)):
+            if value is not None:
+                raise UserError(f"{key}={value}: is for models of transformers, see model.name and model.family")
+        return
+    if model.lora_rank is not None and model.name is None and config.start is None:
+        raise UserError(f"model.lora_rank={model.lora_rank}: adapters need a trained model, set model.name")
+    if model.lora_rank is not None and config.trainer.strategy == "fsdp":
+        raise UserError("model.lora_rank: adapters are not merged from shares of the weights, use another trainer")
+    for key, value in (("cmt", config.cmt.enabled), ("positions", config.positions.kind == "jumps")):
+        if value:
+            raise UserError(f"{key}: is not supported in models of transformers")
+    if model.kind == "transformer_xl" or config.memory.window is not None:
+        raise UserError("model=transformer_xl, memory.window: are not supported in models of transformers")
 
 
 def _check_training(config: Config) -> None:
@@ -249,6 +278,8 @@ def _check_evaluation(config: Config) -> None:
         )
     if config.memory.folder is not None and config.memory.tier != "disk":
         raise UserError(f"memory.folder={config.memory.folder}: memory.tier={config.memory.tier} keeps no files there")
+    if settings.retriever is not None and (kind != "landmark" or config.data.name in SYNTHETIC):
+        raise UserError(f"eval.retriever={settings.retriever}: needs a landmark model and the text of a corpus")
     if settings.retrieval_statistics:
         _check_retrieval_statistics(config)
 

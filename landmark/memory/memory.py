@@ -38,7 +38,8 @@ class Memory:
     k: blocks retrieved. granularity: between what the retrieved set may differ, "per_token_and_head", "per_head"
     (one set for the chunk's tokens) or "per_token" (one set for the heads). scorer: what ranks blocks, "landmark", or
     the ablations "recent", "random", "mean_key". tier: where blocks are kept, "device", "cpu" or "disk" (tiers.py),
-    with the same results, bit for bit. rope_base: of the rotary positions.
+    with the same results, bit for bit. rope_base: of the rotary positions, or the radians a position (d/2,) by which
+    each pair turns.
     seed: of the scorer "random". tie_layers: layers whose landmarks are all the same vector, so that blocks older than
     the last k tie there and the newer are taken by construction. cutoff: where the context miss token weighs less,
     nothing is looked up; one number, or one for each layer. mapping: "stingy" (Section 3.2.1), or "true" positions,
@@ -62,7 +63,7 @@ class Memory:
         granularity: str = "per_token_and_head",
         scorer: str = "landmark",
         tier: str = "device",
-        rope_base: float = 10000.0,
+        rope_base: float | Tensor = 10000.0,
         seed: int = 0,
         tie_layers: tuple[int, ...] = (0,),
         cutoff: float | Sequence[float] = 0.0,
@@ -98,7 +99,8 @@ class Memory:
         self.folder, self.cache = None if folder is None else Path(folder), cache
         self.index, self.index_type, self.candidates = index, index_type, candidates
         self.tie_layers = tie_layers if mapping == "stingy" else ()
-        self.rope_base, self._rotary = rope_base, RotaryTable(rope_base)
+        self.rope_base = rope_base.tolist() if isinstance(rope_base, Tensor) else rope_base
+        self._rotary = RotaryTable(rope_base)
         self.reset()
 
     def reset(self) -> None:

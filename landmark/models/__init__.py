@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from landmark.models.checkpoint import load, save
 from landmark.models.decoder import Decoder, DecoderConfig
+
+if TYPE_CHECKING:
+    from landmark.models.pretrained import Pretrained
+
+    LanguageModel = Decoder | Pretrained
 
 __all__ = ["Decoder", "DecoderConfig", "build", "decoder_config", "load", "save"]
 
@@ -14,6 +19,9 @@ class ModelSettings(Protocol):
     """The config group `model`."""
 
     kind: str
+    family: str | None
+    name: str | None
+    lora_rank: int | None
     num_layers: int
     num_heads: int
     head_dim: int
@@ -56,6 +64,17 @@ def decoder_config(model: ModelSettings, tokenizer: Vocabulary, cmt: bool = Fals
     )
 
 
-def build(model: ModelSettings, tokenizer: Vocabulary, cmt: bool = False) -> Decoder:
-    """A freshly initialised decoder; seed torch's generator before."""
+def build(model: ModelSettings, tokenizer: Vocabulary, cmt: bool = False, start: str | None = None) -> LanguageModel:
+    """A freshly initialised decoder; seed torch's generator before. start: folder, or name on the hub, of a
+    transformers model whose weights it takes instead."""
+    if start is not None:
+        from landmark.models.pretrained import start_from
+
+        return start_from(
+            start, decoder_config(model, tokenizer, cmt), model.lora_rank, getattr(tokenizer, "inner", None)
+        )
+    if model.family is not None:
+        from landmark.models.pretrained import new
+
+        return new(model.family, decoder_config(model, tokenizer, cmt))
     return Decoder(decoder_config(model, tokenizer, cmt))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError
@@ -15,6 +16,9 @@ from torch import Tensor
 from landmark.errors import UserError
 from landmark.lab.files import read_json, write_atomic, write_json
 from landmark.models.decoder import Decoder, DecoderConfig
+
+if TYPE_CHECKING:
+    from landmark.models import LanguageModel
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
@@ -46,22 +50,32 @@ def from_authors_names(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     return renamed
 
 
-def save(model: Decoder, folder: Path | str) -> None:
-    """Write a model's configuration and weights, each whole or not at all."""
+def save(model: LanguageModel, folder: Path | str, state: dict[str, Tensor] | None = None) -> None:
+    """Write a model's configuration and weights, each whole or not at all. state: the weights, where the model at hand
+    has only a share of them."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    if not isinstance(model, Decoder):
+        model.save(folder, state)
+        return
+    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in (state or model.state_dict()).items()}
     write_atomic(folder / WEIGHTS, save_tensors(weights, metadata={"format": "pt"}))
     write_json(folder / CONFIG, dataclasses.asdict(model.config))
 
 
-def load(folder: Path | str, expected: DecoderConfig | None = None, device: str | torch.device = "cpu") -> Decoder:
-    """Read a model back, in evaluation mode. Weights may carry the authors' names.
+def load(
+    folder: Path | str, expected: DecoderConfig | None = None, device: str | torch.device = "cpu"
+) -> LanguageModel:
+    """Read a model back, in evaluation mode. Weights may carry the authors' names, or be those of a transformers model.
 
     Raises UserError where a file is missing or cut short, or where the configuration is not the `expected` one
     (what differs is named; how attention is computed does not count).
     """
     folder = Path(folder)
+    if (folder / CONFIG).is_file() and "model_type" in read_json(folder / CONFIG):
+        from landmark.models.pretrained import load_pretrained
+
+        return load_pretrained(folder, expected).to(device).eval()
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():
             raise UserError(f"{folder / name} is missing: is this the folder of a finished run?")

@@ -287,7 +287,7 @@ class Decoder(nn.Module):
         """
         if self.config.kind != "transformer_xl":
             hidden = self.hidden(batch.tokens, batch.phase, controlled=batch.controlled, positions=batch.positions)
-            yield self._loss(hidden, batch.targets, batch.weights)
+            yield summed_loss(self.head(hidden), batch.targets, batch.weights)
             return
         assert self.config.window is not None
         memory = self.new_memory()
@@ -295,14 +295,19 @@ class Decoder(nn.Module):
         for start in range(0, batch.tokens.shape[1], self.config.window):
             window = slice(start, start + self.config.window)
             weights = None if batch.weights is None else batch.weights[:, window]
-            yield self._loss(self.hidden(batch.tokens[:, window], memory=memory), batch.targets[:, window], weights)
+            hidden = self.hidden(batch.tokens[:, window], memory=memory)
+            yield summed_loss(self.head(hidden), batch.targets[:, window], weights)
             memory.commit()
 
-    def _loss(self, hidden: Tensor, targets: Tensor, weights: Tensor | None) -> tuple[Tensor, int]:
-        logits = self.head(hidden)
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, 1)
-        reduction = "sum" if weights is None else "none"
-        loss = F.cross_entropy(logits, targets.flatten(), ignore_index=IGNORED, reduction=reduction)
-        if weights is not None:
-            loss = (loss * weights.flatten()).sum()
-        return loss, int((targets != IGNORED).sum())
+
+def summed_loss(logits: Tensor, targets: Tensor, weights: Tensor | None) -> tuple[Tensor, int]:
+    """Loss in nats over all targets but the ignored ones, each times its weight, and their number.
+
+    logits: (B, T, vocabulary); targets, weights: (B, T).
+    """
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, 1)
+    reduction = "sum" if weights is None else "none"
+    loss = F.cross_entropy(logits, targets.flatten(), ignore_index=IGNORED, reduction=reduction)
+    if weights is not None:
+        loss = (loss * weights.flatten()).sum()
+    return loss, int((targets != IGNORED).sum())

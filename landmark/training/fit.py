@@ -26,24 +26,26 @@ from landmark.training.measurements import Measurements
 from landmark.training.metrics import MetricsFile
 from landmark.training.module import LanguageModelTraining
 from landmark.training.progress import Progress
+from landmark.training.sharding import gathered, strategy
 
 if TYPE_CHECKING:
     from landmark.config import Config, TrainConfig
     from landmark.data.stream import Corpus
     from landmark.data.synthetic import SyntheticCorpus
     from landmark.data.tokenizers import Tokenizer
-    from landmark.models import Decoder
+    from landmark.models import LanguageModel
 
 PROFILERS = {"simple": SimpleProfiler, "advanced": AdvancedProfiler, "pytorch": PyTorchProfiler}
 
 
 def train(
-    model: "Decoder",
+    model: "LanguageModel",
     corpus: "Corpus | SyntheticCorpus",
     tokenizer: "Tokenizer",
     config: "Config",
     run_dir: Path,
     loggers: list[Logger],
+    start: str | None = None,
 ) -> dict[str, Any]:
     """Train `model` in place for `train.steps` steps in all and save its weights in `run_dir`.
 
@@ -52,15 +54,16 @@ def train(
     removes them, for the caller to call once it has kept the summary: steps, train_loss and validation_loss
     in nats, validation_perplexity, seconds, tokens_per_second, mfu or None, peak_memory_bytes, parameters.
 
-    Expects settings that `landmark.lab.validate.check` has passed. Raises UserError where they do not fit the
-    devices, on a checkpoint that is damaged or of another configuration, on a loss that is not finite.
+    start: identity of the weights that the model starts from. Expects settings that `landmark.lab.validate.check` has
+    passed. Raises UserError where they do not fit the devices, on a checkpoint that is damaged or of another
+    configuration, on a loss that is not finite.
     """
     settings = config.train
     if config.trainer.threads:
         torch.set_num_threads(config.trainer.threads)
     folder = Path(run_dir) / "checkpoints"
     folder.mkdir(parents=True, exist_ok=True)
-    identity = run_settings(config, tokenizer.hash, corpus.split("train").sha256)
+    identity = run_settings(config, tokenizer.hash, corpus.split("train").sha256, start)
     resumed = find_checkpoint(folder, identity)
     path, step = resumed or (None, 0)
 
@@ -76,6 +79,7 @@ def train(
     with _quiet_lightning():
         trainer = _trainer(
             config,
+            strategy=strategy(config.trainer.strategy, model),
             callbacks=[
                 measurements,
                 Progress(measurements, Path(run_dir).name),
@@ -91,10 +95,12 @@ def train(
         model.train()
         reset_peak_memory()
         trainer.fit(module, datamodule=data, ckpt_path=path)
+    whole = gathered(trainer)
     if trainer.is_global_zero:
-        weights.save(model, Path(run_dir))
+        weights.save(model, Path(run_dir), whole)
     trainer.strategy.barrier("weights saved")
-    return measurements.summary() | {"parameters": model.num_parameters()}
+    flops = {"flops_per_token": measurements.flops_per_token}
+    return measurements.summary() | flops | {"parameters": model.num_parameters()}
 
 
 def _trainer(config: "Config", **arguments: Any) -> lightning.Trainer:
@@ -102,7 +108,6 @@ def _trainer(config: "Config", **arguments: Any) -> lightning.Trainer:
         return lightning.Trainer(
             accelerator=config.trainer.accelerator,
             devices=config.trainer.devices,
-            strategy=config.trainer.strategy,
             precision=config.train.precision,  # pyright: ignore[reportArgumentType]
             max_steps=config.train.steps,
             plugins=[AtomicCheckpointIO()],
@@ -136,11 +141,11 @@ def _check_devices(trainer: lightning.Trainer, settings: "TrainConfig") -> None:
         )
 
 
-def _windows(model: "Decoder", length: int) -> int:
+def _windows(model: "LanguageModel", length: int) -> int:
     return math.ceil(length / model.config.window) if model.config.window else 1
 
 
-def _flops(model: "Decoder", length: int) -> float:
+def _flops(model: "LanguageModel", length: int) -> float:
     shape = model.config
     keys = keys_per_query(length, shape.window, shape.cache)
     return flops_per_token(model.num_parameters(), shape.num_layers, shape.hidden_dim, keys)

@@ -14,7 +14,7 @@ from landmark.training.optimization import learning_rate, make_optimizer
 
 if TYPE_CHECKING:
     from landmark.config import TrainConfig
-    from landmark.models import Decoder
+    from landmark.models import LanguageModel
 
 
 class LanguageModelTraining(lightning.LightningModule):
@@ -25,7 +25,7 @@ class LanguageModelTraining(lightning.LightningModule):
     is the mean over the targets of the whole batch, on all devices, however it was cut.
     """
 
-    def __init__(self, model: "Decoder", train: "TrainConfig", windows: int = 1) -> None:
+    def __init__(self, model: "LanguageModel", train: "TrainConfig", windows: int = 1) -> None:
         """`windows`: how many losses the model yields for one batch."""
         super().__init__()
         self.automatic_optimization = False

@@ -22,9 +22,9 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
         for module in blocks.modules():
             if isinstance(module, nn.Linear) and id(module.weight) not in embeddings:
                 decayed[id(module.weight)] = module.weight
-    kept = [parameter for parameter in model.parameters() if id(parameter) not in decayed]
+    kept = [weight for weight in model.parameters() if weight.requires_grad and id(weight) not in decayed]
     return [
-        {"params": list(decayed.values()), "weight_decay": weight_decay},
+        {"params": [weight for weight in decayed.values() if weight.requires_grad], "weight_decay": weight_decay},
         {"params": kept, "weight_decay": 0.0},
     ]
 

@@ -126,3 +126,31 @@ def test_difference_names_both_values(configure):
     here, there = (run_settings(configure(f"model.block_size={size}"), "t", "s") for size in (50, 64))
     assert difference(here, there) == "model.block_size: 50 here, 64 there"
     assert difference(here, here) == ""
+
+
+PRETRAINED = ("model=pretrained", "model.name=some-folder")
+
+
+def named(configure, *overrides, start="weights"):
+    return digest(run_settings(configure(*PRETRAINED, *overrides), "t", "s", start))
+
+
+@pytest.mark.parametrize("override", ["model.block_size=51", "model.lora_rank=4", "train.steps=7", "seed=1"])
+def test_what_decides_a_fine_tuning_makes_another_run(configure, override):
+    assert named(configure, override) != named(configure)
+    assert named(configure, start="other weights") != named(configure)
+
+
+@pytest.mark.parametrize("override", ["model.num_layers=3", "model.name=elsewhere"])
+def test_the_shape_and_place_of_a_named_model_do_not_decide(configure, override):
+    config = configure(
+        *[word for word in PRETRAINED if not override.startswith(word.partition("=")[0] + "=")], override
+    )
+    assert digest(run_settings(config, "t", "s", "weights")) == named(configure)
+
+
+@pytest.mark.parametrize("override", ["train.steps=7", "seed=1", "model.lora_rank=4"])
+def test_a_model_as_it_is_has_no_training(configure, override):
+    base = ("model=pretrained_base", "model.name=some-folder")
+    found = [run_settings(configure(*base, *more), "t", "s", "weights") for more in ((), (override,))]
+    assert found[0] == found[1]

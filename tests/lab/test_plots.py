@@ -26,6 +26,7 @@ SHOWN = {  # figure: an experiment that shows it
     "drop_rate": "table3_cmt",
     "unique_blocks": "figure5_unique_blocks",
     "accuracy": "figure3_passkey",
+    "recall": "retriever",
 }
 
 
@@ -56,9 +57,16 @@ def composed(experiment):
 
 def made_up(record, figure):
     results, draw_from = record["results"], random.Random(record["labels"]["row"])
-    if figure == "accuracy":
+    if figure in ("accuracy", "recall"):
         for key in ("perplexity", "perplexity_se", "nll", "bits_per_byte", "word_perplexity", "segments"):
             del results[key]
+        if figure == "recall":
+            ranks = [draw_from.randrange(1, 30) for _ in range(50)]
+            results |= {"prompts": 50, "ranks": ranks}
+            for n in (1, 10):
+                hits = sum(rank <= n for rank in ranks)
+                results |= {f"recall_at_{n}": hits / 50, f"recall_at_{n}_interval": list(clopper_pearson(hits, 50))}
+            return record
         right = draw_from.randrange(51)
         low, high = clopper_pearson(right, 50)
         results |= {"accuracy": right / 50, "accuracy_low": low, "accuracy_high": high, "prompts": 50}
@@ -94,10 +102,11 @@ def test_picture_is_a_png_and_the_table_goes_with_it(figure, tmp_path):
     table = tabulate(SHOWN[figure])
     paths = render.write(table, tmp_path)
     assert paths["png"].read_bytes().startswith(b"\x89PNG")
-    assert ("positions" in paths) == (figure != "accuracy")
+    assert ("positions" in paths) == (figure not in ("accuracy", "recall"))
     shown = render.as_text(table).splitlines()[2]
     assert ("accuracy" in shown) == (figure == "accuracy")
-    assert ("perplexity" in shown) == (figure != "accuracy")
+    assert ("perplexity" in shown) == (figure not in ("accuracy", "recall"))
+    assert ("median rank" in shown) == (figure == "recall")
     assert ("distinct blocks" in shown) == (figure == "unique_blocks")
     assert ("dropped" in shown) == (figure == "drop_rate")
 

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from landmark.config import GridConfig, to_config
+from landmark.config import Config, GridConfig, from_dict, to_config
 from landmark.errors import UserError
 from landmark.lab.rows import is_part, select
 
@@ -171,3 +171,25 @@ def test_row_whose_settings_do_not_fit_its_model_is_refused(chosen, row, message
     with pytest.raises(UserError, match=f"row a: .*{message}") as error:
         chosen(rows={"a": row})
     assert "\n" not in str(error.value)
+
+
+def test_a_row_starts_from_the_run_of_another(composer):
+    overrides = ["+experiment=figure3_finetune", "size=nano", "tokenizer=bytes", "seeds=[3,4]"]
+    rows = {row.name: row for row in select(to_config(composer(overrides)), overrides, composer)}
+    for one in rows["finetuned_512"].configs:
+        base = from_dict(Config, one.start_run)
+        assert (base.model.kind, base.model.family, base.seed) == ("transformer", "llama", one.seed)
+        assert base.train.steps != one.train.steps
+    assert all(one.start_run is None for one in rows["base_512"].configs)
+
+
+def test_a_start_that_is_no_row_is_refused(composer):
+    overrides = ["+experiment=figure3_finetune", "size=nano", "tokenizer=bytes"]
+    config = to_config(composer(overrides))
+    for text, said in (("nowhere", "start=nowhere: no such row"), ("finetuned_512", "starts from another")):
+        rows = {**config.rows, "odd": f"model=llama_landmark start={text} eval.length=512"}
+        with pytest.raises(UserError, match=said):
+            select(replace(config, rows=rows), overrides, composer)
+    alone = ["model=llama_landmark", "start=base_512", "tokenizer=bytes", "size=nano"]
+    with pytest.raises(UserError, match="there is none"):
+        select(to_config(composer(alone)), alone, composer)

@@ -129,3 +129,30 @@ def test_a_prompt_and_a_memory_belong_to_a_task(configure, overrides, said):
         check_task(configure(*overrides))
     check_task(configure("task=generate", "prompt=x", "memory.load=y"))
     check_task(configure())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (("model=landmark", "model.as_is=true"), r"model\.as_is=true"),
+        (("model=landmark", "model.lora_rank=4"), r"model\.lora_rank=4: is for models of transformers"),
+        (("model=landmark", "start=base"), "start=base: is for models of transformers"),
+        (("model=llama_landmark", "model.lora_rank=4"), "adapters need a trained model"),
+        (("model=llama", "model.name=x"), "leave out model.family and start"),
+        (("model=llama_landmark", "cmt=on"), "cmt: is not supported"),
+        (("model=llama_landmark", "positions=jumps"), "positions: is not supported"),
+        (("model=llama", "memory.window=9"), r"memory\.window"),
+        (("model=pretrained", "model.name=x", "model.lora_rank=0"), r"model\.lora_rank=0"),
+        (("model=pretrained", "model.name=x", "model.lora_rank=2", "trainer=fsdp"), "adapters are not merged"),
+        (("model=transformer", "eval.retriever=bm25"), r"eval\.retriever=bm25: needs a landmark model"),
+        (("model=llama", "model.family=gpt5"), r"model\.family=gpt5"),
+    ],
+)
+def test_what_models_of_transformers_cannot_do_is_refused(configure, overrides, said):
+    with pytest.raises(UserError, match=said):
+        check(configure(*overrides))
+
+
+def test_a_pretrained_model_must_be_named(configure):
+    with pytest.raises(UserError, match=r"model\.name"):
+        check(configure("model=pretrained"))

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from landmark.lab.plots import accuracy, drop_rate, heatmap, lines, positions, rows, unique_blocks
+from landmark.lab.plots import accuracy, drop_rate, heatmap, lines, positions, recall, rows, unique_blocks
 from landmark.lab.plots.style import COLOURS, png
 from landmark.lab.tables import Table
 
@@ -18,6 +18,7 @@ FIGURES: "dict[str, Callable[[Table], Figure]]" = {
     "heatmap": heatmap.draw,
     "accuracy": accuracy.draw,
     "drop_rate": drop_rate.draw,
+    "recall": recall.draw,
     "unique_blocks": unique_blocks.draw,
 }
 

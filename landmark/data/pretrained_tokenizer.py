@@ -1,0 +1,73 @@
+"""Tokenizers of transformers, as `landmark.data.tokenizers` has its own."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from landmark.data.tokenizers import BytePieces
+from landmark.errors import UserError
+
+LANDMARK = "<landmark>"  # as in `landmark.huggingface`
+
+
+class PretrainedTokenizer(BytePieces):
+    """A model's tokenizer: byte-level, or of pieces in which ▁ stands for a space and <0x0A> for a byte.
+
+    The landmark is its token `<landmark>`, which is added where it has none.
+    """
+
+    def __init__(self, inner: Any, where: str = "the tokenizer"):
+        """inner: a fast tokenizer of transformers. Raises UserError for any other, and for one without end of text."""
+        if getattr(inner, "backend_tokenizer", None) is None:
+            raise UserError(f"{where}: not a tokenizer of transformers that is built on the library tokenizers")
+        if inner.eos_token_id is None:
+            raise UserError(f"{where}: has no end of text, which parts documents: set its eos_token")
+        described = json.loads(inner.backend_tokenizer.to_str())
+        decisive = {key: described[key] for key in ("normalizer", "pre_tokenizer", "model")}
+        if LANDMARK not in inner.get_vocab():
+            inner.add_tokens([LANDMARK], special_tokens=True)
+        self.inner = inner
+        special = set(inner.all_special_ids) | set(inner.added_tokens_decoder)
+        byte_level = '"ByteLevel"' in json.dumps(described["decoder"])
+        pieces = {id: _piece(token, byte_level) for token, id in inner.get_vocab().items() if id not in special}
+        landmark = inner.convert_tokens_to_ids(LANDMARK)
+        backend = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
+        super().__init__("pretrained", inner.eos_token_id, landmark, len(inner), pieces, backend=backend)
+
+    def encode(self, text: str) -> np.ndarray:
+        ids = self.inner(text, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
+        return np.array(ids, dtype=self.dtype)
+
+
+def open_pretrained(folder: str | Path) -> PretrainedTokenizer:
+    """The tokenizer in a folder, or of that name on the hub. Raises UserError where there is none that can be used."""
+    from transformers import AutoTokenizer
+
+    try:
+        inner = AutoTokenizer.from_pretrained(folder, local_files_only=Path(folder).is_dir())
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        detail = " ".join(str(error).split())[:200]
+        raise UserError(f"tokenizer.file={folder}: holds no tokenizer that can be used here: {detail}") from error
+    return PretrainedTokenizer(inner, f"tokenizer.file={folder}")
+
+
+def _piece(token: str, byte_level: bool) -> bytes:
+    """The bytes that a token stands for."""
+    if byte_level:
+        return bytes(_BYTES[letter] for letter in token)
+    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+        return bytes([int(token[3:5], 16)])
+    return token.replace("▁", " ").encode()
+
+
+def _letters() -> dict[str, int]:
+    """GPT-2's letters for bytes: those that print stand for themselves, the others follow from 256 on."""
+    printed = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [value for value in range(256) if value not in printed]
+    return {chr(value): value for value in printed} | {chr(256 + n): value for n, value in enumerate(others)}
+
+
+_BYTES = _letters()

@@ -1,0 +1,73 @@
+"""Which models of transformers can be given landmarks, and how their positions turn."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from landmark.errors import UserError
+from landmark.huggingface.attention import ATTENTION
+
+# Decoders whose rotary positions turn the whole head, its first half together with its second.
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma3_text")
+STATIC = ("default", "linear", "llama3", "yarn")  # kinds of rope scaling that do not change with the length of a text
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+def check_model(model: Any) -> None:
+    """Raise UserError where a model cannot be given landmarks, saying what it lacks."""
+    config = getattr(model, "config", None)
+    if not isinstance(model, PreTrainedModel) or not model.can_generate():
+        raise UserError(f"{type(model).__name__} is not a causal language model of transformers")
+    if config._attn_implementation in ATTENTION.values():  # pyright: ignore[reportOptionalMemberAccess]
+        raise UserError(f"{type(model).__name__} has landmarks already")
+    family = config.model_type  # pyright: ignore[reportOptionalMemberAccess]
+    if family not in FAMILIES:
+        if not getattr(config, "rope_parameters", None):
+            raise UserError(f"{family}: has no rotary positions (RoPE), and only keys that have them can be moved")
+        raise UserError(f"{family}: not one of the decoders that landmarks are known to fit: {', '.join(FAMILIES)}")
+    types = layer_types(model)
+    if FULL not in types:
+        raise UserError(
+            f"{family}: every layer has a sliding window of {config.sliding_window}, none could read further back; "  # pyright: ignore[reportOptionalMemberAccess]
+            "if the weights allow it, set model.config.sliding_window = None first"
+        )
+    if (kind := rope_parameters(model)["rope_type"]) not in STATIC:
+        raise UserError(
+            f"{family}: rope_type={kind} turns keys by angles that depend on the length of the text; "
+            f"only those that do not are supported: {', '.join(STATIC)}"
+        )
+    if (turned := rope_parameters(model).get("partial_rotary_factor", 1.0)) != 1:
+        raise UserError(f"{family}: partial_rotary_factor={turned}: only heads that turn as a whole are supported")
+    if config._attn_implementation not in ATTENTION:  # pyright: ignore[reportOptionalMemberAccess]
+        raise UserError(
+            f"attn_implementation={config._attn_implementation}: "  # pyright: ignore[reportOptionalMemberAccess]
+            f"load the model with one of {', '.join(ATTENTION)}"
+        )
+    for name in ("attention_dropout", "attn_logit_softcapping", "use_bidirectional_attention"):
+        if value := getattr(config, name, None):
+            raise UserError(f"{family}: {name}={value}: landmark attention has none, set it to 0 or None")
+
+
+def layer_types(model: PreTrainedModel) -> list[str]:
+    """Of each layer, full or sliding attention."""
+    config = model.config
+    if (types := getattr(config, "layer_types", None)) is not None:
+        return list(types)
+    window = getattr(config, "sliding_window", None)
+    return [FULL if window is None else SLIDING] * config.num_hidden_layers
+
+
+def rope_parameters(model: PreTrainedModel) -> dict[str, Any]:
+    """Those of the layers with full attention."""
+    parameters = model.config.rope_parameters
+    return parameters.get(FULL, parameters)
+
+
+def inverse_frequencies(model: PreTrainedModel) -> Tensor:
+    """Radians a position (d/2,) of each pair, of the layers with full attention, scaled as the model scales them."""
+    rotary = cast(Any, model.get_decoder()).rotary_emb
+    name = f"{FULL}_inv_freq" if hasattr(rotary, f"{FULL}_inv_freq") else "inv_freq"
+    return getattr(rotary, name)

@@ -1,0 +1,234 @@
+"""A model of transformers that reads with landmarks: `wrap` it, then call or `generate` as before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
+from transformers.generation.configuration_utils import GenerationMode
+from transformers.generation.logits_process import LogitsProcessorList, SuppressTokensLogitsProcessor
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from landmark.attention.layout import insert_landmarks
+from landmark.errors import UserError
+from landmark.huggingface.attention import ATTENTION, LandmarkWindow
+from landmark.huggingface.cache import LandmarkCache
+from landmark.huggingface.families import check_model
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_Base: Any = object  # beside it, in the class that `attach` makes, stands the model's own
+
+LANDMARK = "<landmark>"  # how the token is called in a tokenizer
+SETTINGS = "landmark"  # in a model's configuration, and so in its config.json
+_MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
+
+
+@dataclass(frozen=True)
+class LandmarkSettings:
+    """token: id of the landmark. block_size: ℓ. local: tokens of a text read at a time. memory: settings of
+    `landmark.memory.Memory`."""
+
+    token: int
+    block_size: int
+    local: int
+    memory: dict[str, Any] = field(default_factory=dict)
+
+
+def wrap(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    block_size: int = 63,
+    memory: Mapping[str, Any] | None = None,
+    local: int = 250,
+) -> LandmarkModel:
+    """Give a decoder of transformers landmarks, in place: it is returned, and is what it was, and a `LandmarkModel`.
+
+    The token `<landmark>` is added to the tokenizer; its embedding is the mean of the others, until it is trained.
+    block_size: ℓ, tokens a block. memory: settings of `landmark.memory.Memory`, as {"k": 4, "max_blocks": 1000}.
+    local: tokens of a prompt read at a time.
+
+    Raises UserError for a model or settings that do not fit, and where the tokenizer has the token already.
+    """
+    check_model(model)
+    if LANDMARK in tokenizer.get_vocab():
+        raise UserError(
+            f"the tokenizer has a token {LANDMARK} already: to go on with a model that was saved with landmarks, "
+            "use landmark.huggingface.load(folder)"
+        )
+    settings = LandmarkSettings(len(tokenizer), block_size, local, dict(memory or {}))
+    wrapped = attach(model, settings)
+    tokenizer.add_tokens([LANDMARK], special_tokens=True)
+    place_embedding(model, settings.token)
+    assert tokenizer.convert_tokens_to_ids(LANDMARK) == settings.token
+    return wrapped
+
+
+def load(folder: str | Path, **settings: Any) -> tuple[LandmarkModel, PreTrainedTokenizerBase]:
+    """A model and its tokenizer that `save_pretrained` wrote after `wrap`. settings: of `from_pretrained`.
+
+    Raises UserError where the folder holds none.
+    """
+    if not (Path(folder) / "config.json").is_file():
+        raise UserError(f"{folder} holds no config.json: name the folder that save_pretrained wrote")
+    model = AutoModelForCausalLM.from_pretrained(folder, **settings)
+    return attach(model), AutoTokenizer.from_pretrained(folder)
+
+
+def attach(model: PreTrainedModel, settings: LandmarkSettings | None = None) -> LandmarkModel:
+    """Let a model read with landmarks, whose token it has; None: with the settings it was saved with.
+
+    Raises UserError for a model or settings that do not fit.
+    """
+    check_model(model)
+    if settings is None:
+        if (saved := getattr(model.config, SETTINGS, None)) is None:
+            raise UserError(f"{model.name_or_path} was not saved with landmarks: use landmark.huggingface.wrap")
+        settings = LandmarkSettings(**saved)
+    if settings.local < 1:
+        raise UserError(f"local={settings.local}: at least one token must be read at a time")
+    LandmarkCache(model, settings.block_size, **settings.memory)  # refuses what means nothing
+    setattr(model.config, SETTINGS, asdict(settings))
+    model.set_attn_implementation(ATTENTION[str(model.config._attn_implementation)])
+    base = type(model)
+    model.__class__ = type(base.__name__, (LandmarkModel, base), {"__module__": base.__module__})
+    return cast(LandmarkModel, model)
+
+
+class LandmarkModel(_Base):
+    """What landmarks add to a causal language model of transformers.
+
+    Called with a `LandmarkCache` as `past_key_values`, or through `generate`, it reads ids without landmarks, `local`
+    at a time, puts the landmarks in and keeps them out of what it gives back. Called with `phase` it attends to whole
+    windows of ids with landmarks in them, as fine-tuning does. Called with neither, it is the model it was.
+    """
+
+    @property
+    def landmarks(self) -> LandmarkSettings:
+        return LandmarkSettings(**getattr(self.config, SETTINGS))
+
+    def new_memory(self, **settings: Any) -> LandmarkCache:
+        """An empty memory; settings: those of `landmark.memory.Memory`, instead of the ones the model was wrapped
+        with."""
+        return LandmarkCache(self, self.landmarks.block_size, **self.landmarks.memory | settings)
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Any = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        phase: Tensor | None = None,
+        local: int | None = None,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast:
+        """As the model's own, and besides:
+
+        input_ids: (B, T). past_key_values: a `LandmarkCache`, for a text that goes on, of which `local` tokens are read
+        at a time (None: as the model was wrapped). phase: (B,), of windows whose ids have landmarks in them, tokens
+        missing from the first block. Raises UserError for padding, for landmarks among the ids of a text, and for
+        labels of one.
+        """
+        if isinstance(past_key_values, LandmarkCache):
+            if input_ids is None or labels is not None:
+                raise UserError("with a landmark memory a text is read from input_ids, and has no labels")
+            if attention_mask is not None and not bool(attention_mask.all()):
+                raise UserError("a landmark memory reads no padding: give it texts of one length, or one at a time")
+            return self._read(input_ids, past_key_values, logits_to_keep, local or self.landmarks.local)
+        if phase is not None:
+            kwargs["landmarks"] = LandmarkWindow(self.landmarks.block_size, phase)
+        return super().forward(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            labels=labels,
+            use_cache=use_cache if phase is None else False,
+            logits_to_keep=logits_to_keep,
+            **kwargs,
+        )
+
+    def _read(
+        self, ids: Tensor, cache: LandmarkCache, logits_to_keep: int | Tensor, local: int
+    ) -> CausalLMOutputWithPast:
+        """Read a text that goes on: landmarks are put in, and logits are those after its own tokens."""
+        settings, memory = self.landmarks, cache.memory
+        if ids.shape[1] > 1 and bool((ids == settings.token).any()):
+            raise UserError(f"the ids hold landmarks ({settings.token}): leave them out, they are put in by themselves")
+        if not isinstance(logits_to_keep, int):
+            raise UserError("logits_to_keep: with a landmark memory it must be a number")
+        unwanted = ids.shape[1] - logits_to_keep if logits_to_keep else 0
+        logits = []
+        for chunk in ids.split(local, 1):
+            tokens, own = insert_landmarks(chunk, memory.position, settings.block_size, settings.token)
+            read = super().forward(
+                input_ids=tokens,
+                position_ids=cache.positions(tokens.shape[1], tokens.device),
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=own[max(0, unwanted) :],
+                landmarks=cache,
+            )
+            cache.commit()
+            unwanted -= chunk.shape[1]
+            logits.append(read.logits)
+        return CausalLMOutputWithPast(logits=torch.cat(logits, 1), past_key_values=cache)
+
+    def generate(
+        self,
+        inputs: Tensor | None = None,
+        generation_config: GenerationConfig | None = None,
+        logits_processor: LogitsProcessorList | None = None,
+        past_key_values: LandmarkCache | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """transformers' own, greedy or sampling, with a landmark memory: the ids given, streamed and returned are those
+        of the text, and so are the tokens that max_new_tokens counts.
+
+        past_key_values: a memory of what was read before (None: an empty one). Raises UserError for beam and assisted
+        search, and without a cache.
+        """
+        config, _ = self._prepare_generation_config(generation_config, **kwargs)
+        mode = config.get_generation_mode(kwargs.get("assistant_model"))
+        if mode not in _MODES:
+            raise UserError(f"{mode.value.replace('_', ' ')}: a landmark memory reads on, it cannot go back; sample")
+        if not config.use_cache or (config.guidance_scale or 1) != 1:
+            raise UserError("use_cache=False, guidance_scale: they read the text without its landmark memory")
+        cache = self.new_memory() if past_key_values is None else past_key_values
+        if not isinstance(cache, LandmarkCache):
+            raise UserError(f"past_key_values: must be made by new_memory(), not a {type(cache).__name__}")
+        never = SuppressTokensLogitsProcessor([self.landmarks.token], device=str(self.device))
+        return super().generate(
+            inputs,
+            generation_config=generation_config,
+            logits_processor=LogitsProcessorList([*(logits_processor or []), never]),
+            past_key_values=cache,
+            **kwargs,
+        )
+
+
+@torch.no_grad()
+def place_embedding(model: PreTrainedModel, token: int) -> None:
+    """Make room for a token and give it the mean embedding of the others."""
+    rows = len(embeddings(model)[0])
+    if token >= rows:
+        model.resize_token_embeddings(token + 1, mean_resizing=False)
+    for weight in embeddings(model):
+        others = torch.arange(rows, device=weight.device) != token
+        weight[token] = weight[:rows][others].mean(0)
+
+
+def embeddings(model: PreTrainedModel) -> list[Tensor]:
+    """Of the input and of the output: the same, where they are tied."""
+    return [cast(Any, layer).weight for layer in (model.get_input_embeddings(), model.get_output_embeddings())]

@@ -1,0 +1,239 @@
+"""Decoders of transformers, as this program trains and evaluates its own (`model.family`, `model.name`, `start`)."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from landmark.attention.layout import insert_landmarks
+from landmark.errors import UserError
+from landmark.huggingface import LandmarkCache, LandmarkModel, LandmarkSettings, attach, place_embedding
+from landmark.lab.files import sha256_file
+from landmark.models import generation
+from landmark.models.decoder import DecoderConfig, Window, summed_loss
+
+transformers_logging.disable_progress_bar()  # the program has its own
+
+FAMILIES = {"llama": LlamaConfig}
+LOCAL = 250  # tokens that a fine-tuned model reads at a time, unless it is told otherwise
+PROJECTIONS = "all-linear"  # what gets adapters: every linear layer but the head
+_COMPARED = ("kind", "landmark_id", "block_size")
+
+
+class Pretrained(nn.Module):
+    """A causal language model of transformers with the interface of `landmark.models.Decoder`.
+
+    A `LandmarkModel` reads with landmarks, any other as a plain transformer. tokenizer: that of transformers which is
+    saved beside it (None: it has none of its own).
+    """
+
+    def __init__(self, model: PreTrainedModel | PeftModel, tokenizer: Any = None):
+        super().__init__()
+        self.model: Any = model
+        self.tokenizer = tokenizer
+        self.config = _shape(self.bare)
+
+    @property
+    def bare(self) -> Any:
+        """The model without what trains adapters around it."""
+        return self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
+
+    def num_parameters(self, embeddings: bool = True) -> int:
+        """All numbers, with or without the embeddings."""
+        total = sum(p.numel() for p in self.parameters())
+        return total if embeddings else total - self.bare.get_input_embeddings().weight.numel()
+
+    def new_memory(self, **settings) -> LandmarkCache | None:
+        """An empty memory for a model with landmarks; nothing for any other. settings: as `LandmarkModel` takes."""
+        if isinstance(self.bare, LandmarkModel):
+            return self.bare.new_memory(**settings)
+        if settings:
+            raise UserError(f"{', '.join(settings)}: a transformers model without landmarks keeps no window")
+        return None
+
+    def forward(self, tokens: Tensor, memory: Any = None, last: bool = False) -> Tensor:
+        """Logits of the next raw token after each raw token (B, T, vocabulary), or after the last alone."""
+        settings: dict[str, Any] = {"past_key_values": memory, "use_cache": memory is not None}
+        if isinstance(self.bare, LandmarkModel) and memory is None:
+            landmarks = self.bare.landmarks
+            tokens, own = insert_landmarks(tokens, 0, landmarks.block_size, landmarks.token)
+            phase = torch.zeros(len(tokens), dtype=torch.int64)
+            return self.model(tokens, phase=phase, logits_to_keep=own[-1:] if last else own).logits
+        if isinstance(memory, LandmarkCache):
+            settings["local"] = tokens.shape[1]
+        return self.model(tokens, logits_to_keep=int(last), **settings).logits
+
+    def generate(self, prompts: generation.Prompts, tokens: int, **settings) -> list[list[int]]:
+        """As `landmark.models.Decoder.generate`; a plain model keeps everything."""
+        return generation.generate(cast(Any, self), prompts, tokens, **settings | self._memory(prompts, settings))
+
+    def stream(self, prompts: generation.Prompts, tokens: int, **settings) -> Iterator[list[int | None]]:
+        """The same, a token of every prompt at a time."""
+        return generation.stream(cast(Any, self), prompts, tokens, **settings | self._memory(prompts, settings))
+
+    def _memory(self, prompts: generation.Prompts, settings: dict[str, Any]) -> dict[str, Any]:
+        """The setting `memory`, as a function that gives one."""
+        memory = settings.get("memory")
+        if memory is None:
+            return {"memory": lambda: self.new_memory() or DynamicCache(config=self.bare.config)}
+        if len({len(prompt) for prompt in prompts}) > 1 and not callable(memory):
+            raise UserError("prompts of several lengths cannot follow one memory: give a function that makes memories")
+        return {"memory": memory if callable(memory) else lambda: memory}
+
+    def window_losses(self, batch: Window) -> Iterator[tuple[Tensor, int]]:
+        """Summed loss in nats, and the number of targets, of the one window of a batch."""
+        settings = {} if batch.phase is None else {"phase": batch.phase}
+        logits = self.model(input_ids=batch.tokens, use_cache=False, **settings).logits
+        yield summed_loss(logits, batch.targets, batch.weights)
+
+    def save(self, folder: Path, state: dict[str, Tensor] | None = None) -> None:
+        """Write transformers' own files, the configuration last, each whole or not at all. Adapters are merged.
+
+        state: the weights, where the model at hand has only a share of them.
+        """
+        if isinstance(self.model, PeftModel):
+            self.model = self.model.merge_and_unload()
+        partial = folder / ".weights.partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        whole = {} if state is None else {"state_dict": {n.removeprefix("model."): x for n, x in state.items()}}
+        self.model.save_pretrained(partial, **whole)
+        if self.tokenizer is not None:
+            self.tokenizer.save_pretrained(partial)
+        for file in sorted(partial.iterdir(), key=lambda file: file.name == "config.json"):
+            os.replace(file, folder / file.name)
+        partial.rmdir()
+
+
+def new(family: str, shape: DecoderConfig) -> Pretrained:
+    """A freshly initialised model of a family; seed torch's generator before."""
+    config = FAMILIES[family](
+        vocab_size=shape.vocab_size,
+        hidden_size=shape.hidden_dim,
+        intermediate_size=shape.mlp_dim,
+        num_hidden_layers=shape.num_layers,
+        num_attention_heads=shape.num_heads,
+        rope_parameters={"rope_type": "default", "rope_theta": shape.rope_base},
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    return Pretrained(_with_landmarks(model, shape) if shape.kind == "landmark" else model)
+
+
+def start_from(name: str, shape: DecoderConfig, lora_rank: int | None = None, tokenizer: Any = None) -> Pretrained:
+    """A trained model to go on with, with landmarks if `shape.kind` says so.
+
+    Of `shape` only the kind, landmark_id and block_size count. lora_rank: train adapters of that rank beside frozen
+    weights, and the landmark's embedding. Raises UserError for a folder without a model, and one that does not fit.
+    """
+    model = _open(folder_of(name))
+    if shape.kind == "landmark":
+        model = _with_landmarks(model, shape)
+    elif getattr(model.config, "landmark", None) is not None:
+        raise UserError(f"{name} was trained with landmarks: start from it with model.kind=landmark")
+    if lora_rank is None:
+        return Pretrained(model, tokenizer)
+    embedding = next(n for n, layer in model.named_modules() if layer is model.get_input_embeddings())
+    adapters = LoraConfig(
+        r=lora_rank,
+        lora_alpha=2 * lora_rank,
+        target_modules=PROJECTIONS,
+        trainable_token_indices={embedding: [shape.landmark_id]} if shape.landmark_id is not None else None,
+    )
+    return Pretrained(get_peft_model(model, adapters), tokenizer)
+
+
+def _with_landmarks(model: PreTrainedModel, shape: DecoderConfig) -> LandmarkModel:
+    assert shape.landmark_id is not None
+    assert shape.block_size is not None
+    if getattr(model.config, "landmark", None) is None:
+        wrapped = attach(model, LandmarkSettings(shape.landmark_id, shape.block_size, LOCAL))
+        place_embedding(model, shape.landmark_id)
+        return wrapped
+    wrapped = attach(model)
+    if (wrapped.landmarks.token, wrapped.landmarks.block_size) != (shape.landmark_id, shape.block_size):
+        raise UserError(
+            f"model.block_size={shape.block_size}: the model to start from has block_size="
+            f"{wrapped.landmarks.block_size} and the landmark {wrapped.landmarks.token}, not {shape.landmark_id}"
+        )
+    return wrapped
+
+
+def load_pretrained(folder: Path, expected: DecoderConfig | None = None) -> Pretrained:
+    """Read back what `Pretrained.save` wrote. Raises UserError where it is damaged, or not of the `expected` kind."""
+    model = _open(folder)
+    if getattr(model.config, "landmark", None) is not None:
+        model = attach(model)
+    loaded = Pretrained(model)
+    for name in _COMPARED:
+        ours, theirs = getattr(expected or loaded.config, name), getattr(loaded.config, name)
+        if ours != theirs:
+            raise UserError(f"{folder} holds a model of another configuration: {name} is {theirs}, not {ours}")
+    return loaded
+
+
+def folder_of(name: str) -> Path:
+    """The folder of a model: `name` itself, or what the hub has by that name, downloaded unless it was before.
+
+    Raises UserError where there is neither.
+    """
+    if Path(name).is_dir():
+        return Path(name)
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.model", "*.txt"]))
+    except Exception as error:
+        raise UserError(
+            f"model.name={name}: no such folder, and the hub did not give it ({type(error).__name__}): "
+            "name the folder that holds a model's config.json and weights"
+        ) from error
+
+
+def weights_sha256(name: str) -> str:
+    """Identity of the weights of a model: of the content of its files, not of where they are."""
+    folder = folder_of(name)
+    files = [folder / "config.json", *sorted(folder.glob("*.safetensors"))]
+    if len(files) < 2 or not files[0].is_file():
+        raise UserError(f"model.name={name}: {folder} holds no config.json with *.safetensors beside it")
+    parts = [f"{file.name} {sha256_file(file)}" for file in files]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _open(folder: Path) -> PreTrainedModel:
+    try:
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        detail = " ".join(str(error).split())[:300]
+        raise UserError(f"{folder} holds no causal language model that transformers can read: {detail}") from error
+
+
+def _shape(model: PreTrainedModel) -> DecoderConfig:
+    """What the program asks of a model's configuration."""
+    config = model.config
+    shape = DecoderConfig(
+        kind="transformer",
+        vocab_size=config.vocab_size,
+        num_layers=config.num_hidden_layers,
+        num_heads=config.num_attention_heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        mlp_dim=config.intermediate_size,
+        num_kv_heads=config.num_key_value_heads,
+    )
+    if not isinstance(model, LandmarkModel):
+        return shape
+    landmarks = model.landmarks
+    return dataclasses.replace(shape, kind="landmark", landmark_id=landmarks.token, block_size=landmarks.block_size)

@@ -1,0 +1,202 @@
+"""Finding the part of a collection of documents that a text is about, by the landmarks of its blocks.
+
+The paper remarks that the highest landmark score inside a document measures its relevance. Here the landmarks of all
+blocks are kept, and the queries of a text are scored against them as a memory scores its blocks, by a softmax over all
+landmarks. The logarithms of that are averaged over the text's tokens, and over the heads that are asked.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from landmark.attention.rotary import rotate
+from landmark.errors import UserError
+from landmark.memory import Memory
+
+if TYPE_CHECKING:
+    from landmark.data.tokenizers import Tokenizer
+
+WINDOW = 10  # blocks read at a time, which know of each other, as in training
+AT_ONCE = 8  # windows
+
+
+@dataclass(frozen=True)
+class Block:
+    """Part of a document: `text` are its bytes from `start` to `stop`."""
+
+    document: str
+    start: int
+    stop: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Span(Block):
+    """A block that was found; score: higher is more relevant."""
+
+    score: float
+
+
+class Retriever:
+    """An index of documents over the landmarks that a model gives their blocks.
+
+    model: a landmark model of `landmark.models`, or of transformers (`landmark.huggingface.wrap`). tokenizer: one of
+    `landmark.data`, or of transformers. heads: those that are asked, (layer, head) (None: all).
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, heads: Sequence[tuple[int, int]] | None = None):
+        """Raises UserError for a model without landmarks, and for a tokenizer that cannot be used."""
+        self.heads = heads
+        self._model = model.eval()
+        self._tokenizer = _own(tokenizer)
+        self.block_size, self._rope = _shape(model)
+        self.blocks: list[Block] = []
+        self._landmarks: dict[int, Tensor] = {}  # of each layer, (H_kv, blocks, d)
+
+    def __len__(self) -> int:
+        """Blocks in the index."""
+        return len(self.blocks)
+
+    @torch.no_grad()
+    def index(self, documents: Mapping[str, str] | Iterable[tuple[str, str]]) -> None:
+        """Add documents, (name, text). Their last block is filled up with end of text.
+
+        Raises UserError for a document without text.
+        """
+        windows: list[np.ndarray] = []
+        named: Any = documents.items() if isinstance(documents, Mapping) else documents
+        for name, text in named:
+            blocks, ids = cut(name, text, self._tokenizer, self.block_size)
+            self.blocks += blocks
+            windows += np.split(ids, range(WINDOW * self.block_size, len(ids), WINDOW * self.block_size))
+        found: dict[int, list[Tensor]] = {layer: [landmarks] for layer, landmarks in self._landmarks.items()}
+        by_length: dict[int, list[int]] = {}
+        for number, window in enumerate(windows):
+            by_length.setdefault(len(window), []).append(number)
+        read: list[dict[int, Tensor]] = [{} for _ in windows]
+        for numbers in by_length.values():
+            for start in range(0, len(numbers), AT_ONCE):
+                batch = numbers[start : start + AT_ONCE]
+                memory = self._read(np.stack([windows[number] for number in batch]))
+                for layer in memory.queries:
+                    for number, landmarks in zip(batch, memory.landmarks(layer), strict=True):
+                        read[number][layer] = landmarks
+        for window in read:
+            for layer, landmarks in window.items():
+                found.setdefault(layer, []).append(landmarks)
+        self._landmarks = {layer: torch.cat(parts, 1) for layer, parts in found.items()}
+
+    @torch.no_grad()
+    def head_scores(self, text: str) -> dict[tuple[int, int], Tensor]:
+        """What each head, (layer, head), makes of each block for a text: logarithms (blocks,).
+
+        Raises UserError for an empty text or an empty index.
+        """
+        ids = self._tokenizer.encode(text)
+        if not len(ids) or not len(self):
+            raise UserError("the text is empty" if len(self) else "the index is empty: index(documents) first")
+        memory = self._read(ids.astype(np.int64)[None])
+        scores = {}
+        for layer, queries in memory.queries.items():
+            landmarks = self._landmarks[layer].to(queries.dtype)
+            landmarks = landmarks.repeat_interleave(queries.shape[1] // len(landmarks), 0)
+            logits = queries[0] @ landmarks.mT / math.sqrt(queries.shape[-1])
+            for head, each in enumerate(logits.log_softmax(-1).mean(1)):
+                scores[layer, head] = each
+        return scores
+
+    def scores(self, text: str) -> Tensor:
+        """Relevance of each block for a text, (blocks,): the mean over the heads that are asked."""
+        of_heads = self.head_scores(text)
+        heads = list(of_heads) if self.heads is None else self.heads
+        if unknown := [head for head in heads if tuple(head) not in of_heads]:
+            raise UserError(f"heads={unknown}: the model has none such; (layer, head), of {list(of_heads)}")
+        return torch.stack([of_heads[layer, head] for layer, head in heads]).mean(0)
+
+    def query(self, text: str, count: int = 10) -> list[Span]:
+        """The `count` blocks that are most relevant for a text, best first."""
+        best = self.scores(text).topk(min(count, len(self)))
+        found = zip(best.values.tolist(), best.indices.tolist(), strict=True)
+        return [Span(**vars(self.blocks[number]), score=score) for score, number in found]
+
+    def documents(self, text: str, count: int = 10) -> list[tuple[str, float]]:
+        """The `count` documents that are most relevant, best first: the highest score inside a document is its own."""
+        best: dict[str, float] = {}
+        for block, score in zip(self.blocks, self.scores(text).tolist(), strict=True):
+            best[block.document] = max(score, best.get(block.document, -math.inf))
+        return sorted(best.items(), key=lambda item: -item[1])[:count]
+
+    def _read(self, ids: np.ndarray) -> _Recorder:
+        most = max(1, ids.shape[1] // self.block_size)
+        memory = _Recorder(self.block_size, max_blocks=most, k=0, rope_base=self._rope)
+        tokens = torch.from_numpy(ids).to(next(self._model.parameters()).device)
+        if hasattr(self._model, "landmarks"):
+            cache = self._model.new_memory()
+            cache.memory = memory
+            self._model(tokens, past_key_values=cache, local=tokens.shape[1], logits_to_keep=1)
+        else:
+            self._model(tokens, memory=memory, last=True)
+        return memory
+
+
+class _Recorder(Memory):
+    """A memory of one text that shows what passed through it."""
+
+    def reset(self) -> None:
+        super().reset()
+        self.queries: dict[int, Tensor] = {}  # of each layer, (B, H, T, d), as if every block were the one before
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, cmt: Tensor | None = None) -> Tensor:
+        self.queries[layer] = rotate(q, self._rotary(self.block_size + 1, q.shape[2], q))
+        return super().attend(layer, q, k, v, cmt)
+
+    def landmarks(self, layer: int) -> Tensor:
+        """Keys of the landmarks (B, H_kv, blocks, d), oldest first."""
+        store = self.layers[layer].store
+        return store.landmarks[:, :, : len(store)]
+
+
+def cut(name: str, text: str, tokenizer: Tokenizer, block_size: int) -> tuple[list[Block], np.ndarray]:
+    """The blocks of a document, and their ids, int64, filled up with end of text to whole blocks.
+
+    Raises UserError for a document without text.
+    """
+    ids = tokenizer.encode(text).astype(np.int64)
+    if not len(ids):
+        raise UserError(f"{name}: the document has no text")
+    ends = [0, *np.cumsum(tokenizer.byte_lengths[ids]).tolist()]
+    bounds = [*range(0, len(ids), block_size), len(ids)]
+    blocks = [
+        Block(name, ends[start], ends[stop], tokenizer.decode(ids[start:stop]))
+        for start, stop in itertools.pairwise(bounds)
+    ]
+    return blocks, np.pad(ids, (0, -len(ids) % block_size), constant_values=tokenizer.eot)
+
+
+def _own(tokenizer: Any) -> Tokenizer:
+    """A tokenizer of `landmark.data`, made of one of transformers where it is one."""
+    if hasattr(tokenizer, "byte_lengths"):
+        return tokenizer
+    from landmark.data.pretrained_tokenizer import PretrainedTokenizer
+
+    return PretrainedTokenizer(tokenizer)
+
+
+def _shape(model: Any) -> tuple[int, float | Tensor]:
+    """Block size, and base or frequencies of the rotary positions."""
+    if hasattr(model, "landmarks"):
+        from landmark.huggingface.families import inverse_frequencies
+
+        return model.landmarks.block_size, inverse_frequencies(model)
+    config: Any = getattr(model, "config", None)
+    if getattr(config, "kind", None) != "landmark":
+        raise UserError(f"{type(model).__name__}: has no landmarks to retrieve by")
+    return config.block_size, config.rope_base

@@ -1,0 +1,136 @@
+"""Which sentences are torn, what counts as found, and the three rankings."""
+
+import math
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("bm25s", reason="the optional extra `hf` is not installed")
+
+from landmark.data.stream import Stream
+from landmark.data.tokenizers import load_tokenizer
+from landmark.errors import UserError
+from landmark.evaluation.half_sentences import _bm25, _chance, _rank, documents, evaluate_half_sentences, tear
+from landmark.evaluation.statistics import clopper_pearson
+from landmark.models import Decoder, DecoderConfig
+from landmark.retriever import cut
+from tests.training.training_case import make_config
+
+TOKENIZER = load_tokenizer("bytes")
+BLOCK = 50
+QUERIES = 12
+
+
+def made_up(seed):
+    """Sentences of words that hardly ever come twice."""
+    draw = random.Random(seed)
+
+    def word():
+        return "".join(draw.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(draw.randint(3, 8)))
+
+    def sentence():
+        return " ".join(word() for _ in range(draw.randint(10, 45))).capitalize() + "."
+
+    return [" ".join(sentence() for _ in range(30)) for _ in range(3)]
+
+
+def stream(texts):
+    ids = np.concatenate([np.append(TOKENIZER.encode(text), TOKENIZER.eot) for text in texts]).astype("<u2")
+    return Stream(None, ids, "sha", len(texts), 0, 0)  # pyright: ignore[reportArgumentType]
+
+
+def test_documents_come_back_from_a_stream():
+    assert documents(stream(made_up(0)), TOKENIZER) == made_up(0)
+
+
+def test_queries_are_gone_and_first_halves_are_there():
+    texts = made_up(1)
+    torn = tear(texts, QUERIES, seed=0)
+    assert len(torn.queries) == QUERIES
+    for query, (number, start, stop) in zip(torn.queries, torn.first, strict=True):
+        document = torn.documents[number][1]
+        first = document.encode()[start:stop].decode()
+        assert query not in document
+        assert first + query in texts[number]
+        words = (first + query).split()
+        assert 16 <= len(words) <= 40
+        assert len(first.split()) == len(words) // 2
+    left = sum(len(text) for _, text in torn.documents) + sum(map(len, torn.queries))
+    assert left == sum(map(len, texts))
+    assert tear(texts, QUERIES, seed=0) == torn
+    assert tear(texts, QUERIES, seed=1) != torn
+
+
+def test_too_few_sentences_are_refused():
+    with pytest.raises(UserError, match="has only"):
+        tear(made_up(2), 1000, seed=0)
+
+
+def test_rank_counts_what_stands_before_the_best_that_counts():
+    scores = torch.tensor([0.5, 3.0, 1.0, 2.0, 1.0])
+    assert _rank(scores, [1]) == 1
+    assert _rank(scores, [0, 3]) == 2
+    assert _rank(scores, [2]) == 4  # an equal one stands before it
+
+
+def test_chance_is_that_of_drawing():
+    draw = np.random.default_rng(0)
+    drawn = [set(draw.choice(40, 10, replace=False)) & {3, 17} for _ in range(4000)]
+    assert _chance(40, 2, 10) == pytest.approx(np.mean([bool(hit) for hit in drawn]), abs=0.03)
+    assert _chance(40, 1, 1) == pytest.approx(1 / 40)
+
+
+def test_bm25_prefers_the_block_with_the_words():
+    score = _bm25(["herons stand in water", "schooners have masts", "water runs downhill"])
+    assert int(score("a schooners two masts").argmax()) == 1
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return Decoder(DecoderConfig("landmark", 320, 2, 2, 8, 32, landmark_id=257, block_size=BLOCK))
+
+
+def evaluated(model, retriever):
+    config = make_config("landmark")
+    config = replace(config, eval=replace(config.eval, retriever=retriever, prompts=QUERIES))
+    streams = {"validation": stream(made_up(3)), "test": stream(made_up(4))}
+    return evaluate_half_sentences(model, streams, TOKENIZER, config)
+
+
+@pytest.mark.parametrize("retriever", ["landmark", "bm25"])
+def test_recall_counts_the_ranks(model, retriever):
+    results = evaluated(model, retriever)
+    assert len(results["ranks"]) == results["prompts"] == QUERIES
+    for n in (1, 10):
+        hits = sum(rank <= n for rank in results["ranks"])
+        assert results[f"recall_at_{n}"] == hits / QUERIES
+        assert results[f"recall_at_{n}_interval"] == list(clopper_pearson(hits, QUERIES))
+    torn = tear(made_up(4), QUERIES, seed=7)
+    assert results["blocks"] == sum(math.ceil(len(text.encode()) / BLOCK) for _, text in torn.documents)
+    assert (results["heads"] is None) == (retriever == "bm25")
+
+
+def test_gold_is_where_the_first_half_stands(model, monkeypatch):
+    """A ranking that knows the place is always right."""
+    torn = tear(made_up(4), QUERIES, seed=7)
+    texts = [block for document in torn.documents for block in cut(*document, TOKENIZER, BLOCK)[0]]
+    firsts = {q: torn.documents[n][1].encode()[a:b] for q, (n, a, b) in zip(torn.queries, torn.first, strict=True)}
+
+    def knowing(_):
+        return lambda query: torch.tensor([float(block.text.strip().encode() in firsts[query]) for block in texts])
+
+    monkeypatch.setattr("landmark.evaluation.half_sentences._bm25", knowing)
+    results = evaluated(model, "bm25")
+    found = [rank for rank, query in zip(results["ranks"], torn.queries, strict=True) if len(firsts[query]) > 2 * BLOCK]
+    assert found
+    assert set(found) == {1}
+
+
+def test_chance_needs_no_model(model):
+    results = evaluated(model, "chance")
+    assert 0 < results["recall_at_1"] < results["recall_at_10"] < 1
+    assert "ranks" not in results

@@ -1,0 +1,174 @@
+"""Models of transformers in the program's own training and evaluation."""
+
+import dataclasses
+
+import pytest
+import torch
+
+pytest.importorskip("transformers", reason="the optional extra `hf` is not installed")
+
+from landmark import load as load_model
+from landmark.config import DataConfig, ModelConfig, TrainerConfig
+from landmark.errors import UserError
+from landmark.huggingface import LandmarkModel
+from landmark.huggingface import load as load_wrapped
+from landmark.models import build, decoder_config, save
+from landmark.models.pretrained import load_pretrained, start_from, weights_sha256
+from landmark.training import train
+from tests.huggingface.conftest import make_model, make_tokenizer
+from tests.training.training_case import TOKENIZER, make_config, make_corpus
+
+BLOCK = 5
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A trained model, as far as anyone can tell."""
+    folder = tmp_path_factory.mktemp("trained")
+    make_model("llama").save_pretrained(folder)
+    return folder
+
+
+def shape(kind="landmark"):
+    model = ModelConfig(kind=kind, num_layers=2, num_heads=2, head_dim=8, mlp_dim=32, block_size=BLOCK)
+    return decoder_config(model, TOKENIZER)
+
+
+def fine_tune(model, tmp_path, **changes):
+    """A few steps on made-up text, in place."""
+    config = make_config("landmark", steps=3, max_lr=1e-2, **changes)
+    config = dataclasses.replace(
+        config, data=DataConfig(name="random", cache=""), trainer=TrainerConfig(accelerator="cpu", devices=1, threads=1)
+    )
+    run = tmp_path / "run"
+    run.mkdir()
+    return train(model, make_corpus(tmp_path / "data"), TOKENIZER, config, run, [], "weights"), run
+
+
+def embedding(model):
+    return model.bare.get_input_embeddings().weight.detach().clone()
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_adapters_and_the_landmarks_embedding_are_all_that_is_trained(folder, tmp_path, tied):
+    if tied:
+        model = make_model("gemma")
+        folder = tmp_path / "tied"
+        model.save_pretrained(folder)
+    start = start_from(str(folder), shape())
+    before, token = embedding(start), TOKENIZER.landmark
+    torch.testing.assert_close(before[token], before[:token].mean(0))
+    model = start_from(str(folder), shape(), lora_rank=2)
+    trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
+    assert all("lora_" in name or "trainable_tokens" in name for name in trained)
+    assert any("trainable_tokens" in name for name in trained)
+    torch.manual_seed(0)
+    summary, run = fine_tune(model, tmp_path)
+    assert summary["steps"] == 3
+    again = load_model(run)
+    after = embedding(again)
+    assert isinstance(again.bare, LandmarkModel)
+    assert not torch.allclose(after[token], before[token], atol=1e-3)
+    others = torch.arange(len(before)) != token
+    torch.testing.assert_close(after[others], before[others], rtol=0, atol=1e-6)
+    projection = "model.layers.1.self_attn.v_proj.weight"
+    assert not torch.allclose(again.bare.state_dict()[projection], start.bare.state_dict()[projection], atol=1e-4)
+
+
+def test_everything_is_trained_without_adapters(folder, tmp_path):
+    model = start_from(str(folder), shape())
+    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    _, run = fine_tune(model, tmp_path)
+    after = dict(load_model(run).named_parameters())
+    assert before.keys() == after.keys()
+    still = [name for name in before if torch.equal(before[name], after[name])]
+    assert not still
+    token = TOKENIZER.landmark
+    moved = after["model.model.embed_tokens.weight"][token] - before["model.model.embed_tokens.weight"][token]
+    assert moved.norm() > 1e-3
+
+
+def test_a_trained_run_is_what_transformers_saves(folder, tmp_path):
+    """`landmark.huggingface.load` opens a run's folder, with the tokenizer that came with the model."""
+    tokenizer = make_tokenizer()
+    tokenizer.add_tokens(["<landmark>"], special_tokens=True)
+    model = start_from(str(folder), shape(), tokenizer=tokenizer)
+    save(model, tmp_path)
+    wrapped, _ = load_wrapped(tmp_path)
+    ids = torch.randint(0, 256, (1, 60))
+    memory = model.new_memory(k=2)
+    found = torch.cat([model(chunk, memory=memory) for chunk in ids.split(20, 1)], 1)
+    expected = wrapped(ids, past_key_values=wrapped.new_memory(k=2), local=20).logits
+    assert torch.equal(found, expected)
+
+
+@torch.no_grad()
+def test_a_window_at_once_is_the_memory_that_retrieves_everything(folder):
+    model = start_from(str(folder), shape()).eval()
+    ids = torch.randint(0, 256, (2, 40))
+    memory = model.new_memory(k=100)
+    chunks = torch.cat([model(chunk, memory=memory) for chunk in ids.split(11, 1)], 1)
+    torch.testing.assert_close(model(ids), chunks, rtol=0, atol=1e-4)
+    torch.testing.assert_close(model(ids, last=True), chunks[:, -1:], rtol=0, atol=1e-4)
+
+
+@torch.no_grad()
+def test_a_plain_model_goes_on_with_its_own_cache(folder):
+    model = load_pretrained(folder).eval()
+    ids = torch.randint(0, 256, (2, 30))
+    assert model.new_memory() is None
+    expected = model.bare.generate(ids, max_new_tokens=5, do_sample=False)[:, 30:]
+    assert model.generate(ids, 5, local=12) == expected.tolist()
+    with pytest.raises(UserError, match="window"):
+        model.new_memory(window=5)
+
+
+@torch.no_grad()
+def test_a_model_with_landmarks_generates_as_transformers_does(folder):
+    model = start_from(str(folder), shape()).eval()
+    ids = torch.randint(0, 256, (2, 30))
+    expected = model.bare.generate(ids, max_new_tokens=7, do_sample=False, past_key_values=model.new_memory(k=2))
+    memory = model.new_memory(k=2)
+    assert model.generate(ids, 7, memory=memory) == expected[:, 30:].tolist()
+    assert memory.get_seq_length() == 36
+    assert [step[0] for step in model.stream(ids, 7, memory=lambda: model.new_memory(k=2))] == expected[0, 30:].tolist()
+    several = [ids[0], ids[1][:9]]
+    assert [len(text) for text in model.generate(several, 3)] == [3, 3]
+    with pytest.raises(UserError, match="several lengths"):
+        model.generate(several, 3, memory=model.new_memory())
+
+
+@pytest.mark.parametrize("kind", ["transformer", "landmark"])
+def test_a_family_is_built_anew_with_the_shape_that_is_asked_for(kind):
+    settings = ModelConfig(kind=kind, family="llama", num_layers=2, num_heads=2, head_dim=8, mlp_dim=24, block_size=5)
+    torch.manual_seed(0)
+    model = build(settings, TOKENIZER)
+    assert (model.config.kind, model.config.num_layers, model.config.hidden_dim) == (kind, 2, 16)
+    torch.manual_seed(0)
+    same = build(settings, TOKENIZER)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), same.parameters(), strict=True))
+
+
+def test_what_does_not_fit_is_refused(folder, tmp_path):
+    with pytest.raises(UserError, match=r"no such folder, and the hub"):
+        start_from(str(tmp_path / "nowhere"), shape())
+    with pytest.raises(UserError, match=r"holds no config\.json"):
+        weights_sha256(str(tmp_path))
+    save(start_from(str(folder), shape()), tmp_path)
+    with pytest.raises(UserError, match="was trained with landmarks"):
+        start_from(str(tmp_path), shape("transformer"))
+    other = dataclasses.replace(shape(), block_size=7)
+    with pytest.raises(UserError, match="block_size=7"):
+        start_from(str(tmp_path), other)
+    with pytest.raises(UserError, match="block_size is 5, not 7"):
+        load_pretrained(tmp_path, other)
+    (tmp_path / "model.safetensors").write_bytes((tmp_path / "model.safetensors").read_bytes()[:5000])
+    with pytest.raises(UserError, match="no causal language model"):
+        load_pretrained(tmp_path)
+
+
+def test_the_same_weights_are_the_same_start_wherever_they_are(folder, tmp_path):
+    make_model("llama").save_pretrained(tmp_path / "a")
+    make_model("llama", seed=1).save_pretrained(tmp_path / "b")
+    assert weights_sha256(str(tmp_path / "a")) == weights_sha256(str(folder))
+    assert weights_sha256(str(tmp_path / "b")) != weights_sha256(str(folder))

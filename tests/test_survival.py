@@ -25,7 +25,7 @@ TINY = [
     "trainer.threads=1",
     "eval.tokens=8192",
 ]
-TIMINGS = {"seconds", "tokens_per_second", "peak_memory_bytes", "mfu"}
+TIMINGS = {"seconds", "seconds_searching", "seconds_waited", "tokens_per_second", "peak_memory_bytes", "mfu"}
 
 
 def start(output: Path, *more: str) -> subprocess.Popen:
@@ -54,8 +54,14 @@ def results(output: Path) -> dict:
     found = {}
     for path in sorted((output / "records").rglob("*.json")):
         record = json.loads(path.read_text())
-        found[path.name] = {k: v for k, v in record["results"].items() if k not in TIMINGS}
+        found[path.name] = without_timings(record["results"])
     return found
+
+
+def without_timings(found: object) -> object:
+    if not isinstance(found, dict):
+        return found
+    return {key: without_timings(value) for key, value in found.items() if key not in TIMINGS}
 
 
 def test_killed_and_started_again(tmp_path):

@@ -28,7 +28,7 @@ def read(reading, tier, backend, dtype=torch.float32):
 
 
 @given(readings(), st.sampled_from(["device", "cpu", "disk"]))
-@settings(max_examples=12, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@settings(max_examples=8, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 def test_one_kernel_reads_what_the_other_backends_do(reading, tier):
     ours, stats = read(reading, tier, "triton")
     expected, others = read(reading, "device", "blockwise")

@@ -22,7 +22,7 @@ lint: $(VENV)/.installed
 	$(BIN)/basedpyright
 
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile
 
 clean:
 	rm -rf outputs build *.egg-info

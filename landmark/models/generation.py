@@ -90,14 +90,15 @@ def stream(
     _check(rows, config, limit)
     by_length = sorted(range(len(rows)), key=lambda n: len(rows[n]))
     groups = [list(same) for _, same in itertools.groupby(by_length, key=lambda n: len(rows[n]))]
-    if isinstance(memory, AnyMemory) and len(groups) > 1:
+    if memory is not None and not callable(memory) and len(groups) > 1:
         raise UserError("prompts of several lengths cannot follow one memory: give a function that makes memories")
     device, generators = next(model.parameters()).device, [sampling.generator(n) for n in range(len(rows))]
     texts: list[tuple[list[int], AnyMemory, Tensor]] = []
     read, total = 0, sum(map(len, rows))
     for group in groups:
         together = torch.stack([rows[n] for n in group])
-        of_group = memory if isinstance(memory, AnyMemory) else (memory or _own_memory(model, together, tokens))()
+        given = _own_memory(model, together, tokens) if memory is None else memory
+        of_group = given() if callable(given) else given
         logits = together
         for chunk in together.split(local or _natural(config, together.shape[1]), 1):
             logits = model(chunk.to(device), memory=of_group, last=True)

@@ -77,20 +77,17 @@ class Pretrained(nn.Module):
 
     def generate(self, prompts: generation.Prompts, tokens: int, **settings) -> list[list[int]]:
         """As `landmark.models.Decoder.generate`; a plain model keeps everything."""
-        return generation.generate(cast(Any, self), prompts, tokens, **settings | self._memory(prompts, settings))
+        return generation.generate(cast(Any, self), prompts, tokens, **self._memory(settings))
 
     def stream(self, prompts: generation.Prompts, tokens: int, **settings) -> Iterator[list[int | None]]:
         """The same, a token of every prompt at a time."""
-        return generation.stream(cast(Any, self), prompts, tokens, **settings | self._memory(prompts, settings))
+        return generation.stream(cast(Any, self), prompts, tokens, **self._memory(settings))
 
-    def _memory(self, prompts: generation.Prompts, settings: dict[str, Any]) -> dict[str, Any]:
-        """The setting `memory`, as a function that gives one."""
-        memory = settings.get("memory")
-        if memory is None:
-            return {"memory": lambda: self.new_memory() or DynamicCache(config=self.bare.config)}
-        if len({len(prompt) for prompt in prompts}) > 1 and not callable(memory):
-            raise UserError("prompts of several lengths cannot follow one memory: give a function that makes memories")
-        return {"memory": memory if callable(memory) else lambda: memory}
+    def _memory(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """The settings, with a function that makes memories where none is given."""
+        if settings.get("memory") is not None:
+            return settings
+        return settings | {"memory": lambda: self.new_memory() or DynamicCache(config=self.bare.config)}
 
     def window_losses(self, batch: Window) -> Iterator[tuple[Tensor, int]]:
         """Summed loss in nats, and the number of targets, of the one window of a batch."""

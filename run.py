@@ -10,6 +10,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
+from landmark import launchers
 from landmark.app import fail, main
 from landmark.config import register
 from landmark.errors import UserError
@@ -26,7 +27,9 @@ if __name__ == "__main__":
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # in a pipe, too, a row is seen when it is done
     register()
+    launchers.register()
     try:
+        launchers.check(sys.argv[1:])
         check_sweeps(sys.argv[1:], Path(__file__).parent / "conf")
         launch()
     except (HydraException, OmegaConfBaseException, UserError) as error:

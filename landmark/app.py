@@ -1,12 +1,13 @@
 """The tasks of run.py: what is missing is made, what has a record is read, then the table is rendered."""
 
 import hashlib
+import os
 import shlex
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -19,6 +20,7 @@ from landmark.config import Config, to_config
 from landmark.errors import UserError
 from landmark.execution import Workshop, device_count
 from landmark.lab import identity, paper, plan, render, rows, tables
+from landmark.lab.commandline import launcher, launching, typed
 from landmark.lab.progressbar import ProgressBar
 from landmark.lab.provenance import hardware
 from landmark.lab.rows import Row
@@ -30,8 +32,10 @@ if TYPE_CHECKING:
 
 
 def main(composed: DictConfig) -> None:
-    """One job of run.py."""
-    with _reported():
+    """One job of run.py. A launcher gathers what the jobs it started raise, and run.py says it."""
+    with nullcontext() if launcher() else _reported():
+        if "TORCHELASTIC_RUN_ID" in os.environ:
+            raise UserError("run.py starts the processes of a training itself: leave out torchrun and set trainer=ddp")
         run(to_config(composed), list(HydraConfig.get().overrides.task))
 
 
@@ -98,12 +102,18 @@ def prepare(config: Config, selected: list[Row], workshop: Workshop) -> None:
 
 
 def train(config: Config, selected: list[Row], workshop: Workshop) -> None:
-    """Train the runs that the rows need."""
+    """Train the runs that the rows need, or the one of them that `run` names."""
+    selected = [replace(row, configs=[replace(one, run=None) for one in row.configs]) for row in selected]
     _check_all(selected, workshop)
-    for row in selected:
-        for one in row.configs:
-            folder, new = workshop.ensure_run(one, config.name)
-            print(f"{folder}: {'trained now' if new else 'trained before'}")
+    runs = {workshop.run_folder(one).name: one for row in selected for one in row.configs}
+    if config.run is not None:
+        name = Path(config.run).name
+        if name not in runs:
+            raise UserError(f"run={config.run}: no run of {config.name} (one of {', '.join(runs)})")
+        runs = {name: runs[name]}
+    for one in runs.values():
+        folder, new = workshop.ensure_run(one, config.name)
+        print(f"{folder}: {'trained now' if new else 'trained before'}")
 
 
 def evaluate(config: Config, selected: list[Row], workshop: Workshop) -> None:
@@ -199,6 +209,8 @@ def generate(config: Config, selected: list[Row], workshop: Workshop) -> None:
 def _evaluate(config: Config, selected: list[Row], workshop: Workshop) -> int:
     """Evaluate the rows; how many had no record before."""
     _check_all(selected, workshop)
+    if launcher():
+        _check_trained(config, selected, workshop)
     made = 0
     for number, row in enumerate(selected, 1):
         for one in row.configs:
@@ -208,11 +220,25 @@ def _evaluate(config: Config, selected: list[Row], workshop: Workshop) -> int:
     return made
 
 
-def _command(config: Config) -> str:
-    """The command line, without what made it a part of the experiment or a rendering alone."""
-    left_out = {"-m", "--multirun", "row", "task", *config.grid.axes}
-    words = [word for word in sys.argv[1:] if word.lstrip("+").partition("=")[0] not in left_out]
-    return shlex.join(["python", Path(sys.argv[0]).name, *words])
+def _command(config: Config, *more: str) -> str:
+    """The command line, without what made it a part of the experiment or a task alone; with `more`."""
+    left_out = {"-m", "--multirun", "row", "task", *config.grid.axes, *(word.partition("=")[0] for word in more)}
+    program, *words = typed()
+    kept = [word for word in words if word.lstrip("+").partition("=")[0] not in left_out]
+    return shlex.join(["python", program, *kept, *more])
+
+
+def _check_trained(config: Config, selected: list[Row], workshop: Workshop) -> None:
+    """Raise UserError where a run is yet to be trained: jobs beside each other would wait for one to train it."""
+    runs = {
+        workshop.run_folder(one).name: row.name
+        for row in selected
+        for one in row.configs
+        if workshop.find_row(one) is None and not workshop.is_trained(one)
+    }
+    if runs:
+        command = _command(config, "task=train", f"run={','.join(runs)}", *launching())
+        raise UserError(f"row {next(iter(runs.values()))}: its run is not trained yet, `{command}` trains it")
 
 
 def _say(title: str, record: dict[str, Any], new: bool) -> None:
@@ -240,6 +266,7 @@ def _check_all(selected: list[Row], workshop: Workshop) -> None:
     for row in selected:
         for one in row.configs:
             workshop.check_lengths(one)
+            workshop.check_devices(one)
             workshop.row_settings(one)
 
 

@@ -3,7 +3,6 @@
 import logging
 import math
 import os
-import subprocess
 import sys
 from dataclasses import fields, replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from landmark.lab.progressbar import ProgressBar
 from landmark.lab.records import Records
 from landmark.lab.validate import beyond_training, resolve
 from landmark.lab.wandb import log_row, training_loggers
+from landmark.processes import reported, train_together
 
 if TYPE_CHECKING:
     from landmark.data import Corpus, SyntheticCorpus, Tokenizer
@@ -108,6 +108,15 @@ class Workshop:
         stream = corpus.split(config.eval.split)
         segments(len(stream), config.eval.length, config.eval.tokens, config.eval.span)
 
+    def check_devices(self, config: Config) -> None:
+        """Raise UserError where the run is yet to be trained, by more processes than can share its batch evenly."""
+        processes, batch = device_count(config), config.train.batch_size
+        if batch % processes and not self.is_trained(config):
+            raise UserError(
+                f"train.batch_size={batch} cannot be shared evenly by {processes} devices: "
+                f"set trainer.devices to a number that divides it"
+            )
+
     def _check_sentences(self, config: Config) -> None:
         """Raise UserError where there are too few sentences to look for; once for rows that look for the same."""
         from landmark.evaluation.half_sentences import documents, tear
@@ -194,6 +203,12 @@ class Workshop:
 
             discard_checkpoints(folder)
         return folder, True
+
+    def is_trained(self, config: Config) -> bool:
+        """Whether an evaluation finds the weights it needs."""
+        if config.run is not None or config.model.as_is:
+            return True
+        return self.find_run(config) is not None and _trained(self.run_folder(config))
 
     def find_run(self, config: Config) -> dict[str, Any] | None:
         return self.records.find("runs", identity.digest(self.run_settings(config)))
@@ -292,14 +307,10 @@ class Workshop:
 def train_run(config: Config, folder: Path, group: str, run: str) -> dict[str, Any]:
     """Train here, or in one process per device where there are several. Returns the run's summary."""
     processes = device_count(config)
-    if processes == 1 or "TORCHELASTIC_RUN_ID" in os.environ:
+    if processes == 1:
         return _train_here(config, folder, group, run)
     write_json(folder / CONFIG, {"config": to_dict(replace(config, rows={}, compare={})), "group": group, "run": run})
-    (folder / SUMMARY).unlink(missing_ok=True)
-    command = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    done = subprocess.run([sys.executable, *command, "-m", "landmark.execution", str(folder)], check=False)
-    if done.returncode:
-        raise UserError(f"training {folder.name} on {processes} devices failed: see the messages above")
+    train_together("landmark.execution", folder, processes)
     return read_json(folder / SUMMARY)
 
 
@@ -375,9 +386,10 @@ def _child(folder: Path) -> None:
     launch = read_json(folder / CONFIG)
     config = from_dict(Config, launch["config"])
     summary = _train_here(config, folder, launch["group"], launch["run"])
-    if os.environ.get("RANK", "0") == "0":
+    if os.environ["RANK"] == "0":
         write_json(folder / SUMMARY, summary)
 
 
 if __name__ == "__main__":
-    _child(Path(sys.argv[1]))
+    with reported(Path(sys.argv[1])):
+        _child(Path(sys.argv[1]))

@@ -199,32 +199,34 @@ def test_record_says_where_it_comes_from(work):
     assert record["results"]["segments"]
 
 
+TOGETHER = ("model=transformer", "trainer=ddp", "trainer.accelerator=cpu", "task=train")
+
+
 def test_several_devices_train_in_processes_of_their_own(work, monkeypatch):
     started = []
 
-    def start(command, check):
-        started.append(command)
-        folder = command[-1]
-        write_json(f"{folder}/summary.json", {"steps": 3, "tokens_per_second": 1.0})
-        return type("Done", (), {"returncode": 0})
+    def start(module, folder, count):
+        started.append((module, count))
+        for name in ("model.safetensors", "config.json"):
+            (folder / name).write_text("{}")
+        write_json(folder / "summary.json", {"steps": 3, "tokens_per_second": 1.0})
 
-    monkeypatch.setattr(execution.subprocess, "run", start)
-    work("model=transformer", "trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", "task=train")
-    assert "--nproc-per-node=2" in started[0]
+    monkeypatch.setattr(execution, "train_together", start)
+    work(*TOGETHER, "trainer.devices=2")
+    assert started == [("landmark.execution", 2)]
     assert work.trained == []
     (record,) = (work.output / "records" / "runs").iterdir()
     assert json.loads(record.read_text())["results"]["steps"] == 3
     launched = json.loads(next(work.output.rglob("launch.json")).read_text())
     assert launched["config"]["trainer"]["devices"] == 2
+    work("model=transformer", "task=train")  # the same run, however many processes trained it
+    assert work.trained == []
 
 
-def test_failed_processes_leave_no_record(work, monkeypatch):
-    monkeypatch.setattr(
-        execution.subprocess, "run", lambda command, check: type("Done", (), {"returncode": 1})
-    )  # fmt: skip
-    with pytest.raises(UserError, match="on 2 devices failed"):
-        work("model=transformer", "trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", "task=train")
-    assert not (work.output / "records").exists()
+def test_uneven_shares_are_refused_before_anything_is_trained(work):
+    with pytest.raises(UserError, match=r"batch_size=4 cannot be shared evenly by 3 devices: set trainer\.devices"):
+        work(*TOGETHER, "trainer.devices=3")
+    assert not (work.output / "runs").exists()
 
 
 def test_task_table_reads_records_only_and_names_what_is_missing(work, capsys):

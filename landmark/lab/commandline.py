@@ -1,21 +1,46 @@
-"""The command line: refuse what Hydra would take and not do, and say Hydra's own errors in one line."""
+"""The command line: refuse what Hydra would take and not do, say its errors in one line, repeat what was typed."""
 
 import difflib
 import fnmatch
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import get_type_hints
 
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob
 from hydra.errors import HydraException
+from hydra.types import RunMode
 
 from landmark.config import Config
 from landmark.errors import UserError
 
 _NOISE = ("Config search path:", "provider=", "See https://", "object_type=", "full_key:", "reference_type=")
+
+
+def launcher() -> str | None:
+    """What started this job in a process of its own, as `submitit_slurm`; None where nothing did."""
+    if not HydraConfig.initialized() or HydraConfig.get().mode != RunMode.MULTIRUN:
+        return None
+    chosen = HydraConfig.get().runtime.choices["hydra/launcher"]
+    return None if chosen == "basic" else chosen
+
+
+def typed() -> list[str]:
+    """The command line after `python`; of a job that a launcher started, the one that does this job alone."""
+    if launcher() is not None:
+        return ["run.py", *HydraConfig.get().overrides.task]
+    return [Path(sys.argv[0]).name, *sys.argv[1:]]
+
+
+def launching() -> list[str]:
+    """What chose and set up the launcher that started this job, to start another in the same way."""
+    if launcher() is None:
+        return []
+    return ["-m", *(word for word in HydraConfig.get().overrides.hydra if re.match(r"hydra[/.]launcher\b", word))]
 
 
 def check_sweeps(arguments: Sequence[str], conf: Path) -> None:

@@ -11,6 +11,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from landmark.lab.commandline import typed
+
 PACKAGES = ("landmark", "torch", "triton", "lightning", "numpy", "hydra-core", "tiktoken", "datasets")
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -21,7 +23,7 @@ def provenance() -> dict[str, Any]:
         "commit": commit(),
         "versions": {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES},
         "hardware": hardware(),
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": shlex.join(typed()),
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
@@ -35,7 +37,7 @@ def commit() -> str | None:
 
 def hardware() -> dict[str, Any]:
     """CPU, cores that may be used, and GPUs where torch is loaded and sees any."""
-    found: dict[str, Any] = {"cpu": _cpu(), "cores": _cores()}
+    found: dict[str, Any] = {"cpu": _cpu(), "cores": cores()}
     torch = sys.modules.get("torch")
     if torch is not None:
         found["threads"] = torch.get_num_threads()
@@ -54,7 +56,8 @@ def _cpu() -> str:
     return names[0] if names else platform.machine()
 
 
-def _cores() -> int:
+def cores() -> int:
+    """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

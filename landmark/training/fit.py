@@ -132,8 +132,8 @@ def _profiler(name: str | None, folder: str | Path) -> Profiler | None:
 def _check_devices(trainer: lightning.Trainer, settings: "TrainConfig") -> None:
     if trainer.world_size > 1 and "TORCHELASTIC_RUN_ID" not in os.environ:
         raise UserError(
-            f"training on {trainer.world_size} devices must be started by torchrun "
-            f"(torchrun --nproc-per-node={trainer.num_devices} run.py …); or set trainer.devices=1"
+            f"training on {trainer.world_size} devices must be started by torchrun, as run.py does; "
+            "or set trainer.devices=1"
         )
     if settings.batch_size % trainer.world_size:
         raise UserError(

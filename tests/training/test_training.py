@@ -1,8 +1,4 @@
 import math
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,8 +10,6 @@ from landmark.errors import UserError
 from landmark.models import checkpoint
 from landmark.training.metrics import read_metrics
 from tests.training.training_case import KINDS, TOKENIZER, make_config, make_corpus, make_model, run
-
-ROOT = Path(__file__).parents[2]
 
 
 def weights(model) -> torch.Tensor:
@@ -112,24 +106,6 @@ def test_progress_is_shown_without_a_terminal(tmp_path, capsys):
     assert "run: training for 40 steps" in printed
     assert "run: step 40/40  loss " in printed
     assert "0:00 left" in printed
-
-
-def test_two_processes_train_as_one(tmp_path):
-    """Gradients are added over devices, and synchronised only at the last of a step's windows."""
-    kind = "transformer_xl"
-    config = make_config(kind)
-    alone, summary = run(config, tmp_path / "alone")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command += ["-m", "tests.training.training_case", kind, str(tmp_path / "two")]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    together, expected = change(checkpoint.load(tmp_path / "two" / "run"), config), change(alone, config)
-    assert (together - expected).norm() < 1e-2 * expected.norm()
-    ours, theirs = (read_metrics(tmp_path / name / "run" / "metrics.csv") for name in ("two", "alone"))
-    assert [row["step"] for row in ours] == [row["step"] for row in theirs]
-    assert ours[0]["train/loss"] == pytest.approx(theirs[0]["train/loss"], rel=1e-4)
-    assert ours[-1]["validation/loss"] == pytest.approx(summary["validation_loss"], rel=1e-4)
 
 
 def test_several_devices_without_torchrun_are_refused(tmp_path):

@@ -1,0 +1,46 @@
+"""Trainings that two processes do together: those that plan.json in the folder lists, one after the other.
+
+    {"ddp/landmark": {"kind": "landmark", "stop": null}, …}
+
+`stop`: the step at which an error stops it; what stands beside it changes the settings of the training.
+"""
+
+import sys
+from contextlib import nullcontext, suppress
+from pathlib import Path
+
+from lightning.pytorch.loggers.logger import DummyLogger
+
+from landmark.lab.files import read_json
+from landmark.processes import reported
+from landmark.training import train as train_model
+from tests.training.training_case import TOKENIZER, make_config, make_corpus, make_model
+
+
+class Stop(DummyLogger):
+    """Raises KeyError when a step's measurements are logged, in every process."""
+
+    def __init__(self, step):
+        super().__init__()
+        self.step = step
+
+    def log_metrics(self, metrics, step=None, **_):
+        if step == self.step:
+            raise KeyError("stop")
+
+
+def train(folder, kind, stop=None, **changes):
+    """In float64, so that sums in another order differ in the fifteenth digit and not the sixth."""
+    config = make_config(kind, precision="64-true", **changes)
+    model = make_model(config).double()  # a checkpoint's weights are read before Lightning makes them float64
+    (folder / "run").mkdir(parents=True, exist_ok=True)
+    loggers = [] if stop is None else [Stop(stop)]
+    with nullcontext() if stop is None else suppress(KeyError):
+        train_model(model, make_corpus(folder / "data"), TOKENIZER, config, folder / "run", loggers)
+
+
+if __name__ == "__main__":
+    root = Path(sys.argv[1])
+    with reported(root):
+        for name, case in read_json(root / "plan.json").items():
+            train(root / name, **case)

@@ -1,7 +1,7 @@
 """A run trained by several processes, one a device, which torchrun starts beside this one.
 
-This process -> torchrun (`_torchrun`, a session of its own) -> the processes that train. Their output passes through.
-What is said to the first of them, an interrupt or SIGTERM, is said to all; if it dies, all do.
+This process starts torchrun (`_torchrun`), in a session of its own, and that the processes that train; their output
+passes through. An interrupt or SIGTERM of the first reaches them all, and they die with it.
 """
 
 import ctypes
@@ -19,33 +19,39 @@ from landmark.lab.files import read_json, write_json
 from landmark.lab.provenance import cores
 
 FAILURE = "failure.json"  # in the run's folder: the error that ended its training
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 _DEATH_OF_PARENT = 1  # Linux's PR_SET_PDEATHSIG
 
 
 def train_together(module: str, folder: Path, count: int) -> None:
     """Run `python -m module folder` in `count` processes, as torchrun does.
 
-    Raises UserError where one of them failed, with its own message if it raised one by `reported`; KeyboardInterrupt,
-    or SystemExit with code 143, where this process was interrupted or sent SIGTERM meanwhile.
+    Raises UserError where one of them failed, with its own message if it raised one within `reported`. Where this
+    process is signalled they are told to stop; then the signal has its way here, as KeyboardInterrupt, by the handler
+    that there was, or as SystemExit.
     """
     failure = folder / FAILURE
-    failure.unlink(missing_ok=True)
     # As many threads as one process would have: torchrun's own default is one.
     environment = {"OMP_NUM_THREADS": str(max(1, cores() // count))} | os.environ
     command = [sys.executable, "-m", __name__, module, str(folder), str(count)]
-    process = subprocess.Popen(command, env=environment, start_new_session=True)
-    with _passed_on(process) as received:
-        code = process.wait()
-    if signal.SIGINT in received:
-        raise KeyboardInterrupt
-    if received:
-        sys.exit(128 + received[0])
+    while True:
+        failure.unlink(missing_ok=True)
+        with _passed_on(subprocess.Popen(command, env=environment, start_new_session=True)) as (process, received):
+            code = process.wait()
+        if not received:
+            break
+        handler = signal.getsignal(received[0])
+        if handler == signal.SIG_DFL:
+            print(f"stopped by {signal.Signals(received[0]).name}: the same command goes on from here", file=sys.stderr)
+            sys.exit(128 + received[0])
+        if callable(handler):
+            handler(received[0], None)  # if it returns there is no reason to stop, as it is with one process
     if failure.exists():
         message = read_json(failure)
         failure.unlink()
         raise UserError(message)
     if code:
-        how = f"ended by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        how = f"ended by {signal.Signals(code - 128).name}" if code > 128 else f"exit code {code}"
         raise UserError(f"training {folder.name} in {count} processes failed ({how}): see the messages above")
 
 
@@ -69,28 +75,26 @@ def die_with_parent() -> None:
 
 
 @contextmanager
-def _passed_on(process: subprocess.Popen[bytes]) -> Iterator[list[int]]:
-    """Pass interrupts and SIGTERM on to a process, once; yields the list of those that came."""
+def _passed_on(process: subprocess.Popen[bytes]) -> Iterator[tuple[subprocess.Popen[bytes], list[int]]]:
+    """Pass the first signal on to a process, an interrupt as it is, others as SIGTERM; yields it and those that came."""
     received: list[int] = []
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         if not received:
-            process.send_signal(number)
+            process.send_signal(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
         received.append(number)
 
-    before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, pass_on) for number in _SIGNALS}
     try:
-        yield received
+        yield process, received
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        if process.poll() is None:
-            process.terminate()
-            process.wait()
 
 
 def _torchrun(module: str, folder: str, count: str) -> int:
-    """torchrun, but without the report that it prints of a failure. Returns the exit code of what failed first."""
+    """torchrun, but without the report that it prints of a failure. Returns the exit code of what failed first, 128 +
+    the signal's number where one ended it."""
     import logging
 
     from torch.distributed import run
@@ -98,16 +102,18 @@ def _torchrun(module: str, folder: str, count: str) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     die_with_parent()
+    for number in (signal.SIGUSR1, signal.SIGUSR2):  # which a cluster sends to every process of a job
+        signal.signal(number, signal.SIG_IGN)
     logging.disable(logging.CRITICAL)
     try:
         run.run(run.parse_args(["--standalone", f"--nproc-per-node={count}", "-m", module, folder]))
     except ChildFailedError as error:
-        return error.get_first_failure()[1].exitcode
+        code = error.get_first_failure()[1].exitcode
+        return code if code >= 0 else 128 - code
     except SignalException as stop:
         return 128 + stop.sigval
     return 0
 
 
 if __name__ == "__main__":
-    code = _torchrun(*sys.argv[1:])
-    sys.exit(code if code >= 0 else 128 - code)
+    sys.exit(_torchrun(*sys.argv[1:]))

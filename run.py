@@ -34,3 +34,7 @@ if __name__ == "__main__":
         launch()
     except (HydraException, OmegaConfBaseException, UserError) as error:
         fail(one_line(error))
+    except Exception as error:
+        if not launchers.is_lost(error):
+            raise
+        fail(one_line(error))

@@ -186,6 +186,8 @@ def plan_ahead(config: Config, selected: list[Row], workshop: Workshop) -> None:
         plan.report(list(jobs.values()), speed),
         sep="\n",
     )
+    if not notes:
+        _say_how_to_spread(config, selected, list(jobs.values()))
 
 
 def generate(config: Config, selected: list[Row], workshop: Workshop) -> None:
@@ -220,12 +222,22 @@ def _evaluate(config: Config, selected: list[Row], workshop: Workshop) -> int:
     return made
 
 
-def _command(config: Config, *more: str) -> str:
+def _command(config: Config, *more: str, multirun: bool = False) -> str:
     """The command line, without what made it a part of the experiment or a task alone; with `more`."""
     left_out = {"-m", "--multirun", "row", "task", *config.grid.axes, *(word.partition("=")[0] for word in more)}
     program, *words = typed()
     kept = [word for word in words if word.lstrip("+").partition("=")[0] not in left_out]
-    return shlex.join(["python", program, *kept, *more])
+    return shlex.join(["python", program, *["-m"] * multirun, *kept, *more])
+
+
+def _say_how_to_spread(config: Config, selected: list[Row], jobs: list[plan.Job]) -> None:
+    """The commands that train each missing run in a job of its own, and then evaluate each row in one."""
+    cluster = "hydra/launcher=submitit_slurm"
+    if runs := [job.name for job in jobs if job.kind == "run" and not job.done]:
+        print("on a cluster:", _command(config, "task=train", f"run={','.join(runs)}", cluster, multirun=True))
+        if rows.named(config):
+            names = ",".join(row.name for row in selected)
+            print("and then:    ", _command(config, f"row={names}", cluster, multirun=True))
 
 
 def _check_trained(config: Config, selected: list[Row], workshop: Workshop) -> None:
@@ -237,7 +249,7 @@ def _check_trained(config: Config, selected: list[Row], workshop: Workshop) -> N
         if workshop.find_row(one) is None and not workshop.is_trained(one)
     }
     if runs:
-        command = _command(config, "task=train", f"run={','.join(runs)}", *launching())
+        command = _command(config, "task=train", f"run={','.join(runs)}", *launching(), multirun=True)
         raise UserError(f"row {next(iter(runs.values()))}: its run is not trained yet, `{command}` trains it")
 
 

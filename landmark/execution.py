@@ -16,7 +16,7 @@ from landmark.lab.plan import flops_per_token
 from landmark.lab.progressbar import ProgressBar
 from landmark.lab.records import Records
 from landmark.lab.validate import beyond_training, resolve
-from landmark.lab.wandb import log_row, training_loggers
+from landmark.lab.wandb import log_row, sweeping, training_loggers
 from landmark.processes import reported, train_together
 
 if TYPE_CHECKING:
@@ -222,6 +222,14 @@ class Workshop:
     def ensure_row(self, config: Config, *, name: str, group: str, overrides: list[str]) -> tuple[dict[str, Any], bool]:
         """Evaluate the row unless its record is there. Returns the record and whether it was made now."""
         config = resolve(config)
+        record, new = self._find_or_evaluate(config, name, group, overrides)
+        if new or sweeping():  # an agent wants the row's number, whoever made it
+            log_row(config, record, group=group)
+        return record, new
+
+    def _find_or_evaluate(
+        self, config: Config, name: str, group: str, overrides: list[str]
+    ) -> tuple[dict[str, Any], bool]:
         settings = self.row_settings(config)
         row = identity.digest(settings)
         if (record := self.records.find("rows", row)) is not None:
@@ -241,9 +249,7 @@ class Workshop:
                 "overrides": overrides,
                 "run": str(folder),
             }
-            record = self.records.write("rows", row, settings, labels, results)
-        log_row(config, record, group=group)
-        return record, True
+            return self.records.write("rows", row, settings, labels, results), True
 
     def trained_model(self, config: Config) -> "tuple[Decoder, Tokenizer]":
         """The model of the run that a configuration trains, or of the folder that `run` names, and its tokenizer.

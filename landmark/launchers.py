@@ -49,3 +49,8 @@ def check(arguments: Sequence[str]) -> None:
         key, _, name = argument.partition("=")
         if key == "hydra/launcher" and name in _PACKAGES and importlib.util.find_spec(_PACKAGES[name]) is None:
             raise UserError(f"{argument}: is not installed, pip install '.[launchers]' installs it")
+
+
+def is_lost(error: Exception) -> bool:
+    """Whether it says of a job that submitit started that it ended without a result."""
+    return type(error).__module__.partition(".")[0] == "submitit"

@@ -76,7 +76,7 @@ def die_with_parent() -> None:
 
 @contextmanager
 def _passed_on(process: subprocess.Popen[bytes]) -> Iterator[tuple[subprocess.Popen[bytes], list[int]]]:
-    """Pass the first signal on to a process, an interrupt as it is, others as SIGTERM; yields it and those that came."""
+    """Pass the first signal on to a process, an interrupt as it is, others as SIGTERM. Yields it and all that came."""
     received: list[int] = []
 
     def pass_on(number: int, frame: FrameType | None) -> None:

@@ -40,7 +40,7 @@ def launching() -> list[str]:
     """What chose and set up the launcher that started this job, to start another in the same way."""
     if launcher() is None:
         return []
-    return ["-m", *(word for word in HydraConfig.get().overrides.hydra if re.match(r"hydra[/.]launcher\b", word))]
+    return [word for word in HydraConfig.get().overrides.hydra if re.match(r"hydra[/.]launcher\b", word)]
 
 
 def check_sweeps(arguments: Sequence[str], conf: Path) -> None:

@@ -29,6 +29,11 @@ def mode(settings: LoggerConfig) -> str:
     return "online" if has_key() else "offline"
 
 
+def sweeping() -> bool:
+    """Whether the agent of a W&B sweep started this process: all it logs belongs to the run that the agent names."""
+    return bool(os.environ.get("WANDB_SWEEP_ID"))
+
+
 def has_key() -> bool:
     """Whether a key stands in the environment or in the netrc file; it is not read further."""
     if os.environ.get("WANDB_API_KEY"):
@@ -85,11 +90,10 @@ def _opened(config: Config, identity: str, *, group: str, job_type: str, name: s
 
     folder = Path(config.output)
     folder.mkdir(parents=True, exist_ok=True)
+    own = {"project": config.logger.project, "entity": config.logger.entity, "id": identity}
     session = wandb.init(
-        project=config.logger.project,
-        entity=config.logger.entity,
+        **({} if sweeping() else own),
         dir=str(folder),
-        id=identity,
         name=name,
         group=group,
         job_type=job_type,

@@ -7,7 +7,7 @@ from landmark.lab.wandb import has_key, log_row, mode, training_loggers
 
 @pytest.fixture(autouse=True)
 def no_key(monkeypatch, tmp_path):
-    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL"):
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL", "WANDB_SWEEP_ID"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
 
@@ -76,6 +76,15 @@ def test_row_is_logged_under_its_identity(configure, make_record, sessions, tmp_
     assert session.logged[0]["perplexity"] == 12.0
     assert session.logged[0]["memory/drop_rate"] == 0.25
     assert {"segments", "memory/drop_rates"}.isdisjoint(session.logged[0])
+
+
+def test_row_of_a_sweep_is_logged_to_the_agents_run(configure, make_record, sessions, tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_SWEEP_ID", "sweep")
+    config = configure(f"output={tmp_path}")
+    log_row(config, make_record(config, "a", 12.0), group="table1")
+    settings, session = sessions[0]
+    assert {"id", "project", "entity"}.isdisjoint(settings)
+    assert session.logged[0]["perplexity"] == 12.0
 
 
 def test_crashed_training_is_marked_as_failed(configure, sessions, tmp_path, monkeypatch):

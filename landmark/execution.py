@@ -198,9 +198,9 @@ class Workshop:
             if config.model.name is None and config.model.family is None:  # else its shape is not that of the paper's
                 results["flops_per_token"] = flops_per_token(config, self.tokenizer(config).vocab_size)
             labels = self._labels(config) | {"seed": config.seed, "experiment": group}
-            self.records.write("runs", run, settings, labels, results)
-            from landmark.training import discard_checkpoints
+            from landmark.training import discard_checkpoints  # loads torch, which names the GPUs to the record
 
+            self.records.write("runs", run, settings, labels, results)
             discard_checkpoints(folder)
         return folder, True
 

@@ -334,8 +334,10 @@ def _train_here(config: Config, folder: Path, group: str, run: str) -> dict[str,
     with training_loggers(config, run, group=group) as loggers:
         try:
             return train(model, corpus, tokenizer, config, folder, loggers, workshop.start(config))
-        except SystemExit as stop:  # what Lightning makes of an interrupt
-            raise KeyboardInterrupt from stop
+        except SystemExit as stop:
+            if stop.code == 1:  # what Lightning makes of an interrupt
+                raise KeyboardInterrupt from stop
+            raise  # of a signal: the job may be queued again by now
 
 
 def device_count(config: Config) -> int:

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import shutil
 
 import pytest
@@ -130,6 +131,17 @@ def test_task_train_evaluates_nothing(work):
     assert (work.trained, work.evaluated) == (["transformer", "landmark"], [])
 
 
+def test_run_names_the_one_to_train(work):
+    given = ("+experiment=quickstart", "data=pg19", "task=train")
+    with pytest.raises(
+        UserError, match=r"run=nothing: no run of quickstart \(one of transformer-.*, landmark-"
+    ) as error:
+        work(*given, "run=nothing")
+    name = str(error.value).rpartition(", ")[2].rstrip(")")
+    work(*given, f"run=outputs/runs/{name}")
+    assert (work.trained, [path.name for path in (work.output / "runs").iterdir()]) == (["landmark"], [name])
+
+
 def test_task_prepare_trains_nothing(work, capsys):
     work("+experiment=quickstart", "data=pg19", "task=prepare")
     assert work.trained == []
@@ -145,6 +157,10 @@ def test_plan_makes_nothing_and_says_what_is_missing(work, capsys):
     assert (work.trained, work.evaluated) == ([], [])
     planned = capsys.readouterr().out
     assert "missing: 1 runs, 4 rows" in planned
+    assert re.search(
+        r"on a cluster: python .* -m .*task=train run=landmark-\S+ hydra/launcher=submitit_slurm\n", planned
+    )
+    assert re.search(r"and then: .* row=plain_512,\S+,landmark_2048_recent hydra/launcher=submitit_slurm\n", planned)
     assert "measured, 1 run" in planned
 
 

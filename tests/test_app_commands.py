@@ -1,5 +1,6 @@
 """run.py as it is started from a shell: bad input is one line on stderr, the exit code is not 0, nothing is left."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,8 +10,9 @@ import pytest
 RUN = Path(__file__).parents[1] / "run.py"
 
 
-def start(folder, *arguments):
-    return subprocess.run([sys.executable, str(RUN), *arguments], cwd=folder, capture_output=True, text=True)
+def start(folder, *arguments, **variables):
+    command = [sys.executable, str(RUN), *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=os.environ | variables)
 
 
 BAD = {
@@ -47,6 +49,13 @@ def test_plan_of_the_quickstart(tmp_path):
     done = start(tmp_path, "+experiment=quickstart", "task=plan")
     assert (done.returncode, done.stderr) == (0, "")
     assert "missing: 2 runs, 5 rows" in done.stdout
+
+
+def test_torchrun_is_not_for_the_user(tmp_path):
+    """Its processes would wait for each other: one for the lock of a run, the other for the one that waits."""
+    done = start(tmp_path, "+experiment=quickstart", "trainer=ddp", TORCHELASTIC_RUN_ID="1")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: run.py starts the processes of a training itself: leave out torchrun")
 
 
 def test_sweep_over_rows_works_on_each(tmp_path):

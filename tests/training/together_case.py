@@ -31,7 +31,7 @@ class Stop(DummyLogger):
 
 def train(folder, kind, stop=None, **changes):
     """In float64, so that sums in another order differ in the fifteenth digit and not the sixth."""
-    config = make_config(kind, precision="64-true", **changes)
+    config = make_config(kind, steps=24, precision="64-true", **changes)
     model = make_model(config).double()  # a checkpoint's weights are read before Lightning makes them float64
     (folder / "run").mkdir(parents=True, exist_ok=True)
     loggers = [] if stop is None else [Stop(stop)]

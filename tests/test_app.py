@@ -239,6 +239,19 @@ def test_several_devices_train_in_processes_of_their_own(work, monkeypatch):
     assert work.trained == []
 
 
+@pytest.mark.parametrize(("code", "raised"), [(1, KeyboardInterrupt), (144, SystemExit)])
+def test_a_launchers_exit_is_no_interrupt(books, tmp_path, monkeypatch, code, raised):
+    """Lightning makes an exit with code 1 of an interrupt; submitit exits once it has queued a job again."""
+
+    def train(*_):
+        raise SystemExit(code)
+
+    monkeypatch.setattr("landmark.training.train", train)
+    overrides = [f"data.path={books}", f"output={tmp_path}", "tokenizer=bytes", "size=nano", "logger=csv"]
+    with pytest.raises(raised):
+        execution._train_here(to_config(compose_conf([*overrides, "model=transformer"])), tmp_path, "group", "run")
+
+
 def test_uneven_shares_are_refused_before_anything_is_trained(work):
     with pytest.raises(UserError, match=r"batch_size=4 cannot be shared evenly by 3 devices: set trainer\.devices"):
         work(*TOGETHER, "trainer.devices=3")

@@ -19,6 +19,7 @@ from landmark.config import Config, to_config
 from landmark.errors import UserError
 from landmark.execution import Workshop, device_count
 from landmark.lab import identity, paper, plan, render, rows, tables
+from landmark.lab.composer import parse
 from landmark.lab.progressbar import ProgressBar
 from landmark.lab.provenance import hardware
 from landmark.lab.rows import Row
@@ -41,7 +42,7 @@ class TableAtEnd(Callback):
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
         with _reported():
             overrides = list(config.hydra.overrides.task)
-            parsed = rows.parse(overrides)
+            parsed = parse(overrides)
             one = to_config(rows.compose_job([o.input_line or "" for o in parsed if not o.is_sweep_override()]))
             swept = {override.key_or_group for override in parsed if override.is_sweep_override()}
             if one.task == "auto" and rows.named(one) and swept <= {"row", *one.grid.axes}:

@@ -55,7 +55,7 @@ class Browser:
 
     def texts(self, selector: str) -> list[str]:
         """Text, as it is shown, of all elements that a CSS selector finds; hidden ones have none."""
-        script = "return [...document.querySelectorAll(arguments[0])].map(each => each.innerText.trim())"
+        script = "return [...document.querySelectorAll(arguments[0])].map(each => (each.innerText ?? each.textContent).trim())"
         return self.js(script, selector)
 
     def screenshot(self, path: Path) -> None:

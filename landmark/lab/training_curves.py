@@ -1,6 +1,7 @@
 """How a training went, from the metrics.csv in its run's folder. Loads no torch."""
 
 import csv
+import math
 from pathlib import Path
 
 Metrics = list[dict[str, float]]
@@ -20,8 +21,8 @@ def read_metrics(folder: Path) -> Metrics:
 
 
 def curve(metrics: Metrics, name: str, most: int = 120) -> list[tuple[float, float]]:
-    """(step, value) of what was measured, means over stretches where there are more than `most`."""
-    points = [(row["step"], row[name]) for row in metrics if name in row and "step" in row]
+    """(step, value) of what was measured and is a number, means over stretches where there are more than `most`."""
+    points = [(row["step"], row[name]) for row in metrics if "step" in row and math.isfinite(row.get(name, math.nan))]
     width = -(-len(points) // most) or 1
     stretches = [points[start : start + width] for start in range(0, len(points), width)]
     return [(each[-1][0], sum(value for _, value in each) / len(each)) for each in stretches]

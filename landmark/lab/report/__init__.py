@@ -29,10 +29,10 @@ Values = dict[str, Any]
 
 def page(content: Values) -> str:
     """The file for what `collect` returns."""
-    template, style, script = (
-        (files("landmark.lab.report") / name).read_text(encoding="utf-8")
-        for name in ("page.html", "page.css", "page.js")
-    )
+    folder = files("landmark.lab.report")
+    names = ("page.html", "page.css", "charts.js", "page.js")
+    template, style, *scripts = ((folder / name).read_text(encoding="utf-8") for name in names)
+    script = "\n".join(scripts)
     text = json.dumps(_finite(content), ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     parts = {"style": style, "script": script, "content": text}
     parts |= {"style_hash": _hash(style), "script_hash": _hash(script)}

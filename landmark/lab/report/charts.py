@@ -1,22 +1,16 @@
-"""The pictures of a table as plain values, which page.js draws: lines, dots beside names, and heat maps.
-
-A point of a line is [x, y, low, high], one of dots [number of the name, value, low, high]; without an error the last
-two are the value itself. Colours and marks are numbers that page.js has a look for.
-"""
+"""The pictures of a table, drawn from its records alone: what `landmark.lab.plots` shows, for page.js to draw."""
 
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from typing import Any
 
 from landmark.lab.plots.lines import FAR
 from landmark.lab.plots.positions import FAR as FAR_POSITIONS
 from landmark.lab.plots.positions import FAR_PERCENT, curves
-from landmark.lab.plots.style import COLOURS, PALETTE, series, series_colours
+from landmark.lab.plots.style import series
+from landmark.lab.report.shapes import Chart, around, by_model, change, dots, heat, line, lines, looks, percent
 from landmark.lab.tables import Table, TableRow
 
-Chart = dict[str, Any]
 LENGTH = {"title": "evaluation length, tokens", "scale": "log", "each": True}
 INK = -1  # the colour of what the paper printed
 
@@ -34,13 +28,13 @@ def of_trainings(curves_of: dict[str, dict[str, list[tuple[float, float]]]]) -> 
         return []
     drawn = []
     for number, (name, each) in enumerate(curves_of.items()):
-        drawn.append(_line(name, each["train"], number, marks=False))
+        drawn.append(line(name, each["train"], number, marks=False))
         if each["validation"]:
-            drawn.append(_line(f"{name}, validation", each["validation"], number, mark=1, dash=True))
+            drawn.append(line(f"{name}, validation", each["validation"], number, mark=1, dash=True))
     values = sorted(value for each in curves_of.values() for _, value in each["train"])
     top = values[int(0.97 * (len(values) - 1))]
     y = {"title": "loss, nats a token", "top": top, "quiet": True}
-    return [_lines("Training", {"title": "step"}, y, drawn) | {"more": True}]
+    return [lines("Training", {"title": "step"}, y, drawn) | {"more": True}]
 
 
 def against_paper(tables: dict[str, Table]) -> Chart | None:
@@ -49,7 +43,7 @@ def against_paper(tables: dict[str, Table]) -> Chart | None:
     for number, (title, table) in enumerate(tables.items()):
         base = table.rows[0]
         points = [
-            [_percent(row.paper, base.paper), *_change(row, base), row.name]
+            [percent(row.paper, base.paper), *change(row, base), row.name]
             for row in table.rows[1:]
             if row.paper is not None and base.paper is not None and row.perplexity is not None
         ]
@@ -59,7 +53,7 @@ def against_paper(tables: dict[str, Table]) -> Chart | None:
         return None
     x = {"title": "perplexity against the table's first row in the paper, percent"}
     y = {"title": "the same, measured here, percent"}
-    return _lines("Ours against the paper's", x, y, drawn) | {"diagonal": True}
+    return lines("Ours against the paper's", x, y, drawn) | {"diagonal": True}
 
 
 def headline(table: Table) -> list[str]:
@@ -76,45 +70,45 @@ def headline(table: Table) -> list[str]:
     printed = [row for row in measured if row.paper is not None and base.paper is not None]
     printed = [row for row in printed if row.model == "landmark"] or printed
     best = min(printed or measured, key=lambda row: (row.paper if printed else row.perplexity) or math.inf)
-    change, low, _ = _change(best, base)
-    ours = f"{change:+.2f} %" + (f" ± {change - low:.2f}" if low < change else "")
-    return [f"{best.name} against {base.name}", ours, f"{_percent(best.paper, base.paper):+.2f} %" if printed else "-"]
+    value, low, _ = change(best, base)
+    ours = f"{value:+.2f} %" + (f" ± {value - low:.2f}" if low < value else "")
+    return [f"{best.name} against {base.name}", ours, f"{percent(best.paper, base.paper):+.2f} %" if printed else "-"]
 
 
 def _rows(table: Table) -> list[Chart]:
     names = [row.name for row in table.rows]
-    ours = _by_model(table, lambda row: None if row.perplexity is None else _around(row.perplexity, row.spread))
-    charts = [_dots("Perplexity, measured here", "perplexity, lower is better", names, ours)]
+    ours = by_model(table, lambda row: None if row.perplexity is None else around(row.perplexity, row.spread))
+    charts = [dots("Perplexity, measured here", "perplexity, lower is better", names, ours)]
     base = table.rows[0]
     if len(table.rows) > 1 and base.perplexity is not None:
-        changed = _by_model(table, lambda row: None if row.perplexity is None else _change(row, base))
+        changed = by_model(table, lambda row: None if row.perplexity is None else change(row, base))
         for label, mark in (("paper", 3), ("poster", 4)):
             first = getattr(base, label)
             points = [
-                [y, *_around(_percent(value, first))]
+                [y, *around(percent(value, first))]
                 for y, row in enumerate(table.rows)
                 if first is not None and (value := getattr(row, label)) is not None
             ]
             if points:
                 changed.append({"name": label, "points": points, "colour": INK, "mark": mark})
         title = f"perplexity against {base.name}, percent (± paired standard error)"
-        charts.append(_dots("Change from the first row", title, names, changed))
+        charts.append(dots("Change from the first row", title, names, changed))
     return charts
 
 
 def _lengths(table: Table) -> list[Chart]:
     found = series(table)
-    looks = _looks(found)
+    look = looks(found)
     measured = [row for row in table.rows if row.perplexity is not None]
     absolute = [
-        looks[name] | {"points": [[row.length, *_around(row.perplexity, row.spread)] for row in rows if row.perplexity]}
+        look[name] | {"points": [[row.length, *around(row.perplexity, row.spread)] for row in rows if row.perplexity]}
         for name, rows in found.items()
     ]
     top = FAR * statistics.median(row.perplexity or math.nan for row in measured) if measured else None
-    charts = [_lines("Perplexity against length", LENGTH, {"title": "perplexity", "top": top}, absolute)]
+    charts = [lines("Perplexity against length", LENGTH, {"title": "perplexity", "top": top}, absolute)]
     relative = [
-        looks[name]
-        | {"points": [[row.length, *_around(row.difference, row.difference_error)] for row in rows if row.against]}
+        look[name]
+        | {"points": [[row.length, *around(row.difference, row.difference_error)] for row in rows if row.against]}
         for name, rows in found.items()
     ]
     if any(each["points"] for each in relative):
@@ -123,7 +117,7 @@ def _lengths(table: Table) -> list[Chart]:
         y = {"title": f"nats a token above {next(iter(found))}, paired", "zero": True}
         if any(abs(row.difference or 0.0) > threshold for row in table.rows):
             y |= {"scale": "symlog", "threshold": threshold}
-        charts.append(_lines("Difference at the same length", LENGTH, y, relative))
+        charts.append(lines("Difference at the same length", LENGTH, y, relative))
     return charts
 
 
@@ -134,17 +128,17 @@ def _grid(table: Table) -> list[Chart]:
     at = [[rows.get((a, b)) for b in values[1]] for a in values[0]]
     name = keys[0].rpartition(".")[2]
     joined = [
-        _line(f"{name} = {first}", [(row.keys_attended or 0.0, row.perplexity) for row in line if row], number)
-        for number, (first, line) in enumerate(zip(values[0], at, strict=True))
+        line(f"{name} = {first}", [(row.keys_attended or 0.0, row.perplexity) for row in same if row], number)
+        for number, (first, same) in enumerate(zip(values[0], at, strict=True))
     ]
     others = [
-        _line(row.name, [(row.keys_attended, row.perplexity)], len(joined) + number)
+        line(row.name, [(row.keys_attended, row.perplexity)], len(joined) + number)
         for number, row in enumerate(row for row in table.rows if row.name not in table.cells)
         if row.keys_attended is not None
     ]
     return [
-        _heat("Perplexity", keys, values, [[row and row.perplexity for row in line] for line in at]),
-        _lines("Perplexity against keys", {"title": "keys attended, mean"}, {"title": "perplexity"}, joined + others),
+        heat("Perplexity", keys, values, [[row and row.perplexity for row in each] for each in at]),
+        lines("Perplexity against keys", {"title": "keys attended, mean"}, {"title": "perplexity"}, joined + others),
     ]
 
 
@@ -156,25 +150,25 @@ def _granularities(table: Table) -> list[Chart]:
     if len(values[0]) < 2 or len(found) < len(where) or not all(row.perplexity for row in found.values()):
         return []
     at = [[found.get((a, b)) for b in values[1]] for a in values[0]]
-    return [_heat("Perplexity", ["granularity", ""], values, [[row and row.perplexity for row in line] for line in at])]
+    return [heat("Perplexity", ["granularity", ""], values, [[row and row.perplexity for row in each] for each in at])]
 
 
 def _accuracy(table: Table) -> list[Chart]:
     found = series(table)
-    looks = _looks(found)
-    drawn = [looks[name] | {"points": [_answered(row) for row in rows]} for name, rows in found.items()]
-    charts = [_lines("Prompts answered", LENGTH, {"title": "percent of the prompts", "range": [0, 100]}, drawn)]
+    look = looks(found)
+    drawn = [look[name] | {"points": [_answered(row) for row in rows]} for name, rows in found.items()]
+    charts = [lines("Prompts answered", LENGTH, {"title": "percent of the prompts", "range": [0, 100]}, drawn)]
     off_device = {name: rows for name, rows in found.items() if all(row.resident_bytes for row in rows)}
     for title, value in (
         ("Peak memory, MB", lambda row: row.resident_bytes / 1e6),
         ("Tokens a second", lambda row: row.tokens_per_second),
     ):
         drawn = [
-            looks[name] | {"points": [[row.length, *_around(value(row))] for row in rows]}
+            look[name] | {"points": [[row.length, *around(value(row))] for row in rows]}
             for name, rows in off_device.items()
         ]
         if drawn:
-            charts.append(_lines(f"{title}, blocks off the device", LENGTH, {"title": title, "zero": True}, drawn))
+            charts.append(lines(f"{title}, blocks off the device", LENGTH, {"title": title, "zero": True}, drawn))
     return charts
 
 
@@ -191,14 +185,14 @@ def _drop_rates(table: Table) -> list[Chart]:
     drawn = []
     for number, (name, rows) in enumerate(kinds.items()):
         measured = [row for row in rows if row.perplexity is not None]
-        points = [[100 * (row.drop_rate or 0.0), *_around(row.perplexity), row.name] for row in measured]
+        points = [[100 * (row.drop_rate or 0.0), *around(row.perplexity), row.name] for row in measured]
         if points:
             drawn.append(
                 {"name": name, "points": sorted(points), "colour": number, "mark": number, "line": number == 0}
             )
     levels = [[row.name, row.perplexity] for row in table.rows if row.drop_rate is None and row.perplexity is not None]
     x = {"title": "lookups dropped, percent"}
-    charts = [_lines("Perplexity against what is dropped", x, {"title": "perplexity"}, drawn) | {"levels": levels}]
+    charts = [lines("Perplexity against what is dropped", x, {"title": "perplexity"}, drawn) | {"levels": levels}]
     one.sort(key=lambda row: float(row.cutoff or 0))
     rates = [[each["results"]["memory"]["drop_rates"] for each in table.records[row.name]] for row in one]
     if rates:
@@ -208,7 +202,7 @@ def _drop_rates(table: Table) -> list[Chart]:
             for layer in range(len(layers))
         ]
         values = [layers, [row.cutoff or "" for row in one]]
-        charts.append(_heat("Lookups dropped, percent", ["layer", "cutoff"], values, percent, digits=0))
+        charts.append(heat("Lookups dropped, percent", ["layer", "cutoff"], values, percent, digits=0))
     return charts
 
 
@@ -221,7 +215,7 @@ def _recall(table: Table) -> list[Chart]:
                 interval = getattr(row, f"{key}_interval") or (share, share)
                 points.append([y, 100 * share, 100 * interval[0], 100 * interval[1]])
         drawn.append({"name": name, "points": points, "colour": number, "mark": number})
-    return [_dots("Places found", "percent of the texts (95 % interval)", [row.name for row in table.rows], drawn)]
+    return [dots("Places found", "percent of the texts (95 % interval)", [row.name for row in table.rows], drawn)]
 
 
 def _distinct(table: Table) -> list[Chart]:
@@ -236,19 +230,19 @@ def _distinct(table: Table) -> list[Chart]:
         ]
         together = [sum(same) for same in zip(*layers, strict=True)]
         share = [100 * count / sum(together) for count in together]
-        pooled.append(_line(row.name, list(enumerate(share)), number))
+        pooled.append(line(row.name, list(enumerate(share)), number))
         values = [[str(layer) for layer in range(len(layers))], [str(count) for count in range(len(together))]]
         percent = [[100 * count / sum(layer) for count in layer] for layer in layers]
         charts.append(
-            _heat(f"{row.name}: percent of the samples", ["layer", "distinct blocks"], values, percent, digits=0)
+            heat(f"{row.name}: percent of the samples", ["layer", "distinct blocks"], values, percent, digits=0)
         )
     x, y = {"title": "distinct blocks, all layers together"}, {"title": "percent of the samples", "zero": True}
-    megabytes = [[number, *_around((row.bytes_moved or 0.0) / 1e6)] for number, row in enumerate(rows)]
+    megabytes = [[number, *around((row.bytes_moved or 0.0) / 1e6)] for number, row in enumerate(rows)]
     moved = [{"name": "MB", "points": megabytes, "colour": 0, "mark": 0}]
     title = "MB to move for a chunk, all layers"
     return [
-        _lines("Distinct blocks of a chunk", x, y, pooled),
-        _dots("Bytes moved", title, [row.name for row in rows], moved),
+        lines("Distinct blocks of a chunk", x, y, pooled),
+        dots("Bytes moved", title, [row.name for row in rows], moved),
         *charts,
     ]
 
@@ -265,80 +259,17 @@ def _positions(table: Table) -> list[Chart]:
         lengths = " and ".join(f"{length:,}" for length in sorted({row.length for row in rows}))
         ours = {row.name: drawn[row.name] for row in rows}
         top = FAR_POSITIONS * statistics.median(y for curve in ours.values() for _, y in curve)
-        lines = [_line(name, curve, number, marks=False) for number, (name, curve) in enumerate(ours.items())]
-        charts.append(_lines(f"By position, segments of {lengths}", x, {"title": "perplexity", "top": top}, lines))
+        drawn_lines = [line(name, curve, number, marks=False) for number, (name, curve) in enumerate(ours.items())]
+        charts.append(lines(f"By position, segments of {lengths}", x, {"title": "perplexity", "top": top}, drawn_lines))
         base, first = rows[0].name, dict(ours[rows[0].name])
         if len(rows) > 1:
             changes = [
-                _line(name, [(at, _percent(y, first[at])) for at, y in curve if at in first], number, marks=False)
+                line(name, [(at, percent(y, first[at])) for at, y in curve if at in first], number, marks=False)
                 for number, (name, curve) in enumerate(ours.items())
             ]
             y = {"title": f"percent against {base}", "top": FAR_PERCENT}
-            charts.append(_lines(f"The same, against {base}", x, y, changes))
+            charts.append(lines(f"The same, against {base}", x, y, changes))
     return charts
-
-
-def _lines(title: str, x: Chart, y: Chart, drawn: Sequence[Chart]) -> Chart:
-    return {"kind": "lines", "title": title, "x": x, "y": y, "series": [each for each in drawn if each["points"]]}
-
-
-def _dots(title: str, x: str, names: Sequence[str], drawn: Sequence[Chart]) -> Chart:
-    return {"kind": "dots", "title": title, "x": {"title": x}, "names": list(names), "series": list(drawn)}
-
-
-def _heat(title: str, axes: Sequence[str], values: Sequence[Sequence[str]], cells: Any, digits: int = 3) -> Chart:
-    """cells: a list for each value of the first axis, which goes up; None where there is none."""
-    axis = [{"title": name, "values": list(each)} for name, each in zip(axes, values, strict=True)]
-    return {"kind": "heat", "title": title, "y": axis[0], "x": axis[1], "cells": cells, "digits": digits}
-
-
-def _line(
-    name: str,
-    points: Iterable[tuple[float, Any]],
-    number: int,
-    *,
-    mark: int | None = None,
-    dash: bool = False,
-    marks: bool = True,
-) -> Chart:
-    drawn = [[x, *_around(y)] for x, y in points if y is not None]
-    look = {"colour": number, "mark": (number if mark is None else mark) if marks else None, "line": True, "dash": dash}
-    return {"name": name, "points": drawn} | look
-
-
-def _looks(found: dict[str, list[TableRow]]) -> dict[str, Chart]:
-    """Of series: the colour of its model for the first of each, as in the other pictures."""
-    colours = series_colours(found)
-    return {
-        name: {"name": name, "colour": PALETTE.index(colours[name]), "mark": number, "line": True}
-        for number, name in enumerate(found)
-    }
-
-
-def _by_model(table: Table, value: Any) -> list[Chart]:
-    drawn = []
-    for model, colour in COLOURS.items():
-        points = [[y, *bars] for y, row in enumerate(table.rows) if row.model == model and (bars := value(row))]
-        if points:
-            name = model.replace("_", "-")
-            drawn.append({"name": name, "points": points, "colour": PALETTE.index(colour), "mark": 0})
-    return drawn
-
-
-def _change(row: TableRow, base: TableRow) -> list[float]:
-    """Percent of perplexity against the first row, by the paired difference where there is one."""
-    if row.difference is None or row.difference_error is None or row.against != base.name:
-        return _around(_percent(row.perplexity, base.perplexity))
-    return _around(100 * math.expm1(row.difference), 100 * math.exp(row.difference) * row.difference_error)
-
-
-def _percent(value: float | None, base: float | None) -> float:
-    return 100 * ((value or math.nan) / (base or math.nan) - 1)
-
-
-def _around(value: float | None, error: float | None = None) -> list[float]:
-    middle, error = value or 0.0, error or 0.0
-    return [middle, middle - error, middle + error]
 
 
 _FIGURES = {

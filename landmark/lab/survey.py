@@ -133,7 +133,9 @@ def launches(shelf: Shelf, compose: rows.Compose, experiment: str | None = None)
                 config = to_config(composer(overrides))
                 launch = Launch(config, overrides, rows.select(config, overrides, composer), {})
             except Exception as error:  # what an older or a mistyped launch may raise is Hydra's to choose
-                shelf.damaged.append(f"{name} as it was launched cannot be composed any more: {one_line(error)}")
+                shelf.damaged.append(
+                    f"{name} as it was launched is no table, its rows are among the others: {one_line(error)}"
+                )
                 continue
             for each in _on_each_text(launch, own, shelf):
                 entries = [entry for entries in each.entries.values() for entry in entries]

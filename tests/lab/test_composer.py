@@ -14,7 +14,7 @@ def test_rows_are_those_that_hydra_composes(experiment):
     shared = [f"+experiment={experiment}", "size=nano", "tokenizer=gpt2_1024", "train.steps=7"]
     composer = Composer(compose_conf)
     texts = named(to_config(composer(shared)))
-    for text in list(texts.values())[:: max(1, len(texts) // 2)]:
+    for text in list(texts.values())[:: len(texts) - 1]:
         overrides = [*shared, *text.split()]
         assert composer(overrides) == compose_conf(overrides)
 

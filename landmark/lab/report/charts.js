@@ -110,7 +110,7 @@ function drawLines(chart, series, width, svg) {
   if (above.length && inside.length && !chart.y.quiet) {
     svg.append(shape("text", { x: box.right, y: box.top + 6, "text-anchor": "end" }, `above: ${above.map((each) => each.name).join(", ")}`.slice(0, Math.floor(width / 6.5))));
   }
-  return [300, hits];
+  return [box.bottom + 50, hits];
 }
 
 function axes(svg, chart, x, y, box) {
@@ -127,7 +127,14 @@ function below(svg, title, x, box) {
     svg.append(shape("line", { class: "grid", x1: x.place(value), x2: x.place(value), y1: box.top, y2: box.bottom }));
     svg.append(shape("text", { x: x.place(value), y: box.bottom + 16, "text-anchor": "middle" }, say(value)));
   }
-  svg.append(shape("text", { x: (box.left + box.right) / 2, y: box.bottom + 34, "text-anchor": "middle" }, title));
+  caption(svg, title, (box.left + box.right) / 2, box.bottom + 34, box.right - box.left);
+}
+
+// Words of a title in one line, or in two where it is longer than what it stands below.
+function caption(svg, title, x, y, width) {
+  const words = title.split(" "), half = words.findIndex((_, at) => words.slice(0, at + 1).join(" ").length > title.length / 2);
+  const lines = 5.6 * title.length > width ? [words.slice(0, half + 1), words.slice(half + 1)] : [words];
+  lines.forEach((line, at) => svg.append(shape("text", { x, y: y + 14 * at, "text-anchor": "middle" }, line.join(" "))));
 }
 
 function drawDots(chart, series, width, svg) {
@@ -149,7 +156,7 @@ function drawDots(chart, series, width, svg) {
       hits.push([px, py, `${chart.names[at]}, ${one.name}\n${around(value, low, high)}`]);
     }
   }
-  return [box.bottom + 40, hits];
+  return [box.bottom + 52, hits];
 }
 
 function drawHeat(chart, _, width, svg) {
@@ -173,7 +180,7 @@ function drawHeat(chart, _, width, svg) {
       svg.append(cell);
       if (wide > 7.5 * Math.max(4, high.toFixed(chart.digits).length)) {
         const text = shape("text", { x: x + wide / 2, y: y + tall / 2 + 4, "text-anchor": "middle" }, value.toFixed(chart.digits));
-        text.style.fill = share > 0.5 ? "var(--paper)" : "var(--ink)";
+        text.style.fill = share > 0.7 ? "var(--paper)" : "var(--ink)";
         svg.append(text);
       }
       hits.push([x + wide / 2, y + tall / 2, `${[chart.y.title, name].join(" ")}, ${[chart.x.title, column].join(" ").trim()}\n${say(Number(value.toPrecision(6)))}`]);

@@ -16,11 +16,13 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
+from landmark import overview
 from landmark.config import Config, to_config
 from landmark.errors import UserError
 from landmark.execution import Workshop, device_count
 from landmark.lab import identity, paper, plan, render, rows, tables
 from landmark.lab.commandline import launcher, launching, typed
+from landmark.lab.composer import parse
 from landmark.lab.progressbar import ProgressBar
 from landmark.lab.provenance import hardware
 from landmark.lab.rows import Row
@@ -45,7 +47,7 @@ class TableAtEnd(Callback):
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
         with _reported():
             overrides = list(config.hydra.overrides.task)
-            parsed = rows.parse(overrides)
+            parsed = parse(overrides)
             one = to_config(rows.compose_job([o.input_line or "" for o in parsed if not o.is_sweep_override()]))
             swept = {override.key_or_group for override in parsed if override.is_sweep_override()}
             if one.task == "auto" and rows.named(one) and swept <= {"row", *one.grid.axes}:
@@ -77,6 +79,12 @@ def run(config: Config, overrides: list[str], composer: rows.Compose = rows.comp
     """Do a configuration's task over its rows. overrides: those of the command line."""
     check_task(config)
     selected, workshop = rows.select(config, overrides, composer), Workshop(config.output)
+    if config.task == "report":
+        overview.report(config, selected, workshop, composer, _paired)
+        return
+    if config.task == "status":
+        overview.status(config, selected, workshop, composer, _command(config))
+        return
     if config.task != "auto":
         _TASKS[config.task](config, selected, workshop)
         return
@@ -105,14 +113,14 @@ def train(config: Config, selected: list[Row], workshop: Workshop) -> None:
     """Train the runs that the rows need, or the one of them that `run` names."""
     selected = [replace(row, configs=[replace(one, run=None) for one in row.configs]) for row in selected]
     _check_all(selected, workshop)
-    runs = {workshop.run_folder(one).name: one for row in selected for one in row.configs}
+    runs = {workshop.run_folder(one).name: (one, row.overrides) for row in selected for one in row.configs}
     if config.run is not None:
         name = Path(config.run).name
         if name not in runs:
             raise UserError(f"run={config.run}: no run of {config.name} (one of {', '.join(runs)})")
         runs = {name: runs[name]}
-    for one in runs.values():
-        folder, new = workshop.ensure_run(one, config.name)
+    for one, overrides in runs.values():
+        folder, new = workshop.ensure_run(one, config.name, overrides)
         print(f"{folder}: {'trained now' if new else 'trained before'}")
 
 

@@ -10,7 +10,7 @@ from omegaconf.errors import OmegaConfBaseException
 from landmark.errors import UserError
 
 SYNTHETIC = ("passkey", "key_value")  # data that is made as needed, and evaluated by the answers to its prompts
-TASKS = ("auto", "table", "evaluate", "train", "prepare", "plan", "generate")
+TASKS = ("auto", "table", "evaluate", "train", "prepare", "plan", "generate", "report", "status")
 
 
 @dataclass

@@ -4,6 +4,7 @@ import logging
 import math
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -179,8 +180,11 @@ class Workshop:
             settings["validation"] = self.corpus(config).split("validation").sha256
         return settings
 
-    def ensure_run(self, config: Config, group: str) -> tuple[Path, bool]:
-        """Train the run unless it is there. Returns its folder and whether it was trained now."""
+    def ensure_run(self, config: Config, group: str, overrides: Sequence[str] = ()) -> tuple[Path, bool]:
+        """Train the run unless it is there. Returns its folder and whether it was trained now.
+
+        overrides: of the row that needs it, for who looks on.
+        """
         folder = self.run_folder(config)
         if config.run is not None or config.model.as_is:
             return folder, False
@@ -193,14 +197,16 @@ class Workshop:
                 return folder, False
             if done:
                 _log.warning("%s has a record but no weights: training it again", folder)
-            write_json(folder / RUN, settings)
-            results = train_run(config, folder, group, run)
-            if config.model.name is None and config.model.family is None:  # else its shape is not that of the paper's
-                results["flops_per_token"] = flops_per_token(config, self.tokenizer(config).vocab_size)
             labels = self._labels(config) | {"seed": config.seed, "experiment": group}
-            from landmark.training import discard_checkpoints  # loads torch, which names the GPUs to the record
+            shown = {"overrides": list(overrides), "run": str(folder)}
+            with self.records.attempt("runs", run, settings, labels | shown):
+                write_json(folder / RUN, settings)
+                results = train_run(config, folder, group, run)
+                if config.model.name is None and config.model.family is None:  # else its shape is not the paper's
+                    results["flops_per_token"] = flops_per_token(config, self.tokenizer(config).vocab_size)
+                from landmark.training import discard_checkpoints  # loads torch, which names the GPUs to the record
 
-            self.records.write("runs", run, settings, labels, results)
+                self.records.write("runs", run, settings, labels, results)
             discard_checkpoints(folder)
         return folder, True
 
@@ -234,13 +240,12 @@ class Workshop:
         row = identity.digest(settings)
         if (record := self.records.find("rows", row)) is not None:
             return record, False
-        folder, _ = self.ensure_run(config, group)
+        folder, _ = self.ensure_run(config, group, overrides)
         with self.records.lock("rows", row):
             if (record := self.records.find("rows", row)) is not None:
                 return record, False
             if (warning := beyond_training(config)) is not None:
                 _log.warning("%s: %s", name, warning)
-            results = self._evaluate(config, folder, name)
             labels = self._labels(config) | {
                 "seed": config.seed,
                 "block_size": config.model.block_size,
@@ -249,7 +254,9 @@ class Workshop:
                 "overrides": overrides,
                 "run": str(folder),
             }
-            return self.records.write("rows", row, settings, labels, results), True
+            with self.records.attempt("rows", row, settings, labels):
+                results = self._evaluate(config, folder, name)
+                return self.records.write("rows", row, settings, labels, results), True
 
     def trained_model(self, config: Config) -> "tuple[Decoder, Tokenizer]":
         """The model of the run that a configuration trains, or of the folder that `run` names, and its tokenizer.

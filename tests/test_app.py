@@ -1,75 +1,14 @@
 """What is made and what is read from records, with stand-ins for the training and the evaluation themselves."""
 
 import json
-import random
 import re
 import shutil
 
 import pytest
 
-from landmark import app, execution
-from landmark.config import to_config
+from landmark import execution
 from landmark.errors import UserError
 from landmark.lab.files import write_json
-from tests.lab.conftest import compose_conf
-
-
-@pytest.fixture(scope="module")
-def books(tmp_path_factory):
-    """Three splits of one short book each."""
-    folder = tmp_path_factory.mktemp("books")
-    draw = random.Random(0)
-    for number, split in enumerate(("train", "validation", "test"), 1):
-        (folder / split).mkdir()
-        text = " ".join(draw.choice(["landmark", "block", "memory"]) for _ in range(2000))
-        (folder / split / f"{number}.txt").write_text(text)
-    return folder
-
-
-class Workplace:
-    """Runs tasks below a folder, and notes what was trained and evaluated."""
-
-    def __init__(self, books, output):
-        self.output = output
-        self.common = [f"data.path={books}", f"output={output}", "tokenizer=bytes", "size=nano", "logger=csv"]
-        self.common += ["trainer=cpu", "eval.tokens=8192"]
-        self.trained, self.evaluated, self.fail_at = [], [], None
-
-    def __call__(self, *overrides):
-        self.trained.clear()
-        self.evaluated.clear()
-        overrides = [*self.common, *overrides]
-        app.run(to_config(compose_conf(overrides)), overrides, compose_conf)
-
-    def train(self, config, folder, group, run):
-        self.trained.append(config.model.kind)
-        for name in ("model.safetensors", "config.json"):
-            (folder / name).write_text("{}")
-        return {"steps": config.train.steps, "tokens_per_second": 1e4, "validation_perplexity": 9.0}
-
-    def evaluate(self, workshop, config, folder, name):
-        if name == self.fail_at:
-            raise KeyboardInterrupt
-        self.evaluated.append(name)
-        nll = 1.0 + (config.model.kind == "transformer") - config.eval.length / 1e5
-        spans = [[4096 * i, 4096, 4096 * nll + i] for i in range(2)]
-        return {
-            "tokens": 8192,
-            "nll": nll,
-            "perplexity": 2.718**nll,
-            "perplexity_se": 0.01,
-            "bits_per_byte": nll,
-            "seconds": 1.0,
-            "segments": spans,
-        }
-
-
-@pytest.fixture
-def work(books, tmp_path, monkeypatch):
-    place = Workplace(books, tmp_path / "outputs")
-    monkeypatch.setattr(execution, "_train_here", place.train)
-    monkeypatch.setattr(execution.Workshop, "_evaluate", lambda *args: place.evaluate(*args))
-    return place
 
 
 def test_table_trains_each_run_once_and_evaluates_each_row(work, capsys):

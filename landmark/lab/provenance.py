@@ -23,8 +23,18 @@ def provenance() -> dict[str, Any]:
         "commit": commit(),
         "versions": {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES},
         "hardware": hardware(),
-        "command": shlex.join(typed()),
-        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": _command(),
+        "time": _now(),
+    }
+
+
+def started() -> dict[str, Any]:
+    """Who is at work: machine, process, command line, UTC time."""
+    return {
+        "host": platform.node(),
+        "pid": os.getpid(),
+        "command": _command(),
+        "time": _now(),
     }
 
 
@@ -59,6 +69,14 @@ def _cpu() -> str:
 def cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _command() -> str:
+    return shlex.join(typed())
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _version(name: str) -> str | None:

@@ -1,8 +1,8 @@
-"""Records: the small JSON file that a run or a row leaves when it is done, and the lock around making it."""
+"""Records: the small JSON file that a run or a row leaves when it is done; the lock and the note while it is made."""
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,11 +10,12 @@ from filelock import FileLock, Timeout
 
 from landmark.errors import UserError
 from landmark.lab.files import read_json, write_json
-from landmark.lab.provenance import provenance
+from landmark.lab.provenance import provenance, started
 
 Record = dict[str, Any]
 Kind = Literal["runs", "rows"]
 PARTS = ("id", "settings", "labels", "results", "provenance")
+NOTED = ("id", "kind", "settings", "labels", "error", "host", "pid", "time")  # of what has no record yet
 
 _log = logging.getLogger(__name__)
 
@@ -65,7 +66,7 @@ class Records:
     @contextmanager
     def lock(self, kind: Kind, identity: str) -> Iterator[None]:
         """Held by one process at a time; the system lets go of it when that process dies."""
-        path = self.output / "locks" / f"{kind}-{identity}.lock"
+        path = self._lock(kind, identity)
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(path)
         try:
@@ -77,6 +78,54 @@ class Records:
             yield
         finally:
             lock.release()
+
+    def is_locked(self, kind: Kind, identity: str) -> bool:
+        """Whether a process is at work on it, of this machine or of another that shares the file system's locks."""
+        path = self._lock(kind, identity)
+        try:
+            with FileLock(path, timeout=0) if path.exists() else nullcontext():
+                return False
+        except Timeout:
+            return True
+        except OSError:  # in a folder that only others may write to
+            return False
+
+    @contextmanager
+    def attempt(self, kind: Kind, identity: str, settings: Record, labels: Record) -> Iterator[None]:
+        """Around making a record: notes who is at it, and why it failed; taken away when it is done."""
+        path = self._attempt(kind, identity)
+        note = {"id": identity, "kind": kind, "settings": settings, "labels": labels, "error": None} | started()
+        write_json(path, note)
+        try:
+            yield
+        except BaseException as error:
+            with suppress(OSError):  # a full disk, say, which may be the error itself
+                write_json(path, note | {"error": _reason(error)})
+            raise
+        path.unlink(missing_ok=True)
+
+    def attempts(self) -> list[Record]:
+        """What was begun and has no record: at work now, failed, or killed. A note that cannot be read is left out."""
+        notes = []
+        for path in sorted(self._attempt("runs", "x").parent.glob("*.json")):
+            with suppress(UserError):
+                notes.append(read_json(path))
+        whole = [note for note in notes if isinstance(note, dict) and all(part in note for part in NOTED)]
+        return [note for note in whole if not self.path(note["kind"], note["id"]).exists()]
+
+    def _lock(self, kind: Kind, identity: str) -> Path:
+        return self.output / "locks" / f"{kind}-{identity}.lock"
+
+    def _attempt(self, kind: Kind, identity: str) -> Path:
+        return self.output / "attempts" / f"{kind}-{identity}.json"
+
+
+def _reason(error: BaseException) -> str:
+    """An error in one line."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    said = " ".join(str(error).split())
+    return said if isinstance(error, UserError) else f"{type(error).__name__}: {said}".removesuffix(": ")
 
 
 def read_record(path: Path, identity: str) -> Record:

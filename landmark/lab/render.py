@@ -66,7 +66,7 @@ def write(table: Table, folder: Path) -> dict[str, Path]:
 
 def as_text(table: Table) -> str:
     """Aligned columns, the header above, notes and comparisons below."""
-    titles, rows = _cells(table)
+    titles, rows = cells(table)
     widths = [max(len(row[i]) for row in [titles, *rows]) for i in range(len(titles))]
     lines = [
         "  ".join(cell.ljust(w) if i < _LEFT else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths)))
@@ -76,7 +76,7 @@ def as_text(table: Table) -> str:
 
 
 def as_markdown(table: Table) -> str:
-    titles, rows = _cells(table)
+    titles, rows = cells(table)
     rule = ["---" if i < _LEFT else "---:" for i in range(len(titles))]
     lines = [f"| {' | '.join(row)} |" for row in [titles, rule, *rows]]
     below = [f"- {line}" if line else "" for line in _below(table)]
@@ -99,6 +99,18 @@ def plain(table: Table) -> tuple[list[str], list[list[Any]]]:
     return [item.name for item in fields(TableRow)], [list(asdict(row).values()) for row in table.rows]
 
 
+def cells(table: Table) -> tuple[list[str], list[list[str]]]:
+    """Titles of the columns that say something, and the text of each row's cells."""
+    columns = [(title, [cell(row) for row in table.rows]) for title, cell in _COLUMNS]
+    columns = [(title, cells) for title, cells in columns if title in _ALWAYS or set(cells) != {"-"}]
+    if table.data != "pg19":  # code has long words: the number says nothing
+        columns = [(title, cells) for title, cells in columns if title != "word ppl"]
+    if table.figure == "lines":
+        renamed = {"vs first row, nats": "vs first of its length, nats"}
+        columns = [(renamed.get(title, title), cells) for title, cells in columns]
+    return [title for title, _ in columns], [list(row) for row in zip(*(cells for _, cells in columns))]
+
+
 def perplexity(row: TableRow) -> str:
     """Perplexity ± its spread, to the digits that the spread leaves meaning."""
     if row.perplexity is None:
@@ -111,17 +123,6 @@ def perplexity(row: TableRow) -> str:
 
 def _path(table: Table, folder: Path, kind: str) -> Path:
     return folder / table.name / f"{table.stem}.{kind}"
-
-
-def _cells(table: Table) -> tuple[list[str], list[list[str]]]:
-    columns = [(title, [cell(row) for row in table.rows]) for title, cell in _COLUMNS]
-    columns = [(title, cells) for title, cells in columns if title in _ALWAYS or set(cells) != {"-"}]
-    if table.data != "pg19":  # code has long words: the number says nothing
-        columns = [(title, cells) for title, cells in columns if title != "word ppl"]
-    if table.figure == "lines":
-        renamed = {"vs first row, nats": "vs first of its length, nats"}
-        columns = [(renamed.get(title, title), cells) for title, cells in columns]
-    return [title for title, _ in columns], [list(row) for row in zip(*(cells for _, cells in columns))]
 
 
 def _below(table: Table) -> Sequence[str]:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from hydra import compose
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig
@@ -15,6 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 from landmark.config import Config, to_config, to_dict
 from landmark.errors import UserError
 from landmark.lab.commandline import one_line
+from landmark.lab.composer import Composer, parse
 from landmark.lab.validate import check, check_grid, check_own
 
 # What an experiment decides for all of its rows.
@@ -49,7 +49,7 @@ def select(config: Config, overrides: list[str], composer: Compose = compose_job
     row; a row that sets what the command line sets too; settings that make no sense.
     """
     check_grid(config)
-    texts = named(config, overrides)
+    composer, texts = Composer(composer), named(config, overrides)
     if config.row is not None and config.row not in texts:
         known = f"one of {', '.join(texts)}" if texts else "there are none: name an +experiment"
         raise UserError(f"row={config.row}: no such row ({known})")
@@ -113,11 +113,6 @@ def cells(config: Config, overrides: Sequence[str] = ()) -> dict[str, dict[str, 
 def is_part(config: Config, overrides: Sequence[str]) -> bool:
     """Whether the command line asks for less than the experiment: one row, or some values of an axis."""
     return config.row is not None or any(override.key_or_group in config.grid.axes for override in parse(overrides))
-
-
-def parse(overrides: Sequence[str]) -> list[Override]:
-    """Overrides as Hydra reads them."""
-    return OverridesParser.create().parse_overrides(list(overrides))
 
 
 def _row(name: str, config: Config, overrides: list[str], cell: dict[str, str] | None = None) -> Row:

@@ -1,0 +1,81 @@
+"""run.py's tasks on short books, with stand-ins for the training and the evaluation themselves."""
+
+import json
+import math
+import random
+from pathlib import Path
+
+import pytest
+
+from landmark import app, execution
+from landmark.config import to_config
+from tests.lab.conftest import compose_conf
+
+
+def write_books(folder: Path) -> Path:
+    """Three splits of one short book each."""
+    draw = random.Random(0)
+    for number, split in enumerate(("train", "validation", "test"), 1):
+        (folder / split).mkdir()
+        text = " ".join(draw.choice(["landmark", "block", "memory"]) for _ in range(2000))
+        (folder / split / f"{number}.txt").write_text(text)
+    return folder
+
+
+class Workplace:
+    """Runs tasks below a folder, and notes what was trained and evaluated. The row `fail_at` ends in an error."""
+
+    def __init__(self, books: Path, output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.output = output
+        self.common = [f"data.path={books}", f"output={output}", "tokenizer=bytes", "size=nano", "logger=csv"]
+        self.common += ["trainer=cpu", "eval.tokens=8192"]
+        self.trained, self.evaluated = [], []
+        self.fail_at, self.error = None, KeyboardInterrupt()
+        self.curves = False  # over positions, whose picture takes its time
+        monkeypatch.setattr(execution, "_train_here", self.train)
+        monkeypatch.setattr(execution.Workshop, "_evaluate", lambda *args: self.evaluate(*args))
+
+    def __call__(self, *overrides):
+        self.task(*self.common, *overrides)
+
+    def task(self, *overrides):
+        """Without the settings that all have in common."""
+        self.trained.clear()
+        self.evaluated.clear()
+        app.run(to_config(compose_conf(list(overrides))), list(overrides), compose_conf)
+
+    def train(self, config, folder, group, run):
+        self.trained.append(config.model.kind)
+        for name in ("model.safetensors", "config.json"):
+            (folder / name).write_text("{}")
+        lines = [f"{step},{3 + 4 / step},{3.1 if step % 50 == 0 else ''}\n" for step in range(10, 200, 10)]
+        (folder / "metrics.csv").write_text("step,train/loss,validation/loss\n" + "".join(lines) + "200,3")
+        return {"steps": config.train.steps, "tokens_per_second": 1e4, "validation_perplexity": 9.0}
+
+    def evaluate(self, workshop, config, folder, name):
+        if name == self.fail_at:
+            raise self.error
+        self.evaluated.append(name)
+        far = config.eval.length / 1e5 + config.retrieval.k / 1e3
+        nll = 1.0 + (config.model.kind == "transformer") - far
+        spans = [[4096 * i, 4096, 4096 * nll + i + far] for i in range(2)]
+        bins = -(-config.eval.length // 64) if self.curves else 0
+        return {
+            "tokens": 8192,
+            "nll": nll,
+            "perplexity": math.exp(nll),
+            "perplexity_se": 0.01,
+            "bits_per_byte": nll,
+            "keys_attended": 100.0 * config.retrieval.k + (config.eval.local or 0),
+            "tokens_per_second": 8192.0,
+            "seconds": 1.0,
+            "segments": spans,
+            "position_nll": [[64.0, 64 * nll * (1 + 1 / (i + 1))] for i in range(bins)],
+        }
+
+    def edit(self, path, **parts):
+        """Change parts of a record, as another version of this program or somebody's hand might have."""
+        record = json.loads(path.read_text())
+        for name, values in parts.items():
+            record[name] |= values
+        path.write_text(json.dumps(record))

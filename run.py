@@ -10,7 +10,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from landmark.app import fail, main
+from landmark.app import fail, fail_storage, main
 from landmark.config import register
 from landmark.errors import UserError
 from landmark.lab.commandline import check_sweeps, one_line
@@ -31,3 +31,5 @@ if __name__ == "__main__":
         launch()
     except (HydraException, OmegaConfBaseException, UserError) as error:
         fail(one_line(error))
+    except OSError as error:  # Hydra makes the output folder
+        fail_storage(error)

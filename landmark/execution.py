@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from landmark.config import Config, DataConfig, from_dict, to_dict
-from landmark.errors import UserError
+from landmark.errors import Stopped, UserError
 from landmark.lab import identity
 from landmark.lab.files import read_json, write_json
 from landmark.lab.plan import flops_per_token
@@ -317,6 +317,8 @@ def _train_here(config: Config, folder: Path, group: str, run: str) -> dict[str,
     with training_loggers(config, run, group=group) as loggers:
         try:
             return train(model, corpus, tokenizer, config, folder, loggers, workshop.start(config))
+        except Stopped:
+            raise
         except SystemExit as stop:  # what Lightning makes of an interrupt
             raise KeyboardInterrupt from stop
 

@@ -91,11 +91,8 @@ def as_markdown(kills: Sequence[Kill], differing: Sequence[Sequence[str]], comma
                 f"| {sum(kill.temporary_files for kill in those)} |"
             )
     same = sum(not each for each in differing)
-    lines += [
-        "",
-        f"{len(kills)} kills of {len(differing)} tables; {same} of them ended as the undisturbed one, bit for",
-    ]
-    lines[-1] += " bit: tokens, weights, metrics, records and table, but for what was timed; nothing else was left."
+    lines += ["", f"{len(kills)} kills of {len(differing)} tables; {same} of them ended as the undisturbed one, bit"]
+    lines[-1] += " for bit: tokens, weights, metrics, records and table, but for what was timed; nothing else was left."
     lines += [f"- table {number}: {', '.join(each)}" for number, each in enumerate(differing, 1) if each]
     versions = ", ".join(f"{name} {found['versions'][name]}" for name in ("python", "torch"))
     measured = f"Measured at commit {(found['commit'] or 'unknown')[:10]} on {found['hardware']['cores']} cores"

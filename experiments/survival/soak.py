@@ -51,7 +51,7 @@ class Reference:
 
 def undisturbed(folder: Path, overrides: Sequence[str] = ()) -> Reference:
     """Make the table in `folder`, and time its stages."""
-    victim, seen, looked = Victim(folder, list(overrides)), dict[str, float](), time.monotonic()
+    victim, seen, looked = Victim(folder, overrides), dict[str, float](), time.monotonic()
     while victim.process.poll() is None:
         before, looked = looked, time.monotonic()
         if (stage := victim.stage()) is not None:
@@ -75,7 +75,7 @@ def killed_table(
     """
     last: Kill | None = None
     for number, stage in enumerate(stages):
-        victim = Victim(folder, list(overrides))
+        victim = Victim(folder, overrides)
         if victim.wait_for(stage, stages[:number]):
             time.sleep(chance.uniform(0.0, reference.seconds.get(stage, 0.1)))
         found, alive = victim.kill()
@@ -86,7 +86,7 @@ def killed_table(
             break
         if not alive:
             raise RuntimeError(f"run.py failed by itself:\n{victim.said()}")
-    victim = Victim(folder, list(overrides))
+    victim = Victim(folder, overrides)
     victim.finish()
     if last is not None:
         yield replace(last, went_on_at=_went_on_at(victim, last))

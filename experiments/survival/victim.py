@@ -14,21 +14,21 @@ STAGES = ("prepare", "train transformer", "train landmark", "train transformer_x
 
 
 class Victim:
-    """`python run.py +experiment=survival`, its outputs in `folder`/outputs and what it says appended to `folder`/log.
+    """`python run.py +experiment=survival`, its outputs in `folder`/outputs, and what it says in `folder`/`log`.
 
     Which stage it is in is told by the locks that it holds, as /proc/locks lists them, and by what it says.
     """
 
-    def __init__(self, folder: Path, overrides: list[str]) -> None:
+    def __init__(self, folder: Path, overrides: Sequence[str] = (), log: str = "log") -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.output = folder / "outputs"
-        self._log = folder / "log"
+        self._log = folder / log
         self._said_before = self._log.stat().st_size if self._log.exists() else 0
-        with open(self._log, "ab") as log:
+        with open(self._log, "ab") as file:
             self.process = subprocess.Popen(
                 [sys.executable, str(ROOT / "run.py"), "+experiment=survival", *overrides],
                 cwd=folder,
-                stdout=log,
+                stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
@@ -36,9 +36,9 @@ class Victim:
 
     def said(self) -> str:
         """What this process has said so far."""
-        with open(self._log, "rb") as log:
-            log.seek(self._said_before)
-            return log.read().decode()
+        with open(self._log, "rb") as file:
+            file.seek(self._said_before)
+            return file.read().decode()
 
     def stage(self) -> str | None:
         """One of STAGES; None while it loads what it needs, and between two stages."""

@@ -13,6 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from landmark.app import fail, fail_storage, main
 from landmark.config import register
 from landmark.errors import UserError
+from landmark.lab import targets
 from landmark.lab.commandline import check_sweeps, one_line
 
 
@@ -26,6 +27,7 @@ if __name__ == "__main__":
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # in a pipe, too, a row is seen when it is done
     register()
+    targets.guard()
     try:
         check_sweeps(sys.argv[1:], Path(__file__).parent / "conf")
         launch()

@@ -48,6 +48,10 @@ class Reference:
     output: Path
     seconds: dict[str, float]
 
+    @property
+    def prepared_bytes(self) -> int:
+        return sum(path.stat().st_size for path in self.output.glob("data/*/*.bin"))
+
 
 def undisturbed(folder: Path, overrides: Sequence[str] = ()) -> Reference:
     """Make the table in `folder`, and time its stages."""
@@ -75,9 +79,9 @@ def killed_table(
     """
     last: Kill | None = None
     for number, stage in enumerate(stages):
-        victim = Victim(folder, overrides)
-        if victim.wait_for(stage, stages[:number]):
-            time.sleep(chance.uniform(0.0, reference.seconds.get(stage, 0.1)))
+        victim = Victim(folder, overrides, prepared_bytes=reference.prepared_bytes)
+        if victim.wait_for(stage, stages[:number], chance.random()) and stage in ("evaluate", "table"):
+            time.sleep(chance.uniform(0.0, reference.seconds[stage]))
         found, alive = victim.kill()
         if last is not None:
             yield replace(last, went_on_at=_went_on_at(victim, last))

@@ -1,5 +1,6 @@
 """A process of run.py that is watched, and killed with all that it started."""
 
+import math
 import os
 import re
 import signal
@@ -19,9 +20,13 @@ class Victim:
     Which stage it is in is told by the locks that it holds, as /proc/locks lists them, and by what it says.
     """
 
-    def __init__(self, folder: Path, overrides: Sequence[str] = (), log: str = "log") -> None:
+    def __init__(
+        self, folder: Path, overrides: Sequence[str] = (), log: str = "log", prepared_bytes: float = math.inf
+    ) -> None:
+        """prepared_bytes: of all tokens when they are prepared."""
         folder.mkdir(parents=True, exist_ok=True)
         self.output = folder / "outputs"
+        self.prepared_bytes = prepared_bytes
         self._log = folder / log
         self._said_before = self._log.stat().st_size if self._log.exists() else 0
         with open(self._log, "ab") as file:
@@ -55,14 +60,31 @@ class Victim:
         done, _, of = lines[-1][1 : lines[-1].index("]")].partition("/") if lines else ("", "", "all")
         return "table" if done == of else None
 
-    def wait_for(self, stage: str, before: Sequence[str] = ()) -> bool:
-        """Wait until it is in a stage, in one that does not come before it, or at its end. True: in that one."""
+    def wait_for(self, stage: str, before: Sequence[str] = (), progress: float = 0.0) -> bool:
+        """Wait until it is so far in a stage, in one that does not come before it, or at its end. True: in that one.
+
+        progress: share of the documents' bytes that are written, of the steps that are logged; other stages have none.
+        """
         while self.process.poll() is None:
             now = self.stage()
-            if now == stage or (now is not None and now not in before):
-                return now == stage
-            time.sleep(0.01)
+            if now not in (None, stage, *before):
+                return False
+            if now == stage and self._progress(stage) >= progress:
+                return True
+            time.sleep(0.005)
         return False
+
+    def _progress(self, stage: str) -> float:
+        if stage == "prepare":
+            written = sum(path.stat().st_size for path in self.output.glob("data/.*.partial/*.bin"))
+            return written / self.prepared_bytes
+        if not stage.startswith("train "):
+            return 1.0
+        kind = stage.removeprefix("train ")
+        steps = re.findall(rf"^{kind}-\S+: training for (\d+) steps", self.said(), re.MULTILINE)
+        metrics = [path.read_bytes() for path in self.output.glob(f"runs/{kind}-*/metrics.csv")]
+        logged = re.findall(rb"^(\d+),", metrics[0], re.MULTILINE) if metrics else []
+        return int(logged[-1]) / int(steps[-1]) if logged else 0.0
 
     def kill(self) -> tuple[str | None, bool]:
         """SIGKILL to its whole group. Returns the stage that it was in, and whether it was alive."""

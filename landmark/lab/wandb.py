@@ -116,7 +116,7 @@ class Session:
     def _say(self, what: str) -> None:
         self._said = True
         folder = Path(self._run.dir).parent if self._run is not None else None
-        _log.warning("W&B: %s; all is kept, `wandb sync %s` uploads it", what, folder)
+        _log.warning("W&B: %s; all is kept, `wandb sync --include-online %s` uploads it", what, folder)
 
 
 @contextmanager
@@ -166,8 +166,11 @@ def _start(config: Config, how: str, **settings: Any) -> "Run":
 
 def _offline(config: Config, error: Exception, settings: dict[str, Any]) -> "Run | None":
     """The same run, kept in local files; None where that fails too."""
+    import wandb
+
     folder = Path(config.output) / "wandb"
     try:
+        wandb.teardown()  # its service takes the identity for one in use
         run = _start(config, "offline", **settings)
     except Exception as second:
         _log.warning("W&B is left out: %s", _one_line(second))

@@ -2,9 +2,9 @@ import subprocess
 import sys
 
 import pytest
-import wandb as package
 from lightning.pytorch.loggers.logger import DummyLogger
 
+import wandb as package
 from landmark.config import LoggerConfig
 from landmark.lab import wandb
 from landmark.lab.wandb import has_key, log_row, mode, training_loggers
@@ -146,6 +146,15 @@ def uploaded(server):
     return [line["trainer/global_step"] for line in server.history]
 
 
+def synced(folder, monkeypatch):
+    """The steps that arrive when what is kept is uploaded to another W&B."""
+    server = Server()
+    monkeypatch.setenv("WANDB_BASE_URL", server.url)
+    command = [sys.executable, "-m", "wandb", "sync", "--include-online", str(folder)]
+    subprocess.run(command, check=True, capture_output=True)
+    return uploaded(server)
+
+
 EVERY_STEP = sorted({*range(3, 41, 3), *range(10, 41, 10)})
 
 
@@ -155,7 +164,7 @@ def test_what_is_logged_arrives(server, configure, tmp_path, caplog):
     assert "W&B" not in caplog.text
 
 
-def test_key_refused_in_mid_training(server, configure, tmp_path, caplog):
+def test_key_refused_in_mid_training(server, configure, tmp_path, caplog, monkeypatch):
     """Training goes on, and what was logged can be uploaded later."""
 
     def refuse():
@@ -164,18 +173,15 @@ def test_key_refused_in_mid_training(server, configure, tmp_path, caplog):
     assert train(configure, tmp_path, refuse) == 40
     assert set(uploaded(server)) < set(EVERY_STEP)
     (folder,) = (tmp_path / "wandb").glob("run-*")
-    assert f"all is kept, `wandb sync {folder}` uploads it" in caplog.text
-    server.refuses_the_key = False
-    server.history.clear()
-    subprocess.run([sys.executable, "-m", "wandb", "sync", str(folder)], check=True, capture_output=True)
-    assert uploaded(server) == EVERY_STEP
+    assert f"all is kept, `wandb sync --include-online {folder}` uploads it" in caplog.text
+    assert synced(folder, monkeypatch) == EVERY_STEP
 
 
-def test_unreachable_in_mid_training(server, configure, tmp_path, caplog):
+def test_unreachable_in_mid_training(server, configure, tmp_path, caplog, monkeypatch):
     assert train(configure, tmp_path, server.go_away) == 40
     (folder,) = (tmp_path / "wandb").glob("run-*")
-    assert f"all is kept, `wandb sync {folder}` uploads it" in caplog.text
-    assert (folder / "run-run.wandb").stat().st_size > 1000
+    assert f"all is kept, `wandb sync --include-online {folder}` uploads it" in caplog.text
+    assert synced(folder, monkeypatch) == EVERY_STEP
 
 
 @pytest.mark.parametrize("trouble", ["refused", "gone"])

@@ -20,6 +20,9 @@ class Server(ThreadingHTTPServer):
         self.history: list[dict[str, Any]] = []
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
+    def handle_error(self, *_: Any) -> None:
+        """A client that hangs up is no error here."""
+
     def go_away(self) -> None:
         self.shutdown()
         self.server_close()

@@ -60,6 +60,14 @@ def read_json(path: str | Path) -> Any:
         ) from None
 
 
+def inside(folder: str | Path, name: object) -> Path:
+    """The file of a folder that something on disk names. Raises UserError where the name leads out of the folder."""
+    folder = Path(folder)
+    if not isinstance(name, str) or not (folder / name).resolve().is_relative_to(folder.resolve()):
+        raise UserError(f"{folder} names the file {name!r}, which is not in it: nothing is read from there")
+    return folder / name
+
+
 def sha256_file(path: str | Path, chunk_bytes: int = 1 << 20) -> str:
     """Hex SHA-256 of a file's content, read `chunk_bytes` at a time."""
     digest = hashlib.sha256()

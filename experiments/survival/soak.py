@@ -72,10 +72,12 @@ def killed_table(
     chance: random.Random,
     table: int = 1,
     overrides: Sequence[str] = (),
+    processes: int = 1,
 ) -> Iterator[Kill | list[str]]:
     """Make the table in `folder`, killed once in each of `stages` at a moment drawn by `chance`, until it ends.
 
-    Yields each kill when the next start has shown how it went on, then the differences from the reference.
+    processes: started at once to end it. Yields each kill when the next start has shown how it went on, then the
+    differences from the reference.
     """
     last: Kill | None = None
     for number, stage in enumerate(stages):
@@ -90,11 +92,13 @@ def killed_table(
             break
         if not alive:
             raise RuntimeError(f"run.py failed by itself:\n{victim.said()}")
-    victim = Victim(folder, overrides)
-    victim.finish()
+    ending = [Victim(folder, overrides, log=f"end{number}") for number in range(processes)]
+    for victim in ending:
+        victim.finish()
     if last is not None:
-        yield replace(last, went_on_at=_went_on_at(victim, last))
-    yield differences(victim.output, reference.output)
+        went_on = [step for each in ending if (step := _went_on_at(each, last)) is not None]
+        yield replace(last, went_on_at=max(went_on, default=None))
+    yield differences(ending[0].output, reference.output)
 
 
 def _kill(table: int, stage: str, victim: Victim, reference: Reference) -> Kill:

@@ -2,7 +2,10 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +15,8 @@ from landmark.errors import Stopped
 from landmark.training.checkpointing import checkpoints
 from landmark.training.interruption import SIGNALS
 from tests.training.training_case import make_config, run
+
+ROOT = Path(__file__).parents[2]
 
 
 class Signal(DummyLogger):
@@ -62,6 +67,17 @@ def test_a_launchers_handler_is_called_after_the_checkpoint(tmp_path, expected):
         signal.signal(signal.SIGTERM, before)
     assert called == ["step-00000015.ckpt"]
     assert_same(model, expected)
+
+
+def test_two_processes_stop_at_the_same_step(tmp_path):
+    """The first one that is logged after one of them was asked to."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command += ["-m", "tests.training.training_case", "transformer", str(tmp_path), "term", "14"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment, cwd=ROOT, check=False)
+    assert done.returncode != 0
+    assert newest(tmp_path) == "step-00000015.ckpt", done.stderr
+    assert done.stderr.count("exitcode  : 143") == 2, done.stderr
 
 
 def test_a_clock_that_goes_backwards_changes_nothing(tmp_path, expected, monkeypatch):

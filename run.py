@@ -11,9 +11,10 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from landmark import launchers
-from landmark.app import fail, main
+from landmark.app import fail, fail_storage, main
 from landmark.config import register
 from landmark.errors import UserError
+from landmark.lab import targets
 from landmark.lab.commandline import check_sweeps, one_line
 
 
@@ -28,12 +29,15 @@ if __name__ == "__main__":
         sys.stdout.reconfigure(line_buffering=True)  # in a pipe, too, a row is seen when it is done
     register()
     launchers.register()
+    targets.guard()
     try:
         launchers.check(sys.argv[1:])
         check_sweeps(sys.argv[1:], Path(__file__).parent / "conf")
         launch()
     except (HydraException, OmegaConfBaseException, UserError) as error:
         fail(one_line(error))
+    except OSError as error:  # Hydra makes the output folder
+        fail_storage(error)
     except Exception as error:
         if not launchers.is_lost(error):
             raise

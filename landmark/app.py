@@ -1,5 +1,6 @@
 """The tasks of run.py: what is missing is made, what has a record is read, then the table is rendered."""
 
+import errno
 import hashlib
 import os
 import shlex
@@ -18,7 +19,7 @@ from omegaconf import DictConfig
 
 from landmark import overview
 from landmark.config import Config, to_config
-from landmark.errors import UserError
+from landmark.errors import Stopped, UserError
 from landmark.execution import Workshop, device_count
 from landmark.lab import identity, paper, plan, render, rows, tables
 from landmark.lab.commandline import launcher, launching, typed
@@ -31,6 +32,8 @@ from landmark.lab.wandb import log_table, mode
 
 if TYPE_CHECKING:
     from landmark.evaluation.asking import Account
+
+_STORAGE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EFBIG}
 
 
 def main(composed: DictConfig) -> None:
@@ -56,11 +59,16 @@ class TableAtEnd(Callback):
 
 @contextmanager
 def _reported() -> Iterator[None]:
-    """Bad input ends in one line and exit code 2; an interrupt in 130."""
+    """Bad input ends in one line and exit code 2; an interrupt in 130; a signal, after its checkpoint, in 128 + it."""
     try:
         yield
     except UserError as error:
         fail(str(error))
+    except Stopped as stop:
+        print(stop.message, file=sys.stderr)
+        raise
+    except OSError as error:
+        fail_storage(error)
     except KeyboardInterrupt:
         print("interrupted: the same command goes on from here", file=sys.stderr)
         sys.exit(130)
@@ -73,6 +81,15 @@ def fail(message: str) -> NoReturn:
     """Print one line, exit with code 2."""
     print(f"error: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(2)
+
+
+def fail_storage(error: OSError) -> NoReturn:
+    """One line and exit code 2 where a disk is full, read-only or failing; any other error of the system is raised."""
+    if error.errno not in _STORAGE:
+        traceback.print_exc()
+        sys.exit(1)
+    where = f"{error.filename}: " if error.filename else ""
+    fail(f"{where}{error.strerror}: make room, or name another output= or data.cache=; what is done is kept")
 
 
 def run(config: Config, overrides: list[str], composer: rows.Compose = rows.compose_job) -> None:

@@ -1,5 +1,16 @@
-"""Errors meant for the person at the keyboard."""
+"""Errors meant for the person at the keyboard, or for the scheduler of a cluster."""
+
+import signal
+from pathlib import Path
 
 
 class UserError(ValueError):
     """Bad input: the message says in one line what is wrong, where, and what to do about it."""
+
+
+class Stopped(SystemExit):
+    """A signal ended a training after its checkpoint was written. The exit code is 128 + the signal's number."""
+
+    def __init__(self, by: signal.Signals, checkpoint: Path) -> None:
+        super().__init__(128 + by)
+        self.message = f"stopped by {by.name}, {checkpoint} is written: the same command goes on from there"

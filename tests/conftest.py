@@ -1,5 +1,5 @@
-"""Triton's kernels are interpreted, so that no GPU is needed; processes beside each other take one thread each; pages are
-opened in one browser."""
+"""Triton's kernels are interpreted, so that no GPU is needed; processes beside each other take one thread each; all
+pages are opened in one browser."""
 
 import os
 from collections.abc import Iterator
@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.browser import Browser
-from tests.workplace import Workplace, write_books
-
 os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are imported, which is when they are first run
 if "PYTEST_XDIST_WORKER" in os.environ:
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is
+
+from tests.browser import Browser  # noqa: E402
+from tests.workplace import Workplace, write_books  # noqa: E402
 
 
 @pytest.fixture(scope="session")

@@ -7,8 +7,10 @@ import shutil
 import pytest
 
 from landmark import execution
+from landmark.config import to_config
 from landmark.errors import UserError
 from landmark.lab.files import write_json
+from tests.lab.conftest import compose_conf
 
 
 def test_table_trains_each_run_once_and_evaluates_each_row(work, capsys):

@@ -30,6 +30,10 @@ BAD = {
         ["task=generate", "run=nowhere", "tokenizer=bytes", "prompt=hello"],
         "has no trained model",
     ),
+    "code in a configuration": (
+        ["hydra.callbacks.table._target_=os.system"],
+        "hydra.callbacks.table._target_=os.system",
+    ),
     "missing corpus": (["tokenizer=bytes", "data.path=nowhere", "task=prepare"], "nowhere"),
 }
 

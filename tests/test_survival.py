@@ -1,83 +1,63 @@
-"""A table that is killed and started again ends with the numbers of one that was left alone."""
+"""Tables that are killed, or started twice, end as one that was left alone; faults end in one line."""
 
-import json
-import os
+import random
+import re
+import shutil
 import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
-TINY = [
-    "+experiment=quickstart",
-    "data.max_documents=6",
-    "model.num_layers=1",
-    "model.num_heads=2",
-    "model.head_dim=8",
-    "model.mlp_dim=32",
-    "train.steps=40",
-    "train.batch_size=2",
-    "train.checkpoint_every=6",
-    "train.validate_every=20",
-    "train.validate_batches=1",
-    "train.log_every=4",
-    "trainer.threads=1",
-    "eval.tokens=8192",
-]
-TIMINGS = {"seconds", "seconds_searching", "seconds_waited", "tokens_per_second", "peak_memory_bytes", "mfu"}
+import pytest
+from filelock import FileLock
+
+from experiments.survival.outcome import differences, locked, records, wrong_records
+from experiments.survival.soak import Kill, Reference, killed_table, undisturbed
+from experiments.survival.victim import Victim
+from landmark.training.checkpointing import checkpoints
+
+TINY = ["train.steps=24", "train.validate_every=12", "eval.tokens=16384", "data.max_documents=40"]
+STAGES = ["prepare", "train transformer", "evaluate", "train landmark"]
 
 
-def start(output: Path, *more: str) -> subprocess.Popen:
-    command = [sys.executable, "run.py", *TINY, f"output={output}", "trainer=cpu", *more]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory) -> Reference:
+    return undisturbed(tmp_path_factory.mktemp("reference"), TINY)
 
 
-def finish(output: Path, *more: str) -> str:
-    process = start(output, *more)
-    text, _ = process.communicate(timeout=240)
-    assert process.returncode == 0, text
-    return text
+def test_killed_and_then_started_twice_at_once(reference, tmp_path):
+    """Of the two, one trains each run that is left; the end is that of a table that nobody disturbed."""
+    *kills, differing = killed_table(tmp_path, STAGES, reference, random.Random(0), overrides=TINY, processes=2)
+    assert differing == []
+    assert len(kills) == len(STAGES)
+    for kill in kills:
+        assert isinstance(kill, Kill)
+        assert (kill.wrong_records, kill.locks_held) == (0, 0), kill
+    assert len(records(reference.output)) == 3 + 4
+    said = (tmp_path / "end0").read_text() + (tmp_path / "end1").read_text()
+    trained = re.findall(r"^(\S+): training for", said, re.MULTILINE)
+    assert trained
+    assert len(trained) == len(set(trained))
 
 
-def kill_when(output: Path, reached) -> None:
-    process = start(output, "logger=csv")
-    deadline = time.monotonic() + 120
-    while process.poll() is None and not reached() and time.monotonic() < deadline:
-        time.sleep(0.005)
-    assert process.poll() is None, f"it ended before it could be killed: {process.communicate()[0]}"
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
+def test_terminated_by_a_cluster(tmp_path):
+    victim = Victim(tmp_path, [*TINY, "train.steps=100000"])
+    assert victim.wait_for("train transformer", ["prepare"])
+    victim.process.terminate()
+    assert victim.process.wait() == 128 + signal.SIGTERM
+    assert re.search(r"stopped by SIGTERM, \S+/step-\d+\.ckpt is written: the same command", victim.said())
+    assert checkpoints(next(victim.output.glob("runs/*/checkpoints")))
 
 
-def results(output: Path) -> dict:
-    found = {}
-    for path in sorted((output / "records").rglob("*.json")):
-        record = json.loads(path.read_text())
-        found[path.name] = without_timings(record["results"])
-    return found
-
-
-def without_timings(found: object) -> object:
-    if not isinstance(found, dict):
-        return found
-    return {key: without_timings(value) for key, value in found.items() if key not in TIMINGS}
-
-
-def test_killed_and_started_again(tmp_path):
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    text = finish(whole)
-    assert "landmark_2048_recent" in text
-    assert list((whole / "wandb").glob("offline-run-*")), "W&B keeps its logs offline where no key is configured"
-
-    kill_when(broken, lambda: list(broken.glob("data/**/*.lock")))
-    kill_when(broken, lambda: list(broken.glob("runs/transformer-*/checkpoints/step-*12.ckpt")))
-    kill_when(broken, lambda: list(broken.glob("records/rows/*.json")))
-    kill_when(broken, lambda: list(broken.glob("runs/landmark-*/checkpoints/step-*18.ckpt")))
-    finish(broken, "logger=csv")
-    assert len(results(whole)) == 2 + 5
-    assert results(broken) == results(whole)
-    assert not [p for p in broken.rglob("*") if p.name.endswith((".tmp", ".part"))]
-
-    third = finish(broken, "logger=csv")
-    assert "0 of 5 rows evaluated now" in third
+def test_what_differs_is_found(reference, tmp_path):
+    shutil.copytree(reference.output, tmp_path / "outputs")
+    output = tmp_path / "outputs"
+    assert differences(output, reference.output) == []
+    changed = []
+    for pattern in ("data/*/test.bin", "runs/*/model.safetensors", "runs/*/metrics.csv", "records/rows/*.json"):
+        path = sorted(output.glob(pattern))[0]
+        content = path.read_bytes()
+        path.write_bytes(content.replace(b"1", b"2") if path.suffix in (".csv", ".json") else content[:-1] + b"\0")
+        changed.append(str(path.relative_to(output)))
+    (output / "runs" / ".x.tmp").touch()
+    assert set(differences(output, reference.output)) == {*changed, "runs/.x.tmp"}
+    assert wrong_records(output, reference.output) == [changed[-1]]
+    with FileLock(locks := output / "locks" / "a.lock"):
+        assert locked(output) == [locks]

@@ -47,7 +47,8 @@ def open_pretrained(folder: str | Path) -> PretrainedTokenizer:
     from transformers import AutoTokenizer
 
     try:
-        inner = AutoTokenizer.from_pretrained(folder, local_files_only=Path(folder).is_dir())
+        local = Path(folder).is_dir()
+        inner = AutoTokenizer.from_pretrained(folder, local_files_only=local, trust_remote_code=False)
     except (OSError, ValueError, KeyError, AttributeError) as error:
         detail = " ".join(str(error).split())[:200]
         raise UserError(f"tokenizer.file={folder}: holds no tokenizer that can be used here: {detail}") from error

@@ -41,6 +41,10 @@ class SampleWindows:
         chosen = range(self.batch_size) if indices is None else indices
         return self._make([random(self._split, self.seed, step, index) for index in chosen])
 
+    def starts(self, step: int) -> np.ndarray:
+        """(batch_size,) int64: numbers of a step's samples, of which each with seed and step gives its sample."""
+        return np.arange(self.batch_size)
+
     def evenly_spaced(self, count: int) -> np.ndarray:
         """(count,) int64: numbers of the samples to validate on."""
         return np.arange(count)

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from landmark.errors import UserError
-from landmark.lab.files import read_json, sha256_file, write_json
+from landmark.lab.files import inside, read_json, sha256_file, write_json
 
 FORMAT = 1
+DTYPES = ("<u2", "<u4")
 MANIFEST = "manifest.json"
 VERIFIED = "verified.json"
 
@@ -46,7 +47,7 @@ class Corpus:
         if name not in self.manifest["splits"]:
             raise UserError(f"unknown split {name!r}: choose one of {', '.join(self.manifest['splits'])}")
         entry = self.manifest["splits"][name]
-        path = self.folder / entry["file"]
+        path = inside(self.folder, entry["file"])
         tokens = np.memmap(path, dtype=self.manifest["dtype"], mode="r")
         return Stream(
             path, tokens, entry["sha256"], entry["documents"], entry["bytes"], entry["words"]
@@ -57,16 +58,18 @@ def open_corpus(folder: str | Path) -> Corpus:
     """Open a prepared corpus, and check its files against the manifest.
 
     Sizes are checked always; hashes once, and again when a file's times differ from those at the last check.
-    Raises UserError: missing, cut short or altered file.
+    Raises UserError: missing, cut short or altered file; one that is not in the folder.
     """
     folder = Path(folder)
     manifest = read_json(folder / MANIFEST)
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise UserError(f"{folder / MANIFEST} is of another version: delete {folder} and prepare it again")
+    if manifest["dtype"] not in DTYPES:
+        raise UserError(f"{folder / MANIFEST}: dtype={manifest['dtype']!r} is no kind of token ({', '.join(DTYPES)})")
     known = _read_stamps(folder)
     stamps = {}
     for entry in manifest["splits"].values():
-        path = folder / entry["file"]
+        path = inside(folder, entry["file"])
         expected = entry["tokens"] * np.dtype(manifest["dtype"]).itemsize
         stamps[entry["file"]] = stamp = _stamp(path)
         if stamp is None or stamp[0] != expected:

@@ -125,11 +125,15 @@ class TrainingWindows:
             )
 
     def batch(self, step: int, indices: range | None = None) -> Batch:
-        """Windows `indices` (all, by default) of the batch of a step."""
+        """Windows `indices` (all, by default) of the batch of a step, the first being 0."""
+        starts = self.starts(step)
+        return self.at(starts if indices is None else starts[indices.start : indices.stop : indices.step])
+
+    def starts(self, step: int) -> np.ndarray:
+        """(batch_size,) int64: positions of the view where the windows of a step begin."""
         key = np.array([self.seed, step], dtype=np.uint64)
         draws = np.random.Philox(key=key).random_raw(self.batch_size)
-        starts = (draws % np.uint64(self.num_starts)).astype(np.int64)
-        return self.at(starts if indices is None else starts[indices.start : indices.stop : indices.step])
+        return (draws % np.uint64(self.num_starts)).astype(np.int64)
 
     def at(self, starts: Sequence[int] | np.ndarray) -> Batch:
         """The windows that begin at these positions of the view."""

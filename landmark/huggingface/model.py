@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.logits_process import LogitsProcessorList, SuppressTokensLogitsProcessor
 from transformers.modeling_outputs import CausalLMOutputWithPast
@@ -19,6 +19,7 @@ from landmark.errors import UserError
 from landmark.huggingface.attention import ATTENTION, LandmarkWindow
 from landmark.huggingface.cache import LandmarkCache
 from landmark.huggingface.families import check_model
+from landmark.huggingface.opening import open_model, open_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -77,8 +78,7 @@ def load(folder: str | Path, **settings: Any) -> tuple[LandmarkModel, PreTrained
     """
     if not (Path(folder) / "config.json").is_file():
         raise UserError(f"{folder} holds no config.json: name the folder that save_pretrained wrote")
-    model = AutoModelForCausalLM.from_pretrained(folder, **settings)
-    return attach(model), AutoTokenizer.from_pretrained(folder)
+    return attach(open_model(folder, **settings)), open_tokenizer(folder)
 
 
 def attach(model: PreTrainedModel, settings: LandmarkSettings | None = None) -> LandmarkModel:

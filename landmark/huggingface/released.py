@@ -16,10 +16,10 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from landmark.errors import UserError
 from landmark.huggingface.model import LANDMARK, LandmarkModel, LandmarkSettings, attach, embeddings
+from landmark.huggingface.opening import open_model, open_tokenizer
 from landmark.lab.files import read_json
 
 BLOCK_SIZE = 50
@@ -45,10 +45,11 @@ def recover(
         if not (folder / "config.json").is_file():
             raise UserError(f"{folder} holds no config.json: name a folder in the format of transformers")
     settings = read_json(diff / "config.json")
-    tokenizer = AutoTokenizer.from_pretrained(diff, local_files_only=True)
+    tokenizer = open_tokenizer(diff, local_files_only=True)
     if (token := tokenizer.get_vocab().get(LANDMARK)) is None:
         raise UserError(f"{diff}: its tokenizer has no {LANDMARK}: is this the difference that the authors released?")
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, local_files_only=True)
+    # Either folder may hold pickles, as the authors released theirs: torch's own reader makes tensors of them alone.
+    model = open_model(base, dtype=torch.float32, local_files_only=True, use_safetensors=None, weights_only=True)
     rows = model.config.vocab_size
     model.resize_token_embeddings(int(settings["vocab_size"]), mean_resizing=False)
     for weight in embeddings(model):

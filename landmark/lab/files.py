@@ -4,6 +4,8 @@ import hashlib
 import json
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ def write_atomic(path: str | Path, data: bytes | str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with naming(path), os.fdopen(descriptor, "wb") as file:
             file.write(payload)
             file.flush()
             os.fsync(file.fileno())
@@ -27,6 +29,17 @@ def write_atomic(path: str | Path, data: bytes | str) -> None:
         Path(temporary).unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+@contextmanager
+def naming(path: str | Path) -> Iterator[None]:
+    """Have an error of the system that names no file, as that of a full disk, name this one."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 def write_json(path: str | Path, value: Any) -> None:
@@ -45,6 +58,14 @@ def read_json(path: str | Path) -> Any:
         raise UserError(
             f"{path} is not valid JSON, cut short or altered ({error}): delete it to make it anew"
         ) from None
+
+
+def inside(folder: str | Path, name: object) -> Path:
+    """The file of a folder that something on disk names. Raises UserError where the name leads out of the folder."""
+    folder = Path(folder)
+    if not isinstance(name, str) or not (folder / name).resolve().is_relative_to(folder.resolve()):
+        raise UserError(f"{folder} names the file {name!r}, which is not in it: nothing is read from there")
+    return folder / name
 
 
 def sha256_file(path: str | Path, chunk_bytes: int = 1 << 20) -> str:

@@ -1,5 +1,6 @@
 """Settings that make no sense are refused before anything runs. Loads no torch."""
 
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -102,6 +103,9 @@ def check(config: Config) -> None:
             raise UserError(f"{key}={value}: must be at least {least}")
     _check_data(config)
     _check_model(config)
+    for key in ("name", "size"):  # they name folders
+        if not re.fullmatch(r"\w[\w.-]*", value := _get(config, key)):
+            raise UserError(f"{key}={value}: must be of letters, digits, '_', '-' and '.'")
     _check_training(config)
     _check_evaluation(config)
     _check_cmt(config)

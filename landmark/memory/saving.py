@@ -13,7 +13,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from landmark.errors import UserError
-from landmark.lab.files import read_json, write_atomic, write_json
+from landmark.lab.files import inside, read_json, write_atomic, write_json
 from landmark.memory.files import Saved
 from landmark.memory.store import BlockStore
 
@@ -50,13 +50,15 @@ def load(memory: Memory, folder: Path, device: torch.device) -> None:
     content = read_json(folder / CONTENT)
     _check(memory, content, folder)
     try:
-        with safe_open(folder / TENSORS, "pt", device=str(device)) as tensors:
+        with safe_open(inside(folder, TENSORS), "pt", device=str(device)) as tensors:
             loaded = {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118 (it is no mapping)
     except (OSError, SafetensorError) as error:
         raise UserError(f"{folder / TENSORS} is missing or damaged ({error}): save the memory again") from error
     layers = {}
     for layer, counts in content["layers"].items():
-        path = folder / f"layer-{layer}.blocks"
+        if not layer.isdecimal():
+            raise UserError(f"{folder / CONTENT}: {layer!r} is no layer: save the memory again")
+        path = inside(folder, f"layer-{layer}.blocks")
         parts = {name.partition(".")[2]: x for name, x in loaded.items() if name.startswith(f"{layer}.")}
         layers[int(layer)] = state = memory.new_layer()
         state.pending = parts["pending_keys"], parts["pending_values"]

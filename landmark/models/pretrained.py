@@ -20,6 +20,7 @@ from transformers.utils import logging as transformers_logging
 from landmark.attention.layout import insert_landmarks
 from landmark.errors import UserError
 from landmark.huggingface import LandmarkCache, LandmarkModel, LandmarkSettings, attach, place_embedding
+from landmark.huggingface.opening import open_model
 from landmark.lab.files import sha256_file
 from landmark.models import generation
 from landmark.models.decoder import DecoderConfig, Window, summed_loss
@@ -212,7 +213,9 @@ def weights_sha256(name: str) -> str:
 
 def _open(folder: Path) -> PreTrainedModel:
     try:
-        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+        return open_model(folder, dtype=torch.float32, local_files_only=True)
+    except UserError:
+        raise
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         detail = " ".join(str(error).split())[:300]
         raise UserError(f"{folder} holds no causal language model that transformers can read: {detail}") from error

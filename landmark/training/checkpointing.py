@@ -1,12 +1,13 @@
-"""Checkpoints of a training: written atomically, read without pickle, the newest readable one resumed."""
+"""Checkpoints of a training: written atomically with a SHA-256, read without pickle, the newest whole one resumed."""
 
 import contextlib
+import errno
+import hashlib
 import logging
 import os
 import shutil
-import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import lightning
 import torch
@@ -15,8 +16,9 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 
 from landmark.errors import UserError
-from landmark.lab.files import sync_folder
+from landmark.lab.files import naming, sha256_file, sync_folder, write_atomic
 from landmark.lab.identity import difference
+from landmark.training.interruption import Interruption
 
 log = logging.getLogger(__name__)
 
@@ -24,35 +26,79 @@ SETTINGS = "settings"  # key of the checkpoint under which the run's settings st
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes under a temporary name, then renames; loads tensors and primitives only."""
+    """Writes under a temporary name, reads that back, and renames it with its SHA-256 beside it; loads tensors and
+    primitives only."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.tmp")
-        with open(temporary, "wb") as file:
-            torch.save(checkpoint, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        try:
+            with naming(path), open(temporary, "wb") as file:
+                hashed = _Hashed(file)
+                try:
+                    torch.save(checkpoint, cast(BinaryIO, hashed))
+                except RuntimeError as error:  # what torch makes of a full disk
+                    raise hashed.failed or error from None
+                file.flush()
+                os.fsync(file.fileno())
+            if (digest := hashed.digest.hexdigest()) != sha256_file(temporary):
+                raise OSError(errno.EIO, "the disk does not give back what was written", str(path))
+            path.unlink(missing_ok=True)  # damaged, of the same step: never beside the new hash
+            write_atomic(hash_path(path), f"{digest}  {path.name}\n")
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
         sync_folder(path.parent)
 
     def load_checkpoint(self, path: Any, map_location: Any = "cpu", weights_only: bool | None = None) -> dict[str, Any]:
         return torch.load(path, map_location=map_location or "cpu", weights_only=True)
 
 
+class _Hashed:
+    """A file to write to; `digest` is of what was meant to be written, `failed` why that did not succeed."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file = file
+        self.digest = hashlib.sha256()
+        self.failed: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        self.digest.update(data)
+        try:
+            return self.file.write(data)
+        except OSError as error:
+            self.failed = error
+            raise
+
+    def flush(self) -> None:
+        self.file.flush()
+
+
 class Checkpoints(Checkpoint):
-    """Saves every `every` optimizer steps and at the last one, and keeps the newest two.
+    """Saves every `every` optimizer steps, at the last one and when a signal asks to stop; keeps the newest two.
 
     Lightning runs checkpoint callbacks after all others, so what was measured at this step is part of it.
     """
 
-    def __init__(self, folder: Path, every: int, last_step: int, settings: dict[str, Any], keep: int = 2) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        every: int,
+        last_step: int,
+        settings: dict[str, Any],
+        interruption: Interruption,
+        keep: int = 2,
+    ) -> None:
         self.folder = folder
         self.every = every
         self.last_step = last_step
         self.settings = settings
+        self.interruption = interruption
         self.keep = keep
+
+    def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        self.interruption.listen()
 
     def on_train_batch_end(
         self,
@@ -63,38 +109,50 @@ class Checkpoints(Checkpoint):
         batch_idx: int,
     ) -> None:
         step = trainer.global_step
-        if step % self.every and step != self.last_step:
-            return
-        for logger in trainer.loggers:
-            logger.save()
-        trainer.save_checkpoint(checkpoint_path(self.folder, step))
-        if trainer.is_global_zero:
-            for path in checkpoints(self.folder)[self.keep :]:
-                path.unlink(missing_ok=True)
+        stop = self.interruption.asked(trainer)
+        if step % self.every == 0 or step == self.last_step or stop:
+            self._save(trainer, step)
+        if stop:
+            self.interruption.act(checkpoint_path(self.folder, step))
 
     def on_save_checkpoint(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         checkpoint[SETTINGS] = self.settings
 
+    def _save(self, trainer: lightning.Trainer, step: int) -> None:
+        for logger in trainer.loggers:
+            logger.save()
+        trainer.save_checkpoint(checkpoint_path(self.folder, step))
+        if trainer.is_global_zero:
+            for path in checkpoints(self.folder)[self.keep :]:
+                path.unlink(missing_ok=True)
+                hash_path(path).unlink(missing_ok=True)
+
 
 def checkpoint_path(folder: Path, step: int) -> Path:
     return folder / f"step-{step:08d}.ckpt"
 
 
+def hash_path(checkpoint: Path) -> Path:
+    """The file beside a checkpoint that holds its SHA-256, as `sha256sum -c` reads it."""
+    return checkpoint.with_name(f"{checkpoint.name}.sha256")
+
+
 def checkpoints(folder: Path) -> list[Path]:
-    """Checkpoints of a folder, the newest first."""
+    """Checkpoints of a folder, of the latest step first."""
     return sorted(folder.glob("step-*.ckpt"), reverse=True)
 
 
 def find_checkpoint(folder: Path, settings: dict[str, Any]) -> tuple[Path, int] | None:
-    """The newest readable checkpoint and its step; None where there is none yet.
+    """The newest whole checkpoint and its step; None where there is none yet.
 
     Raises UserError if every checkpoint is cut short or altered, or if it belongs to other settings.
     """
-    for leftover in folder.glob(".*.tmp"):  # of a process killed while it wrote
-        leftover.unlink(missing_ok=True)
     found = checkpoints(folder)
+    hashes = set(folder.glob("step-*.sha256")) - {hash_path(path) for path in found}
+    for leftover in [*folder.glob(".*.tmp"), *hashes]:  # of a process killed while it wrote
+        leftover.unlink(missing_ok=True)
     for path in found:
         try:
             step, saved = _open(path)
@@ -115,9 +173,11 @@ def find_checkpoint(folder: Path, settings: dict[str, Any]) -> tuple[Path, int] 
 
 def _open(path: Path) -> tuple[int, dict[str, Any]]:
     """Step and settings of a checkpoint. Raises whatever its reader does if it is not whole."""
-    with zipfile.ZipFile(path) as archive:  # torch.load does not look at the checksums
-        if damaged := archive.testzip():
-            raise zipfile.BadZipFile(f"wrong checksum of {damaged}")
+    expected = hash_path(path)
+    if not expected.exists():
+        raise ValueError(f"{expected.name} is missing")
+    if expected.read_text(encoding="ascii").split(" ")[0] != sha256_file(path):
+        raise ValueError(f"its SHA-256 is not that of {expected.name}")
     checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     return int(checkpoint["global_step"]), dict(checkpoint[SETTINGS])
 

@@ -22,6 +22,8 @@ from landmark.lab.identity import run_settings
 from landmark.lab.peak_memory import reset_peak_memory
 from landmark.models import checkpoint as weights
 from landmark.training.checkpointing import AtomicCheckpointIO, Checkpoints, find_checkpoint
+from landmark.training.divergence import REPORT, NotFinite, diverged
+from landmark.training.interruption import Interruption
 from landmark.training.measurements import Measurements
 from landmark.training.metrics import MetricsFile
 from landmark.training.module import LanguageModelTraining
@@ -55,14 +57,15 @@ def train(
     in nats, validation_perplexity, seconds, tokens_per_second, mfu or None, peak_memory_bytes, parameters.
 
     start: identity of the weights that the model starts from. Expects settings that `landmark.lab.validate.check` has
-    passed. Raises UserError where they do not fit the devices, on a checkpoint that is damaged or of another
-    configuration, on a loss that is not finite.
+    passed. Raises UserError where they do not fit the devices, on checkpoints of which none is whole or that are of
+    another configuration, on a loss or weights that are not finite; Stopped where a signal ended it after a checkpoint.
     """
     settings = config.train
     if config.trainer.threads:
         torch.set_num_threads(config.trainer.threads)
     folder = Path(run_dir) / "checkpoints"
     folder.mkdir(parents=True, exist_ok=True)
+    (Path(run_dir) / REPORT).unlink(missing_ok=True)
     identity = run_settings(config, tokenizer.hash, corpus.split("train").sha256, start)
     resumed = find_checkpoint(folder, identity)
     path, step = resumed or (None, 0)
@@ -76,14 +79,14 @@ def train(
         tokens_per_step=settings.batch_size * settings.length,
         flops_per_token=_flops(model, settings.length),
     )
-    with _quiet_lightning():
+    with _quiet_lightning(), Interruption(settings.log_every) as interruption:
         trainer = _trainer(
             config,
             strategy=strategy(config.trainer.strategy, model),
             callbacks=[
                 measurements,
                 Progress(measurements, Path(run_dir).name),
-                Checkpoints(folder, settings.checkpoint_every, settings.steps, identity),
+                Checkpoints(folder, settings.checkpoint_every, settings.steps, identity, interruption),
             ],
             logger=[MetricsFile(Path(run_dir) / "metrics.csv", step), *loggers],
             default_root_dir=run_dir,
@@ -94,7 +97,10 @@ def train(
         module = LanguageModelTraining(model, settings, windows=_windows(model, settings.length))
         model.train()
         reset_peak_memory()
-        trainer.fit(module, datamodule=data, ckpt_path=path)
+        try:
+            trainer.fit(module, datamodule=data, ckpt_path=path)
+        except NotFinite as error:
+            raise diverged(error, data.training, Path(run_dir), config.seed) from error
     whole = gathered(trainer)
     if trainer.is_global_zero:
         weights.save(model, Path(run_dir), whole)

@@ -9,8 +9,8 @@ import torch
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import Tensor
 
-from landmark.errors import UserError
 from landmark.lab.peak_memory import peak_memory_bytes
+from landmark.training.divergence import NotFinite, check_finite
 from landmark.training.module import LanguageModelTraining
 
 
@@ -89,6 +89,9 @@ class Measurements(lightning.Callback):
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         self._read_losses(trainer)
+        finite = torch.stack([parameter.isfinite().all() for parameter in pl_module.parameters()]).all()
+        if not trainer.strategy.reduce_boolean_decision(bool(finite), all=True):
+            raise NotFinite("a weight", math.nan, trainer.global_step)  # by the step's update: its loss was finite
         checkpoint["measurements"] = {
             "latest": dict(self.latest),
             "losses": list(self._losses),
@@ -113,10 +116,7 @@ class Measurements(lightning.Callback):
             losses = trainer.strategy.reduce(torch.stack(self._unread), reduce_op="mean")
             assert isinstance(losses, Tensor)
             values: list[float] = losses.tolist()
-            first = trainer.global_step - len(values) + 1
-            for step, loss in enumerate(values, first):
-                if not math.isfinite(loss):
-                    raise _not_finite("loss", loss, step)
+            check_finite("the loss", values, trainer.global_step - len(values) + 1)
             self._losses += values
             self._unread.clear()
         self._clock.stop()
@@ -153,8 +153,7 @@ class Measurements(lightning.Callback):
         )
         assert isinstance(total_targets, Tensor)
         loss = (total_targets[0] / total_targets[1]).item()
-        if not math.isfinite(loss):
-            raise _not_finite("validation loss", loss, trainer.global_step)
+        check_finite("the validation loss", [loss], trainer.global_step)
         return {"validation/loss": loss, "validation/perplexity": math.exp(min(loss, 700.0))}
 
 
@@ -175,9 +174,3 @@ class _Clock:
 
     def stop(self) -> None:
         self._seconds, self._since = self.seconds, None
-
-
-def _not_finite(what: str, value: float, step: int) -> UserError:
-    return UserError(
-        f"the {what} became {value} at step {step}: lower train.max_lr, or train with train.precision=32-true"
-    )

@@ -1,8 +1,15 @@
-import pytest
+import subprocess
+import sys
 
+import pytest
+from lightning.pytorch.loggers.logger import DummyLogger
+
+import wandb as package
 from landmark.config import LoggerConfig
 from landmark.lab import wandb
 from landmark.lab.wandb import has_key, log_row, mode, training_loggers
+from tests.lab.wandb_server import Server
+from tests.training.training_case import make_config, run
 
 
 @pytest.fixture(autouse=True)
@@ -37,6 +44,8 @@ def test_what_is_said_explicitly_holds(monkeypatch):
 
 
 class Session:
+    dir = "nowhere/files"
+
     def __init__(self):
         self.logged, self.code = [], None
 
@@ -53,8 +62,6 @@ class Session:
 @pytest.fixture
 def sessions(monkeypatch):
     """Stands in for wandb.init; what it was called with, and the session it gave."""
-    import wandb as package
-
     opened = []
 
     def init(**settings):
@@ -113,3 +120,97 @@ def test_nothing_is_opened_when_switched_off(configure, make_record, sessions):
     log_row(config, make_record(config, "a", 12.0), group="g")
     wandb.log_table(config, "id", ["a"], [[1]], None)
     assert sessions == []
+
+
+@pytest.fixture
+def server(monkeypatch):
+    """A W&B on this machine with a key for it; its troubles are waited for only shortly."""
+    server = Server()
+    monkeypatch.setenv("WANDB_BASE_URL", server.url)
+    monkeypatch.setenv("WANDB_API_KEY", "x" * 40)
+    monkeypatch.setattr(wandb, "INIT_TIMEOUT", 2.0)
+    monkeypatch.setattr(wandb, "FINISH_TIMEOUT", 2.0)
+    monkeypatch.setattr(wandb, "_unreachable", False)
+    package.teardown()
+    yield server
+    package.teardown()
+    server.server_close()
+
+
+def train(configure, folder, trouble=lambda: None):
+    """A training logged to W&B, which has its trouble after step 15. Returns the steps that were trained."""
+
+    class Trouble(DummyLogger):
+        def log_metrics(self, metrics, step=None, **_):
+            if step == 15:
+                trouble()
+
+    config = configure(f"output={folder}", "name=survival")
+    with training_loggers(config, "run", group="g") as loggers:
+        _, summary = run(make_config("transformer"), folder, [*loggers, Trouble()])
+    return summary["steps"]
+
+
+def uploaded(server):
+    return [line["trainer/global_step"] for line in server.history]
+
+
+def synced(folder, monkeypatch):
+    """The steps that arrive when what is kept is uploaded to another W&B."""
+    server = Server()
+    monkeypatch.setenv("WANDB_BASE_URL", server.url)
+    command = [sys.executable, "-m", "wandb", "sync", "--include-online", str(folder)]
+    subprocess.run(command, check=True, capture_output=True)
+    return uploaded(server)
+
+
+EVERY_STEP = sorted({*range(3, 41, 3), *range(10, 41, 10)})
+
+
+def test_what_is_logged_arrives(server, configure, make_record, tmp_path, caplog):
+    config = configure(f"output={tmp_path}")
+    log_row(config, make_record(config, "a", 12.0), group="g")
+    assert [line["perplexity"] for line in server.history] == [12.0]
+    assert "W&B" not in caplog.text
+
+
+def test_key_refused_in_mid_training(server, configure, tmp_path, caplog, monkeypatch):
+    """Training goes on, and what was logged can be uploaded later."""
+
+    def refuse():
+        server.refuses_the_key = True
+
+    assert train(configure, tmp_path, refuse) == 40
+    assert set(uploaded(server)) < set(EVERY_STEP)
+    (folder,) = (tmp_path / "wandb").glob("run-*")
+    assert f"all is kept, `wandb sync --include-online {folder}` uploads it" in caplog.text
+    assert synced(folder, monkeypatch) == EVERY_STEP
+
+
+def test_unreachable_in_mid_training(server, configure, tmp_path, caplog, monkeypatch):
+    assert train(configure, tmp_path, server.go_away) == 40
+    (folder,) = (tmp_path / "wandb").glob("run-*")
+    assert f"all is kept, `wandb sync --include-online {folder}` uploads it" in caplog.text
+    assert synced(folder, monkeypatch) == EVERY_STEP
+
+
+@pytest.mark.parametrize("trouble", ["refused", "gone"])
+def test_no_wandb_at_the_start_is_offline(server, configure, make_record, tmp_path, caplog, trouble):
+    server.refuses_the_key = True
+    if trouble == "gone":
+        server.go_away()
+    config = configure(f"output={tmp_path}")
+    for row in "ab":
+        log_row(config, make_record(config, row, 12.0), group="g")
+    assert caplog.text.count("kept offline, `wandb sync") == 1
+    assert len(list((tmp_path / "wandb").glob("offline-run-*"))) == 2
+
+
+def test_nowhere_to_log_to_is_no_error(configure, make_record, tmp_path, monkeypatch, caplog):
+    def full(**settings):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(package, "init", full)
+    config = configure(f"output={tmp_path}")
+    log_row(config, make_record(config, "a", 12.0), group="g")
+    assert "W&B is left out: No space left on device" in caplog.text

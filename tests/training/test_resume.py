@@ -1,3 +1,4 @@
+import hashlib
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from lightning.pytorch.loggers.logger import DummyLogger
 import landmark.training.module
 from landmark.errors import UserError
 from landmark.training import discard_checkpoints
-from landmark.training.checkpointing import checkpoint_path, checkpoints
+from landmark.training.checkpointing import checkpoint_path, checkpoints, hash_path
 from landmark.training.metrics import read_metrics
 from tests.training.training_case import KINDS, make_config, run
 
@@ -116,7 +117,11 @@ def alter(path: Path) -> None:
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("damage", [cut_short, alter])
+def lose_hash(path: Path) -> None:
+    hash_path(path).unlink()
+
+
+@pytest.mark.parametrize("damage", [cut_short, alter, lose_hash])
 def test_damaged_checkpoint_gives_way_to_the_older_one(plain, tmp_path, damage, caplog):
     folder, model, _ = plain
     interrupted(tmp_path)
@@ -133,6 +138,37 @@ def test_no_whole_checkpoint_is_an_error(tmp_path):
         cut_short(path)
     with pytest.raises(UserError, match=r"step-00000024\.ckpt is cut short or altered, and no older"):
         run(make_config("transformer"), tmp_path)
+
+
+def test_hash_is_as_others_check_it(tmp_path):
+    interrupted(tmp_path)
+    folder = tmp_path / "run" / "checkpoints"
+    (newest, *_) = checkpoints(folder)
+    digest = hashlib.sha256(newest.read_bytes()).hexdigest()
+    assert hash_path(newest).read_text() == f"{digest}  {newest.name}\n"
+    assert {path.name for path in folder.glob("*.sha256")} == {f"{path.name}.sha256" for path in checkpoints(folder)}
+
+
+class Malicious:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self):
+        return Path.mkdir, (self.folder,)
+
+
+def test_checkpoint_that_would_run_code_is_refused(tmp_path):
+    """Even with the right hash beside it."""
+    interrupted(tmp_path)
+    proof = tmp_path / "executed"
+    for path in checkpoints(tmp_path / "run" / "checkpoints"):
+        torch.save({**torch.load(path, weights_only=True), "extra": Malicious(proof)}, path)
+        hash_path(path).write_text(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n")
+    with pytest.raises(UserError, match=r"step-00000024\.ckpt is cut short or altered, and no older"):
+        run(make_config("transformer"), tmp_path)
+    assert not proof.exists()
+    torch.load(path, weights_only=False)
+    assert proof.exists()
 
 
 def test_checkpoint_of_another_configuration(tmp_path):

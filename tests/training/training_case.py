@@ -1,8 +1,8 @@
 """A training small enough for a test, of each kind of model. Run as a script it trains, and may kill itself:
 
-    python -m tests.training.training_case KIND FOLDER [log STEP | save STEP]
+    python -m tests.training.training_case KIND FOLDER [log STEP | save STEP | term STEP]
 
-SIGKILL comes after STEP is logged, or while its checkpoint is written.
+SIGKILL comes after STEP is logged, or while its checkpoint is written; SIGTERM in STEP, to the last process alone.
 """
 
 import os
@@ -30,6 +30,7 @@ from landmark.data.tokenizers import load_tokenizer
 from landmark.models import build
 from landmark.training import train
 from landmark.training.metrics import MetricsFile
+from landmark.training.module import LanguageModelTraining
 
 EXTRAS = "landmark_cmt_jumps"  # a landmark model with a context miss token and positional jumps
 KINDS = ("transformer", "landmark", "transformer_xl", EXTRAS)
@@ -110,6 +111,15 @@ def kill_at(event: str, step: int) -> None:
                 kill()
 
         MetricsFile.log_metrics = log_and_die
+    elif event == "term":
+        training_step = LanguageModelTraining.training_step
+
+        def step_and_be_terminated(self, batch):
+            if self.global_step == step - 1 and self.trainer.global_rank == self.trainer.world_size - 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return training_step(self, batch)
+
+        LanguageModelTraining.training_step = step_and_be_terminated
     else:
         replace = os.replace
 

@@ -1,0 +1,36 @@
+"""Opening a folder of transformers: its own code is not run, nothing is unpickled, no file is read from elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from landmark.errors import UserError
+from landmark.lab.files import read_json
+
+
+def open_model(folder: str | Path, **settings: Any) -> Any:
+    """A causal language model from *.safetensors. settings: of `from_pretrained`.
+
+    Raises UserError where the folder's index names a file outside of it; else as `from_pretrained`.
+    """
+    check_index(Path(folder))
+    safe = {"trust_remote_code": False, "use_safetensors": True}
+    return AutoModelForCausalLM.from_pretrained(folder, **safe | settings)
+
+
+def open_tokenizer(folder: str | Path, **settings: Any) -> Any:
+    """Its tokenizer. settings: of `from_pretrained`."""
+    return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, **settings)
+
+
+def check_index(folder: Path) -> None:
+    """Raise UserError where an index of shards names a file that is not in the folder. Links are the hub's own way."""
+    for index in sorted(folder.glob("*.index.json")):
+        for name in set(read_json(index).get("weight_map", {}).values()):
+            if name in ("", ".", "..") or Path(name).name != name:
+                raise UserError(
+                    f"{index} names the file {name!r}, which is not in its folder: nothing is read from there"
+                )

@@ -1,0 +1,58 @@
+"""A training whose numbers are no longer finite: where that began, on which text, and what is left from before."""
+
+import logging
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from landmark.errors import UserError
+from landmark.lab.files import write_json
+from landmark.training.checkpointing import checkpoints
+
+if TYPE_CHECKING:
+    from landmark.data.samples import SampleWindows
+    from landmark.data.windows import TrainingWindows
+
+REPORT = "not_finite.json"  # in a run's folder
+_SHOWN = 16  # windows named in the message
+
+log = logging.getLogger(__name__)
+
+
+class NotFinite(UserError):
+    """`what` became `value` at a step, the first of the training being 1."""
+
+    def __init__(self, what: str, value: float, step: int) -> None:
+        super().__init__(f"{what} became {value} at step {step}")
+        self.what, self.value, self.step = what, value, step
+
+
+def check_finite(what: str, values: list[float], first: int) -> None:
+    """Raise NotFinite for the first of the values of the steps from `first` on that is not finite."""
+    for step, value in enumerate(values, first):
+        if not math.isfinite(value):
+            raise NotFinite(what, value, step)
+
+
+def diverged(error: NotFinite, windows: "TrainingWindows | SampleWindows", run_dir: Path, seed: int) -> UserError:
+    """What to tell of it, kept in not_finite.json of the run's folder with all windows of the step's batch."""
+    starts = windows.starts(error.step - 1).tolist()
+    before = next(iter(checkpoints(run_dir / "checkpoints")), None)
+    report = {
+        "what": error.what,
+        "value": str(error.value),
+        "step": error.step,
+        "seed": seed,
+        "windows": starts,
+        "checkpoint": before and before.name,
+    }
+    path = run_dir / REPORT
+    try:
+        write_json(path, report)
+    except OSError as full:
+        log.warning("%s could not be written: %s", path, full)
+    named = ", ".join(map(str, starts[:_SHOWN])) + (f", … ({len(starts)} in {path})" if len(starts) > _SHOWN else "")
+    kept = f"the checkpoint before it is {before}" if before else "no checkpoint was written before"
+    return UserError(
+        f"{error}, on the windows {named}; {kept}: lower train.max_lr, or train with train.precision=32-true"
+    )

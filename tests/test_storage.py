@@ -1,0 +1,110 @@
+"""A disk that is full, or that nothing can be written to, ends in a line; with room again the same command goes on."""
+
+import errno
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from landmark.lab.files import write_atomic
+from landmark.training.checkpointing import checkpoints
+from landmark.training.metrics import read_metrics
+from tests.training.training_case import make_config, run
+
+RUN = Path(__file__).parents[1] / "run.py"
+
+
+class Disk:
+    """A small file system in memory. Making one takes the rights of an administrator."""
+
+    def __init__(self, folder: Path, size: str) -> None:
+        folder.mkdir()
+        self.folder = folder
+        done = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
+
+    def change(self, options: str) -> None:
+        subprocess.run(["mount", "-o", f"remount,{options}", self.folder], check=True)
+
+    def fill(self, leave: int) -> Path:
+        """All but so many bytes."""
+        filling, free = self.folder / "filling", shutil.disk_usage(self.folder).free
+        filling.write_bytes(bytes(free - leave))
+        return filling
+
+
+@pytest.fixture
+def make_disk(tmp_path):
+    disks = []
+
+    def make(size):
+        disks.append(Disk(tmp_path / f"disk{len(disks)}", size))
+        return disks[-1]
+
+    yield make
+    for disk in disks:
+        subprocess.run(["umount", "--lazy", disk.folder], check=True)
+
+
+def start(folder, *words):
+    command = [sys.executable, str(RUN), "+experiment=survival", "data.max_documents=40", *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_disk_full_in_preparation(make_disk, tmp_path):
+    """4.4 MB of tokens do not fit, and nothing is left of them."""
+    disk = make_disk("2m")
+    done = start(tmp_path, f"output={disk.folder}", "task=prepare")
+    assert done.returncode == 2
+    error = done.stderr.splitlines()[-1]
+    assert error.startswith(f"error: {disk.folder}/data/")
+    assert "No space left on device: make room" in error
+    assert "Traceback" not in done.stderr
+    assert [path.name for path in disk.folder.rglob("*") if path.suffix == ".bin" or "partial" in path.name] == []
+    disk.change("size=20m")
+    done = start(tmp_path, f"output={disk.folder}", "task=prepare")
+    assert done.returncode == 0, done.stderr
+    disk.change("ro")
+    done = start(tmp_path, f"output={disk.folder}")
+    assert done.returncode == 2
+    assert "Read-only file system: make room, or name another output=" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+def test_disk_full_in_training(make_disk, tmp_path):
+    """The checkpoint before stays, whole; with room again the training ends with the same weights."""
+    config = make_config("transformer")
+    model, _ = run(config, tmp_path / "undisturbed")
+    disk = make_disk("8m")
+    folder = disk.folder / "run" / "checkpoints"
+    (disk.folder / "run").mkdir()
+    filling = disk.fill(leave=200_000)  # for one checkpoint of 130 KB
+    with pytest.raises(OSError, match="No space left on device") as error:
+        run(config, disk.folder)
+    assert error.value.errno == errno.ENOSPC
+    assert error.value.filename == str(folder / "step-00000016.ckpt")
+    (path,) = checkpoints(folder)
+    assert sorted(each.name for each in folder.iterdir()) == [path.name, f"{path.name}.sha256"]
+    filling.unlink()
+    again, _ = run(config, disk.folder)
+    for name, weight in model.state_dict().items():
+        assert torch.equal(weight, again.state_dict()[name]), name
+    ours, theirs = (read_metrics(each / "run" / "metrics.csv") for each in (disk.folder, tmp_path / "undisturbed"))
+    assert [row["step"] for row in ours] == [row["step"] for row in theirs]
+
+
+def test_no_file_is_cut_short_by_a_full_disk(make_disk):
+    disk = make_disk("1m")
+    file = disk.folder / "record.json"
+    write_atomic(file, b"old")
+    disk.fill(leave=50_000)
+    with pytest.raises(OSError, match=rf"No space left on device: '{file}'"):
+        write_atomic(file, bytes(100_000))
+    assert file.read_bytes() == b"old"
+    assert {path.name for path in disk.folder.iterdir()} == {"record.json", "filling"}

@@ -1,0 +1,101 @@
+"""A training that a cluster signals ends with a checkpoint, or goes on where a launcher's handler says so."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch.loggers.logger import DummyLogger
+
+from landmark.errors import Stopped
+from landmark.training.checkpointing import checkpoints
+from landmark.training.interruption import SIGNALS
+from tests.training.training_case import make_config, run
+
+ROOT = Path(__file__).parents[2]
+
+
+class Signal(DummyLogger):
+    """Sends this process a signal while a step is logged."""
+
+    def __init__(self, number, at):
+        super().__init__()
+        self.number, self.at = number, at
+
+    def log_metrics(self, metrics, step=None, **_):
+        if step == self.at:
+            os.kill(os.getpid(), self.number)
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory):
+    model, _ = run(make_config("transformer"), tmp_path_factory.mktemp("undisturbed"))
+    return model.state_dict()
+
+
+def assert_same(model, expected):
+    for name, weight in model.state_dict().items():
+        assert torch.equal(weight, expected[name]), name
+
+
+def newest(folder):
+    return checkpoints(folder / "run" / "checkpoints")[0].name
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_stops_after_a_checkpoint(tmp_path, expected, number):
+    with pytest.raises(Stopped, match=str(128 + number)) as stop:
+        run(make_config("transformer"), tmp_path, [Signal(number, 15)])
+    assert newest(tmp_path) == "step-00000015.ckpt"
+    assert f"stopped by {number.name}, {tmp_path}/run/checkpoints/step-00000015.ckpt is written" in stop.value.message
+    assert signal.getsignal(number) == signal.SIG_DFL
+    model, _ = run(make_config("transformer"), tmp_path)
+    assert_same(model, expected)
+
+
+def test_a_launchers_handler_is_called_after_the_checkpoint(tmp_path, expected):
+    """One that returns, as submitit's for SIGTERM does, lets the training go on."""
+    called = []
+    before = signal.signal(signal.SIGTERM, lambda *_: called.append(newest(tmp_path)))
+    try:
+        model, _ = run(make_config("transformer"), tmp_path, [Signal(signal.SIGTERM, 15)])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert called == ["step-00000015.ckpt"]
+    assert_same(model, expected)
+
+
+def test_two_processes_stop_at_the_same_step(tmp_path):
+    """The first one that is logged after one of them was asked to."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command += ["-m", "tests.training.training_case", "transformer", str(tmp_path), "term", "14"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment, cwd=ROOT, check=False)
+    assert done.returncode != 0
+    assert newest(tmp_path) == "step-00000015.ckpt", done.stderr
+    assert done.stderr.count("exitcode  : 143") == 2, done.stderr
+
+
+def test_a_clock_that_goes_backwards_changes_nothing(tmp_path, expected, monkeypatch):
+    """Neither durations nor which checkpoint is the newest: its file is the oldest here."""
+    clock = iter(range(2_000_000_000, 0, -3600))
+    monkeypatch.setattr(time, "time", lambda: float(next(clock)))
+    with pytest.raises(Stopped):
+        run(make_config("transformer"), tmp_path, [Signal(signal.SIGTERM, 21)])
+    for age, path in enumerate(checkpoints(tmp_path / "run" / "checkpoints")):
+        os.utime(path, (1e9 + age, 1e9 + age))
+    logged = []
+
+    class Log(DummyLogger):
+        def log_metrics(self, metrics, step=None, **_):
+            logged.append((step, metrics))
+
+    model, summary = run(make_config("transformer"), tmp_path, [Log()])
+    assert logged[0][0] == 24  # it went on at step 21
+    assert summary["seconds"] > 0
+    assert all(metrics.get("train/tokens_per_second", 1) > 0 for _, metrics in logged)
+    assert_same(model, expected)

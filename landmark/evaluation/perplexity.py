@@ -21,7 +21,7 @@ from landmark.errors import UserError
 from landmark.evaluation.retrieval_statistics import penultimate_chunk
 from landmark.evaluation.statistics import mean_and_error
 from landmark.lab.peak_memory import peak_memory_bytes, reset_peak_memory
-from landmark.memory.memory import Observer
+from landmark.memory.observing import Observer
 from landmark.memory.statistics import RATES, with_rates
 
 if TYPE_CHECKING:
@@ -188,8 +188,8 @@ def attention_size(
     return keys / length, scored / length
 
 
-def new_memory(model: LanguageModel, config: EvaluationSettings, observer: Observer | None = None):
-    """An empty memory as the settings want it; None for a plain transformer without a window."""
+def new_memory(model: LanguageModel, config: EvaluationSettings, observer: Observer | None = None, **others: Any):
+    """An empty memory as the settings want it; None for a plain transformer without a window. others: of `Memory`."""
     if model.config.kind == "transformer" and config.memory.window is not None:
         return model.new_memory(window=config.memory.window, sinks=config.memory.sinks)
     if model.config.kind != "landmark":
@@ -209,6 +209,7 @@ def new_memory(model: LanguageModel, config: EvaluationSettings, observer: Obser
         mapping=config.positions.mapping,
         seed=config.seed,
         observer=observer,
+        **others,
     )
 
 

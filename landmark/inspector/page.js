@@ -5,7 +5,10 @@
 const page = JSON.parse(document.getElementById("described").textContent);
 const { layers, heads, k, length, blockSize, tokens } = page;
 const W = blockSize + 1, HEADS = layers * heads, BLOCKS = Math.ceil(length / W);
-const UNIT = 0xffff, NATS = 1 << 11, LISTED = 40;
+const NONE = 0xffff, UNIT = 0xffff, NATS = 1 << 11, LISTED = 24;
+
+const colours = getComputedStyle(document.documentElement); // the same in the light and the dark
+const RETRIEVED = colours.getPropertyValue("--retrieved"), USE = colours.getPropertyValue("--use");
 
 const $ = (selector) => document.querySelector(selector);
 const blockOf = (position) => Math.floor(position / W);
@@ -29,18 +32,20 @@ function element(tag, properties = {}, ...children) {
 
 const SIGNS = { "\n": "↵", "\t": "⇥", "\r": "␍", "\x7f": "␡" };
 
-/** A token with signs for what cannot be seen; "·" goes on with the character before it. */
-function shown(position) {
-  if (isLandmark(position)) return "▪";
-  const text = tokens[tokenOf(position)];
-  if (text === "") return "·";
+/** Signs for what cannot be seen. */
+function visible(text) {
   return text.replace(/[\x00-\x1f\x7f]/g, (letter) => SIGNS[letter] ?? String.fromCharCode(0x2400 + letter.charCodeAt()));
+}
+
+/** A token as it is shown; "·" goes on with the character before it. */
+function shown(position) {
+  return isLandmark(position) ? "▪" : visible(tokens[tokenOf(position)] || "·");
 }
 
 function textOf(first, stop) {
   let text = "";
-  for (let at = Math.max(0, first); at < Math.min(stop, length); at++) if (!isLandmark(at)) text += shown(at);
-  return text;
+  for (let at = Math.max(0, first); at < Math.min(stop, length); at++) if (!isLandmark(at)) text += tokens[tokenOf(at)] || "·";
+  return visible(text);
 }
 
 const end = (block) => Math.min((block + 1) * W, length);
@@ -120,14 +125,14 @@ async function unpack() {
 const chosen = new Array(HEADS).fill(true);
 const countChosen = () => chosen.filter(Boolean).length;
 
-/** What a token retrieved: of each head its share, and what the context miss token has; of each block its share by head. */
+/** What a token retrieved: of each head the share, and what the context miss token has and nobody gets; of each block. */
 function lookUp(position) {
-  const share = new Float64Array(HEADS), missed = new Float64Array(HEADS), blocks = new Map();
+  const share = new Float64Array(HEADS), nowhere = new Float64Array(HEADS), blocks = new Map();
   for (let head = 0; head < HEADS; head++) {
-    if (data.missed) missed[head] = data.missed[head * length + position] / UNIT;
+    if (data.missed && data.blocks[head * k * length + position] === NONE) nowhere[head] = data.missed[head * length + position] / UNIT;
     for (let rank = 0; rank < k; rank++) {
       const at = (head * k + rank) * length + position, block = data.blocks[at];
-      if (block === UNIT) continue;
+      if (block === NONE) continue;
       const weight = data.weights[at] / UNIT;
       share[head] += weight;
       if (!blocks.has(block)) blocks.set(block, { block, heads: new Float64Array(HEADS).fill(-1), share: 0 });
@@ -137,21 +142,21 @@ function lookUp(position) {
     }
   }
   const ordered = [...blocks.values()].filter((entry) => entry.heads.some((weight, head) => weight >= 0 && chosen[head]));
-  return { share, missed, blocks: ordered.sort((a, b) => b.share - a.share || b.block - a.block) };
+  return { share, nowhere, blocks: ordered.sort((a, b) => b.share - a.share || b.block - a.block) };
 }
 
 /** The later tokens that retrieved a block: a scan, which takes milliseconds and nothing that must be kept. */
 function findUsers(block) {
-  const sums = new Float64Array(length), is = new Uint8Array(length), { blocks, weights } = data;
+  const shares = new Float64Array(length), is = new Uint8Array(length), { blocks, weights } = data, unit = UNIT * countChosen();
   for (let head = 0; head < HEADS; head++) {
     if (!chosen[head]) continue;
     for (let rank = 0; rank < k; rank++) {
       const start = (head * k + rank) * length;
       for (let at = (block + 1) * W; at < length; at++)
-        if (blocks[start + at] === block) (sums[at] += weights[start + at]), (is[at] = 1);
+        if (blocks[start + at] === block) (shares[at] += weights[start + at] / unit), (is[at] = 1);
     }
   }
-  const shares = sums.map((sum) => sum / UNIT / countChosen()), positions = [];
+  const positions = [];
   for (let at = 0; at < length; at++) if (is[at]) positions.push(at);
   positions.sort((a, b) => shares[b] - shares[a] || a - b);
   return { shares, positions, largest: positions.length ? shares[positions[0]] || 1 : 1 };
@@ -211,9 +216,9 @@ function showToken() {
   if (mark) said.push("it looks blocks up as tokens do; what it finds goes into its key in the layers above");
   $("#said").textContent = `${said.join("; ")}.`;
   const mean = (values) => values.reduce((sum, value, head) => sum + (chosen[head] ? value : 0), 0) / countChosen();
-  const retrieved = mean(looked.share), missed = mean(looked.missed);
-  const parts = [["chunk", "its chunk", 1 - (data.missed ? missed : retrieved)], ["retrieved", "retrieved", retrieved]];
-  if (data.missed) parts.push(["nowhere", "nowhere", missed - retrieved]);
+  const retrieved = mean(looked.share), nowhere = mean(looked.nowhere);
+  const parts = [["chunk", "its chunk", 1 - retrieved - nowhere], ["retrieved", "retrieved", retrieved]];
+  if (data.missed) parts.push(["nowhere", "nowhere", nowhere]);
   const bar = parts.map(([className, , share]) => {
     const part = element("i", { className });
     part.style.flex = Math.max(0, share);
@@ -273,8 +278,6 @@ function heatMap(weights, colour) {
   return canvas;
 }
 
-const colourOf = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
-
 function item(weights, colour, share, about, text, onclick) {
   const button = element("button", { type: "button", onclick }, heatMap(weights, colour));
   button.append(element("span", { className: "share", textContent: percent(share) }), element("small", { textContent: about }), element("code", {}, ...text));
@@ -284,12 +287,12 @@ function item(weights, colour, share, about, text, onclick) {
 const counted = (count, one) => `${number(count)} ${one}${count === 1 ? "" : "s"}`;
 
 function showRetrieved() {
-  const { blocks } = looked, colour = colourOf("retrieved"), token = tokenOf(selected);
+  const { blocks } = looked, token = tokenOf(selected);
   const heading = blocks.length ? `${counted(blocks.length, "block")} retrieved for it` : "No block retrieved for it";
   $("#retrieved h2").textContent = heading + (blocks.length > LISTED ? `, the first ${LISTED}` : "");
   const items = blocks.slice(0, LISTED).map(({ block, heads: weights, share }) => {
     const about = `block ${number(block)}, ${counted(token - block * blockSize, "token")} before`;
-    const made = item(weights, colour, share, about, [textOf(block * W, end(block))], () => visit(block));
+    const made = item(weights, RETRIEVED, share, about, [textOf(block * W, end(block))], () => visit(block));
     made.dataset.block = block;
     return made;
   });
@@ -298,14 +301,14 @@ function showRetrieved() {
 }
 
 function showUsers() {
-  const block = blockOf(selected), { positions, shares } = users, colour = colourOf("use");
+  const block = blockOf(selected), { positions, shares } = users;
   const whole = (block + 1) * W <= length;
   const by = positions.length ? `retrieved later by ${counted(positions.length, "token")}` : whole ? "not retrieved later" : "not complete yet";
   $("#uses h2").textContent = `Block ${number(block)}: ${by}` + (positions.length > LISTED ? `, the first ${LISTED}` : "");
   const items = positions.slice(0, LISTED).map((position) => {
     const about = isLandmark(position) ? `landmark of block ${number(blockOf(position))}` : `token ${number(tokenOf(position))}`;
     const text = [textOf(position - 30, position), element("mark", { textContent: shown(position) }), textOf(position + 1, position + 12)];
-    const made = item(headsThatRead(block, position), colour, shares[position], about, text, () => select(position));
+    const made = item(headsThatRead(block, position), USE, shares[position], about, text, () => select(position));
     made.dataset.position = position;
     return made;
   });
@@ -345,14 +348,14 @@ function drawMap() {
   context.fillRect(0, y(first), width, Math.max(2, y(selected + 1) - y(first)));
   const largest = looked.blocks[0]?.share || 1;
   for (const { block, share } of [...looked.blocks].reverse()) {
-    context.fillStyle = `rgba(${colourOf("retrieved")}, ${0.2 + 0.8 * (share / largest)})`;
+    context.fillStyle = `rgba(${RETRIEVED}, ${0.2 + 0.8 * (share / largest)})`;
     context.fillRect(0, y(block * W), width * 0.55, thick);
   }
-  const peaks = new Float64Array(Math.ceil(height) + 1), colour = colourOf("use");
+  const peaks = new Float64Array(Math.ceil(height) + 1);
   for (const position of users.positions) peaks[Math.round(y(position))] = Math.max(peaks[Math.round(y(position))], users.shares[position] || 1e-9);
   peaks.forEach((peak, at) => {
     if (peak === 0) return;
-    context.fillStyle = `rgba(${colour}, ${0.2 + 0.8 * (peak / users.largest)})`;
+    context.fillStyle = `rgba(${USE}, ${0.2 + 0.8 * (peak / users.largest)})`;
     context.fillRect(width * 0.6, at, width * 0.4, 1.5);
   });
   context.fillStyle = getComputedStyle(document.body).color;
@@ -405,7 +408,6 @@ function listen() {
     rows[Math.min(BLOCKS - 1, Math.floor((offsetY / target.clientHeight) * (length / W)))].scrollIntoView({ block: "center" });
   });
   $("form").addEventListener("submit", (event) => (event.preventDefault(), search(1)));
-  $("form input").addEventListener("change", () => search(0));
   $("#surprise").addEventListener("change", ({ target }) => {
     showsSurprise = target.checked;
     for (const block of seen) fill(block);

@@ -1,5 +1,8 @@
 """A tiny model and what it reads."""
 
+import copy
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -28,8 +31,18 @@ def model_of(cmt=False, kind="landmark", block=BLOCK) -> Decoder:
     return model
 
 
-def settings(*overrides) -> Config:
-    return to_config(compose_conf(["task=inspect", "tokenizer=bytes", f"eval.local={LOCAL}", *overrides]))
+@functools.cache
+def _composed() -> Config:
+    return to_config(compose_conf(["task=inspect", "tokenizer=bytes", f"eval.local={LOCAL}"]))
+
+
+def settings(**changed) -> Config:
+    """Of the task, but for the keys of some groups: group={key: value}."""
+    config = copy.deepcopy(_composed())
+    for group, values in changed.items():
+        for key, value in values.items():
+            setattr(getattr(config, group), key, value)
+    return config
 
 
 @pytest.fixture(scope="session")

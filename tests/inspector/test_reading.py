@@ -29,13 +29,20 @@ def projections(monkeypatch):
     return seen
 
 
+OTHERS = {
+    "all blocks": {},
+    "few blocks": {"memory": {"blocks": 4}},
+    "cmt": {"cmt": {"enabled": True}},
+    "cmt that drops": {"cmt": {"enabled": True, "cutoff": 0.15}, "memory": {"blocks": 6}},
+}
+
+
 @pytest.mark.parametrize("granularity", GRANULARITIES)
-@pytest.mark.parametrize(
-    "others", [[], ["memory.blocks=4"], ["cmt=on"], ["cmt=on", "cmt.cutoff=0.15", "memory.blocks=6"]]
-)
+@pytest.mark.parametrize("others", OTHERS)
 def test_it_equals_plain_loops(tokens, projections, granularity, others):
     tokens = tokens[:62]
-    model, config = model_of(cmt="cmt=on" in others), settings(f"retrieval={granularity}", f"retrieval.k={K}", *others)
+    config = settings(retrieval={"granularity": granularity, "k": K}, **OTHERS[others])
+    model = model_of(cmt=config.cmt.enabled)
     found = read(model, tokens, config)
     length = len(tokens) + len(tokens) // BLOCK
     assert found.blocks.shape == found.weights.shape == (LAYERS, HEADS, K, length)
@@ -92,15 +99,15 @@ def test_a_text_without_anything_to_retrieve_is_refused(tokens):
     ):
         read(model_of(), tokens[:LOCAL], config)
     with pytest.raises(UserError, match="give one of more than 6"):
-        read(model_of(), tokens[:6], settings("eval.local=3"))
-    assert (read(model_of(), tokens[:7], settings("eval.local=3")).blocks == 0).any()
+        read(model_of(), tokens[:6], settings(eval={"local": 3}))
+    assert (read(model_of(), tokens[:7], settings(eval={"local": 3})).blocks == 0).any()
 
 
 def test_what_can_not_be_shown_is_refused(tokens, monkeypatch):
     with pytest.raises(UserError, match="a transformer has no blocks to retrieve"):
         read(model_of(kind="transformer"), tokens, settings())
     with pytest.raises(UserError, match="retrieval.k=0: nothing is retrieved"):
-        read(model_of(), tokens, settings("retrieval.k=0"))
+        read(model_of(), tokens, settings(retrieval={"k": 0}))
     monkeypatch.setattr(reading_module, "MOST", 4 * 4 * 80)
     with pytest.raises(
         UserError, match=f"has {len(tokens)} tokens, a page holds 80, .* with retrieval.k=4: give a part"

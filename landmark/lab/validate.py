@@ -121,7 +121,7 @@ def check_task(config: Config) -> None:
     ):
         for key, value in values.items():
             if value is not None and config.task not in tasks:
-                raise UserError(f"{key}={value}: only task={' and task='.join(tasks)} reads it")
+                raise UserError(f"{key}={value}: is for {' and '.join(f'task={task}' for task in tasks)}")
     if config.task not in ("generate", "inspect"):
         return
     if all(value is None for value in asked.values()):

@@ -188,29 +188,32 @@ def attention_size(
     return keys / length, scored / length
 
 
-def new_memory(model: LanguageModel, config: EvaluationSettings, observer: Observer | None = None, **others: Any):
-    """An empty memory as the settings want it; None for a plain transformer without a window. others: of `Memory`."""
+def new_memory(model: LanguageModel, config: EvaluationSettings, observer: Observer | None = None):
+    """An empty memory as the settings want it; None for a plain transformer without a window."""
     if model.config.kind == "transformer" and config.memory.window is not None:
         return model.new_memory(window=config.memory.window, sinks=config.memory.sinks)
     if model.config.kind != "landmark":
         return model.new_memory()
-    return model.new_memory(
-        max_blocks=config.memory.blocks,
-        k=config.retrieval.k,
-        granularity=config.retrieval.granularity,
-        scorer=config.retrieval.scorer,
-        tier=config.memory.tier,
-        folder=config.memory.folder,
-        cache=config.memory.cache,
-        index=config.memory.index,
-        index_type=config.memory.index_type,
-        candidates=config.memory.candidates,
-        cutoff=config.cmt.cutoffs or config.cmt.cutoff,
-        mapping=config.positions.mapping,
-        seed=config.seed,
-        observer=observer,
-        **others,
-    )
+    return model.new_memory(**memory_settings(config), observer=observer)
+
+
+def memory_settings(config: EvaluationSettings) -> dict[str, Any]:
+    """Those of `landmark.memory.Memory`, for a landmark model."""
+    return {
+        "max_blocks": config.memory.blocks,
+        "k": config.retrieval.k,
+        "granularity": config.retrieval.granularity,
+        "scorer": config.retrieval.scorer,
+        "tier": config.memory.tier,
+        "folder": config.memory.folder,
+        "cache": config.memory.cache,
+        "index": config.memory.index,
+        "index_type": config.memory.index_type,
+        "candidates": config.memory.candidates,
+        "cutoff": config.cmt.cutoffs or config.cmt.cutoff,
+        "mapping": config.positions.mapping,
+        "seed": config.seed,
+    }
 
 
 def _joined(cut: list[Segment]) -> list[tuple[int, int]]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
 from landmark.errors import UserError
-from landmark.evaluation.perplexity import EvaluationSettings, new_memory
 from landmark.memory import Memory
 from landmark.memory.observing import Retrieval
 from landmark.models import Decoder
@@ -43,19 +42,22 @@ class Reading:
 def read(
     model: Decoder,
     tokens: np.ndarray,
-    config: EvaluationSettings,
+    local: int = LOCAL,
+    *,
+    k: int = 4,
     progress: Callable[[int, int], None] | None = None,
+    **settings: Any,
 ) -> Reading:
-    """Read a text in chunks of `eval.local` tokens, with the memory that the settings describe.
+    """Read a text with a memory of its own.
 
-    tokens: (N,) raw ids. progress: called with tokens read, and in all. Raises UserError for a model without blocks, a
-    text too short to look anything up, or too long for a page.
+    tokens: (N,) raw ids. local: of them fed at a time. k, settings: of `landmark.memory.Memory`. progress: called with
+    tokens read, and in all. Raises UserError for a model without blocks, a text too short to look anything up, or too
+    long for a page.
     """
-    local, block_size = config.eval.local or LOCAL, _check(model, tokens, config)
-    length = len(tokens) + len(tokens) // block_size
-    observed = _Observed(model, config.retrieval.k, length)
-    # Of the ways to read blocks, the one that tells their weights.
-    memory = cast(Memory, new_memory(model, config, observed, backend="blockwise"))
+    block_size = _check(model, tokens, local, k)
+    observed = _Observed(model, k, len(tokens) + len(tokens) // block_size)
+    # Of the ways to read blocks, "blockwise" tells their weights.
+    memory = cast(Memory, model.new_memory(k=k, **settings, observer=observed, backend="blockwise"))
     text = torch.from_numpy(np.asarray(tokens, dtype=np.int64)).to(next(model.parameters()).device)
     chunks, losses = [], []
     for start in range(0, len(text), local):
@@ -92,9 +94,9 @@ class _Observed:
         self.weights[place] = torch.where(read, weights.float(), 0.0).numpy()
 
 
-def _check(model: Decoder, tokens: np.ndarray, config: EvaluationSettings) -> int:
+def _check(model: Decoder, tokens: np.ndarray, local: int, k: int) -> int:
     """The model's block size. Raises UserError where there is nothing to see, or more than a page holds."""
-    shape, local, k, count = model.config, config.eval.local or LOCAL, config.retrieval.k, len(tokens)
+    shape, count = model.config, len(tokens)
     if shape.kind != "landmark" or shape.block_size is None:
         raise UserError(f"task=inspect: a {shape.kind} has no blocks to retrieve, name the run of a landmark model")
     if k == 0:

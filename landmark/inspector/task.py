@@ -12,6 +12,7 @@ from landmark.config import Config
 from landmark.data.tokenizers import Tokenizer
 from landmark.errors import UserError
 from landmark.evaluation.asking import texts
+from landmark.evaluation.perplexity import memory_settings
 from landmark.inspector.page import render
 from landmark.inspector.reading import read
 from landmark.lab.files import write_atomic
@@ -34,7 +35,7 @@ def inspect_text(
     tokens = tokenizer.encode("".join(texts(config)))
     title = "prompt" if config.prompt_file in (None, "-") else Path(config.prompt_file).name
     path = Path(config.output_file or output / "inspect" / f"{Path(title).stem}-{run}.html")
-    reading = read(model, tokens, config, progress)
+    reading = read(model, tokens, config.eval.local or LOCAL, **memory_settings(config), progress=progress)
     page = render(reading, tokenizer, title, _settings(model, config, run, tokens))
     try:
         write_atomic(path, page)

@@ -1,16 +1,11 @@
 """A tiny model and what it reads."""
 
-import copy
-import functools
-
 import numpy as np
 import pytest
 import torch
 
-from landmark.config import Config, to_config
 from landmark.data import load_tokenizer
 from landmark.models import Decoder, DecoderConfig
-from tests.lab.conftest import compose_conf
 
 BLOCK, LOCAL, LAYERS, HEADS = 5, 18, 2, 2
 TOKENIZER = load_tokenizer("bytes")
@@ -29,20 +24,6 @@ def model_of(cmt=False, kind="landmark", block=BLOCK) -> Decoder:
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     return model
-
-
-@functools.cache
-def _composed() -> Config:
-    return to_config(compose_conf(["task=inspect", "tokenizer=bytes", f"eval.local={LOCAL}"]))
-
-
-def settings(**changed) -> Config:
-    """Of the task, but for the keys of some groups: group={key: value}."""
-    config = copy.deepcopy(_composed())
-    for group, values in changed.items():
-        for key, value in values.items():
-            setattr(getattr(config, group), key, value)
-    return config
 
 
 @pytest.fixture(scope="session")

@@ -7,14 +7,14 @@ import pytest
 
 from landmark.inspector.page import render, token_texts
 from landmark.inspector.reading import NONE, Reading, read
-from tests.inspector.conftest import BLOCK, HEADS, TOKENIZER, model_of, settings
+from tests.inspector.conftest import BLOCK, HEADS, LOCAL, TOKENIZER, model_of
 
 W = BLOCK + 1
 
 
 @pytest.fixture(scope="module")
 def reading(tokens) -> Reading:
-    return read(model_of(cmt=True), tokens, settings(cmt={"enabled": True, "cutoff": 0.1}))
+    return read(model_of(cmt=True), tokens, LOCAL, cutoff=0.1)
 
 
 @pytest.fixture(scope="module")

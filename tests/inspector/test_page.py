@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from landmark.inspector.page import NATS, UNIT, _characters, render
 from landmark.inspector.reading import Reading, read
-from tests.inspector.conftest import TEXT, TOKENIZER, model_of, settings
+from tests.inspector.conftest import LOCAL, TEXT, TOKENIZER, model_of
 
 
 def data_of(page: str, reading: Reading) -> tuple[dict, dict[str, np.ndarray]]:
@@ -31,7 +31,7 @@ def data_of(page: str, reading: Reading) -> tuple[dict, dict[str, np.ndarray]]:
 
 @pytest.mark.parametrize("cmt", [False, True])
 def test_it_holds_the_reading(tokens, cmt):
-    reading = read(model_of(cmt=cmt), tokens, settings(cmt={"enabled": cmt}))
+    reading = read(model_of(cmt=cmt), tokens, LOCAL)
     described, arrays = data_of(render(reading, TOKENIZER, "a text", {"k": 4}), reading)
     np.testing.assert_array_equal(arrays["blocks"], reading.blocks)
     np.testing.assert_allclose(arrays["weights"] / UNIT, reading.weights, atol=0.5 / UNIT)
@@ -46,7 +46,7 @@ def test_it_holds_the_reading(tokens, cmt):
 
 
 def test_no_text_ends_its_element(tokens):
-    page = render(read(model_of(), tokens, settings()), TOKENIZER, "</title><script>", {"run": "</script><b>{{data}}"})
+    page = render(read(model_of(), tokens, LOCAL), TOKENIZER, "</title><script>", {"run": "</script><b>{{data}}"})
     assert page.count("</script>") == page.count("<script") == 3
     assert page.count("<b>") == page.split("<script", 1)[0].count("<b>"), "none but those of the explanation"
     assert "<title>&lt;/title&gt;&lt;script&gt;: what" in page

@@ -10,7 +10,7 @@ from landmark.inspector.reading import NONE, read
 from landmark.memory import Memory
 from landmark.memory.retrieval import GRANULARITIES
 from tests import naive
-from tests.inspector.conftest import BLOCK, HEADS, LAYERS, LOCAL, model_of, settings
+from tests.inspector.conftest import BLOCK, HEADS, LAYERS, LOCAL, model_of
 
 K = 3
 
@@ -31,9 +31,9 @@ def projections(monkeypatch):
 
 OTHERS = {
     "all blocks": {},
-    "few blocks": {"memory": {"blocks": 4}},
-    "cmt": {"cmt": {"enabled": True}},
-    "cmt that drops": {"cmt": {"enabled": True, "cutoff": 0.15}, "memory": {"blocks": 6}},
+    "few blocks": {"max_blocks": 4},
+    "cmt": {"cutoff": 0.0},
+    "cmt that drops": {"cutoff": 0.15, "max_blocks": 6},
 }
 
 
@@ -41,9 +41,8 @@ OTHERS = {
 @pytest.mark.parametrize("others", OTHERS)
 def test_it_equals_plain_loops(tokens, projections, granularity, others):
     tokens = tokens[:62]
-    config = settings(retrieval={"granularity": granularity, "k": K}, **OTHERS[others])
-    model = model_of(cmt=config.cmt.enabled)
-    found = read(model, tokens, config)
+    settings, cmt_is_on = OTHERS[others], "cutoff" in OTHERS[others]
+    found = read(model_of(cmt=cmt_is_on), tokens, LOCAL, k=K, granularity=granularity, **settings)
     length = len(tokens) + len(tokens) // BLOCK
     assert found.blocks.shape == found.weights.shape == (LAYERS, HEADS, K, length)
     chunks = np.diff([*found.chunks, length]).tolist()
@@ -53,8 +52,8 @@ def test_it_equals_plain_loops(tokens, projections, granularity, others):
         cmt = projections[layer][0][3]
         expected = {}
         naive.memory_attention(
-            q, k, v, chunks, BLOCK, K, config.memory.blocks, granularity, layer == 0,
-            None if cmt is None else cmt.double().numpy(), config.cmt.cutoff, found=expected,
+            q, k, v, chunks, BLOCK, K, settings.get("max_blocks"), granularity, layer == 0,
+            None if cmt is None else cmt.double().numpy(), settings.get("cutoff", 0.0), found=expected,
         )  # fmt: skip
         for head in range(HEADS):
             for position in range(length):
@@ -68,14 +67,14 @@ def test_it_equals_plain_loops(tokens, projections, granularity, others):
                     assert found.missed is not None
                     assert found.missed[layer, head, position] == pytest.approx(missed, abs=1e-5)
                     dropped += not kept and position >= found.chunks[1]
-    if config.cmt.cutoff:
+    if settings.get("cutoff"):
         assert 0 < dropped < LAYERS * HEADS * (length - found.chunks[1])
-    assert (found.missed is None) == (not config.cmt.enabled)
+    assert (found.missed is None) == (not cmt_is_on)
 
 
 def test_losses_are_those_of_the_next_tokens(tokens):
-    model, config = model_of(), settings()
-    found = read(model, tokens, config)
+    model = model_of()
+    found = read(model, tokens, LOCAL)
     memory = model.new_memory()
     with torch.no_grad():
         parts = torch.from_numpy(tokens.astype(np.int64))[None].split(LOCAL, 1)
@@ -86,30 +85,29 @@ def test_losses_are_those_of_the_next_tokens(tokens):
 
 def test_progress_ends_at_the_whole(tokens):
     told = []
-    read(model_of(), tokens, settings(), lambda *now: told.append(now))
+    read(model_of(), tokens, LOCAL, progress=lambda *now: told.append(now))
     assert told[0] == (LOCAL, len(tokens))
     assert told[-1] == (len(tokens), len(tokens))
 
 
 def test_a_text_without_anything_to_retrieve_is_refused(tokens):
-    config = settings()
-    read(model_of(), tokens[: LOCAL + 1], config)
+    read(model_of(), tokens[: LOCAL + 1], LOCAL)
     with pytest.raises(
         UserError, match="18 tokens, read 18 at a time .* give one of more than 18, or lower eval.local"
     ):
-        read(model_of(), tokens[:LOCAL], config)
+        read(model_of(), tokens[:LOCAL], LOCAL)
     with pytest.raises(UserError, match="give one of more than 6"):
-        read(model_of(), tokens[:6], settings(eval={"local": 3}))
-    assert (read(model_of(), tokens[:7], settings(eval={"local": 3})).blocks == 0).any()
+        read(model_of(), tokens[:6], 3)
+    assert (read(model_of(), tokens[:7], 3).blocks == 0).any()
 
 
 def test_what_can_not_be_shown_is_refused(tokens, monkeypatch):
     with pytest.raises(UserError, match="a transformer has no blocks to retrieve"):
-        read(model_of(kind="transformer"), tokens, settings())
+        read(model_of(kind="transformer"), tokens)
     with pytest.raises(UserError, match="retrieval.k=0: nothing is retrieved"):
-        read(model_of(), tokens, settings(retrieval={"k": 0}))
+        read(model_of(), tokens, k=0)
     monkeypatch.setattr(reading_module, "MOST", 4 * 4 * 80)
     with pytest.raises(
         UserError, match=f"has {len(tokens)} tokens, a page holds 80, .* with retrieval.k=4: give a part"
     ):
-        read(model_of(), tokens, settings())
+        read(model_of(), tokens, LOCAL)

@@ -11,6 +11,7 @@ import pytest
 from landmark import app
 from landmark.config import to_config
 from landmark.errors import UserError
+from landmark.inspector.reading import read
 from landmark.lab.files import write_json
 from landmark.models import save
 from tests.inspector.conftest import TEXT, TOKENIZER, model_of
@@ -58,10 +59,7 @@ def test_the_command_of_the_readme_writes_a_page(inspect, tmp_path):
 
 
 def texts_of(path) -> list[str]:
-    from landmark.inspector.reading import read
-    from tests.inspector.conftest import settings
-
-    reading = read(model_of(), TOKENIZER.encode(LONG), settings(eval={"local": 250}))
+    reading = read(model_of(), TOKENIZER.encode(LONG))
     described, _ = data_of(path.read_text(encoding="utf-8"), reading)
     return described["tokens"]
 

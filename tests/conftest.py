@@ -1,5 +1,5 @@
-"""Triton's kernels are interpreted in the tests, which so need no GPU; processes beside each other take one thread each;
-pages are opened in one browser."""
+"""Triton's kernels are interpreted in the tests, which so need no GPU; processes beside each other take one thread
+each; pages are opened in one browser."""
 
 import os
 from collections.abc import Iterator

@@ -219,9 +219,7 @@ def generate(config: Config, selected: list[Row], workshop: Workshop) -> None:
     """Print what follows a prompt, as it comes."""
     from landmark.evaluation.asking import Account, answer
 
-    if len(selected) > 1:
-        raise UserError(f"task=generate: {len(selected)} rows, choose one with row=NAME")
-    (one,) = selected[0].configs[:1]
+    one = _only(config, selected)
     model, tokenizer = workshop.trained_model(one)
     account = Account()
     with ProgressBar("reading") as progress:
@@ -231,6 +229,23 @@ def generate(config: Config, selected: list[Row], workshop: Workshop) -> None:
         print(piece, end="", flush=True)
     print()
     print(_accounted(account), file=sys.stderr)
+
+
+def inspect(config: Config, selected: list[Row], workshop: Workshop) -> None:
+    """Write a page that shows what was retrieved for each token of a text."""
+    from landmark.inspector.task import inspect_text
+
+    one = _only(config, selected)
+    model, tokenizer = workshop.trained_model(one)
+    with ProgressBar("reading") as progress:
+        print(inspect_text(model, tokenizer, one, workshop.run_folder(one).name, workshop.output, progress))
+
+
+def _only(config: Config, selected: list[Row]) -> Config:
+    """The configuration of a task that is done with one trained model."""
+    if len(selected) > 1:
+        raise UserError(f"task={config.task}: {len(selected)} rows, choose one with row=NAME")
+    return selected[0].configs[0]
 
 
 def _evaluate(config: Config, selected: list[Row], workshop: Workshop) -> int:
@@ -339,4 +354,5 @@ _TASKS: dict[str, Callable[[Config, list[Row], Workshop], None]] = {
     "table": table,
     "plan": plan_ahead,
     "generate": generate,
+    "inspect": inspect,
 }

@@ -10,7 +10,7 @@ from omegaconf.errors import OmegaConfBaseException
 from landmark.errors import UserError
 
 SYNTHETIC = ("passkey", "key_value")  # data that is made as needed, and evaluated by the answers to its prompts
-TASKS = ("auto", "table", "evaluate", "train", "prepare", "plan", "generate", "report", "status")
+TASKS = ("auto", "table", "evaluate", "train", "prepare", "plan", "generate", "inspect", "report", "status")
 
 
 @dataclass
@@ -224,8 +224,9 @@ class Config:
     seeds: list[int] | None = None
     row: str | None = None
     run: str | None = None  # folder of a trained run to evaluate instead of the one these settings name
-    prompt: str | None = None  # task=generate: what to go on from; what prompt_file holds comes before it
+    prompt: str | None = None  # task=generate, inspect: the text to read; what prompt_file holds comes before it
     prompt_file: str | None = None  # -: standard input
+    output_file: str | None = None  # task=inspect: where its page is written; null: named by the text and the run
     start: str | None = None
     start_run: dict[str, Any] | None = None
     rows: dict[str, str] = field(default_factory=dict)

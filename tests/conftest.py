@@ -11,8 +11,8 @@ os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are imported, whic
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is
 
-from tests.browser import Browser  # noqa: E402
-from tests.workplace import Workplace, write_books  # noqa: E402
+from tests.browser import Browser
+from tests.workplace import Workplace, write_books
 
 
 @pytest.fixture(scope="session")

@@ -37,17 +37,23 @@ def grouped_attention(
     blocks, controlled = ([b for b in some if b[1]] for some in (blocks, controlled))
     if not local and not blocks and miss is None:
         return np.zeros(dim)
-    outer = softmax([s for s, _ in local] + [gate for gate, _ in blocks] + ([] if miss is None else [miss]))
+    outer, gates = outer_weights(local, blocks, miss, controlled)
     out = np.zeros(dim)
     for weight, (_, value) in zip(outer, local):
         out += weight * value
-    gates = outer[len(local) : len(local) + len(blocks)]
-    if controlled:
-        gates += [outer[-1] * share for share in softmax([gate for gate, _ in controlled])]
     for gate, (_, tokens) in zip(gates, blocks + controlled, strict=True):
         for weight, (_, value) in zip(softmax([s for s, _ in tokens]), tokens):
             out += gate * weight * value
     return out
+
+
+def outer_weights(local, blocks, miss=None, controlled=()) -> tuple[list[float], list[float]]:
+    """Weights of the outer softmax, and those of the blocks, the controlled ones last."""
+    outer = softmax([s for s, _ in local] + [gate for gate, _ in blocks] + ([] if miss is None else [miss]))
+    gates = outer[len(local) : len(local) + len(blocks)]
+    if controlled:
+        gates += [outer[-1] * share for share in softmax([gate for gate, _ in controlled])]
+    return outer, gates
 
 
 def landmark_attention(q, k, v, block_size: int, phase: int, prefix: int = 0, cmt=None, controlled=None) -> np.ndarray:
@@ -87,9 +93,11 @@ def memory_attention(
     cmt=None,
     cutoff: float = 0.0,
     mapping: str = "stingy",
+    found: dict | None = None,
 ) -> np.ndarray:
     """q, k, v (H, T, d), not rotated, landmarks included: one sample, fed in chunks of these many positions. cmt:
-    (H, d), not rotated."""
+    (H, d), not rotated. found: is filled with, by head and query, the weights of the blocks that are read, and that of
+    the context miss token."""
     heads, total, dim = q.shape
     width = block_size + 1
     out = np.zeros_like(q)
@@ -146,10 +154,17 @@ def memory_attention(
                 inside = [(g, t) for g, t in local[1].values()]
                 if cmt is None:
                     out[h, i] = grouped_attention(local[0], blocks + inside, dim)
+                    if found is not None and blocks:
+                        found[h, i] = dict(zip(chosen, outer_weights(local[0], blocks + inside)[1])), None
                     continue
                 miss = float(query @ turn(cmt[h], -1)) / math.sqrt(dim)
                 seen = [s for s, _ in local[0]] + [gate for gate, tokens in inside if tokens] + [miss]
                 dropped = softmax(seen)[-1] < cutoff
-                out[h, i] = grouped_attention(local[0], inside, dim, miss, [] if dropped else blocks)
+                read = [] if dropped else blocks
+                out[h, i] = grouped_attention(local[0], inside, dim, miss, read)
+                if found is not None:
+                    inside = [block for block in inside if block[1]]
+                    outer, gates = outer_weights(local[0], inside, miss, read)
+                    found[h, i] = dict(zip(chosen, gates[len(inside) :])), outer[-1]
         start = stop
     return out

@@ -25,7 +25,7 @@ BAD = {
     "row and command line": (["+experiment=quickstart", "model=landmark"], "but row plain_512 sets model="),
     "out of range": (["retrieval.k=-1"], "retrieval.k=-1: must be at least 0"),
     "no prompt": (["task=generate"], "task=generate: set prompt="),
-    "prompt of another task": (["prompt=hello"], "prompt=hello: only task=generate reads it"),
+    "prompt of another task": (["prompt=hello"], "prompt=hello: is for task=generate and task=inspect"),
     "generate from no run": (
         ["task=generate", "run=nowhere", "tokenizer=bytes", "prompt=hello"],
         "has no trained model",

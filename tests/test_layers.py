@@ -19,6 +19,7 @@ ALLOWED = {
     "retriever": {"attention", "memory", "models", "data", "huggingface"},
     "training": {"attention", "memory", "models", "data", "config", "lab"},
     "evaluation": {"attention", "memory", "models", "data", "retriever", "config", "lab"},
+    "inspector": {"attention", "memory", "models", "data", "evaluation", "config", "lab"},
     "config": set(),
     "lab": {"config"},
     "errors": set(),

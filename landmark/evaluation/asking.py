@@ -59,7 +59,7 @@ def answer(
         memory = _with_memory(memory)
         if config.memory.load is not None:
             memory.load(config.memory.load, next(model.parameters()).device)
-    parts = [tokenizer.encode(text).astype(np.int64) for text in _texts(config)]
+    parts = [tokenizer.encode(text).astype(np.int64) for text in texts(config)]
     stop = [tokenizer.eot, *(_stop_token(text, tokenizer) for text in settings.stop)]
     reading = {"local": config.eval.local, "memory": memory, "limit": settings.limit, "progress": progress}
     account.tokens_read = sum(map(len, parts))
@@ -81,18 +81,18 @@ def answer(
     account.stats = getattr(memory, "stats", {})
 
 
-def _texts(config: Config) -> list[str]:
-    """What `prompt_file` holds, and `prompt`."""
-    texts = [] if config.prompt is None else [config.prompt]
+def texts(config: Config) -> list[str]:
+    """What `prompt_file` holds, and `prompt`. Raises UserError for a file that cannot be read."""
+    prompts = [] if config.prompt is None else [config.prompt]
     if config.prompt_file is None:
-        return texts
+        return prompts
     try:
         content = sys.stdin.read() if config.prompt_file == "-" else Path(config.prompt_file).read_text("utf-8")
     except OSError as error:
         raise UserError(f"prompt_file={config.prompt_file}: cannot be read ({error.strerror})") from error
     except UnicodeDecodeError as error:
         raise UserError(f"prompt_file={config.prompt_file}: is not text in UTF-8 ({error.reason})") from error
-    return [content, *texts]
+    return [content, *prompts]
 
 
 def _with_memory(memory: Any) -> Memory:

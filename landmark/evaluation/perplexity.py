@@ -21,7 +21,7 @@ from landmark.errors import UserError
 from landmark.evaluation.retrieval_statistics import penultimate_chunk
 from landmark.evaluation.statistics import mean_and_error
 from landmark.lab.peak_memory import peak_memory_bytes, reset_peak_memory
-from landmark.memory.memory import Observer
+from landmark.memory.observing import Observer
 from landmark.memory.statistics import RATES, with_rates
 
 if TYPE_CHECKING:
@@ -194,22 +194,26 @@ def new_memory(model: LanguageModel, config: EvaluationSettings, observer: Obser
         return model.new_memory(window=config.memory.window, sinks=config.memory.sinks)
     if model.config.kind != "landmark":
         return model.new_memory()
-    return model.new_memory(
-        max_blocks=config.memory.blocks,
-        k=config.retrieval.k,
-        granularity=config.retrieval.granularity,
-        scorer=config.retrieval.scorer,
-        tier=config.memory.tier,
-        folder=config.memory.folder,
-        cache=config.memory.cache,
-        index=config.memory.index,
-        index_type=config.memory.index_type,
-        candidates=config.memory.candidates,
-        cutoff=config.cmt.cutoffs or config.cmt.cutoff,
-        mapping=config.positions.mapping,
-        seed=config.seed,
-        observer=observer,
-    )
+    return model.new_memory(**memory_settings(config), observer=observer)
+
+
+def memory_settings(config: EvaluationSettings) -> dict[str, Any]:
+    """Those of `landmark.memory.Memory`, for a landmark model."""
+    return {
+        "max_blocks": config.memory.blocks,
+        "k": config.retrieval.k,
+        "granularity": config.retrieval.granularity,
+        "scorer": config.retrieval.scorer,
+        "tier": config.memory.tier,
+        "folder": config.memory.folder,
+        "cache": config.memory.cache,
+        "index": config.memory.index,
+        "index_type": config.memory.index_type,
+        "candidates": config.memory.candidates,
+        "cutoff": config.cmt.cutoffs or config.cmt.cutoff,
+        "mapping": config.positions.mapping,
+        "seed": config.seed,
+    }
 
 
 def _joined(cut: list[Segment]) -> list[tuple[int, int]]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from landmark.errors import UserError
-from landmark.memory.store import BlockStore
+from landmark.memory.observing import Retrieval
 
 if TYPE_CHECKING:
     from landmark.models import LanguageModel
@@ -29,10 +29,11 @@ class RetrievalStatistics:
         self._pairs: dict[int, int] = {}
         self._pair_bytes = self._heads = 0
 
-    def __call__(self, layer: int, position: int, ages: Tensor, store: BlockStore) -> None:
-        if position != self.position:
+    def __call__(self, retrieval: Retrieval) -> None:
+        if retrieval.position != self.position:
             return
-        blocks, pairs = distinct(ages, len(store), store.kv_heads)
+        layer, store = retrieval.layer, retrieval.store
+        blocks, pairs = distinct(retrieval.ages, len(store), store.kv_heads)
         counts = torch.bincount(blocks, minlength=len(store) + 1).cpu()
         self._counts[layer] = counts + self._counts.get(layer, 0)
         self._pairs[layer] = int(pairs.sum()) + self._pairs.get(layer, 0)

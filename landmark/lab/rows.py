@@ -20,7 +20,7 @@ from landmark.lab.validate import check, check_grid, check_own
 # What an experiment decides for all of its rows.
 _NOT_A_ROWS = {
     *("experiment", "rows", "grid", "row", "compare", "figure"),
-    *("run", "task", "seeds", "name", "output", "logger", "prompt", "prompt_file", "generate"),
+    *("run", "task", "seeds", "name", "output", "logger", "prompt", "prompt_file", "output_file", "generate"),
 }
 
 Compose = Callable[[list[str]], DictConfig]

@@ -115,15 +115,21 @@ def check(config: Config) -> None:
 
 
 def check_task(config: Config) -> None:
-    """Raise UserError where a prompt, or a memory to load or save, and the task do not go together."""
+    """Raise UserError where a text, a memory to load or save, or a file to write and the task do not go together."""
     asked = {"prompt": config.prompt, "prompt_file": config.prompt_file}
-    if config.task != "generate":
-        for key, value in (asked | {"memory.load": config.memory.load, "memory.save": config.memory.save}).items():
-            if value is not None:
-                raise UserError(f"{key}={value}: only task=generate reads it")
+    memory = {"memory.load": config.memory.load, "memory.save": config.memory.save}
+    for values, tasks in (
+        (asked, ("generate", "inspect")),
+        (memory, ("generate",)),
+        ({"output_file": config.output_file}, ("inspect",)),
+    ):
+        for key, value in values.items():
+            if value is not None and config.task not in tasks:
+                raise UserError(f"{key}={value}: is for {' and '.join(f'task={task}' for task in tasks)}")
+    if config.task not in ("generate", "inspect"):
         return
     if all(value is None for value in asked.values()):
-        raise UserError("task=generate: set prompt='…' or prompt_file=FILE (- for standard input)")
+        raise UserError(f"task={config.task}: set prompt='…' or prompt_file=FILE (- for standard input)")
     if config.memory.save is not None and config.prompt_file is None:
         raise UserError(f"memory.save={config.memory.save}: what is saved is what prompt_file holds, set that too")
 

@@ -19,6 +19,7 @@ from landmark.attention.rotary import RotaryTable, rotate, rotate_cmt
 from landmark.errors import UserError
 from landmark.memory.index import LandmarkIndex, retrieve_candidates
 from landmark.memory.lookups import Lookups, lookups
+from landmark.memory.observing import Observer, Retrieval
 from landmark.memory.positions import attending_lag, slots
 from landmark.memory.reading import read_blocks, read_blocks_fused
 from landmark.memory.retrieval import retrieve
@@ -27,8 +28,6 @@ from landmark.memory.settings import check_settings
 from landmark.memory.statistics import MemoryStatistics, with_rates
 from landmark.memory.store import BlockStore, LayerMemory
 from landmark.memory.tiers import Tier
-
-Observer = Callable[[int, int, Tensor, BlockStore], None]
 
 
 class Memory:
@@ -43,9 +42,9 @@ class Memory:
     seed: of the scorer "random". tie_layers: layers whose landmarks are all the same vector, so that blocks older than
     the last k tie there and the newer are taken by construction. cutoff: where the context miss token weighs less,
     nothing is looked up; one number, or one for each layer. mapping: "stingy" (Section 3.2.1), or "true" positions,
-    which a model must be trained for. observer: called at every retrieval with the layer, the stream position of the
-    chunk, the ages of the retrieved blocks (B, H or 1, T or 1, q), 0 for none, and the layer's store. folder: where the
-    tier "disk" has its files, which have no name and end with the process (None: the system's for temporary ones).
+    which a model must be trained for. observer: called with a `Retrieval` whenever a layer attends (observing.py).
+    folder: where the tier "disk" has its files, which have no name and end with the process (None: the system's for
+    temporary ones).
     cache: blocks of each layer, all heads, that the device holds of those fetched from another tier, those used least
     recently going first. model: tells one model from others, when a memory is saved or loaded. backend: of
     `landmark.attention`; with "triton", or "auto" on a GPU, one kernel reads the retrieved blocks. index: "exact" scans
@@ -184,6 +183,7 @@ class Memory:
             weight = self._miss_weight(q, cmt, lse, scale, pending + (depths[-1] if depths else 0))
             out = out * (1 - weight)[..., None].to(out.dtype)
         if self.k == 0 or len(state.store) == 0:
+            self._observe(layer, state.store, q, weight)
             return out
         self._statistics.searches += 1
         if weight is not None:
@@ -191,6 +191,7 @@ class Memory:
             self._statistics.drop(layer, wanted.needed)
             if wanted.none:
                 self._statistics.searches_skipped += 1
+                self._observe(layer, state.store, q, weight)
                 return out
         return self._look_up(layer, state, q * scale, out, lse, wanted, pending, depths)
 
@@ -245,10 +246,9 @@ class Memory:
         self._statistics.retrievals += chosen // ages.shape[-1]
         self._statistics.blocks_retrieved += chosen
         self._statistics.lookups += looked_up
-        if self.observer is not None:
-            self.observer(layer, self.position, sets, store)
         lags = attending_lag(ages, self.k, len(turned)) if near else torch.ones_like(ages)
         if backend_for(self.backend, q, self.block_size) == "triton":
+            self._observe(layer, store, q, None if wanted is None else wanted.weight, sets, None, wanted)
             if wanted is None:
                 return read_blocks_fused(turned, store, ages, lags, local=(out, lse))
             weight = wanted.select(wanted.weight)
@@ -256,11 +256,31 @@ class Memory:
         block_out, gates = read_blocks(turned, store, ages, lags, reading)
         if wanted is None:
             weights = torch.cat([lse[..., None], gates.to(lse.dtype)], -1).softmax(-1).to(q.dtype)
+            self._observe(layer, store, q, None, sets, weights[..., 1:])
             return weights[..., :1] * out + torch.einsum("bhtq,bhtqd->bhtd", weights[..., 1:], block_out)
         weights = gates.to(lse.dtype).softmax(-1) * wanted.select(wanted.weight)[..., None]
         if reading is not None:
             weights = weights * reading[..., None]
+        self._observe(layer, store, q, wanted.weight, sets, weights, wanted)
         return wanted.add(out, torch.einsum("bhtq,bhtqd->bhtd", weights.to(q.dtype), block_out))
+
+    def _observe(
+        self,
+        layer: int,
+        store: BlockStore,
+        q: Tensor,
+        missed: Tensor | None,
+        ages: Tensor | None = None,
+        weights: Tensor | None = None,
+        wanted: Lookups | None = None,
+    ) -> None:
+        """Tell the observer, if there is one, what was looked up; ages None: nothing."""
+        if self.observer is None:
+            return
+        if ages is None:
+            weights = q.new_empty(*q.shape[:3], 0)
+            ages = weights.long()
+        self.observer(Retrieval(layer, self.position, store, ages, weights, missed, wanted))
 
     def _cutoff(self, layer: int) -> float:
         return self.cutoff[layer] if isinstance(self.cutoff, Sequence) else self.cutoff

@@ -47,9 +47,7 @@ def test_statistics_equal_plain_loops(stream, granularity):
 def retrieved(model: Decoder, stream, start: int, granularity: str) -> list[torch.Tensor]:
     """Ages (H or 1, T or 1, q) of each layer in the third chunk, fed by hand."""
     seen = []
-    memory = model.new_memory(
-        k=K, granularity=granularity, observer=lambda layer, position, ages, store: seen.append(ages[0])
-    )
+    memory = model.new_memory(k=K, granularity=granularity, observer=lambda retrieval: seen.append(retrieval.ages[0]))
     tokens = torch.from_numpy(stream.tokens[start : start + 3 * LOCAL].astype(np.int64))[None]
     for chunk in tokens.split(LOCAL, 1):
         seen.clear()

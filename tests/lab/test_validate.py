@@ -120,8 +120,10 @@ def test_a_window_is_read_at_a_time(configure):
     [
         (["task=generate"], "task=generate: set prompt="),
         (["task=generate", "prompt=x", "memory.save=y"], "memory.save=y: what is saved is what prompt_file holds"),
-        (["prompt=x"], "prompt=x: only task=generate reads it"),
-        (["task=evaluate", "memory.load=x"], "memory.load=x: only task=generate reads it"),
+        (["prompt=x"], "prompt=x: is for task=generate and task=inspect"),
+        (["task=evaluate", "memory.load=x"], "memory.load=x: is for task=generate"),
+        (["task=inspect"], "task=inspect: set prompt="),
+        (["task=generate", "prompt=x", "output_file=a.html"], "output_file=a.html: is for task=inspect"),
     ],
 )
 def test_a_prompt_and_a_memory_belong_to_a_task(configure, overrides, said):

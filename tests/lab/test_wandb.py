@@ -2,9 +2,9 @@ import subprocess
 import sys
 
 import pytest
+import wandb as package
 from lightning.pytorch.loggers.logger import DummyLogger
 
-import wandb as package
 from landmark.config import LoggerConfig
 from landmark.lab import wandb
 from landmark.lab.wandb import has_key, log_row, mode, training_loggers

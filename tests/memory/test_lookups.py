@@ -115,10 +115,11 @@ def test_a_cutoff_for_each_layer():
 def test_an_observer_sees_no_block_of_a_query_that_looks_nothing_up(granularity):
     q, k, v, cmt = texts()
     seen = []
-    memory = Memory(3, k=2, granularity=granularity, cutoff=0.3, observer=lambda *seen_now: seen.append(seen_now[2]))
+    memory = Memory(3, k=2, granularity=granularity, cutoff=0.3, observer=seen.append)
     feed(memory, q, k, v, [20, 20, 20], cmt=cmt)
     stats = memory.stats
     assert 0.1 < stats["drop_rate"] < 0.9
-    assert sum(int((ages > 0).sum()) for ages in seen) == stats["blocks_retrieved"]
+    assert sum(int((each.ages > 0).sum()) for each in seen) == stats["blocks_retrieved"]
+    assert sum(int((each.of_queries()[0] > 0).any(-1).sum()) for each in seen) == stats["lookups"]
     if granularity == "per_token_and_head":
         assert stats["retrievals"] == stats["lookups"]

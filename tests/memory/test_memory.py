@@ -177,12 +177,13 @@ def test_a_ring_forgets_and_counts():
 
 def test_observer_sees_every_retrieval():
     seen = []
-    memory = Memory(3, k=2, observer=lambda layer, position, ages, store: seen.append((layer, position, ages, store)))
+    memory = Memory(3, k=2, observer=seen.append)
     x = torch.randn(1, 2, 50, 4)
     feed(memory, x, x, x, [2, 25, 23])
-    assert [(layer, position) for layer, position, _, _ in seen] == [(1, 27)]  # nothing was cached before
-    assert seen[0][2].shape == (1, 2, 23, 2)
-    assert int(seen[0][2].max()) <= 6 <= len(seen[0][3])
+    assert [(each.layer, each.position) for each in seen] == [(1, 0), (1, 2), (1, 27)]
+    assert [each.ages.shape[-1] for each in seen] == [0, 0, 2]  # nothing was cached before
+    assert seen[2].ages.shape == (1, 2, 23, 2)
+    assert int(seen[2].ages.max()) <= 6 <= len(seen[2].store)
 
 
 def test_attending_twice_without_commit_is_refused():

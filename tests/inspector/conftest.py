@@ -1,0 +1,31 @@
+"""A tiny model and what it reads."""
+
+import numpy as np
+import pytest
+import torch
+
+from landmark.data import load_tokenizer
+from landmark.models import Decoder, DecoderConfig
+
+BLOCK, LOCAL, LAYERS, HEADS = 5, 18, 2, 2
+TOKENIZER = load_tokenizer("bytes")
+TEXT = (
+    "Ein Wörterbuch</script> & <b>ten\n €uro</b> "  # characters of several tokens, and what HTML would take for its own
+)
+
+
+def model_of(cmt=False, kind="landmark", block=BLOCK) -> Decoder:
+    """Random weights, large enough that every head has preferences of its own."""
+    torch.manual_seed(0)
+    config = DecoderConfig(
+        kind, TOKENIZER.vocab_size, LAYERS, HEADS, 8, 16, landmark_id=TOKENIZER.landmark, block_size=block, cmt=cmt
+    )
+    model = Decoder(config).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return model
+
+
+@pytest.fixture(scope="session")
+def tokens() -> np.ndarray:
+    return TOKENIZER.encode(TEXT * 2)

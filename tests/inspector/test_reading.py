@@ -1,0 +1,113 @@
+"""What is kept of a reading, against plain loops over the definitions, layer by layer."""
+
+import numpy as np
+import pytest
+import torch
+
+from landmark.errors import UserError
+from landmark.inspector import reading as reading_module
+from landmark.inspector.reading import NONE, read
+from landmark.memory import Memory
+from landmark.memory.retrieval import GRANULARITIES
+from tests import naive
+from tests.inspector.conftest import BLOCK, HEADS, LAYERS, LOCAL, model_of
+
+K = 3
+
+
+@pytest.fixture
+def projections(monkeypatch):
+    """Queries, keys and values of all chunks, by layer, as the model's attention gets them."""
+    seen = {}
+    attend = Memory.attend
+
+    def watched(self, layer, q, k, v, cmt=None):
+        seen.setdefault(layer, []).append((q[0], k[0], v[0], cmt))
+        return attend(self, layer, q, k, v, cmt)
+
+    monkeypatch.setattr(Memory, "attend", watched)
+    return seen
+
+
+OTHERS = {
+    "all blocks": {},
+    "few blocks": {"max_blocks": 4},
+    "cmt": {"cutoff": 0.0},
+    "cmt that drops": {"cutoff": 0.15, "max_blocks": 6},
+}
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+@pytest.mark.parametrize("others", OTHERS)
+def test_it_equals_plain_loops(tokens, projections, granularity, others):
+    tokens = tokens[:62]
+    settings, cmt_is_on = OTHERS[others], "cutoff" in OTHERS[others]
+    found = read(model_of(cmt=cmt_is_on), tokens, LOCAL, k=K, granularity=granularity, **settings)
+    length = len(tokens) + len(tokens) // BLOCK
+    assert found.blocks.shape == found.weights.shape == (LAYERS, HEADS, K, length)
+    chunks = np.diff([*found.chunks, length]).tolist()
+    dropped = 0
+    for layer in range(LAYERS):
+        q, k, v = (torch.cat(parts, 1).double().numpy() for parts in list(zip(*projections[layer]))[:3])
+        cmt = projections[layer][0][3]
+        expected = {}
+        naive.memory_attention(
+            q, k, v, chunks, BLOCK, K, settings.get("max_blocks"), granularity, layer == 0,
+            None if cmt is None else cmt.double().numpy(), settings.get("cutoff", 0.0), found=expected,
+        )  # fmt: skip
+        for head in range(HEADS):
+            for position in range(length):
+                blocks, missed = expected.get((head, position), ({}, None))
+                here = found.blocks[layer, head, :, position]
+                kept = dict(zip(here.tolist(), found.weights[layer, head, :, position].tolist()))
+                assert not kept.pop(NONE, 0), "what is no block weighs nothing"
+                assert kept == pytest.approx(blocks, abs=1e-5)
+                assert list(kept) == sorted(kept), "the oldest first"
+                if missed is not None:
+                    assert found.missed is not None
+                    assert found.missed[layer, head, position] == pytest.approx(missed, abs=1e-5)
+                    dropped += not kept and position >= found.chunks[1]
+    if settings.get("cutoff"):
+        assert 0 < dropped < LAYERS * HEADS * (length - found.chunks[1])
+    assert (found.missed is None) == (not cmt_is_on)
+
+
+def test_losses_are_those_of_the_next_tokens(tokens):
+    model = model_of()
+    found = read(model, tokens, LOCAL)
+    memory = model.new_memory()
+    with torch.no_grad():
+        parts = torch.from_numpy(tokens.astype(np.int64))[None].split(LOCAL, 1)
+        chances = torch.cat([model(part, memory=memory) for part in parts], 1)[0].softmax(-1)
+    expected = [-float(chances[at, token].log()) for at, token in enumerate(tokens[1:].tolist())]
+    np.testing.assert_allclose(found.losses, expected, atol=1e-5)
+
+
+def test_progress_ends_at_the_whole(tokens):
+    told = []
+    read(model_of(), tokens, LOCAL, progress=lambda *now: told.append(now))
+    assert told[0] == (LOCAL, len(tokens))
+    assert told[-1] == (len(tokens), len(tokens))
+
+
+def test_a_text_without_anything_to_retrieve_is_refused(tokens):
+    read(model_of(), tokens[: LOCAL + 1], LOCAL)
+    with pytest.raises(
+        UserError, match="18 tokens, read 18 at a time .* give one of more than 18, or lower eval.local"
+    ):
+        read(model_of(), tokens[:LOCAL], LOCAL)
+    with pytest.raises(UserError, match="give one of more than 6"):
+        read(model_of(), tokens[:6], 3)
+    assert (read(model_of(), tokens[:7], 3).blocks == 0).any()
+
+
+def test_what_can_not_be_shown_is_refused(tokens, monkeypatch):
+    with pytest.raises(UserError, match="a transformer has no blocks to retrieve"):
+        read(model_of(kind="transformer"), tokens)
+    with pytest.raises(UserError, match="retrieval.k=0: nothing is retrieved"):
+        read(model_of(), tokens, k=0)
+    monkeypatch.setattr(reading_module, "MOST", 4 * 4 * 80)
+    with pytest.raises(
+        UserError, match=f"has {len(tokens)} tokens, a page holds 80, .* with retrieval.k=4: give a part"
+    ):
+        read(model_of(), tokens, LOCAL)

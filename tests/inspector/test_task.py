@@ -1,0 +1,96 @@
+"""`task=inspect` from a command to a page: the README's own, and those that are refused."""
+
+import io
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from landmark import app
+from landmark.config import to_config
+from landmark.errors import UserError
+from landmark.inspector.reading import read
+from landmark.lab.files import write_json
+from landmark.models import save
+from tests.inspector.conftest import TEXT, TOKENIZER, model_of
+from tests.inspector.test_page import data_of
+from tests.lab.conftest import compose_conf
+
+ROOT = Path(__file__).parents[2]
+LONG = TEXT * 7  # more than a chunk of 250
+
+
+def trained(folder, **changed) -> None:
+    save(model_of(**changed), folder)
+    write_json(folder / "run.json", {"tokenizer": TOKENIZER.hash})
+
+
+@pytest.fixture
+def inspect(tmp_path, monkeypatch, capsys):
+    """Runs the task where two models and a book are; returns what was printed."""
+    trained(tmp_path / "DIR")
+    trained(tmp_path / "plain", kind="transformer")
+    (tmp_path / "book.txt").write_text(LONG, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words):
+        app.run(to_config(compose_conf([*words, "trainer=cpu"])), list(words), compose_conf)
+        return capsys.readouterr().out
+
+    return run
+
+
+def readme_command() -> list[str]:
+    text = (ROOT / "README.md").read_text(encoding="utf-8").replace("\\\n", " ")
+    (line,) = re.findall(r"^python run\.py (task=inspect .*)$", text, re.MULTILINE)
+    return shlex.split(line)
+
+
+def test_the_command_of_the_readme_writes_a_page(inspect, tmp_path):
+    said = inspect(*readme_command())
+    path = Path("outputs/inspect/book-DIR.html")
+    size = path.stat().st_size / 1e6
+    tokens = len(LONG.encode())
+    assert said == f"{path}: {tokens} tokens, {tokens // 5} blocks, {size:.1f} MB\n"
+    assert "".join(texts_of(path)) == LONG
+    assert [each.name for each in path.parent.iterdir()] == [path.name], "no temporary file is left"
+
+
+def texts_of(path) -> list[str]:
+    reading = read(model_of(), TOKENIZER.encode(LONG))
+    described, _ = data_of(path.read_text(encoding="utf-8"), reading)
+    return described["tokens"]
+
+
+def test_file_and_prompt_are_one_text(inspect, monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "stdin", io.StringIO(LONG[:200]))
+    words = [
+        "task=inspect",
+        "run=DIR",
+        "tokenizer=bytes",
+        "prompt_file=-",
+        f"output_file={tmp_path / 'a' / 'page.html'}",
+    ]
+    said = inspect(*words, f"prompt='{LONG[200:250].replace(chr(10), ' ')}'", "eval.local=50", "memory.blocks=9")
+    assert said.startswith(f"{tmp_path / 'a' / 'page.html'}: ")
+    assert '"title":"prompt"' in (page := (tmp_path / "a" / "page.html").read_text(encoding="utf-8"))
+    assert '"chunks of":50,"k":4,"chosen":"per token and head","blocks kept":9' in page
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["prompt=hello"], "in a text of 5 tokens, read 250 at a time"),
+        (["prompt_file=nowhere.txt"], "prompt_file=nowhere.txt: cannot be read"),
+        (["prompt_file=book.txt", "output_file=book.txt/page.html"], "book.txt/page.html: cannot be written"),
+        (["prompt_file=book.txt", "run=plain"], "a transformer has no blocks to retrieve"),
+        (["prompt_file=book.txt", "memory.load=book.memory"], "memory.load=book.memory: is for task=generate"),
+    ],
+)
+def test_bad_input_is_refused(inspect, tmp_path, words, said):
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(UserError, match=said):
+        inspect("task=inspect", "tokenizer=bytes", *([] if "run=plain" in words else ["run=DIR"]), *words)
+    assert sorted(tmp_path.rglob("*")) == before, "nothing is left behind"

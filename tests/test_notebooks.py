@@ -1,0 +1,113 @@
+"""Every notebook runs, in a kernel of this environment, and was committed with the output of a run."""
+
+from pathlib import Path
+
+import nbformat
+import pytest
+import torch
+from nbclient import NotebookClient
+from nbformat import NotebookNode
+
+from landmark.config import to_config
+from landmark.lab.files import write_json
+from landmark.models import Decoder, DecoderConfig, save
+from tests.lab.conftest import compose_conf, row_record
+
+ROOT = Path(__file__).parents[1]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+
+
+def read(path: Path) -> NotebookNode:
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    return notebook
+
+
+def code_of(notebook: NotebookNode) -> list[NotebookNode]:
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+@pytest.fixture
+def run(monkeypatch):
+    """Executes a notebook anew, where it lies. Returns it with its outputs."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+    def execute(name: str) -> NotebookNode:
+        notebook = read(ROOT / "notebooks" / f"{name}.ipynb")
+        for cell in code_of(notebook):
+            cell.outputs, cell.execution_count = [], None
+        place = {"metadata": {"path": str(ROOT / "notebooks")}}
+        NotebookClient(notebook, timeout=120, kernel_name="python3", resources=place).execute()
+        return notebook
+
+    return execute
+
+
+def shape(cell: NotebookNode) -> list[tuple]:
+    """What kinds of output a cell has."""
+    return [(each.output_type, each.get("name"), sorted(each.get("data", {}))) for each in cell.outputs]
+
+
+def said(notebook: NotebookNode) -> str:
+    return "".join(each.text for cell in code_of(notebook) for each in cell.outputs if each.output_type == "stream")
+
+
+def same_shape(made: NotebookNode, name: str) -> bool:
+    committed = read(ROOT / "notebooks" / f"{name}.ipynb")
+    return [shape(cell) for cell in code_of(made)] == [shape(cell) for cell in code_of(committed)]
+
+
+def test_the_mechanism_by_hand_and_by_the_library(run):
+    made = run("01_mechanism")
+    assert same_shape(made, "01_mechanism")
+    assert said(made) == said(read(ROOT / "notebooks" / "01_mechanism.ipynb"))
+
+
+def test_tables_are_made_of_records(run, monkeypatch, tmp_path):
+    rows = {"plain_512": ("transformer", 512, 8.0), "landmark_512": ("landmark", 512, 6.5)}
+    for name, (model, length, perplexity) in rows.items():
+        config = to_config(compose_conf(["data=stdlib", "tokenizer=bytes", f"model={model}", f"eval.length={length}"]))
+        record = row_record(config, name, perplexity)
+        record["labels"] |= {"experiment": "quickstart"}
+        write_json(tmp_path / "records" / "rows" / f"{record['id']}.json", record)
+    monkeypatch.setenv("LANDMARK_OUTPUT", str(tmp_path))
+    made = run("02_tables")
+    assert same_shape(made, "02_tables")
+    assert "   2 quickstart\n2 rows read the same text" in said(made)
+    (table,) = (
+        each.data["text/markdown"]
+        for cell in code_of(made)
+        for each in cell.outputs
+        if "text/markdown" in each.get("data", {})
+    )
+    assert "| plain_512 | 512 | 8.00 ± 0.10 | +0.2" in table
+    assert "| landmark_512 | 512 | 6.50 ± 0.10 | - |" in table
+
+
+def test_what_is_retrieved_on_a_book(run, monkeypatch, tmp_path):
+    torch.manual_seed(0)
+    config = DecoderConfig("landmark", 320, 2, 2, 8, 16, landmark_id=257, block_size=50)
+    model = Decoder(config)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    save(model, tmp_path)
+    monkeypatch.setenv("LANDMARK_RUN", str(tmp_path))
+    monkeypatch.delenv("LANDMARK_BOOK", raising=False)
+    made = run("03_retrieval")
+    assert same_shape(made, "03_retrieval")
+    assert "8,192 tokens in 163 blocks of 50; 2 layers of 2 heads" in said(made)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_what_is_committed_was_run_from_top_to_bottom(path):
+    assert len(NOTEBOOKS) == 3
+    notebook = read(path)
+    cells = code_of(notebook)
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    assert sum(bool(cell.outputs) for cell in cells) >= len(cells) - 1
+    kinds = {(each.output_type, each.get("name")) for cell in cells for each in cell.outputs}
+    assert kinds <= {("stream", "stdout"), ("display_data", None), ("execute_result", None)}, "no warning, no error"
+    assert "/tmp" not in (whole := path.read_text(encoding="utf-8"))
+    assert str(ROOT) not in whole
+    assert path.stat().st_size < 200_000

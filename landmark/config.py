@@ -10,7 +10,7 @@ from omegaconf.errors import OmegaConfBaseException
 from landmark.errors import UserError
 
 SYNTHETIC = ("passkey", "key_value")  # data that is made as needed, and evaluated by the answers to its prompts
-TASKS = ("auto", "table", "evaluate", "train", "prepare", "plan", "generate")
+TASKS = ("auto", "table", "evaluate", "train", "prepare", "plan", "generate", "dashboard")
 
 
 @dataclass
@@ -195,9 +195,13 @@ class GenerateConfig:
 
 @dataclass
 class LoggerConfig:
-    """Weights & Biases, beside the CSV file of each run. `mode` auto: online only if a key is configured."""
+    """Weights & Biases, beside the CSV file of each run. `mode` auto: online only if a key is configured.
+
+    weights: upload the trained model, which else is named with its checksum and stays where it is.
+    """
 
     wandb: bool = True
+    weights: bool = True
     project: str = "landmark"
     entity: str | None = None
     mode: str = "auto"

@@ -227,7 +227,7 @@ class Workshop:
                 "run": str(folder),
             }
             record = self.records.write("rows", row, settings, labels, results)
-        log_row(config, record, group=group)
+        log_row(config, record, self.records.path("rows", row), group=group, run=self.run_settings(config))
         return record, True
 
     def trained_model(self, config: Config) -> "tuple[Decoder, Tokenizer]":
@@ -314,7 +314,7 @@ def _train_here(config: Config, folder: Path, group: str, run: str) -> dict[str,
     set_threads(config)
     torch.manual_seed(config.seed)
     model = build(config.model, tokenizer, config.cmt.enabled, workshop.ensure_start(config, group))
-    with training_loggers(config, run, group=group) as loggers:
+    with training_loggers(config, run, group=group, corpus=corpus, folder=folder) as loggers:
         try:
             return train(model, corpus, tokenizer, config, folder, loggers, workshop.start(config))
         except SystemExit as stop:  # what Lightning makes of an interrupt

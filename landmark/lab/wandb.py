@@ -1,6 +1,7 @@
 """Weights & Biases: online only where a key is configured, never a prompt, closed whatever happens."""
 
 import logging
+import math
 import netrc
 import os
 from collections.abc import Iterator, Sequence
@@ -10,10 +11,16 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlparse
 
 from landmark.config import Config, LoggerConfig, to_dict
+from landmark.lab import artifacts
+from landmark.lab.files import read_json
+from landmark.lab.plots.positions import BIN
+from landmark.lab.provenance import commit
 
 if TYPE_CHECKING:
     from lightning.pytorch.loggers import Logger
     from wandb.sdk.wandb_run import Run
+
+    from landmark.data import Corpus, SyntheticCorpus
 
 _log = logging.getLogger(__name__)
 
@@ -41,8 +48,13 @@ def has_key() -> bool:
 
 
 @contextmanager
-def training_loggers(config: Config, run: str, *, group: str) -> "Iterator[list[Logger]]":
-    """Lightning loggers of a training, resumed under the run's identity; on the first process only."""
+def training_loggers(
+    config: Config, run: str, *, group: str, corpus: "Corpus | SyntheticCorpus", folder: Path
+) -> "Iterator[list[Logger]]":
+    """Lightning loggers of a training, resumed under the run's identity; on the first process only.
+
+    Its text is noted before, the model that it leaves in `folder` after it.
+    """
     if mode(config.logger) == "disabled" or os.environ.get("RANK", "0") != "0":
         yield []
         return
@@ -52,31 +64,79 @@ def training_loggers(config: Config, run: str, *, group: str) -> "Iterator[list[
         # A run that goes on logs some steps again; by a metric of its own none is dropped.
         session.define_metric("trainer/global_step")
         session.define_metric("*", step_metric="trainer/global_step")
+        artifacts.use(session, artifacts.of_corpus(corpus, config.data.name))
         yield [WandbLogger(experiment=session)]
+        settings = read_json(folder / "run.json")
+        session.log_artifact(artifacts.of_run(run, settings, folder, config.logger.weights))
 
 
-def log_row(config: Config, record: dict[str, Any], *, group: str) -> None:
-    """The numbers of an evaluated row, as the summary of a W&B run of its own."""
+def log_row(config: Config, record: dict[str, Any], path: Path, *, group: str, run: dict[str, Any]) -> None:
+    """The numbers of an evaluated row, as the summary of a W&B run of its own, and its curves.
+
+    path: of the record. run: the settings that are the identity of the run it read.
+    """
     if mode(config.logger) == "disabled":
         return
     with _opened(config, record["id"], group=group, job_type="evaluate", name=record["labels"]["row"]) as session:
+        model = Path(record["labels"]["run"])
+        artifacts.use(session, artifacts.of_run(record["settings"]["run"], run, model, config.logger.weights))
         results = record["results"]
-        counted = {f"memory/{key}": value for key, value in results.get("memory", {}).items()}
-        session.log({key: value for key, value in (results | counted).items() if isinstance(value, int | float)})
+        session.log(_numbers(results) | _numbers(results, "memory") | _numbers(results, "retrieval"))
+        for name, points in (("segment/position", by_position(results)), ("layer/number", by_layer(results))):
+            session.define_metric(name)
+            session.define_metric(f"{name.partition('/')[0]}/*", step_metric=name, summary="none")
+            for point in points:
+                session.log(point)
+        session.log_artifact(artifacts.of_row(path))
+
+
+def by_position(results: dict[str, Any]) -> list[dict[str, float]]:
+    """The curve over the tokens of a segment: what was predicted up to a position, since the one before."""
+    return [
+        {"segment/position": BIN * number, "segment/nll": nats / tokens, "segment/perplexity": math.exp(nats / tokens)}
+        for number, (tokens, nats) in enumerate(results.get("position_nll", []), 1)
+        if tokens
+    ]
+
+
+def by_layer(results: dict[str, Any]) -> list[dict[str, float]]:
+    """What each layer retrieved, and the mean over heads of the lookups that it dropped, where these were counted."""
+    layers: dict[int, dict[str, float]] = {}
+    for number, layer in enumerate(results.get("retrieval", {}).get("layers", [])):
+        samples = sum(layer["distinct_blocks"])
+        blocks = sum(count * many for count, many in enumerate(layer["distinct_blocks"]))
+        layers[number] = {"layer/distinct_blocks": blocks / samples, "layer/bytes_moved": layer["bytes_moved"]}
+    for number, rates in enumerate(results.get("memory", {}).get("drop_rates", [])):
+        layers.setdefault(number, {})["layer/drop_rate"] = sum(rates) / len(rates)
+    return [{"layer/number": number, **layer} for number, layer in sorted(layers.items())]
+
+
+def _numbers(results: dict[str, Any], part: str | None = None) -> dict[str, float]:
+    """The single numbers of the results, or of a part of them."""
+    found, prefix = (results, "") if part is None else (results.get(part, {}), f"{part}/")
+    return {f"{prefix}{key}": value for key, value in found.items() if isinstance(value, int | float)}
 
 
 def log_table(
-    config: Config, identity: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], picture: Path | None
+    config: Config,
+    identity: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    files: Sequence[Path],
+    records: Sequence[Path],
 ) -> None:
-    """A rendered table and its picture."""
+    """A rendered table: its rows, the files it was written to, and the records it was made from."""
     if mode(config.logger) == "disabled":
         return
     import wandb
 
     with _opened(config, identity, group=config.name, job_type="table", name=config.name) as session:
+        for record in records:
+            artifacts.use(session, artifacts.of_row(record))
         session.log({"table": wandb.Table(columns=list(columns), data=[list(row) for row in rows])})
-        if picture is not None:
+        for picture in [path for path in files if path.suffix == ".png"]:
             session.log({"picture": wandb.Image(str(picture))})
+        session.log_artifact(artifacts.of_table(f"{config.name}-{files[0].stem}", files))
 
 
 @contextmanager
@@ -96,7 +156,7 @@ def _opened(config: Config, identity: str, *, group: str, job_type: str, name: s
         resume="allow",
         reinit="create_new",
         mode=mode(config.logger),  # pyright: ignore[reportArgumentType]
-        config=to_dict(config),
+        config=to_dict(config) | {"commit": commit()},
         settings=wandb.Settings(silent=True, console="off", x_disable_stats=True),
     )
     code = 1

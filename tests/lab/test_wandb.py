@@ -1,6 +1,7 @@
 import pytest
 
 from landmark.config import LoggerConfig
+from landmark.data.synthetic import SyntheticSplit
 from landmark.lab import wandb
 from landmark.lab.wandb import has_key, log_row, mode, training_loggers
 
@@ -38,13 +39,18 @@ def test_what_is_said_explicitly_holds(monkeypatch):
 
 class Session:
     def __init__(self):
-        self.logged, self.code = [], None
+        self.logged, self.artifacts, self.code = [], [], None
 
     def log(self, values):
         self.logged.append(values)
 
     def define_metric(self, *args, **kwargs):
         pass
+
+    def log_artifact(self, artifact, **_):
+        self.artifacts.append(artifact.name)
+
+    _log_artifact = log_artifact
 
     def finish(self, exit_code):
         self.code = exit_code
@@ -69,7 +75,9 @@ def test_row_is_logged_under_its_identity(configure, make_record, sessions, tmp_
     config = configure(f"output={tmp_path}")
     record = make_record(config, "a", 12.0)
     record["results"]["memory"] = {"drop_rate": 0.25, "drop_rates": [[0.25]]}
-    log_row(config, record, group="table1")
+    record["labels"]["run"] = str(tmp_path)
+    (tmp_path / "row.json").write_text("{}")
+    log_row(config, record, tmp_path / "row.json", group="table1", run={"seed": 0})
     settings, session = sessions[0]
     assert (settings["id"], settings["group"], settings["job_type"]) == (record["id"], "table1", "evaluate")
     assert (settings["mode"], settings["resume"], session.code) == ("offline", "allow", 0)
@@ -78,29 +86,35 @@ def test_row_is_logged_under_its_identity(configure, make_record, sessions, tmp_
     assert {"segments", "memory/drop_rates"}.isdisjoint(session.logged[0])
 
 
-def test_crashed_training_is_marked_as_failed(configure, sessions, tmp_path, monkeypatch):
+class Corpus:
+    def split(self, name):
+        return SyntheticSplit("0123456789abcdef")
+
+
+def test_crashed_training_is_marked_as_failed_and_leaves_no_model(configure, sessions, tmp_path, monkeypatch):
     monkeypatch.setattr("lightning.pytorch.loggers.WandbLogger", lambda experiment: experiment)
     config = configure(f"output={tmp_path}")
 
     def crash():
-        with training_loggers(config, "run", group="g") as loggers:
+        with training_loggers(config, "run", group="g", corpus=Corpus(), folder=tmp_path) as loggers:
             return len(loggers) / 0
 
     with pytest.raises(ZeroDivisionError):
         crash()
     assert sessions[0][1].code == 1
     assert sessions[0][0]["job_type"] == "train"
+    assert sessions[0][1].artifacts == ["stream-0123456789"]
 
 
-def test_only_the_first_process_logs(configure, sessions, monkeypatch):
+def test_only_the_first_process_logs(configure, sessions, tmp_path, monkeypatch):
     monkeypatch.setenv("RANK", "1")
-    with training_loggers(configure(), "run", group="g") as loggers:
+    with training_loggers(configure(), "run", group="g", corpus=Corpus(), folder=tmp_path) as loggers:
         assert loggers == []
     assert sessions == []
 
 
-def test_nothing_is_opened_when_switched_off(configure, make_record, sessions):
+def test_nothing_is_opened_when_switched_off(configure, make_record, sessions, tmp_path):
     config = configure("logger=csv")
-    log_row(config, make_record(config, "a", 12.0), group="g")
-    wandb.log_table(config, "id", ["a"], [[1]], None)
+    log_row(config, make_record(config, "a", 12.0), tmp_path, group="g", run={})
+    wandb.log_table(config, "id", ["a"], [[1]], [], [])
     assert sessions == []

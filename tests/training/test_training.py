@@ -36,7 +36,7 @@ def test_micro_batches_do_not_change_the_training(kind, tmp_path):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_losses_are_means_over_targets(kind, tmp_path):
-    """An independent computation of the first training loss and of the last validation loss."""
+    """An independent computation of the first training loss, of its gradient, and of the last validation loss."""
     config = make_config(kind, steps=1)
     model, summary = run(config, tmp_path)
     data = WindowDataModule(make_corpus(tmp_path / "data"), TOKENIZER, config)
@@ -51,6 +51,14 @@ def test_losses_are_means_over_targets(kind, tmp_path):
     assert summary["train_loss"] == pytest.approx(mean_loss(make_model(config), [first]), rel=1e-5)
     assert summary["validation_loss"] == pytest.approx(mean_loss(model, data.val_dataloader()), rel=1e-5)
     assert summary["validation_perplexity"] == pytest.approx(math.exp(summary["validation_loss"]))
+
+    (row,) = read_metrics(tmp_path / "run" / "metrics.csv")
+    fresh, targets = make_model(config), int((first.targets != NO_LOSS).sum())
+    for loss, _ in fresh.window_losses(first):
+        (loss / targets).backward()
+    gradient = torch.cat([weight.grad.flatten() for weight in fresh.parameters() if weight.grad is not None])
+    assert row["train/gradient_norm"] == pytest.approx(gradient.norm().item(), rel=1e-4)
+    assert row["train/peak_memory_bytes"] > 2**20
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -128,7 +136,8 @@ def test_two_processes_train_as_one(tmp_path):
     assert (together - expected).norm() < 1e-2 * expected.norm()
     ours, theirs = (read_metrics(tmp_path / name / "run" / "metrics.csv") for name in ("two", "alone"))
     assert [row["step"] for row in ours] == [row["step"] for row in theirs]
-    assert ours[0]["train/loss"] == pytest.approx(theirs[0]["train/loss"], rel=1e-4)
+    for name in ("train/loss", "train/gradient_norm"):
+        assert ours[0][name] == pytest.approx(theirs[0][name], rel=1e-4)
     assert ours[-1]["validation/loss"] == pytest.approx(summary["validation_loss"], rel=1e-4)
 
 

@@ -17,12 +17,14 @@ TASKS = ("auto", "table", "evaluate", "train", "prepare", "plan", "generate", "d
 class ModelConfig:
     """The decoder: `kind` is transformer, landmark or transformer_xl; its width is num_heads * head_dim.
 
+    architecture: module of landmark.models whose `Model` is built in place of the paper's decoder (null).
     family: of transformers, built anew with this shape (llama); null: the paper's decoder. name: folder of a
     transformers model, or its name on the hub, that the training starts from; its own shape counts. as_is: train
     nothing. lora_rank: train adapters of this rank, and the landmark's embedding; null: train everything.
     """
 
     kind: str = MISSING
+    architecture: str | None = None
     family: str | None = None
     name: str | None = None
     as_is: bool | None = None

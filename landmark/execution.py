@@ -186,7 +186,8 @@ class Workshop:
                 _log.warning("%s has a record but no weights: training it again", folder)
             write_json(folder / RUN, settings)
             results = train_run(config, folder, group, run)
-            if config.model.name is None and config.model.family is None:  # else its shape is not that of the paper's
+            model = config.model
+            if model.name is model.family is model.architecture is None:  # else its shape is not that of the paper's
                 results["flops_per_token"] = flops_per_token(config, self.tokenizer(config).vocab_size)
             labels = self._labels(config) | {"seed": config.seed, "experiment": group}
             self.records.write("runs", run, settings, labels, results)

@@ -1,4 +1,5 @@
-"""What the READMEs tell people to type composes, and the Python they show runs."""
+"""What the experiments' READMEs tell people to type composes, and the Python that README.md shows runs; what that says to
+type is run in test_docs.py."""
 
 import re
 import shlex
@@ -21,7 +22,7 @@ READMES = [ROOT / "README.md", *sorted(ROOT.glob("experiments/*/README.md"))]
 
 def commands() -> list:
     found = []
-    for readme in READMES:
+    for readme in READMES[1:]:
         for block in re.findall(r"```bash\n(.*?)```", readme.read_text(encoding="utf-8"), re.DOTALL):
             for line in block.replace("\\\n", " ").splitlines():
                 words = shlex.split(line, comments=True)

@@ -1,5 +1,7 @@
-"""What the experiments' READMEs tell people to type composes, and the Python that README.md shows runs; what that says to
-type is run in test_docs.py."""
+"""What the experiments' READMEs tell people to type composes, and the Python that README.md shows runs.
+
+What README.md tells them to type is run, in test_docs.py.
+"""
 
 import re
 import shlex
@@ -57,7 +59,7 @@ def test_make_targets_exist():
 
 
 def test_links_lead_somewhere():
-    for readme in [*READMES, *ROOT.glob("landmark/**/README.md")]:
+    for readme in [*READMES, *ROOT.glob("landmark/**/README.md"), *ROOT.glob("docs/*.md")]:
         for target in re.findall(r"\]\(([^)#:]+)\)", readme.read_text(encoding="utf-8")):
             assert (readme.parent / target).exists(), f"{readme.relative_to(ROOT)} links to {target}"
 

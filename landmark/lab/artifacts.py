@@ -5,9 +5,13 @@ W&B finds that it has it. So nothing is asked of a server, and the same is recor
 """
 
 import json
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from landmark.lab.files import read_json
 
 if TYPE_CHECKING:
     from wandb import Artifact
@@ -15,12 +19,31 @@ if TYPE_CHECKING:
 
     from landmark.data import Corpus, SyntheticCorpus
 
+_logger = logging.getLogger(__name__)
 _OF_A_RUN = ("run.json", "config.json", "model*.safetensors", "model.safetensors.index.json")
 
 
-def use(session: "Run", artifact: "Artifact") -> None:
-    """Note an artifact as what a W&B run builds on. `Run.use_artifact` would wait for a server, and refuses without."""
-    session._log_artifact(artifact, is_user_created=True, use_after_commit=True)
+def use(session: "Run", describe: "Callable[..., Artifact]", *arguments: Any) -> None:
+    """Note the artifact that `describe` gives as what a W&B run builds on. Nothing is raised: a line says what failed.
+
+    `Run.use_artifact` would wait for a server, and refuses without one.
+    """
+    with _said():
+        session._log_artifact(describe(*arguments), is_user_created=True, use_after_commit=True)
+
+
+def log(session: "Run", describe: "Callable[..., Artifact]", *arguments: Any) -> None:
+    """Note it as what a W&B run made, in the same way."""
+    with _said():
+        session.log_artifact(describe(*arguments))
+
+
+@contextmanager
+def _said() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # of many kinds: no network, a full disk
+        _logger.warning("W&B: an artifact was not noted (%s)", " ".join(str(error).split()) or type(error).__name__)
 
 
 def of_corpus(corpus: "Corpus | SyntheticCorpus", name: str) -> "Artifact":
@@ -35,10 +58,12 @@ def of_corpus(corpus: "Corpus | SyntheticCorpus", name: str) -> "Artifact":
     return artifact
 
 
-def of_run(identity: str, settings: dict[str, Any], folder: Path, weights: bool) -> "Artifact":
+def of_run(identity: str, folder: Path, weights: bool) -> "Artifact":
     """The model that a run left in its folder. weights: upload them, else only say where they lie."""
-    artifact = _new(f"run-{identity}", "model", settings, "identity.json")
-    if (folder / "run.json").is_file():  # else a model that was not trained here
+    trained = (folder / "run.json").is_file()  # else a model of transformers, as it is
+    settings = read_json(folder / "run.json") if trained else {}
+    artifact = _new(f"run-{identity}", "model", {"identity": identity, **settings}, "identity.json")
+    if trained:
         for path in sorted(path for pattern in _OF_A_RUN for path in folder.glob(pattern)):
             _add(artifact, path, upload=weights or path.suffix == ".json")
     return artifact

@@ -12,7 +12,6 @@ from urllib.parse import urlparse
 
 from landmark.config import Config, LoggerConfig, to_dict
 from landmark.lab import artifacts
-from landmark.lab.files import read_json
 from landmark.lab.plots.positions import BIN
 from landmark.lab.provenance import commit
 
@@ -64,22 +63,18 @@ def training_loggers(
         # A run that goes on logs some steps again; by a metric of its own none is dropped.
         session.define_metric("trainer/global_step")
         session.define_metric("*", step_metric="trainer/global_step")
-        artifacts.use(session, artifacts.of_corpus(corpus, config.data.name))
+        artifacts.use(session, artifacts.of_corpus, corpus, config.data.name)
         yield [WandbLogger(experiment=session)]
-        settings = read_json(folder / "run.json")
-        session.log_artifact(artifacts.of_run(run, settings, folder, config.logger.weights))
+        artifacts.log(session, artifacts.of_run, run, folder, config.logger.weights)
 
 
-def log_row(config: Config, record: dict[str, Any], path: Path, *, group: str, run: dict[str, Any]) -> None:
-    """The numbers of an evaluated row, as the summary of a W&B run of its own, and its curves.
-
-    path: of the record. run: the settings that are the identity of the run it read.
-    """
+def log_row(config: Config, record: dict[str, Any], path: Path, *, group: str) -> None:
+    """The numbers of an evaluated row, as the summary of a W&B run of its own, and its curves. path: of the record."""
     if mode(config.logger) == "disabled":
         return
     with _opened(config, record["id"], group=group, job_type="evaluate", name=record["labels"]["row"]) as session:
         model = Path(record["labels"]["run"])
-        artifacts.use(session, artifacts.of_run(record["settings"]["run"], run, model, config.logger.weights))
+        artifacts.use(session, artifacts.of_run, record["settings"]["run"], model, config.logger.weights)
         results = record["results"]
         session.log(_numbers(results) | _numbers(results, "memory") | _numbers(results, "retrieval"))
         for name, points in (("segment/position", by_position(results)), ("layer/number", by_layer(results))):
@@ -87,7 +82,7 @@ def log_row(config: Config, record: dict[str, Any], path: Path, *, group: str, r
             session.define_metric(f"{name.partition('/')[0]}/*", step_metric=name, summary="none")
             for point in points:
                 session.log(point)
-        session.log_artifact(artifacts.of_row(path))
+        artifacts.log(session, artifacts.of_row, path)
 
 
 def by_position(results: dict[str, Any]) -> list[dict[str, float]]:
@@ -132,11 +127,11 @@ def log_table(
 
     with _opened(config, identity, group=config.name, job_type="table", name=config.name) as session:
         for record in records:
-            artifacts.use(session, artifacts.of_row(record))
+            artifacts.use(session, artifacts.of_row, record)
         session.log({"table": wandb.Table(columns=list(columns), data=[list(row) for row in rows])})
         for picture in [path for path in files if path.suffix == ".png"]:
             session.log({"picture": wandb.Image(str(picture))})
-        session.log_artifact(artifacts.of_table(f"{config.name}-{files[0].stem}", files))
+        artifacts.log(session, artifacts.of_table, f"{config.name}-{files[0].stem}", files)
 
 
 @contextmanager

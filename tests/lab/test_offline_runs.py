@@ -138,8 +138,7 @@ def test_weights_that_stay_are_the_same_version(offline):
 
     training = offline.train[0]
     (folder,) = offline.output.glob(f"runs/*{training.identity}")
-    settings = json.loads((folder / "run.json").read_text())
-    artifact = of_run(training.identity, settings, folder, weights=False)
+    artifact = of_run(training.identity, folder, weights=False)
     assert artifact.digest == training.logged[f"run-{training.identity}"].digest
     assert artifact.manifest.entries["model.safetensors"].ref == (folder / "model.safetensors").as_uri()
 

@@ -19,6 +19,8 @@ from landmark.config import to_config
 from landmark.lab.rows import named
 from tests.lab.conftest import CONF, compose_conf
 
+pytestmark = pytest.mark.timeout(900)  # all commands together
+
 ROOT = Path(__file__).parents[1]
 README, API = ROOT / "README.md", ROOT / "docs" / "api.md"
 PAGES = [page for page in sorted((ROOT / "docs").glob("*.md")) if page != API]

@@ -130,7 +130,8 @@ def log_table(
             artifacts.use(session, artifacts.of_row, record)
         session.log({"table": wandb.Table(columns=list(columns), data=[list(row) for row in rows])})
         for picture in [path for path in files if path.suffix == ".png"]:
-            session.log({"picture": wandb.Image(str(picture))})
+            key = "positions" if picture.stem.endswith("-positions") else "picture"
+            session.log({key: wandb.Image(str(picture))})
         artifacts.log(session, artifacts.of_table, f"{config.name}-{files[0].stem}", files)
 
 

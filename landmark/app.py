@@ -171,7 +171,8 @@ def table(config: Config, selected: list[Row], workshop: Workshop) -> None:
     print(f"written: {', '.join(str(path) for path in paths.values())}")
     if changed:
         key = hashlib.sha256(f"{built.name} {built.stem}".encode()).hexdigest()[:10]
-        log_table(config, key, *render.plain(built), paths["png"])
+        kept = [workshop.records.path("rows", each["id"]) for made in records.values() for each in made]
+        log_table(config, key, *render.plain(built), list(paths.values()), kept)
         if mode(config.logger) == "offline":
             print(f"W&B: kept offline; `wandb sync {workshop.output}/wandb/offline-run-*` uploads it")
     if missing:
@@ -213,6 +214,28 @@ def plan_ahead(config: Config, selected: list[Row], workshop: Workshop) -> None:
     )
     if not notes:
         _say_how_to_spread(config, selected, list(jobs.values()))
+
+
+def publish_dashboard(config: Config, selected: list[Row], workshop: Workshop) -> None:
+    """Build a W&B workspace of the experiment's runs and rows, or of the whole project; publish it where W&B is."""
+    from landmark.lab import dashboard
+
+    identities: dict[str, None] = {}
+    for one in [one for row in selected for one in row.configs if rows.named(config)]:
+        if workshop.prepared(one) is None:
+            raise UserError(f"task=dashboard: corpus {one.data.name} is not prepared (task=prepare): no row has a name")
+        settings = workshop.row_settings(one)
+        identities |= dict.fromkeys((settings["run"], identity.digest(settings)))
+    workspace = dashboard.build(config, list(identities))
+    if mode(config.logger) == "online":
+        print(f"published: {dashboard.publish(workspace)}")
+        return
+    path = workshop.output / "dashboards" / f"{config.name if identities else 'project'}.json"
+    dashboard.write(workspace, path)
+    print(f"written: {path}")
+    print(
+        f"W&B: `wandb login`, `wandb sync {workshop.output}/wandb/offline-run-*`, then this command again publishes it"
+    )
 
 
 def generate(config: Config, selected: list[Row], workshop: Workshop) -> None:
@@ -355,4 +378,5 @@ _TASKS: dict[str, Callable[[Config, list[Row], Workshop], None]] = {
     "plan": plan_ahead,
     "generate": generate,
     "inspect": inspect,
+    "dashboard": publish_dashboard,
 }

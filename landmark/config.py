@@ -10,19 +10,24 @@ from omegaconf.errors import OmegaConfBaseException
 from landmark.errors import UserError
 
 SYNTHETIC = ("passkey", "key_value")  # data that is made as needed, and evaluated by the answers to its prompts
-TASKS = ("auto", "table", "evaluate", "train", "prepare", "plan", "generate", "inspect", "report", "status")
+TASKS = (
+    *("auto", "table", "evaluate", "train", "prepare", "plan"),
+    *("generate", "inspect", "report", "status", "dashboard"),
+)
 
 
 @dataclass
 class ModelConfig:
     """The decoder: `kind` is transformer, landmark or transformer_xl; its width is num_heads * head_dim.
 
+    architecture: module of landmark.models whose `Model` is built in place of the paper's decoder (null).
     family: of transformers, built anew with this shape (llama); null: the paper's decoder. name: folder of a
     transformers model, or its name on the hub, that the training starts from; its own shape counts. as_is: train
     nothing. lora_rank: train adapters of this rank, and the landmark's embedding; null: train everything.
     """
 
     kind: str = MISSING
+    architecture: str | None = None
     family: str | None = None
     name: str | None = None
     as_is: bool | None = None
@@ -195,9 +200,13 @@ class GenerateConfig:
 
 @dataclass
 class LoggerConfig:
-    """Weights & Biases, beside the CSV file of each run. `mode` auto: online only if a key is configured."""
+    """Weights & Biases, beside the CSV file of each run. `mode` auto: online only if a key is configured.
+
+    weights: upload the trained model, which else is named with its checksum and stays where it is.
+    """
 
     wandb: bool = True
+    weights: bool = True
     project: str = "landmark"
     entity: str | None = None
     mode: str = "auto"

@@ -202,7 +202,8 @@ class Workshop:
             with self.records.attempt("runs", run, settings, labels | shown):
                 write_json(folder / RUN, settings)
                 results = train_run(config, folder, group, run)
-                if config.model.name is None and config.model.family is None:  # else its shape is not the paper's
+                model = config.model
+                if model.name is model.family is model.architecture is None:  # else its shape is not the paper's
                     results["flops_per_token"] = flops_per_token(config, self.tokenizer(config).vocab_size)
                 from landmark.training import discard_checkpoints  # loads torch, which names the GPUs to the record
 
@@ -230,7 +231,7 @@ class Workshop:
         config = resolve(config)
         record, new = self._find_or_evaluate(config, name, group, overrides)
         if new or sweeping():  # an agent wants the row's number, whoever made it
-            log_row(config, record, group=group)
+            log_row(config, record, self.records.path("rows", record["id"]), group=group)
         return record, new
 
     def _find_or_evaluate(
@@ -338,7 +339,7 @@ def _train_here(config: Config, folder: Path, group: str, run: str) -> dict[str,
     set_threads(config)
     torch.manual_seed(config.seed)
     model = build(config.model, tokenizer, config.cmt.enabled, workshop.ensure_start(config, group))
-    with training_loggers(config, run, group=group) as loggers:
+    with training_loggers(config, run, group=group, corpus=corpus, folder=folder) as loggers:
         try:
             return train(model, corpus, tokenizer, config, folder, loggers, workshop.start(config))
         except SystemExit as stop:

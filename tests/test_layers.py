@@ -9,7 +9,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "landmark"
 
-# What each layer may import of the package, besides itself, `landmark.errors` and `landmark.lab.files`.
+# What each layer may import of the package, besides itself, `EVERYWHERE`.
 ALLOWED = {
     "attention": set(),
     "memory": {"attention"},
@@ -23,8 +23,9 @@ ALLOWED = {
     "config": set(),
     "lab": {"config"},
     "errors": set(),
+    "extensions": set(),
 }
-EVERYWHERE = {"landmark.errors", "landmark.lab.files"}
+EVERYWHERE = {"landmark.errors", "landmark.extensions", "landmark.lab.files"}
 
 
 def imported(path: Path) -> set[str]:

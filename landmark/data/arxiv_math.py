@@ -174,7 +174,7 @@ class HubFiles:
                 ) from error
 
 
-def open_arxiv_math(
+def make_source(
     path: Path | None, configs: Sequence[str] | None = ("arxiv",), bad_lines: Literal["stop", "skip"] = "stop"
 ) -> ArxivMath:
     """proof-pile from the Hugging Face hub or a local folder, of which only some configs are taken.

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from landmark.errors import UserError
+from landmark.extensions import named
 
 SPLITS = ("train", "validation", "test")
 
@@ -67,29 +68,13 @@ class FirstDocuments:
 
 
 def open_source(name: str, path: str | Path | None = None, **options: Any) -> Source:
-    """The corpus `pg19`, `arxiv_math`, `stdlib` or `documents`, from `path` where it is given.
+    """The corpus of the module `landmark.data.<name>`, from `path` where it is given: what its `make_source` returns.
 
     options: `configs` and `bad_lines` of arxiv_math; the others have none.
     Raises UserError: unknown name; missing folder; a split without documents.
     """
-    root = None if path is None else Path(path)
-    if name == "pg19":
-        from landmark.data.pg19 import open_pg19
-
-        return open_pg19(root, **options)
-    if name == "arxiv_math":
-        from landmark.data.arxiv_math import open_arxiv_math
-
-        return open_arxiv_math(root, **options)
-    if name == "stdlib":
-        from landmark.data.stdlib import StandardLibrary
-
-        return StandardLibrary(root, **options)
-    if name == "documents":
-        from landmark.data.documents import open_documents
-
-        return open_documents(root, **options)
-    raise UserError(f"unknown corpus data={name!r}: choose pg19, arxiv_math, stdlib or documents")
+    make_source = named("landmark.data", name, "make_source", key="data.name")
+    return make_source(None if path is None else Path(path), **options)
 
 
 def existing_folder(path: Path, what: str) -> Path:

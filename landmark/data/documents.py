@@ -65,7 +65,7 @@ class Documents:
                 yield from _lines(path, name)
 
 
-def open_documents(path: Path | None) -> Documents:
+def make_source(path: Path | None) -> Documents:
     """Raises UserError: no folder given, or none that holds documents."""
     if path is None:
         raise UserError(f"data.path=null: name the folder of your documents: {_LAYOUT}")

@@ -18,7 +18,7 @@ HUB_NAME = "emozilla/pg19"
 _LAYOUT = "train/, validation/ and test/ with one <id>.txt a book, or parquet files named after their split"
 
 
-def open_pg19(path: Path | None) -> "Source":
+def make_source(path: Path | None) -> "Source":
     """PG-19 from the Hugging Face hub, or a local folder in the raw layout or of parquet files."""
     if path is None:
         return ParquetBooks()

@@ -68,6 +68,11 @@ class StandardLibrary:
         return {}
 
 
+def make_source(path: Path | None) -> StandardLibrary:
+    """The standard library, or another folder of Python source. Raises UserError as its class does."""
+    return StandardLibrary(path)
+
+
 def _source_files(root: Path) -> Iterator[str]:
     for folder, subfolders, files in os.walk(root):
         subfolders[:] = [name for name in subfolders if name not in _SKIPPED_FOLDERS]

@@ -204,6 +204,8 @@ def _check_transformers(config: Config) -> None:
         raise UserError("model.as_is=true: is for a plain model that model.name gives, see model=pretrained_base")
     if model.name is not None and (model.family is not None or config.start is not None):
         raise UserError(f"model.name={model.name}: is where the weights come from, leave out model.family and start")
+    if model.architecture is not None and (model.name is not None or model.family is not None):
+        raise UserError(f"model.architecture={model.architecture}: leave out model.name and model.family")
     if model.name is None and model.family is None:
         for key, value in (("model.lora_rank", model.lora_rank), ("start", config.start)):
             if value is not None:

@@ -4,19 +4,26 @@ Its troubles are never those of a training: what it does not upload stays in loc
 """
 
 import logging
+import math
 import netrc
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlparse
 
 from landmark.config import Config, LoggerConfig, to_dict
+from landmark.lab import artifacts
+from landmark.lab.plots.positions import BIN
+from landmark.lab.provenance import commit
 
 if TYPE_CHECKING:
     from lightning.pytorch.loggers import Logger
+    from wandb import Artifact
     from wandb.sdk.wandb_run import Run
+
+    from landmark.data import Corpus, SyntheticCorpus
 
 INIT_TIMEOUT = 30.0  # seconds, after which a run is kept offline
 FINISH_TIMEOUT = 60.0  # seconds for what is not uploaded yet at the end
@@ -53,8 +60,13 @@ def has_key() -> bool:
 
 
 @contextmanager
-def training_loggers(config: Config, run: str, *, group: str) -> "Iterator[list[Logger]]":
-    """Lightning loggers of a training, resumed under the run's identity; on the first process only."""
+def training_loggers(
+    config: Config, run: str, *, group: str, corpus: "Corpus | SyntheticCorpus", folder: Path
+) -> "Iterator[list[Logger]]":
+    """Lightning loggers of a training, resumed under the run's identity; on the first process only.
+
+    Its text is noted before, the model that it leaves in `folder` after it.
+    """
     if mode(config.logger) == "disabled" or os.environ.get("RANK", "0") != "0":
         yield []
         return
@@ -64,31 +76,76 @@ def training_loggers(config: Config, run: str, *, group: str) -> "Iterator[list[
         # A run that goes on logs some steps again; by a metric of its own none is dropped.
         session.define_metric("trainer/global_step")
         session.define_metric("*", step_metric="trainer/global_step")
+        session.use_artifact(artifacts.of_corpus, corpus, config.data.name)
         yield [WandbLogger(experiment=cast("Run", session))]
+        session.log_artifact(artifacts.of_run, run, folder, config.logger.weights)
 
 
-def log_row(config: Config, record: dict[str, Any], *, group: str) -> None:
-    """The numbers of an evaluated row, as the summary of a W&B run of its own."""
+def log_row(config: Config, record: dict[str, Any], path: Path, *, group: str) -> None:
+    """The numbers of an evaluated row, as the summary of a W&B run of its own, and its curves. path: of the record."""
     if mode(config.logger) == "disabled":
         return
     with _opened(config, record["id"], group=group, job_type="evaluate", name=record["labels"]["row"]) as session:
+        model = Path(record["labels"]["run"])
+        session.use_artifact(artifacts.of_run, record["settings"]["run"], model, config.logger.weights)
         results = record["results"]
-        counted = {f"memory/{key}": value for key, value in results.get("memory", {}).items()}
-        session.log({key: value for key, value in (results | counted).items() if isinstance(value, int | float)})
+        session.log(_numbers(results) | _numbers(results, "memory") | _numbers(results, "retrieval"))
+        for name, points in (("segment/position", by_position(results)), ("layer/number", by_layer(results))):
+            session.define_metric(name)
+            session.define_metric(f"{name.partition('/')[0]}/*", step_metric=name, summary="none")
+            for point in points:
+                session.log(point)
+        session.log_artifact(artifacts.of_row, path)
+
+
+def by_position(results: dict[str, Any]) -> list[dict[str, float]]:
+    """The curve over the tokens of a segment: what was predicted up to a position, since the one before."""
+    return [
+        {"segment/position": BIN * number, "segment/nll": nats / tokens, "segment/perplexity": math.exp(nats / tokens)}
+        for number, (tokens, nats) in enumerate(results.get("position_nll", []), 1)
+        if tokens
+    ]
+
+
+def by_layer(results: dict[str, Any]) -> list[dict[str, float]]:
+    """What each layer retrieved, and the mean over heads of the lookups that it dropped, where these were counted."""
+    layers: dict[int, dict[str, float]] = {}
+    for number, layer in enumerate(results.get("retrieval", {}).get("layers", [])):
+        samples = sum(layer["distinct_blocks"])
+        blocks = sum(count * many for count, many in enumerate(layer["distinct_blocks"]))
+        layers[number] = {"layer/distinct_blocks": blocks / samples, "layer/bytes_moved": layer["bytes_moved"]}
+    for number, rates in enumerate(results.get("memory", {}).get("drop_rates", [])):
+        layers.setdefault(number, {})["layer/drop_rate"] = sum(rates) / len(rates)
+    return [{"layer/number": number, **layer} for number, layer in sorted(layers.items())]
+
+
+def _numbers(results: dict[str, Any], part: str | None = None) -> dict[str, float]:
+    """The single numbers of the results, or of a part of them."""
+    found, prefix = (results, "") if part is None else (results.get(part, {}), f"{part}/")
+    return {f"{prefix}{key}": value for key, value in found.items() if isinstance(value, int | float)}
 
 
 def log_table(
-    config: Config, identity: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], picture: Path | None
+    config: Config,
+    identity: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    files: Sequence[Path],
+    records: Sequence[Path],
 ) -> None:
-    """A rendered table and its picture."""
+    """A rendered table: its rows, the files it was written to, and the records it was made from."""
     if mode(config.logger) == "disabled":
         return
     import wandb
 
     with _opened(config, identity, group=config.name, job_type="table", name=config.name) as session:
+        for record in records:
+            session.use_artifact(artifacts.of_row, record)
         session.log({"table": wandb.Table(columns=list(columns), data=[list(row) for row in rows])})
-        if picture is not None:
-            session.log({"picture": wandb.Image(str(picture))})
+        for picture in [path for path in files if path.suffix == ".png"]:
+            key = "positions" if picture.stem.endswith("-positions") else "picture"
+            session.log({key: wandb.Image(str(picture))})
+        session.log_artifact(artifacts.of_table, f"{config.name}-{files[0].stem}", files)
 
 
 class Session:
@@ -104,10 +161,26 @@ class Session:
     def define_metric(self, name: str, **settings: Any) -> None:
         self._try("define_metric", name, **settings)
 
+    def log_artifact(self, describe: "Callable[..., Artifact]", *arguments: Any) -> None:
+        """Note the artifact that `describe` gives as what the run made."""
+        self._note("log_artifact", describe, *arguments)
+
+    def use_artifact(self, describe: "Callable[..., Artifact]", *arguments: Any) -> None:
+        """Note it as what the run builds on. W&B's own function waits for a server, and refuses without one."""
+        self._note("_log_artifact", describe, *arguments, is_user_created=True, use_after_commit=True)
+
     def finish(self, exit_code: int) -> None:
         self._try("finish", exit_code=exit_code)
         if self._run is not None and not self._said and _has_errors(self._run):
             self._say("it did not take everything")
+
+    def _note(self, action: str, describe: "Callable[..., Artifact]", *arguments: Any, **settings: Any) -> None:
+        try:
+            artifact = describe(*arguments)
+        except Exception as error:  # of many kinds: a file that is gone, a full disk
+            _log.warning("W&B: an artifact was not noted (%s)", _one_line(error))
+        else:
+            self._try(action, artifact, **settings)
 
     def _try(self, action: str, *arguments: Any, **settings: Any) -> None:
         if self._run is None:
@@ -155,7 +228,7 @@ def _start(config: Config, how: str, **settings: Any) -> "Run":
         resume="allow",
         reinit="create_new",
         mode=how,  # pyright: ignore[reportArgumentType]
-        config=to_dict(config),
+        config=to_dict(config) | {"commit": commit()},
         settings=wandb.Settings(
             silent=True,
             console="off",

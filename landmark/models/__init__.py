@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from landmark.models.checkpoint import load, save
-from landmark.models.decoder import Decoder, DecoderConfig
+from landmark.models.decoder import Decoder, DecoderConfig, new_decoder
 
 if TYPE_CHECKING:
     from landmark.models.pretrained import Pretrained
@@ -19,6 +19,7 @@ class ModelSettings(Protocol):
     """The config group `model`."""
 
     kind: str
+    architecture: str | None
     family: str | None
     name: str | None
     lora_rank: int | None
@@ -61,6 +62,7 @@ def decoder_config(model: ModelSettings, tokenizer: Vocabulary, cmt: bool = Fals
         rope_base=model.rope_base,
         backend=model.backend,
         cmt=cmt,
+        architecture=model.architecture,
     )
 
 
@@ -77,4 +79,4 @@ def build(model: ModelSettings, tokenizer: Vocabulary, cmt: bool = False, start:
         from landmark.models.pretrained import new
 
         return new(model.family, decoder_config(model, tokenizer, cmt))
-    return Decoder(decoder_config(model, tokenizer, cmt))
+    return new_decoder(decoder_config(model, tokenizer, cmt))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from landmark.errors import UserError
 from landmark.lab.files import read_json, write_atomic, write_json
-from landmark.models.decoder import Decoder, DecoderConfig
+from landmark.models.decoder import Decoder, DecoderConfig, new_decoder
 
 if TYPE_CHECKING:
     from landmark.models import LanguageModel
@@ -90,7 +90,7 @@ def load(
         weights = load_tensors((folder / WEIGHTS).read_bytes())
     except SafetensorError as error:
         raise UserError(f"{folder / WEIGHTS} is damaged ({error}): delete the folder and train again") from error
-    model = Decoder(config)
+    model = new_decoder(config)
     try:
         model.load_state_dict(from_authors_names(weights))
     except RuntimeError as error:

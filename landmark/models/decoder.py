@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol, cast
 
@@ -22,6 +22,7 @@ from landmark.attention.causal import causal_attention
 from landmark.attention.layout import insert_landmarks
 from landmark.attention.rotary import RotaryTable, rotary_factors, rotate, rotate_cmt
 from landmark.errors import UserError
+from landmark.extensions import named
 from landmark.memory import Memory, RecurrentMemory, SinkMemory
 from landmark.models import generation
 
@@ -49,6 +50,7 @@ class DecoderConfig:
     rope_base: float = 10000.0
     backend: str = "auto"
     cmt: bool = False  # landmark: a context miss token
+    architecture: str | None = field(default=None, repr=False)  # module of `landmark.models`; None: this one
 
     def __post_init__(self):
         if self.kind not in KINDS:
@@ -126,12 +128,14 @@ class Block(nn.Module):
 class Decoder(nn.Module):
     """A decoder-only language model with plain attention, landmark attention or Transformer-XL's recurrence."""
 
+    block: type[Block] = Block
+
     def __init__(self, config: DecoderConfig):
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(config.vocab_size, config.hidden_dim)
         self.cmt = nn.Embedding(1, config.hidden_dim) if config.cmt else None
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
+        self.blocks = nn.ModuleList(self.block(config) for _ in range(config.num_layers))
         self.norm = nn.LayerNorm(config.hidden_dim, bias=False)
         self._rotary = RotaryTable(config.rope_base)
         self._initialise()
@@ -298,6 +302,15 @@ class Decoder(nn.Module):
             hidden = self.hidden(batch.tokens[:, window], memory=memory)
             yield summed_loss(self.head(hidden), batch.targets[:, window], weights)
             memory.commit()
+
+
+def new_decoder(config: DecoderConfig) -> Decoder:
+    """A freshly initialised decoder: this module's, or the `Model` of the one that `architecture` names.
+
+    Raises UserError where there is no such module.
+    """
+    name = config.architecture
+    return (Decoder if name is None else named("landmark.models", name, "Model", key="model.architecture"))(config)
 
 
 def summed_loss(logits: Tensor, targets: Tensor, weights: Tensor | None) -> tuple[Tensor, int]:

@@ -1,4 +1,4 @@
-"""What is measured while training: loss, rate, utilisation, peak memory, validation perplexity."""
+"""What is measured while training: loss, gradients, rate, utilisation, peak memory, validation perplexity."""
 
 import math
 import time
@@ -6,6 +6,7 @@ from typing import Any
 
 import lightning
 import torch
+from lightning.pytorch.strategies import FSDPStrategy
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import Tensor
 
@@ -44,6 +45,7 @@ class Measurements(lightning.Callback):
         self._clock = _Clock()
         self._seconds_logged = 0.0
         self._earlier_peak = 0
+        self._gradient_norm = torch.zeros(())
 
     def summary(self) -> dict[str, float | int | None]:
         """Of the whole training, its earlier starts included: nats, seconds in steps, tokens/s, bytes."""
@@ -58,6 +60,12 @@ class Measurements(lightning.Callback):
             "mfu": rate * self.flops_per_token / self.peak_flops if self.peak_flops else None,
             "peak_memory_bytes": max(self._earlier_peak, peak_memory_bytes()),
         }
+
+    def on_before_optimizer_step(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, optimizer: torch.optim.Optimizer
+    ) -> None:
+        if self._is_logged(trainer.global_step + 1):
+            self._gradient_norm = gradient_norm(trainer, pl_module)
 
     def on_train_batch_start(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, batch: Any, batch_idx: int
@@ -76,7 +84,7 @@ class Measurements(lightning.Callback):
         self._unread.append(outputs["loss"])
         step = trainer.global_step
         row: dict[str, float] = {}
-        if step % self.log_every == 0 or step == self.steps:
+        if self._is_logged(step):
             row |= self._measure(trainer)
         if step % self.validate_every == 0 or step == self.steps:
             row |= self._validate(trainer, pl_module)
@@ -110,6 +118,9 @@ class Measurements(lightning.Callback):
         self._seconds_logged = saved["seconds_logged"]
         self._earlier_peak = saved["peak_memory"]
 
+    def _is_logged(self, step: int) -> bool:
+        return step % self.log_every == 0 or step == self.steps
+
     def _read_losses(self, trainer: lightning.Trainer) -> None:
         """Wait for the steps so far, read their losses, stop the clock until the next step begins."""
         if self._unread:
@@ -127,8 +138,10 @@ class Measurements(lightning.Callback):
         row = {
             "train/loss": math.fsum(self._losses) / len(self._losses),
             "train/learning_rate": trainer.optimizers[0].param_groups[0]["lr"],
+            "train/gradient_norm": self._gradient_norm.item(),
             "train/tokens_per_second": rate,
             "train/seconds": self._clock.seconds,
+            "train/peak_memory_bytes": max(self._earlier_peak, peak_memory_bytes()),
         }
         if self.peak_flops:
             row["train/mfu"] = rate * self.flops_per_token / self.peak_flops
@@ -155,6 +168,18 @@ class Measurements(lightning.Callback):
         loss = (total_targets[0] / total_targets[1]).item()
         check_finite("the validation loss", [loss], trainer.global_step)
         return {"validation/loss": loss, "validation/perplexity": math.exp(min(loss, 700.0))}
+
+
+def gradient_norm(trainer: lightning.Trainer, module: lightning.LightningModule) -> Tensor:
+    """Euclidean norm of all gradients of the whole batch, on the device; where weights are shared out (`trainer=fsdp`)
+    each device has gradients of its share alone."""
+    gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
+    norm = torch.nn.utils.get_total_norm(gradients).to(module.device)
+    if isinstance(trainer.strategy, FSDPStrategy):
+        total = trainer.strategy.reduce(norm.square(), reduce_op="sum")
+        assert isinstance(total, Tensor)
+        return total.sqrt()
+    return norm
 
 
 class _Clock:

@@ -16,9 +16,11 @@ COLUMNS = (
     "step",
     "train/loss",
     "train/learning_rate",
+    "train/gradient_norm",
     "train/tokens_per_second",
     "train/mfu",
     "train/seconds",
+    "train/peak_memory_bytes",
     "validation/loss",
     "validation/perplexity",
 )
@@ -62,8 +64,9 @@ class MetricsFile(Logger):
             os.fsync(file.fileno())
 
     def _drop_lines_after(self, step: int) -> None:
-        kept = [line for line in _whole_lines(self.path)[1:] if int(line.split(",")[0]) <= step]
-        write_atomic(self.path, ",".join(COLUMNS) + "\n" + "".join(kept))
+        kept = [row for row in csv.DictReader(_whole_lines(self.path)) if int(row["step"]) <= step]
+        lines = [",".join(row.get(name) or "" for name in COLUMNS) for row in kept]  # the columns of today
+        write_atomic(self.path, "\n".join([",".join(COLUMNS), *lines, ""]))
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -79,4 +82,4 @@ def _whole_lines(path: Path) -> list[str]:
     if not path.exists():
         return []
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    return [line for line in lines if line.endswith("\n") and line.count(",") == len(COLUMNS) - 1]
+    return [line for line in lines if line.endswith("\n") and line.count(",") == lines[0].count(",")]

@@ -100,7 +100,7 @@ def test_missing_and_empty_corpora_are_refused(tmp_path: Path, books: Path):
         open_source("pg19", books)
     with pytest.raises(UserError, match=r"no \.py file"):
         open_source("stdlib", tmp_path / "empty")
-    with pytest.raises(UserError, match="choose pg19, arxiv_math, stdlib or documents"):
+    with pytest.raises(UserError, match=r"data\.name=pg20: there is no landmark/data/pg20\.py that has a make_source"):
         open_source("pg20")
 
 

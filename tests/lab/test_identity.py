@@ -18,7 +18,7 @@ def row_id(config, run="r", stream="s"):
         *("train.steps=7", "train.batch_size=7", "train.length=300", "train.precision=32-true"),
         *("train.max_lr=1e-3", "train.start_lr=1e-3", "train.final_lr=1e-3", "train.warmup=0.5"),
         *("train.beta1=0.5", "train.beta2=0.5", "train.weight_decay=0.5"),
-        *("cmt=on", "positions=jumps"),
+        *("cmt=on", "positions=jumps", "model.architecture=mine"),
     ],
 )
 def test_what_decides_the_weights_makes_another_run(configure, override):

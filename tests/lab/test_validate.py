@@ -141,6 +141,7 @@ def test_a_prompt_and_a_memory_belong_to_a_task(configure, overrides, said):
         (("model=landmark", "start=base"), "start=base: is for models of transformers"),
         (("model=llama_landmark", "model.lora_rank=4"), "adapters need a trained model"),
         (("model=llama", "model.name=x"), "leave out model.family and start"),
+        (("model=llama", "model.architecture=x"), "leave out model.name and model.family"),
         (("model=llama_landmark", "cmt=on"), "cmt: is not supported"),
         (("model=llama_landmark", "positions=jumps"), "positions: is not supported"),
         (("model=llama", "memory.window=9"), r"memory\.window"),

@@ -6,6 +6,7 @@ import wandb as package
 from lightning.pytorch.loggers.logger import DummyLogger
 
 from landmark.config import LoggerConfig
+from landmark.data.synthetic import SyntheticSplit
 from landmark.lab import wandb
 from landmark.lab.wandb import has_key, log_row, mode, training_loggers
 from tests.lab.wandb_server import Server
@@ -47,13 +48,18 @@ class Session:
     dir = "nowhere/files"
 
     def __init__(self):
-        self.logged, self.code = [], None
+        self.logged, self.artifacts, self.code = [], [], None
 
     def log(self, values):
         self.logged.append(values)
 
     def define_metric(self, *args, **kwargs):
         pass
+
+    def log_artifact(self, artifact, **_):
+        self.artifacts.append(artifact.name)
+
+    _log_artifact = log_artifact
 
     def finish(self, exit_code):
         self.code = exit_code
@@ -72,11 +78,21 @@ def sessions(monkeypatch):
     return opened
 
 
+def evaluated(config, make_record, folder, row="a"):
+    """Log a row's record, which lies in a folder with the run that it was made from."""
+    record = make_record(config, row, 12.0)
+    record["labels"]["run"] = str(folder)
+    (folder / "row.json").write_text("{}")
+    log_row(config, record, folder / "row.json", group="g")
+
+
 def test_row_is_logged_under_its_identity(configure, make_record, sessions, tmp_path):
     config = configure(f"output={tmp_path}")
     record = make_record(config, "a", 12.0)
     record["results"]["memory"] = {"drop_rate": 0.25, "drop_rates": [[0.25]]}
-    log_row(config, record, group="table1")
+    record["labels"]["run"] = str(tmp_path)
+    (tmp_path / "row.json").write_text("{}")
+    log_row(config, record, tmp_path / "row.json", group="table1")
     settings, session = sessions[0]
     assert (settings["id"], settings["group"], settings["job_type"]) == (record["id"], "table1", "evaluate")
     assert (settings["mode"], settings["resume"], session.code) == ("offline", "allow", 0)
@@ -88,37 +104,53 @@ def test_row_is_logged_under_its_identity(configure, make_record, sessions, tmp_
 def test_row_of_a_sweep_is_logged_to_the_agents_run(configure, make_record, sessions, tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_SWEEP_ID", "sweep")
     config = configure(f"output={tmp_path}")
-    log_row(config, make_record(config, "a", 12.0), group="table1")
+    evaluated(config, make_record, tmp_path)
     settings, session = sessions[0]
     assert {"id", "project", "entity"}.isdisjoint(settings)
     assert session.logged[0]["perplexity"] == 12.0
 
 
-def test_crashed_training_is_marked_as_failed(configure, sessions, tmp_path, monkeypatch):
+class Corpus:
+    def split(self, name):
+        return SyntheticSplit("0123456789abcdef")
+
+
+def test_crashed_training_is_marked_as_failed_and_leaves_no_model(configure, sessions, tmp_path, monkeypatch):
     monkeypatch.setattr("lightning.pytorch.loggers.WandbLogger", lambda experiment: experiment)
     config = configure(f"output={tmp_path}")
 
     def crash():
-        with training_loggers(config, "run", group="g") as loggers:
+        with training_loggers(config, "run", group="g", corpus=Corpus(), folder=tmp_path) as loggers:
             return len(loggers) / 0
 
     with pytest.raises(ZeroDivisionError):
         crash()
     assert sessions[0][1].code == 1
     assert sessions[0][0]["job_type"] == "train"
+    assert sessions[0][1].artifacts == ["stream-0123456789"]
 
 
-def test_only_the_first_process_logs(configure, sessions, monkeypatch):
+def test_an_artifact_that_fails_stops_nothing(configure, make_record, sessions, tmp_path, caplog):
+    config = configure(f"output={tmp_path}")
+    record = make_record(config, "a", 12.0)
+    record["labels"]["run"] = str(tmp_path)
+    log_row(config, record, tmp_path / "nowhere.json", group="g")
+    assert sessions[0][1].code == 0
+    assert "an artifact was not noted" in caplog.text
+    assert "nowhere.json" in caplog.text
+
+
+def test_only_the_first_process_logs(configure, sessions, tmp_path, monkeypatch):
     monkeypatch.setenv("RANK", "1")
-    with training_loggers(configure(), "run", group="g") as loggers:
+    with training_loggers(configure(), "run", group="g", corpus=Corpus(), folder=tmp_path) as loggers:
         assert loggers == []
     assert sessions == []
 
 
-def test_nothing_is_opened_when_switched_off(configure, make_record, sessions):
+def test_nothing_is_opened_when_switched_off(configure, make_record, sessions, tmp_path):
     config = configure("logger=csv")
-    log_row(config, make_record(config, "a", 12.0), group="g")
-    wandb.log_table(config, "id", ["a"], [[1]], None)
+    log_row(config, make_record(config, "a", 12.0), tmp_path, group="g")
+    wandb.log_table(config, "id", ["a"], [[1]], [], [])
     assert sessions == []
 
 
@@ -146,7 +178,7 @@ def train(configure, folder, trouble=lambda: None):
                 trouble()
 
     config = configure(f"output={folder}", "name=survival")
-    with training_loggers(config, "run", group="g") as loggers:
+    with training_loggers(config, "run", group="g", corpus=Corpus(), folder=folder / "run") as loggers:
         _, summary = run(make_config("transformer"), folder, [*loggers, Trouble()])
     return summary["steps"]
 
@@ -169,7 +201,7 @@ EVERY_STEP = sorted({*range(3, 41, 3), *range(10, 41, 10)})
 
 def test_what_is_logged_arrives(server, configure, make_record, tmp_path, caplog):
     config = configure(f"output={tmp_path}")
-    log_row(config, make_record(config, "a", 12.0), group="g")
+    evaluated(config, make_record, tmp_path)
     assert [line["perplexity"] for line in server.history] == [12.0]
     assert "W&B" not in caplog.text
 
@@ -201,7 +233,7 @@ def test_no_wandb_at_the_start_is_offline(server, configure, make_record, tmp_pa
         server.go_away()
     config = configure(f"output={tmp_path}")
     for row in "ab":
-        log_row(config, make_record(config, row, 12.0), group="g")
+        evaluated(config, make_record, tmp_path, row)
     assert caplog.text.count("kept offline, `wandb sync") == 1
     assert len(list((tmp_path / "wandb").glob("offline-run-*"))) == 2
 
@@ -212,5 +244,5 @@ def test_nowhere_to_log_to_is_no_error(configure, make_record, tmp_path, monkeyp
 
     monkeypatch.setattr(package, "init", full)
     config = configure(f"output={tmp_path}")
-    log_row(config, make_record(config, "a", 12.0), group="g")
+    evaluated(config, make_record, tmp_path)
     assert "W&B is left out: No space left on device" in caplog.text

@@ -10,6 +10,7 @@ import landmark
 from landmark.errors import UserError
 from landmark.models import Decoder, DecoderConfig, save
 from landmark.models.checkpoint import load
+from landmark.models.decoder import new_decoder
 
 CONFIG = DecoderConfig(
     "landmark", vocab_size=64, num_layers=2, num_heads=2, head_dim=8, mlp_dim=32, block_size=5, landmark_id=60
@@ -85,3 +86,15 @@ def test_weights_that_do_not_fit_are_refused(folder):
     (folder / "config.json").write_text('{"colour": "red"}')
     with pytest.raises(UserError, match="not the configuration of a model"):
         load(folder)
+
+
+@pytest.mark.parametrize("name", ["nowhere", "generation", "../decoder"])
+def test_architecture_that_is_none_is_refused(name):
+    with pytest.raises(
+        UserError, match=rf"model\.architecture={name}: there is no landmark/models/{name}\.py that has a Model"
+    ):
+        new_decoder(replace(CONFIG, architecture=name))
+
+
+def test_architecture_does_not_change_what_a_memory_was_saved_with():
+    assert "architecture" not in repr(CONFIG)

@@ -24,6 +24,20 @@ def test_a_line_cut_short_is_dropped(tmp_path):
     assert [row["step"] for row in read_metrics(path)] == [1, 3]
 
 
+def test_a_file_of_fewer_columns_is_read_and_gone_on_with(tmp_path):
+    path = tmp_path / "metrics.csv"
+    path.write_text("step,train/loss,validation/loss\n1,2,\n2,1.5,1.25\n3,1")
+    assert read_metrics(path) == [
+        {"step": 1, "train/loss": 2.0},
+        {"step": 2, "train/loss": 1.5, "validation/loss": 1.25},
+    ]
+    MetricsFile(path, resumed_step=2).log_metrics({"train/gradient_norm": 0.5}, 3)
+    assert read_metrics(path)[1:] == [
+        {"step": 2, "train/loss": 1.5, "validation/loss": 1.25},
+        {"step": 3, "train/gradient_norm": 0.5},
+    ]
+
+
 def test_a_new_run_starts_a_new_file(tmp_path):
     path = tmp_path / "metrics.csv"
     MetricsFile(path, resumed_step=0).log_metrics({"train/loss": 2.0}, 1)

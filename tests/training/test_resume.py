@@ -16,7 +16,14 @@ from landmark.training.metrics import read_metrics
 from tests.training.training_case import KINDS, make_config, run
 
 ROOT = Path(__file__).parents[2]
-MEASURED = ("step", "train/loss", "train/learning_rate", "validation/loss", "validation/perplexity")
+MEASURED = (
+    "step",
+    "train/loss",
+    "train/learning_rate",
+    "train/gradient_norm",
+    "validation/loss",
+    "validation/perplexity",
+)
 
 
 def train_until_killed(kind: str, folder: Path, *death: object) -> None:

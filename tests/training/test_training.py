@@ -32,7 +32,7 @@ def test_micro_batches_do_not_change_the_training(kind, tmp_path):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_losses_are_means_over_targets(kind, tmp_path):
-    """An independent computation of the first training loss and of the last validation loss."""
+    """An independent computation of the first training loss, of its gradient, and of the last validation loss."""
     config = make_config(kind, steps=1)
     model, summary = run(config, tmp_path)
     data = WindowDataModule(make_corpus(tmp_path / "data"), TOKENIZER, config)
@@ -47,6 +47,14 @@ def test_losses_are_means_over_targets(kind, tmp_path):
     assert summary["train_loss"] == pytest.approx(mean_loss(make_model(config), [first]), rel=1e-5)
     assert summary["validation_loss"] == pytest.approx(mean_loss(model, data.val_dataloader()), rel=1e-5)
     assert summary["validation_perplexity"] == pytest.approx(math.exp(summary["validation_loss"]))
+
+    (row,) = read_metrics(tmp_path / "run" / "metrics.csv")
+    fresh, targets = make_model(config), int((first.targets != NO_LOSS).sum())
+    for loss, _ in fresh.window_losses(first):
+        (loss / targets).backward()
+    gradient = torch.cat([weight.grad.flatten() for weight in fresh.parameters() if weight.grad is not None])
+    assert row["train/gradient_norm"] == pytest.approx(gradient.norm().item(), rel=1e-4)
+    assert row["train/peak_memory_bytes"] > 2**20
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,0 +1,34 @@
+"""Runs commands as a shell would, one after the other, in one process: starting Python takes longer than most of them.
+
+    python -m tests.run_commands COMMANDS RESULTS
+
+COMMANDS: JSON, a list of lists of words after `python`. RESULTS: JSON, for each its exit code, output and messages.
+"""
+
+import contextlib
+import io
+import json
+import runpy
+import sys
+import time
+from pathlib import Path
+
+
+def run(words: list[str]) -> dict[str, object]:
+    """One command. run=DIR: the newest landmark run."""
+    runs = sorted(Path("outputs/runs").glob("landmark-*"), key=lambda path: path.stat().st_mtime)
+    sys.argv = [word.replace("run=DIR", f"run={runs[-1]}") if runs else word for word in words]
+    said, messages, code, started = io.StringIO(), io.StringIO(), 0, time.process_time()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(messages):
+        try:
+            runpy.run_path(words[0], run_name="__main__")
+        except SystemExit as stop:
+            code = stop.code or 0
+    seconds = time.process_time() - started
+    return {"code": code, "said": said.getvalue(), "messages": messages.getvalue(), "seconds": seconds}
+
+
+if __name__ == "__main__":
+    commands, results = map(Path, sys.argv[1:])
+    sys.path.insert(0, "")
+    results.write_text(json.dumps([run(words) for words in json.loads(commands.read_text())]))

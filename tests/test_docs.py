@@ -1,0 +1,202 @@
+"""What README.md and the pages below docs/ tell people to write and to type, done in a copy of the program with a model
+too small to learn anything; and the API page against the API."""
+
+import importlib
+import inspect
+import json
+import os
+import random
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from landmark.config import to_config
+from landmark.lab.rows import named
+from tests.lab.conftest import CONF, compose_conf
+
+pytestmark = pytest.mark.timeout(900)  # all commands together
+
+ROOT = Path(__file__).parents[1]
+README, API = ROOT / "README.md", ROOT / "docs" / "api.md"
+PAGES = [page for page in sorted((ROOT / "docs").glob("*.md")) if page != API]
+SMALL = [
+    *("size=nano", "tokenizer=bytes", "trainer=cpu", "logger=csv", "train.precision=32-true"),
+    *("model.num_layers=1", "model.num_heads=2", "model.head_dim=4", "model.mlp_dim=8"),
+    *("train.steps=2", "train.batch_size=1", "train.validate_every=2", "train.validate_batches=1"),
+    *("eval.tokens=8192", "eval.prompts=1", "eval.generated=1", "data.max_documents=6"),
+]
+ELSEWHERE = {  # what a test has instead
+    "tokenizer=gpt2_1024": "tokenizer=bytes",
+    "data.path=DIR": "data.path=books",
+    "trainer=ddp": "trainer=cpu",
+}
+CLUSTER = "hydra/launcher="  # jobs elsewhere
+
+
+def bash_commands(page: Path) -> list[list[str]]:
+    """Words of every `python …` in a page's bash blocks, after `python`."""
+    blocks = re.findall(r"```bash\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    return [words[1:] for line in lines if (words := shlex.split(line, comments=True))[:1] == ["python"]]
+
+
+def small(words: list[str]) -> list[str]:
+    """The command with little to do: few rows, and what neither it nor a row sets is set to less."""
+    program, *given = [ELSEWHERE.get(word, word) for word in words]
+    values = dict(word.lstrip("+").partition("=")[::2] for word in given)
+    if values.get("task") in ("report", "status"):  # of whatever there is
+        return [program, *given]
+    rows, few = {}, []
+    if (CONF / "experiment" / f"{values.get('experiment')}.yaml").exists():
+        config = to_config(compose_conf([f"+experiment={values['experiment']}"]))
+        rows = named(config)
+        compared = {name for pair in config.compare.values() for name in pair}
+        few = [f"~rows.{name}" for name in config.rows if compared and name not in compared]
+    less = [word for word in SMALL if (key := word.partition("=")[0]) not in values and f"{key}=" not in str(rows)]
+    from_hub = values.get("experiment") == "table1_pg19" and "data.path" not in values
+    return [program, *given, *less, *few, *(["data.path=books"] if from_hub else [])]
+
+
+COMMANDS = [
+    (page, words)
+    for page in [README, *PAGES]
+    for words in bash_commands(page)
+    if not any(word.startswith(CLUSTER) for word in words)
+]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """Of all commands, in their order, in a copy of the program into which the pages' files were written."""
+    copy = tmp_path_factory.mktemp("copy")
+    for name in ("landmark", "conf", "experiments"):
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "results"))
+    shutil.copy(ROOT / "run.py", copy)
+    draw = random.Random(0)
+    for number, split in enumerate(("train", "validation", "test"), 1):
+        (copy / "books" / split).mkdir(parents=True)
+        text = " ".join(draw.choice(["landmark", "block", "memory"]) for _ in range(3000))
+        (copy / "books" / split / f"{number}.txt").write_text(text)
+    (copy / "book.txt").write_text(text[:2000])
+    (copy / "notes").mkdir()
+    for number, page in enumerate(sorted(ROOT.glob("experiments/*/README.md"))):
+        shutil.copy(page, copy / "notes" / f"{number}.md")
+        (copy / "notes" / f"{number}.txt").write_text(page.read_text(encoding="utf-8"))
+    for page in PAGES:
+        for name, content in re.findall(
+            r"^`([\w/.]+)`:\n\n```\w+\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+        ):
+            assert not (copy / name).exists(), f"{page.name} writes over {name}"
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            (copy / name).write_text(content)
+    (copy / "commands.json").write_text(json.dumps([small(words) for _, words in COMMANDS]))
+    driver = [sys.executable, str(ROOT / "tests" / "run_commands.py"), "commands.json", "results.json"]
+    environment = os.environ | {"PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(driver, cwd=copy, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    return {
+        " ".join(words): result for (_, words), result in zip(COMMANDS, json.loads((copy / "results.json").read_text()))
+    }
+
+
+@pytest.mark.parametrize(
+    "words", [pytest.param(words, id=f"{page.name}: {' '.join(words)}") for page, words in COMMANDS]
+)
+def test_a_command_does_what_it_says(results, words):
+    result = results[" ".join(words)]
+    assert result["code"] == 0, result["messages"]
+    expected = {
+        "task=plan": "missing: ",
+        "task=prepare": " tokens, validation ",
+        "task=table": "written: ",
+        "task=dashboard": "written: ",
+        "task=generate": None,
+    }
+    task = next((word for word in words if word.startswith("task=")), None)
+    told = expected.get(task, "") if task else "rows evaluated now" if "row=" not in " ".join(words) else "perplexity"
+    if task is None and not any(word.startswith("+experiment=") for word in words):
+        told = "perplexity"
+    if told is not None:
+        assert told in result["said"]
+
+
+def test_the_added_corpus_is_read(results):
+    result = results["run.py data=notes data.path=notes tokenizer=bytes task=prepare"]
+    assert re.search(
+        r"notes-bytes-\w+: train [\d,]+ tokens, validation [\d,]+ tokens, test [\d,]+ tokens", result["said"]
+    )
+
+
+def test_the_added_model_is_another_one(results):
+    (said,) = [result["said"] for command, result in results.items() if "model=landmark,gated" in command]
+    first, second = re.findall(r"perplexity ([\d.]+)", said)
+    assert first != second
+    alone = next(result["said"] for command, result in results.items() if "model=gated" in command)
+    assert f"perplexity {second}" in alone
+
+
+def test_the_added_table_compares_its_rows(results):
+    (planned,) = [
+        result["said"] for command, result in results.items() if "block_sizes" in command and "task=plan" in command
+    ]
+    assert all(f"row block{size}_{length}" in planned for size in (25, 50) for length in (512, 2048))
+    (drawn,) = [
+        result["said"] for command, result in results.items() if command.endswith("task=table") and "block_s" in command
+    ]
+    assert "blocks of 25 against 50 at 2048: " in drawn
+    assert drawn.count("block25_") >= 2
+
+
+def test_every_experiment_stands_in_the_readme():
+    text = README.read_text(encoding="utf-8")
+    shown = set(re.findall(r"^\|.*`(?:-m )?\+experiment=(\w+)", text, re.MULTILINE))
+    assert shown == {file.stem for file in (CONF / "experiment").glob("*.yaml")} - {"quickstart"}
+
+
+def test_every_page_is_reached_from_the_readme_and_is_a_page():
+    text = README.read_text(encoding="utf-8")
+    for page in [*PAGES, API]:
+        assert f"(docs/{page.name})" in text
+    assert all(len(page.read_text(encoding="utf-8").splitlines()) <= 75 for page in PAGES)
+
+
+MODULES = ("attention", "memory", "models", "data", "retriever", "huggingface", "training", "evaluation")
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_api_page_has_every_public_name_as_it_is_called(module):
+    if module == "huggingface":
+        pytest.importorskip("transformers")
+    loaded = importlib.import_module(f"landmark.{module}")
+    names = getattr(loaded, "__all__", None) or ["Retriever", "Span"]
+    section = re.search(rf"^## landmark\.{module}\n(.*?)(?=^## |\Z)", API.read_text(encoding="utf-8"), re.DOTALL | re.M)
+    assert section is not None
+    shared = {"Memory", "landmark_attention", "load"}
+    for name in names:
+        assert f"`{name}{call(getattr(loaded, name))}`" in section[1], name
+    assert shared == set(importlib.import_module("landmark").__all__)
+
+
+def call(value) -> str:
+    """The signature without types; nothing for a constant and for what is only described."""
+    if not callable(value) or getattr(value, "_is_protocol", False):
+        return ""
+    signature = inspect.signature(value)
+    bare = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in signature.parameters.values()]
+    return str(signature.replace(parameters=bare, return_annotation=inspect.Signature.empty))
+
+
+def test_the_examples_of_the_api_page_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", API.read_text(encoding="utf-8"), re.DOTALL)
+    scope: dict = {}
+    for block in blocks:
+        exec(block, scope)
+    assert len(blocks) == 6
+    assert scope["out"].shape == (1, 8, 30, 64)
+    assert [piece.shape[1] for piece in scope["logits"]] == [250, 250, 100]

@@ -156,8 +156,9 @@ def test_nothing_is_opened_when_switched_off(configure, make_record, sessions, t
 
 @pytest.fixture
 def server(monkeypatch):
-    """A W&B on this machine with a key for it; its troubles are waited for only shortly."""
+    """A W&B on this machine, which takes no artifacts, with a key for it; its troubles are waited for only shortly."""
     server = Server()
+    monkeypatch.setattr(wandb.Session, "_note", lambda *_, **__: None)
     monkeypatch.setenv("WANDB_BASE_URL", server.url)
     monkeypatch.setenv("WANDB_API_KEY", "x" * 40)
     monkeypatch.setattr(wandb, "INIT_TIMEOUT", 2.0)

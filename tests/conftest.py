@@ -1,4 +1,4 @@
-"""Triton's kernels are interpreted in the tests, which so need no GPU; processes beside each other take one thread each.
+"""Triton's kernels are interpreted, so no GPU is needed; processes beside each other take one thread each.
 
 Pages are opened in one browser.
 """

@@ -15,6 +15,7 @@ from landmark.lab.provenance import provenance, started
 Record = dict[str, Any]
 Kind = Literal["runs", "rows"]
 PARTS = ("id", "settings", "labels", "results", "provenance")
+NOTED = ("id", "kind", "settings", "labels", "error", "host", "pid", "time")  # of what has no record yet
 
 _log = logging.getLogger(__name__)
 
@@ -109,7 +110,8 @@ class Records:
         for path in sorted(self._attempt("runs", "x").parent.glob("*.json")):
             with suppress(UserError):
                 notes.append(read_json(path))
-        return [note for note in notes if not self.path(note["kind"], note["id"]).exists()]
+        whole = [note for note in notes if isinstance(note, dict) and all(part in note for part in NOTED)]
+        return [note for note in whole if not self.path(note["kind"], note["id"]).exists()]
 
     def _lock(self, kind: Kind, identity: str) -> Path:
         return self.output / "locks" / f"{kind}-{identity}.lock"

@@ -79,3 +79,25 @@ def test_killed_process_leaves_no_lock(records, tmp_path):
     started = time.monotonic()
     with records.lock("runs", "abc"):
         assert time.monotonic() - started < 10
+
+
+def test_an_attempt_is_noted_until_its_record_is_there(records, tmp_path):
+    labels = {"size": "nano"}
+
+    def fail():
+        with records.attempt("rows", "abc", {"k": 4}, labels):
+            (note,) = records.attempts()
+            assert (note["id"], note["settings"], note["labels"], note["error"]) == ("abc", {"k": 4}, labels, None)
+            assert {"host", "pid", "command", "time"} <= note.keys()
+            raise ZeroDivisionError("by zero")
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert [note["error"] for note in records.attempts()] == ["ZeroDivisionError: by zero"]
+    (tmp_path / "attempts" / "rows-def.json").write_text('{"id": "de')  # cut short
+    (tmp_path / "attempts" / "rows-ghi.json").write_text("[]")
+    assert len(records.attempts()) == 1
+    with records.attempt("rows", "abc", {"k": 4}, labels):
+        records.write("rows", "abc", {"k": 4}, labels, {"nll": 1.0})
+        assert records.attempts() == []
+    assert not (tmp_path / "attempts" / "rows-abc.json").exists()

@@ -28,6 +28,7 @@ BAD = {
         ["task=generate", "run=nowhere", "tokenizer=bytes", "prompt=hello"],
         "has no trained model",
     ),
+    "report of nothing": (["task=report"], "outputs: there are no records to report"),
     "missing corpus": (["tokenizer=bytes", "data.path=nowhere", "task=prepare"], "nowhere"),
 }
 
@@ -47,6 +48,13 @@ def test_plan_of_the_quickstart(tmp_path):
     done = start(tmp_path, "+experiment=quickstart", "task=plan")
     assert (done.returncode, done.stderr) == (0, "")
     assert "missing: 2 runs, 5 rows" in done.stdout
+
+
+def test_status_of_all_experiments(tmp_path):
+    done = start(tmp_path, "task=status")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("not begun: ablation_index, ablation_retrieval, ")
+    assert list(tmp_path.rglob("*.*")) == []
 
 
 def test_sweep_over_rows_works_on_each(tmp_path):

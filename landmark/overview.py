@@ -28,7 +28,7 @@ def report(config: Config, selected: list[Row], workshop: Workshop, composer: ro
         raise UserError(f"{workshop.records.output}: there are no records to report")
     path = workshop.output / (f"report-{config.name}.html" if one else "report.html")
     write_atomic(path, page := pages.page(content))
-    print(*content["problems"], f"written: {path}, {len(page.encode()) / 1e6:.1f} MB", sep="\n")
+    print(*content["problems"], f"written: {path}, {len(page.encode()) / 1e3:,.0f} kB", sep="\n")
 
 
 def status(config: Config, selected: list[Row], workshop: Workshop, composer: rows.Compose, command: str) -> None:

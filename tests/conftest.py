@@ -1,5 +1,7 @@
-"""Triton's kernels are interpreted, so that no GPU is needed; processes beside each other take one thread each; all
-pages are opened in one browser."""
+"""Triton's kernels are interpreted, so no GPU is needed; processes beside each other take one thread each.
+
+Pages are opened in one browser.
+"""
 
 import os
 from collections.abc import Iterator

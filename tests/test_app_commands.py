@@ -34,6 +34,7 @@ BAD = {
         ["hydra.callbacks.table._target_=os.system"],
         "hydra.callbacks.table._target_=os.system",
     ),
+    "report of nothing": (["task=report"], "outputs: there are no records to report"),
     "missing corpus": (["tokenizer=bytes", "data.path=nowhere", "task=prepare"], "nowhere"),
 }
 
@@ -60,6 +61,13 @@ def test_torchrun_is_not_for_the_user(tmp_path):
     done = start(tmp_path, "+experiment=quickstart", "trainer=ddp", TORCHELASTIC_RUN_ID="1")
     assert done.returncode == 2
     assert done.stderr.startswith("error: run.py starts the processes of a training itself: leave out torchrun")
+
+
+def test_status_of_all_experiments(tmp_path):
+    done = start(tmp_path, "task=status")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("not begun: ablation_index, ablation_retrieval, ")
+    assert list(tmp_path.rglob("*.*")) == []
 
 
 def test_sweep_over_rows_works_on_each(tmp_path):

@@ -178,7 +178,7 @@ def test_light_dark_and_narrow(browser, page):
 
 def test_one_experiment_has_a_page_of_its_own(work, capsys):
     work.task("+experiment=quickstart", "task=report", f"output={work.output}")
-    assert re.search(r"^written: \S+report-quickstart\.html, \d\.\d MB$", capsys.readouterr().out, re.MULTILINE)
+    assert re.search(r"^written: \S+report-quickstart\.html, \d+ kB$", capsys.readouterr().out, re.MULTILINE)
     text = (work.output / "report-quickstart.html").read_text()
     assert "plain_512" in text
     assert "k1_local150" not in text

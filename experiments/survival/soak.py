@@ -83,7 +83,7 @@ def killed_table(
     for number, stage in enumerate(stages):
         victim = Victim(folder, overrides, prepared_bytes=reference.prepared_bytes)
         if victim.wait_for(stage, stages[:number], chance.random()) and stage in ("evaluate", "table"):
-            time.sleep(chance.uniform(0.0, reference.seconds[stage]))
+            time.sleep(chance.uniform(0.0, reference.seconds.get(stage, 0.0)))
         found, alive = victim.kill()
         if last is not None:
             yield replace(last, went_on_at=_went_on_at(victim, last))

@@ -55,8 +55,8 @@ class Browser:
 
     def texts(self, selector: str) -> list[str]:
         """Text, as it is shown, of all elements that a CSS selector finds; hidden ones have none."""
-        script = "return [...document.querySelectorAll(arguments[0])].map(each => each.innerText.trim())"
-        return self.js(script, selector)
+        found = "[...document.querySelectorAll(arguments[0])]"
+        return self.js(f"return {found}.map(each => (each.innerText ?? each.textContent).trim())", selector)
 
     def screenshot(self, path: Path) -> None:
         """A PNG of what the window shows."""

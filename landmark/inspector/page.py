@@ -16,6 +16,7 @@ import numpy as np
 from landmark.data.tokenizers import Tokenizer
 from landmark.inspector.reading import Reading
 
+SCRIPTS = "text.js", "data.js", "panel.js", "page.js"
 UNIT = 0xFFFF  # weights are stored in this many parts
 NATS = 1 << 11  # losses in this many parts of a nat, up to 32 nats
 
@@ -49,7 +50,7 @@ def render(reading: Reading, tokenizer: Tokenizer, title: str, settings: dict[st
     return _fill(
         title=html.escape(title),
         style=_part("page.css"),
-        script=_part("page.js"),
+        script="\n".join(_part(name) for name in SCRIPTS),
         # "<" would let a text end the element that it stands in.
         described=json.dumps(described, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c"),
         data=base64.b64encode(data).decode(),

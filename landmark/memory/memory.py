@@ -44,12 +44,11 @@ class Memory:
     nothing is looked up; one number, or one for each layer. mapping: "stingy" (Section 3.2.1), or "true" positions,
     which a model must be trained for. observer: called with a `Retrieval` whenever a layer attends (observing.py).
     folder: where the tier "disk" has its files, which have no name and end with the process (None: the system's for
-    temporary ones).
-    cache: blocks of each layer, all heads, that the device holds of those fetched from another tier, those used least
-    recently going first. model: tells one model from others, when a memory is saved or loaded. backend: of
-    `landmark.attention`; with "triton", or "auto" on a GPU, one kernel reads the retrieved blocks. index: "exact" scans
-    all landmarks; "faiss" has only `candidates` of the older ones for each query, from an index of `index_type` "ivf",
-    which is approximate, or "flat" (index.py).
+    temporary ones). cache: blocks of each layer, all heads, that the device holds of those fetched from another tier,
+    those used least recently going first. model: tells one model from others, when a memory is saved or loaded.
+    backend: of `landmark.attention`; with "triton", or "auto" on a GPU, one kernel reads the retrieved blocks. index:
+    "exact" scans all landmarks; "faiss" has only `candidates` of the older ones for each query, from an index of
+    `index_type` "ivf", which is approximate, or "flat" (index.py).
 
     Raises UserError where a setting is out of range.
     """

@@ -228,7 +228,7 @@ class Workshop:
                 "run": str(folder),
             }
             record = self.records.write("rows", row, settings, labels, results)
-        log_row(config, record, self.records.path("rows", row), group=group)
+        log_row(config, record, group=group)
         return record, True
 
     def trained_model(self, config: Config) -> "tuple[Decoder, Tokenizer]":

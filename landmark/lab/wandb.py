@@ -14,6 +14,7 @@ from landmark.config import Config, LoggerConfig, to_dict
 from landmark.lab import artifacts
 from landmark.lab.plots.positions import BIN
 from landmark.lab.provenance import commit
+from landmark.lab.records import Records
 
 if TYPE_CHECKING:
     from lightning.pytorch.loggers import Logger
@@ -68,8 +69,8 @@ def training_loggers(
         artifacts.log(session, artifacts.of_run, run, folder, config.logger.weights)
 
 
-def log_row(config: Config, record: dict[str, Any], path: Path, *, group: str) -> None:
-    """The numbers of an evaluated row, as the summary of a W&B run of its own, and its curves. path: of the record."""
+def log_row(config: Config, record: dict[str, Any], *, group: str) -> None:
+    """The numbers of an evaluated row, as the summary of a W&B run of its own, and its curves."""
     if mode(config.logger) == "disabled":
         return
     with _opened(config, record["id"], group=group, job_type="evaluate", name=record["labels"]["row"]) as session:
@@ -82,7 +83,7 @@ def log_row(config: Config, record: dict[str, Any], path: Path, *, group: str) -
             session.define_metric(f"{name.partition('/')[0]}/*", step_metric=name, summary="none")
             for point in points:
                 session.log(point)
-        artifacts.log(session, artifacts.of_row, path)
+        artifacts.log(session, artifacts.of_row, Records(config.output).path("rows", record["id"]))
 
 
 def by_position(results: dict[str, Any]) -> list[dict[str, float]]:

@@ -75,9 +75,7 @@ def test_row_is_logged_under_its_identity(configure, make_record, sessions, tmp_
     config = configure(f"output={tmp_path}")
     record = make_record(config, "a", 12.0)
     record["results"]["memory"] = {"drop_rate": 0.25, "drop_rates": [[0.25]]}
-    record["labels"]["run"] = str(tmp_path)
-    (tmp_path / "row.json").write_text("{}")
-    log_row(config, record, tmp_path / "row.json", group="table1")
+    log_row(config, record, group="table1")
     settings, session = sessions[0]
     assert (settings["id"], settings["group"], settings["job_type"]) == (record["id"], "table1", "evaluate")
     assert (settings["mode"], settings["resume"], session.code) == ("offline", "allow", 0)
@@ -109,11 +107,10 @@ def test_crashed_training_is_marked_as_failed_and_leaves_no_model(configure, ses
 def test_an_artifact_that_fails_stops_nothing(configure, make_record, sessions, tmp_path, caplog):
     config = configure(f"output={tmp_path}")
     record = make_record(config, "a", 12.0)
-    record["labels"]["run"] = str(tmp_path)
-    log_row(config, record, tmp_path / "nowhere.json", group="g")
+    log_row(config, record, group="g")
     assert sessions[0][1].code == 0
     assert "an artifact was not noted" in caplog.text
-    assert "nowhere.json" in caplog.text
+    assert f"{record['id']}.json" in caplog.text
 
 
 def test_only_the_first_process_logs(configure, sessions, tmp_path, monkeypatch):
@@ -123,8 +120,8 @@ def test_only_the_first_process_logs(configure, sessions, tmp_path, monkeypatch)
     assert sessions == []
 
 
-def test_nothing_is_opened_when_switched_off(configure, make_record, sessions, tmp_path):
+def test_nothing_is_opened_when_switched_off(configure, make_record, sessions):
     config = configure("logger=csv")
-    log_row(config, make_record(config, "a", 12.0), tmp_path, group="g")
+    log_row(config, make_record(config, "a", 12.0), group="g")
     wandb.log_table(config, "id", ["a"], [[1]], [], [])
     assert sessions == []

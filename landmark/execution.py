@@ -231,7 +231,7 @@ class Workshop:
         config = resolve(config)
         record, new = self._find_or_evaluate(config, name, group, overrides)
         if new or sweeping():  # an agent wants the row's number, whoever made it
-            log_row(config, record, self.records.path("rows", record["id"]), group=group)
+            log_row(config, record, group=group)
         return record, new
 
     def _find_or_evaluate(

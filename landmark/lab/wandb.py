@@ -17,13 +17,14 @@ from landmark.config import Config, LoggerConfig, to_dict
 from landmark.lab import artifacts
 from landmark.lab.plots.positions import BIN
 from landmark.lab.provenance import commit
+from landmark.lab.records import Records
 
 if TYPE_CHECKING:
     from lightning.pytorch.loggers import Logger
-    from wandb import Artifact
     from wandb.sdk.wandb_run import Run
 
     from landmark.data import Corpus, SyntheticCorpus
+    from wandb import Artifact
 
 INIT_TIMEOUT = 30.0  # seconds, after which a run is kept offline
 FINISH_TIMEOUT = 60.0  # seconds for what is not uploaded yet at the end
@@ -81,8 +82,8 @@ def training_loggers(
         session.log_artifact(artifacts.of_run, run, folder, config.logger.weights)
 
 
-def log_row(config: Config, record: dict[str, Any], path: Path, *, group: str) -> None:
-    """The numbers of an evaluated row, as the summary of a W&B run of its own, and its curves. path: of the record."""
+def log_row(config: Config, record: dict[str, Any], *, group: str) -> None:
+    """The numbers of an evaluated row, as the summary of a W&B run of its own, and its curves."""
     if mode(config.logger) == "disabled":
         return
     with _opened(config, record["id"], group=group, job_type="evaluate", name=record["labels"]["row"]) as session:
@@ -95,7 +96,7 @@ def log_row(config: Config, record: dict[str, Any], path: Path, *, group: str) -
             session.define_metric(f"{name.partition('/')[0]}/*", step_metric=name, summary="none")
             for point in points:
                 session.log(point)
-        session.log_artifact(artifacts.of_row, path)
+        session.log_artifact(artifacts.of_row, Records(config.output).path("rows", record["id"]))
 
 
 def by_position(results: dict[str, Any]) -> list[dict[str, float]]:

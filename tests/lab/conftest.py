@@ -53,6 +53,7 @@ def row_record(config: Config, row: str, perplexity: float, error: float = 0.1) 
             "seed": config.seed,
             "block_size": config.model.block_size,
             "row": row,
+            "run": "outputs/runs/made-up",
         },
         "results": {
             "tokens": 24 * 4096,

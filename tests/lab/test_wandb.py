@@ -78,21 +78,11 @@ def sessions(monkeypatch):
     return opened
 
 
-def evaluated(config, make_record, folder, row="a"):
-    """Log a row's record, which lies in a folder with the run that it was made from."""
-    record = make_record(config, row, 12.0)
-    record["labels"]["run"] = str(folder)
-    (folder / "row.json").write_text("{}")
-    log_row(config, record, folder / "row.json", group="g")
-
-
 def test_row_is_logged_under_its_identity(configure, make_record, sessions, tmp_path):
     config = configure(f"output={tmp_path}")
     record = make_record(config, "a", 12.0)
     record["results"]["memory"] = {"drop_rate": 0.25, "drop_rates": [[0.25]]}
-    record["labels"]["run"] = str(tmp_path)
-    (tmp_path / "row.json").write_text("{}")
-    log_row(config, record, tmp_path / "row.json", group="table1")
+    log_row(config, record, group="table1")
     settings, session = sessions[0]
     assert (settings["id"], settings["group"], settings["job_type"]) == (record["id"], "table1", "evaluate")
     assert (settings["mode"], settings["resume"], session.code) == ("offline", "allow", 0)
@@ -104,7 +94,7 @@ def test_row_is_logged_under_its_identity(configure, make_record, sessions, tmp_
 def test_row_of_a_sweep_is_logged_to_the_agents_run(configure, make_record, sessions, tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_SWEEP_ID", "sweep")
     config = configure(f"output={tmp_path}")
-    evaluated(config, make_record, tmp_path)
+    log_row(config, make_record(config, "a", 12.0), group="g")
     settings, session = sessions[0]
     assert {"id", "project", "entity"}.isdisjoint(settings)
     assert session.logged[0]["perplexity"] == 12.0
@@ -133,11 +123,10 @@ def test_crashed_training_is_marked_as_failed_and_leaves_no_model(configure, ses
 def test_an_artifact_that_fails_stops_nothing(configure, make_record, sessions, tmp_path, caplog):
     config = configure(f"output={tmp_path}")
     record = make_record(config, "a", 12.0)
-    record["labels"]["run"] = str(tmp_path)
-    log_row(config, record, tmp_path / "nowhere.json", group="g")
+    log_row(config, record, group="g")
     assert sessions[0][1].code == 0
     assert "an artifact was not noted" in caplog.text
-    assert "nowhere.json" in caplog.text
+    assert f"{record['id']}.json" in caplog.text
 
 
 def test_only_the_first_process_logs(configure, sessions, tmp_path, monkeypatch):
@@ -147,18 +136,17 @@ def test_only_the_first_process_logs(configure, sessions, tmp_path, monkeypatch)
     assert sessions == []
 
 
-def test_nothing_is_opened_when_switched_off(configure, make_record, sessions, tmp_path):
+def test_nothing_is_opened_when_switched_off(configure, make_record, sessions):
     config = configure("logger=csv")
-    log_row(config, make_record(config, "a", 12.0), tmp_path, group="g")
+    log_row(config, make_record(config, "a", 12.0), group="g")
     wandb.log_table(config, "id", ["a"], [[1]], [], [])
     assert sessions == []
 
 
 @pytest.fixture
 def server(monkeypatch):
-    """A W&B on this machine, which takes no artifacts, with a key for it; its troubles are waited for only shortly."""
+    """A W&B on this machine with a key for it; its troubles are waited for only shortly."""
     server = Server()
-    monkeypatch.setattr(wandb.Session, "_note", lambda *_, **__: None)
     monkeypatch.setenv("WANDB_BASE_URL", server.url)
     monkeypatch.setenv("WANDB_API_KEY", "x" * 40)
     monkeypatch.setattr(wandb, "INIT_TIMEOUT", 2.0)
@@ -202,7 +190,7 @@ EVERY_STEP = sorted({*range(3, 41, 3), *range(10, 41, 10)})
 
 def test_what_is_logged_arrives(server, configure, make_record, tmp_path, caplog):
     config = configure(f"output={tmp_path}")
-    evaluated(config, make_record, tmp_path)
+    log_row(config, make_record(config, "a", 12.0), group="g")
     assert [line["perplexity"] for line in server.history] == [12.0]
     assert "W&B" not in caplog.text
 
@@ -234,7 +222,7 @@ def test_no_wandb_at_the_start_is_offline(server, configure, make_record, tmp_pa
         server.go_away()
     config = configure(f"output={tmp_path}")
     for row in "ab":
-        evaluated(config, make_record, tmp_path, row)
+        log_row(config, make_record(config, row, 12.0), group="g")
     assert caplog.text.count("kept offline, `wandb sync") == 1
     assert len(list((tmp_path / "wandb").glob("offline-run-*"))) == 2
 
@@ -245,5 +233,5 @@ def test_nowhere_to_log_to_is_no_error(configure, make_record, tmp_path, monkeyp
 
     monkeypatch.setattr(package, "init", full)
     config = configure(f"output={tmp_path}")
-    evaluated(config, make_record, tmp_path)
+    log_row(config, make_record(config, "a", 12.0), group="g")
     assert "W&B is left out: No space left on device" in caplog.text

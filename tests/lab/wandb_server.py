@@ -11,13 +11,14 @@ RUN = {"id": "r", "name": "run", "displayName": "run", "config": "{}", "historyL
 
 
 class Server(ThreadingHTTPServer):
-    """`history`: every line of metrics that was uploaded."""
+    """`history`: every line of metrics that was uploaded. `artifacts_used`: how often a run said that it uses one."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.refuses_the_key = False
         self.history: list[dict[str, Any]] = []
+        self.artifacts_used = 0
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     def handle_error(self, *_: Any) -> None:
@@ -53,6 +54,14 @@ class Handler(BaseHTTPRequestHandler):
         if "createRunFiles" in query:
             files = [{"name": name, "uploadUrl": f"{self.server.url}/upload"} for name in variables["files"]]
             return {"createRunFiles": {"runID": "r", "uploadHeaders": [], "files": files}}
+        if "ArtifactType" in query:  # none of this name yet
+            return {"project": None}
+        if "createArtifact" in query:
+            made = {"id": "a", "state": "COMMITTED", "artifactSequence": {"id": "s", "latestArtifact": None}}
+            return {"createArtifact": {"artifact": made}}
+        if "useArtifact" in query:
+            self.server.artifacts_used += 1
+            return {"useArtifact": {"artifact": {"id": "a"}}}
         if "bucket" in query:
             return {"model": {**PROJECT, "bucket": None}}
         return {"viewer": {"id": "v", "entity": "entity", "username": "u", "flags": "{}", "teams": {"edges": []}}}

@@ -4,6 +4,7 @@ import random
 import re
 import shutil
 import signal
+from pathlib import Path
 
 import pytest
 from filelock import FileLock
@@ -13,6 +14,7 @@ from experiments.survival.soak import Kill, Reference, killed_table, undisturbed
 from experiments.survival.victim import Victim
 from landmark.training.checkpointing import checkpoints
 
+pytestmark = pytest.mark.skipif(not Path("/proc/locks").exists(), reason="stages are told by Linux's /proc/locks")
 TINY = ["train.steps=24", "train.validate_every=12", "eval.tokens=16384", "data.max_documents=40"]
 STAGES = ["prepare", "train transformer", "evaluate", "train landmark"]
 

@@ -8,6 +8,8 @@ import wandb as package
 from landmark.config import LoggerConfig
 from landmark.data.synthetic import SyntheticSplit
 from landmark.lab import wandb
+from landmark.lab.files import write_json
+from landmark.lab.records import Records
 from landmark.lab.wandb import has_key, log_row, mode, training_loggers
 from tests.lab.wandb_server import Server
 from tests.training.training_case import make_config, run
@@ -190,8 +192,11 @@ EVERY_STEP = sorted({*range(3, 41, 3), *range(10, 41, 10)})
 
 def test_what_is_logged_arrives(server, configure, make_record, tmp_path, caplog):
     config = configure(f"output={tmp_path}")
-    log_row(config, make_record(config, "a", 12.0), group="g")
+    record = make_record(config, "a", 12.0)
+    write_json(Records(tmp_path).path("rows", record["id"]), record)
+    log_row(config, record, group="g")
     assert [line["perplexity"] for line in server.history] == [12.0]
+    assert server.artifacts_used == 1
     assert "W&B" not in caplog.text
 
 

@@ -49,7 +49,7 @@ def small(words: list[str]) -> list[str]:
     """The command with little to do: few rows, and what neither it nor a row sets is set to less."""
     program, *given = [ELSEWHERE.get(word, word) for word in words]
     values = dict(word.lstrip("+").partition("=")[::2] for word in given)
-    if values.get("task") in ("report", "status"):  # of whatever there is
+    if values.get("task") == "report" or values == {"task": "status"}:  # of whatever there is
         return [program, *given]
     rows, few = {}, []
     if (CONF / "experiment" / f"{values.get('experiment')}.yaml").exists():

@@ -2,9 +2,9 @@ import subprocess
 import sys
 
 import pytest
+import wandb as package
 from lightning.pytorch.loggers.logger import DummyLogger
 
-import wandb as package
 from landmark.config import LoggerConfig
 from landmark.data.synthetic import SyntheticSplit
 from landmark.lab import wandb

@@ -2,7 +2,6 @@
 
 import json
 import math
-import random
 from types import SimpleNamespace
 
 import pytest
@@ -27,17 +26,6 @@ FIGURE5 = ["+experiment=figure5_unique_blocks", "cmt=on", "cmt.cutoff=0.01", "ev
 
 def start(*overrides):
     app.run(to_config(compose_conf(list(overrides))), list(overrides), compose_conf)
-
-
-@pytest.fixture(scope="module")
-def books(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("books")
-    draw = random.Random(0)
-    for number, split in enumerate(("train", "validation", "test"), 1):
-        (folder / split).mkdir()
-        text = " ".join(draw.choice(["landmark", "block", "memory"]) for _ in range(2000))
-        (folder / split / f"{number}.txt").write_text(text)
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -21,10 +21,10 @@ from landmark.lab.records import Records
 
 if TYPE_CHECKING:
     from lightning.pytorch.loggers import Logger
+    from wandb import Artifact
     from wandb.sdk.wandb_run import Run
 
     from landmark.data import Corpus, SyntheticCorpus
-    from wandb import Artifact
 
 INIT_TIMEOUT = 30.0  # seconds, after which a run is kept offline
 FINISH_TIMEOUT = 60.0  # seconds for what is not uploaded yet at the end

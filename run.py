@@ -11,8 +11,9 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from landmark import launchers
-from landmark.app import fail, fail_storage, main
+from landmark.app import main
 from landmark.config import register
+from landmark.endings import fail, fail_storage
 from landmark.errors import UserError
 from landmark.lab import targets
 from landmark.lab.commandline import check_sweeps, one_line

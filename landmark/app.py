@@ -1,17 +1,15 @@
 """The tasks of run.py: what is missing is made, what has a record is read, then the table is rendered."""
 
-import errno
 import hashlib
 import os
 import shlex
 import sys
 import time
-import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
@@ -19,7 +17,8 @@ from omegaconf import DictConfig
 
 from landmark import overview
 from landmark.config import Config, to_config
-from landmark.errors import Stopped, UserError
+from landmark.endings import reported
+from landmark.errors import UserError
 from landmark.execution import Workshop, device_count
 from landmark.lab import identity, paper, plan, render, rows, tables
 from landmark.lab.commandline import launcher, launching, typed
@@ -33,12 +32,10 @@ from landmark.lab.wandb import log_table, mode
 if TYPE_CHECKING:
     from landmark.evaluation.asking import Account
 
-_STORAGE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EFBIG}
-
 
 def main(composed: DictConfig) -> None:
     """One job of run.py. A launcher gathers what the jobs it started raise, and run.py says it."""
-    with nullcontext() if launcher() else _reported():
+    with nullcontext() if launcher() else reported():
         if "TORCHELASTIC_RUN_ID" in os.environ:
             raise UserError("run.py starts the processes of a training itself: leave out torchrun and set trainer=ddp")
         run(to_config(composed), list(HydraConfig.get().overrides.task))
@@ -48,48 +45,13 @@ class TableAtEnd(Callback):
     """Hydra's: after a multirun over an experiment's rows, or its grid's keys, the table of what has a record."""
 
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
-        with _reported():
+        with reported():
             overrides = list(config.hydra.overrides.task)
             parsed = parse(overrides)
             one = to_config(rows.compose_job([o.input_line or "" for o in parsed if not o.is_sweep_override()]))
             swept = {override.key_or_group for override in parsed if override.is_sweep_override()}
             if one.task == "auto" and rows.named(one) and swept <= {"row", *one.grid.axes}:
                 run(replace(one, task="table"), overrides)
-
-
-@contextmanager
-def _reported() -> Iterator[None]:
-    """Bad input ends in one line and exit code 2; an interrupt in 130; a signal, after its checkpoint, in 128 + it."""
-    try:
-        yield
-    except UserError as error:
-        fail(str(error))
-    except Stopped as stop:
-        print(stop.message, file=sys.stderr)
-        raise
-    except OSError as error:
-        fail_storage(error)
-    except KeyboardInterrupt:
-        print("interrupted: the same command goes on from here", file=sys.stderr)
-        sys.exit(130)
-    except Exception:  # a mistake of this program: the traceback begins here, not in Hydra
-        traceback.print_exc()
-        sys.exit(1)
-
-
-def fail(message: str) -> NoReturn:
-    """Print one line, exit with code 2."""
-    print(f"error: {' '.join(message.split())}", file=sys.stderr)
-    sys.exit(2)
-
-
-def fail_storage(error: OSError) -> NoReturn:
-    """One line and exit code 2 where a disk is full, read-only or failing; any other error of the system is raised."""
-    if error.errno not in _STORAGE:
-        traceback.print_exc()
-        sys.exit(1)
-    where = f"{error.filename}: " if error.filename else ""
-    fail(f"{where}{error.strerror}: make room, or name another output= or data.cache=; what is done is kept")
 
 
 def run(config: Config, overrides: list[str], composer: rows.Compose = rows.compose_job) -> None:

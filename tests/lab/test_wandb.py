@@ -183,7 +183,7 @@ def synced(folder, monkeypatch):
     server = Server()
     monkeypatch.setenv("WANDB_BASE_URL", server.url)
     command = [sys.executable, "-m", "wandb", "sync", "--include-online", str(folder)]
-    subprocess.run(command, check=True, capture_output=True)
+    subprocess.run(command, check=True, capture_output=True, cwd=folder)  # where it writes its own log
     return uploaded(server)
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from filelock import FileLock, Timeout
 
-from landmark.errors import UserError
+from landmark.errors import Stopped, UserError
 from landmark.lab.files import read_json, write_json
 from landmark.lab.provenance import provenance, started
 
@@ -124,6 +124,8 @@ def _reason(error: BaseException) -> str:
     """An error in one line."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
+    if isinstance(error, Stopped):
+        return error.message
     said = " ".join(str(error).split())
     return said if isinstance(error, UserError) else f"{type(error).__name__}: {said}".removesuffix(": ")
 

@@ -1,11 +1,13 @@
 import json
+import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
-from landmark.errors import UserError
+from landmark.errors import Stopped, UserError
 from landmark.lab.records import Records
 
 
@@ -101,3 +103,18 @@ def test_an_attempt_is_noted_until_its_record_is_there(records, tmp_path):
         records.write("rows", "abc", {"k": 4}, labels, {"nll": 1.0})
         assert records.attempts() == []
     assert not (tmp_path / "attempts" / "rows-abc.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (KeyboardInterrupt(), "interrupted"),
+        (Stopped(signal.SIGTERM, Path("step-5.ckpt")), "stopped by SIGTERM, step-5.ckpt is written: the same command"),
+        (UserError("train.steps=0: too few"), "train.steps=0: too few"),
+    ],
+)
+def test_why_an_attempt_ended_is_noted(records, error, said):
+    with pytest.raises(type(error)), records.attempt("runs", "abc", {}, {}):
+        raise error
+    (note,) = records.attempts()
+    assert note["error"].startswith(said)

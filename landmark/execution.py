@@ -18,7 +18,7 @@ from landmark.lab.progressbar import ProgressBar
 from landmark.lab.records import Records
 from landmark.lab.validate import beyond_training, resolve
 from landmark.lab.wandb import log_row, sweeping, training_loggers
-from landmark.processes import reported, train_together
+from landmark.processes import errors_left_in, train_together
 
 if TYPE_CHECKING:
     from landmark.data import Corpus, SyntheticCorpus, Tokenizer
@@ -407,5 +407,5 @@ def _child(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    with reported(Path(sys.argv[1])):
+    with errors_left_in(Path(sys.argv[1])):
         _child(Path(sys.argv[1]))

@@ -26,7 +26,7 @@ _DEATH_OF_PARENT = 1  # Linux's PR_SET_PDEATHSIG
 def train_together(module: str, folder: Path, count: int) -> None:
     """Run `python -m module folder` in `count` processes, as torchrun does.
 
-    Raises UserError where one of them failed, with its own message if it raised one within `reported`. Where this
+    Raises UserError where one of them failed, with its own message if it raised one within `errors_left_in`. Where this
     process is signalled they are told to stop; then the signal has its way here, as KeyboardInterrupt, by the handler
     that there was, or as SystemExit.
     """
@@ -56,7 +56,7 @@ def train_together(module: str, folder: Path, count: int) -> None:
 
 
 @contextmanager
-def reported(folder: Path) -> Iterator[None]:
+def errors_left_in(folder: Path) -> Iterator[None]:
     """Of a process that trains with others: bad input is left in the folder, for `train_together` to raise."""
     die_with_parent()
     try:

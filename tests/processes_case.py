@@ -9,11 +9,11 @@ import time
 from pathlib import Path
 
 from landmark.lab.files import read_json
-from landmark.processes import reported, train_together
+from landmark.processes import errors_left_in, train_together
 
 
 def wait_or_fail(folder: Path) -> None:
-    with reported(folder):
+    with errors_left_in(folder):
         rank, how = os.environ["RANK"], read_json(folder / "how.json")
         (folder / f"rank{rank}").write_text(str(os.getpid()))
         if rank == "1" and how == "mistake":

@@ -9,7 +9,7 @@ from filelock import FileLock, Timeout
 
 from experiments.survival.victim import lock_files
 from landmark.lab.files import sha256_file
-from landmark.training.metrics import read_metrics
+from landmark.lab.training_curves import read_metrics
 
 TIMINGS = {"seconds", "seconds_searching", "seconds_waited", "tokens_per_second", "peak_memory_bytes", "mfu", "time"}
 TIMED_COLUMNS = TIMINGS | {"resident_bytes", "searching"}

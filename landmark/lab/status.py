@@ -9,7 +9,7 @@ from pathlib import Path
 from landmark.lab.identity import digest, run_name, run_settings
 from landmark.lab.records import Kind, Record, Records
 from landmark.lab.survey import Entry, Launch
-from landmark.lab.training_curves import read_metrics
+from landmark.lab.training_curves import metrics_so_far
 
 STATES = "done", "running", "failed", "missing"
 KILLED = "ended without a word: killed, or its machine went down"
@@ -55,7 +55,7 @@ class Statuses:
 
     def _far(self, note: Record) -> str:
         """The last step of a training that was measured."""
-        metrics = read_metrics(self._records.output / "runs" / Path(note["labels"]["run"]).name)
+        metrics = metrics_so_far(self._records.output / "runs" / Path(note["labels"]["run"]).name)
         steps = note["settings"]["train"]["steps"]
         return f"step {metrics[-1]['step']:,.0f} of {steps:,}, " if metrics else ""
 

@@ -11,6 +11,7 @@ from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
 from landmark.lab.files import naming, write_atomic
+from landmark.lab.training_curves import whole_lines
 
 COLUMNS = (
     "step",
@@ -64,22 +65,6 @@ class MetricsFile(Logger):
             os.fsync(file.fileno())
 
     def _drop_lines_after(self, step: int) -> None:
-        kept = [row for row in csv.DictReader(_whole_lines(self.path)) if int(row["step"]) <= step]
+        kept = [row for row in csv.DictReader(whole_lines(self.path)) if int(row["step"]) <= step]
         lines = [",".join(row.get(name) or "" for name in COLUMNS) for row in kept]  # the columns of today
         write_atomic(self.path, "\n".join([",".join(COLUMNS), *lines, ""]))
-
-
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of a metrics.csv, numbers parsed, blanks left out."""
-    return [
-        {"step": int(row.pop("step")), **{name: float(value) for name, value in row.items() if value}}
-        for row in csv.DictReader(_whole_lines(path))
-    ]
-
-
-def _whole_lines(path: Path) -> list[str]:
-    """Without a last line that a kill cut short."""
-    if not path.exists():
-        return []
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    return [line for line in lines if line.endswith("\n") and line.count(",") == lines[0].count(",")]

@@ -1,4 +1,5 @@
-from landmark.training.metrics import COLUMNS, MetricsFile, read_metrics
+from landmark.lab.training_curves import read_metrics
+from landmark.training.metrics import COLUMNS, MetricsFile
 
 
 def test_a_resumed_file_has_each_step_once(tmp_path):

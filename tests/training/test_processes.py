@@ -7,8 +7,8 @@ import torch
 
 from landmark.errors import UserError
 from landmark.lab.files import write_json
+from landmark.lab.training_curves import read_metrics
 from landmark.processes import train_together
-from landmark.training.metrics import read_metrics
 from tests.training.together_case import train
 from tests.training.training_case import EXTRAS
 

@@ -9,8 +9,8 @@ import landmark.training.module
 from landmark.data.datamodule import WindowDataModule
 from landmark.data.windows import NO_LOSS
 from landmark.errors import UserError
+from landmark.lab.training_curves import read_metrics
 from landmark.models import checkpoint
-from landmark.training.metrics import read_metrics
 from tests.training.training_case import KINDS, TOKENIZER, make_config, make_corpus, make_model, run
 
 

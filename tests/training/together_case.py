@@ -12,7 +12,7 @@ from pathlib import Path
 from lightning.pytorch.loggers.logger import DummyLogger
 
 from landmark.lab.files import read_json
-from landmark.processes import reported
+from landmark.processes import errors_left_in
 from landmark.training import train as train_model
 from tests.training.training_case import TOKENIZER, make_config, make_corpus, make_model
 
@@ -41,6 +41,6 @@ def train(folder, kind, stop=None, **changes):
 
 if __name__ == "__main__":
     root = Path(sys.argv[1])
-    with reported(root):
+    with errors_left_in(root):
         for name, case in read_json(root / "plan.json").items():
             train(root / name, **case)

@@ -22,7 +22,7 @@ from landmark.lab.records import Record
 from landmark.lab.report import charts
 from landmark.lab.survey import Launch, Shelf, unplaced
 from landmark.lab.tables import Paired, Table
-from landmark.lab.training_curves import curve, read_metrics
+from landmark.lab.training_curves import curve, metrics_so_far
 
 Values = dict[str, Any]
 
@@ -165,7 +165,7 @@ def _trainings(launch: Launch, shelf: Shelf) -> list[charts.Chart]:
                 folder = run_name(entry.config, entry.run)
                 name = folder.replace(f"-{entry.config.data.name}-{entry.config.size}-", " ")
                 if name not in found:
-                    metrics = read_metrics(shelf.records.output / "runs" / folder)
+                    metrics = metrics_so_far(shelf.records.output / "runs" / folder)
                     found[name] = {kind: curve(metrics, f"{kind}/loss") for kind in ("train", "validation")}
     return charts.of_trainings({name: each for name, each in found.items() if each["train"]})
 

@@ -14,7 +14,7 @@ quickstart: $(VENV)/.installed
 	$(BIN)/python run.py +experiment=quickstart
 
 benchmark: $(VENV)/.installed
-	$(BIN)/python -m experiments.benchmarks $(ARGS)
+	$(BIN)/python -m benchmarks $(ARGS)
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -10,13 +10,13 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from landmark import launchers
-from landmark.app import main
+from landmark.cli import launchers
+from landmark.cli import safety as targets
+from landmark.cli.exit_codes import fail, fail_storage
+from landmark.cli.main import main
 from landmark.config import register
-from landmark.endings import fail, fail_storage
-from landmark.errors import UserError
-from landmark.lab import targets
-from landmark.lab.commandline import check_sweeps, one_line
+from landmark.config.command_line import check_sweeps, one_line
+from landmark.utils.errors import UserError
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from landmark.attention.rotary import rotate
-from landmark.errors import UserError
 from landmark.memory import Memory
+from landmark.utils.errors import UserError
 
 if TYPE_CHECKING:
     from landmark.data.tokenizers import Tokenizer

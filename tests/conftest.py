@@ -4,16 +4,20 @@ Pages are opened in one browser.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from omegaconf import DictConfig
 
 os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are imported, which is when they are first run
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is
 
+from landmark.config import Config, to_config
 from tests.browser import Browser
+from tests.configurations import compose_conf, row_record
 from tests.workplace import Workplace, write_books
 
 
@@ -34,3 +38,18 @@ def books(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def work(books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workplace:
     """Tasks below a folder of its own, with stand-ins for training and evaluation."""
     return Workplace(books, tmp_path / "outputs", monkeypatch)
+
+
+@pytest.fixture(scope="session")
+def composer() -> Callable[[list[str]], DictConfig]:
+    return compose_conf
+
+
+@pytest.fixture
+def configure(composer) -> Callable[..., Config]:
+    return lambda *overrides: to_config(composer(list(overrides)))
+
+
+@pytest.fixture
+def make_record() -> Callable[..., dict[str, Any]]:
+    return row_record

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from landmark.config import to_config
-from landmark.lab.rows import named
-from tests.lab.conftest import CONF, compose_conf
+from landmark.config.rows import named
+from tests.configurations import CONF, compose_conf
 
 pytestmark = pytest.mark.timeout(900)  # all commands together
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from landmark import app
+from landmark.cli import main as app
 from landmark.config import SYNTHETIC, to_config
-from landmark.lab.rows import named
-from tests.lab.conftest import CONF, compose_conf
+from landmark.config.rows import named
+from tests.configurations import CONF, compose_conf
 
 EXPERIMENTS = sorted(file.stem for file in (CONF / "experiment").glob("*.yaml"))
 TINY = [

@@ -9,9 +9,9 @@ from nbclient import NotebookClient
 from nbformat import NotebookNode
 
 from landmark.config import to_config
-from landmark.lab.files import write_json
 from landmark.models import Decoder, DecoderConfig, save
-from tests.lab.conftest import compose_conf, row_record
+from landmark.utils.files import write_json
+from tests.configurations import compose_conf, row_record
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))

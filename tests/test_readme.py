@@ -12,11 +12,10 @@ import pytest
 import torch
 
 import landmark
-from landmark.config import to_config
-from landmark.lab import rows
-from landmark.lab.validate import check
+from landmark.config import rows, to_config
+from landmark.config.checks import check
 from landmark.models import Decoder, DecoderConfig, save
-from tests.lab.conftest import compose_conf
+from tests.configurations import compose_conf
 
 ROOT = Path(__file__).parents[1]
 READMES = [ROOT / "README.md", *sorted(ROOT.glob("experiments/*/README.md"))]

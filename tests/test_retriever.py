@@ -10,10 +10,10 @@ import torch
 from landmark.attention.layout import insert_landmarks
 from landmark.attention.rotary import RotaryTable, rotate
 from landmark.data.tokenizers import load_tokenizer
-from landmark.errors import UserError
 from landmark.memory import Memory
 from landmark.models import Decoder, DecoderConfig
 from landmark.retriever import WINDOW, Retriever
+from landmark.utils.errors import UserError
 
 TOKENIZER = load_tokenizer("bytes")
 BLOCK = 8

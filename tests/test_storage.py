@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from landmark.lab.files import write_atomic
-from landmark.lab.training_curves import read_metrics
 from landmark.training.checkpointing import checkpoints
+from landmark.utils.files import write_atomic
+from landmark.utils.metrics_csv import read_metrics
 from tests.training.training_case import make_config, run
 
 RUN = Path(__file__).parents[1] / "run.py"

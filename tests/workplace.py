@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from landmark import app, execution
+from landmark.cli import main as app
 from landmark.config import to_config
-from tests.lab.conftest import compose_conf
+from landmark.experiment import runner as execution
+from tests.configurations import compose_conf
 
 
 def write_books(folder: Path) -> Path:

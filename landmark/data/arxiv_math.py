@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
 from landmark.data.corpora import SPLITS, Document, existing_folder, fingerprint
-from landmark.errors import UserError
+from landmark.utils.errors import UserError
 
 HUB_NAME = "hoskinson-center/proof-pile"
 HUB_FILES = {

@@ -6,8 +6,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from landmark.errors import UserError
-from landmark.extensions import named
+from landmark.utils.errors import UserError
+from landmark.utils.extensions import named
 
 SPLITS = ("train", "validation", "test")
 

@@ -10,7 +10,7 @@ from landmark.data.draws import Draws
 from landmark.data.samples import SampleWindows
 from landmark.data.synthetic import SyntheticCorpus
 from landmark.data.windows import Batch, TrainingWindows
-from landmark.errors import UserError
+from landmark.utils.errors import UserError
 
 if TYPE_CHECKING:
     from landmark.config import Config

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from landmark.data.corpora import SPLITS, Document, existing_folder, fingerprint, read_text
-from landmark.errors import UserError
+from landmark.utils.errors import UserError
 
 EVERY = 50
 _SUFFIXES = (".txt", ".jsonl", ".jsonl.gz")

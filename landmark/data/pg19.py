@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from landmark.data.corpora import SPLITS, Document, existing_folder, fingerprint, read_text
-from landmark.errors import UserError
+from landmark.utils.errors import UserError
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -25,8 +25,8 @@ from landmark.data.corpora import SPLITS, Document, FirstDocuments, Source, open
 from landmark.data.stream import FORMAT, MANIFEST, VERIFIED, Corpus, open_corpus, remember_verified
 from landmark.data.text import count_words
 from landmark.data.tokenizers import Tokenizer
-from landmark.errors import UserError
-from landmark.lab.files import naming, sync_folder, write_json
+from landmark.utils.errors import UserError
+from landmark.utils.files import naming, sync_folder, write_json
 
 _log = logging.getLogger(__name__)
 _In = TypeVar("_In")

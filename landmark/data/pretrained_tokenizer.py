@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from landmark.data.tokenizers import BytePieces
-from landmark.errors import UserError
+from landmark.utils.errors import UserError
 
 LANDMARK = "<landmark>"  # as in `landmark.huggingface`
 

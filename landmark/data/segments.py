@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from landmark.errors import UserError
+from landmark.utils.errors import UserError
 
 
 @dataclass(frozen=True)

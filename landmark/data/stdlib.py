@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from landmark.data.corpora import SPLITS, Document, existing_folder, fingerprint
-from landmark.errors import UserError
+from landmark.utils.errors import UserError
 
 # Installed packages are not the library; tests repeat themselves; build data differs from machine to machine.
 _SKIPPED_FOLDERS = {

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from landmark.errors import UserError
-from landmark.lab.files import inside, read_json, sha256_file, write_json
+from landmark.utils.errors import UserError
+from landmark.utils.files import inside, read_json, sha256_file, write_json
 
 FORMAT = 1
 DTYPES = ("<u2", "<u4")

@@ -11,7 +11,7 @@ import numpy as np
 
 from landmark.data.corpora import SPLITS
 from landmark.data.tokenizers import Tokenizer
-from landmark.errors import UserError
+from landmark.utils.errors import UserError
 
 if TYPE_CHECKING:
     from landmark.data.samples import SampleWindows

@@ -8,7 +8,7 @@ from landmark.data.synthetic import SyntheticCorpus
 from landmark.data.tokenizers import Tokenizer
 
 if TYPE_CHECKING:
-    from landmark.config import DataConfig
+    from landmark.config.schema import DataConfig
 
 
 def synthetic_corpus(data: "DataConfig", tokenizer: Tokenizer) -> SyntheticCorpus | None:

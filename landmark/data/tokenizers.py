@@ -10,7 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
-from landmark.errors import UserError
+from landmark.utils.errors import UserError
 
 GPT2_RANKS_SHA256 = "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"
 # The possessive form of GPT-2's pattern: the same pieces, without backtracking over long runs.

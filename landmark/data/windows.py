@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landmark.errors import UserError
+from landmark.utils.errors import UserError
 
 if TYPE_CHECKING:
     from landmark.data.stream import Stream

@@ -14,11 +14,11 @@ import numpy as np
 
 from landmark.config import Config
 from landmark.data.tokenizers import Tokenizer
-from landmark.errors import UserError
 from landmark.evaluation.perplexity import new_memory
 from landmark.memory import Memory
 from landmark.models import Decoder
 from landmark.models.generation import Sampling
+from landmark.utils.errors import UserError
 
 
 @dataclass

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from landmark.data.stream import Stream
 from landmark.data.tokenizers import Tokenizer
 from landmark.evaluation.perplexity import evaluate
-from landmark.lab.files import read_json, write_json
 from landmark.models import Decoder
+from landmark.utils.files import read_json, write_json
 
 if TYPE_CHECKING:
     from landmark.config import Config

@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landmark.errors import UserError
-from landmark.evaluation.statistics import clopper_pearson
-from landmark.lab.peak_memory import peak_memory_bytes, reset_peak_memory
 from landmark.retriever import Block, Retriever, cut
+from landmark.utils.errors import UserError
+from landmark.utils.peak_memory import peak_memory_bytes, reset_peak_memory
+from landmark.utils.significance import clopper_pearson
 
 if TYPE_CHECKING:
     from landmark.data.stream import Stream

@@ -13,21 +13,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from landmark.config.schema import POSITION_BIN
 from landmark.data.segments import Segment, segments
 from landmark.data.stream import Stream
 from landmark.data.text import text_size
 from landmark.data.tokenizers import Tokenizer
-from landmark.errors import UserError
 from landmark.evaluation.retrieval_statistics import penultimate_chunk
-from landmark.evaluation.statistics import mean_and_error
-from landmark.lab.peak_memory import peak_memory_bytes, reset_peak_memory
-from landmark.memory.observing import Observer
-from landmark.memory.statistics import RATES, with_rates
+from landmark.memory.counters import RATES, with_rates
+from landmark.memory.observer import Observer
+from landmark.utils.errors import UserError
+from landmark.utils.peak_memory import peak_memory_bytes, reset_peak_memory
+from landmark.utils.significance import mean_and_error
 
 if TYPE_CHECKING:
     from landmark.models import LanguageModel
 
-POSITION_BIN = 64  # tokens of a segment whose losses are averaged for the curve over positions
 TOKENS_AT_ONCE = 4096  # of all samples' chunks together, where no batch size is given
 
 

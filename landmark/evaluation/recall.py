@@ -17,9 +17,9 @@ from landmark.evaluation.perplexity import (
     chunk_length,
     new_memory,
 )
-from landmark.evaluation.statistics import clopper_pearson
-from landmark.lab.peak_memory import peak_memory_bytes, reset_peak_memory
-from landmark.memory.statistics import with_rates
+from landmark.memory.counters import with_rates
+from landmark.utils.peak_memory import peak_memory_bytes, reset_peak_memory
+from landmark.utils.significance import clopper_pearson
 
 if TYPE_CHECKING:
     from landmark.models import LanguageModel

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from landmark.errors import UserError
-from landmark.memory.observing import Retrieval
+from landmark.memory.observer import Retrieval
+from landmark.utils.errors import UserError
 
 if TYPE_CHECKING:
     from landmark.models import LanguageModel

@@ -10,10 +10,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicSlidingWindowLayer
 
-from landmark.errors import UserError
 from landmark.huggingface.attention import turn_back
 from landmark.huggingface.families import SLIDING, inverse_frequencies, layer_types
 from landmark.memory import Memory
+from landmark.utils.errors import UserError
 
 
 class LandmarkCache(Cache):

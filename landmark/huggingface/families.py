@@ -7,8 +7,8 @@ from typing import Any, cast
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from landmark.errors import UserError
 from landmark.huggingface.attention import ATTENTION
+from landmark.utils.errors import UserError
 
 # Decoders whose rotary positions turn the whole head, its first half together with its second.
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma3_text")

@@ -15,11 +15,11 @@ from transformers.generation.logits_process import LogitsProcessorList, Suppress
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from landmark.attention.layout import insert_landmarks
-from landmark.errors import UserError
 from landmark.huggingface.attention import ATTENTION, LandmarkWindow
 from landmark.huggingface.cache import LandmarkCache
 from landmark.huggingface.families import check_model
 from landmark.huggingface.opening import open_model, open_tokenizer
+from landmark.utils.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -7,8 +7,8 @@ from typing import Any
 
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from landmark.errors import UserError
-from landmark.lab.files import read_json
+from landmark.utils.errors import UserError
+from landmark.utils.files import read_json
 
 
 def open_model(folder: str | Path, **settings: Any) -> Any:

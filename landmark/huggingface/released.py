@@ -17,10 +17,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from landmark.errors import UserError
 from landmark.huggingface.model import LANDMARK, LandmarkModel, LandmarkSettings, attach, embeddings
 from landmark.huggingface.opening import open_model, open_tokenizer
-from landmark.lab.files import read_json
+from landmark.utils.errors import UserError
+from landmark.utils.files import read_json
 
 BLOCK_SIZE = 50
 LLAMA_7B_SUM = 49798.7656  # of all weights of the authors' model, in float32

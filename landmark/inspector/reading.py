@@ -10,11 +10,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from landmark.errors import UserError
 from landmark.memory import Memory
-from landmark.memory.observing import Retrieval
+from landmark.memory.observer import Retrieval
 from landmark.models import Decoder
 from landmark.models.generation import LOCAL
+from landmark.utils.errors import UserError
 
 NONE = 0xFFFF  # in the place of a block's number
 MOST = 1 << 24  # retrievals of a page, of one block by one head for one token
@@ -75,7 +75,7 @@ def read(
 
 
 class _Observed:
-    """An observer of a memory (see `landmark.memory.observing`) that keeps everything, of one sample."""
+    """An observer of a memory (see `landmark.memory.observer`) that keeps everything, of one sample."""
 
     def __init__(self, model: Decoder, k: int, length: int):
         shape = model.config.num_layers, model.config.num_heads

@@ -10,14 +10,14 @@ import numpy as np
 
 from landmark.config import Config
 from landmark.data.tokenizers import Tokenizer
-from landmark.errors import UserError
 from landmark.evaluation.asking import texts
 from landmark.evaluation.perplexity import memory_settings
 from landmark.inspector.page import render
 from landmark.inspector.reading import read
-from landmark.lab.files import write_atomic
 from landmark.models import Decoder
 from landmark.models.generation import LOCAL
+from landmark.utils.errors import UserError
+from landmark.utils.files import write_atomic
 
 
 def inspect_text(

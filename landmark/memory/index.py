@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landmark.errors import UserError
+from landmark.memory.block_store import BlockStore
 from landmark.memory.positions import scoring_lag
-from landmark.memory.store import BlockStore
+from landmark.utils.errors import UserError
 
 INDICES = ("exact", "faiss")
 INDEX_TYPES = ("flat", "ivf")

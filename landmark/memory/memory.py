@@ -16,18 +16,18 @@ from landmark.attention import backend_for, landmark_attention
 from landmark.attention.context_miss import miss_scores
 from landmark.attention.flash import attention_forward
 from landmark.attention.rotary import RotaryTable, rotate, rotate_cmt
-from landmark.errors import UserError
+from landmark.memory.block_attention import read_blocks, read_blocks_fused
+from landmark.memory.block_store import BlockStore, LayerMemory
+from landmark.memory.counters import MemoryStatistics, with_rates
 from landmark.memory.index import LandmarkIndex, retrieve_candidates
 from landmark.memory.lookups import Lookups, lookups
-from landmark.memory.observing import Observer, Retrieval
+from landmark.memory.observer import Observer, Retrieval
 from landmark.memory.positions import attending_lag, slots
-from landmark.memory.reading import read_blocks, read_blocks_fused
 from landmark.memory.retrieval import retrieve
 from landmark.memory.saving import load, save
 from landmark.memory.settings import check_settings
-from landmark.memory.statistics import MemoryStatistics, with_rates
-from landmark.memory.store import BlockStore, LayerMemory
 from landmark.memory.tiers import Tier
+from landmark.utils.errors import UserError
 
 
 class Memory:
@@ -121,7 +121,7 @@ class Memory:
         the device, and seconds_waited for that.
 
         With a context miss token also, of each layer and head, the lookups that were possible and those dropped, and
-        the rates of `landmark.memory.statistics.with_rates`."""
+        the rates of `landmark.memory.counters.with_rates`."""
         stores = [layer.store for layer in self.layers.values()]
         return with_rates(
             {

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from landmark.memory.block_store import BlockStore
 from landmark.memory.positions import scoring_lag
-from landmark.memory.store import BlockStore
 
 GRANULARITIES = ("per_token_and_head", "per_head", "per_token")
 SCORERS = ("landmark", "recent", "random", "mean_key")

@@ -12,10 +12,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from landmark.errors import UserError
-from landmark.lab.files import inside, read_json, write_atomic, write_json
-from landmark.memory.files import Saved
-from landmark.memory.store import BlockStore
+from landmark.memory.block_files import Saved
+from landmark.memory.block_store import BlockStore
+from landmark.utils.errors import UserError
+from landmark.utils.files import inside, read_json, write_atomic, write_json
 
 if TYPE_CHECKING:
     from landmark.memory.memory import Memory

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from landmark.errors import UserError
 from landmark.memory.index import INDEX_TYPES, INDICES, import_faiss
 from landmark.memory.positions import MAPPINGS
 from landmark.memory.retrieval import GRANULARITIES, SCORERS
 from landmark.memory.tiers import TIERS
+from landmark.utils.errors import UserError
 
 
 def check_settings(

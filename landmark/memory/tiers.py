@@ -13,8 +13,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from landmark.memory.cache import BlockCache
-from landmark.memory.files import FileRows, Saved
+from landmark.memory.block_cache import BlockCache
+from landmark.memory.block_files import FileRows, Saved
 
 TIERS = ("device", "cpu", "disk")
 

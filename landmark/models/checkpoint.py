@@ -13,9 +13,9 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from landmark.errors import UserError
-from landmark.lab.files import read_json, write_atomic, write_json
 from landmark.models.decoder import Decoder, DecoderConfig, new_decoder
+from landmark.utils.errors import UserError
+from landmark.utils.files import read_json, write_atomic, write_json
 
 if TYPE_CHECKING:
     from landmark.models import LanguageModel

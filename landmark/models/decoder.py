@@ -21,10 +21,10 @@ from landmark.attention import BACKEND_NAMES, landmark_attention
 from landmark.attention.causal import causal_attention
 from landmark.attention.layout import insert_landmarks
 from landmark.attention.rotary import RotaryTable, rotary_factors, rotate, rotate_cmt
-from landmark.errors import UserError
-from landmark.extensions import named
 from landmark.memory import Memory, RecurrentMemory, SinkMemory
 from landmark.models import generation
+from landmark.utils.errors import UserError
+from landmark.utils.extensions import named
 
 KINDS = ("transformer", "landmark", "transformer_xl")
 IGNORED = -100  # target of a position without loss

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landmark.errors import UserError
 from landmark.memory import Memory, RecurrentMemory
+from landmark.utils.errors import UserError
 
 if TYPE_CHECKING:
     from landmark.models.decoder import Decoder, DecoderConfig

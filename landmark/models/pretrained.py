@@ -18,12 +18,12 @@ from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, PreTra
 from transformers.utils import logging as transformers_logging
 
 from landmark.attention.layout import insert_landmarks
-from landmark.errors import UserError
 from landmark.huggingface import LandmarkCache, LandmarkModel, LandmarkSettings, attach, place_embedding
 from landmark.huggingface.opening import open_model
-from landmark.lab.files import sha256_file
 from landmark.models import generation
 from landmark.models.decoder import DecoderConfig, Window, summed_loss
+from landmark.utils.errors import UserError
+from landmark.utils.files import sha256_file
 
 transformers_logging.disable_progress_bar()  # the program has its own
 

@@ -15,10 +15,10 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 
-from landmark.errors import UserError
-from landmark.lab.files import naming, sha256_file, sync_folder, write_atomic
-from landmark.lab.identity import difference
 from landmark.training.interruption import Interruption
+from landmark.utils.differences import difference
+from landmark.utils.errors import UserError
+from landmark.utils.files import naming, sha256_file, sync_folder, write_atomic
 
 log = logging.getLogger(__name__)
 

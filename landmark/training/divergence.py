@@ -5,9 +5,9 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from landmark.errors import UserError
-from landmark.lab.files import write_json
 from landmark.training.checkpointing import checkpoints
+from landmark.utils.errors import UserError
+from landmark.utils.files import write_json
 
 if TYPE_CHECKING:
     from landmark.data.samples import SampleWindows

@@ -16,10 +16,6 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.profilers import AdvancedProfiler, Profiler, PyTorchProfiler, SimpleProfiler
 
 from landmark.data.datamodule import WindowDataModule
-from landmark.errors import UserError
-from landmark.lab.flops import flops_per_token, keys_per_query, peak_flops
-from landmark.lab.identity import run_settings
-from landmark.lab.peak_memory import reset_peak_memory
 from landmark.models import checkpoint as weights
 from landmark.training.checkpointing import AtomicCheckpointIO, Checkpoints, find_checkpoint
 from landmark.training.divergence import REPORT, NotFinite, diverged
@@ -29,9 +25,12 @@ from landmark.training.metrics import MetricsFile
 from landmark.training.module import LanguageModelTraining
 from landmark.training.progress import Progress
 from landmark.training.sharding import gathered, strategy
+from landmark.utils.errors import UserError
+from landmark.utils.flops import flops_per_token, keys_per_query, peak_flops
+from landmark.utils.peak_memory import reset_peak_memory
 
 if TYPE_CHECKING:
-    from landmark.config import Config, TrainConfig
+    from landmark.config.schema import Config, TrainConfig
     from landmark.data.stream import Corpus
     from landmark.data.synthetic import SyntheticCorpus
     from landmark.data.tokenizers import Tokenizer
@@ -47,7 +46,7 @@ def train(
     config: "Config",
     run_dir: Path,
     loggers: list[Logger],
-    start: str | None = None,
+    identity: dict[str, Any],
 ) -> dict[str, Any]:
     """Train `model` in place for `train.steps` steps in all and save its weights in `run_dir`.
 
@@ -56,9 +55,10 @@ def train(
     removes them, for the caller to call once it has kept the summary: steps, train_loss and validation_loss
     in nats, validation_perplexity, seconds, tokens_per_second, mfu or None, peak_memory_bytes, parameters.
 
-    start: identity of the weights that the model starts from. Expects settings that `landmark.lab.validate.check` has
-    passed. Raises UserError where they do not fit the devices, on checkpoints of which none is whole or that are of
-    another configuration, on a loss or weights that are not finite; Stopped where a signal ended it after a checkpoint.
+    identity: the settings that decide the weights (`landmark.experiment.identity`). Expects settings that
+    `landmark.config.checks.check` has passed. Raises UserError where they do not fit the devices, on checkpoints of
+    which none is whole or that are of another identity, on a loss or weights that are not finite; Stopped where a
+    signal ended it after a checkpoint.
     """
     settings = config.train
     if config.trainer.threads:
@@ -66,7 +66,6 @@ def train(
     folder = Path(run_dir) / "checkpoints"
     folder.mkdir(parents=True, exist_ok=True)
     (Path(run_dir) / REPORT).unlink(missing_ok=True)
-    identity = run_settings(config, tokenizer.hash, corpus.split("train").sha256, start)
     resumed = find_checkpoint(folder, identity)
     path, step = resumed or (None, 0)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import lightning
 
-from landmark.errors import Stopped
+from landmark.utils.errors import Stopped
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 

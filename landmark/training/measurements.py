@@ -10,9 +10,9 @@ from lightning.pytorch.strategies import FSDPStrategy
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import Tensor
 
-from landmark.lab.peak_memory import peak_memory_bytes
 from landmark.training.divergence import NotFinite, check_finite
 from landmark.training.module import LanguageModelTraining
+from landmark.utils.peak_memory import peak_memory_bytes
 
 
 class Measurements(lightning.Callback):

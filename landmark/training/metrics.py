@@ -10,8 +10,8 @@ from typing import Any
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
-from landmark.lab.files import naming, write_atomic
-from landmark.lab.training_curves import whole_lines
+from landmark.utils.files import naming, write_atomic
+from landmark.utils.metrics_csv import whole_lines
 
 COLUMNS = (
     "step",

@@ -13,7 +13,7 @@ from landmark.data.windows import NO_LOSS, Batch
 from landmark.training.optimization import learning_rate, make_optimizer
 
 if TYPE_CHECKING:
-    from landmark.config import TrainConfig
+    from landmark.config.schema import TrainConfig
     from landmark.models import LanguageModel
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 if TYPE_CHECKING:
-    from landmark.config import TrainConfig
+    from landmark.config.schema import TrainConfig
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:

@@ -7,7 +7,7 @@ import pytest
 
 from landmark.data.corpora import SPLITS, open_source
 from landmark.data.stdlib import split_of
-from landmark.errors import UserError
+from landmark.utils.errors import UserError
 
 
 def write_parquet(file: Path, rows: dict[int, str | None], **columns: list) -> None:

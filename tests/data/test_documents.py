@@ -8,7 +8,7 @@ import pytest
 from landmark.data import prepare
 from landmark.data.corpora import SPLITS, open_source
 from landmark.data.tokenizers import load_tokenizer
-from landmark.errors import UserError
+from landmark.utils.errors import UserError
 
 
 def lines(texts):

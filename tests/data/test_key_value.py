@@ -7,7 +7,7 @@ import pytest
 
 from landmark.data import SyntheticCorpus, load_tokenizer
 from landmark.data.key_value import KEYS, KeyValue
-from landmark.errors import UserError
+from landmark.utils.errors import UserError
 
 TOKENIZER = load_tokenizer("bytes")
 CORPUS = SyntheticCorpus(KeyValue(), TOKENIZER)

@@ -5,11 +5,11 @@ import re
 import numpy as np
 import pytest
 
-from landmark.config import SYNTHETIC, DataConfig
+from landmark.config.schema import SYNTHETIC, DataConfig
 from landmark.data import SyntheticCorpus, load_tokenizer, synthetic_corpus
 from landmark.data.passkey import FILLER, INTRODUCTION, LARGEST, SENTENCES, Passkey
 from landmark.data.windows import NO_LOSS
-from landmark.errors import UserError
+from landmark.utils.errors import UserError
 
 TOKENIZER = load_tokenizer("bytes")
 

@@ -16,8 +16,8 @@ import pytest
 from landmark.data import SPLITS, Tokenizer, find, open_corpus, prepare
 from landmark.data.corpora import open_source, read_text
 from landmark.data.preparation import _map_in_order
-from landmark.errors import UserError
-from landmark.lab.files import sha256_file
+from landmark.utils.errors import UserError
+from landmark.utils.files import sha256_file
 
 
 def contents(folder: Path) -> dict[str, bytes]:

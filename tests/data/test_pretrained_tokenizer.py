@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from landmark.data.pretrained_tokenizer import PretrainedTokenizer, open_pretrained
 from landmark.data.tokenizers import load_tokenizer
-from landmark.errors import UserError
+from landmark.utils.errors import UserError
 from tests.huggingface.conftest import make_tokenizer
 
 TEXT = "A heron, <landmark> <eot> naïve — 鷺.\n"

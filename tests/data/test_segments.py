@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from landmark.data import Segment, segments
-from landmark.errors import UserError
+from landmark.utils.errors import UserError
 
 
 def targets(cut: list[Segment]) -> list[int]:

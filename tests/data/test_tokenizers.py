@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from landmark.data import load_tokenizer
 from landmark.data.tokenizers import GPT2_RANKS_SHA256
-from landmark.errors import UserError
+from landmark.utils.errors import UserError
 
 BYTES = load_tokenizer("bytes")
 TEXT = st.text(st.characters(codec="utf-8"))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from landmark.data.datamodule import WindowDataModule
 from landmark.data.windows import NO_LOSS, TrainingWindows, landmark_view, viewed_length
-from landmark.errors import UserError
+from landmark.utils.errors import UserError
 
 LANDMARK, EOT = 60000, 50000
 raw_streams = st.lists(st.integers(0, 9) | st.just(EOT), min_size=8, max_size=80).map(

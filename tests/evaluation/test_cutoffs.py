@@ -13,8 +13,8 @@ from landmark.config import to_config
 from landmark.evaluation import choose_cutoffs, evaluate
 from landmark.evaluation.cutoffs import CUTOFFS, STEPS, Choice, choose, measure_layers
 from landmark.models import Decoder
+from tests.configurations import compose_conf
 from tests.evaluation.test_perplexity import LANDMARK, TOKENIZER, model_of, stream
-from tests.lab.conftest import compose_conf
 
 __all__ = ["stream"]  # a fixture
 

@@ -12,11 +12,11 @@ pytest.importorskip("bm25s", reason="the optional extra `hf` is not installed")
 
 from landmark.data.stream import Stream
 from landmark.data.tokenizers import load_tokenizer
-from landmark.errors import UserError
 from landmark.evaluation.half_sentences import _bm25, _chance, _rank, documents, evaluate_half_sentences, tear
-from landmark.evaluation.statistics import clopper_pearson
 from landmark.models import Decoder, DecoderConfig
 from landmark.retriever import cut
+from landmark.utils.errors import UserError
+from landmark.utils.significance import clopper_pearson
 from tests.training.training_case import make_config
 
 TOKENIZER = load_tokenizer("bytes")

@@ -11,9 +11,9 @@ import torch
 
 from landmark.data.stream import Stream
 from landmark.data.tokenizers import load_tokenizer
-from landmark.errors import UserError
 from landmark.evaluation import evaluate
 from landmark.models import Decoder, DecoderConfig
+from landmark.utils.errors import UserError
 
 TOKENIZER = load_tokenizer("bytes")
 PLAIN = DecoderConfig("transformer", vocab_size=320, num_layers=2, num_heads=2, head_dim=8, mlp_dim=32)

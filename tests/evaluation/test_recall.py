@@ -8,9 +8,9 @@ import pytest
 from landmark.data import SyntheticCorpus, load_tokenizer
 from landmark.data.passkey import Passkey
 from landmark.evaluation import evaluate_recall
-from landmark.evaluation.statistics import clopper_pearson
 from landmark.memory import Memory
 from landmark.models import Decoder, DecoderConfig
+from landmark.utils.significance import clopper_pearson
 
 TOKENIZER = load_tokenizer("bytes")
 

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from landmark.errors import UserError
 from landmark.evaluation import evaluate
 from landmark.evaluation.retrieval_statistics import distinct, penultimate_chunk
 from landmark.memory.retrieval import GRANULARITIES
 from landmark.models import Decoder
+from landmark.utils.errors import UserError
 from tests.evaluation.test_perplexity import LANDMARK, PLAIN, TOKENIZER, model_of, settings, stream
 
 __all__ = ["stream"]  # a fixture

@@ -4,8 +4,8 @@ import pytest
 import torch
 from transformers import DynamicCache, GenerationConfig
 
-from landmark.errors import UserError
 from landmark.huggingface import wrap
+from landmark.utils.errors import UserError
 from tests.huggingface.conftest import make_model
 
 BLOCK = 4

@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from landmark.errors import UserError
 from landmark.huggingface.released import recover
+from landmark.utils.errors import UserError
 from tests.huggingface.conftest import make_model, make_tokenizer
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, GPTNeoXConfig, LlamaModel
 
-from landmark.errors import UserError
 from landmark.huggingface import LANDMARK, LandmarkModel, attach, load, wrap
+from landmark.utils.errors import UserError
 from tests.huggingface.conftest import CONFIGS, SHAPE, make_model
 
 

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from landmark import app
+from landmark.cli import main as app
 from landmark.config import to_config
-from landmark.errors import UserError
 from landmark.inspector.reading import read
-from landmark.lab.files import write_json
 from landmark.models import save
+from landmark.utils.errors import UserError
+from landmark.utils.files import write_json
+from tests.configurations import compose_conf
 from tests.inspector.conftest import TEXT, TOKENIZER, model_of
 from tests.inspector.test_page import data_of
-from tests.lab.conftest import compose_conf
 
 ROOT = Path(__file__).parents[2]
 LONG = TEXT * 7  # more than a chunk of 250

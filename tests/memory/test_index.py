@@ -9,14 +9,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from landmark.errors import UserError
 from landmark.memory import Memory
 from landmark.memory import memory as memory_module
+from landmark.memory.block_store import BlockStore
 from landmark.memory.index import INDEX_TYPES, LandmarkIndex, retrieve_candidates
 from landmark.memory.positions import MAPPINGS
 from landmark.memory.retrieval import GRANULARITIES, retrieve
-from landmark.memory.store import BlockStore
 from landmark.memory.tiers import TIERS
+from landmark.utils.errors import UserError
 from tests.memory.test_memory import feed
 from tests.memory.test_tiers import texts
 

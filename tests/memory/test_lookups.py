@@ -7,8 +7,8 @@ import torch
 
 from landmark.memory import Memory
 from landmark.memory import memory as memory_module
+from landmark.memory.block_store import BlockStore
 from landmark.memory.retrieval import GRANULARITIES
-from landmark.memory.store import BlockStore
 from tests.memory.test_memory import feed
 
 

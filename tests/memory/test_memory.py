@@ -6,11 +6,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from landmark.errors import UserError
 from landmark.memory import Memory
 from landmark.memory.positions import MAPPINGS, attending_lag, scoring_lag, slots
 from landmark.memory.retrieval import GRANULARITIES
 from landmark.memory.settings import check_settings
+from landmark.utils.errors import UserError
 from tests import naive
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from landmark.errors import UserError
 from landmark.memory import Memory, saving
 from landmark.memory.positions import MAPPINGS
 from landmark.memory.tiers import TIERS
+from landmark.utils.errors import UserError
 from tests.memory.test_memory import feed
 from tests.memory.test_tiers import texts
 
@@ -194,7 +194,7 @@ def test_nothing_is_left_of_a_memory_that_could_not_be_saved(tmp_path, monkeypat
 
 READER = """
 import resource, sys, torch
-from landmark.errors import UserError
+from landmark.utils.errors import UserError
 from landmark.memory import Memory
 folder, limit, what = sys.argv[1:]
 x = torch.randn(1, 2, 6000, 32)

@@ -10,12 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from landmark.errors import UserError
 from landmark.memory import Memory
-from landmark.memory.cache import BlockCache
+from landmark.memory.block_cache import BlockCache
 from landmark.memory.positions import MAPPINGS
 from landmark.memory.retrieval import GRANULARITIES, SCORERS
 from landmark.memory.tiers import TIERS, TierCounts
+from landmark.utils.errors import UserError
 from tests.memory.test_memory import feed
 
 

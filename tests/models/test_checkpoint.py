@@ -7,10 +7,10 @@ import torch
 from safetensors.torch import save_file
 
 import landmark
-from landmark.errors import UserError
 from landmark.models import Decoder, DecoderConfig, save
 from landmark.models.checkpoint import load
 from landmark.models.decoder import new_decoder
+from landmark.utils.errors import UserError
 
 CONFIG = DecoderConfig(
     "landmark", vocab_size=64, num_layers=2, num_heads=2, head_dim=8, mlp_dim=32, block_size=5, landmark_id=60

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from landmark.data.windows import Batch
-from landmark.errors import UserError
 from landmark.memory import RecurrentMemory
 from landmark.models import Decoder, DecoderConfig
+from landmark.utils.errors import UserError
 
 TINY = DecoderConfig("transformer", vocab_size=64, num_layers=2, num_heads=2, head_dim=8, mlp_dim=32)
 LANDMARK = replace(TINY, kind="landmark", block_size=5, landmark_id=60)

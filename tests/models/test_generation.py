@@ -5,13 +5,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from landmark.errors import UserError
 from landmark.memory import Memory
 from landmark.memory.positions import MAPPINGS
 from landmark.memory.retrieval import GRANULARITIES
 from landmark.memory.tiers import TIERS
 from landmark.models import Decoder, DecoderConfig
 from landmark.models.generation import Sampling
+from landmark.utils.errors import UserError
 
 LANDMARK, VOCABULARY = 30, 32
 

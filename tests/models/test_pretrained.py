@@ -8,15 +8,15 @@ import torch
 pytest.importorskip("transformers", reason="the optional extra `hf` is not installed")
 
 from landmark import load as load_model
-from landmark.config import DataConfig, ModelConfig, TrainerConfig
-from landmark.errors import UserError
+from landmark.config.schema import DataConfig, ModelConfig, TrainerConfig
 from landmark.huggingface import LandmarkModel
 from landmark.huggingface import load as load_wrapped
 from landmark.models import build, decoder_config, save
 from landmark.models.pretrained import load_pretrained, start_from, weights_sha256
 from landmark.training import train
+from landmark.utils.errors import UserError
 from tests.huggingface.conftest import make_model, make_tokenizer
-from tests.training.training_case import TOKENIZER, make_config, make_corpus
+from tests.training.training_case import TOKENIZER, identity_of, make_config, make_corpus
 
 BLOCK = 5
 
@@ -42,7 +42,8 @@ def fine_tune(model, tmp_path, **changes):
     )
     run = tmp_path / "run"
     run.mkdir()
-    return train(model, make_corpus(tmp_path / "data"), TOKENIZER, config, run, [], "weights"), run
+    corpus = make_corpus(tmp_path / "data")
+    return train(model, corpus, TOKENIZER, config, run, [], identity_of(config, corpus, "weights")), run
 
 
 def embedding(model):

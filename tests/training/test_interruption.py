@@ -12,9 +12,9 @@ import pytest
 import torch
 from lightning.pytorch.loggers.logger import DummyLogger
 
-from landmark.errors import Stopped
 from landmark.training.checkpointing import checkpoints
 from landmark.training.interruption import SIGNALS
+from landmark.utils.errors import Stopped
 from tests.training.training_case import make_config, run
 
 ROOT = Path(__file__).parents[2]

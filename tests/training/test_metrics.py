@@ -1,5 +1,5 @@
-from landmark.lab.training_curves import read_metrics
 from landmark.training.metrics import COLUMNS, MetricsFile
+from landmark.utils.metrics_csv import read_metrics
 
 
 def test_a_resumed_file_has_each_step_once(tmp_path):

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from landmark.config import TrainConfig
+from landmark.config.schema import TrainConfig
 from landmark.models import Decoder, DecoderConfig
 from landmark.training.optimization import learning_rate, make_optimizer, parameter_groups
 from tests.training.training_case import KINDS, make_config, make_model

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from landmark.errors import UserError
-from landmark.lab.files import write_json
-from landmark.lab.training_curves import read_metrics
-from landmark.processes import train_together
+from landmark.experiment.processes import train_together
+from landmark.utils.errors import UserError
+from landmark.utils.files import write_json
+from landmark.utils.metrics_csv import read_metrics
 from tests.training.together_case import train
 from tests.training.training_case import EXTRAS
 

@@ -9,10 +9,10 @@ import torch
 from lightning.pytorch.loggers.logger import DummyLogger
 
 import landmark.training.module
-from landmark.errors import UserError
-from landmark.lab.training_curves import read_metrics
 from landmark.training import discard_checkpoints
 from landmark.training.checkpointing import checkpoint_path, checkpoints, hash_path
+from landmark.utils.errors import UserError
+from landmark.utils.metrics_csv import read_metrics
 from tests.training.training_case import KINDS, make_config, run
 
 ROOT = Path(__file__).parents[2]

@@ -5,11 +5,11 @@ import torch
 from lightning.pytorch.strategies import FSDPStrategy
 
 from landmark.config import to_config
-from landmark.lab.validate import check
+from landmark.config.checks import check
 from landmark.models import Decoder, DecoderConfig, load, save
 from landmark.models.decoder import Block
 from landmark.training.sharding import layer_types, strategy
-from tests.lab.conftest import compose_conf
+from tests.configurations import compose_conf
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from lightning.pytorch.loggers.logger import DummyLogger
 
-from landmark.lab.files import read_json
-from landmark.processes import errors_left_in
+from landmark.experiment.processes import errors_left_in
 from landmark.training import train as train_model
-from tests.training.training_case import TOKENIZER, make_config, make_corpus, make_model
+from landmark.utils.files import read_json
+from tests.training.training_case import TOKENIZER, identity_of, make_config, make_corpus, make_model
 
 
 class Stop(DummyLogger):
@@ -36,7 +36,8 @@ def train(folder, kind, stop=None, **changes):
     (folder / "run").mkdir(parents=True, exist_ok=True)
     loggers = [] if stop is None else [Stop(stop)]
     with nullcontext() if stop is None else suppress(KeyError):
-        train_model(model, make_corpus(folder / "data"), TOKENIZER, config, folder / "run", loggers)
+        corpus = make_corpus(folder / "data")
+        train_model(model, corpus, TOKENIZER, config, folder / "run", loggers, identity_of(config, corpus))
 
 
 if __name__ == "__main__":

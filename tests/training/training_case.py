@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from landmark.config import (
+from landmark.config.schema import (
     CmtConfig,
     Config,
     DataConfig,
@@ -27,6 +27,7 @@ from landmark.config import (
 )
 from landmark.data.stream import Corpus
 from landmark.data.tokenizers import load_tokenizer
+from landmark.experiment.identity import run_settings
 from landmark.models import build
 from landmark.training import train
 from landmark.training.metrics import MetricsFile
@@ -95,7 +96,13 @@ def run(config: Config, folder: Path, loggers: list | None = None) -> tuple[Any,
     model = make_model(config)
     run_dir = folder / "run"
     run_dir.mkdir(parents=True, exist_ok=True)
-    return model, train(model, make_corpus(folder / "data"), TOKENIZER, config, run_dir, loggers or [])
+    corpus = make_corpus(folder / "data")
+    return model, train(model, corpus, TOKENIZER, config, run_dir, loggers or [], identity_of(config, corpus))
+
+
+def identity_of(config: Config, corpus: Corpus, start: str | None = None) -> dict[str, Any]:
+    """The settings that decide the weights of a run."""
+    return run_settings(config, TOKENIZER.hash, corpus.split("train").sha256, start)
 
 
 def kill_at(event: str, step: int) -> None:

@@ -1,0 +1,226 @@
+"""What a chunk costs, and what is kept, as the context grows."""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from benchmarks.report import Report, Row, Target
+from benchmarks.settings import BLOCK_SIZE, Headless, Options, Say
+from benchmarks.timing import Spread, interleave, ratios
+from landmark.attention.causal import causal_attention
+from landmark.attention.rotary import RotaryTable, rotate
+from landmark.data.stdlib import StandardLibrary
+from landmark.memory import Memory
+from landmark.memory import memory as memory_module
+from landmark.models import DecoderConfig
+
+LANDMARK = "landmark, per_token_and_head"
+NO_SCAN = "the same, less its scan"
+PER_HEAD = "landmark, per_head"
+RECENT = "the last k blocks, no scan"
+SCATTERED = "every query its own blocks"
+PLAIN = "plain attention to everything"
+BLOCKS, PREFIX = "landmark's blocks", "all keys and values"
+NAMES = (LANDMARK, NO_SCAN, PER_HEAD, RECENT, SCATTERED, PLAIN, BLOCKS, PREFIX)
+# Memory's scorer and granularity, and whether it is full of text.
+READINGS = {
+    LANDMARK: ("landmark", "per_token_and_head", True),
+    PER_HEAD: ("landmark", "per_head", True),
+    RECENT: ("recent", "per_token_and_head", True),
+    SCATTERED: ("landmark", "per_token_and_head", False),
+}
+TIME, KEPT = "chunk", "kept"
+TARGETS = {LANDMARK: Target("≤", 2.0), NO_SCAN: Target("≤", 1.15), RECENT: Target("≤", 1.15)}
+BLOCKS_AT_ONCE = 20  # while a memory is filled
+
+ByContext = Mapping[tuple[str, int], Sequence[float]]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Contexts are in tokens; plain attention is measured up to `plain_context`."""
+
+    contexts: tuple[int, ...] = (2_000, 8_000, 32_000, 128_000, 256_000)
+    plain_context: int = 32_000
+    num_layers: int = 3
+    num_heads: int = 8
+    head_dim: int = 64
+    mlp_dim: int = 2048
+    chunk: int = 250
+    k: int = 4
+    rounds: int = 11
+
+    def __str__(self) -> str:
+        layers = f"{self.num_layers} layers, {self.num_heads} heads of {self.head_dim}"
+        return f"a chunk of {self.chunk} tokens, {layers}, k={self.k}"
+
+
+def scale(quick: bool) -> Scale:
+    return Scale((500, 1000, 2000), 1000, 2, 2, 8, 32, 100, rounds=3) if quick else Scale()
+
+
+class PrefixCache:
+    """Keys, turned once, and values of a whole prefix in each layer, with room for one chunk more."""
+
+    def __init__(self, size: Scale, context: int):
+        shape = 2, size.num_layers, 1, size.num_heads, context + size.chunk, size.head_dim
+        self.context = context
+        self.keys, self.values = torch.randn(shape)
+        self._rotary = RotaryTable()
+
+    @property
+    def bytes_kept(self) -> int:
+        return 2 * self.keys[..., : self.context, :].nbytes
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        keys, values = self.keys[layer], self.values[layer]
+        factors = self._rotary(self.context, q.shape[2], q)
+        keys[:, :, self.context :] = rotate(k, factors)
+        values[:, :, self.context :] = v
+        return causal_attention(rotate(q, factors), keys, values, prefix=self.context)
+
+    def commit(self) -> None:
+        """Nothing to keep: each chunk is measured after the same prefix."""
+
+
+class Scan:
+    """Stands in for `retrieve`, and adds up the seconds that it takes."""
+
+    def __init__(self):
+        self.seconds = 0.0
+        self._retrieve = memory_module.retrieve
+
+    def __call__(self, *arguments, **settings) -> Tensor:
+        started = time.perf_counter()
+        ages = self._retrieve(*arguments, **settings)
+        self.seconds += time.perf_counter() - started
+        return ages
+
+
+def run(options: Options, say: Say) -> Report:
+    size = scale(options.quick)
+    landmark, plain = decoder(size, "landmark"), decoder(size, "transformer")
+    functions: dict[tuple[str, int], Callable[[], None]] = {}
+    scans: dict[tuple[str, int], list[float]] = defaultdict(list)
+    kept: dict[tuple[str, int], list[float]] = {}
+    for context in size.contexts:
+        say(f"filling memories of {context:,} tokens")
+        memories = {True: filled_with_text(landmark, size, context), False: filled_at_random(landmark, size, context)}
+        for name, (*_, of_text) in READINGS.items():
+            chunks = iter(text(context)[context:].split(size.chunk))
+            functions[name, context] = reading(landmark, memories[of_text], chunks, name, scans[name, context])
+        kept[BLOCKS, context] = [memories[True].stats["bytes_kept"]]
+    chunk = text(0)[None, : size.chunk]
+    for context in (each for each in size.contexts if each <= size.plain_context):
+        cache = PrefixCache(size, context)
+        functions[PLAIN, context] = attending(plain, cache, chunk)
+        kept[PREFIX, context] = [cache.bytes_kept]
+    say("a chunk after each context")
+    seconds: dict[tuple[str, int], list[float]] = interleave(functions, rounds=size.rounds)
+    for context in size.contexts:
+        total, scan = seconds[LANDMARK, context], scans[LANDMARK, context][-size.rounds :]
+        seconds[NO_SCAN, context] = [a - b for a, b in zip(total, scan, strict=True)]
+    return Report([*rows(size, TIME, seconds, "ms", 1e3), *rows(size, KEPT, kept, "MB", 1e-6)])
+
+
+def rows(size: Scale, what: str, values: ByContext, unit: str, factor: float) -> list[Row]:
+    """A row for each competitor and context, against its own first; targets hold at the last context."""
+    first, last = size.contexts[0], size.contexts[-1]
+    return [
+        Row(
+            part="growth",
+            setting=f"{what} after {context:,} tokens",
+            context=context,
+            measured=name,
+            against=f"itself at {first:,}",
+            unit=unit,
+            value=Spread.of([factor * value for value in each]),
+            ratio=ratios(each, values[name, first]),
+            target=TARGETS.get(name) if what == TIME and context == last else None,
+        )
+        for name in NAMES
+        for (competitor, context), each in values.items()
+        if competitor == name
+    ]
+
+
+def decoder(size: Scale, kind: str) -> Headless:
+    config = DecoderConfig(
+        kind=kind,
+        vocab_size=320,
+        num_layers=size.num_layers,
+        num_heads=size.num_heads,
+        head_dim=size.head_dim,
+        mlp_dim=size.mlp_dim,
+        landmark_id=257 if kind == "landmark" else None,
+        block_size=BLOCK_SIZE if kind == "landmark" else None,
+    )
+    return Headless(config).eval()
+
+
+def text(context: int) -> Tensor:
+    """Source code as bytes: so many, and enough more for the chunks to be measured."""
+    length, parts = context + 100_000, []
+    for document in StandardLibrary().documents("train"):
+        parts.append(document.text.encode())
+        if sum(map(len, parts)) >= length:
+            break
+    return torch.tensor(list(b"".join(parts)[:length]))
+
+
+def filled_with_text(model: Headless, size: Scale, context: int) -> Memory:
+    """A memory of a text that is full: with each chunk the oldest blocks go, and the context stays as long.
+
+    While it is filled nothing is retrieved, which would take long and change little.
+    """
+    memory = model.new_memory(max_blocks=context // BLOCK_SIZE, k=0)
+    assert isinstance(memory, Memory)
+    with torch.no_grad():
+        for tokens in text(context)[:context].split(BLOCKS_AT_ONCE * BLOCK_SIZE):
+            model(tokens[None], memory=memory)
+    memory.k = size.k
+    return memory
+
+
+def filled_at_random(model: Headless, size: Scale, context: int, dtype: torch.dtype | None = None) -> Memory:
+    """A memory, full too, of random blocks: each query finds blocks of its own, as in no text."""
+    blocks, width = context // BLOCK_SIZE, BLOCK_SIZE + 1
+    memory = model.new_memory(max_blocks=blocks, k=0)
+    assert isinstance(memory, Memory)
+    while memory.position < blocks * width:
+        shape = 3, 1, size.num_heads, BLOCKS_AT_ONCE * width, size.head_dim
+        for layer in range(size.num_layers):
+            memory.attend(layer, *torch.randn(shape, dtype=dtype))
+        memory.commit()
+    memory.k = size.k
+    return memory
+
+
+def reading(
+    model: Headless, memory: Memory, chunks: Iterator[Tensor], name: str, scans: list[float]
+) -> Callable[[], None]:
+    """Reads the next chunk as `name` says, and notes the seconds of its scan."""
+    scorer, granularity, _ = READINGS[name]
+
+    @torch.no_grad()
+    def read() -> None:
+        memory.scorer, memory.granularity = scorer, granularity
+        scan = Scan()
+        with mock.patch.object(memory_module, "retrieve", scan):
+            model(next(chunks)[None], memory=memory)
+        scans.append(scan.seconds)
+
+    return read
+
+
+def attending(model: Headless, cache: PrefixCache, chunk: Tensor) -> Callable[[], None]:
+    @torch.no_grad()
+    def read() -> None:
+        model(chunk, memory=cache)  # pyright: ignore[reportArgumentType]
+
+    return read

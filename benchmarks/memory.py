@@ -1,0 +1,158 @@
+"""Evaluation with memory against the plain transformer at short windows: speed and peak memory."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from benchmarks.exactness import check_float32, check_float64
+from benchmarks.report import Report, Row, Target, compare, megabytes, per_second
+from benchmarks.settings import BLOCK_SIZE, GPT2Vocabulary, Headless, Options, Say
+from benchmarks.timing import fresh_peak, interleave
+from landmark.evaluation.perplexity import segment_losses
+from landmark.models import Decoder, DecoderConfig
+
+PLAIN, XL = "plain transformer", "Transformer-XL"
+MEMORY = {f"landmark, {kind}": kind for kind in ("per_token_and_head", "per_head", "per_token")}
+NAMES = (PLAIN, *MEMORY, XL)
+SPEED = {
+    "landmark, per_token_and_head": Target("≥", 0.6),
+    "landmark, per_head": Target("≥", 0.8),
+    "landmark, per_token": Target("≥", 0.8),
+    XL: Target("≥", 0.9),
+}
+PEAK = {"landmark, per_token_and_head": Target("≤", 1.5)}
+LOSSES, HIDDEN = "losses", "hidden states alone"
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The models, and how the text is cut: windows of the plain model, chunks of the landmark model, XL's window."""
+
+    num_layers: int = 6
+    num_heads: int = 8
+    head_dim: int = 64
+    mlp_dim: int = 2048
+    vocab_size: int = GPT2Vocabulary.vocab_size
+    batch: int = 4
+    length: int = 2048
+    window: int = 512
+    chunk: int = 250
+    xl_window: int = 256
+    cache: int = 256
+    k: int = 4
+    blocks: int = 40
+
+    def __str__(self) -> str:
+        return f"{self.batch} × {self.length} tokens"
+
+
+def scale(quick: bool) -> Scale:
+    if not quick:
+        return Scale()
+    return Scale(1, 2, 8, 32, 320, batch=2, length=320, window=160, chunk=100, xl_window=80, cache=80, blocks=6)
+
+
+def run(options: Options, say: Say) -> Report:
+    rows: list[Row] = []
+    size = scale(options.quick)
+    weighed = NAMES[:2] if options.quick else NAMES
+    say("exactness")
+    check(options.quick)
+    for what in (HIDDEN, LOSSES):
+        say(what)
+        readers = {name: reader(name, what, size) for name in NAMES}
+        seconds = interleave(readers, rounds=3, warmup=0)
+        setting = f"{size}, {what}"
+        speed, peak = (SPEED, PEAK) if what == LOSSES else ({}, {})
+        rows += compare("memory", setting, "tokens/s", per_second(size.batch * size.length, seconds), PLAIN, speed)
+        say(f"{what}: peak memory, in processes of their own")
+        peaks = {name: fresh_peak("memory", f"{what}: {name}", options.quick) for name in weighed}
+        rows += compare("memory", f"{setting}, peak", "MB", megabytes(peaks), PLAIN, peak)
+    return Report(rows)
+
+
+def run_once(name: str, quick: bool) -> None:
+    what, _, competitor = name.partition(": ")
+    reader(competitor, what, scale(quick))()
+
+
+def reader(name: str, what: str, size: Scale) -> Callable[[], None]:
+    """Reads the whole text, with random weights, as an evaluation does."""
+    config = configuration(name, size)
+    model = (Decoder(config) if what == LOSSES else Headless(config)).eval()
+    tokens = torch.randint(0, size.vocab_size - 64, (size.batch, size.length + 1))
+
+    @torch.no_grad()
+    def read() -> None:
+        for segment, local, memory in feed(name, model, tokens, size):
+            if what == LOSSES:
+                segment_losses(model, segment, local, memory)
+            else:
+                read_chunks(model, segment[:, :-1], local, memory)
+
+    return read
+
+
+def feed(name: str, model: Decoder, tokens: Tensor, size: Scale) -> Iterator[tuple]:
+    """Segments (B, L+1), how many of their tokens are fed at a time, and the memory."""
+    if name == PLAIN:
+        for start in range(0, size.length, size.window):
+            yield tokens[:, start : start + size.window + 1], size.window, None
+    elif name == XL:
+        yield tokens, size.xl_window, new_memory(name, model, size)
+    else:
+        yield tokens, size.chunk, new_memory(name, model, size)
+
+
+def new_memory(name: str, model: Decoder, size: Scale):
+    settings = {"max_blocks": size.blocks, "k": size.k, "granularity": MEMORY[name]} if name in MEMORY else {}
+    return model.new_memory(**settings)
+
+
+def read_chunks(model: Decoder, tokens: Tensor, local: int, memory) -> Tensor:
+    """What the model makes of tokens (B, T) fed `local` at a time."""
+    return torch.cat([model(chunk, memory=memory) for chunk in tokens.split(local, 1)], 1)
+
+
+def configuration(name: str, size: Scale, backend: str = "auto") -> DecoderConfig:
+    is_landmark = name in MEMORY
+    return DecoderConfig(
+        kind="transformer" if name == PLAIN else "transformer_xl" if name == XL else "landmark",
+        vocab_size=size.vocab_size,
+        num_layers=size.num_layers,
+        num_heads=size.num_heads,
+        head_dim=size.head_dim,
+        mlp_dim=size.mlp_dim,
+        landmark_id=size.vocab_size - 44 if is_landmark else None,
+        block_size=BLOCK_SIZE if is_landmark else None,
+        window=size.xl_window if name == XL else None,
+        cache=size.cache if name == XL else None,
+        backend=backend,
+    )
+
+
+@torch.no_grad()
+def check(quick: bool) -> None:
+    """Raise Inexact unless reading in chunks equals reading at once, as it must where nothing is left out: as many
+    blocks retrieved as there are (up to k blocks stand at their true positions), or a cache for all."""
+    length = 300 if quick else 600
+    heads = 2 if quick else 8
+    size = Scale(2, heads, 64, 64, 320, 2, length, chunk=125, k=length // BLOCK_SIZE, cache=length)
+    tokens = torch.randint(0, 256, (size.batch, length))
+    for at_once, names in ((PLAIN, [XL]), (next(iter(MEMORY)), list(MEMORY))):
+        whole = Decoder(configuration(at_once, size, "reference"))
+        models = {name: Decoder(configuration(name, size)) for name in names}
+        for model in models.values():
+            model.load_state_dict(whole.state_dict())
+        plain, exact = whole(tokens), whole.double()(tokens)
+        for name, model in models.items():
+            in_float32 = in_chunks(name, model, tokens, size)
+            check_float64(f"memory, {name}", [in_chunks(name, model.double(), tokens, size)], [exact])
+            check_float32(f"memory, {name}", [in_float32], [plain], [exact])
+
+
+def in_chunks(name: str, model: Decoder, tokens: Tensor, size: Scale) -> Tensor:
+    local = size.xl_window if name == XL else size.chunk
+    return read_chunks(model, tokens, local, new_memory(name, model, size))

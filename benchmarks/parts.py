@@ -1,0 +1,36 @@
+"""The parts of the benchmark, each measured in a process of its own."""
+
+import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+from benchmarks import attention, context_miss, data, generation, growth, memory, search, training
+from benchmarks.report import Report
+from benchmarks.settings import Options, use_threads
+
+PARTS = {
+    "attention": attention.run,
+    "training": training.run,
+    "memory": memory.run,
+    "context_miss": context_miss.run,
+    "growth": growth.run,
+    "generation": generation.run,
+    "search": search.run,
+    "data": data.run,
+}
+
+
+def in_own_process(part: str, options: Options, started: float) -> Report:
+    """So that no part inherits another's heap: speed depends on how much memory the allocator holds already."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(measure, part, options, started).result()
+
+
+def measure(part: str, options: Options, started: float) -> Report:
+    """started: time at which the benchmark began, for the lines on its progress."""
+
+    def say(text: str) -> None:
+        print(f"{time.time() - started:6.0f} s  {part}: {text}", flush=True)
+
+    use_threads()
+    return PARTS[part](options, say)

@@ -1,0 +1,18 @@
+"""`python -m benchmarks.peak PART NAME`: one run in a process of its own, and the most memory it took."""
+
+import argparse
+import json
+from importlib import import_module
+
+from benchmarks.settings import use_threads
+from landmark.utils.peak_memory import peak_memory_bytes
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("part")
+    parser.add_argument("name")
+    parser.add_argument("--quick", action="store_true")
+    arguments = parser.parse_args()
+    use_threads()
+    import_module(f"benchmarks.{arguments.part}").run_once(arguments.name, arguments.quick)
+    print(json.dumps({"peak_memory_bytes": peak_memory_bytes()}))

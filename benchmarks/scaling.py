@@ -1,0 +1,255 @@
+"""What the paper's tables cost on one GPU, on a node and on a cluster: `python -m benchmarks.scaling`.
+
+Writes scaling.md beside this file. FLOPs are those of `task=plan`. With `--output DIR` the utilisation is that of the
+runs of the paper's size which have a record in DIR, trained on GPUs; without, two are assumed.
+"""
+
+import argparse
+import csv
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
+
+from landmark.config import Config, register, rows, to_config
+from landmark.experiment import identity, plan
+from landmark.experiment.plan import Job
+from landmark.experiment.provenance import ROOT
+from landmark.experiment.records import Records
+from landmark.utils.files import write_atomic
+from landmark.utils.flops import PEAK_BF16_FLOPS
+
+PATH = ROOT / "benchmarks" / "scaling.md"
+EXPERIMENTS = (
+    *("table1_pg19", "table1_arxiv", "table2_granularity", "table3_cmt"),
+    *("figure5_unique_blocks", "figure6_positional_jumps"),
+)
+VOCABULARY = 50304  # of tokenizer=gpt2
+GPU = "H100"
+PEAK = PEAK_BF16_FLOPS[GPU]
+LINK = 450e9  # bytes/s that an H100 can send over NVLink, by its data sheet
+ASSUMED = (0.2, 0.4)
+CPU_RESULTS = ROOT / "benchmarks" / "results" / "2-core-cpu.csv"
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Nodes that each train one run at a time, on all of their GPUs."""
+
+    nodes: int
+    gpus: int
+
+    def hours(self, runs: Iterable[Job], utilisation: float) -> float:
+        """Until the last of the runs is trained, the longest begun first."""
+        ends = [0.0] * self.nodes
+        for run in sorted(runs, key=lambda run: run.flops, reverse=True):
+            ends.sort()
+            ends[0] += run.flops / (self.gpus * utilisation * PEAK) / 3600
+        return max(ends)
+
+
+CLUSTERS = {"1 GPU": Cluster(1, 1), "4 GPUs": Cluster(1, 4), "32 GPUs": Cluster(4, 8)}
+
+
+def composed(overrides: list[str]) -> DictConfig:
+    register()
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        return compose("config", overrides=overrides)
+
+
+def jobs(experiment: str) -> tuple[dict[str, Job], list[Job]]:
+    """The runs of an experiment of the paper's size, by what decides their weights, and its rows. A row's tokens are
+    those of a million of its split."""
+    overrides = [f"+experiment={experiment}"]
+    runs: dict[str, Job] = {}
+    evaluations = []
+    for row in rows.select(to_config(composed(overrides)), overrides, composed):
+        for one in row.configs:
+            run = identity.digest(identity.run_settings(one, one.tokenizer.name, one.data.name))
+            runs.setdefault(run, plan.run_job(described(one), one, VOCABULARY, False))
+            evaluations.append(plan.row_job(row.name, one, VOCABULARY, False, 1_000_000))
+    return runs, evaluations
+
+
+def described(config: Config) -> str:
+    """A run by what sets it apart from the others."""
+    extras = ["context miss token"] * config.cmt.enabled + ["positional jumps"] * (config.positions.kind == "jumps")
+    return ", ".join([config.model.kind, config.data.name, *extras, f"{config.train.steps // 1000}K steps"])
+
+
+def utilisations(output: Path | None) -> dict[str, float]:
+    """Model FLOPs utilisation by where it comes from."""
+    records = [] if output is None else Records(output).all("runs")
+    measured = [
+        record["results"]["mfu"]
+        for record in records
+        if record["labels"]["size"] == "paper" and record["results"].get("mfu")
+    ]
+    if measured:
+        return {f"{statistics.median(measured):.0%} MFU, measured": statistics.median(measured)}
+    return {f"{value:.0%} MFU": value for value in ASSUMED}
+
+
+def on_cpu() -> tuple[float, float]:
+    """FLOP/s measured by the benchmark's training step of the small landmark model, and those that a plan assumes."""
+    with open(CPU_RESULTS, encoding="utf-8") as file:
+        (step,) = (
+            row
+            for row in csv.DictReader(file)
+            if (row["part"], row["setting"], row["measured"]) == ("training", "small, 4 × 512", "landmark")
+            and row["against"] == "plain transformer"
+        )
+    config = to_config(composed(["model=landmark", "size=small"]))
+    flops = 4 * 512 * plan.flops_per_token(config, VOCABULARY)
+    return flops / (float(step["value"]) / 1e3), 2 * plan.CPU_CORE
+
+
+def table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    rule = ["---", *["---:"] * (len(header) - 1)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in [header, rule, *lines])
+
+
+def report(output: Path | None = None) -> str:
+    """The text of scaling.md."""
+    assumed = utilisations(output)
+    made = {experiment: jobs(experiment) for experiment in EXPERIMENTS}
+    every: dict[str, Job] = {}
+    for runs, _ in made.values():
+        every |= {run: job for run, job in runs.items() if run not in every}
+
+    def hours(runs: Iterable[Job]) -> list[str]:
+        runs = list(runs)
+        return [f"{cluster.hours(runs, value):,.1f}" for value in assumed.values() for cluster in CLUSTERS.values()]
+
+    def of_run(job: Job) -> list[str]:
+        alone = [f"{job.flops / (value * PEAK) / 3600:,.1f}" for value in assumed.values()]
+        return [job.name, f"{job.tokens / 1e9:.2f}", f"{job.flops / job.tokens / 1e9:.3f}", f"{job.flops:.2e}", *alone]
+
+    def of_experiment(name: str, runs: Iterable[Job], evaluations: list[Job]) -> list[str]:
+        trained, read = list(runs), sum(job.flops for job in evaluations)
+        flops = sum(job.flops for job in trained)
+        return [name, str(len(trained)), f"{flops:.2e}", str(len(evaluations)), f"{read:.1e}", *hours(trained)]
+
+    lines = [of_experiment(name, runs.values(), evaluations) for name, (runs, evaluations) in made.items()]
+    rows_of_all = [job for _, evaluations in made.values() for job in evaluations]
+    lines.append(of_experiment("**all, each run once**", every.values(), rows_of_all))
+    times = [f"{cluster}, {name}" for name in assumed for cluster in CLUSTERS]
+    measured, planned = on_cpu()
+    shortest = min(every.values(), key=lambda job: job.flops / job.config.train.steps)
+    step = shortest.flops / shortest.config.train.steps / (ASSUMED[-1] * PEAK)
+    gradients = 4.0 * shortest.parameters[0]
+    sent = {n: 2 * (n - 1) / n * gradients for n in (1, 4, 8)}
+    batch = shortest.config.train.batch_size
+    traffic = [
+        [str(n), str(batch // n), f"{1e3 * step / n:.0f}", f"{size / 1e9:.2f}", f"{1e3 * size / LINK:.1f}"]
+        for n, size in sent.items()
+    ]
+    source = "measured" if output is not None and len(assumed) == 1 else "assumed: nothing was measured on a GPU yet"
+    return TEXT.format(
+        gpu=GPU,
+        peak=f"{PEAK / 1e12:.0f}",
+        source=source,
+        runs=table(
+            ["run", "tokens, 10⁹", "GFLOPs a token", "FLOPs", *(f"h, {name}" for name in assumed)],
+            map(of_run, every.values()),
+        ),
+        experiments=table(
+            [
+                "experiment",
+                "runs",
+                "FLOPs to train",
+                "rows",
+                "FLOPs to evaluate 10⁶ tokens",
+                *(f"h, {time}" for time in times),
+            ],
+            lines,
+        ),
+        traffic=table(
+            [
+                "GPUs",
+                "windows each",
+                f"ms a step at {ASSUMED[-1]:.0%}",
+                "GB sent by each",
+                f"ms at {LINK / 1e9:.0f} GB/s",
+            ],
+            traffic,
+        ),
+        share=f"{sent[8] / LINK / (step / 8):.0%}",
+        measured=f"{measured / 1e9:.0f}",
+        planned=f"{planned / 1e9:.0f}",
+        plan_mfu=f"{plan.GPU / PEAK:.0%}",
+    )
+
+
+TEXT = """# What the paper's tables cost
+
+Written by `python -m benchmarks.scaling`, from the FLOPs of `task=plan`, and a test holds it to them. Training takes 6
+FLOPs a token for each parameter and 12 · layers · width for each key attended, an evaluation a third of that. Hours are
+FLOPs over GPUs · peak · MFU; the peak is the {gpu}'s {peak} TFLOP/s in dense bfloat16, the MFU (model FLOPs
+utilisation) the share of it that a training reaches.
+
+**The MFU is {source}.** A plan takes {plan_mfu} for a GPU, until runs of that kind and size on such a machine have a
+record: then it is their speed. `python -m benchmarks.scaling --output outputs` writes this page with the MFU of the
+runs of the paper's size that were trained on GPUs. Measured is a CPU: a training step of the small landmark model
+reaches {measured} GFLOP/s on two cores ([benchmarks](README.md)), where a plan assumes {planned}.
+
+## Runs
+
+Each is trained once, whichever tables need it.
+
+{runs}
+
+## Tables
+
+32 GPUs are four nodes of eight, and every run has a node to itself: three runs take as long as the longest. On four
+GPUs and on one, runs come one after another. Evaluations are not in the hours; what all rows cost for a million tokens
+of the split (of arXiv Math: for the four million that are read) has a column.
+
+{experiments}
+
+## What several GPUs add
+
+Every GPU sends its gradients once a step (float32, 2·(n−1)/n of their bytes in a ring), while the backward pass still
+computes where it can. Of the run with the shortest step:
+
+{traffic}
+
+At eight GPUs that is {share} of a step if nothing of it is hidden; the hours above count none of it. A run trains on
+one node: several are not supported.
+
+## Commands
+
+On one GPU, or on all of a machine:
+
+```bash
+python run.py +experiment=table1_pg19 task=plan
+python run.py +experiment=table1_pg19
+python run.py +experiment=table1_pg19 trainer=ddp
+```
+
+On a cluster first the corpus, then each run on a node of its own, then each row on a GPU. Once the corpus is prepared,
+`task=plan` prints these two commands with the names of the runs and rows:
+
+```bash
+python run.py +experiment=table1_pg19 task=prepare
+python run.py -m +experiment=table1_pg19 task=train run=RUN1,RUN2 trainer=ddp hydra/launcher=submitit_slurm \\
+    hydra.launcher.gpus_per_node=8
+python run.py -m +experiment=table1_pg19 row=plain_512,landmark_2048_k4 hydra/launcher=submitit_slurm
+python run.py +experiment=table1_pg19 task=table
+```
+
+The other tables are started in the same way, by their names.
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path, help="folder whose records tell the MFU")
+    write_atomic(PATH, report(parser.parse_args().output))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,211 @@
+"""Which blocks a memory of a text finds by an index of its landmarks, and in what time, against a scan of all.
+
+With a trained run the landmarks are those of a text that it reads; without, of one that random weights read.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from unittest import mock
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.growth import decoder, scale
+from benchmarks.report import Report, Row
+from benchmarks.settings import BLOCK_SIZE, Options, Say
+from benchmarks.timing import Spread, interleave, ratios
+from landmark.data import load_tokenizer
+from landmark.data.corpora import open_source
+from landmark.memory import Memory
+from landmark.memory import memory as memory_module
+from landmark.memory.block_store import BlockStore
+from landmark.memory.index import LandmarkIndex, retrieve_candidates
+from landmark.models import Decoder, load
+
+SCAN, FLAT, INVERTED = "scan of all landmarks", "faiss, flat", "faiss, inverted file"
+KINDS = {FLAT: "flat", INVERTED: "ivf"}
+CHUNK, TOKEN, BUILD, RECALL = (
+    "search for a chunk",
+    "search for a token",
+    "making the index",
+    "found of what a scan finds",
+)
+CANDIDATES = 16
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Contexts in tokens. Up to `read` the landmarks are those of a text; beyond, the same drawn again, with noise."""
+
+    contexts: tuple[int, ...] = (4_000, 16_000, 64_000, 256_000, 1_000_000, 4_000_000)
+    read: int = 256_000
+    noise: float = 0.1  # of the landmarks' standard deviation
+    chunk: int = 250
+    k: int = 4
+    rounds: int = 5
+
+
+@dataclass(frozen=True)
+class Search:
+    """What one layer was asked, and the store that it was asked of."""
+
+    turned: Tensor
+    store: BlockStore
+    settings: dict
+
+
+def run(options: Options, say: Say) -> Report:
+    size = Scale((500, 1000, 6000), 1000, chunk=100, rounds=2) if options.quick else Scale()
+    model, tokens = reader(options, size)
+    memory = model.new_memory(k=0)
+    assert isinstance(memory, Memory)
+    rows: list[Row] = []
+    searches: list[Search] = []
+    for context in size.contexts:
+        say(f"{context:,} tokens")
+        if context <= size.read:
+            read(model, memory, tokens[memory.position - memory.position // (BLOCK_SIZE + 1) : context])
+            searches = searched(model, memory, tokens[context : context + size.chunk], size)
+        else:
+            searches = [Search(each.turned, drawn_again(each.store, context, size), each.settings) for each in searches]
+        rows += measure(context, searches, size)
+    whose = "a trained model" if options.run else "random weights"
+    pays = [f"{what} takes less time by {name} {since(rows, what, name)}" for what in (CHUNK, TOKEN) for name in KINDS]
+    return Report(rows, [f"Landmarks of {whose}, {layers(searches)}: {'; '.join(pays)}."])
+
+
+def since(rows: list[Row], what: str, name: str) -> str:
+    """From which context on, as measured."""
+    ratio = {
+        row.context or 0: row.ratio.median for row in rows if row.measured == name and row.setting.startswith(what)
+    }
+    slower = max((context for context, value in ratio.items() if value >= 1), default=0)
+    found = [context for context in ratio if context > slower]
+    return f"from {min(found):,} tokens on" if found else "nowhere"
+
+
+def layers(searches: list[Search]) -> str:
+    _, _, _, heads, dim = searches[0].turned.shape
+    return f"{len(searches)} layers that are searched, {heads} heads of {dim}"
+
+
+def reader(options: Options, size: Scale) -> tuple[Decoder, Tensor]:
+    """The model, and the tokens of a text that it can read."""
+    model = decoder(scale(options.quick), "landmark") if options.run is None else load(options.run)
+    assert isinstance(model, Decoder)
+    wide = model.config.vocab_size
+    tokenizer = (
+        load_tokenizer("bytes")
+        if wide == 320
+        else load_tokenizer("gpt2", options.ranks, wide if wide < 50304 else None)
+    )
+    corpus = "pg19" if options.text is not None and (options.text / "train").is_dir() else "stdlib"
+    parts, wanted = [], size.read + size.chunk
+    for document in open_source(corpus, options.text).documents("train"):
+        parts.append(tokenizer.encode(document.text or ""))
+        if sum(map(len, parts)) >= wanted:
+            break
+    return model, torch.from_numpy(np.concatenate(parts)[:wanted].astype(np.int64))
+
+
+@torch.no_grad()
+def read(model: Decoder, memory: Memory, tokens: Tensor) -> None:
+    """Nothing is retrieved, which would take long and change the landmarks little."""
+    memory.k = 0
+    for chunk in tokens.split(20 * BLOCK_SIZE):
+        model(chunk[None], memory=memory, last=True)
+
+
+@torch.no_grad()
+def searched(model: Decoder, memory: Memory, chunk: Tensor, size: Scale) -> list[Search]:
+    """What the layers ask for when this chunk is read, layers aside whose landmarks tie."""
+    asked: list[Search] = []
+    retrieve = memory_module.retrieve
+
+    def note(turned: Tensor, store: BlockStore, **settings) -> Tensor:
+        if not settings["tie"]:
+            asked.append(Search(turned, snapshot(store), settings))
+        return retrieve(turned, store, **settings)
+
+    memory.k = size.k
+    with mock.patch.object(memory_module, "retrieve", note):
+        model(chunk[None], memory=memory, last=True)
+    return asked
+
+
+def snapshot(store: BlockStore) -> BlockStore:
+    """A store with these landmarks, and nothing else."""
+    return with_landmarks(store.landmarks[:, :, : len(store)].clone())
+
+
+def with_landmarks(landmarks: Tensor) -> BlockStore:
+    store = BlockStore(None)
+    store.landmarks, store.added, store.capacity = landmarks, landmarks.shape[2], landmarks.shape[2]
+    return store
+
+
+def drawn_again(store: BlockStore, context: int, size: Scale) -> BlockStore:
+    blocks = context // BLOCK_SIZE
+    rows = torch.randint(0, len(store), (blocks - len(store),), generator=torch.Generator().manual_seed(0))
+    more = store.landmarks[:, :, rows]
+    more = more + size.noise * store.landmarks.std() * torch.randn(more.shape)
+    return with_landmarks(torch.cat([more, store.landmarks], 2))
+
+
+def measure(context: int, searches: list[Search], size: Scale) -> list[Row]:
+    rows: list[Row] = []
+
+    def add(what: str, unit: str, factor: float, values: dict[str, list[float]], against: str) -> None:
+        for name, each in values.items():
+            spread = Spread.of([factor * value for value in each])
+            base = values.get(against, each)
+            setting = f"{what}, {context:,} tokens"
+            rows.append(Row("search", setting, name, against, unit, spread, ratios(each, base), context=context))
+
+    indices = {name: [LandmarkIndex(kind, CANDIDATES) for _ in searches] for name, kind in KINDS.items()}
+    found: dict[str, list[Tensor]] = {}
+    making: dict[str, list[float]] = {}
+    for name, made in indices.items():
+        started = time.perf_counter()
+        found[name] = candidates(searches, made)
+        making[name] = [time.perf_counter() - started]
+    scanned = scan(searches)
+    for what, asked in ((CHUNK, searches), (TOKEN, [one_token(each) for each in searches])):
+        functions: dict[str, Callable[[], object]] = {SCAN: lambda asked=asked: scan(asked)}
+        for name, made in indices.items():
+            functions[name] = lambda asked=asked, made=made: candidates(asked, made)
+        add(what, "ms", 1e3, interleave(functions, rounds=size.rounds), SCAN)
+    add(BUILD, "ms", 1e3, making, FLAT)
+    recalls = {name: [recall(each, scanned)] for name, each in found.items()}
+    add(RECALL, "share", 1.0, {SCAN: [1.0], **recalls}, SCAN)
+    return rows
+
+
+def one_token(search: Search) -> Search:
+    return Search(search.turned[:, :, -1:], search.store, search.settings)
+
+
+def scan(searches: list[Search]) -> list[Tensor]:
+    return [memory_module.retrieve(each.turned, each.store, **each.settings) for each in searches]
+
+
+def candidates(searches: list[Search], indices: list[LandmarkIndex]) -> list[Tensor]:
+    return [
+        retrieve_candidates(
+            each.turned,
+            each.store,
+            index,
+            k=each.settings["k"],
+            granularity=each.settings["granularity"],
+            near=each.settings["near"],
+        )
+        for each, index in zip(searches, indices, strict=True)
+    ]
+
+
+def recall(found: list[Tensor], scanned: list[Tensor]) -> float:
+    """The share of the blocks that a scan chooses which are chosen too."""
+    shares = [(ages[..., :, None] == exact[..., None, :]).any(-2).float().mean() for ages, exact in zip(found, scanned)]
+    return float(torch.stack(shares).mean())

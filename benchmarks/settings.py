@@ -1,0 +1,58 @@
+"""What every part shares: options, threads, and models as conf/ describes them."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from hydra import compose, initialize_config_dir
+from torch import Tensor
+
+from landmark.config import Config, register, to_config
+from landmark.experiment.provenance import ROOT
+from landmark.models import Decoder
+
+THREADS = int(os.environ.get("OMP_NUM_THREADS", "2"))
+BLOCK_SIZE = 50
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Options:
+    """quick: tiny shapes and few runs. text: folder to tokenise (None: the standard library). ranks: GPT-2's file. run:
+    folder of a trained landmark model, whose landmarks are searched (None: random weights)."""
+
+    quick: bool = False
+    text: Path | None = None
+    ranks: Path | None = None
+    run: Path | None = None
+
+
+@dataclass(frozen=True)
+class GPT2Vocabulary:
+    """What models and windows must know of GPT-2's tokenizer, without its ranks."""
+
+    vocab_size: int = 50304
+    eot: int = 50256
+    landmark: int = 50260
+
+
+class Headless(Decoder):
+    """A decoder whose calls return final hidden states instead of logits."""
+
+    def head(self, hidden: Tensor) -> Tensor:
+        return hidden
+
+
+def use_threads() -> None:
+    torch.set_num_threads(THREADS)
+    torch.manual_seed(0)
+
+
+def composed(*overrides: str) -> Config:
+    """The configuration that `python run.py` would make of these overrides."""
+    register()
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        return to_config(compose("config", overrides=list(overrides)))

@@ -1,0 +1,103 @@
+"""Kill tables at random moments: `python -m benchmarks.survival --kills 50`."""
+
+import argparse
+import csv
+import io
+import random
+import shlex
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from tqdm import tqdm
+
+from benchmarks.survival.soak import ROUND, Kill, killed_table, undisturbed
+from benchmarks.survival.victim import STAGES
+from landmark.experiment.provenance import hardware, provenance
+from landmark.utils.files import write_atomic
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def main(words: Sequence[str]) -> int:
+    """Soak, print and write what came of it. Returns 0 where nothing was lost, else 1."""
+    arguments = parse(words)
+    with tempfile.TemporaryDirectory(dir=arguments.work) as work:
+        kills, differing = soak(Path(work), arguments.kills, arguments.seed)
+    command = shlex.join(["python", "-m", "benchmarks.survival", *words])
+    name = f"nano-{hardware()['cores']}-core-cpu"
+    text = as_markdown(kills, differing, command)
+    write_atomic(arguments.out / f"{name}.csv", as_csv(kills, command))
+    write_atomic(arguments.out / f"{name}.md", text)
+    print(f"{text}\nwritten: {arguments.out / name}.csv, {arguments.out / name}.md")
+    return int(lost(kills, differing))
+
+
+def parse(words: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.survival", description=__doc__)
+    parser.add_argument("--kills", type=int, default=50, metavar="N", help="how many (default: 50)")
+    parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="folder of the results")
+    parser.add_argument("--work", type=Path, metavar="DIR", help="where the tables are made (default: the system's)")
+    return parser.parse_args(words)
+
+
+def soak(work: Path, count: int, seed: int) -> tuple[list[Kill], list[list[str]]]:
+    """`count` kills over as many tables as they need, and how each table ended: its differences from the reference."""
+    chance, kills, differing = random.Random(seed), list[Kill](), list[list[str]]()
+    reference = undisturbed(work / "reference")
+    with tqdm(total=count, unit="kill", desc="survival") as bar:
+        while len(kills) < count:
+            table = len(differing) + 1
+            stages = ROUND[: count - len(kills)]
+            for found in killed_table(work / f"table{table}", stages, reference, chance, table):
+                if isinstance(found, Kill):
+                    kills.append(found)
+                    bar.set_postfix_str(f"table {table}, {found.stage}", refresh=False)
+                    bar.update()
+                else:
+                    differing.append(found)
+    return kills, differing
+
+
+def lost(kills: Sequence[Kill], differing: Sequence[Sequence[str]]) -> bool:
+    """Whether anything was: a wrong record, a lock, a file that is not that of the reference."""
+    return any(differing) or any(kill.wrong_records or kill.locks_held for kill in kills)
+
+
+def as_csv(kills: Sequence[Kill], command: str) -> str:
+    found, output = provenance(), io.StringIO()
+    origin = {"commit": found["commit"], "command": command, "time": found["time"]}
+    rows = [{"kill": number} | asdict(kill) | origin for number, kill in enumerate(kills, 1)]
+    writer = csv.DictWriter(output, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return output.getvalue()
+
+
+def as_markdown(kills: Sequence[Kill], differing: Sequence[Sequence[str]], command: str) -> str:
+    """Kills by stage, and what was lost."""
+    found = provenance()
+    lines = ["| killed in | kills | seconds after the start | wrong records | locks held | temporary files left |"]
+    lines += ["|---|---:|---:|---:|---:|---:|"]
+    for stage in [*STAGES, "between stages"]:
+        if those := [kill for kill in kills if kill.stage == stage]:
+            spread = f"{min(kill.seconds for kill in those):.1f} to {max(kill.seconds for kill in those):.1f}"
+            counts = (sum(k.wrong_records for k in those), sum(k.locks_held for k in those))
+            lines.append(
+                f"| {stage} | {len(those)} | {spread} | {counts[0]} | {counts[1]} "
+                f"| {sum(kill.temporary_files for kill in those)} |"
+            )
+    same = sum(not each for each in differing)
+    lines += ["", f"{len(kills)} kills of {len(differing)} tables; {same} of them ended as the undisturbed one, bit"]
+    lines[-1] += " for bit: tokens, weights, metrics, records and table, but for what was timed; nothing else was left."
+    lines += [f"- table {number}: {', '.join(each)}" for number, each in enumerate(differing, 1) if each]
+    versions = ", ".join(f"{name} {found['versions'][name]}" for name in ("python", "torch"))
+    measured = f"Measured at commit {(found['commit'] or 'unknown')[:10]} on {found['hardware']['cores']} cores"
+    return "\n".join([*lines, "", f"{measured} ({versions}) by `{command}`."]) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""The command line: `landmark`, the same as `python run.py`."""

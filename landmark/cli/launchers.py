@@ -1,0 +1,56 @@
+"""Presets of Hydra's launchers: `python run.py -m … hydra/launcher=joblib`, `submitit_slurm` or `submitit_local`.
+
+They fill in the plugins' own schemas, under the plugins' names: a file of such a name in conf/ would be one too many.
+"""
+
+import importlib.util
+from collections.abc import Sequence
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from hydra.core.plugins import Plugins
+from omegaconf import OmegaConf
+
+from landmark.utils.errors import UserError
+
+PRESETS: dict[str, dict[str, Any]] = {
+    # Processes of this machine, so many at a time.
+    "joblib": {"n_jobs": 2},
+    # An array, one task a job. A job that is preempted or runs out of time is queued again, and goes on from its last
+    # checkpoint. One that trains on several GPUs (trainer=ddp) takes them on one node: hydra.launcher.gpus_per_node.
+    "submitit_slurm": {
+        "name": "landmark",
+        "timeout_min": 24 * 60,
+        "max_num_timeout": 20,  # times that a job which ran out of time is queued again
+        "signal_delay_s": 120,  # from the signal to the end of the job
+        "array_parallelism": 32,
+        "gpus_per_node": 1,
+        "cpus_per_task": 8,
+        "stderr_to_stdout": True,
+    },
+    # A cluster tried out: processes of this machine, all at once.
+    "submitit_local": {"name": "landmark", "timeout_min": 24 * 60, "stderr_to_stdout": True},
+}
+_PACKAGES = {"joblib": "joblib", "submitit_slurm": "submitit", "submitit_local": "submitit"}
+
+
+def register() -> None:
+    """Put the presets in the place of the schemas that the installed plugins have registered."""
+    Plugins.instance()  # which imports them
+    store = ConfigStore.instance()
+    for name in PRESETS.keys() & {file.removesuffix(".yaml") for file in store.list("hydra/launcher")}:
+        schema = store.load(f"hydra/launcher/{name}.yaml").node
+        store.store(group="hydra/launcher", name=name, node=OmegaConf.merge(schema, PRESETS[name]), provider="landmark")
+
+
+def check(arguments: Sequence[str]) -> None:
+    """Raise UserError where a command line names a launcher that is not installed."""
+    for argument in arguments:
+        key, _, name = argument.partition("=")
+        if key == "hydra/launcher" and name in _PACKAGES and importlib.util.find_spec(_PACKAGES[name]) is None:
+            raise UserError(f"{argument}: is not installed, pip install '.[launchers]' installs it")
+
+
+def is_lost(error: Exception) -> bool:
+    """Whether it says of a job that submitit started that it ended without a result."""
+    return type(error).__module__.partition(".")[0] == "submitit"

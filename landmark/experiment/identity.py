@@ -1,0 +1,112 @@
+"""What makes a run or a row the one it is: a hash of all that decides its result, and of nothing else."""
+
+import hashlib
+import json
+from dataclasses import asdict, replace
+from typing import Any
+
+from landmark.config import SYNTHETIC, Config
+from landmark.config.checks import resolve
+
+# Raised by hand when the same settings give other numbers than before.
+NUMERICS_VERSION = 1
+
+_OPTIMISATION = (
+    *("steps", "batch_size", "length", "precision"),
+    *("max_lr", "start_lr", "final_lr", "warmup", "beta1", "beta2", "weight_decay"),
+)
+_OF_NAMED = ("kind", "block_size", "lora_rank")
+
+
+def run_settings(config: Config, tokenizer_hash: str, stream_sha256: str, start: str | None = None) -> dict[str, Any]:
+    """All that decides a run's weights: model, optimisation, precision, seed, tokenizer, training stream.
+
+    start: identity of the weights it starts from, None where they are drawn anew.
+    """
+    model = asdict(config.model).items()
+    settings: dict[str, Any] = {
+        "model": {key: value for key, value in model if key not in ("backend", "name") and value is not None},
+        "train": {key: getattr(config.train, key) for key in _OPTIMISATION},
+        "seed": config.seed,
+        "tokenizer": tokenizer_hash,
+        "stream": stream_sha256,
+    }
+    if config.model.name is not None:  # its shape is its own
+        settings["model"] = {key: settings["model"][key] for key in _OF_NAMED if key in settings["model"]}
+    if config.model.as_is:  # nothing is trained
+        settings = {"model": {"kind": config.model.kind, "as_is": True}, "tokenizer": tokenizer_hash}
+    if start is not None:
+        settings["start"] = start
+    if config.cmt.enabled:
+        settings["cmt"] = True
+    if config.positions.kind != "standard":
+        settings["positions"] = {"kind": config.positions.kind, "p_jump": config.positions.p_jump}
+    return settings
+
+
+def row_settings(config: Config, run: str, stream_sha256: str) -> dict[str, Any]:
+    """Everything that decides a row's numbers: the run, how it is read, the evaluated text.
+
+    Only settings that matter for the kind of model are part of it.
+    """
+    config = resolve(config)
+    kind = config.model.kind
+    settings: dict[str, Any] = {
+        "run": run,
+        "model": kind,
+        "eval_length": config.eval.length,
+        "local": config.eval.local,
+        "split": config.eval.split,
+        "tokens": config.eval.tokens,
+        "span": config.eval.span if config.eval.tokens is not None else None,
+        "stream": stream_sha256,
+        "numerics": NUMERICS_VERSION,
+    }
+    if config.data.name in SYNTHETIC:
+        settings |= {"prompts": config.eval.prompts, "generated": config.eval.generated, "tokens": None, "span": None}
+    if config.eval.retriever is not None:
+        reading = {"split": config.eval.split, "stream": stream_sha256, "numerics": NUMERICS_VERSION}
+        asked = {"retriever": config.eval.retriever, "prompts": config.eval.prompts, "seed": config.seed}
+        shown = {"eval_length": config.eval.length, "local": config.eval.local}
+        return {"run": run, "model": kind, **shown, **asked, **reading}
+    if kind == "landmark":
+        settings |= {
+            "blocks": config.memory.blocks,
+            "k": config.retrieval.k,
+            "granularity": config.retrieval.granularity,
+            "scorer": config.retrieval.scorer,
+        }
+        if config.memory.index != "exact":
+            settings["index"] = [config.memory.index, config.memory.index_type, config.memory.candidates]
+        if config.eval.retrieval_statistics:
+            settings["retrieval_statistics"] = True
+        if config.cmt.enabled:
+            settings["cmt_cutoff"] = config.cmt.cutoffs or config.cmt.cutoff
+            if config.cmt.per_layer:
+                settings["cmt_per_layer"] = True
+        if config.positions.mapping != "stingy":
+            settings["mapping"] = config.positions.mapping
+    if kind == "transformer" and config.memory.window is not None:
+        settings |= {"window": config.memory.window, "sinks": config.memory.sinks}
+    if kind == "transformer_xl":
+        settings["cache"] = config.model.cache
+    return settings
+
+
+def layer_cutoffs_settings(config: Config, run: str, validation_sha256: str) -> dict[str, Any]:
+    """What decides the measurements for `cmt.per_layer`: how a row is read, but its cutoff, on the validation text."""
+    read = replace(config, cmt=replace(config.cmt, cutoff=0.0, per_layer=False))
+    return row_settings(read, run, validation_sha256) | {"split": "validation"}
+
+
+def digest(settings: dict[str, Any]) -> str:
+    """Ten hexadecimal digits, the same for equal settings whatever their order."""
+    text = json.dumps(settings, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+
+def run_name(config: Config, run_id: str) -> str:
+    """Name of a run's folder below outputs/runs; its last part is the run's identity."""
+    family = "pretrained" if config.model.name else config.model.family
+    kind = "-".join(part for part in (family, config.model.architecture, config.model.kind) if part)
+    return f"{kind}-{config.data.name}-{config.size}-{run_id}"

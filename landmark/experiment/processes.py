@@ -1,0 +1,119 @@
+"""A run trained by several processes, one a device, which torchrun starts beside this one.
+
+This process starts torchrun (`_torchrun`), in a session of its own, and that the processes that train; their output
+passes through. An interrupt or SIGTERM of the first reaches them all, and they die with it.
+"""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from landmark.experiment.provenance import cores
+from landmark.utils.errors import UserError
+from landmark.utils.files import read_json, write_json
+
+FAILURE = "failure.json"  # in the run's folder: the error that ended its training
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+_DEATH_OF_PARENT = 1  # Linux's PR_SET_PDEATHSIG
+
+
+def train_together(module: str, folder: Path, count: int) -> None:
+    """Run `python -m module folder` in `count` processes, as torchrun does.
+
+    Raises UserError where one of them failed, with its own message if it raised one within `errors_left_in`. Where this
+    process is signalled they are told to stop; then the signal has its way here, as KeyboardInterrupt, by the handler
+    that there was, or as SystemExit.
+    """
+    failure = folder / FAILURE
+    # As many threads as one process would have: torchrun's own default is one.
+    environment = {"OMP_NUM_THREADS": str(max(1, cores() // count))} | os.environ
+    command = [sys.executable, "-m", __name__, module, str(folder), str(count)]
+    while True:
+        failure.unlink(missing_ok=True)
+        with _passed_on(subprocess.Popen(command, env=environment, start_new_session=True)) as (process, received):
+            code = process.wait()
+        if not received:
+            break
+        handler = signal.getsignal(received[0])
+        if handler == signal.SIG_DFL:
+            print(f"stopped by {signal.Signals(received[0]).name}: the same command goes on from here", file=sys.stderr)
+            sys.exit(128 + received[0])
+        if callable(handler):
+            handler(received[0], None)  # if it returns there is no reason to stop, as it is with one process
+    if failure.exists():
+        message = read_json(failure)
+        failure.unlink()
+        raise UserError(message)
+    if code:
+        how = f"ended by {signal.Signals(code - 128).name}" if code > 128 else f"exit code {code}"
+        raise UserError(f"training {folder.name} in {count} processes failed ({how}): see the messages above")
+
+
+@contextmanager
+def errors_left_in(folder: Path) -> Iterator[None]:
+    """Of a process that trains with others: bad input is left in the folder, for `train_together` to raise."""
+    die_with_parent()
+    try:
+        yield
+    except UserError as error:
+        write_json(folder / FAILURE, str(error))
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def die_with_parent() -> None:
+    """Have the system kill this process when the one that started it dies, even of SIGKILL (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_DEATH_OF_PARENT, signal.SIGKILL)
+
+
+@contextmanager
+def _passed_on(process: subprocess.Popen[bytes]) -> Iterator[tuple[subprocess.Popen[bytes], list[int]]]:
+    """Pass the first signal on to a process, an interrupt as it is, others as SIGTERM. Yields it and all that came."""
+    received: list[int] = []
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        if not received:
+            process.send_signal(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
+        received.append(number)
+
+    before = {number: signal.signal(number, pass_on) for number in _SIGNALS}
+    try:
+        yield process, received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _torchrun(module: str, folder: str, count: str) -> int:
+    """torchrun, but without the report that it prints of a failure. Returns the exit code of what failed first, 128 +
+    the signal's number where one ended it."""
+    import logging
+
+    from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    die_with_parent()
+    for number in (signal.SIGUSR1, signal.SIGUSR2):  # which a cluster sends to every process of a job
+        signal.signal(number, signal.SIG_IGN)
+    logging.disable(logging.CRITICAL)
+    try:
+        run.run(run.parse_args(["--standalone", f"--nproc-per-node={count}", "-m", module, folder]))
+    except ChildFailedError as error:
+        code = error.get_first_failure()[1].exitcode
+        return code if code >= 0 else 128 - code
+    except SignalException as stop:
+        return 128 + stop.sigval
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_torchrun(*sys.argv[1:]))

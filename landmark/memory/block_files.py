@@ -1,0 +1,129 @@
+"""Rows in a file: as many as the disk holds, of which memory holds only what is being read.
+
+They are read and written at an offset, not through a mapping. That is as fast, or faster (a block of one head in 3
+against 5 µs, from the system's cache); a full disk or a file cut short is an error, where a mapping ends the process
+with a signal; and pages read through a mapping would count as this process's memory until they are given back.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import torch
+from torch import Tensor
+
+from landmark.utils.errors import UserError
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A file of so many rows."""
+
+    path: Path
+    rows: int
+
+
+class FileRows:
+    """Rows (capacity, B, H, 2, ℓ, d) in a file without a name, which is gone when the process ends, however it ends.
+
+    The first rows may lie in a saved file instead, which is never written to.
+    """
+
+    def __init__(self, folder: Path | None, saved: Saved | None = None):
+        self._folder = Path(tempfile.gettempdir() if folder is None else folder)
+        self._saved = saved
+        self._saved_file: IO[bytes] | None = None
+        self._own: IO[bytes] | None = None
+        self._written = self._row_bytes = self._heads = 0  # rows of our own; heads of all samples
+
+    @property
+    def bytes_kept(self) -> int:
+        return (self._saved_rows + self._written) * self._row_bytes
+
+    @property
+    def _saved_rows(self) -> int:
+        return 0 if self._saved is None else self._saved.rows
+
+    def reserve(self, capacity: int, like: Tensor) -> None:
+        """Get ready for so many rows; the file grows as they come. like: (0, B, H, 2, ℓ, d). Raises UserError where no
+        file can be made, or the saved one not be opened."""
+        self._row_bytes = like[:0].new_empty(like.shape[1:]).nbytes
+        self._heads = like.shape[1] * like.shape[2]
+        if self._saved is not None and self._saved_file is None:
+            self._saved_file = _open(self._saved.path)
+        if capacity > self._saved_rows and self._own is None:
+            self._own = _temporary(self._folder)
+
+    def write(self, row: int, blocks: Tensor) -> None:
+        """Raises UserError where the disk is full."""
+        assert self._own is not None
+        assert row >= self._saved_rows, "saved rows are not overwritten"
+        left = blocks.flatten().view(torch.uint8).numpy().data
+        at = (row - self._saved_rows) * self._row_bytes
+        try:
+            while left:
+                done = os.pwrite(self._own.fileno(), left, at)
+                left, at = left[done:], at + done
+        except OSError as error:
+            raise self._cannot_write(error, len(left)) from error
+        self._written = max(self._written, row - self._saved_rows + len(blocks))
+
+    def read(self, rows: Tensor, out: Tensor) -> Tensor:
+        """Rows into out, (n, B·H·2·ℓ·d). Raises UserError where a file was removed or cut short."""
+        return self._read(rows, self._saved_rows, out)
+
+    def read_blocks(self, places: Tensor, out: Tensor) -> Tensor:
+        """Blocks of one head into out, (n, 2·ℓ·d). places: (n,), among all rows, samples and heads. Raises UserError
+        as `read`."""
+        return self._read(places, self._saved_rows * self._heads, out)
+
+    def _read(self, at: Tensor, saved: int, out: Tensor) -> Tensor:
+        """Pieces of out's width at some places, of which the first so many are those of the saved file."""
+        if self._saved_file is not None and os.fstat(self._saved_file.fileno()).st_nlink == 0:
+            raise UserError(f"{self._path} was removed while it was in use: load the memory from where it is now")
+        whole = out.view(torch.uint8).flatten().numpy().data
+        piece, places = out[0].nbytes, at.tolist()
+        wanted = [(self._saved_file, place) if place < saved else (self._own, place - saved) for place in places]
+        if hasattr(os, "posix_fadvise"):
+            for file, place in wanted:  # ask for all, before waiting for the first
+                assert file is not None
+                os.posix_fadvise(file.fileno(), place * piece, piece, os.POSIX_FADV_WILLNEED)
+        for number, (file, place) in enumerate(wanted):
+            assert file is not None
+            read = os.preadv(file.fileno(), [whole[number * piece : (number + 1) * piece]], place * piece)
+            if read < piece:
+                raise UserError(
+                    f"{self._path} is cut short: {piece - read:,} bytes of a block are missing; save the memory again"
+                )
+        return out
+
+    @property
+    def _path(self) -> Path | str:
+        return "the file of the memory" if self._saved is None else self._saved.path
+
+    def _cannot_write(self, error: OSError, size: int) -> UserError:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            return UserError(f"memory.folder={self._folder}: cannot write there ({error.strerror})")
+        return UserError(
+            f"memory.folder={self._folder}: no room for {size / 1e6:,.1f} MB more of blocks ({error.strerror}); "
+            "name a folder on a larger disk, or keep fewer with memory.blocks"
+        )
+
+
+def _open(path: Path) -> IO[bytes]:
+    try:
+        return open(path, "rb", buffering=0)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def _temporary(folder: Path) -> IO[bytes]:
+    try:
+        return tempfile.TemporaryFile(dir=folder, buffering=0)
+    except OSError as error:
+        raise UserError(f"memory.folder={folder}: cannot make a file there ({error.strerror})") from error

@@ -1,0 +1,1 @@
+"""Tables, figures and the report page, made from records alone. Loads no torch."""

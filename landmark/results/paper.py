@@ -1,0 +1,45 @@
+"""What the paper printed: experiments/<name>/paper.csv, matched to our rows by their settings."""
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from landmark.utils.errors import UserError
+from landmark.utils.locations import EXPERIMENTS
+
+# The settings by which our rows and the paper's are matched.
+JOINED = ("model", "block_size", "eval_length", "local", "cache", "blocks", "k", "granularity")
+CUTOFF = "cutoff"  # of the context miss token: a column that only a table with one has
+
+
+def read_paper(name: str, folder: Path = EXPERIMENTS) -> list[dict[str, str]]:
+    """The paper's rows of an experiment, empty where there are none. Raises UserError where a column is missing."""
+    path = folder / name / "paper.csv"
+    if not path.exists():
+        return []
+    with open(path, newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    missing = [key for key in (*JOINED, "dataset", "perplexity_paper") if rows and key not in rows[0]]
+    if missing:
+        raise UserError(f"{path}: column {', '.join(missing)} is missing")
+    return rows
+
+
+def published(record: dict[str, Any], paper: Sequence[dict[str, str]]) -> dict[str, str]:
+    """The paper's row with a record's settings, or nothing; it has no ablations of the retrieval, no window, no cutoff
+    for each layer and no memory at true positions.
+
+    Raises UserError where two of its rows have them.
+    """
+    settings = record["labels"] | record["settings"]
+    ours_alone = ("window", "cmt_per_layer", "mapping")
+    if settings.get("scorer", "landmark") != "landmark" or any(settings.get(key) is not None for key in ours_alone):
+        return {}
+    ours = {key: "" if settings.get(key) is None else str(settings[key]) for key in JOINED}
+    ours["dataset"] = settings["data"]
+    ours[CUTOFF] = str(settings.get("cmt_cutoff", ""))
+    found = [row for row in paper if all(row.get(key, "") == value for key, value in ours.items())]
+    if len(found) > 1:
+        raise UserError(f"paper.csv has {len(found)} rows with the same settings: {ours}")
+    return found[0] if found else {}

@@ -1,0 +1,1 @@
+"""Weights & Biases: runs, artifacts, the dashboard."""

@@ -1,0 +1,141 @@
+"""`task=dashboard`: a W&B workspace that compares perplexity over settings, positions and layers, and shows trainings.
+
+Built by wandb-workspaces (the extra `dashboard`), which checks it without a server.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from landmark.config import Config
+from landmark.tracking.wandb_runs import mode
+from landmark.utils.errors import UserError
+from landmark.utils.files import write_atomic
+
+if TYPE_CHECKING:
+    from wandb_workspaces.workspaces import Section, Workspace
+
+NUMBERS = ("eval.length", "eval.local", "retrieval.k", "memory.blocks", "cmt.cutoff")
+CHOICES = ("model.kind", "retrieval.granularity", "retrieval.scorer")
+TRAINING = {
+    "loss, nats a token": ["train/loss", "validation/loss"],
+    "validation perplexity": ["validation/perplexity"],
+    "learning rate": ["train/learning_rate"],
+    "gradient norm": ["train/gradient_norm"],
+    "tokens a second": ["train/tokens_per_second"],
+    "peak memory, bytes": ["train/peak_memory_bytes"],
+}
+BY_LAYER = {
+    "distinct blocks that a chunk retrieves": "layer/distinct_blocks",
+    "bytes that a chunk moves": "layer/bytes_moved",
+    "share of lookups that the context miss token drops": "layer/drop_rate",
+}
+COUNTED = {
+    "distinct blocks, mean over layers": "retrieval/distinct_blocks",
+    "blocks kept": "memory/blocks_kept",
+    "bytes read from memory": "memory/bytes_read",
+}
+COST = {"tokens a second": "tokens_per_second", "seconds": "seconds", "peak memory, bytes": "peak_memory_bytes"}
+
+
+def build(config: Config, identities: Sequence[str] = ()) -> "Workspace":
+    """The workspace of the configured project, or of its runs with these identities alone.
+
+    Raises UserError where wandb-workspaces is missing, or the entity is not known.
+    """
+    try:
+        from wandb_workspaces import workspaces
+    except ImportError as error:
+        raise UserError("task=dashboard: needs wandb-workspaces, pip install '.[dashboard]'") from error
+    filters = [workspaces.Metric("ID").isin(list(identities))] if identities else []
+    return workspaces.Workspace(
+        entity=config.logger.entity or _default_entity(config),
+        project=config.logger.project,
+        name=f"landmark: {config.name}" if identities else "landmark",
+        sections=_sections(),
+        runset_settings=workspaces.RunsetSettings(filters=filters),
+    )
+
+
+def write(workspace: "Workspace", path: Path) -> None:
+    """The workspace as W&B stores it, JSON."""
+    write_atomic(path, workspace._to_model().model_dump_json(by_alias=True, exclude_none=True, indent=1) + "\n")
+
+
+def publish(workspace: "Workspace") -> str:
+    """Save the workspace on W&B's server as a new view; its address. Raises UserError where it cannot be reached."""
+    try:
+        return workspace.save().url
+    except Exception as error:  # of wandb, requests or the server's answer
+        raise UserError(f"task=dashboard: W&B did not take the workspace ({error})") from error
+
+
+def _default_entity(config: Config) -> str:
+    if mode(config.logger) != "online":
+        return "entity"  # stands for whoever publishes it
+    import wandb
+
+    try:
+        entity = wandb.Api().default_entity
+    except Exception as error:  # of wandb, requests or the server's answer
+        raise UserError(f"task=dashboard: W&B was not reached ({error}): set logger.mode=offline") from error
+    if entity is None:
+        raise UserError("task=dashboard: this key has no default entity, set logger.entity")
+    return entity
+
+
+def _sections() -> "list[Section]":
+    from wandb_workspaces.reports.v2.interface import (
+        BarPlot,
+        Config,
+        LinePlot,
+        ParallelCoordinatesPlot,
+        ParallelCoordinatesPlotColumn,
+        ScatterPlot,
+        SummaryMetric,
+    )
+    from wandb_workspaces.workspaces import Section
+
+    def columns(metric: str) -> list[ParallelCoordinatesPlotColumn]:
+        settings = [ParallelCoordinatesPlotColumn(Config(key), display_name=key) for key in (*CHOICES, *NUMBERS)]
+        return [*settings, ParallelCoordinatesPlotColumn(SummaryMetric(metric), display_name=metric)]
+
+    def over(key: str, metric: str) -> ScatterPlot:
+        return ScatterPlot(title=f"{metric} over {key}", x=Config(key), y=SummaryMetric(metric))
+
+    def by(key: str, metric: str) -> BarPlot:
+        title = f"{metric}, mean by {key}"
+        return BarPlot(title=title, metrics=[metric], groupby=Config(key), groupby_aggfunc="mean")
+
+    def bars(titles: dict[str, str]) -> list[BarPlot]:
+        return [BarPlot(title=title, metrics=[metric]) for title, metric in titles.items()]
+
+    def lines(x: str, titles: dict[str, list[str]]) -> list[LinePlot]:
+        return [LinePlot(title=title, x=x, y=list(metrics)) for title, metrics in titles.items()]
+
+    perplexity = "perplexity"
+    position = {"perplexity": ["segment/perplexity"], "loss, nats a token": ["segment/nll"]}
+    dropped = ScatterPlot(
+        title="perplexity over lookups dropped", x=SummaryMetric("memory/drop_rate"), y=SummaryMetric(perplexity)
+    )
+    attended = ScatterPlot(
+        title="perplexity over keys attended", x=SummaryMetric("keys_attended"), y=SummaryMetric(perplexity)
+    )
+    panels = {
+        "Perplexity over settings": [
+            ParallelCoordinatesPlot(title="settings and perplexity", columns=columns(perplexity)),
+            *(over(key, perplexity) for key in NUMBERS),
+            *(by(key, perplexity) for key in CHOICES),
+        ],
+        "Perplexity by position in the segment": lines("segment/position", position),
+        "Retrieval": [
+            dropped,
+            attended,
+            *lines("layer/number", {title: [metric] for title, metric in BY_LAYER.items()}),
+            *bars(COUNTED),
+        ],
+        "Answers to prompts": [over("eval.length", "accuracy"), by("retrieval.scorer", "accuracy")],
+        "Training": lines("trainer/global_step", TRAINING),
+        "Cost of an evaluation": bars(COST),
+    }
+    return [Section(name=name, panels=list(made), is_open=True) for name, made in panels.items()]

@@ -1,0 +1,185 @@
+"""The benchmark suite runs, writes what it prints, and times nothing that is not exact."""
+
+import csv
+import math
+import subprocess
+import sys
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+
+from benchmarks import __main__ as benchmarks
+from benchmarks import attention, exactness, gpu, parts
+from benchmarks.report import Target, compare
+from benchmarks.settings import Options
+from benchmarks.timing import Spread, interleave, ratios
+from landmark.attention import landmark_attention
+
+ROOT = Path(__file__).parents[2]
+RANKS = ROOT.parent / "shared" / "data" / "tokenizer" / "gpt2.tiktoken"
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory) -> tuple[str, Path]:
+    """What a quick run prints, and the folder of its results."""
+    books, out = tmp_path_factory.mktemp("books"), tmp_path_factory.mktemp("results")
+    for number, split in enumerate(("train", "validation", "test")):
+        (books / split).mkdir()
+        (books / split / f"{number}.txt").write_text("It was the best of times. " * 200)
+    words = ["--quick", "--out", str(out), "--text", str(books)]
+    words += ["--ranks", str(RANKS)] if RANKS.exists() else []
+    command = [sys.executable, "-m", "benchmarks", *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, out
+
+
+def read_rows(folder: Path) -> list[dict[str, str]]:
+    (path,) = folder.glob("*.csv")
+    return list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
+
+
+def test_every_row_is_a_finite_positive_ratio_and_says_where_it_comes_from(quick):
+    rows = read_rows(quick[1])
+    assert {row["part"] for row in rows} == set(benchmarks.PARTS)
+    for row in rows:
+        for column in ("value", "value_low", "value_high", "ratio", "ratio_low", "ratio_high"):
+            assert 0 < float(row[column]) < math.inf, row
+        assert all(row[column] for column in ("hardware", "versions", "commit", "command", "time")), row
+        assert (row["verdict"] in ("met", "missed")) == bool(row["target"])
+
+
+def test_the_printed_table_has_the_rows_of_the_csv(quick):
+    table = quick[0].partition("\npart ")[2].splitlines()[2:]
+    rows = read_rows(quick[1])
+    for line, row in zip(table, rows):
+        assert all(row[column] in line for column in ("part", "setting", "measured", "unit", "target", "verdict"))
+    assert table[len(rows)] == ""
+
+
+def test_pictures_and_markdown_are_there(quick):
+    (table,) = quick[1].glob("*.md")
+    growth, search = sorted(quick[1].glob("*.png"), key=lambda path: "search" in path.name)
+    assert all(path.stat().st_size > 1000 for path in (table, growth, search))
+    assert search.stem == f"{growth.stem}-search"
+
+
+def test_tokenising_is_left_out_only_where_there_are_no_ranks(quick):
+    assert ("Tokenising was left out" in quick[0]) != RANKS.exists()
+
+
+class Clock:
+    """A clock that moves when it is told to."""
+
+    def __init__(self):
+        self.now = 0.0
+        self.order = []
+
+    def __call__(self) -> float:
+        return self.now
+
+    def work(self, name: str, *seconds: float):
+        left = iter(seconds)
+
+        def function() -> None:
+            self.order.append(name)
+            self.now += next(left)
+
+        return function
+
+
+def test_competitors_take_turns_and_the_warmup_does_not_count():
+    clock = Clock()
+    functions = {"a": clock.work("a", 100, 1, 2, 3), "b": clock.work("b", 100, 2, 8, 9)}
+    seconds = interleave(functions, rounds=3, warmup=1, clock=clock)
+    assert seconds == {"a": [1, 2, 3], "b": [2, 8, 9]}
+    assert clock.order == ["a", "b"] * 4
+
+
+def test_median_and_quartiles():
+    assert Spread.of([5.0, 1.0, 2.0, 4.0, 3.0]) == Spread(3.0, 2.0, 4.0, 5)
+    assert Spread.of([7.0]) == Spread(7.0, 7.0, 7.0, 1)
+
+
+def test_ratios_are_taken_round_by_round():
+    """The machine slows down tenfold in the second round: the ratio does not notice."""
+    assert ratios([2.0, 20.0, 2.0], [1.0, 10.0, 1.0]) == Spread(2.0, 2.0, 2.0, 3)
+
+
+def test_targets():
+    targets = {"slow": Target("≤", 1.15), "fast": Target("≥", 0.9)}
+    values = {"base": [1.0, 1.0], "slow": [1.2, 1.2], "fast": [0.95, 0.95]}
+    assert [row.verdict for row in compare("part", "setting", "ms", values, "base", targets)] == ["", "missed", "met"]
+
+
+def test_what_is_not_exact_is_not_timed(monkeypatch, tmp_path, capsys):
+    def wrong(q, k, v, *, backend="auto", **settings):
+        out = attention_function(q, k, v, backend=backend, **settings)
+        return out if backend == "reference" else out * (1 + 1e-8)
+
+    def timed(*_, **__):
+        raise AssertionError("timed")
+
+    attention_function = attention.landmark_attention
+    monkeypatch.setattr(attention, "landmark_attention", wrong)
+    monkeypatch.setattr(attention, "interleave", timed)
+    monkeypatch.setattr(parts, "use_threads", lambda: None)
+    status = benchmarks.main(["--quick", "--only", "attention", "--out", str(tmp_path)])
+    error = capsys.readouterr().err
+    assert status == 1
+    assert error.startswith("error: attention T=130, d=8: tensor 0 is off by 1.0e-08 in float64")
+    assert error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_float32_may_err_twice_as_much_as_plain_pytorch():
+    exact = torch.ones(4, dtype=torch.float64)
+    exactness.check_float32("x", [exact * 1.0019], [exact * 1.001], [exact])
+    with pytest.raises(exactness.Inexact, match="float32"):
+        exactness.check_float32("x", [exact * 1.0021], [exact * 1.001], [exact])
+    with pytest.raises(exactness.Inexact, match="float64"):
+        exactness.check_float64("x", [exact * math.nan], [exact])
+
+
+def test_a_part_in_its_own_process_reports_as_here():
+    report = parts.in_own_process("training", Options(quick=True), 0.0)
+    models = {"plain transformer", "landmark", "landmark, context miss token"}
+    assert {row.measured for row in report.rows} == models
+
+
+def test_unreadable_files_are_refused_before_anything_is_measured(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(benchmarks, "measure", None)
+    assert benchmarks.main(["--quick", "--ranks", str(tmp_path / "none"), "--out", str(tmp_path)]) == 1
+    assert "tokenizer.file: cannot read" in capsys.readouterr().err
+
+
+def test_an_unknown_part_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        benchmarks.parse(["--only", "attention,speed"])
+    assert "unknown part speed" in capsys.readouterr().err
+
+
+def test_the_benchmark_of_a_gpu_runs_where_kernels_are_interpreted(tmp_path):
+    command = [sys.executable, "-m", "benchmarks.gpu", "--quick", "--out", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = read_rows(tmp_path)
+    assert {row["part"] for row in rows} == {"kernels", "decoding"}
+    assert {row["setting"].rpartition(", ")[2] for row in rows if row["part"] == "kernels"} == set(gpu.PASSES)
+    assert all(0 < float(row["value"]) < math.inf and 0 < float(row["ratio"]) < math.inf for row in rows)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_its_benchmark_says_so(capsys):
+    assert gpu.main([]) == 1
+    assert "no GPU that torch sees" in capsys.readouterr().err
+
+
+def test_nothing_inexact_is_timed_on_a_gpu():
+    def wrong(q, k, v, *, backend, **settings):
+        return landmark_attention(q, k, v, backend=backend, **settings) * (1.01 if backend == "triton" else 1)
+
+    with mock.patch.object(gpu, "landmark_attention", wrong), pytest.raises(exactness.Inexact, match="d=16, W=8"):
+        gpu.check(gpu.Shape(40, 16, 8, 1, gpu.QUICK))

@@ -1,0 +1,83 @@
+"""run.py as it is started from a shell: bad input is one line on stderr, the exit code is not 0, nothing is left."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+RUN = Path(__file__).parents[2] / "run.py"
+
+
+def start(folder, *arguments, **variables):
+    command = [sys.executable, str(RUN), *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=os.environ | variables)
+
+
+BAD = {
+    "misspelt key": (["model.blok_size=3"], "did you mean 'block_size'"),
+    "misspelt key with a plus": (["+eval.tokns=3"], "unknown key eval.tokns"),
+    "wrong type": (["train.steps=many"], "could not be converted to Integer"),
+    "no such group member": (["size=huge"], "Available options in 'size': nano, paper, small"),
+    "two experiments": (["-m", "+experiment=quickstart,table1_pg19"], "one experiment at a time"),
+    "glob without a match": (["-m", "+experiment=quickstart", "model=glob(lstm*)"], "matches nothing"),
+    "row and command line": (["+experiment=quickstart", "model=landmark"], "but row plain_512 sets model="),
+    "out of range": (["retrieval.k=-1"], "retrieval.k=-1: must be at least 0"),
+    "no prompt": (["task=generate"], "task=generate: set prompt="),
+    "prompt of another task": (["prompt=hello"], "prompt=hello: is for task=generate and task=inspect"),
+    "generate from no run": (
+        ["task=generate", "run=nowhere", "tokenizer=bytes", "prompt=hello"],
+        "has no trained model",
+    ),
+    "code in a configuration": (
+        ["hydra.callbacks.table._target_=os.system"],
+        "hydra.callbacks.table._target_=os.system",
+    ),
+    "report of nothing": (["task=report"], "outputs: there are no records to report"),
+    "missing corpus": (["tokenizer=bytes", "data.path=nowhere", "task=prepare"], "nowhere"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line(tmp_path, case):
+    arguments, said = BAD[case]
+    done = start(tmp_path, *arguments)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "multirun.yaml"] == []
+
+
+def test_plan_of_the_quickstart(tmp_path):
+    done = start(tmp_path, "+experiment=quickstart", "task=plan")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "missing: 2 runs, 5 rows" in done.stdout
+
+
+def test_torchrun_is_not_for_the_user(tmp_path):
+    """Its processes would wait for each other: one for the lock of a run, the other for the one that waits."""
+    done = start(tmp_path, "+experiment=quickstart", "trainer=ddp", TORCHELASTIC_RUN_ID="1")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: run.py starts the processes of a training itself: leave out torchrun")
+
+
+def test_status_of_all_experiments(tmp_path):
+    done = start(tmp_path, "task=status")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("not begun: ablation_index, ablation_retrieval, ")
+    assert list(tmp_path.rglob("*.*")) == []
+
+
+def test_sweep_over_rows_works_on_each(tmp_path):
+    done = start(tmp_path, "-m", "+experiment=quickstart", "task=plan", "row=plain_512,landmark_2048")
+    assert done.returncode == 0
+    assert done.stdout.count("missing: 1 runs, 1 rows") == 2
+
+
+def test_free_sweep_works_on_each(tmp_path):
+    common = ["data=stdlib", "tokenizer=bytes", "size=nano", "task=plan", "model=landmark"]
+    done = start(tmp_path, "-m", *common, "retrieval.k=1,2")
+    assert done.returncode == 0
+    assert done.stdout.count("missing: 1 runs, 1 rows") == 2

@@ -1,0 +1,162 @@
+"""`task=generate`: what stands on the screen is what the model generates, a book is read once and asked again."""
+
+import io
+import sys
+
+import pytest
+import torch
+
+from landmark.cli import main as app
+from landmark.config import to_config
+from landmark.data import load_tokenizer
+from landmark.models import Decoder, DecoderConfig, save
+from landmark.models.generation import Sampling
+from landmark.utils.errors import UserError
+from landmark.utils.files import write_json
+from tests.configurations import compose_conf
+
+TOKENIZER = load_tokenizer("bytes")
+BOOK, QUESTION = "It was the best of times, it was the worst of times. " * 9, "What was it? "
+
+
+def trained(folder, kind="landmark"):
+    """A run's folder. The weights are random, and large enough that the text decides what comes next."""
+    torch.manual_seed(0)
+    config = DecoderConfig(
+        kind, TOKENIZER.vocab_size, num_layers=2, num_heads=2, head_dim=8, mlp_dim=16,
+        landmark_id=TOKENIZER.landmark, block_size=20,
+    )  # fmt: skip
+    model = Decoder(config).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    with torch.no_grad():
+        model.embedding.weight[128:] = 0  # says ASCII
+    save(model, folder)
+    write_json(folder / "run.json", {"tokenizer": TOKENIZER.hash})
+    return model
+
+
+@pytest.fixture
+def ask(tmp_path, capsys):
+    """Runs the task; returns what was printed, and what was said of it."""
+    model = trained(tmp_path / "run")
+    (tmp_path / "book.txt").write_text(BOOK)
+
+    def run(*overrides):
+        common = ["task=generate", f"run={tmp_path / 'run'}", "tokenizer=bytes", "trainer=cpu", "generate.tokens=30"]
+        overrides = [
+            *common,
+            f"output={tmp_path / 'outputs'}",
+            *([] if "+experiment=figure3_passkey" in overrides else ["eval.local=50"]),
+            *overrides,
+        ]
+        app.run(to_config(compose_conf(overrides)), overrides, compose_conf)
+        printed = capsys.readouterr()
+        return printed.out, printed.err.splitlines()[-1]
+
+    run.model = model
+    run.folder = tmp_path
+    return run
+
+
+def expected(model, *texts, sampling=None, **settings):
+    """What follows the texts, each read in chunks of its own, until the end of a text."""
+    memory = model.new_memory(**settings) if model.config.kind == "landmark" else None
+    for text in texts[:-1]:
+        model.generate([TOKENIZER.encode(text)], 0, local=50, memory=memory)
+    generated = model.generate(
+        [TOKENIZER.encode(texts[-1])], 30, local=50, memory=memory, sampling=sampling, stop=[TOKENIZER.eot]
+    )
+    return TOKENIZER.decode(generated[0]) + "\n"
+
+
+def test_a_prompt_is_gone_on_from(ask):
+    said, account = ask("prompt=It was", "retrieval.k=2")
+    assert said == expected(ask.model, "It was", k=2)
+    assert len(set(said)) > 5
+    assert account.startswith("6 tokens read in ")
+    assert "30 generated" in account
+
+
+@pytest.mark.parametrize("tier", ["device", "cpu", "disk"])
+def test_a_book_read_now_or_loaded_gives_the_same_answer(ask, tier):
+    book, question = f"prompt_file={ask.folder / 'book.txt'}", f"prompt={QUESTION.strip()}"
+    now, _ = ask(book, question, "retrieval.k=2")
+    assert now == expected(ask.model, BOOK, QUESTION.strip(), k=2)
+    nothing, account = ask(book, f"memory.save={ask.folder / 'memory'}", f"memory.tier={tier}", "retrieval.k=2")
+    assert nothing == "\n"
+    assert account.startswith(f"{len(BOOK)} tokens read")
+    for _ in range(2):
+        later, account = ask(question, f"memory.load={ask.folder / 'memory'}", "retrieval.k=2", f"memory.tier={tier}")
+        assert later == now
+        assert account.startswith(f"{len(QUESTION.strip())} tokens read")
+    both, _ = ask(book, question, f"memory.save={ask.folder / 'again'}", "retrieval.k=2")
+    assert both == now
+
+
+def test_a_file_alone_is_gone_on_from(ask, monkeypatch):
+    said, _ = ask(f"prompt_file={ask.folder / 'book.txt'}")
+    assert said == expected(ask.model, BOOK)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(BOOK))
+    assert ask("prompt_file=-")[0] == said
+
+
+def test_sampling_is_that_of_the_settings(ask):
+    settings = ["prompt=It was", "generate.temperature=1.2", "generate.top_k=9", "generate.top_p=0.8", "seed=3"]
+    assert ask(*settings)[0] == expected(ask.model, "It was", sampling=Sampling(1.2, 9, 0.8, 3))
+
+
+def test_a_stop_text_ends_it(ask):
+    whole = ask("prompt=It was")[0]
+    letter = next(letter for letter in whole[5:] if letter.isalnum())
+    assert ask("prompt=It was", f"generate.stop=[{letter}]")[0] == whole[: whole.index(letter)] + "\n"
+
+
+def test_a_plain_transformer_reads_both(ask):
+    model = trained(ask.folder / "plain", "transformer")
+    (ask.folder / "short.txt").write_text("It was ")
+    said, _ = ask(
+        f"run={ask.folder / 'plain'}", "model=transformer", "eval.local=null", "prompt=the best",
+        f"prompt_file={ask.folder / 'short.txt'}",
+    )  # fmt: skip
+    assert said == expected(model, "It was the best")
+    with pytest.raises(UserError, match="only a landmark model has a memory to save"):
+        ask(f"run={ask.folder / 'plain'}", f"prompt_file={ask.folder / 'short.txt'}", "memory.save=x")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["prompt=''"], "prompt 0 is empty"),
+        (["prompt_file=nowhere.txt"], "prompt_file=nowhere.txt: cannot be read .No such file"),
+        (["prompt=hello", "generate.limit=4"], "prompt 0 has 5 tokens, more than generate.limit=4"),
+        (["prompt=hello", "generate.stop=[end]"], "generate.stop: 'end' is 3 tokens of tokenizer=bytes"),
+        (["prompt=hello", "memory.load=nowhere"], "nowhere holds no saved memory"),
+        (["prompt=hello", "run=nowhere"], "nowhere has no trained model: train it"),
+        (["+experiment=figure3_passkey", "size=nano", "prompt=hello"], "task=generate: .* rows, choose one with row="),
+    ],
+)
+def test_bad_input_is_refused(ask, overrides, said):
+    with pytest.raises(UserError, match=said):
+        ask(*overrides)
+
+
+def test_text_that_is_none_is_refused(ask):
+    (ask.folder / "book.txt").write_bytes(b"\xff\xfe\xfd")
+    with pytest.raises(UserError, match="book.txt: is not text in UTF-8"):
+        ask(f"prompt_file={ask.folder / 'book.txt'}")
+
+
+def test_a_run_of_another_tokenizer_is_refused(ask):
+    write_json(ask.folder / "run" / "run.json", {"tokenizer": "f" * 64})
+    with pytest.raises(UserError, match="was trained with another tokenizer .ffffffffff….* than tokenizer=bytes"):
+        ask("prompt=hello")
+
+
+def test_a_memory_of_another_run_is_refused(ask):
+    ask(f"prompt_file={ask.folder / 'book.txt'}", f"memory.save={ask.folder / 'memory'}")
+    with torch.no_grad():
+        ask.model.norm.weight[0] += 1
+    save(ask.model, ask.folder / "run")
+    with pytest.raises(UserError, match="was read by another model"):
+        ask("prompt=hello", f"memory.load={ask.folder / 'memory'}")

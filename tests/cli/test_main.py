@@ -1,0 +1,237 @@
+"""What is made and what is read from records, with stand-ins for the training and the evaluation themselves."""
+
+import json
+import re
+import shutil
+
+import pytest
+
+from landmark.config import to_config
+from landmark.experiment import runner as execution
+from landmark.utils.errors import UserError
+from landmark.utils.files import write_json
+from tests.configurations import compose_conf
+
+
+def test_table_trains_each_run_once_and_evaluates_each_row(work, capsys):
+    work("+experiment=table1_pg19")
+    assert work.trained == ["transformer", "landmark", "transformer_xl"]
+    assert len(work.evaluated) == 13
+    assert "16.32" in capsys.readouterr().out
+    assert {path.suffix for path in (work.output / "tables" / "table1_pg19").iterdir()} == {".csv", ".md", ".png"}
+
+
+def test_second_start_only_renders(work, capsys):
+    work("+experiment=table1_pg19")
+    first = capsys.readouterr().out
+    work("+experiment=table1_pg19")
+    assert (work.trained, work.evaluated) == ([], [])
+    second = capsys.readouterr().out
+    assert first[first.index("table1_pg19:") : first.index("written")] in second
+    assert "0 of 13 rows evaluated now" in second
+
+
+def test_interrupted_table_goes_on_where_it_stopped(work):
+    work.fail_at = "xl_2048"
+    with pytest.raises(KeyboardInterrupt):
+        work("+experiment=table1_pg19")
+    assert work.evaluated == ["plain_512", "plain_360", "landmark_512"]
+    work.fail_at = None
+    work("+experiment=table1_pg19")
+    assert work.trained == []  # Transformer-XL was trained before it was interrupted
+    assert (len(work.evaluated), work.evaluated[0]) == (10, "xl_2048")
+
+
+def test_one_row_trains_and_evaluates_only_what_it_needs(work):
+    work("+experiment=table1_pg19", "row=landmark_4096_k4")
+    assert (work.trained, work.evaluated) == (["landmark"], ["landmark_4096_k4"])
+    assert not (work.output / "tables").exists()
+
+
+def test_rows_of_two_experiments_with_the_same_settings_are_one(work):
+    work("+experiment=table1_pg19", "row=plain_512", "train.steps=5")
+    work("+experiment=quickstart", "data=pg19", "row=plain_512", "train.steps=5")
+    assert (work.trained, work.evaluated) == ([], [])
+
+
+def test_configuration_alone_is_a_row(work):
+    work("model=landmark", "retrieval.k=2", "eval.length=1024")
+    work("model=landmark", "retrieval.k=3", "eval.length=1024", "name=other")
+    assert (work.trained, work.evaluated) == ([], ["other"])
+
+
+def test_seeds_train_a_run_each(work, capsys):
+    work("+experiment=quickstart", "data=pg19", "seeds=[0,1]")
+    assert work.trained == ["transformer", "transformer", "landmark", "landmark"]
+    assert len(work.evaluated) == 10
+    assert "standard deviation over 2 seeds" in capsys.readouterr().out
+
+
+def test_task_train_evaluates_nothing(work):
+    work("+experiment=quickstart", "data=pg19", "task=train")
+    assert (work.trained, work.evaluated) == (["transformer", "landmark"], [])
+
+
+def test_run_names_the_one_to_train(work):
+    given = ("+experiment=quickstart", "data=pg19", "task=train")
+    with pytest.raises(
+        UserError, match=r"run=nothing: no run of quickstart \(one of transformer-.*, landmark-"
+    ) as error:
+        work(*given, "run=nothing")
+    name = str(error.value).rpartition(", ")[2].rstrip(")")
+    work(*given, f"run=outputs/runs/{name}")
+    assert (work.trained, [path.name for path in (work.output / "runs").iterdir()]) == (["landmark"], [name])
+
+
+def test_task_prepare_trains_nothing(work, capsys):
+    work("+experiment=quickstart", "data=pg19", "task=prepare")
+    assert work.trained == []
+    assert "train 1" in capsys.readouterr().out
+
+
+def test_plan_makes_nothing_and_says_what_is_missing(work, capsys):
+    work("+experiment=quickstart", "data=pg19", "task=plan")
+    assert "missing: 2 runs, 5 rows" in capsys.readouterr().out
+    assert not work.output.exists()
+    work("+experiment=quickstart", "data=pg19", "row=plain_512")
+    work("+experiment=quickstart", "data=pg19", "task=plan")
+    assert (work.trained, work.evaluated) == ([], [])
+    planned = capsys.readouterr().out
+    assert "missing: 1 runs, 4 rows" in planned
+    assert re.search(
+        r"on a cluster: python .* -m .*task=train run=landmark-\S+ hydra/launcher=submitit_slurm\n", planned
+    )
+    assert re.search(r"and then: .* row=plain_512,\S+,landmark_2048_recent hydra/launcher=submitit_slurm\n", planned)
+    assert "measured, 1 run" in planned
+
+
+def test_run_whose_weights_are_gone_is_trained_again(work):
+    work("model=transformer")
+    (weights,) = work.output.rglob("model.safetensors")
+    weights.unlink()
+    work("model=transformer", "eval.length=300")
+    assert (work.trained, len(work.evaluated)) == (["transformer"], 1)
+
+
+def test_record_cut_short_stops_with_its_name(work):
+    work("model=transformer")
+    (record,) = (work.output / "records" / "rows").iterdir()
+    record.write_text(record.read_text()[:100])
+    with pytest.raises(UserError, match=rf"{record.name} is not valid JSON, cut short"):
+        work("model=transformer")
+
+
+def test_evaluation_longer_than_the_split_is_refused_before_training(work):
+    with pytest.raises(UserError, match="longer than the split"):
+        work("model=landmark", "eval.length=100000", "eval.span=100000")
+    assert work.trained == []
+
+
+def test_trained_folder_can_be_evaluated_anywhere(work, tmp_path):
+    work("model=landmark", "task=train")
+    (folder,) = (work.output / "runs").iterdir()
+    shutil.move(folder, tmp_path / "given")
+    work("model=landmark", f"run={tmp_path / 'given'}", f"output={tmp_path / 'new'}")
+    assert (work.trained, len(work.evaluated)) == ([], 1)
+
+
+def test_folder_of_another_configuration_is_refused_with_the_difference(work):
+    work("model=landmark", "task=train")
+    (folder,) = (work.output / "runs").iterdir()
+    with pytest.raises(UserError, match=r"another configuration: model\.block_size: 32 here, 50 there"):
+        work("model=landmark", "model.block_size=32", f"run={folder}")
+
+
+def test_folder_that_is_no_run_is_refused(work, tmp_path):
+    with pytest.raises(UserError, match="run.json does not exist"):
+        work("model=landmark", f"run={tmp_path}")
+
+
+def test_record_says_where_it_comes_from(work):
+    work("+experiment=table1_pg19", "row=plain_360")
+    (path,) = (work.output / "records" / "rows").iterdir()
+    record = json.loads(path.read_text())
+    assert record["labels"]["overrides"][-3:] == ["model=transformer", "eval.length=360", "eval.local=360"]
+    assert {"commit", "versions", "hardware", "command", "time"} <= record["provenance"].keys()
+    assert record["results"]["segments"]
+
+
+TOGETHER = ("model=transformer", "trainer=ddp", "trainer.accelerator=cpu", "task=train")
+
+
+def test_several_devices_train_in_processes_of_their_own(work, monkeypatch):
+    started = []
+
+    def start(module, folder, count):
+        started.append((module, count))
+        for name in ("model.safetensors", "config.json"):
+            (folder / name).write_text("{}")
+        write_json(folder / "summary.json", {"steps": 3, "tokens_per_second": 1.0})
+
+    monkeypatch.setattr(execution, "train_together", start)
+    work(*TOGETHER, "trainer.devices=2")
+    assert started == [("landmark.experiment.runner", 2)]
+    assert work.trained == []
+    (record,) = (work.output / "records" / "runs").iterdir()
+    assert json.loads(record.read_text())["results"]["steps"] == 3
+    launched = json.loads(next(work.output.rglob("launch.json")).read_text())
+    assert launched["config"]["trainer"]["devices"] == 2
+    work("model=transformer", "task=train")  # the same run, however many processes trained it
+    assert work.trained == []
+
+
+@pytest.mark.parametrize(("code", "raised"), [(1, KeyboardInterrupt), (144, SystemExit)])
+def test_a_launchers_exit_is_no_interrupt(books, tmp_path, monkeypatch, code, raised):
+    """Lightning makes an exit with code 1 of an interrupt; submitit exits once it has queued a job again."""
+
+    def train(*_):
+        raise SystemExit(code)
+
+    monkeypatch.setattr("landmark.training.train", train)
+    overrides = [f"data.path={books}", f"output={tmp_path}", "tokenizer=bytes", "size=nano", "logger=csv"]
+    with pytest.raises(raised):
+        execution._train_here(to_config(compose_conf([*overrides, "model=transformer"])), tmp_path, "group", "run")
+
+
+def test_uneven_shares_are_refused_before_anything_is_trained(work):
+    with pytest.raises(UserError, match=r"batch_size=4 cannot be shared evenly by 3 devices: set trainer\.devices"):
+        work(*TOGETHER, "trainer.devices=3")
+    assert not (work.output / "runs").exists()
+
+
+def test_task_table_reads_records_only_and_names_what_is_missing(work, capsys):
+    for row in ("plain_512", "landmark_2048_k4"):
+        work("+experiment=table1_pg19", f"row={row}")
+    capsys.readouterr()
+    work("+experiment=table1_pg19", "task=table")
+    assert (work.trained, work.evaluated) == ([], [])
+    said = capsys.readouterr().out
+    assert "11 of 13 rows have no record yet" in said
+    assert "xl_2048" in said[said.index("have no record yet") :]
+    assert "landmark_2048_k4 is better than plain_512" in said
+    assert (work.output / "tables" / "table1_pg19" / "nano-pg19-bytes.png").exists()
+
+
+def test_table_of_nothing_is_refused_and_makes_nothing(work):
+    with pytest.raises(UserError, match="13 of 13 rows have no record yet"):
+        work("+experiment=table1_pg19", "task=table")
+    assert not work.output.exists()
+
+
+def test_part_of_a_grid_is_evaluated_without_a_table(work):
+    work("+experiment=sweep_k_local", "retrieval.k=2")
+    assert work.evaluated == ["plain_512", "xl_2048", "k2_local150", "k2_local250", "k2_local350"]
+    assert not (work.output / "tables").exists()
+    work("+experiment=sweep_k_local", "retrieval.k=3", "eval.local=100")
+    assert work.evaluated == ["k3_local100"]
+    work("+experiment=sweep_k_local")
+    assert len(work.evaluated) == 9
+    assert (work.output / "tables" / "sweep_k_local" / "nano-pg19-bytes.png").exists()
+
+
+def test_table_2_shares_its_run_and_three_rows_with_table_1(work):
+    work("+experiment=table1_pg19")
+    work("+experiment=table2_granularity")
+    assert work.trained == []
+    assert [name for name in work.evaluated if name.startswith("per_token_and_head")] == []
+    assert len(work.evaluated) == 6

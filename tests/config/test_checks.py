@@ -1,0 +1,160 @@
+import pytest
+
+from landmark.config.checks import beyond_training, check, check_task, resolve
+from landmark.utils.errors import UserError
+
+BAD = {
+    "retrieval.k=-1": "retrieval.k=-1: must be at least 0",
+    "eval.local=0": "eval.local=0: must be at least 1",
+    "memory.blocks=3": "memory.blocks=3 is less than retrieval.k=4",
+    "eval.local=513": "eval.local=513 is more than eval.length=512",
+    "eval.length=8192": "raise eval.span to at least 8192",
+    "eval.split=train": "eval.split=train: must be one of validation, test",
+    "retrieval.scorer=best": "retrieval.scorer=best: must be one of landmark, recent",
+    "retrieval.granularity=none": "must be one of per_token_and_head",
+    "memory.tier=tape": "memory.tier=tape: must be one of device, cpu, disk",
+    "memory.index=faiss memory.blocks=40": "memory.blocks=40 must be null",
+    "memory.index=faiss retrieval.scorer=recent": "retrieval.scorer=recent must be landmark",
+    "memory.index_type=hnsw": "memory.index_type=hnsw: must be one of flat, ivf",
+    "memory.cache=0": "memory.cache=0: must be at least 1",
+    "memory.folder=x": "memory.folder=x: memory.tier=device keeps no files there",
+    "generate.top_p=0": "generate.top_p=0.0: must be above 0",
+    "generate.top_k=0": "generate.top_k=0: must be at least 1",
+    "generate.temperature=-1": "generate.temperature=-1.0: must be at least 0",
+    "task=tabel": "task=tabel: must be one of auto, table",
+    "train.precision=8": "train.precision=8: must be one of",
+    "train.steps=0": "train.steps=0: must be at least 1",
+    "train.warmup=2": "train.warmup=2.0: must be a fraction",
+    "train.max_lr=0": "train.max_lr=0.0: must be above 0",
+    "model.head_dim=3": "model.head_dim=3: must be even",
+    "model.block_size=null": "model.block_size=null: a landmark model needs it",
+    "model.block_size=0": "model.block_size=0: must be at least 1",
+    "seeds=[1,1]": "must be a list of different seeds",
+    "logger.mode=loud": "logger.mode=loud: must be one of",
+    "data.bad_lines=mend": "data.bad_lines=mend: must be one of stop, skip",
+    "data.configs=[arxiv]": "data.configs=['arxiv']: data=pg19 has no configs",
+    "trainer.profiler=fast": "trainer.profiler=fast: must be one of null, simple, advanced, pytorch",
+    "memory.sinks=-1": "memory.sinks=-1: must be at least 0",
+    "cmt.cutoff=0.3": "cmt.cutoff=0.3: without a context miss token there is no cutoff, set cmt=on",
+    "cmt.per_layer=true": "cmt.per_layer=True: without a context miss token",
+    "cmt=on cmt.cutoff=1.1": "cmt.cutoff=1.1: a cutoff is compared with a weight, from 0 to 1",
+    "cmt=on cmt.cutoff=-0.1": "cmt.cutoff=-0.1: a cutoff is",
+    "cmt=on cmt.cutoffs=[0.1,0.2,0.3]": "cmt.cutoffs=[0.1, 0.2, 0.3]: must be 4 numbers, one for each layer",
+    "cmt=on cmt.cutoffs=[0,0,0,2]": "cmt.cutoffs=[0.0, 0.0, 0.0, 2.0]: a cutoff is",
+    "cmt=on cmt.cutoffs=[0,0,0,1] cmt.cutoff=0.1": "cmt.cutoffs: takes the place of cmt.cutoff",
+    "cmt=on cmt.per_layer=true data=passkey": "data=passkey has no validation text",
+    "cmt=on cmt.per_layer=true retrieval.k=0": "nothing is ever looked up",
+    "cmt=on cmt.per_layer=true eval.local=512": "nothing is ever looked up",
+    "cmt=on model=transformer": "cmt=on: model=transformer has no landmarks",
+    "positions=jumps positions.p_jump=0": "positions.p_jump=0: must be at least 1",
+    "positions.p_jump=5": "positions.p_jump=5: there are no jumps, set positions=jumps",
+    "positions=jumps model=transformer": "positions=jumps: positions jump after landmarks, and model=transformer",
+    "positions.mapping=true model=transformer": "positions.mapping=true: model=transformer has no memory",
+    "positions.mapping=lavish": "positions.mapping=lavish: must be one of stingy, true",
+}
+
+
+@pytest.mark.parametrize("override", BAD)
+def test_nonsense_is_refused_naming_the_key(configure, override):
+    with pytest.raises(UserError) as error:
+        check(configure("size=nano", *override.split(" ")))
+    assert BAD[override] in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_plain_transformer_reads_whole_segments(configure):
+    with pytest.raises(UserError, match="reads a whole segment at once"):
+        check(configure("model=transformer", "eval.local=360"))
+    check(configure("model=transformer", "eval.local=360", "eval.length=360"))
+
+
+def test_plain_transformer_with_a_window_reads_in_chunks(configure):
+    check(configure("model=transformer", "eval.local=360", "memory.window=148"))
+
+
+def test_statistics_of_a_retrieval_that_is_not_there_are_refused(configure):
+    long = ["eval.length=2048", "eval.retrieval_statistics=true"]
+    check(configure(*long))
+    for change in ("retrieval.k=0", "model=transformer", "eval.local=2048"):
+        with pytest.raises(UserError, match="eval.retrieval_statistics=true: "):
+            check(configure(*long, change))
+
+
+def test_memory_settings_of_another_model_do_not_matter(configure):
+    check(configure("model=transformer", "memory.blocks=3"))
+
+
+def test_long_evaluation_of_the_whole_split_needs_no_span(configure):
+    check(configure("size=paper", "eval.length=8192"))
+
+
+@pytest.mark.parametrize(
+    ("model", "length", "local"),
+    [("transformer", 512, 512), ("landmark", 2048, 250), ("landmark", 100, 100), ("transformer_xl", 2048, 256)],
+)
+def test_what_is_fed_at_a_time_if_left_open(configure, model, length, local):
+    assert resolve(configure(f"model={model}", f"eval.length={length}")).eval.local == local
+
+
+def test_true_positions_beyond_training_are_warned_of(configure):
+    jumps = ["positions=jumps", "positions.mapping=true", "eval.local=250"]
+    warning = beyond_training(configure(*jumps, "eval.length=2048"))
+    assert warning is not None
+    assert "eval.length=2048 reaches position 2,088, training at most 1,601" in warning
+    assert beyond_training(configure(*jumps, "eval.length=1500")) is None
+    assert beyond_training(configure("positions.mapping=true", "eval.length=600")) is not None
+    assert beyond_training(configure("eval.length=2048")) is None
+
+
+def test_no_memory_at_all_is_allowed(configure):
+    check(configure("retrieval.k=0"))
+
+
+def test_a_window_is_read_at_a_time(configure):
+    assert resolve(configure("model=transformer", "eval.length=2048", "memory.window=256")).eval.local == 256
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["task=generate"], "task=generate: set prompt="),
+        (["task=generate", "prompt=x", "memory.save=y"], "memory.save=y: what is saved is what prompt_file holds"),
+        (["prompt=x"], "prompt=x: is for task=generate and task=inspect"),
+        (["task=evaluate", "memory.load=x"], "memory.load=x: is for task=generate"),
+        (["task=inspect"], "task=inspect: set prompt="),
+        (["task=generate", "prompt=x", "output_file=a.html"], "output_file=a.html: is for task=inspect"),
+    ],
+)
+def test_a_prompt_and_a_memory_belong_to_a_task(configure, overrides, said):
+    with pytest.raises(UserError, match=said):
+        check_task(configure(*overrides))
+    check_task(configure("task=generate", "prompt=x", "memory.load=y"))
+    check_task(configure())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (("model=landmark", "model.as_is=true"), r"model\.as_is=true"),
+        (("model=landmark", "model.lora_rank=4"), r"model\.lora_rank=4: is for models of transformers"),
+        (("model=landmark", "start=base"), "start=base: is for models of transformers"),
+        (("model=llama_landmark", "model.lora_rank=4"), "adapters need a trained model"),
+        (("model=llama", "model.name=x"), "leave out model.family and start"),
+        (("model=llama", "model.architecture=x"), "leave out model.name and model.family"),
+        (("model=llama_landmark", "cmt=on"), "cmt: is not supported"),
+        (("model=llama_landmark", "positions=jumps"), "positions: is not supported"),
+        (("model=llama", "memory.window=9"), r"memory\.window"),
+        (("model=pretrained", "model.name=x", "model.lora_rank=0"), r"model\.lora_rank=0"),
+        (("model=pretrained", "model.name=x", "model.lora_rank=2", "trainer=fsdp"), "adapters are not merged"),
+        (("model=transformer", "eval.retriever=bm25"), r"eval\.retriever=bm25: needs a landmark model"),
+        (("model=llama", "model.family=gpt5"), r"model\.family=gpt5"),
+    ],
+)
+def test_what_models_of_transformers_cannot_do_is_refused(configure, overrides, said):
+    with pytest.raises(UserError, match=said):
+        check(configure(*overrides))
+
+
+def test_a_pretrained_model_must_be_named(configure):
+    with pytest.raises(UserError, match=r"model\.name"):
+        check(configure("model=pretrained"))

@@ -1,0 +1,195 @@
+from dataclasses import replace
+
+import pytest
+
+from landmark.config.rows import is_part, select
+from landmark.config.schema import Config, GridConfig, from_dict, to_config
+from landmark.utils.errors import UserError
+
+
+@pytest.fixture
+def chosen(composer):
+    def choose(*overrides, rows=None, compare=None, grid=None, figure="rows"):
+        config = to_config(composer([override for override in overrides if "=1," not in override]))
+        if rows is not None:
+            grid = GridConfig(*grid) if grid else GridConfig()
+            config = replace(config, rows=rows, compare=compare or {}, grid=grid, figure=figure)
+        return select(config, list(overrides), composer)
+
+    return choose
+
+
+def test_row_is_the_command_line_and_its_own_overrides(chosen):
+    rows = chosen("size=nano", "train.steps=7", rows={"a": "model=transformer eval.length=360"})
+    config = rows[0].configs[0]
+    assert (config.model.kind, config.eval.length, config.train.steps) == ("transformer", 360, 7)
+    assert rows[0].overrides == ["size=nano", "train.steps=7", "model=transformer", "eval.length=360"]
+
+
+def test_without_rows_the_configuration_is_the_row(chosen):
+    (row,) = chosen("retrieval.k=2", "name=mine")
+    assert (row.name, row.configs[0].retrieval.k) == ("mine", 2)
+
+
+def test_one_row_by_name(chosen):
+    (row,) = chosen("+experiment=table1_pg19", "row=landmark_4096_k4")
+    assert row.configs[0].memory.blocks == 80
+
+
+def test_unknown_row_is_refused_naming_those_there_are(chosen):
+    with pytest.raises(UserError, match=r"row=landmark_9: no such row \(one of plain_512, plain_360"):
+        chosen("+experiment=table1_pg19", "row=landmark_9")
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("eval.length=512", "eval.length"),
+        ("model=transformer_xl", "model"),
+        ("eval={length:512}", "eval"),
+        ("++retrieval.k=2", "retrieval.k"),
+    ],
+)
+def test_row_that_sets_what_the_command_line_sets_is_refused(chosen, override, key):
+    with pytest.raises(UserError, match=rf"on the command line, but row (plain|landmark)_512 sets .*{key}"):
+        chosen("+experiment=table1_pg19", "size=nano", override)
+
+
+def test_key_inside_the_group_that_a_row_chooses_is_no_clash(chosen):
+    rows = chosen("model.block_size=32", rows={"a": "model=landmark"})
+    assert rows[0].configs[0].model.block_size == 32
+
+
+def test_only_the_chosen_row_can_clash(chosen):
+    (row,) = chosen("+experiment=table1_pg19", "retrieval.k=3", "row=plain_512")
+    assert row.configs[0].retrieval.k == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("model=transformr", "row b: .*Could not find 'model/transformr'"),
+        ("eval.lenght=3", "row b: .*did you mean 'length'"),
+        ("eval.length=abc", "row b: .*could not be converted to Integer"),
+        ("retrieval.k=-1", "row b: retrieval.k=-1: must be at least 0"),
+        ("eval.length='3", "row b: No closing quotation"),
+        ("eval.length", "row b: .*missing EQUAL"),
+        ("retrieval.k=1,2", "row b gives retrieval.k several values"),
+        ("task=train", "row b sets task, which belongs to the whole experiment"),
+        ("logger.mode=offline", "row b sets logger.mode, which belongs"),
+    ],
+)
+def test_every_row_is_checked_before_the_first_is_run(chosen, text, message):
+    with pytest.raises(UserError, match=message) as error:
+        chosen("size=nano", rows={"a": "model=transformer", "b": text})
+    assert "\n" not in str(error.value)
+
+
+def test_seeds_give_a_row_several_configurations(chosen):
+    (row,) = chosen("seeds=[3,4]", rows={"a": "model=transformer"})
+    assert [config.seed for config in row.configs] == [3, 4]
+
+
+def test_seed_beside_seeds_is_refused(chosen):
+    with pytest.raises(UserError, match="seed: set on the command line, but seeds is set too"):
+        chosen("seeds=[3,4]", "seed=5")
+
+
+def test_comparison_of_a_row_that_does_not_exist_is_refused(chosen):
+    with pytest.raises(UserError, match=r"compare: this: \[a, c\] must be the names of two rows"):
+        chosen(rows={"a": "model=transformer"}, compare={"this": ["a", "c"]})
+
+
+GRID = ("model=landmark eval.length=2048", {"retrieval.k": [1, 2], "eval.local": [150, 250]})
+
+
+def test_grid_makes_a_row_of_every_combination(chosen):
+    rows = chosen(rows={"plain": "model=transformer"}, grid=GRID)
+    assert [row.name for row in rows] == ["plain", "k1_local150", "k1_local250", "k2_local150", "k2_local250"]
+    config = rows[-1].configs[0]
+    assert (config.retrieval.k, config.eval.local, config.eval.length) == (2, 250, 2048)
+    assert rows[0].cell is None
+    assert rows[-1].cell == {"retrieval.k": "2", "eval.local": "250"}
+
+
+@pytest.mark.parametrize("override", ["retrieval.k=3", "retrieval.k=1,3"])
+def test_value_on_the_command_line_takes_the_place_of_the_axis(chosen, override):
+    rows = chosen(override, rows={"plain": "model=transformer"}, grid=GRID)
+    ks = override.partition("=")[2].split(",")
+    assert [row.name for row in rows[1:]] == [f"k{k}_local{local}" for k in ks for local in (150, 250)]
+    assert rows[0].configs[0].retrieval.k == 4
+
+
+def test_a_cell_is_chosen_by_its_name(chosen):
+    (row,) = chosen("+experiment=sweep_k_local", "row=k8_local350")
+    assert (row.configs[0].retrieval.k, row.configs[0].eval.local) == (8, 350)
+
+
+def test_part_of_an_experiment_is_known(configure):
+    whole = ["+experiment=sweep_k_local", "size=nano"]
+    assert not is_part(configure(*whole), whole)
+    for more in ("retrieval.k=2", "row=plain_512"):
+        assert is_part(configure(*whole, more), [*whole, more])
+
+
+@pytest.mark.parametrize(
+    ("grid", "message"),
+    [
+        (("", {"retrieval.k": []}), "grid.axes: retrieval.k: .* must be a list of different values"),
+        (("", {"retrieval.k": [2, 2]}), "must be a list of different values"),
+        (("memory.blocks=4", {"retrieval.k": [4, 8]}), "row k8: memory.blocks=4 is less than retrieval.k=8"),
+        (("retrieval.k=2", {"retrieval.scorer": ["best"]}), "row scorerbest: retrieval.scorer=best: must be one of"),
+    ],
+)
+def test_grid_that_makes_no_sense_is_refused(chosen, grid, message):
+    with pytest.raises(UserError, match=message):
+        chosen(rows={"a": "model=landmark"}, grid=grid)
+
+
+def test_heatmap_needs_two_axes(chosen):
+    with pytest.raises(UserError, match="figure=heatmap: needs a grid of two axes, here it has 1"):
+        chosen(rows={"a": "model=landmark"}, grid=("", {"retrieval.k": [1, 2]}), figure="heatmap")
+
+
+def test_cell_named_as_a_row_is_refused(chosen):
+    with pytest.raises(UserError, match="k1 is the name of a row and of a cell"):
+        chosen(rows={"k1": "model=landmark"}, grid=("", {"retrieval.k": [1, 2]}))
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("model=transformer retrieval.k=2", "retrieval.k means nothing to model=transformer: it is for landmark"),
+        ("model=transformer_xl retrieval=per_head", "retrieval means nothing to model=transformer_xl"),
+        ("model=transformer memory.blocks=9", "memory.blocks means nothing to model=transformer"),
+        ("model=landmark memory.window=9", "memory.window means nothing to model=landmark: it is for transformer"),
+        ("model=landmark retrieval=per_block", "Could not find 'retrieval/per_block'"),
+        ("model=landmark memory.blocks=3 retrieval.k=4", "memory.blocks=3 is less than retrieval.k=4"),
+    ],
+)
+def test_row_whose_settings_do_not_fit_its_model_is_refused(chosen, row, message):
+    with pytest.raises(UserError, match=f"row a: .*{message}") as error:
+        chosen(rows={"a": row})
+    assert "\n" not in str(error.value)
+
+
+def test_a_row_starts_from_the_run_of_another(composer):
+    overrides = ["+experiment=figure3_finetune", "size=nano", "tokenizer=bytes", "seeds=[3,4]"]
+    rows = {row.name: row for row in select(to_config(composer(overrides)), overrides, composer)}
+    for one in rows["finetuned_512"].configs:
+        base = from_dict(Config, one.start_run)
+        assert (base.model.kind, base.model.family, base.seed) == ("transformer", "llama", one.seed)
+        assert base.train.steps != one.train.steps
+    assert all(one.start_run is None for one in rows["base_512"].configs)
+
+
+def test_a_start_that_is_no_row_is_refused(composer):
+    overrides = ["+experiment=figure3_finetune", "size=nano", "tokenizer=bytes"]
+    config = to_config(composer(overrides))
+    for text, said in (("nowhere", "start=nowhere: no such row"), ("finetuned_512", "starts from another")):
+        rows = {**config.rows, "odd": f"model=llama_landmark start={text} eval.length=512"}
+        with pytest.raises(UserError, match=said):
+            select(replace(config, rows=rows), overrides, composer)
+    alone = ["model=llama_landmark", "start=base_512", "tokenizer=bytes", "size=nano"]
+    with pytest.raises(UserError, match="there is none"):
+        select(to_config(composer(alone)), alone, composer)

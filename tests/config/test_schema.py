@@ -1,0 +1,93 @@
+import pytest
+from hydra.errors import HydraException
+
+from landmark.config import Config, from_dict, to_config, to_dict
+from landmark.config.rows import named, select
+from landmark.utils.errors import UserError
+from tests.configurations import CONF
+
+EXPERIMENTS = sorted(file.stem for file in (CONF / "experiment").glob("*.yaml"))
+SIZES = ["paper", "small", "nano"]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_every_row_of_every_experiment_composes_at_every_size(composer, experiment, size):
+    overrides = [f"+experiment={experiment}", f"size={size}"]
+    config = to_config(composer(overrides))
+    rows = select(config, overrides, composer)
+    assert [row.name for row in rows] == list(named(config))
+    assert {row.configs[0].size for row in rows} == {size}
+
+
+def test_experiments_are_named_as_their_files(configure):
+    for experiment in EXPERIMENTS:
+        assert configure(f"+experiment={experiment}").name == experiment
+
+
+def test_a_table_has_a_folder_for_its_results():
+    folders = {folder.name for folder in (CONF.parent / "experiments").iterdir() if folder.is_dir()}
+    assert set(EXPERIMENTS) - {"quickstart", "survival"} == folders
+    assert (CONF.parent / "benchmarks" / "survival").is_dir()  # whose table is there to be killed
+
+
+def test_table1_has_thirteen_rows_and_eleven_of_them_on_arxiv_math(configure):
+    books, papers = (configure(f"+experiment=table1_{data}").rows for data in ("pg19", "arxiv"))
+    assert len(books) == 13
+    assert papers == {name: row for name, row in books.items() if not name.startswith("xl")}
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_transformer_xl_reads_as_many_tokens_as_the_others(configure, size):
+    plain = configure("model=transformer", f"size={size}").train
+    xl = configure("model=transformer_xl", f"size={size}").train
+    assert (xl.length, plain.length) == (2048, 512)
+    assert xl.steps * xl.batch_size * xl.length == plain.steps * plain.batch_size * plain.length
+
+
+def test_paper_size_is_the_papers(configure):
+    train = configure("model=landmark").train
+    assert (train.steps, train.batch_size, train.length, train.precision) == (240_000, 128, 512, "bf16-mixed")
+    assert configure("model=transformer_xl").train.steps == 60_000
+
+
+def test_size_given_by_an_experiment_or_after_it_decides_the_recipe(configure):
+    assert configure("+experiment=quickstart", "model=transformer_xl").train.length == 2048
+    small = configure("+experiment=table1_pg19", "size=small", "model=transformer_xl")
+    assert (small.size, small.train.steps, small.train.batch_size) == ("small", 1500, 128)
+
+
+def test_command_line_wins_over_size_recipe_and_experiment(configure):
+    config = configure("+experiment=quickstart", "model=transformer_xl", "train.steps=7", "eval.tokens=9000")
+    assert (config.train.steps, config.eval.tokens) == (7, 9000)
+
+
+def test_split_is_validation_at_paper_size_and_test_below(configure):
+    assert [configure(f"size={size}").eval.split for size in SIZES] == ["validation", "test", "test"]
+
+
+def test_arxiv_math_is_evaluated_on_a_part_of_its_split(configure):
+    budgets = [configure("data=arxiv_math", f"size={size}").eval.tokens for size in SIZES]
+    assert budgets == [4_000_000, *(configure(f"size={size}").eval.tokens for size in SIZES[1:])]
+
+
+def test_data_cache_lies_below_the_output(configure):
+    assert configure("output=elsewhere").data.cache == "elsewhere/data"
+
+
+@pytest.mark.parametrize(
+    "override", ["model.blok_size=3", "modle=landmark", "model=landmrk", "train.steps=many", "train.steps=1.5"]
+)
+def test_misspelt_key_or_wrong_type_does_not_compose(composer, override):
+    with pytest.raises(HydraException):
+        composer([override])
+
+
+def test_key_added_with_a_plus_is_refused(configure):
+    with pytest.raises(UserError, match=r"unknown key typo, eval\.tokns"):
+        configure("+typo=1", "+eval.tokns=3")
+
+
+def test_config_survives_json(configure):
+    config = configure("+experiment=quickstart", "seeds=[0,1]")
+    assert from_dict(Config, to_dict(config)) == config

@@ -1,0 +1,60 @@
+"""Composed configurations and made-up records."""
+
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
+
+from landmark.config import Config, register
+from landmark.experiment.identity import digest, row_settings
+
+CONF = Path(__file__).parents[1] / "conf"
+
+
+def compose_conf(overrides: list[str]) -> DictConfig:
+    """Compose conf/config.yaml with overrides, outside a Hydra job."""
+    register()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return compose(config_name="config", overrides=overrides)
+
+
+def row_record(config: Config, row: str, perplexity: float, error: float = 0.1) -> dict[str, Any]:
+    """A row's record as an evaluation would leave it, on 24 stretches of text."""
+    settings = row_settings(config, f"run-{config.model.kind}-{config.seed}", "stream")
+    noise = random.Random(f"{row}{config.seed}")
+    nll = math.log(perplexity)
+    return {
+        "id": digest(settings),
+        "settings": settings,
+        "labels": {
+            "size": config.size,
+            "data": config.data.name,
+            "tokenizer": config.tokenizer.name,
+            "seed": config.seed,
+            "block_size": config.model.block_size,
+            "row": row,
+            "run": "outputs/runs/made-up",
+        },
+        "results": {
+            "tokens": 24 * 4096,
+            "nll": nll,
+            "perplexity": perplexity,
+            "perplexity_se": error,
+            "bits_per_byte": nll / math.log(2) / 4.2,
+            "word_perplexity": perplexity**1.4,
+            "keys_attended": 300.0,
+            "tokens_per_second": 12345.6,
+            "seconds": 8.0,
+            "peak_memory_bytes": 10**9,
+            "segments": [[4096 * i, 4096, 4096 * (nll + noise.gauss(0, 0.002))] for i in range(24)],
+        },
+        "provenance": {
+            "commit": "0123456789abcdef",
+            "versions": {"python": "3.11.7", "torch": "2.13.0", "numpy": None},
+            "hardware": {"cpu": "an abacus", "cores": 2},
+            "command": "run.py +experiment=made_up",
+        },
+    }

@@ -1,0 +1,44 @@
+"""Identities of runs and rows do not change, whatever is rearranged: a changed one would orphan every record."""
+
+import pytest
+
+from landmark.config.rows import select
+from landmark.experiment.identity import digest, row_settings, run_settings
+
+TOKENIZER, TEXT = "0" * 64, "1" * 64  # SHA-256 of a tokenizer and of a text, made up
+
+FROZEN = {
+    ("table1_pg19", "plain_512", "paper"): ("53a549fc11", "1565ab4a5d"),
+    ("table1_pg19", "landmark_4096_k4", "paper"): ("cc0442de0b", "ed000f59de"),
+    ("table1_pg19", "xl_2048", "paper"): ("c3d3577cae", "c8f6aaf19a"),
+    ("table1_pg19", "landmark_2048_k4", "nano"): ("43fa399889", "c7cb991889"),
+    ("table1_arxiv", "landmark_2048_k4", "small"): ("d8cc86f187", "0b13e29f73"),
+    ("quickstart", "landmark_2048_recent", "nano"): ("940aeb5be8", "059c0387ef"),
+    ("table2_granularity", "per_token_4096_k4", "nano"): ("43fa399889", "5b6d2b9690"),
+    ("table3_cmt", "layers_0.5", "nano"): ("b1b138cee2", "cd298c929b"),
+    ("figure3_passkey", "landmark-disk_1048576", "nano"): ("46a7834741", "ea54de5cb9"),
+    ("figure5_unique_blocks", "per_head", "nano"): ("43fa399889", "2d895bcbc4"),
+    ("figure6_positional_jumps", "standard-true_2048", "nano"): ("43fa399889", "fde3b2ee6e"),
+    ("ablation_retrieval", "full_4096", "nano"): ("3c06348a4f", "9ad314046b"),
+    ("ablation_index", "index_131072", "nano"): ("43fa399889", "afea41c6d4"),
+    ("key_value", "landmark-block3-k16_64", "nano"): ("60e9e03230", "f91d271471"),
+    ("retriever", "chance", "nano"): ("43fa399889", "36838c850c"),
+    ("sweep_k_local", "k8_local350", "paper"): ("cc0442de0b", "4a5c0c3bfe"),
+}
+
+
+def identities(configure, composer, experiment: str, row: str, size: str) -> tuple[str, str]:
+    overrides = [f"+experiment={experiment}", f"size={size}", f"row={row}", "tokenizer=bytes"]
+    config = select(configure(*overrides), overrides, composer)[0].configs[0]
+    run = digest(run_settings(config, TOKENIZER, TEXT))
+    return run, digest(row_settings(config, run, TEXT))
+
+
+@pytest.mark.parametrize(("experiment", "row", "size"), FROZEN, ids=["-".join(key) for key in FROZEN])
+def test_identities_are_those_of_earlier_records(configure, composer, experiment, row, size):
+    assert identities(configure, composer, experiment, row, size) == FROZEN[experiment, row, size]
+
+
+def test_a_seed_and_a_start_are_part_of_the_frozen_identities(configure):
+    config = configure("size=nano", "seed=3", "model=pretrained", "model.name=some-folder")
+    assert digest(run_settings(config, TOKENIZER, TEXT, "2" * 10)) == "36c37d8c93"

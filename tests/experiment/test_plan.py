@@ -1,0 +1,78 @@
+import pytest
+
+from landmark.experiment.plan import GPU, Machine, disk, flops_per_token, parameters, report, row_job, run_job
+
+VOCABULARY = 50304
+
+
+def test_parameters_are_the_papers(configure):
+    assert parameters(configure(), VOCABULARY) == (202_531_840, 151_020_544)
+    assert parameters(configure("cmt=on"), VOCABULARY) == (202_531_840 + 1024, 151_020_544 + 1024)
+
+
+def test_training_costs_six_flops_a_parameter_and_attention(configure):
+    config = configure("model=transformer")
+    job = run_job("a", config, VOCABULARY, False)
+    assert job.tokens == 240_000 * 128 * 512
+    assert job.flops / job.tokens == pytest.approx(6 * 202_531_840 + 12 * 12 * 1024 * 256.5)
+    assert flops_per_token(config, VOCABULARY) == pytest.approx(job.flops / job.tokens)
+
+
+def test_transformer_xl_sees_its_cache(configure):
+    plain, xl = (flops_per_token(configure(f"model={m}"), VOCABULARY) for m in ("transformer", "transformer_xl"))
+    assert xl - plain == pytest.approx(12 * 12 * 1024 * (256 + 128.5 - 256.5))
+
+
+def test_evaluation_reads_the_budget_or_the_whole_split(configure):
+    row = row_job("a", configure("model=transformer", "size=nano"), 320, False, 3_000_000)
+    assert row.tokens == 250_000
+    whole = row_job("a", configure("model=transformer"), VOCABULARY, False, 3_000_000)
+    assert whole.tokens == 3_000_000
+    landmark = row_job("a", configure("size=nano"), 320, False, 3_000_000)
+    assert landmark.tokens == 250_000 * 51 / 50
+
+
+def record(kind, hardware, rate=1000.0):
+    return {
+        "labels": {"size": "nano"},
+        "settings": {"model": {"kind": kind}},
+        "results": {"tokens_per_second": rate, "flops_per_token": 2e6},
+        "provenance": {"hardware": hardware},
+    }
+
+
+def test_speed_is_that_of_earlier_runs_on_like_hardware(configure):
+    job = run_job("a", configure("size=nano", "model=transformer"), 320, False)
+    runs = [
+        record("transformer", {"cores": 2}),
+        record("transformer", {"cores": 2}, 3000.0),
+        record("transformer", {"cores": 64}, 1e6),
+        record("landmark", {"cores": 2}, 1e6),
+        record("transformer", {"cores": 2, "gpus": ["H100"]}, 5e6),
+    ]
+    assert Machine(2, 0, runs).speed(job) == (2000.0 * 2e6, "measured, 2 runs")
+    assert Machine(2, 1, runs).speed(job) == (5e6 * 2e6, "measured, 1 run")
+    assert Machine(2, 2, runs).speed(job)[0] == 2 * GPU
+    assert "assumed" in Machine(3, 0, runs).speed(job)[1]
+
+
+def test_report_counts_what_is_missing(configure):
+    config = configure("size=nano")
+    jobs = [run_job("run-a", config, 320, True), run_job("run-b", config, 320, False)]
+    jobs += [row_job("row-a", config, 320, True, None), row_job("row-b", config, 320, False, None)]
+    text = report(jobs, Machine(2, 0, []))
+    assert "missing: 1 runs, 1 rows" in text
+    assert [line.split()[1:3] for line in text.splitlines()[1:5]] == [
+        ["run-a", "done"],
+        ["run-b", "missing"],
+        ["row-a", "done"],
+        ["row-b", "missing"],
+    ]
+    assert "829 K, 788 K without embeddings" in text
+
+
+def test_disk_is_weights_and_the_checkpoints_of_one(configure):
+    job = run_job("a", configure("size=nano"), 320, False)
+    weights = 4 * job.parameters[0]
+    assert disk([job, job]) == 2 * weights + 9 * weights
+    assert disk([]) == 0

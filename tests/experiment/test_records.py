@@ -1,0 +1,120 @@
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from landmark.experiment.records import Records
+from landmark.utils.errors import Stopped, UserError
+
+
+@pytest.fixture
+def records(tmp_path):
+    return Records(tmp_path)
+
+
+def test_record_is_found_as_it_was_written(records):
+    assert records.find("rows", "abc") is None
+    written = records.write("rows", "abc", {"k": 4}, {"size": "nano"}, {"perplexity": 3.25})
+    assert records.find("rows", "abc") == written
+    assert written["provenance"]["versions"]["python"]
+    assert [record["id"] for record in records.all("rows")] == ["abc"]
+    assert records.all("runs") == []
+
+
+@pytest.mark.parametrize("keep", [0, 1, 50, -3])
+def test_record_cut_short_is_refused_naming_the_file(records, keep):
+    records.write("rows", "abc", {}, {}, {})
+    path = records.path("rows", "abc")
+    path.write_text(path.read_text()[:keep])
+    with pytest.raises(UserError, match=r"abc\.json .*delete it to make it anew"):
+        records.find("rows", "abc")
+
+
+@pytest.mark.parametrize("change", [lambda r: r.pop("results"), lambda r: r.update(id="other")])
+def test_record_of_something_else_is_refused(records, change):
+    record = records.write("rows", "abc", {}, {}, {})
+    change(record)
+    records.path("rows", "abc").write_text(json.dumps(record))
+    with pytest.raises(UserError, match="delete it to make it anew"):
+        records.find("rows", "abc")
+
+
+def test_result_that_is_no_number_leaves_no_record(records):
+    with pytest.raises(UserError, match="not a finite number"):
+        records.write("rows", "abc", {}, {}, {"perplexity": float("nan")})
+    assert records.find("rows", "abc") is None
+
+
+HOLD = """
+import sys, time
+from landmark.experiment.records import Records
+with Records(sys.argv[1]).lock("runs", "abc"):
+    print("held", flush=True)
+    time.sleep(float(sys.argv[2]))
+"""
+
+
+def hold(tmp_path, seconds):
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path), str(seconds)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline().strip() == "held"
+    return process
+
+
+def test_lock_waits_for_the_process_that_holds_it(records, tmp_path):
+    process, started = hold(tmp_path, 1.0), time.monotonic()
+    with records.lock("runs", "abc"):
+        assert time.monotonic() - started > 0.5
+    process.wait()
+
+
+def test_killed_process_leaves_no_lock(records, tmp_path):
+    process = hold(tmp_path, 100)
+    process.kill()
+    process.wait()
+    started = time.monotonic()
+    with records.lock("runs", "abc"):
+        assert time.monotonic() - started < 10
+
+
+def test_an_attempt_is_noted_until_its_record_is_there(records, tmp_path):
+    labels = {"size": "nano"}
+
+    def fail():
+        with records.attempt("rows", "abc", {"k": 4}, labels):
+            (note,) = records.attempts()
+            assert (note["id"], note["settings"], note["labels"], note["error"]) == ("abc", {"k": 4}, labels, None)
+            assert {"host", "pid", "command", "time"} <= note.keys()
+            raise ZeroDivisionError("by zero")
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert [note["error"] for note in records.attempts()] == ["ZeroDivisionError: by zero"]
+    (tmp_path / "attempts" / "rows-def.json").write_text('{"id": "de')  # cut short
+    (tmp_path / "attempts" / "rows-ghi.json").write_text("[]")
+    assert len(records.attempts()) == 1
+    with records.attempt("rows", "abc", {"k": 4}, labels):
+        records.write("rows", "abc", {"k": 4}, labels, {"nll": 1.0})
+        assert records.attempts() == []
+    assert not (tmp_path / "attempts" / "rows-abc.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (KeyboardInterrupt(), "interrupted"),
+        (Stopped(signal.SIGTERM, Path("step-5.ckpt")), "stopped by SIGTERM, step-5.ckpt is written: the same command"),
+        (UserError("train.steps=0: too few"), "train.steps=0: too few"),
+    ],
+)
+def test_why_an_attempt_ended_is_noted(records, error, said):
+    with pytest.raises(type(error)), records.attempt("runs", "abc", {}, {}):
+        raise error
+    (note,) = records.attempts()
+    assert note["error"].startswith(said)

@@ -1,0 +1,225 @@
+"""Pictures are drawn from records alone, whatever an experiment shows."""
+
+import functools
+import json
+import math
+import random
+import subprocess
+import sys
+
+import pytest
+
+from landmark.config import to_config
+from landmark.config.rows import select
+from landmark.results import render
+from landmark.results.figures import FIGURES, check_figure, draw, draw_positions
+from landmark.results.figures.positions import curves
+from landmark.results.figures.style import series, series_colours
+from landmark.results.tables import Difference, build
+from landmark.utils.errors import UserError
+from landmark.utils.significance import clopper_pearson, paired
+from tests.configurations import compose_conf, row_record
+
+SHOWN = {  # figure: an experiment that shows it
+    "rows": "table2_granularity",
+    "lines": "ablation_retrieval",
+    "heatmap": "sweep_k_local",
+    "drop_rate": "table3_cmt",
+    "unique_blocks": "figure5_unique_blocks",
+    "accuracy": "figure3_passkey",
+    "recall": "retriever",
+}
+
+
+def pair(a, b):
+    found = paired(a["results"]["segments"], b["results"]["segments"])
+    return Difference(found.difference, found.error, found.stretches)
+
+
+@functools.cache
+def tabulate(experiment, without=()):
+    """The table of an experiment with made-up results; without: rows that have no record."""
+    config, selected = composed(experiment)
+    records = {
+        row.name: [made_up(row_record(row.configs[0], row.name, 4.5), config.figure)]
+        for row in selected
+        if row.name not in without
+    }
+    cells = {row.name: row.cell for row in selected if row.cell is not None}
+    return build(experiment, records, (), config.compare, pair, config.figure, cells)
+
+
+@functools.cache
+def composed(experiment):
+    overrides = [f"+experiment={experiment}", "size=nano"]
+    config = to_config(compose_conf(overrides))
+    return config, select(config, overrides, compose_conf)
+
+
+def made_up(record, figure):
+    results, draw_from = record["results"], random.Random(record["labels"]["row"])
+    if figure in ("accuracy", "recall"):
+        for key in ("perplexity", "perplexity_se", "nll", "bits_per_byte", "word_perplexity", "segments"):
+            del results[key]
+        if figure == "recall":
+            ranks = [draw_from.randrange(1, 30) for _ in range(50)]
+            results |= {"prompts": 50, "ranks": ranks}
+            for n in (1, 10):
+                hits = sum(rank <= n for rank in ranks)
+                results |= {f"recall_at_{n}": hits / 50, f"recall_at_{n}_interval": list(clopper_pearson(hits, 50))}
+            return record
+        right = draw_from.randrange(51)
+        low, high = clopper_pearson(right, 50)
+        results |= {"accuracy": right / 50, "accuracy_low": low, "accuracy_high": high, "prompts": 50}
+        return record
+    bins = -(-record["settings"]["eval_length"] // 64)
+    results["position_nll"] = [[640.0, 640 * (1.5 + draw_from.random() / (1 + i))] for i in range(bins)]
+    if "cmt_cutoff" in record["settings"]:
+        share = record["settings"]["cmt_cutoff"] ** 0.7
+        results["memory"] = {"drop_rate": share, "drop_rates": [[share * layer / 4] * 4 for layer in range(1, 5)]}
+    if "cmt_per_layer" in record["settings"]:
+        results["cutoffs"] = [0.1, 0.2, 0.0, 1.0]
+    if figure == "unique_blocks":
+        layers = [{"distinct_blocks": [0, 0, 5, 9, 3, 1], "bytes_moved": 3e5} for _ in range(4)]
+        results["retrieval"] = {
+            "samples": 18,
+            "blocks_cached": 5,
+            "distinct_blocks": 3.0,
+            "bytes_moved": 1.2e6,
+            "bytes_cached": 2e6,
+            "layers": layers,
+        }
+    return record
+
+
+def test_every_figure_is_that_of_an_experiment():
+    assert SHOWN.keys() == FIGURES.keys()
+    for figure, experiment in SHOWN.items():
+        assert composed(experiment)[0].figure == figure
+
+
+@pytest.mark.parametrize("figure", SHOWN)
+def test_picture_is_a_png_and_the_table_goes_with_it(figure, tmp_path):
+    table = tabulate(SHOWN[figure])
+    paths = render.write(table, tmp_path)
+    assert paths["png"].read_bytes().startswith(b"\x89PNG")
+    assert ("positions" in paths) == (figure not in ("accuracy", "recall"))
+    shown = render.as_text(table).splitlines()[2]
+    assert ("accuracy" in shown) == (figure == "accuracy")
+    assert ("perplexity" in shown) == (figure not in ("accuracy", "recall"))
+    assert ("median rank" in shown) == (figure == "recall")
+    assert ("distinct blocks" in shown) == (figure == "unique_blocks")
+    assert ("dropped" in shown) == (figure == "drop_rate")
+
+
+DRAW = """
+import json, sys
+from landmark.results import figures as plots
+from landmark.results import render
+from landmark.results import tables
+for figure, (records, cells) in json.load(sys.stdin).items():
+    table = tables.build("t", records, figure=figure, cells=cells)
+    render.as_markdown(table), plots.draw(table), plots.draw_positions(table)
+assert "torch" not in sys.modules
+"""
+
+
+def test_drawing_needs_no_torch():
+    given = {figure: tabulate(experiment) for figure, experiment in SHOWN.items()}
+    given = {figure: (dict(table.records), dict(table.cells)) for figure, table in given.items()}
+    done = subprocess.run([sys.executable, "-c", DRAW], input=json.dumps(given), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_accuracy_is_shown_with_its_interval(configure, make_record):
+    record = made_up(make_record(configure("model=landmark"), "landmark_512", 4.5), "accuracy")
+    low, high = clopper_pearson(48, 50)
+    record["results"] |= {"accuracy": 0.96, "accuracy_low": low, "accuracy_high": high}
+    table = build("t", {"landmark_512": [record]}, figure="accuracy")
+    assert "96 % [86, 100]" in render.as_text(table)
+    assert "50 prompts; in brackets the 95 % interval" in table.header
+    assert not {"perplexity", "bits/byte", "vs first row, nats"} & set(
+        render.as_text(table).splitlines()[2].split("  ")
+    )
+
+
+def test_what_a_memory_off_the_device_took_is_shown(configure, make_record):
+    records = {}
+    for length in (512, 1024):
+        record = made_up(
+            make_record(configure("model=landmark", f"eval.length={length}"), f"a_{length}", 4.5), "accuracy"
+        )
+        record["results"] |= {"peak_memory_bytes": 3e8 + length, "seconds": 10.0, "tokens_per_second": 100.0}
+        records[f"a_{length}"] = [record]
+    plain = build("t", records, figure="accuracy")
+    assert {row.resident_bytes for row in plain.rows} == {None}
+    assert "peak, MB" not in render.as_text(plain)
+    for (record,) in records.values():
+        record["results"]["memory"] = {"cache_hits": 7, "seconds_searching": 2.5}
+    table = build("t", records, figure="accuracy")
+    assert [(row.resident_bytes, row.searching) for row in table.rows] == [(3e8 + 512, 0.25), (3e8 + 1024, 0.25)]
+    assert "peak, MB" in render.as_text(table)
+    assert "25 %" in render.as_text(table)
+    top, memory, speed = FIGURES["accuracy"](table).axes
+    assert memory.lines[0].get_ydata().tolist() == [300.000512, 300.001024]
+    assert [line.get_ydata()[0] for line in speed.lines] == [100.0, pytest.approx(100 / 0.75)]
+    assert len(FIGURES["accuracy"](plain).axes) == 1
+    assert top.get_ylabel().startswith("prompts answered")
+
+
+def test_accuracy_of_seeds_is_a_mean_and_a_deviation(configure, make_record):
+    records = [made_up(make_record(configure(f"seed={seed}"), "a", 4.5), "accuracy") for seed in range(3)]
+    for record, right in zip(records, (40, 45, 50)):
+        record["results"]["accuracy"] = right / 50
+    row = build("t", {"a": records}, figure="accuracy").rows[0]
+    assert (row.accuracy, row.accuracy_low, row.accuracy_high) == pytest.approx((0.9, 0.8, 1.0))
+
+
+def test_series_are_named_as_their_rows_and_sorted_by_length():
+    table = tabulate("ablation_retrieval")
+    found = series(table)
+    assert list(found) == ["landmark", "recent", "random", "mean_key", "sinks", "full"]
+    assert all([row.length for row in rows] == [512, 1024, 2048, 4096] for rows in found.values())
+    assert len(set(series_colours(found).values())) == 6
+
+
+def test_lines_are_compared_at_their_own_length():
+    table = tabulate("ablation_retrieval")
+    assert {row.against for row in table.rows if row.length == 1024} == {None, "landmark_1024"}
+    assert "vs first of its length, nats" in render.as_text(table)
+
+
+def test_cells_without_a_record_are_left_blank():
+    table = tabulate("sweep_k_local", without=("k1_local150", "k8_local350", "xl_2048"))
+    assert len(table.cells) == 12
+    assert len(table.rows) == 11
+    assert draw(table).startswith(b"\x89PNG")
+
+
+def test_grid_without_cells_is_shown_as_rows(configure, make_record):
+    table = build("t", {"plain_512": [make_record(configure("model=transformer"), "plain_512", 4.5)]}, figure="heatmap")
+    assert draw(table).startswith(b"\x89PNG")
+
+
+def test_comparison_with_a_row_that_has_no_record_is_left_out():
+    table = tabulate("table2_granularity", without=("per_head_2048_k4",))
+    assert len(table.comparisons) == 1
+
+
+def test_curve_over_positions_pools_far_bins(configure, make_record):
+    record = make_record(configure("eval.length=4096"), "a", 4.5)
+    record["results"]["position_nll"] = [[10.0, 10 * math.log(2 + i)] for i in range(64)]
+    curve = curves(build("t", {"a": [record]}))["a"]
+    assert curve[:8] == [(64 * i + 32, pytest.approx(2 + i)) for i in range(8)]
+    assert len(curve) < 25
+    assert [x for x, _ in curve] == sorted(x for x, _ in curve)
+    assert curve[-1][1] == pytest.approx(math.exp(sum(math.log(2 + i) for i in range(56, 64)) / 8), rel=0.1)
+
+
+def test_rows_without_a_curve_make_no_picture_of_curves(configure, make_record):
+    assert draw_positions(build("t", {"a": [make_record(configure(), "a", 4.5)]})) is None
+
+
+def test_an_unknown_figure_is_refused():
+    with pytest.raises(UserError, match="figure=cake: must be one of rows, lines, heatmap"):
+        check_figure("cake")

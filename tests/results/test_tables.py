@@ -1,0 +1,205 @@
+import csv
+import io
+import math
+import random
+
+import pytest
+
+from landmark.config.rows import select
+from landmark.results import render
+from landmark.results.paper import read_paper
+from landmark.results.tables import Difference, build, compare
+from landmark.utils.errors import UserError
+from landmark.utils.significance import paired
+
+
+def pair(a, b):
+    found = paired(a["results"]["segments"], b["results"]["segments"])
+    return Difference(found.difference, found.error, found.stretches)
+
+
+@pytest.fixture(scope="module")
+def published():
+    return read_paper("table1_pg19")
+
+
+@pytest.fixture
+def table1(composer, configure, make_record, published):
+    """Table 1 as if we had measured 1.5 times the paper's perplexity everywhere."""
+    overrides = ["+experiment=table1_pg19", "size=nano"]
+    rows = select(configure(*overrides), overrides, composer)
+    records = {
+        row.name: [make_record(row.configs[0], row.name, 1.5 * float(paper["perplexity_paper"]))]
+        for row, paper in zip(rows, published, strict=True)
+    }
+    return build("table1_pg19", records, published, configure(*overrides).compare, pair)
+
+
+def test_thirteen_rows_stand_beside_the_papers(table1):
+    assert len(table1.rows) == 13
+    for row in table1.rows:
+        assert row.perplexity == pytest.approx(1.5 * row.paper)
+    assert {(row.name, row.poster) for row in table1.rows} >= {("plain_512", 16.12), ("plain_360", 16.76)}
+
+
+def test_join_is_by_settings_not_by_order(composer, configure, make_record, published):
+    overrides = ["+experiment=table1_pg19", "size=nano"]
+    rows = select(configure(*overrides), overrides, composer)
+    shuffled = random.Random(0).sample(rows, len(rows))
+    records = {row.name: [make_record(row.configs[0], row.name, 20.0)] for row in shuffled}
+    found = {row.name: row.paper for row in build("t", records, published[::-1]).rows}
+    assert (found["landmark_2048_k4"], found["landmark_2048_k4_blocks20"], found["xl_4096"]) == (14.92, 15.02, 14.55)
+    assert len({value for value in found.values() if value}) >= 11
+
+
+def test_cutoffs_stand_beside_the_papers(composer, configure, make_record):
+    overrides = ["+experiment=table3_cmt", "size=nano"]
+    rows = select(configure(*overrides), overrides, composer)
+    records = {row.name: [make_record(row.configs[0], row.name, 16.0)] for row in rows}
+    for name, each in records.items():
+        if name != "no_cmt":
+            each[0]["results"]["memory"] = {"drop_rate": 0.5, "drop_rates": [[0.5]]}
+    table = build("t", records, read_paper("table3_cmt"))
+    printed = {row.name: (row.paper, row.drop_rate_paper, row.drop_rate_poster) for row in table.rows if row.paper}
+    assert printed == {
+        "no_cmt": (16.28, None, None),
+        "cmt_0": (16.38, 0, 0),
+        "cmt_0.1": (16.38, 0.23, 0.25),
+        "cmt_0.3": (16.43, 0.57, 0.57),
+        "cmt_0.5": (16.86, 0.84, 0.84),
+        "cmt_1": (19.49, 1, 1),
+    }
+    assert [row.drop_rate for row in table.rows[:2]] == [None, 0.5]
+    assert {row.name: row.cutoff for row in table.rows}["cmt_0.3"] == "0.3"
+
+
+def test_drop_rates_of_seeds_are_a_mean_and_a_deviation(configure, make_record):
+    records = [make_record(configure("cmt=on", f"seed={seed}"), "a", 10.0) for seed in range(3)]
+    for record, rate in zip(records, (0.2, 0.3, 0.4)):
+        record["results"]["memory"] = {"drop_rate": rate}
+    row = build("t", {"a": records}).rows[0]
+    assert (row.drop_rate, row.drop_rate_spread) == pytest.approx((0.3, 0.1))
+    assert "30.0 ± 10.0 %" in render.as_text(build("t", {"a": records}))
+
+
+def test_rows_on_arxiv_math_stand_beside_the_papers(composer, configure, make_record):
+    overrides = ["+experiment=table1_arxiv", "size=nano"]
+    rows = select(configure(*overrides), overrides, composer)
+    records = {row.name: [make_record(row.configs[0], row.name, 5.0)] for row in rows}
+    table = build("t", records, read_paper("table1_arxiv"))
+    assert [row.paper for row in table.rows] == [4.01, 4.31, 4.01, 3.43, 3.41, 3.36, 3.37, 3.35, 3.19, 3.29, 3.18]
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["retrieval.scorer=recent", "model.block_size=32", "retrieval=per_head", "data=stdlib", "memory.blocks=9"],
+)
+def test_what_the_paper_did_not_measure_has_no_published_number(configure, make_record, published, override):
+    overrides = ["model=landmark", "eval.length=2048", "eval.local=250", "memory.blocks=40", "retrieval.k=4"]
+    known = build("t", {"a": [make_record(configure(*overrides), "a", 20.0)]}, published)
+    other = build("t", {"a": [make_record(configure(*overrides, override), "a", 20.0)]}, published)
+    assert known.rows[0].paper == 14.92
+    assert other.rows[0].paper is None
+    assert not other.published
+
+
+def test_header_says_split_tokens_size_data_and_tokenizer(table1):
+    for word in ("nano", "pg19", "gpt2", "test split", "98,304 tokens", "standard error"):
+        assert word in table1.header
+
+
+def test_terminal_columns_are_aligned(table1):
+    lines = render.as_text(table1).splitlines()[2:17]
+    starts = lines[1].index("  ")
+    assert all(line[starts : starts + 2] == "  " for line in lines)
+    assert "16.32" in lines[2]
+    assert "16.12" in lines[2]
+    assert "24.48 ± 0.10" in lines[2]
+
+
+def test_markdown_rows_have_as_many_cells_as_the_head(table1):
+    lines = [line for line in render.as_markdown(table1).splitlines() if line.startswith("|")]
+    assert len(lines) == 15
+    assert len({line.count("|") for line in lines}) == 1
+
+
+def test_csv_holds_the_numbers_in_full(table1):
+    rows = list(csv.DictReader(io.StringIO(render.as_csv(table1))))
+    assert [float(row["perplexity"]) for row in rows] == [row.perplexity for row in table1.rows]
+    assert rows[0]["blocks"] == ""
+    assert {row["split"] for row in rows} == {"test"}
+
+
+def test_every_number_says_where_it_was_measured(table1):
+    said = "measured at commit 0123456789 on an abacus, 2 cores (python 3.11.7, torch 2.13.0)"
+    assert render.as_markdown(table1).count(said) == 1
+    row = next(csv.DictReader(io.StringIO(render.as_csv(table1))))
+    assert row["command"] == "python run.py +experiment=made_up"
+    assert (row["commit"], row["hardware"]) == ("0123456789", "an abacus, 2 cores")
+
+
+def test_written_table_is_recognised(table1, tmp_path):
+    assert not render.is_written(table1, tmp_path)
+    paths = render.write(table1, tmp_path)
+    assert render.is_written(table1, tmp_path)
+    assert paths["png"].read_bytes().startswith(b"\x89PNG")
+    assert {path.parent.name for path in paths.values()} == {"table1_pg19"}
+
+
+def test_difference_from_the_first_row_is_paired(table1):
+    base, other = table1.rows[0], table1.rows[1]
+    assert base.difference is None
+    expected = math.log(other.perplexity / base.perplexity)
+    assert other.difference == pytest.approx(expected, abs=0.003)  # the noise of the made-up stretches
+    assert 0 < other.difference_error < 0.002
+
+
+def test_seeds_become_mean_and_standard_deviation(configure, make_record):
+    records = [make_record(configure(f"seed={seed}"), "a", 10.0 + seed) for seed in (0, 1, 2)]
+    others = [make_record(configure(f"seed={seed}", "retrieval.k=1"), "b", 12.0 + seed) for seed in (0, 1, 2)]
+    table = build("t", {"a": records, "b": others}, comparisons={"a or b": ["a", "b"]}, paired=pair)
+    assert (table.rows[0].perplexity, table.rows[0].spread) == (11.0, 1.0)
+    assert "standard deviation over 3 seeds" in table.header
+    assert "a is better than b" in table.comparisons[0]
+    assert "paired over 3 seeds" in table.comparisons[0]
+
+
+@pytest.mark.parametrize(
+    ("nats", "error", "verdict"),
+    [
+        (-0.03, 0.01, "a is better than b by more than two standard errors"),
+        (-0.02, 0.01, "a is NOT better than b by two standard errors"),
+        (+0.02, 0.01, "a is NOT better than b by two standard errors"),
+        (+0.03, 0.01, "a is WORSE than b"),
+    ],
+)
+def test_comparison_says_whether_two_standard_errors_are_passed(nats, error, verdict):
+    assert verdict in compare("title", "a", "b", Difference(nats, error, 24))
+
+
+def test_rows_on_different_text_are_not_compared(configure, make_record):
+    records = {name: [make_record(configure(), name, 10.0)] for name in "ab"}
+    table = build("t", records, comparisons={"a or b": ["a", "b"]})
+    assert "not measured on the same text" in table.comparisons[0]
+    assert table.rows[1].difference is None
+    render.as_text(table)
+
+
+def test_row_without_an_error_is_shown_without(configure, make_record, tmp_path):
+    table = build("t", {"a": [make_record(configure(), "a", 10.0, error=None)]})
+    assert "10.00  " in render.as_text(table)
+    render.write(table, tmp_path)
+
+
+def test_paper_without_the_columns_of_the_join_is_refused(tmp_path):
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "paper.csv").write_text("dataset,model\npg19,landmark\n")
+    with pytest.raises(UserError, match="column block_size, eval_length"):
+        read_paper("x", tmp_path)
+    assert read_paper("y", tmp_path) == []
+
+
+def test_paper_with_the_same_settings_twice_is_refused(configure, make_record, published):
+    record = make_record(configure("model=transformer"), "a", 10.0)
+    with pytest.raises(UserError, match="2 rows with the same settings"):
+        build("t", {"a": [record]}, [*published, *published])

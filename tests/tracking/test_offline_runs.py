@@ -1,0 +1,207 @@
+"""What W&B is given, read back from real offline runs of a model too small to learn anything; and their dashboard."""
+
+import json
+import math
+from types import SimpleNamespace
+
+import pytest
+
+from landmark.cli import main as app
+from landmark.config import to_config
+from landmark.experiment.provenance import commit
+from landmark.experiment.records import Records
+from landmark.tracking import dashboard
+from landmark.utils.errors import UserError
+from tests.configurations import compose_conf
+from tests.tracking.offline import read_offline
+
+TINY = [
+    *("size=nano", "tokenizer=bytes", "trainer=cpu", "trainer.threads=1"),
+    *("model.num_layers=2", "model.num_heads=2", "model.head_dim=4", "model.mlp_dim=8"),
+    *("train.steps=4", "train.batch_size=2", "train.length=102", "train.log_every=2"),
+    *("train.validate_every=4", "train.validate_batches=1"),
+]
+FIGURE5 = ["+experiment=figure5_unique_blocks", "cmt=on", "cmt.cutoff=0.01", "eval.tokens=4096"]
+
+
+def start(*overrides):
+    app.run(to_config(compose_conf(list(overrides))), list(overrides), compose_conf)
+
+
+@pytest.fixture(scope="module")
+def offline(books, tmp_path_factory):
+    """The W&B runs of an experiment of three rows, and of a row of another that has prompts."""
+    output = tmp_path_factory.mktemp("offline")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WANDB_MODE", "offline")
+        start(*FIGURE5, *TINY, f"data.path={books}", f"output={output}")
+        prompts = ("data=key_value", "eval.length=40", "eval.local=40", "eval.prompts=1", "eval.generated=1")
+        start("model=landmark", *prompts, *TINY, f"output={output}")
+    runs = read_offline(output)
+    kinds = {kind: [run for run in runs if run.job_type == kind] for kind in ("train", "evaluate", "table")}
+    return SimpleNamespace(output=output, records=Records(output), runs=runs, **kinds)
+
+
+def test_there_is_a_run_for_each_training_row_and_table(offline):
+    assert [len(runs) for runs in (offline.train, offline.evaluate, offline.table)] == [2, 4, 1]
+    assert {run.identity for run in offline.train} == {record["id"] for record in offline.records.all("runs")}
+    assert {run.identity for run in offline.evaluate} == {record["id"] for record in offline.records.all("rows")}
+    assert {run.exit_code for run in offline.runs} == {0}
+    assert [run.group for run in offline.train] == ["figure5_unique_blocks", "single"]
+
+
+def test_each_has_the_whole_configuration_and_the_commit(offline):
+    for run in offline.runs:
+        assert run.config["commit"] == commit()
+        assert (run.config["train.steps"], run.config["tokenizer.name"]) == (4, "bytes")
+    granularities = {run.config["retrieval.granularity"] for run in offline.evaluate}
+    assert granularities == {"per_token_and_head", "per_token", "per_head"}
+
+
+def test_training_is_followed(offline):
+    run = offline.train[0]
+    for key in ("loss", "learning_rate", "gradient_norm", "tokens_per_second", "peak_memory_bytes", "seconds"):
+        assert len(run.series(f"train/{key}")) == 2, key
+        assert all(value > 0 for value in run.series(f"train/{key}"))
+    (perplexity,) = run.series("validation/perplexity")
+    (record,) = [each for each in offline.records.all("runs") if each["id"] == run.identity]
+    assert perplexity == pytest.approx(record["results"]["validation_perplexity"])
+    assert run.series("trainer/global_step") == [2, 4]
+
+
+def test_a_row_has_its_perplexity_by_position(offline):
+    for run in offline.evaluate[:3]:
+        assert run.series("segment/position") == [64 * (i + 1) for i in range(32)]
+        results = offline.records.find("rows", run.identity)["results"]
+        weights = [tokens for tokens, _ in results["position_nll"]]
+        mean = sum(w * nll for w, nll in zip(weights, run.series("segment/nll"))) / sum(weights)
+        assert mean == pytest.approx(results["nll"])
+        assert run.series("segment/perplexity") == pytest.approx([math.exp(nll) for nll in run.series("segment/nll")])
+
+
+def test_a_row_has_its_retrieval_statistics(offline):
+    for run in offline.evaluate[:3]:
+        results = offline.records.find("rows", run.identity)["results"]
+        assert run.summary["perplexity"] == results["perplexity"]
+        assert run.summary["memory/drop_rate"] == results["memory"]["drop_rate"]
+        assert run.summary["retrieval/distinct_blocks"] == results["retrieval"]["distinct_blocks"]
+        assert run.series("layer/number") == [0, 1]
+        blocks, moved = (run.series(f"layer/{key}") for key in ("distinct_blocks", "bytes_moved"))
+        assert sum(blocks) / 2 == pytest.approx(results["retrieval"]["distinct_blocks"])
+        assert sum(moved) == pytest.approx(results["retrieval"]["bytes_moved"])
+        assert len(run.series("layer/drop_rate")) == 2
+
+
+def test_artifacts_lead_from_the_text_to_the_table(offline):
+    training, rows, (table,) = offline.train[0], offline.evaluate[:3], offline.table
+    model = f"run-{training.identity}"
+    stream = offline.records.find("runs", training.identity)["settings"]["stream"]
+    assert list(training.used) == [f"stream-{stream[:10]}"]
+    assert list(training.logged) == [model]
+    for row in rows:
+        assert list(row.used) == [model]
+        assert row.used[model].digest == training.logged[model].digest  # of the same version
+        assert list(row.logged) == [f"row-{row.identity}"]
+        assert table.used[f"row-{row.identity}"].digest == row.logged[f"row-{row.identity}"].digest
+    assert len(table.used) == 3
+    (name,) = (name for name in table.logged if name.startswith("table-"))
+    assert name == "table-figure5_unique_blocks-nano-pg19-bytes"
+    assert {entry.path.rpartition(".")[2] for entry in table.logged[name].manifest.contents} == {"csv", "md", "png"}
+
+
+def test_streams_are_referred_to_and_weights_uploaded_from_where_they_lie(offline):
+    training = offline.train[0]
+    (stream,), (model,) = training.used.values(), training.logged.values()
+    streams = {entry.path: entry for entry in stream.manifest.contents if entry.path.endswith(".bin")}
+    assert set(streams) == {"train.bin", "validation.bin", "test.bin"}
+    assert all(entry.ref.startswith("file:///") and not entry.local_path for entry in streams.values())
+    files = {entry.path: entry for entry in model.manifest.contents}
+    assert set(files) == {"identity.json", "run.json", "config.json", "model.safetensors"}
+    (folder,) = offline.output.glob(f"runs/*{training.identity}")
+    assert files["model.safetensors"].local_path == str(folder / "model.safetensors")
+
+
+def test_weights_that_stay_are_the_same_version(offline):
+    from landmark.tracking.artifacts import of_run
+
+    training = offline.train[0]
+    (folder,) = offline.output.glob(f"runs/*{training.identity}")
+    artifact = of_run(training.identity, folder, weights=False)
+    assert artifact.digest == training.logged[f"run-{training.identity}"].digest
+    assert artifact.manifest.entries["model.safetensors"].ref == (folder / "model.safetensors").as_uri()
+
+
+def panel_keys(spec) -> tuple[set[str], set[str]]:
+    """Every metric and every setting that a workspace's panels name, wherever they do."""
+    metrics, settings = set(), set()
+
+    def visit(value, key=""):
+        if isinstance(value, dict):
+            for name, inner in value.items():
+                visit(inner, name)
+        elif isinstance(value, list):
+            for inner in value:
+                visit(inner, key)
+        elif key == "groupBy" or (isinstance(value, str) and value.startswith("config:")):
+            settings.add(value.removeprefix("config:").replace(".value.", ".", 1))
+        elif key in ("metrics", "xAxis", "yAxis", "zAxis", "accessor"):
+            metrics.add(value.removeprefix("summary:"))
+
+    for section in spec["section"]["panelBankConfig"]["sections"]:
+        visit([panel["config"] for panel in section["panels"]])
+    return metrics, settings
+
+
+@pytest.fixture(scope="module")
+def dashboards(offline, books):
+    """Specifications that task=dashboard writes: of the project and of an experiment."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WANDB_MODE", "offline")
+        start("task=dashboard", f"output={offline.output}")
+        start("task=dashboard", *FIGURE5, *TINY, f"data.path={books}", f"output={offline.output}")
+    folder = offline.output / "dashboards"
+    return [json.loads((folder / f"{name}.json").read_text()) for name in ("project", "figure5_unique_blocks")]
+
+
+def test_everything_the_dashboard_shows_was_logged(offline, dashboards):
+    for written in dashboards:
+        metrics, settings = panel_keys(written["spec"])
+        assert {"perplexity", "segment/perplexity", "layer/drop_rate", "train/gradient_norm", "accuracy"} <= metrics
+        assert metrics - {key for run in offline.runs for key in run.metrics} == set()
+        assert {"retrieval.k", "eval.local", "eval.length", "retrieval.granularity", "cmt.cutoff"} <= settings
+        for run in [*offline.train, *offline.evaluate]:
+            assert settings - set(run.config) == set()
+
+
+def test_every_panel_has_something_to_show(offline, dashboards):
+    """Whatever a panel puts together is found in one run."""
+    for section in dashboards[0]["spec"]["section"]["panelBankConfig"]["sections"]:
+        for panel in section["panels"]:
+            spec = {"section": {"panelBankConfig": {"sections": [{"panels": [panel]}]}}}
+            metrics, _ = panel_keys(spec)
+            assert metrics
+            assert any(metrics <= run.metrics for run in offline.runs), panel["config"]
+
+
+def test_the_dashboard_of_an_experiment_shows_its_runs_alone(offline, dashboards):
+    everything, filtered = (written["spec"]["section"]["runSets"][0]["filters"]["filters"] for written in dashboards)
+    assert everything == []
+    (condition,) = filtered
+    assert (condition["key"], condition["op"]) == ({"section": "run", "name": "name"}, "IN")
+    assert set(condition["value"]) == {run.identity for run in [offline.train[0], *offline.evaluate[:3]]}
+
+
+def test_a_dashboard_before_its_corpus_is_refused(books, tmp_path):
+    with pytest.raises(UserError, match="corpus pg19 is not prepared"):
+        start("task=dashboard", *FIGURE5, *TINY, f"data.path={books}", f"output={tmp_path}", "logger.mode=offline")
+
+
+def test_a_dashboard_that_is_not_taken_is_one_line(configure, monkeypatch):
+    from wandb_workspaces.workspaces import Workspace
+
+    def refuse(self):
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr(Workspace, "save", refuse)
+    with pytest.raises(UserError, match=r"W&B did not take the workspace \(no route\)"):
+        dashboard.publish(dashboard.build(configure("logger.mode=offline")))

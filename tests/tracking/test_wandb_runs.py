@@ -1,0 +1,242 @@
+import subprocess
+import sys
+
+import pytest
+import wandb as package
+from lightning.pytorch.loggers.logger import DummyLogger
+
+from landmark.config.schema import LoggerConfig
+from landmark.data.synthetic import SyntheticSplit
+from landmark.experiment.records import Records
+from landmark.tracking import wandb_runs as wandb
+from landmark.tracking.wandb_runs import has_key, log_row, mode, training_loggers
+from landmark.utils.files import write_json
+from tests.tracking.wandb_server import Server
+from tests.training.training_case import make_config, run
+
+
+@pytest.fixture(autouse=True)
+def no_key(monkeypatch, tmp_path):
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL", "WANDB_SWEEP_ID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+
+
+def test_offline_without_a_key():
+    assert mode(LoggerConfig()) == "offline"
+
+
+def test_online_with_a_key_in_the_environment(monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", "x" * 40)
+    assert mode(LoggerConfig()) == "online"
+
+
+def test_online_with_a_key_for_the_host_in_netrc(tmp_path):
+    (tmp_path / "netrc").write_text("machine example.org login user password x\n")
+    assert not has_key()
+    (tmp_path / "netrc").write_text("machine api.wandb.ai login user password x\n")
+    assert mode(LoggerConfig()) == "online"
+
+
+def test_what_is_said_explicitly_holds(monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", "x" * 40)
+    assert mode(LoggerConfig(mode="offline")) == "offline"
+    assert mode(LoggerConfig(wandb=False, mode="online")) == "disabled"
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    assert mode(LoggerConfig()) == "offline"
+
+
+class Session:
+    dir = "nowhere/files"
+
+    def __init__(self):
+        self.logged, self.artifacts, self.code = [], [], None
+
+    def log(self, values):
+        self.logged.append(values)
+
+    def define_metric(self, *args, **kwargs):
+        pass
+
+    def log_artifact(self, artifact, **_):
+        self.artifacts.append(artifact.name)
+
+    _log_artifact = log_artifact
+
+    def finish(self, exit_code):
+        self.code = exit_code
+
+
+@pytest.fixture
+def sessions(monkeypatch):
+    """Stands in for wandb.init; what it was called with, and the session it gave."""
+    opened = []
+
+    def init(**settings):
+        opened.append((settings, Session()))
+        return opened[-1][1]
+
+    monkeypatch.setattr(package, "init", init)
+    return opened
+
+
+def test_row_is_logged_under_its_identity(configure, make_record, sessions, tmp_path):
+    config = configure(f"output={tmp_path}")
+    record = make_record(config, "a", 12.0)
+    record["results"]["memory"] = {"drop_rate": 0.25, "drop_rates": [[0.25]]}
+    log_row(config, record, group="table1")
+    settings, session = sessions[0]
+    assert (settings["id"], settings["group"], settings["job_type"]) == (record["id"], "table1", "evaluate")
+    assert (settings["mode"], settings["resume"], session.code) == ("offline", "allow", 0)
+    assert session.logged[0]["perplexity"] == 12.0
+    assert session.logged[0]["memory/drop_rate"] == 0.25
+    assert {"segments", "memory/drop_rates"}.isdisjoint(session.logged[0])
+
+
+def test_row_of_a_sweep_is_logged_to_the_agents_run(configure, make_record, sessions, tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_SWEEP_ID", "sweep")
+    config = configure(f"output={tmp_path}")
+    log_row(config, make_record(config, "a", 12.0), group="g")
+    settings, session = sessions[0]
+    assert {"id", "project", "entity"}.isdisjoint(settings)
+    assert session.logged[0]["perplexity"] == 12.0
+
+
+class Corpus:
+    def split(self, name):
+        return SyntheticSplit("0123456789abcdef")
+
+
+def test_crashed_training_is_marked_as_failed_and_leaves_no_model(configure, sessions, tmp_path, monkeypatch):
+    monkeypatch.setattr("lightning.pytorch.loggers.WandbLogger", lambda experiment: experiment)
+    config = configure(f"output={tmp_path}")
+
+    def crash():
+        with training_loggers(config, "run", group="g", corpus=Corpus(), folder=tmp_path) as loggers:
+            return len(loggers) / 0
+
+    with pytest.raises(ZeroDivisionError):
+        crash()
+    assert sessions[0][1].code == 1
+    assert sessions[0][0]["job_type"] == "train"
+    assert sessions[0][1].artifacts == ["stream-0123456789"]
+
+
+def test_an_artifact_that_fails_stops_nothing(configure, make_record, sessions, tmp_path, caplog):
+    config = configure(f"output={tmp_path}")
+    record = make_record(config, "a", 12.0)
+    log_row(config, record, group="g")
+    assert sessions[0][1].code == 0
+    assert "an artifact was not noted" in caplog.text
+    assert f"{record['id']}.json" in caplog.text
+
+
+def test_only_the_first_process_logs(configure, sessions, tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    with training_loggers(configure(), "run", group="g", corpus=Corpus(), folder=tmp_path) as loggers:
+        assert loggers == []
+    assert sessions == []
+
+
+def test_nothing_is_opened_when_switched_off(configure, make_record, sessions):
+    config = configure("logger=csv")
+    log_row(config, make_record(config, "a", 12.0), group="g")
+    wandb.log_table(config, "id", ["a"], [[1]], [], [])
+    assert sessions == []
+
+
+@pytest.fixture
+def server(monkeypatch):
+    """A W&B on this machine with a key for it; its troubles are waited for only shortly."""
+    server = Server()
+    monkeypatch.setenv("WANDB_BASE_URL", server.url)
+    monkeypatch.setenv("WANDB_API_KEY", "x" * 40)
+    monkeypatch.setattr(wandb, "INIT_TIMEOUT", 2.0)
+    monkeypatch.setattr(wandb, "FINISH_TIMEOUT", 2.0)
+    monkeypatch.setattr(wandb, "_unreachable", False)
+    package.teardown()
+    yield server
+    package.teardown()
+    server.server_close()
+
+
+def train(configure, folder, trouble=lambda: None):
+    """A training logged to W&B, which has its trouble after step 15. Returns the steps that were trained."""
+
+    class Trouble(DummyLogger):
+        def log_metrics(self, metrics, step=None, **_):
+            if step == 15:
+                trouble()
+
+    config = configure(f"output={folder}", "name=survival")
+    with training_loggers(config, "run", group="g", corpus=Corpus(), folder=folder / "run") as loggers:
+        _, summary = run(make_config("transformer"), folder, [*loggers, Trouble()])
+    return summary["steps"]
+
+
+def uploaded(server):
+    return [line["trainer/global_step"] for line in server.history]
+
+
+def synced(folder, monkeypatch):
+    """The steps that arrive when what is kept is uploaded to another W&B."""
+    server = Server()
+    monkeypatch.setenv("WANDB_BASE_URL", server.url)
+    command = [sys.executable, "-m", "wandb", "sync", "--include-online", str(folder)]
+    subprocess.run(command, check=True, capture_output=True, cwd=folder)  # where it writes its own log
+    return uploaded(server)
+
+
+EVERY_STEP = sorted({*range(3, 41, 3), *range(10, 41, 10)})
+
+
+def test_what_is_logged_arrives(server, configure, make_record, tmp_path, caplog):
+    config = configure(f"output={tmp_path}")
+    record = make_record(config, "a", 12.0)
+    write_json(Records(tmp_path).path("rows", record["id"]), record)
+    log_row(config, record, group="g")
+    assert [line["perplexity"] for line in server.history] == [12.0]
+    assert server.artifacts_used == 1
+    assert "W&B" not in caplog.text
+
+
+def test_key_refused_in_mid_training(server, configure, tmp_path, caplog, monkeypatch):
+    """Training goes on, and what was logged can be uploaded later."""
+
+    def refuse():
+        server.refuses_the_key = True
+
+    assert train(configure, tmp_path, refuse) == 40
+    assert set(uploaded(server)) < set(EVERY_STEP)
+    (folder,) = (tmp_path / "wandb").glob("run-*")
+    assert f"all is kept, `wandb sync --include-online {folder}` uploads it" in caplog.text
+    assert synced(folder, monkeypatch) == EVERY_STEP
+
+
+def test_unreachable_in_mid_training(server, configure, tmp_path, caplog, monkeypatch):
+    assert train(configure, tmp_path, server.go_away) == 40
+    (folder,) = (tmp_path / "wandb").glob("run-*")
+    assert f"all is kept, `wandb sync --include-online {folder}` uploads it" in caplog.text
+    assert synced(folder, monkeypatch) == EVERY_STEP
+
+
+@pytest.mark.parametrize("trouble", ["refused", "gone"])
+def test_no_wandb_at_the_start_is_offline(server, configure, make_record, tmp_path, caplog, trouble):
+    server.refuses_the_key = True
+    if trouble == "gone":
+        server.go_away()
+    config = configure(f"output={tmp_path}")
+    for row in "ab":
+        log_row(config, make_record(config, row, 12.0), group="g")
+    assert caplog.text.count("kept offline, `wandb sync") == 1
+    assert len(list((tmp_path / "wandb").glob("offline-run-*"))) == 2
+
+
+def test_nowhere_to_log_to_is_no_error(configure, make_record, tmp_path, monkeypatch, caplog):
+    def full(**settings):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(package, "init", full)
+    config = configure(f"output={tmp_path}")
+    log_row(config, make_record(config, "a", 12.0), group="g")
+    assert "W&B is left out: No space left on device" in caplog.text

@@ -1,0 +1,60 @@
+import math
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from landmark.utils import files
+from landmark.utils.errors import UserError
+
+
+def test_json_round_trip_keeps_the_order_of_keys(tmp_path: Path):
+    value = {"b": [1, 2.5, None], "a": "é"}
+    files.write_json(tmp_path / "new" / "value.json", value)
+    assert list(files.read_json(tmp_path / "new" / "value.json")) == ["b", "a"]
+    assert files.read_json(tmp_path / "new" / "value.json") == value
+
+
+def test_nan_is_refused_and_the_old_file_stays(tmp_path: Path):
+    file = tmp_path / "value.json"
+    files.write_json(file, 1)
+    with pytest.raises(ValueError, match="JSON compliant"):
+        files.write_json(file, math.nan)
+    assert files.read_json(file) == 1
+
+
+def test_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    file = tmp_path / "value.txt"
+    files.write_atomic(file, "old")
+
+    def full(descriptor: int) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="no space left"):
+        files.write_atomic(file, b"new")
+    assert file.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_written_files_have_ordinary_permissions(tmp_path: Path):
+    files.write_atomic(tmp_path / "atomic", b"")
+    (tmp_path / "ordinary").write_bytes(b"")
+    assert stat.S_IMODE((tmp_path / "atomic").stat().st_mode) == stat.S_IMODE((tmp_path / "ordinary").stat().st_mode)
+
+
+@pytest.mark.parametrize("content", [b'{"a": 1', b"", b"\xff"])
+def test_json_cut_short_names_the_file(tmp_path: Path, content: bytes):
+    file = tmp_path / "record.json"
+    file.write_bytes(content)
+    with pytest.raises(UserError, match=r"record\.json is not valid JSON"):
+        files.read_json(file)
+    with pytest.raises(UserError, match="does not exist"):
+        files.read_json(tmp_path / "absent.json")
+
+
+def test_hash_of_a_file(tmp_path: Path):
+    (tmp_path / "abc").write_bytes(b"abc")
+    expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    assert files.sha256_file(tmp_path / "abc", chunk_bytes=2) == expected

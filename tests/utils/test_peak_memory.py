@@ -1,0 +1,48 @@
+import resource
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from landmark.utils.peak_memory import peak_memory_bytes, reset_peak_memory
+
+LINUX = sys.platform.startswith("linux")
+MEASURED = "from landmark.utils.peak_memory import peak_memory_bytes; print(peak_memory_bytes())"
+PARENT = f"""
+import subprocess, sys
+held = bytearray(b"x") * 500_000_000
+subprocess.run([sys.executable, "-c", {MEASURED!r}], check=True)
+{MEASURED}
+"""
+
+
+@pytest.mark.skipif(not LINUX, reason="counts the parent elsewhere")
+def test_the_memory_of_the_parent_does_not_count():
+    done = subprocess.run([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True, check=True)
+    child, parent = map(int, done.stdout.split())
+    assert child < parent - 250e6
+
+
+def test_without_proc_the_peak_is_that_of_getrusage(monkeypatch):
+    def absent(path, *_, **__):
+        raise FileNotFoundError(path)
+
+    def largest() -> int:
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr("pathlib.Path.read_text", absent)
+    assert largest() <= peak_memory_bytes() <= largest()
+
+
+@pytest.mark.skipif(not LINUX, reason="cannot be reset elsewhere")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="counts the GPU's memory")
+def test_an_earlier_phase_does_not_count():
+    reset_peak_memory()
+    before = peak_memory_bytes()
+    torch.ones(30_000_000)
+    assert peak_memory_bytes() > before + 100e6
+    reset_peak_memory()
+    assert peak_memory_bytes() < before + 100e6

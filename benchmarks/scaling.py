@@ -16,11 +16,11 @@ from omegaconf import DictConfig
 
 from landmark.config import Config, register, rows, to_config
 from landmark.experiment import identity, plan
-from landmark.experiment.plan import Job
-from landmark.experiment.provenance import ROOT
+from landmark.experiment.plan import Cost
 from landmark.experiment.records import Records
 from landmark.utils.files import write_atomic
 from landmark.utils.flops import PEAK_BF16_FLOPS
+from landmark.utils.locations import ROOT
 
 PATH = ROOT / "benchmarks" / "scaling.md"
 EXPERIMENTS = (
@@ -42,7 +42,7 @@ class Cluster:
     nodes: int
     gpus: int
 
-    def hours(self, runs: Iterable[Job], utilisation: float) -> float:
+    def hours(self, runs: Iterable[Cost], utilisation: float) -> float:
         """Until the last of the runs is trained, the longest begun first."""
         ends = [0.0] * self.nodes
         for run in sorted(runs, key=lambda run: run.flops, reverse=True):
@@ -60,17 +60,17 @@ def composed(overrides: list[str]) -> DictConfig:
         return compose("config", overrides=overrides)
 
 
-def jobs(experiment: str) -> tuple[dict[str, Job], list[Job]]:
+def costs(experiment: str) -> tuple[dict[str, Cost], list[Cost]]:
     """The runs of an experiment of the paper's size, by what decides their weights, and its rows. A row's tokens are
     those of a million of its split."""
     overrides = [f"+experiment={experiment}"]
-    runs: dict[str, Job] = {}
+    runs: dict[str, Cost] = {}
     evaluations = []
     for row in rows.select(to_config(composed(overrides)), overrides, composed):
         for one in row.configs:
             run = identity.digest(identity.run_settings(one, one.tokenizer.name, one.data.name))
-            runs.setdefault(run, plan.run_job(described(one), one, VOCABULARY, False))
-            evaluations.append(plan.row_job(row.name, one, VOCABULARY, False, 1_000_000))
+            runs.setdefault(run, plan.run_cost(described(one), one, VOCABULARY, False))
+            evaluations.append(plan.row_cost(row.name, one, VOCABULARY, False, 1_000_000))
     return runs, evaluations
 
 
@@ -103,7 +103,8 @@ def on_cpu() -> tuple[float, float]:
             and row["against"] == "plain transformer"
         )
     config = to_config(composed(["model=landmark", "size=small"]))
-    flops = 4 * 512 * plan.flops_per_token(config, VOCABULARY)
+    cost = plan.run_cost("", config, VOCABULARY, False)
+    flops = 4 * 512 * cost.flops / cost.tokens
     return flops / (float(step["value"]) / 1e3), 2 * plan.CPU_CORE
 
 
@@ -115,20 +116,20 @@ def table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 def report(output: Path | None = None) -> str:
     """The text of scaling.md."""
     assumed = utilisations(output)
-    made = {experiment: jobs(experiment) for experiment in EXPERIMENTS}
-    every: dict[str, Job] = {}
+    made = {experiment: costs(experiment) for experiment in EXPERIMENTS}
+    every: dict[str, Cost] = {}
     for runs, _ in made.values():
         every |= {run: job for run, job in runs.items() if run not in every}
 
-    def hours(runs: Iterable[Job]) -> list[str]:
+    def hours(runs: Iterable[Cost]) -> list[str]:
         runs = list(runs)
         return [f"{cluster.hours(runs, value):,.1f}" for value in assumed.values() for cluster in CLUSTERS.values()]
 
-    def of_run(job: Job) -> list[str]:
+    def of_run(job: Cost) -> list[str]:
         alone = [f"{job.flops / (value * PEAK) / 3600:,.1f}" for value in assumed.values()]
         return [job.name, f"{job.tokens / 1e9:.2f}", f"{job.flops / job.tokens / 1e9:.3f}", f"{job.flops:.2e}", *alone]
 
-    def of_experiment(name: str, runs: Iterable[Job], evaluations: list[Job]) -> list[str]:
+    def of_experiment(name: str, runs: Iterable[Cost], evaluations: list[Cost]) -> list[str]:
         trained, read = list(runs), sum(job.flops for job in evaluations)
         flops = sum(job.flops for job in trained)
         return [name, str(len(trained)), f"{flops:.2e}", str(len(evaluations)), f"{read:.1e}", *hours(trained)]

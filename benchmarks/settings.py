@@ -10,8 +10,8 @@ from hydra import compose, initialize_config_dir
 from torch import Tensor
 
 from landmark.config import Config, register, to_config
-from landmark.experiment.provenance import ROOT
 from landmark.models import Decoder
+from landmark.utils.locations import ROOT
 
 THREADS = int(os.environ.get("OMP_NUM_THREADS", "2"))
 BLOCK_SIZE = 50

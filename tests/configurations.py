@@ -9,6 +9,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
 from landmark.config import Config, register
+from landmark.config.checks import resolve
 from landmark.experiment.identity import digest, row_settings
 
 CONF = Path(__file__).parents[1] / "conf"
@@ -23,7 +24,7 @@ def compose_conf(overrides: list[str]) -> DictConfig:
 
 def row_record(config: Config, row: str, perplexity: float, error: float = 0.1) -> dict[str, Any]:
     """A row's record as an evaluation would leave it, on 24 stretches of text."""
-    settings = row_settings(config, f"run-{config.model.kind}-{config.seed}", "stream")
+    settings = row_settings(resolve(config), f"run-{config.model.kind}-{config.seed}", "stream")
     noise = random.Random(f"{row}{config.seed}")
     nll = math.log(perplexity)
     return {

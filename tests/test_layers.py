@@ -22,9 +22,9 @@ ALLOWED = {
     "training": {"attention", "memory", "models", "data", "config"},
     "evaluation": {"attention", "memory", "models", "retriever", "data", "config"},
     "inspector": {"attention", "memory", "models", "data", "evaluation", "config"},
+    "tracking": {"data", "config"},
     "experiment": {"models", "data", "training", "evaluation", "tracking", "config"},
     "results": {"experiment", "config"},
-    "tracking": {"experiment", "data", "config"},
     "cli": {"models", "data", "evaluation", "inspector", "experiment", "results", "tracking", "config"},
     "__init__": {"attention", "memory", "models"},
 }
@@ -69,6 +69,14 @@ def test_a_layer_imports_only_those_below_it(layer):
 def test_every_layer_is_named():
     found = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
     assert found == set(ALLOWED)
+
+
+def test_the_layers_form_no_circle():
+    below = {layer: set(others) for layer, others in ALLOWED.items()}
+    while below:
+        ground = {layer for layer, others in below.items() if not others & set(below)}
+        assert ground, f"each of these imports another of them: {sorted(below)}"
+        below = {layer: others for layer, others in below.items() if layer not in ground}
 
 
 def test_every_import_is_written_as_one():

@@ -9,7 +9,6 @@ import pytest
 
 from landmark.cli import main as app
 from landmark.config import to_config
-from landmark.experiment import runner as execution
 from tests.configurations import compose_conf
 
 
@@ -33,8 +32,8 @@ class Workplace:
         self.trained, self.evaluated = [], []
         self.fail_at, self.error = None, KeyboardInterrupt()
         self.curves = False  # over positions, whose picture takes its time
-        monkeypatch.setattr(execution, "_train_here", self.train)
-        monkeypatch.setattr(execution.Workshop, "_evaluate", lambda *args: self.evaluate(*args))
+        monkeypatch.setattr("landmark.experiment.training.train_here", self.train)
+        monkeypatch.setattr("landmark.experiment.runner.evaluate_row", self.evaluate)
 
     def __call__(self, *overrides):
         self.task(*self.common, *overrides)
@@ -45,15 +44,21 @@ class Workplace:
         self.evaluated.clear()
         app.run(to_config(compose_conf(list(overrides))), list(overrides), compose_conf)
 
-    def train(self, config, folder, group, run):
+    def train(self, config, folder, *_):
         self.trained.append(config.model.kind)
         for name in ("model.safetensors", "config.json"):
             (folder / name).write_text("{}")
         lines = [f"{step},{3 + 4 / step},{3.1 if step % 50 == 0 else ''}\n" for step in range(10, 200, 10)]
         (folder / "metrics.csv").write_text("step,train/loss,validation/loss\n" + "".join(lines) + "200,3")
-        return {"steps": config.train.steps, "tokens_per_second": 1e4, "validation_perplexity": 9.0}
+        return {
+            "steps": config.train.steps,
+            "tokens_per_second": 1e4,
+            "flops_per_token": 1e6,
+            "validation_perplexity": 9.0,
+        }
 
-    def evaluate(self, workshop, config, folder, name):
+    def evaluate(self, job, _):
+        config, name = job.config, job.name
         if name == self.fail_at:
             raise self.error
         self.evaluated.append(name)

@@ -12,9 +12,9 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from landmark.config import Config, to_config, to_dict
-from landmark.config.checks import check, check_grid, check_own
-from landmark.config.command_line import one_line
+from landmark.config.checks import check, check_grid, check_own, resolve
 from landmark.config.composer import Composer, parse
+from landmark.config.messages import one_line
 from landmark.utils.errors import UserError
 
 # What an experiment decides for all of its rows.
@@ -118,7 +118,7 @@ def is_part(config: Config, overrides: Sequence[str]) -> bool:
 def _row(name: str, config: Config, overrides: list[str], cell: dict[str, str] | None = None) -> Row:
     check(config)
     seeds = [config.seed] if config.seeds is None else config.seeds
-    return Row(name, overrides, [replace(config, seed=seed, seeds=None) for seed in seeds], cell)
+    return Row(name, overrides, [replace(resolve(config), seed=seed, seeds=None) for seed in seeds], cell)
 
 
 def _started(config: Config, texts: dict[str, str], shared: list[str], composer: Compose) -> Config:
@@ -131,7 +131,7 @@ def _started(config: Config, texts: dict[str, str], shared: list[str], composer:
     if base.start is not None:
         raise UserError(f"start={config.start}: that row starts from another, {base.start}")
     check(base)
-    base = replace(base, seed=config.seed, seeds=None, rows={}, compare={})
+    base = replace(resolve(base), seed=config.seed, seeds=None, rows={}, compare={})
     return replace(config, start_run=to_dict(base))
 
 

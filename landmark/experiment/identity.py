@@ -1,4 +1,4 @@
-"""What makes a run or a row the one it is: a hash of all that decides its result, and of nothing else."""
+"""Identity of a run or a row: a hash of all that decides its result, and of nothing else."""
 
 import hashlib
 import json
@@ -6,7 +6,6 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from landmark.config import SYNTHETIC, Config
-from landmark.config.checks import resolve
 
 # Raised by hand when the same settings give other numbers than before.
 NUMERICS_VERSION = 1
@@ -21,7 +20,11 @@ _OF_NAMED = ("kind", "block_size", "lora_rank")
 def run_settings(config: Config, tokenizer_hash: str, stream_sha256: str, start: str | None = None) -> dict[str, Any]:
     """All that decides a run's weights: model, optimisation, precision, seed, tokenizer, training stream.
 
-    start: identity of the weights it starts from, None where they are drawn anew.
+    Args:
+        config: of the training.
+        tokenizer_hash: SHA-256 of the tokenizer.
+        stream_sha256: of the training split.
+        start: identity of the weights that the training starts from; None: they are drawn anew.
     """
     model = asdict(config.model).items()
     settings: dict[str, Any] = {
@@ -47,9 +50,9 @@ def run_settings(config: Config, tokenizer_hash: str, stream_sha256: str, start:
 def row_settings(config: Config, run: str, stream_sha256: str) -> dict[str, Any]:
     """Everything that decides a row's numbers: the run, how it is read, the evaluated text.
 
-    Only settings that matter for the kind of model are part of it.
+    Only settings that matter for the kind of model are part of it. config: with `eval.local` filled in (`resolve` of
+    `landmark.config.checks`). run: identity of the run. stream_sha256: of the evaluated split.
     """
-    config = resolve(config)
     kind = config.model.kind
     settings: dict[str, Any] = {
         "run": run,
@@ -94,7 +97,7 @@ def row_settings(config: Config, run: str, stream_sha256: str) -> dict[str, Any]
 
 
 def layer_cutoffs_settings(config: Config, run: str, validation_sha256: str) -> dict[str, Any]:
-    """What decides the measurements for `cmt.per_layer`: how a row is read, but its cutoff, on the validation text."""
+    """All that decides the measurements for `cmt.per_layer`: settings of a row without cutoff, on validation text."""
     read = replace(config, cmt=replace(config.cmt, cutoff=0.0, per_layer=False))
     return row_settings(read, run, validation_sha256) | {"split": "validation"}
 

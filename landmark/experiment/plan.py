@@ -1,15 +1,13 @@
-"""What an experiment still has to do, and what that costs: runs, rows, FLOPs, hours, disk. Loads no torch."""
+"""Cost of an experiment's missing runs and rows: FLOPs, hours, disk. Loads no torch."""
 
 import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from landmark.config import Config
-from landmark.config.checks import resolve
-from landmark.utils import flops as formula
+from landmark.utils.flops import flops_per_token, keys_per_query
 
 # FLOP/s that a model of this kind is assumed to reach where nothing was measured: peak × utilisation.
 CPU_CORE = 4.0e10
@@ -18,16 +16,17 @@ _HOUR = 3600.0
 
 
 @dataclass(frozen=True)
-class Job:
-    """A run to train or a row to evaluate; `done` if its record is there.
+class Cost:
+    """Cost of a run to train or a row to evaluate.
 
-    tokens: read, landmarks included. parameters: with and without embeddings.
+    is_done: whether it has a record. tokens: read, landmarks included. flops: in all. parameters: with and without
+    embeddings.
     """
 
     kind: str  # run or row
     name: str
     config: Config
-    done: bool
+    is_done: bool
     tokens: float
     flops: float
     parameters: tuple[int, int]
@@ -41,13 +40,13 @@ class Machine:
     gpus: int
     runs: Sequence[dict[str, Any]]
 
-    def speed(self, job: Job) -> tuple[float, str]:
-        """FLOP/s of a job and its source: trainings of this kind and size on like hardware, or a guess."""
+    def speed(self, cost: Cost) -> tuple[float, str]:
+        """FLOP/s and their source: trainings of this kind and size on the same hardware, or an assumption."""
         measured = [
             run["results"]["tokens_per_second"] * run["results"]["flops_per_token"]
             for run in self.runs
-            if run["labels"]["size"] == job.config.size
-            and run["settings"]["model"]["kind"] == job.config.model.kind
+            if run["labels"]["size"] == cost.config.size
+            and run["settings"]["model"]["kind"] == cost.config.model.kind
             and self._is_like(run["provenance"]["hardware"])
         ]
         if measured:
@@ -71,52 +70,65 @@ def parameters(config: Config, vocab_size: int) -> tuple[int, int]:
     return body + vocab_size * width, body
 
 
-def run_job(name: str, config: Config, vocab_size: int, done: bool) -> Job:
-    """A training, by the formula of `landmark.utils.flops`."""
+def run_cost(name: str, config: Config, vocab_size: int, is_done: bool) -> Cost:
+    """Cost of a training, by the formula of `landmark.utils.flops`.
+
+    Args:
+        name: of the run.
+        config: of the training.
+        vocab_size: padded size of the vocabulary.
+        is_done: whether the run has a record.
+    """
     train, model = config.train, config.model
     tokens = float(train.steps) * train.batch_size * train.length
-    window, cache = model.window or train.length, model.cache or 0
-    keys = (train.length + 1) / 2 if model.kind != "transformer_xl" else (window + 1) / 2 + cache
-    flops = tokens * _flops_per_token(config, vocab_size, keys)
-    return Job("run", name, config, done, tokens, flops, parameters(config, vocab_size))
+    flops = tokens * _flops_per_token(config, vocab_size, keys_per_query(train.length, model.window, model.cache))
+    return Cost("run", name, config, is_done, tokens, flops, parameters(config, vocab_size))
 
 
-def row_job(name: str, config: Config, vocab_size: int, done: bool, split_tokens: int | None) -> Job:
-    """An evaluation: a third of training's cost a token. split_tokens: of the split, None where unknown."""
-    config = resolve(config)
-    settings, block = config.eval, config.model.block_size
+def row_cost(name: str, config: Config, vocab_size: int, is_done: bool, split_tokens: int | None) -> Cost:
+    """Cost of an evaluation: a third of training's cost a token.
+
+    Args:
+        name: of the row.
+        config: of the row.
+        vocab_size: padded size of the vocabulary.
+        is_done: whether the row has a record.
+        split_tokens: tokens of the evaluated split, or of all prompts; None where unknown.
+    """
+    settings, model, memory = config.eval, config.model, config.memory
     tokens = float(settings.tokens or split_tokens or 0)
     local = settings.local or settings.length
-    keys = local / 2
-    if config.model.kind == "landmark" and block:
-        tokens *= (block + 1) / block
-        keys += config.retrieval.k * (block + 1) + settings.length / block
-    if config.model.kind == "transformer_xl":
-        keys += config.model.cache or 0
-    if config.model.kind == "transformer" and config.memory.window is not None:
-        keys += config.memory.sinks + config.memory.window
+    keys = keys_per_query(local)
+    if model.kind == "landmark" and model.block_size:
+        width = model.block_size + 1
+        tokens *= width / model.block_size
+        keys += config.retrieval.k * width + settings.length / model.block_size
+    elif model.kind == "transformer_xl":
+        keys = keys_per_query(settings.length, local, model.cache)
+    elif memory.window is not None:
+        keys = keys_per_query(settings.length, local, memory.sinks + memory.window)
     flops = tokens * _flops_per_token(config, vocab_size, keys) / 3
-    return Job("row", name, config, done, tokens, flops, parameters(config, vocab_size))
+    return Cost("row", name, config, is_done, tokens, flops, parameters(config, vocab_size))
 
 
-def report(jobs: Sequence[Job], machine: Machine) -> str:
+def describe(costs: Sequence[Cost], machine: Machine) -> str:
     """The plan as text: one line a run or row, then totals and disk."""
     cells = [["what", "status", "parameters", "tokens", "FLOPs", "here", f"on {GPU_NAME}", "speed here"]]
     here_total = gpu_total = 0.0
-    for job in jobs:
-        speed, source = machine.speed(job)
-        here, there = job.flops / speed / _HOUR, job.flops / GPU / _HOUR
-        if not job.done:
+    for cost in costs:
+        speed, source = machine.speed(cost)
+        here, there = cost.flops / speed / _HOUR, cost.flops / GPU / _HOUR
+        if not cost.is_done:
             here_total, gpu_total = here_total + here, gpu_total + there
-        total, body = job.parameters
-        size = f"{_short(total)}, {_short(body)} without embeddings" if job.kind == "run" else ""
-        costs = ["", "", ""] if job.done else [_hours(here), _hours(there), source]
-        status = "done" if job.done else "missing"
-        cells.append([f"{job.kind} {job.name}", status, size, _short(job.tokens), f"{job.flops:.1e}", *costs])
+        total, body = cost.parameters
+        size = f"{_short(total)}, {_short(body)} without embeddings" if cost.kind == "run" else ""
+        hours = ["", "", ""] if cost.is_done else [_hours(here), _hours(there), source]
+        status = "done" if cost.is_done else "missing"
+        cells.append([f"{cost.kind} {cost.name}", status, size, _short(cost.tokens), f"{cost.flops:.1e}", *hours])
     widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in cells]
-    missing = {kind: [job for job in jobs if job.kind == kind and not job.done] for kind in ("run", "row")}
-    flops = sum(job.flops for group in missing.values() for job in group)
+    missing = {kind: [cost for cost in costs if cost.kind == kind and not cost.is_done] for kind in ("run", "row")}
+    flops = sum(cost.flops for group in missing.values() for cost in group)
     return "\n".join(
         [
             *lines,
@@ -128,27 +140,16 @@ def report(jobs: Sequence[Job], machine: Machine) -> str:
     )
 
 
-def disk(missing: Sequence[Job]) -> int:
+def disk(missing: Sequence[Cost]) -> int:
     """Bytes that missing runs need: the weights of all, and meanwhile the three checkpoints of one."""
-    sizes = [4 * job.parameters[0] for job in missing]
+    sizes = [4 * cost.parameters[0] for cost in missing]
     return sum(sizes) + 3 * 3 * max(sizes, default=0)  # weights and two moments each
-
-
-def flops_per_token(config: Config, vocab_size: int) -> float:
-    """Training FLOPs a token as planned; a run's record keeps it, so that its speed serves later plans."""
-    job = run_job("", config, vocab_size, False)
-    return job.flops / job.tokens
-
-
-def gpus() -> int:
-    """GPUs of this machine, without loading torch."""
-    return len([node for node in Path("/dev").glob("nvidia[0-9]*") if node.name[6:].isdigit()])
 
 
 def _flops_per_token(config: Config, vocab_size: int, keys: float) -> float:
     model = config.model
     width = model.num_heads * model.head_dim
-    return formula.flops_per_token(parameters(config, vocab_size)[0], model.num_layers, width, keys)
+    return flops_per_token(parameters(config, vocab_size)[0], model.num_layers, width, keys)
 
 
 def _hours(hours: float) -> str:

@@ -1,7 +1,7 @@
-"""A run trained by several processes, one a device, which torchrun starts beside this one.
+"""A run trained by several processes, one per device, which torchrun starts beside this one.
 
-This process starts torchrun (`_torchrun`), in a session of its own, and that the processes that train; their output
-passes through. An interrupt or SIGTERM of the first reaches them all, and they die with it.
+This process starts torchrun (`_torchrun`) in a session of its own, and torchrun starts the processes that train. Their
+output passes through. An interrupt or a SIGTERM of this process reaches them all, and they die with it.
 """
 
 import ctypes
@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from landmark.experiment.provenance import cores
 from landmark.utils.errors import UserError
 from landmark.utils.files import read_json, write_json
+from landmark.utils.hardware import cores
 
 FAILURE = "failure.json"  # in the run's folder: the error that ended its training
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
@@ -26,9 +26,9 @@ _DEATH_OF_PARENT = 1  # Linux's PR_SET_PDEATHSIG
 def train_together(module: str, folder: Path, count: int) -> None:
     """Run `python -m module folder` in `count` processes, as torchrun does.
 
-    Raises UserError where one of them failed, with its own message if it raised one within `errors_left_in`. Where this
-    process is signalled they are told to stop; then the signal has its way here, as KeyboardInterrupt, by the handler
-    that there was, or as SystemExit.
+    Raises UserError where one of them failed, with its own message if it raised one within `errors_left_in`. A signal
+    to this process stops them; then it has its usual effect here: KeyboardInterrupt, the handler set before, or
+    SystemExit.
     """
     failure = folder / FAILURE
     # As many threads as one process would have: torchrun's own default is one.
@@ -57,7 +57,7 @@ def train_together(module: str, folder: Path, count: int) -> None:
 
 @contextmanager
 def errors_left_in(folder: Path) -> Iterator[None]:
-    """Of a process that trains with others: bad input is left in the folder, for `train_together` to raise."""
+    """In a process that trains with others: leave a UserError in the folder, for `train_together` to raise."""
     die_with_parent()
     try:
         yield
@@ -69,14 +69,14 @@ def errors_left_in(folder: Path) -> Iterator[None]:
 
 
 def die_with_parent() -> None:
-    """Have the system kill this process when the one that started it dies, even of SIGKILL (Linux)."""
+    """Have Linux kill this process when its parent dies, even by SIGKILL."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_DEATH_OF_PARENT, signal.SIGKILL)
 
 
 @contextmanager
 def _passed_on(process: subprocess.Popen[bytes]) -> Iterator[tuple[subprocess.Popen[bytes], list[int]]]:
-    """Pass the first signal on to a process, an interrupt as it is, others as SIGTERM. Yields it and all that came."""
+    """Pass the first signal on to a process: an interrupt unchanged, others as SIGTERM. Yields it and the signals."""
     received: list[int] = []
 
     def pass_on(number: int, frame: FrameType | None) -> None:
@@ -93,8 +93,8 @@ def _passed_on(process: subprocess.Popen[bytes]) -> Iterator[tuple[subprocess.Po
 
 
 def _torchrun(module: str, folder: str, count: str) -> int:
-    """torchrun, but without the report that it prints of a failure. Returns the exit code of what failed first, 128 +
-    the signal's number where one ended it."""
+    """torchrun without its own report of a failure. Returns the exit code of the first process that failed, or 128 +
+    the number of the signal that ended it."""
     import logging
 
     from torch.distributed import run

@@ -3,21 +3,32 @@
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from filelock import FileLock, Timeout
 
-from landmark.experiment.provenance import provenance, started
+from landmark.experiment.provenance import process, provenance
 from landmark.utils.errors import Stopped, UserError
 from landmark.utils.files import read_json, write_json
 
 Record = dict[str, Any]
-Kind = Literal["runs", "rows"]
+Kind = Literal["runs", "rows", "launches"]
 PARTS = ("id", "settings", "labels", "results", "provenance")
-NOTED = ("id", "kind", "settings", "labels", "error", "host", "pid", "time")  # of what has no record yet
+NOTED = ("id", "kind", "settings", "labels", "error", "host", "pid", "time")  # parts of a note
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass
+class Contents:
+    """Every record of an output folder by its identity, notes of attempts, and what could not be read."""
+
+    runs: dict[str, Record]
+    rows: dict[str, Record]
+    attempts: list[Record]
+    damaged: list[str]
 
 
 class Records:
@@ -38,15 +49,27 @@ class Records:
         """Every record of a kind, by identity. Raises UserError as `find`."""
         return [read_record(path, path.stem) for path in sorted(self.path(kind, "x").parent.glob("*.json"))]
 
-    def write(
-        self,
-        kind: Kind,
-        identity: str,
-        settings: Record,
-        labels: Record,
-        results: Record,
-    ) -> Record:
-        """Write a record: the settings that are its identity, labels for people, results, provenance.
+    def read_all(self) -> Contents:
+        """Everything in the folder. A record that cannot be read is left out and named in `damaged`."""
+        contents = Contents({}, {}, self.attempts(), [])
+        kinds: dict[Kind, dict[str, Record]] = {"runs": contents.runs, "rows": contents.rows}
+        for kind, found in kinds.items():
+            for path in sorted(self.path(kind, "x").parent.glob("*.json")):
+                try:
+                    found[path.stem] = _with_labels(read_record(path, path.stem), path)
+                except UserError as error:
+                    contents.damaged.append(str(error))
+        return contents
+
+    def write(self, kind: Kind, identity: str, settings: Record, labels: Record, results: Record) -> Record:
+        """Write a record.
+
+        Args:
+            kind: of a run or a row.
+            identity: digest of the settings.
+            settings: all that decides the results.
+            labels: what people call it: size, data, tokenizer, seed, row, experiment.
+            results: numbers and lists of numbers.
 
         Raises UserError where a result is not a finite number.
         """
@@ -65,7 +88,7 @@ class Records:
 
     @contextmanager
     def lock(self, kind: Kind, identity: str) -> Iterator[None]:
-        """Held by one process at a time; the system lets go of it when that process dies."""
+        """A lock that one process at a time holds; the system releases it when that process dies."""
         path = self._lock(kind, identity)
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(path)
@@ -80,7 +103,7 @@ class Records:
             lock.release()
 
     def is_locked(self, kind: Kind, identity: str) -> bool:
-        """Whether a process is at work on it, of this machine or of another that shares the file system's locks."""
+        """Whether a process holds the lock, on this machine or on another that shares the file system's locks."""
         path = self._lock(kind, identity)
         try:
             with FileLock(path, timeout=0) if path.exists() else nullcontext():
@@ -92,9 +115,9 @@ class Records:
 
     @contextmanager
     def attempt(self, kind: Kind, identity: str, settings: Record, labels: Record) -> Iterator[None]:
-        """Around making a record: notes who is at it, and why it failed; taken away when it is done."""
+        """Keep a note while a record is made: the process, and its error if it fails. The note goes with success."""
         path = self._attempt(kind, identity)
-        note = {"id": identity, "kind": kind, "settings": settings, "labels": labels, "error": None} | started()
+        note = {"id": identity, "kind": kind, "settings": settings, "labels": labels, "error": None} | process()
         write_json(path, note)
         try:
             yield
@@ -105,7 +128,7 @@ class Records:
         path.unlink(missing_ok=True)
 
     def attempts(self) -> list[Record]:
-        """What was begun and has no record: at work now, failed, or killed. A note that cannot be read is left out."""
+        """Notes of work without a record: in progress, failed, or killed. A note that cannot be read is left out."""
         notes = []
         for path in sorted(self._attempt("runs", "x").parent.glob("*.json")):
             with suppress(UserError):
@@ -128,6 +151,14 @@ def _reason(error: BaseException) -> str:
         return error.message
     said = " ".join(str(error).split())
     return said if isinstance(error, UserError) else f"{type(error).__name__}: {said}".removesuffix(": ")
+
+
+def _with_labels(record: Record, path: Path) -> Record:
+    """A record that has the labels and settings that the report reads."""
+    for part, keys in {"labels": ("size", "data", "tokenizer", "seed"), "provenance": ("hardware", "time")}.items():
+        if missing := [key for key in keys if key not in record[part]]:
+            raise UserError(f"{path} is not a whole record, {part}.{missing[0]} is missing: delete it to make it anew")
+    return record
 
 
 def read_record(path: Path, identity: str) -> Record:

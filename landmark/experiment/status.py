@@ -1,83 +1,78 @@
-"""What is done, running, missing or failed, in words for a terminal. Makes nothing; loads no torch."""
+"""State of each run and row of a launch: done, running, failed or missing, as text for a terminal. Loads no torch."""
 
-import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from landmark.experiment.identity import digest, run_name, run_settings
-from landmark.experiment.records import Kind, Record, Records
-from landmark.experiment.survey import Entry, Launch
+from landmark.experiment.launches import Launch
+from landmark.experiment.records import Contents, Kind, Record, Records
 from landmark.utils.metrics_csv import metrics_so_far
 
 STATES = "done", "running", "failed", "missing"
-KILLED = "ended without a word: killed, or its machine went down"
+KILLED = "no error was noted: the process was killed, or its machine went down"
 
 
 @dataclass(frozen=True)
 class State:
-    """Of a run or a row. note: how far it is, or why it failed."""
+    """State of a run or a row. note: the progress of one that is running, the error of one that failed."""
 
-    what: str
+    title: str
     state: str
     note: str = ""
 
 
-class Statuses:
-    """States from the records, notes and locks below an output folder."""
+def states_of(launch: Launch, records: Records, contents: Contents) -> list[State]:
+    """The states of the runs, each once, and then of the rows."""
+    attempts = {(note["kind"], note["id"]): note for note in contents.attempts}
 
-    def __init__(self, records: Records) -> None:
-        self._records = records
-        self._attempts = {(note["kind"], note["id"]): note for note in records.attempts()}
+    def state(title: str, kind: Kind, identity: str, is_done: bool) -> State:
+        attempt = attempts.get((kind, identity))
+        if is_done or attempt is None:
+            return State(title, "done" if is_done else "missing")
+        progress = _progress(attempt, records) if kind == "runs" else ""
+        if records.is_locked(kind, identity):
+            since = f"since {attempt['time']}, process {attempt['pid']} on {attempt['host']}"
+            return State(title, "running", progress + since)
+        return State(title, "failed", progress + (attempt["error"] or KILLED))
 
-    def of(self, launch: Launch) -> list[State]:
-        """Runs, each once, then rows."""
-        runs: dict[str, State] = {}
-        made = []
-        for name, entries in launch.entries.items():
-            for entry in entries:
-                if not entry.config.model.as_is:
-                    label = run_name(entry.config, entry.run or _unknown(entry))
-                    runs.setdefault(label, self._state(f"run {label}", "runs", entry.run, entry.trained is not None))
-                label = name if len(entries) == 1 else f"{name} seed {entry.config.seed}"
-                made.append(self._state(f"row {label}", "rows", entry.row, entry.record is not None))
-        return [*runs.values(), *made]
-
-    def _state(self, what: str, kind: Kind, identity: str | None, done: bool) -> State:
-        note = self._attempts.get((kind, identity or ""))
-        if done or identity is None or note is None:
-            return State(what, "done" if done else "missing")
-        far = self._far(note) if kind == "runs" else ""
-        if self._records.is_locked(kind, identity):
-            return State(what, "running", f"{far}since {note['time']}, process {note['pid']} on {note['host']}")
-        return State(what, "failed", f"{far}{note['error'] or KILLED}")
-
-    def _far(self, note: Record) -> str:
-        """The last step of a training that was measured."""
-        metrics = metrics_so_far(self._records.output / "runs" / Path(note["labels"]["run"]).name)
-        steps = note["settings"]["train"]["steps"]
-        return f"step {metrics[-1]['step']:,.0f} of {steps:,}, " if metrics else ""
+    runs: dict[str, State] = {}
+    rows = []
+    for name, entries in launch.rows.items():
+        if not entries:
+            rows.append(State(f"row {name}", "missing"))
+        for entry in entries:
+            if entry.run_name is not None and entry.run_name not in runs:
+                is_done = entry.trained is not None
+                runs[entry.run_name] = state(f"run {entry.run_name}", "runs", entry.run, is_done)
+            title = name if len(entries) == 1 else f"{name} seed {entry.seed}"
+            rows.append(state(f"row {title}", "rows", entry.row, entry.record is not None))
+    return [*runs.values(), *rows]
 
 
-def report(launch: Launch, states: Sequence[State], command: str | None = None, *, brief: bool = False) -> str:
-    """Counts, a line for each run and row, and the command that does the rest.
+def describe(launch: Launch, states: Sequence[State], *, command: str | None = None, is_brief: bool = False) -> str:
+    """Counts, a line for each run and row, and the command that makes the rest.
 
-    command: that, where it is not as it was launched. brief: what is missing is named in a line, what is done in none.
+    Args:
+        launch: an experiment as it was launched.
+        states: of its runs and rows (`states_of`).
+        command: the command that makes the rest; None: the one of the launch.
+        is_brief: missing runs and rows share a line, and those that are done have none.
     """
     counts = Counter(each.state for each in states)
-    told = f"{launch.name} ({launch.settings}): "
-    told += ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
-    shown = [each for each in states if not brief or each.state in ("running", "failed")]
-    width = max((len(each.what) for each in shown), default=0)
-    lines = [f"  {each.what:<{width}}  {each.state:<7}  {each.note}".rstrip() for each in shown]
-    if brief and counts["missing"]:
-        lines.append(f"  missing: {', '.join(each.what for each in states if each.state == 'missing')}")
+    summary = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
+    shown = [each for each in states if not is_brief or each.state in ("running", "failed")]
+    width = max((len(each.title) for each in shown), default=0)
+    lines = [f"  {each.title:<{width}}  {each.state:<7}  {each.note}".rstrip() for each in shown]
+    if is_brief and counts["missing"]:
+        lines.append(f"  missing: {', '.join(each.title for each in states if each.state == 'missing')}")
     if counts["done"] < len(states):
-        lines.append(f"  the rest: {command or shlex.join(['python', 'run.py', *launch.overrides])}")
-    return "\n".join([told, *lines])
+        lines.append(f"  the rest: {command or launch.command}")
+    return "\n".join([f"{launch.experiment} ({launch.settings}): {summary}", *lines])
 
 
-def _unknown(entry: Entry) -> str:
-    """In place of the identity of a run whose text is not prepared: the same for rows that need the same run."""
-    return f"?{digest(run_settings(entry.config, '', ''))[:4]}"
+def _progress(attempt: Record, records: Records) -> str:
+    """The last measured step of a training."""
+    metrics = metrics_so_far(records.output / "runs" / Path(attempt["labels"]["run"]).name)
+    steps = attempt["settings"]["train"]["steps"]
+    return f"step {metrics[-1]['step']:,.0f} of {steps:,}, " if metrics else ""

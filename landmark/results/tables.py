@@ -7,6 +7,7 @@ from typing import Any
 
 from landmark.results.paper import published
 from landmark.utils.errors import UserError
+from landmark.utils.significance import paired
 
 Record = dict[str, Any]
 
@@ -353,3 +354,12 @@ def _mean(records: Sequence[Record], key: str) -> float | None:
 
 def _number(text: str | None, kind: type) -> Any:
     return kind(text) if text else None
+
+
+def paired_records(a: Record, b: Record) -> Difference | None:
+    """Difference of two rows on the same text; None where they did not read the same."""
+    try:
+        found = paired(a["results"]["segments"], b["results"]["segments"])
+    except ValueError:
+        return None
+    return Difference(found.difference, found.error, found.stretches)

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlparse
 
 from landmark.config.schema import POSITION_BIN, Config, LoggerConfig, to_dict
-from landmark.experiment.provenance import commit
-from landmark.experiment.records import Records
 from landmark.tracking import artifacts
+from landmark.utils.commit import commit
 
 if TYPE_CHECKING:
     from lightning.pytorch.loggers import Logger
@@ -81,7 +80,7 @@ def training_loggers(
         session.log_artifact(artifacts.of_run, run, folder, config.logger.weights)
 
 
-def log_row(config: Config, record: dict[str, Any], *, group: str) -> None:
+def log_row(config: Config, record: dict[str, Any], path: Path, *, group: str) -> None:
     """The numbers of an evaluated row, as the summary of a W&B run of its own, and its curves."""
     if mode(config.logger) == "disabled":
         return
@@ -95,7 +94,7 @@ def log_row(config: Config, record: dict[str, Any], *, group: str) -> None:
             session.define_metric(f"{name.partition('/')[0]}/*", step_metric=name, summary="none")
             for point in points:
                 session.log(point)
-        session.log_artifact(artifacts.of_row, Records(config.output).path("rows", record["id"]))
+        session.log_artifact(artifacts.of_row, path)
 
 
 def by_position(results: dict[str, Any]) -> list[dict[str, float]]:

@@ -9,7 +9,7 @@ import pytest
 from benchmarks import scaling
 from landmark.cli import main as app
 from landmark.config import to_config
-from landmark.experiment.runner import Workshop
+from landmark.experiment.inputs import Inputs
 from landmark.utils.flops import PEAK_BF16_FLOPS
 from tests.configurations import compose_conf
 
@@ -36,8 +36,8 @@ def test_the_page_is_what_the_command_writes(page, monkeypatch):
 
 def test_flops_are_those_of_task_plan(page, monkeypatch, capsys, tmp_path):
     """Of the corpus nothing is known, so that task=plan counts the training alone."""
-    monkeypatch.setattr(Workshop, "tokenizer", lambda *_: SimpleNamespace(vocab_size=50304, hash=""))
-    monkeypatch.setattr(Workshop, "prepared", lambda *_: None)
+    monkeypatch.setattr(Inputs, "tokenizer", lambda *_: SimpleNamespace(vocab_size=50304, hash="", name="gpt2"))
+    monkeypatch.setattr(Inputs, "prepared_corpus", lambda *_: None)
     overrides = [f"+experiment={EXPERIMENT}", "task=plan", f"output={tmp_path}"]
     app.run(to_config(compose_conf(overrides)), overrides, compose_conf)
     said = capsys.readouterr().out

@@ -7,7 +7,8 @@ import shutil
 import pytest
 
 from landmark.config import to_config
-from landmark.experiment import runner as execution
+from landmark.experiment import training
+from landmark.experiment.inputs import Inputs
 from landmark.utils.errors import UserError
 from landmark.utils.files import write_json
 from tests.configurations import compose_conf
@@ -168,9 +169,9 @@ def test_several_devices_train_in_processes_of_their_own(work, monkeypatch):
             (folder / name).write_text("{}")
         write_json(folder / "summary.json", {"steps": 3, "tokens_per_second": 1.0})
 
-    monkeypatch.setattr(execution, "train_together", start)
+    monkeypatch.setattr(training, "train_together", start)
     work(*TOGETHER, "trainer.devices=2")
-    assert started == [("landmark.experiment.runner", 2)]
+    assert started == [("landmark.experiment.training", 2)]
     assert work.trained == []
     (record,) = (work.output / "records" / "runs").iterdir()
     assert json.loads(record.read_text())["results"]["steps"] == 3
@@ -189,8 +190,10 @@ def test_a_launchers_exit_is_no_interrupt(books, tmp_path, monkeypatch, code, ra
 
     monkeypatch.setattr("landmark.training.train", train)
     overrides = [f"data.path={books}", f"output={tmp_path}", "tokenizer=bytes", "size=nano", "logger=csv"]
+    config = to_config(compose_conf([*overrides, "model=transformer"]))
+    write_json(tmp_path / "run.json", {})
     with pytest.raises(raised):
-        execution._train_here(to_config(compose_conf([*overrides, "model=transformer"])), tmp_path, "group", "run")
+        training.train_here(config, tmp_path, "run", None, Inputs())
 
 
 def test_uneven_shares_are_refused_before_anything_is_trained(work):

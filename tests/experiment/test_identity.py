@@ -1,5 +1,6 @@
 import pytest
 
+from landmark.config.checks import resolve
 from landmark.experiment.identity import (
     digest,
     layer_cutoffs_settings,
@@ -15,7 +16,7 @@ def run_id(config, tokenizer="t", stream="s"):
 
 
 def row_id(config, run="r", stream="s"):
-    return digest(row_settings(config, run, stream))
+    return digest(row_settings(resolve(config), run, stream))
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import wandb as package
@@ -84,7 +85,7 @@ def test_row_is_logged_under_its_identity(configure, make_record, sessions, tmp_
     config = configure(f"output={tmp_path}")
     record = make_record(config, "a", 12.0)
     record["results"]["memory"] = {"drop_rate": 0.25, "drop_rates": [[0.25]]}
-    log_row(config, record, group="table1")
+    log_row(config, record, Records(tmp_path).path("rows", record["id"]), group="table1")
     settings, session = sessions[0]
     assert (settings["id"], settings["group"], settings["job_type"]) == (record["id"], "table1", "evaluate")
     assert (settings["mode"], settings["resume"], session.code) == ("offline", "allow", 0)
@@ -96,7 +97,7 @@ def test_row_is_logged_under_its_identity(configure, make_record, sessions, tmp_
 def test_row_of_a_sweep_is_logged_to_the_agents_run(configure, make_record, sessions, tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_SWEEP_ID", "sweep")
     config = configure(f"output={tmp_path}")
-    log_row(config, make_record(config, "a", 12.0), group="g")
+    log_row(config, make_record(config, "a", 12.0), tmp_path / "row.json", group="g")
     settings, session = sessions[0]
     assert {"id", "project", "entity"}.isdisjoint(settings)
     assert session.logged[0]["perplexity"] == 12.0
@@ -125,7 +126,7 @@ def test_crashed_training_is_marked_as_failed_and_leaves_no_model(configure, ses
 def test_an_artifact_that_fails_stops_nothing(configure, make_record, sessions, tmp_path, caplog):
     config = configure(f"output={tmp_path}")
     record = make_record(config, "a", 12.0)
-    log_row(config, record, group="g")
+    log_row(config, record, Records(tmp_path).path("rows", record["id"]), group="g")
     assert sessions[0][1].code == 0
     assert "an artifact was not noted" in caplog.text
     assert f"{record['id']}.json" in caplog.text
@@ -140,7 +141,7 @@ def test_only_the_first_process_logs(configure, sessions, tmp_path, monkeypatch)
 
 def test_nothing_is_opened_when_switched_off(configure, make_record, sessions):
     config = configure("logger=csv")
-    log_row(config, make_record(config, "a", 12.0), group="g")
+    log_row(config, make_record(config, "a", 12.0), Path("row.json"), group="g")
     wandb.log_table(config, "id", ["a"], [[1]], [], [])
     assert sessions == []
 
@@ -194,7 +195,7 @@ def test_what_is_logged_arrives(server, configure, make_record, tmp_path, caplog
     config = configure(f"output={tmp_path}")
     record = make_record(config, "a", 12.0)
     write_json(Records(tmp_path).path("rows", record["id"]), record)
-    log_row(config, record, group="g")
+    log_row(config, record, Records(tmp_path).path("rows", record["id"]), group="g")
     assert [line["perplexity"] for line in server.history] == [12.0]
     assert server.artifacts_used == 1
     assert "W&B" not in caplog.text
@@ -227,7 +228,7 @@ def test_no_wandb_at_the_start_is_offline(server, configure, make_record, tmp_pa
         server.go_away()
     config = configure(f"output={tmp_path}")
     for row in "ab":
-        log_row(config, make_record(config, row, 12.0), group="g")
+        log_row(config, make_record(config, row, 12.0), tmp_path / "row.json", group="g")
     assert caplog.text.count("kept offline, `wandb sync") == 1
     assert len(list((tmp_path / "wandb").glob("offline-run-*"))) == 2
 
@@ -238,5 +239,5 @@ def test_nowhere_to_log_to_is_no_error(configure, make_record, tmp_path, monkeyp
 
     monkeypatch.setattr(package, "init", full)
     config = configure(f"output={tmp_path}")
-    log_row(config, make_record(config, "a", 12.0), group="g")
+    log_row(config, make_record(config, "a", 12.0), tmp_path / "row.json", group="g")
     assert "W&B is left out: No space left on device" in caplog.text

@@ -15,13 +15,12 @@ from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
 
-from landmark.experiment.identity import run_name
+from landmark.experiment.launches import Launch, rows_without_launch
 from landmark.experiment.provenance import provenance
-from landmark.experiment.records import Record
-from landmark.experiment.survey import Launch, Shelf, unplaced
+from landmark.experiment.records import Contents, Record, Records
 from landmark.results import paper, render, tables
 from landmark.results.report import charts
-from landmark.results.tables import Paired, Table
+from landmark.results.tables import Table
 from landmark.utils.locations import EXPERIMENTS
 from landmark.utils.metrics_csv import curve, metrics_so_far
 
@@ -40,26 +39,26 @@ def page(content: Values) -> str:
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], template)
 
 
-def collect(shelf: Shelf, launches: Sequence[Launch], paired: Paired, *, others: bool = True) -> Values:
+def collect(records: Records, contents: Contents, launches: Sequence[Launch], *, others: bool = True) -> Values:
     """Sections for every experiment as it was launched, then for the rows of none; what could not be shown.
 
     others: whether rows that belong to none of the launches are shown.
     """
-    sections, built, problems = [], {}, list(shelf.damaged)
-    titles = Counter(launch.name for launch in launches)
+    sections, built, problems = [], {}, list(contents.damaged)
+    titles = Counter(launch.experiment for launch in launches)
     for number, launch in enumerate(launches):
         try:
-            title, claim = _claim(launch.name)
-            table = _table(launch, paired)
+            title, claim = _claim(launch.experiment)
+            table = _table(launch)
             if table is not None:
-                label = title if titles[launch.name] == 1 else f"{title} ({launch.settings})"
+                label = title if titles[launch.experiment] == 1 else f"{title} ({launch.settings})"
                 built[label] = table
-            sections.append(_section(f"s{number}", title, claim, launch, table, shelf))
+            sections.append(_section(f"s{number}", title, claim, launch, table, records))
         except Exception as error:  # of a record that is whole and yet not what this version writes
-            problems.append(f"{launch.name}: cannot be shown ({type(error).__name__}: {error})")
-    for title, records in _groups(unplaced(shelf, launches)).items() if others else ():
+            problems.append(f"{launch.experiment}: cannot be shown ({type(error).__name__}: {error})")
+    for title, rows in _groups(rows_without_launch(contents, launches)).items() if others else ():
         try:
-            table = tables.build(title, {name: [record] for name, record in records.items()})
+            table = tables.build(title, {name: [record] for name, record in rows.items()})
             sections.append(_other(f"o{len(sections)}", title, table))
         except Exception as error:
             problems.append(f"{title}: cannot be shown ({type(error).__name__}: {error})")
@@ -67,47 +66,47 @@ def collect(shelf: Shelf, launches: Sequence[Launch], paired: Paired, *, others:
     return {
         "made": made["time"],
         "commit": (made["commit"] or "unknown")[:10],
-        "counts": {"runs": len(shelf.runs), "rows": len(shelf.made)},
+        "counts": {"runs": len(contents.runs), "rows": len(contents.rows)},
         "problems": problems,
         "overview": [chart for chart in [charts.against_paper(built)] if chart],
         "sections": sections,
     }
 
 
-def _table(launch: Launch, paired: Paired) -> Table | None:
+def _table(launch: Launch) -> Table | None:
     if not launch.found:
         return None
     return tables.build(
-        launch.name,
+        launch.experiment,
         launch.found,
-        paper=paper.read_paper(launch.name),
-        comparisons=launch.config.compare,
-        paired=paired,
-        figure=launch.config.figure,
-        cells={row.name: row.cell for row in launch.rows if row.cell is not None},
+        paper=paper.read_paper(launch.experiment),
+        comparisons=launch.compare,
+        paired=tables.paired_records,
+        figure=launch.figure,
+        cells=launch.cells,
     )
 
 
-def _section(key: str, title: str, claim: str, launch: Launch, table: Table | None, shelf: Shelf) -> Values:
+def _section(key: str, title: str, claim: str, launch: Launch, table: Table | None, records: Records) -> Values:
     rest = ["python", "run.py", *launch.overrides]
     command = {
         name: shlex.join([*(word for word in rest if not word.startswith("output=")), f"row={name}"])
-        for name in launch.entries
+        for name in launch.rows
     }
     shown = {} if table is None else _shown(table, command)
     return {
         "id": key,
-        "name": launch.name,
+        "name": launch.experiment,
         "title": title,
         "claim": claim,
         "headline": ["-", "-", "-"] if table is None else charts.headline(table),
         "settings": launch.settings,
         "done": len(launch.found),
-        "total": len(launch.entries),
+        "total": len(launch.rows),
         "missing": launch.missing,
         "rest": shlex.join(rest),
         **shown,
-        "charts": [] if table is None else [*charts.of_table(table), *_trainings(launch, shelf)],
+        "charts": [] if table is None else [*charts.of_table(table), *_trainings(launch, records)],
     }
 
 
@@ -158,15 +157,14 @@ def _source(records: Sequence[Record], command: str) -> Values:
     }
 
 
-def _trainings(launch: Launch, shelf: Shelf) -> list[charts.Chart]:
+def _trainings(launch: Launch, records: Records) -> list[charts.Chart]:
     found: dict[str, dict[str, list[tuple[float, float]]]] = {}
-    for entries in launch.entries.values():
+    for entries in launch.rows.values():
         for entry in entries:
-            if entry.run is not None and entry.config.run is None:
-                folder = run_name(entry.config, entry.run)
-                name = folder.replace(f"-{entry.config.data.name}-{entry.config.size}-", " ")
+            if (folder := entry.run_name) is not None:
+                name = folder.replace(f"-{launch.labels['data']}-{launch.labels['size']}-", " ")
                 if name not in found:
-                    metrics = metrics_so_far(shelf.records.output / "runs" / folder)
+                    metrics = metrics_so_far(records.output / "runs" / folder)
                     found[name] = {kind: curve(metrics, f"{kind}/loss") for kind in ("train", "validation")}
     return charts.of_trainings({name: each for name, each in found.items() if each["train"]})
 

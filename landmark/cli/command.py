@@ -1,0 +1,64 @@
+"""What a command line asks for: the configuration, its rows, and the runner that makes them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from landmark.config import Config
+from landmark.config.command_line import suggested_command
+from landmark.config.rows import Compose, Row, compose_job, is_part, named, select
+from landmark.experiment.jobs import Job
+from landmark.experiment.launches import Launch, launch_of, with_records, write_launch
+from landmark.experiment.runner import Runner
+from landmark.utils.errors import UserError
+
+
+@dataclass(frozen=True)
+class Command:
+    """overrides: those of the command line. rows: those that it asks for, composed and checked."""
+
+    config: Config
+    overrides: list[str]
+    rows: list[Row]
+    runner: Runner
+
+    @classmethod
+    def of(cls, config: Config, overrides: list[str], compose: Compose = compose_job) -> "Command":
+        """Raises UserError where a setting or a row makes no sense."""
+        return cls(config, overrides, select(config, overrides, compose), Runner(config.output))
+
+    @property
+    def is_experiment(self) -> bool:
+        """Whether the configuration has named rows."""
+        return bool(named(self.config))
+
+    @property
+    def is_whole_experiment(self) -> bool:
+        return self.is_experiment and not is_part(self.config, self.overrides)
+
+    def jobs(self, rows: Sequence[Row] | None = None) -> list[Job]:
+        """The jobs of the rows, checked, and noted as a launch of their experiment. rows: others than the command's.
+
+        Raises UserError where one of them cannot be made, before anything is trained.
+        """
+        jobs = self.runner.jobs(self.rows if rows is None else rows)
+        self.runner.check(jobs)
+        if self.is_experiment:
+            write_launch(self.runner.records, self._launch(jobs))
+        return jobs
+
+    def planned_launch(self) -> Launch:
+        """The launch of the rows with the records that there are; prepares nothing."""
+        return with_records(self._launch(self.runner.planned_jobs(self.rows)), self.runner.records.read_all())
+
+    def only_config(self) -> Config:
+        """The configuration of a task that takes one trained model. Raises UserError where there are several rows."""
+        if len(self.rows) > 1:
+            raise UserError(f"task={self.config.task}: {len(self.rows)} rows, choose one with row=NAME")
+        return self.rows[0].configs[0]
+
+    def suggest(self, *more: str, multirun: bool = False) -> str:
+        """This command line for the whole experiment, with other overrides (`more`), to be typed next."""
+        return suggested_command(*more, without=self.config.grid.axes, multirun=multirun)
+
+    def _launch(self, jobs: Sequence[Job]) -> Launch:
+        return launch_of(self.config, self.overrides, self.runner.inputs.tokenizer(self.config).name, jobs)

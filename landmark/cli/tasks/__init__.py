@@ -1,0 +1,1 @@
+"""What `task=` chooses, one file a task: each has a function `run(command)`."""

@@ -1,0 +1,45 @@
+"""task=evaluate: evaluate the rows, and train the runs that they need."""
+
+from collections.abc import Sequence
+
+from landmark.cli.command import Command
+from landmark.config.command_line import launcher, launcher_words
+from landmark.experiment.jobs import Job
+from landmark.experiment.records import Record
+from landmark.utils.errors import UserError
+
+
+def run(command: Command) -> int:
+    """Make the records that are missing, and print a line for each row. Returns how many were made."""
+    jobs = command.jobs()
+    if launcher():
+        _check_trained(command, jobs)
+    names = list(dict.fromkeys(job.name for job in jobs))
+    made = 0
+    for job in jobs:
+        record, is_new = command.runner.evaluate(job)
+        made += is_new
+        print(f"[{names.index(job.name) + 1}/{len(names)}] {job.name}: {_summary(record, is_new)}")
+    return made
+
+
+def _check_trained(command: Command, jobs: Sequence[Job]) -> None:
+    """Raise UserError where a run is not trained yet: jobs beside each other would wait for one to train it."""
+    runner = command.runner
+    missing = [job for job in jobs if runner.records.find("rows", job.id) is None and not runner.is_trained(job.run)]
+    if missing:
+        runs = ",".join(dict.fromkeys(job.run.folder.name for job in missing))
+        suggested = command.suggest("task=train", f"run={runs}", *launcher_words(), multirun=True)
+        raise UserError(f"row {missing[0].name}: its run is not trained yet, `{suggested}` trains it")
+
+
+def _summary(record: Record, is_new: bool) -> str:
+    results = record["results"]
+    how = f"{results['seconds']:.0f} s" if is_new else "from its record"
+    if "recall_at_10" in results:
+        recall = f"{100 * results['recall_at_1']:.2f} % first, {100 * results['recall_at_10']:.2f} % among ten"
+        return f"of {results['prompts']} texts {recall}, {how}"
+    if "accuracy" in results:
+        return f"{sum(results['correct'])} of {results['prompts']} prompts answered, {how}"
+    error = "" if results["perplexity_se"] is None else f" ± {results['perplexity_se']:.2f}"
+    return f"perplexity {results['perplexity']:.2f}{error}, {results['bits_per_byte']:.4f} bits/byte, {how}"

@@ -1,0 +1,53 @@
+"""task=plan: print what is missing and what it costs; make nothing."""
+
+from collections.abc import Sequence
+
+from landmark.cli.command import Command
+from landmark.experiment import plan
+from landmark.experiment.devices import device_count
+from landmark.experiment.jobs import Job
+from landmark.utils.hardware import count_gpus, hardware
+
+
+def run(command: Command) -> None:
+    """Print a line for each run and row with its cost, then the commands that spread them over a cluster."""
+    config, runner, jobs = command.config, command.runner, command.runner.planned_jobs(command.rows)
+    costs: dict[str, plan.Cost] = {}
+    for job in jobs:
+        vocab_size = runner.inputs.tokenizer(job.config).vocab_size
+        is_trained = job.is_known and (job.run.is_given or runner.records.find("runs", job.run.id) is not None)
+        is_evaluated = job.is_known and runner.records.find("rows", job.id) is not None
+        name = job.run.folder.name
+        costs.setdefault(f"run {name}", plan.run_cost(name, job.config, vocab_size, is_trained))
+        tokens = _evaluated_tokens(command, job)
+        costs[f"row {job.title}"] = plan.row_cost(job.title, job.config, vocab_size, is_evaluated, tokens)
+    gpus = 0 if config.trainer.accelerator == "cpu" else min(count_gpus(), device_count(config))
+    machine = plan.Machine(hardware()["cores"], gpus, runner.records.all("runs"))
+    unprepared = dict.fromkeys(job.config.data.name for job in jobs if not job.is_known)
+    notes = [f"corpus {name} is not prepared yet (task=prepare): its sizes are unknown" for name in unprepared]
+    text = plan.describe(list(costs.values()), machine)
+    print(f"plan of {config.name}, size {config.size}", *notes, "", text, sep="\n")
+    if not notes:
+        _suggest_cluster(command, list(costs.values()))
+
+
+def _evaluated_tokens(command: Command, job: Job) -> int | None:
+    """Tokens of the evaluated split or prompts; None where the corpus is not prepared."""
+    from landmark.data import SyntheticCorpus
+
+    if not job.is_known:
+        return None
+    settings, corpus = job.config.eval, command.runner.inputs.corpus(job.config)
+    if isinstance(corpus, SyntheticCorpus):
+        return settings.prompts * settings.length
+    return len(corpus.split(settings.split))
+
+
+def _suggest_cluster(command: Command, costs: Sequence[plan.Cost]) -> None:
+    """Print the commands that train each missing run in a job of its own, and then evaluate each row in one."""
+    cluster = "hydra/launcher=submitit_slurm"
+    if runs := [cost.name for cost in costs if cost.kind == "run" and not cost.is_done]:
+        print("on a cluster:", command.suggest("task=train", f"run={','.join(runs)}", cluster, multirun=True))
+        if command.is_experiment:
+            names = ",".join(row.name for row in command.rows)
+            print("and then:    ", command.suggest(f"row={names}", cluster, multirun=True))

@@ -1,0 +1,35 @@
+"""Errors of Hydra and OmegaConf in one line."""
+
+import difflib
+import re
+from dataclasses import fields, is_dataclass
+from typing import get_type_hints
+
+from landmark.config.schema import Config
+
+_NOISE = ("Config search path:", "provider=", "See https://", "object_type=", "full_key:", "reference_type=")
+
+
+def one_line(error: BaseException) -> str:
+    """The message of an error and its cause in one line, without search paths; it suggests the nearest known key."""
+    parts = []
+    for source in (error, error.__cause__):
+        for line in str(source or "").splitlines():
+            text = " ".join(line.split())
+            if text and not text.startswith(_NOISE) and text not in parts:
+                parts.append(text)
+    text = re.sub(r":; ", ": ", "; ".join(parts))
+    text = re.sub(r"(Available options in '[^']*': )(.*)", lambda m: m[1] + m[2].replace("; ", ", "), text)
+    missing = re.search(r"Key '(\w+)' not in '(\w+)'", text)
+    if missing and (near := difflib.get_close_matches(missing[1], _names(Config).get(missing[2], []), 1)):
+        text += f"; did you mean '{near[0]}'?"
+    return text
+
+
+def _names(schema: type) -> dict[str, list[str]]:
+    """Field names of every group of the schema, by the name of its class."""
+    found = {schema.__name__: [item.name for item in fields(schema)]}
+    for hint in get_type_hints(schema).values():
+        if is_dataclass(hint) and isinstance(hint, type):
+            found |= _names(hint)
+    return found

@@ -1,0 +1,82 @@
+"""Evaluating a row: perplexity on text, answers to prompts, or retrieval of documents, as its settings say."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from landmark.config import Config
+from landmark.experiment import identity
+from landmark.experiment.devices import evaluation_device, set_threads
+from landmark.experiment.inputs import Inputs
+from landmark.experiment.jobs import RUN, Job, has_weights
+from landmark.utils.errors import UserError
+from landmark.utils.files import read_json
+from landmark.utils.progress import ProgressBar
+
+if TYPE_CHECKING:
+    from landmark.data import Tokenizer
+    from landmark.data.stream import Stream
+    from landmark.models import Decoder
+
+
+def evaluate_row(job: Job, inputs: Inputs) -> dict[str, Any]:
+    """The results of a row whose run is trained."""
+    from landmark.data import SyntheticCorpus
+    from landmark.evaluation import evaluate, evaluate_recall
+    from landmark.models import decoder_config, load
+
+    config, tokenizer, corpus = job.config, inputs.tokenizer(job.config), inputs.corpus(job.config)
+    set_threads(config)
+    shape = decoder_config(config.model, tokenizer, config.cmt.enabled)
+    model = load(job.run.folder, shape, evaluation_device(config))
+    if config.cmt.per_layer:
+        config = _with_cutoffs(cast("Decoder", model), job, inputs)
+    with ProgressBar(job.name) as progress:
+        if isinstance(corpus, SyntheticCorpus):
+            return evaluate_recall(model, corpus, tokenizer, config, progress)
+        if config.eval.retriever is not None:
+            from landmark.evaluation.half_sentences import evaluate_half_sentences
+
+            streams = {split: corpus.split(split) for split in ("validation", config.eval.split)}
+            return evaluate_half_sentences(model, streams, tokenizer, config, progress)
+        results = evaluate(model, corpus.split(config.eval.split), tokenizer, config, progress)
+    # One segment has no standard error.
+    undefined = {key: None for key, value in results.items() if key.endswith("_se") and not math.isfinite(value)}
+    chosen = {"cutoffs": config.cmt.cutoffs} if config.cmt.cutoffs is not None else {}
+    return results | undefined | chosen
+
+
+def _with_cutoffs(model: "Decoder", job: Job, inputs: Inputs) -> Config:
+    """The configuration with a cutoff chosen for each layer; its measurements are kept in the run's folder."""
+    from landmark.evaluation import choose_cutoffs
+
+    config = job.config
+    stream = cast("Stream", inputs.corpus(config).split("validation"))
+    measured = identity.digest(identity.layer_cutoffs_settings(config, job.run.id, stream.sha256))
+    path = job.run.folder / f"cutoffs-{measured}.json"
+    with ProgressBar(f"{job.name}, cutoffs") as progress:
+        chosen = choose_cutoffs(model, stream, inputs.tokenizer(config), config, path, progress)
+    return replace(config, cmt=replace(config.cmt, cutoff=0.0, cutoffs=chosen, per_layer=False))
+
+
+def load_trained(config: Config, folder: Path, inputs: Inputs) -> "tuple[Decoder, Tokenizer]":
+    """The model in a run's folder and its tokenizer, to read or generate with.
+
+    Raises UserError where the run is not trained yet, has another tokenizer, or is a model of transformers.
+    """
+    from landmark.models import Decoder, load
+
+    tokenizer = inputs.tokenizer(config)
+    if not has_weights(folder):
+        raise UserError(f"{folder} has no trained model: train it with task=train, or name another with run=FOLDER")
+    if (stored := read_json(folder / RUN)["tokenizer"]) != tokenizer.hash:
+        raise UserError(
+            f"{folder} was trained with another tokenizer ({stored[:10]}…) than tokenizer={tokenizer.name}: "
+            "set tokenizer= to the one it was trained with"
+        )
+    set_threads(config)
+    model = load(folder, device=evaluation_device(config))
+    if not isinstance(model, Decoder):
+        raise UserError(f"{folder} holds a model of transformers: open it with landmark.huggingface.load")
+    return model, tokenizer

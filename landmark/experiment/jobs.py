@@ -1,0 +1,133 @@
+"""A row to evaluate and the run that it needs, with their identities: computed once, here, before anything is made."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from landmark.config import Config, from_dict
+from landmark.config.rows import Row
+from landmark.experiment import identity
+from landmark.experiment.inputs import Inputs
+from landmark.utils.differences import difference
+from landmark.utils.errors import UserError
+from landmark.utils.files import read_json
+
+RUN = "run.json"  # in a run's folder: the settings that are its identity
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training.
+
+    settings: all that decides its weights. id: their digest. folder: where its weights are, or will be. start: the run
+    whose weights it starts from. is_given: it is never trained here, because `run` or `model.as_is` names its folder.
+    """
+
+    config: Config
+    settings: dict[str, Any]
+    id: str
+    folder: Path
+    start: "Run | None" = None
+    is_given: bool = False
+
+    @property
+    def is_trained(self) -> bool:
+        return has_weights(self.folder)
+
+    @property
+    def start_from(self) -> str | None:
+        """Folder, or name on the hub, of the weights that the training starts from; None: they are drawn anew."""
+        return self.config.model.name if self.start is None else str(self.start.folder)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One row of one seed. name: the row's. overrides: those that give it. settings: all that decides its numbers."""
+
+    name: str
+    config: Config
+    overrides: list[str]
+    run: Run
+    settings: dict[str, Any]
+    id: str
+    is_only_seed: bool = True
+
+    @property
+    def is_known(self) -> bool:
+        """Whether its identity is known (see `planned_jobs`)."""
+        return not self.id.startswith("?")
+
+    @property
+    def title(self) -> str:
+        """The row's name, with the seed where the row has several."""
+        return self.name if self.is_only_seed else f"{self.name} seed {self.config.seed}"
+
+
+def jobs_of(row: Row, inputs: Inputs) -> list[Job]:
+    """The jobs of a row, one per seed. Raises UserError where a corpus, a tokenizer or a folder cannot be used."""
+    return [_job(row, config, inputs) for config in row.configs]
+
+
+def planned_jobs(row: Row, inputs: Inputs) -> list[Job]:
+    """The same without preparing a corpus: where its hash is unknown, identities start with ?."""
+    return [
+        _job(row, one, inputs) if inputs.prepared_corpus(one) is not None else _unknown_job(row, one)
+        for one in row.configs
+    ]
+
+
+def folder_of(config: Config, inputs: Inputs) -> Path:
+    """Folder of the run that a configuration trains, or that its `run` names: needs no corpus in that case."""
+    return run_of(config, inputs).folder if config.run is None else Path(config.run)
+
+
+def has_weights(folder: Path) -> bool:
+    """Whether a run's folder holds a trained model."""
+    return (folder / "config.json").is_file() and any(folder.glob("model*.safetensors"))
+
+
+def run_of(config: Config, inputs: Inputs) -> Run:
+    """The run that a configuration trains, or that its `run` names.
+
+    Raises UserError where `run` names a folder that was trained with another configuration.
+    """
+    if config.run is not None:
+        return _given_run(config, Path(config.run), inputs)
+    start = None
+    if config.start_run is not None:
+        start = run_of(from_dict(Config, config.start_run), inputs)
+    weights = start.id if start else inputs.weights_sha256(config.model.name) if config.model.name else None
+    stream = inputs.corpus(config).split("train").sha256
+    settings = identity.run_settings(config, inputs.tokenizer(config).hash, stream, weights)
+    if config.model.as_is and config.model.name is not None:
+        from landmark.models import pretrained
+
+        folder = pretrained.folder_of(config.model.name)
+        return Run(config, settings, identity.digest(settings), folder, is_given=True)
+    name = identity.run_name(config, run := identity.digest(settings))
+    return Run(config, settings, run, Path(config.output) / "runs" / name, start)
+
+
+def _given_run(config: Config, folder: Path, inputs: Inputs) -> Run:
+    stored = read_json(folder / RUN)
+    expected = identity.run_settings(config, inputs.tokenizer(config).hash, stored["stream"])
+    here, there = ({key: each.get(key) for key in ("model", "tokenizer", "cmt")} for each in (expected, stored))
+    if changed := difference(here, there):
+        raise UserError(f"run={config.run} was trained with another configuration: {changed}")
+    return Run(config, stored, identity.digest(stored), folder, is_given=True)
+
+
+def _job(row: Row, config: Config, inputs: Inputs) -> Job:
+    run, corpus = run_of(config, inputs), inputs.corpus(config)
+    settings = identity.row_settings(config, run.id, corpus.split(config.eval.split).sha256)
+    if config.cmt.per_layer:  # cutoffs are chosen on the validation split
+        settings["validation"] = corpus.split("validation").sha256
+    return Job(row.name, config, row.overrides, run, settings, identity.digest(settings), len(row.configs) == 1)
+
+
+def _unknown_job(row: Row, config: Config) -> Job:
+    """Rows that need the same run have the same one here too."""
+    run = "?" + identity.digest(identity.run_settings(config, "", ""))[:4]
+    folder = Path(config.output) / "runs" / identity.run_name(config, run)
+    given = config.run is not None or bool(config.model.as_is)
+    return Job(row.name, config, row.overrides, Run(config, {}, run, folder, is_given=given), {}, f"?{row.name}")

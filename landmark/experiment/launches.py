@@ -1,0 +1,194 @@
+"""Launches: which rows an experiment was launched with, at which settings, and what has come of them.
+
+Each launch leaves `launches/ID.json` below the output folder: its overrides, figure and comparisons, and for each row
+and seed the identities of run and row. The report and `task=status` read it.
+"""
+
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from landmark.config import Config
+from landmark.config.command_line import override_key
+from landmark.config.rows import cells, named
+from landmark.experiment.identity import digest
+from landmark.experiment.jobs import Job
+from landmark.experiment.provenance import now
+from landmark.experiment.records import Contents, Record, Records
+from landmark.utils.errors import UserError
+from landmark.utils.files import read_json, write_json
+
+# Keys of one command alone, and keys that decide no number: launches that differ in them are the same launch.
+_OF_A_COMMAND = ("output", "row", "run", "task")
+_WITHOUT_EFFECT = (*_OF_A_COMMAND, "logger", "trainer", "data.cache", "data.workers", "tokenizer.file")
+_WITHOUT_EFFECT += ("eval.batch_size", "train.micro_batch", "train.checkpoint_every")
+_TITLED = ("experiment", "size", "data", "tokenizer", "data.path")  # named by a launch's labels
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One row of one seed. run, row: identities; run_name: of the run's folder, None where nothing is trained.
+
+    trained, record: the records of run and row, where they have one.
+    """
+
+    seed: int
+    run: str
+    row: str
+    run_name: str | None
+    trained: Record | None = None
+    record: Record | None = None
+
+
+@dataclass(frozen=True)
+class Launch:
+    """An experiment as it was launched.
+
+    overrides: those of the command line. labels: size, data and tokenizer. cells: of rows that make up a grid, the
+    value on each axis. rows: the entries of each row by its name, one per seed; none of a row that was not asked for.
+    """
+
+    experiment: str
+    overrides: list[str]
+    labels: dict[str, str]
+    figure: str = "rows"
+    compare: dict[str, list[str]] = field(default_factory=dict)
+    cells: dict[str, dict[str, str]] = field(default_factory=dict)
+    rows: dict[str, list[Entry]] = field(default_factory=dict)
+
+    @property
+    def settings(self) -> str:
+        """Size, data, tokenizer and other settings, by which launches of one experiment are told apart."""
+        rest = [word for word in _effective(self.overrides) if override_key(word) not in _TITLED]
+        return ", ".join([*self.labels.values(), *rest])
+
+    @property
+    def id(self) -> str:
+        return digest({"experiment": self.experiment, "overrides": sorted(_effective(self.overrides))})
+
+    @property
+    def command(self) -> str:
+        """The command that makes what is missing."""
+        return shlex.join(["python", "run.py", *self.overrides])
+
+    @property
+    def found(self) -> dict[str, list[Record]]:
+        """Records of the rows that have one for each seed."""
+        made = {name: [entry.record for entry in entries] for name, entries in self.rows.items()}
+        return {
+            name: [each for each in records if each is not None]
+            for name, records in made.items()
+            if records and None not in records
+        }
+
+    @property
+    def missing(self) -> list[str]:
+        return [name for name in self.rows if name not in self.found]
+
+
+def launch_of(config: Config, overrides: Sequence[str], tokenizer: str, jobs: Sequence[Job]) -> Launch:
+    """An experiment as this command launches it.
+
+    Args:
+        config: of the experiment.
+        overrides: those of the command line.
+        tokenizer: name of the tokenizer, which may say more than its setting.
+        jobs: of the rows that the command asks for.
+    """
+    own = {*_OF_A_COMMAND, *config.grid.axes}
+    rows: dict[str, list[Entry]] = {name: [] for name in named(config) | named(config, overrides)}
+    for job in jobs:
+        name = None if job.run.is_given else job.run.folder.name
+        rows[job.name].append(Entry(job.config.seed, job.run.id, job.id, name))
+    return Launch(
+        experiment=config.name,
+        overrides=[word for word in overrides if override_key(word) not in own],
+        labels={"size": config.size, "data": config.data.name, "tokenizer": tokenizer},
+        figure=config.figure,
+        compare=config.compare,
+        cells=cells(config) | cells(config, overrides),
+        rows=rows,
+    )
+
+
+def write_launch(records: Records, launch: Launch) -> None:
+    """Note a launch. Rows that this command did not ask for keep the entries of earlier commands."""
+    path = _path(records, launch.id)
+    with records.lock("launches", launch.id):
+        known = _read(path) if path.exists() else replace(launch, rows={})
+        rows = (
+            {name: [] for name in launch.rows} | known.rows | {name: each for name, each in launch.rows.items() if each}
+        )
+        note = asdict(replace(launch, rows={}, cells=known.cells | launch.cells))
+        note["rows"] = {
+            name: [{key: getattr(entry, key) for key in _ENTRY} for entry in entries] for name, entries in rows.items()
+        }
+        write_json(path, note | {"time": now()})
+
+
+def read_launches(records: Records, contents: Contents, experiment: str | None = None) -> list[Launch]:
+    """The launches of an output folder, by experiment and time, each with the records there are of its rows.
+
+    experiment: only launches of this one. A note that cannot be read is named in `contents.damaged`. Of launches with
+    the same rows, the last is taken.
+    """
+    found: dict[tuple[Any, ...], Launch] = {}
+    for path in sorted(_path(records, "x").parent.glob("*.json"), key=lambda path: (path.stat().st_mtime_ns, path)):
+        try:
+            launch = _read(path)
+        except UserError as error:
+            contents.damaged.append(str(error))
+            continue
+        if experiment in (None, launch.experiment):
+            key = launch.experiment, *((name, *entries) for name, entries in launch.rows.items())
+            found.pop(key, None)
+            found[key] = with_records(launch, contents)
+    default = Config.output
+    output = [] if str(records.output) == default else [f"output={records.output}"]
+    launches = [replace(launch, overrides=[*launch.overrides, *output]) for launch in found.values()]
+    return sorted(launches, key=lambda launch: launch.experiment)
+
+
+def with_records(launch: Launch, contents: Contents) -> Launch:
+    """The launch with the records there are of its runs and rows."""
+    rows = {
+        name: [
+            replace(each, trained=contents.runs.get(each.run), record=contents.rows.get(each.row)) for each in entries
+        ]
+        for name, entries in launch.rows.items()
+    }
+    return replace(launch, rows=rows)
+
+
+def rows_without_launch(contents: Contents, launches: Iterable[Launch]) -> list[Record]:
+    """Records of rows that belong to none of these launches: of free sweeps, or of settings an experiment had once."""
+    launched = {entry.row for launch in launches for entries in launch.rows.values() for entry in entries}
+    return [record for record in contents.rows.values() if record["id"] not in launched]
+
+
+_ENTRY = ("seed", "run", "row", "run_name")
+
+
+def _read(path: Path) -> Launch:
+    note = read_json(path)
+    try:
+        note.pop("time")
+        rows = {name: [Entry(**entry) for entry in entries] for name, entries in note.pop("rows").items()}
+        return Launch(**note, rows=rows)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise UserError(f"{path} is not a whole note of a launch: delete it, the next launch writes it anew") from error
+
+
+def _path(records: Records, identity: str) -> Path:
+    return records.output / "launches" / f"{identity}.json"
+
+
+def _effective(overrides: Sequence[str]) -> list[str]:
+    """The overrides that decide numbers."""
+    return [
+        word
+        for word in overrides
+        if not any(override_key(word) == key or override_key(word).startswith(f"{key}.") for key in _WITHOUT_EFFECT)
+    ]

@@ -1,0 +1,71 @@
+"""Training a run: in this process, or in one process per device, which torchrun starts."""
+
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from landmark.config import Config, from_dict, to_dict
+from landmark.experiment.devices import device_count, set_threads
+from landmark.experiment.inputs import Inputs
+from landmark.experiment.jobs import RUN, Run
+from landmark.experiment.processes import errors_left_in, train_together
+from landmark.tracking.wandb_runs import training_loggers
+from landmark.utils.files import read_json, write_json
+
+LAUNCH = "launch.json"  # in a run's folder: its configuration, for processes that train it together
+SUMMARY = "summary.json"  # in the same folder: the results, written by the first of these processes
+
+
+def train_run(run: Run, inputs: Inputs) -> dict[str, Any]:
+    """Train a run, or go on from its newest checkpoint. Returns its results (see `landmark.training.train`)."""
+    write_json(run.folder / RUN, run.settings)
+    processes = device_count(run.config)
+    if processes == 1:
+        return train_here(run.config, run.folder, run.id, run.start_from, inputs)
+    config = to_dict(replace(run.config, rows={}, compare={}))
+    write_json(run.folder / LAUNCH, {"config": config, "id": run.id, "start_from": run.start_from})
+    train_together(__name__, run.folder, processes)
+    return read_json(run.folder / SUMMARY)
+
+
+def train_here(config: Config, folder: Path, run: str, start_from: str | None, inputs: Inputs) -> dict[str, Any]:
+    """Train in this process.
+
+    Args:
+        config: of the training.
+        folder: of the run; its settings are there already.
+        run: identity of the run.
+        start_from: folder, or name on the hub, of the weights to start from; None draws them anew.
+        inputs: opens the tokenizer and the corpus.
+    """
+    import torch
+
+    from landmark.models import build
+    from landmark.training import train
+
+    tokenizer, corpus = inputs.tokenizer(config), inputs.corpus(config)
+    set_threads(config)
+    torch.manual_seed(config.seed)
+    model = build(config.model, tokenizer, config.cmt.enabled, start_from)
+    with training_loggers(config, run, group=config.name, corpus=corpus, folder=folder) as loggers:
+        try:
+            return train(model, corpus, tokenizer, config, folder, loggers, read_json(folder / RUN))
+        except SystemExit as stop:
+            if stop.code == 1:  # Lightning turns an interrupt into this exit
+                raise KeyboardInterrupt from stop
+            raise  # a signal's exit: the job may be queued again by now
+
+
+def _train_with_others(folder: Path) -> None:
+    """One of several processes that train a run together, started by `train_run`."""
+    launch = read_json(folder / LAUNCH)
+    results = train_here(from_dict(Config, launch["config"]), folder, launch["id"], launch["start_from"], Inputs())
+    if os.environ["RANK"] == "0":
+        write_json(folder / SUMMARY, results)
+
+
+if __name__ == "__main__":
+    with errors_left_in(Path(sys.argv[1])):
+        _train_with_others(Path(sys.argv[1]))

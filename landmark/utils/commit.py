@@ -1,0 +1,22 @@
+"""The commit of this source tree."""
+
+import subprocess
+from functools import cache
+
+from landmark.utils.locations import ROOT
+
+
+@cache
+def commit() -> str | None:
+    """The commit, with + where tracked files were changed; None outside a repository."""
+    head = _git("rev-parse", "HEAD")
+    return f"{head}+" if head and _git("status", "--porcelain", "--untracked-files=no") else head
+
+
+def _git(*arguments: str) -> str | None:
+    command = ["git", "-C", str(ROOT), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None

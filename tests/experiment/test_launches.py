@@ -1,0 +1,112 @@
+"""Which launches an output folder has seen, and what has come of them."""
+
+import itertools
+import json
+
+from landmark.experiment.launches import read_launches, rows_without_launch
+from landmark.experiment.records import Records
+from tests.configurations import compose_conf
+
+
+def read(work, experiment=None):
+    records = Records(work.output)
+    contents = records.read_all()
+    return contents, read_launches(records, contents, experiment)
+
+
+def test_a_row_serves_every_experiment_that_has_it(work):
+    work("+experiment=table1_pg19", "row=landmark_2048_k4")
+    work("+experiment=table2_granularity", "row=per_head_2048_k2")
+    work("+experiment=table2_granularity", "row=per_token_and_head_2048_k4")
+    assert len(work.evaluated) == 0
+    contents, found = read(work)
+    assert {launch.experiment: set(launch.found) for launch in found} == {
+        "table1_pg19": {"landmark_2048_k4"},
+        "table2_granularity": {"per_head_2048_k2", "per_token_and_head_2048_k4"},
+    }
+    assert rows_without_launch(contents, found) == []
+    assert len(rows_without_launch(contents, found[:1])) == 1
+
+
+def test_launches_differ_by_what_decides_numbers(work, books, tmp_path, monkeypatch):
+    quick = ["+experiment=quickstart", "data=pg19", "row=plain_512"]
+    work(*quick)
+    work(*quick[:2], "row=plain_360", "trainer.threads=2", "eval.batch_size=3")
+    work(*quick, "seeds=[0,1]")
+    other = tmp_path / "other"
+    for split in ("train", "validation", "test"):
+        (other / split).mkdir(parents=True)
+        (other / split / "1.txt").write_text("another text " * 2000)
+    work.task(*quick, *(word.replace(str(books), str(other)) for word in work.common))
+    _, found = read(work)
+    assert [(len(launch.rows["plain_512"]), list(launch.found)) for launch in found] == [
+        (1, ["plain_512", "plain_360"]),
+        (2, ["plain_512"]),
+        (1, ["plain_512"]),
+    ]
+    assert ["trainer.threads=2" in launch.overrides for launch in found] == [True, False, False]
+    first, _, last = (launch.rows["plain_512"][0].record for launch in found)
+    assert first["settings"]["stream"] != last["settings"]["stream"]
+    assert f"data.path={other}" in found[-1].overrides
+
+
+def test_a_launch_has_every_row_of_its_experiment(work):
+    work("+experiment=quickstart", "data=pg19", "row=plain_512")
+    _, (launch,) = read(work)
+    assert launch.missing == ["plain_360", "landmark_512", "landmark_2048", "landmark_2048_recent"]
+    assert launch.compare == compose_conf(["+experiment=quickstart"]).compare
+    work("+experiment=quickstart", "data=pg19", "task=train")
+    _, (launch,) = read(work)
+    assert [len(entries) for entries in launch.rows.values()] == [1] * 5
+    assert {entry.trained["id"] for (entry,) in launch.rows.values()} == {
+        path.stem for path in (work.output / "records" / "runs").iterdir()
+    }
+
+
+def test_cells_of_a_grid_are_added_to_its_launch(work):
+    for k in (2, 3):
+        work("+experiment=sweep_k_local", f"retrieval.k={k}", "eval.local=250")
+    _, (launch,) = read(work)
+    assert {"k2_local250", "k3_local250"} <= set(launch.found)
+    assert launch.cells["k3_local250"] == {"retrieval.k": "3", "eval.local": "250"}
+
+
+def test_a_launch_that_fails_is_noted_all_the_same(work):
+    work.fail_at, work.error = "plain_512", ValueError("lost")
+    try:
+        work("+experiment=quickstart", "data=pg19")
+    except ValueError:
+        _, (launch,) = read(work)
+    assert launch.found == {}
+    assert len(launch.missing) == 5
+
+
+def test_settings_alone_are_no_launch(work):
+    work("model=transformer")
+    contents, found = read(work)
+    assert found == []
+    assert len(rows_without_launch(contents, found)) == 1
+
+
+def test_a_note_that_cannot_be_read_is_named(work):
+    work("+experiment=quickstart", "data=pg19", "row=plain_512")
+    (path,) = (work.output / "launches").iterdir()
+    for damaged in ("[]", "{", json.dumps({"rows": {}})):
+        path.write_text(damaged)
+        (work.output / "records" / "rows" / "0123456789.json").write_text("[]")
+        contents, found = read(work)
+        assert found == []
+        row, launch = contents.damaged
+        assert "0123456789.json is not a whole record" in row
+        assert str(path) in launch
+        assert len(rows_without_launch(contents, found)) == 1
+
+
+def test_launches_beside_each_other_lose_no_row(work):
+    """Jobs of a multirun complete one note."""
+    names = ["plain_512", "plain_360", "landmark_512"]
+    for order in itertools.permutations(names, 2):
+        for name in order:
+            work("+experiment=quickstart", "data=pg19", f"row={name}")
+    _, (launch,) = read(work)
+    assert list(launch.found) == names

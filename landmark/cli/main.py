@@ -27,7 +27,8 @@ from landmark.experiment.provenance import hardware
 from landmark.experiment.runner import Workshop, device_count
 from landmark.results import paper, render, tables
 from landmark.results.figures import check_figure
-from landmark.tracking.wandb_runs import log_table, mode
+from landmark.tracking.tracker import Tracker
+from landmark.tracking.wandb_run import mode
 from landmark.utils.errors import UserError
 from landmark.utils.progress import ProgressBar
 
@@ -137,7 +138,7 @@ def table(config: Config, selected: list[Row], workshop: Workshop) -> None:
     if changed:
         key = hashlib.sha256(f"{built.name} {built.stem}".encode()).hexdigest()[:10]
         kept = [workshop.records.path("rows", each["id"]) for made in records.values() for each in made]
-        log_table(config, key, *render.plain(built), list(paths.values()), kept)
+        Tracker().table(config, key, *render.plain(built), list(paths.values()), kept)
         if mode(config.logger) == "offline":
             print(f"W&B: kept offline; `wandb sync {workshop.output}/wandb/offline-run-*` uploads it")
     if missing:

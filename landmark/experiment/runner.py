@@ -15,7 +15,7 @@ from landmark.experiment import identity
 from landmark.experiment.plan import flops_per_token
 from landmark.experiment.processes import errors_left_in, train_together
 from landmark.experiment.records import Records
-from landmark.tracking.wandb_runs import log_row, sweeping, training_loggers
+from landmark.tracking.tracker import Tracker
 from landmark.utils.differences import difference
 from landmark.utils.errors import UserError
 from landmark.utils.files import read_json, write_json
@@ -231,8 +231,8 @@ class Workshop:
         """Evaluate the row unless its record is there. Returns the record and whether it was made now."""
         config = resolve(config)
         record, new = self._find_or_evaluate(config, name, group, overrides)
-        if new or sweeping():  # an agent wants the row's number, whoever made it
-            log_row(config, record, group=group)
+        if new or Tracker().wants_known_rows:  # an agent wants the row's number, whoever made it
+            Tracker().row(config, record, group)
         return record, new
 
     def _find_or_evaluate(
@@ -340,7 +340,7 @@ def _train_here(config: Config, folder: Path, group: str, run: str) -> dict[str,
     set_threads(config)
     torch.manual_seed(config.seed)
     model = build(config.model, tokenizer, config.cmt.enabled, workshop.ensure_start(config, group))
-    with training_loggers(config, run, group=group, corpus=corpus, folder=folder) as loggers:
+    with Tracker().training(config, run, group, corpus, folder) as loggers:
         try:
             return train(model, corpus, tokenizer, config, folder, loggers, workshop.run_settings(config))
         except SystemExit as stop:

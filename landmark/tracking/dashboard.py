@@ -1,6 +1,6 @@
 """`task=dashboard`: a W&B workspace that compares perplexity over settings, positions and layers, and shows trainings.
 
-Built by wandb-workspaces (the extra `dashboard`), which checks it without a server.
+wandb-workspaces (the extra `dashboard`) builds it, and checks it without a server.
 """
 
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from landmark.config import Config
-from landmark.tracking.wandb_runs import mode
+from landmark.tracking.wandb_run import mode
 from landmark.utils.errors import UserError
 from landmark.utils.files import write_atomic
 
@@ -39,9 +39,9 @@ COST = {"tokens a second": "tokens_per_second", "seconds": "seconds", "peak memo
 
 
 def build(config: Config, identities: Sequence[str] = ()) -> "Workspace":
-    """The workspace of the configured project, or of its runs with these identities alone.
+    """The workspace of the configured project; with `identities`, of these runs alone.
 
-    Raises UserError where wandb-workspaces is missing, or the entity is not known.
+    Raises UserError if wandb-workspaces is missing or the entity is not known.
     """
     try:
         from wandb_workspaces import workspaces
@@ -58,12 +58,12 @@ def build(config: Config, identities: Sequence[str] = ()) -> "Workspace":
 
 
 def write(workspace: "Workspace", path: Path) -> None:
-    """The workspace as W&B stores it, JSON."""
+    """Write the workspace as JSON, in W&B's own format."""
     write_atomic(path, workspace._to_model().model_dump_json(by_alias=True, exclude_none=True, indent=1) + "\n")
 
 
 def publish(workspace: "Workspace") -> str:
-    """Save the workspace on W&B's server as a new view; its address. Raises UserError where it cannot be reached."""
+    """Save the workspace on W&B's server as a new view. Returns its address; raises UserError if the server fails."""
     try:
         return workspace.save().url
     except Exception as error:  # of wandb, requests or the server's answer
@@ -72,7 +72,7 @@ def publish(workspace: "Workspace") -> str:
 
 def _default_entity(config: Config) -> str:
     if mode(config.logger) != "online":
-        return "entity"  # stands for whoever publishes it
+        return "entity"  # a placeholder: the file names no account
     import wandb
 
     try:

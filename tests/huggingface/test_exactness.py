@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from landmark.attention.layout import insert_landmarks
 from landmark.attention.reference import landmark_attention_reference
 from landmark.huggingface import wrap
-from landmark.huggingface.attention import turn_back
+from landmark.huggingface.landmark_cache import unrotate
 from landmark.memory import Memory
 from tests.huggingface.conftest import make_model
 
@@ -204,8 +204,8 @@ def test_turning_back_undoes_what_a_model_turned():
     angle = positions[:, None, :, None].float() * frequency
     a, b = x.chunk(2, -1)
     turned = torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], -1)
-    torch.testing.assert_close(turn_back(turned, positions, frequency), side_by_side(x), rtol=0, atol=2e-6)
-    assert torch.equal(turn_back(x, torch.zeros(1, 30, dtype=torch.int64), frequency), side_by_side(x))
+    torch.testing.assert_close(unrotate(turned, positions, frequency), side_by_side(x), rtol=0, atol=2e-6)
+    assert torch.equal(unrotate(x, torch.zeros(1, 30, dtype=torch.int64), frequency), side_by_side(x))
 
 
 def test_a_window_of_another_phase_is_another_loss(tokenizer):

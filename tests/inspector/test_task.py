@@ -10,7 +10,7 @@ import pytest
 
 from landmark.cli import main as app
 from landmark.config import to_config
-from landmark.inspector.reading import read
+from landmark.inspector.trace import trace_retrieval
 from landmark.models import save
 from landmark.utils.errors import UserError
 from landmark.utils.files import write_json
@@ -59,9 +59,9 @@ def test_the_command_of_the_readme_writes_a_page(inspect, tmp_path):
 
 
 def texts_of(path) -> list[str]:
-    reading = read(model_of(), TOKENIZER.encode(LONG))
-    described, _ = data_of(path.read_text(encoding="utf-8"), reading)
-    return described["tokens"]
+    trace = trace_retrieval(model_of(), TOKENIZER.encode(LONG))
+    content, _ = data_of(path.read_text(encoding="utf-8"), trace)
+    return content["tokens"]
 
 
 def test_file_and_prompt_are_one_text(inspect, monkeypatch, tmp_path):

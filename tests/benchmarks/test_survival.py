@@ -44,7 +44,7 @@ def test_terminated_by_a_cluster(tmp_path):
     assert victim.wait_for("train transformer", ["prepare"])
     victim.process.terminate()
     assert victim.process.wait() == 128 + signal.SIGTERM
-    assert re.search(r"stopped by SIGTERM, \S+/step-\d+\.ckpt is written: the same command", victim.said())
+    assert re.search(r"stopped by SIGTERM, \S+/step-\d+\.ckpt is written: the same command", victim.text())
     assert checkpoints(next(victim.output.glob("runs/*/checkpoints")))
 
 

@@ -60,7 +60,7 @@ def tokenising(options: Options, ranks: Path, say: Say) -> Report:
     with tempfile.TemporaryDirectory() as folder:
         ours = preparing(corpus, options.text, ranks, Path(folder))
         if (found := ours()) != tokens:
-            raise Inexact(f"data: {found} tokens where tiktoken has {tokens}")
+            raise Inexact(f"data: {found} tokens, tiktoken has {tokens}")
         functions = {TIKTOKEN: lambda: encode(texts, num_threads=THREADS), PREPARATION: ours}
         seconds = interleave(functions, rounds=7, warmup=0)
     speed = per_second(tokens, seconds)

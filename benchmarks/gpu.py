@@ -346,7 +346,7 @@ def main(words: Sequence[str]) -> int:
         parser.error(f"unknown part {', '.join(unknown)}: choose from {', '.join(PARTS)}")
     scale, started = QUICK if arguments.quick else Scale(), time.time()
     if scale.device == "cuda" and not torch.cuda.is_available():
-        print("error: no GPU that torch sees: run this where there is one, or with --quick", file=sys.stderr)
+        print("error: torch sees no GPU: run this on a machine with a GPU, or with --quick", file=sys.stderr)
         return 1
     if scale.device == "cpu" and not is_interpreted():
         print("error: --quick interprets the kernels: set TRITON_INTERPRET=1", file=sys.stderr)

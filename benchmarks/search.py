@@ -30,7 +30,7 @@ CHUNK, TOKEN, BUILD, RECALL = (
     "search for a chunk",
     "search for a token",
     "making the index",
-    "found of what a scan finds",
+    "share of a scan's blocks found",
 )
 CANDIDATES = 16
 

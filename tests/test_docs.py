@@ -74,8 +74,8 @@ COMMANDS = [
 def results(tmp_path_factory):
     """Of all commands, in their order, in a copy of the program into which the pages' files were written."""
     copy = tmp_path_factory.mktemp("copy")
-    for name in ("landmark", "conf", "experiments"):
-        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "results"))
+    for name, ignored in {"landmark": "__pycache__", "conf": "__pycache__", "experiments": "results"}.items():
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns(ignored))
     shutil.copy(ROOT / "run.py", copy)
     draw = random.Random(0)
     for number, split in enumerate(("train", "validation", "test"), 1):

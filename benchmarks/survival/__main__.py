@@ -78,7 +78,7 @@ def as_csv(kills: Sequence[Kill], command: str) -> str:
 
 
 def as_markdown(kills: Sequence[Kill], differing: Sequence[Sequence[str]], command: str) -> str:
-    """Kills by stage, and what was lost."""
+    """A table of the kills by stage, and the losses."""
     found = provenance()
     lines = ["| killed in | kills | seconds after the start | wrong records | locks held | temporary files left |"]
     lines += ["|---|---:|---:|---:|---:|---:|"]
@@ -92,7 +92,7 @@ def as_markdown(kills: Sequence[Kill], differing: Sequence[Sequence[str]], comma
             )
     same = sum(not each for each in differing)
     lines += ["", f"{len(kills)} kills of {len(differing)} tables; {same} of them ended as the undisturbed one, bit"]
-    lines[-1] += " for bit: tokens, weights, metrics, records and table, but for what was timed; nothing else was left."
+    lines[-1] += " for bit: tokens, weights, metrics, records and table, except timings; nothing else was left."
     lines += [f"- table {number}: {', '.join(each)}" for number, each in enumerate(differing, 1) if each]
     versions = ", ".join(f"{name} {found['versions'][name]}" for name in ("python", "torch"))
     measured = f"Measured at commit {(found['commit'] or 'unknown')[:10]} on {found['hardware']['cores']} cores"

@@ -1,4 +1,4 @@
-"""Models with landmarks against what their own layers and our memory, put together by hand, compute."""
+"""Models with landmarks against their own layers and our memory, combined by hand."""
 
 import copy
 import math
@@ -18,7 +18,7 @@ BLOCK = 5
 
 
 def own_frequencies(config):
-    """As the papers of the scalings have them, in float64."""
+    """By the definitions in the papers of the scalings, in float64."""
     parameters = config.rope_parameters
     parameters = parameters.get("full_attention", parameters)
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -45,7 +45,7 @@ def side_by_side(x):
 
 
 def project(attention, x):
-    """Queries, keys, values (B, H, T, d), not turned."""
+    """Queries, keys, values (B, H, T, d), not rotated."""
     shape = (*x.shape[:2], -1, attention.head_dim)
     q, k, v = (getattr(attention, name)(x).view(shape).transpose(1, 2) for name in ("q_proj", "k_proj", "v_proj"))
     if hasattr(attention, "q_norm"):
@@ -61,7 +61,7 @@ def half_split(x, positions, frequency):
 
 
 class ByHand:
-    """A model's own embeddings, norms, projections and perceptrons around an attention that is given."""
+    """A model's own embeddings, norms, projections and perceptrons around a given attention."""
 
     def __init__(self, model):
         self.model, self.config = model, model.config
@@ -139,7 +139,7 @@ def test_reading_with_a_memory_is_our_memory_on_the_same_weights(family, granula
     expected = read_by_hand(wrapped, ids, 17, wrapped.landmarks.token, **settings)
     found = wrapped(ids, past_key_values=(memory := wrapped.new_memory())).logits
     assert memory.stats["blocks_retrieved"] > 0
-    # frequencies are float32 in the model, and so are the angles by which it turns keys (not where nothing slides)
+    # frequencies are float32 in the model, and so are the angles of its rotation (0 if no layer slides)
     torch.testing.assert_close(found, expected, rtol=0, atol=2e-4 if family == "gemma3" else 1e-5)
 
 

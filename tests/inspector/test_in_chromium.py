@@ -1,4 +1,4 @@
-"""The page in a real Chromium: what a click, a key or a search shows, and that it is what was read."""
+"""The page in a real Chromium: clicks, keys and searches show the values of the trace."""
 
 import time
 
@@ -58,14 +58,14 @@ def listed(browser, which: str, key: str) -> dict[int, str]:
 
 
 def said(share: float) -> str:
-    """A share as the page says it."""
+    """A share as the page prints it."""
     if share >= 0.0995:
         return f"{int(100 * share + 0.5)} %"
     return f"{100 * share:.1f} %" if share >= 0.0005 else "< 0.1 %" if share > 0 else "0 %"
 
 
 def shares_of(trace: Trace, position: int, heads=slice(None)) -> dict[int, float]:
-    """Of each block, the mean over heads of what it weighs for a token."""
+    """The weight of each block for a token, mean over heads."""
     blocks, weights = (x.reshape(-1, *x.shape[2:])[heads, :, position] for x in (trace.blocks, rounded(trace)))
     return {int(b): weights[blocks == b].sum() / len(blocks) for b in np.unique(blocks) if b != NO_BLOCK}
 
@@ -172,7 +172,7 @@ def test_surprise_and_colours(browser, page):
 
 
 def test_32k_tokens(browser, tmp_path):
-    """Rows become spans only where they can be seen. How long it takes is printed: see README.md."""
+    """Only visible rows have an element for each token. Prints the times of README.md."""
     layers, heads, k, count, block_size = 4, 4, 4, 1 << 15, 50
     rng, length = np.random.default_rng(0), count + count // block_size
     last = np.arange(length) // 255 * 255 // (block_size + 1)  # blocks before each chunk

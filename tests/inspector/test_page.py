@@ -1,4 +1,4 @@
-"""The page holds what was read, and its text cannot get out of the place that it has."""
+"""The page has the values of the trace, and no text of it is taken for HTML."""
 
 import base64
 import itertools
@@ -17,7 +17,7 @@ from tests.inspector.conftest import LOCAL, TEXT, TOKENIZER, model_of
 
 
 def data_of(page: str, trace: Trace) -> tuple[dict, dict[str, np.ndarray]]:
-    """The JSON of a page, and its arrays, as a browser finds them."""
+    """The JSON and the arrays of a page, unpacked as in a browser."""
     scripts = dict(re.findall(r'<script type="[^"]+" id="(\w+)">(.*?)</script>', page, re.DOTALL))
     content = json.loads(scripts["content"])
     raw, arrays = zlib.decompress(base64.b64decode(scripts["data"])), {}
@@ -30,7 +30,7 @@ def data_of(page: str, trace: Trace) -> tuple[dict, dict[str, np.ndarray]]:
 
 
 @pytest.mark.parametrize("cmt", [False, True])
-def test_it_holds_the_reading(tokens, cmt):
+def test_the_page_has_the_values_of_the_trace(tokens, cmt):
     trace = trace_retrieval(model_of(cmt=cmt), tokens, LOCAL)
     content, arrays = data_of(render(trace, TOKENIZER, "a text", {"k": 4}), trace)
     np.testing.assert_array_equal(arrays["blocks"], trace.blocks)
@@ -65,5 +65,5 @@ def test_characters_belong_to_the_piece_they_begin_in(text, data):
     assert _characters(pieces) == expected
 
 
-def test_what_is_no_text_is_marked():
+def test_bytes_that_are_no_text_are_marked():
     assert _characters([b"a", b"\xff", b"\xe2\x82", b"b", b"\xc3"]) == ["a", "�", "�", "b", "�"]

@@ -1,4 +1,4 @@
-"""`task=inspect` from a command to a page: the README's own, and those that are refused."""
+"""`task=inspect` from a command to a page: the README's command, and commands that are refused."""
 
 import io
 import re
@@ -29,7 +29,7 @@ def trained(folder, **changed) -> None:
 
 @pytest.fixture
 def inspect(tmp_path, monkeypatch, capsys):
-    """Runs the task where two models and a book are; returns what was printed."""
+    """A function that runs the task in a folder with two models and a book, and returns its output."""
     trained(tmp_path / "DIR")
     trained(tmp_path / "plain", kind="transformer")
     (tmp_path / "book.txt").write_text(LONG, encoding="utf-8")

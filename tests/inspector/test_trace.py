@@ -1,4 +1,4 @@
-"""What is kept of a trace, against plain loops over the definitions, layer by layer."""
+"""A trace against plain loops over the definitions, layer by layer."""
 
 import numpy as np
 import pytest
@@ -60,7 +60,7 @@ def test_it_equals_plain_loops(tokens, projections, granularity, others):
                 blocks, missed = expected.get((head, position), ({}, None))
                 here = found.blocks[layer, head, :, position]
                 kept = dict(zip(here.tolist(), found.weights[layer, head, :, position].tolist()))
-                assert not kept.pop(NO_BLOCK, 0), "what is no block weighs nothing"
+                assert not kept.pop(NO_BLOCK, 0), "no block has no weight"
                 assert kept == pytest.approx(blocks, abs=1e-5)
                 assert list(kept) == sorted(kept), "the oldest first"
                 if missed is not None:
@@ -84,10 +84,10 @@ def test_losses_are_those_of_the_next_tokens(tokens):
 
 
 def test_progress_ends_at_the_whole(tokens):
-    told = []
-    trace_retrieval(model_of(), tokens, LOCAL, progress=lambda *now: told.append(now))
-    assert told[0] == (LOCAL, len(tokens))
-    assert told[-1] == (len(tokens), len(tokens))
+    calls = []
+    trace_retrieval(model_of(), tokens, LOCAL, progress=lambda *now: calls.append(now))
+    assert calls[0] == (LOCAL, len(tokens))
+    assert calls[-1] == (len(tokens), len(tokens))
 
 
 def test_a_text_without_anything_to_retrieve_is_refused(tokens):
@@ -101,7 +101,7 @@ def test_a_text_without_anything_to_retrieve_is_refused(tokens):
     assert (trace_retrieval(model_of(), tokens[:7], 3).blocks == 0).any()
 
 
-def test_what_can_not_be_shown_is_refused(tokens, monkeypatch):
+def test_a_trace_that_no_page_can_show_is_refused(tokens, monkeypatch):
     with pytest.raises(UserError, match="a transformer has no blocks to retrieve"):
         trace_retrieval(model_of(kind="transformer"), tokens)
     with pytest.raises(UserError, match="retrieval.k=0: nothing is retrieved"):

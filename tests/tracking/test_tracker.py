@@ -39,7 +39,7 @@ def test_online_with_a_key_for_the_host_in_netrc(tmp_path):
     assert mode(LoggerConfig()) == "online"
 
 
-def test_what_is_said_explicitly_holds(monkeypatch):
+def test_an_explicit_mode_holds(monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "x" * 40)
     assert mode(LoggerConfig(mode="offline")) == "offline"
     assert mode(LoggerConfig(wandb=False, mode="online")) == "disabled"
@@ -70,7 +70,7 @@ class FakeRun:
 
 @pytest.fixture
 def opened_runs(monkeypatch):
-    """Stands in for wandb.init; what it was called with, and the run it returned."""
+    """Replaces wandb.init; its calls, as settings and the run returned."""
     opened = []
 
     def init(**settings):
@@ -148,7 +148,7 @@ def test_nothing_is_opened_when_switched_off(configure, make_record, opened_runs
 
 @pytest.fixture
 def server(monkeypatch):
-    """A W&B on this machine with a key for it; its troubles are waited for only shortly."""
+    """A W&B on this machine with a key for it; its timeouts are short."""
     server = Server()
     monkeypatch.setenv("WANDB_BASE_URL", server.url)
     monkeypatch.setenv("WANDB_API_KEY", "x" * 40)
@@ -162,7 +162,7 @@ def server(monkeypatch):
 
 
 def train(configure, folder, trouble=lambda: None):
-    """A training logged to W&B, which has its trouble after step 15. Returns the steps that were trained."""
+    """A training logged to W&B, with `trouble` at step 15. Returns the number of steps trained."""
 
     class Trouble(DummyLogger):
         def log_metrics(self, metrics, step=None, **_):
@@ -180,11 +180,11 @@ def uploaded(server):
 
 
 def synced(folder, monkeypatch):
-    """The steps that arrive when what is kept is uploaded to another W&B."""
+    """The steps that arrive at another W&B after `wandb sync`."""
     server = Server()
     monkeypatch.setenv("WANDB_BASE_URL", server.url)
     command = [sys.executable, "-m", "wandb", "sync", "--include-online", str(folder)]
-    subprocess.run(command, check=True, capture_output=True, cwd=folder)  # where it writes its own log
+    subprocess.run(command, check=True, capture_output=True, cwd=folder)  # it writes its own log there
     return uploaded(server)
 
 
@@ -202,7 +202,7 @@ def test_what_is_logged_arrives(server, configure, make_record, tmp_path, caplog
 
 
 def test_key_refused_in_mid_training(server, configure, tmp_path, caplog, monkeypatch):
-    """Training goes on, and what was logged can be uploaded later."""
+    """The training continues, and its metrics can be uploaded later."""
 
     def refuse():
         server.refuses_the_key = True

@@ -141,22 +141,13 @@ function showUsers() {
   const items = positions.slice(0, LISTED).map((position) => {
     const about = isLandmark(position) ? `landmark of block ${number(blockOf(position))}` : `token ${number(tokenOf(position))}`;
     const text = [textOf(position - 30, position), element("mark", { textContent: shown(position) }), textOf(position + 1, position + 12)];
-    const made = item(headsThatRead(block, position), USE, shares[position], about, text, () => select(position));
+    const { heads: weights } = lookUp(position).blocks.find((entry) => entry.block === block);
+    const made = item(weights, USE, shares[position], about, text, () => select(position));
     made.dataset.position = position;
     return made;
   });
   $("#uses ol").replaceChildren(...items);
   $("#uses").hidden = false;
-}
-
-function headsThatRead(block, position) {
-  const weights = new Float64Array(HEADS).fill(-1);
-  for (let head = 0; head < HEADS; head++)
-    for (let rank = 0; rank < k; rank++) {
-      const at = (head * k + rank) * length + position;
-      if (data.blocks[at] === block) weights[head] = data.weights[at] / UNIT;
-    }
-  return weights;
 }
 
 /** Scroll to a block; the selected token stays. */

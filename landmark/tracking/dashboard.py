@@ -25,10 +25,11 @@ TRAINING = {
     "tokens a second": ["train/tokens_per_second"],
     "peak memory, bytes": ["train/peak_memory_bytes"],
 }
+BY_POSITION = {"perplexity": ["segment/perplexity"], "loss, nats a token": ["segment/nll"]}
 BY_LAYER = {
-    "distinct blocks that a chunk retrieves": "layer/distinct_blocks",
-    "bytes that a chunk moves": "layer/bytes_moved",
-    "share of lookups that the context miss token drops": "layer/drop_rate",
+    "distinct blocks that a chunk retrieves": ["layer/distinct_blocks"],
+    "bytes that a chunk moves": ["layer/bytes_moved"],
+    "share of lookups that the context miss token drops": ["layer/drop_rate"],
 }
 COUNTED = {
     "distinct blocks, mean over layers": "retrieval/distinct_blocks",
@@ -96,10 +97,6 @@ def _sections() -> "list[Section]":
     )
     from wandb_workspaces.workspaces import Section
 
-    def columns(metric: str) -> list[ParallelCoordinatesPlotColumn]:
-        settings = [ParallelCoordinatesPlotColumn(Config(key), display_name=key) for key in (*CHOICES, *NUMBERS)]
-        return [*settings, ParallelCoordinatesPlotColumn(SummaryMetric(metric), display_name=metric)]
-
     def over(key: str, metric: str) -> ScatterPlot:
         return ScatterPlot(title=f"{metric} over {key}", x=Config(key), y=SummaryMetric(metric))
 
@@ -113,25 +110,20 @@ def _sections() -> "list[Section]":
     def lines(x: str, titles: dict[str, list[str]]) -> list[LinePlot]:
         return [LinePlot(title=title, x=x, y=list(metrics)) for title, metrics in titles.items()]
 
-    perplexity = "perplexity"
-    position = {"perplexity": ["segment/perplexity"], "loss, nats a token": ["segment/nll"]}
-    dropped = ScatterPlot(
-        title="perplexity over lookups dropped", x=SummaryMetric("memory/drop_rate"), y=SummaryMetric(perplexity)
-    )
-    attended = ScatterPlot(
-        title="perplexity over keys attended", x=SummaryMetric("keys_attended"), y=SummaryMetric(perplexity)
-    )
+    perplexity = SummaryMetric("perplexity")
+    columns = [ParallelCoordinatesPlotColumn(Config(key), display_name=key) for key in (*CHOICES, *NUMBERS)]
+    columns.append(ParallelCoordinatesPlotColumn(perplexity, display_name="perplexity"))
     panels = {
         "Perplexity over settings": [
-            ParallelCoordinatesPlot(title="settings and perplexity", columns=columns(perplexity)),
-            *(over(key, perplexity) for key in NUMBERS),
-            *(by(key, perplexity) for key in CHOICES),
+            ParallelCoordinatesPlot(title="settings and perplexity", columns=columns),
+            *(over(key, "perplexity") for key in NUMBERS),
+            *(by(key, "perplexity") for key in CHOICES),
         ],
-        "Perplexity by position in the segment": lines("segment/position", position),
+        "Perplexity by position in the segment": lines("segment/position", BY_POSITION),
         "Retrieval": [
-            dropped,
-            attended,
-            *lines("layer/number", {title: [metric] for title, metric in BY_LAYER.items()}),
+            ScatterPlot(title="perplexity over lookups dropped", x=SummaryMetric("memory/drop_rate"), y=perplexity),
+            ScatterPlot(title="perplexity over keys attended", x=SummaryMetric("keys_attended"), y=perplexity),
+            *lines("layer/number", BY_LAYER),
             *bars(COUNTED),
         ],
         "Answers to prompts": [over("eval.length", "accuracy"), by("retrieval.scorer", "accuracy")],

@@ -54,11 +54,11 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--only", type=parts, default=list(PARTS), metavar="PART,…", help=", ".join(PARTS))
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="folder of the results")
-    parser.add_argument("--quick", action="store_true", help="tiny shapes and few runs, to see that all works")
-    parser.add_argument("--text", type=Path, metavar="DIR", help="text to tokenise (default: the standard library)")
+    parser.add_argument("--quick", action="store_true", help="tiny shapes and few runs, to check that everything works")
+    parser.add_argument("--text", type=Path, metavar="DIR", help="text to tokenise (default: Python's library)")
     parser.add_argument("--ranks", type=Path, metavar="FILE", help="GPT-2's ranks (gpt2.tiktoken), for tokenising")
     parser.add_argument(
-        "--run", type=Path, metavar="DIR", help="a trained landmark model, whose landmarks are searched"
+        "--run", type=Path, metavar="DIR", help="a trained landmark model, whose landmarks the part search uses"
     )
     return parser.parse_args(words)
 

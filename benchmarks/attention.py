@@ -10,7 +10,7 @@ from torch import Tensor
 from benchmarks.exactness import check_float32, check_float64
 from benchmarks.report import Report, Row, Target, compare, megabytes, milliseconds
 from benchmarks.settings import BLOCK_SIZE, Options, Say
-from benchmarks.timing import fresh_peak, interleave
+from benchmarks.timing import interleave, peak_of_new_process
 from landmark.attention import landmark_attention
 
 PLAIN = "causal SDPA"
@@ -21,7 +21,11 @@ Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Shape:
-    """One setting. checked: (B, H) at which exactness is checked, smaller where float64 weights would not fit."""
+    """One setting.
+
+    bound: target for the ratio of times. checked: (B, H) of the exactness check, smaller where float64 weights would
+    not fit into memory. peaks: whether peak memory is measured too.
+    """
 
     length: int
     head_dim: int
@@ -64,14 +68,14 @@ def run(options: Options, say: Say) -> Report:
             "attention", str(shape), "ms", milliseconds(seconds), PLAIN, {LANDMARK: Target("≤", shape.bound)}
         )
         if shape.peaks:
-            say(f"{shape}: peak memory, in processes of their own")
-            peaks = {name: fresh_peak("attention", name, options.quick) for name in seconds}
+            say(f"{shape}: peak memory, each in a new process")
+            peaks = {name: peak_of_new_process("attention", name, options.quick) for name in seconds}
             rows += compare("attention", f"{shape}, peak", "MB", megabytes(peaks), PLAIN)
     return Report(rows)
 
 
 def check(shape: Shape) -> None:
-    """Raise Inexact unless outputs and gradients are those of the equations with explicit weights."""
+    """Raise Inexact unless outputs and gradients equal those of the equations with explicit weights."""
     phase = shape.inputs(*shape.checked, torch.float64)[1]
     reference, ours = landmark(phase, "reference"), landmark(phase)
     exact = gradients(reference, shape, torch.float64)
@@ -81,7 +85,7 @@ def check(shape: Shape) -> None:
 
 
 def gradients(attend: Attention, shape: Shape, dtype: torch.dtype) -> Sequence[Tensor]:
-    """Output and gradients of q, k, v."""
+    """The output, and the gradients of q, k and v."""
     (*inputs, grad), _ = shape.inputs(*shape.checked, dtype)
     return forward_backward(attend, inputs, grad)()
 

@@ -1,4 +1,4 @@
-"""Reading with a memory where the context miss token drops lookups: the more it drops, the less time."""
+"""Reading with a memory and a context miss token: the more lookups it drops, the less time it takes."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -11,7 +11,7 @@ from benchmarks.settings import BLOCK_SIZE, Headless, Options, Say
 from benchmarks.timing import interleave
 from landmark.memory import Memory
 
-# Of random weights: about 1 / (keys of the query's own block and landmarks of the chunk), so that these drop some.
+# With random weights the token gets about 1 / (keys in the query's block + landmarks in the chunk): these drop some.
 CUTOFFS = (0.0, 0.025, 0.04, 1.0)
 NO_TOKEN = "without the token"
 

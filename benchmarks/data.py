@@ -1,4 +1,4 @@
-"""Preparing text against tiktoken alone, and a batch's assembly against the training step that it feeds."""
+"""Preparing text, against tiktoken alone; assembling a batch, against the training step that uses it."""
 
 import tempfile
 from collections.abc import Callable
@@ -25,7 +25,7 @@ def run(options: Options, say: Say) -> Report:
 
 
 def check_files(options: Options) -> None:
-    """Raise UserError where the ranks or the text cannot be read, before anything is measured."""
+    """Raise UserError before anything is measured if the ranks or the text cannot be read."""
     if options.ranks is not None:
         load_tokenizer("gpt2", options.ranks)
         open_text(options)
@@ -47,8 +47,11 @@ def assembling(options: Options, say: Say) -> Report:
 
 
 def tokenising(options: Options, ranks: Path, say: Say) -> Report:
-    """Both on the same documents and as many threads. What is timed of ours reads files, counts words, hashes and
-    writes too; of tiktoken, the encoding of texts already in memory."""
+    """Compare both on the same documents and number of threads.
+
+    The time of our preparation includes reading files, counting words, hashing and writing; tiktoken encodes texts that
+    are in memory already.
+    """
     corpus, source = open_text(options)
     texts = [document.text for split in SPLITS for document in source.documents(split) if document.text]
     say(f"tokenising {sum(map(len, texts)) / 1e6:.1f} M characters of {corpus}")
@@ -57,7 +60,7 @@ def tokenising(options: Options, ranks: Path, say: Say) -> Report:
     with tempfile.TemporaryDirectory() as folder:
         ours = preparing(corpus, options.text, ranks, Path(folder))
         if (found := ours()) != tokens:
-            raise Inexact(f"data: {found} tokens where tiktoken has {tokens}")
+            raise Inexact(f"data: {found} tokens, tiktoken has {tokens}")
         functions = {TIKTOKEN: lambda: encode(texts, num_threads=THREADS), PREPARATION: ours}
         seconds = interleave(functions, rounds=7, warmup=0)
     speed = per_second(tokens, seconds)
@@ -75,7 +78,7 @@ def encoding(ranks: Path):
 
 
 def preparing(corpus: str, text: Path | None, ranks: Path, folder: Path) -> Callable[[], int]:
-    """Prepares the corpus anew at each call; returns its tokens without the end of each text."""
+    """A function that prepares the corpus again at each call and returns its tokens, without ends of text."""
     tokenizer, calls = load_tokenizer("gpt2", ranks), count()
 
     def prepared() -> int:

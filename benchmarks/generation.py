@@ -1,4 +1,4 @@
-"""What a generated token costs as the memory grows, on each tier."""
+"""The time of a generated token as the memory grows, on each tier."""
 
 from collections import defaultdict
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from unittest import mock
 
 import torch
 
-from benchmarks.growth import Scan
+from benchmarks.growth import TimedRetrieve
 from benchmarks.report import Report, Row, Target
 from benchmarks.settings import BLOCK_SIZE, Headless, Options, Say
 from benchmarks.timing import Spread, interleave, ratios
@@ -18,12 +18,12 @@ from landmark.models import DecoderConfig
 TIERS = ("device", "disk")
 TOTAL, NO_SCAN = "a token", "the same, less its scan"
 TARGET = Target("≤", 1.2)
-BLOCKS_AT_ONCE = 1000  # while a memory is filled
+BLOCKS_AT_ONCE = 1000  # added together while a memory is filled
 
 
 @dataclass(frozen=True)
 class Scale:
-    """The widths of `size=nano`. Contexts in tokens; so many tokens are generated in each round."""
+    """The widths of `size=nano`. contexts: in tokens. tokens: generated in each round."""
 
     contexts: tuple[int, ...] = (4_000, 16_000, 64_000, 256_000, 1_000_000)
     num_layers: int = 4
@@ -74,7 +74,7 @@ def run(options: Options, say: Say) -> Report:
 
 
 def compared(tier: str, what: str, each: dict[int, list[float]]) -> list[Row]:
-    """A row for each context, against the first."""
+    """A row for each context, compared with the first."""
     first, last = min(each), max(each)
     return [
         Row(
@@ -93,7 +93,7 @@ def compared(tier: str, what: str, each: dict[int, list[float]]) -> list[Row]:
 
 
 def filled(model: Headless, size: Scale, context: int, tier: str) -> Memory:
-    """A memory, full, of random landmarks, so that each head finds blocks of its own all over it."""
+    """A memory full of random landmarks, so that the heads retrieve different blocks from everywhere in it."""
     blocks, width = context // BLOCK_SIZE, BLOCK_SIZE + 1
     memory = model.new_memory(max_blocks=blocks, k=size.k, tier=tier)
     assert isinstance(memory, Memory)
@@ -109,11 +109,11 @@ def filled(model: Headless, size: Scale, context: int, tier: str) -> Memory:
 
 
 def generating(model: Headless, memory: Memory, size: Scale, scans: list[float]) -> Callable[[], None]:
-    """Feeds one token after the other, random ones, as generation does, and notes the seconds of the scans."""
+    """A function that feeds random tokens one by one, as generation does, and records the seconds of the scans."""
 
     @torch.no_grad()
     def generate() -> None:
-        scan = Scan()
+        scan = TimedRetrieve()
         with mock.patch.object(memory_module, "retrieve", scan):
             for token in torch.randint(0, 256, (size.tokens, 1, 1)):
                 model(token, memory=memory, last=True)

@@ -1,4 +1,4 @@
-"""The fused kernels against published ones, on a GPU: `python -m benchmarks.gpu`, in under ten minutes."""
+"""The fused kernels against published ones on a GPU, in under ten minutes: `python -m benchmarks.gpu`."""
 
 import argparse
 import shlex
@@ -27,8 +27,8 @@ from landmark.memory.retrieval import GRANULARITIES
 RESULTS = Path(__file__).parent / "results"
 OURS, FLASH, CUDNN, FLEX, BLOCKWISE = "landmark, triton", "flash SDPA", "cuDNN SDPA", "FlexAttention", "blockwise"
 PASSES = ("forward", "backward", "both")
-WORK = {"forward": 2, "backward": 5, "both": 7}  # matrix products that flash attention takes, of which half is masked
-TARGETS = {64: Target("≤", 1.15), 51: Target("≤", 1.3)}  # forward and backward from T=4096 up, by W
+WORK = {"forward": 2, "backward": 5, "both": 7}  # matrix products of flash attention, half of each masked
+TARGETS = {64: Target("≤", 1.15), 51: Target("≤", 1.3)}  # of forward and backward together from T=4096 up, by W
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 Say = Callable[[str], None]
@@ -36,8 +36,11 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Scale:
-    """What is measured. tokens: B·T. width: H·d. groups: query heads of a key head. slow: T at which
-    FlexAttention, with a bias of T·T/W numbers a head, and blockwise attention are measured."""
+    """What is measured.
+
+    tokens: B·T. width: H·d. widths: W. groups: query heads for each key head. slow: the T at which FlexAttention, whose
+    bias has T·T/W numbers a head, and blockwise attention are measured.
+    """
 
     device: str = "cuda"
     dtype: torch.dtype = torch.bfloat16
@@ -100,13 +103,13 @@ class Shape:
         return [x.requires_grad_() for x in (q, k, v)], grad
 
     def operations(self, what: str) -> float:
-        """Of plain causal attention: what landmark attention does beside it does not count as work."""
+        """FLOPs of plain causal attention; the additional operations of landmark attention do not count."""
         return WORK[what] * self.batch * self.heads * self.length**2 * self.dim
 
 
 def landmark(shape: Shape, backend: str) -> Attention:
-    phase = torch.arange(shape.batch) * 7 % shape.block  # each sample cut elsewhere
-    phase = phase.to(shape.scale.device if backend == "triton" else "cpu")  # where it is looked at
+    phase = torch.arange(shape.batch) * 7 % shape.block  # a different phase for each sample
+    phase = phase.to(shape.scale.device if backend == "triton" else "cpu")  # where the backend reads it
     return partial(landmark_attention, block_size=shape.block - 1, phase=phase, backend=backend)
 
 
@@ -121,9 +124,11 @@ def causal(backend: SDPBackend | None, group: int) -> Attention:
 
 
 def flex(shape: Shape, q: Tensor) -> Attention:
-    """Landmark attention as a bias s_landmark − L_b on the scores of earlier blocks, which is given: an ordinary
-    softmax. Making the bias, and going back through it, are left out; each tile of its mask holds a landmark that is
-    not seen, so none is without a mask."""
+    """Landmark attention as an ordinary softmax, with a bias s_landmark − L_b on the scores of earlier blocks.
+
+    The bias is given: computing it and its gradient are not timed. Every tile of the mask holds a landmark that is
+    masked, so the mask is applied in all tiles.
+    """
     from torch._functorch import config as functorch_config
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -139,8 +144,8 @@ def flex(shape: Shape, q: Tensor) -> Attention:
         return (key <= query) & (key % block != block - 1)
 
     mask = create_block_mask(visible, None, None, length, length, device=shape.scale.device)
-    torch._dynamo.reset()  # or it gives up compiling after a few shapes
-    functorch_config.donated_buffer = False  # a backward pass is timed again and again
+    torch._dynamo.reset()  # else it stops compiling after a few shapes
+    functorch_config.donated_buffer = False  # the backward pass is run several times
     compiled = torch.compile(flex_attention, dynamic=False)
     return lambda q, k, v: compiled(q, k, v, score_mod=score, block_mask=mask, enable_gqa=shape.group > 1)
 
@@ -162,8 +167,10 @@ def kernels(scale: Scale, say: Say) -> Iterator[Row]:
 
 
 def check(shape: Shape) -> None:
-    """Raise Inexact unless output and gradients are, to rounding, those of the equations in float64: of windows cut
-    anywhere, with a prefix, with a context miss token, of packed documents; and so for retrieved blocks."""
+    """Raise Inexact unless outputs and gradients equal, to rounding, those of the equations in float64.
+
+    The cases are windows with any phase, a context miss token, a prefix, packed documents, and retrieved blocks.
+    """
     (q, k, v), grad = shape.inputs()
     q, k, v, grad = (x[:2].detach() for x in (q, k, v, grad))
     device, dtype, length, width = q.device, shape.scale.dtype, shape.length, shape.block
@@ -200,7 +207,7 @@ def check(shape: Shape) -> None:
 
 
 def retrieved(shape: Shape, granularity: str, backend: str, dtype: torch.dtype) -> Tensor:
-    """A chunk's attention to blocks that it retrieves: the newest, so that rounding chooses no others."""
+    """A chunk's attention to the blocks that it retrieves: the newest, which do not depend on rounding."""
     generator = torch.Generator(shape.scale.device).manual_seed(0)
     memory = Memory(shape.block - 1, k=2, granularity=granularity, scorer="recent", backend=backend)
     size = 2, shape.heads, 6 * shape.block + 5, shape.dim
@@ -225,7 +232,7 @@ def measure(shape: Shape, say: Say) -> Iterator[Row]:
     if shape.length == shape.scale.slow and shape.group == 1:
         attends[FLEX] = flex(shape, inputs[0])
         if shape.dim == max(shape.scale.dims) and shape.block == shape.scale.widths[0]:
-            attends[BLOCKWISE] = landmark(shape, "blockwise")  # thousands of launches: a second a step
+            attends[BLOCKWISE] = landmark(shape, "blockwise")  # thousands of launches, a second for each step
     steps = {}
     for name, attend in attends.items():
         try:
@@ -270,7 +277,7 @@ def passes(attend: Attention, inputs: Sequence[Tensor], grad: Tensor) -> dict[st
 
 
 def timed(functions: Mapping[str, Callable[[], object]], scale: Scale) -> dict[str, list[float]]:
-    """Seconds of a call, each round a mean over as many calls as take `at_least` seconds."""
+    """Seconds of a call in each round: the mean over enough calls to take `at_least` seconds."""
 
     def clock() -> float:
         if scale.device == "cuda":
@@ -292,7 +299,7 @@ def timed(functions: Mapping[str, Callable[[], object]], scale: Scale) -> dict[s
 
 
 def training(scale: Scale, say: Say) -> Iterator[Row]:
-    """Forward, backward and AdamW of a batch, in the precision of the recipe."""
+    """Forward, backward and AdamW on a batch, in the precision of the recipe."""
     for size in scale.sizes:
         from benchmarks.training import LANDMARK, MODELS, PLAIN, configuration, training_step
 
@@ -307,7 +314,7 @@ def training(scale: Scale, say: Say) -> Iterator[Row]:
 
 
 def decoding(scale: Scale, say: Say) -> Iterator[Row]:
-    """A token, given a memory: 3 layers of random blocks, one launch a layer to read those that it retrieves."""
+    """The time of a token after a memory of random blocks: 3 layers, each reads its retrieved blocks in one launch."""
     from benchmarks.growth import Scale as Growth
     from benchmarks.growth import decoder, filled_at_random
 
@@ -332,14 +339,14 @@ def main(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
     parser.add_argument("--only", default=",".join(PARTS), metavar="PART,…", help=", ".join(PARTS))
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="folder of the results")
-    parser.add_argument("--quick", action="store_true", help="tiny shapes, interpreted on the CPU: does it all work?")
+    parser.add_argument("--quick", action="store_true", help="tiny shapes, interpreted on the CPU, as a check")
     arguments = parser.parse_args(words)
     chosen = arguments.only.split(",")
     if unknown := [part for part in chosen if part not in PARTS]:
         parser.error(f"unknown part {', '.join(unknown)}: choose from {', '.join(PARTS)}")
     scale, started = QUICK if arguments.quick else Scale(), time.time()
     if scale.device == "cuda" and not torch.cuda.is_available():
-        print("error: no GPU that torch sees: run this where there is one, or with --quick", file=sys.stderr)
+        print("error: torch sees no GPU: run this on a machine with a GPU, or with --quick", file=sys.stderr)
         return 1
     if scale.device == "cpu" and not is_interpreted():
         print("error: --quick interprets the kernels: set TRITON_INTERPRET=1", file=sys.stderr)
@@ -358,7 +365,7 @@ def main(words: Sequence[str]) -> int:
     except Inexact as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    finally:  # what was measured before something failed is not lost
+    finally:  # rows measured before a failure are written
         whole = chosen == list(PARTS) and {row.part for row in rows} == set(PARTS)
         name = "-".join([report.gpu_stem(), *([] if whole else chosen)])
         if rows:

@@ -1,4 +1,4 @@
-"""What a chunk costs, and what is kept, as the context grows."""
+"""The time of a chunk, and the memory kept, as the context grows."""
 
 import time
 from collections import defaultdict
@@ -27,7 +27,7 @@ SCATTERED = "every query its own blocks"
 PLAIN = "plain attention to everything"
 BLOCKS, PREFIX = "landmark's blocks", "all keys and values"
 NAMES = (LANDMARK, NO_SCAN, PER_HEAD, RECENT, SCATTERED, PLAIN, BLOCKS, PREFIX)
-# Memory's scorer and granularity, and whether it is full of text.
+# Scorer and granularity of the memory, and whether it is full of text (else of random blocks).
 READINGS = {
     LANDMARK: ("landmark", "per_token_and_head", True),
     PER_HEAD: ("landmark", "per_head", True),
@@ -36,14 +36,14 @@ READINGS = {
 }
 TIME, KEPT = "chunk", "kept"
 TARGETS = {LANDMARK: Target("≤", 2.0), NO_SCAN: Target("≤", 1.15), RECENT: Target("≤", 1.15)}
-BLOCKS_AT_ONCE = 20  # while a memory is filled
+BLOCKS_AT_ONCE = 20  # added together while a memory is filled
 
 ByContext = Mapping[tuple[str, int], Sequence[float]]
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Contexts are in tokens; plain attention is measured up to `plain_context`."""
+    """contexts: in tokens. plain_context: largest context at which plain attention is measured."""
 
     contexts: tuple[int, ...] = (2_000, 8_000, 32_000, 128_000, 256_000)
     plain_context: int = 32_000
@@ -65,7 +65,7 @@ def scale(quick: bool) -> Scale:
 
 
 class PrefixCache:
-    """Keys, turned once, and values of a whole prefix in each layer, with room for one chunk more."""
+    """Rotated keys, and values, of a whole prefix in each layer, with room for one more chunk."""
 
     def __init__(self, size: Scale, context: int):
         shape = 2, size.num_layers, 1, size.num_heads, context + size.chunk, size.head_dim
@@ -85,11 +85,11 @@ class PrefixCache:
         return causal_attention(rotate(q, factors), keys, values, prefix=self.context)
 
     def commit(self) -> None:
-        """Nothing to keep: each chunk is measured after the same prefix."""
+        """Keep nothing: each chunk is measured after the same prefix."""
 
 
-class Scan:
-    """Stands in for `retrieve`, and adds up the seconds that it takes."""
+class TimedRetrieve:
+    """Replaces `retrieve`, and sums the seconds that it takes."""
 
     def __init__(self):
         self.seconds = 0.0
@@ -129,7 +129,15 @@ def run(options: Options, say: Say) -> Report:
 
 
 def rows(size: Scale, what: str, values: ByContext, unit: str, factor: float) -> list[Row]:
-    """A row for each competitor and context, against its own first; targets hold at the last context."""
+    """A row for each competitor and context, compared with its first context. Targets are for the last context.
+
+    Args:
+        size: what was measured.
+        what: TIME or KEPT.
+        values: by competitor and context, one for each round.
+        unit: of the rows.
+        factor: from the values to this unit.
+    """
     first, last = size.contexts[0], size.contexts[-1]
     return [
         Row(
@@ -164,7 +172,7 @@ def decoder(size: Scale, kind: str) -> Headless:
 
 
 def text(context: int) -> Tensor:
-    """Source code as bytes: so many, and enough more for the chunks to be measured."""
+    """Source code as bytes, enough for the context and for the chunks that are measured after it."""
     length, parts = context + 100_000, []
     for document in StandardLibrary().documents("train"):
         parts.append(document.text.encode())
@@ -174,9 +182,9 @@ def text(context: int) -> Tensor:
 
 
 def filled_with_text(model: Headless, size: Scale, context: int) -> Memory:
-    """A memory of a text that is full: with each chunk the oldest blocks go, and the context stays as long.
+    """A memory that a text has filled: each further chunk replaces the oldest blocks, so the context keeps its length.
 
-    While it is filled nothing is retrieved, which would take long and change little.
+    Nothing is retrieved while it is filled, because that takes long and changes little.
     """
     memory = model.new_memory(max_blocks=context // BLOCK_SIZE, k=0)
     assert isinstance(memory, Memory)
@@ -188,7 +196,7 @@ def filled_with_text(model: Headless, size: Scale, context: int) -> Memory:
 
 
 def filled_at_random(model: Headless, size: Scale, context: int, dtype: torch.dtype | None = None) -> Memory:
-    """A memory, full too, of random blocks: each query finds blocks of its own, as in no text."""
+    """A memory full of random blocks: unlike in a text, each query retrieves different blocks."""
     blocks, width = context // BLOCK_SIZE, BLOCK_SIZE + 1
     memory = model.new_memory(max_blocks=blocks, k=0)
     assert isinstance(memory, Memory)
@@ -204,13 +212,13 @@ def filled_at_random(model: Headless, size: Scale, context: int, dtype: torch.dt
 def reading(
     model: Headless, memory: Memory, chunks: Iterator[Tensor], name: str, scans: list[float]
 ) -> Callable[[], None]:
-    """Reads the next chunk as `name` says, and notes the seconds of its scan."""
+    """A function that reads the next chunk with the settings of `name`, and records the seconds of its scan."""
     scorer, granularity, _ = READINGS[name]
 
     @torch.no_grad()
     def read() -> None:
         memory.scorer, memory.granularity = scorer, granularity
-        scan = Scan()
+        scan = TimedRetrieve()
         with mock.patch.object(memory_module, "retrieve", scan):
             model(next(chunks)[None], memory=memory)
         scans.append(scan.seconds)

@@ -1,4 +1,4 @@
-"""Evaluation with memory against the plain transformer at short windows: speed and peak memory."""
+"""Speed and peak memory of an evaluation with memory, against a plain transformer with short windows."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from torch import Tensor
 from benchmarks.exactness import check_float32, check_float64
 from benchmarks.report import Report, Row, Target, compare, megabytes, per_second
 from benchmarks.settings import BLOCK_SIZE, GPT2Vocabulary, Headless, Options, Say
-from benchmarks.timing import fresh_peak, interleave
+from benchmarks.timing import interleave, peak_of_new_process
 from landmark.evaluation.perplexity import segment_losses
 from landmark.models import Decoder, DecoderConfig
 
@@ -28,7 +28,7 @@ LOSSES, HIDDEN = "losses", "hidden states alone"
 
 @dataclass(frozen=True)
 class Scale:
-    """The models, and how the text is cut: windows of the plain model, chunks of the landmark model, XL's window."""
+    """The models. Tokens fed at a time: `window` to the plain one, `chunk` to the landmark one, `xl_window` to XL."""
 
     num_layers: int = 6
     num_heads: int = 8
@@ -57,7 +57,7 @@ def scale(quick: bool) -> Scale:
 def run(options: Options, say: Say) -> Report:
     rows: list[Row] = []
     size = scale(options.quick)
-    weighed = NAMES[:2] if options.quick else NAMES
+    measured = NAMES[:2] if options.quick else NAMES
     say("exactness")
     check(options.quick)
     for what in (HIDDEN, LOSSES):
@@ -67,8 +67,8 @@ def run(options: Options, say: Say) -> Report:
         setting = f"{size}, {what}"
         speed, peak = (SPEED, PEAK) if what == LOSSES else ({}, {})
         rows += compare("memory", setting, "tokens/s", per_second(size.batch * size.length, seconds), PLAIN, speed)
-        say(f"{what}: peak memory, in processes of their own")
-        peaks = {name: fresh_peak("memory", f"{what}: {name}", options.quick) for name in weighed}
+        say(f"{what}: peak memory, each in a new process")
+        peaks = {name: peak_of_new_process("memory", f"{what}: {name}", options.quick) for name in measured}
         rows += compare("memory", f"{setting}, peak", "MB", megabytes(peaks), PLAIN, peak)
     return Report(rows)
 
@@ -79,7 +79,7 @@ def run_once(name: str, quick: bool) -> None:
 
 
 def reader(name: str, what: str, size: Scale) -> Callable[[], None]:
-    """Reads the whole text, with random weights, as an evaluation does."""
+    """A function that reads the whole text with random weights, as an evaluation does."""
     config = configuration(name, size)
     model = (Decoder(config) if what == LOSSES else Headless(config)).eval()
     tokens = torch.randint(0, size.vocab_size - 64, (size.batch, size.length + 1))
@@ -96,7 +96,7 @@ def reader(name: str, what: str, size: Scale) -> Callable[[], None]:
 
 
 def feed(name: str, model: Decoder, tokens: Tensor, size: Scale) -> Iterator[tuple]:
-    """Segments (B, L+1), how many of their tokens are fed at a time, and the memory."""
+    """Yields segments (B, L+1), the number of tokens fed at a time, and the memory."""
     if name == PLAIN:
         for start in range(0, size.length, size.window):
             yield tokens[:, start : start + size.window + 1], size.window, None
@@ -112,7 +112,7 @@ def new_memory(name: str, model: Decoder, size: Scale):
 
 
 def read_chunks(model: Decoder, tokens: Tensor, local: int, memory) -> Tensor:
-    """What the model makes of tokens (B, T) fed `local` at a time."""
+    """The model's outputs for tokens (B, T) fed `local` at a time."""
     return torch.cat([model(chunk, memory=memory) for chunk in tokens.split(local, 1)], 1)
 
 
@@ -135,8 +135,11 @@ def configuration(name: str, size: Scale, backend: str = "auto") -> DecoderConfi
 
 @torch.no_grad()
 def check(quick: bool) -> None:
-    """Raise Inexact unless reading in chunks equals reading at once, as it must where nothing is left out: as many
-    blocks retrieved as there are (up to k blocks stand at their true positions), or a cache for all."""
+    """Raise Inexact unless reading in chunks equals reading at once.
+
+    They must be equal if all blocks are retrieved (up to k blocks keep their true positions), or if the cache holds the
+    whole text.
+    """
     length = 300 if quick else 600
     heads = 2 if quick else 8
     size = Scale(2, heads, 64, 64, 320, 2, length, chunk=125, k=length // BLOCK_SIZE, cache=length)

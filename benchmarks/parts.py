@@ -1,4 +1,4 @@
-"""The parts of the benchmark, each measured in a process of its own."""
+"""The parts of the benchmark. Each is measured in a new process."""
 
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -21,13 +21,13 @@ PARTS = {
 
 
 def in_own_process(part: str, options: Options, started: float) -> Report:
-    """So that no part inherits another's heap: speed depends on how much memory the allocator holds already."""
+    """Measure in a new process, because speed depends on the memory that the allocator holds from earlier parts."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         return pool.submit(measure, part, options, started).result()
 
 
 def measure(part: str, options: Options, started: float) -> Report:
-    """started: time at which the benchmark began, for the lines on its progress."""
+    """Measure a part here. started: time at which the benchmark began, for its progress messages."""
 
     def say(text: str) -> None:
         print(f"{time.time() - started:6.0f} s  {part}: {text}", flush=True)

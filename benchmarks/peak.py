@@ -1,4 +1,4 @@
-"""`python -m benchmarks.peak PART NAME`: one run in a process of its own, and the most memory it took."""
+"""`python -m benchmarks.peak PART NAME`: run one competitor once and print the peak memory of this process."""
 
 import argparse
 import json

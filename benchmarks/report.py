@@ -1,4 +1,4 @@
-"""The rows of the benchmark as a table, as CSV and as Markdown."""
+"""The rows of a benchmark, as a table, CSV and Markdown."""
 
 import csv
 import io
@@ -32,7 +32,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Row:
-    """One competitor in one setting: its value, and its ratio to the competitor that it is measured against."""
+    """One competitor in one setting: its value, and the ratio to the competitor that it is compared with."""
 
     part: str
     setting: str
@@ -42,7 +42,7 @@ class Row:
     value: Spread
     ratio: Spread
     target: Target | None = None
-    context: int | None = None  # tokens read before, where that is what varies
+    context: int | None = None  # tokens read before, if they vary
 
     @property
     def verdict(self) -> str:
@@ -51,7 +51,7 @@ class Row:
         return "met" if self.target.met(self.ratio.median) else "missed"
 
     def plain(self) -> dict[str, Any]:
-        """Bare values, by column of the CSV."""
+        """Values by column of the CSV."""
         return {
             "part": self.part,
             "setting": self.setting,
@@ -80,7 +80,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Report:
-    """Rows, and lines on what could not be measured."""
+    """Rows, and notes such as a part that could not be measured."""
 
     rows: list[Row]
     notes: list[str] = field(default_factory=list)
@@ -94,7 +94,16 @@ def compare(
     against: str,
     targets: Mapping[str, Target] | None = None,
 ) -> list[Row]:
-    """A row for each competitor, values by round; ratios are taken round by round."""
+    """A row for each competitor.
+
+    Args:
+        part: of the benchmark.
+        setting: what was measured, in words.
+        unit: of the values.
+        values: by competitor, one for each round; a ratio compares values of one round.
+        against: the competitor that the others are compared with.
+        targets: bounds on the ratios, by competitor. None: none.
+    """
     return [
         Row(
             part=part,
@@ -123,7 +132,7 @@ def megabytes(num_bytes: Mapping[str, int]) -> dict[str, list[float]]:
 
 
 def source(command: str) -> dict[str, str]:
-    """Where the numbers come from, by column of the CSV."""
+    """The origin of the numbers, by column of the CSV."""
     found = provenance()
     versions = found["versions"]
     return {
@@ -142,12 +151,12 @@ def machine() -> str:
 
 
 def stem() -> str:
-    """The name of the files of this hardware, such as 2-core-cpu."""
+    """File name for this hardware, such as 2-core-cpu."""
     return f"{hardware()['cores']}-core-cpu"
 
 
 def gpu_stem() -> str:
-    """The name of the files of this GPU, such as nvidia-h200; of a CPU where there is none."""
+    """File name for this GPU, such as nvidia-h200; for the CPU if there is none."""
     gpus = hardware().get("gpus")
     return "-".join(gpus[0].lower().split()) if gpus else stem()
 
@@ -197,7 +206,7 @@ def _spread(spread: Spread) -> str:
 
 
 def _number(value: float) -> str:
-    """Three digits, or the whole part where that has more."""
+    """The number with three digits, or its whole part if that has more."""
     if value >= 100:
         return f"{value:,.0f}"
     return f"{value:.2g}" if value < 0.01 else f"{value:.2f}" if value < 10 else f"{value:.1f}"

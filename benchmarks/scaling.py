@@ -1,7 +1,7 @@
-"""What the paper's tables cost on one GPU, on a node and on a cluster: `python -m benchmarks.scaling`.
+"""The cost of the paper's tables on one GPU, on a node and on a cluster: `python -m benchmarks.scaling`.
 
-Writes scaling.md beside this file. FLOPs are those of `task=plan`. With `--output DIR` the utilisation is that of the
-runs of the paper's size which have a record in DIR, trained on GPUs; without, two are assumed.
+It writes scaling.md beside this file. FLOPs are those of `task=plan`. With `--output DIR` the utilisation is measured:
+the median over the runs of the paper's size in DIR that were trained on GPUs. Without, two values are assumed.
 """
 
 import argparse
@@ -43,7 +43,7 @@ class Cluster:
     gpus: int
 
     def hours(self, runs: Iterable[Cost], utilisation: float) -> float:
-        """Until the last of the runs is trained, the longest begun first."""
+        """Hours until all runs are trained, if the longest start first."""
         ends = [0.0] * self.nodes
         for run in sorted(runs, key=lambda run: run.flops, reverse=True):
             ends.sort()
@@ -61,8 +61,7 @@ def composed(overrides: list[str]) -> DictConfig:
 
 
 def costs(experiment: str) -> tuple[dict[str, Cost], list[Cost]]:
-    """The runs of an experiment of the paper's size, by what decides their weights, and its rows. A row's tokens are
-    those of a million of its split."""
+    """The runs of an experiment at the paper's size, by identity, and its rows, as if each read a million tokens."""
     overrides = [f"+experiment={experiment}"]
     runs: dict[str, Cost] = {}
     evaluations = []
@@ -75,13 +74,13 @@ def costs(experiment: str) -> tuple[dict[str, Cost], list[Cost]]:
 
 
 def described(config: Config) -> str:
-    """A run by what sets it apart from the others."""
+    """A name for a run that differs from those of the other runs."""
     extras = ["context miss token"] * config.cmt.enabled + ["positional jumps"] * (config.positions.kind == "jumps")
     return ", ".join([config.model.kind, config.data.name, *extras, f"{config.train.steps // 1000}K steps"])
 
 
 def utilisations(output: Path | None) -> dict[str, float]:
-    """Model FLOPs utilisation by where it comes from."""
+    """Model FLOPs utilisation by its title."""
     records = [] if output is None else Records(output).all("runs")
     measured = [
         record["results"]["mfu"]
@@ -94,7 +93,7 @@ def utilisations(output: Path | None) -> dict[str, float]:
 
 
 def on_cpu() -> tuple[float, float]:
-    """FLOP/s measured by the benchmark's training step of the small landmark model, and those that a plan assumes."""
+    """FLOP/s of the small landmark model's training step, as the benchmark measured it, and as a plan assumes."""
     with open(CPU_RESULTS, encoding="utf-8") as file:
         (step,) = (
             row
@@ -148,7 +147,7 @@ def report(output: Path | None = None) -> str:
         [str(n), str(batch // n), f"{1e3 * step / n:.0f}", f"{size / 1e9:.2f}", f"{1e3 * size / LINK:.1f}"]
         for n, size in sent.items()
     ]
-    source = "measured" if output is not None and len(assumed) == 1 else "assumed: nothing was measured on a GPU yet"
+    source = "measured" if output is not None and len(assumed) == 1 else "assumed: no GPU was measured yet"
     return TEXT.format(
         gpu=GPU,
         peak=f"{PEAK / 1e12:.0f}",
@@ -187,43 +186,44 @@ def report(output: Path | None = None) -> str:
 
 TEXT = """# What the paper's tables cost
 
-Written by `python -m benchmarks.scaling`, from the FLOPs of `task=plan`, and a test holds it to them. Training takes 6
-FLOPs a token for each parameter and 12 · layers · width for each key attended, an evaluation a third of that. Hours are
-FLOPs over GPUs · peak · MFU; the peak is the {gpu}'s {peak} TFLOP/s in dense bfloat16, the MFU (model FLOPs
-utilisation) the share of it that a training reaches.
+`python -m benchmarks.scaling` writes this page from the FLOPs of `task=plan`, and a test compares the two. Training
+takes 6 FLOPs a token for each parameter and 12 · layers · width for each key attended. An evaluation takes a third of
+that. Hours are FLOPs / (GPUs · peak · MFU). The peak is the {gpu}'s {peak} TFLOP/s in dense bfloat16. The MFU (model
+FLOPs utilisation) is the share of the peak that a training reaches.
 
-**The MFU is {source}.** A plan takes {plan_mfu} for a GPU, until runs of that kind and size on such a machine have a
-record: then it is their speed. `python -m benchmarks.scaling --output outputs` writes this page with the MFU of the
-runs of the paper's size that were trained on GPUs. Measured is a CPU: a training step of the small landmark model
-reaches {measured} GFLOP/s on two cores ([benchmarks](README.md)), where a plan assumes {planned}.
+**The MFU is {source}.** `task=plan` assumes {plan_mfu} for a GPU, until runs of that kind and size on such a machine
+have a record; then it uses their speed. `python -m benchmarks.scaling --output outputs` writes this page with the MFU
+of the runs of the paper's size that were trained on GPUs. On a CPU the speed was measured: a training step of the
+small landmark model reaches {measured} GFLOP/s on two cores ([benchmarks](README.md)), and `task=plan` assumes
+{planned}.
 
 ## Runs
 
-Each is trained once, whichever tables need it.
+Each run is trained once, even if several tables need it.
 
 {runs}
 
 ## Tables
 
-32 GPUs are four nodes of eight, and every run has a node to itself: three runs take as long as the longest. On four
-GPUs and on one, runs come one after another. Evaluations are not in the hours; what all rows cost for a million tokens
-of the split (of arXiv Math: for the four million that are read) has a column.
+32 GPUs are four nodes of eight, and every run has a node of its own: three runs take as long as the longest one. On
+four GPUs and on one, the runs follow each other. The hours do not include evaluations; a column has the FLOPs of all
+rows for a million tokens of the split (for arXiv Math: for the four million that are read).
 
 {experiments}
 
-## What several GPUs add
+## Communication between GPUs
 
-Every GPU sends its gradients once a step (float32, 2·(n−1)/n of their bytes in a ring), while the backward pass still
-computes where it can. Of the run with the shortest step:
+Every GPU sends its gradients once a step (float32, 2·(n−1)/n of their bytes in a ring). Part of this overlaps with the
+backward pass. For the run with the shortest step:
 
 {traffic}
 
-At eight GPUs that is {share} of a step if nothing of it is hidden; the hours above count none of it. A run trains on
-one node: several are not supported.
+With eight GPUs this is {share} of a step if nothing overlaps; the hours above do not include it. A run trains on one
+node; several nodes are not supported.
 
 ## Commands
 
-On one GPU, or on all of a machine:
+On one GPU, or on all GPUs of a machine:
 
 ```bash
 python run.py +experiment=table1_pg19 task=plan
@@ -231,8 +231,8 @@ python run.py +experiment=table1_pg19
 python run.py +experiment=table1_pg19 trainer=ddp
 ```
 
-On a cluster first the corpus, then each run on a node of its own, then each row on a GPU. Once the corpus is prepared,
-`task=plan` prints these two commands with the names of the runs and rows:
+On a cluster, prepare the corpus first, then train each run on a node of its own, then evaluate each row on a GPU. After
+the preparation, `task=plan` prints the second and the third command with the names of the runs and rows:
 
 ```bash
 python run.py +experiment=table1_pg19 task=prepare
@@ -242,13 +242,13 @@ python run.py -m +experiment=table1_pg19 row=plain_512,landmark_2048_k4 hydra/la
 python run.py +experiment=table1_pg19 task=table
 ```
 
-The other tables are started in the same way, by their names.
+The other tables are started in the same way, with their names.
 """
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, help="folder whose records tell the MFU")
+    parser.add_argument("--output", type=Path, help="folder whose records give the MFU")
     write_atomic(PATH, report(parser.parse_args().output))
 
 

@@ -1,6 +1,6 @@
-"""Which blocks a memory of a text finds by an index of its landmarks, and in what time, against a scan of all.
+"""Search of a memory by an index of its landmarks: time and blocks found, against a scan of all landmarks.
 
-With a trained run the landmarks are those of a text that it reads; without, of one that random weights read.
+The landmarks are those of a text, read by a trained model or, without `--run`, by random weights.
 """
 
 import time
@@ -30,14 +30,14 @@ CHUNK, TOKEN, BUILD, RECALL = (
     "search for a chunk",
     "search for a token",
     "making the index",
-    "found of what a scan finds",
+    "share of a scan's blocks found",
 )
 CANDIDATES = 16
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Contexts in tokens. Up to `read` the landmarks are those of a text; beyond, the same drawn again, with noise."""
+    """contexts: in tokens. Up to the context `read`, landmarks are a text's; beyond, they are resampled with noise."""
 
     contexts: tuple[int, ...] = (4_000, 16_000, 64_000, 256_000, 1_000_000, 4_000_000)
     read: int = 256_000
@@ -49,7 +49,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class Search:
-    """What one layer was asked, and the store that it was asked of."""
+    """The queries of one layer, and the store that they search."""
 
     turned: Tensor
     store: BlockStore
@@ -69,15 +69,17 @@ def run(options: Options, say: Say) -> Report:
             read(model, memory, tokens[memory.position - memory.position // (BLOCK_SIZE + 1) : context])
             searches = searched(model, memory, tokens[context : context + size.chunk], size)
         else:
-            searches = [Search(each.turned, drawn_again(each.store, context, size), each.settings) for each in searches]
+            searches = [Search(each.turned, resampled(each.store, context, size), each.settings) for each in searches]
         rows += measure(context, searches, size)
     whose = "a trained model" if options.run else "random weights"
-    pays = [f"{what} takes less time by {name} {since(rows, what, name)}" for what in (CHUNK, TOKEN) for name in KINDS]
+    pays = [
+        f"{what} takes less time by {name} {faster_from(rows, what, name)}" for what in (CHUNK, TOKEN) for name in KINDS
+    ]
     return Report(rows, [f"Landmarks of {whose}, {layers(searches)}: {'; '.join(pays)}."])
 
 
-def since(rows: list[Row], what: str, name: str) -> str:
-    """From which context on, as measured."""
+def faster_from(rows: list[Row], what: str, name: str) -> str:
+    """The context from which on an index is faster than the scan, in words."""
     ratio = {
         row.context or 0: row.ratio.median for row in rows if row.measured == name and row.setting.startswith(what)
     }
@@ -92,7 +94,7 @@ def layers(searches: list[Search]) -> str:
 
 
 def reader(options: Options, size: Scale) -> tuple[Decoder, Tensor]:
-    """The model, and the tokens of a text that it can read."""
+    """The model, and a text in its tokens."""
     model = decoder(scale(options.quick), "landmark") if options.run is None else load(options.run)
     assert isinstance(model, Decoder)
     wide = model.config.vocab_size
@@ -112,7 +114,7 @@ def reader(options: Options, size: Scale) -> tuple[Decoder, Tensor]:
 
 @torch.no_grad()
 def read(model: Decoder, memory: Memory, tokens: Tensor) -> None:
-    """Nothing is retrieved, which would take long and change the landmarks little."""
+    """Read without retrieval, which would take long and change the landmarks little."""
     memory.k = 0
     for chunk in tokens.split(20 * BLOCK_SIZE):
         model(chunk[None], memory=memory, last=True)
@@ -120,23 +122,23 @@ def read(model: Decoder, memory: Memory, tokens: Tensor) -> None:
 
 @torch.no_grad()
 def searched(model: Decoder, memory: Memory, chunk: Tensor, size: Scale) -> list[Search]:
-    """What the layers ask for when this chunk is read, layers aside whose landmarks tie."""
-    asked: list[Search] = []
+    """The searches of the layers that read this chunk, without layers where landmarks have equal scores."""
+    searches: list[Search] = []
     retrieve = memory_module.retrieve
 
     def note(turned: Tensor, store: BlockStore, **settings) -> Tensor:
         if not settings["tie"]:
-            asked.append(Search(turned, snapshot(store), settings))
+            searches.append(Search(turned, snapshot(store), settings))
         return retrieve(turned, store, **settings)
 
     memory.k = size.k
     with mock.patch.object(memory_module, "retrieve", note):
         model(chunk[None], memory=memory, last=True)
-    return asked
+    return searches
 
 
 def snapshot(store: BlockStore) -> BlockStore:
-    """A store with these landmarks, and nothing else."""
+    """A store with a copy of the landmarks and nothing else."""
     return with_landmarks(store.landmarks[:, :, : len(store)].clone())
 
 
@@ -146,7 +148,7 @@ def with_landmarks(landmarks: Tensor) -> BlockStore:
     return store
 
 
-def drawn_again(store: BlockStore, context: int, size: Scale) -> BlockStore:
+def resampled(store: BlockStore, context: int, size: Scale) -> BlockStore:
     blocks = context // BLOCK_SIZE
     rows = torch.randint(0, len(store), (blocks - len(store),), generator=torch.Generator().manual_seed(0))
     more = store.landmarks[:, :, rows]
@@ -206,6 +208,6 @@ def candidates(searches: list[Search], indices: list[LandmarkIndex]) -> list[Ten
 
 
 def recall(found: list[Tensor], scanned: list[Tensor]) -> float:
-    """The share of the blocks that a scan chooses which are chosen too."""
+    """The share of a scan's blocks that are found."""
     shares = [(ages[..., :, None] == exact[..., None, :]).any(-2).float().mean() for ages, exact in zip(found, scanned)]
     return float(torch.stack(shares).mean())

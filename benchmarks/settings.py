@@ -1,4 +1,4 @@
-"""What every part shares: options, threads, and models as conf/ describes them."""
+"""Options, threads and configurations that all parts share."""
 
 import os
 from collections.abc import Callable
@@ -21,8 +21,9 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Options:
-    """quick: tiny shapes and few runs. text: folder to tokenise (None: the standard library). ranks: GPT-2's file. run:
-    folder of a trained landmark model, whose landmarks are searched (None: random weights)."""
+    """quick: tiny shapes and few runs. text: folder to tokenise (None: Python's standard library). ranks: GPT-2's ranks
+    file (None: nothing is tokenised). run: folder of a trained landmark model, whose landmarks are searched (None:
+    random weights)."""
 
     quick: bool = False
     text: Path | None = None
@@ -32,7 +33,7 @@ class Options:
 
 @dataclass(frozen=True)
 class GPT2Vocabulary:
-    """What models and windows must know of GPT-2's tokenizer, without its ranks."""
+    """The sizes and ids of GPT-2's tokenizer that models and windows need; the ranks are not needed."""
 
     vocab_size: int = 50304
     eot: int = 50256
@@ -52,7 +53,7 @@ def use_threads() -> None:
 
 
 def composed(*overrides: str) -> Config:
-    """The configuration that `python run.py` would make of these overrides."""
+    """The configuration of `python run.py` with these overrides."""
     register()
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         return to_config(compose("config", overrides=list(overrides)))

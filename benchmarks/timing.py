@@ -1,4 +1,4 @@
-"""Competitors timed in turn, a, b, c, a, b, c, …, so that a slow moment of the machine touches them all alike."""
+"""Time competitors in turn, a, b, c, a, b, c, …, so that a slow moment of the machine affects all of them."""
 
 import json
 import statistics
@@ -38,7 +38,16 @@ def interleave(
     warmup: int = 1,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[Name, list[float]]:
-    """Seconds of each function in each round, the rounds of the warm-up left out."""
+    """Time functions in turn.
+
+    Args:
+        functions: by name.
+        rounds: measurements of each function.
+        warmup: rounds before these, which do not count.
+        clock: returns seconds.
+
+    Returns the seconds of each function in each round.
+    """
     seconds: dict[Name, list[float]] = {name: [] for name in functions}
     for turn in range(warmup + rounds):
         for name, function in functions.items():
@@ -50,12 +59,12 @@ def interleave(
 
 
 def ratios(values: Sequence[float], base: Sequence[float]) -> Spread:
-    """Of the values to those of the same rounds of another competitor."""
+    """The ratios of values to the base values of the same rounds."""
     return Spread.of([value / other for value, other in zip(values, base, strict=True)])
 
 
-def fresh_peak(part: str, name: str, quick: bool) -> int:
-    """Peak resident bytes of a process that does nothing but `run_once(name, quick)` of that part's module."""
+def peak_of_new_process(part: str, name: str, quick: bool) -> int:
+    """Peak resident bytes of a process that only calls `run_once(name, quick)` of the part's module."""
     command = [sys.executable, "-m", "benchmarks.peak", part, name, *(["--quick"] if quick else [])]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout)["peak_memory_bytes"]

@@ -1,5 +1,8 @@
-"""A training step, forward, backward and AdamW: the landmark model against the plain transformer, and against it the
-landmark model with a context miss token."""
+"""A training step: forward, backward and AdamW.
+
+The landmark model is compared with the plain transformer, and the model with a context miss token with the landmark
+model.
+"""
 
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -21,7 +24,7 @@ from landmark.training.optimization import make_optimizer
 PLAIN, LANDMARK, CMT = "plain transformer", "landmark", "landmark, context miss token"
 MODELS = {PLAIN: ["model=transformer"], LANDMARK: ["model=landmark"], CMT: ["model=landmark", "cmt=on"]}
 ROUNDS = {"nano": 15, "small": 3}
-STREAM = 5_000_000  # tokens from which windows are cut
+STREAM = 5_000_000  # tokens in the stream that windows are cut from
 
 
 def run(options: Options, say: Say) -> Report:
@@ -42,14 +45,14 @@ def run(options: Options, say: Say) -> Report:
 
 
 def configuration(size: str, model: list[str], quick: bool) -> Config:
-    """The recipe of a size, at a batch of 4; nano reads bytes."""
+    """The recipe of a size with a batch of 4. nano uses the tokenizer `bytes`."""
     tokenizer = "bytes" if size == "nano" else "gpt2"
     tiny = ["model.num_layers=1", "train.length=128", "model.mlp_dim=64", "model.num_heads=2"] if quick else []
     return composed(f"size={size}", *model, f"tokenizer={tokenizer}", "train.batch_size=4", *tiny)
 
 
 def training_step(config: Config, device: str = "cpu") -> Callable[[], None]:
-    """One optimizer step a call, each on the next batch; on a GPU matrices are multiplied in bfloat16."""
+    """A function that takes one optimizer step on the next batch; on a GPU with bfloat16 autocast."""
     model = build(config.model, vocabulary(config), config.cmt.enabled).to(device)
     optimizer = make_optimizer(model, config.train)
     batches: Iterator = map(windows(config).batch, count())
@@ -69,7 +72,7 @@ def training_step(config: Config, device: str = "cpu") -> Callable[[], None]:
 
 
 def windows(config: Config) -> TrainingWindows:
-    """Windows of random text, cut as in training."""
+    """Windows of random tokens, cut as in training."""
     tokens = vocabulary(config)
     stream = np.random.default_rng(0).integers(0, tokens.eot, STREAM, dtype=np.uint16)
     return TrainingWindows(

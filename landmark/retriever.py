@@ -1,14 +1,18 @@
-"""Finding the part of a collection of documents that a text is about, by the landmarks of its blocks.
+"""Find the parts of a collection of documents that a text is about, by the landmarks of their blocks.
 
 The paper remarks that the highest landmark score inside a document measures its relevance. Here the landmarks of all
-blocks are kept, and the queries of a text are scored against them as a memory scores its blocks, by a softmax over all
-landmarks. The logarithms of that are averaged over the text's tokens, and over the heads that are asked.
+blocks are kept, and each head scores them with the queries of a text:
+
+1. the softmax of each token's query over the landmarks of all blocks, as in a memory that holds them all;
+2. the mean of its logarithm over the tokens of the text;
+3. the mean over the chosen heads.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -24,13 +28,13 @@ from landmark.utils.errors import UserError
 if TYPE_CHECKING:
     from landmark.data.tokenizers import Tokenizer
 
-WINDOW = 10  # blocks read at a time, which know of each other, as in training
-AT_ONCE = 8  # windows
+WINDOW = 10  # blocks read together, which attend to each other as in training
+BATCH_SIZE = 8  # windows
 
 
 @dataclass(frozen=True)
 class Block:
-    """Part of a document: `text` are its bytes from `start` to `stop`."""
+    """Part of a document: `text` has its bytes from `start` to `stop`."""
 
     document: str
     start: int
@@ -39,27 +43,27 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Span(Block):
-    """A block that was found; score: higher is more relevant."""
+class ScoredBlock(Block):
+    """A block that was found. score: higher is more relevant."""
 
     score: float
 
 
 class Retriever:
-    """An index of documents over the landmarks that a model gives their blocks.
+    """An index of documents by the landmarks that a model gives their blocks.
 
     model: a landmark model of `landmark.models`, or of transformers (`landmark.huggingface.wrap`). tokenizer: one of
-    `landmark.data`, or of transformers. heads: those that are asked, (layer, head) (None: all).
+    `landmark.data`, or of transformers. heads: (layer, head) of the heads that score (None: all). Raises UserError for
+    a model without landmarks and for a tokenizer that cannot be used.
     """
 
     def __init__(self, model: Any, tokenizer: Any, heads: Sequence[tuple[int, int]] | None = None):
-        """Raises UserError for a model without landmarks, and for a tokenizer that cannot be used."""
         self.heads = heads
         self._model = model.eval()
-        self._tokenizer = _own(tokenizer)
-        self.block_size, self._rope = _shape(model)
+        self._tokenizer = _as_landmark_tokenizer(tokenizer)
+        self.block_size, self._rope_base = _block_size_and_rope_base(model)
         self.blocks: list[Block] = []
-        self._landmarks: dict[int, Tensor] = {}  # of each layer, (H_kv, blocks, d)
+        self._landmarks: dict[int, Tensor] = {}  # by layer, (H_kv, blocks, d)
 
     def __len__(self) -> int:
         """Blocks in the index."""
@@ -67,36 +71,34 @@ class Retriever:
 
     @torch.no_grad()
     def index(self, documents: Mapping[str, str] | Iterable[tuple[str, str]]) -> None:
-        """Add documents, (name, text). Their last block is filled up with end of text.
+        """Add documents, (name, text). The last block of each is padded with end of text.
 
         Raises UserError for a document without text.
         """
         windows: list[np.ndarray] = []
         named: Any = documents.items() if isinstance(documents, Mapping) else documents
         for name, text in named:
-            blocks, ids = cut(name, text, self._tokenizer, self.block_size)
+            blocks, ids = split_into_blocks(name, text, self._tokenizer, self.block_size)
             self.blocks += blocks
             windows += np.split(ids, range(WINDOW * self.block_size, len(ids), WINDOW * self.block_size))
-        found: dict[int, list[Tensor]] = {layer: [landmarks] for layer, landmarks in self._landmarks.items()}
-        by_length: dict[int, list[int]] = {}
+        by_length: dict[int, list[int]] = defaultdict(list)
         for number, window in enumerate(windows):
-            by_length.setdefault(len(window), []).append(number)
-        read: list[dict[int, Tensor]] = [{} for _ in windows]
+            by_length[len(window)].append(number)
+        landmarks: list[dict[int, Tensor]] = [{} for _ in windows]  # of each window by layer, (H_kv, its blocks, d)
         for numbers in by_length.values():
-            for start in range(0, len(numbers), AT_ONCE):
-                batch = numbers[start : start + AT_ONCE]
+            for start in range(0, len(numbers), BATCH_SIZE):
+                batch = numbers[start : start + BATCH_SIZE]
                 memory = self._read(np.stack([windows[number] for number in batch]))
                 for layer in memory.queries:
-                    for number, landmarks in zip(batch, memory.landmarks(layer), strict=True):
-                        read[number][layer] = landmarks
-        for window in read:
-            for layer, landmarks in window.items():
-                found.setdefault(layer, []).append(landmarks)
-        self._landmarks = {layer: torch.cat(parts, 1) for layer, parts in found.items()}
+                    for number, of_window in zip(batch, memory.landmarks(layer), strict=True):
+                        landmarks[number][layer] = of_window
+        parts = [self._landmarks, *landmarks] if self._landmarks else landmarks
+        if parts:
+            self._landmarks = {layer: torch.cat([part[layer] for part in parts], 1) for layer in parts[0]}
 
     @torch.no_grad()
     def head_scores(self, text: str) -> dict[tuple[int, int], Tensor]:
-        """What each head, (layer, head), makes of each block for a text: logarithms (blocks,).
+        """Scores of the blocks (blocks,) by each head (layer, head): mean logarithms.
 
         Raises UserError for an empty text or an empty index.
         """
@@ -114,29 +116,29 @@ class Retriever:
         return scores
 
     def scores(self, text: str) -> Tensor:
-        """Relevance of each block for a text, (blocks,): the mean over the heads that are asked."""
-        of_heads = self.head_scores(text)
-        heads = list(of_heads) if self.heads is None else self.heads
-        if unknown := [head for head in heads if tuple(head) not in of_heads]:
-            raise UserError(f"heads={unknown}: the model has none such; (layer, head), of {list(of_heads)}")
-        return torch.stack([of_heads[layer, head] for layer, head in heads]).mean(0)
+        """Relevance of each block for a text, (blocks,): the mean over the chosen heads."""
+        by_head = self.head_scores(text)
+        heads = list(by_head) if self.heads is None else self.heads
+        if unknown := [head for head in heads if tuple(head) not in by_head]:
+            raise UserError(f"heads={unknown}: the model has none such; (layer, head), of {list(by_head)}")
+        return torch.stack([by_head[layer, head] for layer, head in heads]).mean(0)
 
-    def query(self, text: str, count: int = 10) -> list[Span]:
+    def query(self, text: str, count: int = 10) -> list[ScoredBlock]:
         """The `count` blocks that are most relevant for a text, best first."""
         best = self.scores(text).topk(min(count, len(self)))
         found = zip(best.values.tolist(), best.indices.tolist(), strict=True)
-        return [Span(**vars(self.blocks[number]), score=score) for score, number in found]
+        return [ScoredBlock(**vars(self.blocks[number]), score=score) for score, number in found]
 
     def documents(self, text: str, count: int = 10) -> list[tuple[str, float]]:
-        """The `count` documents that are most relevant, best first: the highest score inside a document is its own."""
+        """The `count` most relevant documents, best first; the score of a document is the highest of its blocks."""
         best: dict[str, float] = {}
         for block, score in zip(self.blocks, self.scores(text).tolist(), strict=True):
             best[block.document] = max(score, best.get(block.document, -math.inf))
         return sorted(best.items(), key=lambda item: -item[1])[:count]
 
-    def _read(self, ids: np.ndarray) -> _Recorder:
-        most = max(1, ids.shape[1] // self.block_size)
-        memory = _Recorder(self.block_size, max_blocks=most, k=0, rope_base=self._rope)
+    def _read(self, ids: np.ndarray) -> _QueryRecorder:
+        max_blocks = max(1, ids.shape[1] // self.block_size)
+        memory = _QueryRecorder(self.block_size, max_blocks=max_blocks, k=0, rope_base=self._rope_base)
         tokens = torch.from_numpy(ids).to(next(self._model.parameters()).device)
         if hasattr(self._model, "landmarks"):
             cache = self._model.new_memory()
@@ -147,12 +149,12 @@ class Retriever:
         return memory
 
 
-class _Recorder(Memory):
-    """A memory of one text that shows what passed through it."""
+class _QueryRecorder(Memory):
+    """A memory that also keeps the queries of the last chunk."""
 
     def reset(self) -> None:
         super().reset()
-        self.queries: dict[int, Tensor] = {}  # of each layer, (B, H, T, d), as if every block were the one before
+        self.queries: dict[int, Tensor] = {}  # by layer, (B, H, T, d), at a distance of one block from every landmark
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, cmt: Tensor | None = None) -> Tensor:
         self.queries[layer] = rotate(q, self._rotary(self.block_size + 1, q.shape[2], q))
@@ -164,10 +166,17 @@ class _Recorder(Memory):
         return store.landmarks[:, :, : len(store)]
 
 
-def cut(name: str, text: str, tokenizer: Tokenizer, block_size: int) -> tuple[list[Block], np.ndarray]:
-    """The blocks of a document, and their ids, int64, filled up with end of text to whole blocks.
+def split_into_blocks(name: str, text: str, tokenizer: Tokenizer, block_size: int) -> tuple[list[Block], np.ndarray]:
+    """Split a document into blocks.
 
-    Raises UserError for a document without text.
+    Args:
+        name: of the document.
+        text: its text.
+        tokenizer: one of `landmark.data`.
+        block_size: ℓ, tokens a block.
+
+    Returns the blocks and the ids (blocks · ℓ,), int64, padded with end of text. Raises UserError for a document
+    without text.
     """
     ids = tokenizer.encode(text).astype(np.int64)
     if not len(ids):
@@ -181,8 +190,7 @@ def cut(name: str, text: str, tokenizer: Tokenizer, block_size: int) -> tuple[li
     return blocks, np.pad(ids, (0, -len(ids) % block_size), constant_values=tokenizer.eot)
 
 
-def _own(tokenizer: Any) -> Tokenizer:
-    """A tokenizer of `landmark.data`, made of one of transformers where it is one."""
+def _as_landmark_tokenizer(tokenizer: Any) -> Tokenizer:
     if hasattr(tokenizer, "byte_lengths"):
         return tokenizer
     from landmark.data.pretrained_tokenizer import PretrainedTokenizer
@@ -190,8 +198,8 @@ def _own(tokenizer: Any) -> Tokenizer:
     return PretrainedTokenizer(tokenizer)
 
 
-def _shape(model: Any) -> tuple[int, float | Tensor]:
-    """Block size, and base or frequencies of the rotary positions."""
+def _block_size_and_rope_base(model: Any) -> tuple[int, float | Tensor]:
+    """Block size, and the base (or the frequencies) of the rotary positions."""
     if hasattr(model, "landmarks"):
         from landmark.huggingface.families import inverse_frequencies
 

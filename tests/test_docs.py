@@ -74,8 +74,8 @@ COMMANDS = [
 def results(tmp_path_factory):
     """Of all commands, in their order, in a copy of the program into which the pages' files were written."""
     copy = tmp_path_factory.mktemp("copy")
-    for name in ("landmark", "conf", "experiments"):
-        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "results"))
+    for name, ignored in {"landmark": "__pycache__", "conf": "__pycache__", "experiments": "results"}.items():
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns(ignored))
     shutil.copy(ROOT / "run.py", copy)
     draw = random.Random(0)
     for number, split in enumerate(("train", "validation", "test"), 1):
@@ -173,7 +173,7 @@ def test_api_page_has_every_public_name_as_it_is_called(module):
     if module == "huggingface":
         pytest.importorskip("transformers")
     loaded = importlib.import_module(f"landmark.{module}")
-    names = getattr(loaded, "__all__", None) or ["Retriever", "Span"]
+    names = getattr(loaded, "__all__", None) or ["Retriever", "ScoredBlock"]
     section = re.search(rf"^## landmark\.{module}\n(.*?)(?=^## |\Z)", API.read_text(encoding="utf-8"), re.DOTALL | re.M)
     assert section is not None
     shared = {"Memory", "landmark_attention", "load"}

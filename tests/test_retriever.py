@@ -36,7 +36,7 @@ def model():
 
 
 class Listener(Memory):
-    """Notes what each layer is given."""
+    """Records the inputs of each layer."""
 
     def attend(self, layer, q, k, v, cmt=None):
         self.__dict__.setdefault("heard", {})[layer] = q, k

@@ -22,7 +22,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def main(words: Sequence[str]) -> int:
-    """Soak, print and write what came of it. Returns 0 where nothing was lost, else 1."""
+    """Kill tables, print and write the outcome. Returns 0 if nothing was lost, else 1."""
     arguments = parse(words)
     with tempfile.TemporaryDirectory(dir=arguments.work) as work:
         kills, differing = soak(Path(work), arguments.kills, arguments.seed)
@@ -37,15 +37,15 @@ def main(words: Sequence[str]) -> int:
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.survival", description=__doc__)
-    parser.add_argument("--kills", type=int, default=50, metavar="N", help="how many (default: 50)")
-    parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    parser.add_argument("--kills", type=int, default=50, metavar="N", help="number of kills (default: 50)")
+    parser.add_argument("--seed", type=int, default=0, help="of the moments of the kills")
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="folder of the results")
-    parser.add_argument("--work", type=Path, metavar="DIR", help="where the tables are made (default: the system's)")
+    parser.add_argument("--work", type=Path, metavar="DIR", help="folder for the tables (default: a temporary one)")
     return parser.parse_args(words)
 
 
 def soak(work: Path, count: int, seed: int) -> tuple[list[Kill], list[list[str]]]:
-    """`count` kills over as many tables as they need, and how each table ended: its differences from the reference."""
+    """Kill tables `count` times. Returns the kills, and for each table its differences from the reference."""
     chance, kills, differing = random.Random(seed), list[Kill](), list[list[str]]()
     reference = undisturbed(work / "reference")
     with tqdm(total=count, unit="kill", desc="survival") as bar:
@@ -63,7 +63,7 @@ def soak(work: Path, count: int, seed: int) -> tuple[list[Kill], list[list[str]]
 
 
 def lost(kills: Sequence[Kill], differing: Sequence[Sequence[str]]) -> bool:
-    """Whether anything was: a wrong record, a lock, a file that is not that of the reference."""
+    """Whether a kill left a wrong record or a lock, or a table differs from the reference."""
     return any(differing) or any(kill.wrong_records or kill.locks_held for kill in kills)
 
 
@@ -78,7 +78,7 @@ def as_csv(kills: Sequence[Kill], command: str) -> str:
 
 
 def as_markdown(kills: Sequence[Kill], differing: Sequence[Sequence[str]], command: str) -> str:
-    """Kills by stage, and what was lost."""
+    """A table of the kills by stage, and the losses."""
     found = provenance()
     lines = ["| killed in | kills | seconds after the start | wrong records | locks held | temporary files left |"]
     lines += ["|---|---:|---:|---:|---:|---:|"]
@@ -92,7 +92,7 @@ def as_markdown(kills: Sequence[Kill], differing: Sequence[Sequence[str]], comma
             )
     same = sum(not each for each in differing)
     lines += ["", f"{len(kills)} kills of {len(differing)} tables; {same} of them ended as the undisturbed one, bit"]
-    lines[-1] += " for bit: tokens, weights, metrics, records and table, but for what was timed; nothing else was left."
+    lines[-1] += " for bit: tokens, weights, metrics, records and table, except timings; nothing else was left."
     lines += [f"- table {number}: {', '.join(each)}" for number, each in enumerate(differing, 1) if each]
     versions = ", ".join(f"{name} {found['versions'][name]}" for name in ("python", "torch"))
     measured = f"Measured at commit {(found['commit'] or 'unknown')[:10]} on {found['hardware']['cores']} cores"

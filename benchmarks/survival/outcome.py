@@ -1,4 +1,4 @@
-"""What an output folder holds, compared with that of a run that nobody disturbed."""
+"""The files of an output folder, compared with those of a table that was never killed."""
 
 import csv
 import json
@@ -16,7 +16,7 @@ TIMED_COLUMNS = TIMINGS | {"resident_bytes", "searching"}
 
 
 def records(output: Path) -> dict[str, Any]:
-    """Every record by its file, without what was timed. Raises ValueError for one that is cut short."""
+    """Every record by its file, without timings. Raises ValueError for a record that is cut short."""
     return {
         str(path.relative_to(output)): without_timings(json.loads(path.read_text(encoding="utf-8")))
         for path in sorted((output / "records").rglob("*.json"))
@@ -30,13 +30,13 @@ def without_timings(found: Any) -> Any:
 
 
 def wrong_records(output: Path, reference: Path) -> list[str]:
-    """Records that are not those of the reference; one that is still missing is not wrong."""
+    """Records that differ from the reference's; a missing record is not wrong."""
     expected = records(reference)
     return [path for path, record in records(output).items() if record != expected.get(path)]
 
 
 def content(output: Path) -> dict[str, Any]:
-    """All that a finished table leaves, without what was timed: tokens, weights, metrics, records, table."""
+    """All files of a finished table, without timings: tokens, weights, metrics, records, table."""
     found = records(output)
     for path in [*output.glob("data/*/*.bin"), *output.glob("runs/*/model.safetensors")]:
         found[str(path.relative_to(output))] = sha256_file(path)
@@ -52,7 +52,7 @@ def content(output: Path) -> dict[str, Any]:
 
 
 def differences(output: Path, reference: Path) -> list[str]:
-    """Files in which a finished table differs from the reference, and what a killed process left behind."""
+    """Files in which a finished table differs from the reference, and files and locks that killed processes left."""
     ours, theirs = content(output), content(reference)
     differing = [path for path in sorted(ours.keys() | theirs.keys()) if ours.get(path) != theirs.get(path)]
     return [*differing, *leftovers(output), *(str(path) for path in locked(output))]
@@ -65,7 +65,7 @@ def leftovers(output: Path) -> list[str]:
 
 
 def locked(output: Path) -> list[Path]:
-    """Locks that cannot be had at once."""
+    """Locks that some process holds."""
     return [path for path in lock_files(output) if not _free(path)]
 
 

@@ -1,4 +1,4 @@
-"""Tables that are killed again and again, and what came of them."""
+"""Kill tables again and again, and record the outcome."""
 
 import random
 import re
@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks.survival.outcome import differences, leftovers, locked, wrong_records
 from benchmarks.survival.victim import STAGES, Victim
 
-# The kills of a table, in the order in which its stages come.
+# The stages in which a table is killed, in their order.
 ROUND = (
     "prepare",
     "train transformer",
@@ -28,22 +28,22 @@ ROUND = (
 
 @dataclass(frozen=True)
 class Kill:
-    """One SIGKILL: when it came, what it left, and how the next start went on."""
+    """One SIGKILL: its moment, the state it left, and the step at which the next start resumed."""
 
     table: int
-    stage: str  # that the process was in when it was stopped
-    seconds: float  # since its start
-    records: int  # there were by then
+    stage: str  # of the process when it was stopped
+    seconds: float  # since the start of the process
+    records: int  # in the output folder
     wrong_records: int
     locks_held: int
     temporary_files: int
-    newest_checkpoint: int | None  # step, of the training that was killed
-    went_on_at: int | None = None  # step at which the next start went on with it
+    newest_checkpoint: int | None  # its step, in the run that was killed
+    resumed_at: int | None = None  # step at which the next start resumed that run; 0: from the beginning
 
 
 @dataclass(frozen=True)
 class Reference:
-    """A table that nobody disturbed, and the seconds that it spent in each stage."""
+    """A table that was never killed, and the seconds of its stages."""
 
     output: Path
     seconds: dict[str, float]
@@ -54,7 +54,7 @@ class Reference:
 
 
 def undisturbed(folder: Path, overrides: Sequence[str] = ()) -> Reference:
-    """Make the table in `folder`, and time its stages."""
+    """Make the table in `folder` and time its stages."""
     victim, seen, looked = Victim(folder, overrides), dict[str, float](), time.monotonic()
     while victim.process.poll() is None:
         before, looked = looked, time.monotonic()
@@ -74,10 +74,18 @@ def killed_table(
     overrides: Sequence[str] = (),
     processes: int = 1,
 ) -> Iterator[Kill | list[str]]:
-    """Make the table in `folder`, killed once in each of `stages` at a moment drawn by `chance`, until it ends.
+    """Make the table in `folder`, and kill it once in each of some stages.
 
-    processes: started at once to end it. Yields each kill when the next start has shown how it went on, then the
-    differences from the reference.
+    Args:
+        folder: gets the outputs and the log.
+        stages: those in which it is killed.
+        reference: the table that was never killed.
+        chance: draws the moments.
+        table: number of the table, for the kills.
+        overrides: further overrides of run.py.
+        processes: started together to finish the table.
+
+    Yields each kill after the next start has resumed, then the differences from the reference.
     """
     last: Kill | None = None
     for number, stage in enumerate(stages):
@@ -86,18 +94,18 @@ def killed_table(
             time.sleep(chance.uniform(0.0, reference.seconds.get(stage, 0.0)))
         found, alive = victim.kill()
         if last is not None:
-            yield replace(last, went_on_at=_went_on_at(victim, last))
+            yield replace(last, resumed_at=_resumed_at(victim, last))
         last = _kill(table, found or "between stages", victim, reference) if alive else None
         if victim.process.returncode == 0:
             break
         if not alive:
-            raise RuntimeError(f"run.py failed by itself:\n{victim.said()}")
+            raise RuntimeError(f"run.py failed without a kill:\n{victim.text()}")
     ending = [Victim(folder, overrides, log=f"end{number}") for number in range(processes)]
     for victim in ending:
         victim.finish()
     if last is not None:
-        went_on = [step for each in ending if (step := _went_on_at(each, last)) is not None]
-        yield replace(last, went_on_at=max(went_on, default=None))
+        went_on = [step for each in ending if (step := _resumed_at(each, last)) is not None]
+        yield replace(last, resumed_at=max(went_on, default=None))
     yield differences(ending[0].output, reference.output)
 
 
@@ -120,12 +128,12 @@ def _newest_checkpoint(output: Path, stage: str) -> int | None:
     return max(steps, default=0) if stage.startswith("train ") else None
 
 
-def _went_on_at(victim: Victim, kill: Kill) -> int | None:
-    """The step at which a process went on with the training that was killed before; 0: it began anew."""
+def _resumed_at(victim: Victim, kill: Kill) -> int | None:
+    """The step at which a process resumed the training that was killed before; 0: from the beginning."""
     if not kill.stage.startswith("train "):
         return None
     kind = kill.stage.removeprefix("train ")
-    said = re.search(rf"^{kind}-\S+: training for \d+ steps(?:, going on at step (\d+))?", victim.said(), re.MULTILINE)
+    said = re.search(rf"^{kind}-\S+: training for \d+ steps(?:, going on at step (\d+))?", victim.text(), re.MULTILINE)
     return None if said is None else int(said[1] or 0)
 
 

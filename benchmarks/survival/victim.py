@@ -1,4 +1,4 @@
-"""A process of run.py that is watched, and killed with all that it started."""
+"""A process of run.py whose stage is observed, and which is killed together with its children."""
 
 import math
 import os
@@ -15,20 +15,20 @@ STAGES = ("prepare", "train transformer", "train landmark", "train transformer_x
 
 
 class Victim:
-    """`python run.py +experiment=survival`, its outputs in `folder`/outputs, and what it says in `folder`/`log`.
+    """A process of `python run.py +experiment=survival`; outputs go to `folder`/outputs, messages to `folder`/`log`.
 
-    Which stage it is in is told by the locks that it holds, as /proc/locks lists them, and by what it says.
+    Its messages and the locks that it holds (in /proc/locks) show its stage.
     """
 
     def __init__(
         self, folder: Path, overrides: Sequence[str] = (), log: str = "log", prepared_bytes: float = math.inf
     ) -> None:
-        """prepared_bytes: of all tokens when they are prepared."""
+        """prepared_bytes: size of all tokens after preparation."""
         folder.mkdir(parents=True, exist_ok=True)
         self.output = folder / "outputs"
         self.prepared_bytes = prepared_bytes
         self._log = folder / log
-        self._said_before = self._log.stat().st_size if self._log.exists() else 0
+        self._log_start = self._log.stat().st_size if self._log.exists() else 0
         with open(self._log, "ab") as file:
             self.process = subprocess.Popen(
                 [sys.executable, str(ROOT / "run.py"), "+experiment=survival", *overrides],
@@ -39,14 +39,14 @@ class Victim:
             )
         self.started = time.monotonic()
 
-    def said(self) -> str:
-        """What this process has said so far."""
+    def text(self) -> str:
+        """The messages of this process so far."""
         with open(self._log, "rb") as file:
-            file.seek(self._said_before)
+            file.seek(self._log_start)
             return file.read().decode()
 
     def stage(self) -> str | None:
-        """One of STAGES; None while it loads what it needs, and between two stages."""
+        """One of STAGES; None while it loads modules, and between two stages."""
         held = locks_held(self.process.pid, self.output)
         for lock in held:
             if lock.parent.name == "data":
@@ -54,16 +54,20 @@ class Victim:
             kind, _, identity = lock.stem.partition("-")
             if kind == "rows":
                 return "evaluate"
-            run = re.search(rf"^((\w+)-\S+-{identity}): training for", self.said(), re.MULTILINE)
+            run = re.search(rf"^((\w+)-\S+-{identity}): training for", self.text(), re.MULTILINE)
             return f"train {run[2]}" if run else None
-        lines = [line for line in self.said().splitlines() if line.startswith("[")]
+        lines = [line for line in self.text().splitlines() if line.startswith("[")]
         done, _, of = lines[-1][1 : lines[-1].index("]")].partition("/") if lines else ("", "", "all")
         return "table" if done == of else None
 
     def wait_for(self, stage: str, before: Sequence[str] = (), progress: float = 0.0) -> bool:
-        """Wait until it is so far in a stage, in one that does not come before it, or at its end. True: in that one.
+        """Wait for a moment in a stage. Returns False if the process reaches another stage, or its end, instead.
 
-        progress: share of the documents' bytes that are written, of the steps that are logged; other stages have none.
+        Args:
+            stage: one of STAGES.
+            before: stages that may come before it.
+            progress: share of the stage: of the bytes written in prepare, of the steps logged in a training. Other
+                stages have no progress.
         """
         while self.process.poll() is None:
             now = self.stage()
@@ -81,22 +85,22 @@ class Victim:
         if not stage.startswith("train "):
             return 1.0
         kind = stage.removeprefix("train ")
-        steps = re.findall(rf"^{kind}-\S+: training for (\d+) steps", self.said(), re.MULTILINE)
+        steps = re.findall(rf"^{kind}-\S+: training for (\d+) steps", self.text(), re.MULTILINE)
         metrics = [path.read_bytes() for path in self.output.glob(f"runs/{kind}-*/metrics.csv")]
         logged = re.findall(rb"^(\d+),", metrics[0], re.MULTILINE) if metrics else []
         return int(logged[-1]) / int(steps[-1]) if logged else 0.0
 
     def kill(self) -> tuple[str | None, bool]:
-        """SIGKILL to its whole group. Returns the stage that it was in, and whether it was alive."""
+        """Send SIGKILL to its process group. Returns its stage, and whether it was alive."""
         self._signal(signal.SIGSTOP)
         stage = self.stage()
         self._signal(signal.SIGKILL)
         return stage, self.process.wait() == -signal.SIGKILL
 
     def finish(self) -> float:
-        """Wait for its end; seconds it took. Raises RuntimeError with what it said where that is no success."""
+        """Wait for its end. Returns the seconds it took; raises RuntimeError with its messages if it failed."""
         if code := self.process.wait():
-            raise RuntimeError(f"run.py ended with {code}:\n{self.said()}")
+            raise RuntimeError(f"run.py ended with {code}:\n{self.text()}")
         return time.monotonic() - self.started
 
     def _signal(self, number: signal.Signals) -> None:

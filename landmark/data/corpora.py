@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from landmark.utils.errors import UserError
-from landmark.utils.extensions import named
+from landmark.utils.extensions import load_extension
 
 SPLITS = ("train", "validation", "test")
 
@@ -73,7 +73,7 @@ def open_source(name: str, path: str | Path | None = None, **options: Any) -> So
     options: `configs` and `bad_lines` of arxiv_math; the others have none.
     Raises UserError: unknown name; missing folder; a split without documents.
     """
-    make_source = named("landmark.data", name, "make_source", key="data.name")
+    make_source = load_extension("landmark.data", name, "make_source", key="data.name")
     return make_source(None if path is None else Path(path), **options)
 
 

@@ -26,7 +26,7 @@ from landmark.data.stream import FORMAT, MANIFEST, VERIFIED, Corpus, open_corpus
 from landmark.data.text import count_words
 from landmark.data.tokenizers import Tokenizer
 from landmark.utils.errors import UserError
-from landmark.utils.files import naming, sync_folder, write_json
+from landmark.utils.files import name_in_errors, sync_folder, write_json
 
 _log = logging.getLogger(__name__)
 _In = TypeVar("_In")
@@ -161,7 +161,7 @@ def _write_split(
     tokens = documents = num_bytes = words = 0
     filled = (document for document in source.documents(split) if document.text)
     with (
-        naming(folder / file),
+        name_in_errors(folder / file),
         open(folder / file, "wb") as output,
         _bar(f"{source.name} {split}", source.num_bytes(split), progress) as bar,
     ):

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landmark.retriever import Block, Retriever, cut
+from landmark.retriever import Block, Retriever, split_into_blocks
 from landmark.utils.errors import UserError
 from landmark.utils.peak_memory import peak_memory_bytes, reset_peak_memory
 from landmark.utils.significance import clopper_pearson
@@ -101,7 +101,7 @@ def evaluate_half_sentences(
     started = time.perf_counter()
     settings = config.eval
     torn = tear(documents(streams[settings.split], tokenizer), settings.prompts, config.seed)
-    pieces = [cut(*document, tokenizer, model.config.block_size)[0] for document in torn.documents]
+    pieces = [split_into_blocks(*document, tokenizer, model.config.block_size)[0] for document in torn.documents]
     gold = _gold(torn, pieces)
     count = sum(map(len, pieces))
     results: dict[str, Any] = {"prompts": len(gold), "blocks": count, "heads": None}
@@ -152,7 +152,9 @@ def _choose(
     """Heads, (layer, head): the best of a split by the geometric mean of their ranks, as many as together have the
     lowest."""
     torn = tear(documents(stream, tokenizer), config.eval.prompts, config.seed)
-    gold = _gold(torn, [cut(*document, tokenizer, model.config.block_size)[0] for document in torn.documents])
+    gold = _gold(
+        torn, [split_into_blocks(*document, tokenizer, model.config.block_size)[0] for document in torn.documents]
+    )
     retriever = _indexed(model, tokenizer, torn)
     alone: dict[tuple[int, int], float] = {}
     total = 2 * len(gold)

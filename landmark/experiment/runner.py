@@ -13,7 +13,7 @@ from landmark.experiment.inputs import Inputs
 from landmark.experiment.jobs import Job, Run, jobs_of, planned_jobs
 from landmark.experiment.records import Record, Records
 from landmark.experiment.training import train_run
-from landmark.tracking.wandb_runs import log_row, sweeping
+from landmark.tracking.tracker import Tracker
 from landmark.utils.errors import UserError
 
 _log = logging.getLogger(__name__)
@@ -32,6 +32,7 @@ class Runner:
         self.output = Path(output)
         self.records = Records(output)
         self.inputs = Inputs()
+        self.tracker = Tracker()
         self._sentences: set[tuple[str, int, int]] = set()  # checked already
 
     def jobs(self, rows: Sequence[Row]) -> list[Job]:
@@ -62,8 +63,8 @@ class Runner:
                 record = self.records.find("rows", job.id)  # another process may have made it meanwhile
                 if is_new := record is None:
                     record = self._evaluate(job)
-        if is_new or sweeping():  # the agent of a sweep wants the row's number, whoever made it
-            log_row(job.config, record, self.records.path("rows", job.id), group=job.config.name)
+        if is_new or self.tracker.wants_known_rows:
+            self.tracker.row(job.config, record, self.records.path("rows", job.id))
         return record, is_new
 
     def train(self, run: Run, overrides: Sequence[str] = ()) -> bool:

@@ -11,7 +11,7 @@ from landmark.experiment.devices import device_count, set_threads
 from landmark.experiment.inputs import Inputs
 from landmark.experiment.jobs import RUN, Run
 from landmark.experiment.processes import errors_left_in, train_together
-from landmark.tracking.wandb_runs import training_loggers
+from landmark.tracking.tracker import Tracker
 from landmark.utils.files import read_json, write_json
 
 LAUNCH = "launch.json"  # in a run's folder: its configuration, for processes that train it together
@@ -49,7 +49,7 @@ def train_here(config: Config, folder: Path, run: str, start_from: str | None, i
     set_threads(config)
     torch.manual_seed(config.seed)
     model = build(config.model, tokenizer, config.cmt.enabled, start_from)
-    with training_loggers(config, run, group=config.name, corpus=corpus, folder=folder) as loggers:
+    with Tracker().training(config, run, corpus, folder) as loggers:
         try:
             return train(model, corpus, tokenizer, config, folder, loggers, read_json(folder / RUN))
         except SystemExit as stop:

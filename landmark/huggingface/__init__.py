@@ -1,9 +1,11 @@
-"""Landmark attention in decoders of Hugging Face's transformers (the optional extra `hf`), through its own extension
-points: a registered attention function and a cache."""
+"""Landmark attention in decoders of Hugging Face's transformers (the optional extra `hf`).
+
+It uses two extension points of transformers: a registered attention function and a cache.
+"""
 
 from __future__ import annotations
 
-from landmark.huggingface.cache import LandmarkCache
+from landmark.huggingface.landmark_cache import LandmarkCache
 from landmark.huggingface.model import (
     LANDMARK,
     LandmarkModel,

@@ -1,4 +1,4 @@
-"""Which models of transformers can be given landmarks, and how their positions turn."""
+"""The models of transformers that can have landmarks, their layers and their rotary frequencies."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from transformers import PreTrainedModel
 from landmark.huggingface.attention import ATTENTION
 from landmark.utils.errors import UserError
 
-# Decoders whose rotary positions turn the whole head, its first half together with its second.
+# Decoders that rotate whole heads, in pairs of element i and element i + d/2.
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma3_text")
-STATIC = ("default", "linear", "llama3", "yarn")  # kinds of rope scaling that do not change with the length of a text
+STATIC = ("default", "linear", "llama3", "yarn")  # rope types whose frequencies do not depend on the length of the text
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 def check_model(model: Any) -> None:
-    """Raise UserError where a model cannot be given landmarks, saying what it lacks."""
+    """Raise UserError, with the reason, if a model cannot have landmarks."""
     config = getattr(model, "config", None)
     if not isinstance(model, PreTrainedModel) or not model.can_generate():
         raise UserError(f"{type(model).__name__} is not a causal language model of transformers")
@@ -36,11 +36,13 @@ def check_model(model: Any) -> None:
         )
     if (kind := rope_parameters(model)["rope_type"]) not in STATIC:
         raise UserError(
-            f"{family}: rope_type={kind} turns keys by angles that depend on the length of the text; "
-            f"only those that do not are supported: {', '.join(STATIC)}"
+            f"{family}: rope_type={kind} rotates keys by angles that depend on the length of the text; "
+            f"supported are those that do not: {', '.join(STATIC)}"
         )
-    if (turned := rope_parameters(model).get("partial_rotary_factor", 1.0)) != 1:
-        raise UserError(f"{family}: partial_rotary_factor={turned}: only heads that turn as a whole are supported")
+    if (rotated := rope_parameters(model).get("partial_rotary_factor", 1.0)) != 1:
+        raise UserError(
+            f"{family}: partial_rotary_factor={rotated}: only heads that are rotated as a whole are supported"
+        )
     if config._attn_implementation not in ATTENTION:  # pyright: ignore[reportOptionalMemberAccess]
         raise UserError(
             f"attn_implementation={config._attn_implementation}: "  # pyright: ignore[reportOptionalMemberAccess]
@@ -52,7 +54,7 @@ def check_model(model: Any) -> None:
 
 
 def layer_types(model: PreTrainedModel) -> list[str]:
-    """Of each layer, full or sliding attention."""
+    """The kind of attention of each layer, FULL or SLIDING."""
     config = model.config
     if (types := getattr(config, "layer_types", None)) is not None:
         return list(types)
@@ -61,13 +63,13 @@ def layer_types(model: PreTrainedModel) -> list[str]:
 
 
 def rope_parameters(model: PreTrainedModel) -> dict[str, Any]:
-    """Those of the layers with full attention."""
+    """The rotary settings of the layers with full attention."""
     parameters = model.config.rope_parameters
     return parameters.get(FULL, parameters)
 
 
 def inverse_frequencies(model: PreTrainedModel) -> Tensor:
-    """Radians a position (d/2,) of each pair, of the layers with full attention, scaled as the model scales them."""
+    """Radians per position of each pair (d/2,) in layers with full attention, including the model's scaling."""
     rotary = cast(Any, model.get_decoder()).rotary_emb
     name = f"{FULL}_inv_freq" if hasattr(rotary, f"{FULL}_inv_freq") else "inv_freq"
     return getattr(rotary, name)

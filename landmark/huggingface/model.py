@@ -1,4 +1,4 @@
-"""A model of transformers that reads with landmarks: `wrap` it, then call or `generate` as before."""
+"""A model of transformers that reads with landmarks: `wrap` it, then call it or `generate` as before."""
 
 from __future__ import annotations
 
@@ -16,25 +16,28 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from landmark.attention.layout import insert_landmarks
 from landmark.huggingface.attention import ATTENTION, LandmarkWindow
-from landmark.huggingface.cache import LandmarkCache
 from landmark.huggingface.families import check_model
-from landmark.huggingface.opening import open_model, open_tokenizer
+from landmark.huggingface.landmark_cache import LandmarkCache
+from landmark.huggingface.safe_loading import open_model, open_tokenizer
 from landmark.utils.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_Base: Any = object  # beside it, in the class that `attach` makes, stands the model's own
+_Base: Any = object  # `attach` makes a class with LandmarkModel and the model's own class as bases
 
-LANDMARK = "<landmark>"  # how the token is called in a tokenizer
-SETTINGS = "landmark"  # in a model's configuration, and so in its config.json
+LANDMARK = "<landmark>"  # text of the token in a tokenizer
+SETTINGS = "landmark"  # key in a model's configuration, and so in its config.json
 _MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
 
 
 @dataclass(frozen=True)
 class LandmarkSettings:
-    """token: id of the landmark. block_size: ℓ. local: tokens of a text read at a time. memory: settings of
-    `landmark.memory.Memory`."""
+    """How a model reads with landmarks.
+
+    token: id of the landmark. block_size: ℓ. local: tokens of a text read at a time. memory: settings of
+    `landmark.memory.Memory`.
+    """
 
     token: int
     block_size: int
@@ -49,13 +52,17 @@ def wrap(
     memory: Mapping[str, Any] | None = None,
     local: int = 250,
 ) -> LandmarkModel:
-    """Give a decoder of transformers landmarks, in place: it is returned, and is what it was, and a `LandmarkModel`.
+    """Make a decoder of transformers a `LandmarkModel` too, in place.
 
-    The token `<landmark>` is added to the tokenizer; its embedding is the mean of the others, until it is trained.
-    block_size: ℓ, tokens a block. memory: settings of `landmark.memory.Memory`, as {"k": 4, "max_blocks": 1000}.
-    local: tokens of a prompt read at a time.
+    Args:
+        model: the decoder.
+        tokenizer: gets the token `<landmark>`, whose embedding is the mean of the others until it is trained.
+        block_size: ℓ, tokens a block.
+        memory: settings of `landmark.memory.Memory`, as {"k": 4, "max_blocks": 1000}. None: its defaults.
+        local: tokens of a prompt read at a time.
 
-    Raises UserError for a model or settings that do not fit, and where the tokenizer has the token already.
+    Returns the same model. Raises UserError for a model or settings that do not fit, and if the tokenizer has the token
+    already.
     """
     check_model(model)
     if LANDMARK in tokenizer.get_vocab():
@@ -72,9 +79,9 @@ def wrap(
 
 
 def load(folder: str | Path, **settings: Any) -> tuple[LandmarkModel, PreTrainedTokenizerBase]:
-    """A model and its tokenizer that `save_pretrained` wrote after `wrap`. settings: of `from_pretrained`.
+    """Load a model and its tokenizer that `save_pretrained` wrote after `wrap`. settings: of `from_pretrained`.
 
-    Raises UserError where the folder holds none.
+    Raises UserError if the folder holds none.
     """
     if not (Path(folder) / "config.json").is_file():
         raise UserError(f"{folder} holds no config.json: name the folder that save_pretrained wrote")
@@ -82,9 +89,9 @@ def load(folder: str | Path, **settings: Any) -> tuple[LandmarkModel, PreTrained
 
 
 def attach(model: PreTrainedModel, settings: LandmarkSettings | None = None) -> LandmarkModel:
-    """Let a model read with landmarks, whose token it has; None: with the settings it was saved with.
+    """Make a model that has the landmark's embedding already a `LandmarkModel` too, in place.
 
-    Raises UserError for a model or settings that do not fit.
+    settings: None, the ones that it was saved with. Raises UserError for a model or settings that do not fit.
     """
     check_model(model)
     if settings is None:
@@ -93,7 +100,7 @@ def attach(model: PreTrainedModel, settings: LandmarkSettings | None = None) -> 
         settings = LandmarkSettings(**saved)
     if settings.local < 1:
         raise UserError(f"local={settings.local}: at least one token must be read at a time")
-    LandmarkCache(model, settings.block_size, **settings.memory)  # refuses what means nothing
+    LandmarkCache(model, settings.block_size, **settings.memory)  # raises UserError for settings without meaning
     setattr(model.config, SETTINGS, asdict(settings))
     model.set_attn_implementation(ATTENTION[str(model.config._attn_implementation)])
     base = type(model)
@@ -102,11 +109,12 @@ def attach(model: PreTrainedModel, settings: LandmarkSettings | None = None) -> 
 
 
 class LandmarkModel(_Base):
-    """What landmarks add to a causal language model of transformers.
+    """A causal language model of transformers that can read with landmarks.
 
-    Called with a `LandmarkCache` as `past_key_values`, or through `generate`, it reads ids without landmarks, `local`
-    at a time, puts the landmarks in and keeps them out of what it gives back. Called with `phase` it attends to whole
-    windows of ids with landmarks in them, as fine-tuning does. Called with neither, it is the model it was.
+    - With a `LandmarkCache` as `past_key_values`, or in `generate`, the ids have no landmarks. The model reads `local`
+      of them at a time, inserts the landmarks, and returns logits of the text's own tokens.
+    - With `phase`, the ids are whole windows with landmarks, as in fine-tuning.
+    - With neither, it is the original model.
     """
 
     @property
@@ -114,8 +122,7 @@ class LandmarkModel(_Base):
         return LandmarkSettings(**getattr(self.config, SETTINGS))
 
     def new_memory(self, **settings: Any) -> LandmarkCache:
-        """An empty memory; settings: those of `landmark.memory.Memory`, instead of the ones the model was wrapped
-        with."""
+        """An empty memory. settings: of `landmark.memory.Memory`; they replace those the model was wrapped with."""
         return LandmarkCache(self, self.landmarks.block_size, **self.landmarks.memory | settings)
 
     def forward(
@@ -132,12 +139,22 @@ class LandmarkModel(_Base):
         local: int | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
-        """As the model's own, and besides:
+        """The original forward pass, or one with landmarks.
 
-        input_ids: (B, T). past_key_values: a `LandmarkCache`, for a text that goes on, of which `local` tokens are read
-        at a time (None: as the model was wrapped). phase: (B,), of windows whose ids have landmarks in them, tokens
-        missing from the first block. Raises UserError for padding, for landmarks among the ids of a text, and for
-        labels of one.
+        Args:
+            input_ids: (B, T); with a `LandmarkCache` required, and without landmarks.
+            attention_mask: (B, T) or None; a `LandmarkCache` allows no padding.
+            position_ids: as the original model.
+            past_key_values: a `LandmarkCache` for a text that continues, or a cache of the original model.
+            inputs_embeds: as the original model.
+            labels: as the original model; a `LandmarkCache` allows none.
+            use_cache: as the original model.
+            logits_to_keep: as the original model; with a `LandmarkCache` a number.
+            phase: (B,), for windows with landmarks: tokens missing from the first block of each.
+            local: tokens of the text read at a time with a `LandmarkCache`. None: as the model was wrapped.
+            kwargs: as the original model.
+
+        Raises UserError for arguments that a landmark memory does not allow.
         """
         if isinstance(past_key_values, LandmarkCache):
             if input_ids is None or labels is not None:
@@ -162,27 +179,27 @@ class LandmarkModel(_Base):
     def _read(
         self, ids: Tensor, cache: LandmarkCache, logits_to_keep: int | Tensor, local: int
     ) -> CausalLMOutputWithPast:
-        """Read a text that goes on: landmarks are put in, and logits are those after its own tokens."""
+        """Read more of a text: insert landmarks, and return the logits of the text's own tokens."""
         settings, memory = self.landmarks, cache.memory
         if ids.shape[1] > 1 and bool((ids == settings.token).any()):
-            raise UserError(f"the ids hold landmarks ({settings.token}): leave them out, they are put in by themselves")
+            raise UserError(f"the ids hold landmarks ({settings.token}): leave them out, the model inserts them itself")
         if not isinstance(logits_to_keep, int):
             raise UserError("logits_to_keep: with a landmark memory it must be a number")
         unwanted = ids.shape[1] - logits_to_keep if logits_to_keep else 0
         logits = []
         for chunk in ids.split(local, 1):
-            tokens, own = insert_landmarks(chunk, memory.position, settings.block_size, settings.token)
-            read = super().forward(
+            tokens, text_positions = insert_landmarks(chunk, memory.position, settings.block_size, settings.token)
+            outputs = super().forward(
                 input_ids=tokens,
                 position_ids=cache.positions(tokens.shape[1], tokens.device),
                 past_key_values=cache,
                 use_cache=True,
-                logits_to_keep=own[max(0, unwanted) :],
+                logits_to_keep=text_positions[max(0, unwanted) :],
                 landmarks=cache,
             )
             cache.commit()
             unwanted -= chunk.shape[1]
-            logits.append(read.logits)
+            logits.append(outputs.logits)
         return CausalLMOutputWithPast(logits=torch.cat(logits, 1), past_key_values=cache)
 
     def generate(
@@ -193,16 +210,25 @@ class LandmarkModel(_Base):
         past_key_values: LandmarkCache | None = None,
         **kwargs: Any,
     ) -> Any:
-        """transformers' own, greedy or sampling, with a landmark memory: the ids given, streamed and returned are those
-        of the text, and so are the tokens that max_new_tokens counts.
+        """transformers' `generate`, greedy or sampling, with a landmark memory.
 
-        past_key_values: a memory of what was read before (None: an empty one). Raises UserError for beam and assisted
-        search, and without a cache.
+        Ids that are given, streamed, counted by max_new_tokens and returned have no landmarks.
+
+        Args:
+            inputs: ids (B, T).
+            generation_config: as in transformers.
+            logits_processor: as in transformers.
+            past_key_values: a memory of the text read before. None: an empty one.
+            kwargs: as in transformers.
+
+        Raises UserError for beam and assisted search, and without a cache.
         """
         config, _ = self._prepare_generation_config(generation_config, **kwargs)
         mode = config.get_generation_mode(kwargs.get("assistant_model"))
         if mode not in _MODES:
-            raise UserError(f"{mode.value.replace('_', ' ')}: a landmark memory reads on, it cannot go back; sample")
+            raise UserError(
+                f"{mode.value.replace('_', ' ')}: a landmark memory cannot go back; use greedy search or sampling"
+            )
         if not config.use_cache or (config.guidance_scale or 1) != 1:
             raise UserError("use_cache=False, guidance_scale: they read the text without its landmark memory")
         cache = self.new_memory() if past_key_values is None else past_key_values
@@ -221,14 +247,14 @@ class LandmarkModel(_Base):
 @torch.no_grad()
 def place_embedding(model: PreTrainedModel, token: int) -> None:
     """Make room for a token and give it the mean embedding of the others."""
-    rows = len(embeddings(model)[0])
+    rows = len(embedding_weights(model)[0])
     if token >= rows:
         model.resize_token_embeddings(token + 1, mean_resizing=False)
-    for weight in embeddings(model):
+    for weight in embedding_weights(model):
         others = torch.arange(rows, device=weight.device) != token
         weight[token] = weight[:rows][others].mean(0)
 
 
-def embeddings(model: PreTrainedModel) -> list[Tensor]:
-    """Of the input and of the output: the same, where they are tied."""
+def embedding_weights(model: PreTrainedModel) -> list[Tensor]:
+    """Weights of the input and of the output embedding; the same tensor if they are tied."""
     return [cast(Any, layer).weight for layer in (model.get_input_embeddings(), model.get_output_embeddings())]

@@ -1,8 +1,8 @@
-"""The weights that the authors released: what fine-tuning with landmarks added to LLaMA 7B.
+"""The weights that the authors released: the difference between LLaMA 7B before and after fine-tuning with landmarks.
 
-Their folder is one of transformers whose tensors are differences. Two tokens came to the tokenizer, for padding and for
-the landmark; the difference of their rows is to the mean of the rows that were there. Whoever has LLaMA's own weights
-adds the two.
+Their folder is in the format of transformers, and its tensors are differences. The tokenizer has two more tokens, for
+padding and for the landmark; the embedding rows of these differ from the mean of LLaMA's rows. LLaMA's own weights plus
+the difference are the model.
 """
 
 from __future__ import annotations
@@ -17,28 +17,31 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from landmark.huggingface.model import LANDMARK, LandmarkModel, LandmarkSettings, attach, embeddings
-from landmark.huggingface.opening import open_model, open_tokenizer
+from landmark.huggingface.model import LANDMARK, LandmarkModel, LandmarkSettings, attach, embedding_weights
+from landmark.huggingface.safe_loading import open_model, open_tokenizer
 from landmark.utils.errors import UserError
 from landmark.utils.files import read_json
 
 BLOCK_SIZE = 50
 LLAMA_7B_SUM = 49798.7656  # of all weights of the authors' model, in float32
-_DERIVED = "rotary_emb.inv_freq"  # kept by versions of transformers of that time
+_DERIVED = "rotary_emb.inv_freq"  # stored by the versions of transformers of that time
 
 
 @torch.no_grad()
 def recover(
     base: str | Path, diff: str | Path, *, local: int = 250, check_sum: float | None = None, **memory: Any
 ) -> tuple[LandmarkModel, Any]:
-    """The authors' model, and its tokenizer, from LLaMA's weights and their difference.
+    """Add the released difference to LLaMA's weights.
 
-    base: folder of LLaMA in the format of transformers. diff: folder of the difference. local, memory: as
-    `landmark.huggingface.wrap` has them. check_sum: sum of all weights, of the released ones `LLAMA_7B_SUM`, to be met
-    within 0.01.
+    Args:
+        base: folder of LLaMA in the format of transformers.
+        diff: folder of the difference.
+        local: tokens of a prompt read at a time.
+        check_sum: the sum of all weights must be this, within 0.01; `LLAMA_7B_SUM` for LLaMA 7B. None: any.
+        memory: settings of `landmark.memory.Memory`.
 
-    Raises UserError for a folder without weights, for weights that do not fit, for a tokenizer without `<landmark>`,
-    and for another sum.
+    Returns the authors' model and its tokenizer. Raises UserError for a folder without weights, weights that do not
+    fit, a tokenizer without `<landmark>`, and another sum.
     """
     base, diff = Path(base), Path(diff)
     for folder in (base, diff):
@@ -48,13 +51,13 @@ def recover(
     tokenizer = open_tokenizer(diff, local_files_only=True)
     if (token := tokenizer.get_vocab().get(LANDMARK)) is None:
         raise UserError(f"{diff}: its tokenizer has no {LANDMARK}: is this the difference that the authors released?")
-    # Either folder may hold pickles, as the authors released theirs: torch's own reader makes tensors of them alone.
+    # Both folders may hold pickles, as the released one does; weights_only makes torch load tensors alone.
     model = open_model(base, dtype=torch.float32, local_files_only=True, use_safetensors=None, weights_only=True)
     rows = model.config.vocab_size
     model.resize_token_embeddings(int(settings["vocab_size"]), mean_resizing=False)
-    for weight in embeddings(model):
+    for weight in embedding_weights(model):
         weight[rows:] = weight[:rows].mean(0)
-    _add(model, diff)
+    _add_difference(model, diff)
     if check_sum is not None:
         found = sum(weight.sum() for weight in model.state_dict().values())
         if abs(float(found) - check_sum) > 1e-2:
@@ -62,7 +65,8 @@ def recover(
     return attach(model, LandmarkSettings(token, int(settings.get("mem_freq", BLOCK_SIZE)), local, memory)), tokenizer
 
 
-def _add(model: Any, diff: Path) -> None:
+def _add_difference(model: Any, diff: Path) -> None:
+    """Raises UserError unless every weight of the model has its difference."""
     weights = model.state_dict()
     missing = set(weights)
     for name, difference in _tensors(diff):
@@ -70,18 +74,20 @@ def _add(model: Any, diff: Path) -> None:
             continue
         if name not in weights or weights[name].shape != difference.shape:
             shape = tuple(weights[name].shape) if name in weights else "nothing"
-            raise UserError(f"{diff}: {name} of {tuple(difference.shape)} is to be added to {shape}: another model?")
+            raise UserError(
+                f"{diff}: {name} of {tuple(difference.shape)} does not fit {shape} in the base: is it another model?"
+            )
         if name in missing:
             weights[name].add_(difference)
             missing.discard(name)
     if missing:
         raise UserError(
-            f"{diff}: has nothing to add to {sorted(missing)[0]}, and {len(missing) - 1} more: a file less?"
+            f"{diff}: has no difference for {sorted(missing)[0]} and {len(missing) - 1} more: is a file missing?"
         )
 
 
 def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    """Tensors of a folder, one file in memory at a time."""
+    """The tensors of a folder by name, with one file in memory at a time."""
     files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
     if not files:
         raise UserError(f"{folder} holds no weights: neither *.safetensors nor pytorch_model*.bin")

@@ -1,1 +1,1 @@
-"""See what a landmark model retrieves while it reads a text: `task=inspect`."""
+"""A page that shows what a landmark model retrieves while it reads a text: `task=inspect`."""

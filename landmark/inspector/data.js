@@ -1,6 +1,6 @@
 // ---- the data
 
-let data = null; // arrays of uint16: blocks and weights [head][k][position], missed [head][position], losses [token − 1]
+let data = null; // arrays of uint16: blocks and weights [head][k][position], cmt_weights [head][position], losses [token − 1]
 
 async function unpack() {
   const packed = atob($("#data").textContent);
@@ -22,14 +22,17 @@ async function unpack() {
 const chosen = new Array(HEADS).fill(true);
 const countChosen = () => chosen.filter(Boolean).length;
 
-/** What a token retrieved: of each head the share, and what the context miss token has and nobody gets; of each block. */
+/**
+ * What a token retrieves. share: of each head, the attention that its blocks get. dropped: of each head, the weight of
+ * the context miss token if it retrieves nothing. blocks: those that a chosen head retrieves, the largest share first.
+ */
 function lookUp(position) {
-  const share = new Float64Array(HEADS), nowhere = new Float64Array(HEADS), blocks = new Map();
+  const share = new Float64Array(HEADS), dropped = new Float64Array(HEADS), blocks = new Map();
   for (let head = 0; head < HEADS; head++) {
-    if (data.missed && data.blocks[head * k * length + position] === NONE) nowhere[head] = data.missed[head * length + position] / UNIT;
+    if (data.cmt_weights && data.blocks[head * k * length + position] === NO_BLOCK) dropped[head] = data.cmt_weights[head * length + position] / UNIT;
     for (let rank = 0; rank < k; rank++) {
       const at = (head * k + rank) * length + position, block = data.blocks[at];
-      if (block === NONE) continue;
+      if (block === NO_BLOCK) continue;
       const weight = data.weights[at] / UNIT;
       share[head] += weight;
       if (!blocks.has(block)) blocks.set(block, { block, heads: new Float64Array(HEADS).fill(-1), share: 0 });
@@ -39,22 +42,22 @@ function lookUp(position) {
     }
   }
   const ordered = [...blocks.values()].filter((entry) => entry.heads.some((weight, head) => weight >= 0 && chosen[head]));
-  return { share, nowhere, blocks: ordered.sort((a, b) => b.share - a.share || b.block - a.block) };
+  return { share, dropped, blocks: ordered.sort((a, b) => b.share - a.share || b.block - a.block) };
 }
 
-/** The later tokens that retrieved a block: a scan, which takes milliseconds and nothing that must be kept. */
+/** The later tokens that retrieve a block, by a scan of all retrievals, which takes milliseconds. */
 function findUsers(block) {
-  const shares = new Float64Array(length), is = new Uint8Array(length), { blocks, weights } = data, unit = UNIT * countChosen();
+  const shares = new Float64Array(length), isUser = new Uint8Array(length), { blocks, weights } = data, unit = UNIT * countChosen();
   for (let head = 0; head < HEADS; head++) {
     if (!chosen[head]) continue;
     for (let rank = 0; rank < k; rank++) {
       const start = (head * k + rank) * length;
       for (let at = (block + 1) * W; at < length; at++)
-        if (blocks[start + at] === block) (shares[at] += weights[start + at] / unit), (is[at] = 1);
+        if (blocks[start + at] === block) (shares[at] += weights[start + at] / unit), (isUser[at] = 1);
     }
   }
   const positions = [];
-  for (let at = 0; at < length; at++) if (is[at]) positions.push(at);
+  for (let at = 0; at < length; at++) if (isUser[at]) positions.push(at);
   positions.sort((a, b) => shares[b] - shares[a] || a - b);
   return { shares, positions, largest: positions.length ? shares[positions[0]] || 1 : 1 };
 }

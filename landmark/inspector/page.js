@@ -7,7 +7,7 @@ function search(step) {
   if (query !== found.query) {
     Object.assign(found, { query, positions: [], marks: null });
     if (query) findAll(query);
-    for (const block of seen) fill(block);
+    for (const block of visibleBlocks) fill(block);
     if (found.positions.length === 0) return ($("output").textContent = query ? "not found" : "");
     step = 0;
   }
@@ -34,7 +34,7 @@ function findAll(query) {
   }
 }
 
-// ---- what is done with it
+// ---- events
 
 function listen() {
   $("#text").addEventListener("click", ({ target }) => {
@@ -46,7 +46,7 @@ function listen() {
   $("form").addEventListener("submit", (event) => (event.preventDefault(), search(1)));
   $("#surprise").addEventListener("change", ({ target }) => {
     showsSurprise = target.checked;
-    for (const block of seen) fill(block);
+    for (const block of visibleBlocks) fill(block);
   });
   $("#theme").addEventListener("click", () => {
     const { style } = document.documentElement, preferred = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
@@ -67,7 +67,7 @@ function listen() {
       event.preventDefault();
       $("header input").focus();
     } else if (event.key === "n" || event.key === "N") search(event.key === "n" ? 1 : -1);
-    else if (event.key === "Enter" && event.target.matches("#text, body") && looked?.blocks.length) visit(looked.blocks[0].block);
+    else if (event.key === "Enter" && event.target.matches("#text, body") && retrieved?.blocks.length) visit(retrieved.blocks[0].block);
   });
 }
 

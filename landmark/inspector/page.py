@@ -1,11 +1,9 @@
-"""A reading as one HTML file that needs nothing else: the text, and behind it what was retrieved for each token."""
+"""A trace as one HTML file that works without a network: the text, and for each token the blocks it retrieves."""
 
 from __future__ import annotations
 
 import base64
 import codecs
-import html
-import json
 import zlib
 from collections.abc import Iterable
 from importlib import resources
@@ -14,51 +12,55 @@ from typing import Any
 import numpy as np
 
 from landmark.data.tokenizers import Tokenizer
-from landmark.inspector.reading import Reading
+from landmark.inspector.trace import Trace
+from landmark.utils.html_page import self_contained_page
 
 SCRIPTS = "text.js", "data.js", "panel.js", "page.js"
-UNIT = 0xFFFF  # weights are stored in this many parts
-NATS = 1 << 11  # losses in this many parts of a nat, up to 32 nats
+UNIT = 0xFFFF  # a weight is stored as a multiple of 1 / UNIT
+NATS = 1 << 11  # a loss as a multiple of 1 / NATS nats, up to 32 nats
 
 
-def render(reading: Reading, tokenizer: Tokenizer, title: str, settings: dict[str, Any]) -> str:
-    """The page. title: of the text; settings: what to say of the model and how it read, by name.
+def render(trace: Trace, tokenizer: Tokenizer, title: str, settings: dict[str, Any]) -> str:
+    """The page.
 
-    Its data are JSON, which can be seen at once, and after it numbers as little-endian uint16, each array in two
-    planes, low bytes and high bytes, deflated: blocks, weights, missed (if there is a context miss token) and losses,
-    in the order and of the shapes of `Reading`.
+    Its arrays are little-endian uint16, each as low bytes and then high bytes (which compress better apart), deflated
+    together: blocks, weights, cmt_weights (if there is a context miss token) and losses, with the shapes of `Trace`.
+    The browser can show the rest, which is JSON, before it has unpacked them.
+
+    Args:
+        trace: what was retrieved.
+        tokenizer: of the trace's tokens.
+        title: of the text.
+        settings: facts about the model and the reading that the page prints, by name.
     """
-    arrays = {"blocks": reading.blocks, "weights": _parts(reading.weights, UNIT)}
-    if reading.missed is not None:
-        arrays["missed"] = _parts(reading.missed, UNIT)
-    arrays["losses"] = _parts(reading.losses, NATS)
-    packed = zlib.compressobj(6)
-    data = b"".join([*(packed.compress(_planes(array)) for array in arrays.values()), packed.flush()])
-    layers, heads, k, length = reading.blocks.shape
-    described = {
+    arrays = {"blocks": trace.blocks, "weights": _quantized(trace.weights, UNIT)}
+    if trace.cmt_weights is not None:
+        arrays["cmt_weights"] = _quantized(trace.cmt_weights, UNIT)
+    arrays["losses"] = _quantized(trace.losses, NATS)
+    deflate = zlib.compressobj(6)
+    data = b"".join([*(deflate.compress(_low_and_high_bytes(array)) for array in arrays.values()), deflate.flush()])
+    layers, heads, k, length = trace.blocks.shape
+    content = {
         "title": title,
         "settings": settings,
         "layers": layers,
         "heads": heads,
         "k": k,
         "length": length,
-        "blockSize": reading.block_size,
-        "chunks": reading.chunks,
+        "blockSize": trace.block_size,
+        "chunks": trace.chunks,
         "sizes": {name: array.size for name, array in arrays.items()},
-        "tokens": token_texts(tokenizer, reading.tokens),
+        "tokens": token_texts(tokenizer, trace.tokens),
     }
-    return _fill(
-        title=html.escape(title),
-        style=_part("page.css"),
-        script="\n".join(_part(name) for name in SCRIPTS),
-        # "<" would let a text end the element that it stands in.
-        described=json.dumps(described, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c"),
-        data=base64.b64encode(data).decode(),
+    folder = resources.files("landmark.inspector")
+    template, style, *scripts = (
+        folder.joinpath(name).read_text(encoding="utf-8") for name in ("page.html", "page.css", *SCRIPTS)
     )
+    return self_contained_page(template, style, scripts, content, title=title, data=base64.b64encode(data).decode())
 
 
 def token_texts(tokenizer: Tokenizer, tokens: np.ndarray) -> list[str]:
-    """The characters that begin in each token, "" where one only goes on; what is no text becomes U+FFFD."""
+    """The characters that begin in each token, U+FFFD for bytes that are no text; "" if none begins there."""
     pieces = {token: tokenizer.decode_bytes([token]) for token in np.unique(tokens).tolist()}
     return _characters(pieces[token] for token in np.asarray(tokens).tolist())
 
@@ -67,41 +69,26 @@ def _characters(pieces: Iterable[bytes]) -> list[str]:
     """The characters that begin in each of consecutive pieces of UTF-8."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     texts: list[str] = []
-    begun = None  # the piece in which a character began that has not ended yet
+    start = None  # number of the piece in which an incomplete character began
     for number, piece in enumerate(pieces):
         text = decoder.decode(piece)
         texts.append(text)
-        if text and begun is not None:
-            texts[begun] += text[0]
+        if text and start is not None:
+            texts[start] += text[0]
             texts[number] = text[1:]
         if not decoder.getstate()[0]:
-            begun = None
-        elif text or begun is None:
-            begun = number
-    if begun is not None:
-        texts[begun] += decoder.decode(b"", final=True)
+            start = None
+        elif text or start is None:
+            start = number
+    if start is not None:
+        texts[start] += decoder.decode(b"", final=True)
     return texts
 
 
-def _parts(values: np.ndarray, unit: int) -> np.ndarray:
-    """Whole parts of one, uint16."""
-    return np.clip(np.rint(values * np.float64(unit)), 0, 0xFFFF).astype(np.uint16)
+def _quantized(values: np.ndarray, steps: int) -> np.ndarray:
+    """uint16 multiples of 1 / steps."""
+    return np.clip(np.rint(values * np.float64(steps)), 0, 0xFFFF).astype(np.uint16)
 
 
-def _planes(array: np.ndarray) -> bytes:
-    """Low bytes, then high bytes, which compress better apart."""
+def _low_and_high_bytes(array: np.ndarray) -> bytes:
     return array.astype("<u2").reshape(-1, 1).view(np.uint8).T.tobytes()
-
-
-def _part(name: str) -> str:
-    return resources.files("landmark.inspector").joinpath(name).read_text(encoding="utf-8")
-
-
-def _fill(**parts: str) -> str:
-    """page.html with each `{{name}}` replaced, once."""
-    pieces = _part("page.html").split("{{")
-    filled = [pieces[0]]
-    for piece in pieces[1:]:
-        name, _, rest = piece.partition("}}")
-        filled += [parts[name], rest]
-    return "".join(filled)

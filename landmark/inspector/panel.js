@@ -1,6 +1,6 @@
-// ---- what is selected
+// ---- the selected token
 
-let selected = null, looked = null, users = null, showsSurprise = false, local = [];
+let selected = null, retrieved = null, users = null, showsSurprise = false, local = [];
 
 function select(position, { scroll = true, record = "push" } = {}) {
   if (data === null || !(position >= 0 && position < length)) return;
@@ -11,18 +11,18 @@ function select(position, { scroll = true, record = "push" } = {}) {
 }
 
 function show() {
-  const before = [...(looked?.blocks.map((entry) => entry.block) ?? []), ...local];
-  looked = lookUp(selected);
+  const before = [...(retrieved?.blocks.map((entry) => entry.block) ?? []), ...local];
+  retrieved = lookUp(selected);
   users = findUsers(blockOf(selected));
   for (const block of before) clear(rows[block]);
-  const largest = looked.blocks[0]?.share || 1;
-  for (const { block, share } of looked.blocks) {
+  const largest = retrieved.blocks[0]?.share || 1;
+  for (const { block, share } of retrieved.blocks) {
     rows[block].style.setProperty("--share", 0.06 + 0.94 * (share / largest));
     rows[block].children[1].textContent = percent(share);
   }
   local = visibleWithoutRetrieval(selected);
   for (const block of local) rows[block].classList.add("local");
-  for (const block of seen) fill(block);
+  for (const block of visibleBlocks) fill(block);
   showToken(), showHeads(), showRetrieved(), showUsers(), drawMap();
 }
 
@@ -32,7 +32,7 @@ function clear(row) {
   row.classList.remove("local", "flash");
 }
 
-/** Blocks of its chunk, and of what was incomplete before that. */
+/** The blocks of its chunk, and the block that was incomplete before the chunk. */
 function visibleWithoutRetrieval(position) {
   const chunk = page.chunks.findLast((start) => start <= position), blocks = [];
   for (let block = blockOf(chunk); block <= blockOf(position); block++) blocks.push(block);
@@ -46,15 +46,15 @@ function showToken() {
   const title = mark ? [`Landmark of block ${number(block)}`] : ["Token ", element("code", { textContent: `‘${quoted(selected)}’` })];
   $("#token h2").replaceChildren(...title);
   const expected = (which) => percent(Math.exp(-data.losses[which - 1] / NATS));
-  const said = mark ? [] : [`number ${number(token)}, in block ${number(block)}`];
-  if (!mark && token > 0) said.push(`expected with ${expected(token)}`);
-  if (!mark && token + 1 < tokens.length) said.push(`the next, ‘${quoted(positionOf(token + 1))}’, with ${expected(token + 1)}`);
-  if (mark) said.push("it looks blocks up as tokens do; what it finds goes into its key in the layers above");
-  $("#said").textContent = `${said.join("; ")}.`;
+  const facts = mark ? [] : [`number ${number(token)}, in block ${number(block)}`];
+  if (!mark && token > 0) facts.push(`expected with ${expected(token)}`);
+  if (!mark && token + 1 < tokens.length) facts.push(`the next, ‘${quoted(positionOf(token + 1))}’, with ${expected(token + 1)}`);
+  if (mark) facts.push("it retrieves blocks as tokens do; in higher layers its key depends on them");
+  $("#said").textContent = `${facts.join("; ")}.`;
   const mean = (values) => values.reduce((sum, value, head) => sum + (chosen[head] ? value : 0), 0) / countChosen();
-  const retrieved = mean(looked.share), nowhere = mean(looked.nowhere);
-  const parts = [["chunk", "its chunk", 1 - retrieved - nowhere], ["retrieved", "retrieved", retrieved]];
-  if (data.missed) parts.push(["nowhere", "nowhere", nowhere]);
+  const ofBlocks = mean(retrieved.share), dropped = mean(retrieved.dropped);
+  const parts = [["chunk", "its chunk", 1 - ofBlocks - dropped], ["retrieved", "retrieved", ofBlocks]];
+  if (data.cmt_weights) parts.push(["dropped", "dropped", dropped]);
   const bar = parts.map(([className, , share]) => {
     const part = element("i", { className });
     part.style.flex = Math.max(0, share);
@@ -69,8 +69,8 @@ function showHeads() {
   const table = $("#by-head table");
   if (!table.rows.length) buildHeads(table);
   table.querySelectorAll("td button").forEach((cell, head) => {
-    cell.textContent = percent(looked.share[head]).replace(" %", "");
-    cell.style.setProperty("--share", looked.share[head]);
+    cell.textContent = percent(retrieved.share[head]).replace(" %", "");
+    cell.style.setProperty("--share", retrieved.share[head]);
     cell.setAttribute("aria-pressed", chosen[head]);
   });
   $("#by-head").hidden = false;
@@ -78,10 +78,7 @@ function showHeads() {
 
 function buildHeads(table) {
   const top = table.insertRow();
-  const choice = (label, ...which) => {
-    const button = element("button", { type: "button", textContent: label, onclick: () => choose(which) });
-    return button;
-  };
+  const choice = (label, ...which) => element("button", { type: "button", textContent: label, onclick: () => choose(which) });
   const range = (count) => Array.from({ length: count }, (_, at) => at);
   top.append(element("th"), ...range(heads).map((head) => element("th", {}, choice(head, ...range(layers).map((layer) => layer * heads + head)))));
   top.title = "heads";
@@ -92,14 +89,14 @@ function buildHeads(table) {
   }
 }
 
-/** Only these heads; all of them, where these were the ones. */
+/** Choose these heads alone; if they are chosen already, choose all heads. */
 function choose(which) {
-  const same = chosen.every((is, head) => is === which.includes(head));
+  const same = chosen.every((isChosen, head) => isChosen === which.includes(head));
   for (let head = 0; head < HEADS; head++) chosen[head] = same || which.includes(head);
   show();
 }
 
-/** A picture of the heads that a share comes from; −1 for those that did not choose the block. */
+/** A picture of the weight that each head gives a block; −1 for heads that do not retrieve it. */
 function heatMap(weights, colour) {
   const size = HEADS > 64 ? 3 : 7, canvas = element("canvas", { width: heads * size, height: layers * size });
   const context = canvas.getContext("2d"), names = [];
@@ -123,7 +120,7 @@ function item(weights, colour, share, about, text, onclick) {
 const counted = (count, one) => `${number(count)} ${one}${count === 1 ? "" : "s"}`;
 
 function showRetrieved() {
-  const { blocks } = looked, token = tokenOf(selected);
+  const { blocks } = retrieved, token = tokenOf(selected);
   const heading = blocks.length ? `${counted(blocks.length, "block")} retrieved for it` : "No block retrieved for it";
   $("#retrieved h2").textContent = heading + (blocks.length > LISTED ? `, the first ${LISTED}` : "");
   const items = blocks.slice(0, LISTED).map(({ block, heads: weights, share }) => {
@@ -144,7 +141,8 @@ function showUsers() {
   const items = positions.slice(0, LISTED).map((position) => {
     const about = isLandmark(position) ? `landmark of block ${number(blockOf(position))}` : `token ${number(tokenOf(position))}`;
     const text = [textOf(position - 30, position), element("mark", { textContent: shown(position) }), textOf(position + 1, position + 12)];
-    const made = item(headsThatRead(block, position), USE, shares[position], about, text, () => select(position));
+    const { heads: weights } = lookUp(position).blocks.find((entry) => entry.block === block);
+    const made = item(weights, USE, shares[position], about, text, () => select(position));
     made.dataset.position = position;
     return made;
   });
@@ -152,24 +150,14 @@ function showUsers() {
   $("#uses").hidden = false;
 }
 
-function headsThatRead(block, position) {
-  const weights = new Float64Array(HEADS).fill(-1);
-  for (let head = 0; head < HEADS; head++)
-    for (let rank = 0; rank < k; rank++) {
-      const at = (head * k + rank) * length + position;
-      if (data.blocks[at] === block) weights[head] = data.weights[at] / UNIT;
-    }
-  return weights;
-}
-
-/** Show a block; the token stays selected. */
+/** Scroll to a block; the selected token stays. */
 function visit(block) {
   document.querySelectorAll(".flash").forEach((row) => row.classList.remove("flash"));
   rows[block].classList.add("flash");
   rows[block].scrollIntoView({ block: "center" });
 }
 
-// ---- the whole text at a glance
+// ---- the map of the whole text
 
 function drawMap() {
   const canvas = $("#map"), { clientWidth: width, clientHeight: height } = canvas, scale = devicePixelRatio;
@@ -182,8 +170,8 @@ function drawMap() {
   context.fillStyle = "rgba(128, 128, 128, .35)";
   const first = local[0] * W;
   context.fillRect(0, y(first), width, Math.max(2, y(selected + 1) - y(first)));
-  const largest = looked.blocks[0]?.share || 1;
-  for (const { block, share } of [...looked.blocks].reverse()) {
+  const largest = retrieved.blocks[0]?.share || 1;
+  for (const { block, share } of [...retrieved.blocks].reverse()) {
     context.fillStyle = `rgba(${RETRIEVED}, ${0.2 + 0.8 * (share / largest)})`;
     context.fillRect(0, y(block * W), width * 0.55, thick);
   }

@@ -1,4 +1,4 @@
-"""`task=inspect`: a text is read, and a page is written that shows what was retrieved for each of its tokens."""
+"""`task=inspect`: read a text and write a page that shows the blocks that each of its tokens retrieves."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from landmark.data.tokenizers import Tokenizer
 from landmark.evaluation.asking import texts
 from landmark.evaluation.perplexity import memory_settings
 from landmark.inspector.page import render
-from landmark.inspector.reading import read
+from landmark.inspector.trace import trace_retrieval
 from landmark.models import Decoder
 from landmark.models.generation import LOCAL
 from landmark.utils.errors import UserError
@@ -28,25 +28,34 @@ def inspect_text(
     output: Path,
     progress: Callable[[int, int], None] | None = None,
 ) -> str:
-    """Read `prompt_file` and `prompt` and write the page. run: the name of the model's. Returns what was written.
+    """Read `prompt_file` and `prompt` and write the page.
 
-    Raises UserError where the text cannot be read, as `landmark.inspector.reading.read`, or the page not be written.
+    Args:
+        model: a landmark model.
+        tokenizer: the one it was trained with.
+        config: names the text, and how it is read.
+        run: name of the model's run, for the page and its file name.
+        output: folder that gets `inspect/NAME.html`, unless `output_file` names another file.
+        progress: called with the number of tokens read and of all tokens. None: not called.
+
+    Returns a line that describes the file. Raises UserError if the text cannot be read or traced, or the page cannot be
+    written.
     """
     tokens = tokenizer.encode("".join(texts(config)))
     title = "prompt" if config.prompt_file in (None, "-") else Path(config.prompt_file).name
     path = Path(config.output_file or output / "inspect" / f"{Path(title).stem}-{run}.html")
-    reading = read(model, tokens, config.eval.local or LOCAL, **memory_settings(config), progress=progress)
-    page = render(reading, tokenizer, title, _settings(model, config, run, tokens))
+    trace = trace_retrieval(model, tokens, config.eval.local or LOCAL, **memory_settings(config), progress=progress)
+    page = render(trace, tokenizer, title, _settings(model, config, run, tokens))
     try:
         write_atomic(path, page)
     except OSError as error:
         raise UserError(f"{path}: cannot be written ({error.strerror})") from error
     size = len(page.encode()) / 1e6
-    return f"{path}: {len(tokens):,} tokens, {len(tokens) // reading.block_size:,} blocks, {size:.1f} MB"
+    return f"{path}: {len(tokens):,} tokens, {len(tokens) // trace.block_size:,} blocks, {size:.1f} MB"
 
 
 def _settings(model: Decoder, config: Config, run: str, tokens: np.ndarray) -> dict[str, Any]:
-    """What the page says of the model and how it read."""
+    """Facts about the model and the reading, for the page."""
     retrieval, memory, shape = config.retrieval, config.memory, model.config
     settings = {
         "run": run,

@@ -1,13 +1,13 @@
 "use strict";
 
-// A stream is the text with a landmark after every `blockSize` tokens; what is numbered are its positions. A block has
-// W = blockSize + 1 of them, its landmark last. A head is one of layers × heads. See landmark/inspector/reading.py.
-const page = JSON.parse(document.getElementById("described").textContent);
+// A stream is the text with a landmark after every `blockSize` tokens. Positions count its tokens and landmarks. A block
+// has W = blockSize + 1 positions, its landmark last. A head is one of layers × heads. See landmark/inspector/trace.py.
+const page = JSON.parse(document.getElementById("content").textContent);
 const { layers, heads, k, length, blockSize, tokens } = page;
 const W = blockSize + 1, HEADS = layers * heads, BLOCKS = Math.ceil(length / W);
-const NONE = 0xffff, UNIT = 0xffff, NATS = 1 << 11, LISTED = 24;
+const NO_BLOCK = 0xffff, UNIT = 0xffff, NATS = 1 << 11, LISTED = 24;
 
-const colours = getComputedStyle(document.documentElement); // the same in the light and the dark
+const colours = getComputedStyle(document.documentElement); // the same in the light and the dark theme
 const RETRIEVED = colours.getPropertyValue("--retrieved"), USE = colours.getPropertyValue("--use");
 
 const $ = (selector) => document.querySelector(selector);
@@ -28,16 +28,16 @@ function element(tag, properties = {}, ...children) {
   return made;
 }
 
-// ---- the text: rows of plain text, which become a span a token only while they can be seen
+// ---- the text: a row of plain text for each block; only visible rows have an element for each token
 
 const SIGNS = { "\n": "↵", "\t": "⇥", "\r": "␍", "\x7f": "␡" };
 
-/** Signs for what cannot be seen. */
+/** The text with a sign for each invisible character. */
 function visible(text) {
   return text.replace(/[\x00-\x1f\x7f]/g, (letter) => SIGNS[letter] ?? String.fromCharCode(0x2400 + letter.charCodeAt()));
 }
 
-/** A token as it is shown; "·" goes on with the character before it. */
+/** The text shown for a position; "·" for a token that continues the character before it. */
 function shown(position) {
   return isLandmark(position) ? "▪" : visible(tokens[tokenOf(position)] || "·");
 }
@@ -50,7 +50,7 @@ function textOf(first, stop) {
 
 const end = (block) => Math.min((block + 1) * W, length);
 const rows = [];
-const seen = new Set(); // blocks of the rows that can be seen
+const visibleBlocks = new Set();
 
 function buildText() {
   const all = document.createDocumentFragment();
@@ -65,8 +65,8 @@ function buildText() {
   const watcher = new IntersectionObserver(
     (entries) => {
       for (const { target, isIntersecting } of entries) {
-        if (isIntersecting) seen.add(target.block), fill(target.block);
-        else if (seen.delete(target.block)) target.lastChild.textContent = target.lastChild.textContent;
+        if (isIntersecting) visibleBlocks.add(target.block), fill(target.block);
+        else if (visibleBlocks.delete(target.block)) target.lastChild.textContent = target.lastChild.textContent;
       }
     },
     { root: $("#text"), rootMargin: "200px 0px" },
@@ -74,7 +74,7 @@ function buildText() {
   for (const row of rows) watcher.observe(row);
 }
 
-/** Spans for the tokens of a row. */
+/** Make and colour the elements of the tokens of a row. */
 function fill(block) {
   const text = rows[block].lastChild;
   if (text.childElementCount === 0) {

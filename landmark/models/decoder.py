@@ -24,7 +24,7 @@ from landmark.attention.rotary import RotaryTable, rotary_factors, rotate, rotat
 from landmark.memory import Memory, RecurrentMemory, SinkMemory
 from landmark.models import generation
 from landmark.utils.errors import UserError
-from landmark.utils.extensions import named
+from landmark.utils.extensions import load_extension
 
 KINDS = ("transformer", "landmark", "transformer_xl")
 IGNORED = -100  # target of a position without loss
@@ -310,7 +310,9 @@ def new_decoder(config: DecoderConfig) -> Decoder:
     Raises UserError where there is no such module.
     """
     name = config.architecture
-    return (Decoder if name is None else named("landmark.models", name, "Model", key="model.architecture"))(config)
+    if name is None:
+        return Decoder(config)
+    return load_extension("landmark.models", name, "Model", key="model.architecture")(config)
 
 
 def summed_loss(logits: Tensor, targets: Tensor, weights: Tensor | None) -> tuple[Tensor, int]:

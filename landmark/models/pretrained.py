@@ -19,7 +19,7 @@ from transformers.utils import logging as transformers_logging
 
 from landmark.attention.layout import insert_landmarks
 from landmark.huggingface import LandmarkCache, LandmarkModel, LandmarkSettings, attach, place_embedding
-from landmark.huggingface.opening import open_model
+from landmark.huggingface.safe_loading import open_model
 from landmark.models import generation
 from landmark.models.decoder import DecoderConfig, Window, summed_loss
 from landmark.utils.errors import UserError

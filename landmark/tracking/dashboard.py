@@ -1,6 +1,6 @@
 """`task=dashboard`: a W&B workspace that compares perplexity over settings, positions and layers, and shows trainings.
 
-Built by wandb-workspaces (the extra `dashboard`), which checks it without a server.
+wandb-workspaces (the extra `dashboard`) builds it, and checks it without a server.
 """
 
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from landmark.config import Config
-from landmark.tracking.wandb_runs import mode
+from landmark.tracking.wandb_run import mode
 from landmark.utils.errors import UserError
 from landmark.utils.files import write_atomic
 
@@ -25,10 +25,11 @@ TRAINING = {
     "tokens a second": ["train/tokens_per_second"],
     "peak memory, bytes": ["train/peak_memory_bytes"],
 }
+BY_POSITION = {"perplexity": ["segment/perplexity"], "loss, nats a token": ["segment/nll"]}
 BY_LAYER = {
-    "distinct blocks that a chunk retrieves": "layer/distinct_blocks",
-    "bytes that a chunk moves": "layer/bytes_moved",
-    "share of lookups that the context miss token drops": "layer/drop_rate",
+    "distinct blocks that a chunk retrieves": ["layer/distinct_blocks"],
+    "bytes that a chunk moves": ["layer/bytes_moved"],
+    "share of lookups that the context miss token drops": ["layer/drop_rate"],
 }
 COUNTED = {
     "distinct blocks, mean over layers": "retrieval/distinct_blocks",
@@ -39,9 +40,9 @@ COST = {"tokens a second": "tokens_per_second", "seconds": "seconds", "peak memo
 
 
 def build(config: Config, identities: Sequence[str] = ()) -> "Workspace":
-    """The workspace of the configured project, or of its runs with these identities alone.
+    """The workspace of the configured project; with `identities`, of these runs alone.
 
-    Raises UserError where wandb-workspaces is missing, or the entity is not known.
+    Raises UserError if wandb-workspaces is missing or the entity is not known.
     """
     try:
         from wandb_workspaces import workspaces
@@ -58,12 +59,12 @@ def build(config: Config, identities: Sequence[str] = ()) -> "Workspace":
 
 
 def write(workspace: "Workspace", path: Path) -> None:
-    """The workspace as W&B stores it, JSON."""
+    """Write the workspace as JSON, in W&B's own format."""
     write_atomic(path, workspace._to_model().model_dump_json(by_alias=True, exclude_none=True, indent=1) + "\n")
 
 
 def publish(workspace: "Workspace") -> str:
-    """Save the workspace on W&B's server as a new view; its address. Raises UserError where it cannot be reached."""
+    """Save the workspace on W&B's server as a new view. Returns its address; raises UserError if the server fails."""
     try:
         return workspace.save().url
     except Exception as error:  # of wandb, requests or the server's answer
@@ -72,7 +73,7 @@ def publish(workspace: "Workspace") -> str:
 
 def _default_entity(config: Config) -> str:
     if mode(config.logger) != "online":
-        return "entity"  # stands for whoever publishes it
+        return "entity"  # a placeholder: the file names no account
     import wandb
 
     try:
@@ -96,10 +97,6 @@ def _sections() -> "list[Section]":
     )
     from wandb_workspaces.workspaces import Section
 
-    def columns(metric: str) -> list[ParallelCoordinatesPlotColumn]:
-        settings = [ParallelCoordinatesPlotColumn(Config(key), display_name=key) for key in (*CHOICES, *NUMBERS)]
-        return [*settings, ParallelCoordinatesPlotColumn(SummaryMetric(metric), display_name=metric)]
-
     def over(key: str, metric: str) -> ScatterPlot:
         return ScatterPlot(title=f"{metric} over {key}", x=Config(key), y=SummaryMetric(metric))
 
@@ -113,25 +110,20 @@ def _sections() -> "list[Section]":
     def lines(x: str, titles: dict[str, list[str]]) -> list[LinePlot]:
         return [LinePlot(title=title, x=x, y=list(metrics)) for title, metrics in titles.items()]
 
-    perplexity = "perplexity"
-    position = {"perplexity": ["segment/perplexity"], "loss, nats a token": ["segment/nll"]}
-    dropped = ScatterPlot(
-        title="perplexity over lookups dropped", x=SummaryMetric("memory/drop_rate"), y=SummaryMetric(perplexity)
-    )
-    attended = ScatterPlot(
-        title="perplexity over keys attended", x=SummaryMetric("keys_attended"), y=SummaryMetric(perplexity)
-    )
+    perplexity = SummaryMetric("perplexity")
+    columns = [ParallelCoordinatesPlotColumn(Config(key), display_name=key) for key in (*CHOICES, *NUMBERS)]
+    columns.append(ParallelCoordinatesPlotColumn(perplexity, display_name="perplexity"))
     panels = {
         "Perplexity over settings": [
-            ParallelCoordinatesPlot(title="settings and perplexity", columns=columns(perplexity)),
-            *(over(key, perplexity) for key in NUMBERS),
-            *(by(key, perplexity) for key in CHOICES),
+            ParallelCoordinatesPlot(title="settings and perplexity", columns=columns),
+            *(over(key, "perplexity") for key in NUMBERS),
+            *(by(key, "perplexity") for key in CHOICES),
         ],
-        "Perplexity by position in the segment": lines("segment/position", position),
+        "Perplexity by position in the segment": lines("segment/position", BY_POSITION),
         "Retrieval": [
-            dropped,
-            attended,
-            *lines("layer/number", {title: [metric] for title, metric in BY_LAYER.items()}),
+            ScatterPlot(title="perplexity over lookups dropped", x=SummaryMetric("memory/drop_rate"), y=perplexity),
+            ScatterPlot(title="perplexity over keys attended", x=SummaryMetric("keys_attended"), y=perplexity),
+            *lines("layer/number", BY_LAYER),
             *bars(COUNTED),
         ],
         "Answers to prompts": [over("eval.length", "accuracy"), by("retrieval.scorer", "accuracy")],

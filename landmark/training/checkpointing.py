@@ -18,7 +18,7 @@ from lightning.pytorch.utilities.types import STEP_OUTPUT
 from landmark.training.interruption import Interruption
 from landmark.utils.differences import difference
 from landmark.utils.errors import UserError
-from landmark.utils.files import naming, sha256_file, sync_folder, write_atomic
+from landmark.utils.files import name_in_errors, sha256_file, sync_folder, write_atomic
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.tmp")
         try:
-            with naming(path), open(temporary, "wb") as file:
+            with name_in_errors(path), open(temporary, "wb") as file:
                 hashed = _Hashed(file)
                 try:
                     torch.save(checkpoint, cast(BinaryIO, hashed))

@@ -10,7 +10,7 @@ from typing import Any
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
-from landmark.utils.files import naming, write_atomic
+from landmark.utils.files import name_in_errors, write_atomic
 from landmark.utils.metrics_csv import whole_lines
 
 COLUMNS = (
@@ -55,7 +55,7 @@ class MetricsFile(Logger):
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         values = {"step": str(step), **{name: f"{value:.9g}" for name, value in metrics.items()}}
-        with naming(self.path), open(self.path, "a", encoding="utf-8") as file:
+        with name_in_errors(self.path), open(self.path, "a", encoding="utf-8") as file:
             file.write(",".join(values.get(name, "") for name in COLUMNS) + "\n")
 
     @rank_zero_only

@@ -1,1 +1,1 @@
-"""What every layer needs: errors, files, hardware, peak memory, progress, FLOPs. No model, no configuration."""
+"""Helpers of all layers: errors, files, HTML pages, FLOPs, peak memory, progress. No model, no configuration."""

@@ -1,10 +1,10 @@
-"""Where two nested settings differ, for a message."""
+"""The differences of two nested settings, for a message."""
 
 from typing import Any
 
 
 def difference(here: dict[str, Any], there: dict[str, Any]) -> str:
-    """Where two runs' settings differ, as `key: value here, value there`; empty where they are equal."""
+    """The settings that differ, as `key: value here, value there`; empty if all are equal."""
     ours, theirs = _flat(here), _flat(there)
     return "; ".join(
         f"{key}: {ours.get(key)!r} here, {theirs.get(key)!r} there"

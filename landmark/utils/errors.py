@@ -1,11 +1,11 @@
-"""Errors meant for the person at the keyboard, or for the scheduler of a cluster."""
+"""Errors for the user, or for the scheduler of a cluster."""
 
 import signal
 from pathlib import Path
 
 
 class UserError(ValueError):
-    """Bad input: the message says in one line what is wrong, where, and what to do about it."""
+    """Bad input: the message of one line names the fault, its place and the remedy."""
 
 
 class Stopped(SystemExit):

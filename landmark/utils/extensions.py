@@ -1,4 +1,4 @@
-"""What one file adds to the package: a corpus (docs/add_a_corpus.md), a model (docs/add_a_model.md)."""
+"""Extensions of the package by one file: a corpus (docs/add_a_corpus.md), a model (docs/add_a_model.md)."""
 
 from importlib import import_module
 from importlib.util import find_spec
@@ -7,8 +7,17 @@ from typing import Any
 from landmark.utils.errors import UserError
 
 
-def named(package: str, name: str, attribute: str, key: str) -> Any:
-    """The `attribute` of a package's module `name`. Raises UserError, naming the setting `key`, where there is none."""
+def load_extension(package: str, name: str, attribute: str, key: str) -> Any:
+    """Load an attribute of an extension's module.
+
+    Args:
+        package: dotted name of the package that has the module.
+        name: of the module, from the configuration.
+        attribute: of the module.
+        key: setting that gives `name`, for the message.
+
+    Raises UserError if there is no such module or attribute.
+    """
     spec = find_spec(f"{package}.{name}") if name.isidentifier() else None
     found = None if spec is None else getattr(import_module(spec.name), attribute, None)
     if found is None:

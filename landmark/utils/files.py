@@ -1,4 +1,4 @@
-"""Files that are never seen half-written: atomic writes, JSON that says when it was cut short, hashes."""
+"""Atomic writes, JSON with an error for damaged files, hashes."""
 
 import hashlib
 import json
@@ -13,13 +13,13 @@ from landmark.utils.errors import UserError
 
 
 def write_atomic(path: str | Path, data: bytes | str) -> None:
-    """Write a whole file, or leave what was there: temporary name beside it, fsync, rename. Text is UTF-8."""
+    """Write a whole file, or leave the old one: temporary file beside it, fsync, rename. Text is UTF-8."""
     path = Path(path)
     payload = data.encode() if isinstance(data, str) else data
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
     try:
-        with naming(path), os.fdopen(descriptor, "wb") as file:
+        with name_in_errors(path), os.fdopen(descriptor, "wb") as file:
             file.write(payload)
             file.flush()
             os.fsync(file.fileno())
@@ -32,8 +32,8 @@ def write_atomic(path: str | Path, data: bytes | str) -> None:
 
 
 @contextmanager
-def naming(path: str | Path) -> Iterator[None]:
-    """Have an error of the system that names no file, as that of a full disk, name this one."""
+def name_in_errors(path: str | Path) -> Iterator[None]:
+    """Add this file's name to a system error that names no file, such as that of a full disk."""
     try:
         yield
     except OSError as error:
@@ -48,7 +48,7 @@ def write_json(path: str | Path, value: Any) -> None:
 
 
 def read_json(path: str | Path) -> Any:
-    """Read JSON. Raises UserError naming the file when it is missing, cut short or not JSON."""
+    """Read JSON. Raises UserError with the file's name if it is missing, cut short or not JSON."""
     path = Path(path)
     try:
         return json.loads(path.read_text(encoding="utf-8"))
@@ -61,7 +61,7 @@ def read_json(path: str | Path) -> Any:
 
 
 def inside(folder: str | Path, name: object) -> Path:
-    """The file of a folder that something on disk names. Raises UserError where the name leads out of the folder."""
+    """The path of a file that is named on disk. Raises UserError if it is not inside the folder."""
     folder = Path(folder)
     if not isinstance(name, str) or not (folder / name).resolve().is_relative_to(folder.resolve()):
         raise UserError(f"{folder} names the file {name!r}, which is not in it: nothing is read from there")
@@ -81,7 +81,7 @@ def sync_folder(folder: Path) -> None:
     """Flush a folder's entries to disk, so that a rename inside it survives a power cut."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)
-    except OSError:  # not possible on every file system; the rename itself is still atomic
+    except OSError:  # some file systems do not allow it; the rename is still atomic
         return
     try:
         os.fsync(descriptor)

@@ -1,6 +1,6 @@
-"""What a training step costs, and what the device could do: model FLOPs utilisation (MFU)."""
+"""FLOPs of a training step and peak FLOP/s of devices, for the model FLOPs utilisation (MFU)."""
 
-# Dense bfloat16 matrix FLOP/s from the vendors' data sheets (without sparsity); the first name found counts.
+# Dense bfloat16 matrix FLOP/s from the vendors' data sheets (without sparsity); the first matching name is used.
 PEAK_BF16_FLOPS = {
     "GB200": 2500e12,
     "B200": 2250e12,
@@ -24,10 +24,10 @@ PEAK_BF16_FLOPS = {
 
 
 def keys_per_query(length: int, window: int | None = None, cache: int | None = None) -> float:
-    """Keys a query attends to on average, causally, in a training window of `length` tokens.
+    """Mean number of keys that a query attends to, causally, in a training window of `length` tokens.
 
-    With `window` and `cache` the input is read as a recurrent model does: windows one after the other, each
-    query also seeing up to `cache` keys before its window.
+    With `window` and `cache`, a recurrent model reads the input window by window, and each query also attends to up to
+    `cache` keys before its window.
     """
     if window is None:
         return (length + 1) / 2
@@ -41,14 +41,17 @@ def keys_per_query(length: int, window: int | None = None, cache: int | None = N
 def flops_per_token(parameters: int, num_layers: int, width: int, keys: float) -> float:
     """Training FLOPs a token: 6 per parameter, 12·layers·width per key attended (PaLM, appendix B).
 
-    `parameters` counts every weight that multiplies: with tied embeddings that is all of them, for the table
-    works once, as the head. `width` is heads × head dimension; `keys` is `keys_per_query`.
+    Args:
+        parameters: weights of matrix products; with tied embeddings all weights, because the table is also the head.
+        num_layers: layers.
+        width: heads × head dimension.
+        keys: mean keys attended, `keys_per_query`.
     """
     return 6.0 * parameters + 12.0 * num_layers * width * keys
 
 
 def peak_flops(device_name: str, precision: str) -> float | None:
-    """Peak FLOP/s of a GPU by its name, or None where it is unknown (other devices, other precisions)."""
+    """Peak FLOP/s of a GPU by its name, or None if unknown (other devices, other precisions)."""
     if not precision.startswith("bf16"):
         return None
     return next((peak for name, peak in PEAK_BF16_FLOPS.items() if name.lower() in device_name.lower()), None)

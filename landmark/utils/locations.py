@@ -1,7 +1,7 @@
-"""Where the files that come with the program are."""
+"""Folders of the source tree."""
 
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]  # of the source tree
-CONF = ROOT / "conf"  # what can be launched
-EXPERIMENTS = ROOT / "experiments"  # what was claimed and measured, a folder per table or figure
+ROOT = Path(__file__).resolve().parents[2]
+CONF = ROOT / "conf"  # configurations
+EXPERIMENTS = ROOT / "experiments"  # claims and results, a folder for each table or figure

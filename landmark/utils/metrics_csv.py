@@ -1,4 +1,4 @@
-"""How a training went, from the metrics.csv in its run's folder. Loads no torch."""
+"""Read the metrics.csv of a run, without torch."""
 
 import csv
 import math
@@ -9,7 +9,7 @@ Metrics = list[dict[str, Any]]
 
 
 def read_metrics(path: Path) -> Metrics:
-    """The lines of a metrics.csv, numbers parsed, blanks left out. Raises ValueError or KeyError where it is none."""
+    """The lines of a metrics.csv as numbers, without blanks. Raises ValueError or KeyError for another file."""
     return [
         {"step": int(row.pop("step")), **{name: float(value) for name, value in row.items() if value}}
         for row in csv.DictReader(whole_lines(path))
@@ -17,7 +17,7 @@ def read_metrics(path: Path) -> Metrics:
 
 
 def metrics_so_far(folder: Path) -> Metrics:
-    """Those in a run's folder, for who looks on: nothing where there is no metrics.csv, or none that can be read."""
+    """The metrics of a run that may still be training; empty if there is no readable metrics.csv."""
     try:
         return read_metrics(folder / "metrics.csv")
     except (OSError, ValueError, KeyError):
@@ -25,7 +25,7 @@ def metrics_so_far(folder: Path) -> Metrics:
 
 
 def whole_lines(path: Path) -> list[str]:
-    """Without a last line that is being written, or that a kill cut short; none where there is no file."""
+    """The lines of a file without an incomplete last line; empty if there is no file."""
     if not path.exists():
         return []
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -33,7 +33,7 @@ def whole_lines(path: Path) -> list[str]:
 
 
 def curve(metrics: Metrics, name: str, most: int = 120) -> list[tuple[float, float]]:
-    """(step, value) of what was measured and is a number, means over stretches where there are more than `most`."""
+    """Points (step, value) of a metric where it is finite; more than `most` are averaged over stretches of steps."""
     points = [(row["step"], row[name]) for row in metrics if math.isfinite(row.get(name, math.nan))]
     width = -(-len(points) // most) or 1
     stretches = [points[start : start + width] for start in range(0, len(points), width)]

@@ -1,4 +1,4 @@
-"""The most memory that a phase of the program took."""
+"""Peak memory of a phase of the program."""
 
 import contextlib
 import re
@@ -10,7 +10,7 @@ import torch
 
 
 def reset_peak_memory() -> None:
-    """Forget earlier phases. Outside Linux a process keeps its peak, and it counts from the start."""
+    """Start a phase. Outside Linux the peak of a process cannot be reset, and counts from its start."""
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.reset_peak_memory_stats()
     with contextlib.suppress(OSError):
@@ -18,14 +18,14 @@ def reset_peak_memory() -> None:
 
 
 def peak_memory_bytes() -> int:
-    """Most memory in use since `reset_peak_memory`: on the GPU where one is in use, else of this process."""
+    """Peak memory since `reset_peak_memory`: of the GPU if one is in use, else of this process."""
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         return torch.cuda.max_memory_allocated()
     return _peak_resident_bytes()
 
 
 def _peak_resident_bytes() -> int:
-    """Linux's getrusage would count the parent too: a process starts with its maximum."""
+    """On Linux from /proc: getrusage would include the parent, whose maximum a new process inherits."""
     with contextlib.suppress(OSError):
         if found := re.search(r"^VmHWM:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE):
             return int(found[1]) * 1024

@@ -1,11 +1,11 @@
-"""A bar for evaluations."""
+"""A progress bar for evaluations."""
 
 import sys
 from collections.abc import Callable
 
 
 class ProgressBar:
-    """A bar over predictions, quiet where the output is no terminal and the row is short."""
+    """A bar over predictions. Outside a terminal it prints rarely, and nothing for short rows."""
 
     def __init__(self, name: str) -> None:
         from tqdm import tqdm

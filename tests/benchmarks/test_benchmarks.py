@@ -1,4 +1,4 @@
-"""The benchmark suite runs, writes what it prints, and times nothing that is not exact."""
+"""The benchmark suite runs, writes the rows it prints, and times only exact implementations."""
 
 import csv
 import math
@@ -23,7 +23,7 @@ RANKS = ROOT.parent / "shared" / "data" / "tokenizer" / "gpt2.tiktoken"
 
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory) -> tuple[str, Path]:
-    """What a quick run prints, and the folder of its results."""
+    """The output of a quick run, and the folder of its results."""
     books, out = tmp_path_factory.mktemp("books"), tmp_path_factory.mktemp("results")
     for number, split in enumerate(("train", "validation", "test")):
         (books / split).mkdir()
@@ -71,7 +71,7 @@ def test_tokenising_is_left_out_only_where_there_are_no_ranks(quick):
 
 
 class Clock:
-    """A clock that moves when it is told to."""
+    """A clock that advances only in `work`."""
 
     def __init__(self):
         self.now = 0.0
@@ -174,7 +174,7 @@ def test_the_benchmark_of_a_gpu_runs_where_kernels_are_interpreted(tmp_path):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_its_benchmark_says_so(capsys):
     assert gpu.main([]) == 1
-    assert "no GPU that torch sees" in capsys.readouterr().err
+    assert "torch sees no GPU" in capsys.readouterr().err
 
 
 def test_nothing_inexact_is_timed_on_a_gpu():

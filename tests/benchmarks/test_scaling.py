@@ -1,4 +1,4 @@
-"""benchmarks/scaling.md says what task=plan does."""
+"""benchmarks/scaling.md has the FLOPs of task=plan."""
 
 import re
 import shlex

@@ -1,4 +1,4 @@
-"""Tables that are killed, or started twice, end as one that was left alone; faults end in one line."""
+"""Tables that are killed, or started twice, end as an undisturbed one; faults end with an error of one line."""
 
 import random
 import re
@@ -14,7 +14,7 @@ from benchmarks.survival.soak import Kill, Reference, killed_table, undisturbed
 from benchmarks.survival.victim import Victim
 from landmark.training.checkpointing import checkpoints
 
-pytestmark = pytest.mark.skipif(not Path("/proc/locks").exists(), reason="stages are told by Linux's /proc/locks")
+pytestmark = pytest.mark.skipif(not Path("/proc/locks").exists(), reason="stages are found in Linux's /proc/locks")
 TINY = ["train.steps=24", "train.validate_every=12", "eval.tokens=16384", "data.max_documents=40"]
 STAGES = ["prepare", "train transformer", "evaluate", "train landmark"]
 
@@ -25,7 +25,7 @@ def reference(tmp_path_factory) -> Reference:
 
 
 def test_killed_and_then_started_twice_at_once(reference, tmp_path):
-    """Of the two, one trains each run that is left; the end is that of a table that nobody disturbed."""
+    """Each remaining run is trained by one of the two processes; the result is that of an undisturbed table."""
     *kills, differing = killed_table(tmp_path, STAGES, reference, random.Random(0), overrides=TINY, processes=2)
     assert differing == []
     assert len(kills) == len(STAGES)
@@ -44,7 +44,7 @@ def test_terminated_by_a_cluster(tmp_path):
     assert victim.wait_for("train transformer", ["prepare"])
     victim.process.terminate()
     assert victim.process.wait() == 128 + signal.SIGTERM
-    assert re.search(r"stopped by SIGTERM, \S+/step-\d+\.ckpt is written: the same command", victim.said())
+    assert re.search(r"stopped by SIGTERM, \S+/step-\d+\.ckpt is written: the same command", victim.text())
     assert checkpoints(next(victim.output.glob("runs/*/checkpoints")))
 
 

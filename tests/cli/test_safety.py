@@ -34,7 +34,7 @@ UNPICKLING = (
     "marshal",
 )
 RUNNING = ("eval", "exec", "compile", "yaml.load", "yaml.unsafe_load")
-FROM_PRETRAINED = {"landmark/huggingface/opening.py", "landmark/data/pretrained_tokenizer.py"}
+FROM_PRETRAINED = {"landmark/huggingface/safe_loading.py", "landmark/data/pretrained_tokenizer.py"}
 
 
 def calls() -> list:
@@ -60,7 +60,7 @@ def test_nothing_is_unpickled():
         for argument, unsafe in (("allow_pickle", True), ("trust_remote_code", True), ("weights_only", False)):
             assert given.get(argument) is not unsafe, f"{file}:{call.lineno} {name}"
         if name.endswith("from_pretrained"):
-            assert file in FROM_PRETRAINED, f"{file}:{call.lineno}: open it as landmark.huggingface.opening does"
+            assert file in FROM_PRETRAINED, f"{file}:{call.lineno}: open it as landmark.huggingface.safe_loading does"
     assert "torch.load" in seen
 
 

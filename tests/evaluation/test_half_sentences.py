@@ -14,7 +14,7 @@ from landmark.data.stream import Stream
 from landmark.data.tokenizers import load_tokenizer
 from landmark.evaluation.half_sentences import _bm25, _chance, _rank, documents, evaluate_half_sentences, tear
 from landmark.models import Decoder, DecoderConfig
-from landmark.retriever import cut
+from landmark.retriever import split_into_blocks
 from landmark.utils.errors import UserError
 from landmark.utils.significance import clopper_pearson
 from tests.training.training_case import make_config
@@ -117,7 +117,7 @@ def test_recall_counts_the_ranks(model, retriever):
 def test_gold_is_where_the_first_half_stands(model, monkeypatch):
     """A ranking that knows the place is always right."""
     torn = tear(made_up(4), QUERIES, seed=7)
-    texts = [block for document in torn.documents for block in cut(*document, TOKENIZER, BLOCK)[0]]
+    texts = [block for document in torn.documents for block in split_into_blocks(*document, TOKENIZER, BLOCK)[0]]
     firsts = {q: torn.documents[n][1].encode()[a:b] for q, (n, a, b) in zip(torn.queries, torn.first, strict=True)}
 
     def knowing(_):

@@ -1,4 +1,4 @@
-"""Models with landmarks against what their own layers and our memory, put together by hand, compute."""
+"""Models with landmarks against their own layers and our memory, combined by hand."""
 
 import copy
 import math
@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from landmark.attention.layout import insert_landmarks
 from landmark.attention.reference import landmark_attention_reference
 from landmark.huggingface import wrap
-from landmark.huggingface.attention import turn_back
+from landmark.huggingface.landmark_cache import unrotate
 from landmark.memory import Memory
 from tests.huggingface.conftest import make_model
 
@@ -18,7 +18,7 @@ BLOCK = 5
 
 
 def own_frequencies(config):
-    """As the papers of the scalings have them, in float64."""
+    """By the definitions in the papers of the scalings, in float64."""
     parameters = config.rope_parameters
     parameters = parameters.get("full_attention", parameters)
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -45,7 +45,7 @@ def side_by_side(x):
 
 
 def project(attention, x):
-    """Queries, keys, values (B, H, T, d), not turned."""
+    """Queries, keys, values (B, H, T, d), not rotated."""
     shape = (*x.shape[:2], -1, attention.head_dim)
     q, k, v = (getattr(attention, name)(x).view(shape).transpose(1, 2) for name in ("q_proj", "k_proj", "v_proj"))
     if hasattr(attention, "q_norm"):
@@ -61,7 +61,7 @@ def half_split(x, positions, frequency):
 
 
 class ByHand:
-    """A model's own embeddings, norms, projections and perceptrons around an attention that is given."""
+    """A model's own embeddings, norms, projections and perceptrons around a given attention."""
 
     def __init__(self, model):
         self.model, self.config = model, model.config
@@ -139,7 +139,7 @@ def test_reading_with_a_memory_is_our_memory_on_the_same_weights(family, granula
     expected = read_by_hand(wrapped, ids, 17, wrapped.landmarks.token, **settings)
     found = wrapped(ids, past_key_values=(memory := wrapped.new_memory())).logits
     assert memory.stats["blocks_retrieved"] > 0
-    # frequencies are float32 in the model, and so are the angles by which it turns keys (not where nothing slides)
+    # frequencies are float32 in the model, and so are the angles of its rotation (0 if no layer slides)
     torch.testing.assert_close(found, expected, rtol=0, atol=2e-4 if family == "gemma3" else 1e-5)
 
 
@@ -204,8 +204,8 @@ def test_turning_back_undoes_what_a_model_turned():
     angle = positions[:, None, :, None].float() * frequency
     a, b = x.chunk(2, -1)
     turned = torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], -1)
-    torch.testing.assert_close(turn_back(turned, positions, frequency), side_by_side(x), rtol=0, atol=2e-6)
-    assert torch.equal(turn_back(x, torch.zeros(1, 30, dtype=torch.int64), frequency), side_by_side(x))
+    torch.testing.assert_close(unrotate(turned, positions, frequency), side_by_side(x), rtol=0, atol=2e-6)
+    assert torch.equal(unrotate(x, torch.zeros(1, 30, dtype=torch.int64), frequency), side_by_side(x))
 
 
 def test_a_window_of_another_phase_is_another_loss(tokenizer):

@@ -69,7 +69,7 @@ def test_sampling_gives_several_answers(wrapped, ids):
 
 
 def test_goes_on_with_a_memory(wrapped, ids):
-    """As in a conversation: the text so far is given again, and only what is new is read."""
+    """As in a conversation: the input repeats the text so far, and only the new part is read."""
     memory = wrapped.new_memory()
     first = wrapped.generate(ids, max_new_tokens=5, do_sample=False, past_key_values=memory)
     longer = torch.cat([first, ids[:, :11]], 1)
@@ -127,7 +127,7 @@ def test_padding_and_labels_are_refused(wrapped, ids):
 
 @pytest.mark.parametrize("tier", ["cpu", "disk"])
 def test_blocks_may_lie_elsewhere(wrapped, ids, tier, tmp_path):
-    """And what was read may be saved, and read again by the same model."""
+    """The memory can be saved, and loaded by the same model."""
     long = ids.repeat(1, 3)
     expected = wrapped(long, past_key_values=(here := wrapped.new_memory())).logits
     memory = wrapped.new_memory(tier=tier)

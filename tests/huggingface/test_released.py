@@ -69,7 +69,7 @@ def test_files_and_settings_of_their_time_are_read(released):
     for name, tensor in weights.items():
         torch.testing.assert_close(model.state_dict()[name], tensor, rtol=0, atol=1e-6)
     (diff / "pytorch_model-00002-of-00002.bin").unlink()
-    with pytest.raises(UserError, match="a file less"):
+    with pytest.raises(UserError, match="is a file missing"):
         recover(base, diff)
     (diff / "pytorch_model-00001-of-00002.bin").write_bytes(b"cut short")
     with pytest.raises(UserError, match="is damaged"):

@@ -1,4 +1,4 @@
-"""What `wrap` changes, what it refuses, and what comes back from disk."""
+"""The changes of `wrap`, the models it refuses, and saving and loading."""
 
 import copy
 import re
@@ -75,7 +75,7 @@ def test_positions_that_depend_on_the_length_are_refused(scaling, tokenizer):
 
 
 def refused(case):
-    """A model that cannot have landmarks, and what should be said of it."""
+    """A model that cannot have landmarks, and the expected message."""
     if case == "no rotary positions":
         model = GPT2LMHeadModel(GPT2Config(vocab_size=257, n_embd=8, n_layer=1, n_head=1))
         return model, "gpt2: has no rotary positions"

@@ -1,4 +1,4 @@
-"""A tiny model and what it reads."""
+"""A tiny model and a text for it."""
 
 import numpy as np
 import pytest
@@ -9,9 +9,7 @@ from landmark.models import Decoder, DecoderConfig
 
 BLOCK, LOCAL, LAYERS, HEADS = 5, 18, 2, 2
 TOKENIZER = load_tokenizer("bytes")
-TEXT = (
-    "Ein Wörterbuch</script> & <b>ten\n €uro</b> "  # characters of several tokens, and what HTML would take for its own
-)
+TEXT = "Ein Wörterbuch</script> & <b>ten\n €uro</b> "  # characters of several tokens, and HTML
 
 
 def model_of(cmt=False, kind="landmark", block=BLOCK) -> Decoder:

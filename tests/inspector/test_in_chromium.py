@@ -1,4 +1,4 @@
-"""The page in a real Chromium: what a click, a key or a search shows, and that it is what was read."""
+"""The page in a real Chromium: clicks, keys and searches show the values of the trace."""
 
 import time
 
@@ -6,21 +6,21 @@ import numpy as np
 import pytest
 
 from landmark.inspector.page import render, token_texts
-from landmark.inspector.reading import NONE, Reading, read
+from landmark.inspector.trace import NO_BLOCK, Trace, trace_retrieval
 from tests.inspector.conftest import BLOCK, HEADS, LOCAL, TOKENIZER, model_of
 
 W = BLOCK + 1
 
 
 @pytest.fixture(scope="module")
-def reading(tokens) -> Reading:
-    return read(model_of(cmt=True), tokens, LOCAL, cutoff=0.1)
+def trace(tokens) -> Trace:
+    return trace_retrieval(model_of(cmt=True), tokens, LOCAL, cutoff=0.1)
 
 
 @pytest.fixture(scope="module")
-def page(reading, tmp_path_factory):
+def page(trace, tmp_path_factory):
     path = tmp_path_factory.mktemp("page") / "text.html"
-    path.write_text(render(reading, TOKENIZER, "<i>a</i> text", {"run": "one"}), encoding="utf-8")
+    path.write_text(render(trace, TOKENIZER, "<i>a</i> text", {"run": "one"}), encoding="utf-8")
     return path
 
 
@@ -58,58 +58,58 @@ def listed(browser, which: str, key: str) -> dict[int, str]:
 
 
 def said(share: float) -> str:
-    """A share as the page says it."""
+    """A share as the page prints it."""
     if share >= 0.0995:
         return f"{int(100 * share + 0.5)} %"
     return f"{100 * share:.1f} %" if share >= 0.0005 else "< 0.1 %" if share > 0 else "0 %"
 
 
-def shares_of(reading: Reading, position: int, heads=slice(None)) -> dict[int, float]:
-    """Of each block, the mean over heads of what it weighs for a token."""
-    blocks, weights = (x.reshape(-1, *x.shape[2:])[heads, :, position] for x in (reading.blocks, rounded(reading)))
-    return {int(b): weights[blocks == b].sum() / len(blocks) for b in np.unique(blocks) if b != NONE}
+def shares_of(trace: Trace, position: int, heads=slice(None)) -> dict[int, float]:
+    """The weight of each block for a token, mean over heads."""
+    blocks, weights = (x.reshape(-1, *x.shape[2:])[heads, :, position] for x in (trace.blocks, rounded(trace)))
+    return {int(b): weights[blocks == b].sum() / len(blocks) for b in np.unique(blocks) if b != NO_BLOCK}
 
 
-def users_of(reading: Reading, block: int) -> dict[int, float]:
-    weights = np.where(reading.blocks == block, rounded(reading), 0).sum((0, 1, 2)) / (reading.blocks.shape[0] * HEADS)
-    return {int(at): weights[at] for at in np.flatnonzero((reading.blocks == block).any((0, 1, 2)))}
+def users_of(trace: Trace, block: int) -> dict[int, float]:
+    weights = np.where(trace.blocks == block, rounded(trace), 0).sum((0, 1, 2)) / (trace.blocks.shape[0] * HEADS)
+    return {int(at): weights[at] for at in np.flatnonzero((trace.blocks == block).any((0, 1, 2)))}
 
 
-def rounded(reading: Reading) -> np.ndarray:
-    return np.rint(reading.weights * np.float64(0xFFFF)) / 0xFFFF
+def rounded(trace: Trace) -> np.ndarray:
+    return np.rint(trace.weights * np.float64(0xFFFF)) / 0xFFFF
 
 
 @pytest.mark.parametrize("position", [60, 71, 85])  # a token, a landmark, one in the last chunk
-def test_a_click_shows_what_was_retrieved(opened, reading, position):
+def test_a_click_shows_what_was_retrieved(opened, trace, position):
     click_token(opened, position)
-    expected = shares_of(reading, position)
+    expected = shares_of(trace, position)
     assert len(expected) > 3
     assert listed(opened, "retrieved", "block") == {block: said(share) for block, share in expected.items()}
     in_rows = """return Object.fromEntries([...document.querySelectorAll('.block')]
         .map(row => [...row.children].map(part => part.textContent)).filter(([, share]) => share))"""
     assert opened.js(in_rows) == {str(block): said(share) for block, share in expected.items()}
     cells = [float(text.strip("< ")) for text in opened.texts("#by-head td")]
-    np.testing.assert_allclose(cells, 100 * reading.weights[..., position].sum(2).flatten(), atol=0.51)
-    users = users_of(reading, position // W)
+    np.testing.assert_allclose(cells, 100 * trace.weights[..., position].sum(2).flatten(), atol=0.51)
+    users = users_of(trace, position // W)
     assert listed(opened, "uses", "position") == {at: said(share) for at, share in sorted(users.items())[:99]}
-    retrieved = rounded(reading)[..., position].sum(2).mean()
-    nowhere = np.where(reading.blocks[:, :, 0, position] == NONE, reading.missed[..., position], 0).mean()
-    legend = [f"its chunk {said(1 - retrieved - nowhere)}", f"retrieved {said(retrieved)}", f"nowhere {said(nowhere)}"]
+    retrieved = rounded(trace)[..., position].sum(2).mean()
+    dropped = np.where(trace.blocks[:, :, 0, position] == NO_BLOCK, trace.cmt_weights[..., position], 0).mean()
+    legend = [f"its chunk {said(1 - retrieved - dropped)}", f"retrieved {said(retrieved)}", f"dropped {said(dropped)}"]
     assert opened.texts("#shares span") == legend
     assert opened.texts("b.selected") == ["▪" if position % W == BLOCK else opened.js("return shown(selected)").strip()]
 
 
-def test_heads_are_chosen(opened, reading):
+def test_heads_are_chosen(opened, trace):
     click_token(opened, 84)
     opened.click("#by-head tr:nth-child(2) td:nth-child(3) button")  # layer 0, head 1
-    assert listed(opened, "retrieved", "block") == {b: said(s) for b, s in shares_of(reading, 84, [1]).items()}
+    assert listed(opened, "retrieved", "block") == {b: said(s) for b, s in shares_of(trace, 84, [1]).items()}
     opened.click("#by-head tr:nth-child(3) th button")  # layer 1
-    assert listed(opened, "retrieved", "block") == {b: said(s) for b, s in shares_of(reading, 84, [2, 3]).items()}
+    assert listed(opened, "retrieved", "block") == {b: said(s) for b, s in shares_of(trace, 84, [2, 3]).items()}
     opened.click("#by-head tr:nth-child(3) th button")
-    assert listed(opened, "retrieved", "block") == {b: said(s) for b, s in shares_of(reading, 84).items()}
+    assert listed(opened, "retrieved", "block") == {b: said(s) for b, s in shares_of(trace, 84).items()}
 
 
-def test_keys_and_history_move(opened, reading):
+def test_keys_and_history_move(opened, trace):
     def selected():
         return opened.js("return [selected, location.hash]")
 
@@ -118,12 +118,12 @@ def test_keys_and_history_move(opened, reading):
         press(opened, key)
         assert selected() == [at, f"#{at}"]
     opened.click("#uses li button")
-    first = max(users_of(reading, 10).items(), key=lambda item: (item[1], -item[0]))[0]
+    first = max(users_of(trace, 10).items(), key=lambda item: (item[1], -item[0]))[0]
     assert selected() == [first, f"#{first}"]
     opened.js("history.back()")
     wait(opened, "return selected === 60")
     press(opened, "ENTER")
-    strongest = max(shares_of(reading, 60).items(), key=lambda item: item[1])[0]
+    strongest = max(shares_of(trace, 60).items(), key=lambda item: item[1])[0]
     assert opened.texts(".flash > :first-child") == [str(strongest)]
     assert selected()[0] == 60
 
@@ -148,10 +148,10 @@ def test_search_goes_from_place_to_place(opened, tokens):
     assert opened.texts("output") == ["not found"]
 
 
-def test_text_is_text(opened, reading):
+def test_text_is_text(opened, trace):
     assert opened.texts("h1") == ["<i>a</i> text"]
     rows = opened.js("return [...document.querySelectorAll('.block')].map(row => row.lastChild.textContent)")
-    texts = token_texts(TOKENIZER, reading.tokens)
+    texts = token_texts(TOKENIZER, trace.tokens)
     expected = "".join((text or "·") + ("▪" if at % BLOCK == BLOCK - 1 else "") for at, text in enumerate(texts))
     assert "".join(rows) == expected.replace("\n", "↵")
 
@@ -172,21 +172,21 @@ def test_surprise_and_colours(browser, page):
 
 
 def test_32k_tokens(browser, tmp_path):
-    """Rows become spans only where they can be seen. How long it takes is printed: see README.md."""
+    """Only visible rows have an element for each token. Prints the times of README.md."""
     layers, heads, k, count, block_size = 4, 4, 4, 1 << 15, 50
     rng, length = np.random.default_rng(0), count + count // block_size
     last = np.arange(length) // 255 * 255 // (block_size + 1)  # blocks before each chunk
     blocks = (rng.random((layers, heads, k, length)) * last).astype(np.uint16)
-    blocks[..., last < k] = NONE
+    blocks[..., last < k] = NO_BLOCK
     weights = np.where(
-        blocks == NONE, 0, rng.dirichlet(np.ones(k + 1), (layers, heads, length))[..., 1:].swapaxes(2, 3)
+        blocks == NO_BLOCK, 0, rng.dirichlet(np.ones(k + 1), (layers, heads, length))[..., 1:].swapaxes(2, 3)
     )
-    reading = Reading(
+    trace = Trace(
         rng.integers(32, 127, count), block_size, list(range(0, length, 255)), blocks, weights.astype(np.float32), None,
         rng.exponential(3, count - 1).astype(np.float32),
     )  # fmt: skip
     page = tmp_path / "long.html"
-    page.write_text(render(reading, TOKENIZER, "32 K", {}), encoding="utf-8")
+    page.write_text(render(trace, TOKENIZER, "32 K", {}), encoding="utf-8")
     browser.open(page)
     wait(browser)
     marks = (
@@ -197,7 +197,7 @@ def test_32k_tokens(browser, tmp_path):
     for position in rng.integers(length // 2, length, 10).tolist():
         click_token(browser, position, block_size + 1)
         clicks.append(round(browser.driver.execute_async_script(CLICK), 1))
-        expected = shares_of(reading, browser.js("return selected"))
+        expected = shares_of(trace, browser.js("return selected"))
         assert listed(browser, "retrieved", "block").items() <= {b: said(s) for b, s in expected.items()}.items()
     rows, tokens = (
         browser.js("return document.querySelectorAll(arguments[0]).length", x) for x in (".block", "#text b")

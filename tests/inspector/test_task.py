@@ -1,4 +1,4 @@
-"""`task=inspect` from a command to a page: the README's own, and those that are refused."""
+"""`task=inspect` from a command to a page: the README's command, and commands that are refused."""
 
 import io
 import re
@@ -10,7 +10,7 @@ import pytest
 
 from landmark.cli import main as app
 from landmark.config import to_config
-from landmark.inspector.reading import read
+from landmark.inspector.trace import trace_retrieval
 from landmark.models import save
 from landmark.utils.errors import UserError
 from landmark.utils.files import write_json
@@ -29,7 +29,7 @@ def trained(folder, **changed) -> None:
 
 @pytest.fixture
 def inspect(tmp_path, monkeypatch, capsys):
-    """Runs the task where two models and a book are; returns what was printed."""
+    """A function that runs the task in a folder with two models and a book, and returns its output."""
     trained(tmp_path / "DIR")
     trained(tmp_path / "plain", kind="transformer")
     (tmp_path / "book.txt").write_text(LONG, encoding="utf-8")
@@ -59,9 +59,9 @@ def test_the_command_of_the_readme_writes_a_page(inspect, tmp_path):
 
 
 def texts_of(path) -> list[str]:
-    reading = read(model_of(), TOKENIZER.encode(LONG))
-    described, _ = data_of(path.read_text(encoding="utf-8"), reading)
-    return described["tokens"]
+    trace = trace_retrieval(model_of(), TOKENIZER.encode(LONG))
+    content, _ = data_of(path.read_text(encoding="utf-8"), trace)
+    return content["tokens"]
 
 
 def test_file_and_prompt_are_one_text(inspect, monkeypatch, tmp_path):

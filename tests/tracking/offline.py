@@ -1,4 +1,4 @@
-"""What an offline run of W&B keeps, read back from its file: records of protobuf, framed as LevelDB's log."""
+"""Read the file of an offline W&B run: records of protobuf in the frames of LevelDB's log."""
 
 import json
 import struct

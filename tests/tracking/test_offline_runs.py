@@ -1,4 +1,4 @@
-"""What W&B is given, read back from real offline runs of a model too small to learn anything; and their dashboard."""
+"""The files of real offline W&B runs, of a model too small to learn anything, and their dashboard."""
 
 import json
 import math
@@ -132,7 +132,7 @@ def test_weights_that_stay_are_the_same_version(offline):
 
 
 def panel_keys(spec) -> tuple[set[str], set[str]]:
-    """Every metric and every setting that a workspace's panels name, wherever they do."""
+    """Every metric and every setting in a workspace's panels."""
     metrics, settings = set(), set()
 
     def visit(value, key=""):
@@ -174,7 +174,7 @@ def test_everything_the_dashboard_shows_was_logged(offline, dashboards):
 
 
 def test_every_panel_has_something_to_show(offline, dashboards):
-    """Whatever a panel puts together is found in one run."""
+    """Some run has all metrics of a panel."""
     for section in dashboards[0]["spec"]["section"]["panelBankConfig"]["sections"]:
         for panel in section["panels"]:
             spec = {"section": {"panelBankConfig": {"sections": [{"panels": [panel]}]}}}

@@ -22,7 +22,7 @@ def sweep():
 
 
 def test_its_runs_are_the_cells_of_the_grid(sweep):
-    """The same overrides, so that what agents evaluate fills the experiment's table."""
+    """The same overrides, so that the rows of agents fill the experiment's table."""
     config = to_config(compose_conf(["+experiment=sweep_k_local"]))
     assert {key: parameter["values"] for key, parameter in sweep["parameters"].items()} == config.grid.axes
     words = [word for word in sweep["command"] if not word.startswith("${")]

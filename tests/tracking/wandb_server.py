@@ -1,4 +1,4 @@
-"""A W&B that takes runs on this machine, and can be told to refuse the key or to be gone."""
+"""A W&B server on this machine that can refuse the key, or disappear."""
 
 import json
 import threading
@@ -11,7 +11,7 @@ RUN = {"id": "r", "name": "run", "displayName": "run", "config": "{}", "historyL
 
 
 class Server(ThreadingHTTPServer):
-    """`history`: every line of metrics that was uploaded. `artifacts_used`: how often a run said that it uses one."""
+    """`history`: all lines of metrics uploaded. `artifacts_used`: number of times that a run used an artifact."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -22,7 +22,7 @@ class Server(ThreadingHTTPServer):
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     def handle_error(self, *_: Any) -> None:
-        """A client that hangs up is no error here."""
+        """A client that closes its connection is not an error."""
 
     def go_away(self) -> None:
         self.shutdown()

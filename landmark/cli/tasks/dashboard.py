@@ -1,7 +1,7 @@
 """task=dashboard: a W&B workspace of an experiment's runs and rows, or of the whole project."""
 
 from landmark.cli.command import Command
-from landmark.tracking.wandb_runs import mode
+from landmark.tracking.wandb_run import mode
 from landmark.utils.errors import UserError
 
 

@@ -6,7 +6,7 @@ from landmark.cli.command import Command
 from landmark.experiment.records import Record
 from landmark.results import render, tables
 from landmark.results.paper import read_paper
-from landmark.tracking.wandb_runs import log_table, mode
+from landmark.tracking.wandb_run import mode
 from landmark.utils.errors import UserError
 
 
@@ -44,6 +44,6 @@ def _log(command: Command, table: tables.Table, files: list, records: list[Recor
     """Log a table that has changed to W&B."""
     identity = hashlib.sha256(f"{table.name} {table.stem}".encode()).hexdigest()[:10]
     used = [command.runner.records.path("rows", record["id"]) for record in records]
-    log_table(command.config, identity, *render.plain(table), files, used)
+    command.runner.tracker.table(command.config, identity, *render.plain(table), files, used)
     if mode(command.config.logger) == "offline":
         print(f"W&B: kept offline; `wandb sync {command.runner.output}/wandb/offline-run-*` uploads it")

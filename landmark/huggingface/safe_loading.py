@@ -1,4 +1,4 @@
-"""Opening a folder of transformers: its own code is not run, nothing is unpickled, no file is read from elsewhere."""
+"""Loading a folder of transformers safely: no code of the folder runs, no pickle is loaded, no other folder is read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from landmark.utils.files import read_json
 def open_model(folder: str | Path, **settings: Any) -> Any:
     """A causal language model from *.safetensors. settings: of `from_pretrained`.
 
-    Raises UserError where the folder's index names a file outside of it; else as `from_pretrained`.
+    Raises UserError if the folder's index names a file outside of it, and the errors of `from_pretrained`.
     """
     check_index(Path(folder))
     safe = {"trust_remote_code": False, "use_safetensors": True}
@@ -22,12 +22,12 @@ def open_model(folder: str | Path, **settings: Any) -> Any:
 
 
 def open_tokenizer(folder: str | Path, **settings: Any) -> Any:
-    """Its tokenizer. settings: of `from_pretrained`."""
+    """The tokenizer of a folder. settings: of `from_pretrained`."""
     return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, **settings)
 
 
 def check_index(folder: Path) -> None:
-    """Raise UserError where an index of shards names a file that is not in the folder. Links are the hub's own way."""
+    """Raise UserError if an index of shards names a file of another folder. Links are allowed: the hub uses them."""
     for index in sorted(folder.glob("*.index.json")):
         for name in set(read_json(index).get("weight_map", {}).values()):
             if name in ("", ".", "..") or Path(name).name != name:

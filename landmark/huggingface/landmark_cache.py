@@ -1,4 +1,4 @@
-"""The cache of a model with landmarks: blocks and their landmarks where attention is full, a window where it slides."""
+"""The cache of a model with landmarks: a memory for layers with full attention, a window for layers that slide."""
 
 from __future__ import annotations
 
@@ -10,23 +10,28 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicSlidingWindowLayer
 
-from landmark.huggingface.attention import turn_back
 from landmark.huggingface.families import SLIDING, inverse_frequencies, layer_types
 from landmark.memory import Memory
 from landmark.utils.errors import UserError
 
 
 class LandmarkCache(Cache):
-    """What is kept of a text that a model reads with landmarks, whose keys and values a `landmark.memory.Memory` holds.
+    """Past keys and values of a text that a model reads with landmarks; a `landmark.memory.Memory` holds them.
 
-    block_size: ℓ. settings: those of `Memory`. For transformers its length is that of the text, landmarks not counted.
+    To transformers, its length is the number of the text's own tokens, without landmarks. For each chunk of a text:
+
+    1. the model asks for `positions` and calls `attend` in each layer with full attention;
+    2. `attend` undoes the rotation, because the memory assigns positions itself, and attends through the memory;
+    3. after the last layer, `commit` stores the chunk's blocks.
+
+    block_size: ℓ. settings: of `Memory`.
     """
 
     def __init__(self, model: PreTrainedModel, block_size: int, **settings: Any):
         window: Any = getattr(model.config, "sliding_window", None)
         types = layer_types(model)
         super().__init__(
-            layers=[DynamicSlidingWindowLayer(window) if kind == SLIDING else _InMemory() for kind in types]
+            layers=[DynamicSlidingWindowLayer(window) if kind == SLIDING else _MemoryLayer() for kind in types]
         )
         self._frequencies = inverse_frequencies(model)
         self.slides = SLIDING in types
@@ -38,22 +43,33 @@ class LandmarkCache(Cache):
         return self.memory.stats
 
     def positions(self, length: int, device: torch.device) -> Tensor:
-        """Position ids (1, length) of the tokens that come next, landmarks included.
+        """Position ids (1, length) of the next tokens, landmarks included.
 
-        Where all keys go to the memory, which turns them itself, all are 0: nothing is there to be undone, exactly.
+        If no layer slides, all are 0, so that the rotation is the identity and undoing it is exact.
         """
         if not self.slides:
             return torch.zeros(1, length, dtype=torch.int64, device=device)
         return torch.arange(self.memory.position, self.memory.position + length, device=device)[None]
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, position_ids: Tensor) -> Tensor:
-        """q: (B, H, T, d); k, v: (B, H_kv, T, d), turned by position_ids. Returns (B, H, T, d)."""
-        q, k = (turn_back(x, position_ids, self._frequencies) for x in (q, k))
+        """Attend to the chunk and to the memory.
+
+        Args:
+            layer: its number.
+            q: (B, H, T, d), rotated by position_ids.
+            k: (B, H_kv, T, d), rotated by position_ids.
+            v: (B, H_kv, T, d).
+            scale: factor of the scores.
+            position_ids: (B or 1, T).
+
+        Returns (B, H, T, d).
+        """
+        q, k = (unrotate(x, position_ids, self._frequencies) for x in (q, k))
         rescale = scale * math.sqrt(q.shape[-1])
         return self.memory.attend(layer, q if rescale == 1 else q * rescale, k, v)
 
     def commit(self) -> None:
-        """The chunk is over, in all layers."""
+        """End the chunk, in all layers."""
         self.memory.commit()
 
     def reset(self) -> None:
@@ -62,11 +78,11 @@ class LandmarkCache(Cache):
         self.memory.reset()
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Tokens of the text read so far, landmarks not counted."""
+        """Tokens of the text read so far, without landmarks."""
         return self.memory.position - self.memory.position // (self.memory.block_size + 1)
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
-        """For masks: keys of this layer before the next query, landmarks counted."""
+        """For masks: keys of this layer before the next query, with landmarks."""
         return self.layers[layer_idx].get_seq_length()  # pyright: ignore[reportAttributeAccessIssue]
 
     def _refuse(self, *_: Any, **__: Any) -> None:
@@ -75,8 +91,8 @@ class LandmarkCache(Cache):
     reorder_cache = crop = batch_repeat_interleave = batch_select_indices = _refuse
 
 
-class _InMemory(CacheLayerMixin):
-    """A layer whose keys and values go to the memory: attention is given those of the chunk alone."""
+class _MemoryLayer(CacheLayerMixin):
+    """A layer whose past is in the memory: attention gets the keys and values of the chunk alone."""
 
     is_sliding = False
 
@@ -96,3 +112,15 @@ class _InMemory(CacheLayerMixin):
         return -1
 
     def reset(self) -> None: ...
+
+
+def unrotate(x: Tensor, position_ids: Tensor, inverse_frequencies: Tensor) -> Tensor:
+    """Undo a model's rotation of queries or keys.
+
+    x: (B, H, T, d), where elements i and i + d/2 form a pair; position_ids: (B or 1, T); inverse_frequencies: (d/2,),
+    radians a position. Returns (B, H, T, d) with the elements of a pair side by side, as in `landmark.memory`.
+    """
+    angle = position_ids[:, None, :, None].float() * inverse_frequencies.float()  # as the model computes it
+    angle = angle.to(torch.promote_types(x.dtype, torch.float32))
+    pairs = torch.complex(*x.to(angle.dtype).chunk(2, -1)) * torch.polar(torch.ones_like(angle), -angle)
+    return torch.view_as_real(pairs).flatten(-2).to(x.dtype)

@@ -1,11 +1,11 @@
-"""What is kept of a reading, against plain loops over the definitions, layer by layer."""
+"""A trace against plain loops over the definitions, layer by layer."""
 
 import numpy as np
 import pytest
 import torch
 
-from landmark.inspector import reading as reading_module
-from landmark.inspector.reading import NONE, read
+from landmark.inspector import trace as trace_module
+from landmark.inspector.trace import NO_BLOCK, trace_retrieval
 from landmark.memory import Memory
 from landmark.memory.retrieval import GRANULARITIES
 from landmark.utils.errors import UserError
@@ -42,7 +42,7 @@ OTHERS = {
 def test_it_equals_plain_loops(tokens, projections, granularity, others):
     tokens = tokens[:62]
     settings, cmt_is_on = OTHERS[others], "cutoff" in OTHERS[others]
-    found = read(model_of(cmt=cmt_is_on), tokens, LOCAL, k=K, granularity=granularity, **settings)
+    found = trace_retrieval(model_of(cmt=cmt_is_on), tokens, LOCAL, k=K, granularity=granularity, **settings)
     length = len(tokens) + len(tokens) // BLOCK
     assert found.blocks.shape == found.weights.shape == (LAYERS, HEADS, K, length)
     chunks = np.diff([*found.chunks, length]).tolist()
@@ -60,21 +60,21 @@ def test_it_equals_plain_loops(tokens, projections, granularity, others):
                 blocks, missed = expected.get((head, position), ({}, None))
                 here = found.blocks[layer, head, :, position]
                 kept = dict(zip(here.tolist(), found.weights[layer, head, :, position].tolist()))
-                assert not kept.pop(NONE, 0), "what is no block weighs nothing"
+                assert not kept.pop(NO_BLOCK, 0), "no block has no weight"
                 assert kept == pytest.approx(blocks, abs=1e-5)
                 assert list(kept) == sorted(kept), "the oldest first"
                 if missed is not None:
-                    assert found.missed is not None
-                    assert found.missed[layer, head, position] == pytest.approx(missed, abs=1e-5)
+                    assert found.cmt_weights is not None
+                    assert found.cmt_weights[layer, head, position] == pytest.approx(missed, abs=1e-5)
                     dropped += not kept and position >= found.chunks[1]
     if settings.get("cutoff"):
         assert 0 < dropped < LAYERS * HEADS * (length - found.chunks[1])
-    assert (found.missed is None) == (not cmt_is_on)
+    assert (found.cmt_weights is None) == (not cmt_is_on)
 
 
 def test_losses_are_those_of_the_next_tokens(tokens):
     model = model_of()
-    found = read(model, tokens, LOCAL)
+    found = trace_retrieval(model, tokens, LOCAL)
     memory = model.new_memory()
     with torch.no_grad():
         parts = torch.from_numpy(tokens.astype(np.int64))[None].split(LOCAL, 1)
@@ -84,30 +84,30 @@ def test_losses_are_those_of_the_next_tokens(tokens):
 
 
 def test_progress_ends_at_the_whole(tokens):
-    told = []
-    read(model_of(), tokens, LOCAL, progress=lambda *now: told.append(now))
-    assert told[0] == (LOCAL, len(tokens))
-    assert told[-1] == (len(tokens), len(tokens))
+    calls = []
+    trace_retrieval(model_of(), tokens, LOCAL, progress=lambda *now: calls.append(now))
+    assert calls[0] == (LOCAL, len(tokens))
+    assert calls[-1] == (len(tokens), len(tokens))
 
 
 def test_a_text_without_anything_to_retrieve_is_refused(tokens):
-    read(model_of(), tokens[: LOCAL + 1], LOCAL)
+    trace_retrieval(model_of(), tokens[: LOCAL + 1], LOCAL)
     with pytest.raises(
         UserError, match="18 tokens, read 18 at a time .* give one of more than 18, or lower eval.local"
     ):
-        read(model_of(), tokens[:LOCAL], LOCAL)
+        trace_retrieval(model_of(), tokens[:LOCAL], LOCAL)
     with pytest.raises(UserError, match="give one of more than 6"):
-        read(model_of(), tokens[:6], 3)
-    assert (read(model_of(), tokens[:7], 3).blocks == 0).any()
+        trace_retrieval(model_of(), tokens[:6], 3)
+    assert (trace_retrieval(model_of(), tokens[:7], 3).blocks == 0).any()
 
 
-def test_what_can_not_be_shown_is_refused(tokens, monkeypatch):
+def test_a_trace_that_no_page_can_show_is_refused(tokens, monkeypatch):
     with pytest.raises(UserError, match="a transformer has no blocks to retrieve"):
-        read(model_of(kind="transformer"), tokens)
+        trace_retrieval(model_of(kind="transformer"), tokens)
     with pytest.raises(UserError, match="retrieval.k=0: nothing is retrieved"):
-        read(model_of(), tokens, k=0)
-    monkeypatch.setattr(reading_module, "MOST", 4 * 4 * 80)
+        trace_retrieval(model_of(), tokens, k=0)
+    monkeypatch.setattr(trace_module, "MAX_RETRIEVALS", 4 * 4 * 80)
     with pytest.raises(
         UserError, match=f"has {len(tokens)} tokens, a page holds 80, .* with retrieval.k=4: give a part"
     ):
-        read(model_of(), tokens, LOCAL)
+        trace_retrieval(model_of(), tokens, LOCAL)

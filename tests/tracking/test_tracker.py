@@ -3,14 +3,15 @@ import sys
 from pathlib import Path
 
 import pytest
-import wandb as package
+import wandb
 from lightning.pytorch.loggers.logger import DummyLogger
 
 from landmark.config.schema import LoggerConfig
 from landmark.data.synthetic import SyntheticSplit
 from landmark.experiment.records import Records
-from landmark.tracking import wandb_runs as wandb
-from landmark.tracking.wandb_runs import has_key, log_row, mode, training_loggers
+from landmark.tracking import wandb_run
+from landmark.tracking.tracker import Tracker
+from landmark.tracking.wandb_run import has_key, mode
 from landmark.utils.files import write_json
 from tests.tracking.wandb_server import Server
 from tests.training.training_case import make_config, run
@@ -39,7 +40,7 @@ def test_online_with_a_key_for_the_host_in_netrc(tmp_path):
     assert mode(LoggerConfig()) == "online"
 
 
-def test_what_is_said_explicitly_holds(monkeypatch):
+def test_an_explicit_mode_holds(monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "x" * 40)
     assert mode(LoggerConfig(mode="offline")) == "offline"
     assert mode(LoggerConfig(wandb=False, mode="online")) == "disabled"
@@ -47,7 +48,7 @@ def test_what_is_said_explicitly_holds(monkeypatch):
     assert mode(LoggerConfig()) == "offline"
 
 
-class Session:
+class FakeRun:
     dir = "nowhere/files"
 
     def __init__(self):
@@ -69,38 +70,38 @@ class Session:
 
 
 @pytest.fixture
-def sessions(monkeypatch):
-    """Stands in for wandb.init; what it was called with, and the session it gave."""
+def opened_runs(monkeypatch):
+    """Replaces wandb.init; its calls, as settings and the run returned."""
     opened = []
 
     def init(**settings):
-        opened.append((settings, Session()))
+        opened.append((settings, FakeRun()))
         return opened[-1][1]
 
-    monkeypatch.setattr(package, "init", init)
+    monkeypatch.setattr(wandb, "init", init)
     return opened
 
 
-def test_row_is_logged_under_its_identity(configure, make_record, sessions, tmp_path):
+def test_row_is_logged_under_its_identity(configure, make_record, opened_runs, tmp_path):
     config = configure(f"output={tmp_path}")
     record = make_record(config, "a", 12.0)
     record["results"]["memory"] = {"drop_rate": 0.25, "drop_rates": [[0.25]]}
-    log_row(config, record, Records(tmp_path).path("rows", record["id"]), group="table1")
-    settings, session = sessions[0]
-    assert (settings["id"], settings["group"], settings["job_type"]) == (record["id"], "table1", "evaluate")
-    assert (settings["mode"], settings["resume"], session.code) == ("offline", "allow", 0)
-    assert session.logged[0]["perplexity"] == 12.0
-    assert session.logged[0]["memory/drop_rate"] == 0.25
-    assert {"segments", "memory/drop_rates"}.isdisjoint(session.logged[0])
+    Tracker().row(config, record, Records(tmp_path).path("rows", record["id"]))
+    settings, fake = opened_runs[0]
+    assert (settings["id"], settings["group"], settings["job_type"]) == (record["id"], "single", "evaluate")
+    assert (settings["mode"], settings["resume"], fake.code) == ("offline", "allow", 0)
+    assert fake.logged[0]["perplexity"] == 12.0
+    assert fake.logged[0]["memory/drop_rate"] == 0.25
+    assert {"segments", "memory/drop_rates"}.isdisjoint(fake.logged[0])
 
 
-def test_row_of_a_sweep_is_logged_to_the_agents_run(configure, make_record, sessions, tmp_path, monkeypatch):
+def test_row_of_a_sweep_is_logged_to_the_agents_run(configure, make_record, opened_runs, tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_SWEEP_ID", "sweep")
     config = configure(f"output={tmp_path}")
-    log_row(config, make_record(config, "a", 12.0), tmp_path / "row.json", group="g")
-    settings, session = sessions[0]
+    Tracker().row(config, make_record(config, "a", 12.0), Path("row.json"))
+    settings, fake = opened_runs[0]
     assert {"id", "project", "entity"}.isdisjoint(settings)
-    assert session.logged[0]["perplexity"] == 12.0
+    assert fake.logged[0]["perplexity"] == 12.0
 
 
 class Corpus:
@@ -108,61 +109,61 @@ class Corpus:
         return SyntheticSplit("0123456789abcdef")
 
 
-def test_crashed_training_is_marked_as_failed_and_leaves_no_model(configure, sessions, tmp_path, monkeypatch):
+def test_crashed_training_is_marked_as_failed_and_leaves_no_model(configure, opened_runs, tmp_path, monkeypatch):
     monkeypatch.setattr("lightning.pytorch.loggers.WandbLogger", lambda experiment: experiment)
     config = configure(f"output={tmp_path}")
 
     def crash():
-        with training_loggers(config, "run", group="g", corpus=Corpus(), folder=tmp_path) as loggers:
+        with Tracker().training(config, "run", corpus=Corpus(), folder=tmp_path) as loggers:
             return len(loggers) / 0
 
     with pytest.raises(ZeroDivisionError):
         crash()
-    assert sessions[0][1].code == 1
-    assert sessions[0][0]["job_type"] == "train"
-    assert sessions[0][1].artifacts == ["stream-0123456789"]
+    assert opened_runs[0][1].code == 1
+    assert opened_runs[0][0]["job_type"] == "train"
+    assert opened_runs[0][1].artifacts == ["stream-0123456789"]
 
 
-def test_an_artifact_that_fails_stops_nothing(configure, make_record, sessions, tmp_path, caplog):
+def test_an_artifact_that_fails_stops_nothing(configure, make_record, opened_runs, tmp_path, caplog):
     config = configure(f"output={tmp_path}")
     record = make_record(config, "a", 12.0)
-    log_row(config, record, Records(tmp_path).path("rows", record["id"]), group="g")
-    assert sessions[0][1].code == 0
-    assert "an artifact was not noted" in caplog.text
+    Tracker().row(config, record, Records(tmp_path).path("rows", record["id"]))
+    assert opened_runs[0][1].code == 0
+    assert "an artifact was not recorded" in caplog.text
     assert f"{record['id']}.json" in caplog.text
 
 
-def test_only_the_first_process_logs(configure, sessions, tmp_path, monkeypatch):
+def test_only_the_first_process_logs(configure, opened_runs, tmp_path, monkeypatch):
     monkeypatch.setenv("RANK", "1")
-    with training_loggers(configure(), "run", group="g", corpus=Corpus(), folder=tmp_path) as loggers:
+    with Tracker().training(configure(), "run", corpus=Corpus(), folder=tmp_path) as loggers:
         assert loggers == []
-    assert sessions == []
+    assert opened_runs == []
 
 
-def test_nothing_is_opened_when_switched_off(configure, make_record, sessions):
+def test_nothing_is_opened_when_switched_off(configure, make_record, opened_runs):
     config = configure("logger=csv")
-    log_row(config, make_record(config, "a", 12.0), Path("row.json"), group="g")
-    wandb.log_table(config, "id", ["a"], [[1]], [], [])
-    assert sessions == []
+    Tracker().row(config, make_record(config, "a", 12.0), Path("row.json"))
+    Tracker().table(config, "id", ["a"], [[1]], [], [])
+    assert opened_runs == []
 
 
 @pytest.fixture
 def server(monkeypatch):
-    """A W&B on this machine with a key for it; its troubles are waited for only shortly."""
+    """A W&B on this machine with a key for it; its timeouts are short."""
     server = Server()
     monkeypatch.setenv("WANDB_BASE_URL", server.url)
     monkeypatch.setenv("WANDB_API_KEY", "x" * 40)
-    monkeypatch.setattr(wandb, "INIT_TIMEOUT", 2.0)
-    monkeypatch.setattr(wandb, "FINISH_TIMEOUT", 2.0)
-    monkeypatch.setattr(wandb, "_unreachable", False)
-    package.teardown()
+    monkeypatch.setattr(wandb_run, "INIT_TIMEOUT", 2.0)
+    monkeypatch.setattr(wandb_run, "FINISH_TIMEOUT", 2.0)
+    monkeypatch.setattr(wandb_run, "_unreachable", False)
+    wandb.teardown()
     yield server
-    package.teardown()
+    wandb.teardown()
     server.server_close()
 
 
 def train(configure, folder, trouble=lambda: None):
-    """A training logged to W&B, which has its trouble after step 15. Returns the steps that were trained."""
+    """A training logged to W&B, with `trouble` at step 15. Returns the number of steps trained."""
 
     class Trouble(DummyLogger):
         def log_metrics(self, metrics, step=None, **_):
@@ -170,7 +171,7 @@ def train(configure, folder, trouble=lambda: None):
                 trouble()
 
     config = configure(f"output={folder}", "name=survival")
-    with training_loggers(config, "run", group="g", corpus=Corpus(), folder=folder / "run") as loggers:
+    with Tracker().training(config, "run", corpus=Corpus(), folder=folder / "run") as loggers:
         _, summary = run(make_config("transformer"), folder, [*loggers, Trouble()])
     return summary["steps"]
 
@@ -180,11 +181,11 @@ def uploaded(server):
 
 
 def synced(folder, monkeypatch):
-    """The steps that arrive when what is kept is uploaded to another W&B."""
+    """The steps that arrive at another W&B after `wandb sync`."""
     server = Server()
     monkeypatch.setenv("WANDB_BASE_URL", server.url)
     command = [sys.executable, "-m", "wandb", "sync", "--include-online", str(folder)]
-    subprocess.run(command, check=True, capture_output=True, cwd=folder)  # where it writes its own log
+    subprocess.run(command, check=True, capture_output=True, cwd=folder)  # it writes its own log there
     return uploaded(server)
 
 
@@ -195,14 +196,14 @@ def test_what_is_logged_arrives(server, configure, make_record, tmp_path, caplog
     config = configure(f"output={tmp_path}")
     record = make_record(config, "a", 12.0)
     write_json(Records(tmp_path).path("rows", record["id"]), record)
-    log_row(config, record, Records(tmp_path).path("rows", record["id"]), group="g")
+    Tracker().row(config, record, Records(tmp_path).path("rows", record["id"]))
     assert [line["perplexity"] for line in server.history] == [12.0]
     assert server.artifacts_used == 1
     assert "W&B" not in caplog.text
 
 
 def test_key_refused_in_mid_training(server, configure, tmp_path, caplog, monkeypatch):
-    """Training goes on, and what was logged can be uploaded later."""
+    """The training continues, and its metrics can be uploaded later."""
 
     def refuse():
         server.refuses_the_key = True
@@ -228,7 +229,7 @@ def test_no_wandb_at_the_start_is_offline(server, configure, make_record, tmp_pa
         server.go_away()
     config = configure(f"output={tmp_path}")
     for row in "ab":
-        log_row(config, make_record(config, row, 12.0), tmp_path / "row.json", group="g")
+        Tracker().row(config, make_record(config, row, 12.0), Path("row.json"))
     assert caplog.text.count("kept offline, `wandb sync") == 1
     assert len(list((tmp_path / "wandb").glob("offline-run-*"))) == 2
 
@@ -237,7 +238,7 @@ def test_nowhere_to_log_to_is_no_error(configure, make_record, tmp_path, monkeyp
     def full(**settings):
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(package, "init", full)
+    monkeypatch.setattr(wandb, "init", full)
     config = configure(f"output={tmp_path}")
-    log_row(config, make_record(config, "a", 12.0), tmp_path / "row.json", group="g")
+    Tracker().row(config, make_record(config, "a", 12.0), Path("row.json"))
     assert "W&B is left out: No space left on device" in caplog.text

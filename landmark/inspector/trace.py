@@ -1,0 +1,123 @@
+"""Read a text once, and record what every token retrieves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from landmark.memory import Memory
+from landmark.memory.observer import Retrieval
+from landmark.models import Decoder
+from landmark.models.generation import LOCAL
+from landmark.utils.errors import UserError
+
+NO_BLOCK = 0xFFFF  # stands for the number of a block
+MAX_RETRIEVALS = 1 << 24  # that a page can show: one is one block, retrieved by one head for one token
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What L layers of H heads retrieve for a text of N tokens (T with landmarks), at most k blocks each.
+
+    tokens: (N,) ids. chunks: position in the stream (tokens and landmarks) where each chunk begins. blocks:
+    (L, H, k, T) uint16, numbers of blocks, oldest first, NO_BLOCK where there is none. weights: (L, H, k, T) float32,
+    the share of the query's attention that each block gets. cmt_weights: (L, H, T) float32, the weight of the context
+    miss token, if the model has one. losses: (N − 1,) float32, nats of each token but the first.
+    """
+
+    tokens: np.ndarray
+    block_size: int
+    chunks: list[int]
+    blocks: np.ndarray
+    weights: np.ndarray
+    cmt_weights: np.ndarray | None
+    losses: np.ndarray
+
+
+def trace_retrieval(
+    model: Decoder,
+    tokens: np.ndarray,
+    local: int = LOCAL,
+    *,
+    k: int = 4,
+    progress: Callable[[int, int], None] | None = None,
+    **settings: Any,
+) -> Trace:
+    """Read a text with a new memory.
+
+    Args:
+        model: a landmark model.
+        tokens: (N,) raw ids.
+        local: tokens of a chunk.
+        k: blocks that a head retrieves.
+        progress: called with the number of tokens read and of all tokens. None: not called.
+        settings: further settings of `landmark.memory.Memory`.
+
+    Raises UserError for a model without blocks, and for a text that is too short to retrieve anything or too long for
+    a page.
+    """
+    block_size = _check(model, tokens, local, k)
+    recorder = _Recorder(model, k, len(tokens) + len(tokens) // block_size)
+    # The backend "blockwise" gives an observer the weights.
+    memory = cast(Memory, model.new_memory(k=k, **settings, observer=recorder, backend="blockwise"))
+    text = torch.from_numpy(np.asarray(tokens, dtype=np.int64)).to(next(model.parameters()).device)
+    chunks, losses = [], []
+    for start in range(0, len(text), local):
+        chunks.append(memory.position)
+        targets = text[start + 1 : start + local + 1]
+        with torch.no_grad():
+            logits = model(text[None, start : start + local], memory=memory)[0, : len(targets)]
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        losses.append(F.cross_entropy(logits, targets, reduction="none").float().cpu())
+        if progress is not None:
+            progress(min(start + local, len(text)), len(text))
+    return Trace(
+        tokens, block_size, chunks, recorder.blocks, recorder.weights, recorder.cmt_weights, torch.cat(losses).numpy()
+    )
+
+
+class _Recorder:
+    """An observer of a memory (see `landmark.memory.observer`) that records everything of one sample."""
+
+    def __init__(self, model: Decoder, k: int, length: int):
+        shape = model.config.num_layers, model.config.num_heads
+        self.blocks = np.full((*shape, k, length), NO_BLOCK, dtype=np.uint16)
+        self.weights = np.zeros((*shape, k, length), dtype=np.float32)
+        self.cmt_weights = np.zeros((*shape, length), dtype=np.float32) if model.config.cmt else None
+
+    def __call__(self, retrieval: Retrieval) -> None:
+        layer, start = retrieval.layer, retrieval.position
+        if self.cmt_weights is not None and retrieval.missed is not None:
+            cmt_weights = retrieval.missed[0].float().cpu().numpy()
+            self.cmt_weights[layer, :, start : start + cmt_weights.shape[1]] = cmt_weights
+        ages, weights = (x[0].movedim(-1, 1).cpu() for x in retrieval.of_queries())  # (H, q, T)
+        is_read, place = ages > 0, np.s_[layer, :, : ages.shape[1], start : start + ages.shape[2]]
+        self.blocks[place] = torch.where(is_read, retrieval.store.added - ages, NO_BLOCK).numpy()
+        self.weights[place] = torch.where(is_read, weights.float(), 0.0).numpy()
+
+
+def _check(model: Decoder, tokens: np.ndarray, local: int, k: int) -> int:
+    """The model's block size. Raises UserError if nothing can be retrieved, or more than a page can show."""
+    shape, count = model.config, len(tokens)
+    if shape.kind != "landmark" or shape.block_size is None:
+        raise UserError(f"task=inspect: a {shape.kind} has no blocks to retrieve, name the run of a landmark model")
+    if k == 0:
+        raise UserError("retrieval.k=0: nothing is retrieved, so there is nothing to see")
+    chunks_before = -(-shape.block_size // local)  # the last of them completes the first block
+    if count <= chunks_before * local:
+        raise UserError(
+            f"task=inspect: in a text of {count:,} tokens, read {local} at a time (eval.local), nothing is retrieved: "
+            f"give one of more than {chunks_before * local:,}, or lower eval.local"
+        )
+    most = min(MAX_RETRIEVALS // (shape.num_layers * shape.num_heads * k), NO_BLOCK * shape.block_size)
+    if count + count // shape.block_size > most:
+        raise UserError(
+            f"task=inspect: the text has {count:,} tokens, a page holds {most:,}, landmarks included, of this model "
+            f"with retrieval.k={k}: give a part of it"
+        )
+    return shape.block_size

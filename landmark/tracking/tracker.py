@@ -1,0 +1,134 @@
+"""What trainings, rows and tables log to Weights & Biases."""
+
+import math
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from landmark.config.schema import POSITION_BIN, Config
+from landmark.tracking import artifacts
+from landmark.tracking.wandb_run import is_sweep_agent, mode, open_run
+
+if TYPE_CHECKING:
+    from lightning.pytorch.loggers import Logger
+    from wandb.sdk.wandb_run import Run
+
+    from landmark.data import Corpus, SyntheticCorpus
+
+
+class Tracker:
+    """Logs each training, row and table as a W&B run of its own, with the artifacts that it used and made.
+
+    Nothing is logged with `logger.wandb=false`. A failure of W&B is a warning, never an error.
+    """
+
+    @property
+    def wants_known_rows(self) -> bool:
+        """Whether rows that have a record already are logged too: the agent of a W&B sweep waits for their numbers."""
+        return is_sweep_agent()
+
+    @contextmanager
+    def training(
+        self, config: Config, run_id: str, corpus: "Corpus | SyntheticCorpus", folder: Path
+    ) -> "Iterator[list[Logger]]":
+        """Lightning loggers of a training, which continue its W&B run; none on all processes but the first.
+
+        Args:
+            config: configuration of the training.
+            run_id: identity of the run, and W&B's id.
+            corpus: the text, recorded as an input.
+            folder: where the training leaves its model, which is recorded as an output.
+        """
+        if mode(config.logger) == "disabled" or os.environ.get("RANK", "0") != "0":
+            yield []
+            return
+        from lightning.pytorch.loggers import WandbLogger
+
+        with open_run(config, run_id, job_type="train") as run:
+            # W&B drops repeated steps, which a resumed training logs; with a metric as the axis it keeps them.
+            run.define_metric("trainer/global_step")
+            run.define_metric("*", step_metric="trainer/global_step")
+            run.use_artifact(artifacts.of_corpus, corpus, config.data.name)
+            yield [WandbLogger(experiment=cast("Run", run))]
+            run.log_artifact(artifacts.of_run, run_id, folder, config.logger.weights)
+
+    def row(self, config: Config, record: dict[str, Any], path: Path) -> None:
+        """Log an evaluated row: its numbers, its curves over positions and layers, its record, which lies at `path`."""
+        if mode(config.logger) == "disabled":
+            return
+        labels, results = record["labels"], record["results"]
+        with open_run(config, record["id"], job_type="evaluate", name=labels["row"]) as run:
+            model = Path(labels["run"])
+            run.use_artifact(artifacts.of_run, record["settings"]["run"], model, config.logger.weights)
+            run.log(_numbers(results) | _numbers(results, "memory") | _numbers(results, "retrieval"))
+            for axis, points in (("segment/position", by_position(results)), ("layer/number", by_layer(results))):
+                run.define_metric(axis)
+                run.define_metric(f"{axis.partition('/')[0]}/*", step_metric=axis, summary="none")
+                for point in points:
+                    run.log(point)
+            run.log_artifact(artifacts.of_files, f"row-{record['id']}", "row", [path])
+
+    def table(
+        self,
+        config: Config,
+        identity: str,
+        columns: Sequence[str],
+        rows: Sequence[Sequence[Any]],
+        files: Sequence[Path],
+        records: Sequence[Path],
+    ) -> None:
+        """Log a rendered table.
+
+        Args:
+            config: configuration of the experiment.
+            identity: W&B's id of the table.
+            columns: titles.
+            rows: cells, a sequence per row.
+            files: text and pictures that the table was written to; the first gives its name.
+            records: records of the rows, recorded as inputs.
+        """
+        if mode(config.logger) == "disabled":
+            return
+        import wandb
+
+        with open_run(config, identity, job_type="table", name=config.name) as run:
+            for record in records:
+                run.use_artifact(artifacts.of_files, f"row-{record.stem}", "row", [record])
+            run.log({"table": wandb.Table(columns=list(columns), data=[list(row) for row in rows])})
+            for picture in [path for path in files if path.suffix == ".png"]:
+                key = "positions" if picture.stem.endswith("-positions") else "picture"
+                run.log({key: wandb.Image(str(picture))})
+            run.log_artifact(artifacts.of_files, f"table-{config.name}-{files[0].stem}", "table", files)
+
+
+def by_position(results: dict[str, Any]) -> list[dict[str, float]]:
+    """Loss and perplexity over the positions of a segment; each point covers the tokens since the point before it."""
+    return [
+        {
+            "segment/position": POSITION_BIN * number,
+            "segment/nll": nats / tokens,
+            "segment/perplexity": math.exp(nats / tokens),
+        }
+        for number, (tokens, nats) in enumerate(results.get("position_nll", []), 1)
+        if tokens
+    ]
+
+
+def by_layer(results: dict[str, Any]) -> list[dict[str, float]]:
+    """For each layer the distinct blocks a chunk retrieves, the bytes moved, and the mean drop rate over its heads."""
+    layers: dict[int, dict[str, float]] = {}
+    for number, layer in enumerate(results.get("retrieval", {}).get("layers", [])):
+        samples = sum(layer["distinct_blocks"])
+        blocks = sum(count * many for count, many in enumerate(layer["distinct_blocks"]))
+        layers[number] = {"layer/distinct_blocks": blocks / samples, "layer/bytes_moved": layer["bytes_moved"]}
+    for number, rates in enumerate(results.get("memory", {}).get("drop_rates", [])):
+        layers.setdefault(number, {})["layer/drop_rate"] = sum(rates) / len(rates)
+    return [{"layer/number": number, **layer} for number, layer in sorted(layers.items())]
+
+
+def _numbers(results: dict[str, Any], part: str | None = None) -> dict[str, float]:
+    """The single numbers of the results, or of one part of them, prefixed with its name."""
+    values, prefix = (results, "") if part is None else (results.get(part, {}), f"{part}/")
+    return {f"{prefix}{key}": value for key, value in values.items() if isinstance(value, int | float)}

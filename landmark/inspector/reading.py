@@ -85,10 +85,10 @@ class _Observed:
 
     def __call__(self, retrieval: Retrieval) -> None:
         layer, start = retrieval.layer, retrieval.position
-        if self.missed is not None and retrieval.missed is not None:
-            missed = retrieval.missed[0].float().cpu().numpy()
+        if self.missed is not None and retrieval.cmt_weight is not None:
+            missed = retrieval.cmt_weight[0].float().cpu().numpy()
             self.missed[layer, :, start : start + missed.shape[1]] = missed
-        ages, weights = (x[0].movedim(-1, 1).cpu() for x in retrieval.of_queries())  # (H, q, T)
+        ages, weights = (x[0].movedim(-1, 1).cpu() for x in retrieval.per_query())  # (H, q, T)
         read, place = ages > 0, np.s_[layer, :, : ages.shape[1], start : start + ages.shape[2]]
         self.blocks[place] = torch.where(read, retrieval.store.added - ages, NONE).numpy()
         self.weights[place] = torch.where(read, weights.float(), 0.0).numpy()

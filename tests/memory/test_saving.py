@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from landmark.memory import Memory, saving
-from landmark.memory.positions import MAPPINGS
-from landmark.memory.tiers import TIERS
+from landmark.memory.settings import MAPPINGS, TIERS
 from landmark.utils.errors import UserError
 from tests.memory.test_memory import feed
 from tests.memory.test_tiers import texts

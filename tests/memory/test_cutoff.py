@@ -8,7 +8,7 @@ import torch
 from landmark.memory import Memory
 from landmark.memory import memory as memory_module
 from landmark.memory.block_store import BlockStore
-from landmark.memory.retrieval import GRANULARITIES
+from landmark.memory.settings import GRANULARITIES
 from tests.memory.test_memory import feed
 
 
@@ -36,9 +36,9 @@ def counting(monkeypatch):
     CountingStore.made = []
     scan = memory_module.retrieve
 
-    def counted(turned, store, **settings):
+    def counted(rotated_queries, store, **settings):
         store.scans += 1
-        return scan(turned, store, **settings)
+        return scan(rotated_queries, store, **settings)
 
     monkeypatch.setattr(memory_module, "BlockStore", CountingStore)
     monkeypatch.setattr(memory_module, "retrieve", counted)
@@ -120,6 +120,6 @@ def test_an_observer_sees_no_block_of_a_query_that_looks_nothing_up(granularity)
     stats = memory.stats
     assert 0.1 < stats["drop_rate"] < 0.9
     assert sum(int((each.ages > 0).sum()) for each in seen) == stats["blocks_retrieved"]
-    assert sum(int((each.of_queries()[0] > 0).any(-1).sum()) for each in seen) == stats["lookups"]
+    assert sum(int((each.per_query()[0] > 0).any(-1).sum()) for each in seen) == stats["lookups"]
     if granularity == "per_token_and_head":
         assert stats["retrievals"] == stats["lookups"]

@@ -16,7 +16,20 @@ RATES = ("drop_rate", "drop_rates", "skipped")
 
 
 class MemoryStatistics:
-    """Counts since the last reset; `landmark.memory.Memory.stats` says what each one counts."""
+    """Counts since the last reset of a memory, as `Memory.stats` returns them, beside sizes that it adds.
+
+    They are sums over layers, samples and heads where nothing else is said.
+
+    - chunks: chunks committed.
+    - searches: one for each chunk and layer that finds blocks kept. searches_skipped: searches in which every query was
+      below the cutoff. seconds_searching: time of retrieval; on a GPU, time to launch it.
+    - lookups: queries that retrieve. retrievals: sets of blocks chosen; queries or heads that choose together choose
+      one. blocks_retrieved: blocks of these sets.
+    - blocks_read, bytes_read: blocks of one head, and bytes of keys and values, that queries attend to.
+    - blocks_kept: blocks of a layer. bytes_kept: bytes of all layers. device_bytes_kept: those on the compute device.
+    - With a tier other than the device, those of `landmark.memory.block_cache.TierCounts`.
+    - With a context miss token: possible and dropped, lookups of each layer and head, and the rates of `with_rates`.
+    """
 
     def __init__(self):
         self.chunks = self.retrievals = self.blocks_retrieved = 0
@@ -41,6 +54,7 @@ class MemoryStatistics:
 
     @contextmanager
     def timed_search(self) -> Iterator[None]:
+        """Add the time spent inside to `seconds_searching`."""
         started = time.perf_counter()
         yield
         self.seconds_searching += time.perf_counter() - started

@@ -22,7 +22,7 @@ from landmark.memory.cutoff import QuerySelection, select_queries
 from landmark.memory.index import LandmarkIndex, import_faiss, retrieve_candidates
 from landmark.memory.layer import LayerMemory
 from landmark.memory.observer import Observer, Retrieval
-from landmark.memory.positions import attending_lag, lag_distances
+from landmark.memory.positions import attending_lag, lag_distances, rotate_queries
 from landmark.memory.retrieval import retrieve
 from landmark.memory.saving import Identity, load, save
 from landmark.memory.settings import check_settings
@@ -138,20 +138,7 @@ class Memory:
 
     @property
     def stats(self) -> dict[str, Any]:
-        """Counts since the last reset, and sizes now; sums over layers, samples and heads where nothing else is said.
-
-        - chunks: chunks committed.
-        - searches: one for each chunk and layer that finds blocks kept. searches_skipped: those of them in which every
-          query was below the cutoff. seconds_searching: time of retrieval; on a GPU, time to launch it.
-        - lookups: queries that retrieve. retrievals: sets of blocks chosen; queries or heads that choose together
-          choose one. blocks_retrieved: blocks of these sets.
-        - blocks_read, bytes_read: blocks of one head, and bytes of keys and values, that queries attend to.
-        - blocks_kept: blocks of a layer. bytes_kept: bytes of all layers. device_bytes_kept: those on the device.
-        - With a tier other than the device: cache_hits and cache_misses, blocks of one head; bytes_moved to the device;
-          seconds_waited for them.
-        - With a context miss token: possible and dropped, lookups of each layer and head, and the rates of
-          `landmark.memory.counters.with_rates`.
-        """
+        """Counts since the last reset, and sizes now; see `landmark.memory.counters.MemoryStatistics`."""
         stores = [layer.store for layer in self.layers.values()]
         return with_rates(
             {
@@ -232,7 +219,7 @@ class Memory:
             if selection.is_empty:
                 self._statistics.searches_skipped += 1
                 return self._without_blocks(layer, out, cmt_weight)
-        rotated = self._rotate_queries(q * scale, pending, distances, selection)
+        rotated = rotate_queries(q * scale, self._rotary, pending, distances, selection)
         ages = self._retrieve(layer, state, rotated)
         out, weights = self._attend_and_merge(state.store, rotated, ages, (out, lse), selection)
         if selection is not None:
@@ -270,20 +257,6 @@ class Memory:
             store = self.layers[layer].store
             self.observer(Retrieval(layer, self.position, store, weights.long(), weights, cmt_weight))
         return out
-
-    def _rotate_queries(
-        self, q: Tensor, pending: int, distances: list[int], selection: QuerySelection | None
-    ) -> Tensor:
-        """Queries (B, H, T, d) rotated for each lag, (S, B, T or n, H, d); n are those that are searched for."""
-        queries = q.shape[2]
-        table = self._rotary(0, pending + queries + distances[-1], q)
-        if selection is None or selection.indices is None:
-            factors = torch.stack([table[pending + distance :][:queries] for distance in distances])[:, None, :, None]
-        else:
-            position = selection.indices.transpose(1, 2) + pending
-            factors = torch.stack([table[position + distance] for distance in distances])
-            q = selection.gather(q)
-        return rotate(q.transpose(1, 2), factors)
 
     def _retrieve(self, layer: int, state: LayerMemory, rotated_queries: Tensor) -> Tensor:
         """Ages (B, H or 1, T or 1, q) of the retrieved blocks, oldest first; 1 is the newest block."""

@@ -12,6 +12,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from landmark.attention.rotary import RotaryTable, rotate
+from landmark.memory.cutoff import QuerySelection
+
 
 def slots(blocks_fed: int, k: int) -> int:
     """S: how many blocks deep the mapped past is; dropped blocks count as fed."""
@@ -49,3 +52,26 @@ def attending_lag(age: Tensor, k: int, slots: int) -> Tensor:
     retrieved = age.shape[-1]
     rank = torch.arange(retrieved, device=age.device)
     return torch.where(age > k, slots - rank, retrieved - rank)
+
+
+def rotate_queries(
+    q: Tensor, rotary: RotaryTable, pending: int, distances: list[int], selection: QuerySelection | None
+) -> Tensor:
+    """Queries rotated for each lag, (S, B, T or n, H, d); n are those that are searched for.
+
+    Args:
+        q: (B, H, T, d), not rotated.
+        rotary: the rotary positions.
+        pending: pending tokens, which stand before the first query.
+        distances: of each lag, see `lag_distances`.
+        selection: the queries that retrieve; None: all.
+    """
+    queries = q.shape[2]
+    table = rotary(0, pending + queries + distances[-1], q)
+    if selection is None or selection.indices is None:
+        factors = torch.stack([table[pending + distance :][:queries] for distance in distances])[:, None, :, None]
+    else:
+        position = selection.indices.transpose(1, 2) + pending
+        factors = torch.stack([table[position + distance] for distance in distances])
+        q = selection.gather(q)
+    return rotate(q.transpose(1, 2), factors)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -51,13 +48,6 @@ class MemoryStatistics:
         self.retrievals += blocks // ages.shape[-1]
         self.blocks_retrieved += blocks
         self.lookups += lookups
-
-    @contextmanager
-    def timed_search(self) -> Iterator[None]:
-        """Add the time spent inside to `seconds_searching`."""
-        started = time.perf_counter()
-        yield
-        self.seconds_searching += time.perf_counter() - started
 
     def counts(self) -> dict[str, Any]:
         """Numbers that can be added up over memories; `with_rates` makes rates of the sums."""

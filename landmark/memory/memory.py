@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -220,7 +221,9 @@ class Memory:
                 self._statistics.searches_skipped += 1
                 return self._without_blocks(layer, out, cmt_weight)
         rotated = rotate_queries(q * scale, self._rotary, pending, distances, selection)
+        started = time.perf_counter()
         ages = self._retrieve(layer, state, rotated)
+        self._statistics.seconds_searching += time.perf_counter() - started
         out, weights = self._attend_and_merge(state.store, rotated, ages, (out, lse), selection)
         if selection is not None:
             ages = selection.mask_ages(ages)
@@ -262,13 +265,10 @@ class Memory:
         """Ages (B, H or 1, T or 1, q) of the retrieved blocks, oldest first; 1 is the newest block."""
         common = {"k": self.k, "granularity": self.granularity, "num_recent": self._num_recent}
         is_tied = layer in self.tie_layers
-        with self._statistics.timed_search():
-            if state.index is not None and not is_tied and len(state.store) > self.k:
-                return retrieve_candidates(rotated_queries, state.store, state.index, **common)
-            generator = self._generator(layer, rotated_queries.device)
-            return retrieve(
-                rotated_queries, state.store, scorer=self.scorer, tie=is_tied, generator=generator, **common
-            )
+        if state.index is not None and not is_tied and len(state.store) > self.k:
+            return retrieve_candidates(rotated_queries, state.store, state.index, **common)
+        generator = self._generator(layer, rotated_queries.device)
+        return retrieve(rotated_queries, state.store, scorer=self.scorer, tie=is_tied, generator=generator, **common)
 
     @property
     def _num_recent(self) -> int:

@@ -49,10 +49,9 @@ class BlockStore:
         if count == 0:
             return
         self.reserve(min(self.added + count, self.max_blocks or self.added + count), keys[..., 1:, :])
-        for row, part in self.runs(self.added, count):
+        for rows, part in self.runs(self.added, count):
             block_keys = keys[:, :, part, :-1]
-            self.blocks.write(row, block_keys, values[:, :, part, :-1])
-            rows = slice(row, row + block_keys.shape[2])
+            self.blocks.write(rows.start, block_keys, values[:, :, part, :-1])
             self.landmarks[:, :, rows] = keys[:, :, part, -1]
             if self.keep_means:
                 self.means[:, :, rows] = block_keys.mean(3)
@@ -80,13 +79,13 @@ class BlockStore:
             self.means = grown(self.means)
         self.capacity = capacity
 
-    def runs(self, first: int, count: int) -> Iterator[tuple[int, slice]]:
-        """Blocks number first … first+count−1 in runs of neighbouring rows: the run's first row, and its blocks."""
+    def runs(self, first: int, count: int) -> Iterator[tuple[slice, slice]]:
+        """Blocks number first … first+count−1 in runs of neighbouring rows: the rows, and which of the blocks."""
         done = 0
         while done < count:
             row = (first + done) % self.capacity
             length = min(count - done, self.capacity - row)
-            yield row, slice(done, done + length)
+            yield slice(row, row + length), slice(done, done + length)
             done += length
 
     @property

@@ -112,19 +112,18 @@ def _write_layers(layers: dict[int, LayerMemory], folder: Path) -> None:
     tensors: dict[str, Tensor] = {}
     for layer, state in layers.items():
         store = state.store
-        runs = list(store.runs(store.added - len(store), len(store)))
+        runs = [rows for rows, _ in store.runs(store.added - len(store), len(store))]
         for name, x in {"landmarks": store.landmarks, "means": store.means}.items():
             if x.numel():
-                parts = [x[:, :, row : row + part.stop - part.start] for row, part in runs]
-                tensors[f"{layer}.{name}"] = torch.cat(parts, 2).contiguous()
+                tensors[f"{layer}.{name}"] = torch.cat([x[:, :, rows] for rows in runs], 2).contiguous()
         assert state.pending is not None
         tensors[f"{layer}.pending_keys"], tensors[f"{layer}.pending_values"] = map(Tensor.contiguous, state.pending)
         with open(folder / f"layer-{layer}.blocks", "wb") as file:
-            for row, part in runs:
+            for rows in runs:
                 step = max(1, PIECE // (store.block_bytes * store.landmarks[:, :, 0, 0].numel()))
-                for start in range(row, row + part.stop - part.start, step):
-                    rows = store.blocks.rows(start, min(step, row + part.stop - part.start - start))
-                    file.write(rows.flatten().view(torch.uint8).numpy().data)
+                for start in range(rows.start, rows.stop, step):
+                    piece = store.blocks.rows(start, min(step, rows.stop - start))
+                    file.write(piece.flatten().view(torch.uint8).numpy().data)
             file.flush()
             os.fsync(file.fileno())
     write_atomic(folder / TENSORS, save_tensors(tensors))
@@ -164,9 +163,8 @@ def _fill(store: BlockStore, added: int, kept: int, parts: dict[str, Tensor], pa
     store.added = added
     with open(path, "rb") as file:
         file.seek((kept - wanted) * row_bytes)
-        for row, part in store.runs(added - wanted, wanted):
+        for rows, part in store.runs(added - wanted, wanted):
             of_saved = slice(kept - wanted + part.start, kept - wanted + part.stop)
-            rows = slice(row, row + part.stop - part.start)
             store.landmarks[:, :, rows] = landmarks[:, :, of_saved]
             if store.keep_means:
                 store.means[:, :, rows] = parts["means"][:, :, of_saved]

@@ -1,4 +1,4 @@
-"""What the context miss token drops is not searched for, and not read."""
+"""Queries below the cutoff of the context miss token are not searched for, and read no blocks."""
 
 from typing import ClassVar
 
@@ -67,7 +67,7 @@ def test_a_cutoff_that_nothing_reaches_reads_and_searches_nothing(counting, gran
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_queries_and_chunks_below_the_cutoff_are_left_out_one_by_one(counting, granularity):
-    """The token's key points along some queries and away from others: who looks something up is known beforehand."""
+    """The token's key points along some queries and away from others, so it is known which queries retrieve."""
     q, k, v, _ = texts()
     q[..., -2:] = -50.0  # the slowest pair: about the same at every position
     q[:, :, 40:, -2:] = 0.0

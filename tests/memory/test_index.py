@@ -1,4 +1,4 @@
-"""Candidates from faiss against scans: the same where nothing is left out, by the definition where something is."""
+"""Candidates from faiss: the same as a scan where no block is left out, else against the definition."""
 
 import math
 import sys
@@ -71,7 +71,7 @@ def rotated(queries, heads=4, dim=8, batch=2, slots=3, seed=1):
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_few_candidates_by_the_definition(granularity):
-    """k=2, three candidates: in loops, what each head and query may choose from, and how it weighs it."""
+    """k=2, three candidates: the blocks that each head and query may choose from, and their weights, in loops."""
     store, queries, k, candidates = filled(12), rotated(5), 2, 3
     ages = retrieve_candidates(
         queries, store, LandmarkIndex("flat", candidates), k=k, granularity=granularity, num_recent=k

@@ -14,7 +14,7 @@ from landmark.memory.block_store import BlockStore
 from landmark.memory.cutoff import QuerySelection
 
 TILES = 1, 2, 4, 8, 16, 32  # queries of a tile
-FETCH = 16  # fetching a block takes as long as so many queries take to attend to it
+FETCH = 16  # queries that attend to a block in the time that fetching it takes
 FETCHED_AT_ONCE = 1 << 20  # numbers, of keys and of values, that fit into the processor's cache
 
 

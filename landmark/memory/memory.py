@@ -35,15 +35,16 @@ class Memory:
 
     For each chunk every layer calls `attend`:
 
-    1. Attend locally: to the chunk itself and to the pending tokens before it, those of the last, incomplete block. A
-       context miss token gets a weight S here; queries with S below the cutoff skip the steps 2 to 5.
-    2. Retrieve: score each query against the landmark of every block, both at their stingy positions;
-    3. reduce the scores to the granularity, by a maximum over the queries or the heads that choose together;
-    4. take the top k blocks.
+    1. Attend locally: to the chunk itself and to the pending tokens before it, which are those of the last, incomplete
+       block. This also gives the weight S of a context miss token; queries with S below the cutoff end here.
+    2. Retrieve, first step: score each query against the landmark of every block, both at their stingy positions.
+    3. Retrieve, second step: reduce the scores to the granularity, by a maximum over the queries or heads that choose
+       together.
+    4. Retrieve, third step: take the top k blocks.
     5. Attend to each retrieved block alone.
-    6. Merge: one softmax over the landmark scores of the retrieved blocks and the log-sum-exp of local attention gives
-       the gates, and the gates weigh the outputs of the blocks and of local attention. With a context miss token local
-       attention has the weight 1 − S instead, and the retrieved blocks share S by a softmax of their own.
+    6. Merge: one softmax over the gates weighs the outputs. The gates are the landmark scores of the retrieved blocks,
+       and the log-sum-exp of local attention. With a context miss token local attention has the weight 1 − S instead,
+       and the retrieved blocks share S by a softmax of their own gates.
 
     Then one `commit` stores the complete blocks of all layers, drops the oldest ones above `max_blocks`, and keeps the
     rest of the chunk as pending tokens.
@@ -88,13 +89,13 @@ class Memory:
             cutoff: weight of the context miss token below which a query retrieves nothing, from 0 to 1; one number, or
                 one for each layer. Default: every query retrieves.
             mapping: positions of blocks: "stingy" (Section 3.2.1), or "true", which a model must be trained for.
-            observer: called with a `Retrieval` whenever a layer attends (observer.py); None: nobody is told.
+            observer: called with a `Retrieval` whenever a layer attends (observer.py); None: there is none.
             folder: where the tier "disk" has its nameless files, which end with the process; None: the system's folder
                 for temporary files.
             cache: blocks of each layer, all heads, fetched from another tier, that the device keeps; the least recently
                 used are dropped first.
-            model: gives a string that tells one model from another, compared when a memory is saved and loaded; None:
-                nothing is compared.
+            model: returns a string that tells one model from another. A memory is only loaded where it is the same as
+                when it was saved; None: the model has no such string.
             backend: of `landmark.attention`. With "triton", or "auto" on a GPU, one kernel does the steps 5 and 6.
             index: "exact" scores all landmarks; "faiss" scores only `candidates` of the older ones (index.py).
             index_type: "ivf", an inverted file, approximate, or "flat". Read with index="faiss" only.

@@ -1,4 +1,4 @@
-"""Which blocks a query reads: score, reduce to the granularity, take the top k (paper, Sections 3.2 and 4.1)."""
+"""Retrieval of blocks: score, reduce to the granularity, take the top k (paper, Sections 3.2 and 4.1)."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def retrieve(
         tie: whether the blocks older than the last k have one score by construction (layer 0, whose landmarks are all
             the same vector).
         generator: for the scorer "random".
-        num_recent: so many of the newest blocks are scored at their own lag, all older ones at lag S: k with the stingy
-            mapping, 0 with true positions.
+        num_recent: number of newest blocks that are scored each at its own lag; all older ones are scored at lag S. It
+            is k with the stingy mapping, 0 with true positions.
 
     Returns the ages of the retrieved blocks, oldest first, 1 the newest block: int64 (B, H, T, q), q = min(k, blocks
     kept), with T = 1 for `per_head` and H = 1 for `per_token`. Among blocks with exactly equal scores the newer are

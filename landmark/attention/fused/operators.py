@@ -1,8 +1,9 @@
 """Landmark attention by Triton kernels, as operators that `torch.compile` and autograd know.
 
-The gradient of queries and that of keys and values have a kernel each, so that no program adds to numbers that another
-one wrote, and the numbers are the same every time. The device itself reads where blocks begin, so that nothing waits
-for it. Keys and values of fewer heads are read as they are. The kernels are in forward.py and backward.py.
+One kernel computes the gradient of queries, another one the gradients of keys and values, so that no program adds to
+numbers that another one wrote, and the numbers are the same every time. The device itself reads where blocks begin, so
+that nothing waits for it. Keys and values of fewer heads are read as they are. The kernels are in forward.py and
+backward.py.
 """
 
 from __future__ import annotations

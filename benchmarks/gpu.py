@@ -20,9 +20,9 @@ from benchmarks.exactness import Inexact, check_float32
 from benchmarks.report import Report, Row, Target
 from benchmarks.timing import Spread, interleave, ratios
 from landmark.attention import landmark_attention
-from landmark.attention.fused_tuning import is_interpreted
+from landmark.attention.fused.tuning import is_interpreted
 from landmark.memory import Memory
-from landmark.memory.retrieval import GRANULARITIES
+from landmark.memory.settings import GRANULARITIES
 
 RESULTS = Path(__file__).parent / "results"
 OURS, FLASH, CUDNN, FLEX, BLOCKWISE = "landmark, triton", "flash SDPA", "cuDNN SDPA", "FlexAttention", "blockwise"

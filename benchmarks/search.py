@@ -51,7 +51,7 @@ class Scale:
 class Search:
     """The queries of one layer, and the store that they search."""
 
-    turned: Tensor
+    rotated_queries: Tensor
     store: BlockStore
     settings: dict
 
@@ -69,7 +69,9 @@ def run(options: Options, say: Say) -> Report:
             read(model, memory, tokens[memory.position - memory.position // (BLOCK_SIZE + 1) : context])
             searches = searched(model, memory, tokens[context : context + size.chunk], size)
         else:
-            searches = [Search(each.turned, resampled(each.store, context, size), each.settings) for each in searches]
+            searches = [
+                Search(each.rotated_queries, resampled(each.store, context, size), each.settings) for each in searches
+            ]
         rows += measure(context, searches, size)
     whose = "a trained model" if options.run else "random weights"
     pays = [
@@ -89,7 +91,7 @@ def faster_from(rows: list[Row], what: str, name: str) -> str:
 
 
 def layers(searches: list[Search]) -> str:
-    _, _, _, heads, dim = searches[0].turned.shape
+    _, _, _, heads, dim = searches[0].rotated_queries.shape
     return f"{len(searches)} layers that are searched, {heads} heads of {dim}"
 
 
@@ -126,10 +128,10 @@ def searched(model: Decoder, memory: Memory, chunk: Tensor, size: Scale) -> list
     searches: list[Search] = []
     retrieve = memory_module.retrieve
 
-    def note(turned: Tensor, store: BlockStore, **settings) -> Tensor:
+    def note(rotated_queries: Tensor, store: BlockStore, **settings) -> Tensor:
         if not settings["tie"]:
-            searches.append(Search(turned, snapshot(store), settings))
-        return retrieve(turned, store, **settings)
+            searches.append(Search(rotated_queries, snapshot(store), settings))
+        return retrieve(rotated_queries, store, **settings)
 
     memory.k = size.k
     with mock.patch.object(memory_module, "retrieve", note):
@@ -186,22 +188,22 @@ def measure(context: int, searches: list[Search], size: Scale) -> list[Row]:
 
 
 def one_token(search: Search) -> Search:
-    return Search(search.turned[:, :, -1:], search.store, search.settings)
+    return Search(search.rotated_queries[:, :, -1:], search.store, search.settings)
 
 
 def scan(searches: list[Search]) -> list[Tensor]:
-    return [memory_module.retrieve(each.turned, each.store, **each.settings) for each in searches]
+    return [memory_module.retrieve(each.rotated_queries, each.store, **each.settings) for each in searches]
 
 
 def candidates(searches: list[Search], indices: list[LandmarkIndex]) -> list[Tensor]:
     return [
         retrieve_candidates(
-            each.turned,
+            each.rotated_queries,
             each.store,
             index,
             k=each.settings["k"],
             granularity=each.settings["granularity"],
-            near=each.settings["near"],
+            num_recent=each.settings["num_recent"],
         )
         for each, index in zip(searches, indices, strict=True)
     ]

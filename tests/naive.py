@@ -1,7 +1,7 @@
-"""The mechanism once more, in plain loops over float64 numbers, written apart from the library.
+"""Landmark attention and its memory in plain loops over float64 numbers, written apart from the library.
 
-One sample and one head at a time, straight from the definitions of the paper: slow, and independent of every path that
-is tested against it.
+One sample and one head at a time, from the definitions of the paper: slow, and independent of every path that is tested
+against it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 
-def turn(x: np.ndarray, position: int, base: float = 10000.0) -> np.ndarray:
+def rotate(x: np.ndarray, position: int, base: float = 10000.0) -> np.ndarray:
     """Rotary positions for one vector."""
     out = np.empty_like(x)
     for i in range(0, len(x), 2):
@@ -28,16 +28,25 @@ def softmax(scores: list[float]) -> list[float]:
 
 
 def grouped_attention(
-    local: list, blocks: list[tuple[float, list]], dim: int, miss: float | None = None, controlled: tuple | list = ()
+    local: list,
+    blocks: list[tuple[float, list]],
+    dim: int,
+    cmt_score: float | None = None,
+    controlled: tuple | list = (),
 ) -> np.ndarray:
-    """local: [(score, value)] of the query's own block; blocks: (landmark score, [(score, value)]) of the others.
+    """Output (d,) of one query.
 
-    miss: score of the context miss token; controlled: blocks that share its weight.
+    Args:
+        local: [(score, value)] of the tokens of the query's own block.
+        blocks: (landmark score, [(score, value)]) of each free block.
+        dim: d.
+        cmt_score: score of the context miss token; None: there is none.
+        controlled: as blocks, those that share the weight of the context miss token.
     """
     blocks, controlled = ([b for b in some if b[1]] for some in (blocks, controlled))
-    if not local and not blocks and miss is None:
+    if not local and not blocks and cmt_score is None:
         return np.zeros(dim)
-    outer, gates = outer_weights(local, blocks, miss, controlled)
+    outer, gates = outer_weights(local, blocks, cmt_score, controlled)
     out = np.zeros(dim)
     for weight, (_, value) in zip(outer, local):
         out += weight * value
@@ -47,9 +56,9 @@ def grouped_attention(
     return out
 
 
-def outer_weights(local, blocks, miss=None, controlled=()) -> tuple[list[float], list[float]]:
-    """Weights of the outer softmax, and those of the blocks, the controlled ones last."""
-    outer = softmax([s for s, _ in local] + [gate for gate, _ in blocks] + ([] if miss is None else [miss]))
+def outer_weights(local, blocks, cmt_score=None, controlled=()) -> tuple[list[float], list[float]]:
+    """Weights of the outer softmax, and weights of the blocks, the controlled ones last."""
+    outer = softmax([s for s, _ in local] + [gate for gate, _ in blocks] + ([] if cmt_score is None else [cmt_score]))
     gates = outer[len(local) : len(local) + len(blocks)]
     if controlled:
         gates += [outer[-1] * share for share in softmax([gate for gate, _ in controlled])]
@@ -57,16 +66,26 @@ def outer_weights(local, blocks, miss=None, controlled=()) -> tuple[list[float],
 
 
 def landmark_attention(q, k, v, block_size: int, phase: int, prefix: int = 0, cmt=None, controlled=None) -> np.ndarray:
-    """q (T, d), k, v (prefix + T, d), rotated: one head of a whole window. cmt (d,), controlled (blocks,)."""
+    """Output (T, d) of one head of a whole window.
+
+    Args:
+        q: (T, d), rotated.
+        k, v: (prefix + T, d), rotated.
+        block_size: ℓ, normal tokens of a block.
+        phase: tokens missing from the first block.
+        prefix: keys before the first query.
+        cmt: (d,), rotated key of the context miss token; None: there is none.
+        controlled: (blocks,), bool, landmarks that it controls.
+    """
     width, dim = block_size + 1, q.shape[1]
     out = np.zeros_like(q)
     for i in range(prefix, len(k)):
         score = {j: float(q[i - prefix] @ k[j]) / math.sqrt(dim) for j in range(i + 1)}
-        mine = (phase + i) // width
+        own_block = (phase + i) // width
         local, blocks = [], {}
         for j in range(i + 1):
             block, is_landmark = (phase + j) // width, (phase + j) % width == block_size
-            if block == mine:
+            if block == own_block:
                 if not is_landmark:
                     local.append((score[j], v[j]))
             elif is_landmark:
@@ -74,9 +93,9 @@ def landmark_attention(q, k, v, block_size: int, phase: int, prefix: int = 0, cm
             else:
                 blocks.setdefault(block, [None, []])[1].append((score[j], v[j]))
         free = [(g, t) for b, (g, t) in blocks.items() if cmt is None or not controlled[b]]
-        held = [(g, t) for b, (g, t) in blocks.items() if cmt is not None and controlled[b]]
-        miss = None if cmt is None else float(q[i - prefix] @ cmt) / math.sqrt(dim)
-        out[i - prefix] = grouped_attention(local, free, dim, miss, held)
+        controlled_blocks = [(g, t) for b, (g, t) in blocks.items() if cmt is not None and controlled[b]]
+        cmt_score = None if cmt is None else float(q[i - prefix] @ cmt) / math.sqrt(dim)
+        out[i - prefix] = grouped_attention(local, free, dim, cmt_score, controlled_blocks)
     return out
 
 
@@ -95,9 +114,21 @@ def memory_attention(
     mapping: str = "stingy",
     found: dict | None = None,
 ) -> np.ndarray:
-    """q, k, v (H, T, d), not rotated, landmarks included: one sample, fed in chunks of these many positions. cmt:
-    (H, d), not rotated. found: is filled with, by head and query, the weights of the blocks that are read, and that of
-    the context miss token."""
+    """Output (H, T, d) of one sample.
+
+    Args:
+        q, k, v: (H, T, d), not rotated, landmarks included.
+        chunks: how many positions are fed at a time.
+        block_size: ℓ, normal tokens of a block.
+        k_blocks: blocks retrieved.
+        max_blocks: most blocks kept; None: all.
+        granularity: as that of `landmark.memory.Memory`.
+        tie: whether the blocks older than the last k have one score.
+        cmt: (H, d), key of the context miss token, not rotated; None: there is none.
+        cutoff: weight of the context miss token below which a query retrieves nothing.
+        mapping: "stingy" or "true".
+        found: is filled, by (head, query), with the weights of the retrieved blocks and of the context miss token.
+    """
     heads, total, dim = q.shape
     width = block_size + 1
     out = np.zeros_like(q)
@@ -110,13 +141,13 @@ def memory_attention(
         probability = np.zeros((heads, stop - start, len(kept)))
         for h in range(heads):
             for i in range(start, stop):
-                query = turn(q[h, i], slots * width + i - fed * width)
+                query = rotate(q[h, i], slots * width + i - fed * width)
                 scores = []
                 for b in kept:
                     age = fed - b
                     slot = slots - age if age <= k_blocks or mapping == "true" else 0
                     source = b if not tie or age <= k_blocks else fed - k_blocks - 1
-                    landmark = turn(k[h, source * width + block_size], slot * width + block_size)
+                    landmark = rotate(k[h, source * width + block_size], slot * width + block_size)
                     scores.append(float(query @ landmark) / math.sqrt(dim))
                 probability[h, i - start] = softmax(scores) if scores else []
         for h in range(heads):
@@ -128,21 +159,21 @@ def memory_attention(
                 }[granularity]
                 best = sorted(range(len(kept)), key=lambda n: (rank[n], kept[n]), reverse=True)[:k_blocks]
                 chosen = sorted(kept[n] for n in best)
-                query = turn(q[h, i], slots * width + i - fed * width)
+                query = rotate(q[h, i], slots * width + i - fed * width)
                 blocks = []
                 for r, b in enumerate(chosen):
                     slot = r if fed - b > k_blocks else r + slots - len(chosen)
                     slot = slot if mapping == "stingy" else b
 
                     def score(offset, b=b, slot=slot, h=h, query=query):
-                        key = turn(k[h, b * width + offset], slot * width + offset)
+                        key = rotate(k[h, b * width + offset], slot * width + offset)
                         return float(query @ key) / math.sqrt(dim)
 
                     tokens = [(score(o), v[h, b * width + o]) for o in range(block_size)]
                     blocks.append((score(block_size), tokens))
                 local = [[], {}]
                 for j in range(fed * width, i + 1):
-                    key = turn(k[h, j], slots * width + j - fed * width)
+                    key = rotate(k[h, j], slots * width + j - fed * width)
                     s = float(query @ key) / math.sqrt(dim)
                     if j // width == i // width:
                         if j % width != block_size:
@@ -157,14 +188,14 @@ def memory_attention(
                     if found is not None and blocks:
                         found[h, i] = dict(zip(chosen, outer_weights(local[0], blocks + inside)[1])), None
                     continue
-                miss = float(query @ turn(cmt[h], -1)) / math.sqrt(dim)
-                seen = [s for s, _ in local[0]] + [gate for gate, tokens in inside if tokens] + [miss]
+                cmt_score = float(query @ rotate(cmt[h], -1)) / math.sqrt(dim)
+                seen = [s for s, _ in local[0]] + [gate for gate, tokens in inside if tokens] + [cmt_score]
                 dropped = softmax(seen)[-1] < cutoff
                 read = [] if dropped else blocks
-                out[h, i] = grouped_attention(local[0], inside, dim, miss, read)
+                out[h, i] = grouped_attention(local[0], inside, dim, cmt_score, read)
                 if found is not None:
                     inside = [block for block in inside if block[1]]
-                    outer, gates = outer_weights(local[0], inside, miss, read)
+                    outer, gates = outer_weights(local[0], inside, cmt_score, read)
                     found[h, i] = dict(zip(chosen, gates[len(inside) :])), outer[-1]
         start = stop
     return out

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from landmark.memory import Memory, RecurrentMemory
-from landmark.memory.tiers import TIERS
+from landmark.memory.settings import TIERS
 from landmark.models import Decoder, DecoderConfig
 from landmark.models.checkpoint import from_authors_names
 from landmark.models.decoder import SelfAttention

@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -81,7 +82,7 @@ def test_the_layers_form_no_circle():
 
 def test_every_import_is_written_as_one():
     """`import_module` would be an arrow that no test sees: only `utils.extensions` and lazy exports may use it."""
-    allowed = {"utils/extensions.py", "__init__.py", "evaluation/__init__.py", "memory/index.py"}
+    allowed = {"utils/extensions.py", "__init__.py", "evaluation/__init__.py", "memory/__init__.py", "memory/index.py"}
     for path in PACKAGE.rglob("*.py"):
         if "import_module" in path.read_text(encoding="utf-8"):
             assert str(path.relative_to(PACKAGE)) in allowed
@@ -104,6 +105,21 @@ def test_attention_loads_torch_and_nothing_heavier():
     packages = loaded("import landmark.attention")
     assert "torch" in packages
     assert not packages & {"lightning", "hydra", "datasets", "wandb", "matplotlib"}
+
+
+@pytest.mark.parametrize("folder", ["attention", "memory"])
+def test_no_modules_of_a_folder_import_each_other(folder):
+    modules = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in files(folder)}
+
+    def used(path: Path) -> set[str]:
+        found = [f"{name}." for name in imported(path, typing=True)]
+        return {module for module in modules if any(name.startswith(f"{module}.") for name in found)}
+
+    TopologicalSorter({module: used(path) for module, path in modules.items()}).prepare()  # raises CycleError
+
+
+def test_settings_of_a_memory_are_checked_without_torch():
+    assert "torch" not in loaded("import landmark.memory.settings, landmark.utils.backends")
 
 
 def test_rows_are_compared_without_torch():

@@ -8,30 +8,25 @@ from typing import Literal, overload
 from torch import Tensor
 
 from landmark.attention.blockwise import landmark_attention_blockwise
-from landmark.attention.context_miss import miss_scores
-from landmark.attention.fused import DTYPES, HAS_TRITON, landmark_attention_fused
-from landmark.attention.fused_tuning import fits
+from landmark.attention.context_miss_token import context_miss_scores
+from landmark.attention.fused.operators import DTYPES, HAS_TRITON, landmark_attention_fused
+from landmark.attention.fused.tuning import fits
+from landmark.attention.inputs import AttentionInputs
 from landmark.attention.layout import check_controlled, check_phase
 from landmark.attention.packed import check_packed, longest, one_by_one
 from landmark.attention.reference import landmark_attention_reference
+from landmark.utils.backends import BACKENDS
 
-__all__ = ["BACKEND_NAMES", "backend_for", "landmark_attention"]
-
-BACKENDS = {
-    "blockwise": landmark_attention_blockwise,
-    "reference": landmark_attention_reference,
-    "triton": landmark_attention_fused,
-}
-BACKEND_NAMES = ("auto", *BACKENDS)
+__all__ = ["backend_for", "landmark_attention"]
 
 
 def backend_for(name: str, like: Tensor, block_size: int) -> str:
-    """The backend that "auto" stands for with tensors such as `like`, (…, d): on a GPU, where a block fits, triton.
+    """The backend of this name; for "auto" triton on a GPU whose memory a block fits into, else blockwise.
 
-    Raises ValueError for an unknown name.
+    like: (…, d), a tensor of the type, device and head dimension of the queries. Raises ValueError for an unknown name.
     """
-    if name not in BACKEND_NAMES:
-        raise ValueError(f"backend must be one of {', '.join(BACKEND_NAMES)}, got {name!r}")
+    if name not in BACKENDS:
+        raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {name!r}")
     if name != "auto":
         return name
     can = HAS_TRITON and like.is_cuda and like.dtype in DTYPES and fits(block_size, like.shape[-1], like.element_size())
@@ -90,15 +85,24 @@ def landmark_attention(
     A window holds a landmark after every `block_size` normal tokens. A query attends to the tokens of its own block
     and, each weighted by its landmark's score, to those of earlier blocks. A landmark's own weight is always 0.
 
-    q: (B, H, T, d), already rotated. k, v: (B, H_kv, prefix + T, d), H_kv dividing H: the queries are those of the
-    last T keys. phase: (B,) tokens missing from the first block, 0…block_size (None: 0),
-    best on the CPU, whatever the device. cmt: (H_kv, d), the rotated key of a context miss token (Appendix D), which
-    no window position stands for and whose value is never used. controlled: (B, blocks), bool, for each block of the
-    window whether its landmark is controlled by that token (None: none is), at least as many as there are; see
-    context_miss.py. cu_seqlens: (documents + 1,), where documents begin that are packed into a batch of one and do not
-    see each other, 0 first and T last; phase and controlled are then one for each document. scale: of the scores
-    (None: 1/√d). backend: "reference" (explicit weights), "blockwise", "triton" (fused kernels, for GPUs) or "auto"
-    (triton on a GPU, else blockwise).
+    Args:
+        q: (B, H, T, d), already rotated.
+        k, v: (B, H_kv, prefix + T, d), H_kv dividing H. The queries belong to the last T keys.
+        block_size: ℓ, normal tokens of a block.
+        phase: (B,), integer, tokens missing from the first block, 0…block_size, best on the CPU, whatever the device;
+            None: 0.
+        prefix: keys before the first query.
+        cmt: (H_kv, d), the rotated key of a context miss token (Appendix D), which is no position of the window and has
+            no value; None: there is none.
+        controlled: (B, blocks), bool, for each block of the window, whether the context miss token controls its
+            landmark (context_miss_token.py); there may be more of them than blocks. None: no landmark is controlled.
+        cu_seqlens: (documents + 1,), integer, where documents begin that are packed into a batch of one and do not see
+            each other, 0 first and T last; phase and controlled are then given for each document. None: nothing is
+            packed.
+        scale: of the scores; None: 1/√d.
+        backend: "reference" (explicit weights), "blockwise", "triton" (fused kernels, for GPUs) or "auto" (triton on a
+            GPU, else blockwise).
+        return_lse: whether to return the log-sum-exp too.
 
     Returns (B, H, T, d), and with `return_lse` also the (B, H, T) log-sum-exp, in nats and without gradient, of each
     query's outer softmax: over the tokens of its block, the earlier landmarks that are free, and the context miss
@@ -119,20 +123,19 @@ def landmark_attention(
     samples = batch if cu_seqlens is None else check_packed(cu_seqlens, batch, queries, prefix)
     phase = check_phase(phase, samples, block_size)
     scale = 1 / math.sqrt(dim) if scale is None else scale
-    miss = None
+    cmt_scores = None
     if cmt is not None:
-        miss = miss_scores(q, cmt, k.shape[1]) * scale
+        cmt_scores = context_miss_scores(q, cmt, k.shape[1]) * scale
         length = prefix + queries if cu_seqlens is None else longest(cu_seqlens)
         controlled = check_controlled(controlled, samples, length, block_size).to(q.device, non_blocking=True)
     elif controlled is not None:
         raise ValueError("controlled landmarks need a context miss token: pass its key as cmt")
     if k.shape[1] != heads and backend != "triton":
         k, v = (x.repeat_interleave(heads // k.shape[1], dim=1) for x in (k, v))
-    arguments = (q, k, v, block_size, phase, prefix, scale, miss, controlled)
-    if cu_seqlens is None:
-        out, lse = BACKENDS[backend](*arguments)
-    elif backend == "triton":
-        out, lse = landmark_attention_fused(*arguments, cu_seqlens)
+    inputs = AttentionInputs(q, k, v, block_size, phase, prefix, scale, cmt_scores, controlled, cu_seqlens)
+    if backend == "triton":
+        out, lse = landmark_attention_fused(inputs)
     else:
-        out, lse = one_by_one(BACKENDS[backend], cu_seqlens, *arguments)
+        attend = landmark_attention_reference if backend == "reference" else landmark_attention_blockwise
+        out, lse = attend(inputs) if cu_seqlens is None else one_by_one(attend, inputs)
     return (out, lse) if return_lse else out

@@ -1,4 +1,4 @@
-"""Plain causal attention with a prefix: more keys than queries, as recurrence and caches need it."""
+"""Plain causal attention with a prefix: more keys than queries, as for recurrence and caches."""
 
 from __future__ import annotations
 
@@ -41,9 +41,15 @@ class _PrefixAttention(torch.autograd.Function):
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, *, prefix: int = 0, scale: float | None = None) -> Tensor:
-    """Causal softmax attention of T queries that are those of the last T of prefix + T keys.
+    """Causal softmax attention of T queries, which belong to the last T of prefix + T keys.
 
-    q: (B, H, T, d), already rotated; k, v: (B, H_kv, prefix + T, d), H_kv dividing H. Returns (B, H, T, d).
+    Args:
+        q: (B, H, T, d), already rotated.
+        k, v: (B, H_kv, prefix + T, d), H_kv dividing H.
+        prefix: keys before the first query.
+        scale: of the scores; None: 1/√d.
+
+    Returns (B, H, T, d).
     """
     if k.shape[1] != q.shape[1]:
         k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))

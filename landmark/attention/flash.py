@@ -1,7 +1,7 @@
-"""Plain attention that also returns its log-sum-exp, forward and backward: for keys that come in parts.
+"""Plain attention that also returns its log-sum-exp, forward and backward, for keys that come in several parts.
 
 On the CPU these are PyTorch's own flash kernels. Where they are missing (another device, another version) plain
-PyTorch computes the same, with explicit weights, and says so once. `causal` hides keys j > i, both counted from 0.
+PyTorch computes the same with explicit weights, and a warning says so once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,13 @@ def _has_flash(device: str) -> bool:
 def attention_forward(q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool = False) -> tuple[Tensor, Tensor]:
     """Softmax attention and its log-sum-exp.
 
-    q: (B, H, T, d); k, v: (B, H, S, d). Returns (B, H, T, d) and (B, H, T), the latter float32 for half precision.
+    Args:
+        q: (B, H, T, d).
+        k, v: (B, H, S, d).
+        scale: of the scores.
+        causal: whether to hide keys j > i from query i, both counted from 0.
+
+    Returns (B, H, T, d) and (B, H, T), the latter float32 for half precision.
     """
     if _has_flash(q.device.type):
         assert _FORWARD is not None
@@ -55,8 +61,14 @@ def attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k, v when the weights are exp(score − lse), for *any* `out` and `lse`.
 
-    With w = exp(s − lse) it gives ds = w·(grad_out·v − grad_out·out): what a flash backward computes, whether `out`
-    and `lse` belong to these keys alone or to a larger softmax of which these keys are a part.
+    With w = exp(s − lse) this is ds = w·(grad_out·v − grad_out·out), as a flash backward computes it. `out` and `lse`
+    may belong to these keys alone, or to a larger softmax of which these keys are a part.
+
+    Args:
+        grad_out: (B, H, T, d).
+        q, k, v, scale, causal: those of `attention_forward`.
+        out: (B, H, T, d).
+        lse: (B, H, T).
     """
     if _has_flash(q.device.type):
         assert _BACKWARD is not None

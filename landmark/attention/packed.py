@@ -1,4 +1,4 @@
-"""Documents packed one after the other into one row, none of which sees another (variable lengths, without padding)."""
+"""Documents of different lengths, packed one after the other into one row without padding. None sees another."""
 
 from __future__ import annotations
 
@@ -8,14 +8,21 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from landmark.attention.inputs import AttentionInputs
 from landmark.attention.layout import can_look
 
 
 def check_packed(cu_seqlens: Tensor, batch: int, length: int, prefix: int) -> int:
-    """Number of documents that begin at cu_seqlens[:-1] and end at cu_seqlens[1:].
+    """Number of documents, which begin at cu_seqlens[:-1] and end at cu_seqlens[1:].
 
-    Raises ValueError where there is more than one row, a prefix, or (only looked at where `can_look`) where they do not
-    follow one another from 0 to `length`.
+    Args:
+        cu_seqlens: (documents + 1,), integer.
+        batch: rows, which must be 1.
+        length: T, the tokens of the row.
+        prefix: keys before the first query, which must be 0.
+
+    Raises ValueError where there is more than one row, a prefix, or documents that do not follow one another from 0 to
+    `length`; the last is only checked where `can_look`.
     """
     if batch != 1 or prefix:
         raise ValueError(f"cu_seqlens packs documents into one row without a prefix, got {batch} rows, prefix={prefix}")
@@ -30,33 +37,31 @@ def check_packed(cu_seqlens: Tensor, batch: int, length: int, prefix: int) -> in
 
 
 def longest(cu_seqlens: Tensor) -> int:
-    """Length of the longest document; where nobody can look, the least that it can be: 1."""
+    """Length of the longest document; where `can_look` forbids reading it, the least possible: 1."""
     return int(cu_seqlens.diff().max()) if can_look(cu_seqlens) else 1
 
 
 def one_by_one(
-    attend: Callable[..., tuple[Tensor, Tensor]],
-    cu_seqlens: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    block_size: int,
-    phase: Tensor,
-    prefix: int,
-    scale: float,
-    miss: Tensor | None,
-    controlled: Tensor | None,
+    attend: Callable[[AttentionInputs], tuple[Tensor, Tensor]], inputs: AttentionInputs
 ) -> tuple[Tensor, Tensor]:
-    """What a backend that knows no packed documents computes of each: output (1, H, T, d), log-sum-exp (1, H, T)."""
-    ends = cu_seqlens.tolist()
+    """Output (1, H, T, d) and log-sum-exp (1, H, T) from a backend that knows no packed documents, called for each."""
+    assert inputs.cu_seqlens is not None
     outs, lses = [], []
-    for i, (start, end) in enumerate(itertools.pairwise(ends)):
+    for i, (start, end) in enumerate(itertools.pairwise(inputs.cu_seqlens.tolist())):
         if start == end:
             continue
-        parts = (x[:, :, start:end] for x in (q, k, v))
-        its_miss = None if miss is None else miss[:, :, start:end]
-        its_controlled = None if controlled is None else controlled[i : i + 1]
-        out, lse = attend(*parts, block_size, phase[i : i + 1], prefix, scale, its_miss, its_controlled)
+        rows, document = slice(start, end), slice(i, i + 1)
+        out, lse = attend(
+            inputs._replace(
+                q=inputs.q[:, :, rows],
+                k=inputs.k[:, :, rows],
+                v=inputs.v[:, :, rows],
+                phase=inputs.phase[document],
+                cmt_scores=None if inputs.cmt_scores is None else inputs.cmt_scores[:, :, rows],
+                controlled=None if inputs.controlled is None else inputs.controlled[document],
+                cu_seqlens=None,
+            )
+        )
         outs.append(out)
         lses.append(lse)
     return torch.cat(outs, 2), torch.cat(lses, 2)

@@ -1,10 +1,11 @@
-"""The paper's equations with explicit weights, O(T²) memory: what every other path is tested on (Section 3.1)."""
+"""The paper's equations with explicit weights, O(T²) memory (Section 3.1). Every other path is tested against it."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from landmark.attention.inputs import AttentionInputs
 from landmark.attention.layout import blocks_and_landmarks
 
 
@@ -28,20 +29,25 @@ def landmark_attention_weights(
     phase: Tensor,
     prefix: int = 0,
     bidirectional: bool = False,
-    miss: Tensor | None = None,
+    cmt_scores: Tensor | None = None,
     controlled: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attention weights of landmark attention, and the log-sum-exp of each query's own (outer) group.
 
-    scores: (B, H, T, S), scaled, S = prefix + T; phase: (B,). Returns (B, H, T, S) and (B, H, T). Rows sum to one,
-    but for the landmark of an empty first block, which has nothing to attend to: weights 0, log-sum-exp −∞.
+    Args:
+        scores: (B, H, T, S), scaled, S = prefix + T.
+        block_size: ℓ, normal tokens of a block.
+        phase: (B,), tokens missing from the first block.
+        prefix: keys before the first query.
+        bidirectional: whether to compute the variant of the paper's second reproduction: later tokens are visible too,
+            and a landmark sees only its own block and itself.
+        cmt_scores: (B, H, T), scores of the context miss token, which joins the outer group (Appendix D); None: there
+            is no such token.
+        controlled: (B, blocks), bool, landmarks that make a group of their own, weighted by the weight of the context
+            miss token. Where none of them is visible that weight is lost. None: no landmark is controlled.
 
-    bidirectional: the variant of the paper's second reproduction. Nothing is hidden for coming later, and a landmark
-    sees its own block and itself alone.
-
-    miss: (B, H, T), scores of the context miss token, which joins the outer group (Appendix D). controlled:
-    (B, blocks), bool: landmarks that make a group of their own, weighted by the weight of the context miss token.
-    Where none of them is visible that weight goes nowhere.
+    Returns (B, H, T, S) and (B, H, T). Rows sum to one, but for the landmark of an empty first block, which has nothing
+    to attend to: weights 0, log-sum-exp −∞.
     """
     queries, keys = scores.shape[-2:]
     phase = phase.to(scores.device)
@@ -63,17 +69,17 @@ def landmark_attention_weights(
     num_groups = int(block.max()) + 1
     groups = torch.where(landmark_j, block_i, block_j)
     masked = scores.masked_fill(~visible, -torch.inf)
-    if miss is None:
+    if cmt_scores is None:
         softmax = grouped_softmax(masked, groups, num_groups)
         landmark_weights = softmax
     else:
-        controlled_j = landmark_j & _of_keys(controlled, block)
+        controlled_j = landmark_j & _per_key(controlled, block)
         groups = torch.where(controlled_j, num_groups, groups).expand_as(scores)
-        with_miss = torch.cat([masked, miss[..., None]], -1)
-        its_group = block_i.expand_as(miss[..., None])
-        softmax = grouped_softmax(with_miss, torch.cat([groups, its_group], -1), num_groups + 1)
-        softmax, miss_weight = softmax[..., :-1], softmax[..., -1:]
-        landmark_weights = torch.where(controlled_j, softmax * miss_weight, softmax)
+        with_cmt = torch.cat([masked, cmt_scores[..., None]], -1)
+        cmt_group = block_i.expand_as(cmt_scores[..., None])
+        softmax = grouped_softmax(with_cmt, torch.cat([groups, cmt_group], -1), num_groups + 1)
+        softmax, cmt_weight = softmax[..., :-1], softmax[..., -1:]
+        landmark_weights = torch.where(controlled_j, softmax * cmt_weight, softmax)
 
     # S_{i,p_j}: the weight of the landmark that closes the block of key j, 1 for the query's own block.
     gates = scores.new_zeros(*scores.shape[:-1], num_groups)
@@ -84,32 +90,21 @@ def landmark_attention_weights(
 
     outer = (groups == block_i).expand_as(scores)
     lse = masked.masked_fill(~outer, -torch.inf).logsumexp(-1).view(*scores.shape[:2], queries)
-    return weights, lse if miss is None else torch.logaddexp(lse, miss)
+    return weights, lse if cmt_scores is None else torch.logaddexp(lse, cmt_scores)
 
 
-def _of_keys(of_blocks: Tensor | None, block: Tensor) -> Tensor:
-    """(B, blocks) → (B, 1, 1, S), for each key what is said of its block; None: of none."""
-    if of_blocks is None:
+def _per_key(per_block: Tensor | None, block: Tensor) -> Tensor:
+    """(B, blocks), bool → (B, 1, 1, S), the value of each key's block; None: False."""
+    if per_block is None:
         return torch.zeros((), dtype=torch.bool, device=block.device)
-    return of_blocks.to(block.device).gather(1, block)[:, None, None, :]
+    return per_block.to(block.device).gather(1, block)[:, None, None, :]
 
 
-def landmark_attention_reference(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    block_size: int,
-    phase: Tensor,
-    prefix: int,
-    scale: float,
-    miss: Tensor | None,
-    controlled: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """Output (B, H, T, d) and outer log-sum-exp (B, H, T) of landmark attention; autograd gives the gradients.
-
-    q: (B, H, T, d); k, v: (B, H, prefix + T, d); phase: (B,); miss: (B, H, T), scores of a context miss
-    token; controlled: (B, blocks).
-    """
+def landmark_attention_reference(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
+    """Output (B, H, T, d) and outer log-sum-exp (B, H, T) of landmark attention; autograd gives the gradients."""
+    q, k, v, block_size, phase, prefix, scale, cmt_scores, controlled, _ = inputs
     scores = torch.einsum("bhid,bhjd->bhij", q, k) * scale
-    weights, lse = landmark_attention_weights(scores, block_size, phase, prefix, miss=miss, controlled=controlled)
+    weights, lse = landmark_attention_weights(
+        scores, block_size, phase, prefix, cmt_scores=cmt_scores, controlled=controlled
+    )
     return torch.einsum("bhij,bhjd->bhid", weights, v), lse

@@ -1,7 +1,7 @@
-"""Rotary positions (RoPE): adjacent pairs (2i, 2i+1) turn together by position · base^(−2i/d).
+"""Rotary positions (RoPE): adjacent pairs (2i, 2i+1) rotate together by position · base^(−2i/d).
 
-Rotations compose: R(a)·R(b) = R(a+b), and ⟨R(a)q, R(b)k⟩ depends on a−b alone. Memory inference leans on this: a
-cached block is turned once by its offsets 0…ℓ, and queries are turned by what remains.
+Rotations compose: R(a)·R(b) = R(a+b), and ⟨R(a)q, R(b)k⟩ depends on a−b alone. So a memory rotates a block once, by its
+offsets 0…ℓ, and each query by its distance from the start of the block.
 """
 
 from __future__ import annotations
@@ -13,9 +13,13 @@ from torch import Tensor
 def rotary_factors(positions: Tensor, head_dim: int, base: float | Tensor, dtype: torch.dtype) -> Tensor:
     """Unit complex numbers e^{i·angle} for each position, from float64 angles.
 
-    positions: any shape (…), integer. base: or the radians a position by which each pair turns, (head_dim/2,).
-    Returns (…, head_dim/2), complex64, or complex128 where `dtype` is float64.
-    Raises ValueError for an odd head_dim.
+    Args:
+        positions: (…), integer.
+        head_dim: d, even.
+        base: the base of the angles; or (d/2,), radians by which each pair rotates for a position.
+        dtype: of the tensors to rotate.
+
+    Returns (…, d/2), complex64, or complex128 where `dtype` is float64. Raises ValueError for an odd head_dim.
     """
     if head_dim % 2:
         raise ValueError(f"rotary positions need an even head dimension, got {head_dim}")
@@ -29,9 +33,9 @@ def rotary_factors(positions: Tensor, head_dim: int, base: float | Tensor, dtype
 
 
 def rotate(x: Tensor, factors: Tensor) -> Tensor:
-    """Turn the pairs of `x` by `factors`.
+    """Rotate the pairs of `x` by `factors`.
 
-    x: (…, d); factors: broadcastable to (…, d/2). Returns x's dtype; half precision is turned in float32.
+    x: (…, d); factors: broadcastable to (…, d/2). Returns x's dtype; half precision is rotated in float32.
     """
     real = x if x.dtype in (torch.float32, torch.float64) else x.float()
     pairs = torch.view_as_complex(real.unflatten(-1, (-1, 2)))
@@ -39,12 +43,12 @@ def rotate(x: Tensor, factors: Tensor) -> Tensor:
 
 
 def rotate_cmt(key: Tensor, table: RotaryTable) -> Tensor:
-    """Turn the key of a context miss token (…, d) to where it stands, position −1 (paper, Appendix D)."""
+    """Rotate the key of a context miss token (…, d) to its position, −1 (paper, Appendix D)."""
     return rotate(key, table(1, 1, key).conj())
 
 
 class RotaryTable:
-    """The factors of positions 0, 1, 2, …, computed once and grown when more are asked for."""
+    """The factors of positions 0, 1, 2, …, computed once, and for more positions when they are asked for."""
 
     def __init__(self, base: float | Tensor = 10000.0):
         self.base = base

@@ -92,10 +92,10 @@ class _Recorder:
 
     def __call__(self, retrieval: Retrieval) -> None:
         layer, start = retrieval.layer, retrieval.position
-        if self.cmt_weights is not None and retrieval.missed is not None:
-            cmt_weights = retrieval.missed[0].float().cpu().numpy()
+        if self.cmt_weights is not None and retrieval.cmt_weight is not None:
+            cmt_weights = retrieval.cmt_weight[0].float().cpu().numpy()
             self.cmt_weights[layer, :, start : start + cmt_weights.shape[1]] = cmt_weights
-        ages, weights = (x[0].movedim(-1, 1).cpu() for x in retrieval.of_queries())  # (H, q, T)
+        ages, weights = (x[0].movedim(-1, 1).cpu() for x in retrieval.per_query())  # (H, q, T)
         is_read, place = ages > 0, np.s_[layer, :, : ages.shape[1], start : start + ages.shape[2]]
         self.blocks[place] = torch.where(is_read, retrieval.store.added - ages, NO_BLOCK).numpy()
         self.weights[place] = torch.where(is_read, weights.float(), 0.0).numpy()

@@ -1,7 +1,26 @@
-"""What is kept between the chunks of a long input."""
+"""What a model keeps between the chunks of a long input: blocks with landmarks, or a window of keys and values."""
 
-from landmark.memory.memory import Memory
-from landmark.memory.recurrent import RecurrentMemory
-from landmark.memory.sinks import SinkMemory
+from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from landmark.memory.memory import Memory as Memory
+    from landmark.memory.sinks import SinkMemory as SinkMemory
+    from landmark.memory.transformer_xl import RecurrentMemory as RecurrentMemory
+
+_PUBLIC = {
+    "Memory": "landmark.memory.memory",
+    "RecurrentMemory": "landmark.memory.transformer_xl",
+    "SinkMemory": "landmark.memory.sinks",
+}
 __all__ = ["Memory", "RecurrentMemory", "SinkMemory"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the public names when they are first used, so that checking settings needs no torch."""
+    if name in _PUBLIC:
+        from importlib import import_module
+
+        return getattr(import_module(_PUBLIC[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

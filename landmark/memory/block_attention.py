@@ -1,4 +1,7 @@
-"""Attention of queries over the blocks they retrieved, block by block."""
+"""Attention of queries over their retrieved blocks, block by block, and the merge of the outputs.
+
+S: lags. n: queries, all T of a chunk or those that retrieve. q: blocks retrieved for each.
+"""
 
 from __future__ import annotations
 
@@ -6,75 +9,108 @@ import torch
 from torch import Tensor
 
 from landmark.attention.flash import attention_forward
-from landmark.attention.fused_memory import attend_to_blocks
+from landmark.attention.fused.retrieved_blocks import attend_to_retrieved_blocks
 from landmark.memory.block_store import BlockStore
+from landmark.memory.cutoff import QuerySelection
 
 TILES = 1, 2, 4, 8, 16, 32  # queries of a tile
-FETCH = 16  # a block is fetched in the time that so many queries take to read it
-FETCHED_AT_ONCE = 1 << 20  # numbers, of keys and of values: what a cache holds
+FETCH = 16  # queries that attend to a block in the time that fetching it takes
+FETCHED_AT_ONCE = 1 << 20  # numbers, of keys and of values, that fit into the processor's cache
 
 
-def read_blocks(
-    turned: Tensor, store: BlockStore, ages: Tensor, lags: Tensor, needed: Tensor | None = None
+def attend_to_blocks(
+    rotated_queries: Tensor, store: BlockStore, ages: Tensor, lags: Tensor, selected: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Attend to each retrieved block alone.
 
-    turned: (S, B, T, H, d), queries scaled and turned for lag 1…S. ages, lags: (B, H or 1, T or 1, q), which blocks,
-    and how far back they stand. needed: (B, H, T), bool, queries that read at all (None: all do). Returns the block
-    outputs (B, H, T, q, d) and the scores of the blocks' landmarks (B, H, T, q), the gates; both are 0 for queries
-    that do not read.
+    Args:
+        rotated_queries: (S, B, n, H, d), scaled, and rotated for lag 1…S.
+        store: the layer's blocks.
+        ages: (B, H or 1, n or 1, q), the retrieved blocks; 1 is the newest block.
+        lags: as ages, how many blocks before the chunk each one stands (positions.py).
+        selected: (B, H, n), bool, queries that retrieve; None: all do.
+
+    Returns the outputs (B, H, n, q, d) of the blocks and the gates (B, H, n, q), which are the scores of their
+    landmarks; both are 0 for queries that do not retrieve.
     """
-    if needed is not None:
-        ages, lags = (x.expand(*needed.shape, -1) for x in (ages, lags))
+    if selected is not None:
+        ages, lags = (x.expand(*selected.shape, -1) for x in (ages, lags))
     elif ages.shape[2] == 1:
-        return _read_shared(turned, store, ages, lags)
-    return _read_grouped(turned, store, ages, lags, needed)
+        return _attend_shared(rotated_queries, store, ages, lags)
+    return _attend_grouped(rotated_queries, store, ages, lags, selected)
 
 
-def read_blocks_fused(
-    turned: Tensor,
+def merge(
+    local: tuple[Tensor, Tensor], block_out: Tensor, gates: Tensor, selection: QuerySelection | None
+) -> tuple[Tensor, Tensor]:
+    """Put the outputs of the blocks and of local attention together, by one softmax of the gates.
+
+    With a context miss token the local output comes with its weight 1 − S, and the blocks share S.
+
+    Args:
+        local: output (B, H, T, d) and log-sum-exp (B, H, T) of local attention.
+        block_out: (B, H, n, q, d).
+        gates: (B, H, n, q).
+        selection: the n queries, where the model has a context miss token.
+
+    Returns the output (B, H, T, d) and the weights of the blocks (B, H, n, q).
+    """
+    out, lse = local
+    if selection is None:
+        weights = torch.cat([lse[..., None], gates.to(lse.dtype)], -1).softmax(-1).to(out.dtype)
+        of_blocks = weights[..., 1:]
+        return weights[..., :1] * out + torch.einsum("bhtq,bhtqd->bhtd", of_blocks, block_out), of_blocks
+    weights = gates.to(lse.dtype).softmax(-1) * selection.gather(selection.cmt_weight)[..., None]
+    if selection.selected is not None:
+        weights = weights * selection.selected[..., None]
+    return selection.scatter_add(out, torch.einsum("bhtq,bhtqd->bhtd", weights.to(out.dtype), block_out)), weights
+
+
+def attend_to_blocks_fused(
+    rotated_queries: Tensor,
     store: BlockStore,
     ages: Tensor,
     lags: Tensor,
-    *,
-    local: tuple[Tensor, Tensor] | None = None,
-    weight: Tensor | None = None,
-    needed: Tensor | None = None,
+    local: tuple[Tensor, Tensor],
+    selection: QuerySelection | None,
 ) -> Tensor:
-    """Attend to the retrieved blocks and what the queries see besides, in one kernel, which reads them where they are.
+    """`attend_to_blocks` and `merge` in one kernel, which reads the blocks where they are stored.
 
-    As `read_blocks`; local: output (B, H, T, d) and log-sum-exp (B, H, T) (None: nothing is seen besides); weight:
-    (B, H, T), of the output (None: 1). Returns (B, H, T, d), 0 for queries that do not read.
+    Args: those of `attend_to_blocks` and `merge`. Returns the output (B, H, T, d).
     """
-    _, batch, queries, heads, _ = turned.shape
-    if needed is not None:
+    _, batch, queries, heads, _ = rotated_queries.shape
+    selected = None if selection is None else selection.selected
+    if selected is not None:
         ages, lags = (x.expand(-1, -1, queries, -1) for x in (ages, lags))
-    samples = torch.arange(batch, device=turned.device)[:, None, None, None]
-    kv_heads = torch.arange(heads, device=turned.device)[None, :, None, None] * store.kv_heads // heads
-    places = (samples * store.kv_heads + kv_heads) * store.capacity + store.rows(ages)  # (B, H, T or 1, q)
-    if needed is None:
+    samples = torch.arange(batch, device=rotated_queries.device)[:, None, None, None]
+    kv_heads = torch.arange(heads, device=rotated_queries.device)[None, :, None, None] * store.kv_heads // heads
+    places = (samples * store.kv_heads + kv_heads) * store.capacity + store.rows(ages)  # (B, H, n or 1, q)
+    if selected is None:
         blocks = store.fetch(places.flatten())
         rows = blocks.rows.view_as(places)
     else:
-        blocks = store.fetch(places[needed].flatten())
+        blocks = store.fetch(places[selected].flatten())
         rows = torch.zeros_like(places)
-        rows[needed] = blocks.rows.view(-1, places.shape[-1])
+        rows[selected] = blocks.rows.view(-1, places.shape[-1])
     landmarks = store.landmarks.flatten(0, 2)
-    return attend_to_blocks(
-        turned, blocks.keys, blocks.values, landmarks, rows, places, lags, local=local, weight=weight, reading=needed
-    )
+    tensors = (rotated_queries, blocks.keys, blocks.values, landmarks, rows, places, lags)
+    if selection is None:
+        return attend_to_retrieved_blocks(*tensors, local=local)
+    weight = selection.gather(selection.cmt_weight)
+    out = attend_to_retrieved_blocks(*tensors, weight=weight, selected=selected)
+    return selection.scatter_add(local[0], out)
 
 
-def _read_shared(turned: Tensor, store: BlockStore, ages: Tensor, lags: Tensor) -> tuple[Tensor, Tensor]:
-    """All queries of the chunk, or its only one, read the same blocks: plain attention of the chunk over each."""
-    _, batch, queries, heads, dim = turned.shape
+def _attend_shared(rotated_queries: Tensor, store: BlockStore, ages: Tensor, lags: Tensor) -> tuple[Tensor, Tensor]:
+    """All queries of the chunk, or its only one, retrieve the same blocks: plain attention of the chunk over each."""
+    _, batch, queries, heads, dim = rotated_queries.shape
     count = ages.shape[-1]
     rows = store.rows(ages[:, :, 0])  # (B, H, q)
     lags = lags[:, :, 0]
-    samples = torch.arange(batch, device=turned.device)[:, None, None]
-    q_heads = torch.arange(heads, device=turned.device)[None, :, None]
+    samples = torch.arange(batch, device=rotated_queries.device)[:, None, None]
+    q_heads = torch.arange(heads, device=rotated_queries.device)[None, :, None]
     kv_heads = q_heads * store.kv_heads // heads
-    q = turned.permute(0, 1, 3, 2, 4)[lags - 1, samples, q_heads]  # (B, H, q, T, d)
+    q = rotated_queries.permute(0, 1, 3, 2, 4)[lags - 1, samples, q_heads]  # (B, H, q, T, d)
     places = ((samples * store.kv_heads + kv_heads) * store.capacity + rows).flatten()
     blocks = store.fetch(places)
     gates = torch.einsum("bhqtd,bhqd->bhtq", q, store.read_landmarks(places).view(batch, heads, count, dim))
@@ -83,20 +119,20 @@ def _read_shared(turned: Tensor, store: BlockStore, ages: Tensor, lags: Tensor) 
     return out.view(batch, heads, count, queries, dim).transpose(2, 3), gates
 
 
-def _read_grouped(
-    turned: Tensor, store: BlockStore, ages: Tensor, lags: Tensor, needed: Tensor | None
+def _attend_grouped(
+    rotated_queries: Tensor, store: BlockStore, ages: Tensor, lags: Tensor, selected: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Queries that chose the same block are put together in tiles, so that a block is fetched once a tile and not
-    once a query.
+    """Queries that chose the same block are put together in tiles, so that a block is fetched once for a tile and not
+    once for a query.
 
-    An *owner* is what chooses: a head of a sample (`per_token_and_head`) or a whole sample (`per_token`), whose heads
-    then share the tile.
+    An *owner* chooses a set of blocks. It is a head of a sample (`per_token_and_head`) or a whole sample (`per_token`),
+    whose heads then share the tile.
     """
-    _, batch, queries, heads, dim = turned.shape
+    _, batch, queries, heads, dim = rotated_queries.shape
     owner_heads, count = ages.shape[1], ages.shape[-1]
     together = heads // owner_heads  # heads that choose as one
     kv_heads, capacity = store.kv_heads, store.capacity
-    device = turned.device
+    device = rotated_queries.device
 
     # Each (owner, query, block) is a pair; sorted by owner and block, pairs of one group are neighbours.
     owners = torch.arange(batch * owner_heads, device=device)
@@ -104,10 +140,10 @@ def _read_grouped(
     sample, head = owners // owner_heads, owners % owner_heads
     source = ((lags - 1).flatten(0, 1) * batch + sample[:, None, None]) * queries
     source = source + torch.arange(queries, device=device)[:, None]
-    source = (source * owner_heads + head[:, None, None]).flatten()  # row of `turned`
+    source = (source * owner_heads + head[:, None, None]).flatten()  # row of `rotated_queries`
     kept = None
-    if needed is not None:
-        kept = needed.flatten().repeat_interleave(count).nonzero().squeeze(1)
+    if selected is not None:
+        kept = selected.flatten().repeat_interleave(count).nonzero().squeeze(1)
         group, source = group[kept], source[kept]
     group, order = group.sort()
     number = torch.cat([group.new_zeros(1), (group[1:] != group[:-1]).cumsum(0)])  # of the pair's group
@@ -127,39 +163,39 @@ def _read_grouped(
     first_head = (owner % owner_heads * together)[:, None] + torch.arange(together, device=device)
     kv = (owner // owner_heads * kv_heads)[:, None] + first_head * kv_heads // heads
     stored = kv * capacity + row[:, None]  # (tiles, together)
-    turned = turned.reshape(-1, together * dim)
-    out, gates = turned.new_empty(count_tiles, tile, together, dim), turned.new_empty(count_tiles, tile, together)
+    flat_queries = rotated_queries.reshape(-1, together * dim)
+    out = flat_queries.new_empty(count_tiles, tile, together, dim)
+    gates = flat_queries.new_empty(count_tiles, tile, together)
     step = max(1, FETCHED_AT_ONCE // (together * store.block_shape.numel()))
-    # One place, for fresh memory is slow.
-    one_place = store.landmarks.new_empty(min(step, count_tiles) * together, *store.block_shape)
+    buffer = store.landmarks.new_empty(min(step, count_tiles) * together, *store.block_shape)  # new memory is slow
     for start in range(0, count_tiles, step):
         part = slice(start, min(start + step, count_tiles))
-        q = turned.index_select(0, rows[part.start * tile : part.stop * tile])
+        q = flat_queries.index_select(0, rows[part.start * tile : part.stop * tile])
         q = q.view(-1, tile, together, dim).transpose(1, 2).flatten(0, 1)
         chosen = stored[part].flatten()
-        fetched, blocks = store.fetch(chosen), one_place[: len(chosen)]
+        fetched, blocks = store.fetch(chosen), buffer[: len(chosen)]
         weights = torch.bmm(q, fetched.read_keys(blocks).mT).softmax(-1)
-        read = torch.bmm(weights, fetched.read_values(blocks))
-        out[part] = read.unflatten(0, (-1, together)).transpose(1, 2)
+        block_out = torch.bmm(weights, fetched.read_values(blocks))
+        out[part] = block_out.unflatten(0, (-1, together)).transpose(1, 2)
         gate = torch.bmm(q, store.read_landmarks(chosen)[..., None])
         gates[part] = gate.view(-1, together, tile).transpose(1, 2)
 
-    def spread(x: Tensor) -> Tensor:
-        """(tiles, tile, together, …) → (B, H, T, q, …)."""
+    def untile(x: Tensor) -> Tensor:
+        """(tiles, tile, together, …) → (B, H, n, q, …)."""
         x = x.flatten(0, 1).index_select(0, back)
         if kept is not None:
             x = x.new_zeros(ages.numel(), *x.shape[1:]).index_copy_(0, kept, x)
         x = x.view(batch, owner_heads, queries, count, together, -1)
         return x.permute(0, 1, 4, 2, 3, 5).flatten(1, 2)
 
-    return spread(out), spread(gates).squeeze(-1)
+    return untile(out), untile(gates).squeeze(-1)
 
 
 def _tiling(sizes: Tensor, pairs: int) -> tuple[int, int]:
-    """Queries of a tile, and how many tiles: what is cheapest for groups of these sizes.
+    """Queries of a tile, and how many tiles: the cheapest choice for groups of these sizes.
 
-    On another device than the CPU, where looking would stall it, what is enough for groups of equal size, and as many
-    tiles as that can take at most.
+    Reading the sizes would stall a device other than the CPU. There the tile fits groups of equal size, and the number
+    of tiles is the most that this can take.
     """
     if sizes.device.type == "cpu":
         counts = {tile: int(((sizes + tile - 1) // tile).sum()) for tile in TILES}

@@ -1,41 +1,40 @@
-"""The blocks fetched last, on the compute device: least recently used goes first."""
+"""The blocks fetched last, on the compute device: the least recently used is dropped first."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from landmark.memory.transfer import Transfer
-
-Read = Callable[[Tensor, Tensor], Tensor]
+from landmark.memory.transfer import Read, Transfer
 
 
-class Counts(Protocol):
-    """See `landmark.memory.tiers.TierCounts`."""
+@dataclass
+class TierCounts:
+    """cache_hits, cache_misses: blocks of one head. bytes_moved: fetched from a slower tier. seconds_waited: for that,
+    by the CPU or the GPU."""
 
-    cache_hits: int
-    cache_misses: int
-    bytes_moved: int
-    seconds_waited: float
+    cache_hits: int = 0
+    cache_misses: int = 0
+    bytes_moved: int = 0
+    seconds_waited: float = 0.0
 
 
 class BlockCache:
-    """keys, values: (slots, ℓ, d). Which block stands in which slot is known to the CPU, which does the fetching.
+    """keys, values: (slots, ℓ, d). The CPU, which fetches blocks, knows which block each slot holds.
 
-    A place is a number of a block of one head. Of blocks that are asked for together all are there together; where
-    they are more than the slots, those that are missing are read past the cache.
+    A *place* is the number of a block of one head among all rows, samples and heads. Blocks that are asked for together
+    are returned together; where they are more than the slots, the missing ones bypass the cache.
     """
 
     def __init__(self, slots: int, like: Tensor):
         self.keys, self.values = like.new_empty(2, slots, *like.shape[3:])
         self._transfer = Transfer(like)
-        self._slot_of = np.empty(0, np.int32)  # of each place, −1: not here
+        self._slot_of = np.empty(0, np.int32)  # by place; −1: not in the cache
         self._place_of = np.full(slots, -1)
-        self._used = np.zeros(slots, np.int64)  # when, by a clock that counts fetches; 0: free
+        self._used = np.zeros(slots, np.int64)  # by slot, the number of the last fetch that used it; 0: free
         self._clock = 0
 
     @property
@@ -46,16 +45,16 @@ class BlockCache:
         self._slot_of = np.append(self._slot_of, np.full(places - len(self._slot_of), -1, np.int32))
 
     def forget(self, first: int, stop: int) -> None:
-        """The blocks at the places first … stop−1 are overwritten."""
+        """Drop the blocks at the places first … stop−1, because they are overwritten."""
         slots = self._slot_of[first:stop]
         here = slots[slots >= 0]
         self._place_of[here], self._used[here] = -1, 0
         slots[:] = -1
 
-    def fetch(self, places: np.ndarray, read: Read, counts: Counts) -> tuple[Tensor, Tensor, Tensor]:
-        """Keys and values (m, ℓ, d) among which the blocks at these places are, and at which indices (n,).
+    def fetch(self, places: np.ndarray, read: Read, counts: TierCounts) -> tuple[Tensor, Tensor, Tensor]:
+        """Keys and values (m, ℓ, d) that hold the blocks at these places, and the index of each place, (n,).
 
-        read: puts the blocks at some places into (n, 2·ℓ·d) of the CPU's memory.
+        places: (n,). read: reads blocks from the slower tier. counts: are added to.
         """
         distinct, index = np.unique(places, return_inverse=True)
         slots = self._slot_of[distinct]
@@ -74,14 +73,14 @@ class BlockCache:
         elif len(missing):
             slots[missing] = self._make_room(distinct[missing])
         if len(missing):
-            at = self._on_device(slots[missing])
-            moved, waited = self._transfer(read, torch.from_numpy(distinct[missing]), keys, values, at)
+            into = self._on_device(slots[missing])
+            moved, waited = self._transfer(read, torch.from_numpy(distinct[missing]), keys, values, into)
             counts.bytes_moved += moved
             counts.seconds_waited += waited
         return keys, values, self._on_device(slots[index])
 
     def _make_room(self, places: np.ndarray) -> np.ndarray:
-        """Slots for blocks at these places: those used least recently, of what is asked for now none."""
+        """Slots for blocks at these places: the least recently used ones, and none of the fetch that is going on."""
         slots = np.argpartition(self._used, len(places) - 1)[: len(places)]
         before = self._place_of[slots]
         self._slot_of[before[before >= 0]] = -1

@@ -1,8 +1,9 @@
-"""Rows in a file: as many as the disk holds, of which memory holds only what is being read.
+"""Rows in a file: as many as the disk holds. Only rows that are being read are in memory.
 
-They are read and written at an offset, not through a mapping. That is as fast, or faster (a block of one head in 3
-against 5 µs, from the system's cache); a full disk or a file cut short is an error, where a mapping ends the process
-with a signal; and pages read through a mapping would count as this process's memory until they are given back.
+They are read and written at an offset, not through a mapping, for three reasons. It is as fast or faster (3 against
+5 µs for a block of one head, from the system's cache). A full disk or a file cut short is an error, where a mapping
+ends the process with a signal. Pages read through a mapping would count as this process's memory until they are given
+back.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from landmark.utils.errors import UserError
 
 
 @dataclass(frozen=True)
-class Saved:
-    """A file of so many rows."""
+class SavedRows:
+    """A file with this number of rows."""
 
     path: Path
     rows: int
@@ -31,15 +32,16 @@ class Saved:
 class FileRows:
     """Rows (capacity, B, H, 2, ℓ, d) in a file without a name, which is gone when the process ends, however it ends.
 
-    The first rows may lie in a saved file instead, which is never written to.
+    folder: of that file; None: the system's folder for temporary files. saved: a file that holds the first rows, and is
+    never written to.
     """
 
-    def __init__(self, folder: Path | None, saved: Saved | None = None):
+    def __init__(self, folder: Path | None, saved: SavedRows | None = None):
         self._folder = Path(tempfile.gettempdir() if folder is None else folder)
         self._saved = saved
         self._saved_file: IO[bytes] | None = None
         self._own: IO[bytes] | None = None
-        self._written = self._row_bytes = self._heads = 0  # rows of our own; heads of all samples
+        self._written = self._row_bytes = self._heads = 0  # rows in the nameless file; heads of all samples
 
     @property
     def bytes_kept(self) -> int:
@@ -50,8 +52,10 @@ class FileRows:
         return 0 if self._saved is None else self._saved.rows
 
     def reserve(self, capacity: int, like: Tensor) -> None:
-        """Get ready for so many rows; the file grows as they come. like: (0, B, H, 2, ℓ, d). Raises UserError where no
-        file can be made, or the saved one not be opened."""
+        """Open the files for `capacity` rows; the nameless one grows with each write. like: (0, B, H, 2, ℓ, d).
+
+        Raises UserError where no file can be made, or the saved one cannot be opened.
+        """
         self._row_bytes = like[:0].new_empty(like.shape[1:]).nbytes
         self._heads = like.shape[1] * like.shape[2]
         if self._saved is not None and self._saved_file is None:
@@ -60,7 +64,7 @@ class FileRows:
             self._own = _temporary(self._folder)
 
     def write(self, row: int, blocks: Tensor) -> None:
-        """Raises UserError where the disk is full."""
+        """Put blocks, (n, B, H, 2, ℓ, d), in the rows from `row` on. Raises UserError where the disk is full."""
         assert self._own is not None
         assert row >= self._saved_rows, "saved rows are not overwritten"
         left = blocks.flatten().view(torch.uint8).numpy().data
@@ -78,22 +82,24 @@ class FileRows:
         return self._read(rows, self._saved_rows, out)
 
     def read_blocks(self, places: Tensor, out: Tensor) -> Tensor:
-        """Blocks of one head into out, (n, 2·ℓ·d). places: (n,), among all rows, samples and heads. Raises UserError
-        as `read`."""
+        """Blocks of one head into out, (n, 2·ℓ·d). places: (n,), among all rows, samples and heads.
+
+        Raises UserError as `read` does.
+        """
         return self._read(places, self._saved_rows * self._heads, out)
 
-    def _read(self, at: Tensor, saved: int, out: Tensor) -> Tensor:
-        """Pieces of out's width at some places, of which the first so many are those of the saved file."""
+    def _read(self, places: Tensor, saved: int, out: Tensor) -> Tensor:
+        """Pieces of out's width at these places; the places below `saved` are in the saved file."""
         if self._saved_file is not None and os.fstat(self._saved_file.fileno()).st_nlink == 0:
             raise UserError(f"{self._path} was removed while it was in use: load the memory from where it is now")
         whole = out.view(torch.uint8).flatten().numpy().data
-        piece, places = out[0].nbytes, at.tolist()
-        wanted = [(self._saved_file, place) if place < saved else (self._own, place - saved) for place in places]
+        piece = out[0].nbytes
+        pieces = [(self._saved_file, n) if n < saved else (self._own, n - saved) for n in places.tolist()]
         if hasattr(os, "posix_fadvise"):
-            for file, place in wanted:  # ask for all, before waiting for the first
+            for file, place in pieces:  # request all before waiting for the first
                 assert file is not None
                 os.posix_fadvise(file.fileno(), place * piece, piece, os.POSIX_FADV_WILLNEED)
-        for number, (file, place) in enumerate(wanted):
+        for number, (file, place) in enumerate(pieces):
             assert file is not None
             read = os.preadv(file.fileno(), [whole[number * piece : (number + 1) * piece]], place * piece)
             if read < piece:

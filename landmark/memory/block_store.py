@@ -3,36 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from landmark.memory.block_files import Saved
+from landmark.memory.block_files import SavedRows
 from landmark.memory.tiers import Blocks, DeviceBlocks, Fetched, Tier
-
-if TYPE_CHECKING:
-    from landmark.memory.index import LandmarkIndex
-
-
-class LayerMemory:
-    """What is kept for one layer. index: of its landmarks, where they are not scanned."""
-
-    def __init__(self, store: BlockStore, index: LandmarkIndex | None = None):
-        self.store, self.index = store, index
-        self.pending: tuple[Tensor, Tensor] | None = None  # (B, H, pending, d), not rotated
-        self.chunk: tuple[Tensor, Tensor] | None = None  # pending and chunk, until the commit
 
 
 class BlockStore:
     """Keys, values and landmark keys of complete blocks.
 
-    Keys are stored turned by their offsets 0…ℓ within the block (see `landmark.attention.rotary`), so they are never
-    turned again. Block number n, counted from the first ever added, stands in row n mod capacity; without a limit the
-    capacity doubles when it is full. A landmark's value is never used and not kept.
+    Keys are stored rotated by their offsets 0…ℓ within the block (see `landmark.attention.rotary`), so they are never
+    rotated again. Block number n, counted from the first one ever added, has row n mod capacity. Without a limit the
+    capacity doubles when it is full. A landmark's value is never used and not kept. The *age* of a block is 1 for the
+    newest one, 2 for the one before, and so on.
 
-    landmarks and, if asked for, means (the mean of a block's keys): (B, H, capacity, d), on the compute device. Keys
-    and values lie where the tier says (tiers.py).
+    landmarks and, if asked for, means (the mean of a block's keys): (B, H, capacity, d), on the compute device. The
+    tier says where keys and values are (tiers.py).
     """
 
     def __init__(self, max_blocks: int | None, keep_means: bool = False, tier: Tier | None = None):
@@ -40,7 +28,7 @@ class BlockStore:
         self.keep_means = keep_means
         self.tier = tier or Tier()
         self.added = 0  # blocks ever added
-        self.blocks_read = 0  # a block of one head counts each time that it is read
+        self.blocks_read = 0  # of one head; counted each time a block is read
         self.capacity = 0
         self.landmarks = self.means = torch.empty(0)
         self.blocks: Blocks = DeviceBlocks()
@@ -49,7 +37,7 @@ class BlockStore:
         return min(self.added, self.capacity)
 
     def add(self, keys: Tensor, values: Tensor) -> None:
-        """Append n blocks, oldest first. keys, values: (B, H, n, W, d), keys turned by their offsets.
+        """Append n blocks, oldest first. keys, values: (B, H, n, W, d), keys rotated by their offsets.
 
         Raises UserError where the tier has no room for them.
         """
@@ -61,18 +49,17 @@ class BlockStore:
         if count == 0:
             return
         self.reserve(min(self.added + count, self.max_blocks or self.added + count), keys[..., 1:, :])
-        for row, part in self.runs(self.added, count):
+        for rows, part in self.runs(self.added, count):
             block_keys = keys[:, :, part, :-1]
-            self.blocks.write(row, block_keys, values[:, :, part, :-1])
-            rows = slice(row, row + block_keys.shape[2])
+            self.blocks.write(rows.start, block_keys, values[:, :, part, :-1])
             self.landmarks[:, :, rows] = keys[:, :, part, -1]
             if self.keep_means:
                 self.means[:, :, rows] = block_keys.mean(3)
         self.added += count
 
-    def reserve(self, blocks: int, like: Tensor, saved: Saved | None = None) -> None:
-        """Make room for so many blocks. like: some of them, (B, H, n, ℓ, d). saved: the first of them, where they are
-        on disk already."""
+    def reserve(self, blocks: int, like: Tensor, saved: SavedRows | None = None) -> None:
+        """Make room for `blocks` blocks. like: some of them, (B, H, n, ℓ, d). saved: a file that holds the first ones
+        already."""
         if blocks <= self.capacity:
             return
         (batch, heads), dim = like.shape[:2], like.shape[-1]
@@ -92,13 +79,13 @@ class BlockStore:
             self.means = grown(self.means)
         self.capacity = capacity
 
-    def runs(self, first: int, count: int) -> Iterator[tuple[int, slice]]:
-        """Blocks number first … first+count−1 as neighbouring rows: the first row, and which of the blocks."""
+    def runs(self, first: int, count: int) -> Iterator[tuple[slice, slice]]:
+        """Blocks number first … first+count−1 in runs of neighbouring rows: the rows, and which of the blocks."""
         done = 0
         while done < count:
             row = (first + done) % self.capacity
             length = min(count - done, self.capacity - row)
-            yield row, slice(done, done + length)
+            yield slice(row, row + length), slice(done, done + length)
             done += length
 
     @property
@@ -107,12 +94,12 @@ class BlockStore:
 
     @property
     def block_shape(self) -> torch.Size:
-        """(ℓ, d), of the keys of one block and head, as of its values."""
+        """(ℓ, d), the shape of the keys, and of the values, of one block and head."""
         return self.blocks.block_shape
 
     @property
     def block_bytes(self) -> int:
-        """Of the keys and values of one block and head."""
+        """Bytes of the keys and values of one block and head."""
         return 2 * self.block_shape.numel() * self.landmarks.element_size()
 
     @property
@@ -121,24 +108,26 @@ class BlockStore:
 
     @property
     def device_bytes_kept(self) -> int:
-        """Of `bytes_kept`, those on the compute device; a cache of blocks fetched from elsewhere included."""
+        """Those of `bytes_kept` that are on the compute device, with the cache of a slower tier."""
         return self.blocks.device_bytes_kept + self.landmarks.nbytes + self.means.nbytes
 
     def fetch(self, places: Tensor) -> Fetched:
-        """Bring blocks to the compute device. places: (n,), among all samples, heads and rows, (B, H, capacity)
-        flattened. Raises UserError where their file is gone."""
+        """Bring blocks to the compute device. places: (n,), blocks of one head, in (B, H, capacity) flattened.
+
+        Raises UserError where their file is gone.
+        """
         self.blocks_read += len(places)
         return self.blocks.fetch(places)
 
     def read_landmarks(self, places: Tensor) -> Tensor:
-        """Landmarks' keys (n, d) of blocks."""
+        """Keys (n, d) of the landmarks at these places."""
         return self.landmarks.flatten(0, 2).index_select(0, places)
 
     def ages(self) -> Tensor:
-        """Age of the block in each row that is in use, (len,): 1 for the newest."""
+        """Age of the block in each row that is in use, (blocks,)."""
         rows = torch.arange(len(self), device=self.landmarks.device)
         return (self.added - 1 - rows) % max(1, self.capacity) + 1
 
     def rows(self, ages: Tensor) -> Tensor:
-        """The inverse of `ages`: in which row stands the block of that age."""
+        """The inverse of `ages`: the row of the block of each age."""
         return (self.added - ages) % max(1, self.capacity)

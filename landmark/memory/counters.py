@@ -1,4 +1,4 @@
-"""What a memory counts while it is read."""
+"""Counts of what a memory retrieves."""
 
 from __future__ import annotations
 
@@ -7,26 +7,50 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from landmark.memory.cutoff import QuerySelection
+
 RATES = ("drop_rate", "drop_rates", "skipped")
 
 
 class MemoryStatistics:
-    """Counts since the last reset; see `landmark.memory.Memory.stats`."""
+    """Counts since the last reset of a memory, as `Memory.stats` returns them, beside sizes that it adds.
+
+    They are sums over layers, samples and heads where nothing else is said.
+
+    - chunks: chunks committed.
+    - searches: one for each chunk and layer that finds blocks kept. searches_skipped: searches in which every query was
+      below the cutoff. seconds_searching: time of retrieval; on a GPU, time to launch it.
+    - lookups: queries that retrieve. retrievals: sets of blocks chosen; queries or heads that choose together choose
+      one. blocks_retrieved: blocks of these sets.
+    - blocks_read, bytes_read: blocks of one head, and bytes of keys and values, that queries attend to.
+    - blocks_kept: blocks of a layer. bytes_kept: bytes of all layers. device_bytes_kept: those on the compute device.
+    - With a tier other than the device, those of `landmark.memory.block_cache.TierCounts`.
+    - With a context miss token: possible and dropped, lookups of each layer and head, and the rates of `with_rates`.
+    """
 
     def __init__(self):
         self.chunks = self.retrievals = self.blocks_retrieved = 0
         self.lookups = self.searches = self.searches_skipped = 0
         self.seconds_searching = 0.0
-        self._dropped: dict[int, Tensor] = {}  # of each layer, (2, H): lookups that were possible, and not made
+        self._dropped: dict[int, Tensor] = {}  # by layer, (2, H): lookups that were possible, and those dropped
 
-    def drop(self, layer: int, needed: Tensor) -> None:
-        """needed: (B, H, T), bool, of queries that find a memory with something in it."""
-        possible = torch.full((needed.shape[1],), needed[:, 0].numel(), device=needed.device)
-        counts = torch.stack([possible, (~needed).sum((0, 2))])
+    def count_dropped(self, layer: int, retrieves: Tensor) -> None:
+        """retrieves: (B, H, T), bool, of the queries of a chunk that finds blocks in memory."""
+        possible = torch.full((retrieves.shape[1],), retrieves[:, 0].numel(), device=retrieves.device)
+        counts = torch.stack([possible, (~retrieves).sum((0, 2))])
         self._dropped[layer] = counts + self._dropped.get(layer, 0)
 
+    def count_retrieved(self, ages: Tensor, queries: int, selection: QuerySelection | None) -> None:
+        """ages: (B, H or 1, n or 1, q), retrieved blocks, 0 for none. queries: B·H·T."""
+        blocks, lookups = ages.numel(), queries
+        if selection is not None and selection.selected is not None:
+            blocks, lookups = int((ages > 0).sum()), int(selection.selected.sum())
+        self.retrievals += blocks // ages.shape[-1]
+        self.blocks_retrieved += blocks
+        self.lookups += lookups
+
     def counts(self) -> dict[str, Any]:
-        """Numbers that can be added up over memories; `with_rates` makes rates of sums."""
+        """Numbers that can be added up over memories; `with_rates` makes rates of the sums."""
         counts: dict[str, Any] = {name: value for name, value in vars(self).items() if not name.startswith("_")}
         if self._dropped:
             layers = [self._dropped[layer].tolist() for layer in sorted(self._dropped)]
@@ -35,8 +59,11 @@ class MemoryStatistics:
 
 
 def with_rates(counts: dict[str, Any]) -> dict[str, Any]:
-    """Counts and, where a context miss token drops lookups: drop_rate, of all lookups; drop_rates, of each layer and
-    head; skipped, the share of the searches, one a chunk and layer, that nothing was left of."""
+    """The counts, and three rates where a context miss token drops lookups.
+
+    drop_rate: dropped share of all possible lookups. drop_rates: the same for each layer and head. skipped: share of
+    the searches, one a chunk and layer, that were not needed because every lookup was dropped.
+    """
     if "dropped" not in counts:
         return counts
     pairs = list(zip(counts["dropped"], counts["possible"], strict=True))

@@ -1,9 +1,9 @@
 """Candidates for retrieval from an index of the landmarks, where a scan of all of them takes too long.
 
-The last k blocks are always scored exactly. Of those older, whose landmarks all stand at one lag (Section 3.2.1), each
-query gets the candidates that faiss finds to score highest. Where heads or tokens choose together, each one's scores
-are normalised over its own candidates, not over all blocks, and what is no candidate of a query counts for nothing
-with it: that is not what a scan does, even where no candidate is missed.
+The last k blocks are always scored exactly. The landmarks of all older blocks stand at one lag (Section 3.2.1), and
+faiss finds for each query the candidates among them with the highest scores. This differs from a scan, even where no
+candidate is missed, when heads or tokens choose together: each one's scores are normalised over its own candidates, not
+over all blocks, and a block that is no candidate of a query gets nothing from it.
 """
 
 from __future__ import annotations
@@ -19,10 +19,8 @@ from landmark.memory.block_store import BlockStore
 from landmark.memory.positions import scoring_lag
 from landmark.utils.errors import UserError
 
-INDICES = ("exact", "faiss")
-INDEX_TYPES = ("flat", "ivf")
-POINTS_PER_LIST = 40  # as many as faiss wants for a mean
-PROBED = 32  # lists of the inverted file that a query looks into
+POINTS_PER_LIST = 40  # landmarks that faiss needs for one mean
+PROBED = 32  # lists of the inverted file that are searched for a query
 
 
 def import_faiss() -> Any:
@@ -36,18 +34,19 @@ def import_faiss() -> Any:
 class LandmarkIndex:
     """The landmarks of one layer in faiss, one index for each sample and key/value head, by inner product.
 
-    kind: "flat", which compares all, or "ivf", an inverted file of lists around the means of landmarks alike: flat
-    while there are few, made anew whenever the blocks have doubled. Blocks are added when they are searched for.
+    kind: "flat" compares all landmarks. "ivf" is an inverted file, of lists around the means of similar landmarks; it
+    is flat while there are few blocks, and made anew whenever their number has doubled.
+    candidates: landmarks that each query gets. Blocks are added at the next search.
     """
 
     def __init__(self, kind: str, candidates: int):
         self.kind, self.candidates = kind, candidates
         self._faiss = import_faiss()
         self._indices: list[Any] = []
-        self._added = self._built = 0  # blocks in each index, and when its lists were made
+        self._added = self._built = 0  # blocks in each index now, and when its lists were made
 
     def search(self, store: BlockStore, queries: Tensor, blocks: int) -> tuple[Tensor, Tensor]:
-        """Scores and numbers (B, H_kv, n, candidates) of the best of the first so many blocks; −∞ and −1 for none.
+        """Scores and numbers (B, H_kv, n, candidates) of the best of the first `blocks` blocks; −∞ and −1 for none.
 
         queries: (B, H_kv, n, d).
         """
@@ -84,19 +83,24 @@ class LandmarkIndex:
 
 
 def retrieve_candidates(
-    turned: Tensor, store: BlockStore, index: LandmarkIndex, *, k: int, granularity: str, near: int
+    rotated_queries: Tensor, store: BlockStore, index: LandmarkIndex, *, k: int, granularity: str, num_recent: int
 ) -> Tensor:
-    """Ages of the retrieved blocks, oldest first; arguments and result as those of `retrieval.retrieve`."""
-    slots, batch, queries, heads, dim = turned.shape
+    """Score the last k blocks and the candidates of the index, and choose.
+
+    Args: those of `landmark.memory.retrieval.retrieve`, and the index of the store's landmarks.
+
+    Returns ages as `retrieve` does.
+    """
+    slots, batch, queries, heads, dim = rotated_queries.shape
     group, recent = heads // store.kv_heads, min(k, len(store))
-    recent_ages = torch.arange(1, recent + 1, device=turned.device)
+    recent_ages = torch.arange(1, recent + 1, device=rotated_queries.device)
     keys = store.landmarks[:, :, store.rows(recent_ages)].repeat_interleave(group, 1)
-    lag = scoring_lag(recent_ages, near, slots)
-    scores = torch.einsum("nbthd,bhnd->bhtn", turned[lag - 1], keys)
+    lag = scoring_lag(recent_ages, num_recent, slots)
+    scores = torch.einsum("nbthd,bhnd->bhtn", rotated_queries[lag - 1], keys)
     older = len(store) - recent
     ages = recent_ages.expand_as(scores)
     if older:
-        searched = turned[-1].transpose(1, 2).reshape(batch, store.kv_heads, group * queries, dim)
+        searched = rotated_queries[-1].transpose(1, 2).reshape(batch, store.kv_heads, group * queries, dim)
         found, numbers = (x.view(batch, heads, queries, -1) for x in index.search(store, searched, older))
         scores, ages = torch.cat([scores, found], -1), torch.cat([ages, store.added - numbers], -1)
     if granularity != "per_token_and_head":

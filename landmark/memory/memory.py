@@ -13,44 +13,41 @@ import torch
 from torch import Tensor
 
 from landmark.attention import backend_for, landmark_attention
-from landmark.attention.context_miss import miss_scores
+from landmark.attention.context_miss_token import context_miss_scores
 from landmark.attention.flash import attention_forward
 from landmark.attention.rotary import RotaryTable, rotate, rotate_cmt
-from landmark.memory.block_attention import read_blocks, read_blocks_fused
-from landmark.memory.block_store import BlockStore, LayerMemory
+from landmark.memory.block_attention import attend_to_blocks, attend_to_blocks_fused, merge
+from landmark.memory.block_store import BlockStore
 from landmark.memory.counters import MemoryStatistics, with_rates
-from landmark.memory.index import LandmarkIndex, retrieve_candidates
-from landmark.memory.lookups import Lookups, lookups
+from landmark.memory.cutoff import QuerySelection, select_queries
+from landmark.memory.index import LandmarkIndex, import_faiss, retrieve_candidates
+from landmark.memory.layer import LayerMemory
 from landmark.memory.observer import Observer, Retrieval
-from landmark.memory.positions import attending_lag, slots
+from landmark.memory.positions import attending_lag, lag_distances, rotate_queries
 from landmark.memory.retrieval import retrieve
-from landmark.memory.saving import load, save
+from landmark.memory.saving import Identity, load, save
 from landmark.memory.settings import check_settings
 from landmark.memory.tiers import Tier
-from landmark.utils.errors import UserError
 
 
 class Memory:
     """What a landmark transformer keeps between the chunks of a long input, for all its layers.
 
-    block_size: ℓ, normal tokens a block. max_blocks: most blocks kept, the oldest dropped first (None: all).
-    k: blocks retrieved. granularity: between what the retrieved set may differ, "per_token_and_head", "per_head"
-    (one set for the chunk's tokens) or "per_token" (one set for the heads). scorer: what ranks blocks, "landmark", or
-    the ablations "recent", "random", "mean_key". tier: where blocks are kept, "device", "cpu" or "disk" (tiers.py),
-    with the same results, bit for bit. rope_base: of the rotary positions, or the radians a position (d/2,) by which
-    each pair turns.
-    seed: of the scorer "random". tie_layers: layers whose landmarks are all the same vector, so that blocks older than
-    the last k tie there and the newer are taken by construction. cutoff: where the context miss token weighs less,
-    nothing is looked up; one number, or one for each layer. mapping: "stingy" (Section 3.2.1), or "true" positions,
-    which a model must be trained for. observer: called with a `Retrieval` whenever a layer attends (observing.py).
-    folder: where the tier "disk" has its files, which have no name and end with the process (None: the system's for
-    temporary ones). cache: blocks of each layer, all heads, that the device holds of those fetched from another tier,
-    those used least recently going first. model: tells one model from others, when a memory is saved or loaded.
-    backend: of `landmark.attention`; with "triton", or "auto" on a GPU, one kernel reads the retrieved blocks. index:
-    "exact" scans all landmarks; "faiss" has only `candidates` of the older ones for each query, from an index of
-    `index_type` "ivf", which is approximate, or "flat" (index.py).
+    For each chunk every layer calls `attend`:
 
-    Raises UserError where a setting is out of range.
+    1. Attend locally: to the chunk itself and to the pending tokens before it, which are those of the last, incomplete
+       block. This also gives the weight S of a context miss token; queries with S below the cutoff end here.
+    2. Retrieve, first step: score each query against the landmark of every block, both at their stingy positions.
+    3. Retrieve, second step: reduce the scores to the granularity, by a maximum over the queries or heads that choose
+       together.
+    4. Retrieve, third step: take the top k blocks.
+    5. Attend to each retrieved block alone.
+    6. Merge: one softmax over the gates weighs the outputs. The gates are the landmark scores of the retrieved blocks,
+       and the log-sum-exp of local attention. With a context miss token local attention has the weight 1 − S instead,
+       and the retrieved blocks share S by a softmax of their own gates.
+
+    Then one `commit` stores the complete blocks of all layers, drops the oldest ones above `max_blocks`, and keeps the
+    rest of the chunk as pending tokens.
     """
 
     def __init__(
@@ -75,7 +72,39 @@ class Memory:
         index_type: str = "ivf",
         candidates: int = 16,
     ):
+        """Start with nothing read.
+
+        Args:
+            block_size: ℓ, normal tokens of a block.
+            max_blocks: most blocks kept in each layer, the oldest are dropped first; None: all are kept.
+            k: blocks that a query retrieves, or fewer where fewer are kept.
+            granularity: between what the retrieved set may differ: "per_token_and_head", "per_head" (the chunk's
+                tokens share one set) or "per_token" (the heads share one set).
+            scorer: what ranks blocks: "landmark", or for ablations "recent", "random", "mean_key".
+            tier: where blocks are kept: "device", "cpu" or "disk" (tiers.py). Results are the same, bit for bit.
+            rope_base: base of the rotary positions; or (d/2,), radians by which each pair turns for a position.
+            seed: of the scorer "random".
+            tie_layers: layers whose landmarks are all the same vector, so that the blocks older than the last k tie;
+                there the newer ones are taken by construction. Default: the first layer.
+            cutoff: weight of the context miss token below which a query retrieves nothing, from 0 to 1; one number, or
+                one for each layer. Default: every query retrieves.
+            mapping: positions of blocks: "stingy" (Section 3.2.1), or "true", which a model must be trained for.
+            observer: called with a `Retrieval` whenever a layer attends (observer.py); None: there is none.
+            folder: where the tier "disk" has its nameless files, which end with the process; None: the system's folder
+                for temporary files.
+            cache: blocks of each layer, all heads, fetched from another tier, that the device keeps; the least recently
+                used are dropped first.
+            model: returns a string that tells one model from another. A memory is only loaded where it is the same as
+                when it was saved; None: the model has no such string.
+            backend: of `landmark.attention`. With "triton", or "auto" on a GPU, one kernel does the steps 5 and 6.
+            index: "exact" scores all landmarks; "faiss" scores only `candidates` of the older ones (index.py).
+            index_type: "ivf", an inverted file, approximate, or "flat". Read with index="faiss" only.
+            candidates: landmarks that the index gives each query. Read with index="faiss" only.
+
+        Raises UserError where a setting is out of range, or faiss is asked for and not installed.
+        """
         check_settings(
+            block_size=block_size,
             k=k,
             max_blocks=max_blocks,
             granularity=granularity,
@@ -88,8 +117,8 @@ class Memory:
             index_type=index_type,
             candidates=candidates,
         )
-        if block_size < 1:
-            raise UserError(f"model.block_size={block_size}: a block needs at least one token")
+        if index == "faiss":
+            import_faiss()
         self.block_size, self.max_blocks, self.k = block_size, max_blocks, k
         self.granularity, self.scorer, self.tier = granularity, scorer, tier
         self.cutoff, self.mapping = cutoff, mapping
@@ -104,24 +133,14 @@ class Memory:
     def reset(self) -> None:
         """Forget everything: a new text begins. Statistics start anew too."""
         self.position = 0  # stream positions committed, landmarks included
-        self._length = 0  # of the chunk at hand
+        self._length = 0  # of the chunk that is attended to now
         self.layers: dict[int, LayerMemory] = {}
         self._statistics = MemoryStatistics()
         self._tier = Tier(self.tier, self.folder, self.cache)
 
     @property
     def stats(self) -> dict[str, Any]:
-        """Since the last reset: chunks read; searches, one a chunk and layer that finds blocks kept, and
-        searches_skipped, where no query needed one; seconds_searching, on a GPU only those of giving it orders;
-        lookups, queries of heads that read blocks; retrievals (choices of a set of blocks) and the blocks they chose,
-        summed over layers, samples and whatever the granularity lets differ; blocks_read and bytes_read, of heads, by
-        those who attend to them; blocks and bytes kept now, all layers, and those bytes that are on the compute device.
-
-        With another tier than the device also cache_hits and cache_misses, of the blocks of one head, bytes_moved to
-        the device, and seconds_waited for that.
-
-        With a context miss token also, of each layer and head, the lookups that were possible and those dropped, and
-        the rates of `landmark.memory.counters.with_rates`."""
+        """Counts since the last reset, and sizes now; see `landmark.memory.counters.MemoryStatistics`."""
         stores = [layer.store for layer in self.layers.values()]
         return with_rates(
             {
@@ -136,63 +155,83 @@ class Memory:
         )
 
     def new_layer(self) -> LayerMemory:
-        """What is kept for a layer, empty."""
+        """An empty layer with the memory's settings."""
         index = LandmarkIndex(self.index_type, self.candidates) if self.index == "faiss" else None
         return LayerMemory(BlockStore(self.max_blocks, self.scorer == "mean_key", self._tier), index)
 
     def save(self, folder: Path | str) -> None:
-        """Write all that was read to a new folder, from which a memory on any tier, of the same model, can `load` it.
+        """Write everything to a new folder, from which a memory of the same model, on any tier, can `load` it.
 
         Raises UserError where the folder exists or the disk is full; then nothing is left behind.
         """
-        save(self, Path(folder))
+        save(Path(folder), self._identity(), self.position, self.layers)
 
     def load(self, folder: Path | str, device: str | torch.device = "cpu") -> None:
-        """Forget everything, and have read what the memory that was saved in a folder had.
+        """Forget everything, and go on from the memory that was saved in a folder.
 
-        With the tier "disk", and all blocks kept, the folder's files are read where they are, and never written to.
-        Raises UserError where something is missing or cut short, where another block size, model or mapping was
-        saved, or blocks had been dropped that this memory would keep.
+        With the tier "disk", and all blocks kept, the folder's files are read in place, and never written to.
+        Raises UserError where something is missing or cut short, where the saved memory has another block size, model
+        or mapping, or where it had dropped blocks that this memory would keep.
         """
         self.reset()
-        load(self, Path(folder), torch.device(device))
+        self.position, self.layers = load(
+            Path(folder), self._identity(), self.max_blocks, self.new_layer, torch.device(device)
+        )
+
+    def _identity(self) -> Identity:
+        model = None if self.model is None else self.model()
+        return Identity(self.block_size, self.rope_base, self.mapping, model)
 
     @torch.no_grad()
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, cmt: Tensor | None = None) -> Tensor:
-        """Attention of a chunk over itself, the pending tokens before it and the blocks it retrieves.
+        """Attention of a chunk over itself, the pending tokens before it and the blocks that it retrieves.
 
-        q: (B, H, T, d); k, v: (B, H_kv, T, d); cmt: (H_kv, d), the layer's key of the context miss token. None of them
-        is rotated: the memory owns positions. The chunk follows what has been committed; a landmark stands wherever
-        the stream position says so. Returns (B, H, T, d).
+        The chunk follows what has been committed. A landmark stands wherever the stream position says so.
+
+        Args:
+            layer: number of the layer.
+            q: (B, H, T, d), not rotated: the memory owns positions.
+            k, v: (B, H_kv, T, d), not rotated.
+            cmt: (H_kv, d), the layer's key of the context miss token, not rotated; None: the model has no such token.
+
+        Returns (B, H, T, d).
         """
         if layer not in self.layers:
             self.layers[layer] = self.new_layer()
         state = self.layers[layer]
         if state.chunk is not None:
             raise RuntimeError(f"layer {layer} has attended to this chunk already: commit() ends a chunk")
-        if state.pending is not None:
-            k, v = torch.cat([state.pending[0], k], 2), torch.cat([state.pending[1], v], 2)
-        state.chunk = k, v
+        k, v = state.append(k, v)
         self._length = q.shape[2]
         pending = self.position % (self.block_size + 1)
         scale = 1 / math.sqrt(q.shape[-1])
         out, lse = self._attend_locally(q, k, v, pending, scale)
-        depths, weight, wanted = self._depths(state.store.added), None, None
+        distances = lag_distances(state.store.added, self.k, self.block_size + 1, self.mapping)
+        cmt_weight = selection = None
         if cmt is not None:
-            weight = self._miss_weight(q, cmt, lse, scale, pending + (depths[-1] if depths else 0))
-            out = out * (1 - weight)[..., None].to(out.dtype)
+            start = pending + (distances[-1] if distances else 0)
+            cmt_weight = self._cmt_weight(q, cmt, lse, scale, start)
+            out = out * (1 - cmt_weight)[..., None].to(out.dtype)
         if self.k == 0 or len(state.store) == 0:
-            self._observe(layer, state.store, q, weight)
-            return out
+            return self._without_blocks(layer, out, cmt_weight)
         self._statistics.searches += 1
-        if weight is not None:
-            wanted = lookups(weight, self._cutoff(layer), self.granularity)
-            self._statistics.drop(layer, wanted.needed)
-            if wanted.none:
+        if cmt_weight is not None:
+            selection = select_queries(cmt_weight, self._cutoff(layer), self.granularity)
+            self._statistics.count_dropped(layer, selection.retrieves)
+            if selection.is_empty:
                 self._statistics.searches_skipped += 1
-                self._observe(layer, state.store, q, weight)
-                return out
-        return self._look_up(layer, state, q * scale, out, lse, wanted, pending, depths)
+                return self._without_blocks(layer, out, cmt_weight)
+        rotated = rotate_queries(q * scale, self._rotary, pending, distances, selection)
+        started = time.perf_counter()
+        ages = self._retrieve(layer, state, rotated)
+        self._statistics.seconds_searching += time.perf_counter() - started
+        out, weights = self._attend_and_merge(state.store, rotated, ages, (out, lse), selection)
+        if selection is not None:
+            ages = selection.mask_ages(ages)
+        self._statistics.count_retrieved(ages, q[..., 0].numel(), selection)
+        if self.observer is not None:
+            self.observer(Retrieval(layer, self.position, state.store, ages, weights, cmt_weight, selection))
+        return out
 
     def _attend_locally(self, q: Tensor, k: Tensor, v: Tensor, pending: int, scale: float) -> tuple[Tensor, Tensor]:
         """Output (B, H, T, d) and log-sum-exp (B, H, T) of queries over their own chunk and the pending tokens."""
@@ -207,129 +246,79 @@ class Memory:
         settings = {"block_size": self.block_size, "prefix": pending, "scale": scale, "backend": backend}
         return landmark_attention(q, k, v, **settings, return_lse=True)
 
-    def _look_up(
-        self,
-        layer: int,
-        state: LayerMemory,
-        q: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        wanted: Lookups | None,
-        pending: int,
-        depths: list[int],
-    ) -> Tensor:
-        """Retrieve blocks, attend to them, and put that together with the output and log-sum-exp of local attention."""
-        store, turned = state.store, self._turn(q, pending, depths, wanted)
-        near = self.k if self.mapping == "stingy" else 0
-        started = time.perf_counter()
-        if state.index is not None and layer not in self.tie_layers and len(store) > self.k:
-            ages = retrieve_candidates(turned, store, state.index, k=self.k, granularity=self.granularity, near=near)
-        else:
-            ages = retrieve(
-                turned,
-                store,
-                k=self.k,
-                granularity=self.granularity,
-                scorer=self.scorer,
-                tie=layer in self.tie_layers,
-                generator=self._generator(layer, q.device),
-                near=near,
-            )
-        self._statistics.seconds_searching += time.perf_counter() - started
-        reading = None if wanted is None else wanted.reading
-        sets, chosen, looked_up = ages, ages.numel(), q[..., 0].numel()
-        if reading is not None:
-            chooses = reading.any(1, keepdim=True) if ages.shape[1] == 1 else reading
-            sets = ages * (chooses.any(2, keepdim=True) if ages.shape[2] == 1 else chooses)[..., None]
-            chosen, looked_up = int((sets > 0).sum()), int(reading.sum())
-        self._statistics.retrievals += chosen // ages.shape[-1]
-        self._statistics.blocks_retrieved += chosen
-        self._statistics.lookups += looked_up
-        lags = attending_lag(ages, self.k, len(turned)) if near else torch.ones_like(ages)
-        if backend_for(self.backend, q, self.block_size) == "triton":
-            self._observe(layer, store, q, None if wanted is None else wanted.weight, sets, None, wanted)
-            if wanted is None:
-                return read_blocks_fused(turned, store, ages, lags, local=(out, lse))
-            weight = wanted.select(wanted.weight)
-            return wanted.add(out, read_blocks_fused(turned, store, ages, lags, weight=weight, needed=reading))
-        block_out, gates = read_blocks(turned, store, ages, lags, reading)
-        if wanted is None:
-            weights = torch.cat([lse[..., None], gates.to(lse.dtype)], -1).softmax(-1).to(q.dtype)
-            self._observe(layer, store, q, None, sets, weights[..., 1:])
-            return weights[..., :1] * out + torch.einsum("bhtq,bhtqd->bhtd", weights[..., 1:], block_out)
-        weights = gates.to(lse.dtype).softmax(-1) * wanted.select(wanted.weight)[..., None]
-        if reading is not None:
-            weights = weights * reading[..., None]
-        self._observe(layer, store, q, wanted.weight, sets, weights, wanted)
-        return wanted.add(out, torch.einsum("bhtq,bhtqd->bhtd", weights.to(q.dtype), block_out))
-
-    def _observe(
-        self,
-        layer: int,
-        store: BlockStore,
-        q: Tensor,
-        missed: Tensor | None,
-        ages: Tensor | None = None,
-        weights: Tensor | None = None,
-        wanted: Lookups | None = None,
-    ) -> None:
-        """Tell the observer, if there is one, what was looked up; ages None: nothing."""
-        if self.observer is None:
-            return
-        if ages is None:
-            weights = q.new_empty(*q.shape[:3], 0)
-            ages = weights.long()
-        self.observer(Retrieval(layer, self.position, store, ages, weights, missed, wanted))
+    def _cmt_weight(self, q: Tensor, cmt: Tensor, lse: Tensor, scale: float, start: int) -> Tensor:
+        """S (B, H, T), the weight of the context miss token, for queries at the positions from `start` on."""
+        rotated = rotate(q, self._rotary(start, q.shape[2], q))
+        return torch.sigmoid(context_miss_scores(rotated, rotate_cmt(cmt, self._rotary), len(cmt)) * scale - lse)
 
     def _cutoff(self, layer: int) -> float:
         return self.cutoff[layer] if isinstance(self.cutoff, Sequence) else self.cutoff
 
-    def _depths(self, blocks_fed: int) -> list[int]:
-        """How far before the first pending token a query may see blocks stand: for lag 1…S, or once, truly."""
-        width = self.block_size + 1
-        if self.mapping == "true":
-            return [blocks_fed * width] if blocks_fed else []
-        return [lag * width for lag in range(1, slots(blocks_fed, self.k) + 1)]
+    def _without_blocks(self, layer: int, out: Tensor, cmt_weight: Tensor | None) -> Tensor:
+        """The local output, told to the observer as a retrieval of no block."""
+        if self.observer is not None:
+            weights = out.new_empty(*out.shape[:3], 0)
+            store = self.layers[layer].store
+            self.observer(Retrieval(layer, self.position, store, weights.long(), weights, cmt_weight))
+        return out
 
-    def _miss_weight(self, q: Tensor, cmt: Tensor, lse: Tensor, scale: float, start: int) -> Tensor:
-        """S (B, H, T), the weight of the context miss token, for queries that stand at `start` and after."""
-        turned = rotate(q, self._rotary(start, q.shape[2], q))
-        return torch.sigmoid(miss_scores(turned, rotate_cmt(cmt, self._rotary), len(cmt)) * scale - lse)
+    def _retrieve(self, layer: int, state: LayerMemory, rotated_queries: Tensor) -> Tensor:
+        """Ages (B, H or 1, T or 1, q) of the retrieved blocks, oldest first; 1 is the newest block."""
+        common = {"k": self.k, "granularity": self.granularity, "num_recent": self._num_recent}
+        is_tied = layer in self.tie_layers
+        if state.index is not None and not is_tied and len(state.store) > self.k:
+            return retrieve_candidates(rotated_queries, state.store, state.index, **common)
+        generator = self._generator(layer, rotated_queries.device)
+        return retrieve(rotated_queries, state.store, scorer=self.scorer, tie=is_tied, generator=generator, **common)
 
-    def _turn(self, q: Tensor, pending: int, depths: list[int], wanted: Lookups | None) -> Tensor:
-        """Queries turned for each depth, (S, B, T or n, H, d)."""
-        queries = q.shape[2]
-        table = self._rotary(0, pending + queries + depths[-1], q)
-        if wanted is None or wanted.at is None:
-            factors = torch.stack([table[pending + depth :][:queries] for depth in depths])[:, None, :, None]
-        else:
-            at = wanted.at.transpose(1, 2) + pending
-            factors = torch.stack([table[at + depth] for depth in depths])
-            q = wanted.select(q)
-        return rotate(q.transpose(1, 2), factors)
+    @property
+    def _num_recent(self) -> int:
+        """How many of the newest blocks have a lag of their own; with true positions one lag serves all blocks."""
+        return self.k if self.mapping == "stingy" else 0
 
     def _generator(self, layer: int, device: torch.device) -> torch.Generator:
         seed = hash((self.seed, self.position, layer)) & 0x7FFF_FFFF
         return torch.Generator(device).manual_seed(seed)
 
+    def _attend_and_merge(
+        self,
+        store: BlockStore,
+        rotated_queries: Tensor,
+        ages: Tensor,
+        local: tuple[Tensor, Tensor],
+        selection: QuerySelection | None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Output (B, H, T, d), and the weights of the blocks (B, H, T or n, q), None where one kernel computes it all.
+
+        local: output and log-sum-exp of local attention.
+        """
+        is_stingy = self.mapping == "stingy"
+        lags = attending_lag(ages, self.k, len(rotated_queries)) if is_stingy else torch.ones_like(ages)
+        if backend_for(self.backend, rotated_queries, self.block_size) == "triton":
+            return attend_to_blocks_fused(rotated_queries, store, ages, lags, local, selection), None
+        selected = None if selection is None else selection.selected
+        block_out, gates = attend_to_blocks(rotated_queries, store, ages, lags, selected)
+        return merge(local, block_out, gates, selection)
+
     @torch.no_grad()
     def commit(self) -> None:
-        """The chunk is over, in every layer: keep its complete blocks, and the rest as pending. One commit a chunk."""
-        width = self.block_size + 1
+        """End the chunk in every layer: store its complete blocks, keep the rest as pending. One commit a chunk."""
         for state in self.layers.values():
-            if state.chunk is None:
-                continue
-            k, v = state.chunk
-            state.chunk = None
-            full = k.shape[2] // width * width
-            if full:
-                keys = k[:, :, :full].unflatten(2, (-1, width))
-                values = v[:, :, :full].unflatten(2, (-1, width))
-                start = state.store.added * width if self.mapping == "true" else 0
-                length = full if self.mapping == "true" else width
-                factors = self._rotary(start, length, keys).unflatten(0, (-1, width))
-                state.store.add(rotate(keys, factors), values)
-            state.pending = k[:, :, full:].clone(), v[:, :, full:].clone()
+            if state.chunk is not None:
+                self._store_blocks(state, *state.chunk)
+                state.chunk = None
         self.position += self._length
         self._statistics.chunks += bool(self._length)
         self._length = 0
+
+    def _store_blocks(self, state: LayerMemory, k: Tensor, v: Tensor) -> None:
+        width = self.block_size + 1
+        full = k.shape[2] // width * width
+        if full:
+            keys = k[:, :, :full].unflatten(2, (-1, width))
+            values = v[:, :, :full].unflatten(2, (-1, width))
+            start = state.store.added * width if self.mapping == "true" else 0
+            length = full if self.mapping == "true" else width
+            factors = self._rotary(start, length, keys).unflatten(0, (-1, width))
+            state.store.add(rotate(keys, factors), values)
+        state.pending = k[:, :, full:].clone(), v[:, :, full:].clone()

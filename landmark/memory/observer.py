@@ -1,4 +1,4 @@
-"""What an observer of a memory sees: the blocks that each query reads, and what they weigh."""
+"""What an observer of a memory sees: the blocks that each query retrieves, and their weights."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from landmark.memory.block_store import BlockStore
-from landmark.memory.lookups import Lookups
+from landmark.memory.cutoff import QuerySelection
 
 
 @dataclass(frozen=True)
 class Retrieval:
-    """What the queries of a chunk look up in one layer.
+    """The blocks that the queries of a chunk retrieve in one layer.
 
-    position: the chunk's, in the stream with its landmarks. store: the layer's. ages: (B, H or 1, n or 1, q), of the
-    blocks retrieved, oldest first, 1 the newest, 0 for none; n is T, or fewer where a context miss token leaves
-    queries out, q is 0 where nothing is looked up. weights: (B, H, n, q), the share of a query's attention that a
-    block gets; None where one kernel does it all. missed: (B, H, T), the weight of the context miss token, if there is
-    one: what is retrieved has it, or where nothing is, nobody.
+    layer: number of the layer. position: of the chunk's first token in the stream, landmarks counted.
+    store: the layer's blocks.
+    ages: (B, H or 1, n or 1, q), retrieved blocks, oldest first; 1 is the newest block, 0 none. n is T, or fewer where
+    a cutoff leaves queries out. q is 0 where nothing is retrieved.
+    weights: (B, H, n, q), each block's share of a query's attention. None where a fused kernel computes it all.
+    cmt_weight: (B, H, T), the weight S of the context miss token. None without one.
+    selection: the queries that retrieve. None: all.
     """
 
     layer: int
@@ -27,23 +29,26 @@ class Retrieval:
     store: BlockStore
     ages: Tensor
     weights: Tensor | None
-    missed: Tensor | None = None
-    lookups: Lookups | None = None
+    cmt_weight: Tensor | None = None
+    selection: QuerySelection | None = None
 
-    def of_queries(self) -> tuple[Tensor, Tensor]:
-        """Ages and weights for each query and head, (B, H, T, q), both 0 where it reads no block.
+    def per_query(self) -> tuple[Tensor, Tensor]:
+        """Ages and weights for each query and head, (B, H, T, q), both 0 where it retrieves no block.
 
         Raises ValueError where the weights are not known.
         """
         if self.weights is None:
             raise ValueError("no weights are known: give the memory another backend than triton, as blockwise")
-        ages, weights, lookups = self.ages.expand(*self.weights.shape), self.weights, self.lookups
-        if lookups is None:
+        ages, weights, selection = self.ages.expand(*self.weights.shape), self.weights, self.selection
+        if selection is None:
             return ages, weights
-        if lookups.reading is not None:
-            ages = ages * lookups.reading[..., None]
-        shape = *lookups.needed.shape, ages.shape[-1]
-        return lookups.add(ages.new_zeros(shape), ages), lookups.add(weights.new_zeros(shape), weights)
+        if selection.selected is not None:
+            ages = ages * selection.selected[..., None]
+        shape = *selection.retrieves.shape, ages.shape[-1]
+        return (
+            selection.scatter_add(ages.new_zeros(shape), ages),
+            selection.scatter_add(weights.new_zeros(shape), weights),
+        )
 
 
 Observer = Callable[[Retrieval], None]

@@ -1,14 +1,17 @@
-"""Settings of a memory that mean nothing are refused."""
+"""The settings of a memory: their choices, and which values are refused. Loads no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from landmark.memory.index import INDEX_TYPES, INDICES, import_faiss
-from landmark.memory.positions import MAPPINGS
-from landmark.memory.retrieval import GRANULARITIES, SCORERS
-from landmark.memory.tiers import TIERS
 from landmark.utils.errors import UserError
+
+GRANULARITIES = ("per_token_and_head", "per_head", "per_token")
+SCORERS = ("landmark", "recent", "random", "mean_key")
+TIERS = ("device", "cpu", "disk")
+MAPPINGS = ("stingy", "true")
+INDICES = ("exact", "faiss")
+INDEX_TYPES = ("flat", "ivf")
 
 
 def check_settings(
@@ -17,6 +20,7 @@ def check_settings(
     max_blocks: int | None,
     granularity: str,
     scorer: str,
+    block_size: int = 1,
     tier: str = "device",
     cutoff: float | Sequence[float] = 0.0,
     mapping: str = "stingy",
@@ -25,7 +29,12 @@ def check_settings(
     index_type: str = "flat",
     candidates: int = 1,
 ) -> None:
-    """Raise UserError for retrieval settings that mean nothing."""
+    """Raise UserError, naming the setting, where a value is out of range or two do not go together.
+
+    Args: those of `landmark.memory.Memory`. A default here is a value that is always allowed.
+    """
+    if block_size < 1:
+        raise UserError(f"model.block_size={block_size}: a block needs at least one token")
     if k < 0:
         raise UserError(f"retrieval.k={k}: the number of retrieved blocks cannot be negative")
     if max_blocks is not None and max_blocks < max(k, 1):
@@ -36,7 +45,7 @@ def check_settings(
         raise UserError(f"cmt.cutoff={cutoff}: a cutoff is compared with a weight, from 0 to 1")
     if cache < 1:
         raise UserError(f"memory.cache={cache}: a tier other than the device needs room for a block to fetch")
-    for name, value, known in (
+    for name, value, choices in (
         ("retrieval.granularity", granularity, GRANULARITIES),
         ("retrieval.scorer", scorer, SCORERS),
         ("memory.tier", tier, TIERS),
@@ -44,13 +53,11 @@ def check_settings(
         ("memory.index", index, INDICES),
         ("memory.index_type", index_type, INDEX_TYPES),
     ):
-        if value not in known:
-            raise UserError(f"{name}={value}: must be one of {', '.join(known)}")
+        if value not in choices:
+            raise UserError(f"{name}={value}: must be one of {', '.join(choices)}")
     if candidates < 1:
         raise UserError(f"memory.candidates={candidates}: a query needs at least one")
-    if index == "faiss":
-        if max_blocks is not None:
-            raise UserError(f"memory.index=faiss: an index forgets nothing, memory.blocks={max_blocks} must be null")
-        if scorer != "landmark":
-            raise UserError(f"memory.index=faiss: it is of the landmarks, retrieval.scorer={scorer} does not use them")
-        import_faiss()
+    if index == "faiss" and max_blocks is not None:
+        raise UserError(f"memory.index=faiss: an index forgets nothing, memory.blocks={max_blocks} must be null")
+    if index == "faiss" and scorer != "landmark":
+        raise UserError(f"memory.index=faiss: it is of the landmarks, retrieval.scorer={scorer} does not use them")

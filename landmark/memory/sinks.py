@@ -1,17 +1,17 @@
-"""Attention sinks: the first keys of a text and its last ones, for a plain transformer (Xiao et al. 2023)."""
+"""Attention sinks: the first and the last keys of a text, for a plain transformer (Xiao et al. 2023)."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from landmark.memory.recurrent import RecurrentMemory
+from landmark.memory.transformer_xl import RecurrentMemory
 
 
 class SinkMemory(RecurrentMemory):
     """The first `sinks` and the last `window` keys and values of each layer, without position.
 
-    Positions are those within the cache: what was dropped between the sinks and the window leaves no gap.
+    Positions are counted within the cache: dropped keys between the sinks and the window leave no gap.
     """
 
     def __init__(self, window: int, sinks: int = 4, rope_base: float = 10000.0):
@@ -22,11 +22,11 @@ class SinkMemory(RecurrentMemory):
 
     @property
     def stats(self) -> dict[str, int]:
-        """Keys kept now, of one layer, and bytes of all."""
+        """keys_kept: keys that a layer keeps now. bytes_kept: bytes of all layers."""
         kept = [x for pair in self._kept.values() for x in pair]
         return {
             "keys_kept": max((x.shape[2] for x in kept), default=0),
-            "bytes_kept": sum(x.numel() * x.element_size() for x in kept),
+            "bytes_kept": sum(x.nbytes for x in kept),
         }
 
     def _keep(self, x: Tensor) -> Tensor:

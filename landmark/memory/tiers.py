@@ -1,26 +1,24 @@
-"""Where the keys and values of a layer's blocks lie: on the compute device, in the CPU's memory, on disk.
+"""Where the keys and values of a layer's blocks are stored: on the compute device, in the CPU's memory, or on disk.
 
-Landmark keys are always on the device. What a slower tier holds is fetched when it is retrieved, into a cache on the
-device, and every tier gives back the numbers that it was given: results are the same, bit for bit.
+Landmark keys are always on the device. Retrieved blocks are fetched from a slower tier into a cache on the device.
+Every tier returns the numbers that it was given, so results are the same, bit for bit.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from landmark.memory.block_cache import BlockCache
-from landmark.memory.block_files import FileRows, Saved
-
-TIERS = ("device", "cpu", "disk")
+from landmark.memory.block_cache import BlockCache, TierCounts
+from landmark.memory.block_files import FileRows, SavedRows
 
 
 class Fetched(NamedTuple):
-    """Blocks on the compute device. keys, values: (m, ℓ, d); rows: (n,), which of them were asked for."""
+    """Blocks on the compute device. keys, values: (m, ℓ, d); rows: (n,), the requested blocks among them."""
 
     keys: Tensor
     values: Tensor
@@ -33,60 +31,26 @@ class Fetched(NamedTuple):
         return torch.index_select(self.values, 0, self.rows, out=out)
 
 
-@dataclass
-class TierCounts:
-    """Blocks of one head, found in a cache or not; bytes fetched from a slower tier; seconds that took from those who
-    waited for them."""
-
-    cache_hits: int = 0
-    cache_misses: int = 0
-    bytes_moved: int = 0
-    seconds_waited: float = 0.0
-
-
 @dataclass(frozen=True)
 class Tier:
-    """name: one of TIERS. folder: where files go (None: the system's folder for temporary ones). cache: blocks of
-    each layer, all heads, that the device holds of those fetched."""
+    """name: "device", "cpu" or "disk". folder: where files go; None: the system's folder for temporary ones. cache:
+    fetched blocks of each layer, all heads, that the device keeps. counts: are added to by all layers."""
 
     name: str = "device"
     folder: Path | None = None
     cache: int = 128
     counts: TierCounts = field(default_factory=TierCounts)
 
-    def blocks(self, like: Tensor, saved: Saved | None = None) -> Blocks:
-        """A place for blocks such as `like`, (B, H, n, ℓ, d). saved: rows on disk that it begins with."""
+    def blocks(self, like: Tensor, saved: SavedRows | None = None) -> Blocks:
+        """An empty place for blocks such as `like`, (B, H, n, ℓ, d). saved: rows on disk that are its first ones."""
         if self.name == "device":
             return DeviceBlocks(like)
         rows = FileRows(self.folder, saved) if self.name == "disk" else HostRows(pinned=like.is_cuda)
-        return FetchedBlocks(like, rows, self.cache, self.counts)
-
-
-class Blocks(Protocol):
-    """Keys and values of blocks in rows 0, 1, 2, …"""
-
-    @property
-    def block_shape(self) -> torch.Size: ...
-    @property
-    def bytes_kept(self) -> int: ...
-    @property
-    def device_bytes_kept(self) -> int: ...
-
-    def reserve(self, capacity: int) -> None: ...
-
-    def write(self, row: int, keys: Tensor, values: Tensor) -> None:
-        """Put n blocks, (B, H, n, ℓ, d), in the rows from `row` on."""
-        ...
-
-    def rows(self, row: int, count: int) -> Tensor:
-        """A copy in the CPU's memory of so many rows, (count, B, H, 2, ℓ, d): keys and values."""
-        ...
-
-    def fetch(self, places: Tensor) -> Fetched: ...
+        return CachedBlocks(like, rows, self.cache, self.counts)
 
 
 class DeviceBlocks:
-    """Keys and values on the compute device: (B, H, capacity, ℓ, d)."""
+    """Keys and values of blocks in rows 0, 1, 2, … on the compute device: (B, H, capacity, ℓ, d)."""
 
     def __init__(self, like: Tensor | None = None):
         like = torch.empty(0, 0, 0, 0, 0) if like is None else like
@@ -114,28 +78,26 @@ class DeviceBlocks:
         self.values = grown(self.values)
 
     def write(self, row: int, keys: Tensor, values: Tensor) -> None:
+        """Put n blocks, (B, H, n, ℓ, d), in the rows from `row` on."""
         self.keys[:, :, row : row + keys.shape[2]] = keys
         self.values[:, :, row : row + keys.shape[2]] = values
 
     def rows(self, row: int, count: int) -> Tensor:
+        """A copy in the CPU's memory of `count` rows, (count, B, H, 2, ℓ, d): keys and values."""
         return by_row(self.keys[:, :, row : row + count], self.values[:, :, row : row + count])
 
     def fetch(self, places: Tensor) -> Fetched:
+        """places: (n,), blocks of one head, in (B, H, capacity) flattened."""
         return Fetched(self.keys.flatten(0, 2), self.values.flatten(0, 2), places)
 
 
-class FetchedBlocks:
-    """Keys and values in the CPU's memory or on disk, and a cache of them on the compute device."""
+class CachedBlocks:
+    """The same as `DeviceBlocks`, with rows in the CPU's memory or on disk and a cache on the compute device."""
 
     def __init__(self, like: Tensor, rows: HostRows | FileRows, cache: int, counts: TierCounts):
         self._shape, self._table, self._counts = like.shape, rows, counts
-        self._capacity = 0
-        self._cache = BlockCache(cache * self._owners, like)
-
-    @property
-    def _owners(self) -> int:
-        """Heads of samples."""
-        return self._shape[0] * self._shape[1]
+        self._capacity, self._heads = 0, like.shape[0] * like.shape[1]  # heads of all samples
+        self._cache = BlockCache(cache * self._heads, like)
 
     @property
     def block_shape(self) -> torch.Size:
@@ -152,11 +114,11 @@ class FetchedBlocks:
     def reserve(self, capacity: int) -> None:
         like = torch.empty(0, *self._shape[:2], 2, *self._shape[3:], dtype=self._cache.keys.dtype)
         self._table.reserve(capacity, like)
-        self._cache.reserve(capacity * self._owners)
+        self._cache.reserve(capacity * self._heads)
         self._capacity = capacity
 
     def write(self, row: int, keys: Tensor, values: Tensor) -> None:
-        self._cache.forget(row * self._owners, (row + keys.shape[2]) * self._owners)
+        self._cache.forget(row * self._heads, (row + keys.shape[2]) * self._heads)
         self._table.write(row, by_row(keys, values))
 
     def rows(self, row: int, count: int) -> Tensor:
@@ -164,13 +126,13 @@ class FetchedBlocks:
         return self._table.read(torch.arange(row, row + count), out.flatten(1)).view_as(out)
 
     def fetch(self, places: Tensor) -> Fetched:
-        owner, row = places // self._capacity, places % self._capacity
-        found = self._cache.fetch((row * self._owners + owner).cpu().numpy(), self._table.read_blocks, self._counts)
+        head, row = places // self._capacity, places % self._capacity
+        found = self._cache.fetch((row * self._heads + head).cpu().numpy(), self._table.read_blocks, self._counts)
         return Fetched(*found)
 
 
 class HostRows:
-    """Rows in the CPU's memory, pinned where a device is to copy from it: (capacity, B, H, 2, ℓ, d)."""
+    """Rows in the CPU's memory: (capacity, B, H, 2, ℓ, d). pinned: so that a GPU can copy from it directly."""
 
     def __init__(self, pinned: bool):
         self._pinned = pinned
@@ -201,3 +163,6 @@ class HostRows:
 def by_row(keys: Tensor, values: Tensor) -> Tensor:
     """(B, H, n, ℓ, d), keys and values → (n, B, H, 2, ℓ, d) in the CPU's memory."""
     return torch.stack([keys, values], 3).permute(2, 0, 1, 3, 4, 5).contiguous().cpu()
+
+
+Blocks = DeviceBlocks | CachedBlocks

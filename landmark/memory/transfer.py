@@ -8,15 +8,15 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-Read = Callable[[Tensor, Tensor], Tensor]
+Read = Callable[[Tensor, Tensor], Tensor]  # puts the blocks at places (n,) into (n, 2·ℓ·d) of the CPU's memory
 
 
 class Transfer:
-    """Reads blocks and puts them where they belong.
+    """Reads blocks and copies them to the compute device.
 
-    On the CPU at once. On a GPU by way of pinned memory and on a stream of its own, while the GPU computes what it was
-    given before; what it is given next waits. Two places in pinned memory take turns: one is read into while the other
-    is copied from.
+    On the CPU this happens at once. On a GPU blocks go through pinned memory and a stream of their own: the GPU goes on
+    with the work that it has, and the work that it gets next waits. Two buffers of pinned memory take turns: one is
+    read into while the other is copied from.
     """
 
     def __init__(self, like: Tensor):
@@ -27,17 +27,23 @@ class Transfer:
         self._copied: list[torch.cuda.Event | None] = [None, None]
         self._waits: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
-    def __call__(self, read: Read, places: Tensor, keys: Tensor, values: Tensor, at: Tensor) -> tuple[int, float]:
-        """Put the blocks at some places into keys and values (m, ℓ, d), at the indices `at`.
+    def __call__(self, read: Read, places: Tensor, keys: Tensor, values: Tensor, into: Tensor) -> tuple[int, float]:
+        """Copy blocks to the compute device.
 
-        Returns the bytes moved and the seconds for which somebody waited: here for reading, or, found out later, the
-        GPU for a copy.
+        Args:
+            read: reads blocks.
+            places: (n,), of the blocks.
+            keys, values: (m, ℓ, d), on the compute device.
+            into: (n,), the indices in keys and values.
+
+        Returns the bytes moved, and the seconds waited: by this thread for reading, and, found out later, by the GPU
+        for a copy.
         """
         started = time.perf_counter()
         if self._stream is None:
             blocks = self._read(read, places)
-            keys.index_copy_(0, at, blocks[:, 0])
-            values.index_copy_(0, at, blocks[:, 1])
+            keys.index_copy_(0, into, blocks[:, 0])
+            values.index_copy_(0, into, blocks[:, 1])
             return blocks.nbytes, time.perf_counter() - started
         if (copied := self._copied[0]) is not None:
             copied.synchronize()
@@ -46,12 +52,12 @@ class Transfer:
         computing = torch.cuda.current_stream(self._device)
         with torch.cuda.stream(self._stream):
             moved = blocks.to(self._device, non_blocking=True)
-            self._stream.wait_stream(computing)  # what is overwritten has been read by then
-            keys.index_copy_(0, at, moved[:, 0])
-            values.index_copy_(0, at, moved[:, 1])
+            self._stream.wait_stream(computing)  # by then the overwritten blocks have been read
+            keys.index_copy_(0, into, moved[:, 0])
+            values.index_copy_(0, into, moved[:, 1])
             copied = torch.cuda.Event(enable_timing=True)
             copied.record(self._stream)
-        for used in (keys, values, at):
+        for used in (keys, values, into):
             used.record_stream(self._stream)
         reached = torch.cuda.Event(enable_timing=True)
         reached.record(computing)
@@ -62,7 +68,7 @@ class Transfer:
         return blocks.nbytes, waited + self._gpu_waited()
 
     def _read(self, read: Read, places: Tensor) -> Tensor:
-        """Blocks (n, 2, ℓ, d) in the CPU's memory, always the same, for fresh memory is slow."""
+        """Blocks (n, 2, ℓ, d) in the CPU's memory, in a buffer that is used again, because new memory is slow."""
         width = 2 * self._block.numel()
         if len(self._staging[0]) < len(places):
             pinned = self._stream is not None
@@ -70,7 +76,7 @@ class Transfer:
         return read(places, self._staging[0][: len(places)]).view(-1, 2, *self._block)
 
     def _gpu_waited(self) -> float:
-        """Seconds for which the GPU waited in copies that are over and were not counted yet."""
+        """Seconds for which the GPU waited for copies that are complete and not counted yet."""
         over = [pair for pair in self._waits if all(event.query() for event in pair)]
         self._waits = [pair for pair in self._waits if pair not in over]
         return sum(max(0.0, reached.elapsed_time(copied)) / 1e3 for reached, copied in over)

@@ -17,12 +17,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from landmark.attention import BACKEND_NAMES, landmark_attention
+from landmark.attention import landmark_attention
 from landmark.attention.causal import causal_attention
 from landmark.attention.layout import insert_landmarks
 from landmark.attention.rotary import RotaryTable, rotary_factors, rotate, rotate_cmt
 from landmark.memory import Memory, RecurrentMemory, SinkMemory
 from landmark.models import generation
+from landmark.utils.backends import BACKENDS
 from landmark.utils.errors import UserError
 from landmark.utils.extensions import load_extension
 
@@ -55,8 +56,8 @@ class DecoderConfig:
     def __post_init__(self):
         if self.kind not in KINDS:
             raise UserError(f"model.kind={self.kind}: must be one of {', '.join(KINDS)}")
-        if self.backend not in BACKEND_NAMES:
-            raise UserError(f"model.backend={self.backend}: must be one of {', '.join(BACKEND_NAMES)}")
+        if self.backend not in BACKENDS:
+            raise UserError(f"model.backend={self.backend}: must be one of {', '.join(BACKENDS)}")
         if self.kind == "landmark" and (not self.block_size or self.block_size < 1 or self.landmark_id is None):
             raise UserError(f"model.block_size={self.block_size}: a landmark model needs a block size of at least 1")
         if self.cmt and self.kind != "landmark":

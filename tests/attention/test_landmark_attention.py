@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from landmark.attention import blockwise, frames, landmark_attention
+from landmark.attention import blockwise, landmark_attention, workspace
 from landmark.attention.layout import blocks_and_landmarks, most_blocks
 from landmark.attention.reference import grouped_softmax, landmark_attention_weights
 from tests import naive
@@ -147,7 +147,7 @@ class LargestTensor(TorchDispatchMode):
 def test_no_tensor_is_quadratic_in_the_length():
     heads, length, dim = 2, 3000, 8
     leaves = inputs(1, heads, heads, length, 0, dim, dtype=torch.float32)
-    fresh = mock.patch.object(frames, "_kept", frames._Kept())  # not what an earlier call has left
+    fresh = mock.patch.object(workspace, "_kept", workspace._Kept())  # not what an earlier call has left
     with fresh, LargestTensor() as largest, mock.patch.object(blockwise, "TILE_SIZE", 1):
         landmark_attention(*leaves, block_size=50).sum().backward()
     assert largest.numbers <= 102 * (length + 102), "a tile"

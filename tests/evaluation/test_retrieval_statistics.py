@@ -6,7 +6,7 @@ import torch
 
 from landmark.evaluation import evaluate
 from landmark.evaluation.retrieval_statistics import distinct, penultimate_chunk
-from landmark.memory.retrieval import GRANULARITIES
+from landmark.memory.settings import GRANULARITIES
 from landmark.models import Decoder
 from landmark.utils.errors import UserError
 from tests.evaluation.test_perplexity import LANDMARK, PLAIN, TOKENIZER, model_of, settings, stream

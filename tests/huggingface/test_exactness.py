@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from landmark.attention.inputs import AttentionInputs
 from landmark.attention.layout import insert_landmarks
 from landmark.attention.reference import landmark_attention_reference
 from landmark.huggingface import wrap
@@ -192,7 +193,7 @@ def test_windows_are_the_papers_equations(family, tokenizer):
         q, k = (half_split(x, at, frequency) for x in (q, k))
         k, v = (x.repeat_interleave(2, 1) for x in (k, v))
         scale = by_hand.scale() * stretch**2
-        return landmark_attention_reference(q, k, v, BLOCK, phase, 0, scale, None, None)[0]
+        return landmark_attention_reference(AttentionInputs(q, k, v, BLOCK, phase, 0, scale))[0]
 
     expected = wrapped.lm_head(by_hand.hidden(tokens, attend))
     torch.testing.assert_close(wrapped(tokens, phase=phase).logits, expected, rtol=0, atol=2e-4)

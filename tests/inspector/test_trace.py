@@ -7,7 +7,7 @@ import torch
 from landmark.inspector import trace as trace_module
 from landmark.inspector.trace import NO_BLOCK, trace_retrieval
 from landmark.memory import Memory
-from landmark.memory.retrieval import GRANULARITIES
+from landmark.memory.settings import GRANULARITIES
 from landmark.utils.errors import UserError
 from tests import naive
 from tests.inspector.conftest import BLOCK, HEADS, LAYERS, LOCAL, model_of

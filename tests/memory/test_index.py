@@ -1,4 +1,4 @@
-"""Candidates from faiss against scans: the same where nothing is left out, by the definition where something is."""
+"""Candidates from faiss: the same as a scan where no block is left out, else against the definition."""
 
 import math
 import sys
@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from landmark.memory import Memory
 from landmark.memory import memory as memory_module
 from landmark.memory.block_store import BlockStore
-from landmark.memory.index import INDEX_TYPES, LandmarkIndex, retrieve_candidates
-from landmark.memory.positions import MAPPINGS
-from landmark.memory.retrieval import GRANULARITIES, retrieve
-from landmark.memory.tiers import TIERS
+from landmark.memory.index import LandmarkIndex, retrieve_candidates
+from landmark.memory.retrieval import retrieve
+from landmark.memory.settings import GRANULARITIES, INDEX_TYPES, MAPPINGS, TIERS
 from landmark.utils.errors import UserError
 from tests.memory.test_memory import feed
 from tests.memory.test_tiers import texts
@@ -66,15 +65,17 @@ def filled(blocks, heads=2, dim=8, batch=2, seed=0, clusters=None):
     return store
 
 
-def turned(queries, heads=4, dim=8, batch=2, slots=3, seed=1):
+def rotated(queries, heads=4, dim=8, batch=2, slots=3, seed=1):
     return torch.randn(slots, batch, queries, heads, dim, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_few_candidates_by_the_definition(granularity):
-    """k=2, three candidates: in loops, what each head and query may choose from, and how it weighs it."""
-    store, queries, k, candidates = filled(12), turned(5), 2, 3
-    ages = retrieve_candidates(queries, store, LandmarkIndex("flat", candidates), k=k, granularity=granularity, near=k)
+    """k=2, three candidates: the blocks that each head and query may choose from, and their weights, in loops."""
+    store, queries, k, candidates = filled(12), rotated(5), 2, 3
+    ages = retrieve_candidates(
+        queries, store, LandmarkIndex("flat", candidates), k=k, granularity=granularity, num_recent=k
+    )
     for sample in range(2):
         probability = np.zeros((4, 5, 13))  # by age
         for head in range(4):
@@ -105,18 +106,18 @@ def test_equal_scores_are_taken_by_recency_and_no_block_twice():
 
 def test_the_inverted_file_finds_most_as_it_grows():
     """Two thousand blocks, then nine thousand: lists are made again, blocks between are added; it is approximate."""
-    queries, index = turned(40, slots=5), LandmarkIndex("ivf", 16)
+    queries, index = rotated(40, slots=5), LandmarkIndex("ivf", 16)
     store = filled(2000, clusters=60)
     kinds = []
     for more in (0, 1000, 1200, 4500):
         if more:
             new = filled(more, clusters=60, seed=more).blocks.keys[..., :1, :].repeat(1, 1, 1, 2, 1)[:, :, :more]
             store.add(new, new)
-        ages = retrieve_candidates(queries, store, index, k=4, granularity="per_token_and_head", near=4)
+        ages = retrieve_candidates(queries, store, index, k=4, granularity="per_token_and_head", num_recent=4)
         kinds.append(index._indices[0].nlist)
         scan = retrieve(
             queries, store, k=4, granularity="per_token_and_head", scorer="landmark", tie=False,
-            generator=torch.Generator(), near=4,
+            generator=torch.Generator(), num_recent=4,
         )  # fmt: skip
         found = (ages[..., :, None] == scan[..., None, :]).any(-2).float().mean()
         assert found > 0.9
@@ -126,7 +127,7 @@ def test_the_inverted_file_finds_most_as_it_grows():
 
 def test_few_blocks_need_no_lists():
     index = LandmarkIndex("ivf", 16)
-    retrieve_candidates(turned(3, slots=5), filled(300), index, k=4, granularity="per_token", near=4)
+    retrieve_candidates(rotated(3, slots=5), filled(300), index, k=4, granularity="per_token", num_recent=4)
     assert isinstance(index._indices[0], faiss.IndexFlat)
 
 

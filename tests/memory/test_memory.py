@@ -7,9 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from landmark.memory import Memory
-from landmark.memory.positions import MAPPINGS, attending_lag, scoring_lag, slots
-from landmark.memory.retrieval import GRANULARITIES
-from landmark.memory.settings import check_settings
+from landmark.memory.positions import attending_lag, scoring_lag, slots
+from landmark.memory.settings import GRANULARITIES, MAPPINGS, check_settings
 from landmark.utils.errors import UserError
 from tests import naive
 

@@ -1,4 +1,4 @@
-"""A memory whose retrieved blocks one kernel reads, interpreted: the numbers of the other backends, on every tier."""
+"""A memory with the fused kernel, interpreted, gives the numbers of the other backends, on every tier."""
 
 import pytest
 import torch

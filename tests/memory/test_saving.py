@@ -1,4 +1,4 @@
-"""A memory is read once, saved, and asked many times; what does not fit, or is not whole, is refused in a line."""
+"""A memory is saved and loaded by other memories; one that does not fit, or is damaged, is refused in one line."""
 
 import errno
 import json
@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from landmark.memory import Memory, saving
-from landmark.memory.positions import MAPPINGS
-from landmark.memory.tiers import TIERS
+from landmark.memory.settings import MAPPINGS, TIERS
 from landmark.utils.errors import UserError
 from tests.memory.test_memory import feed
 from tests.memory.test_tiers import texts
@@ -172,7 +171,7 @@ def test_what_is_missing_or_cut_short_is_refused(tmp_path, name, damage, tier):
     ("damage", "said"), [(Path.unlink, "was removed while"), (lambda p: os.truncate(p, 100), "cut")]
 )
 def test_a_file_removed_under_us(tmp_path, damage, said):
-    """On disk the saved file itself is read: when it goes, the next to look something up is told, and does not die."""
+    """The tier "disk" reads the saved file itself: when it is removed, the next retrieval raises an error."""
     texts_ = saved(tmp_path / "book")
     memory = Memory(3, k=2, tier="disk", cache=1, model=lambda: "one")
     memory.load(tmp_path / "book")

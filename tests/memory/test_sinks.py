@@ -26,7 +26,7 @@ def explicit(q, k, v, chunks, sinks, window):
             scores = np.full(total, -np.inf)
             for j in visible:
                 if j <= i:
-                    scores[j] = naive.turn(q[i], place[i]) @ naive.turn(k[j], place[j]) / math.sqrt(dim)
+                    scores[j] = naive.rotate(q[i], place[i]) @ naive.rotate(k[j], place[j]) / math.sqrt(dim)
             weights = np.exp(scores - scores.max())
             out[i] = weights / weights.sum() @ v
         start = stop

@@ -11,10 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from landmark.memory import Memory
-from landmark.memory.block_cache import BlockCache
-from landmark.memory.positions import MAPPINGS
-from landmark.memory.retrieval import GRANULARITIES, SCORERS
-from landmark.memory.tiers import TIERS, TierCounts
+from landmark.memory.block_cache import BlockCache, TierCounts
+from landmark.memory.settings import GRANULARITIES, MAPPINGS, SCORERS, TIERS
 from landmark.utils.errors import UserError
 from tests.memory.test_memory import feed
 

@@ -6,9 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from landmark.memory import Memory
-from landmark.memory.positions import MAPPINGS
-from landmark.memory.retrieval import GRANULARITIES
-from landmark.memory.tiers import TIERS
+from landmark.memory.settings import GRANULARITIES, MAPPINGS, TIERS
 from landmark.models import Decoder, DecoderConfig
 from landmark.models.generation import Sampling
 from landmark.utils.errors import UserError

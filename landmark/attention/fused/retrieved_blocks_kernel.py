@@ -1,4 +1,4 @@
-"""The kernel of fused_memory.py."""
+"""Attention to retrieved blocks, as a Triton kernel. retrieved_blocks.py says what its arguments are."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
 
 @triton.jit(do_not_specialize=["queries"])
 def retrieved_blocks(
-    Turned, Keys, Values, Landmarks, Rows, Places, Lags, LocalOut, LocalLse, Weight, Reading, Out,
+    Q, Keys, Values, Landmarks, Rows, Places, Lags, LocalOut, LocalLse, Weight, Selected, Out,
     q_s, q_b, q_t, q_h, q_d, k_n, k_t, k_d, v_n, v_t, v_d, l_n, l_d,
     queries, heads, count,
     L: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, SEGMENT: tl.constexpr, M: tl.constexpr,
-    SHARED: tl.constexpr, LOCAL: tl.constexpr, WEIGHTED: tl.constexpr, SOME: tl.constexpr, PRECISION: tl.constexpr,
+    SHARED: tl.constexpr, LOCAL: tl.constexpr, WEIGHTED: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """M queries of one head, which share their blocks, or one alone. An online softmax over blocks, as in training."""
+    """Output of M queries of one head that share their blocks, or of one query. An online softmax over blocks."""
     head, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     head_of_sample = batch * heads + head
     row = tl.program_id(0) * M + tl.arange(0, M)
@@ -39,10 +39,10 @@ def retrieved_blocks(
     sets = head_of_sample * count
     if not SHARED:
         sets = (head_of_sample * queries + tl.program_id(0)) * count
-        if SOME:
-            count = tl.where(tl.load(Reading + head_of_sample * queries + tl.program_id(0)) != 0, count, 0)
+        if MASKED:
+            count = tl.where(tl.load(Selected + head_of_sample * queries + tl.program_id(0)) != 0, count, 0)
     offset = tl.arange(0, SEGMENT)
-    of_query = Turned + batch * q_b + head * q_h + row[:, None].to(tl.int64) * q_t + d[None, :] * q_d
+    of_query = Q + batch * q_b + head * q_h + row[:, None].to(tl.int64) * q_t + d[None, :] * q_d
     in_block = offset[:, None] * k_t + d[None, :] * k_d
     in_values = offset[:, None] * v_t + d[None, :] * v_d
     token = (offset < L)[:, None] & d_ok[None, :]
@@ -75,7 +75,7 @@ def retrieved_blocks(
     acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     if WEIGHTED:
         acc = acc * tl.load(Weight + of_row, mask=row_ok, other=0.0)[:, None]
-    if SOME:
-        reads = tl.load(Reading + of_row, mask=row_ok, other=0) != 0
-        acc = tl.where(reads[:, None], acc, 0.0)
+    if MASKED:
+        selected = tl.load(Selected + of_row, mask=row_ok, other=0) != 0
+        acc = tl.where(selected[:, None], acc, 0.0)
     tl.store(Out + at, acc.to(Out.dtype.element_ty), mask=here)

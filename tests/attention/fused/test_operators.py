@@ -13,10 +13,10 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from landmark.attention import backend_for, landmark_attention
-from landmark.attention.fused_tuning import choices, fits
+from landmark.attention.fused.tuning import choices, fits
 from landmark.attention.layout import most_blocks
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SHARED_MEMORY = {"sm_80": 163 << 10, "sm_90": 227 << 10}  # of a block of threads
 
 
@@ -173,7 +173,7 @@ def test_what_a_gpu_cannot_hold_is_left_to_another_backend(monkeypatch):
 @pytest.mark.parametrize("arch", SHARED_MEMORY)
 def test_no_register_is_spilled_and_what_a_chip_has_is_used(arch):
     cases = ["64 50", "128 50", "64 63 packed", "128 63", "64 63 cmt", "128 50 cmt packed", "128 63 float32"]
-    command = [sys.executable, "-m", "tests.attention.compile_fused", arch, *cases]
+    command = [sys.executable, "-m", "tests.attention.fused.compile_kernels", arch, *cases]
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -5,7 +5,7 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from landmark.attention.fused_memory import attend_to_blocks
+from landmark.attention.fused.retrieved_blocks import attend_to_retrieved_blocks
 
 
 @st.composite
@@ -23,7 +23,7 @@ def shapes(draw):
         "shared": draw(st.booleans()),
         "local": draw(st.booleans()),
         "weighted": draw(st.booleans()),
-        "some": draw(st.booleans()),
+        "masked": draw(st.booleans()),
         "seed": draw(st.integers(0, 2**31)),
     }
 
@@ -51,24 +51,24 @@ def inputs(shape, dtype):
     optional = {"local": local if shape["local"] else None}
     weight = torch.rand(batch, heads, queries, generator=generator).to(dtype)
     optional["weight"] = weight if shape["weighted"] else None
-    reading = torch.rand(batch, heads, queries, generator=generator) < 0.7
-    optional["reading"] = reading if shape["some"] else None
+    selected = torch.rand(batch, heads, queries, generator=generator) < 0.7
+    optional["selected"] = selected if shape["masked"] else None
     return arguments, optional
 
 
-def written_out(arguments, local, weight, reading):
-    turned, keys, values, landmarks, rows, places, lags = arguments
-    _, batch, queries, heads, dim = turned.shape
-    out = turned.new_zeros(batch, heads, queries, dim)
+def written_out(arguments, local, weight, selected):
+    rotated, keys, values, landmarks, rows, places, lags = arguments
+    _, batch, queries, heads, dim = rotated.shape
+    out = rotated.new_zeros(batch, heads, queries, dim)
     for b in range(batch):
         for h in range(heads):
             for t in range(queries):
-                if reading is not None and not reading[b, h, t]:
+                if selected is not None and not selected[b, h, t]:
                     continue
                 chosen = [x[b, h, 0 if x.shape[2] == 1 else t].tolist() for x in (rows, places, lags)]
                 gates, outs = [], []
                 for row, place, lag in zip(*chosen, strict=True):
-                    q = turned[lag - 1, b, t, h]
+                    q = rotated[lag - 1, b, t, h]
                     gates.append(q @ landmarks[place])
                     outs.append((keys[row] @ q).softmax(0) @ values[row])
                 if local is not None:
@@ -85,11 +85,11 @@ def written_out(arguments, local, weight, reading):
 def test_any_shape(shape):
     exact = written_out(*(lambda x: (x[0], *x[1].values()))(inputs(shape, torch.float64)))
     arguments, optional = inputs(shape, torch.float32)
-    torch.testing.assert_close(attend_to_blocks(*arguments, **optional).double(), exact, atol=2e-5, rtol=1e-5)
+    torch.testing.assert_close(attend_to_retrieved_blocks(*arguments, **optional).double(), exact, atol=2e-5, rtol=1e-5)
 
 
 SHAPE = {"lags": 3, "batch": 1, "queries": 70, "heads": 2, "dim": 16, "block_size": 63, "stored": 5, "count": 4}
-SHAPE |= {"local": True, "weighted": True, "some": True, "seed": 0}
+SHAPE |= {"local": True, "weighted": True, "masked": True, "seed": 0}
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -99,7 +99,7 @@ def test_half_precision_and_every_number_written(shared):
     exact = written_out([x.double() if x.is_floating_point() else x for x in arguments], *_double(optional))
     torch.use_deterministic_algorithms(True)  # fills new memory with NaN
     try:
-        out = attend_to_blocks(*arguments, **optional)
+        out = attend_to_retrieved_blocks(*arguments, **optional)
     finally:
         torch.use_deterministic_algorithms(False)
     torch.testing.assert_close(out.double(), exact, atol=4e-3, rtol=4e-3)
@@ -107,11 +107,11 @@ def test_half_precision_and_every_number_written(shared):
 
 def _double(optional):
     out, lse = optional["local"]
-    return (out.double(), lse.double()), optional["weight"].double(), optional["reading"]
+    return (out.double(), lse.double()), optional["weight"].double(), optional["selected"]
 
 
 def test_keys_and_values_may_lie_as_they_like():
     arguments, optional = inputs(SHAPE | {"shared": True}, torch.float32)
-    expected = attend_to_blocks(*arguments, **optional)
-    turned, keys, values = (x.transpose(-1, -2).contiguous().transpose(-1, -2) for x in arguments[:3])
-    torch.testing.assert_close(attend_to_blocks(turned, keys, values, *arguments[3:], **optional), expected)
+    expected = attend_to_retrieved_blocks(*arguments, **optional)
+    rotated, keys, values = (x.transpose(-1, -2).contiguous().transpose(-1, -2) for x in arguments[:3])
+    torch.testing.assert_close(attend_to_retrieved_blocks(rotated, keys, values, *arguments[3:], **optional), expected)

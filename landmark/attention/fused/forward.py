@@ -6,11 +6,12 @@ For query i and block b
     gate     the landmark's score for an earlier block, the inner log-sum-exp for the query's own, else −∞
     share    2^(gate − running maximum), rescaled as the maximum grows: an online softmax, of blocks
 
-Only the outer log-sum-exp is kept for the way back. Scores and log-sum-exps are in units of log 2 here. Where blocks
-begin depends on the sample's phase, which is read from memory: no phase, prefix or length makes another kernel.
+Only the outer log-sum-exp is kept for the backward pass. Scores and log-sum-exps are in units of log 2 here. The phase
+of a sample says where its blocks begin. It is read from memory, so every phase, prefix and length uses the same kernel.
 
-With a context miss token a controlled landmark's gate is miss + score − shared, `shared` being the log-sum-exp of the
-controlled landmarks that the query sees, and where it sees none the token's weight goes nowhere: see context_miss.py.
+With a context miss token the gate of a controlled landmark is cmt_score + score − controlled_lse. controlled_lse is the
+log-sum-exp of the controlled landmarks that the query sees. Where it sees none the token itself takes part, with the
+gate cmt_score and without a value: see context_miss_token.py.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from landmark.attention.fused_tiles import (
-    columns,
+from landmark.attention.fused.tiles import (
     find_tile,
+    key_columns,
+    load_controlled,
     load_rows,
     logsumexp_of_controlled,
-    of_blocks,
-    rows_of_tile,
+    query_rows,
     softmax_in_blocks,
     store_rows,
 )
@@ -35,7 +36,7 @@ from landmark.attention.fused_tiles import (
 
 @triton.jit(do_not_specialize=["samples", "blocks", "rows", "prefix"])
 def forward(
-    Q, K, V, Out, Lse, Phase, Starts, Miss, Shared, Controlled,
+    Q, K, V, Out, Lse, Phase, Starts, CmtScores, ControlledLse, Controlled,
     q_b, q_h, q_t, q_d, k_b, k_h, k_t, k_d, v_b, v_h, v_t, v_d, o_b, o_h, o_t, o_d,
     samples, blocks, rows, prefix, heads, group, scale,
     W: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, M: tl.constexpr, GROUP: tl.constexpr,
@@ -43,8 +44,8 @@ def forward(
 ):  # fmt: skip
     """Output and log-sum-exp of M queries of one head. The latest queries, which see the most keys, come first.
 
-    rows: of queries of a batch. blocks: of a sample in Controlled. group: query heads of one key head. scale: of the
-    scores, log₂e in it.
+    rows: queries of a batch. blocks: numbers of a sample in Controlled. group: query heads of one key head. scale: of
+    the scores, times log₂e.
     """
     head, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     sample, begin, queries, phase, tile_of_queries, tiles = find_tile(
@@ -53,41 +54,42 @@ def forward(
     if tile_of_queries >= tiles:
         return
     tile_of_queries, length = tiles - 1 - tile_of_queries, prefix + queries
-    local, row, row_ok, rows_key, own, first, last = rows_of_tile(tile_of_queries, phase, prefix, queries, M, W)
+    local, row, row_ok, rows_key, own, first, last = query_rows(tile_of_queries, phase, prefix, queries, M, W)
     start = begin + tile_of_queries * M
     q = load_rows(Q + batch * q_b + head * q_h, start, local, row_ok, q_t, q_d, D, BLOCK_D)
     k_base = K + batch * k_b + (head // group) * k_h + tl.cast(begin, tl.int64) * k_t
     v_base = V + batch * v_b + (head // group) * v_h + tl.cast(begin, tl.int64) * v_t
     of_row = (batch * heads + head) * rows + begin + row
-    held_base = Controlled + sample * blocks
-    shift, nowhere = tl.zeros((M,), tl.float32), tl.full((M,), float("-inf"), tl.float32)
+    controlled_base = Controlled + sample * blocks
+    shift, cmt_gate = tl.zeros((M,), tl.float32), tl.full((M,), float("-inf"), tl.float32)
     if CMT:
-        shared = logsumexp_of_controlled(
-            q, k_base, held_base, own, last, phase, length, blocks, scale, k_t, k_d, W, D, BLOCK_D, M, 64, PRECISION
-        )
-        tl.store(Shared + of_row, shared, mask=row_ok)
-        miss = tl.load(Miss + of_row, mask=row_ok, other=0.0)
-        unseen = shared == float("-inf")
-        shift = tl.where(unseen, 0.0, miss - tl.where(unseen, 0.0, shared))
-        nowhere = tl.where(unseen, miss, float("-inf"))
+        controlled_lse = logsumexp_of_controlled(
+            q, k_base, controlled_base, own, last, phase, length, blocks, scale, k_t, k_d,
+            W, D, BLOCK_D, M, 64, PRECISION,
+        )  # fmt: skip
+        tl.store(ControlledLse + of_row, controlled_lse, mask=row_ok)
+        cmt_score = tl.load(CmtScores + of_row, mask=row_ok, other=0.0)
+        unseen = controlled_lse == float("-inf")
+        shift = tl.where(unseen, 0.0, cmt_score - tl.where(unseen, 0.0, controlled_lse))
+        cmt_gate = tl.where(unseen, cmt_score, float("-inf"))
     running = tl.full((M,), float("-inf"), tl.float32)
     weight = tl.zeros((M,), tl.float32)
     acc = tl.zeros((M, BLOCK_D), tl.float32)
     for tile in tl.range(0, first // GROUP, disable_licm=LEAN):
         running, weight, acc = _forward_tile(
-            q, k_base, v_base, held_base, running, weight, acc, rows_key, own, shift, tile, phase,
+            q, k_base, v_base, controlled_base, running, weight, acc, rows_key, own, shift, tile, phase,
             length, blocks, scale, k_t, k_d, v_t, v_d, W, D, BLOCK_D, M, GROUP, SEGMENT, False, CMT, PRECISION,
         )  # fmt: skip
     for tile in tl.range(first // GROUP, last // GROUP + 1, disable_licm=LEAN):
         running, weight, acc = _forward_tile(
-            q, k_base, v_base, held_base, running, weight, acc, rows_key, own, shift, tile, phase,
+            q, k_base, v_base, controlled_base, running, weight, acc, rows_key, own, shift, tile, phase,
             length, blocks, scale, k_t, k_d, v_t, v_d, W, D, BLOCK_D, M, GROUP, SEGMENT, True, CMT, PRECISION,
         )  # fmt: skip
     if CMT:
-        larger = tl.maximum(running, nowhere)
+        larger = tl.maximum(running, cmt_gate)
         larger = tl.where(larger == float("-inf"), 0.0, larger)
         rescale = tl.exp2(running - larger)
-        weight = weight * rescale + tl.exp2(nowhere - larger)
+        weight = weight * rescale + tl.exp2(cmt_gate - larger)
         acc = acc * rescale[:, None]
         running = larger
     nothing = weight == 0.0
@@ -99,20 +101,20 @@ def forward(
 
 @triton.jit
 def _forward_tile(
-    q, k_base, v_base, held_base, running, weight, acc, rows_key, own, shift, tile, phase, length, blocks, scale,
+    q, k_base, v_base, controlled_base, running, weight, acc, rows_key, own, shift, tile, phase, length, blocks, scale,
     k_t, k_d, v_t, v_d,
     W: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, M: tl.constexpr, GROUP: tl.constexpr,
     SEGMENT: tl.constexpr, MIXED: tl.constexpr, CMT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    start, place, valid = columns(tile, phase, length, W, GROUP, SEGMENT)
+    start, place, valid = key_columns(tile, phase, length, W, GROUP, SEGMENT)
     k = load_rows(k_base, start, place, valid, k_t, k_d, D, BLOCK_D)
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     exponentials, total, gate, earlier, _ = softmax_in_blocks(
         scores, rows_key, own, tile, phase, length, scale, W, GROUP, SEGMENT, M, MIXED
     )
     if CMT:
-        held = of_blocks(held_base, tile, blocks, GROUP, CMT)
-        gate = tl.where((held != 0)[None, :] & earlier, gate + shift[:, None], gate)
+        controlled = load_controlled(controlled_base, tile, blocks, GROUP, CMT)
+        gate = tl.where((controlled != 0)[None, :] & earlier, gate + shift[:, None], gate)
     larger = tl.maximum(running, tl.max(gate, axis=1))
     safe = tl.where(larger == float("-inf"), 0.0, larger)
     rescale = tl.exp2(running - safe)

@@ -1,4 +1,4 @@
-"""Transformer-XL's memory: the keys and values of the tokens just before, for every layer."""
+"""Transformer-XL's memory: the keys and values of the tokens just before, for every layer (Dai et al. 2019)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from landmark.attention.rotary import RotaryTable, rotate
 class RecurrentMemory:
     """The last `cache` keys and values of each layer, without position and without gradient.
 
-    Every query of a window sees the whole cache and, causally, its own window. Positions are those within the
-    segment; only their differences matter, so the oldest cached key stands at 0.
+    Every query of a window sees the whole cache and, causally, its own window. Positions are counted from the oldest
+    cached key, at 0: only their differences matter.
     """
 
     def __init__(self, cache: int, rope_base: float = 10000.0):
@@ -26,25 +26,29 @@ class RecurrentMemory:
     def reset(self) -> None:
         """Forget everything: a new segment begins."""
         self._kept: dict[int, tuple[Tensor, Tensor]] = {}
-        self._window: dict[int, tuple[Tensor, Tensor]] = {}
+        self._next: dict[int, tuple[Tensor, Tensor]] = {}
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention of a window over the cache and itself.
 
-        q: (B, H, T, d), k, v: (B, H, T, d), not rotated. Returns (B, H, T, d).
+        Args:
+            layer: number of the layer.
+            q, k, v: (B, H, T, d), not rotated.
+
+        Returns (B, H, T, d).
         """
         if layer in self._kept:
             kept_k, kept_v = self._kept[layer]
             k, v = torch.cat([kept_k, k], 2), torch.cat([kept_v, v], 2)
-        self._window[layer] = self._keep(k.detach()), self._keep(v.detach())
+        self._next[layer] = self._keep(k.detach()), self._keep(v.detach())
         prefix = k.shape[2] - q.shape[2]
         factors = self._rotary(0, k.shape[2], q)
         return causal_attention(rotate(q, factors[prefix:]), rotate(k, factors), v, prefix=prefix)
 
     def _keep(self, x: Tensor) -> Tensor:
-        """What is kept of the keys or values (B, H, T, d) of the cache and the window."""
+        """The part of the keys or values (B, H, T, d) of cache and window that the next window sees."""
         return x[:, :, max(0, x.shape[2] - self.cache) :]
 
     def commit(self) -> None:
-        """The window is over: what it left becomes the cache of the next."""
-        self._kept, self._window = self._window, {}
+        """End the window: its last keys and values become the cache of the next one."""
+        self._kept, self._next = self._next, {}

@@ -1,8 +1,8 @@
-"""What the Triton kernels do with a tile: find its rows, read and write them, and softmaxes within and over blocks.
+"""The parts of the Triton kernels that work on one tile: find, load and store its rows; softmax within its blocks.
 
-A tile of keys holds GROUP blocks, each in SEGMENT ≥ W = ℓ+1 columns, so that what is said of a block is a reduction
-over a segment: scores (M, GROUP·SEGMENT) are seen as (M, GROUP, SEGMENT). Scores come unscaled; gates and log-sum-exps
-are scaled, in units of log 2.
+A tile of keys holds GROUP blocks, each in SEGMENT ≥ W = ℓ+1 columns, so that a number of a block is a reduction over a
+segment: scores (M, GROUP·SEGMENT) are seen as (M, GROUP, SEGMENT). Scores are not scaled; gates and log-sum-exps are
+scaled, in units of log 2.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import triton.language as tl
 
 @triton.jit
 def find_tile(program, batch, Phase, Starts, samples, rows, W, STEP, OF_BLOCKS: tl.constexpr, PACKED: tl.constexpr):
-    """Sample, its first row, length and phase, which of its tiles this program has, and how many there are.
+    """The sample, its first row, length and phase, the tile of it that this program computes, and its number of tiles.
 
-    STEP: rows of a tile, or, OF_BLOCKS, positions of one. PACKED: the samples stand one after the other in `rows` rows,
-    sample i from Starts[i] on, and so do their tiles; else there is one a batch.
+    STEP: rows of a tile, or positions of a tile where OF_BLOCKS. PACKED: the samples follow one another in `rows` rows,
+    sample i from Starts[i] on, and so do their tiles; else each element of the batch is one sample.
     """
     sample, start, length, tile = batch, 0, rows, program
     if PACKED:
@@ -44,19 +44,20 @@ def find_tile(program, batch, Phase, Starts, samples, rows, W, STEP, OF_BLOCKS: 
 
 
 @triton.jit
-def rows_of_tile(tile, phase, prefix, queries, M: tl.constexpr, W: tl.constexpr):
-    """Of a tile of queries: rows (M,), which there are, their keys and own blocks, and the first and last own block."""
-    local = tl.arange(0, M)
-    row = tile * M + local
+def query_rows(tile, phase, prefix, queries, M: tl.constexpr, W: tl.constexpr):
+    """A tile of queries: offsets in the tile, rows, which of them exist, their keys and their own blocks, all (M,); and
+    the first and last of these blocks."""
+    offset = tl.arange(0, M)
+    row = tile * M + offset
     rows_key = prefix + row
     first = (phase + prefix + tile * M) // W
     last = (phase + prefix + tl.minimum(tile * M + M, queries) - 1) // W
-    return local, row, row < queries, rows_key, (phase + rows_key) // W, first, last
+    return offset, row, row < queries, rows_key, (phase + rows_key) // W, first, last
 
 
 @triton.jit
-def columns(tile, phase, length, W: tl.constexpr, GROUP: tl.constexpr, SEGMENT: tl.constexpr):
-    """Of a tile of keys the first, and of each column how far its key stands from it, and whether there is one."""
+def key_columns(tile, phase, length, W: tl.constexpr, GROUP: tl.constexpr, SEGMENT: tl.constexpr):
+    """A tile of keys: the first key, the distance of each column's key from it, and whether the column has a key."""
     column = tl.arange(0, GROUP * SEGMENT)
     offset = column % SEGMENT
     start = tile * GROUP * W - phase
@@ -66,7 +67,7 @@ def columns(tile, phase, length, W: tl.constexpr, GROUP: tl.constexpr, SEGMENT: 
 
 @triton.jit
 def _matrix(base, start, place, valid, stride, stride_d, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Where rows start + place of a matrix stand, and which numbers of them there are."""
+    """Pointers to the rows start + place of a matrix, and which of the numbers exist."""
     d = tl.arange(0, BLOCK_D)
     pointers = base + (tl.full((), 0, tl.int64) + start) * stride + (place[:, None] * stride + d[None, :] * stride_d)
     mask = valid[:, None]
@@ -89,13 +90,13 @@ def store_rows(base, start, place, valid, stride, stride_d, x, D: tl.constexpr, 
 
 
 @triton.jit
-def of_blocks(base, tile, blocks, GROUP: tl.constexpr, CMT: tl.constexpr):
-    """(GROUP,), not 0 where the context miss token controls the block's landmark."""
+def load_controlled(base, tile, blocks, GROUP: tl.constexpr, CMT: tl.constexpr):
+    """(GROUP,), not 0 where the context miss token controls the landmark of a block of this tile of keys."""
     block = tile * GROUP + tl.arange(0, GROUP)
-    held = block * 0
+    controlled = block * 0
     if CMT:
-        held = tl.load(base + block, mask=block < blocks, other=0).to(tl.int32)
-    return held
+        controlled = tl.load(base + block, mask=block < blocks, other=0).to(tl.int32)
+    return controlled
 
 
 @triton.jit
@@ -103,11 +104,13 @@ def softmax_in_blocks(
     scores, rows_key, own, tile, phase, length, scale,
     W: tl.constexpr, GROUP: tl.constexpr, SEGMENT: tl.constexpr, M: tl.constexpr, MIXED: tl.constexpr,
 ):  # fmt: skip
-    """Of a tile of scores (M, columns): exponentials within blocks (M, GROUP, SEGMENT), and (M, GROUP) their sums, the
-    gates, and whether a block is an earlier one than the query's own; and where landmarks are.
+    """Softmax within the blocks of a tile of scores (M, columns).
 
-    rows_key: (M,), the key of each query. own: (M,), its block. MIXED: some block of the tile is not earlier than all
-    queries' own.
+    rows_key: (M,), the key of each query. own: (M,), its own block. MIXED: some block of the tile is not earlier than
+    the own blocks of all queries.
+
+    Returns the exponentials (M, GROUP, SEGMENT); three (M, GROUP): their sums, the gates, and whether the block is
+    earlier than the query's own; and whether a column is a landmark, (1, 1, SEGMENT).
     """
     scores = tl.reshape(scores, (M, GROUP, SEGMENT))
     offset = tl.arange(0, SEGMENT)[None, :]
@@ -141,15 +144,15 @@ def controlled_landmarks(
     k_base, Controlled, first, own, phase, length, blocks, k_t, k_d,
     W: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, LANDMARKS: tl.constexpr,
 ):  # fmt: skip
-    """Keys (LANDMARKS, BLOCK_D) of the landmarks of the blocks from `first` on, and whether a query sees one that is
-    controlled by the context miss token, (M, LANDMARKS)."""
+    """Keys (LANDMARKS, BLOCK_D) of the landmarks of the blocks from `first` on, and (M, LANDMARKS), whether the context
+    miss token controls the landmark and the query sees it."""
     number = tl.arange(0, LANDMARKS)
     block = first + number
     key = block * W + (W - 1) - phase
-    held = tl.load(Controlled + block, mask=block < blocks, other=0) != 0
-    held = held & (key > 0) & (key < length)  # at key 0 it closes an empty block
-    landmarks = load_rows(k_base, first * W + (W - 1) - phase, number * W, held, k_t, k_d, D, BLOCK_D)
-    return landmarks, held[None, :] & (block[None, :] < own[:, None])
+    controlled = tl.load(Controlled + block, mask=block < blocks, other=0) != 0
+    controlled = controlled & (key > 0) & (key < length)  # at key 0 it closes an empty block
+    landmarks = load_rows(k_base, first * W + (W - 1) - phase, number * W, controlled, k_t, k_d, D, BLOCK_D)
+    return landmarks, controlled[None, :] & (block[None, :] < own[:, None])
 
 
 @triton.jit
@@ -158,9 +161,9 @@ def logsumexp_of_controlled(
     W: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, M: tl.constexpr, LANDMARKS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """(M,), log2 Σ exp2 of the scores of the controlled landmarks that each query sees, −∞ where it sees none.
+    """Log-sum-exp (M,) of the controlled landmarks that each query sees, −∞ where it sees none.
 
-    last: no query's own block is a later one.
+    last: the last of the queries' own blocks.
     """
     largest = tl.full((M,), float("-inf"), tl.float32)
     total = tl.zeros((M,), tl.float32)

@@ -1,8 +1,9 @@
-"""Landmark attention backward, as Triton kernels: one for queries and one for keys, so that none adds to what another
-wrote.
+"""Landmark attention backward, as Triton kernels: one for queries and one for keys, so that no program adds to numbers
+that another one wrote.
 
-Both make the tiles of scores anew, with P_ib = 2^(gate − lse); a block's own mean D_ib is a sum over its segment. The
-queries' kernel comes first: the keys' needs its D_i and its gradient of the context miss token's score.
+Both compute the tiles of scores again, with P_ib = 2^(gate − lse); a block's own mean D_ib is a sum over its segment.
+The kernel for queries runs first: it writes D_i and the gradient of the context miss token's score, which the kernel
+for keys reads.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from landmark.attention.fused_tiles import (
-    columns,
+from landmark.attention.fused.tiles import (
     controlled_landmarks,
     find_tile,
+    key_columns,
+    load_controlled,
     load_rows,
-    of_blocks,
-    rows_of_tile,
+    query_rows,
     softmax_in_blocks,
     store_rows,
 )
@@ -27,20 +28,21 @@ from landmark.attention.fused_tiles import (
 
 @triton.jit
 def _gradients(
-    q, k, v, do, delta, lse, rows_key, own, shift, shared, d_miss, held, tile, phase, length, scale,
+    q, k, v, do, delta, lse, rows_key, own, shift, controlled_lse, d_cmt_score, controlled, tile, phase, length, scale,
     W: tl.constexpr, GROUP: tl.constexpr, SEGMENT: tl.constexpr, M: tl.constexpr, MIXED: tl.constexpr,
     CMT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Weights and gradients of the scores, (M, columns), and those of the shift, (M,).
 
-    delta: (M,), D_i. lse: (M,), 0 for a query that sees nothing. shared, d_miss: (M,), what the controlled landmarks'
-    own softmax takes from their gradient; with d_miss = 0, nothing.
+    delta: (M,), D_i. lse: (M,), 0 for a query that sees nothing. controlled: (GROUP,), not 0 for controlled landmarks.
+    controlled_lse, d_cmt_score: (M,), for the term that the softmax of the controlled landmarks subtracts from their
+    gradient; it is 0 where d_cmt_score is.
     """
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     exponentials, total, gate, earlier, is_landmark = softmax_in_blocks(
         scores, rows_key, own, tile, phase, length, scale, W, GROUP, SEGMENT, M, MIXED
     )
-    in_softmax = earlier & (held != 0)[None, :]
+    in_softmax = earlier & (controlled != 0)[None, :]
     score = gate
     if CMT:
         gate = tl.where(in_softmax, gate + shift[:, None], gate)
@@ -53,32 +55,33 @@ def _gradients(
     d_scores = weights * (products - mean[:, :, None])
     d_shift = tl.zeros((M,), tl.float32)
     if CMT:
-        d_shift = tl.sum(tl.where((held != 0)[None, :], d_gate, 0.0), axis=1)
-        d_gate -= tl.where(in_softmax, tl.exp2(score - shared[:, None]) * d_miss[:, None], 0.0)
+        d_shift = tl.sum(tl.where((controlled != 0)[None, :], d_gate, 0.0), axis=1)
+        d_gate -= tl.where(in_softmax, tl.exp2(score - controlled_lse[:, None]) * d_cmt_score[:, None], 0.0)
     d_scores = tl.where(is_landmark, d_gate[:, :, None], d_scores)
     return tl.reshape(weights, (M, GROUP * SEGMENT)), tl.reshape(d_scores, (M, GROUP * SEGMENT)), d_shift
 
 
 @triton.jit
-def _context_miss(Miss, Shared, of_row, row_ok):
-    """Shift of the controlled landmarks' gates and their log-sum-exp, 0 where a query sees none, and where that is."""
-    shared = tl.load(Shared + of_row, mask=row_ok, other=float("-inf"))
-    unseen = shared == float("-inf")
-    shared = tl.where(unseen, 0.0, shared)
-    miss = tl.load(Miss + of_row, mask=row_ok, other=0.0)
-    return tl.where(unseen, 0.0, miss - shared), shared, miss, unseen
+def _load_cmt(CmtScores, ControlledLse, of_row, row_ok):
+    """Shift of the controlled landmarks' gates, their log-sum-exp, the token's score, and whether a query sees none of
+    them; where it sees none, shift and log-sum-exp are 0."""
+    controlled_lse = tl.load(ControlledLse + of_row, mask=row_ok, other=float("-inf"))
+    unseen = controlled_lse == float("-inf")
+    controlled_lse = tl.where(unseen, 0.0, controlled_lse)
+    cmt_score = tl.load(CmtScores + of_row, mask=row_ok, other=0.0)
+    return tl.where(unseen, 0.0, cmt_score - controlled_lse), controlled_lse, cmt_score, unseen
 
 
 @triton.jit(do_not_specialize=["samples", "blocks", "rows", "prefix"])
 def backward_queries(
-    Q, K, V, Do, Out, Lse, Dq, Delta, Dmiss, Phase, Starts, Miss, Shared, Controlled,
+    Q, K, V, Do, Out, Lse, Dq, Delta, DCmtScores, Phase, Starts, CmtScores, ControlledLse, Controlled,
     q_b, q_h, q_t, q_d, k_b, k_h, k_t, k_d, v_b, v_h, v_t, v_d, do_b, do_h, do_t, do_d, o_b, o_h, o_t, o_d,
     dq_b, dq_h, dq_t, dq_d,
     samples, blocks, rows, prefix, heads, group, scale, natural_scale,
     W: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, M: tl.constexpr, GROUP: tl.constexpr,
     SEGMENT: tl.constexpr, CMT: tl.constexpr, PACKED: tl.constexpr, LEAN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of M queries of one head, D_i, and the gradient of the context miss token's score."""
+    """Gradients of M queries of one head, D_i (Delta), and the gradient of the context miss token's score."""
     head, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     sample, begin, queries, phase, tile_of_queries, tiles = find_tile(
         tl.program_id(0), batch, Phase, Starts, samples, rows, W, M, False, PACKED
@@ -86,7 +89,7 @@ def backward_queries(
     if tile_of_queries >= tiles:
         return
     tile_of_queries, length = tiles - 1 - tile_of_queries, prefix + queries
-    local, row, row_ok, rows_key, own, first, last = rows_of_tile(tile_of_queries, phase, prefix, queries, M, W)
+    local, row, row_ok, rows_key, own, first, last = query_rows(tile_of_queries, phase, prefix, queries, M, W)
     start = begin + tile_of_queries * M
     q = load_rows(Q + batch * q_b + head * q_h, start, local, row_ok, q_t, q_d, D, BLOCK_D)
     do = load_rows(Do + batch * do_b + head * do_h, start, local, row_ok, do_t, do_d, D, BLOCK_D)
@@ -98,31 +101,31 @@ def backward_queries(
     tl.store(Delta + of_row, delta, mask=row_ok)
     lse = tl.load(Lse + of_row, mask=row_ok, other=0.0)
     lse = tl.where(lse == float("-inf"), 0.0, lse)
-    held_base = Controlled + sample * blocks
+    controlled_base = Controlled + sample * blocks
     nothing = tl.zeros((M,), tl.float32)
-    shift, shared = nothing, nothing
+    shift, controlled_lse = nothing, nothing
     if CMT:
-        shift, shared, miss, unseen = _context_miss(Miss, Shared, of_row, row_ok)
+        shift, controlled_lse, cmt_score, unseen = _load_cmt(CmtScores, ControlledLse, of_row, row_ok)
     dq = tl.zeros((M, BLOCK_D), tl.float32)
     d_shift = tl.zeros((M,), tl.float32)
     for tile in tl.range(0, first // GROUP, disable_licm=LEAN):
         dq, d_shift = _backward_queries_tile(
-            q, k_base, v_base, do, dq, d_shift, delta, lse, rows_key, own, shift, shared, held_base, tile, phase,
-            length, blocks, scale, k_t, k_d, v_t, v_d, W, D, BLOCK_D, M, GROUP, SEGMENT, False, CMT, PRECISION,
+            q, k_base, v_base, do, dq, d_shift, delta, lse, rows_key, own, shift, controlled_lse, controlled_base, tile,
+            phase, length, blocks, scale, k_t, k_d, v_t, v_d, W, D, BLOCK_D, M, GROUP, SEGMENT, False, CMT, PRECISION,
         )  # fmt: skip
     for tile in tl.range(first // GROUP, last // GROUP + 1, disable_licm=LEAN):
         dq, d_shift = _backward_queries_tile(
-            q, k_base, v_base, do, dq, d_shift, delta, lse, rows_key, own, shift, shared, held_base, tile, phase,
-            length, blocks, scale, k_t, k_d, v_t, v_d, W, D, BLOCK_D, M, GROUP, SEGMENT, True, CMT, PRECISION,
+            q, k_base, v_base, do, dq, d_shift, delta, lse, rows_key, own, shift, controlled_lse, controlled_base, tile,
+            phase, length, blocks, scale, k_t, k_d, v_t, v_d, W, D, BLOCK_D, M, GROUP, SEGMENT, True, CMT, PRECISION,
         )  # fmt: skip
     if CMT:
-        tl.store(Dmiss + of_row, tl.where(unseen, -delta * tl.exp2(miss - lse), d_shift), mask=row_ok)
+        tl.store(DCmtScores + of_row, tl.where(unseen, -delta * tl.exp2(cmt_score - lse), d_shift), mask=row_ok)
         for at in range(0, last, 64):
             landmarks, seen = controlled_landmarks(
-                k_base, held_base, at, own, phase, length, blocks, k_t, k_d, W, D, BLOCK_D, 64
+                k_base, controlled_base, at, own, phase, length, blocks, k_t, k_d, W, D, BLOCK_D, 64
             )
             scores = tl.dot(q, tl.trans(landmarks), input_precision=PRECISION) * scale
-            scores = tl.where(seen, scores - shared[:, None], float("-inf"))
+            scores = tl.where(seen, scores - controlled_lse[:, None], float("-inf"))
             taken = tl.exp2(scores) * d_shift[:, None]
             dq -= tl.dot(taken.to(landmarks.dtype), landmarks, input_precision=PRECISION)
     dq_base = Dq + batch * dq_b + head * dq_h
@@ -131,26 +134,26 @@ def backward_queries(
 
 @triton.jit
 def _backward_queries_tile(
-    q, k_base, v_base, do, dq, d_shift, delta, lse, rows_key, own, shift, shared, held_base, tile, phase, length,
-    blocks, scale, k_t, k_d, v_t, v_d,
+    q, k_base, v_base, do, dq, d_shift, delta, lse, rows_key, own, shift, controlled_lse, controlled_base, tile, phase,
+    length, blocks, scale, k_t, k_d, v_t, v_d,
     W: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, M: tl.constexpr, GROUP: tl.constexpr,
     SEGMENT: tl.constexpr, MIXED: tl.constexpr, CMT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    start, place, valid = columns(tile, phase, length, W, GROUP, SEGMENT)
+    start, place, valid = key_columns(tile, phase, length, W, GROUP, SEGMENT)
     k = load_rows(k_base, start, place, valid, k_t, k_d, D, BLOCK_D)
     v = load_rows(v_base, start, place, valid, v_t, v_d, D, BLOCK_D)
-    held = of_blocks(held_base, tile, blocks, GROUP, CMT)
+    controlled = load_controlled(controlled_base, tile, blocks, GROUP, CMT)
     nothing = tl.zeros((M,), tl.float32)
     _, d_scores, more = _gradients(
-        q, k, v, do, delta, lse, rows_key, own, shift, shared, nothing, held, tile, phase, length, scale,
-        W, GROUP, SEGMENT, M, MIXED, CMT, PRECISION,
+        q, k, v, do, delta, lse, rows_key, own, shift, controlled_lse, nothing, controlled, tile, phase, length,
+        scale, W, GROUP, SEGMENT, M, MIXED, CMT, PRECISION,
     )  # fmt: skip
     return dq + tl.dot(d_scores.to(k.dtype), k, input_precision=PRECISION), d_shift + more
 
 
 @triton.jit(do_not_specialize=["samples", "blocks", "rows", "prefix"])
 def backward_keys(
-    Q, K, V, Do, Delta, Lse, Dk, Dv, Dmiss, Phase, Starts, Miss, Shared, Controlled,
+    Q, K, V, Do, Delta, Lse, Dk, Dv, DCmtScores, Phase, Starts, CmtScores, ControlledLse, Controlled,
     q_b, q_h, q_t, q_d, k_b, k_h, k_t, k_d, v_b, v_h, v_t, v_d, do_b, do_h, do_t, do_d,
     dk_b, dk_h, dk_t, dk_d, dv_b, dv_h, dv_t, dv_d,
     samples, blocks, rows, prefix, heads, group, scale, natural_scale,
@@ -165,12 +168,12 @@ def backward_keys(
     if tile >= tiles:
         return
     queries = length - prefix
-    first, place, valid = columns(tile, phase, length, W, GROUP, SEGMENT)
+    first, place, valid = key_columns(tile, phase, length, W, GROUP, SEGMENT)
     k_base = K + batch * k_b + kv_head * k_h + tl.cast(begin, tl.int64) * k_t
     v_base = V + batch * v_b + kv_head * v_h + tl.cast(begin, tl.int64) * v_t
     k = load_rows(k_base, first, place, valid, k_t, k_d, D, BLOCK_D)
     v = load_rows(v_base, first, place, valid, v_t, v_d, D, BLOCK_D)
-    held = of_blocks(Controlled + sample * blocks, tile, blocks, GROUP, CMT)
+    controlled = load_controlled(Controlled + sample * blocks, tile, blocks, GROUP, CMT)
     dk = tl.zeros((GROUP * SEGMENT, BLOCK_D), tl.float32)
     dv = tl.zeros((GROUP * SEGMENT, BLOCK_D), tl.float32)
     # Queries before `start` see none of the tile's keys, those from `beyond` on see all of its blocks as earlier ones.
@@ -184,14 +187,16 @@ def backward_keys(
         of_head = (batch * heads + head) * rows + begin
         for tile_of_queries in tl.range(start, tl.minimum(beyond, end), disable_licm=LEAN):
             dk, dv = _backward_keys_tile(
-                q_base, do_base, k, v, dk, dv, Delta + of_head, Lse + of_head, Miss + of_head, Shared + of_head,
-                Dmiss + of_head, held, tile_of_queries, tile, phase, prefix, queries, scale, q_t, q_d, do_t, do_d,
+                q_base, do_base, k, v, dk, dv, Delta + of_head, Lse + of_head, CmtScores + of_head,
+                ControlledLse + of_head, DCmtScores + of_head, controlled, tile_of_queries, tile, phase, prefix,
+                queries, scale, q_t, q_d, do_t, do_d,
                 W, D, BLOCK_D, M, GROUP, SEGMENT, True, CMT, PRECISION,
             )  # fmt: skip
         for tile_of_queries in tl.range(tl.maximum(beyond, start), end, disable_licm=LEAN):
             dk, dv = _backward_keys_tile(
-                q_base, do_base, k, v, dk, dv, Delta + of_head, Lse + of_head, Miss + of_head, Shared + of_head,
-                Dmiss + of_head, held, tile_of_queries, tile, phase, prefix, queries, scale, q_t, q_d, do_t, do_d,
+                q_base, do_base, k, v, dk, dv, Delta + of_head, Lse + of_head, CmtScores + of_head,
+                ControlledLse + of_head, DCmtScores + of_head, controlled, tile_of_queries, tile, phase, prefix,
+                queries, scale, q_t, q_d, do_t, do_d,
                 W, D, BLOCK_D, M, GROUP, SEGMENT, False, CMT, PRECISION,
             )  # fmt: skip
     dk_base = Dk + batch * dk_b + kv_head * dk_h + tl.cast(begin, tl.int64) * dk_t
@@ -202,25 +207,25 @@ def backward_keys(
 
 @triton.jit
 def _backward_keys_tile(
-    q_base, do_base, k, v, dk, dv, delta_base, lse_base, miss_base, shared_base, d_miss_base, held, tile_of_queries,
-    tile, phase, prefix, queries, scale, q_t, q_d, do_t, do_d,
+    q_base, do_base, k, v, dk, dv, delta_base, lse_base, cmt_base, controlled_lse_base, d_cmt_base, controlled,
+    tile_of_queries, tile, phase, prefix, queries, scale, q_t, q_d, do_t, do_d,
     W: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, M: tl.constexpr, GROUP: tl.constexpr,
     SEGMENT: tl.constexpr, MIXED: tl.constexpr, CMT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    local, row, row_ok, rows_key, own, _, _ = rows_of_tile(tile_of_queries, phase, prefix, queries, M, W)
+    local, row, row_ok, rows_key, own, _, _ = query_rows(tile_of_queries, phase, prefix, queries, M, W)
     q = load_rows(q_base, tile_of_queries * M, local, row_ok, q_t, q_d, D, BLOCK_D)
     do = load_rows(do_base, tile_of_queries * M, local, row_ok, do_t, do_d, D, BLOCK_D)
     lse = tl.load(lse_base + row, mask=row_ok, other=0.0)
     lse = tl.where(lse == float("-inf"), 0.0, lse)
     delta = tl.load(delta_base + row, mask=row_ok, other=0.0)
     nothing = tl.zeros((M,), tl.float32)
-    shift, shared, d_miss = nothing, nothing, nothing
+    shift, controlled_lse, d_cmt_score = nothing, nothing, nothing
     if CMT:
-        shift, shared, _, _ = _context_miss(miss_base, shared_base, row, row_ok)
-        d_miss = tl.load(d_miss_base + row, mask=row_ok, other=0.0)
+        shift, controlled_lse, _, _ = _load_cmt(cmt_base, controlled_lse_base, row, row_ok)
+        d_cmt_score = tl.load(d_cmt_base + row, mask=row_ok, other=0.0)
     weights, d_scores, _ = _gradients(
-        q, k, v, do, delta, lse, rows_key, own, shift, shared, d_miss, held, tile, phase, prefix + queries, scale,
-        W, GROUP, SEGMENT, M, MIXED, CMT, PRECISION,
+        q, k, v, do, delta, lse, rows_key, own, shift, controlled_lse, d_cmt_score, controlled, tile, phase,
+        prefix + queries, scale, W, GROUP, SEGMENT, M, MIXED, CMT, PRECISION,
     )  # fmt: skip
     dv += tl.dot(tl.trans(weights.to(do.dtype)), do, input_precision=PRECISION)
     dk += tl.dot(tl.trans(d_scores.to(q.dtype)), q, input_precision=PRECISION)

@@ -1,8 +1,8 @@
-"""How large the kernels' tiles are: a choice for each shape that spills no register, and others to try on the GPU.
+"""The sizes of the kernels' tiles: for each shape a default that spills no register, and others to try on the GPU.
 
-The fastest is measured once for each generation of GPUs, block size, head dimension and type, on the first large input,
-and kept in Triton's cache on disk. For small inputs, where `torch.use_deterministic_algorithms` asks for the same
-numbers every time, and off the GPU, the first is taken.
+The fastest one is measured once for each generation of GPUs, block size, head dimension and type, on the first large
+input, and kept in Triton's cache on disk. The default is taken for small inputs, off the GPU, and where
+`torch.use_deterministic_algorithms` asks for the same numbers every time.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-WORTH_TUNING = 1 << 17  # rows of all heads: what takes less time decides on no tiles
-LARGEST_BLOCK = 1 << 16  # bytes of a block's keys, padded: with its values and a tile of queries they fill a chip
+WORTH_TUNING = 1 << 17  # rows of all heads; smaller inputs take the default
+LARGEST_BLOCK = 1 << 16  # bytes of a block's keys, padded; keys, values and a tile of queries fill a chip
 
 # Queries of a tile, warps, pipeline stages, for 64 keys of dimension 128 in half precision; the first is the default.
 CHOICES = {
@@ -29,8 +29,8 @@ CHOICES = {
     ("backward_queries", 80): [(64, 8, 2), (64, 8, 1), (32, 4, 2)],
     ("backward_keys", 80): [(64, 8, 1), (32, 8, 1)],
 }
-IN_FLOAT32 = [(32, 8, 1), (16, 4, 1)]  # which is multiplied without the matrix instructions, in registers
-# Another default where the context miss token needs registers too.
+IN_FLOAT32 = [(32, 8, 1), (16, 4, 1)]  # multiplied in registers, without matrix instructions
+# The default with a context miss token, which needs registers too.
 WITH_CONTEXT_MISS = {
     ("backward_keys", 90): (64, 8, 1),
     ("forward", 80): (64, 8, 2),
@@ -42,7 +42,7 @@ WITH_CONTEXT_MISS = {
 class Tiles:
     """Queries of a tile; blocks of a tile of keys, and columns of each; warps and pipeline stages of a program.
 
-    lean: what stays the same is made anew for each tile of a loop: fewer registers, on sm_90.
+    lean: loop invariants are computed again for each tile of a loop, which takes fewer registers on sm_90.
     """
 
     queries: int
@@ -58,13 +58,21 @@ def choices(kernel: str, block_size: int, dim: int, element_size: int, capabilit
 
     Found by compiling for sm_80 and sm_90, half precision, d = 64 and 128, blocks up to 64: the default spills nothing
     there (but for 48 bytes in backward_keys with a context miss token, sm_80 and d = 64). Wider heads and longer blocks
-    take fewer queries. capability: of the GPU, ten times the major number and the minor one.
+    take fewer queries.
+
+    Args:
+        kernel: "forward", "backward_queries" or "backward_keys".
+        block_size: ℓ, normal tokens of a block.
+        dim: of a head.
+        element_size: bytes of a number.
+        capability: of the GPU, 10 · major + minor version.
+        cmt: whether there is a context miss token.
     """
     segment = 1 << block_size.bit_length()  # the power of two from ℓ+1 up
     group = max(1, 64 // segment)
     load = group * segment * padded(dim) * element_size // (64 * 128 * 2)  # 1 at 64 halves of dimension 128
     found = []
-    family = 90 if 90 <= capability < 120 else 80  # those with as much shared memory
+    family = 90 if 90 <= capability < 120 else 80  # GPUs with as much shared memory as sm_90
     tried = CHOICES[kernel, family] if element_size == 2 else IN_FLOAT32
     if cmt:
         tried = sorted(tried, key=lambda choice: choice != WITH_CONTEXT_MISS.get((kernel, family)))
@@ -77,7 +85,7 @@ def choices(kernel: str, block_size: int, dim: int, element_size: int, capabilit
 
 
 def padded(size: int) -> int:
-    """The power of two that holds so many numbers, 16 at least: matrix products take no less."""
+    """The next power of two from `size` up, at least 16, the least that matrix products take."""
     return max(16, 1 << (size - 1).bit_length())
 
 
@@ -92,7 +100,15 @@ def is_interpreted() -> bool:
 
 
 def constants(block_size: int, dim: int, dtype: torch.dtype, *, cmt: bool, packed: bool) -> dict[str, Any]:
-    """What a kernel is compiled for, whatever its tiles."""
+    """Compile-time constants of a kernel, but for its tiles.
+
+    Args:
+        block_size: ℓ, normal tokens of a block.
+        dim: of a head.
+        dtype: of queries, keys and values.
+        cmt: whether there is a context miss token.
+        packed: whether samples are packed into one row.
+    """
     precision = "ieee" if dtype == torch.float32 else "tf32"
     fixed = {"W": block_size + 1, "D": dim, "BLOCK_D": padded(dim), "PRECISION": precision}
     return fixed | {"CMT": cmt, "PACKED": packed}
@@ -101,7 +117,13 @@ def constants(block_size: int, dim: int, dtype: torch.dtype, *, cmt: bool, packe
 def launch(kernel: str, *arguments: Any, over: Tensor, block_size: int, cmt: bool, samples: int | None) -> None:
     """Run a kernel over tiles of queries, or of keys.
 
-    over: (B, H, rows, d), those queries or keys. samples: packed into the rows (None: a batch is one).
+    Args:
+        kernel: "forward", "backward_queries" or "backward_keys".
+        arguments: of the kernel, but for its compile-time constants.
+        over: (B, H, rows, d), those queries or keys.
+        block_size: ℓ, normal tokens of a block.
+        cmt: whether there is a context miss token.
+        samples: packed into the rows; None: each element of the batch is one sample.
     """
     batch, heads, rows, dim = over.shape
     capability = 80 if is_interpreted() else _capability(over.device)
@@ -122,14 +144,14 @@ def launch(kernel: str, *arguments: Any, over: Tensor, block_size: int, cmt: boo
 
 
 def compiled_by_triton(kernel: str) -> Any:
-    """The kernel of a name. Triton is imported here, and not before something is computed with it."""
-    from landmark.attention import fused_backward, fused_forward
+    """The kernel with this name. Triton is imported here, not before a kernel is run."""
+    from landmark.attention.fused import backward, forward
 
-    return getattr(fused_forward if kernel == "forward" else fused_backward, kernel)
+    return getattr(forward if kernel == "forward" else backward, kernel)
 
 
 def on_device_of(x: Tensor) -> AbstractContextManager[object]:
-    """Triton launches on the current device: that of the tensors."""
+    """Make the tensor's device the current one, on which Triton launches."""
     return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
 
 
@@ -140,7 +162,7 @@ def as_options(chosen: Tiles) -> dict[str, int]:
 
 @functools.cache
 def _tuned(kernel: str, tried: Sequence[Tiles]):
-    """The kernel with its tiles chosen by measuring, once for each type and compile-time constant."""
+    """The kernel with its tiles chosen by measurement, once for each type and set of compile-time constants."""
     import triton
 
     configs = []

@@ -1,4 +1,4 @@
-"""What the context miss token drops is not searched for, and not read."""
+"""Queries below the cutoff of the context miss token are not searched for, and read no blocks."""
 
 from typing import ClassVar
 
@@ -8,7 +8,7 @@ import torch
 from landmark.memory import Memory
 from landmark.memory import memory as memory_module
 from landmark.memory.block_store import BlockStore
-from landmark.memory.retrieval import GRANULARITIES
+from landmark.memory.settings import GRANULARITIES
 from tests.memory.test_memory import feed
 
 
@@ -36,9 +36,9 @@ def counting(monkeypatch):
     CountingStore.made = []
     scan = memory_module.retrieve
 
-    def counted(turned, store, **settings):
+    def counted(rotated_queries, store, **settings):
         store.scans += 1
-        return scan(turned, store, **settings)
+        return scan(rotated_queries, store, **settings)
 
     monkeypatch.setattr(memory_module, "BlockStore", CountingStore)
     monkeypatch.setattr(memory_module, "retrieve", counted)
@@ -67,7 +67,7 @@ def test_a_cutoff_that_nothing_reaches_reads_and_searches_nothing(counting, gran
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_queries_and_chunks_below_the_cutoff_are_left_out_one_by_one(counting, granularity):
-    """The token's key points along some queries and away from others: who looks something up is known beforehand."""
+    """The token's key points along some queries and away from others, so it is known which queries retrieve."""
     q, k, v, _ = texts()
     q[..., -2:] = -50.0  # the slowest pair: about the same at every position
     q[:, :, 40:, -2:] = 0.0
@@ -120,6 +120,6 @@ def test_an_observer_sees_no_block_of_a_query_that_looks_nothing_up(granularity)
     stats = memory.stats
     assert 0.1 < stats["drop_rate"] < 0.9
     assert sum(int((each.ages > 0).sum()) for each in seen) == stats["blocks_retrieved"]
-    assert sum(int((each.of_queries()[0] > 0).any(-1).sum()) for each in seen) == stats["lookups"]
+    assert sum(int((each.per_query()[0] > 0).any(-1).sum()) for each in seen) == stats["lookups"]
     if granularity == "per_token_and_head":
         assert stats["retrievals"] == stats["lookups"]

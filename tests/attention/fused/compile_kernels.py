@@ -1,6 +1,6 @@
 """Compiles the fused kernels for GPUs that need not be there, and prints what each takes, as JSON:
 
-    python -m tests.attention.compile_fused sm_90 "HEAD_DIM BLOCK_SIZE [cmt] [packed] [float32]" …
+    python -m tests.attention.fused.compile_kernels sm_90 "HEAD_DIM BLOCK_SIZE [cmt] [packed] [float32]" …
 
 A process of its own: under TRITON_INTERPRET=1 nothing can be compiled.
 """
@@ -19,11 +19,12 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from landmark.attention import fused_memory, fused_tuning
-from landmark.attention.fused_memory_kernel import retrieved_blocks
+from landmark.attention.fused import retrieved_blocks as block_kernel
+from landmark.attention.fused import tuning
+from landmark.attention.fused.retrieved_blocks_kernel import retrieved_blocks
 
-POINTERS = dict.fromkeys(("Lse", "Delta", "Dmiss", "Miss", "Shared", "LocalLse", "Weight"), "fp32")
-POINTERS |= {"Phase": "i32", "Starts": "i32", "Controlled": "i8", "Reading": "i8"}
+POINTERS = dict.fromkeys(("Lse", "Delta", "DCmtScores", "CmtScores", "ControlledLse", "LocalLse", "Weight"), "fp32")
+POINTERS |= {"Phase": "i32", "Starts": "i32", "Controlled": "i8", "Selected": "i8"}
 POINTERS |= dict.fromkeys(("Rows", "Places", "Lags"), "i64")
 
 
@@ -61,13 +62,13 @@ def all_kernels(
     """By name, in their default configurations."""
     used = {}
     for name in ("forward", "backward_queries", "backward_keys"):
-        tiles = fused_tuning.choices(name, block_size, dim, dtype.itemsize, arch, cmt)[0]
-        options = fused_tuning.as_options(tiles)
-        options |= fused_tuning.constants(block_size, dim, dtype, cmt=cmt, packed=packed)
-        used[name] = compiled(fused_tuning.compiled_by_triton(name), options, arch, dtype)
+        tiles = tuning.choices(name, block_size, dim, dtype.itemsize, arch, cmt)[0]
+        options = tuning.as_options(tiles)
+        options |= tuning.constants(block_size, dim, dtype, cmt=cmt, packed=packed)
+        used[name] = compiled(tuning.compiled_by_triton(name), options, arch, dtype)
     for shared in (False, True):
-        options = fused_memory.constants(block_size, dim, dtype, shared=shared)
-        options |= {"LOCAL": not cmt, "WEIGHTED": cmt, "SOME": cmt}
+        options = block_kernel.constants(block_size, dim, dtype, shared=shared)
+        options |= {"LOCAL": not cmt, "WEIGHTED": cmt, "MASKED": cmt}
         used[f"retrieved_blocks, {shared=}"] = compiled(retrieved_blocks, options, arch, dtype)
     return used
 

@@ -1,0 +1,33 @@
+"""The checked inputs of landmark attention, as every backend gets them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class AttentionInputs(NamedTuple):
+    """See `landmark.attention.landmark_attention`.
+
+    q: (B, H, T, d), rotated.
+    k, v: (B, H_kv, prefix + T, d), H_kv dividing H; H_kv = H but for the backend "triton".
+    block_size: ℓ, normal tokens of a block.
+    phase: (samples,), int64, tokens missing from the first block, best on the CPU.
+    prefix: keys before the first query.
+    scale: of the scores.
+    cmt_scores: (B, H, T), scores of the context miss token, scaled, in nats; None: the model has no such token.
+    controlled: (samples, blocks), bool, landmarks that the token controls; given with cmt_scores.
+    cu_seqlens: (samples + 1,), the rows where packed samples begin; None: each element of the batch is one sample.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    block_size: int
+    phase: Tensor
+    prefix: int
+    scale: float
+    cmt_scores: Tensor | None = None
+    controlled: Tensor | None = None
+    cu_seqlens: Tensor | None = None

@@ -1,0 +1,71 @@
+"""The cutoff of the context miss token (CMT): which queries retrieve (paper, Appendix D).
+
+The token's weight S is known before anything is searched. It is the share of a query's attention that the retrieved
+blocks would get. Where S is below the cutoff nothing is retrieved, and the share S is lost.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class QuerySelection:
+    """The queries of a chunk that retrieve.
+
+    cmt_weight: (B, H, T), S. retrieves: (B, H, T), bool, whether S reaches the cutoff.
+    indices: (B, H or 1, n), the queries to search for; a head with fewer than n is filled up with queries that do not
+    retrieve. None: all T.
+    selected: (B, H, n), bool, `retrieves` at the indices. None: all retrieve.
+    """
+
+    cmt_weight: Tensor
+    retrieves: Tensor
+    indices: Tensor | None = None
+    selected: Tensor | None = None
+
+    def gather(self, x: Tensor) -> Tensor:
+        """(B, H, T, …) → (B, H, n, …), the queries to search for."""
+        return x if self.indices is None else x.gather(2, self._index(x))
+
+    def scatter_add(self, out: Tensor, x: Tensor) -> Tensor:
+        """Add x, (B, H, n, d), to out, (B, H, T, d), at the queries that were searched for."""
+        return out + x if self.indices is None else out.scatter_add(2, self._index(x, out.shape[1]), x)
+
+    def _index(self, x: Tensor, heads: int | None = None) -> Tensor:
+        assert self.indices is not None
+        index = self.indices.expand(-1, heads or x.shape[1], -1)
+        return index.view(*index.shape, *[1] * (x.ndim - 3)).expand(*index.shape, *x.shape[3:])
+
+    def mask_ages(self, ages: Tensor) -> Tensor:
+        """Ages (B, H or 1, n or 1, q) of retrieved blocks, 0 in each set that no retrieving query reads."""
+        if self.selected is None:
+            return ages
+        read = self.selected.any(1, keepdim=True) if ages.shape[1] == 1 else self.selected
+        return ages * (read.any(2, keepdim=True) if ages.shape[2] == 1 else read)[..., None]
+
+    @property
+    def is_empty(self) -> bool:
+        return self.indices is not None and self.indices.shape[2] == 0
+
+
+def select_queries(cmt_weight: Tensor, cutoff: float, granularity: str) -> QuerySelection:
+    """The queries whose weight (B, H, T) reaches the cutoff.
+
+    With `per_head` all queries of a chunk choose together, so one that retrieves has all searched for; with
+    `per_token` all heads choose together. Every weight reaches a cutoff of 0, so none is looked at.
+    """
+    retrieves = cmt_weight >= cutoff
+    if cutoff == 0:
+        return QuerySelection(cmt_weight, retrieves)
+    searched = retrieves.any(1, keepdim=True) if granularity == "per_token" else retrieves
+    count = int(searched.sum(-1).max())
+    if granularity == "per_head" and count:
+        count = retrieves.shape[2]
+    indices = None
+    if count < searched.shape[2]:
+        indices = searched.sort(dim=2, descending=True, stable=True).indices[..., :count]
+    selected = QuerySelection(cmt_weight, retrieves, indices).gather(retrieves)
+    return QuerySelection(cmt_weight, retrieves, indices, selected)

@@ -1,0 +1,3 @@
+"""The names of the implementations of landmark attention. Loads no torch."""
+
+BACKENDS = ("auto", "reference", "blockwise", "triton")

@@ -15,7 +15,7 @@ ALLOWED = {
     "attention": set(),
     "memory": {"attention"},
     "huggingface": {"attention", "memory"},
-    "models": {"attention", "memory", "huggingface"},
+    "models": {"attention", "memory", "huggingface", "config"},
     "retriever": {"attention", "memory", "huggingface", "models", "data"},
     "config": set(),
     "data": {"config"},
@@ -73,7 +73,7 @@ def test_every_layer_is_named():
 
 def test_every_import_is_written_as_one():
     """`import_module` would be an arrow that no test sees: only `utils.extensions` and lazy exports may use it."""
-    allowed = {"utils/extensions.py", "__init__.py", "evaluation/__init__.py", "memory/index.py"}
+    allowed = {"utils/extensions.py", "__init__.py", "evaluation/__init__.py", "models/__init__.py", "memory/index.py"}
     for path in PACKAGE.rglob("*.py"):
         if "import_module" in path.read_text(encoding="utf-8"):
             assert str(path.relative_to(PACKAGE)) in allowed
@@ -96,6 +96,15 @@ def test_attention_loads_torch_and_nothing_heavier():
     packages = loaded("import landmark.attention")
     assert "torch" in packages
     assert not packages & {"lightning", "hydra", "datasets", "wandb", "matplotlib"}
+
+
+def test_models_load_no_configuration_library():
+    modules = ("checkpoint", "construction", "config", "language_model")
+    assert not loaded(f"import {', '.join(f'landmark.models.{name}' for name in modules)}") & {"hydra", "omegaconf"}
+
+
+def test_a_decoder_is_checked_without_torch():
+    assert "torch" not in loaded("import landmark.models, landmark.models.config; landmark.models.DecoderConfig")
 
 
 def test_rows_are_compared_without_torch():

@@ -17,7 +17,7 @@ from landmark.data.tokenizers import Tokenizer
 from landmark.evaluation.perplexity import new_memory
 from landmark.memory import Memory
 from landmark.models import Decoder
-from landmark.models.generation import Sampling
+from landmark.models.sampling import Sampling
 from landmark.utils.errors import UserError
 
 

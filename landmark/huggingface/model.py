@@ -19,6 +19,7 @@ from landmark.huggingface.attention import ATTENTION, LandmarkWindow
 from landmark.huggingface.cache import LandmarkCache
 from landmark.huggingface.families import check_model
 from landmark.huggingface.opening import open_model, open_tokenizer
+from landmark.utils.constants import DEFAULT_CHUNK, LANDMARK
 from landmark.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 _Base: Any = object  # beside it, in the class that `attach` makes, stands the model's own
 
-LANDMARK = "<landmark>"  # how the token is called in a tokenizer
 SETTINGS = "landmark"  # in a model's configuration, and so in its config.json
 _MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
 
@@ -47,7 +47,7 @@ def wrap(
     tokenizer: PreTrainedTokenizerBase,
     block_size: int = 63,
     memory: Mapping[str, Any] | None = None,
-    local: int = 250,
+    local: int = DEFAULT_CHUNK,
 ) -> LandmarkModel:
     """Give a decoder of transformers landmarks, in place: it is returned, and is what it was, and a `LandmarkModel`.
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from landmark.memory import Memory
 from landmark.memory.observer import Retrieval
 from landmark.models import Decoder
-from landmark.models.generation import LOCAL
+from landmark.utils.constants import DEFAULT_CHUNK
 from landmark.utils.errors import UserError
 
 NONE = 0xFFFF  # in the place of a block's number
@@ -42,7 +42,7 @@ class Reading:
 def read(
     model: Decoder,
     tokens: np.ndarray,
-    local: int = LOCAL,
+    local: int = DEFAULT_CHUNK,
     *,
     k: int = 4,
     progress: Callable[[int, int], None] | None = None,

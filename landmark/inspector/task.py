@@ -15,7 +15,7 @@ from landmark.evaluation.perplexity import memory_settings
 from landmark.inspector.page import render
 from landmark.inspector.reading import read
 from landmark.models import Decoder
-from landmark.models.generation import LOCAL
+from landmark.utils.constants import DEFAULT_CHUNK
 from landmark.utils.errors import UserError
 from landmark.utils.files import write_atomic
 
@@ -35,7 +35,7 @@ def inspect_text(
     tokens = tokenizer.encode("".join(texts(config)))
     title = "prompt" if config.prompt_file in (None, "-") else Path(config.prompt_file).name
     path = Path(config.output_file or output / "inspect" / f"{Path(title).stem}-{run}.html")
-    reading = read(model, tokens, config.eval.local or LOCAL, **memory_settings(config), progress=progress)
+    reading = read(model, tokens, config.eval.local or DEFAULT_CHUNK, **memory_settings(config), progress=progress)
     page = render(reading, tokenizer, title, _settings(model, config, run, tokens))
     try:
         write_atomic(path, page)
@@ -52,7 +52,7 @@ def _settings(model: Decoder, config: Config, run: str, tokens: np.ndarray) -> d
         "run": run,
         "tokens": f"{len(tokens):,}",
         "blocks of": shape.block_size,
-        "chunks of": config.eval.local or LOCAL,
+        "chunks of": config.eval.local or DEFAULT_CHUNK,
         "k": retrieval.k,
         "chosen": retrieval.granularity.replace("_", " "),
     }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError
@@ -13,12 +12,12 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from landmark.models.decoder import Decoder, DecoderConfig, new_decoder
+from landmark.models.config import DecoderConfig
+from landmark.models.construction import new_decoder
+from landmark.models.decoder import Decoder
+from landmark.models.language_model import LanguageModel
 from landmark.utils.errors import UserError
 from landmark.utils.files import read_json, write_atomic, write_json
-
-if TYPE_CHECKING:
-    from landmark.models import LanguageModel
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 

@@ -9,79 +9,25 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from typing import Protocol, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from landmark.attention import BACKEND_NAMES, landmark_attention
+from landmark.attention import landmark_attention
 from landmark.attention.causal import causal_attention
 from landmark.attention.layout import insert_landmarks
 from landmark.attention.rotary import RotaryTable, rotary_factors, rotate, rotate_cmt
 from landmark.memory import Memory, RecurrentMemory, SinkMemory
-from landmark.models import generation
+from landmark.models.config import DecoderConfig
+from landmark.models.language_model import LanguageModel, summed_loss
 from landmark.utils.errors import UserError
-from landmark.utils.extensions import named
-
-KINDS = ("transformer", "landmark", "transformer_xl")
-IGNORED = -100  # target of a position without loss
+from landmark.utils.window_batch import WindowBatch
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-
-
-@dataclass(frozen=True)
-class DecoderConfig:
-    """What a decoder is built from; it is stored beside the weights. Raises UserError where it cannot be built."""
-
-    kind: str
-    vocab_size: int
-    num_layers: int
-    num_heads: int
-    head_dim: int
-    mlp_dim: int
-    num_kv_heads: int | None = None  # None: as many as heads
-    landmark_id: int | None = None
-    block_size: int | None = None
-    window: int | None = None  # Transformer-XL: tokens read at a time
-    cache: int | None = None  # Transformer-XL: keys kept of what came before
-    rope_base: float = 10000.0
-    backend: str = "auto"
-    cmt: bool = False  # landmark: a context miss token
-    architecture: str | None = field(default=None, repr=False)  # module of `landmark.models`; None: this one
-
-    def __post_init__(self):
-        if self.kind not in KINDS:
-            raise UserError(f"model.kind={self.kind}: must be one of {', '.join(KINDS)}")
-        if self.backend not in BACKEND_NAMES:
-            raise UserError(f"model.backend={self.backend}: must be one of {', '.join(BACKEND_NAMES)}")
-        if self.kind == "landmark" and (not self.block_size or self.block_size < 1 or self.landmark_id is None):
-            raise UserError(f"model.block_size={self.block_size}: a landmark model needs a block size of at least 1")
-        if self.cmt and self.kind != "landmark":
-            raise UserError(f"cmt=on: a context miss token means nothing to model.kind={self.kind}")
-        if self.kind == "transformer_xl" and (not self.window or self.cache is None):
-            raise UserError("model.window, model.cache: a Transformer-XL needs both")
-        if self.head_dim % 2 or min(self.num_layers, self.num_heads, self.head_dim, self.mlp_dim) < 1:
-            raise UserError("model: layers, heads, head_dim and mlp_dim must be at least 1, and head_dim even")
-        if self.num_kv_heads and self.num_heads % self.num_kv_heads:
-            raise UserError(f"model.num_kv_heads={self.num_kv_heads} does not divide num_heads={self.num_heads}")
-
-    @property
-    def hidden_dim(self) -> int:
-        return self.num_heads * self.head_dim
-
-
-class Window(Protocol):
-    """What the models train on: see `landmark.data.windows.Batch`."""
-
-    tokens: Tensor
-    targets: Tensor
-    phase: Tensor | None
-    weights: Tensor | None
-    controlled: Tensor | None
-    positions: Tensor | None
 
 
 class SelfAttention(nn.Module):
@@ -125,7 +71,7 @@ class Block(nn.Module):
         return x + self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(x))))
 
 
-class Decoder(nn.Module):
+class Decoder(LanguageModel):
     """A decoder-only language model with plain attention, landmark attention or Transformer-XL's recurrence."""
 
     block: type[Block] = Block
@@ -147,10 +93,8 @@ class Decoder(nn.Module):
                 is_output = name.endswith(("attention.out.weight", "mlp_out.weight"))
                 nn.init.normal_(parameter, std=0.02 / (2 * self.config.num_layers) ** 0.5 if is_output else 0.02)
 
-    def num_parameters(self, embeddings: bool = True) -> int:
-        """Trained numbers, with or without the (tied) embeddings."""
-        total = sum(p.numel() for p in self.parameters())
-        return total if embeddings else total - self.embedding.weight.numel()
+    def input_embeddings(self) -> nn.Embedding:
+        return self.embedding
 
     def extra_repr(self) -> str:
         return ", ".join(f"{k}={v}" for k, v in dataclasses.asdict(self.config).items() if v is not None)
@@ -175,6 +119,9 @@ class Decoder(nn.Module):
             assert config.cache is not None
             return RecurrentMemory(config.cache, config.rope_base)
         return SinkMemory(rope_base=config.rope_base, **settings) if settings else None
+
+    def unlimited_memory(self, tokens: int) -> RecurrentMemory:
+        return RecurrentMemory(tokens, self.config.rope_base)
 
     def fingerprint(self) -> str:
         """Hex SHA-256 of the configuration and the weights: what a memory that is read again must fit."""
@@ -207,14 +154,6 @@ class Decoder(nn.Module):
         if memory is not None:
             memory.commit()
         return self.head(hidden[:, -1:] if last else hidden)
-
-    def generate(self, prompts: generation.Prompts, tokens: int, **settings) -> list[list[int]]:
-        """What follows each prompt, at most so many tokens. settings: those of `landmark.models.generation.stream`."""
-        return generation.generate(self, prompts, tokens, **settings)
-
-    def stream(self, prompts: generation.Prompts, tokens: int, **settings) -> Iterator[list[int | None]]:
-        """The same, a token of every prompt at a time; None for prompts that have ended."""
-        return generation.stream(self, prompts, tokens, **settings)
 
     def hidden(
         self,
@@ -283,7 +222,7 @@ class Decoder(nn.Module):
             backend=config.backend,
         )
 
-    def window_losses(self, batch: Window) -> Iterator[tuple[Tensor, int]]:
+    def window_losses(self, batch: WindowBatch) -> Iterator[tuple[Tensor, int]]:
         """Summed loss in nats, and the number of targets, of each window of a batch, in order.
 
         Plain and landmark models have one window. Transformer-XL reads a segment in windows that see the cached keys
@@ -302,25 +241,3 @@ class Decoder(nn.Module):
             hidden = self.hidden(batch.tokens[:, window], memory=memory)
             yield summed_loss(self.head(hidden), batch.targets[:, window], weights)
             memory.commit()
-
-
-def new_decoder(config: DecoderConfig) -> Decoder:
-    """A freshly initialised decoder: this module's, or the `Model` of the one that `architecture` names.
-
-    Raises UserError where there is no such module.
-    """
-    name = config.architecture
-    return (Decoder if name is None else named("landmark.models", name, "Model", key="model.architecture"))(config)
-
-
-def summed_loss(logits: Tensor, targets: Tensor, weights: Tensor | None) -> tuple[Tensor, int]:
-    """Loss in nats over all targets but the ignored ones, each times its weight, and their number.
-
-    logits: (B, T, vocabulary); targets, weights: (B, T).
-    """
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, 1)
-    reduction = "sum" if weights is None else "none"
-    loss = F.cross_entropy(logits, targets.flatten(), ignore_index=IGNORED, reduction=reduction)
-    if weights is not None:
-        loss = (loss * weights.flatten()).sum()
-    return loss, int((targets != IGNORED).sum())

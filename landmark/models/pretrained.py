@@ -8,7 +8,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -20,20 +20,21 @@ from transformers.utils import logging as transformers_logging
 from landmark.attention.layout import insert_landmarks
 from landmark.huggingface import LandmarkCache, LandmarkModel, LandmarkSettings, attach, place_embedding
 from landmark.huggingface.opening import open_model
-from landmark.models import generation
-from landmark.models.decoder import DecoderConfig, Window, summed_loss
+from landmark.models.config import DecoderConfig
+from landmark.models.language_model import LanguageModel, summed_loss
+from landmark.utils.constants import DEFAULT_CHUNK
 from landmark.utils.errors import UserError
 from landmark.utils.files import sha256_file
+from landmark.utils.window_batch import WindowBatch
 
 transformers_logging.disable_progress_bar()  # the program has its own
 
 FAMILIES = {"llama": LlamaConfig}
-LOCAL = 250  # tokens that a fine-tuned model reads at a time, unless it is told otherwise
 PROJECTIONS = "all-linear"  # what gets adapters: every linear layer but the head
 _COMPARED = ("kind", "landmark_id", "block_size")
 
 
-class Pretrained(nn.Module):
+class Pretrained(LanguageModel):
     """A causal language model of transformers with the interface of `landmark.models.Decoder`.
 
     A `LandmarkModel` reads with landmarks, any other as a plain transformer. tokenizer: that of transformers which is
@@ -51,10 +52,8 @@ class Pretrained(nn.Module):
         """The model without what trains adapters around it."""
         return self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
 
-    def num_parameters(self, embeddings: bool = True) -> int:
-        """All numbers, with or without the embeddings."""
-        total = sum(p.numel() for p in self.parameters())
-        return total if embeddings else total - self.bare.get_input_embeddings().weight.numel()
+    def input_embeddings(self) -> nn.Embedding:
+        return self.bare.get_input_embeddings()
 
     def new_memory(self, **settings) -> LandmarkCache | None:
         """An empty memory for a model with landmarks; nothing for any other. settings: as `LandmarkModel` takes."""
@@ -76,21 +75,10 @@ class Pretrained(nn.Module):
             settings["local"] = tokens.shape[1]
         return self.model(tokens, logits_to_keep=int(last), **settings).logits
 
-    def generate(self, prompts: generation.Prompts, tokens: int, **settings) -> list[list[int]]:
-        """As `landmark.models.Decoder.generate`; a plain model keeps everything."""
-        return generation.generate(cast(Any, self), prompts, tokens, **self._memory(settings))
+    def unlimited_memory(self, tokens: int) -> DynamicCache:
+        return DynamicCache(config=self.bare.config)
 
-    def stream(self, prompts: generation.Prompts, tokens: int, **settings) -> Iterator[list[int | None]]:
-        """The same, a token of every prompt at a time."""
-        return generation.stream(cast(Any, self), prompts, tokens, **self._memory(settings))
-
-    def _memory(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """The settings, with a function that makes memories where none is given."""
-        if settings.get("memory") is not None:
-            return settings
-        return settings | {"memory": lambda: self.new_memory() or DynamicCache(config=self.bare.config)}
-
-    def window_losses(self, batch: Window) -> Iterator[tuple[Tensor, int]]:
+    def window_losses(self, batch: WindowBatch) -> Iterator[tuple[Tensor, int]]:
         """Summed loss in nats, and the number of targets, of the one window of a batch."""
         settings = {} if batch.phase is None else {"phase": batch.phase}
         logits = self.model(input_ids=batch.tokens, use_cache=False, **settings).logits
@@ -114,7 +102,7 @@ class Pretrained(nn.Module):
         partial.rmdir()
 
 
-def new(family: str, shape: DecoderConfig) -> Pretrained:
+def new_of_family(family: str, shape: DecoderConfig) -> Pretrained:
     """A freshly initialised model of a family; seed torch's generator before."""
     config = FAMILIES[family](
         vocab_size=shape.vocab_size,
@@ -158,7 +146,7 @@ def _with_landmarks(model: PreTrainedModel, shape: DecoderConfig) -> LandmarkMod
     assert shape.landmark_id is not None
     assert shape.block_size is not None
     if getattr(model.config, "landmark", None) is None:
-        wrapped = attach(model, LandmarkSettings(shape.landmark_id, shape.block_size, LOCAL))
+        wrapped = attach(model, LandmarkSettings(shape.landmark_id, shape.block_size, DEFAULT_CHUNK))
         place_embedding(model, shape.landmark_id)
         return wrapped
     wrapped = attach(model)

@@ -10,7 +10,7 @@ from landmark.memory.positions import MAPPINGS
 from landmark.memory.retrieval import GRANULARITIES
 from landmark.memory.tiers import TIERS
 from landmark.models import Decoder, DecoderConfig
-from landmark.models.generation import Sampling
+from landmark.models.sampling import Sampling
 from landmark.utils.errors import UserError
 
 LANDMARK, VOCABULARY = 30, 32

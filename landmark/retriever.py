@@ -22,7 +22,7 @@ from landmark.memory import Memory
 from landmark.utils.errors import UserError
 
 if TYPE_CHECKING:
-    from landmark.data.tokenizers import Tokenizer
+    from landmark.data.tokenizer import Tokenizer
 
 WINDOW = 10  # blocks read at a time, which know of each other, as in training
 AT_ONCE = 8  # windows

@@ -21,10 +21,10 @@ import numpy as np
 from filelock import AcquireReturnProxy, FileLock, Timeout
 from tqdm import tqdm
 
-from landmark.data.corpora import SPLITS, Document, FirstDocuments, Source, open_source
+from landmark.data.bytes_and_words import count_words
+from landmark.data.sources import SPLITS, Document, FirstDocuments, Source, open_source
 from landmark.data.stream import FORMAT, MANIFEST, VERIFIED, Corpus, open_corpus, remember_verified
-from landmark.data.text import count_words
-from landmark.data.tokenizers import Tokenizer
+from landmark.data.tokenizer import Tokenizer
 from landmark.utils.errors import UserError
 from landmark.utils.files import naming, sync_folder, write_json
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from landmark.config import Config
-from landmark.data.tokenizers import Tokenizer
+from landmark.data.tokenizer import Tokenizer
 from landmark.evaluation.perplexity import new_memory
 from landmark.memory import Memory
 from landmark.models import Decoder

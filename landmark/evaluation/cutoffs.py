@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from landmark.data.stream import Stream
-from landmark.data.tokenizers import Tokenizer
+from landmark.data.tokenizer import Tokenizer
 from landmark.evaluation.perplexity import evaluate
 from landmark.models import Decoder
 from landmark.utils.files import read_json, write_json

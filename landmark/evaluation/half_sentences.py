@@ -24,7 +24,7 @@ from landmark.utils.significance import clopper_pearson
 
 if TYPE_CHECKING:
     from landmark.data.stream import Stream
-    from landmark.data.tokenizers import Tokenizer
+    from landmark.data.tokenizer import Tokenizer
 
 RANKERS = ("landmark", "bm25", "chance")
 SENTENCE = re.compile(r"(?<=[.!?]\s)[A-Z][^.!?]*[.!?]")

@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from landmark.config.schema import POSITION_BIN
+from landmark.data.bytes_and_words import text_size
 from landmark.data.segments import Segment, segments
 from landmark.data.stream import Stream
-from landmark.data.text import text_size
-from landmark.data.tokenizers import Tokenizer
+from landmark.data.tokenizer import Tokenizer
 from landmark.evaluation.retrieval_statistics import penultimate_chunk
 from landmark.memory.counters import RATES, with_rates
 from landmark.memory.observer import Observer

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from landmark.data.synthetic import SyntheticCorpus
-from landmark.data.tokenizers import Tokenizer
+from landmark.data.synthetic_corpus import SyntheticCorpus
+from landmark.data.tokenizer import Tokenizer
 from landmark.evaluation.perplexity import (
     TOKENS_AT_ONCE,
     EvaluationSettings,
@@ -65,7 +65,7 @@ def evaluate_recall(
             for n, ids in zip(batch, generated, strict=True):
                 text = tokenizer.decode(ids)
                 answers[n] = [prompts[n].answer, text]
-                correct[n] = int(corpus.task.answered(text, prompts[n].answer))
+                correct[n] = int(corpus.data.answered(text, prompts[n].answer))
             add_stats(stats, memory)
             done += sum(len(prompts[n].tokens) for n in batch)
     seconds = time.perf_counter() - started

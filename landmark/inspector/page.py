@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from landmark.data.tokenizers import Tokenizer
+from landmark.data.tokenizer import Tokenizer
 from landmark.inspector.reading import Reading
 
 SCRIPTS = "text.js", "data.js", "panel.js", "page.js"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from landmark.config import Config
-from landmark.data.tokenizers import Tokenizer
+from landmark.data.tokenizer import Tokenizer
 from landmark.evaluation.asking import texts
 from landmark.evaluation.perplexity import memory_settings
 from landmark.inspector.page import render

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from landmark.utils.backends import BACKENDS
 from landmark.utils.errors import UserError
@@ -112,6 +111,11 @@ def decoder_config(model: ModelConfig, tokenizer: Vocabulary, cmt: bool = False)
     )
 
 
+class _AnyVocabulary(NamedTuple):
+    vocab_size: int = 1
+    landmark: int = 0
+
+
 def check_decoder(model: ModelConfig, cmt: bool = False) -> None:
     """Raise UserError, naming the setting, where no decoder can be built from these settings. Needs no tokenizer."""
-    decoder_config(model, SimpleNamespace(vocab_size=1, landmark=0), cmt)
+    decoder_config(model, _AnyVocabulary(), cmt)

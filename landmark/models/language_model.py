@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,10 @@ class LanguageModel(nn.Module):
 
     def window_losses(self, batch: WindowBatch) -> Iterator[tuple[Tensor, int]]:
         """Summed loss in nats, and number of targets, of each window of a batch."""
+        raise NotImplementedError
+
+    def save(self, folder: Path, state: dict[str, Tensor] | None = None) -> None:
+        """Write configuration and weights. state: the weights, where this model has only a share of them."""
         raise NotImplementedError
 
     def generate(self, prompts: Prompts, tokens: int, **settings) -> list[list[int]]:

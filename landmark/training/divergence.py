@@ -10,7 +10,7 @@ from landmark.utils.errors import UserError
 from landmark.utils.files import write_json
 
 if TYPE_CHECKING:
-    from landmark.data.samples import SampleWindows
+    from landmark.data.synthetic_windows import SyntheticWindows
     from landmark.data.windows import TrainingWindows
 
 REPORT = "not_finite.json"  # in a run's folder
@@ -34,7 +34,7 @@ def check_finite(what: str, values: list[float], first: int) -> None:
             raise NotFinite(what, value, step)
 
 
-def diverged(error: NotFinite, windows: "TrainingWindows | SampleWindows", run_dir: Path, seed: int) -> UserError:
+def diverged(error: NotFinite, windows: "TrainingWindows | SyntheticWindows", run_dir: Path, seed: int) -> UserError:
     """What to tell of it, kept in not_finite.json of the run's folder with all windows of the step's batch."""
     starts = windows.starts(error.step - 1).tolist()
     before = next(iter(checkpoints(run_dir / "checkpoints")), None)

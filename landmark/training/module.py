@@ -9,8 +9,9 @@ import torch
 from lightning.pytorch.strategies import ParallelStrategy
 from torch import Tensor
 
-from landmark.data.windows import NO_LOSS, Batch
 from landmark.training.optimization import learning_rate, make_optimizer
+from landmark.utils.constants import NO_LOSS
+from landmark.utils.window_batch import WindowBatch
 
 if TYPE_CHECKING:
     from landmark.config.schema import TrainConfig
@@ -36,7 +37,7 @@ class LanguageModelTraining(lightning.LightningModule):
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return make_optimizer(self.model, self.train_settings)
 
-    def training_step(self, batch: Batch) -> Tensor:
+    def training_step(self, batch: WindowBatch) -> Tensor:
         """One optimizer step; returns the batch's loss, nats per target (this device's share × devices)."""
         optimizer = self.optimizers()
         assert not isinstance(optimizer, list)
@@ -64,7 +65,7 @@ class LanguageModelTraining(lightning.LightningModule):
         optimizer.zero_grad()
         return total * scale
 
-    def validation_step(self, batch: Batch) -> dict[str, Tensor]:
+    def validation_step(self, batch: WindowBatch) -> dict[str, Tensor]:
         """`loss`, summed, in nats, and the number of `targets` of one batch, on this device."""
         losses = torch.zeros((), device=self.device)
         for micro_batch in self._micro_batches(batch):
@@ -72,7 +73,7 @@ class LanguageModelTraining(lightning.LightningModule):
                 losses += loss
         return {"loss": losses, "targets": (batch.targets != NO_LOSS).sum()}
 
-    def _micro_batches(self, batch: Batch) -> Iterator[Batch]:
+    def _micro_batches(self, batch: WindowBatch) -> Iterator[WindowBatch]:
         size = self.train_settings.micro_batch or len(batch)
         for start in range(0, len(batch), size):
             yield batch.rows(slice(start, start + size))

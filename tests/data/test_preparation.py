@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from landmark.data import SPLITS, Tokenizer, find, open_corpus, prepare
-from landmark.data.corpora import open_source, read_text
 from landmark.data.preparation import _map_in_order
+from landmark.data.sources import open_source, read_text
 from landmark.utils.errors import UserError
 from landmark.utils.files import sha256_file
 

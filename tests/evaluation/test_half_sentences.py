@@ -10,8 +10,8 @@ import torch
 
 pytest.importorskip("bm25s", reason="the optional extra `hf` is not installed")
 
+from landmark.data.named_tokenizers import load_tokenizer
 from landmark.data.stream import Stream
-from landmark.data.tokenizers import load_tokenizer
 from landmark.evaluation.half_sentences import _bm25, _chance, _rank, documents, evaluate_half_sentences, tear
 from landmark.models import Decoder, DecoderConfig
 from landmark.retriever import cut

@@ -6,7 +6,7 @@ import wandb as package
 from lightning.pytorch.loggers.logger import DummyLogger
 
 from landmark.config.schema import LoggerConfig
-from landmark.data.synthetic import SyntheticSplit
+from landmark.data.synthetic_corpus import SyntheticSplit
 from landmark.experiment.records import Records
 from landmark.tracking import wandb_runs as wandb
 from landmark.tracking.wandb_runs import has_key, log_row, mode, training_loggers

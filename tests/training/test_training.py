@@ -7,8 +7,8 @@ import torch
 
 import landmark.training.module
 from landmark.data.datamodule import WindowDataModule
-from landmark.data.windows import NO_LOSS
 from landmark.models import checkpoint
+from landmark.utils.constants import NO_LOSS
 from landmark.utils.errors import UserError
 from landmark.utils.metrics_csv import read_metrics
 from tests.training.training_case import KINDS, TOKENIZER, make_config, make_corpus, make_model, run

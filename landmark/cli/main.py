@@ -326,13 +326,10 @@ def _accounted(account: "Account") -> str:
 
 def _paired(a: dict[str, Any], b: dict[str, Any]) -> tables.Difference | None:
     """Difference of two rows on the same text; None where they did not read the same."""
-    from landmark.utils.significance import paired
+    from landmark.utils.significance import paired_difference
 
-    try:
-        found = paired(a["results"]["segments"], b["results"]["segments"])
-    except ValueError:
-        return None
-    return tables.Difference(found.difference, found.error, found.stretches)
+    found = paired_difference(a["results"]["segments"], b["results"]["segments"])
+    return None if found is None else tables.Difference(found.nats, found.error, found.stretches)
 
 
 _TASKS: dict[str, Callable[[Config, list[Row], Workshop], None]] = {

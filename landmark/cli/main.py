@@ -32,7 +32,7 @@ from landmark.utils.errors import UserError
 from landmark.utils.progress import ProgressBar
 
 if TYPE_CHECKING:
-    from landmark.evaluation.asking import Account
+    from landmark.evaluation.generation import GenerationStatistics
 
 
 def main(composed: DictConfig) -> None:
@@ -205,18 +205,18 @@ def publish_dashboard(config: Config, selected: list[Row], workshop: Workshop) -
 
 def generate(config: Config, selected: list[Row], workshop: Workshop) -> None:
     """Print what follows a prompt, as it comes."""
-    from landmark.evaluation.asking import Account, answer
+    from landmark.evaluation.generation import GenerationStatistics, generate_text
 
     one = _only(config, selected)
     model, tokenizer = workshop.trained_model(one)
-    account = Account()
+    statistics = GenerationStatistics()
     with ProgressBar("reading") as progress:
-        pieces = answer(model, tokenizer, one, account, progress)
+        pieces = generate_text(model, tokenizer, one, statistics, progress)
         print(next(pieces, ""), end="", flush=True)
     for piece in pieces:
         print(piece, end="", flush=True)
     print()
-    print(_accounted(account), file=sys.stderr)
+    print(_described(statistics), file=sys.stderr)
 
 
 def inspect(config: Config, selected: list[Row], workshop: Workshop) -> None:
@@ -310,16 +310,16 @@ def _check_all(selected: list[Row], workshop: Workshop) -> None:
             workshop.row_settings(one)
 
 
-def _accounted(account: "Account") -> str:
+def _described(statistics: "GenerationStatistics") -> str:
     """What an answer took, in a line."""
-    said = [f"{account.tokens_read:,} tokens read in {account.seconds_reading:.1f} s"]
-    if account.tokens_generated > 1:
-        each = account.seconds_generating / (account.tokens_generated - 1)
-        said.append(f"{account.tokens_generated:,} generated, {1e3 * each:.1f} ms each")
-    if "blocks_kept" in account.stats:
-        kept, on_device = (account.stats[f"{name}bytes_kept"] / 1e6 for name in ("", "device_"))
+    said = [f"{statistics.tokens_read:,} tokens read in {statistics.seconds_reading:.1f} s"]
+    if statistics.tokens_generated > 1:
+        each = statistics.seconds_generating / (statistics.tokens_generated - 1)
+        said.append(f"{statistics.tokens_generated:,} generated, {1e3 * each:.1f} ms each")
+    if "blocks_kept" in statistics.memory:
+        kept, on_device = (statistics.memory[f"{name}bytes_kept"] / 1e6 for name in ("", "device_"))
         said.append(
-            f"memory of {account.stats['blocks_kept']:,} blocks, {kept:,.1f} MB, {on_device:,.1f} on the device"
+            f"memory of {statistics.memory['blocks_kept']:,} blocks, {kept:,.1f} MB, {on_device:,.1f} on the device"
         )
     return "; ".join(said)
 

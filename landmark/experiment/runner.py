@@ -121,14 +121,14 @@ class Workshop:
 
     def _check_sentences(self, config: Config) -> None:
         """Raise UserError where there are too few sentences to look for; once for rows that look for the same."""
-        from landmark.evaluation.half_sentences import documents, tear
+        from landmark.evaluation.half_sentences import document_texts, remove_second_halves
 
         tokenizer, corpus = self.tokenizer(config), self.corpus(config)
         for split in dict.fromkeys(("validation", config.eval.split)):
             stream = cast("Stream", corpus.split(split))
             key = stream.sha256, config.eval.prompts, config.seed
             if key not in self._torn:
-                tear(documents(stream, tokenizer), config.eval.prompts, config.seed)
+                remove_second_halves(document_texts(stream, tokenizer), config.eval.prompts, config.seed)
                 self._torn.add(key)
 
     def run_settings(self, config: Config) -> dict[str, Any]:

@@ -10,8 +10,8 @@ import numpy as np
 
 from landmark.config import Config
 from landmark.data.tokenizer import Tokenizer
-from landmark.evaluation.asking import texts
-from landmark.evaluation.perplexity import memory_settings
+from landmark.evaluation.generation import prompt_texts
+from landmark.evaluation.memories import memory_settings
 from landmark.inspector.page import render
 from landmark.inspector.reading import read
 from landmark.models import Decoder
@@ -32,7 +32,7 @@ def inspect_text(
 
     Raises UserError where the text cannot be read, as `landmark.inspector.reading.read`, or the page not be written.
     """
-    tokens = tokenizer.encode("".join(texts(config)))
+    tokens = tokenizer.encode("".join(prompt_texts(config)))
     title = "prompt" if config.prompt_file in (None, "-") else Path(config.prompt_file).name
     path = Path(config.output_file or output / "inspect" / f"{Path(title).stem}-{run}.html")
     reading = read(model, tokens, config.eval.local or DEFAULT_CHUNK, **memory_settings(config), progress=progress)

@@ -1,4 +1,4 @@
-"""A training whose numbers are no longer finite: where that began, on which text, and what is left from before."""
+"""A training whose numbers are no longer finite: at which step, on which text, and the last checkpoint before."""
 
 import logging
 import math
@@ -35,7 +35,14 @@ def check_finite(what: str, values: list[float], first: int) -> None:
 
 
 def diverged(error: NotFinite, windows: "TrainingWindows | SyntheticWindows", run_dir: Path, seed: int) -> UserError:
-    """What to tell of it, kept in not_finite.json of the run's folder with all windows of the step's batch."""
+    """The error to show. A report with all windows of the step's batch is written to the run's folder.
+
+    Args:
+        error: names the value and the step.
+        windows: of the training, which tell the step's windows.
+        run_dir: the run's folder.
+        seed: of the training.
+    """
     starts = windows.starts(error.step - 1).tolist()
     before = next(iter(checkpoints(run_dir / "checkpoints")), None)
     report = {

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
-import lightning
 import torch
+from lightning import LightningModule
 from lightning.pytorch.strategies import ParallelStrategy
 from torch import Tensor
 
@@ -18,12 +18,14 @@ if TYPE_CHECKING:
     from landmark.models import LanguageModel
 
 
-class LanguageModelTraining(lightning.LightningModule):
+class LanguageModelTraining(LightningModule):
     """Trains `model` on whole effective batches, cut here into micro-batches and by the model into windows.
 
-    `model.window_losses(batch)` yields (summed loss in nats, number of targets) window by window; each is
-    propagated back before the next is computed, so memory is that of one window of one micro-batch. The loss
-    is the mean over the targets of the whole batch, on all devices, however it was cut.
+    1. Count the targets of the whole batch, on all devices; the loss is the mean over them, however the batch is cut.
+    2. Cut the batch into micro-batches. For each, `model.window_losses` yields (summed loss in nats, number of
+       targets) window by window; each loss is propagated back before the next is computed, so that memory holds one
+       window of one micro-batch.
+    3. Take one optimizer step.
     """
 
     def __init__(self, model: "LanguageModel", train: "TrainConfig", windows: int = 1) -> None:

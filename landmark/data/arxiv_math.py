@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 from landmark.data.sources import SPLITS, Document, Source, existing_folder, fingerprint, numbered_lines
 from landmark.utils.errors import UserError
@@ -37,17 +37,6 @@ class Line(NamedTuple):
     content: bytes | Mapping[str, Any]
 
 
-class Files(Protocol):
-    """Where the lines come from."""
-
-    origin: str
-    identity: dict[str, Any]
-
-    def lines(self, split: str) -> Iterator[Line]:
-        """The lines of a split in their order, one in memory at a time."""
-        ...
-
-
 class ArxivMath(Source):
     """Documents are the lines `{"text": …, "meta": …}` whose meta has one of `configs` as its `config`.
 
@@ -57,7 +46,9 @@ class ArxivMath(Source):
 
     name = "arxiv_math"
 
-    def __init__(self, files: Files, configs: Sequence[str] | None, bad_lines: Literal["stop", "skip"]):
+    def __init__(
+        self, files: "LocalFiles | HubFiles", configs: Sequence[str] | None, bad_lines: Literal["stop", "skip"]
+    ):
         self._files = files
         self._configs = None if configs is None else sorted(set(configs))
         self._skip = bad_lines == "skip"

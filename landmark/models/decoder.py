@@ -1,7 +1,7 @@
 """One decoder for all three models of the paper: plain, landmark and Transformer-XL (Section 4.1).
 
 GPT-2-like: pre-LayerNorm, GELU, no biases, embeddings tied to the head, rotary positions. The three differ only in
-what attends.
+their attention.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class SelfAttention(nn.Module):
-    """Projections around an attention function that is given from outside."""
+    """Projections around an attention function, which the caller gives."""
 
     def __init__(self, config: DecoderConfig):
         super().__init__()
@@ -53,7 +53,7 @@ class SelfAttention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a GELU perceptron, each behind a LayerNorm and beside a residual."""
+    """Attention and a GELU perceptron, each after a LayerNorm and added to the residual stream."""
 
     def __init__(self, config: DecoderConfig):
         super().__init__()
@@ -67,7 +67,7 @@ class Block(nn.Module):
         return self.feed_forward(x + self.attention(self.attention_norm(x), attend))
 
     def feed_forward(self, x: Tensor) -> Tensor:
-        """What follows attention: (…, hidden) → (…, hidden)."""
+        """The perceptron after attention: (…, hidden) → (…, hidden)."""
         return x + self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(x))))
 
 
@@ -102,8 +102,8 @@ class Decoder(LanguageModel):
     def new_memory(self, **settings) -> Memory | RecurrentMemory | None:
         """An empty memory that fits this model.
 
-        settings: those of `Memory` for a landmark model; of `SinkMemory` for a plain transformer, which without any
-        keeps nothing (None).
+        settings: those of `Memory` for a landmark model; those of `SinkMemory` for a plain transformer, which without
+        settings keeps nothing (None); none for Transformer-XL.
         """
         config = self.config
         if config.kind == "landmark":
@@ -124,17 +124,17 @@ class Decoder(LanguageModel):
         return RecurrentMemory(tokens, self.config.rope_base)
 
     def fingerprint(self) -> str:
-        """Hex SHA-256 of the configuration and the weights: what a memory that is read again must fit."""
+        """Hex SHA-256 of configuration and weights. A saved memory can only be loaded by the model that made it."""
         digest = hashlib.sha256(repr(replace(self.config, backend="auto")).encode())
         for name, tensor in self.state_dict().items():
             digest.update(name.encode() + tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
 
     def forward(self, tokens: Tensor, memory: Memory | RecurrentMemory | None = None, last: bool = False) -> Tensor:
-        """Logits of the next raw token after each raw token, or after the last alone.
+        """Logits of the next raw token after each raw token, (B, T, vocabulary), or with `last` after the last alone.
 
-        tokens: (B, T) raw ids; landmarks are inserted inside. With a memory the tokens continue what it has read,
-        and are committed to it. Returns (B, T, vocabulary), T = 1 with `last`.
+        tokens: (B, T) raw ids; landmarks are inserted inside. memory: the tokens continue its text, and are committed
+        to it (None: they are a text of their own).
         """
         if self.config.kind != "landmark":
             hidden = self.hidden(tokens, memory=memory)
@@ -163,10 +163,15 @@ class Decoder(LanguageModel):
         controlled: Tensor | None = None,
         positions: Tensor | None = None,
     ) -> Tensor:
-        """Final hidden states (B, T, hidden) of ids as they stand, landmarks included.
+        """Final hidden states (B, T, hidden) of ids among which landmarks stand already.
 
-        Without a memory: controlled, (B, layers, blocks), the landmarks that the context miss token controls (None:
-        none); positions, (B, T) (None: 0…T−1).
+        Args:
+            tokens: (B, T) ids, landmarks included.
+            phase: (B,) tokens missing from the first block of each window (None: 0). Not with a memory.
+            memory: the tokens continue its text; the caller commits them (None: attention within the window).
+            controlled: (B, layers, blocks) landmarks that the context miss token controls (None: none). Not with a
+                memory.
+            positions: (B, T) (None: 0…T−1). Not with a memory.
         """
         factors = self._factors(tokens.shape[1], positions)
         x = self.embedding(tokens)
@@ -184,7 +189,7 @@ class Decoder(LanguageModel):
         return self.norm(x)
 
     def head(self, hidden: Tensor) -> Tensor:
-        """Logits, through the embeddings (tied)."""
+        """Logits (…, vocabulary) of hidden states, by the embeddings (tied)."""
         return F.linear(hidden, self.embedding.weight)
 
     def _factors(self, length: int, positions: Tensor | None) -> Tensor:
@@ -225,8 +230,8 @@ class Decoder(LanguageModel):
     def window_losses(self, batch: WindowBatch) -> Iterator[tuple[Tensor, int]]:
         """Summed loss in nats, and the number of targets, of each window of a batch, in order.
 
-        Plain and landmark models have one window. Transformer-XL reads a segment in windows that see the cached keys
-        and values of the one before, detached: call backward on each loss before asking for the next.
+        Plain and landmark models have one window. Transformer-XL reads a segment in windows, each of which attends to
+        the cached keys and values of the window before, detached: call backward on each loss before the next.
         """
         if self.config.kind != "transformer_xl":
             hidden = self.hidden(batch.tokens, batch.phase, controlled=batch.controlled, positions=batch.positions)

@@ -1,4 +1,4 @@
-"""Decoders of transformers, as this program trains and evaluates its own (`model.family`, `model.name`, `start`)."""
+"""Decoders of transformers with the interface of our own (`model.family`, `model.name`, `start`)."""
 
 from __future__ import annotations
 
@@ -30,15 +30,13 @@ from landmark.utils.window_batch import WindowBatch
 transformers_logging.disable_progress_bar()  # the program has its own
 
 FAMILIES = {"llama": LlamaConfig}
-PROJECTIONS = "all-linear"  # what gets adapters: every linear layer but the head
-_COMPARED = ("kind", "landmark_id", "block_size")
+PROJECTIONS = "all-linear"  # adapters stand beside every linear layer but the head
 
 
 class Pretrained(LanguageModel):
-    """A causal language model of transformers with the interface of `landmark.models.Decoder`.
+    """A causal language model of transformers. A `LandmarkModel` reads with landmarks, any other as a plain one.
 
-    A `LandmarkModel` reads with landmarks, any other as a plain transformer. tokenizer: that of transformers which is
-    saved beside it (None: it has none of its own).
+    tokenizer: the transformers tokenizer that is saved beside it (None: none).
     """
 
     def __init__(self, model: PreTrainedModel | PeftModel, tokenizer: Any = None):
@@ -49,14 +47,14 @@ class Pretrained(LanguageModel):
 
     @property
     def bare(self) -> Any:
-        """The model without what trains adapters around it."""
+        """The model without the wrapper that trains adapters."""
         return self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
 
     def input_embeddings(self) -> nn.Embedding:
         return self.bare.get_input_embeddings()
 
     def new_memory(self, **settings) -> LandmarkCache | None:
-        """An empty memory for a model with landmarks; nothing for any other. settings: as `LandmarkModel` takes."""
+        """An empty memory for a model with landmarks, with the settings of `LandmarkModel`; None for any other."""
         if isinstance(self.bare, LandmarkModel):
             return self.bare.new_memory(**settings)
         if settings:
@@ -85,10 +83,7 @@ class Pretrained(LanguageModel):
         yield summed_loss(logits, batch.targets, batch.weights)
 
     def save(self, folder: Path, state: dict[str, Tensor] | None = None) -> None:
-        """Write transformers' own files, the configuration last, each whole or not at all. Adapters are merged.
-
-        state: the weights, where the model at hand has only a share of them.
-        """
+        """Write the files of transformers, the configuration last, each whole or not at all. Adapters are merged."""
         if isinstance(self.model, PeftModel):
             self.model = self.model.merge_and_unload()
         partial = folder / ".weights.partial"
@@ -120,10 +115,15 @@ def new_of_family(family: str, shape: DecoderConfig) -> Pretrained:
 
 
 def start_from(name: str, shape: DecoderConfig, lora_rank: int | None = None, tokenizer: Any = None) -> Pretrained:
-    """A trained model to go on with, with landmarks if `shape.kind` says so.
+    """A trained model whose training is continued.
 
-    Of `shape` only the kind, landmark_id and block_size count. lora_rank: train adapters of that rank beside frozen
-    weights, and the landmark's embedding. Raises UserError for a folder without a model, and one that does not fit.
+    Args:
+        name: its folder, or its name on the hub.
+        shape: its kind, landmark_id and block_size are read: whether and how it gets landmarks.
+        lora_rank: rank of adapters, which are trained with the landmark's embedding (None: all weights are trained).
+        tokenizer: the transformers tokenizer that is saved beside it (None: none).
+
+    Raises UserError for a folder without a model, and for a model that does not fit.
     """
     model = _open(folder_of(name))
     if shape.kind == "landmark":
@@ -164,7 +164,7 @@ def load_pretrained(folder: Path, expected: DecoderConfig | None = None) -> Pret
     if getattr(model.config, "landmark", None) is not None:
         model = attach(model)
     loaded = Pretrained(model)
-    for name in _COMPARED:
+    for name in ("kind", "landmark_id", "block_size"):
         ours, theirs = getattr(expected or loaded.config, name), getattr(loaded.config, name)
         if ours != theirs:
             raise UserError(f"{folder} holds a model of another configuration: {name} is {theirs}, not {ours}")
@@ -172,7 +172,7 @@ def load_pretrained(folder: Path, expected: DecoderConfig | None = None) -> Pret
 
 
 def folder_of(name: str) -> Path:
-    """The folder of a model: `name` itself, or what the hub has by that name, downloaded unless it was before.
+    """The folder of a model: `name` itself, or the hub's model of that name, downloaded unless it was before.
 
     Raises UserError where there is neither.
     """
@@ -190,7 +190,7 @@ def folder_of(name: str) -> Path:
 
 
 def weights_sha256(name: str) -> str:
-    """Identity of the weights of a model: of the content of its files, not of where they are."""
+    """Identity of a model's weights: a hash of the content of its files, wherever they are."""
     folder = folder_of(name)
     files = [folder / "config.json", *sorted(folder.glob("*.safetensors"))]
     if len(files) < 2 or not files[0].is_file():
@@ -210,7 +210,7 @@ def _open(folder: Path) -> PreTrainedModel:
 
 
 def _shape(model: PreTrainedModel) -> DecoderConfig:
-    """What the program asks of a model's configuration."""
+    """A model's configuration in our terms."""
     config = model.config
     shape = DecoderConfig(
         kind="transformer",

@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 _In = TypeVar("_In")
 _Out = TypeVar("_Out")
 
-_CHARACTERS_IN_MEMORY = 2_000_000  # characters in memory per worker, so that others go on while one has a long document
+_CAPACITY = 2_000_000  # characters in memory per worker, so that others go on while one has a long document
 _LEAST_SIZE = 10_000  # characters that a shorter document counts as: tiny ones take memory too
 
 
@@ -185,9 +185,7 @@ def _write_split(
         open(folder / file, "wb") as output,
         _bar(f"{source.name} {split}", source.num_bytes(split), progress) as bar,
     ):
-        for ids, text_bytes, text_words in _map_in_order(
-            tokenise, filled, workers, size, _CHARACTERS_IN_MEMORY * workers
-        ):
+        for ids, text_bytes, text_words in _map_in_order(tokenise, filled, workers, size, _CAPACITY * workers):
             for part in (ids.tobytes(), end):
                 output.write(part)
                 digest.update(part)
@@ -213,11 +211,11 @@ def _write_split(
 
 
 def _map_in_order(
-    function: Callable[[_In], _Out], items: Iterable[_In], workers: int, size: Callable[[_In], int], window: int
+    function: Callable[[_In], _Out], items: Iterable[_In], workers: int, size: Callable[[_In], int], capacity: int
 ) -> Iterator[_Out]:
     """Results in the order of the items.
 
-    Memory holds two items per worker, or more while their sizes add up to less than `window`.
+    Memory holds two items per worker, or more while their sizes add up to less than `capacity`.
     """
     with ThreadPoolExecutor(workers) as pool:
         waiting: deque[tuple[Future[_Out], int]] = deque()
@@ -226,7 +224,7 @@ def _map_in_order(
             for item in items:
                 waiting.append((pool.submit(function, item), size(item)))
                 total += size(item)
-                while len(waiting) >= 2 * workers and total >= window:
+                while len(waiting) >= 2 * workers and total >= capacity:
                     future, freed = waiting.popleft()
                     total -= freed
                     yield future.result()

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from landmark.data.stream import Stream
     from landmark.data.tokenizer import Tokenizer
 
-RANKERS = ("landmark", "bm25", "chance")
 SENTENCE = re.compile(r"(?<=[.!?]\s)[A-Z][^.!?]*[.!?]")
 WORDS = range(16, 41)  # of a sentence that may be cut in half
 AT = 1, 10  # ranks at which recall is measured

@@ -22,7 +22,7 @@ _MODULES = {
     "load": "checkpoint",
     "save": "checkpoint",
 }
-__all__ = ["Decoder", "DecoderConfig", "LanguageModel", "build", "decoder_config", "load", "save"]
+__all__ = ["Decoder", "DecoderConfig", "build", "decoder_config", "load", "save"]
 
 
 def __getattr__(name: str) -> Any:

@@ -167,7 +167,7 @@ def make_source(
 
 
 class _BadLine(Exception):
-    """Says what is wrong with a line."""
+    """The message names the fault of a line."""
 
 
 def _parse(content: bytes | Mapping[str, Any]) -> tuple[str, str]:

@@ -6,7 +6,7 @@
     %t
     Qk
 
-With few definitions a block, what answers a query stands in another block (after the second reproduction of the
+With few definitions in a block, the answer to a query stands in another block (after the second reproduction of the
 paper). As bytes every line takes three tokens, so that a block of 3 holds one definition, and a block of 15 five.
 """
 
@@ -57,7 +57,7 @@ class KeyValue(SyntheticData):
             written += line * len(pairs)
 
     def prompt(self, rng: np.random.Generator, length: int, tokenizer: Tokenizer) -> Prompt:
-        """As many definitions as `length` tokens hold, but no more than there are keys, and one query."""
+        """One query after as many definitions as fit into `length` tokens, at most one for each key."""
         pairs = _pairs(rng, len(KEYS))
         asked = rng.random()
 

@@ -49,7 +49,7 @@ class Passkey(SyntheticData):
             yield ".", 1.0
 
     def prompt(self, rng: np.random.Generator, length: int, tokenizer: Tokenizer) -> Prompt:
-        """A prompt of `length` tokens, or the few less that filler by the character allows."""
+        """A prompt of `length` tokens or a few less, because filler is cut at a character."""
         labels = rng.permutation(list(LABELS))[: self.needles] if self.needles > 1 else [""]
         needles = [(f" {label}".rstrip(), _key(rng)) for label in labels]
         state = rng.bit_generator.state
@@ -69,7 +69,7 @@ class Passkey(SyntheticData):
         return found is not None and found.group() == answer
 
     def _prompt(self, rng: np.random.Generator, needles: list[tuple[str, int]], filler: int) -> Iterator[Piece]:
-        """The paper's prompt with so many characters of filler; the key stands anywhere among them."""
+        """The paper's prompt with `filler` characters of filler, and the key anywhere among them."""
         yield INTRODUCTION, 1.0
         places = sorted(int(place) for place in rng.integers(0, filler + 1, len(needles)))
         order = rng.permutation(len(needles))

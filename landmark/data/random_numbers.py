@@ -1,4 +1,4 @@
-"""Random numbers of the data, each a function of its place alone, so that any part of a batch can be made by itself."""
+"""Random numbers of the data: functions of seed, step and index alone, so that any part of a batch can be made alone."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""How many distinct blocks a chunk retrieves, and what a slower tier would have to move (paper, Figure 5)."""
+"""Distinct blocks that a chunk retrieves, and bytes that a slower tier would move for them (paper, Figure 5)."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class DecoderConfig:
             if (value := getattr(self, name)) is not None and value < least:
                 raise UserError(f"model.{name}={value}: must be at least {least}")
         if self.head_dim % 2:
-            raise UserError(f"model.head_dim={self.head_dim}: must be even, for positions rotate pairs")
+            raise UserError(f"model.head_dim={self.head_dim}: must be even, because positions rotate pairs of numbers")
         if self.num_kv_heads and self.num_heads % self.num_kv_heads:
             raise UserError(f"model.num_kv_heads={self.num_kv_heads} does not divide num_heads={self.num_heads}")
         if self.kind == "landmark" and self.landmark_id is None:

@@ -16,7 +16,7 @@ from landmark.utils.peak_memory import peak_memory_bytes
 
 
 class MeasurementCallback(Callback):
-    """Measures and validates at fixed steps, and logs one line for each of them; all of it resumes.
+    """Measures and validates at fixed steps, and logs one line for each. Its state is part of every checkpoint.
 
     Lightning's own validation loop is not used: it skips a validation that was due at the step of the checkpoint from
     which it resumes. Losses stay on the device until they are logged, so that no step waits for a copy.

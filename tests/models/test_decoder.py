@@ -182,23 +182,6 @@ def test_positions_are_those_of_the_batch():
     assert not torch.allclose(found[1, 9:], expected[1, 9:])
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"kind": "mamba"}, "model.kind=mamba"),
-        ({"kind": "landmark"}, "model.block_size=null"),
-        ({"kind": "transformer_xl"}, "model.window=null"),
-        ({"head_dim": 7}, "model.head_dim=7: must be even"),
-        ({"num_kv_heads": 3}, "does not divide"),
-        ({"backend": "magic"}, "model.backend=magic"),
-        ({"cmt": True}, "model=transformer has no landmarks"),
-    ],
-)
-def test_impossible_models_are_refused(change, message):
-    with pytest.raises(UserError, match=message):
-        replace(TINY, **change)
-
-
 def test_a_memory_of_another_block_size_is_refused():
     from landmark.memory import Memory
 

@@ -1,4 +1,4 @@
-"""Random numbers of the data: functions of seed, step and index alone, so that any part of a batch can be made alone."""
+"""Random numbers as functions of seed, step and index, so that any part of a batch can be made alone."""
 
 import math
 

@@ -112,10 +112,8 @@ def evaluate_half_sentences(
     reset_peak_memory()
     started = time.perf_counter()
     settings = config.eval
-    halved = remove_second_halves(document_texts(streams[settings.split], tokenizer), settings.prompts, config.seed)
-    pieces = [cut(*document, tokenizer, model.config.block_size)[0] for document in halved.documents]
-    wanted = _blocks_to_find(halved, pieces)
-    count = sum(map(len, pieces))
+    halved, blocks, wanted = _halved_blocks(streams[settings.split], tokenizer, config, model.config.block_size)
+    count = len(blocks)
     results: dict[str, Any] = {"prompts": len(wanted), "blocks": count, "heads": None}
     if settings.retriever == "chance":
         results |= {f"recall_at_{n}": float(np.mean([_chance(count, len(each), n) for each in wanted])) for n in AT}
@@ -124,8 +122,8 @@ def evaluate_half_sentences(
             results["heads"] = _choose_heads(model, streams["validation"], tokenizer, config, progress)
             score = _indexed(model, tokenizer, halved, results["heads"]).scores
         else:
-            score = _bm25([block.text for blocks in pieces for block in blocks])
-        ranks = [_rank(score(query), blocks) for query, blocks in zip(halved.queries, wanted, strict=True)]
+            score = _bm25([block.text for block in blocks])
+        ranks = [_rank(score(query), right) for query, right in zip(halved.queries, wanted, strict=True)]
         results["ranks"] = ranks
         for n in AT:
             hits = sum(rank <= n for rank in ranks)
@@ -147,15 +145,19 @@ def _indexed(model: Any, tokenizer: Tokenizer, halved: HalvedTexts, heads: Any =
     return retriever
 
 
-def _blocks_to_find(halved: HalvedTexts, pieces: list[list[Block]]) -> list[list[int]]:
-    """For each query the blocks that hold a part of its first half, numbered over all documents."""
+def _halved_blocks(
+    stream: Stream, tokenizer: Tokenizer, config: Config, block_size: int
+) -> tuple[HalvedTexts, list[Block], list[list[int]]]:
+    """A split without some second halves, its blocks, and for each query the blocks with a part of its first half."""
+    halved = remove_second_halves(document_texts(stream, tokenizer), config.eval.prompts, config.seed)
+    pieces = [cut(*document, tokenizer, block_size)[0] for document in halved.documents]
     before = np.cumsum([0, *map(len, pieces)])
     starts = [np.array([block.start for block in blocks]) for blocks in pieces]
     found = []
     for number, start, stop in halved.first_halves:
         low, high = np.searchsorted(starts[number], [start, stop - 1], side="right") - 1
         found.append(list(range(before[number] + low, before[number] + high + 1)))
-    return found
+    return halved, [block for blocks in pieces for block in blocks], found
 
 
 def _choose_heads(
@@ -166,10 +168,7 @@ def _choose_heads(
     1. The geometric mean of the ranks that each head alone gives orders the heads.
     2. Of the first n heads in this order together, the n with the lowest geometric mean is taken.
     """
-    halved = remove_second_halves(document_texts(stream, tokenizer), config.eval.prompts, config.seed)
-    wanted = _blocks_to_find(
-        halved, [cut(*document, tokenizer, model.config.block_size)[0] for document in halved.documents]
-    )
+    halved, _, wanted = _halved_blocks(stream, tokenizer, config, model.config.block_size)
     retriever = _indexed(model, tokenizer, halved)
     alone: dict[tuple[int, int], float] = {}
     total = 2 * len(wanted)

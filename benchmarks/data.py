@@ -11,7 +11,7 @@ from benchmarks.settings import THREADS, Options, Say
 from benchmarks.timing import interleave
 from benchmarks.training import LANDMARK, MODELS, configuration, training_step, windows
 from landmark.data import SPLITS, load_tokenizer, prepare
-from landmark.data.corpora import Source, open_source
+from landmark.data.sources import Source, open_source
 
 TIKTOKEN, PREPARATION = "tiktoken", "landmark.data.prepare"
 STEP, ASSEMBLY = "training step", "batch assembly"

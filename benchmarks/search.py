@@ -17,7 +17,7 @@ from benchmarks.report import Report, Row
 from benchmarks.settings import BLOCK_SIZE, Options, Say
 from benchmarks.timing import Spread, interleave, ratios
 from landmark.data import load_tokenizer
-from landmark.data.corpora import open_source
+from landmark.data.sources import open_source
 from landmark.memory import Memory
 from landmark.memory import memory as memory_module
 from landmark.memory.block_store import BlockStore

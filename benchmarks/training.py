@@ -5,6 +5,7 @@ model.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import count
 
 import numpy as np
@@ -16,8 +17,8 @@ from benchmarks.settings import GPT2Vocabulary, Options, Say, composed
 from benchmarks.timing import interleave
 from landmark.config import Config
 from landmark.data import load_tokenizer
-from landmark.data.draws import Draws
-from landmark.data.windows import TrainingWindows
+from landmark.data.controlled_landmarks import ControlledLandmarks
+from landmark.data.windows import TrainingWindows, most_blocks
 from landmark.models import build
 from landmark.training.optimization import make_optimizer
 
@@ -57,8 +58,12 @@ def training_step(config: Config, device: str = "cpu") -> Callable[[], None]:
     optimizer = make_optimizer(model, config.train)
     batches: Iterator = map(windows(config).batch, count())
     if config.cmt.enabled and config.model.block_size is not None:
-        draws = Draws(config.train.length, config.model.block_size, config.model.num_layers)
-        batches = (draws.train(batch, config.seed, step, range(len(batch))) for step, batch in enumerate(batches))
+        blocks = most_blocks(config.train.length, config.model.block_size)
+        controlled = ControlledLandmarks(config.model.num_layers, blocks)
+        batches = (
+            replace(batch, controlled=controlled.of_step(config.seed, step, range(len(batch))))
+            for step, batch in enumerate(batches)
+        )
 
     def step() -> None:
         batch = move_data_to_device(next(batches), device)

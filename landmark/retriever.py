@@ -26,7 +26,7 @@ from landmark.memory import Memory
 from landmark.utils.errors import UserError
 
 if TYPE_CHECKING:
-    from landmark.data.tokenizers import Tokenizer
+    from landmark.data.tokenizer import Tokenizer
 
 WINDOW = 10  # blocks read together, which attend to each other as in training
 BATCH_SIZE = 8  # windows

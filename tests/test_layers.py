@@ -16,7 +16,7 @@ ALLOWED = {
     "attention": set(),
     "memory": {"attention"},
     "huggingface": {"attention", "memory"},
-    "models": {"attention", "memory", "huggingface"},
+    "models": {"attention", "memory", "huggingface", "config"},
     "retriever": {"attention", "memory", "huggingface", "models", "data"},
     "config": set(),
     "data": {"config"},
@@ -82,7 +82,8 @@ def test_the_layers_form_no_circle():
 
 def test_every_import_is_written_as_one():
     """`import_module` would be an arrow that no test sees: only `utils.extensions` and lazy exports may use it."""
-    allowed = {"utils/extensions.py", "__init__.py", "evaluation/__init__.py", "memory/__init__.py", "memory/index.py"}
+    lazy = {f"{folder}__init__.py" for folder in ("", "evaluation/", "memory/", "models/")}
+    allowed = {"utils/extensions.py", "memory/index.py", *lazy}
     for path in PACKAGE.rglob("*.py"):
         if "import_module" in path.read_text(encoding="utf-8"):
             assert str(path.relative_to(PACKAGE)) in allowed
@@ -120,6 +121,15 @@ def test_no_modules_of_a_folder_import_each_other(folder):
 
 def test_settings_of_a_memory_are_checked_without_torch():
     assert "torch" not in loaded("import landmark.memory.settings, landmark.utils.backends")
+
+
+def test_models_load_no_configuration_library():
+    modules = ("checkpoint", "construction", "config", "language_model")
+    assert not loaded(f"import {', '.join(f'landmark.models.{name}' for name in modules)}") & {"hydra", "omegaconf"}
+
+
+def test_a_decoder_is_checked_without_torch():
+    assert "torch" not in loaded("import landmark.models, landmark.models.config; landmark.models.DecoderConfig")
 
 
 def test_rows_are_compared_without_torch():

@@ -9,7 +9,7 @@ import torch
 
 from landmark.attention.layout import insert_landmarks
 from landmark.attention.rotary import RotaryTable, rotate
-from landmark.data.tokenizers import load_tokenizer
+from landmark.data.named_tokenizers import load_tokenizer
 from landmark.memory import Memory
 from landmark.models import Decoder, DecoderConfig
 from landmark.retriever import WINDOW, Retriever

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from landmark.config.schema import SYNTHETIC, TASKS, Config
+from landmark.utils.constants import DEFAULT_CHUNK
 from landmark.utils.errors import UserError
 
 CHOICES = {
@@ -138,7 +139,7 @@ def resolve(config: Config) -> Config:
         return config
     natural = {
         "transformer": min(config.memory.window or config.eval.length, config.eval.length),
-        "landmark": min(250, config.eval.length),
+        "landmark": min(DEFAULT_CHUNK, config.eval.length),
         "transformer_xl": min(config.model.window or config.eval.length, config.eval.length),
     }[config.model.kind]
     return replace(config, eval=replace(config.eval, local=natural))

@@ -188,7 +188,7 @@ class EvalConfig:
 
 @dataclass
 class GenerateConfig:
-    """How task=generate goes on from a prompt: at most `tokens` tokens, drawn as `landmark.models.generation.Sampling`
+    """How task=generate goes on from a prompt: at most `tokens` tokens, drawn as `landmark.models.sampling.Sampling`
     says; `stop`: texts of one token that end it, as end of text does; `limit`: most tokens of a prompt."""
 
     tokens: int = 200

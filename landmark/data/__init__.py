@@ -1,13 +1,13 @@
 """Corpora as streams of raw token ids, with landmarks as a view over them. Importing this loads no torch."""
 
-from landmark.data.corpora import SPLITS
+from landmark.data.bytes_and_words import TextSize, text_size
+from landmark.data.named_tokenizers import load_tokenizer
 from landmark.data.preparation import find, prepare
 from landmark.data.segments import Segment, segments
+from landmark.data.sources import SPLITS
 from landmark.data.stream import Corpus, Stream, open_corpus
-from landmark.data.synthetic import SyntheticCorpus
-from landmark.data.tasks import synthetic_corpus
-from landmark.data.text import TextSize, text_size
-from landmark.data.tokenizers import Tokenizer, load_tokenizer
+from landmark.data.synthetic_corpus import SyntheticCorpus, synthetic_corpus
+from landmark.data.tokenizer import Tokenizer
 
 __all__ = [
     "SPLITS",

@@ -1,17 +1,15 @@
-"""arXiv Math: the papers of proof-pile, JSON lines of which `meta` names the config that a document belongs to."""
+"""arXiv Math: the papers of proof-pile, JSON lines whose `meta` names the config that a document belongs to."""
 
-import gzip
 import json
 import logging
 import re
-import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
-from landmark.data.corpora import SPLITS, Document, existing_folder, fingerprint
+from landmark.data.sources import SPLITS, Document, Source, existing_folder, fingerprint, numbered_lines
 from landmark.utils.errors import UserError
 
 HUB_NAME = "hoskinson-center/proof-pile"
@@ -39,28 +37,18 @@ class Line(NamedTuple):
     content: bytes | Mapping[str, Any]
 
 
-class Files(Protocol):
-    """Where the lines come from."""
+class ArxivMath(Source):
+    """Documents are the lines `{"text": …, "meta": …}` whose meta has one of `configs` as its `config`.
 
-    origin: str
-    identity: dict[str, Any]
-
-    def lines(self, split: str) -> Iterator[Line]:
-        """The lines of a split in their order, one in memory at a time."""
-        ...
-
-
-class ArxivMath:
-    """Documents are the lines `{"text": …, "meta": …}` whose meta has one of some names as its `config`.
-
-    configs: those names; None takes every line.
-    bad_lines: what is done about a line that is not of this form: `stop` raises a UserError that names it, `skip`
-        leaves it out and counts it.
+    configs: names to take (None: every line). bad_lines: `stop` raises a UserError that names a line of another form,
+    `skip` leaves the line out and counts it.
     """
 
     name = "arxiv_math"
 
-    def __init__(self, files: Files, configs: Sequence[str] | None, bad_lines: Literal["stop", "skip"]):
+    def __init__(
+        self, files: "LocalFiles | HubFiles", configs: Sequence[str] | None, bad_lines: Literal["stop", "skip"]
+    ):
         self._files = files
         self._configs = None if configs is None else sorted(set(configs))
         self._skip = bad_lines == "skip"
@@ -90,17 +78,14 @@ class ArxivMath:
                 f"data.configs=[{','.join(self._configs)}]: found {names}; name some of these, or take all (null)"
             )
 
-    def _bad_line(self, what: str, report: dict[str, Any]) -> None:
+    def _bad_line(self, problem: str, report: dict[str, Any]) -> None:
         if not self._skip:
             raise UserError(
-                f"{self.name}: {what}: mend or delete the line, or leave such lines out with data.bad_lines=skip"
+                f"{self.name}: {problem}: mend or delete the line, or leave such lines out with data.bad_lines=skip"
             )
         if not report["skipped_lines"]:
-            _log.warning("%s: %s: skipped, and further ones without a word", self.name, what)
+            _log.warning("%s: %s: skipped; further such lines are skipped without a message", self.name, problem)
         report["skipped_lines"] += 1
-
-    def num_bytes(self, split: str) -> None:
-        return None
 
     def report(self, split: str) -> dict[str, Any]:
         return self._reports.get(split, {})
@@ -127,14 +112,8 @@ class LocalFiles:
 
     def lines(self, split: str) -> Iterator[Line]:
         for path in self._paths[split]:
-            opened = gzip.open if path.suffix == ".gz" else open
-            try:
-                with opened(path, "rb") as file:
-                    for number, content in enumerate(file, 1):
-                        if not content.isspace():
-                            yield Line(path.relative_to(self._root).as_posix(), number, content)
-            except (OSError, EOFError, zlib.error) as error:
-                raise UserError(f"arxiv_math: cannot read {path} ({error}): get it again") from None
+            for number, content in numbered_lines("arxiv_math", path):
+                yield Line(path.relative_to(self._root).as_posix(), number, content)
 
 
 class HubFiles:
@@ -177,7 +156,7 @@ class HubFiles:
 def make_source(
     path: Path | None, configs: Sequence[str] | None = ("arxiv",), bad_lines: Literal["stop", "skip"] = "stop"
 ) -> ArxivMath:
-    """proof-pile from the Hugging Face hub or a local folder, of which only some configs are taken.
+    """proof-pile, or some of its configs, from the Hugging Face hub or a local folder.
 
     Raises UserError: missing folder; a split without files or with files of two kinds; no config chosen.
     """
@@ -188,7 +167,7 @@ def make_source(
 
 
 class _BadLine(Exception):
-    """Says what is wrong with a line."""
+    """The message names the fault of a line."""
 
 
 def _parse(content: bytes | Mapping[str, Any]) -> tuple[str, str]:

@@ -1,33 +1,36 @@
 """Training and validation windows for Lightning."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import lightning
 from torch.utils.data import DataLoader, IterableDataset
 
-from landmark.data.draws import Draws
-from landmark.data.samples import SampleWindows
-from landmark.data.synthetic import SyntheticCorpus
-from landmark.data.windows import Batch, TrainingWindows
+from landmark.data.controlled_landmarks import ControlledLandmarks
+from landmark.data.positional_jumps import PositionalJumps
+from landmark.data.synthetic_corpus import SyntheticCorpus
+from landmark.data.synthetic_windows import SyntheticWindows
+from landmark.data.windows import TrainingWindows, most_blocks
 from landmark.utils.errors import UserError
+from landmark.utils.window_batch import WindowBatch
 
 if TYPE_CHECKING:
     from landmark.config import Config
     from landmark.data.stream import Corpus
-    from landmark.data.tokenizers import Tokenizer
+    from landmark.data.tokenizer import Tokenizer
 
 
 class WindowDataModule(lightning.LightningDataModule):
     """Batches of windows from a corpus, as `config.train`, `config.model.block_size` and `config.seed` say.
 
-    Training: an endless iterator, one item an optimizer step: all the windows that this device contributes to
-    the effective batch (device r of n: indices r·B/n to (r+1)·B/n). The trainer slices micro-batches and
-    stops after its steps. The first step is `start_step`, read when iteration begins: **set it before the
-    loop to resume**.
+    Training: an endless iterator with one item for each optimizer step, the windows that this device contributes to
+    the effective batch (device r of n: indices r·B/n to (r+1)·B/n). The trainer slices micro-batches and stops after
+    its steps. The first step is `start_step`, which is read when iteration begins: **set it before the loop to
+    resume**.
 
-    Validation: `validate_batches` batches of the same size, of windows spread evenly over the validation
-    split; the same ones each time, shared among devices in the same way.
+    Validation: `validate_batches` batches of the same size, of windows spread evenly over the validation split; the
+    same ones each time, shared among devices in the same way, and without positional jumps.
     """
 
     def __init__(self, corpus: "Corpus | SyntheticCorpus", tokenizer: "Tokenizer", config: "Config"):
@@ -36,26 +39,29 @@ class WindowDataModule(lightning.LightningDataModule):
         self.start_step = 0
         self._batch_size = config.train.batch_size
         self._validate_batches = config.train.validate_batches
+        self._seed = config.seed
+        length = config.train.length
+        block_size = config.model.block_size if config.model.kind == "landmark" else None
 
-        def windows(split: str) -> TrainingWindows | SampleWindows:
+        def windows(split: str) -> TrainingWindows | SyntheticWindows:
             settings = {
-                "length": config.train.length,
+                "length": length,
                 "batch_size": config.train.batch_size,
                 "seed": config.seed,
-                "block_size": config.model.block_size if config.model.kind == "landmark" else None,
+                "block_size": block_size,
             }
             if isinstance(corpus, SyntheticCorpus):
-                return corpus.windows(split, **settings)
+                return SyntheticWindows(corpus, split, **settings)
             special = {"landmark": tokenizer.landmark, "eot": tokenizer.eot}
             return TrainingWindows(corpus.split(split), **settings, **special)
 
         self.training = windows("train")
         self.validation = windows("validation")
-        self._seed = config.seed
-        self._draws = None
-        if config.model.kind == "landmark" and config.model.block_size is not None:
-            cmt_layers = config.model.num_layers if config.cmt.enabled else 0
-            self._draws = Draws(config.train.length, config.model.block_size, cmt_layers, config.positions.p_jump)
+        self._controlled = self._jumps = None
+        if block_size is not None and config.cmt.enabled:
+            self._controlled = ControlledLandmarks(config.model.num_layers, most_blocks(length, block_size))
+        if block_size is not None and config.positions.p_jump > 1:
+            self._jumps = PositionalJumps(length, block_size, config.positions.p_jump)
 
     def train_dataloader(self) -> DataLoader:
         """Batches of step `start_step`, `start_step` + 1, …, without end."""
@@ -65,21 +71,27 @@ class WindowDataModule(lightning.LightningDataModule):
         """The fixed validation batches."""
         return _loader(self._validation_batches)
 
-    def _train_batches(self) -> Iterator[Batch]:
+    def _train_batches(self) -> Iterator[WindowBatch]:
         indices = self._share()
         step = self.start_step
         while True:
             batch = self.training.batch(step, indices)
-            yield batch if self._draws is None else self._draws.train(batch, self._seed, step, indices)
+            if self._controlled is not None:
+                batch = replace(batch, controlled=self._controlled.of_step(self._seed, step, indices))
+            if self._jumps is not None and batch.phase is not None:
+                batch = replace(batch, positions=self._jumps.positions(batch.phase, self._seed, step, indices))
+            yield batch
             step += 1
 
-    def _validation_batches(self) -> Iterator[Batch]:
+    def _validation_batches(self) -> Iterator[WindowBatch]:
         indices = self._share()
         starts = self.validation.evenly_spaced(self._validate_batches * self._batch_size)
         for first in range(0, len(starts), self._batch_size):
             numbers = starts[first + indices.start : first + indices.stop]
             batch = self.validation.at(numbers)
-            yield batch if self._draws is None else self._draws.validate(batch, numbers)
+            if self._controlled is not None:
+                batch = replace(batch, controlled=self._controlled.of_validation(numbers))
+            yield batch
 
     def _share(self) -> range:
         rank, devices = (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
@@ -90,12 +102,12 @@ class WindowDataModule(lightning.LightningDataModule):
 
 
 class _Batches(IterableDataset):
-    def __init__(self, make: Callable[[], Iterator[Batch]]):
+    def __init__(self, make: Callable[[], Iterator[WindowBatch]]):
         self._make = make
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[WindowBatch]:
         return self._make()
 
 
-def _loader(make: Callable[[], Iterator[Batch]]) -> DataLoader:
+def _loader(make: Callable[[], Iterator[WindowBatch]]) -> DataLoader:
     return DataLoader(_Batches(make), batch_size=None)

@@ -1,18 +1,15 @@
-"""A folder of documents of one's own: text files, or JSON lines with a `text`, as RedPajama's data files have them.
+"""A folder of the user's own documents: text files, or JSON lines with a `text`, as RedPajama's data files have them.
 
 Where there are no splits, they are made: of every 50 documents (of as many as there are, if those are fewer) the first
 goes to validation, the second to test.
 """
 
-import gzip
 import json
-import zlib
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
-from landmark.data.corpora import SPLITS, Document, existing_folder, fingerprint, read_text
+from landmark.data.sources import SPLITS, Document, Source, existing_folder, fingerprint, numbered_lines, read_text
 from landmark.utils.errors import UserError
 
 EVERY = 50
@@ -20,7 +17,7 @@ _SUFFIXES = (".txt", ".jsonl", ".jsonl.gz")
 _LAYOUT = "*.txt or *.jsonl (.gz or not) with a text a line, in train/, validation/ and test/ or without splits"
 
 
-class Documents:
+class Documents(Source):
     """Files in the order of their names, the documents of a file in the order of its lines."""
 
     name = "documents"
@@ -50,12 +47,6 @@ class Documents:
             if number % self._every == place.get(split, -1) or (split == "train" and number % self._every > 1):
                 yield document
 
-    def num_bytes(self, split: str) -> None:
-        return None
-
-    def report(self, split: str) -> dict[str, Any]:
-        return {}
-
     def _all(self, files: list[Path]) -> Iterator[Document]:
         for path in files:
             name = path.relative_to(self._root).as_posix()
@@ -73,21 +64,14 @@ def make_source(path: Path | None) -> Documents:
 
 
 def _lines(path: Path, name: str) -> Iterator[Document]:
-    opened = gzip.open if path.suffix == ".gz" else open
-    number = 0
-    try:
-        with opened(path, "rb") as file:
-            for number, line in enumerate(file, 1):
-                if line.isspace():
-                    continue
-                text = json.loads(line)["text"]
-                if not isinstance(text, str):
-                    raise TypeError("its text is no string")
-                yield Document(f"{name}:{number}", text)
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            f'documents: {name}, line {number}: no JSON object with a "text" ({type(error).__name__}): '
-            "mend or delete the line"
-        ) from None
-    except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"documents: cannot read {path} ({error}): get it again") from None
+    for number, line in numbered_lines("documents", path):
+        try:
+            text = json.loads(line)["text"]
+            if not isinstance(text, str):
+                raise TypeError("its text is no string")
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(
+                f'documents: {name}, line {number}: no JSON object with a "text" ({type(error).__name__}): '
+                "mend or delete the line"
+            ) from None
+        yield Document(f"{name}:{number}", text)

@@ -1,4 +1,4 @@
-"""The key-value task: definitions, then the same keys in another order, each with its value to be told.
+"""Key-value pairs: definitions, then the same keys in another order, each followed by its value, which is to be told.
 
     Qk
     %t
@@ -6,41 +6,43 @@
     %t
     Qk
 
-With few definitions a block, what answers a query stands in another block (after the second reproduction of the
+With few definitions in a block, the answer to a query stands in another block (after the second reproduction of the
 paper). As bytes every line takes three tokens, so that a block of 3 holds one definition, and a block of 15 five.
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
-from landmark.data.synthetic import Piece, Prompt, encode, largest, too_short
-from landmark.data.tokenizers import Tokenizer
+from landmark.data.synthetic_data import Piece, Prompt, SyntheticData, encode, largest, too_short
+from landmark.data.tokenizer import Tokenizer
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 KEYS = "".join(chr(code) for code in range(ord("!"), ord("~") + 1) if chr(code) not in f"{LETTERS}=")
 QUERIES = "==\n"
 
 
-class KeyValue:
-    """Keys are printable characters but small letters and `=`, values small letters; a text never defines a key twice.
+class KeyValue(SyntheticData):
+    """Values are small letters, keys other printable characters but `=`. A text never defines a key twice.
 
-    answer_weight: of the loss of a query's value, against 1 elsewhere; a definition's value and which key is asked for
-    next cannot be known, and have no loss.
+    answer_weight: weight of the loss of a query's value, against 1 elsewhere. The value of a definition and the next
+    key cannot be known, and have no loss.
     """
 
     name = "key_value"
 
     def __init__(self, answer_weight: float = 10.0):
         self.answer_weight = answer_weight
-        self.settings: dict[str, Any] = {"answer_weight": answer_weight, "version": 5}
-        self.reading: dict[str, Any] = {"version": 4}
+        self.sample_settings = {"answer_weight": answer_weight, "version": 5}
+        self.prompt_settings = {"version": 4}
 
     def sample(self, rng: np.random.Generator, length: int) -> Iterator[Piece]:
-        """Pieces of a text that is cut at its end: two definitions, or more, up to as many as leave room to ask for all
-        of them, small numbers more often (their logarithm is uniform); then queries, all in a random order, and again,
-        until the text is full."""
+        """Pieces of a text that is cut at its end: definitions, then queries for all of them in a random order, and
+        again in another order, until the text is full.
+
+        There are two definitions or more, up to the number that leaves room for all queries; the logarithm of their
+        number is uniform.
+        """
         line = len("Qk\n")
         room = min(len(KEYS), (length - len(QUERIES)) // (2 * line))
         pairs = _pairs(rng, int(2 * (max(2, room + 1) / 2) ** rng.random()))
@@ -55,7 +57,7 @@ class KeyValue:
             written += line * len(pairs)
 
     def prompt(self, rng: np.random.Generator, length: int, tokenizer: Tokenizer) -> Prompt:
-        """As many definitions as `length` tokens hold, but no more than there are keys, and one query."""
+        """One query after as many definitions as fit into `length` tokens, at most one for each key."""
         pairs = _pairs(rng, len(KEYS))
         asked = rng.random()
 

@@ -1,17 +1,16 @@
-"""The pass key task: a number hidden in much irrelevant text, to be said at its end (paper, Figure 3a).
+"""Pass keys: a number hidden in much irrelevant text, to be told at its end (paper, Figure 3a).
 
-Half of the training samples are prompts in the paper's words. To learn to copy from them alone takes very long, so the
-other half is dense: a few labelled keys, stated and asked for again and again, in another order, filler between.
+Half of the training samples are prompts in the paper's words. Learning to copy from these alone takes very long, so
+the other half is dense: a few labelled keys, stated and asked for again and again, in another order, filler between.
 """
 
 import re
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
-from landmark.data.synthetic import Piece, Prompt, encode, largest, too_short
-from landmark.data.tokenizers import Tokenizer
+from landmark.data.synthetic_data import Piece, Prompt, SyntheticData, encode, largest, too_short
+from landmark.data.tokenizer import Tokenizer
 
 INTRODUCTION = (
     "There is an important info hidden inside a lot of irrelevant text. Find it and memorize them. "
@@ -23,19 +22,19 @@ LARGEST = 50_000
 LABELS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
-class Passkey:
+class Passkey(SyntheticData):
     """Prompts hide one key, or `needles` labelled ones, of which one is asked for.
 
-    dense: fraction of the training samples that are dense. answer_weight: of the loss of a key's digits where they can
-    be read off the text before, against 1 elsewhere.
+    dense: fraction of the training samples that are dense. answer_weight: weight of the loss of a key's digits where
+    the text before tells them, against 1 elsewhere.
     """
 
     name = "passkey"
 
     def __init__(self, needles: int = 1, dense: float = 0.5, answer_weight: float = 10.0):
         self.needles, self.dense, self.answer_weight = needles, dense, answer_weight
-        self.settings: dict[str, Any] = {"dense": dense, "answer_weight": answer_weight, "version": 1}
-        self.reading: dict[str, Any] = {"needles": needles, "version": 1}
+        self.sample_settings = {"dense": dense, "answer_weight": answer_weight, "version": 1}
+        self.prompt_settings = {"needles": needles, "version": 1}
 
     def sample(self, rng: np.random.Generator, length: int) -> Iterator[Piece]:
         """Pieces of a dense text that is cut at its end, or of a prompt of up to `length` bytes with its answer."""
@@ -50,7 +49,7 @@ class Passkey:
             yield ".", 1.0
 
     def prompt(self, rng: np.random.Generator, length: int, tokenizer: Tokenizer) -> Prompt:
-        """A prompt of `length` tokens, or the few less that filler by the character allows."""
+        """A prompt of `length` tokens or a few less, because filler is cut at a character."""
         labels = rng.permutation(list(LABELS))[: self.needles] if self.needles > 1 else [""]
         needles = [(f" {label}".rstrip(), _key(rng)) for label in labels]
         state = rng.bit_generator.state
@@ -70,7 +69,7 @@ class Passkey:
         return found is not None and found.group() == answer
 
     def _prompt(self, rng: np.random.Generator, needles: list[tuple[str, int]], filler: int) -> Iterator[Piece]:
-        """The paper's prompt with so many characters of filler; the key stands anywhere among them."""
+        """The paper's prompt with `filler` characters of filler, and the key anywhere among them."""
         yield INTRODUCTION, 1.0
         places = sorted(int(place) for place in rng.integers(0, filler + 1, len(needles)))
         order = rng.permutation(len(needles))

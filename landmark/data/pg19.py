@@ -6,19 +6,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from landmark.data.corpora import SPLITS, Document, existing_folder, fingerprint, read_text
+from landmark.data.sources import SPLITS, Document, Source, existing_folder, fingerprint, read_text
 from landmark.utils.errors import UserError
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from landmark.data.corpora import Source
-
 HUB_NAME = "emozilla/pg19"
 _LAYOUT = "train/, validation/ and test/ with one <id>.txt a book, or parquet files named after their split"
 
 
-def make_source(path: Path | None) -> "Source":
+def make_source(path: Path | None) -> Source:
     """PG-19 from the Hugging Face hub, or a local folder in the raw layout or of parquet files."""
     if path is None:
         return ParquetBooks()
@@ -30,7 +28,7 @@ def make_source(path: Path | None) -> "Source":
     raise UserError(f"data.path: {root} holds no PG-19 corpus: expected {_LAYOUT}")
 
 
-class RawBooks:
+class RawBooks(Source):
     """`<root>/{train,validation,test}/<gutenberg id>.txt`, books in the order of their number."""
 
     name = "pg19"
@@ -58,11 +56,8 @@ class RawBooks:
     def num_bytes(self, split: str) -> int:
         return sum(file.stat().st_size for file in self._files[split])
 
-    def report(self, split: str) -> dict[str, Any]:
-        return {}
 
-
-class ParquetBooks:
+class ParquetBooks(Source):
     """Rows with the columns `text` and `url`, which ends in the book's number; from the hub or from a folder.
 
     `datasets` turns the parquet files into Arrow files in its own cache (11.5 GB for the whole of PG-19) and
@@ -74,9 +69,9 @@ class ParquetBooks:
     def __init__(self, root: Path | None = None):
         self.origin = HUB_NAME if root is None else str(root)
         self._files: dict[str, list[str]] | None = None
-        self.identity: dict[str, str | int] = {"corpus": self.name, "layout": "parquet"}
+        self.identity = {"corpus": self.name, "layout": "parquet"}
         if root is None:
-            self.identity["hub"] = HUB_NAME
+            self.identity |= {"hub": HUB_NAME}
             return
         files = {split: self._split_files(root, split) for split in SPLITS}
         self.identity |= fingerprint(root, (file for split in SPLITS for file in files[split]))
@@ -128,6 +123,3 @@ class ParquetBooks:
 
     def num_bytes(self, split: str) -> int | None:
         return getattr(self._splits[split].info.splits.get(split), "num_bytes", None)  # pyright: ignore[reportOptionalMemberAccess]
-
-    def report(self, split: str) -> dict[str, Any]:
-        return {}

@@ -1,7 +1,7 @@
 """Preparing a corpus: tokenise every document in parallel, in constant memory, into one file per split.
 
-The work happens in a folder of its own, which is renamed when all is on disk. A prepared folder is therefore
-whole; what a killed preparation leaves is deleted by the next one.
+The files are written to a temporary folder, which is renamed when all of it is on disk. A prepared folder is therefore
+whole; the next preparation deletes the temporary folder of a killed one.
 """
 
 import hashlib
@@ -21,10 +21,10 @@ import numpy as np
 from filelock import AcquireReturnProxy, FileLock, Timeout
 from tqdm import tqdm
 
-from landmark.data.corpora import SPLITS, Document, FirstDocuments, Source, open_source
+from landmark.data.bytes_and_words import count_words
+from landmark.data.sources import SPLITS, Document, FirstDocuments, Source, open_source
 from landmark.data.stream import FORMAT, MANIFEST, VERIFIED, Corpus, open_corpus, remember_verified
-from landmark.data.text import count_words
-from landmark.data.tokenizers import Tokenizer
+from landmark.data.tokenizer import Tokenizer
 from landmark.utils.errors import UserError
 from landmark.utils.files import name_in_errors, sync_folder, write_json
 
@@ -32,8 +32,8 @@ _log = logging.getLogger(__name__)
 _In = TypeVar("_In")
 _Out = TypeVar("_Out")
 
-_WINDOW = 2_000_000  # characters in memory per worker: while one of them has a long document, the others go on
-_LEAST = 10_000  # characters that a shorter document counts for: tiny ones take memory too
+_CAPACITY = 2_000_000  # characters in memory per worker, so that others go on while one has a long document
+_LEAST_SIZE = 10_000  # characters that a shorter document counts as: tiny ones take memory too
 
 
 def prepare(
@@ -47,12 +47,21 @@ def prepare(
     max_documents: int | None = None,
     progress: bool = True,
 ) -> Corpus:
-    """The corpus `name` as token streams below `cache`: at once when they are there, else tokenised now.
+    """The corpus as token streams, tokenised now unless it is prepared.
 
-    Processes that ask for the same corpus wait for one of them to make it.
-    `options`: of the corpus, as `open_source` takes them. `workers`: threads, one per core by default.
-    `max_documents`: only so many of each split, the first ones.
-    Raises UserError: missing or empty corpus; a prepared file that was cut short or altered.
+    Processes that ask for the same corpus wait for one of them to prepare it.
+
+    Args:
+        name: module of `landmark.data` that reads the corpus.
+        tokenizer: encodes the documents.
+        cache: folder of prepared corpora.
+        path: local copy of the corpus (None: as the corpus decides, for example the hub).
+        options: of the corpus, as `open_source` takes them.
+        workers: threads (None: one per core).
+        max_documents: only so many documents of each split, the first ones (None: all).
+        progress: whether to show a progress bar.
+
+    Raises UserError for a missing or empty corpus, and for a prepared file that was cut short or altered.
     """
     if workers is not None and workers < 1:
         raise UserError(f"data.workers={workers}: at least 1 is needed (null: one per core)")
@@ -76,7 +85,18 @@ def find(
     options: Mapping[str, Any] | None = None,
     max_documents: int | None = None,
 ) -> Corpus | None:
-    """The corpus if it is prepared, else None: never tokenises or downloads. Raises as `prepare` does."""
+    """The corpus if it is prepared, else None: never tokenises or downloads.
+
+    Args:
+        name: module of `landmark.data` that reads the corpus.
+        tokenizer: of the prepared corpus.
+        cache: folder of prepared corpora.
+        path: local copy of the corpus (None: as the corpus decides).
+        options: of the corpus, as `open_source` takes them.
+        max_documents: only so many documents of each split (None: all).
+
+    Raises UserError as `prepare`.
+    """
     folder = _folder(_source(name, path, options, max_documents), tokenizer, Path(cache))
     return open_corpus(folder) if (folder / MANIFEST).exists() else None
 
@@ -93,7 +113,7 @@ def _folder(source: Source, tokenizer: Tokenizer, cache: Path) -> Path:
 
 
 def _locked(folder: Path) -> AcquireReturnProxy:
-    """A lock that the system lets go of when its process dies, held until the end of the with block."""
+    """A lock that is held until the end of the with block; the system releases it when its process dies."""
     lock = FileLock(folder.with_name(f".{folder.name}.lock"))
     try:
         return lock.acquire(timeout=0)
@@ -134,7 +154,7 @@ def _prepare(source: Source, tokenizer: Tokenizer, folder: Path, workers: int, p
 
 
 def _discard_without_manifest(folder: Path) -> None:
-    """Delete what is left of a prepared corpus whose manifest was deleted; refuse to delete anything else."""
+    """Delete the files of a prepared corpus whose manifest was deleted; refuse to delete anything else."""
     if not folder.exists():
         return
     for file in [*(folder / f"{split}.bin" for split in SPLITS), folder / VERIFIED]:
@@ -153,7 +173,7 @@ def _write_split(
         return tokenizer.encode(document.text), len(text), count_words(text)
 
     def size(document: Document) -> int:
-        return max(len(document.text), _LEAST)
+        return max(len(document.text), _LEAST_SIZE)
 
     file = f"{split}.bin"
     end = np.array([tokenizer.eot], dtype=tokenizer.dtype).tobytes()
@@ -165,7 +185,7 @@ def _write_split(
         open(folder / file, "wb") as output,
         _bar(f"{source.name} {split}", source.num_bytes(split), progress) as bar,
     ):
-        for ids, text_bytes, text_words in _map_in_order(tokenise, filled, workers, size, _WINDOW * workers):
+        for ids, text_bytes, text_words in _map_in_order(tokenise, filled, workers, size, _CAPACITY * workers):
             for part in (ids.tobytes(), end):
                 output.write(part)
                 digest.update(part)
@@ -191,10 +211,12 @@ def _write_split(
 
 
 def _map_in_order(
-    function: Callable[[_In], _Out], items: Iterable[_In], workers: int, size: Callable[[_In], int], window: int
+    function: Callable[[_In], _Out], items: Iterable[_In], workers: int, size: Callable[[_In], int], capacity: int
 ) -> Iterator[_Out]:
-    """Results in the order of the items. In memory are two items per worker, or more of them while their sizes
-    add up to less than `window`."""
+    """Results in the order of the items.
+
+    Memory holds two items per worker, or more while their sizes add up to less than `capacity`.
+    """
     with ThreadPoolExecutor(workers) as pool:
         waiting: deque[tuple[Future[_Out], int]] = deque()
         total = 0
@@ -202,7 +224,7 @@ def _map_in_order(
             for item in items:
                 waiting.append((pool.submit(function, item), size(item)))
                 total += size(item)
-                while len(waiting) >= 2 * workers and total >= window:
+                while len(waiting) >= 2 * workers and total >= capacity:
                     future, freed = waiting.popleft()
                     total -= freed
                     yield future.result()

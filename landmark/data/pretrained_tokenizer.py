@@ -1,4 +1,4 @@
-"""Tokenizers of transformers, as `landmark.data.tokenizers` has its own."""
+"""The tokenizer `pretrained`: one of transformers."""
 
 import hashlib
 import json
@@ -7,13 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from landmark.data.tokenizers import BytePieces
+from landmark.data.tokenizer import Tokenizer
+from landmark.utils.constants import LANDMARK
 from landmark.utils.errors import UserError
 
-LANDMARK = "<landmark>"  # as in `landmark.huggingface`
 
-
-class PretrainedTokenizer(BytePieces):
+class PretrainedTokenizer(Tokenizer):
     """A model's tokenizer: byte-level, or of pieces in which ▁ stands for a space and <0x0A> for a byte.
 
     The landmark is its token `<landmark>`, which is added where it has none.

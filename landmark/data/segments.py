@@ -1,4 +1,4 @@
-"""Which stretches of a stream an evaluation reads, and which of its predictions count."""
+"""The stretches of a stream that an evaluation reads, and the predictions that count."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from landmark.utils.errors import UserError
 
 @dataclass(frozen=True)
 class Segment:
-    """Tokens [start, start + length) of the raw stream are fed; the last `counted` predictions count.
+    """Tokens [start, start + length) of the raw stream are read; the last `counted` predictions count.
 
     The prediction made at position p is of token p + 1, so the last target is token start + length.
     """
@@ -24,15 +24,20 @@ class Segment:
 
 
 def segments(stream_length: int, length: int, tokens: int | None = None, span: int = 4096) -> list[Segment]:
-    """Cut a stream into segments of `length` tokens, each fed with empty memory.
+    """Cut a stream into segments, each of which is read with an empty memory.
 
-    tokens None: the paper's protocol, the whole stream cut into segments, the last one dropped, every
-    prediction counted. Else a budget: floor(tokens / span) (at least 1) evenly spaced stretches of `span`
-    predictions, which do not overlap and do not depend on `length`: every length is measured on the same
-    text. A stretch that `length` does not divide ends in a segment moved back, of which only the new
-    predictions count.
+    Without a budget, the paper's protocol: the whole stream is cut, the shorter rest is dropped, and every prediction
+    counts. With a budget, floor(tokens / span) (at least 1) evenly spaced stretches of `span` predictions are cut,
+    which do not overlap and do not depend on `length`: every length is measured on the same text. If `length` does
+    not divide a stretch, its last segment is moved back, and only the new predictions count.
 
-    Raises UserError: length below 1; evaluation length or span longer than the split; length above span.
+    Args:
+        stream_length: tokens of the stream.
+        length: tokens of a segment.
+        tokens: the budget, in predictions (None: the whole stream).
+        span: predictions of a stretch.
+
+    Raises UserError for a length below 1 or above span, and where length or span is longer than the stream.
     """
     if length < 1:
         raise UserError(f"eval.length={length}: an evaluation segment needs at least 1 token")

@@ -5,21 +5,12 @@ import os
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from landmark.data.corpora import SPLITS, Document, existing_folder, fingerprint
+from landmark.data.sources import SPLITS, Document, Source, existing_folder, fingerprint
 from landmark.utils.errors import UserError
 
 # Installed packages are not the library; tests repeat themselves; build data differs from machine to machine.
-_SKIPPED_FOLDERS = {
-    "site-packages",
-    "dist-packages",
-    "__pycache__",
-    "test",
-    "tests",
-    "idle_test",
-    "encodings",
-}
+_SKIPPED_FOLDERS = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "encodings"}
 _SKIPPED_PREFIXES = ("_sysconfigdata",)
 
 
@@ -29,7 +20,7 @@ def split_of(name: str) -> str:
     return "train" if percentile < 90 else "validation" if percentile < 95 else "test"
 
 
-class StandardLibrary:
+class StandardLibrary(Source):
     """Documents are the `.py` files below a folder, in the order of their names, such as `json/decoder.py`.
 
     Files that are not UTF-8 are left out.
@@ -38,6 +29,7 @@ class StandardLibrary:
     name = "stdlib"
 
     def __init__(self, root: Path | None = None):
+        """Raises UserError where there is no such folder, or a split is empty."""
         root = Path(sysconfig.get_path("stdlib")) if root is None else root
         self._root = existing_folder(root, "Python source")
         self.origin = str(self._root)
@@ -64,12 +56,9 @@ class StandardLibrary:
     def num_bytes(self, split: str) -> int:
         return sum((self._root / name).stat().st_size for name in self._names[split])
 
-    def report(self, split: str) -> dict[str, Any]:
-        return {}
-
 
 def make_source(path: Path | None) -> StandardLibrary:
-    """The standard library, or another folder of Python source. Raises UserError as its class does."""
+    """The standard library, or another folder of Python source."""
     return StandardLibrary(path)
 
 

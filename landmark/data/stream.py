@@ -1,4 +1,4 @@
-"""A prepared corpus on disk: one file of raw token ids per split, and a manifest that says what they are."""
+"""A prepared corpus on disk: one file of raw token ids per split, and a manifest that describes them."""
 
 import os
 from dataclasses import dataclass, field
@@ -49,15 +49,13 @@ class Corpus:
         entry = self.manifest["splits"][name]
         path = inside(self.folder, entry["file"])
         tokens = np.memmap(path, dtype=self.manifest["dtype"], mode="r")
-        return Stream(
-            path, tokens, entry["sha256"], entry["documents"], entry["bytes"], entry["words"]
-        )  # fmt: skip
+        return Stream(path, tokens, entry["sha256"], entry["documents"], entry["bytes"], entry["words"])
 
 
 def open_corpus(folder: str | Path) -> Corpus:
     """Open a prepared corpus, and check its files against the manifest.
 
-    Sizes are checked always; hashes once, and again when a file's times differ from those at the last check.
+    Sizes are always checked; hashes the first time, and again when a file's times have changed since the last check.
     Raises UserError: missing, cut short or altered file; one that is not in the folder.
     """
     folder = Path(folder)

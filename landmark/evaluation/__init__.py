@@ -1,8 +1,7 @@
-"""What a trained model is measured by. `statistics` needs no torch, so that records can be compared without it."""
+"""Measurements of a trained model. Torch is loaded when a name is first used."""
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -10,11 +9,13 @@ if TYPE_CHECKING:
     from landmark.evaluation.perplexity import evaluate as evaluate
     from landmark.evaluation.recall import evaluate_recall as evaluate_recall
 
-__all__ = ["choose_cutoffs", "evaluate", "evaluate_recall"]
 _MODULES = {"choose_cutoffs": "cutoffs", "evaluate": "perplexity", "evaluate_recall": "recall"}
+__all__ = ["choose_cutoffs", "evaluate", "evaluate_recall"]
 
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
-        return getattr(importlib.import_module(f"landmark.evaluation.{_MODULES[name]}"), name)
+        from importlib import import_module
+
+        return getattr(import_module(f"landmark.evaluation.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

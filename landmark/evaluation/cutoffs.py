@@ -1,8 +1,10 @@
 """A cutoff of the context miss token for each layer: the same share of lookups dropped where it costs least.
 
-One cutoff for all layers (paper, Appendix D, Table 3) drops whatever weighs little, wherever it is. Here the cutoff
-of every layer is raised alone, on the validation split, which shows what it drops and what that costs; then the cutoffs
-are chosen whose costs, added up, are least among those that drop enough.
+The paper has one cutoff for all layers (Appendix D, Table 3). Here:
+
+1. The cutoff of each layer is raised alone, on the validation split, which measures the share of lookups that the
+   layer then drops, and the loss that this costs.
+2. Of all combinations that drop enough lookups, the one with the least sum of costs is chosen.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from landmark.data.stream import Stream
-from landmark.data.tokenizers import Tokenizer
+from landmark.data.tokenizer import Tokenizer
 from landmark.evaluation.perplexity import evaluate
 from landmark.models import Decoder
 from landmark.utils.files import read_json, write_json
@@ -24,12 +26,12 @@ if TYPE_CHECKING:
 
 CUTOFFS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.65, 0.8, 1.0)
 TOKENS = 1 << 16  # of the validation split, for each measurement
-STEPS = 1000  # parts of the share of lookups that a choice is made in
+STEPS = 1000  # parts in which shares of lookups are added up
 
 
 @dataclass(frozen=True)
-class Choice:
-    """One cutoff in one layer: the share of the layer's lookups that it drops, and what that costs, nats a token."""
+class CutoffEffect:
+    """One cutoff in one layer: the share of the layer's lookups that it drops, and its cost in nats a token."""
 
     cutoff: float
     dropped: float
@@ -47,9 +49,15 @@ def choose_cutoffs(
     path: Path,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[float]:
-    """A cutoff for each layer, to drop on the validation split what `cmt.cutoff` drops there in all layers.
+    """A cutoff for each layer; together they drop the share of lookups that `cmt.cutoff` drops in all layers.
 
-    stream: the validation split. path: where the measurements are kept, or are from another choice.
+    Args:
+        model: a landmark model with a context miss token.
+        stream: the validation split.
+        tokenizer: of the stream.
+        config: the row's settings; at most TOKENS tokens are read for each measurement.
+        path: file of the measurements, which is written if it is missing.
+        progress: called with measurements done, and in all.
     """
     tokens = min(config.eval.tokens or TOKENS, TOKENS)
 
@@ -62,45 +70,46 @@ def choose_cutoffs(
     layers = model.config.num_layers
     if not path.exists():
         found = measure_layers(measure, layers, progress)
-        write_json(path, [[asdict(choice) for choice in choices] for choices in found])
-    measured = [[Choice(**choice) for choice in choices] for choices in read_json(path)]
-    return choose(measured, statistics.fmean(measure([config.cmt.cutoff] * layers)[1]))
+        write_json(path, [[asdict(effect) for effect in effects] for effects in found])
+    measured = [[CutoffEffect(**effect) for effect in effects] for effects in read_json(path)]
+    return cheapest_cutoffs(measured, statistics.fmean(measure([config.cmt.cutoff] * layers)[1]))
 
 
 def measure_layers(
     measure: Measure, num_layers: int, progress: Callable[[int, int], None] | None = None
-) -> list[list[Choice]]:
-    """What each of `CUTOFFS` does in each layer, alone.
+) -> list[list[CutoffEffect]]:
+    """The effect of each of `CUTOFFS` in each layer, alone.
 
-    measure: takes a cutoff for each layer, returns the loss in nats a token and the share that each layer drops.
-    progress: called with measurements done and in all.
+    measure: takes a cutoff for each layer, returns the loss in nats a token and the share of lookups that each layer
+    drops. progress: called with measurements done, and in all.
     """
     base, dropped = measure([0.0] * num_layers)
-    found = [[Choice(0.0, dropped[layer], 0.0)] for layer in range(num_layers)]
-    for layer, choices in enumerate(found):
+    found = [[CutoffEffect(0.0, dropped[layer], 0.0)] for layer in range(num_layers)]
+    for layer, effects in enumerate(found):
         for cutoff in CUTOFFS[1:]:
             loss, dropped = measure([cutoff if other == layer else 0.0 for other in range(num_layers)])
-            choices.append(Choice(cutoff, dropped[layer], loss - base))
+            effects.append(CutoffEffect(cutoff, dropped[layer], loss - base))
             if progress is not None:
-                progress(layer * (len(CUTOFFS) - 1) + len(choices) - 1, num_layers * (len(CUTOFFS) - 1))
+                progress(layer * (len(CUTOFFS) - 1) + len(effects) - 1, num_layers * (len(CUTOFFS) - 1))
     return found
 
 
-def choose(layers: Sequence[Sequence[Choice]], share: float) -> list[float]:
-    """A cutoff for each layer: of all whose dropped shares have a mean of at least `share`, those of least cost.
+def cheapest_cutoffs(layers: Sequence[Sequence[CutoffEffect]], share: float) -> list[float]:
+    """A cutoff for each layer: the combination of least cost whose dropped shares have a mean of at least `share`.
 
-    A knapsack, layer by layer, with the share in `STEPS` parts, rounded down; where nothing drops enough, all is.
+    A knapsack, layer by layer, with shares in `STEPS` parts, rounded down. Where no combination drops enough, the one
+    that drops most is chosen.
     """
-    most = sum(max(_parts(choice.dropped) for choice in choices) for choices in layers)
+    most = sum(max(_parts(effect.dropped) for effect in effects) for effects in layers)
     goal = min(round(share * STEPS * len(layers)), most)
     best: dict[int, tuple[float, list[float]]] = {0: (0.0, [])}  # parts dropped so far → cost, cutoffs
-    for choices in layers:
+    for effects in layers:
         reached: dict[int, tuple[float, list[float]]] = {}
         for parts, (cost, cutoffs) in best.items():
-            for choice in choices:
-                total = min(goal, parts + _parts(choice.dropped))
-                if total not in reached or cost + choice.cost < reached[total][0]:
-                    reached[total] = cost + choice.cost, [*cutoffs, choice.cutoff]
+            for effect in effects:
+                total = min(goal, parts + _parts(effect.dropped))
+                if total not in reached or cost + effect.cost < reached[total][0]:
+                    reached[total] = cost + effect.cost, [*cutoffs, effect.cutoff]
         best = reached
     return best[goal][1]
 

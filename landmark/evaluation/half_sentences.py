@@ -1,7 +1,7 @@
-"""How well landmarks find the place that a text was torn from: books without the second half of some sentences.
+"""How well landmarks find the place of a text: the second half of some sentences is taken out of books.
 
-A query is that half; what is to be found are the blocks that hold the first half. Beside it stand BM25 on the same
-blocks, and chance.
+The removed half is the query; the blocks that hold the first half are to be found. BM25 ranks the same blocks for
+comparison, and chance gives the floor.
 """
 
 from __future__ import annotations
@@ -23,26 +23,29 @@ from landmark.utils.peak_memory import peak_memory_bytes, reset_peak_memory
 from landmark.utils.significance import clopper_pearson
 
 if TYPE_CHECKING:
+    from landmark.config import Config
     from landmark.data.stream import Stream
-    from landmark.data.tokenizers import Tokenizer
+    from landmark.data.tokenizer import Tokenizer
 
-RANKERS = ("landmark", "bm25", "chance")
 SENTENCE = re.compile(r"(?<=[.!?]\s)[A-Z][^.!?]*[.!?]")
-WORDS = range(16, 41)  # of a sentence that may be torn
-AT = 1, 10
+WORDS = range(16, 41)  # of a sentence that may be cut in half
+AT = 1, 10  # ranks at which recall is measured
 
 
 @dataclass(frozen=True)
-class Torn:
-    """Documents (name, text) without the second halves of some sentences. queries: those halves; first: for each the
-    number of its document, and the bytes from and to which the first half stands in it now."""
+class HalvedTexts:
+    """Documents (name, text) without the second halves of some sentences.
+
+    queries: the removed halves. first_halves: for each query the number of its document, and the first and the last
+    byte (exclusive) of the first half in the shortened document.
+    """
 
     documents: list[tuple[str, str]]
     queries: list[str]
-    first: list[tuple[int, int, int]]
+    first_halves: list[tuple[int, int, int]]
 
 
-def documents(stream: Stream, tokenizer: Tokenizer) -> list[str]:
+def document_texts(stream: Stream, tokenizer: Tokenizer) -> list[str]:
     """The texts of a stream."""
     tokens = np.asarray(stream.tokens)
     ends = np.flatnonzero(tokens == tokenizer.eot)
@@ -50,10 +53,10 @@ def documents(stream: Stream, tokenizer: Tokenizer) -> list[str]:
     return [tokenizer.decode(tokens[start:end]) for start, end in zip(starts, ends, strict=False) if end > start]
 
 
-def tear(texts: Sequence[str], count: int, seed: int) -> Torn:
-    """Take the second half off `count` sentences of 16 to 40 words, drawn evenly from all that stand in the texts once.
+def remove_second_halves(texts: Sequence[str], count: int, seed: int) -> HalvedTexts:
+    """Take out the second half of `count` sentences of 16 to 40 words, drawn evenly from those that occur once.
 
-    Raises UserError where there are not so many.
+    Raises UserError where there are fewer.
     """
     found = [
         (number, match.start(), match.group())
@@ -66,7 +69,7 @@ def tear(texts: Sequence[str], count: int, seed: int) -> Torn:
     chosen = np.random.default_rng(seed).choice(len(found), count, replace=False)
     kept: list[list[str]] = [[] for _ in texts]
     at = [0] * len(texts)
-    queries, first = [], []
+    queries, first_halves = [], []
     for number, start, sentence in sorted(found[n] for n in chosen):
         words = list(re.finditer(r"\S+", sentence))
         cut = words[len(words) // 2].start()
@@ -74,46 +77,53 @@ def tear(texts: Sequence[str], count: int, seed: int) -> Torn:
         before = text[at[number] : start]
         kept[number] += [before, sentence[:cut]]
         so_far = sum(len(part.encode()) for part in kept[number])
-        first.append((number, so_far - len(sentence[:cut].encode()), so_far))
+        first_halves.append((number, so_far - len(sentence[:cut].encode()), so_far))
         queries.append(sentence[cut:])
         at[number] = start + len(sentence)
-    torn = ["".join([*kept[number], text[at[number] :]]) for number, text in enumerate(texts)]
-    return Torn([(str(number), text) for number, text in enumerate(torn)], queries, first)
+    left = ["".join([*kept[number], text[at[number] :]]) for number, text in enumerate(texts)]
+    return HalvedTexts([(str(number), text) for number, text in enumerate(left)], queries, first_halves)
 
 
 def evaluate_half_sentences(
     model: Any,
     streams: dict[str, Stream],
     tokenizer: Tokenizer,
-    config: Any,
+    config: Config,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
-    """Recall of `eval.prompts` torn sentences of a split, as `eval.retriever` ranks its blocks.
+    """Recall of the places of `eval.prompts` halved sentences of a split, as `eval.retriever` ranks its blocks.
 
-    streams: of the split `eval.split`, and for the landmarks also validation, on which the heads are chosen that are
-    asked: the best by the geometric mean of their ranks, as many of them as together have the lowest.
+    Landmarks are scored by the heads that find the places best on the validation split (see `_choose_heads`).
 
-    Returns recall_at_1, recall_at_10, their 95 % intervals recall_at_…_interval (Clopper–Pearson; none for chance),
-    prompts, ranks (of the first block that counts, from 1), blocks, heads (where they are asked), tokens, seconds,
-    tokens_per_second, peak_memory_bytes. Raises UserError where a split has too few sentences.
+    Args:
+        model: a landmark model.
+        streams: the split `eval.split`, and for landmarks also `validation`.
+        tokenizer: of the streams.
+        config: the row's settings.
+        progress: called with queries done on the validation split, and in all.
+
+    Returns:
+        recall_at_1, recall_at_10, and recall_at_…_interval (Clopper–Pearson, 95 %; none for chance); prompts; ranks
+        (of the first block that counts, from 1); blocks; heads (for landmarks); tokens, seconds, tokens_per_second,
+        peak_memory_bytes.
+
+    Raises UserError where a split has too few sentences.
     """
     reset_peak_memory()
     started = time.perf_counter()
     settings = config.eval
-    torn = tear(documents(streams[settings.split], tokenizer), settings.prompts, config.seed)
-    pieces = [split_into_blocks(*document, tokenizer, model.config.block_size)[0] for document in torn.documents]
-    gold = _gold(torn, pieces)
-    count = sum(map(len, pieces))
-    results: dict[str, Any] = {"prompts": len(gold), "blocks": count, "heads": None}
+    halved, blocks, wanted = _halved_blocks(streams[settings.split], tokenizer, config, model.config.block_size)
+    count = len(blocks)
+    results: dict[str, Any] = {"prompts": len(wanted), "blocks": count, "heads": None}
     if settings.retriever == "chance":
-        results |= {f"recall_at_{n}": float(np.mean([_chance(count, len(g), n) for g in gold])) for n in AT}
+        results |= {f"recall_at_{n}": float(np.mean([_chance(count, len(each), n) for each in wanted])) for n in AT}
     else:
         if settings.retriever == "landmark":
-            results["heads"] = _choose(model, streams["validation"], tokenizer, config, progress)
-            score = _indexed(model, tokenizer, torn, results["heads"]).scores
+            results["heads"] = _choose_heads(model, streams["validation"], tokenizer, config, progress)
+            score = _indexed(model, tokenizer, halved, results["heads"]).scores
         else:
-            score = _bm25([block.text for blocks in pieces for block in blocks])
-        ranks = [_rank(score(query), blocks) for query, blocks in zip(torn.queries, gold, strict=True)]
+            score = _bm25([block.text for block in blocks])
+        ranks = [_rank(score(query), right) for query, right in zip(halved.queries, wanted, strict=True)]
         results["ranks"] = ranks
         for n in AT:
             hits = sum(rank <= n for rank in ranks)
@@ -129,43 +139,47 @@ def evaluate_half_sentences(
     }
 
 
-def _indexed(model: Any, tokenizer: Tokenizer, torn: Torn, heads: Any = None) -> Retriever:
+def _indexed(model: Any, tokenizer: Tokenizer, halved: HalvedTexts, heads: Any = None) -> Retriever:
     retriever = Retriever(model, tokenizer, heads)
-    retriever.index(torn.documents)
+    retriever.index(halved.documents)
     return retriever
 
 
-def _gold(torn: Torn, pieces: list[list[Block]]) -> list[list[int]]:
-    """Numbers of the blocks, among those of all documents, that hold some of each first half."""
+def _halved_blocks(
+    stream: Stream, tokenizer: Tokenizer, config: Config, block_size: int
+) -> tuple[HalvedTexts, list[Block], list[list[int]]]:
+    """A split without some second halves, its blocks, and for each query the blocks with a part of its first half."""
+    halved = remove_second_halves(document_texts(stream, tokenizer), config.eval.prompts, config.seed)
+    pieces = [split_into_blocks(*document, tokenizer, block_size)[0] for document in halved.documents]
     before = np.cumsum([0, *map(len, pieces)])
     starts = [np.array([block.start for block in blocks]) for blocks in pieces]
     found = []
-    for number, start, stop in torn.first:
+    for number, start, stop in halved.first_halves:
         low, high = np.searchsorted(starts[number], [start, stop - 1], side="right") - 1
         found.append(list(range(before[number] + low, before[number] + high + 1)))
-    return found
+    return halved, [block for blocks in pieces for block in blocks], found
 
 
-def _choose(
-    model: Any, stream: Stream, tokenizer: Tokenizer, config: Any, progress: Callable[[int, int], None] | None
+def _choose_heads(
+    model: Any, stream: Stream, tokenizer: Tokenizer, config: Config, progress: Callable[[int, int], None] | None
 ) -> list[list[int]]:
-    """Heads, (layer, head): the best of a split by the geometric mean of their ranks, as many as together have the
-    lowest."""
-    torn = tear(documents(stream, tokenizer), config.eval.prompts, config.seed)
-    gold = _gold(
-        torn, [split_into_blocks(*document, tokenizer, model.config.block_size)[0] for document in torn.documents]
-    )
-    retriever = _indexed(model, tokenizer, torn)
+    """Heads, (layer, head), whose summed scores rank the blocks to find best on a split.
+
+    1. The geometric mean of the ranks that each head alone gives orders the heads.
+    2. Of the first n heads in this order together, the n with the lowest geometric mean is taken.
+    """
+    halved, _, wanted = _halved_blocks(stream, tokenizer, config, model.config.block_size)
+    retriever = _indexed(model, tokenizer, halved)
     alone: dict[tuple[int, int], float] = {}
-    total = 2 * len(gold)
-    for number, (query, blocks) in enumerate(zip(torn.queries, gold, strict=True)):
+    total = 2 * len(wanted)
+    for number, (query, blocks) in enumerate(zip(halved.queries, wanted, strict=True)):
         for head, scores in retriever.head_scores(query).items():
             alone[head] = alone.get(head, 0.0) + math.log(_rank(scores, blocks))
         if progress is not None:
             progress(number, total)
     order = sorted(alone, key=lambda head: alone[head])
     together = np.zeros(len(order))
-    for number, (query, blocks) in enumerate(zip(torn.queries, gold, strict=True), len(gold)):
+    for number, (query, blocks) in enumerate(zip(halved.queries, wanted, strict=True), len(wanted)):
         of_heads = retriever.head_scores(query)
         sums = torch.stack([of_heads[head] for head in order]).cumsum(0)
         together += [math.log(_rank(scores, blocks)) for scores in sums]
@@ -175,7 +189,7 @@ def _choose(
 
 
 def _rank(scores: Tensor, blocks: list[int]) -> int:
-    """Rank of the best of some blocks, from 1; those with the same score stand before it."""
+    """Rank of the best of some blocks, from 1. Other blocks with the same score come before it."""
     others = torch.ones(len(scores), dtype=torch.bool)
     others[blocks] = False
     return 1 + int((scores[others] >= scores[blocks].max()).sum())
@@ -195,6 +209,6 @@ def _bm25(texts: list[str]) -> Callable[[str], Tensor]:
     return score
 
 
-def _chance(blocks: int, gold: int, count: int) -> float:
-    """That one of `gold` is among `count` drawn of all blocks."""
-    return 1 - math.comb(blocks - gold, count) / math.comb(blocks, count)
+def _chance(blocks: int, wanted: int, count: int) -> float:
+    """The probability that `count` blocks drawn at random contain one of `wanted` blocks."""
+    return 1 - math.comb(blocks - wanted, count) / math.comb(blocks, count)

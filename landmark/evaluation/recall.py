@@ -1,4 +1,4 @@
-"""Accuracy of answers to prompts that a task makes: the pass key of Figure 3, definitions and queries."""
+"""Accuracy of answers to prompts of synthetic data: the pass key of Figure 3, key-value pairs."""
 
 from __future__ import annotations
 
@@ -7,21 +7,17 @@ from collections.abc import Callable
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from landmark.data.synthetic import SyntheticCorpus
-from landmark.data.tokenizers import Tokenizer
-from landmark.evaluation.perplexity import (
-    TOKENS_AT_ONCE,
-    EvaluationSettings,
-    add_stats,
-    attention_size,
-    chunk_length,
-    new_memory,
-)
+from landmark.data.synthetic_corpus import SyntheticCorpus
+from landmark.data.tokenizer import Tokenizer
+from landmark.evaluation.chunks import attention_size, chunk_length
+from landmark.evaluation.memories import add_counters, new_memory
+from landmark.evaluation.perplexity import TOKENS_AT_ONCE
 from landmark.memory.counters import with_rates
 from landmark.utils.peak_memory import peak_memory_bytes, reset_peak_memory
 from landmark.utils.significance import clopper_pearson
 
 if TYPE_CHECKING:
+    from landmark.config import Config
     from landmark.models import LanguageModel
 
 
@@ -29,23 +25,33 @@ def evaluate_recall(
     model: LanguageModel,
     corpus: SyntheticCorpus,
     tokenizer: Tokenizer,
-    config: EvaluationSettings,
+    config: Config,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
     """How many of `eval.prompts` prompts of `eval.length` tokens are answered, in `eval.generated` tokens.
 
     A plain transformer reads the whole prompt at once and keeps all its keys; others read `eval.local` at a time.
 
-    Returns accuracy, accuracy_low and accuracy_high (Clopper–Pearson, 95 %), prompts, correct [0 or 1 each], answers
-    [[expected, generated]], tokens, keys_attended, landmarks_scored, seconds, tokens_per_second, peak_memory_bytes,
-    memory. Raises UserError where the length is too short for a prompt.
+    Args:
+        model: in evaluation mode.
+        corpus: makes the prompts, and tells whether a text gives the answer.
+        tokenizer: decodes the generated tokens.
+        config: the row's settings.
+        progress: called with tokens of the prompts read, and in all.
+
+    Returns:
+        accuracy, accuracy_low and accuracy_high (Clopper–Pearson, 95 %), prompts, correct [0 or 1 for each], answers
+        [[expected, generated]], tokens, keys_attended, landmarks_scored, seconds, tokens_per_second,
+        peak_memory_bytes, memory.
+
+    Raises UserError where the length is too short for a prompt.
     """
     settings = config.eval
-    local = chunk_length(model, settings.length, settings.local, config.memory.window)
+    local = chunk_length(model.config, settings.length, settings.local, config.memory.window)
     prompts = corpus.prompts(settings.split, settings.length, settings.prompts)
     at_once = settings.batch_size or max(1, TOKENS_AT_ONCE // local)
     correct, answers = [0] * len(prompts), [["", ""]] * len(prompts)
-    stats: dict[str, Any] = {}
+    counters: dict[str, Any] = {}
     done, total = 0, sum(len(prompt.tokens) for prompt in prompts)
     reset_peak_memory()
     started = time.perf_counter()
@@ -65,13 +71,13 @@ def evaluate_recall(
             for n, ids in zip(batch, generated, strict=True):
                 text = tokenizer.decode(ids)
                 answers[n] = [prompts[n].answer, text]
-                correct[n] = int(corpus.task.answered(text, prompts[n].answer))
-            add_stats(stats, memory)
+                correct[n] = int(corpus.data.answered(text, prompts[n].answer))
+            add_counters(counters, memory)
             done += sum(len(prompts[n].tokens) for n in batch)
     seconds = time.perf_counter() - started
     low, high = clopper_pearson(sum(correct), len(correct))
-    stats = with_rates(stats)
-    keys, scored = attention_size(model, config, settings.length, local, stats.get("drop_rate", 0.0))
+    counters = with_rates(counters)
+    keys, scored = attention_size(model.config, config, settings.length, local, counters.get("drop_rate", 0.0))
     return {
         "accuracy": sum(correct) / len(correct),
         "accuracy_low": low,
@@ -85,5 +91,5 @@ def evaluate_recall(
         "seconds": seconds,
         "tokens_per_second": done / seconds,
         "peak_memory_bytes": peak_memory_bytes(),
-        "memory": stats,
+        "memory": counters,
     }

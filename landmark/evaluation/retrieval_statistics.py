@@ -1,26 +1,24 @@
-"""How many distinct blocks a chunk retrieves, and what a slower tier would have to move (paper, Figure 5)."""
+"""Distinct blocks that a chunk retrieves, and bytes that a slower tier would move for them (paper, Figure 5)."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from landmark.memory.observer import Retrieval
-from landmark.utils.errors import UserError
-
-if TYPE_CHECKING:
-    from landmark.models import LanguageModel
 
 
 class RetrievalStatistics:
-    """An observer of a memory (see `landmark.memory.Memory`) that looks at one chunk of every segment.
+    """An observer of a memory (see `landmark.memory.Memory`) that counts the retrievals of one chunk of every segment.
 
-    position: the chunk's, in the stream with its landmarks. A sample and layer is one count: the union of the blocks
-    that all its queries, landmarks included, and all its heads retrieve. Bytes are those of keys and values of normal
-    tokens, 2·ℓ·d numbers, of every distinct pair of key/value head and block: each is moved once for the chunk, and
-    the landmarks' keys, needed for scoring, never are.
+    position: first position of the chunk in the segment, landmarks included.
+
+    1. A sample and layer gives one count: the union of the blocks that all its queries, landmarks included, and all
+       its heads retrieve.
+    2. Each distinct pair of key/value head and block is moved once for the chunk: keys and values of its normal
+       tokens, 2·ℓ·d numbers. The landmarks' keys, which scoring needs, are never moved.
     """
 
     def __init__(self, position: int):
@@ -41,8 +39,9 @@ class RetrievalStatistics:
         self._pair_bytes = store.block_bytes
 
     def summary(self) -> dict[str, Any]:
-        """samples, blocks_cached; distinct_blocks (mean over layers and samples); bytes_moved and bytes_cached (mean a
-        sample, all layers); layers: of each, distinct_blocks [samples with 0, 1, 2, … of them] and bytes_moved.
+        """samples; blocks_cached; distinct_blocks, mean over layers and samples; bytes_moved and bytes_cached, mean
+        over samples, sum over layers; layers, for each distinct_blocks [samples with 0, 1, 2, … of them] and
+        bytes_moved.
         """
         layers = sorted(self._counts)
         samples, cached = int(self._counts[layers[0]].sum()), len(self._counts[layers[0]]) - 1
@@ -60,26 +59,11 @@ class RetrievalStatistics:
         }
 
 
-def penultimate_chunk(model: LanguageModel, length: int, local: int) -> RetrievalStatistics:
-    """Statistics of the last chunk but one of segments of `length` tokens, for the last may be shorter.
-
-    Raises UserError where nothing can be retrieved there.
-    """
-    start = (-(-length // local) - 2) * local
-    block_size = model.config.block_size
-    if block_size is None or start < block_size:
-        raise UserError(
-            f"eval.retrieval_statistics=true: the last chunk but one of eval.length={length} tokens, "
-            f"eval.local={local} at a time, has no blocks to retrieve"
-        )
-    return RetrievalStatistics(start + start // block_size)
-
-
 def distinct(ages: Tensor, kept: int, kv_heads: int) -> tuple[Tensor, Tensor]:
     """Distinct blocks, and distinct pairs of key/value head and block, of each sample, both (B,).
 
-    ages: (B, H or 1, T or 1, q), of blocks retrieved out of the `kept` newest, 1 the newest, 0 for none. Heads
-    that choose as one each need the block; query heads that share keys and values need it once.
+    ages: (B, H or 1, T or 1, q), of the blocks retrieved, 1 the newest, 0 for none. kept: number of blocks. Heads that
+    choose together each need the block; query heads that share keys and values need it once.
     """
     ages = ages.flatten(2)
     seen = torch.zeros(*ages.shape[:2], kept + 1, dtype=torch.bool, device=ages.device).scatter(2, ages, True)[..., 1:]

@@ -132,12 +132,13 @@ class Runner:
     def _check_sentences(self, job: Job) -> None:
         """Raise UserError where a split has too few sentences to look for; once for rows that look for the same."""
         from landmark.data.stream import Stream
-        from landmark.evaluation.half_sentences import documents, tear
+        from landmark.evaluation.half_sentences import document_texts, remove_second_halves
 
         config, corpus = job.config, self.inputs.corpus(job.config)
         for split in dict.fromkeys(("validation", config.eval.split)):
             stream = cast(Stream, corpus.split(split))
             key = stream.sha256, config.eval.prompts, config.seed
             if key not in self._sentences:
-                tear(documents(stream, self.inputs.tokenizer(config)), config.eval.prompts, config.seed)
+                texts = document_texts(stream, self.inputs.tokenizer(config))
+                remove_second_halves(texts, config.eval.prompts, config.seed)
                 self._sentences.add(key)

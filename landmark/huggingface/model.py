@@ -19,6 +19,7 @@ from landmark.huggingface.attention import ATTENTION, LandmarkWindow
 from landmark.huggingface.families import check_model
 from landmark.huggingface.landmark_cache import LandmarkCache
 from landmark.huggingface.safe_loading import open_model, open_tokenizer
+from landmark.utils.constants import DEFAULT_CHUNK, LANDMARK
 from landmark.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -26,8 +27,7 @@ if TYPE_CHECKING:
 
 _Base: Any = object  # `attach` makes a class with LandmarkModel and the model's own class as bases
 
-LANDMARK = "<landmark>"  # text of the token in a tokenizer
-SETTINGS = "landmark"  # key in a model's configuration, and so in its config.json
+SETTINGS = "landmark"  # in a model's configuration, and so in its config.json
 _MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
 
 
@@ -50,7 +50,7 @@ def wrap(
     tokenizer: PreTrainedTokenizerBase,
     block_size: int = 63,
     memory: Mapping[str, Any] | None = None,
-    local: int = 250,
+    local: int = DEFAULT_CHUNK,
 ) -> LandmarkModel:
     """Make a decoder of transformers a `LandmarkModel` too, in place.
 

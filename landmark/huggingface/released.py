@@ -17,8 +17,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from landmark.huggingface.model import LANDMARK, LandmarkModel, LandmarkSettings, attach, embedding_weights
+from landmark.huggingface.model import LandmarkModel, LandmarkSettings, attach, embedding_weights
 from landmark.huggingface.safe_loading import open_model, open_tokenizer
+from landmark.utils.constants import DEFAULT_CHUNK, LANDMARK
 from landmark.utils.errors import UserError
 from landmark.utils.files import read_json
 
@@ -29,7 +30,7 @@ _DERIVED = "rotary_emb.inv_freq"  # stored by the versions of transformers of th
 
 @torch.no_grad()
 def recover(
-    base: str | Path, diff: str | Path, *, local: int = 250, check_sum: float | None = None, **memory: Any
+    base: str | Path, diff: str | Path, *, local: int = DEFAULT_CHUNK, check_sum: float | None = None, **memory: Any
 ) -> tuple[LandmarkModel, Any]:
     """Add the released difference to LLaMA's weights.
 

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from landmark.config import Config
-from landmark.data.tokenizers import Tokenizer
-from landmark.evaluation.asking import texts
-from landmark.evaluation.perplexity import memory_settings
+from landmark.data.tokenizer import Tokenizer
+from landmark.evaluation.generation import prompt_texts
+from landmark.evaluation.memories import memory_settings
 from landmark.inspector.page import render
 from landmark.inspector.trace import trace_retrieval
 from landmark.models import Decoder
-from landmark.models.generation import LOCAL
+from landmark.utils.constants import DEFAULT_CHUNK
 from landmark.utils.errors import UserError
 from landmark.utils.files import write_atomic
 
@@ -41,10 +41,12 @@ def inspect_text(
     Returns a line that describes the file. Raises UserError if the text cannot be read or traced, or the page cannot be
     written.
     """
-    tokens = tokenizer.encode("".join(texts(config)))
+    tokens = tokenizer.encode("".join(prompt_texts(config)))
     title = "prompt" if config.prompt_file in (None, "-") else Path(config.prompt_file).name
     path = Path(config.output_file or output / "inspect" / f"{Path(title).stem}-{run}.html")
-    trace = trace_retrieval(model, tokens, config.eval.local or LOCAL, **memory_settings(config), progress=progress)
+    trace = trace_retrieval(
+        model, tokens, config.eval.local or DEFAULT_CHUNK, **memory_settings(config), progress=progress
+    )
     page = render(trace, tokenizer, title, _settings(model, config, run, tokens))
     try:
         write_atomic(path, page)
@@ -61,7 +63,7 @@ def _settings(model: Decoder, config: Config, run: str, tokens: np.ndarray) -> d
         "run": run,
         "tokens": f"{len(tokens):,}",
         "blocks of": shape.block_size,
-        "chunks of": config.eval.local or LOCAL,
+        "chunks of": config.eval.local or DEFAULT_CHUNK,
         "k": retrieval.k,
         "chosen": retrieval.granularity.replace("_", " "),
     }

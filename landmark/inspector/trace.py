@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from landmark.memory import Memory
 from landmark.memory.observer import Retrieval
 from landmark.models import Decoder
-from landmark.models.generation import LOCAL
+from landmark.utils.constants import DEFAULT_CHUNK
 from landmark.utils.errors import UserError
 
 NO_BLOCK = 0xFFFF  # stands for the number of a block
@@ -42,7 +42,7 @@ class Trace:
 def trace_retrieval(
     model: Decoder,
     tokens: np.ndarray,
-    local: int = LOCAL,
+    local: int = DEFAULT_CHUNK,
     *,
     k: int = 4,
     progress: Callable[[int, int], None] | None = None,

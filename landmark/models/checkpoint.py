@@ -1,11 +1,10 @@
-"""A trained model on disk: `config.json` and `model.safetensors`, nothing that runs when it is loaded."""
+"""A trained model on disk: `config.json` and `model.safetensors`, without code that runs when it is loaded."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError
@@ -13,12 +12,12 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from landmark.models.decoder import Decoder, DecoderConfig, new_decoder
+from landmark.models.config import DecoderConfig
+from landmark.models.construction import new_decoder
+from landmark.models.decoder import Decoder
+from landmark.models.language_model import LanguageModel
 from landmark.utils.errors import UserError
 from landmark.utils.files import read_json, write_atomic, write_json
-
-if TYPE_CHECKING:
-    from landmark.models import LanguageModel
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
@@ -37,7 +36,7 @@ _AUTHORS_NAMES = {
 
 
 def from_authors_names(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Rename weights that carry the names of the authors' code; others keep theirs. The tied head is left out."""
+    """Weights by our names, some of which may have the names of the authors' code. The tied head is left out."""
     renamed = {}
     for name, tensor in weights.items():
         for pattern, ours in _AUTHORS_NAMES.items():
@@ -51,8 +50,10 @@ def from_authors_names(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def save(model: LanguageModel, folder: Path | str, state: dict[str, Tensor] | None = None) -> None:
-    """Write a model's configuration and weights, each whole or not at all. state: the weights, where the model at hand
-    has only a share of them."""
+    """Write a model's configuration and weights, each whole or not at all.
+
+    state: the weights, where this process has only a share of them (None: the model's).
+    """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     if not isinstance(model, Decoder):
@@ -66,10 +67,10 @@ def save(model: LanguageModel, folder: Path | str, state: dict[str, Tensor] | No
 def load(
     folder: Path | str, expected: DecoderConfig | None = None, device: str | torch.device = "cpu"
 ) -> LanguageModel:
-    """Read a model back, in evaluation mode. Weights may carry the authors' names, or be those of a transformers model.
+    """Read a model back, in evaluation mode; also one with the authors' names of weights, or one of transformers.
 
-    Raises UserError where a file is missing or cut short, or where the configuration is not the `expected` one
-    (what differs is named; how attention is computed does not count).
+    Raises UserError where a file is missing or cut short, or where the configuration is not the `expected` one (None:
+    any). The message names the differences; a different backend is none.
     """
     folder = Path(folder)
     if (folder / CONFIG).is_file() and "model_type" in read_json(folder / CONFIG):

@@ -1,7 +1,7 @@
 """One decoder for all three models of the paper: plain, landmark and Transformer-XL (Section 4.1).
 
 GPT-2-like: pre-LayerNorm, GELU, no biases, embeddings tied to the head, rotary positions. The three differ only in
-what attends.
+their attention.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from typing import Protocol, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -22,71 +22,16 @@ from landmark.attention.causal import causal_attention
 from landmark.attention.layout import insert_landmarks
 from landmark.attention.rotary import RotaryTable, rotary_factors, rotate, rotate_cmt
 from landmark.memory import Memory, RecurrentMemory, SinkMemory
-from landmark.models import generation
-from landmark.utils.backends import BACKENDS
+from landmark.models.config import DecoderConfig
+from landmark.models.language_model import LanguageModel, summed_loss
 from landmark.utils.errors import UserError
-from landmark.utils.extensions import load_extension
-
-KINDS = ("transformer", "landmark", "transformer_xl")
-IGNORED = -100  # target of a position without loss
+from landmark.utils.window_batch import WindowBatch
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-@dataclass(frozen=True)
-class DecoderConfig:
-    """What a decoder is built from; it is stored beside the weights. Raises UserError where it cannot be built."""
-
-    kind: str
-    vocab_size: int
-    num_layers: int
-    num_heads: int
-    head_dim: int
-    mlp_dim: int
-    num_kv_heads: int | None = None  # None: as many as heads
-    landmark_id: int | None = None
-    block_size: int | None = None
-    window: int | None = None  # Transformer-XL: tokens read at a time
-    cache: int | None = None  # Transformer-XL: keys kept of what came before
-    rope_base: float = 10000.0
-    backend: str = "auto"
-    cmt: bool = False  # landmark: a context miss token
-    architecture: str | None = field(default=None, repr=False)  # module of `landmark.models`; None: this one
-
-    def __post_init__(self):
-        if self.kind not in KINDS:
-            raise UserError(f"model.kind={self.kind}: must be one of {', '.join(KINDS)}")
-        if self.backend not in BACKENDS:
-            raise UserError(f"model.backend={self.backend}: must be one of {', '.join(BACKENDS)}")
-        if self.kind == "landmark" and (not self.block_size or self.block_size < 1 or self.landmark_id is None):
-            raise UserError(f"model.block_size={self.block_size}: a landmark model needs a block size of at least 1")
-        if self.cmt and self.kind != "landmark":
-            raise UserError(f"cmt=on: a context miss token means nothing to model.kind={self.kind}")
-        if self.kind == "transformer_xl" and (not self.window or self.cache is None):
-            raise UserError("model.window, model.cache: a Transformer-XL needs both")
-        if self.head_dim % 2 or min(self.num_layers, self.num_heads, self.head_dim, self.mlp_dim) < 1:
-            raise UserError("model: layers, heads, head_dim and mlp_dim must be at least 1, and head_dim even")
-        if self.num_kv_heads and self.num_heads % self.num_kv_heads:
-            raise UserError(f"model.num_kv_heads={self.num_kv_heads} does not divide num_heads={self.num_heads}")
-
-    @property
-    def hidden_dim(self) -> int:
-        return self.num_heads * self.head_dim
-
-
-class Window(Protocol):
-    """What the models train on: see `landmark.data.windows.Batch`."""
-
-    tokens: Tensor
-    targets: Tensor
-    phase: Tensor | None
-    weights: Tensor | None
-    controlled: Tensor | None
-    positions: Tensor | None
-
-
 class SelfAttention(nn.Module):
-    """Projections around an attention function that is given from outside."""
+    """Projections around an attention function, which the caller gives."""
 
     def __init__(self, config: DecoderConfig):
         super().__init__()
@@ -108,7 +53,7 @@ class SelfAttention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a GELU perceptron, each behind a LayerNorm and beside a residual."""
+    """Attention and a GELU perceptron, each after a LayerNorm and added to the residual stream."""
 
     def __init__(self, config: DecoderConfig):
         super().__init__()
@@ -122,11 +67,11 @@ class Block(nn.Module):
         return self.feed_forward(x + self.attention(self.attention_norm(x), attend))
 
     def feed_forward(self, x: Tensor) -> Tensor:
-        """What follows attention: (…, hidden) → (…, hidden)."""
+        """The perceptron after attention: (…, hidden) → (…, hidden)."""
         return x + self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(x))))
 
 
-class Decoder(nn.Module):
+class Decoder(LanguageModel):
     """A decoder-only language model with plain attention, landmark attention or Transformer-XL's recurrence."""
 
     block: type[Block] = Block
@@ -148,10 +93,8 @@ class Decoder(nn.Module):
                 is_output = name.endswith(("attention.out.weight", "mlp_out.weight"))
                 nn.init.normal_(parameter, std=0.02 / (2 * self.config.num_layers) ** 0.5 if is_output else 0.02)
 
-    def num_parameters(self, embeddings: bool = True) -> int:
-        """Trained numbers, with or without the (tied) embeddings."""
-        total = sum(p.numel() for p in self.parameters())
-        return total if embeddings else total - self.embedding.weight.numel()
+    def input_embeddings(self) -> nn.Embedding:
+        return self.embedding
 
     def extra_repr(self) -> str:
         return ", ".join(f"{k}={v}" for k, v in dataclasses.asdict(self.config).items() if v is not None)
@@ -159,8 +102,8 @@ class Decoder(nn.Module):
     def new_memory(self, **settings) -> Memory | RecurrentMemory | None:
         """An empty memory that fits this model.
 
-        settings: those of `Memory` for a landmark model; of `SinkMemory` for a plain transformer, which without any
-        keeps nothing (None).
+        settings: those of `Memory` for a landmark model; those of `SinkMemory` for a plain transformer, which without
+        settings keeps nothing (None); none for Transformer-XL.
         """
         config = self.config
         if config.kind == "landmark":
@@ -177,18 +120,21 @@ class Decoder(nn.Module):
             return RecurrentMemory(config.cache, config.rope_base)
         return SinkMemory(rope_base=config.rope_base, **settings) if settings else None
 
+    def unlimited_memory(self, tokens: int) -> RecurrentMemory:
+        return RecurrentMemory(tokens, self.config.rope_base)
+
     def fingerprint(self) -> str:
-        """Hex SHA-256 of the configuration and the weights: what a memory that is read again must fit."""
+        """Hex SHA-256 of configuration and weights. A saved memory can only be loaded by the model that made it."""
         digest = hashlib.sha256(repr(replace(self.config, backend="auto")).encode())
         for name, tensor in self.state_dict().items():
             digest.update(name.encode() + tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
 
     def forward(self, tokens: Tensor, memory: Memory | RecurrentMemory | None = None, last: bool = False) -> Tensor:
-        """Logits of the next raw token after each raw token, or after the last alone.
+        """Logits of the next raw token after each raw token, (B, T, vocabulary), or with `last` after the last alone.
 
-        tokens: (B, T) raw ids; landmarks are inserted inside. With a memory the tokens continue what it has read,
-        and are committed to it. Returns (B, T, vocabulary), T = 1 with `last`.
+        tokens: (B, T) raw ids; landmarks are inserted inside. memory: the tokens continue its text, and are committed
+        to it (None: they are a text of their own).
         """
         if self.config.kind != "landmark":
             hidden = self.hidden(tokens, memory=memory)
@@ -209,14 +155,6 @@ class Decoder(nn.Module):
             memory.commit()
         return self.head(hidden[:, -1:] if last else hidden)
 
-    def generate(self, prompts: generation.Prompts, tokens: int, **settings) -> list[list[int]]:
-        """What follows each prompt, at most so many tokens. settings: those of `landmark.models.generation.stream`."""
-        return generation.generate(self, prompts, tokens, **settings)
-
-    def stream(self, prompts: generation.Prompts, tokens: int, **settings) -> Iterator[list[int | None]]:
-        """The same, a token of every prompt at a time; None for prompts that have ended."""
-        return generation.stream(self, prompts, tokens, **settings)
-
     def hidden(
         self,
         tokens: Tensor,
@@ -225,10 +163,15 @@ class Decoder(nn.Module):
         controlled: Tensor | None = None,
         positions: Tensor | None = None,
     ) -> Tensor:
-        """Final hidden states (B, T, hidden) of ids as they stand, landmarks included.
+        """Final hidden states (B, T, hidden) of ids among which landmarks stand already.
 
-        Without a memory: controlled, (B, layers, blocks), the landmarks that the context miss token controls (None:
-        none); positions, (B, T) (None: 0…T−1).
+        Args:
+            tokens: (B, T) ids, landmarks included.
+            phase: (B,) tokens missing from the first block of each window (None: 0). Not with a memory.
+            memory: the tokens continue its text; the caller commits them (None: attention within the window).
+            controlled: (B, layers, blocks) landmarks that the context miss token controls (None: none). Not with a
+                memory.
+            positions: (B, T) (None: 0…T−1). Not with a memory.
         """
         factors = self._factors(tokens.shape[1], positions)
         x = self.embedding(tokens)
@@ -246,7 +189,7 @@ class Decoder(nn.Module):
         return self.norm(x)
 
     def head(self, hidden: Tensor) -> Tensor:
-        """Logits, through the embeddings (tied)."""
+        """Logits (…, vocabulary) of hidden states, by the embeddings (tied)."""
         return F.linear(hidden, self.embedding.weight)
 
     def _factors(self, length: int, positions: Tensor | None) -> Tensor:
@@ -284,11 +227,11 @@ class Decoder(nn.Module):
             backend=config.backend,
         )
 
-    def window_losses(self, batch: Window) -> Iterator[tuple[Tensor, int]]:
+    def window_losses(self, batch: WindowBatch) -> Iterator[tuple[Tensor, int]]:
         """Summed loss in nats, and the number of targets, of each window of a batch, in order.
 
-        Plain and landmark models have one window. Transformer-XL reads a segment in windows that see the cached keys
-        and values of the one before, detached: call backward on each loss before asking for the next.
+        Plain and landmark models have one window. Transformer-XL reads a segment in windows, each of which attends to
+        the cached keys and values of the window before, detached: call backward on each loss before the next.
         """
         if self.config.kind != "transformer_xl":
             hidden = self.hidden(batch.tokens, batch.phase, controlled=batch.controlled, positions=batch.positions)
@@ -303,27 +246,3 @@ class Decoder(nn.Module):
             hidden = self.hidden(batch.tokens[:, window], memory=memory)
             yield summed_loss(self.head(hidden), batch.targets[:, window], weights)
             memory.commit()
-
-
-def new_decoder(config: DecoderConfig) -> Decoder:
-    """A freshly initialised decoder: this module's, or the `Model` of the one that `architecture` names.
-
-    Raises UserError where there is no such module.
-    """
-    name = config.architecture
-    if name is None:
-        return Decoder(config)
-    return load_extension("landmark.models", name, "Model", key="model.architecture")(config)
-
-
-def summed_loss(logits: Tensor, targets: Tensor, weights: Tensor | None) -> tuple[Tensor, int]:
-    """Loss in nats over all targets but the ignored ones, each times its weight, and their number.
-
-    logits: (B, T, vocabulary); targets, weights: (B, T).
-    """
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, 1)
-    reduction = "sum" if weights is None else "none"
-    loss = F.cross_entropy(logits, targets.flatten(), ignore_index=IGNORED, reduction=reduction)
-    if weights is not None:
-        loss = (loss * weights.flatten()).sum()
-    return loss, int((targets != IGNORED).sum())

@@ -1,4 +1,4 @@
-"""Decoders of transformers, as this program trains and evaluates its own (`model.family`, `model.name`, `start`)."""
+"""Decoders of transformers with the interface of our own (`model.family`, `model.name`, `start`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -20,24 +20,23 @@ from transformers.utils import logging as transformers_logging
 from landmark.attention.layout import insert_landmarks
 from landmark.huggingface import LandmarkCache, LandmarkModel, LandmarkSettings, attach, place_embedding
 from landmark.huggingface.safe_loading import open_model
-from landmark.models import generation
-from landmark.models.decoder import DecoderConfig, Window, summed_loss
+from landmark.models.config import DecoderConfig
+from landmark.models.language_model import LanguageModel, summed_loss
+from landmark.utils.constants import DEFAULT_CHUNK
 from landmark.utils.errors import UserError
 from landmark.utils.files import sha256_file
+from landmark.utils.window_batch import WindowBatch
 
 transformers_logging.disable_progress_bar()  # the program has its own
 
 FAMILIES = {"llama": LlamaConfig}
-LOCAL = 250  # tokens that a fine-tuned model reads at a time, unless it is told otherwise
-PROJECTIONS = "all-linear"  # what gets adapters: every linear layer but the head
-_COMPARED = ("kind", "landmark_id", "block_size")
+PROJECTIONS = "all-linear"  # adapters stand beside every linear layer but the head
 
 
-class Pretrained(nn.Module):
-    """A causal language model of transformers with the interface of `landmark.models.Decoder`.
+class Pretrained(LanguageModel):
+    """A causal language model of transformers. A `LandmarkModel` reads with landmarks, any other as a plain one.
 
-    A `LandmarkModel` reads with landmarks, any other as a plain transformer. tokenizer: that of transformers which is
-    saved beside it (None: it has none of its own).
+    tokenizer: the transformers tokenizer that is saved beside it (None: none).
     """
 
     def __init__(self, model: PreTrainedModel | PeftModel, tokenizer: Any = None):
@@ -48,16 +47,14 @@ class Pretrained(nn.Module):
 
     @property
     def bare(self) -> Any:
-        """The model without what trains adapters around it."""
+        """The model without the wrapper that trains adapters."""
         return self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
 
-    def num_parameters(self, embeddings: bool = True) -> int:
-        """All numbers, with or without the embeddings."""
-        total = sum(p.numel() for p in self.parameters())
-        return total if embeddings else total - self.bare.get_input_embeddings().weight.numel()
+    def input_embeddings(self) -> nn.Embedding:
+        return self.bare.get_input_embeddings()
 
     def new_memory(self, **settings) -> LandmarkCache | None:
-        """An empty memory for a model with landmarks; nothing for any other. settings: as `LandmarkModel` takes."""
+        """An empty memory for a model with landmarks, with the settings of `LandmarkModel`; None for any other."""
         if isinstance(self.bare, LandmarkModel):
             return self.bare.new_memory(**settings)
         if settings:
@@ -76,31 +73,17 @@ class Pretrained(nn.Module):
             settings["local"] = tokens.shape[1]
         return self.model(tokens, logits_to_keep=int(last), **settings).logits
 
-    def generate(self, prompts: generation.Prompts, tokens: int, **settings) -> list[list[int]]:
-        """As `landmark.models.Decoder.generate`; a plain model keeps everything."""
-        return generation.generate(cast(Any, self), prompts, tokens, **self._memory(settings))
+    def unlimited_memory(self, tokens: int) -> DynamicCache:
+        return DynamicCache(config=self.bare.config)
 
-    def stream(self, prompts: generation.Prompts, tokens: int, **settings) -> Iterator[list[int | None]]:
-        """The same, a token of every prompt at a time."""
-        return generation.stream(cast(Any, self), prompts, tokens, **self._memory(settings))
-
-    def _memory(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """The settings, with a function that makes memories where none is given."""
-        if settings.get("memory") is not None:
-            return settings
-        return settings | {"memory": lambda: self.new_memory() or DynamicCache(config=self.bare.config)}
-
-    def window_losses(self, batch: Window) -> Iterator[tuple[Tensor, int]]:
+    def window_losses(self, batch: WindowBatch) -> Iterator[tuple[Tensor, int]]:
         """Summed loss in nats, and the number of targets, of the one window of a batch."""
         settings = {} if batch.phase is None else {"phase": batch.phase}
         logits = self.model(input_ids=batch.tokens, use_cache=False, **settings).logits
         yield summed_loss(logits, batch.targets, batch.weights)
 
     def save(self, folder: Path, state: dict[str, Tensor] | None = None) -> None:
-        """Write transformers' own files, the configuration last, each whole or not at all. Adapters are merged.
-
-        state: the weights, where the model at hand has only a share of them.
-        """
+        """Write the files of transformers, the configuration last, each whole or not at all. Adapters are merged."""
         if isinstance(self.model, PeftModel):
             self.model = self.model.merge_and_unload()
         partial = folder / ".weights.partial"
@@ -114,7 +97,7 @@ class Pretrained(nn.Module):
         partial.rmdir()
 
 
-def new(family: str, shape: DecoderConfig) -> Pretrained:
+def new_of_family(family: str, shape: DecoderConfig) -> Pretrained:
     """A freshly initialised model of a family; seed torch's generator before."""
     config = FAMILIES[family](
         vocab_size=shape.vocab_size,
@@ -132,10 +115,15 @@ def new(family: str, shape: DecoderConfig) -> Pretrained:
 
 
 def start_from(name: str, shape: DecoderConfig, lora_rank: int | None = None, tokenizer: Any = None) -> Pretrained:
-    """A trained model to go on with, with landmarks if `shape.kind` says so.
+    """A trained model whose training is continued.
 
-    Of `shape` only the kind, landmark_id and block_size count. lora_rank: train adapters of that rank beside frozen
-    weights, and the landmark's embedding. Raises UserError for a folder without a model, and one that does not fit.
+    Args:
+        name: its folder, or its name on the hub.
+        shape: its kind, landmark_id and block_size are read: whether and how it gets landmarks.
+        lora_rank: rank of adapters, which are trained with the landmark's embedding (None: all weights are trained).
+        tokenizer: the transformers tokenizer that is saved beside it (None: none).
+
+    Raises UserError for a folder without a model, and for a model that does not fit.
     """
     model = _open(folder_of(name))
     if shape.kind == "landmark":
@@ -158,7 +146,7 @@ def _with_landmarks(model: PreTrainedModel, shape: DecoderConfig) -> LandmarkMod
     assert shape.landmark_id is not None
     assert shape.block_size is not None
     if getattr(model.config, "landmark", None) is None:
-        wrapped = attach(model, LandmarkSettings(shape.landmark_id, shape.block_size, LOCAL))
+        wrapped = attach(model, LandmarkSettings(shape.landmark_id, shape.block_size, DEFAULT_CHUNK))
         place_embedding(model, shape.landmark_id)
         return wrapped
     wrapped = attach(model)
@@ -176,7 +164,7 @@ def load_pretrained(folder: Path, expected: DecoderConfig | None = None) -> Pret
     if getattr(model.config, "landmark", None) is not None:
         model = attach(model)
     loaded = Pretrained(model)
-    for name in _COMPARED:
+    for name in ("kind", "landmark_id", "block_size"):
         ours, theirs = getattr(expected or loaded.config, name), getattr(loaded.config, name)
         if ours != theirs:
             raise UserError(f"{folder} holds a model of another configuration: {name} is {theirs}, not {ours}")
@@ -184,7 +172,7 @@ def load_pretrained(folder: Path, expected: DecoderConfig | None = None) -> Pret
 
 
 def folder_of(name: str) -> Path:
-    """The folder of a model: `name` itself, or what the hub has by that name, downloaded unless it was before.
+    """The folder of a model: `name` itself, or the hub's model of that name, downloaded unless it was before.
 
     Raises UserError where there is neither.
     """
@@ -202,7 +190,7 @@ def folder_of(name: str) -> Path:
 
 
 def weights_sha256(name: str) -> str:
-    """Identity of the weights of a model: of the content of its files, not of where they are."""
+    """Identity of a model's weights: a hash of the content of its files, wherever they are."""
     folder = folder_of(name)
     files = [folder / "config.json", *sorted(folder.glob("*.safetensors"))]
     if len(files) < 2 or not files[0].is_file():
@@ -222,7 +210,7 @@ def _open(folder: Path) -> PreTrainedModel:
 
 
 def _shape(model: PreTrainedModel) -> DecoderConfig:
-    """What the program asks of a model's configuration."""
+    """A model's configuration in our terms."""
     config = model.config
     shape = DecoderConfig(
         kind="transformer",

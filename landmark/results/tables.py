@@ -7,7 +7,7 @@ from typing import Any
 
 from landmark.results.paper import published
 from landmark.utils.errors import UserError
-from landmark.utils.significance import paired
+from landmark.utils.significance import paired_difference
 
 Record = dict[str, Any]
 
@@ -358,8 +358,5 @@ def _number(text: str | None, kind: type) -> Any:
 
 def paired_records(a: Record, b: Record) -> Difference | None:
     """Difference of two rows on the same text; None where they did not read the same."""
-    try:
-        found = paired(a["results"]["segments"], b["results"]["segments"])
-    except ValueError:
-        return None
-    return Difference(found.difference, found.error, found.stretches)
+    found = paired_difference(a["results"]["segments"], b["results"]["segments"])
+    return None if found is None else Difference(found.nats, found.error, found.stretches)

@@ -9,8 +9,8 @@ import shutil
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-import lightning
 import torch
+from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.utilities.types import STEP_OUTPUT
@@ -26,8 +26,12 @@ SETTINGS = "settings"  # key of the checkpoint under which the run's settings st
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes under a temporary name, reads that back, and renames it with its SHA-256 beside it; loads tensors and
-    primitives only."""
+    """Writes in steps that a kill cannot break, and loads tensors and primitives only.
+
+    1. Write under a temporary name, hashing on the way, and flush to the disk.
+    2. Read the file back and compare its hash.
+    3. Write the hash beside it, then rename the file.
+    """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
         path = Path(path)
@@ -38,13 +42,13 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                 hashed = _Hashed(file)
                 try:
                     torch.save(checkpoint, cast(BinaryIO, hashed))
-                except RuntimeError as error:  # what torch makes of a full disk
+                except RuntimeError as error:  # torch raises it for a full disk
                     raise hashed.failed or error from None
                 file.flush()
                 os.fsync(file.fileno())
             if (digest := hashed.digest.hexdigest()) != sha256_file(temporary):
                 raise OSError(errno.EIO, "the disk does not give back what was written", str(path))
-            path.unlink(missing_ok=True)  # damaged, of the same step: never beside the new hash
+            path.unlink(missing_ok=True)  # a damaged file of this step must not stand beside the new hash
             write_atomic(hash_path(path), f"{digest}  {path.name}\n")
             os.replace(temporary, path)
         finally:
@@ -56,7 +60,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 class _Hashed:
-    """A file to write to; `digest` is of what was meant to be written, `failed` why that did not succeed."""
+    """A file to write to. digest: hash of all data given to `write`. failed: the error of a write that failed."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file = file
@@ -75,10 +79,10 @@ class _Hashed:
         self.file.flush()
 
 
-class Checkpoints(Checkpoint):
-    """Saves every `every` optimizer steps, at the last one and when a signal asks to stop; keeps the newest two.
+class CheckpointCallback(Checkpoint):
+    """Saves at fixed steps, at the last one, and when a signal asks to stop.
 
-    Lightning runs checkpoint callbacks after all others, so what was measured at this step is part of it.
+    Lightning runs checkpoint callbacks after all others, so a checkpoint holds the measurements of its step.
     """
 
     def __init__(
@@ -90,6 +94,15 @@ class Checkpoints(Checkpoint):
         interruption: Interruption,
         keep: int = 2,
     ) -> None:
+        """
+        Args:
+            folder: of the checkpoints.
+            every: optimizer steps between checkpoints.
+            last_step: the step after which the training ends.
+            settings: the run's identity, which a resumed checkpoint must have.
+            interruption: tells whether a signal came.
+            keep: how many of the newest checkpoints stay.
+        """
         self.folder = folder
         self.every = every
         self.last_step = last_step
@@ -97,30 +110,23 @@ class Checkpoints(Checkpoint):
         self.interruption = interruption
         self.keep = keep
 
-    def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        self.interruption.listen()
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.interruption.install_handlers()
 
     def on_train_batch_end(
-        self,
-        trainer: lightning.Trainer,
-        pl_module: lightning.LightningModule,
-        outputs: STEP_OUTPUT,
-        batch: Any,
-        batch_idx: int,
+        self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, batch: Any, batch_idx: int
     ) -> None:
         step = trainer.global_step
-        stop = self.interruption.asked(trainer)
+        stop = self.interruption.stop_requested(trainer)
         if step % self.every == 0 or step == self.last_step or stop:
             self._save(trainer, step)
         if stop:
-            self.interruption.act(checkpoint_path(self.folder, step))
+            self.interruption.pass_on(checkpoint_path(self.folder, step))
 
-    def on_save_checkpoint(
-        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint[SETTINGS] = self.settings
 
-    def _save(self, trainer: lightning.Trainer, step: int) -> None:
+    def _save(self, trainer: Trainer, step: int) -> None:
         for logger in trainer.loggers:
             logger.save()
         trainer.save_checkpoint(checkpoint_path(self.folder, step))
@@ -183,6 +189,6 @@ def _open(path: Path) -> tuple[int, dict[str, Any]]:
 
 
 def discard_checkpoints(run_dir: Path) -> None:
-    """Remove a finished run's checkpoints; call it once the run's record is written."""
+    """Remove the checkpoints of a finished run, once its record is written."""
     with contextlib.suppress(FileNotFoundError):
         shutil.rmtree(Path(run_dir) / "checkpoints")

@@ -1,4 +1,4 @@
-"""A training whose numbers are no longer finite: where that began, on which text, and what is left from before."""
+"""A training whose numbers are no longer finite: at which step, on which text, and the last checkpoint before."""
 
 import logging
 import math
@@ -10,7 +10,7 @@ from landmark.utils.errors import UserError
 from landmark.utils.files import write_json
 
 if TYPE_CHECKING:
-    from landmark.data.samples import SampleWindows
+    from landmark.data.synthetic_windows import SyntheticWindows
     from landmark.data.windows import TrainingWindows
 
 REPORT = "not_finite.json"  # in a run's folder
@@ -34,8 +34,15 @@ def check_finite(what: str, values: list[float], first: int) -> None:
             raise NotFinite(what, value, step)
 
 
-def diverged(error: NotFinite, windows: "TrainingWindows | SampleWindows", run_dir: Path, seed: int) -> UserError:
-    """What to tell of it, kept in not_finite.json of the run's folder with all windows of the step's batch."""
+def diverged(error: NotFinite, windows: "TrainingWindows | SyntheticWindows", run_dir: Path, seed: int) -> UserError:
+    """The error to show. A report with all windows of the step's batch is written to the run's folder.
+
+    Args:
+        error: names the value and the step.
+        windows: of the training, which tell the step's windows.
+        run_dir: the run's folder.
+        seed: of the training.
+    """
     starts = windows.starts(error.step - 1).tolist()
     before = next(iter(checkpoints(run_dir / "checkpoints")), None)
     report = {

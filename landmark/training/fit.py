@@ -9,21 +9,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import lightning
 import torch
+from lightning import Trainer
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.profilers import AdvancedProfiler, Profiler, PyTorchProfiler, SimpleProfiler
+from lightning.pytorch.profilers import AdvancedProfiler, PyTorchProfiler, SimpleProfiler
 
 from landmark.data.datamodule import WindowDataModule
 from landmark.models import checkpoint as weights
-from landmark.training.checkpointing import AtomicCheckpointIO, Checkpoints, find_checkpoint
+from landmark.training.checkpointing import AtomicCheckpointIO, CheckpointCallback, find_checkpoint
 from landmark.training.divergence import REPORT, NotFinite, diverged
 from landmark.training.interruption import Interruption
-from landmark.training.measurements import Measurements
-from landmark.training.metrics import MetricsFile
-from landmark.training.module import LanguageModelTraining
-from landmark.training.progress import Progress
+from landmark.training.lightning_module import LanguageModelTraining
+from landmark.training.measurement_callback import MeasurementCallback
+from landmark.training.metrics_csv_logger import MetricsCsvLogger
+from landmark.training.progress_callback import ProgressCallback
 from landmark.training.sharding import gathered, strategy
 from landmark.utils.errors import UserError
 from landmark.utils.flops import flops_per_token, keys_per_query, peak_flops
@@ -32,8 +32,8 @@ from landmark.utils.peak_memory import reset_peak_memory
 if TYPE_CHECKING:
     from landmark.config.schema import Config, TrainConfig
     from landmark.data.stream import Corpus
-    from landmark.data.synthetic import SyntheticCorpus
-    from landmark.data.tokenizers import Tokenizer
+    from landmark.data.synthetic_corpus import SyntheticCorpus
+    from landmark.data.tokenizer import Tokenizer
     from landmark.models import LanguageModel
 
 PROFILERS = {"simple": SimpleProfiler, "advanced": AdvancedProfiler, "pytorch": PyTorchProfiler}
@@ -50,45 +50,54 @@ def train(
 ) -> dict[str, Any]:
     """Train `model` in place for `train.steps` steps in all and save its weights in `run_dir`.
 
-    Started again it goes on at the newest checkpoint in `run_dir`/checkpoints, bit for bit on the CPU at the
-    same number of threads; a finished run returns at once. The checkpoints stay until `discard_checkpoints`
-    removes them, for the caller to call once it has kept the summary: steps, train_loss and validation_loss
-    in nats, validation_perplexity, seconds, tokens_per_second, mfu or None, peak_memory_bytes, parameters.
+    1. Find the newest whole checkpoint in `run_dir`/checkpoints. A finished run has one of the last step.
+    2. Train from there; the result is the same, bit for bit on the CPU at the same number of threads.
+    3. Save the weights. The checkpoints stay until the caller has kept the summary and calls `discard_checkpoints`.
 
-    identity: the settings that decide the weights (`landmark.experiment.identity`). Expects settings that
-    `landmark.config.checks.check` has passed. Raises UserError where they do not fit the devices, on checkpoints of
-    which none is whole or that are of another identity, on a loss or weights that are not finite; Stopped where a
-    signal ended it after a checkpoint.
+    Args:
+        model: freshly built.
+        corpus: prepared streams, or synthetic data.
+        tokenizer: of the corpus.
+        config: settings that `landmark.config.checks.check` has passed.
+        run_dir: the run's folder.
+        loggers: get the metrics beside the run's metrics.csv.
+        identity: the settings that decide the weights (`landmark.experiment.identity`).
+
+    Returns:
+        steps, train_loss and validation_loss in nats, validation_perplexity, seconds, tokens_per_second, mfu (None:
+        unknown), peak_memory_bytes, flops_per_token, parameters.
+
+    Raises UserError where the settings do not fit the devices, where no checkpoint is whole or one has another
+    identity, and where a loss or a weight is not finite; Stopped after a checkpoint where a signal ended the training.
     """
     settings = config.train
     if config.trainer.threads:
         torch.set_num_threads(config.trainer.threads)
-    folder = Path(run_dir) / "checkpoints"
+    folder = run_dir / "checkpoints"
     folder.mkdir(parents=True, exist_ok=True)
-    (Path(run_dir) / REPORT).unlink(missing_ok=True)
-    resumed = find_checkpoint(folder, identity)
-    path, step = resumed or (None, 0)
+    (run_dir / REPORT).unlink(missing_ok=True)
+    path, step = find_checkpoint(folder, identity) or (None, 0)
 
     data = WindowDataModule(corpus, tokenizer, config)
     data.start_step = step
-    measurements = Measurements(
+    measurements = MeasurementCallback(
         steps=settings.steps,
         log_every=settings.log_every,
         validate_every=settings.validate_every,
         tokens_per_step=settings.batch_size * settings.length,
-        flops_per_token=_flops(model, settings.length),
+        flops_per_token=training_flops_per_token(model, settings.length),
     )
     with _quiet_lightning(), Interruption(settings.log_every) as interruption:
         trainer = _trainer(
             config,
+            run_dir,
             strategy=strategy(config.trainer.strategy, model),
             callbacks=[
                 measurements,
-                Progress(measurements, Path(run_dir).name),
-                Checkpoints(folder, settings.checkpoint_every, settings.steps, identity, interruption),
+                ProgressCallback(measurements, run_dir.name),
+                CheckpointCallback(folder, settings.checkpoint_every, settings.steps, identity, interruption),
             ],
-            logger=[MetricsFile(Path(run_dir) / "metrics.csv", step), *loggers],
-            default_root_dir=run_dir,
+            logger=[MetricsCsvLogger(run_dir / "metrics.csv", step), *loggers],
         )
         _check_devices(trainer, settings)
         peak = peak_flops(_device_name(trainer), settings.precision)
@@ -99,25 +108,27 @@ def train(
         try:
             trainer.fit(module, datamodule=data, ckpt_path=path)
         except NotFinite as error:
-            raise diverged(error, data.training, Path(run_dir), config.seed) from error
+            raise diverged(error, data.training, run_dir, config.seed) from error
     whole = gathered(trainer)
     if trainer.is_global_zero:
-        weights.save(model, Path(run_dir), whole)
+        weights.save(model, run_dir, whole)
     trainer.strategy.barrier("weights saved")
-    flops = {"flops_per_token": measurements.flops_per_token}
-    return measurements.summary() | flops | {"parameters": model.num_parameters()}
+    return measurements.summary() | {"parameters": model.num_parameters()}
 
 
-def _trainer(config: "Config", **arguments: Any) -> lightning.Trainer:
+def _trainer(config: "Config", run_dir: Path, **arguments: Any) -> Trainer:
+    """Lightning's trainer. A profiler reports into the run's folder: fit-profile-*.txt, and a trace with `pytorch`."""
+    name = config.trainer.profiler
     try:
-        return lightning.Trainer(
+        return Trainer(
+            default_root_dir=run_dir,
             accelerator=config.trainer.accelerator,
             devices=config.trainer.devices,
             precision=config.train.precision,  # pyright: ignore[reportArgumentType]
             max_steps=config.train.steps,
             plugins=[AtomicCheckpointIO()],
-            profiler=_profiler(config.trainer.profiler, arguments["default_root_dir"]),
-            limit_val_batches=0,  # `Measurements` validates
+            profiler=name and PROFILERS[name](dirpath=run_dir, filename=f"profile-{name}"),
+            limit_val_batches=0,  # `MeasurementCallback` validates
             use_distributed_sampler=False,
             enable_progress_bar=False,
             enable_model_summary=False,
@@ -127,14 +138,7 @@ def _trainer(config: "Config", **arguments: Any) -> lightning.Trainer:
         raise UserError(f"trainer={config.trainer.name}: {' '.join(str(error).split())}") from error
 
 
-def _profiler(name: str | None, folder: str | Path) -> Profiler | None:
-    """Reports into the run's folder, fit-profile-*.txt, and with `pytorch` a trace that browsers show."""
-    if name is None:
-        return None
-    return PROFILERS[name](dirpath=folder, filename=f"profile-{name}")
-
-
-def _check_devices(trainer: lightning.Trainer, settings: "TrainConfig") -> None:
+def _check_devices(trainer: Trainer, settings: "TrainConfig") -> None:
     if trainer.world_size > 1 and "TORCHELASTIC_RUN_ID" not in os.environ:
         raise UserError(
             f"training on {trainer.world_size} devices must be started by torchrun, as run.py does; "
@@ -150,13 +154,14 @@ def _windows(model: "LanguageModel", length: int) -> int:
     return math.ceil(length / model.config.window) if model.config.window else 1
 
 
-def _flops(model: "LanguageModel", length: int) -> float:
+def training_flops_per_token(model: "LanguageModel", length: int) -> float:
+    """FLOPs of a token in training windows of `length` tokens, by the keys that its query attends to."""
     shape = model.config
     keys = keys_per_query(length, shape.window, shape.cache)
     return flops_per_token(model.num_parameters(), shape.num_layers, shape.hidden_dim, keys)
 
 
-def _device_name(trainer: lightning.Trainer) -> str:
+def _device_name(trainer: Trainer) -> str:
     device = trainer.strategy.root_device
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 

@@ -1,8 +1,11 @@
-"""Signals by which a cluster takes a machine back: the step ends, a checkpoint is written, then the signal has its way.
+"""Signals by which a cluster takes a machine back.
 
-SIGTERM comes at preemption and a while before a kill, SIGUSR1 and SIGUSR2 where a job asked for them (Slurm:
-`--signal=USR1@120`; submitit: SIGUSR2). A launcher's own handler, such as one that requeues the job, is called after
-the checkpoint; where there is none the training ends in `Stopped`.
+SIGTERM comes at preemption and a while before a kill, SIGUSR1 and SIGUSR2 if a job asked for them (Slurm:
+`--signal=USR1@120`; submitit: SIGUSR2). After a signal:
+
+1. The current step ends, and a checkpoint is written.
+2. The handler that was installed before ours is called, such as a launcher's that requeues the job.
+3. Without such a handler the training ends with `Stopped`.
 """
 
 import logging
@@ -13,7 +16,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-import lightning
+from lightning import Trainer
 
 from landmark.utils.errors import Stopped
 
@@ -23,10 +26,10 @@ log = logging.getLogger(__name__)
 
 
 class Interruption:
-    """Notes the signals that come while a training listens; as a context it gives back the handlers there were."""
+    """Notes signals during a training; as a context it restores the earlier handlers at the end."""
 
     def __init__(self, every: int) -> None:
-        """every: steps between the looks that several devices take together, for each is a message among them."""
+        """every: steps between the checks of several devices, each of which costs a message among them."""
         self.every = every
         self._before: dict[signal.Signals, Callable[[int, FrameType | None], Any] | int | None] = {}
         self._came: signal.Signals | None = None
@@ -40,21 +43,21 @@ class Interruption:
         for each, handler in self._before.items():
             signal.signal(each, handler)
 
-    def listen(self) -> None:
-        """Take the signals over, from Lightning too, whose handlers send messages from within a step."""
+    def install_handlers(self) -> None:
+        """Handle the signals here, not in Lightning, whose handlers send messages from within a step."""
         for each in self._before:
             signal.signal(each, self._note)
 
-    def asked(self, trainer: lightning.Trainer) -> bool:
-        """Whether to stop after this step; where there are several devices, whether any of them was asked to."""
+    def stop_requested(self, trainer: Trainer) -> bool:
+        """Whether to stop after this step: whether a signal came to this device, or to any of several."""
         if trainer.world_size == 1:
             return self._came is not None
         if trainer.global_step % self.every:
             return False
         return trainer.strategy.reduce_boolean_decision(self._came is not None, all=False)
 
-    def act(self, checkpoint: Path) -> None:
-        """Let the signal do what it would have done. Raises Stopped, unless a handler of others returns."""
+    def pass_on(self, checkpoint: Path) -> None:
+        """Call the earlier handler of the signal. Raises Stopped where there is none."""
         came, self._came = self._came or signal.SIGTERM, None
         before = self._before.get(came)
         if callable(before):

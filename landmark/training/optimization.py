@@ -32,8 +32,8 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
 def learning_rate(step: int, train: "TrainConfig") -> float:
     """Learning rate of step 0 … steps−1: a cosine from `start_lr` up to `max_lr`, and one down to `final_lr`.
 
-    The peak is at step `warmup`·steps − 1, a fraction as in PyTorch's OneCycleLR, whose values these are.
-    Being a function of the step alone, it needs no state in a checkpoint.
+    The peak is at step `warmup`·steps − 1, which may be a fraction; all values equal those of PyTorch's OneCycleLR.
+    As a function of the step alone it needs no state in a checkpoint.
     """
     peak = train.warmup * train.steps - 1
     last = train.steps - 1

@@ -1,4 +1,4 @@
-"""Weights shared out among the devices (`trainer=fsdp`): a unit is a layer of the decoder."""
+"""Weights sharded over the devices (`trainer=fsdp`): a unit is a layer of the decoder."""
 
 from typing import TYPE_CHECKING
 
@@ -6,11 +6,11 @@ from lightning.pytorch.strategies import FSDPStrategy, Strategy
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    import lightning
+    from lightning import Trainer
 
 
 def strategy(name: str, model: nn.Module) -> str | Strategy:
-    """What Lightning's trainer takes for `trainer.strategy`."""
+    """The strategy of Lightning's trainer for the setting `trainer.strategy`."""
     if name != "fsdp":
         return name
     return FSDPStrategy(auto_wrap_policy=layer_types(model), state_dict_type="full")
@@ -22,9 +22,11 @@ def layer_types(model: nn.Module) -> set[type[nn.Module]]:
     return {type(layer) for layer in max(lists, key=len)}
 
 
-def gathered(trainer: "lightning.Trainer") -> dict[str, Tensor] | None:
-    """Weights of the trained model by their names in it, on the first device, where they are shared out; None where
-    every device has them all. To be called on all devices."""
+def gathered(trainer: "Trainer") -> dict[str, Tensor] | None:
+    """Sharded weights of the trained model by name, gathered on the first device; None where nothing is sharded.
+
+    Must be called on all devices.
+    """
     if not isinstance(trainer.strategy, FSDPStrategy):
         return None
     state = trainer.strategy.lightning_module_state_dict()

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# A segment: first token counted, tokens counted, their summed loss in nats.
 Segments = Sequence[Sequence[float]]
+"""For each segment: first token counted, tokens counted, their summed loss in nats."""
 
 
 def mean_and_error(segments: Segments) -> tuple[float, float]:
-    """Mean loss per token over segments (first token, tokens, summed loss), and its standard error over segments.
+    """Mean loss per token over segments, and its standard error over segments, both in nats.
 
-    Both in nats. The error is that of a ratio of sums; NaN for fewer than two segments.
+    The error is the one of a ratio of sums; NaN for fewer than two segments.
     """
     table = np.asarray(segments, dtype=np.float64)
     tokens, nll = table[:, 1], table[:, 2]
@@ -28,41 +28,34 @@ def mean_and_error(segments: Segments) -> tuple[float, float]:
 
 
 @dataclass(frozen=True)
-class Paired:
-    """Difference a − b of the mean losses per token in nats, its standard error, and the stretches compared."""
+class Difference:
+    """Difference a − b of two mean losses on the same text.
 
-    difference: float
+    nats: per token. error: standard error in nats. stretches: parts of the text that were compared.
+    """
+
+    nats: float
     error: float
     stretches: int
 
-    @property
-    def clear(self) -> bool:
-        """Whether a is better than b by more than two standard errors."""
-        return self.difference < -2 * self.error
 
-
-def paired(a: Segments, b: Segments) -> Paired:
+def paired_difference(a: Segments, b: Segments) -> Difference | None:
     """Compare two rows on exactly the same text, whatever their segments' lengths.
 
-    a, b: segments as (first token counted, tokens counted, summed loss in nats). The text is parted wherever segments
-    of both end together; each such stretch gives one difference.
-
-    Raises ValueError where the two rows did not count the same tokens, or share fewer than two stretches.
+    The text is parted wherever segments of both rows end together; each such stretch gives one difference. Returns
+    None where the rows did not count the same tokens, or share fewer than two stretches.
     """
-    parts_a, parts_b = _stretches(a), _stretches(b)
-    edges = sorted(set(parts_a) & set(parts_b))
-    whole = [_runs(a), _runs(b)]
-    if whole[0] != whole[1]:
-        raise ValueError("the two rows did not count the same tokens: they cannot be paired")
+    if _runs(a) != _runs(b):
+        return None
+    edges = sorted(_edges(a) & _edges(b))
     sums_a, sums_b = _summed(a, edges), _summed(b, edges)
     if len(sums_a) < 2:
-        raise ValueError("the two rows share fewer than two stretches of text: no error can be given")
+        return None
     rows = [(start, tokens, nll - sums_b[start][1]) for start, (tokens, nll) in sums_a.items()]
-    difference, error = mean_and_error(rows)
-    return Paired(difference, error, len(rows))
+    return Difference(*mean_and_error(rows), len(rows))
 
 
-def _stretches(segments: Segments) -> set[int]:
+def _edges(segments: Segments) -> set[int]:
     return {int(start) for start, *_ in segments} | {int(start + tokens) for start, tokens, *_ in segments}
 
 
@@ -89,7 +82,7 @@ def _summed(segments: Segments, edges: list[int]) -> dict[int, tuple[float, floa
 
 
 def clopper_pearson(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Exact bounds of a proportion: those that make so few, or so many, successes no less likely than allowed."""
+    """Exact (Clopper–Pearson) confidence interval of a proportion, from its lower to its upper bound."""
 
     def at_most(count: int, p: float) -> float:
         return sum(math.comb(trials, i) * p**i * (1 - p) ** (trials - i) for i in range(count + 1))

@@ -11,7 +11,7 @@ import pytest
 
 from landmark.data import SPLITS, Tokenizer, find, prepare
 from landmark.data.arxiv_math import HUB_FILES, HUB_NAME
-from landmark.data.corpora import open_source
+from landmark.data.sources import open_source
 from landmark.utils.errors import UserError
 
 PAPERS = {

@@ -5,7 +5,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from landmark.data.corpora import SPLITS, open_source
+from landmark.data.sources import SPLITS, open_source
 from landmark.data.stdlib import split_of
 from landmark.utils.errors import UserError
 

@@ -1,4 +1,4 @@
-"""The key-value task: its samples, its prompts and what counts as an answer."""
+"""Key-value pairs: its samples, its prompts and what counts as an answer."""
 
 import re
 
@@ -7,6 +7,7 @@ import pytest
 
 from landmark.data import SyntheticCorpus, load_tokenizer
 from landmark.data.key_value import KEYS, KeyValue
+from landmark.data.synthetic_windows import SyntheticWindows
 from landmark.utils.errors import UserError
 
 TOKENIZER = load_tokenizer("bytes")
@@ -22,7 +23,7 @@ def test_keys_are_single_bytes_that_mean_nothing_else():
 
 
 def test_samples_define_keys_and_ask_for_all_of_them_in_another_order():
-    batch = CORPUS.windows("train", length=100, batch_size=120, seed=0, block_size=None).batch(0)
+    batch = SyntheticWindows(CORPUS, "train", length=100, batch_size=120, seed=0, block_size=None).batch(0)
     assert batch.weights is not None
     counts, orders = set(), set()
     for tokens, weights in zip(batch.tokens.numpy(), batch.weights.numpy()):
@@ -47,7 +48,7 @@ def test_samples_define_keys_and_ask_for_all_of_them_in_another_order():
 
 
 def test_a_long_sample_defines_no_more_than_there_are_keys():
-    batch = CORPUS.windows("train", length=900, batch_size=40, seed=0, block_size=None).batch(0)
+    batch = SyntheticWindows(CORPUS, "train", length=900, batch_size=40, seed=0, block_size=None).batch(0)
     counts = [TOKENIZER.decode(tokens).index("==\n") // 3 for tokens in batch.tokens.numpy()]
     assert 50 < max(counts) <= 67
 
@@ -55,7 +56,7 @@ def test_a_long_sample_defines_no_more_than_there_are_keys():
 @pytest.mark.parametrize("block_size", [3, 15])
 def test_lines_and_blocks_end_together(block_size):
     width = block_size + 1
-    batch = CORPUS.windows("train", length=5 * width, batch_size=4, seed=0, block_size=block_size).batch(0)
+    batch = SyntheticWindows(CORPUS, "train", length=5 * width, batch_size=4, seed=0, block_size=block_size).batch(0)
     for tokens in batch.tokens.numpy():
         for block in tokens.reshape(-1, width):
             assert block[-1] == TOKENIZER.landmark

@@ -1,4 +1,4 @@
-"""The pass key task: its samples, its prompts and what counts as an answer."""
+"""Pass keys: its samples, its prompts and what counts as an answer."""
 
 import re
 
@@ -8,15 +8,16 @@ import pytest
 from landmark.config.schema import SYNTHETIC, DataConfig
 from landmark.data import SyntheticCorpus, load_tokenizer, synthetic_corpus
 from landmark.data.passkey import FILLER, INTRODUCTION, LARGEST, SENTENCES, Passkey
-from landmark.data.windows import NO_LOSS
+from landmark.data.synthetic_windows import SyntheticWindows
+from landmark.utils.constants import NO_LOSS
 from landmark.utils.errors import UserError
 
 TOKENIZER = load_tokenizer("bytes")
 
 
-def windows(split="train", block_size=9, seed=0, task=None):
-    corpus = SyntheticCorpus(task or Passkey(), TOKENIZER)
-    return corpus.windows(split, length=300, batch_size=6, seed=seed, block_size=block_size)
+def windows(split="train", block_size=9, seed=0):
+    corpus = SyntheticCorpus(Passkey(), TOKENIZER)
+    return SyntheticWindows(corpus, split, length=300, batch_size=6, seed=seed, block_size=block_size)
 
 
 def text_of(tokens):
@@ -123,11 +124,11 @@ def test_identity_follows_what_decides_samples_and_prompts():
     assert hashes(dense=0.2)[1] == test
 
 
-def test_every_task_by_its_name():
+def test_every_kind_of_synthetic_data_by_its_name():
     for name in SYNTHETIC:
         corpus = synthetic_corpus(DataConfig(name=name, cache=""), TOKENIZER)
         assert corpus is not None
-        assert corpus.task.name == name
+        assert corpus.data.name == name
     assert synthetic_corpus(DataConfig(name="pg19", cache=""), TOKENIZER) is None
 
 

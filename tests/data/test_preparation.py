@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from landmark.data import SPLITS, Tokenizer, find, open_corpus, prepare
-from landmark.data.corpora import open_source, read_text
 from landmark.data.preparation import _map_in_order
+from landmark.data.sources import open_source, read_text
 from landmark.utils.errors import UserError
 from landmark.utils.files import sha256_file
 
@@ -103,7 +103,7 @@ def test_few_items_are_in_memory_at_a_time(window: int, most: int):
             yield number
 
     results = []
-    for result in _map_in_order(lambda number: number * 2, items(), 3, size=lambda _: 10, window=window):
+    for result in _map_in_order(lambda number: number * 2, items(), 3, size=lambda _: 10, capacity=window):
         alive -= 1
         results.append(result)
     assert results == list(range(0, 400, 2))
@@ -121,7 +121,7 @@ def test_small_items_do_not_wait_for_a_large_one_before_them():
                 assert others_done.acquire(timeout=10), "the others wait"
         return number
 
-    results = _map_in_order(work, range(100), 2, size=lambda number: 1 if number else 50, window=100)
+    results = _map_in_order(work, range(100), 2, size=lambda number: 1 if number else 50, capacity=100)
     assert list(results) == list(range(100))
 
 

@@ -10,8 +10,8 @@ pytest.importorskip("transformers", reason="the optional extra `hf` is not insta
 from tokenizers import Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
+from landmark.data.named_tokenizers import load_tokenizer
 from landmark.data.pretrained_tokenizer import PretrainedTokenizer, open_pretrained
-from landmark.data.tokenizers import load_tokenizer
 from landmark.utils.errors import UserError
 from tests.huggingface.conftest import make_tokenizer
 

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -7,7 +8,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from landmark.data.datamodule import WindowDataModule
-from landmark.data.windows import NO_LOSS, TrainingWindows, landmark_view, viewed_length
+from landmark.data.random_numbers import CONTROLLED, JUMPS, STARTS, random_numbers
+from landmark.data.windows import TrainingWindows, raw_position, viewed_length
+from landmark.utils.constants import NO_LOSS
 from landmark.utils.errors import UserError
 
 LANDMARK, EOT = 60000, 50000
@@ -45,9 +48,9 @@ def test_view_is_the_stream_with_landmarks_inserted(raw: np.ndarray, block_size:
     assert viewed_length(len(raw), block_size) == len(view)
     start = data.draw(st.integers(0, len(view)))
     stop = data.draw(st.integers(start, len(view)))
-    assert landmark_view(raw, start, stop - start, block_size, LANDMARK).tolist() == view[start:stop]
-    with pytest.raises(ValueError, match="beyond the view"):
-        landmark_view(raw, start, len(view) - start + 1, block_size, LANDMARK)
+    raw_at, is_landmark = raw_position(np.arange(start, stop), block_size)
+    found = [LANDMARK if here else int(raw[number]) for number, here in zip(raw_at, is_landmark, strict=True)]
+    assert found == view[start:stop]
 
 
 @given(raw_streams, block_sizes | st.none(), st.integers(1, 20))
@@ -120,13 +123,20 @@ def test_stream_too_short_and_settings_out_of_range_are_refused():
         make(RAW, None).at([len(RAW)])
 
 
-def datamodule(rank: int = 0, devices: int = 1, kind: str = "landmark", batch_size: int = 6) -> WindowDataModule:
+def test_streams_of_random_numbers_differ():
+    streams = [random_numbers(0, 0, stream, range(50)).tolist() for stream in (STARTS, CONTROLLED, JUMPS)]
+    assert len({number for stream in streams for number in stream}) == 150
+
+
+def datamodule(
+    rank: int = 0, devices: int = 1, kind: str = "landmark", batch_size: int = 6, cmt: bool = True, p_jump: int = 5
+) -> WindowDataModule:
     corpus = SimpleNamespace(split=lambda name: RAW if name == "train" else RAW[:999])
     config = SimpleNamespace(
         seed=5,
         model=SimpleNamespace(kind=kind, block_size=7, num_layers=2),
-        cmt=SimpleNamespace(enabled=kind == "landmark"),
-        positions=SimpleNamespace(p_jump=5),
+        cmt=SimpleNamespace(enabled=cmt and kind == "landmark"),
+        positions=SimpleNamespace(p_jump=p_jump),
         train=SimpleNamespace(batch_size=batch_size, length=30, validate_batches=3),
     )
     module = WindowDataModule(corpus, SimpleNamespace(landmark=LANDMARK, eot=EOT), config)  # pyright: ignore
@@ -165,3 +175,25 @@ def test_plain_model_sees_no_landmarks():
     assert batch.controlled is None
     assert batch.positions is None
     assert LANDMARK not in batch.tokens
+
+
+def test_without_a_token_or_jumps_nothing_is_drawn():
+    batch = next(iter(datamodule(cmt=False, p_jump=1).train_dataloader()))
+    assert batch.phase is not None
+    assert batch.controlled is None
+    assert batch.positions is None
+
+
+def test_validation_has_controlled_landmarks_and_no_jumps():
+    batch = next(iter(datamodule().val_dataloader()))
+    assert batch.controlled.shape[:2] == (6, 2)
+    assert batch.positions is None
+
+
+def test_part_of_a_batch_has_its_controlled_landmarks_and_positions():
+    whole = next(iter(datamodule().train_dataloader()))
+    part = whole.rows(slice(1, 3)).to("cpu")
+    assert torch.equal(part.controlled, whole.controlled[1:3])
+    assert torch.equal(part.positions, whole.positions[1:3])
+    assert part.weights is None
+    assert replace(part, weights=torch.ones(2, 30)).rows(slice(0, 1)).weights is not None

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from landmark.config import to_config
 from landmark.evaluation import choose_cutoffs, evaluate
-from landmark.evaluation.cutoffs import CUTOFFS, STEPS, Choice, choose, measure_layers
+from landmark.evaluation.cutoffs import CUTOFFS, STEPS, CutoffEffect, cheapest_cutoffs, measure_layers
 from landmark.models import Decoder
 from tests.configurations import compose_conf
 from tests.evaluation.test_perplexity import LANDMARK, TOKENIZER, model_of, stream
@@ -40,14 +40,14 @@ def test_each_layer_is_measured_alone():
 
 def test_the_cheapest_layer_drops_first():
     layers = measure_layers(measure, 3)
-    assert choose(layers, 0.0) == [0.0, 0.0, 0.0]
-    assert choose(layers, 1 / 3) == [0.0, 1.0, 0.0]
-    assert choose(layers, 2 / 3) == [1.0, 1.0, 0.0]
-    assert choose(layers, 1.0) == [1.0, 1.0, 1.0]
+    assert cheapest_cutoffs(layers, 0.0) == [0.0, 0.0, 0.0]
+    assert cheapest_cutoffs(layers, 1 / 3) == [0.0, 1.0, 0.0]
+    assert cheapest_cutoffs(layers, 2 / 3) == [1.0, 1.0, 0.0]
+    assert cheapest_cutoffs(layers, 1.0) == [1.0, 1.0, 1.0]
 
 
 def test_what_cannot_be_dropped_is_not_asked_for():
-    assert choose([[Choice(0.0, 0.0, 0.0), Choice(1.0, 0.7, 0.1)]], 0.9) == [1.0]
+    assert cheapest_cutoffs([[CutoffEffect(0.0, 0.0, 0.0), CutoffEffect(1.0, 0.7, 0.1)]], 0.9) == [1.0]
 
 
 @given(
@@ -57,7 +57,10 @@ def test_what_cannot_be_dropped_is_not_asked_for():
 )
 def test_no_other_choice_drops_enough_for_less(measured):
     layers = [
-        [Choice(0.0, 0.0, 0.0), *(Choice(n + 1.0, parts / STEPS, cost) for n, (parts, cost) in enumerate(layer))]
+        [
+            CutoffEffect(0.0, 0.0, 0.0),
+            *(CutoffEffect(n + 1.0, parts / STEPS, cost) for n, (parts, cost) in enumerate(layer)),
+        ]
         for layer in measured
     ]
     most = statistics.fmean(max(choice.dropped for choice in choices) for choices in layers)
@@ -66,7 +69,7 @@ def test_no_other_choice_drops_enough_for_less(measured):
     def total(chosen):
         return statistics.fmean(choice.dropped for choice in chosen), sum(choice.cost for choice in chosen)
 
-    found = choose(layers, share)
+    found = cheapest_cutoffs(layers, share)
     chosen = [next(c for c in choices if c.cutoff == cutoff) for choices, cutoff in zip(layers, found, strict=True)]
     dropped, cost = total(chosen)
     slack = 0.5 / STEPS / len(layers) + 1e-9  # the share is rounded to a part

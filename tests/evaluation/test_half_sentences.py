@@ -1,4 +1,4 @@
-"""Which sentences are torn, what counts as found, and the three rankings."""
+"""Which sentences are halved, what counts as found, and the three rankings."""
 
 import math
 import random
@@ -10,9 +10,16 @@ import torch
 
 pytest.importorskip("bm25s", reason="the optional extra `hf` is not installed")
 
+from landmark.data.named_tokenizers import load_tokenizer
 from landmark.data.stream import Stream
-from landmark.data.tokenizers import load_tokenizer
-from landmark.evaluation.half_sentences import _bm25, _chance, _rank, documents, evaluate_half_sentences, tear
+from landmark.evaluation.half_sentences import (
+    _bm25,
+    _chance,
+    _rank,
+    document_texts,
+    evaluate_half_sentences,
+    remove_second_halves,
+)
 from landmark.models import Decoder, DecoderConfig
 from landmark.retriever import split_into_blocks
 from landmark.utils.errors import UserError
@@ -43,30 +50,30 @@ def stream(texts):
 
 
 def test_documents_come_back_from_a_stream():
-    assert documents(stream(made_up(0)), TOKENIZER) == made_up(0)
+    assert document_texts(stream(made_up(0)), TOKENIZER) == made_up(0)
 
 
 def test_queries_are_gone_and_first_halves_are_there():
     texts = made_up(1)
-    torn = tear(texts, QUERIES, seed=0)
-    assert len(torn.queries) == QUERIES
-    for query, (number, start, stop) in zip(torn.queries, torn.first, strict=True):
-        document = torn.documents[number][1]
+    halved = remove_second_halves(texts, QUERIES, seed=0)
+    assert len(halved.queries) == QUERIES
+    for query, (number, start, stop) in zip(halved.queries, halved.first_halves, strict=True):
+        document = halved.documents[number][1]
         first = document.encode()[start:stop].decode()
         assert query not in document
         assert first + query in texts[number]
         words = (first + query).split()
         assert 16 <= len(words) <= 40
         assert len(first.split()) == len(words) // 2
-    left = sum(len(text) for _, text in torn.documents) + sum(map(len, torn.queries))
+    left = sum(len(text) for _, text in halved.documents) + sum(map(len, halved.queries))
     assert left == sum(map(len, texts))
-    assert tear(texts, QUERIES, seed=0) == torn
-    assert tear(texts, QUERIES, seed=1) != torn
+    assert remove_second_halves(texts, QUERIES, seed=0) == halved
+    assert remove_second_halves(texts, QUERIES, seed=1) != halved
 
 
 def test_too_few_sentences_are_refused():
     with pytest.raises(UserError, match="has only"):
-        tear(made_up(2), 1000, seed=0)
+        remove_second_halves(made_up(2), 1000, seed=0)
 
 
 def test_rank_counts_what_stands_before_the_best_that_counts():
@@ -109,23 +116,28 @@ def test_recall_counts_the_ranks(model, retriever):
         hits = sum(rank <= n for rank in results["ranks"])
         assert results[f"recall_at_{n}"] == hits / QUERIES
         assert results[f"recall_at_{n}_interval"] == list(clopper_pearson(hits, QUERIES))
-    torn = tear(made_up(4), QUERIES, seed=7)
-    assert results["blocks"] == sum(math.ceil(len(text.encode()) / BLOCK) for _, text in torn.documents)
+    halved = remove_second_halves(made_up(4), QUERIES, seed=7)
+    assert results["blocks"] == sum(math.ceil(len(text.encode()) / BLOCK) for _, text in halved.documents)
     assert (results["heads"] is None) == (retriever == "bm25")
 
 
 def test_gold_is_where_the_first_half_stands(model, monkeypatch):
     """A ranking that knows the place is always right."""
-    torn = tear(made_up(4), QUERIES, seed=7)
-    texts = [block for document in torn.documents for block in split_into_blocks(*document, TOKENIZER, BLOCK)[0]]
-    firsts = {q: torn.documents[n][1].encode()[a:b] for q, (n, a, b) in zip(torn.queries, torn.first, strict=True)}
+    halved = remove_second_halves(made_up(4), QUERIES, seed=7)
+    texts = [block for document in halved.documents for block in split_into_blocks(*document, TOKENIZER, BLOCK)[0]]
+    firsts = {
+        q: halved.documents[n][1].encode()[a:b]
+        for q, (n, a, b) in zip(halved.queries, halved.first_halves, strict=True)
+    }
 
     def knowing(_):
         return lambda query: torch.tensor([float(block.text.strip().encode() in firsts[query]) for block in texts])
 
     monkeypatch.setattr("landmark.evaluation.half_sentences._bm25", knowing)
     results = evaluated(model, "bm25")
-    found = [rank for rank, query in zip(results["ranks"], torn.queries, strict=True) if len(firsts[query]) > 2 * BLOCK]
+    found = [
+        rank for rank, query in zip(results["ranks"], halved.queries, strict=True) if len(firsts[query]) > 2 * BLOCK
+    ]
     assert found
     assert set(found) == {1}
 

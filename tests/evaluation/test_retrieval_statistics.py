@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from landmark.evaluation import evaluate
-from landmark.evaluation.retrieval_statistics import distinct, penultimate_chunk
+from landmark.evaluation.chunks import penultimate_chunk_start
+from landmark.evaluation.retrieval_statistics import distinct
 from landmark.memory.settings import GRANULARITIES
 from landmark.models import Decoder
 from landmark.utils.errors import UserError
@@ -67,7 +68,10 @@ def test_off_unless_asked_for(stream):
     assert "retrieval" not in evaluate(model_of(LANDMARK), stream, TOKENIZER, settings(local=20))
 
 
-@pytest.mark.parametrize(("config", "length", "local"), [(LANDMARK, 64, 64), (LANDMARK, 64, 32), (PLAIN, 64, 20)])
-def test_chunk_without_blocks_is_refused(config, length, local):
+@pytest.mark.parametrize(
+    ("config", "length", "local", "k"),
+    [(LANDMARK, 64, 64, 2), (LANDMARK, 64, 32, 2), (PLAIN, 64, 20, 2), (LANDMARK, 64, 20, 0)],
+)
+def test_chunk_without_blocks_is_refused(config, length, local, k):
     with pytest.raises(UserError, match="has no blocks to retrieve"):
-        penultimate_chunk(model_of(config), length, local)
+        penultimate_chunk_start(config, length, local, k)

@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 import landmark
 from landmark.models import Decoder, DecoderConfig, save
 from landmark.models.checkpoint import load
-from landmark.models.decoder import new_decoder
+from landmark.models.construction import new_decoder
 from landmark.utils.errors import UserError
 
 CONFIG = DecoderConfig(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from landmark.memory import Memory
 from landmark.memory.settings import GRANULARITIES, MAPPINGS, TIERS
 from landmark.models import Decoder, DecoderConfig
-from landmark.models.generation import Sampling
+from landmark.models.sampling import Sampling
 from landmark.utils.errors import UserError
 
 LANDMARK, VOCABULARY = 30, 32

@@ -17,7 +17,7 @@ from landmark.results.figures.positions import curves
 from landmark.results.figures.style import series, series_colours
 from landmark.results.tables import Difference, build
 from landmark.utils.errors import UserError
-from landmark.utils.significance import clopper_pearson, paired
+from landmark.utils.significance import clopper_pearson, paired_difference
 from tests.configurations import compose_conf, row_record
 
 SHOWN = {  # figure: an experiment that shows it
@@ -32,8 +32,8 @@ SHOWN = {  # figure: an experiment that shows it
 
 
 def pair(a, b):
-    found = paired(a["results"]["segments"], b["results"]["segments"])
-    return Difference(found.difference, found.error, found.stretches)
+    found = paired_difference(a["results"]["segments"], b["results"]["segments"])
+    return None if found is None else Difference(found.nats, found.error, found.stretches)
 
 
 @functools.cache

@@ -10,12 +10,12 @@ from landmark.results import render
 from landmark.results.paper import read_paper
 from landmark.results.tables import Difference, build, compare
 from landmark.utils.errors import UserError
-from landmark.utils.significance import paired
+from landmark.utils.significance import paired_difference
 
 
 def pair(a, b):
-    found = paired(a["results"]["segments"], b["results"]["segments"])
-    return Difference(found.difference, found.error, found.stretches)
+    found = paired_difference(a["results"]["segments"], b["results"]["segments"])
+    return None if found is None else Difference(found.nats, found.error, found.stretches)
 
 
 @pytest.fixture(scope="module")

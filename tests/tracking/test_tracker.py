@@ -7,7 +7,7 @@ import wandb
 from lightning.pytorch.loggers.logger import DummyLogger
 
 from landmark.config.schema import LoggerConfig
-from landmark.data.synthetic import SyntheticSplit
+from landmark.data.synthetic_corpus import SyntheticSplit
 from landmark.experiment.records import Records
 from landmark.tracking import wandb_run
 from landmark.tracking.tracker import Tracker

@@ -8,7 +8,7 @@ import pytest
 import torch
 from lightning.pytorch.loggers.logger import DummyLogger
 
-import landmark.training.module
+import landmark.training.lightning_module
 from landmark.training import discard_checkpoints
 from landmark.training.checkpointing import checkpoint_path, checkpoints, hash_path
 from landmark.utils.errors import UserError
@@ -85,7 +85,7 @@ def test_finished_run_returns_at_once(plain, monkeypatch):
     def no_step(*args):
         raise AssertionError("a finished run trained on")
 
-    monkeypatch.setattr(landmark.training.module.LanguageModelTraining, "training_step", no_step)
+    monkeypatch.setattr(landmark.training.lightning_module.LanguageModelTraining, "training_step", no_step)
     again, summary_again = run(make_config("transformer"), folder)
     assert_same_weights(model, again)
     assert (folder / "run" / "metrics.csv").read_text() == before

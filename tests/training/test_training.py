@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 import torch
 
-import landmark.training.module
+import landmark.training.lightning_module
 from landmark.data.datamodule import WindowDataModule
-from landmark.data.windows import NO_LOSS
 from landmark.models import checkpoint
+from landmark.utils.constants import NO_LOSS
 from landmark.utils.errors import UserError
 from landmark.utils.metrics_csv import read_metrics
 from tests.training.training_case import KINDS, TOKENIZER, make_config, make_corpus, make_model, run
@@ -121,9 +121,9 @@ def test_nan_stops_naming_the_step(tmp_path, monkeypatch):
 
 def test_weights_that_are_not_finite_are_not_saved(tmp_path, monkeypatch):
     """The loss of the step is finite: its update comes after it."""
-    rate = landmark.training.module.learning_rate
+    rate = landmark.training.lightning_module.learning_rate
     spoil = lambda step, settings: math.inf if step == 7 else rate(step, settings)  # noqa: E731
-    monkeypatch.setattr(landmark.training.module, "learning_rate", spoil)
+    monkeypatch.setattr(landmark.training.lightning_module, "learning_rate", spoil)
     with pytest.raises(UserError, match="a weight became nan at step 8, .* no checkpoint was written before"):
         run(make_config("transformer"), tmp_path)
     assert list((tmp_path / "run" / "checkpoints").iterdir()) == []

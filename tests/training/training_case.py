@@ -25,13 +25,13 @@ from landmark.config.schema import (
     TrainConfig,
     TrainerConfig,
 )
+from landmark.data.named_tokenizers import load_tokenizer
 from landmark.data.stream import Corpus
-from landmark.data.tokenizers import load_tokenizer
 from landmark.experiment.identity import run_settings
 from landmark.models import build
 from landmark.training import train
-from landmark.training.metrics import MetricsFile
-from landmark.training.module import LanguageModelTraining
+from landmark.training.lightning_module import LanguageModelTraining
+from landmark.training.metrics_csv_logger import MetricsCsvLogger
 
 EXTRAS = "landmark_cmt_jumps"  # a landmark model with a context miss token and positional jumps
 KINDS = ("transformer", "landmark", "transformer_xl", EXTRAS)
@@ -110,14 +110,14 @@ def kill_at(event: str, step: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     if event == "log":
-        log = MetricsFile.log_metrics
+        log = MetricsCsvLogger.log_metrics
 
         def log_and_die(self, metrics, step_now=None):
             log(self, metrics, step_now)
             if step_now == step:
                 kill()
 
-        MetricsFile.log_metrics = log_and_die
+        MetricsCsvLogger.log_metrics = log_and_die
     elif event == "term":
         training_step = LanguageModelTraining.training_step
 

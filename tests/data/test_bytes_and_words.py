@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from landmark.data import TextSize, load_tokenizer, text_size
-from landmark.data.text import count_words
+from landmark.data.bytes_and_words import count_words
 
 BYTES = load_tokenizer("bytes")
 SPACED = st.text(

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from landmark.data.tokenizers import Tokenizer
+from landmark.data.tokenizer import Tokenizer
 
-# What str.split() takes for whitespace beyond ASCII: by length in UTF-8, its bytes read as one number.
+# Whitespace of str.split() beyond ASCII, by its length in UTF-8: the bytes read as one number.
 _WIDE_CODES = (0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029, 0x202F, 0x205F, 0x3000)
 _WIDE_SPACES = {
     length: np.array([int.from_bytes(space) for code in _WIDE_CODES if len(space := chr(code).encode()) == length])
@@ -18,7 +18,7 @@ _REACH = 3  # bytes of the longest whitespace character: how far a byte's class 
 
 @dataclass(frozen=True)
 class TextSize:
-    """Size of some text: UTF-8 bytes, and words, which are what whitespace parts."""
+    """Size of some text: UTF-8 bytes, and words, that is stretches without whitespace."""
 
     num_bytes: int
     words: int

@@ -1,10 +1,12 @@
-"""Training windows of a task that makes its samples.
+"""Training windows of synthetic data.
 
 A window is one text from its beginning, landmarks inserted (ℓ = 4, L), padded with end of text (E)::
 
     raw       i s _ 4 2 . _ I s _ i t _ 4 2 ?  E …
     tokens    i s _ 4 L 2 . _ I L s _ i t L _ 4 2 ? L E …
-    weights   1 1 0 0 - 1 1 1 1 - 1 1 1 1 - w w 1 - - - …    of the token after each: w where the text before tells it
+    weights   1 1 0 0 - 1 1 1 1 - 1 1 1 1 - w w 1 - - - …
+
+A weight is that of the token after it: w where the text before tells that token.
 """
 
 from collections.abc import Sequence
@@ -12,18 +14,20 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from landmark.data.synthetic import Task, encode, random
-from landmark.data.tokenizers import Tokenizer
-from landmark.data.windows import NO_LOSS, Batch, raw_position
+from landmark.data.random_numbers import sample_generator
+from landmark.data.synthetic_corpus import SyntheticCorpus
+from landmark.data.synthetic_data import encode
+from landmark.data.windows import raw_position
+from landmark.utils.constants import NO_LOSS
+from landmark.utils.window_batch import WindowBatch
 
 
-class SampleWindows:
+class SyntheticWindows:
     """Batches of samples, a pure function of (seed, step, index)."""
 
     def __init__(
         self,
-        task: Task,
-        tokenizer: Tokenizer,
+        corpus: SyntheticCorpus,
         split: str,
         *,
         length: int,
@@ -31,36 +35,44 @@ class SampleWindows:
         seed: int,
         block_size: int | None,
     ):
-        """`length`: T, landmarks included."""
-        self._task, self._tokenizer, self._split = task, tokenizer, split
+        """
+        Args:
+            corpus: the synthetic data and its tokenizer.
+            split: the samples of no two splits are the same.
+            length: T, tokens of a window, landmarks included.
+            batch_size: windows of a step.
+            seed: of the training.
+            block_size: ℓ (None: no landmarks).
+        """
+        self._data, self._tokenizer, self._split = corpus.data, corpus.tokenizer, split
         self.length, self.batch_size, self.seed, self.block_size = length, batch_size, seed, block_size
         self._raw = length if block_size is None else length - length // (block_size + 1)
 
-    def batch(self, step: int, indices: range | None = None) -> Batch:
-        """Samples `indices` (all, by default) of the batch of a step."""
+    def batch(self, step: int, indices: range | None = None) -> WindowBatch:
+        """Samples `indices` (None: all) of the batch of a step."""
         chosen = range(self.batch_size) if indices is None else indices
-        return self._make([random(self._split, self.seed, step, index) for index in chosen])
+        return self._make([sample_generator(self._split, self.seed, step, index) for index in chosen])
 
     def starts(self, step: int) -> np.ndarray:
-        """(batch_size,) int64: numbers of a step's samples, of which each with seed and step gives its sample."""
+        """(batch_size,) int64: numbers of the samples of a step, which with seed and step give each sample."""
         return np.arange(self.batch_size)
 
     def evenly_spaced(self, count: int) -> np.ndarray:
         """(count,) int64: numbers of the samples to validate on."""
         return np.arange(count)
 
-    def at(self, numbers: Sequence[int] | np.ndarray) -> Batch:
+    def at(self, numbers: Sequence[int] | np.ndarray) -> WindowBatch:
         """The samples with these numbers."""
-        return self._make([random(self._split, int(number)) for number in numbers])
+        return self._make([sample_generator(self._split, int(number)) for number in numbers])
 
-    def _make(self, rngs: list[np.random.Generator]) -> Batch:
+    def _make(self, rngs: list[np.random.Generator]) -> WindowBatch:
         tokens, targets, weights = (np.stack(arrays) for arrays in zip(*map(self._sample, rngs), strict=True))
         phase = None if self.block_size is None else torch.zeros(len(tokens), dtype=torch.int64)
-        return Batch(torch.from_numpy(tokens), torch.from_numpy(targets), phase, torch.from_numpy(weights))
+        return WindowBatch(torch.from_numpy(tokens), torch.from_numpy(targets), phase, torch.from_numpy(weights))
 
     def _sample(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Tokens, targets and weights (T,) of a window; weights have mean one over the targets."""
-        ids, weight = encode(self._task.sample(rng, self._raw), self._tokenizer)
+        ids, weight = encode(self._data.sample(rng, self._raw), self._tokenizer)
         eot = self._tokenizer.eot
         padding = max(0, self._raw + 2 - len(ids))
         ids = np.concatenate([ids, np.full(padding, eot)])

@@ -1,4 +1,4 @@
-"""metrics.csv of a run: one line a step that was measured, none missing and none twice after a restart."""
+"""The logger that writes a run's metrics.csv: a line for each measured step, also after restarts."""
 
 import csv
 import os
@@ -27,10 +27,10 @@ COLUMNS = (
 )
 
 
-class MetricsFile(Logger):
+class MetricsCsvLogger(Logger):
     """Appends to metrics.csv, a blank where nothing was measured. Steps count finished optimizer steps.
 
-    Lightning's own CSV logger deletes the file of the run that it continues.
+    Lightning's own CSV logger deletes the file when a run is resumed.
     """
 
     def __init__(self, path: Path, resumed_step: int) -> None:
@@ -47,10 +47,8 @@ class MetricsFile(Logger):
         return ""
 
     @rank_zero_only
-    def log_hyperparams(
-        self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any
-    ) -> None:  # the run's record holds them
-        pass
+    def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
+        """Nothing is written: the run's record holds the hyperparameters."""
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:

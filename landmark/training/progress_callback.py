@@ -1,22 +1,22 @@
-"""How far a training is: a bar on a terminal, a line now and then elsewhere."""
+"""The callback that shows how far a training is: a bar on a terminal, a line now and then elsewhere."""
 
 import sys
 import time
 from typing import Any, TextIO
 
-import lightning
+from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from tqdm import tqdm
 
-from landmark.training.measurements import Measurements
+from landmark.training.measurement_callback import MeasurementCallback
 
 SECONDS_BETWEEN_LINES = 15.0
 
 
-class Progress(lightning.Callback):
+class ProgressCallback(Callback):
     """Shows step, loss, tokens/s and the time left, on the first device only."""
 
-    def __init__(self, measurements: Measurements, name: str, stream: TextIO | None = None) -> None:
+    def __init__(self, measurements: MeasurementCallback, name: str, stream: TextIO | None = None) -> None:
         self.measurements = measurements
         self.name = name
         self.stream = stream or sys.stderr
@@ -25,7 +25,7 @@ class Progress(lightning.Callback):
         self._began = 0.0
         self._first_step = 0
 
-    def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._began = self._shown = time.monotonic()
         self._first_step = trainer.global_step
         if not trainer.is_global_zero:
@@ -44,12 +44,7 @@ class Progress(lightning.Callback):
             self._print(f"training for {self.measurements.steps} steps{again}")
 
     def on_train_batch_end(
-        self,
-        trainer: lightning.Trainer,
-        pl_module: lightning.LightningModule,
-        outputs: STEP_OUTPUT,
-        batch: Any,
-        batch_idx: int,
+        self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, batch: Any, batch_idx: int
     ) -> None:
         if not trainer.is_global_zero:
             return
@@ -62,7 +57,7 @@ class Progress(lightning.Callback):
             left = (now - self._began) / (step - self._first_step) * (steps - step)
             self._print(f"step {step}/{steps}  {self._values()}  {_clock(left)} left")
 
-    def teardown(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, stage: str) -> None:
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if self._bar is not None:
             self._bar.close()
             self._bar = None

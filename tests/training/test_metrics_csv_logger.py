@@ -1,13 +1,13 @@
-from landmark.training.metrics import COLUMNS, MetricsFile
+from landmark.training.metrics_csv_logger import COLUMNS, MetricsCsvLogger
 from landmark.utils.metrics_csv import read_metrics
 
 
 def test_a_resumed_file_has_each_step_once(tmp_path):
     path = tmp_path / "metrics.csv"
-    file = MetricsFile(path, resumed_step=0)
+    file = MetricsCsvLogger(path, resumed_step=0)
     for step in range(1, 6):
         file.log_metrics({"train/loss": 1 / step}, step)
-    file = MetricsFile(path, resumed_step=3)
+    file = MetricsCsvLogger(path, resumed_step=3)
     file.log_metrics({"validation/loss": 0.5}, 4)
     rows = read_metrics(path)
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
@@ -17,11 +17,11 @@ def test_a_resumed_file_has_each_step_once(tmp_path):
 
 def test_a_line_cut_short_is_dropped(tmp_path):
     path = tmp_path / "metrics.csv"
-    MetricsFile(path, resumed_step=0).log_metrics({"train/loss": 2.0}, 1)
+    MetricsCsvLogger(path, resumed_step=0).log_metrics({"train/loss": 2.0}, 1)
     with open(path, "a") as file:
         file.write("2,1.9")
     assert [row["step"] for row in read_metrics(path)] == [1]
-    MetricsFile(path, resumed_step=2).log_metrics({"train/loss": 1.5}, 3)
+    MetricsCsvLogger(path, resumed_step=2).log_metrics({"train/loss": 1.5}, 3)
     assert [row["step"] for row in read_metrics(path)] == [1, 3]
 
 
@@ -32,7 +32,7 @@ def test_a_file_of_fewer_columns_is_read_and_gone_on_with(tmp_path):
         {"step": 1, "train/loss": 2.0},
         {"step": 2, "train/loss": 1.5, "validation/loss": 1.25},
     ]
-    MetricsFile(path, resumed_step=2).log_metrics({"train/gradient_norm": 0.5}, 3)
+    MetricsCsvLogger(path, resumed_step=2).log_metrics({"train/gradient_norm": 0.5}, 3)
     assert read_metrics(path)[1:] == [
         {"step": 2, "train/loss": 1.5, "validation/loss": 1.25},
         {"step": 3, "train/gradient_norm": 0.5},
@@ -41,6 +41,6 @@ def test_a_file_of_fewer_columns_is_read_and_gone_on_with(tmp_path):
 
 def test_a_new_run_starts_a_new_file(tmp_path):
     path = tmp_path / "metrics.csv"
-    MetricsFile(path, resumed_step=0).log_metrics({"train/loss": 2.0}, 1)
-    MetricsFile(path, resumed_step=0)
+    MetricsCsvLogger(path, resumed_step=0).log_metrics({"train/loss": 2.0}, 1)
+    MetricsCsvLogger(path, resumed_step=0)
     assert path.read_text() == ",".join(COLUMNS) + "\n"

@@ -1,25 +1,25 @@
-"""What is measured while training: loss, gradients, rate, utilisation, peak memory, validation perplexity."""
+"""The callback that measures a training: loss, gradients, speed, utilisation, peak memory, validation perplexity."""
 
 import math
 import time
 from typing import Any
 
-import lightning
 import torch
+from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import FSDPStrategy
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import Tensor
 
 from landmark.training.divergence import NotFinite, check_finite
-from landmark.training.module import LanguageModelTraining
+from landmark.training.lightning_module import LanguageModelTraining
 from landmark.utils.peak_memory import peak_memory_bytes
 
 
-class Measurements(lightning.Callback):
-    """Measures and validates at fixed steps, and logs one line for each of them; all of it resumes.
+class MeasurementCallback(Callback):
+    """Measures and validates at fixed steps, and logs one line for each. Its state is part of every checkpoint.
 
-    Lightning's own validation loop is not used: it passes over a validation that was due at the step of the
-    checkpoint it resumes from. Losses stay on the device until they are wanted, so no step waits for a copy.
+    Lightning's own validation loop is not used: it skips a validation that was due at the step of the checkpoint from
+    which it resumes. Losses stay on the device until they are logged, so that no step waits for a copy.
     """
 
     def __init__(
@@ -32,14 +32,22 @@ class Measurements(lightning.Callback):
         flops_per_token: float,
         peak_flops: float | None = None,
     ) -> None:
-        """Tokens of all devices; `peak_flops`: FLOP/s of all devices together, None where unknown."""
+        """
+        Args:
+            steps: optimizer steps of the whole training.
+            log_every: steps between training rows of the log.
+            validate_every: steps between validations.
+            tokens_per_step: tokens of all devices, landmarks included.
+            flops_per_token: training FLOPs of a token.
+            peak_flops: FLOP/s of all devices together (None: unknown, no utilisation is given).
+        """
         self.steps = steps
         self.log_every = log_every
         self.validate_every = validate_every
         self.tokens_per_step = tokens_per_step
         self.flops_per_token = flops_per_token
         self.peak_flops = peak_flops
-        self.latest: dict[str, float] = {}  # the last value of everything that was logged
+        self.latest: dict[str, float] = {}  # the last value of each logged name
         self._losses: list[float] = []  # nats per target, of the steps since the last training row
         self._unread: list[Tensor] = []  # the same, of the steps not yet read from the device
         self._clock = _Clock()
@@ -48,7 +56,7 @@ class Measurements(lightning.Callback):
         self._gradient_norm = torch.zeros(())
 
     def summary(self) -> dict[str, float | int | None]:
-        """Of the whole training, its earlier starts included: nats, seconds in steps, tokens/s, bytes."""
+        """The whole training, earlier starts included: losses in nats, seconds in steps, tokens/s, bytes."""
         rate = self.steps * self.tokens_per_step / max(self._clock.seconds, 1e-9)
         return {
             "steps": self.steps,
@@ -59,26 +67,20 @@ class Measurements(lightning.Callback):
             "tokens_per_second": rate,
             "mfu": rate * self.flops_per_token / self.peak_flops if self.peak_flops else None,
             "peak_memory_bytes": max(self._earlier_peak, peak_memory_bytes()),
+            "flops_per_token": self.flops_per_token,
         }
 
     def on_before_optimizer_step(
-        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, optimizer: torch.optim.Optimizer
+        self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
         if self._is_logged(trainer.global_step + 1):
             self._gradient_norm = gradient_norm(trainer, pl_module)
 
-    def on_train_batch_start(
-        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         self._clock.start()
 
     def on_train_batch_end(
-        self,
-        trainer: lightning.Trainer,
-        pl_module: lightning.LightningModule,
-        outputs: STEP_OUTPUT,
-        batch: Any,
-        batch_idx: int,
+        self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, batch: Any, batch_idx: int
     ) -> None:
         assert isinstance(outputs, dict)
         self._unread.append(outputs["loss"])
@@ -93,9 +95,7 @@ class Measurements(lightning.Callback):
             for logger in trainer.loggers:
                 logger.log_metrics(row, step)
 
-    def on_save_checkpoint(
-        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         self._read_losses(trainer)
         finite = torch.stack([parameter.isfinite().all() for parameter in pl_module.parameters()]).all()
         if not trainer.strategy.reduce_boolean_decision(bool(finite), all=True):
@@ -108,9 +108,7 @@ class Measurements(lightning.Callback):
             "peak_memory": max(self._earlier_peak, peak_memory_bytes()),
         }
 
-    def on_load_checkpoint(
-        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         saved = checkpoint["measurements"]
         self.latest = dict(saved["latest"])
         self._losses = list(saved["losses"])
@@ -121,7 +119,7 @@ class Measurements(lightning.Callback):
     def _is_logged(self, step: int) -> bool:
         return step % self.log_every == 0 or step == self.steps
 
-    def _read_losses(self, trainer: lightning.Trainer) -> None:
+    def _read_losses(self, trainer: Trainer) -> None:
         """Wait for the steps so far, read their losses, stop the clock until the next step begins."""
         if self._unread:
             losses = trainer.strategy.reduce(torch.stack(self._unread), reduce_op="mean")
@@ -132,7 +130,7 @@ class Measurements(lightning.Callback):
             self._unread.clear()
         self._clock.stop()
 
-    def _measure(self, trainer: lightning.Trainer) -> dict[str, float]:
+    def _measure(self, trainer: Trainer) -> dict[str, float]:
         self._read_losses(trainer)
         rate = len(self._losses) * self.tokens_per_step / max(self._clock.seconds - self._seconds_logged, 1e-9)
         row = {
@@ -149,7 +147,7 @@ class Measurements(lightning.Callback):
         self._seconds_logged = self._clock.seconds
         return row
 
-    def _validate(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> dict[str, float]:
+    def _validate(self, trainer: Trainer, module: LightningModule) -> dict[str, float]:
         """Mean loss over the data module's fixed batches, of which each device has its share."""
         assert isinstance(module, LanguageModelTraining)
         self._read_losses(trainer)
@@ -170,9 +168,11 @@ class Measurements(lightning.Callback):
         return {"validation/loss": loss, "validation/perplexity": math.exp(min(loss, 700.0))}
 
 
-def gradient_norm(trainer: lightning.Trainer, module: lightning.LightningModule) -> Tensor:
-    """Euclidean norm of all gradients of the whole batch, on the device; where weights are shared out (`trainer=fsdp`)
-    each device has gradients of its share alone."""
+def gradient_norm(trainer: Trainer, module: LightningModule) -> Tensor:
+    """Euclidean norm of all gradients of the whole batch, on the device.
+
+    With `trainer=fsdp` each device has the gradients of its share of the weights; their squares are added up.
+    """
     gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients).to(module.device)
     if isinstance(trainer.strategy, FSDPStrategy):

@@ -1,10 +1,12 @@
-"""What a corpus is before tokenising: documents of text in order, three splits, and an identity."""
+"""What a corpus is before tokenising: documents of text in a fixed order, three splits, and an identity."""
 
+import gzip
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+import zlib
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from landmark.utils.errors import UserError
 from landmark.utils.extensions import load_extension
@@ -17,35 +19,31 @@ class Document(NamedTuple):
     text: str
 
 
-class Source(Protocol):
-    """A corpus that can be read. Making one checks that every split has documents, and reads no text."""
+class Source:
+    """A corpus that can be read. Creating one checks that every split has documents, and reads no text.
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def identity(self) -> Mapping[str, Any]:
-        """JSON-ready; changes when the data does, or what is chosen of it; never holds a path of this machine."""
-        ...
+    name: of the corpus. origin: where it is read from, for messages and the manifest. identity: JSON-ready; changes
+    when the data does, or the choice of a part of it; never holds a path of this machine.
+    """
 
-    @property
-    def origin(self) -> str:
-        """Where it is read from, for messages and the manifest."""
-        ...
+    name: str
+    origin: str
+    identity: dict[str, Any]
 
     def documents(self, split: str) -> Iterator[Document]:
         """Documents in their fixed order, one in memory at a time."""
-        ...
+        raise NotImplementedError
 
     def num_bytes(self, split: str) -> int | None:
         """Bytes of text to expect, for the progress bar; None where unknown."""
-        ...
+        return None
 
     def report(self, split: str) -> dict[str, Any]:
-        """For the manifest, what reading the split showed beside its documents; often nothing."""
-        ...
+        """Counts for the manifest besides documents and tokens, once the split has been read."""
+        return {}
 
 
-class FirstDocuments:
+class FirstDocuments(Source):
     """The first `count` documents of each split of another source."""
 
     def __init__(self, source: Source, count: int):
@@ -60,15 +58,12 @@ class FirstDocuments:
     def documents(self, split: str) -> Iterator[Document]:
         return islice(self._source.documents(split), self._count)
 
-    def num_bytes(self, split: str) -> None:
-        return None
-
     def report(self, split: str) -> dict[str, Any]:
         return self._source.report(split)
 
 
 def open_source(name: str, path: str | Path | None = None, **options: Any) -> Source:
-    """The corpus of the module `landmark.data.<name>`, from `path` where it is given: what its `make_source` returns.
+    """The corpus that `make_source` of the module `landmark.data.<name>` returns, read from `path` if it is given.
 
     options: `configs` and `bad_lines` of arxiv_math; the others have none.
     Raises UserError: unknown name; missing folder; a split without documents.
@@ -77,11 +72,11 @@ def open_source(name: str, path: str | Path | None = None, **options: Any) -> So
     return make_source(None if path is None else Path(path), **options)
 
 
-def existing_folder(path: Path, what: str) -> Path:
-    """The absolute path of a folder. Raises UserError when it is none."""
+def existing_folder(path: Path, content: str) -> Path:
+    """The absolute path of a folder. Raises UserError, naming the expected content, where it is no folder."""
     path = path.expanduser()
     if not path.is_dir():
-        raise UserError(f"data.path: {path} is not a folder: give the folder that holds {what}")
+        raise UserError(f"data.path: {path} is not a folder: give the folder that holds {content}")
     return path.resolve()
 
 
@@ -105,3 +100,18 @@ def read_text(file: Path) -> str:
         raise UserError(f"cannot read {file}: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise UserError(f"{file} is not UTF-8 (byte {error.start}): convert it or take it out") from None
+
+
+def numbered_lines(corpus: str, path: Path) -> Iterator[tuple[int, bytes]]:
+    """The lines of a file, gzipped if it ends in .gz, numbered from 1; blank lines are left out.
+
+    Raises UserError, naming the corpus, where the file cannot be read.
+    """
+    opened = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opened(path, "rb") as file:
+            for number, line in enumerate(file, 1):
+                if not line.isspace():
+                    yield number, line
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{corpus}: cannot read {path} ({error}): get it again") from None

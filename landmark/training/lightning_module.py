@@ -4,25 +4,28 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
-import lightning
 import torch
+from lightning import LightningModule
 from lightning.pytorch.strategies import ParallelStrategy
 from torch import Tensor
 
-from landmark.data.windows import NO_LOSS, Batch
 from landmark.training.optimization import learning_rate, make_optimizer
+from landmark.utils.constants import NO_LOSS
+from landmark.utils.window_batch import WindowBatch
 
 if TYPE_CHECKING:
     from landmark.config.schema import TrainConfig
     from landmark.models import LanguageModel
 
 
-class LanguageModelTraining(lightning.LightningModule):
+class LanguageModelTraining(LightningModule):
     """Trains `model` on whole effective batches, cut here into micro-batches and by the model into windows.
 
-    `model.window_losses(batch)` yields (summed loss in nats, number of targets) window by window; each is
-    propagated back before the next is computed, so memory is that of one window of one micro-batch. The loss
-    is the mean over the targets of the whole batch, on all devices, however it was cut.
+    1. Count the targets of the whole batch, on all devices; the loss is the mean over them, however the batch is cut.
+    2. Cut the batch into micro-batches. For each, `model.window_losses` yields (summed loss in nats, number of
+       targets) window by window; each loss is propagated back before the next is computed, so that memory holds one
+       window of one micro-batch.
+    3. Take one optimizer step.
     """
 
     def __init__(self, model: "LanguageModel", train: "TrainConfig", windows: int = 1) -> None:
@@ -36,7 +39,7 @@ class LanguageModelTraining(lightning.LightningModule):
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return make_optimizer(self.model, self.train_settings)
 
-    def training_step(self, batch: Batch) -> Tensor:
+    def training_step(self, batch: WindowBatch) -> Tensor:
         """One optimizer step; returns the batch's loss, nats per target (this device's share × devices)."""
         optimizer = self.optimizers()
         assert not isinstance(optimizer, list)
@@ -64,7 +67,7 @@ class LanguageModelTraining(lightning.LightningModule):
         optimizer.zero_grad()
         return total * scale
 
-    def validation_step(self, batch: Batch) -> dict[str, Tensor]:
+    def validation_step(self, batch: WindowBatch) -> dict[str, Tensor]:
         """`loss`, summed, in nats, and the number of `targets` of one batch, on this device."""
         losses = torch.zeros((), device=self.device)
         for micro_batch in self._micro_batches(batch):
@@ -72,7 +75,7 @@ class LanguageModelTraining(lightning.LightningModule):
                 losses += loss
         return {"loss": losses, "targets": (batch.targets != NO_LOSS).sum()}
 
-    def _micro_batches(self, batch: Batch) -> Iterator[Batch]:
+    def _micro_batches(self, batch: WindowBatch) -> Iterator[WindowBatch]:
         size = self.train_settings.micro_batch or len(batch)
         for start in range(0, len(batch), size):
             yield batch.rows(slice(start, start + size))

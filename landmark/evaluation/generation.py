@@ -1,4 +1,4 @@
-"""A text is read, and gone on from: what `task=generate` does."""
+"""Generating text after a prompt, as `task=generate` does, with statistics of the time and memory that this takes."""
 
 from __future__ import annotations
 
@@ -13,26 +13,27 @@ from typing import Any
 import numpy as np
 
 from landmark.config import Config
-from landmark.data.tokenizers import Tokenizer
-from landmark.evaluation.perplexity import new_memory
+from landmark.data.tokenizer import Tokenizer
+from landmark.evaluation.memories import new_memory
 from landmark.memory import Memory
 from landmark.models import Decoder
-from landmark.models.generation import Sampling
+from landmark.models.sampling import Sampling
 from landmark.utils.errors import UserError
 
 
 @dataclass
-class Account:
-    """What an answer takes, from its beginning. stats: of the memory."""
+class GenerationStatistics:
+    """What a generated text took. seconds_reading: until the first token; seconds_generating: for the others.
+    memory: counters of the memory, once all is done."""
 
     tokens_read: int = 0
-    seconds_reading: float = 0.0  # until the first token is there
+    seconds_reading: float = 0.0
     tokens_generated: int = 0
-    seconds_generating: float = 0.0  # the others
-    stats: dict[str, Any] = field(default_factory=dict)
+    seconds_generating: float = 0.0
+    memory: dict[str, Any] = field(default_factory=dict)
     started: float = field(default_factory=time.perf_counter)
 
-    def note_token(self) -> None:
+    def count_token(self) -> None:
         now = time.perf_counter() - self.started
         if self.tokens_generated == 0:
             self.seconds_reading = now
@@ -40,29 +41,38 @@ class Account:
         self.tokens_generated += 1
 
 
-def answer(
+def generate_text(
     model: Decoder,
     tokenizer: Tokenizer,
     config: Config,
-    account: Account,
+    statistics: GenerationStatistics,
     progress: Callable[[int, int], None] | None = None,
 ) -> Iterator[str]:
-    """Pieces of the text that follows `prompt_file` and `prompt`, as they are generated. account: is kept on the way.
+    """Pieces of the text that follows `prompt_file` and `prompt`, as they are generated.
 
-    With a memory that is saved or loaded, what the file holds is read first, and the prompt after it, in chunks of its
-    own; the answer is the same whether the book was read now or loaded. Raises UserError for a file that cannot be
-    read, and as `Memory.load`, `Memory.save` and `landmark.models.generation.stream` do.
+    With a memory that is saved or loaded, the text of `prompt_file` is read first and the prompt after it, in chunks of
+    its own; so the text generated is the same whether the file was read now or its memory loaded.
+
+    Args:
+        model: in evaluation mode.
+        tokenizer: of the model.
+        config: the settings of the groups `generate`, `memory` and `eval`, and the prompts.
+        statistics: kept up to date while the text is generated.
+        progress: called with tokens of the prompts read, and in all.
+
+    Raises UserError for a file that cannot be read, and as `Memory.load`, `Memory.save` and `LanguageModel.stream` do.
     """
     settings = config.generate
     memory = new_memory(model, config)
     if config.memory.load is not None or config.memory.save is not None:
-        memory = _with_memory(memory)
+        if not isinstance(memory, Memory):
+            raise UserError("memory.load, memory.save: only a landmark model has a memory to save")
         if config.memory.load is not None:
             memory.load(config.memory.load, next(model.parameters()).device)
-    parts = [tokenizer.encode(text).astype(np.int64) for text in texts(config)]
+    parts = [tokenizer.encode(text).astype(np.int64) for text in prompt_texts(config)]
     stop = [tokenizer.eot, *(_stop_token(text, tokenizer) for text in settings.stop)]
     reading = {"local": config.eval.local, "memory": memory, "limit": settings.limit, "progress": progress}
-    account.tokens_read = sum(map(len, parts))
+    statistics.tokens_read = sum(map(len, parts))
     if isinstance(memory, Memory) and config.prompt_file is not None and (len(parts) > 1 or config.memory.save):
         model.generate(parts[:1], 0, **reading)
         parts = parts[1:]
@@ -73,16 +83,16 @@ def answer(
         characters = codecs.getincrementaldecoder("utf-8")("replace")
         steps = model.stream([np.concatenate(parts)], settings.tokens, sampling=sampling, stop=stop, **reading)
         for tokens in steps:
-            account.note_token()
+            statistics.count_token()
             yield characters.decode(tokenizer.decode_bytes([token for token in tokens if token is not None]))
         yield characters.decode(b"", final=True)
     else:
-        account.seconds_reading = time.perf_counter() - account.started
-    account.stats = getattr(memory, "stats", {})
+        statistics.seconds_reading = time.perf_counter() - statistics.started
+    statistics.memory = getattr(memory, "stats", {})
 
 
-def texts(config: Config) -> list[str]:
-    """What `prompt_file` holds, and `prompt`. Raises UserError for a file that cannot be read."""
+def prompt_texts(config: Config) -> list[str]:
+    """The text of `prompt_file`, if it is set, and `prompt`. Raises UserError for a file that cannot be read."""
     prompts = [] if config.prompt is None else [config.prompt]
     if config.prompt_file is None:
         return prompts
@@ -93,12 +103,6 @@ def texts(config: Config) -> list[str]:
     except UnicodeDecodeError as error:
         raise UserError(f"prompt_file={config.prompt_file}: is not text in UTF-8 ({error.reason})") from error
     return [content, *prompts]
-
-
-def _with_memory(memory: Any) -> Memory:
-    if not isinstance(memory, Memory):
-        raise UserError("memory.load, memory.save: only a landmark model has a memory to save")
-    return memory
 
 
 def _stop_token(text: str, tokenizer: Tokenizer) -> int:

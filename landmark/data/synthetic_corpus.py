@@ -1,0 +1,49 @@
+"""Synthetic data in the place of a corpus. Loads no torch."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from landmark.data.key_value import KeyValue
+from landmark.data.passkey import Passkey
+from landmark.data.random_numbers import sample_generator
+from landmark.data.synthetic_data import Prompt, SyntheticData
+from landmark.data.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from landmark.config.schema import DataConfig
+
+
+@dataclass(frozen=True)
+class SyntheticSplit:
+    """Stands for a stream in the identity of runs and rows."""
+
+    sha256: str
+
+
+class SyntheticCorpus:
+    """Synthetic data with the attributes of a `Corpus` that the rest of the program reads."""
+
+    def __init__(self, data: SyntheticData, tokenizer: Tokenizer):
+        self.data, self.tokenizer = data, tokenizer
+        self.folder = f"{data.name} (made as needed)"
+        self.manifest: dict[str, Any] = {"splits": {}}
+
+    def split(self, name: str) -> SyntheticSplit:
+        settings = self.data.sample_settings if name == "train" else self.data.prompt_settings
+        text = json.dumps([self.data.name, name, settings, self.tokenizer.hash], sort_keys=True)
+        return SyntheticSplit(hashlib.sha256(text.encode()).hexdigest())
+
+    def prompts(self, split: str, length: int, count: int) -> list[Prompt]:
+        """The split's first `count` prompts of at most `length` tokens."""
+        return [self.data.prompt(sample_generator(split, length, n), length, self.tokenizer) for n in range(count)]
+
+
+def synthetic_corpus(data: "DataConfig", tokenizer: Tokenizer) -> SyntheticCorpus | None:
+    """The synthetic data that `data.name` names; None where it names a corpus."""
+    if data.name == "passkey":
+        return SyntheticCorpus(Passkey(data.needles, data.dense, data.answer_weight), tokenizer)
+    if data.name == "key_value":
+        return SyntheticCorpus(KeyValue(data.answer_weight), tokenizer)
+    return None

@@ -1,0 +1,58 @@
+"""Synthetic data: samples and prompts that are made when they are needed, each a function of its number."""
+
+import bisect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from landmark.data.tokenizer import Tokenizer
+from landmark.utils.errors import UserError
+
+Piece = tuple[str, float]
+"""Some text and the weight of its loss."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """The token ids that a model reads, and the answer that it should give."""
+
+    tokens: np.ndarray
+    answer: str
+
+
+class SyntheticData:
+    """Makes texts. `sample_settings` decide the training samples, `prompt_settings` the prompts; both are hashed."""
+
+    name: str
+    sample_settings: dict[str, Any]
+    prompt_settings: dict[str, Any]
+
+    def sample(self, rng: np.random.Generator, length: int) -> Iterable[Piece]:
+        """Pieces of a training text, of at least `length` bytes unless the text ends before."""
+        raise NotImplementedError
+
+    def prompt(self, rng: np.random.Generator, length: int, tokenizer: Tokenizer) -> Prompt:
+        """A prompt of at most `length` tokens. Raises UserError where no prompt is so short."""
+        raise NotImplementedError
+
+    def answered(self, text: str, answer: str) -> bool:
+        """Whether a generated text gives the answer."""
+        raise NotImplementedError
+
+
+def encode(pieces: Iterable[Piece], tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
+    """Ids of the pieces, each encoded by itself, and the weight of each id."""
+    encoded = [(tokenizer.encode(text).astype(np.int64), weight) for text, weight in pieces]
+    ids = np.concatenate([ids for ids, _ in encoded])
+    return ids, np.concatenate([np.full(len(ids), weight) for ids, weight in encoded])
+
+
+def largest(fits: Callable[[int], bool], limit: int) -> int:
+    """The largest number up to `limit` that fits, if 0 fits and every number below one that fits."""
+    return bisect.bisect(range(1, limit + 1), False, key=lambda number: not fits(number))
+
+
+def too_short(name: str, length: int, least: int) -> UserError:
+    return UserError(f"eval.length={length}: a {name} prompt needs at least {least} tokens")

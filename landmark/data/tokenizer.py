@@ -1,0 +1,47 @@
+"""The base class of tokenizers: text to ids and back. End of text, landmark id and vocabulary belong to a tokenizer."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+
+import numpy as np
+
+
+class Tokenizer:
+    """Each id stands for a string of bytes; end of text, the landmark and unused ids stand for none.
+
+    dtype: of ids, little-endian uint16 or uint32, the smallest that holds the vocabulary. byte_lengths:
+    (vocab_size,) int64, bytes of each id. hash: hex SHA-256 of everything that decides the ids of a text.
+    """
+
+    def __init__(self, name: str, eot: int, landmark: int, vocab_size: int, pieces: dict[int, bytes], **decisive: str):
+        """
+        Args:
+            name: of the tokenizer; part of the names of prepared corpora.
+            eot: id of end of text, which follows every document.
+            landmark: id of the landmark.
+            vocab_size: rows of the embedding matrix, unused padding ids included.
+            pieces: the bytes of each id that stands for text.
+            decisive: everything else that decides the ids of a text, for the hash.
+        """
+        self.name = name
+        self.eot = eot
+        self.landmark = landmark
+        self.vocab_size = vocab_size
+        self.dtype = np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<u4")
+        self._pieces = [pieces.get(token, b"") for token in range(vocab_size)]
+        self.byte_lengths = np.array([len(piece) for piece in self._pieces], dtype=np.int64)
+        settings = {"name": name, "eot": eot, "landmark": landmark, "vocab_size": vocab_size, **decisive}
+        self.hash = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+
+    def encode(self, text: str) -> np.ndarray:
+        """Ids of a text, without end of text. Text that looks like a special token is ordinary text."""
+        raise NotImplementedError
+
+    def decode_bytes(self, ids: Sequence[int] | np.ndarray, special: bytes = b"") -> bytes:
+        """The bytes of some ids, with `special` in the place of each special or unused id."""
+        return b"".join([self._pieces[token] or special for token in np.asarray(ids).tolist()])
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        """The text of some ids. Special ids vanish; a character that is cut at an end becomes U+FFFD."""
+        return self.decode_bytes(ids).decode("utf-8", errors="replace")

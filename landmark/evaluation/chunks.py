@@ -1,0 +1,85 @@
+"""The chunks in which a segment is read, and the attention that this takes. Loads no torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from landmark.utils.errors import UserError
+from landmark.utils.flops import keys_per_query
+
+if TYPE_CHECKING:
+    from landmark.config import Config
+    from landmark.models.config import DecoderConfig
+
+
+def chunk_length(model: DecoderConfig, length: int, local: int | None, window: int | None = None) -> int:
+    """Tokens that a model reads at a time. Raises UserError where it cannot read so.
+
+    Args:
+        model: its shape.
+        length: tokens of a segment.
+        local: the setting `eval.local` (None: the window of Transformer-XL, else the whole segment).
+        window: the setting `memory.window` of a plain transformer (None: it keeps nothing between chunks).
+    """
+    if local is not None and local < 1:
+        raise UserError(f"eval.local={local}: a chunk needs at least 1 token")
+    if local is not None and local > length:
+        raise UserError(f"eval.local={local} is longer than eval.length={length}: chunks are parts of a segment")
+    if model.kind == "transformer" and local not in (None, length) and window is None:
+        raise UserError(
+            f"eval.local={local}: a plain transformer keeps no memory between chunks; set memory.window, or "
+            f"eval.length={local} to evaluate it on segments of {local}"
+        )
+    if model.kind == "transformer_xl":
+        return local or min(length, model.window or length)
+    return local or length
+
+
+def penultimate_chunk_start(model: DecoderConfig, length: int, local: int, k: int) -> int:
+    """First token of the last chunk but one of a segment, whose retrievals are counted: the last may be shorter.
+
+    Args:
+        model: its shape.
+        length: tokens of a segment.
+        local: tokens of a chunk.
+        k: blocks that a query retrieves.
+
+    Raises UserError where nothing can be retrieved there.
+    """
+    start = (-(-length // local) - 2) * local
+    if k == 0 or model.block_size is None or start < model.block_size:
+        raise UserError(
+            f"eval.retrieval_statistics=true: the last chunk but one of eval.length={length} tokens, "
+            f"eval.local={local} at a time, has no blocks to retrieve (retrieval.k={k})"
+        )
+    return start
+
+
+def attention_size(
+    model: DecoderConfig, config: Config, length: int, local: int, dropped: float = 0.0
+) -> tuple[float, float]:
+    """Mean over the queries of a segment: keys of normal tokens attended to, and landmarks scored.
+
+    Args:
+        model: its shape.
+        config: settings of memory and retrieval.
+        length: tokens of a segment.
+        local: tokens of a chunk.
+        dropped: share of lookups that the context miss token drops; their blocks count as neither.
+    """
+    memory, block = config.memory, model.block_size
+    if model.kind != "landmark" or block is None:
+        kept = model.cache or 0
+        if model.kind == "transformer":
+            kept = 0 if memory.window is None else memory.sinks + memory.window
+        return keys_per_query(length, local, kept), 0.0
+    keys = scored = 0
+    for start in range(0, length, local):
+        queries = min(local, length - start)
+        blocks, pending = divmod(start, block)
+        kept = blocks if memory.blocks is None else min(blocks, memory.blocks)
+        keys += queries * (queries + 1) // 2
+        keys += queries * (pending + (1 - dropped) * min(config.retrieval.k, kept) * block)
+        scored += queries * (1 - dropped) * (kept if config.retrieval.scorer in ("landmark", "mean_key") else 0)
+        scored += sum((pending + query) // block for query in range(queries))
+    return keys / length, scored / length

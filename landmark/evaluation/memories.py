@@ -1,0 +1,54 @@
+"""Memories as the settings of a row describe them, and the sum of their counters."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from landmark.memory.counters import RATES
+from landmark.memory.observer import Observer
+
+if TYPE_CHECKING:
+    from landmark.config import Config
+    from landmark.models import LanguageModel
+
+
+def new_memory(model: LanguageModel, config: Config, observer: Observer | None = None) -> Any:
+    """An empty memory; None for a plain transformer without a window."""
+    if model.config.kind == "transformer" and config.memory.window is not None:
+        return model.new_memory(window=config.memory.window, sinks=config.memory.sinks)
+    if model.config.kind != "landmark":
+        return model.new_memory()
+    return model.new_memory(**memory_settings(config), observer=observer)
+
+
+def memory_settings(config: Config) -> dict[str, Any]:
+    """The settings of `landmark.memory.Memory`, for a landmark model."""
+    return {
+        "max_blocks": config.memory.blocks,
+        "k": config.retrieval.k,
+        "granularity": config.retrieval.granularity,
+        "scorer": config.retrieval.scorer,
+        "tier": config.memory.tier,
+        "folder": config.memory.folder,
+        "cache": config.memory.cache,
+        "index": config.memory.index,
+        "index_type": config.memory.index_type,
+        "candidates": config.memory.candidates,
+        "cutoff": config.cmt.cutoffs or config.cmt.cutoff,
+        "mapping": config.positions.mapping,
+        "seed": config.seed,
+    }
+
+
+def add_counters(total: dict[str, Any], memory: Any) -> None:
+    """Add the counters of a memory: sums, and maxima of kept amounts. `with_rates` makes rates of the sums."""
+    for key, value in getattr(memory, "stats", {}).items():
+        if key.endswith("_kept"):
+            total[key] = max(total.get(key, 0), value)
+        elif key not in RATES:
+            total[key] = _sum(total[key], value) if key in total else value
+
+
+def _sum(a: Any, b: Any) -> Any:
+    """The sum of two numbers, or of two nested lists of numbers."""
+    return [_sum(*pair) for pair in zip(a, b, strict=True)] if isinstance(a, list) else a + b

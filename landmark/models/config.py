@@ -1,0 +1,121 @@
+"""What a decoder is built from, and its checks. Importing this loads no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from landmark.utils.backends import BACKENDS
+from landmark.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from landmark.config.schema import ModelConfig
+
+KINDS = ("transformer", "landmark", "transformer_xl")
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """The shape of a decoder, which is stored beside its weights. Raises UserError, naming the setting at fault.
+
+    Args:
+        kind: one of KINDS.
+        vocab_size: rows of the embedding matrix.
+        num_layers: layers of attention and perceptron.
+        num_heads: query heads.
+        head_dim: numbers of a head; even, because positions rotate pairs.
+        mlp_dim: hidden numbers of a perceptron.
+        num_kv_heads: heads of keys and values (None: as many as query heads).
+        landmark_id: token id of the landmark, which a landmark model needs.
+        block_size: ℓ, normal tokens of a block, which a landmark model needs.
+        window: tokens that a Transformer-XL reads at a time; it needs this.
+        cache: keys that a Transformer-XL keeps of earlier windows; it needs this.
+        rope_base: base of the rotary frequencies.
+        backend: one of BACKENDS.
+        cmt: whether a landmark model has a context miss token.
+        architecture: module of `landmark.models` whose `Model` is built (None: the paper's decoder).
+    """
+
+    kind: str
+    vocab_size: int
+    num_layers: int
+    num_heads: int
+    head_dim: int
+    mlp_dim: int
+    num_kv_heads: int | None = None
+    landmark_id: int | None = None
+    block_size: int | None = None
+    window: int | None = None
+    cache: int | None = None
+    rope_base: float = 10000.0
+    backend: str = "auto"
+    cmt: bool = False
+    architecture: str | None = field(default=None, repr=False)
+
+    def __post_init__(self):
+        for name, choices in (("kind", KINDS), ("backend", BACKENDS)):
+            if (value := getattr(self, name)) not in choices:
+                raise UserError(f"model.{name}={value}: must be one of {', '.join(choices)}")
+        needed = {"landmark": ("block_size",), "transformer_xl": ("window", "cache")}.get(self.kind, ())
+        for name in needed:
+            if getattr(self, name) is None:
+                raise UserError(f"model.{name}=null: a {self.kind} model needs it")
+        for name in ("num_layers", "num_heads", "head_dim", "mlp_dim", "block_size", "window", "cache"):
+            least = 0 if name == "cache" else 1
+            if (value := getattr(self, name)) is not None and value < least:
+                raise UserError(f"model.{name}={value}: must be at least {least}")
+        if self.head_dim % 2:
+            raise UserError(f"model.head_dim={self.head_dim}: must be even, because positions rotate pairs of numbers")
+        if self.num_kv_heads and self.num_heads % self.num_kv_heads:
+            raise UserError(f"model.num_kv_heads={self.num_kv_heads} does not divide num_heads={self.num_heads}")
+        if self.kind == "landmark" and self.landmark_id is None:
+            raise UserError("model.kind=landmark: the model needs the landmark's token id (landmark_id)")
+        if self.cmt and self.kind != "landmark":
+            raise UserError(f"cmt=on: model={self.kind} has no landmarks that a context miss token could control")
+
+    @property
+    def hidden_dim(self) -> int:
+        return self.num_heads * self.head_dim
+
+
+class Vocabulary(Protocol):
+    """The attributes of a tokenizer that a model needs."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def landmark(self) -> int: ...
+
+
+def decoder_config(model: ModelConfig, tokenizer: Vocabulary, cmt: bool = False) -> DecoderConfig:
+    """The decoder that the config group `model` and a tokenizer describe; `cmt`: with a context miss token.
+
+    Settings of other kinds of model are left out. Raises UserError as `DecoderConfig`.
+    """
+    is_landmark, is_xl = model.kind == "landmark", model.kind == "transformer_xl"
+    return DecoderConfig(
+        kind=model.kind,
+        vocab_size=tokenizer.vocab_size,
+        num_layers=model.num_layers,
+        num_heads=model.num_heads,
+        head_dim=model.head_dim,
+        mlp_dim=model.mlp_dim,
+        landmark_id=tokenizer.landmark if is_landmark else None,
+        block_size=model.block_size if is_landmark else None,
+        window=model.window if is_xl else None,
+        cache=model.cache if is_xl else None,
+        rope_base=model.rope_base,
+        backend=model.backend,
+        cmt=cmt,
+        architecture=model.architecture,
+    )
+
+
+class _AnyVocabulary(NamedTuple):
+    vocab_size: int = 1
+    landmark: int = 0
+
+
+def check_decoder(model: ModelConfig, cmt: bool = False) -> None:
+    """Raise UserError, naming the setting, where no decoder can be built from these settings. Needs no tokenizer."""
+    decoder_config(model, _AnyVocabulary(), cmt)

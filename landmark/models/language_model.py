@@ -1,0 +1,194 @@
+"""What every model offers: logits with a memory, losses of training windows, and generation."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from landmark.models.config import DecoderConfig
+from landmark.models.sampling import Sampling
+from landmark.utils.constants import DEFAULT_CHUNK, NO_LOSS
+from landmark.utils.errors import UserError
+from landmark.utils.window_batch import WindowBatch
+
+Prompts = Tensor | Sequence[Tensor | np.ndarray | Sequence[int]]
+Progress = Callable[[int, int], None]
+
+
+class LanguageModel(nn.Module):
+    """Base class of our decoder and of transformers models. Subclasses implement the methods that raise here.
+
+    Generation:
+
+    1. Prompts of one length form a group, which shares a memory and is read together, chunk by chunk.
+    2. After the last chunk each prompt draws its next token from the logits.
+    3. Each group reads its drawn tokens as one more chunk, unless all its prompts have ended; then again from 2.
+    """
+
+    config: DecoderConfig
+
+    def num_parameters(self, embeddings: bool = True) -> int:
+        """Number of parameters, with or without the embeddings."""
+        total = sum(p.numel() for p in self.parameters())
+        return total if embeddings else total - self.input_embeddings().weight.numel()
+
+    def input_embeddings(self) -> nn.Embedding:
+        raise NotImplementedError
+
+    def new_memory(self, **settings) -> Any:
+        """An empty memory that fits this model, or None where the model keeps nothing between chunks."""
+        raise NotImplementedError
+
+    def unlimited_memory(self, tokens: int) -> Any:
+        """An empty memory that keeps all of `tokens` tokens where `new_memory` without settings gives None."""
+        raise NotImplementedError
+
+    def forward(self, tokens: Tensor, memory: Any = None, last: bool = False) -> Tensor:
+        """Logits of the next token (B, T, vocabulary) after raw ids (B, T), or with `last` (B, 1, vocabulary)."""
+        raise NotImplementedError
+
+    def window_losses(self, batch: WindowBatch) -> Iterator[tuple[Tensor, int]]:
+        """Summed loss in nats, and number of targets, of each window of a batch."""
+        raise NotImplementedError
+
+    def save(self, folder: Path, state: dict[str, Tensor] | None = None) -> None:
+        """Write configuration and weights. state: the weights, where this model has only a share of them."""
+        raise NotImplementedError
+
+    def generate(self, prompts: Prompts, tokens: int, **settings) -> list[list[int]]:
+        """The continuation of each prompt, at most `tokens` tokens. settings: those of `stream`."""
+        texts: list[list[int]] = [[] for _ in range(len(prompts))]
+        for chosen in self.stream(prompts, tokens, **settings):
+            for text, token in zip(texts, chosen, strict=True):
+                if token is not None:
+                    text.append(token)
+        return texts
+
+    @torch.no_grad()
+    def stream(
+        self,
+        prompts: Prompts,
+        tokens: int,
+        *,
+        local: int | None = None,
+        memory: Any = None,
+        sampling: Sampling | None = None,
+        stop: Sequence[int] = (),
+        limit: int | None = None,
+        progress: Progress | None = None,
+    ) -> Iterator[list[int | None]]:
+        """Generate step by step: each step yields the next token of every prompt, None for prompts that have ended.
+
+        Args:
+            prompts: raw ids, one sequence each, of any lengths.
+            tokens: most steps; with 0 the prompts are read and nothing is generated.
+            local: tokens of a prompt that are read at a time (None: DEFAULT_CHUNK for a landmark model, its window for
+                Transformer-XL, the whole prompt for a plain transformer).
+            memory: a memory whose content the prompts continue, or a function that makes empty memories, which prompts
+                of several lengths need (None: the model's own; a plain transformer then keeps everything).
+            sampling: how tokens are drawn (None: always the most probable token).
+            stop: tokens that end a text; they are not part of it.
+            limit: most tokens of a prompt (None: any number).
+            progress: called with tokens of the prompts read so far, and in all.
+
+        Raises UserError for a prompt that is empty, longer than the limit, or has ids that are not text.
+        """
+        sampling = sampling or Sampling()
+        rows = [torch.as_tensor(np.asarray(prompt, dtype=np.int64)) for prompt in prompts]
+        _check(rows, self.config, limit)
+        by_length = sorted(range(len(rows)), key=lambda n: len(rows[n]))
+        groups = [list(same) for _, same in itertools.groupby(by_length, key=lambda n: len(rows[n]))]
+        if memory is not None and not callable(memory) and len(groups) > 1:
+            raise UserError("prompts of several lengths cannot follow one memory: give a function that makes memories")
+        device, generators = next(self.parameters()).device, [sampling.generator(n) for n in range(len(rows))]
+        states: list[tuple[list[int], Any, Tensor]] = []
+        read, total = 0, sum(map(len, rows))
+        for group in groups:
+            together = torch.stack([rows[n] for n in group])
+            length = together.shape[1]
+            group_memory = memory() if callable(memory) else memory
+            if group_memory is None:
+                group_memory = self.new_memory()
+            if group_memory is None:
+                group_memory = self.unlimited_memory(length + tokens)
+            logits = together
+            for chunk in together.split(local or self._default_chunk(length), 1):
+                logits = self(chunk.to(device), memory=group_memory, last=True)
+                read += chunk.numel()
+                if progress is not None:
+                    progress(read, total)
+            states.append((group, group_memory, logits))
+        ended = [False] * len(rows)
+        for step in range(tokens):
+            chosen: list[int | None] = [None] * len(rows)
+            for number, (group, group_memory, logits) in enumerate(states):
+                if all(ended[n] for n in group):
+                    continue
+                scores = _without_landmark(logits[:, -1], self.config)
+                drawn = [sampling.draw(row, generators[n]) for n, row in zip(group, scores, strict=True)]
+                for n, token in zip(group, drawn, strict=True):
+                    ended[n] = ended[n] or token in stop
+                    chosen[n] = None if ended[n] else token
+                if step + 1 < tokens and not all(ended[n] for n in group):
+                    logits = self(torch.tensor(drawn, device=device)[:, None], memory=group_memory, last=True)
+                    states[number] = group, group_memory, logits
+            if all(ended):
+                return
+            yield chosen
+
+    def _default_chunk(self, length: int) -> int:
+        """Tokens of a prompt of this length that this kind of model reads at a time."""
+        return {"landmark": DEFAULT_CHUNK, "transformer_xl": self.config.window or length}.get(self.config.kind, length)
+
+
+def summed_loss(logits: Tensor, targets: Tensor, weights: Tensor | None) -> tuple[Tensor, int]:
+    """Loss in nats summed over all targets but NO_LOSS, each times its weight, and the number of these targets.
+
+    logits: (B, T, vocabulary); targets, weights: (B, T).
+    """
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, 1)
+    reduction = "sum" if weights is None else "none"
+    loss = F.cross_entropy(logits, targets.flatten(), ignore_index=NO_LOSS, reduction=reduction)
+    if weights is not None:
+        loss = (loss * weights.flatten()).sum()
+    return loss, int((targets != NO_LOSS).sum())
+
+
+def _check(prompts: list[Tensor], config: DecoderConfig, limit: int | None) -> None:
+    if not prompts:
+        raise UserError("there is no prompt: give at least one")
+    for number, prompt in enumerate(prompts):
+        if prompt.ndim != 1 or len(prompt) == 0:
+            raise UserError(f"prompt {number} is empty: there is nothing to continue")
+        landmark = -1 if config.landmark_id is None else config.landmark_id
+        refused = (prompt < 0) | (prompt >= config.vocab_size) | (prompt == landmark)
+        if bool(refused.any()):
+            at = int(refused.nonzero()[0])
+            if prompt[at] != config.landmark_id:
+                raise UserError(
+                    f"prompt {number} has id {prompt[at]} at {at}, outside the vocabulary of {config.vocab_size}"
+                )
+            raise UserError(
+                f"prompt {number} has the landmark's id {prompt[at]} at {at}: "
+                "the model inserts landmarks itself, leave them out"
+            )
+    longest = max(range(len(prompts)), key=lambda n: len(prompts[n]))
+    if limit is not None and len(prompts[longest]) > limit:
+        raise UserError(
+            f"prompt {longest} has {len(prompts[longest]):,} tokens, more than generate.limit={limit:,}: "
+            "shorten it, or raise the limit"
+        )
+
+
+def _without_landmark(logits: Tensor, config: DecoderConfig) -> Tensor:
+    """Logits (B, V) with −∞ for the landmark, which is never predicted."""
+    if config.landmark_id is None:
+        return logits
+    return logits.index_fill(1, torch.tensor([config.landmark_id], device=logits.device), -torch.inf)

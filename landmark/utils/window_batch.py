@@ -1,0 +1,46 @@
+"""A batch of training windows: data makes it, training cuts it, models compute its losses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class WindowBatch:
+    """Windows of tokens with their targets.
+
+    Args:
+        tokens: (B, T) int64, landmarks included.
+        targets: (B, T) int64, the token to predict at each position; NO_LOSS where no loss is taken.
+        phase: (B,) int64, tokens missing from the first block of each window. None without landmarks.
+        weights: (B, T) float32, weight of the loss of each target, mean one. None: all one.
+        controlled: (B, layers, blocks) bool, landmarks that the context miss token controls. None without that token.
+        positions: (B, T) int64. None: 0…T−1.
+    """
+
+    tokens: Tensor
+    targets: Tensor
+    phase: Tensor | None = None
+    weights: Tensor | None = None
+    controlled: Tensor | None = None
+    positions: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> WindowBatch:
+        """The same batch on another device. The phase stays on the CPU, where windows are cut."""
+        moved = replace(self, phase=None)._each(lambda x: x.to(device, non_blocking=non_blocking))
+        return replace(moved, phase=self.phase)
+
+    def rows(self, rows: slice) -> WindowBatch:
+        """Some of the windows."""
+        return self._each(lambda x: x[rows])
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> WindowBatch:
+        given = {name: change(x) for name, x in vars(self).items() if x is not None}
+        return replace(self, **given)

@@ -1,0 +1,27 @@
+"""What a segment's chunks attend to: counted here as in the FLOPs of a training."""
+
+from dataclasses import replace
+
+import pytest
+
+from landmark.evaluation.chunks import attention_size
+from landmark.training.fit import training_flops_per_token
+from landmark.utils.flops import flops_per_token, keys_per_query
+from tests.evaluation.test_perplexity import PLAIN, XL, model_of, settings
+
+
+@pytest.mark.parametrize(("length", "window", "cache"), [(2048, 256, 256), (64, 16, 24), (50, 16, 0)])
+def test_transformer_xl_attends_to_as_many_keys_in_training_and_evaluation(length, window, cache):
+    config = replace(XL, window=window, cache=cache)
+    keys = keys_per_query(length, window, cache)
+    assert attention_size(config, settings(length), length, window) == (keys, 0.0)
+    model = model_of(config)
+    assert training_flops_per_token(model, length) == flops_per_token(model.num_parameters(), 2, 16, keys)
+
+
+def test_keys_of_the_papers_transformer_xl():
+    assert keys_per_query(2048, 256, 256) == 352.5
+
+
+def test_a_plain_model_attends_to_its_whole_segment():
+    assert attention_size(PLAIN, settings(64), 64, 64) == (keys_per_query(64), 0.0)

@@ -1,4 +1,4 @@
-"""`python run.py +experiment=NAME`, the same as the command `landmark +experiment=NAME`: see README.md."""
+"""`python run.py +experiment=NAME`: see README.md."""
 
 from landmark.cli.main import main
 

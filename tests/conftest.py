@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 from omegaconf import DictConfig
 
 os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are imported, which is when they are first run
@@ -19,6 +20,9 @@ from landmark.config import Config, to_config
 from tests.browser import Browser
 from tests.configurations import compose_conf, row_record
 from tests.workplace import Workplace, write_books
+
+settings.register_profile("no deadlines", deadline=None)  # an example may be slow where other work shares the cores
+settings.load_profile("no deadlines")
 
 
 @pytest.fixture(scope="session")

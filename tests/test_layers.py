@@ -24,7 +24,7 @@ ALLOWED = {
     "evaluation": {"attention", "memory", "models", "retriever", "data", "config"},
     "inspector": {"attention", "memory", "models", "data", "evaluation", "config"},
     "tracking": {"data", "config"},
-    "experiment": {"models", "data", "training", "evaluation", "tracking", "config"},
+    "experiment": {"memory", "models", "data", "training", "evaluation", "tracking", "config"},
     "results": {"experiment", "config"},
     "cli": {"models", "data", "evaluation", "inspector", "experiment", "results", "tracking", "config"},
     "__init__": {"attention", "memory", "models"},
@@ -119,17 +119,14 @@ def test_no_modules_of_a_folder_import_each_other(folder):
     TopologicalSorter({module: used(path) for module, path in modules.items()}).prepare()  # raises CycleError
 
 
-def test_settings_of_a_memory_are_checked_without_torch():
-    assert "torch" not in loaded("import landmark.memory.settings, landmark.utils.backends")
-
-
 def test_models_load_no_configuration_library():
     modules = ("checkpoint", "construction", "config", "language_model")
     assert not loaded(f"import {', '.join(f'landmark.models.{name}' for name in modules)}") & {"hydra", "omegaconf"}
 
 
-def test_a_decoder_is_checked_without_torch():
-    assert "torch" not in loaded("import landmark.models, landmark.models.config; landmark.models.DecoderConfig")
+def test_settings_are_checked_without_torch():
+    check = "from landmark.experiment import checks; from landmark.config import Config; checks.check"
+    assert "torch" not in loaded(f"import landmark.models; landmark.models.DecoderConfig; {check}")
 
 
 def test_rows_are_compared_without_torch():

@@ -1,1 +1,1 @@
-"""The command line: `landmark`, the same as `python run.py`."""
+"""The command line, `python run.py`."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from landmark.config import Config
 from landmark.config.command_line import suggested_command
 from landmark.config.rows import Compose, Row, compose_job, is_part, named, select
+from landmark.experiment.checks import check
 from landmark.experiment.jobs import Job
 from landmark.experiment.launches import Launch, launch_of, with_records, write_launch
 from landmark.experiment.runner import Runner
@@ -24,7 +25,7 @@ class Command:
     @classmethod
     def of(cls, config: Config, overrides: list[str], compose: Compose = compose_job) -> "Command":
         """Raises UserError where a setting or a row makes no sense."""
-        return cls(config, overrides, select(config, overrides, compose), Runner(config.output))
+        return cls(config, overrides, select(config, overrides, compose, check), Runner(config.output))
 
     @property
     def is_experiment(self) -> bool:

@@ -1,4 +1,4 @@
-"""How a job of run.py ends where it does not end well: one line that says what to do, and an exit code."""
+"""Errors at the end of a job: one line that says what to do, and an exit code."""
 
 import errno
 import sys
@@ -14,7 +14,7 @@ STORAGE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, e
 
 @contextmanager
 def reported() -> Iterator[None]:
-    """Bad input ends in one line and exit code 2; an interrupt in 130; a signal, after its checkpoint, in 128 + it."""
+    """Exit codes: 2 and one line for bad input, 130 for an interrupt, 128 + its number for a signal, else 1."""
     try:
         yield
     except UserError as error:
@@ -27,7 +27,7 @@ def reported() -> Iterator[None]:
     except KeyboardInterrupt:
         print("interrupted: the same command goes on from here", file=sys.stderr)
         sys.exit(130)
-    except Exception:  # a mistake of this program: the traceback begins here, not in Hydra
+    except Exception:  # a bug: the traceback begins here, not in Hydra
         traceback.print_exc()
         sys.exit(1)
 
@@ -39,7 +39,7 @@ def fail(message: str) -> NoReturn:
 
 
 def fail_storage(error: OSError) -> NoReturn:
-    """One line and exit code 2 where a disk is full, read-only or failing; any other error of the system is raised."""
+    """Exit with code 2 and one line where a disk is full, read-only or failing; with a traceback and 1 otherwise."""
     if error.errno not in STORAGE:
         traceback.print_exc()
         sys.exit(1)

@@ -1,6 +1,6 @@
 """Presets of Hydra's launchers: `python run.py -m … hydra/launcher=joblib`, `submitit_slurm` or `submitit_local`.
 
-They fill in the plugins' own schemas, under the plugins' names: a file of such a name in conf/ would be one too many.
+They complete the plugins' own schemas under the plugins' names: Hydra warns of a file in conf/ that has such a name.
 """
 
 import importlib.util
@@ -35,8 +35,8 @@ _PACKAGES = {"joblib": "joblib", "submitit_slurm": "submitit", "submitit_local":
 
 
 def register() -> None:
-    """Put the presets in the place of the schemas that the installed plugins have registered."""
-    Plugins.instance()  # which imports them
+    """Replace the schemas of the installed plugins by the presets."""
+    Plugins.instance()  # imports the plugins
     store = ConfigStore.instance()
     for name in PRESETS.keys() & {file.removesuffix(".yaml") for file in store.list("hydra/launcher")}:
         schema = store.load(f"hydra/launcher/{name}.yaml").node
@@ -52,5 +52,5 @@ def check(arguments: Sequence[str]) -> None:
 
 
 def is_lost(error: Exception) -> bool:
-    """Whether it says of a job that submitit started that it ended without a result."""
+    """Whether the error says that a job of submitit ended without a result."""
     return type(error).__module__.partition(".")[0] == "submitit"

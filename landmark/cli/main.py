@@ -1,4 +1,4 @@
-"""`python run.py` and the command `landmark`: Hydra composes the configuration, `task` says what is done with it."""
+"""`python run.py`: Hydra composes the configuration, and its `task` says what is done."""
 
 import io
 import os

@@ -1,5 +1,4 @@
-"""What a configuration may have called. Nothing else that it names is, wherever it comes from: a file of conf/, another
-folder of configurations, or a command line that a sweep's server wrote."""
+"""Which code a configuration may name, wherever it comes from: conf/, another folder, or the server of a sweep."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -27,12 +26,12 @@ LOGGERS = {
     "ext://sys.stdout",
     "ext://sys.stderr",
 }
-# They would make a mapping, and so a `_target_`, of a text.
+# They turn a text into a mapping, and so into a `_target_`.
 RESOLVERS = ("oc.decode", "oc.create")
 
 
 def guard() -> None:
-    """Have Hydra check every configuration that it composes, before it makes anything of it."""
+    """Have Hydra check every configuration that it composes, before it instantiates anything."""
     for resolver in RESOLVERS:
         OmegaConf.clear_resolver(resolver)
     load = ConfigLoaderImpl.load_configuration
@@ -46,11 +45,11 @@ def guard() -> None:
 
 
 def check(composed: DictConfig) -> None:
-    """Raise UserError, naming key and value, where a configuration names code that it may not name."""
+    """Raise UserError, naming key and value, where a configuration names other code than the allowed."""
     for path, value in _items(OmegaConf.to_container(composed, resolve=False)):
         key = path.rpartition(".")[2]
         if key == "_target_" and value not in TARGETS:
-            raise UserError(f"{path}={value}: a configuration cannot name code to be run, but what Hydra needs itself")
+            raise UserError(f"{path}={value}: a configuration may name no code but Hydra's own")
         if path.startswith(tuple(f"{each}." for each in LOGGING)):
             called = key in ("()", "class", "_target_") or str(value).startswith(("ext://", "cfg://"))
             if called and value not in LOGGERS:
@@ -60,7 +59,7 @@ def check(composed: DictConfig) -> None:
 
 
 def _items(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value that is no mapping and no list, by the path of its keys."""
+    """Every value that is neither a mapping nor a list, with the path of its keys."""
     if isinstance(value, dict):
         for key, each in value.items():
             yield from _items(each, f"{path}.{key}" if path else str(key))

@@ -1,75 +1,15 @@
-"""Settings that make no sense are refused before anything runs. Loads no torch."""
+"""Checks of settings that must go together, before anything runs. Loads no torch."""
 
 import re
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
-from landmark.config.schema import SYNTHETIC, TASKS, Config
+from landmark.config.schema import SYNTHETIC, Config
 from landmark.utils.constants import DEFAULT_CHUNK
 from landmark.utils.errors import UserError
 
-CHOICES = {
-    "task": TASKS,
-    "model.kind": ("transformer", "landmark", "transformer_xl"),
-    "model.family": (None, "llama"),
-    "model.backend": ("auto", "reference", "blockwise", "triton"),
-    "train.precision": ("32-true", "bf16-mixed"),
-    "retrieval.granularity": ("per_token_and_head", "per_head", "per_token"),
-    "retrieval.scorer": ("landmark", "recent", "random", "mean_key"),
-    "memory.tier": ("device", "cpu", "disk"),
-    "memory.index": ("exact", "faiss"),
-    "memory.index_type": ("flat", "ivf"),
-    "positions.kind": ("standard", "jumps"),
-    "positions.mapping": ("stingy", "true"),
-    "trainer.profiler": (None, "simple", "advanced", "pytorch"),
-    "eval.split": ("validation", "test"),
-    "eval.retriever": (None, "landmark", "bm25", "chance"),
-    "data.bad_lines": ("stop", "skip"),
-    "logger.mode": ("auto", "online", "offline", "disabled"),
-}
-AT_LEAST = {
-    "seed": 0,
-    "model.num_layers": 1,
-    "model.num_heads": 1,
-    "model.head_dim": 2,
-    "model.mlp_dim": 1,
-    "model.block_size": 1,
-    "model.window": 1,
-    "model.lora_rank": 1,
-    "model.cache": 0,
-    "train.steps": 1,
-    "train.batch_size": 1,
-    "train.micro_batch": 1,
-    "train.length": 1,
-    "train.checkpoint_every": 1,
-    "train.validate_every": 1,
-    "train.validate_batches": 1,
-    "train.log_every": 1,
-    "trainer.threads": 1,
-    "positions.p_jump": 1,
-    "retrieval.k": 0,
-    "memory.blocks": 1,
-    "memory.cache": 1,
-    "memory.candidates": 1,
-    "memory.window": 1,
-    "memory.sinks": 0,
-    "eval.length": 1,
-    "eval.local": 1,
-    "eval.tokens": 1,
-    "eval.span": 1,
-    "eval.batch_size": 1,
-    "eval.prompts": 1,
-    "eval.generated": 1,
-    "generate.tokens": 1,
-    "generate.temperature": 0,
-    "generate.top_k": 1,
-    "generate.limit": 1,
-    "data.needles": 1,
-    "data.dense": 0,
-    "data.answer_weight": 0,
-}
-# Keys and groups that only some models read.
+# Keys and groups that have an effect on some models only.
 READ_BY = {
     "retrieval": ("landmark",),
     "memory.blocks": ("landmark",),
@@ -92,18 +32,15 @@ READ_BY = {
 
 
 def check(config: Config) -> None:
-    """Raise UserError, naming the key, where a value is out of range or two do not go together."""
-    for key, choices in CHOICES.items():
-        if (value := _get(config, key)) not in choices:
-            known = ", ".join("null" if choice is None else choice for choice in choices)
-            raise UserError(f"{key}={value}: must be one of {known}")
-    for key, least in AT_LEAST.items():
-        if (value := _get(config, key)) is not None and value < least:
-            raise UserError(f"{key}={value}: must be at least {least}")
+    """Raise UserError, naming the key, where a value is out of range or two do not go together.
+
+    The model and the memory check their own settings: `landmark.experiment.checks`.
+    """
+    _check_values(config)
     _check_data(config)
-    _check_model(config)
-    for key in ("name", "size"):  # they name folders
-        if not re.fullmatch(r"\w[\w.-]*", value := _get(config, key)):
+    _check_transformers(config)
+    for key, value in (("name", config.name), ("size", config.size)):  # they name folders
+        if not re.fullmatch(r"\w[\w.-]*", value):
             raise UserError(f"{key}={value}: must be of letters, digits, '_', '-' and '.'")
     _check_training(config)
     _check_evaluation(config)
@@ -114,7 +51,7 @@ def check(config: Config) -> None:
 
 
 def check_task(config: Config) -> None:
-    """Raise UserError where a text, a memory to load or save, or a file to write and the task do not go together."""
+    """Raise UserError where the task has no use for a prompt, a memory to load or save, or a file to write."""
     asked = {"prompt": config.prompt, "prompt_file": config.prompt_file}
     memory = {"memory.load": config.memory.load, "memory.save": config.memory.save}
     for values, tasks in (
@@ -130,11 +67,11 @@ def check_task(config: Config) -> None:
     if all(value is None for value in asked.values()):
         raise UserError(f"task={config.task}: set prompt='…' or prompt_file=FILE (- for standard input)")
     if config.memory.save is not None and config.prompt_file is None:
-        raise UserError(f"memory.save={config.memory.save}: what is saved is what prompt_file holds, set that too")
+        raise UserError(f"memory.save={config.memory.save}: the memory of prompt_file is saved, set prompt_file too")
 
 
 def resolve(config: Config) -> Config:
-    """The config with `eval.local` decided: null is what that kind of model reads at a time."""
+    """The configuration with `eval.local` filled in: null stands for the usual number of that kind of model."""
     if config.eval.local is not None:
         return config
     natural = {
@@ -146,7 +83,7 @@ def resolve(config: Config) -> Config:
 
 
 def beyond_training(config: Config) -> str | None:
-    """What to warn of where true positions reach further than any that the model was trained at."""
+    """A warning where true positions reach further than those of the training; None where they do not."""
     block, positions, train = config.model.block_size, config.positions, config.train
     if positions.mapping != "true" or not block:
         return None
@@ -162,7 +99,7 @@ def beyond_training(config: Config) -> str | None:
 
 
 def check_grid(config: Config) -> None:
-    """Raise UserError where a grid, or the figure drawn of it, makes no sense."""
+    """Raise UserError where a grid, or its figure, makes no sense."""
     for key, values in config.grid.axes.items():
         if not values or len({str(value) for value in values}) < len(values):
             raise UserError(f"grid.axes: {key}: {values} must be a list of different values")
@@ -171,27 +108,30 @@ def check_grid(config: Config) -> None:
 
 
 def check_own(config: Config, keys: Iterable[str]) -> None:
-    """Raise UserError where a row sets a key that means nothing to its model. keys: those that it sets itself."""
+    """Raise UserError where a row sets a key that has no effect on its model. keys: those that it sets itself."""
     for key in keys:
         for prefix, kinds in READ_BY.items():
             if (key == prefix or key.startswith(f"{prefix}.")) and config.model.kind not in kinds:
-                raise UserError(f"{key} means nothing to model={config.model.kind}: it is for {', '.join(kinds)}")
+                raise UserError(f"{key} has no effect on model={config.model.kind}: it is for {', '.join(kinds)}")
+
+
+def _check_values(group: Any, prefix: str = "") -> None:
+    """Every value against the choices and the least value that the schema declares."""
+    for item in fields(group):
+        key, value = f"{prefix}{item.name}", getattr(group, item.name)
+        if is_dataclass(value):
+            _check_values(value, f"{key}.")
+        choices, least = item.metadata.get("choices"), item.metadata.get("least")
+        if choices is not None and value not in choices:
+            known = ", ".join("null" if choice is None else str(choice) for choice in choices)
+            raise UserError(f"{key}={value}: must be one of {known}")
+        if least is not None and value is not None and value < least:
+            raise UserError(f"{key}={value}: must be at least {least}")
 
 
 def _check_data(config: Config) -> None:
     if config.data.configs is not None and config.data.name != "arxiv_math":
         raise UserError(f"data.configs={config.data.configs}: data={config.data.name} has no configs to choose from")
-
-
-def _check_model(config: Config) -> None:
-    model = config.model
-    needed = {"landmark": ["block_size"], "transformer_xl": ["window", "cache"]}.get(model.kind, [])
-    for name in needed:
-        if getattr(model, name) is None:
-            raise UserError(f"model.{name}=null: a {model.kind} model needs it")
-    _check_transformers(config)
-    if model.head_dim % 2:
-        raise UserError(f"model.head_dim={model.head_dim}: must be even, for positions rotate pairs")
 
 
 def _check_transformers(config: Config) -> None:
@@ -233,15 +173,10 @@ def _check_training(config: Config) -> None:
 
 
 def _check_cmt(config: Config) -> None:
-    cmt, kind = config.cmt, config.model.kind
-    if cmt.enabled and kind != "landmark":
-        raise UserError(f"cmt=on: model={kind} has no landmarks that a context miss token could control")
+    cmt = config.cmt
     if not cmt.enabled and (cmt.cutoff or cmt.cutoffs or cmt.per_layer):
         key = "cutoff" if cmt.cutoff else "cutoffs" if cmt.cutoffs else "per_layer"
         raise UserError(f"cmt.{key}={getattr(cmt, key)}: without a context miss token there is no cutoff, set cmt=on")
-    for key, values in (("cutoff", [cmt.cutoff]), ("cutoffs", cmt.cutoffs or [])):
-        if not all(0 <= value <= 1 for value in values):
-            raise UserError(f"cmt.{key}={getattr(cmt, key)}: a cutoff is compared with a weight, from 0 to 1")
     if cmt.cutoffs is not None and len(cmt.cutoffs) != config.model.num_layers:
         raise UserError(f"cmt.cutoffs={cmt.cutoffs}: must be {config.model.num_layers} numbers, one for each layer")
     if cmt.cutoffs is not None and (cmt.cutoff or cmt.per_layer):
@@ -267,51 +202,17 @@ def _check_positions(config: Config) -> None:
 
 def _check_evaluation(config: Config) -> None:
     settings, kind = config.eval, config.model.kind
-    if settings.local is not None and settings.local > settings.length:
-        raise UserError(f"eval.local={settings.local} is more than eval.length={settings.length}: lower it")
     if config.data.name not in SYNTHETIC and settings.tokens is not None and settings.length > settings.span:
         raise UserError(
             f"eval.length={settings.length} is longer than eval.span={settings.span}: "
             f"raise eval.span to at least {settings.length}"
         )
-    if kind == "transformer" and settings.local not in (None, settings.length) and config.memory.window is None:
-        raise UserError(
-            f"eval.local={settings.local}: model=transformer reads a whole segment at once, set eval.length and "
-            f"eval.local to the same number (eval.length={settings.length}), or memory.window to keep the last keys"
-        )
-    blocks, k = config.memory.blocks, config.retrieval.k
-    if kind == "landmark" and blocks is not None and blocks < k:
-        raise UserError(f"memory.blocks={blocks} is less than retrieval.k={k}: keep at least as many as are retrieved")
-    if config.memory.index == "faiss" and (blocks is not None or config.retrieval.scorer != "landmark"):
-        raise UserError(
-            f"memory.index=faiss: an index of the landmarks that forgets nothing: memory.blocks={blocks} must be null, "
-            f"retrieval.scorer={config.retrieval.scorer} must be landmark"
-        )
     if config.memory.folder is not None and config.memory.tier != "disk":
         raise UserError(f"memory.folder={config.memory.folder}: memory.tier={config.memory.tier} keeps no files there")
     if settings.retriever is not None and (kind != "landmark" or config.data.name in SYNTHETIC):
         raise UserError(f"eval.retriever={settings.retriever}: needs a landmark model and the text of a corpus")
-    if settings.retrieval_statistics:
-        _check_retrieval_statistics(config)
-
-
-def _check_retrieval_statistics(config: Config) -> None:
-    if config.model.kind != "landmark" or config.data.name in SYNTHETIC:
+    if settings.retrieval_statistics and (kind != "landmark" or config.data.name in SYNTHETIC):
         raise UserError(
             f"eval.retrieval_statistics=true: model={config.model.kind} on data={config.data.name} has none, "
             "they are of a landmark model's perplexity"
         )
-    length, local = config.eval.length, resolve(config).eval.local or config.eval.length
-    start = (-(-length // local) - 2) * local
-    if config.retrieval.k == 0 or start < (config.model.block_size or 1):
-        raise UserError(
-            f"eval.retrieval_statistics=true: the last chunk but one of eval.length={length} tokens, "
-            f"eval.local={local} at a time, has no blocks to retrieve (retrieval.k={config.retrieval.k})"
-        )
-
-
-def _get(config: Config, key: str) -> Any:
-    value: Any = config
-    for name in key.split("."):
-        value = getattr(value, name)
-    return value

@@ -1,4 +1,4 @@
-"""Composing many configurations that differ little: an experiment's rows choose few members of groups."""
+"""Composing many configurations that choose the same groups, as an experiment's rows do."""
 
 import copy
 import functools
@@ -14,7 +14,7 @@ from landmark.utils.locations import CONF
 
 
 class Composer:
-    """Composes as `compose` does, which is asked once for each choice of groups; values are set on a copy."""
+    """Composes as `compose` does, but calls it once for each choice of groups, and sets values on a copy."""
 
     def __init__(self, compose: Callable[[list[str]], DictConfig]) -> None:
         self._compose = compose
@@ -47,6 +47,6 @@ def _parse(override: str) -> Override:
 
 
 def _sets_a_value(override: Override) -> bool:
-    """Whether it takes the place of a value, and no defaults of Hydra's depend on it."""
+    """Whether an override changes a value, and no choice of a group."""
     is_group = override.package is not None or (CONF / override.key_or_group).is_dir()
     return override.type is OverrideType.CHANGE and not is_group

@@ -1,4 +1,4 @@
-"""An experiment's rows: each is a name and the command-line overrides that give it."""
+"""An experiment's rows: each is a name with command-line overrides."""
 
 import itertools
 import shlex
@@ -12,24 +12,29 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from landmark.config import Config, to_config, to_dict
-from landmark.config.checks import check, check_grid, check_own, resolve
+from landmark.config.checks import check as check_settings
+from landmark.config.checks import check_grid, check_own, resolve
 from landmark.config.composer import Composer, parse
 from landmark.config.messages import one_line
 from landmark.utils.errors import UserError
 
-# What an experiment decides for all of its rows.
-_NOT_A_ROWS = {
+# Keys of the whole experiment, which no row may set.
+_OF_THE_EXPERIMENT = {
     *("experiment", "rows", "grid", "row", "compare", "figure"),
     *("run", "task", "seeds", "name", "output", "logger", "prompt", "prompt_file", "output_file", "generate"),
 }
 
 Compose = Callable[[list[str]], DictConfig]
+Check = Callable[[Config], None]
 
 
 @dataclass(frozen=True)
 class Row:
-    """A named row: its overrides (the command line's first), its configuration, one per seed, and where it stands in
-    the experiment's grid, if it does."""
+    """A named row.
+
+    overrides: those of the command line, then its own. configs: one per seed. cell: its value on each axis of the
+    experiment's grid, where it is part of one.
+    """
 
     name: str
     overrides: list[str]
@@ -42,11 +47,18 @@ def compose_job(overrides: list[str]) -> DictConfig:
     return compose(config_name="config", overrides=overrides)
 
 
-def select(config: Config, overrides: list[str], composer: Compose = compose_job) -> list[Row]:
-    """The rows of a job, all composed and validated: the experiment's, one of them, or the config itself.
+def select(
+    config: Config, overrides: list[str], composer: Compose = compose_job, check: Check = check_settings
+) -> list[Row]:
+    """The rows of a command, all composed and checked: the experiment's, one of them, or the configuration itself.
 
-    overrides: those of the command line; one of a grid's keys takes the place of that axis. Raises UserError: no such
-    row; a row that sets what the command line sets too; settings that make no sense.
+    Args:
+        config: what the command line composed.
+        overrides: those of the command line; an override of a key of the grid replaces that axis.
+        composer: composes overrides.
+        check: raises UserError where the settings of a row make no sense.
+
+    Raises UserError for an unknown row, and for a key that both a row and the command line set.
     """
     check_grid(config)
     composer, texts = Composer(composer), named(config, overrides)
@@ -61,7 +73,7 @@ def select(config: Config, overrides: list[str], composer: Compose = compose_job
     if not texts and config.start is not None:
         raise UserError(f"start={config.start}: names a row of an experiment, and there is none")
     if not texts:
-        return [_row(config.name, config, overrides)]
+        return [_row(config.name, config, overrides, check)]
     names = [config.row] if config.row is not None else list(texts)
     shared = [
         override.input_line or ""
@@ -75,8 +87,8 @@ def select(config: Config, overrides: list[str], composer: Compose = compose_job
     for name in names:
         own = _split(name, texts[name])
         try:
-            row = _row(name, to_config(composer([*shared, *own])), [*shared, *own], grid.get(name))
-            row = replace(row, configs=[_started(one, texts, shared, composer) for one in row.configs])
+            row = _row(name, to_config(composer([*shared, *own])), [*shared, *own], check, grid.get(name))
+            row = replace(row, configs=[_with_start(one, texts, shared, composer) for one in row.configs])
             check_own(row.configs[0], [override.key_or_group for override in parse(own)])
             rows.append(row)
         except (HydraException, OmegaConfBaseException, UserError) as error:
@@ -85,7 +97,7 @@ def select(config: Config, overrides: list[str], composer: Compose = compose_job
 
 
 def named(config: Config, overrides: Sequence[str] = ()) -> dict[str, str]:
-    """The overrides of every row by its name: those listed, then those of the grid. overrides: as for `select`."""
+    """The overrides of every row by its name: listed rows, then rows of the grid. overrides: as for `select`."""
     grid = {
         name: " ".join([config.grid.row, *(f"{key}={value}" for key, value in cell.items())])
         for name, cell in cells(config, overrides).items()
@@ -96,7 +108,7 @@ def named(config: Config, overrides: Sequence[str] = ()) -> dict[str, str]:
 
 
 def cells(config: Config, overrides: Sequence[str] = ()) -> dict[str, dict[str, str]]:
-    """The value on each axis of every row of the grid, by the row's name, as `k4_local250`."""
+    """For each row of the grid, by its name (`k4_local250`), the value on each axis. overrides: as for `select`."""
     axes = {key: [str(value) for value in values] for key, values in config.grid.axes.items()}
     for override in parse(overrides):
         if override.key_or_group in axes:
@@ -111,18 +123,18 @@ def cells(config: Config, overrides: Sequence[str] = ()) -> dict[str, dict[str, 
 
 
 def is_part(config: Config, overrides: Sequence[str]) -> bool:
-    """Whether the command line asks for less than the experiment: one row, or some values of an axis."""
+    """Whether the command line asks for a part of the experiment: one row, or some values of an axis."""
     return config.row is not None or any(override.key_or_group in config.grid.axes for override in parse(overrides))
 
 
-def _row(name: str, config: Config, overrides: list[str], cell: dict[str, str] | None = None) -> Row:
+def _row(name: str, config: Config, overrides: list[str], check: Check, cell: dict[str, str] | None = None) -> Row:
     check(config)
     seeds = [config.seed] if config.seeds is None else config.seeds
     return Row(name, overrides, [replace(resolve(config), seed=seed, seeds=None) for seed in seeds], cell)
 
 
-def _started(config: Config, texts: dict[str, str], shared: list[str], composer: Compose) -> Config:
-    """The config with that of the run it starts from, of the same seed, filled in."""
+def _with_start(config: Config, texts: dict[str, str], shared: list[str], composer: Compose) -> Config:
+    """The configuration with `start_run` filled in, for the same seed."""
     if config.start is None:
         return config
     if config.start not in texts:
@@ -130,7 +142,7 @@ def _started(config: Config, texts: dict[str, str], shared: list[str], composer:
     base = to_config(composer([*shared, *_split(config.start, texts[config.start])]))
     if base.start is not None:
         raise UserError(f"start={config.start}: that row starts from another, {base.start}")
-    check(base)
+    check_settings(base)
     base = replace(resolve(base), seed=config.seed, seeds=None, rows={}, compare={})
     return replace(config, start_run=to_dict(base))
 
@@ -142,7 +154,7 @@ def _split(name: str, text: str) -> list[str]:
     except (ValueError, HydraException) as error:
         raise UserError(f"row {name}: {one_line(error)}") from error
     for override in parsed:
-        if override.key_or_group.partition(".")[0] in _NOT_A_ROWS:
+        if override.key_or_group.partition(".")[0] in _OF_THE_EXPERIMENT:
             raise UserError(f"row {name} sets {override.key_or_group}, which belongs to the whole experiment")
         if override.is_sweep_override():
             raise UserError(f"row {name} gives {override.key_or_group} several values: make a row of each")
@@ -150,7 +162,7 @@ def _split(name: str, text: str) -> list[str]:
 
 
 def _clash(name: str, own: list[str], shared: list[str]) -> str | None:
-    """Why a row and the command line do not go together, if so: the row's value would win silently."""
+    """A message where a row and the command line set the same key: the row's value would win silently."""
     for ours in parse(own):
         for theirs in parse(shared):
             if _overlap(ours, theirs):

@@ -9,30 +9,34 @@ from omegaconf.errors import OmegaConfBaseException
 
 from landmark.utils.errors import UserError
 
-SYNTHETIC = ("passkey", "key_value")  # data that is made as needed, and evaluated by the answers to its prompts
+SYNTHETIC = ("passkey", "key_value")  # tasks: samples are made as needed, and answers to prompts are evaluated
 POSITION_BIN = 64  # positions of a segment whose losses a record sums, for the curve over positions
 TASKS = (
-    *("auto", "table", "evaluate", "train", "prepare", "plan"),
+    *("table", "evaluate", "train", "prepare", "plan"),
     *("generate", "inspect", "report", "status", "dashboard"),
 )
 
 
+def one_of(default: Any, *choices: Any) -> Any:
+    """A field that takes its default or one of these values."""
+    return field(default=default, metadata={"choices": choices if default == MISSING else (default, *choices)})
+
+
+def at_least(least: float, default: Any = MISSING) -> Any:
+    """A field with a least value; a default of None allows null."""
+    return field(default=default, metadata={"least": least})
+
+
 @dataclass
 class ModelConfig:
-    """The decoder: `kind` is transformer, landmark or transformer_xl; its width is num_heads * head_dim.
+    """The model. The width of the paper's decoder is num_heads * head_dim."""
 
-    architecture: module of landmark.models whose `Model` is built in place of the paper's decoder (null).
-    family: of transformers, built anew with this shape (llama); null: the paper's decoder. name: folder of a
-    transformers model, or its name on the hub, that the training starts from; its own shape counts. as_is: train
-    nothing. lora_rank: train adapters of this rank, and the landmark's embedding; null: train everything.
-    """
-
-    kind: str = MISSING
-    architecture: str | None = None
-    family: str | None = None
-    name: str | None = None
-    as_is: bool | None = None
-    lora_rank: int | None = None
+    kind: str = MISSING  # transformer, landmark or transformer_xl
+    architecture: str | None = None  # module of landmark.models that has a `Model`; null: the paper's decoder
+    family: str | None = one_of(None, "llama")  # a model of transformers, built anew with this shape: llama
+    name: str | None = None  # a model of transformers to start from: its folder or name on the hub; keeps its own shape
+    as_is: bool | None = None  # of that model: train nothing
+    lora_rank: int | None = at_least(1, None)  # train adapters and the landmark's embedding; null: everything
     num_layers: int = MISSING
     num_heads: int = MISSING
     head_dim: int = MISSING
@@ -46,37 +50,37 @@ class ModelConfig:
 
 @dataclass
 class DataConfig:
-    """A corpus; `path` names a local copy, `cache` is where prepared streams are kept."""
+    """The text, or the task that makes its samples."""
 
     name: str = MISSING
-    path: str | None = None
-    cache: str = MISSING
-    workers: int | None = None
-    max_documents: int | None = None  # per split
+    path: str | None = None  # a local copy; null: download, where the corpus has a source on the hub
+    cache: str = MISSING  # folder of the prepared streams
+    workers: int | None = None  # threads that tokenise; null: one per core
+    max_documents: int | None = None  # the first documents of each split; null: all
     configs: list[str] | None = None  # arxiv_math: which of the corpus's configs are taken; null: all
-    bad_lines: str = "stop"  # arxiv_math: stop at a line that is not as it should be, or skip it
-    needles: int = 1  # passkey: keys in a prompt, of which one is asked for
-    dense: float = 0.5  # passkey: fraction of the training samples that are dense
-    answer_weight: float = 10.0  # passkey, key_value: of the loss where the answer can be read off the text
+    bad_lines: str = one_of("stop", "skip")  # arxiv_math: stop at a line that cannot be read, or skip it
+    needles: int = at_least(1, 1)  # passkey: keys in a prompt, of which one is asked for
+    dense: float = at_least(0, 0.5)  # passkey: fraction of the training samples that are dense
+    answer_weight: float = at_least(0, 10.0)  # passkey, key_value: loss weight of determined tokens
 
 
 @dataclass
 class TokenizerConfig:
-    """A tokenizer; `file` names a local ranks file, `vocab_size` takes only the first merges of GPT-2 (null: all)."""
+    """The tokenizer."""
 
     name: str = MISSING
-    file: str | None = None
-    vocab_size: int | None = None
+    file: str | None = None  # a local file of ranks; null: download
+    vocab_size: int | None = None  # GPT-2: only the first merges; null: all
 
 
 @dataclass
 class TrainConfig:
     """One training. A batch is `batch_size` windows (or segments) of `length` tokens, over all devices."""
 
-    steps: int = MISSING
-    batch_size: int = MISSING
-    micro_batch: int | None = None  # windows per device and pass; null: all at once
-    length: int = MISSING  # tokens, landmarks included
+    steps: int = at_least(1)
+    batch_size: int = at_least(1)
+    micro_batch: int | None = at_least(1, None)  # windows per device and pass; null: all at once
+    length: int = at_least(1)  # tokens, landmarks included
     max_lr: float = 2e-3
     start_lr: float = 2e-5
     final_lr: float = 4e-4
@@ -84,84 +88,70 @@ class TrainConfig:
     beta1: float = 0.9
     beta2: float = 0.95
     weight_decay: float = 1e-3
-    precision: str = "32-true"
-    checkpoint_every: int = 500
-    validate_every: int = 500
-    validate_batches: int = 8
-    log_every: int = 50
+    precision: str = one_of("32-true", "bf16-mixed")
+    checkpoint_every: int = at_least(1, 500)  # steps
+    validate_every: int = at_least(1, 500)  # steps
+    validate_batches: int = at_least(1, 8)
+    log_every: int = at_least(1, 50)  # steps
 
 
 @dataclass
 class TrainerConfig:
-    """Where to compute; `threads` are torch's (null: as torch decides).
-
-    profiler: simple, advanced or pytorch, one of Lightning's, reports into the run's folder.
-    """
+    """Where to compute."""
 
     name: str = "auto"
     accelerator: str = "auto"
     devices: Union[int, str] = "auto"  # noqa: UP007 (OmegaConf reads no other spelling of a union of two)
     strategy: str = "auto"
-    threads: int | None = None
-    profiler: str | None = None
+    threads: int | None = at_least(1, None)  # torch's; null: as torch decides
+    profiler: str | None = one_of(
+        None, "simple", "advanced", "pytorch"
+    )  # simple, advanced or pytorch: Lightning's, whose report goes to the run's folder
 
 
 @dataclass
 class RetrievalConfig:
-    """Which blocks are read back: `k` of them, ranked by `scorer`, one set for each `granularity`."""
+    """Which blocks a landmark model retrieves."""
 
-    granularity: str = "per_token_and_head"
-    k: int = 4
-    scorer: str = "landmark"
+    granularity: str = "per_token_and_head"  # the retrieved set may differ between: tokens and heads, heads, tokens
+    k: int = 4  # blocks
+    scorer: str = "landmark"  # ranks the blocks; recent, random and mean_key are ablations
 
 
 @dataclass
 class MemoryConfig:
-    """At most `blocks` blocks are kept (null: all), on the device, the CPU or disk, there in files in `folder` (null:
-    the system's for temporary ones). `cache` blocks of a layer, all heads, stay on the device of those fetched. `load`,
-    `index` faiss finds `candidates` of the older blocks for each query, in place of a scan. `load`,
-    `save`: folders of memories, which task=generate goes on from, or makes of what `prompt_file` holds.
+    """What is kept between the chunks of a long input."""
 
-    A plain transformer keeps nothing, or with `window` the first `sinks` keys and the last `window`.
-    """
-
-    blocks: int | None = None
-    tier: str = "device"
-    folder: str | None = None
-    cache: int = 128
-    index: str = "exact"
-    index_type: str = "ivf"
-    candidates: int = 16
-    load: str | None = None
-    save: str | None = None
-    window: int | None = None
-    sinks: int = 4
+    blocks: int | None = None  # landmark: most blocks kept; null: all
+    tier: str = "device"  # landmark: blocks lie on the device, the CPU or disk
+    folder: str | None = None  # of the tier disk: where its files lie; null: the system's folder for temporary files
+    cache: int = 128  # of the other tiers: blocks of a layer, all heads, that the device keeps of those it fetched
+    index: str = "exact"  # exact scans all landmarks; faiss searches an index of them
+    index_type: str = "ivf"  # of faiss: ivf (approximate) or flat
+    candidates: int = 16  # of faiss: older blocks found for each query
+    load: str | None = None  # task=generate: folder of a saved memory to go on from
+    save: str | None = None  # task=generate: folder for the memory of `prompt_file`
+    window: int | None = at_least(1, None)  # transformer: last keys kept; null: nothing is kept
+    sinks: int = at_least(0, 4)  # transformer with a window: first keys kept
 
 
 @dataclass
 class CmtConfig:
-    """The context miss token: where it weighs less than `cutoff`, nothing is retrieved.
-
-    cutoffs: one for each layer, in its place. per_layer: choose them on the validation split, for the share of lookups
-    that `cutoff` drops.
-    """
+    """The context miss token (paper, Appendix D)."""
 
     enabled: bool = False
-    cutoff: float = 0.0
-    cutoffs: list[float] | None = None
-    per_layer: bool = False
+    cutoff: float = 0.0  # below this weight of the token nothing is retrieved
+    cutoffs: list[float] | None = None  # one for each layer, in place of `cutoff`
+    per_layer: bool = False  # choose them on the validation split, to drop the share of lookups that `cutoff` drops
 
 
 @dataclass
 class PositionsConfig:
-    """Positions in training: standard, or jumps of up to p_jump after each landmark.
+    """Positions of a landmark model."""
 
-    mapping: how a memory is read, stingy or at the true positions.
-    """
-
-    kind: str = "standard"
-    p_jump: int = 1
-    mapping: str = "stingy"
+    kind: str = one_of("standard", "jumps")  # in training: standard, or jumps after landmarks
+    p_jump: int = at_least(1, 1)  # the largest jump
+    mapping: str = "stingy"  # in memory: stingy, or true positions
 
     def __post_init__(self):
         self.mapping = self.mapping.lower()  # `true` on a command line is a boolean, which becomes True
@@ -169,81 +159,73 @@ class PositionsConfig:
 
 @dataclass
 class EvalConfig:
-    """Evaluation: segments of `length` tokens fed `local` at a time (null: what the model was built for).
+    """One evaluation."""
 
-    `tokens` null counts the whole split, else evenly spaced spans of `span` tokens, the same for every row.
-    """
-
-    length: int = 512
-    local: int | None = None
-    split: str = MISSING  # validation or test
-    tokens: int | None = None
-    span: int = 4096
-    batch_size: int | None = None
-    prompts: int = 50  # tasks with prompts: how many
-    generated: int = 10  # tasks with prompts: tokens generated after each
-    retriever: str | None = None  # rank a split's blocks for `prompts` torn sentences: landmark, bm25 or chance
-    retrieval_statistics: bool = False  # count the distinct blocks that the chunk before the last retrieves
+    length: int = at_least(1, 512)  # tokens of a segment
+    local: int | None = at_least(1, None)  # tokens fed at a time; null: the model's usual number
+    split: str = one_of(MISSING, "validation", "test")  # validation or test
+    tokens: int | None = at_least(1, None)  # in all, in evenly spaced spans that every row shares; null: all
+    span: int = at_least(1, 4096)  # tokens of such a span
+    batch_size: int | None = at_least(1, None)
+    prompts: int = at_least(1, 50)  # of tasks with prompts
+    generated: int = at_least(1, 10)  # tokens generated after a prompt
+    retriever: str | None = one_of(
+        None, "landmark", "bm25", "chance"
+    )  # rank blocks for `prompts` halves of sentences by: landmark, bm25 or chance
+    retrieval_statistics: bool = False  # count the distinct blocks that the last chunk but one retrieves
 
 
 @dataclass
 class GenerateConfig:
-    """How task=generate goes on from a prompt: at most `tokens` tokens, drawn as `landmark.models.sampling.Sampling`
-    says; `stop`: texts of one token that end it, as end of text does; `limit`: most tokens of a prompt."""
+    """How task=generate continues a prompt (`landmark.models.sampling.Sampling`)."""
 
-    tokens: int = 200
-    temperature: float = 0.0
-    top_k: int | None = None
+    tokens: int = at_least(1, 200)  # most tokens generated
+    temperature: float = at_least(0, 0.0)
+    top_k: int | None = at_least(1, None)
     top_p: float = 1.0
-    stop: list[str] = field(default_factory=list)
-    limit: int | None = None
+    stop: list[str] = field(default_factory=list)  # texts of one token that end it, as end of text does
+    limit: int | None = at_least(1, None)  # most tokens of a prompt
 
 
 @dataclass
 class LoggerConfig:
-    """Weights & Biases, beside the CSV file of each run. `mode` auto: online only if a key is configured.
-
-    weights: upload the trained model, which else is named with its checksum and stays where it is.
-    """
+    """Weights & Biases, beside the CSV file of each run."""
 
     wandb: bool = True
-    weights: bool = True
+    weights: bool = True  # upload the trained model; else its artifact has a checksum and the place alone
     project: str = "landmark"
     entity: str | None = None
-    mode: str = "auto"
+    mode: str = one_of("auto", "online", "offline", "disabled")  # auto: online where a key is configured, else offline
 
 
 @dataclass
 class GridConfig:
-    """Rows for all combinations of the values of `axes` (key to values); `row` is what they share."""
+    """Rows for all combinations of some values."""
 
-    row: str = ""
-    axes: dict[str, list[Any]] = field(default_factory=dict)
+    row: str = ""  # overrides that they share
+    axes: dict[str, list[Any]] = field(default_factory=dict)  # key to its values
 
 
 @dataclass
 class Config:
-    """Everything that can be set. `rows`: name to overrides; `compare`: title to two rows; `figure`: results.figures.
+    """Everything that can be set."""
 
-    start: of a row, the row whose run its own run goes on from; start_run: the configuration of that, filled in.
-    """
-
-    name: str = "single"
-    task: str = "auto"
-    seed: int = 0
-    seeds: list[int] | None = None
-    row: str | None = None
-    run: str | None = None  # folder of a trained run to evaluate instead of the one these settings name
-    prompt: str | None = None  # task=generate, inspect: the text to read; what prompt_file holds comes before it
+    name: str = "single"  # of the experiment
+    task: str = one_of("auto", *TASKS)
+    seed: int = at_least(0, 0)
+    seeds: list[int] | None = None  # each row once for each seed
+    row: str | None = None  # one row of the experiment
+    run: str | None = None  # folder of a trained run to use in place of the one that these settings name
+    prompt: str | None = None  # task=generate, inspect: the text to read, after the content of prompt_file
     prompt_file: str | None = None  # -: standard input
-    output_file: str | None = None  # task=inspect: where its page is written; null: named by the text and the run
-    start: str | None = None
-    start_run: dict[str, Any] | None = None
-    rows: dict[str, str] = field(default_factory=dict)
+    output_file: str | None = None  # task=inspect: the page; null: named after the text and the run
+    start: str | None = None  # of a row: the row whose run this row's training starts from
+    start_run: dict[str, Any] | None = None  # configuration of that run, filled in
+    rows: dict[str, str] = field(default_factory=dict)  # name to overrides
     grid: GridConfig = field(default_factory=GridConfig)
-    figure: str = "rows"
-    compare: dict[str, list[str]] = field(default_factory=dict)
-    output: str = "outputs"
+    figure: str = "rows"  # of landmark.results.figures
+    compare: dict[str, list[str]] = field(default_factory=dict)  # title to two rows, the better one expected first
+    output: str = "outputs"  # folder of all that is made
     size: str = MISSING
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
@@ -298,7 +280,7 @@ T = TypeVar("T")
 
 
 def from_dict(schema: type[T], values: dict[str, Any]) -> T:
-    """The dataclass that `dataclasses.asdict` gave `values` of."""
+    """The inverse of `dataclasses.asdict`."""
     hints = get_type_hints(schema)
     arguments = {}
     for item in fields(schema):  # type: ignore[arg-type]

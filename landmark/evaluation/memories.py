@@ -1,9 +1,10 @@
-"""Memories as the settings of a row describe them, and the sum of their counters."""
+"""New memories for a row's evaluation, and the sum of their counters."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from landmark.evaluation.memory_settings import memory_settings
 from landmark.memory.counters import RATES
 from landmark.memory.observer import Observer
 
@@ -19,25 +20,6 @@ def new_memory(model: LanguageModel, config: Config, observer: Observer | None =
     if model.config.kind != "landmark":
         return model.new_memory()
     return model.new_memory(**memory_settings(config), observer=observer)
-
-
-def memory_settings(config: Config) -> dict[str, Any]:
-    """The settings of `landmark.memory.Memory`, for a landmark model."""
-    return {
-        "max_blocks": config.memory.blocks,
-        "k": config.retrieval.k,
-        "granularity": config.retrieval.granularity,
-        "scorer": config.retrieval.scorer,
-        "tier": config.memory.tier,
-        "folder": config.memory.folder,
-        "cache": config.memory.cache,
-        "index": config.memory.index,
-        "index_type": config.memory.index_type,
-        "candidates": config.memory.candidates,
-        "cutoff": config.cmt.cutoffs or config.cmt.cutoff,
-        "mapping": config.positions.mapping,
-        "seed": config.seed,
-    }
 
 
 def add_counters(total: dict[str, Any], memory: Any) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from landmark.config import Config
 from landmark.data.tokenizer import Tokenizer
 from landmark.evaluation.generation import prompt_texts
-from landmark.evaluation.memories import memory_settings
+from landmark.evaluation.memory_settings import memory_settings
 from landmark.inspector.page import render
 from landmark.inspector.trace import trace_retrieval
 from landmark.models import Decoder

@@ -41,8 +41,9 @@ def check_settings(
         raise UserError(
             f"memory.blocks={max_blocks} is less than retrieval.k={k}: keep at least as many blocks as are retrieved"
         )
-    if not all(0 <= value <= 1 for value in (cutoff if isinstance(cutoff, Sequence) else [cutoff])):
-        raise UserError(f"cmt.cutoff={cutoff}: a cutoff is compared with a weight, from 0 to 1")
+    key, cutoffs = ("cutoffs", cutoff) if isinstance(cutoff, Sequence) else ("cutoff", [cutoff])
+    if not all(0 <= value <= 1 for value in cutoffs):
+        raise UserError(f"cmt.{key}={cutoff}: a cutoff is compared with a weight, from 0 to 1")
     if cache < 1:
         raise UserError(f"memory.cache={cache}: a tier other than the device needs room for a block to fetch")
     for name, value, choices in (

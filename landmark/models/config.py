@@ -116,6 +116,6 @@ class _AnyVocabulary(NamedTuple):
     landmark: int = 0
 
 
-def check_decoder(model: ModelConfig, cmt: bool = False) -> None:
-    """Raise UserError, naming the setting, where no decoder can be built from these settings. Needs no tokenizer."""
-    decoder_config(model, _AnyVocabulary(), cmt)
+def check_decoder(model: ModelConfig, cmt: bool = False) -> DecoderConfig:
+    """The shape of the decoder, but for its vocabulary: needs no tokenizer. Raises UserError as `DecoderConfig`."""
+    return decoder_config(model, _AnyVocabulary(), cmt)

@@ -38,4 +38,6 @@ def new_decoder(config: DecoderConfig) -> Decoder:
     Raises UserError where there is no such module.
     """
     name = config.architecture
-    return (Decoder if name is None else load_extension("landmark.models", name, "Model", key="model.architecture"))(config)
+    return (Decoder if name is None else load_extension("landmark.models", name, "Model", key="model.architecture"))(
+        config
+    )

@@ -1,22 +1,23 @@
 import pytest
 
-from landmark.config.checks import beyond_training, check, check_task, resolve
+from landmark.config.checks import beyond_training, check_task, resolve
+from landmark.experiment.checks import check
 from landmark.utils.errors import UserError
 
 BAD = {
-    "retrieval.k=-1": "retrieval.k=-1: must be at least 0",
+    "retrieval.k=-1": "retrieval.k=-1: the number of retrieved blocks cannot be negative",
     "eval.local=0": "eval.local=0: must be at least 1",
     "memory.blocks=3": "memory.blocks=3 is less than retrieval.k=4",
-    "eval.local=513": "eval.local=513 is more than eval.length=512",
+    "eval.local=513": "eval.local=513 is longer than eval.length=512",
     "eval.length=8192": "raise eval.span to at least 8192",
     "eval.split=train": "eval.split=train: must be one of validation, test",
     "retrieval.scorer=best": "retrieval.scorer=best: must be one of landmark, recent",
     "retrieval.granularity=none": "must be one of per_token_and_head",
     "memory.tier=tape": "memory.tier=tape: must be one of device, cpu, disk",
     "memory.index=faiss memory.blocks=40": "memory.blocks=40 must be null",
-    "memory.index=faiss retrieval.scorer=recent": "retrieval.scorer=recent must be landmark",
+    "memory.index=faiss retrieval.scorer=recent": "retrieval.scorer=recent does not use them",
     "memory.index_type=hnsw": "memory.index_type=hnsw: must be one of flat, ivf",
-    "memory.cache=0": "memory.cache=0: must be at least 1",
+    "memory.cache=0": "memory.cache=0: a tier other than the device needs room",
     "memory.folder=x": "memory.folder=x: memory.tier=device keeps no files there",
     "generate.top_p=0": "generate.top_p=0.0: must be above 0",
     "generate.top_k=0": "generate.top_k=0: must be at least 1",
@@ -63,7 +64,7 @@ def test_nonsense_is_refused_naming_the_key(configure, override):
 
 
 def test_plain_transformer_reads_whole_segments(configure):
-    with pytest.raises(UserError, match="reads a whole segment at once"):
+    with pytest.raises(UserError, match="keeps no memory between chunks"):
         check(configure("model=transformer", "eval.local=360"))
     check(configure("model=transformer", "eval.local=360", "eval.length=360"))
 
@@ -118,7 +119,7 @@ def test_a_window_is_read_at_a_time(configure):
     ("overrides", "said"),
     [
         (["task=generate"], "task=generate: set prompt="),
-        (["task=generate", "prompt=x", "memory.save=y"], "memory.save=y: what is saved is what prompt_file holds"),
+        (["task=generate", "prompt=x", "memory.save=y"], "memory.save=y: the memory of prompt_file is saved"),
         (["prompt=x"], "prompt=x: is for task=generate and task=inspect"),
         (["task=evaluate", "memory.load=x"], "memory.load=x: is for task=generate"),
         (["task=inspect"], "task=inspect: set prompt="),

@@ -4,6 +4,7 @@ import pytest
 
 from landmark.config.rows import is_part, select
 from landmark.config.schema import Config, GridConfig, from_dict, to_config
+from landmark.experiment.checks import check
 from landmark.utils.errors import UserError
 
 
@@ -14,7 +15,7 @@ def chosen(composer):
         if rows is not None:
             grid = GridConfig(*grid) if grid else GridConfig()
             config = replace(config, rows=rows, compare=compare or {}, grid=grid, figure=figure)
-        return select(config, list(overrides), composer)
+        return select(config, list(overrides), composer, check)
 
     return choose
 
@@ -71,7 +72,7 @@ def test_only_the_chosen_row_can_clash(chosen):
         ("model=transformr", "row b: .*Could not find 'model/transformr'"),
         ("eval.lenght=3", "row b: .*did you mean 'length'"),
         ("eval.length=abc", "row b: .*could not be converted to Integer"),
-        ("retrieval.k=-1", "row b: retrieval.k=-1: must be at least 0"),
+        ("retrieval.k=-1", "row b: retrieval.k=-1: the number of retrieved blocks cannot be negative"),
         ("eval.length='3", "row b: No closing quotation"),
         ("eval.length", "row b: .*missing EQUAL"),
         ("retrieval.k=1,2", "row b gives retrieval.k several values"),
@@ -159,10 +160,10 @@ def test_cell_named_as_a_row_is_refused(chosen):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ("model=transformer retrieval.k=2", "retrieval.k means nothing to model=transformer: it is for landmark"),
-        ("model=transformer_xl retrieval=per_head", "retrieval means nothing to model=transformer_xl"),
-        ("model=transformer memory.blocks=9", "memory.blocks means nothing to model=transformer"),
-        ("model=landmark memory.window=9", "memory.window means nothing to model=landmark: it is for transformer"),
+        ("model=transformer retrieval.k=2", "retrieval.k has no effect on model=transformer: it is for landmark"),
+        ("model=transformer_xl retrieval=per_head", "retrieval has no effect on model=transformer_xl"),
+        ("model=transformer memory.blocks=9", "memory.blocks has no effect on model=transformer"),
+        ("model=landmark memory.window=9", "memory.window has no effect on model=landmark: it is for transformer"),
         ("model=landmark retrieval=per_block", "Could not find 'retrieval/per_block'"),
         ("model=landmark memory.blocks=3 retrieval.k=4", "memory.blocks=3 is less than retrieval.k=4"),
     ],
@@ -175,7 +176,7 @@ def test_row_whose_settings_do_not_fit_its_model_is_refused(chosen, row, message
 
 def test_a_row_starts_from_the_run_of_another(composer):
     overrides = ["+experiment=figure3_finetune", "size=nano", "tokenizer=bytes", "seeds=[3,4]"]
-    rows = {row.name: row for row in select(to_config(composer(overrides)), overrides, composer)}
+    rows = {row.name: row for row in select(to_config(composer(overrides)), overrides, composer, check)}
     for one in rows["finetuned_512"].configs:
         base = from_dict(Config, one.start_run)
         assert (base.model.kind, base.model.family, base.seed) == ("transformer", "llama", one.seed)
@@ -189,7 +190,7 @@ def test_a_start_that_is_no_row_is_refused(composer):
     for text, said in (("nowhere", "start=nowhere: no such row"), ("finetuned_512", "starts from another")):
         rows = {**config.rows, "odd": f"model=llama_landmark start={text} eval.length=512"}
         with pytest.raises(UserError, match=said):
-            select(replace(config, rows=rows), overrides, composer)
+            select(replace(config, rows=rows), overrides, composer, check)
     alone = ["model=llama_landmark", "start=base_512", "tokenizer=bytes", "size=nano"]
     with pytest.raises(UserError, match="there is none"):
-        select(to_config(composer(alone)), alone, composer)
+        select(to_config(composer(alone)), alone, composer, check)

@@ -1,10 +1,7 @@
 """task=report: one HTML page of all experiments with a record, or of one of them."""
 
-import shlex
-
 from landmark.cli.command import Command
-from landmark.config.composer import parse
-from landmark.config.rows import named
+from landmark.config.command_line import override_key
 from landmark.experiment.launches import read_launches
 from landmark.results import report
 from landmark.utils.errors import UserError
@@ -33,17 +30,7 @@ def refuse_settings(command: Command, *also: str) -> None:
 
     also: keys that have an effect besides.
     """
-    read = (*_READ, *also)
-    for override in parse(_given(command)):
-        if override.key_or_group.partition(".")[0] not in read:
-            raise UserError(
-                f"task={command.config.task} is of every setting that was launched: leave out {override.input_line}"
-                + ("" if also else ", or name an +experiment")
-            )
-
-
-def _given(command: Command) -> list[str]:
-    """The command line's overrides: those of a row before its own."""
-    row, texts = command.rows[0], named(command.config)
-    own = len(shlex.split(texts[row.name])) if texts else 0
-    return row.overrides[: len(row.overrides) - own]
+    for word in command.overrides:
+        if override_key(word).partition(".")[0] not in (*_READ, *also):
+            hint = "" if also else ", or name an +experiment"
+            raise UserError(f"task={command.config.task} covers every launched setting: leave out {word}{hint}")

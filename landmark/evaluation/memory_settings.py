@@ -1,0 +1,27 @@
+"""A row's settings as those of `landmark.memory.Memory`. Loads no torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from landmark.config import Config
+
+
+def memory_settings(config: Config) -> dict[str, Any]:
+    """The settings of `landmark.memory.Memory`, for a landmark model."""
+    return {
+        "max_blocks": config.memory.blocks,
+        "k": config.retrieval.k,
+        "granularity": config.retrieval.granularity,
+        "scorer": config.retrieval.scorer,
+        "tier": config.memory.tier,
+        "folder": config.memory.folder,
+        "cache": config.memory.cache,
+        "index": config.memory.index,
+        "index_type": config.memory.index_type,
+        "candidates": config.memory.candidates,
+        "cutoff": config.cmt.cutoffs or config.cmt.cutoff,
+        "mapping": config.positions.mapping,
+        "seed": config.seed,
+    }

@@ -1,0 +1,20 @@
+"""All checks of one row's settings: the model's and the memory's own, and those of the whole configuration."""
+
+from landmark.config import Config, checks
+from landmark.evaluation.chunks import chunk_length, penultimate_chunk_start
+from landmark.evaluation.memory_settings import memory_settings
+from landmark.memory.settings import check_settings
+from landmark.models.config import check_decoder
+
+
+def check(config: Config) -> None:
+    """Raise UserError, naming the key, where a setting makes no sense. Loads no torch."""
+    shape = check_decoder(config.model, config.cmt.enabled)
+    checks.check(config)
+    settings = checks.resolve(config).eval
+    local = chunk_length(shape, settings.length, settings.local, config.memory.window)
+    if config.model.kind == "landmark":
+        memory = memory_settings(config)
+        check_settings(**{key: value for key, value in memory.items() if key not in ("folder", "seed")})
+    if settings.retrieval_statistics:
+        penultimate_chunk_start(shape, settings.length, local, config.retrieval.k)

@@ -62,7 +62,7 @@ def run(config: Config, overrides: list[str], composer: rows.Compose = rows.comp
     check_figure(config.figure)
     selected, workshop = rows.select(config, overrides, composer), Workshop(config.output)
     if config.task == "report":
-        overview.report(config, selected, workshop, composer, _paired)
+        overview.report(config, selected, workshop, composer)
         return
     if config.task == "status":
         overview.status(config, selected, workshop, composer, _command(config))
@@ -125,7 +125,6 @@ def table(config: Config, selected: list[Row], workshop: Workshop) -> None:
         records,
         paper=paper.read_paper(config.name),
         comparisons=config.compare,
-        paired=_paired,
         figure=config.figure,
         cells={row.name: row.cell for row in selected if row.cell is not None},
     )
@@ -322,17 +321,6 @@ def _accounted(account: "Account") -> str:
             f"memory of {account.stats['blocks_kept']:,} blocks, {kept:,.1f} MB, {on_device:,.1f} on the device"
         )
     return "; ".join(said)
-
-
-def _paired(a: dict[str, Any], b: dict[str, Any]) -> tables.Difference | None:
-    """Difference of two rows on the same text; None where they did not read the same."""
-    from landmark.utils.significance import paired
-
-    try:
-        found = paired(a["results"]["segments"], b["results"]["segments"])
-    except ValueError:
-        return None
-    return tables.Difference(found.difference, found.error, found.stretches)
 
 
 _TASKS: dict[str, Callable[[Config, list[Row], Workshop], None]] = {

@@ -8,26 +8,25 @@ from landmark.config.rows import Row
 from landmark.experiment import identity, survey
 from landmark.experiment import status as statuses
 from landmark.experiment.runner import Workshop
-from landmark.results import report as pages
-from landmark.results.tables import Paired
+from landmark.results.page import as_html, page_content
 from landmark.utils.errors import UserError
 from landmark.utils.files import write_atomic
 
 
-def report(config: Config, selected: list[Row], workshop: Workshop, composer: rows.Compose, paired: Paired) -> None:
+def report(config: Config, selected: list[Row], workshop: Workshop, composer: rows.Compose) -> None:
     """Write one HTML file of all experiments with a record, or of one of them.
 
-    paired: compares two rows. Raises UserError where there is nothing to show, or a setting that would not be heard.
+    Raises UserError where there is nothing to show, or a setting that would not be heard.
     """
     one = rows.named(config)
     _refuse_settings(config, selected, *(["experiment"] if one else []))
     shelf = survey.Shelf.read(workshop.records)
     launches = list(survey.launches(shelf, composer, config.name if one else None))
-    content = pages.collect(shelf, launches, paired, others=not one)
+    content = page_content(shelf, launches, others=not one)
     if not content["sections"]:
         raise UserError(f"{workshop.records.output}: there are no records to report")
     path = workshop.output / (f"report-{config.name}.html" if one else "report.html")
-    write_atomic(path, page := pages.page(content))
+    write_atomic(path, page := as_html(content))
     print(*content["problems"], f"written: {path}, {len(page.encode()) / 1e3:,.0f} kB", sep="\n")
 
 

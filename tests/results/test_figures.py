@@ -15,9 +15,9 @@ from landmark.results import render
 from landmark.results.figures import FIGURES, check_figure, draw, draw_positions
 from landmark.results.figures.positions import curves
 from landmark.results.figures.style import series, series_colours
-from landmark.results.tables import Difference, build
+from landmark.results.tables import build
 from landmark.utils.errors import UserError
-from landmark.utils.significance import clopper_pearson, paired
+from landmark.utils.significance import clopper_pearson
 from tests.configurations import compose_conf, row_record
 
 SHOWN = {  # figure: an experiment that shows it
@@ -31,11 +31,6 @@ SHOWN = {  # figure: an experiment that shows it
 }
 
 
-def pair(a, b):
-    found = paired(a["results"]["segments"], b["results"]["segments"])
-    return Difference(found.difference, found.error, found.stretches)
-
-
 @functools.cache
 def tabulate(experiment, without=()):
     """The table of an experiment with made-up results; without: rows that have no record."""
@@ -46,7 +41,7 @@ def tabulate(experiment, without=()):
         if row.name not in without
     }
     cells = {row.name: row.cell for row in selected if row.cell is not None}
-    return build(experiment, records, (), config.compare, pair, config.figure, cells)
+    return build(experiment, records, (), config.compare, config.figure, cells)
 
 
 @functools.cache

@@ -8,14 +8,9 @@ import pytest
 from landmark.config.rows import select
 from landmark.results import render
 from landmark.results.paper import read_paper
-from landmark.results.tables import Difference, build, compare
+from landmark.results.tables import build, compare
 from landmark.utils.errors import UserError
-from landmark.utils.significance import paired
-
-
-def pair(a, b):
-    found = paired(a["results"]["segments"], b["results"]["segments"])
-    return Difference(found.difference, found.error, found.stretches)
+from landmark.utils.significance import Paired
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +27,7 @@ def table1(composer, configure, make_record, published):
         row.name: [make_record(row.configs[0], row.name, 1.5 * float(paper["perplexity_paper"]))]
         for row, paper in zip(rows, published, strict=True)
     }
-    return build("table1_pg19", records, published, configure(*overrides).compare, pair)
+    return build("table1_pg19", records, published, configure(*overrides).compare)
 
 
 def test_thirteen_rows_stand_beside_the_papers(table1):
@@ -157,7 +152,7 @@ def test_difference_from_the_first_row_is_paired(table1):
 def test_seeds_become_mean_and_standard_deviation(configure, make_record):
     records = [make_record(configure(f"seed={seed}"), "a", 10.0 + seed) for seed in (0, 1, 2)]
     others = [make_record(configure(f"seed={seed}", "retrieval.k=1"), "b", 12.0 + seed) for seed in (0, 1, 2)]
-    table = build("t", {"a": records, "b": others}, comparisons={"a or b": ["a", "b"]}, paired=pair)
+    table = build("t", {"a": records, "b": others}, comparisons={"a or b": ["a", "b"]})
     assert (table.rows[0].perplexity, table.rows[0].spread) == (11.0, 1.0)
     assert "standard deviation over 3 seeds" in table.header
     assert "a is better than b" in table.comparisons[0]
@@ -174,11 +169,13 @@ def test_seeds_become_mean_and_standard_deviation(configure, make_record):
     ],
 )
 def test_comparison_says_whether_two_standard_errors_are_passed(nats, error, verdict):
-    assert verdict in compare("title", "a", "b", Difference(nats, error, 24))
+    assert verdict in compare("title", "a", "b", Paired(nats, error, 24))
 
 
 def test_rows_on_different_text_are_not_compared(configure, make_record):
     records = {name: [make_record(configure(), name, 10.0)] for name in "ab"}
+    for segment in records["b"][0]["results"]["segments"]:
+        segment[0] += 1
     table = build("t", records, comparisons={"a or b": ["a", "b"]})
     assert "not measured on the same text" in table.comparisons[0]
     assert table.rows[1].difference is None

@@ -1,0 +1,229 @@
+"""The content of the page as plain values: a section for each launch of an experiment, then one for all other rows."""
+
+import math
+import re
+import shlex
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from landmark.experiment import survey
+from landmark.experiment.provenance import provenance
+from landmark.experiment.records import Record
+from landmark.results import paper, render, tables
+from landmark.results.columns import COLUMNS, provenance_of
+from landmark.results.figures.marks import Panel
+from landmark.results.page.launches import Launch, launches_of
+from landmark.results.tables import Table
+from landmark.utils.locations import EXPERIMENTS
+from landmark.utils.metrics_csv import curve, metrics_so_far
+
+Values = dict[str, Any]
+
+
+def page_content(shelf: survey.Shelf, launched: Sequence[survey.Launch], *, others: bool = True) -> Values:
+    """Sections for every launch, then for the rows of none, and a list of records that could not be shown.
+
+    others: whether rows that belong to none of the launches are shown.
+    """
+    from landmark.results.figures import against_paper
+
+    sections: list[Values] = []
+    built: dict[str, Table] = {}
+    problems = list(shelf.damaged)
+    launches = launches_of(shelf, launched)
+    titles = Counter(launch.name for launch in launches)
+    for number, launch in enumerate(launches):
+        try:
+            title, claim = _claim(launch.name)
+            table = _table(launch)
+            if table is not None:
+                built[title if titles[launch.name] == 1 else f"{title} ({launch.settings})"] = table
+            sections.append(_section(f"s{number}", title, claim, launch, table))
+        except Exception as error:  # of a whole record that another version of this program wrote
+            problems.append(f"{launch.name}: cannot be shown ({type(error).__name__}: {error})")
+    for title, records in _groups(survey.unplaced(shelf, launched)).items() if others else ():
+        try:
+            table = tables.build(title, {name: [record] for name, record in records.items()})
+            sections.append(_other(f"o{len(sections)}", title, table))
+        except Exception as error:
+            problems.append(f"{title}: cannot be shown ({type(error).__name__}: {error})")
+    made, overview = provenance(), against_paper.panel(built)
+    return {
+        "made": made["time"],
+        "commit": (made["commit"] or "unknown")[:10],
+        "counts": {"runs": len(shelf.runs), "rows": len(shelf.made)},
+        "problems": problems,
+        "charts": [] if overview is None else [_chart(overview)],
+        "sections": sections,
+    }
+
+
+def _table(launch: Launch) -> Table | None:
+    if not launch.found:
+        return None
+    return tables.build(
+        launch.name,
+        launch.found,
+        paper=paper.read_paper(launch.name),
+        comparisons=launch.compare,
+        figure=launch.figure,
+        cells=launch.cells,
+    )
+
+
+def _section(key: str, title: str, claim: str, launch: Launch, table: Table | None) -> Values:
+    rest = ["python", "run.py", *launch.overrides]
+    commands = {
+        name: shlex.join([*(word for word in rest if not word.startswith("output=")), f"row={name}"])
+        for name in launch.rows
+    }
+    return {
+        "id": key,
+        "name": launch.name,
+        "title": title,
+        "claim": claim,
+        "headline": ["-", "-", "-"] if table is None else _headline(table),
+        "settings": launch.settings,
+        "done": len(launch.found),
+        "total": len(launch.rows),
+        "missing": launch.missing,
+        "rest": shlex.join(rest),
+        **({"charts": []} if table is None else _shown(table, commands) | _charts(table, launch)),
+    }
+
+
+def _other(key: str, title: str, table: Table) -> Values:
+    commands = {name: shlex.join(["python", "run.py", *_words(records[0])]) for name, records in table.records.items()}
+    return {
+        "id": key,
+        "name": "other",
+        "title": title,
+        "claim": "Free sweeps, and rows of settings that no experiment has now. They need not share a text.",
+        "settings": f"size {table.size}, data {table.data}, tokenizer {table.tokenizer}",
+        "done": len(table.rows),
+        "total": len(table.rows),
+        "missing": [],
+        "rest": "",
+        **_shown(table, commands),
+        "charts": [],
+    }
+
+
+def _shown(table: Table, commands: Mapping[str, str]) -> Values:
+    _, cells = render.cells(table)
+    return {
+        "header": table.header.removeprefix(f"{table.name}: "),
+        "columns": [{"title": title, "tooltip": COLUMNS[key].tooltip} for key, title in render.columns(table).items()],
+        "rows": [
+            {"cells": texts, "source": _source(table.records[row.name], commands[row.name])}
+            for row, texts in zip(table.rows, cells, strict=True)
+        ],
+        "notes": [f"{row.name}: {row.note}" for row in table.rows if row.note],
+        "comparisons": [{"text": text, "verdict": _verdict(text)} for text in table.comparisons],
+    }
+
+
+def _charts(table: Table, launch: Launch) -> Values:
+    """The figure's panels; folded away, the curves over positions and of the trainings."""
+    from landmark.results.figures import drawing, positions, training
+
+    runs: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for entry in (each for entries in launch.rows.values() for each in entries):
+        if entry.run_folder is not None:
+            name = entry.run_folder.name.replace(f"-{table.data}-{table.size}-", " ")
+            if name not in runs:
+                metrics = metrics_so_far(entry.run_folder)
+                runs[name] = {kind: curve(metrics, f"{kind}/loss") for kind in ("train", "validation")}
+    runs = {name: each for name, each in runs.items() if each["train"]}
+    more = [panel for line in positions.panels(table) for panel in line] + ([training.panel(runs)] if runs else [])
+    shown = [panel for line in drawing.panels(table) for panel in line]
+    return {"charts": [_chart(panel) for panel in shown], "more": [_chart(panel) for panel in more]}
+
+
+def _chart(panel: Panel) -> Values:
+    return {"title": panel.title, "note": panel.note, "spec": panel.fading()}
+
+
+def _source(records: Sequence[Record], command: str) -> Values:
+    """Where a row comes from; of several seeds, the last that was made."""
+    record = max(records, key=lambda each: each["provenance"]["time"])
+    made = record["provenance"]
+    return {
+        "command": command,
+        "made by": f"python {made['command']}",
+        "commit": made["commit"] or "unknown",
+        "time": made["time"],
+        "hardware": provenance_of(record)["hardware"],
+        "versions": ", ".join(f"{name} {version}" for name, version in made["versions"].items() if version),
+        "records": ", ".join(f"records/rows/{each['id']}.json" for each in records),
+        "run": ", ".join(dict.fromkeys(each["settings"]["run"] for each in records)),
+    }
+
+
+def _headline(table: Table) -> list[str]:
+    """The most telling row, its number here and in the paper.
+
+    Of prompts: the longest ones of which most are answered. Else the change of perplexity from the table's first row:
+    that of the paper's best row with landmarks, or of our best row where the paper has none.
+    """
+    from landmark.results.figures.rows import change, percent
+
+    base, nothing = table.rows[0], ["-", "-", "-"]
+    if any(row.accuracy is not None for row in table.rows):
+        answered = [row for row in table.rows if (row.accuracy or 0.0) >= 0.8]
+        best = max(answered, key=lambda row: row.length, default=None)
+        return nothing if best is None else [best.name, f"{100 * (best.accuracy or 0.0):.0f} %", "-"]
+    measured = [row for row in table.rows[1:] if row.perplexity is not None]
+    if base.perplexity is None or not measured:
+        return nothing
+    printed = [row for row in measured if row.paper is not None and base.paper is not None]
+    printed = [row for row in printed if row.model == "landmark"] or printed
+    best = min(printed or measured, key=lambda row: (row.paper if printed else row.perplexity) or math.inf)
+    value, (low, _) = change(best, base)
+    ours = f"{value:+.2f} %" + (f" ± {value - low:.2f}" if low < value else "")
+    return [f"{best.name} against {base.name}", ours, f"{percent(best.paper, base.paper):+.2f} %" if printed else "-"]
+
+
+def _claim(name: str) -> tuple[str, str]:
+    """Title and claim of an experiment's README, without marks of Markdown."""
+    path = EXPERIMENTS / name / "README.md"
+    if not path.exists():
+        return name, ""
+    text = path.read_text(encoding="utf-8")
+    title = re.search(r"^# (.+)$", text, re.MULTILINE)
+    claim = re.search(r"\*\*Claim\.\*\*\s*(.+?)\n\n", text, re.DOTALL)
+    said = " ".join(claim[1].split()) if claim else ""
+    return title[1] if title else name, re.sub(r"\[([^]]*)\]\([^)]*\)|\*\*|`", lambda mark: mark[1] or "", said)
+
+
+def _verdict(comparison: str) -> str:
+    for words, verdict in ((" is better than ", "yes"), (" is WORSE than ", "worse"), (" is NOT better ", "no")):
+        if words in comparison:
+            return verdict
+    return "unknown"
+
+
+def _groups(records: Sequence[Record]) -> dict[str, dict[str, Record]]:
+    """Rows of no experiment that can stand in one table, each named by its own overrides."""
+    groups = defaultdict(list)
+    for record in records:
+        labels = record["labels"]
+        asked = "prompts" if "prompts" in record["results"] else "text"
+        groups[labels["size"], labels["data"], labels["tokenizer"], asked].append(record)
+    named = {}
+    for (size, data, tokenizer, asked), each in groups.items():
+        shared = set.intersection(*(set(_words(record)) for record in each))
+        names: dict[str, Record] = {}
+        for record in each:
+            words = [word for word in _words(record) if word not in shared]
+            name = " ".join(words) or record["labels"].get("row", record["id"])
+            names[f"{name} ({record['id']})" if name in names else name] = record
+        named[f"Other rows: {asked} of {data}, {size}, {tokenizer}"] = names
+    return named
+
+
+def _words(record: Record) -> list[str]:
+    """Command-line overrides that made a row, without those that say where."""
+    given = record["labels"].get("overrides") or []
+    return [word for word in given if not word.startswith(("output=", "logger=", "trainer"))]

@@ -27,7 +27,8 @@ def panel(tables: Mapping[str, Table]) -> Panel | None:
         name: Look(colour, SHAPES[number % len(SHAPES)])
         for number, (name, colour) in enumerate(zip(names, colours(len(names)), strict=True))
     }
-    ends = [value for each in points for value in (each["x"], each["low"], each["high"])]
+    across, up = ([each[axis] for each in points] for axis in "xy")
+    ends = max(min(across), min(up)), min(max(across), max(up))
     y = {"title": "the same, measured here, percent"}
     x = {"title": "perplexity against the table's first row in the paper, percent"}
-    return curves("Ours against the paper's", points, looks, x, y, joined=(), diagonal=(min(ends), max(ends)))
+    return curves("Ours against the paper's", points, looks, x, y, joined=(), diagonal=ends)

@@ -72,7 +72,9 @@ def boxes(title: str, samples: Sequence[Sequence[int]], colour: str, x: str, y: 
     """
     made = []
     for number, values in enumerate(samples):
-        low, middle, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
+        low, middle, high = (
+            statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [values[0]] * 3
+        )
         mean = statistics.fmean(values)
         told = f"{title}, {number}\nmedian {middle:g}, quartiles {low:g} and {high:g}, "
         told += f"extremes {min(values)} and {max(values)}, mean {mean:.4g}"

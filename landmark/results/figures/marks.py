@@ -28,7 +28,7 @@ class Panel:
     note: str = ""
 
     def fading(self) -> Spec:
-        """The specification, in which a click on the legend fades the other series. Panels must not share the legend."""
+        """The specification, in which a click on the legend fades the other series; for a panel with its own legend."""
         if len(self.looks) < 2:
             return self.spec
         chosen = {"name": "chosen", "select": {"type": "point", "fields": ["series"]}, "bind": "legend"}
@@ -37,7 +37,7 @@ class Panel:
             layer | {"encoding": layer["encoding"] | {"opacity": faded}} if "stroke" in layer["encoding"] else layer
             for layer in self.spec["layer"]
         ]
-        of_series = next(number for number, layer in enumerate(layers) if layer["mark"]["type"] == "point")
+        of_series = next(number for number, layer in enumerate(layers) if "stroke" in layer["encoding"])
         layers[of_series] = layers[of_series] | {"params": [chosen]}
         return self.spec | {"layer": layers}
 
@@ -128,9 +128,7 @@ def curves(
         has_dashes = any(look.dash != SOLID for look in looks.values())
         dash = {"strokeDash": _by_series(looks, "dash", shown)} if has_dashes else {}
         layers.append(layer(line, place | dash, {"field": "series", "oneOf": names}))
-    if any("low" in each and each["low"] < each["high"] for each in points):
-        ends = {"x": place["x"], "y": quantity("low", y), "y2": {"field": "high"}, "stroke": place["stroke"]}
-        layers.append(layer({"type": "errorbar", "ticks": True}, ends, HAS_BAR))
+    layers += _error_bars(points, place, "y", y)
     if dots:
         layers.append(_dots(place, looks, shown))
     else:
@@ -165,7 +163,6 @@ def beside_names(
         levels: values at which a vertical line is drawn.
     """
     x, shown = _roomy(x), _legend(looks, orient="top")
-    stroke = {"stroke": _by_series(looks, "colour", shown)}
     lane = {"y": {"field": "name", "type": "nominal", "scale": {"domain": list(names)}, "sort": None, "title": None}}
     if apart:
         lane["yOffset"] = {"field": "series", "type": "nominal", "sort": list(looks)}
@@ -173,12 +170,8 @@ def beside_names(
     if levels:
         layers.append(layer({"type": "rule", "color": INK}, {"x": quantity("level", x)}))
         layers[-1]["data"] = {"values": [{"level": level} for level in levels]}
-    if any(each["low"] < each["high"] for each in points):
-        tick = {"type": "tick", "thickness": 1, "size": 6, "opacity": 1}
-        low, high = ({"x": quantity(end, x), **lane, **stroke} for end in ("low", "high"))
-        layers += [layer({"type": "rule"}, low | {"x2": {"field": "high"}}, HAS_BAR)]
-        layers += [layer(tick, low, HAS_BAR), layer(tick, high, HAS_BAR)]
-    layers.append(_dots({"x": quantity("x", x), **lane, **stroke}, looks, shown))
+    place = {"x": quantity("x", x), **lane, "stroke": _by_series(looks, "colour", shown)}
+    layers += [*_error_bars(points, place, "x", x), _dots(place, looks, shown)]
     return Panel(title, layered(points, layers, WIDTH, LINE * len(names) * (1.5 if apart else 1)), looks)
 
 
@@ -208,6 +201,22 @@ def _measured(axis: str, value: float, interval: Interval, told: str) -> Point:
     low, high = (value if bound is None else bound for bound in interval)
     bounds = f" ({short(low)} to {short(high)})" if low < high else ""
     return {axis: value, "low": min(low, value), "high": max(high, value), "tooltip": f"{told}\n{short(value)}{bounds}"}
+
+
+def _error_bars(points: Sequence[Point], place: Spec, axis: str, options: Spec) -> list[Spec]:
+    """Bars along an axis between the points' "low" and "high", with ticks at their ends."""
+    if not any("low" in each and each["low"] < each["high"] for each in points):
+        return []
+    low, high = (place | {axis: quantity(end, options)} for end in ("low", "high"))
+    tick = {
+        "type": "tick",
+        "thickness": 1,
+        "size": 6,
+        "opacity": 1,
+        "orient": "horizontal" if axis == "y" else "vertical",
+    }
+    bar = layer({"type": "rule"}, low | {f"{axis}2": {"field": "high"}}, HAS_BAR)
+    return [bar, layer(tick, low, HAS_BAR), layer(tick, high, HAS_BAR)]
 
 
 def _dots(place: Spec, looks: Mapping[str, Look], legend: Spec | None) -> Spec:

@@ -1,6 +1,6 @@
 """Colours, markers and axes that all figures share. Loads no drawing library."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from landmark.results.columns import TableRow
@@ -75,7 +75,7 @@ def length_axis(lengths: Sequence[int]) -> dict[str, Any]:
     }
 
 
-def frame(values: dict[str, list[float]], highest: float) -> tuple[list[float] | None, list[str]]:
+def frame(values: Mapping[str, Sequence[float]], highest: float) -> tuple[list[float] | None, list[str]]:
     """The range of an axis on which values above `highest` would flatten all others, and the names of their series.
 
     values: of each series, with the ends of its error bars. The range is None where all values fit.

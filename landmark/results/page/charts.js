@@ -13,7 +13,7 @@ const AXIS = {
 const CONFIG = {
   background: "transparent", font: "system-ui, sans-serif", view: { stroke: "var(--line)" }, axis: AXIS,
   legend: {
-    orient: "bottom", columns: 3, labelColor: "var(--ink)", titleColor: "var(--soft)", titleFontWeight: "normal",
+    orient: "bottom", columns: 2, labelColor: "var(--ink)", titleColor: "var(--soft)", titleFontWeight: "normal",
     labelFontSize: 11, titleFontSize: 11, labelLimit: 260, symbolOpacity: 1,
   },
 };

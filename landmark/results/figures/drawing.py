@@ -9,24 +9,13 @@ from landmark.results.figures import accuracy, drop_rate, heatmap, lines, recall
 from landmark.results.figures.marks import Panel, Spec
 from landmark.results.tables import Table
 
+_SMALL = {"labelFontSize": 10, "titleFontSize": 10, "titleFontWeight": "normal", "labelLimit": 300}
+_GREY = {"gridColor": "#E3E3E3", "domainColor": "#888888", "tickColor": "#888888"}
 CONFIG: Spec = {
     "background": "white",
     "view": {"stroke": "#888888"},
-    "axis": {
-        "labelFontSize": 10,
-        "titleFontSize": 11,
-        "titleFontWeight": "normal",
-        "labelLimit": 300,
-        "labelFlush": False,
-    }
-    | {"gridColor": "#E3E3E3", "domainColor": "#888888", "tickColor": "#888888"},
-    "legend": {
-        "symbolOpacity": 1,
-        "labelFontSize": 10,
-        "titleFontSize": 10,
-        "titleFontWeight": "normal",
-        "labelLimit": 300,
-    },
+    "axis": {**_SMALL, **_GREY, "titleFontSize": 11, "labelFlush": False},
+    "legend": {**_SMALL, "symbolOpacity": 1},
     "title": {"fontSize": 12, "fontWeight": "normal", "subtitleFontSize": 10},
 }
 _APART: Spec = {"scale": dict.fromkeys(("stroke", "fill", "color", "shape", "strokeDash"), "independent")}
@@ -55,10 +44,9 @@ def png(title: str, drawn: Sequence[Sequence[Panel]]) -> bytes:
 
 
 def _line(panels: Sequence[Panel]) -> Spec:
-    titled = [
-        panel.spec
-        | {"title": {"text": panel.title, "subtitle": textwrap.wrap(panel.note, 72)} if panel.note else panel.title}
-        for panel in panels
-    ]
+    titled = []
+    for panel in panels:
+        note = {"subtitle": textwrap.wrap(panel.note, 72, break_on_hyphens=False)} if panel.note else {}
+        titled.append(panel.spec | {"title": {"text": panel.title, **note}})
     alike = len(panels) > 1 and len({tuple(panel.looks) for panel in panels}) == 1
     return {"hconcat": titled, "spacing": 24} | ({} if alike else {"resolve": _APART})

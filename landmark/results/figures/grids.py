@@ -18,6 +18,7 @@ from landmark.results.figures.marks import (
 )
 from landmark.results.figures.style import DASHED, INK
 
+OWN_COLOUR = {"field": "colour", "type": "nominal", "scale": None}
 Cells = Sequence[Sequence[float | None]]
 
 
@@ -39,19 +40,15 @@ def heat_map(title: str, axes: Sequence[str], values: Sequence[Sequence[str]], c
             "value": value,
             "text": "missing" if value is None else f"{value:.3f}" if value < 100 else f"{value:.1f}",
             "colour": INK if value is None else "#FFFFFF" if value > middle else "#000000",
-            "tooltip": f"{axes[0]} {first}, {axes[1]} {second}\n{short(value)}",
+            "tooltip": f"{axes[0]} {first}, {f'{axes[1]} {second}'.strip()}\n{short(value)}",
         }
         for first, line in zip(values[0], cells, strict=True)
         for second, value in zip(values[1], line, strict=True)
     ]
-    place = {
-        "x": _names("x", values[1], axes[1]),
-        "y": _names("y", values[0][::-1], axes[0]),
-        "tooltip": TOOLTIP,
-    }
+    place = {"x": _names("x", values[1], axes[1]), "y": _names("y", values[0][::-1], axes[0]), "tooltip": TOOLTIP}
     scale = {"scheme": "viridis", "reverse": True, "zero": False}
     shade = {"fill": {"field": "value", "type": "quantitative", "scale": scale, "title": None}}
-    text = {"text": {"field": "text"}, "color": {"field": "colour", "type": "nominal", "scale": None}}
+    text = {"text": {"field": "text"}, "color": OWN_COLOUR}
     layers = [
         layer({"type": "rect"}, place | shade, "isValid(datum.value)"),
         layer({"type": "text", "fontSize": 10}, place | text),
@@ -116,10 +113,7 @@ def bar_chart(title: str, values: Mapping[str, float], colours: Sequence[str], x
     axis = {"title": x, "scale": {"domain": [0, 1.12 * max(level, *values.values())], "nice": False}}
     place = {"x": quantity("value", axis), "y": _names("name", list(values), ""), "tooltip": TOOLTIP}
     layers = [
-        layer(
-            {"type": "bar", "fillOpacity": 0.75},
-            place | {"color": {"field": "colour", "type": "nominal", "scale": None}},
-        ),
+        layer({"type": "bar", "fillOpacity": 0.75}, place | {"color": OWN_COLOUR}),
         layer(LABEL | {"align": "left", "dx": 4}, place | {"text": {"field": "value", "format": ".3~g"}}),
         _dashed(level, {"x": quantity("level", axis)}),
     ]
@@ -129,14 +123,8 @@ def bar_chart(title: str, values: Mapping[str, float], colours: Sequence[str], x
 def _names(name: str, values: Sequence[str], title: str) -> Spec:
     """A position that a name decides, in this order."""
     axis = {"labelAngle": 0, "grid": False}
-    return {
-        "field": name,
-        "type": "nominal",
-        "scale": {"domain": list(values)},
-        "sort": None,
-        "title": title or None,
-        "axis": axis,
-    }
+    order = {"scale": {"domain": list(values)}, "sort": None}
+    return {"field": name, "type": "nominal", "title": title or None, "axis": axis, **order}
 
 
 def _dashed(level: float, place: Spec) -> Spec:

@@ -34,10 +34,10 @@ class Panel:
         chosen = {"name": "chosen", "select": {"type": "point", "fields": ["series"]}, "bind": "legend"}
         faded = {"condition": {"param": "chosen", "value": 1}, "value": 0.12}
         layers = [
-            layer | {"encoding": layer["encoding"] | {"opacity": faded}} if "stroke" in layer["encoding"] else layer
-            for layer in self.spec["layer"]
+            each | {"encoding": each["encoding"] | {"opacity": faded}} if "stroke" in each["encoding"] else each
+            for each in self.spec["layer"]
         ]
-        of_series = next(number for number, layer in enumerate(layers) if "stroke" in layer["encoding"])
+        of_series = next(number for number, each in enumerate(layers) if "stroke" in each["encoding"])
         layers[of_series] = layers[of_series] | {"params": [chosen]}
         return self.spec | {"layer": layers}
 
@@ -247,7 +247,9 @@ def _cut(points: Sequence[Point], top: float, *, geometric: bool) -> list[Point]
 
 def _levels(levels: Mapping[str, float], y: Spec) -> list[Spec]:
     """Dashed lines, with their names above their right ends."""
-    told = [{"level": value, "name": name, "tooltip": f"{name}\n{short(value)}"} for name, value in levels.items()]
+    told = [
+        {"level": value, "name": name, "tooltip": f"{name}\n{short(value)}".strip()} for name, value in levels.items()
+    ]
     at, data = {"y": quantity("level", y)}, {"data": {"values": told}}
     text = LABEL | {"align": "right", "baseline": "bottom", "dy": -2}
     rule = layer({"type": "rule", "strokeDash": DASHED, "color": INK}, at | {"tooltip": TOOLTIP})

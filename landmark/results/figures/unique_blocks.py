@@ -2,7 +2,7 @@
 
 from landmark.results.figures.grids import bar_chart, boxes
 from landmark.results.figures.marks import Panel, curves, point
-from landmark.results.figures.style import PALETTE, Look
+from landmark.results.figures.style import Look, colours
 from landmark.results.tables import Table
 
 Counts = list[int]  # samples that retrieve 0, 1, 2, … distinct blocks
@@ -11,7 +11,7 @@ Counts = list[int]  # samples that retrieve 0, 1, 2, … distinct blocks
 def panels(table: Table) -> list[list[Panel]]:
     """For each row quartiles, extremes and mean of each layer; all layers together; bytes."""
     counts = {row.name: _layers(table, row.name) for row in table.rows if row.distinct_blocks is not None}
-    looks = {name: Look(colour) for name, colour in zip(counts, PALETTE)}
+    looks = {name: Look(colour) for name, colour in zip(counts, colours(len(counts)), strict=True)}
     by_layer = [_by_layer(name, layers, looks[name].colour) for name, layers in counts.items()]
     return [by_layer, [_together(counts, looks), _moved(table, looks)]]
 
@@ -35,9 +35,8 @@ def _together(counts: dict[str, list[Counts]], looks: dict[str, Look]) -> Panel:
     for name, layers in counts.items():
         pooled = [sum(same) for same in zip(*layers)]
         share = [100 * count / sum(pooled) for count in pooled]
-        told = [f"{name}, {number} distinct blocks" for number in range(len(share))]
-        edges = [point(name, number - 0.5, each, told=told[number]) for number, each in enumerate(share)]
-        points += [*edges, point(name, len(share) - 0.5, 0.0, told=name)]
+        for number, each in enumerate([*share, 0.0]):  # the last closes the histogram
+            points.append(point(name, number - 0.5, each, told=f"{name}, {number} distinct blocks"))
     x = {"title": "distinct blocks, all layers together", "axis": {"tickMinStep": 1, "format": "d"}}
     y = {"title": "layers of samples, percent", "scale": {"zero": True}}
     return curves("All layers together", points, looks, x, y, dots=False, step=True, quiet=True)

@@ -3,75 +3,17 @@
 The CSV has every field, in this order. The text has the fields with a title, by their group and then in this order.
 """
 
-import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from landmark.utils.significance import Paired
-
-Record = dict[str, Any]
-Numbers = Callable[[Sequence[float]], float]
-
-
-@dataclass(frozen=True)
-class Source:
-    """The values that a row is made of.
-
-    records: one per seed. printed: the paper's row with these settings, or nothing. against: the row with which this
-    one is compared. difference: from that row, paired on the same text; None where the texts differ.
-    """
-
-    name: str
-    records: Sequence[Record]
-    printed: dict[str, str]
-    against: str
-    difference: Paired | None
-
-    def results(self, *keys: str) -> list[Any]:
-        """A result of every seed, which these keys lead to; None where it is missing."""
-        found: list[Any] = [record["results"] for record in self.records]
-        for key in keys:
-            found = [None if each is None else each.get(key) for each in found]
-        return found
-
-    def fold(self, reduce: Numbers, *keys: str) -> float | None:
-        """A result of all seeds as one number; None where a seed lacks it."""
-        found = self.results(*keys)
-        return None if any(value is None for value in found) else reduce(found)
-
-
-Reducer = Callable[[Source], Any]
+from landmark.results import reducers
+from landmark.results.reducers import Reducer, Source, mean, printed, provenance, setting
 
 
 @dataclass(frozen=True)
 class Column:
-    """How the value of a column is made from a row's records, and how it is shown."""
-
-    reduce: Reducer
-    title: str
-    cell: Callable[["TableRow"], str] | str
-    meaning: str
-    unit: str
-    always: bool
-    group: int
-
-    @property
-    def tooltip(self) -> str:
-        return ", ".join(part for part in (self.meaning, self.unit) if part)
-
-
-def column(
-    reduce: Reducer,
-    title: str = "",
-    cell: Callable[["TableRow"], str] | str = "",
-    *,
-    meaning: str = "",
-    unit: str = "",
-    always: bool = False,
-    group: int = 1,
-) -> Any:
-    """A field of `TableRow` with its column.
+    """How the value of a column is made from a row's records, and how it is shown.
 
     Args:
         reduce: makes the value from the records of all seeds.
@@ -82,93 +24,23 @@ def column(
         always: whether it is shown where no row has a value.
         group: columns of a lower group stand before it in the text.
     """
-    return field(metadata={"column": Column(reduce, title, cell, meaning, unit, always, group)})
+
+    reduce: Reducer
+    title: str = ""
+    cell: Callable[["TableRow"], str] | str = ""
+    meaning: str = ""
+    unit: str = ""
+    always: bool = False
+    group: int = 1
+
+    @property
+    def tooltip(self) -> str:
+        return ", ".join(part for part in (self.meaning, self.unit) if part)
 
 
-def setting(key: str) -> Reducer:
-    """A setting, the same for all seeds."""
-    return lambda source: source.records[0]["settings"].get(key)
-
-
-def mean(*keys: str) -> Reducer:
-    """The mean of a result over seeds."""
-    return lambda source: source.fold(statistics.fmean, *keys)
-
-
-def printed(key: str, kind: type) -> Reducer:
-    """A number of the paper's."""
-    return lambda source: kind(text) if (text := source.printed.get(key)) else None
-
-
-def provenance(key: str) -> Reducer:
-    """Where the first seed's record was made."""
-    return lambda source: provenance_of(source.records[0])[key]
-
-
-def provenance_of(record: Record) -> dict[str, str]:
-    """Commit, hardware, versions and command of a record, as texts."""
-    made = record["provenance"]
-    hardware, versions = made["hardware"], made["versions"]
-    return {
-        "commit": (made["commit"] or "unknown")[:10],
-        "hardware": ", ".join([*hardware.get("gpus", []), f"{hardware['cpu']}, {hardware['cores']} cores"]),
-        "versions": ", ".join(f"{name} {versions[name]}" for name in ("python", "torch") if versions.get(name)),
-        "command": f"python {made['command']}",
-    }
-
-
-def _spread(source: Source) -> float | None:
-    if len(source.records) == 1:
-        return source.results("perplexity_se")[0]
-    return statistics.stdev(value or 0.0 for value in source.results("perplexity"))
-
-
-def _accuracy_bound(key: str, sign: int) -> Reducer:
-    """As the record of one seed has it; of several the mean and a standard deviation either way."""
-
-    def reduce(source: Source) -> float | None:
-        accuracy = source.fold(statistics.fmean, "accuracy")
-        if accuracy is None or len(source.records) == 1:
-            return source.fold(statistics.fmean, key)
-        return min(1.0, max(0.0, accuracy + sign * statistics.stdev(source.results("accuracy"))))
-
-    return reduce
-
-
-def _recall_interval(key: str) -> Reducer:
-    """As the record of one seed has it."""
-
-    def reduce(source: Source) -> tuple[float, float] | None:
-        interval = source.results(f"{key}_interval")[0]
-        return None if interval is None or len(source.records) > 1 else (interval[0], interval[1])
-
-    return reduce
-
-
-def _median_rank(source: Source) -> float | None:
-    ranks = [rank for seed in source.results("ranks") for rank in seed or []]
-    return statistics.median(ranks) if ranks else None
-
-
-def _off_device(reduce: Reducer) -> Reducer:
-    """Only of rows whose blocks were kept on another tier than the device."""
-    return lambda source: None if None in source.results("memory", "cache_hits") else reduce(source)
-
-
-def _searching(source: Source) -> float:
-    shares = zip(source.results("memory", "seconds_searching"), source.results("seconds"), strict=True)
-    return statistics.fmean(searching / seconds for searching, seconds in shares)
-
-
-def _cutoff(source: Source) -> str | None:
-    """As it was chosen for each layer, or as it was set."""
-    first = source.records[0]
-    chosen = first["results"].get("cutoffs", first["settings"].get("cmt_cutoff"))
-    return None if chosen is None else str(chosen)
-
-
-def _drop_rate_spread(source: Source) -> float | None:
-    return source.fold(statistics.stdev, "memory", "drop_rate") if len(source.records) > 1 else None
+def column(*parts: Any, **more: Any) -> Any:
+    """A field of `TableRow`, with the `Column` that these arguments make."""
+    return field(metadata={"column": Column(*parts, **more)})
 
 
 def _perplexity_cell(row: "TableRow") -> str:
@@ -250,7 +122,9 @@ class TableRow:
         _perplexity_cell,
         meaning="measured here, ± standard error over segments, or standard deviation over seeds",
     )
-    spread: float | None = column(_spread)  # standard error over segments (one seed) or standard deviation over seeds
+    spread: float | None = column(
+        reducers.spread
+    )  # standard error over segments (one seed) or standard deviation over seeds
     paper: float | None = column(printed("perplexity_paper", float), "paper", ".2f", meaning="perplexity in the paper")
     poster: float | None = column(
         printed("perplexity_poster", float), "poster", ".2f", meaning="perplexity on the paper's poster"
@@ -267,8 +141,10 @@ class TableRow:
     accuracy: float | None = column(
         mean("accuracy"), "accuracy", _accuracy_cell, meaning="prompts answered, in brackets the 95 % interval", group=3
     )
-    accuracy_low: float | None = column(_accuracy_bound("accuracy_low", -1))  # 95 % interval (one seed), else deviation
-    accuracy_high: float | None = column(_accuracy_bound("accuracy_high", 1))
+    accuracy_low: float | None = column(
+        reducers.accuracy_bound("accuracy_low", -1)
+    )  # 95 % interval (one seed), else deviation
+    accuracy_high: float | None = column(reducers.accuracy_bound("accuracy_high", 1))
     prompts: int | None = column(lambda source: source.results("prompts")[0])
     recall_at_1: float | None = column(
         mean("recall_at_1"),
@@ -277,7 +153,7 @@ class TableRow:
         meaning="texts whose place is ranked first, in brackets the 95 % interval",
         group=3,
     )
-    recall_at_1_interval: tuple[float, float] | None = column(_recall_interval("recall_at_1"))
+    recall_at_1_interval: tuple[float, float] | None = column(reducers.recall_interval("recall_at_1"))
     recall_at_10: float | None = column(
         mean("recall_at_10"),
         "recall@10",
@@ -285,9 +161,13 @@ class TableRow:
         meaning="texts whose place is among the first ten, in brackets the 95 % interval",
         group=3,
     )
-    recall_at_10_interval: tuple[float, float] | None = column(_recall_interval("recall_at_10"))
+    recall_at_10_interval: tuple[float, float] | None = column(reducers.recall_interval("recall_at_10"))
     median_rank: float | None = column(
-        _median_rank, "median rank", ",.0f", meaning="rank of the place, median over the texts of all seeds", group=3
+        reducers.median_rank,
+        "median rank",
+        ",.0f",
+        meaning="rank of the place, median over the texts of all seeds",
+        group=3,
     )
     distinct_blocks: float | None = column(
         mean("retrieval", "distinct_blocks"),
@@ -321,7 +201,7 @@ class TableRow:
     seconds: float | None = column(mean("seconds"))
     peak_memory_bytes: float | None = column(mean("peak_memory_bytes"))
     resident_bytes: float | None = column(
-        _off_device(mean("peak_memory_bytes")),
+        reducers.off_device(mean("peak_memory_bytes")),
         "peak, MB",
         _megabytes("resident_bytes", ",.0f"),
         meaning="most memory of the process, where blocks are kept off the device",
@@ -329,14 +209,17 @@ class TableRow:
         group=4,
     )
     searching: float | None = column(
-        _off_device(_searching),
+        reducers.off_device(reducers.searching),
         "searching",
         _percent("searching"),
         meaning="share of the time that the search for blocks took, where they are kept off the device",
         group=3,
     )
     cutoff: str | None = column(
-        _cutoff, "cutoff", meaning="cutoff of the context miss token, one for all layers or [one for each]", group=2
+        reducers.cutoff,
+        "cutoff",
+        meaning="cutoff of the context miss token, one for all layers or [one for each]",
+        group=2,
     )
     drop_rate: float | None = column(
         mean("memory", "drop_rate"),
@@ -345,7 +228,7 @@ class TableRow:
         meaning="lookups that the context miss token drops, mean and standard deviation over seeds",
         group=2,
     )
-    drop_rate_spread: float | None = column(_drop_rate_spread)
+    drop_rate_spread: float | None = column(reducers.drop_rate_spread)
     drop_rate_paper: float | None = column(
         printed("drop_rate_paper", float),
         "dropped, paper",

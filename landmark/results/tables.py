@@ -4,8 +4,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from landmark.results.columns import Record, Source, TableRow
+from landmark.results.columns import TableRow
 from landmark.results.paper import published
+from landmark.results.reducers import Record, Source
 from landmark.utils.errors import UserError
 from landmark.utils.significance import Paired, paired
 

@@ -7,6 +7,7 @@ import pytest
 
 from landmark.config.rows import select
 from landmark.results import render
+from landmark.results.columns import COLUMNS
 from landmark.results.paper import read_paper
 from landmark.results.tables import build, compare
 from landmark.utils.errors import UserError
@@ -123,6 +124,15 @@ def test_csv_holds_the_numbers_in_full(table1):
     assert [float(row["perplexity"]) for row in rows] == [row.perplexity for row in table1.rows]
     assert rows[0]["blocks"] == ""
     assert {row["split"] for row in rows} == {"test"}
+
+
+def test_every_column_that_is_shown_says_its_meaning(table1):
+    shown = {key: each for key, each in COLUMNS.items() if each.title}
+    assert all(each.meaning for each in shown.values())
+    assert len({each.title for each in shown.values()}) == len(shown) == 28
+    assert COLUMNS["difference"].tooltip.endswith(", ± standard error, nats a token")
+    assert render.plain(table1)[0] == list(COLUMNS)
+    assert set(render.columns(table1)) < set(COLUMNS)
 
 
 def test_every_number_says_where_it_was_measured(table1):

@@ -1,4 +1,4 @@
-"""Perplexity against the evaluation length, a line for each reader, and how far each is from the first of them."""
+"""Perplexity against the evaluation length, a line for each series of rows, and its distance from the first series."""
 
 import math
 import statistics
@@ -8,7 +8,7 @@ from landmark.results.figures.marks import Panel, around, curves, point
 from landmark.results.figures.style import frame, length_axis, series, series_looks
 from landmark.results.tables import Table
 
-FAR = 1.25  # times the median perplexity, and a row is out of the picture
+FAR = 1.25  # perplexities above this many medians leave the picture
 
 
 def panels(table: Table) -> list[list[Panel]]:

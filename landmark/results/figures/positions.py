@@ -12,7 +12,7 @@ from landmark.results.figures.style import DASHED, DOTTED, SOLID, Look, colours,
 from landmark.results.tables import Table
 
 PER_OCTAVE = 4  # points drawn, at least, for each doubling of the position
-FAR, FAR_PERCENT = 1.35, 30.0  # times the median perplexity, or above the first row: out of the picture
+FAR, FAR_PERCENT = 1.35, 30.0  # perplexities above this many medians, and changes above it, leave the picture
 DASHES = {"transformer": DASHED, "landmark": SOLID, "transformer_xl": DOTTED}
 Curve = list[tuple[float, float]]
 
@@ -73,7 +73,7 @@ def curves(table: Table) -> dict[str, Curve]:
 
 
 def _thinned(bins: Sequence[tuple[float, float]]) -> Curve:
-    """Points at the middle of bins that grow with the position, for far ones are many."""
+    """Points at the middle of bins, which grow with the position: most bins are far."""
     points, start = [], 0
     while start < len(bins):
         width = max(1, start // PER_OCTAVE)

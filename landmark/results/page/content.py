@@ -11,9 +11,10 @@ from landmark.experiment import survey
 from landmark.experiment.provenance import provenance
 from landmark.experiment.records import Record
 from landmark.results import paper, render, tables
-from landmark.results.columns import COLUMNS, provenance_of
+from landmark.results.columns import COLUMNS
 from landmark.results.figures.marks import Panel
 from landmark.results.page.launches import Launch, launches_of
+from landmark.results.reducers import provenance_of
 from landmark.results.tables import Table
 from landmark.utils.locations import EXPERIMENTS
 from landmark.utils.metrics_csv import curve, metrics_so_far

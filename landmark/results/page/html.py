@@ -1,7 +1,7 @@
 """The content of the page as one HTML file that asks no server for anything.
 
-The browser knows style and scripts by their hashes and runs no others, and no text as code: Vega's expressions are
-interpreted. Records are shown as text, never as HTML.
+The page's policy allows only this style and these scripts, by their hashes, and forbids to run text as code: Vega
+interprets its expressions. Records are shown as text, never as HTML.
 """
 
 import base64

@@ -122,9 +122,7 @@ class TableRow:
         _perplexity_cell,
         meaning="measured here, ± standard error over segments, or standard deviation over seeds",
     )
-    spread: float | None = column(
-        reducers.spread
-    )  # standard error over segments (one seed) or standard deviation over seeds
+    spread: float | None = column(reducers.spread)  # of the perplexity, over segments or seeds
     paper: float | None = column(printed("perplexity_paper", float), "paper", ".2f", meaning="perplexity in the paper")
     poster: float | None = column(
         printed("perplexity_poster", float), "poster", ".2f", meaning="perplexity on the paper's poster"
@@ -141,9 +139,7 @@ class TableRow:
     accuracy: float | None = column(
         mean("accuracy"), "accuracy", _accuracy_cell, meaning="prompts answered, in brackets the 95 % interval", group=3
     )
-    accuracy_low: float | None = column(
-        reducers.accuracy_bound("accuracy_low", -1)
-    )  # 95 % interval (one seed), else deviation
+    accuracy_low: float | None = column(reducers.accuracy_bound("accuracy_low", -1))
     accuracy_high: float | None = column(reducers.accuracy_bound("accuracy_high", 1))
     prompts: int | None = column(lambda source: source.results("prompts")[0])
     recall_at_1: float | None = column(

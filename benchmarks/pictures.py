@@ -1,99 +1,60 @@
-"""Pictures against the length of the context: time of a chunk and memory kept; searching, and what is found."""
+"""Pictures against the length of the context: time of a chunk and memory kept; searching, and the share found."""
 
-import io
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from benchmarks import growth, search
 from benchmarks.report import Row
-from landmark.results.figures import COLOURS
+from landmark.results.figures import drawing
+from landmark.results.figures.marks import Panel, curves, point
+from landmark.results.figures.style import COLOURS, CROSS, DASHED, DOTTED, Look
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-PER_HEAD = "#CC79A7"  # Okabe and Ito's, as the others
-# Colour, line and marker.
-STYLES = {
-    growth.PLAIN: (COLOURS["transformer"], "-", "s"),
-    growth.LANDMARK: (COLOURS["landmark"], "-", "o"),
-    growth.NO_SCAN: (COLOURS["landmark"], ":", "o"),
-    growth.PER_HEAD: (PER_HEAD, "-", "^"),
-    growth.RECENT: (COLOURS["transformer_xl"], "-", "D"),
-    growth.SCATTERED: (COLOURS["landmark"], "--", "x"),
-    growth.PREFIX: (COLOURS["transformer"], "-", "s"),
-    growth.BLOCKS: (COLOURS["landmark"], "-", "o"),
-    search.SCAN: (COLOURS["landmark"], "-", "o"),
-    search.FLAT: (COLOURS["transformer"], "-", "s"),
-    search.INVERTED: (COLOURS["transformer_xl"], "-", "D"),
+PLAIN, LANDMARK, XL, PER_HEAD = *COLOURS.values(), "#CC79A7"
+LOOKS = {
+    growth.PLAIN: Look(PLAIN, "square", filled=False),
+    growth.LANDMARK: Look(LANDMARK),
+    growth.NO_SCAN: Look(LANDMARK, dash=DOTTED),
+    growth.PER_HEAD: Look(PER_HEAD, "triangle-up"),
+    growth.RECENT: Look(XL, "diamond"),
+    growth.SCATTERED: Look(LANDMARK, CROSS, DASHED),
+    growth.PREFIX: Look(PLAIN, "square", filled=False),
+    growth.BLOCKS: Look(LANDMARK),
+    search.SCAN: Look(LANDMARK),
+    search.FLAT: Look(PLAIN, "square", filled=False),
+    search.INVERTED: Look(XL, "diamond"),
 }
 
 
 def draw(rows: Sequence[Row], title: str) -> bytes:
     """A PNG. Left: time of a chunk. Right: memory kept. All axes are logarithmic."""
     times, kept = ([row for row in rows if row.unit == unit] for unit in ("ms", "MB"))
-    return _png(title, [(times, "time of a chunk, ms", "log"), (kept, "keys and values kept, MB", "log")])
+    return drawing.png(title, [[_panel("Time of a chunk", times, "ms"), _panel("Keys and values kept", kept, "MB")]])
 
 
 def draw_search(rows: Sequence[Row], title: str) -> bytes:
-    """A PNG. Time of searching for a chunk, for a token; the share of what a scan finds that is found."""
-    parts = [(search.CHUNK, "search for a chunk, ms", "log"), (search.TOKEN, "search for a token, ms", "log")]
-    parts.append((search.RECALL, "share of what a scan finds", "linear"))
-    panels = [([row for row in rows if row.setting.startswith(what)], label, axis) for what, label, axis in parts]
-    return _png(title, panels)
-
-
-def _png(title: str, panels: Sequence[tuple[Sequence[Row], str, str]]) -> bytes:
-    """A panel for each: its rows, the label and the kind of its y axis."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, found = pyplot.subplots(
-        1, len(panels), figsize=(5.5 * len(panels), 4.4), layout="constrained", squeeze=False
+    """A PNG. Time of the search for a chunk and for a token; the share found of the blocks that a scan finds."""
+    chunk, token, found = (
+        [row for row in rows if row.setting.startswith(setting)]
+        for setting in (search.CHUNK, search.TOKEN, search.RECALL)
     )
-    try:
-        for axes, (rows, label, kind) in zip(found[0], panels, strict=True):
-            _curves(rows, axes, label, kind)
-        figure.suptitle(title, fontsize=9)
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="png", dpi=130)
-    finally:
-        pyplot.close(figure)
-    return buffer.getvalue()
+    times = [_panel("Search for a chunk", chunk, "ms"), _panel("Search for a token", token, "ms")]
+    return drawing.png(title, [[*times, _panel("Found", found, "share of what a scan finds", logarithmic=False)]])
 
 
-def _curves(rows: Sequence[Row], axes: "Axes", label: str, kind: str) -> None:
-    from matplotlib.ticker import LogLocator
-
-    for name, (colour, line, marker) in STYLES.items():
-        points = sorted((row.context or 0, row.value) for row in rows if row.measured == name)
-        if points:
-            axes.errorbar(
-                [context for context, _ in points],
-                [value.median for _, value in points],
-                yerr=[
-                    [value.median - value.low for _, value in points],
-                    [value.high - value.median for _, value in points],
-                ],
-                color=colour,
-                linestyle=line,
-                marker=marker,
-                markersize=8 if marker == "s" else 5,
-                markerfacecolor="none" if marker == "s" else colour,
-                capsize=3,
-                label=name,
-            )
+def _panel(title: str, rows: Sequence[Row], unit: str, *, logarithmic: bool = True) -> Panel:
+    looks = {name: look for name, look in LOOKS.items() if any(row.measured == name for row in rows)}
+    points = [
+        point(row.measured, row.context or 0, row.value.median, (row.value.low, row.value.high))
+        for row in sorted(rows, key=lambda row: row.context or 0)
+        if row.measured in looks
+    ]
     contexts = sorted({row.context or 0 for row in rows})
-    axes.set(xscale="log", yscale=kind, xlabel="context before the chunk, tokens", ylabel=label)
-    axes.set_xticks(
-        contexts, [f"{context / 1e6:g}M" if context >= 1e6 else f"{context / 1e3:g}K" for context in contexts]
-    )
-    if kind == "log":
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.yaxis.set_major_formatter("{x:g}")
-    else:
-        axes.set_ylim(0, 1.05)
-    axes.minorticks_off()
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
+    short_number = "datum.value >= 1e6 ? datum.value / 1e6 + 'M' : datum.value / 1e3 + 'K'"
+    x = {
+        "title": "context before the chunk, tokens",
+        "scale": {"type": "log"},
+        "axis": {"values": contexts, "labelExpr": short_number},
+    }
+    ticks = [digit * 10**power for power in range(-6, 9) for digit in (1, 2, 5)]
+    log = {"scale": {"type": "log"}, "axis": {"values": ticks, "format": "~r", "labelOverlap": True}}
+    y = {"title": unit} | (log if logarithmic else {"scale": {"domain": [0, 1.05], "nice": False}})
+    return curves(title, points, looks, x, y)

@@ -10,7 +10,7 @@ from landmark.utils.locations import EXPERIMENTS
 
 # The settings by which our rows and the paper's are matched.
 JOINED = ("model", "block_size", "eval_length", "local", "cache", "blocks", "k", "granularity")
-CUTOFF = "cutoff"  # of the context miss token: a column that only a table with one has
+CUTOFF = "cutoff"  # of the context miss token; only its table has this column
 
 
 def read_paper(name: str, folder: Path = EXPERIMENTS) -> list[dict[str, str]]:
@@ -27,10 +27,10 @@ def read_paper(name: str, folder: Path = EXPERIMENTS) -> list[dict[str, str]]:
 
 
 def published(record: dict[str, Any], paper: Sequence[dict[str, str]]) -> dict[str, str]:
-    """The paper's row with a record's settings, or nothing; it has no ablations of the retrieval, no window, no cutoff
-    for each layer and no memory at true positions.
+    """The paper's row with a record's settings, or nothing.
 
-    Raises UserError where two of its rows have them.
+    The paper has no ablations of the retrieval, no window, no cutoff for each layer and no memory at true positions.
+    Raises UserError where two of the paper's rows have the record's settings.
     """
     settings = record["labels"] | record["settings"]
     ours_alone = ("window", "cmt_per_layer", "mapping")

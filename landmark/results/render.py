@@ -2,48 +2,17 @@
 
 import csv
 import io
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, fields
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from landmark.results.columns import COLUMNS
 from landmark.results.figures import draw, draw_positions
-from landmark.results.tables import Table, TableRow
+from landmark.results.tables import Table
 from landmark.utils.files import write_atomic
 
-# Title, text of a cell.
-_COLUMNS: list[tuple[str, Callable[[TableRow], str]]] = [
-    ("row", lambda row: row.name),
-    ("model", lambda row: row.model),
-    ("length", lambda row: str(row.length)),
-    ("local", lambda row: str(row.local)),
-    ("blocks", lambda row: _text(row.blocks)),
-    ("k", lambda row: _text(row.k)),
-    ("attention size", lambda row: _text(row.attention_size)),
-    ("keys attended", lambda row: _text(row.keys_attended, ".0f")),
-    ("perplexity", lambda row: perplexity(row)),
-    ("paper", lambda row: _text(row.paper, ".2f")),
-    ("poster", lambda row: _text(row.poster, ".2f")),
-    ("vs first row, nats", lambda row: _difference(row)),
-    ("cutoff", lambda row: _text(row.cutoff)),
-    ("dropped", lambda row: _percent(row.drop_rate, row.drop_rate_spread)),
-    ("dropped, paper", lambda row: _percent(row.drop_rate_paper)),
-    ("dropped, poster", lambda row: _percent(row.drop_rate_poster)),
-    ("mapping", lambda row: _text(row.mapping)),
-    ("accuracy", lambda row: _accuracy(row)),
-    ("recall@1", lambda row: _recall(row.recall_at_1, row.recall_at_1_interval)),
-    ("recall@10", lambda row: _recall(row.recall_at_10, row.recall_at_10_interval)),
-    ("median rank", lambda row: _text(row.median_rank, ",.0f")),
-    ("distinct blocks", lambda row: _text(row.distinct_blocks, ".1f")),
-    ("moved, MB", lambda row: _text(None if row.bytes_moved is None else row.bytes_moved / 1e6, ".1f")),
-    ("bits/byte", lambda row: _text(row.bits_per_byte, ".4f")),
-    ("word ppl", lambda row: _text(row.word_perplexity, ".4g")),
-    ("tokens/s", lambda row: _text(row.tokens_per_second, ",.0f")),
-    ("searching", lambda row: _percent(row.searching)),
-    ("peak, MB", lambda row: _text(None if row.resident_bytes is None else row.resident_bytes / 1e6, ",.0f")),
-]
 _LEFT = 2  # columns of words
-_ALWAYS = {"row", "model", "length", "local"}  # the others are left out where no row has them
 
 
 def is_written(table: Table, folder: Path) -> bool:
@@ -84,7 +53,7 @@ def as_markdown(table: Table) -> str:
 
 
 def as_csv(table: Table) -> str:
-    """Every number in full, with what the whole table has in common repeated in each row."""
+    """Every number in full; the settings of the whole table are repeated in each row."""
     common = {key: getattr(table, key) for key in ("size", "data", "tokenizer", "split", "seeds")}
     columns, rows = plain(table)
     output = io.StringIO()
@@ -95,30 +64,29 @@ def as_csv(table: Table) -> str:
 
 
 def plain(table: Table) -> tuple[list[str], list[list[Any]]]:
-    """Names of the columns, and the rows' bare values."""
-    return [item.name for item in fields(TableRow)], [list(asdict(row).values()) for row in table.rows]
+    """Keys of the columns, and the rows' bare values."""
+    return list(COLUMNS), [list(asdict(row).values()) for row in table.rows]
 
 
 def cells(table: Table) -> tuple[list[str], list[list[str]]]:
-    """Titles of the columns that say something, and the text of each row's cells."""
-    columns = [(title, [cell(row) for row in table.rows]) for title, cell in _COLUMNS]
-    columns = [(title, cells) for title, cells in columns if title in _ALWAYS or set(cells) != {"-"}]
-    if table.data != "pg19":  # code has long words: the number says nothing
-        columns = [(title, cells) for title, cells in columns if title != "word ppl"]
-    if table.figure == "lines":
-        renamed = {"vs first row, nats": "vs first of its length, nats"}
-        columns = [(renamed.get(title, title), cells) for title, cells in columns]
-    return [title for title, _ in columns], [list(row) for row in zip(*(cells for _, cells in columns))]
+    """Titles of the columns that are shown, and the text of each row's cells."""
+    shown = columns(table)
+    return list(shown.values()), [[row.cell(key) for key in shown] for row in table.rows]
 
 
-def perplexity(row: TableRow) -> str:
-    """Perplexity ± its spread, to the digits that the spread leaves meaning."""
-    if row.perplexity is None:
-        return "-"
-    if row.spread is None:
-        return f"{row.perplexity:.2f}"
-    digits = 2 if row.spread >= 0.01 else 3 if row.spread >= 0.001 else 4
-    return f"{row.perplexity:.{digits}f} ± {row.spread:.{digits}f}"
+def columns(table: Table) -> dict[str, str]:
+    """Keys of the columns that are shown, with their titles."""
+    titled = {key: each for key, each in COLUMNS.items() if each.title}
+    if table.data != "pg19":  # code has long words: their perplexity says nothing
+        del titled["word_perplexity"]
+    shown = {
+        key: each.title
+        for key, each in sorted(titled.items(), key=lambda item: item[1].group)
+        if each.always or any(row.cell(key) != "-" for row in table.rows)
+    }
+    if table.figure == "lines" and "difference" in shown:
+        shown["difference"] = "vs first of its length, nats"
+    return shown
 
 
 def _path(table: Table, folder: Path, kind: str) -> Path:
@@ -131,36 +99,3 @@ def _below(table: Table) -> Sequence[str]:
         size = "attention size, " if any(row.attention_size is not None for row in table.rows) else ""
         notes.append(f"{size}paper, poster: the paper's columns; keys attended: ours, the mean over queries")
     return ["", *notes, *table.comparisons, *dict.fromkeys(row.measured for row in table.rows)]
-
-
-def _difference(row: TableRow) -> str:
-    if row.difference is None:
-        return "-"
-    return f"{row.difference:+.4f} ± {_text(row.difference_error, '.4f')}"
-
-
-def _accuracy(row: TableRow) -> str:
-    """Percent of the prompts, and the interval."""
-    if row.accuracy is None:
-        return "-"
-    low, high = ("?" if bound is None else f"{100 * bound:.0f}" for bound in (row.accuracy_low, row.accuracy_high))
-    return f"{100 * row.accuracy:.0f} % [{low}, {high}]"
-
-
-def _recall(share: float | None, interval: tuple[float, float] | None) -> str:
-    """Percent of the texts, and the interval; chance has none."""
-    if share is None:
-        return "-"
-    if interval is None:
-        return f"{100 * share:.3f} %"
-    return f"{100 * share:.1f} % [{100 * interval[0]:.1f}, {100 * interval[1]:.1f}]"
-
-
-def _percent(share: float | None, spread: float | None = None) -> str:
-    if share is None:
-        return "-"
-    return f"{100 * share:.0f} %" if spread is None else f"{100 * share:.1f} ± {100 * spread:.1f} %"
-
-
-def _text(value: Any, form: str = "") -> str:
-    return "-" if value is None else format(value, form)

@@ -201,7 +201,7 @@ def test_attending_twice_without_commit_is_refused():
         ({"granularity": "per_block"}, "retrieval.granularity=per_block"),
         ({"scorer": "best"}, "retrieval.scorer=best"),
         ({"cutoff": 1.5}, "cmt.cutoff=1.5: a cutoff is compared with a weight"),
-        ({"cutoff": [0.1, -0.1]}, "cmt.cutoff="),
+        ({"cutoff": [0.1, -0.1]}, "cmt.cutoffs?="),
         ({"mapping": "lavish"}, "positions.mapping=lavish"),
     ],
 )

@@ -1,5 +1,6 @@
 """Pictures are drawn from records alone, whatever an experiment shows."""
 
+import copy
 import functools
 import json
 import math
@@ -8,16 +9,20 @@ import subprocess
 import sys
 
 import pytest
+import vl_convert
 
 from landmark.config import to_config
 from landmark.config.rows import select
 from landmark.results import render
-from landmark.results.figures import FIGURES, check_figure, draw, draw_positions
+from landmark.results.figures import FIGURES, check_figure, draw, draw_positions, drawing
+from landmark.results.figures.marks import curves as draw_curves
+from landmark.results.figures.marks import point
 from landmark.results.figures.positions import curves
-from landmark.results.figures.style import series, series_colours
-from landmark.results.tables import Difference, build
+from landmark.results.figures.style import PALETTE, Look, colours, frame, series, series_colours
+from landmark.results.paper import read_paper
+from landmark.results.tables import build
 from landmark.utils.errors import UserError
-from landmark.utils.significance import clopper_pearson, paired_difference
+from landmark.utils.significance import clopper_pearson
 from tests.configurations import compose_conf, row_record
 
 SHOWN = {  # figure: an experiment that shows it
@@ -31,11 +36,6 @@ SHOWN = {  # figure: an experiment that shows it
 }
 
 
-def pair(a, b):
-    found = paired_difference(a["results"]["segments"], b["results"]["segments"])
-    return None if found is None else Difference(found.nats, found.error, found.stretches)
-
-
 @functools.cache
 def tabulate(experiment, without=()):
     """The table of an experiment with made-up results; without: rows that have no record."""
@@ -46,7 +46,7 @@ def tabulate(experiment, without=()):
         if row.name not in without
     }
     cells = {row.name: row.cell for row in selected if row.cell is not None}
-    return build(experiment, records, (), config.compare, pair, config.figure, cells)
+    return build(experiment, records, (), config.compare, config.figure, cells)
 
 
 @functools.cache
@@ -92,8 +92,13 @@ def made_up(record, figure):
     return record
 
 
+def points(panel):
+    """The measurements that a panel shows."""
+    return [each for each in panel.spec["data"]["values"] if "tooltip" in each]
+
+
 def test_every_figure_is_that_of_an_experiment():
-    assert SHOWN.keys() == FIGURES.keys()
+    assert SHOWN.keys() == set(FIGURES)
     for figure, experiment in SHOWN.items():
         assert composed(experiment)[0].figure == figure
 
@@ -114,12 +119,10 @@ def test_picture_is_a_png_and_the_table_goes_with_it(figure, tmp_path):
 
 DRAW = """
 import json, sys
-from landmark.results import figures as plots
-from landmark.results import render
-from landmark.results import tables
+from landmark.results import figures, render, tables
 for figure, (records, cells) in json.load(sys.stdin).items():
     table = tables.build("t", records, figure=figure, cells=cells)
-    render.as_markdown(table), plots.draw(table), plots.draw_positions(table)
+    render.as_markdown(table), figures.draw(table), figures.draw_positions(table)
 assert "torch" not in sys.modules
 """
 
@@ -160,11 +163,14 @@ def test_what_a_memory_off_the_device_took_is_shown(configure, make_record):
     assert [(row.resident_bytes, row.searching) for row in table.rows] == [(3e8 + 512, 0.25), (3e8 + 1024, 0.25)]
     assert "peak, MB" in render.as_text(table)
     assert "25 %" in render.as_text(table)
-    top, memory, speed = FIGURES["accuracy"](table).axes
-    assert memory.lines[0].get_ydata().tolist() == [300.000512, 300.001024]
-    assert [line.get_ydata()[0] for line in speed.lines] == [100.0, pytest.approx(100 / 0.75)]
-    assert len(FIGURES["accuracy"](plain).axes) == 1
-    assert top.get_ylabel().startswith("prompts answered")
+    (top,), (memory, speed) = drawing.panels(table)
+    assert [each["y"] for each in points(memory)] == [300.000512, 300.001024]
+    assert [(each["series"], each["y"]) for each in points(speed)[:2]] == [
+        ("all", 100.0),
+        ("less the search", pytest.approx(100 / 0.75)),
+    ]
+    assert [len(line) for line in drawing.panels(plain)] == [1]
+    assert top.spec["layer"][0]["encoding"]["y"]["title"].startswith("prompts answered")
 
 
 def test_accuracy_of_seeds_is_a_mean_and_a_deviation(configure, make_record):
@@ -223,3 +229,80 @@ def test_rows_without_a_curve_make_no_picture_of_curves(configure, make_record):
 def test_an_unknown_figure_is_refused():
     with pytest.raises(UserError, match="figure=cake: must be one of rows, lines, heatmap"):
         check_figure("cake")
+
+
+@pytest.mark.parametrize("figure", SHOWN)
+def test_every_panel_is_understood_and_shows_its_points(figure):
+    """Vega-Lite ignores a field that it does not find: each one must be in the data."""
+    for panel in [panel for line in drawing.panels(tabulate(SHOWN[figure])) for panel in line]:
+        vl_convert.vegalite_to_vega(panel.fading())
+        for layer in panel.spec["layer"]:
+            known = {key for each in layer.get("data", panel.spec["data"])["values"] for key in each}
+            assert {part["field"] for part in layer["encoding"].values() if "field" in part} <= known
+
+
+def test_errors_are_drawn_and_told():
+    table = tabulate("table2_granularity")
+    measured, against = drawing.panels(table)[0]
+    for row, each in zip(table.rows, points(measured), strict=True):
+        assert (each["low"], each["high"]) == pytest.approx((row.perplexity - row.spread, row.perplexity + row.spread))
+        assert each["tooltip"].startswith(f"{row.name}, landmark\n{row.perplexity:.4g} (")
+    assert all(each["low"] < each["high"] for each in points(against)[1:])
+
+
+def test_what_the_paper_and_its_poster_print_is_shown():
+    table = build("table1_pg19", dict(tabulate("table1_pg19").records), read_paper("table1_pg19"))
+    shown = {(each["series"], each["name"]): each["x"] for each in points(drawing.panels(table)[0][1])}
+    assert shown["paper", "plain_360"] == pytest.approx(100 * (16.80 / 16.32 - 1))
+    assert shown["poster", "plain_360"] == pytest.approx(100 * (16.76 / 16.12 - 1))
+
+
+def test_values_far_above_leave_the_picture_and_are_named():
+    domain, above = frame({"a": [1.0, 2.0], "b": [1.5, 9.0]}, 3.0)
+    assert domain == pytest.approx([0.94, 2.06])
+    assert above == ["b"]
+    assert frame({"a": [1.0, 2.0]}, 3.0) == (None, [])
+    made = [point("b", x, y) for x, y in ((1.0, 1.0), (2.0, 3.0), (3.0, 1.0))]
+    y = {"title": "y", "scale": {"domain": [0.0, 2.0]}}
+    panel = draw_curves("t", made, {"b": Look("#000000")}, {"title": "x"}, y, note="above: b")
+    drawn = [(each["x"], each["y"]) for each in panel.spec["data"]["values"]]
+    assert drawn == [(1.0, 1.0), (1.5, 2.0), (2.0, None), (2.5, 2.0), (3.0, 1.0)]
+    assert [each["x"] for each in points(panel)] == [1.0, 3.0]
+
+
+def test_colours_are_different_however_many():
+    assert colours(8) == list(PALETTE)
+    assert all(len(set(colours(count))) == count for count in (1, 9, 12, 24))
+    assert all(len(colour) == 7 for colour in colours(12))
+
+
+def test_quartiles_extremes_and_mean_of_each_layer():
+    boxes = drawing.panels(tabulate("figure5_unique_blocks"))[0]
+    assert [panel.title for panel in boxes] == ["per_token_and_head", "per_token", "per_head"]
+    first = points(boxes[0])[0]  # five samples of 2 blocks, nine of 3, three of 4, one of 5
+    assert [first[key] for key in ("least", "low", "middle", "high", "most")] == [2, 2.25, 3, 3, 5]
+    assert first["mean"] == pytest.approx(3.0)
+
+
+def test_cells_of_a_grid_have_their_numbers():
+    grid, _ = drawing.panels(tabulate("sweep_k_local", without=("k1_local150",)))[0]
+    assert [each["text"] for each in points(grid)].count("4.500") == 11
+    assert [each["text"] for each in points(grid)].count("missing") == 1
+
+
+def test_differences_that_span_decades_have_a_logarithmic_axis():
+    records = copy.deepcopy(dict(tabulate("ablation_retrieval").records))
+    first = next(iter(records.values()))[0]["results"]["segments"]
+    for (record,) in records.values():
+        record["results"]["segments"] = [segment[:] for segment in first]
+    scale = drawing.panels(build("t", records, figure="lines"))[0][1].spec["layer"][0]["encoding"]["y"]["scale"]
+    assert "type" not in scale
+    for segment in records["random_2048"][0]["results"]["segments"]:
+        segment[2] *= 1.5
+    scale = drawing.panels(build("t", records, figure="lines"))[0][1].spec["layer"][0]["encoding"]["y"]["scale"]
+    assert scale["type"] == "symlog"
+
+
+def test_figures_are_not_loaded_before_one_is_drawn():
+    code = "import sys; from landmark.results import page, render; assert 'vl_convert' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -7,15 +7,11 @@ import pytest
 
 from landmark.config.rows import select
 from landmark.results import render
+from landmark.results.columns import COLUMNS
 from landmark.results.paper import read_paper
-from landmark.results.tables import Difference, build, compare
+from landmark.results.tables import build, compare
 from landmark.utils.errors import UserError
-from landmark.utils.significance import paired_difference
-
-
-def pair(a, b):
-    found = paired_difference(a["results"]["segments"], b["results"]["segments"])
-    return None if found is None else Difference(found.nats, found.error, found.stretches)
+from landmark.utils.significance import Difference
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +28,7 @@ def table1(composer, configure, make_record, published):
         row.name: [make_record(row.configs[0], row.name, 1.5 * float(paper["perplexity_paper"]))]
         for row, paper in zip(rows, published, strict=True)
     }
-    return build("table1_pg19", records, published, configure(*overrides).compare, pair)
+    return build("table1_pg19", records, published, configure(*overrides).compare)
 
 
 def test_thirteen_rows_stand_beside_the_papers(table1):
@@ -130,6 +126,15 @@ def test_csv_holds_the_numbers_in_full(table1):
     assert {row["split"] for row in rows} == {"test"}
 
 
+def test_every_column_that_is_shown_says_its_meaning(table1):
+    shown = {key: each for key, each in COLUMNS.items() if each.title}
+    assert all(each.meaning for each in shown.values())
+    assert len({each.title for each in shown.values()}) == len(shown) == 28
+    assert COLUMNS["difference"].tooltip.endswith(", ± standard error, nats a token")
+    assert render.plain(table1)[0] == list(COLUMNS)
+    assert set(render.columns(table1)) < set(COLUMNS)
+
+
 def test_every_number_says_where_it_was_measured(table1):
     said = "measured at commit 0123456789 on an abacus, 2 cores (python 3.11.7, torch 2.13.0)"
     assert render.as_markdown(table1).count(said) == 1
@@ -157,7 +162,7 @@ def test_difference_from_the_first_row_is_paired(table1):
 def test_seeds_become_mean_and_standard_deviation(configure, make_record):
     records = [make_record(configure(f"seed={seed}"), "a", 10.0 + seed) for seed in (0, 1, 2)]
     others = [make_record(configure(f"seed={seed}", "retrieval.k=1"), "b", 12.0 + seed) for seed in (0, 1, 2)]
-    table = build("t", {"a": records, "b": others}, comparisons={"a or b": ["a", "b"]}, paired=pair)
+    table = build("t", {"a": records, "b": others}, comparisons={"a or b": ["a", "b"]})
     assert (table.rows[0].perplexity, table.rows[0].spread) == (11.0, 1.0)
     assert "standard deviation over 3 seeds" in table.header
     assert "a is better than b" in table.comparisons[0]
@@ -179,6 +184,8 @@ def test_comparison_says_whether_two_standard_errors_are_passed(nats, error, ver
 
 def test_rows_on_different_text_are_not_compared(configure, make_record):
     records = {name: [make_record(configure(), name, 10.0)] for name in "ab"}
+    for segment in records["b"][0]["results"]["segments"]:
+        segment[0] += 1
     table = build("t", records, comparisons={"a or b": ["a", "b"]})
     assert "not measured on the same text" in table.comparisons[0]
     assert table.rows[1].difference is None

@@ -3,7 +3,7 @@
 from landmark.cli.command import Command
 from landmark.config.command_line import override_key
 from landmark.experiment.launches import read_launches
-from landmark.results import report
+from landmark.results.page import as_html, page_content
 from landmark.utils.errors import UserError
 from landmark.utils.files import write_atomic
 
@@ -17,11 +17,11 @@ def run(command: Command) -> None:
     refuse_settings(command, *(["experiment"] if experiment else []))
     contents = records.read_all()
     launches = read_launches(records, contents, experiment)
-    content = report.collect(records, contents, launches, others=experiment is None)
+    content = page_content(records, contents, launches, others=experiment is None)
     if not content["sections"]:
         raise UserError(f"{records.output}: there are no records to report")
     path = records.output / (f"report-{experiment}.html" if experiment else "report.html")
-    write_atomic(path, page := report.page(content))
+    write_atomic(path, page := as_html(content))
     print(*content["problems"], f"written: {path}, {len(page.encode()) / 1e3:,.0f} kB", sep="\n")
 
 

@@ -25,7 +25,6 @@ def run(command: Command) -> None:
         found,
         paper=read_paper(config.name),
         comparisons=config.compare,
-        paired=tables.paired_records,
         figure=config.figure,
         cells={row.name: row.cell for row in command.rows if row.cell is not None},
     )

@@ -3,45 +3,62 @@
 import math
 import statistics
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from landmark.config.schema import POSITION_BIN
-from landmark.results.figures.style import colours, keep_in_frame, new_figure
-from landmark.results.tables import Table, TableRow
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from landmark.results.columns import TableRow
+from landmark.results.figures.marks import Panel, point
+from landmark.results.figures.marks import curves as draw_curves
+from landmark.results.figures.style import DASHED, DOTTED, SOLID, Look, colours, frame
+from landmark.results.tables import Table
 
 PER_OCTAVE = 4  # points drawn, at least, for each doubling of the position
-FAR, FAR_PERCENT = 1.35, 30.0  # times the median perplexity, or above the first row: out of the picture
-LINES = {"transformer": "--", "landmark": "-", "transformer_xl": ":"}
+FAR, FAR_PERCENT = 1.35, 30.0  # perplexities above this many medians, and changes above it, leave the picture
+DASHES = {"transformer": DASHED, "landmark": SOLID, "transformer_xl": DOTTED}
 Curve = list[tuple[float, float]]
 
 
-def draw(table: Table) -> "Figure":
-    """A line of panels for the rows of each length (up to a power of two), so that those compared stand together.
-
-    Left: perplexity. Right: its change from the panel's first row, for which the text is the same.
+def panels(table: Table) -> list[list[Panel]]:
+    """Panels for the rows of each length (up to a power of two), so that those compared stand together: perplexity,
+    and its change from the first of these rows, for which the text is the same.
     """
-    panels: dict[int, dict[str, tuple[TableRow, Curve]]] = {}
+    groups: dict[int, list[TableRow]] = {}
     drawn = curves(table)
     for row in table.rows:
         if row.name in drawn:
-            panels.setdefault(1 << (row.length - 1).bit_length(), {})[row.name] = row, drawn[row.name]
-    height = sum(max(2.4, 0.6 + 0.19 * len(rows)) for rows in panels.values())
-    figure = new_figure(table, 13, 0.8 + height)
-    axes = figure.subplots(len(panels), 2, squeeze=False)
-    for (_, rows), (left, right) in zip(sorted(panels.items()), axes):
-        _absolute(rows, left)
+            groups.setdefault(1 << (row.length - 1).bit_length(), []).append(row)
+    made = []
+    for _, rows in sorted(groups.items()):
+        found = {row.name: drawn[row.name] for row in rows}
+        looks = {
+            row.name: Look(colour, dash=DASHES.get(row.model, SOLID))
+            for row, colour in zip(rows, colours(len(rows)), strict=True)
+        }
+        lengths = " and ".join(f"{length:,}" for length in sorted({row.length for row in rows}))
+        far = FAR * statistics.median(y for curve in found.values() for _, y in curve)
+        made.append([_panel(f"Segments of {lengths} tokens", "perplexity", found, looks, far)])
         if len(rows) > 1:
-            _relative(rows, right)
-        else:
-            right.set_axis_off()
-            right.legend(*left.get_legend_handles_labels(), fontsize=7, loc="center left")
-    for panel in axes[-1]:
-        panel.set_xlabel("position within the segment, tokens")
-    return figure
+            base, first = rows[0].name, dict(found[rows[0].name])
+            changes = {
+                name: [(x, 100 * (y / first[x] - 1)) for x, y in curve if x in first] for name, curve in found.items()
+            }
+            made[-1].append(_panel(f"{lengths} tokens, against {base}", "percent", changes, looks, FAR_PERCENT))
+    return made
+
+
+def _panel(title: str, y: str, found: dict[str, Curve], looks: dict[str, Look], far: float) -> Panel:
+    """far: values above it leave the picture."""
+    domain, above = frame({name: [value for _, value in curve] for name, curve in found.items()}, far)
+    ticks = [1 << power for power in range(5, 40)]
+    points = [point(name, at, value) for name, curve in found.items() for at, value in curve]
+    x = {
+        "title": "position within the segment, tokens",
+        "scale": {"type": "log", "base": 2},
+        "axis": {"format": ",.0f", "values": ticks},
+    }
+    vertical = {"title": y} | ({"scale": {"domain": domain}} if domain else {})
+    return draw_curves(
+        title, points, looks, x, vertical, dots=False, note=f"above: {', '.join(above)}" if above else ""
+    )
 
 
 def curves(table: Table) -> dict[str, Curve]:
@@ -56,7 +73,7 @@ def curves(table: Table) -> dict[str, Curve]:
 
 
 def _thinned(bins: Sequence[tuple[float, float]]) -> Curve:
-    """Points at the middle of bins that grow with the position, for far ones are many."""
+    """Points at the middle of bins, which grow with the position: most bins are far."""
     points, start = [], 0
     while start < len(bins):
         width = max(1, start // PER_OCTAVE)
@@ -66,34 +83,3 @@ def _thinned(bins: Sequence[tuple[float, float]]) -> Curve:
             points.append((POSITION_BIN * (start + stop) / 2, math.exp(nll / tokens)))
         start = stop
     return points
-
-
-def _absolute(rows: dict[str, tuple[TableRow, Curve]], axes: "Axes") -> None:
-    _lines(rows, axes)
-    values = {name: [y for _, y in curve] for name, (_, curve) in rows.items()}
-    keep_in_frame(axes, values, FAR * statistics.median(y for each in values.values() for y in each))
-    lengths = sorted({row.length for row, _ in rows.values()})
-    axes.set_title(f"segments of {' and '.join(f'{length:,}' for length in lengths)} tokens", fontsize=9)
-    axes.set_ylabel("perplexity")
-
-
-def _relative(rows: dict[str, tuple[TableRow, Curve]], axes: "Axes") -> None:
-    base, first = next((name, dict(curve)) for name, (_, curve) in rows.items())
-    changes = {
-        name: (row, [(x, 100 * (y / first[x] - 1)) for x, y in curve if x in first])
-        for name, (row, curve) in rows.items()
-    }
-    _lines(changes, axes)
-    keep_in_frame(axes, {name: [y for _, y in curve] for name, (_, curve) in changes.items()}, FAR_PERCENT)
-    axes.set_title(f"against {base}", fontsize=9)
-    axes.set_ylabel("percent")
-    axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
-
-
-def _lines(rows: dict[str, tuple[TableRow, Curve]], axes: "Axes") -> None:
-    for colour, (name, (row, curve)) in zip(colours(len(rows)), rows.items()):
-        x, y = [x for x, _ in curve], [y for _, y in curve]
-        axes.plot(x, y, LINES.get(row.model, "-"), marker=".", color=colour, linewidth=1.2, label=name)
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
-    axes.grid(alpha=0.3)

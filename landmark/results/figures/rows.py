@@ -1,83 +1,78 @@
 """Perplexities of rows with their errors, and how the rows compare, here and in the paper."""
 
 import math
-from typing import TYPE_CHECKING, Any
 
-from landmark.results.figures.style import COLOURS, PAPER, new_figure
+from landmark.results.columns import TableRow
+from landmark.results.figures.grids import heat_map
+from landmark.results.figures.marks import Panel, around, beside_names, dot
+from landmark.results.figures.style import COLOURS, CROSS, INK, Look
 from landmark.results.tables import Table
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
-ABOVE: dict[str, Any] = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "ncols": 3, "fontsize": 8}
-
-
-def draw(table: Table) -> "Figure":
-    """Left: perplexity of each row. Right: its distance from the first row, beside the paper's."""
-    figure = new_figure(table, 11, 1.9 + 0.34 * len(table.rows))
-    left, right = figure.subplots(1, 2, sharey=True)
-    _absolute(table, left)
-    _relative(table, right)
-    return figure
+def panels(table: Table) -> list[list[Panel]]:
+    """Perplexity of each row; its distance from the first row, beside the paper's; a grid of the granularities."""
+    return [[_absolute(table), *_relative(table)], *([panel] for panel in _granularities(table))]
 
 
-def _absolute(table: Table, axes: "Axes") -> None:
-    for model, colour in COLOURS.items():
-        rows = [(y, row) for y, row in enumerate(table.rows) if row.model == model]
-        if rows:
-            axes.errorbar(
-                [row.perplexity or math.nan for _, row in rows],
-                [y for y, _ in rows],
-                xerr=[row.spread or 0.0 for _, row in rows],
-                fmt="o",
-                color=colour,
-                capsize=3,
-                markersize=5,
-                label=model.replace("_", "-"),
-            )
-    axes.set_yticks(range(len(table.rows)), [row.name for row in table.rows])
-    axes.invert_yaxis()
-    axes.set_xlabel("perplexity, measured here (lower is better)")
-    axes.grid(alpha=0.3)
-    axes.legend(**ABOVE)
+def change(row: TableRow, base: TableRow) -> tuple[float, tuple[float, float]]:
+    """Percent of perplexity against another row, by the paired difference where there is one, and its error bar."""
+    if row.difference is None or row.difference_error is None or row.against != base.name:
+        value, error = percent(row.perplexity, base.perplexity), 0.0
+    else:
+        value, error = 100 * math.expm1(row.difference), 100 * math.exp(row.difference) * row.difference_error
+    return value, around(value, error)
 
 
-def _relative(table: Table, axes: "Axes") -> None:
-    """Changes of perplexity in percent; ours with the standard error of the paired difference."""
-    base = table.rows[0]
-    for y, row in enumerate(table.rows):
-        change = _percent(row.perplexity or math.nan, base.perplexity or math.nan)
-        nats, error = row.difference, row.difference_error
-        axes.errorbar(
-            change if nats is None else 100 * math.expm1(nats),
-            y,
-            xerr=0.0 if nats is None or error is None else 100 * math.exp(nats) * error,
-            fmt="o",
-            color=COLOURS.get(row.model, "black"),
-            capsize=3,
-            markersize=5,
-            label="measured here" if y == 0 else None,
-        )
-    for label, marker in (("paper", "s"), ("poster", "x")):
+def percent(value: float | None, base: float | None) -> float:
+    """Change of a value from another."""
+    return 100 * ((value or math.nan) / (base or math.nan) - 1)
+
+
+def _absolute(table: Table) -> Panel:
+    measured = [(row, row.perplexity) for row in table.rows if row.perplexity is not None]
+    points = [dot(_kind(row), row.name, value, around(value, row.spread)) for row, value in measured]
+    x = {"title": "perplexity (lower is better)"}
+    return beside_names("Perplexity, measured here", points, _looks(table), _names(table), x)
+
+
+def _relative(table: Table) -> list[Panel]:
+    """Ours with the standard error of the paired difference."""
+    base, looks = table.rows[0], _looks(table)
+    if len(table.rows) == 1 or base.perplexity is None:
+        return []
+    points = [dot(_kind(row), row.name, *change(row, base)) for row in table.rows if row.perplexity is not None]
+    for label, look in (("paper", Look(INK, "square", filled=False)), ("poster", Look(INK, CROSS, filled=False))):
         first = getattr(base, label)
-        rows = [(y, value) for y, row in enumerate(table.rows) if (value := getattr(row, label)) is not None]
-        if first is not None and rows:
-            axes.plot(
-                [_percent(value, first) for _, value in rows],
-                [y for y, _ in rows],
-                marker,
-                color=PAPER,
-                markerfacecolor="none",
-                markersize=8 if marker == "s" else 6,
-                label=label,
-            )
-    axes.axvline(0, color="black", linewidth=0.8, alpha=0.5)
-    axes.set_xlabel(f"perplexity against {base.name},\npercent (± paired standard error)")
-    axes.grid(alpha=0.3)
-    if table.published:
-        axes.legend(**ABOVE)
+        printed = {row.name: value for row in table.rows if (value := getattr(row, label)) is not None}
+        if first is not None and printed:
+            points += [dot(label, name, percent(value, first)) for name, value in printed.items()]
+            looks[label] = look
+    x = {"title": "percent (± paired standard error)"}
+    return [beside_names(f"Perplexity against {base.name}", points, looks, _names(table), x, levels=[0])]
 
 
-def _percent(value: float, base: float) -> float:
-    return 100 * (value / base - 1)
+def _granularities(table: Table) -> list[Panel]:
+    """Where the same settings were evaluated with several granularities."""
+    where = {row.name: f"{row.length:,} tokens, k = {row.k}" for row in table.rows if row.granularity}
+    found = {(row.granularity or "", where[row.name]): row for row in table.rows if row.name in where}
+    values = [list(dict.fromkeys(key[axis] for key in found)) for axis in range(2)]
+    if len(values[0]) < 2 or len(found) < len(where) or not all(row.perplexity for row in found.values()):
+        return []
+    cells = [[(row := found.get((a, b))) and row.perplexity for b in values[1]] for a in values[0]]
+    return [heat_map("Perplexity by granularity", ("granularity", ""), values, cells)]
+
+
+def _looks(table: Table) -> dict[str, Look]:
+    """A colour for each kind of model."""
+    kinds = {row.model for row in table.rows}
+    return {
+        kind.replace("_", "-"): Look(COLOURS.get(kind, INK)) for kind in sorted(kinds, key=[*COLOURS, *kinds].index)
+    }
+
+
+def _kind(row: TableRow) -> str:
+    return row.model.replace("_", "-")
+
+
+def _names(table: Table) -> list[str]:
+    return [row.name for row in table.rows]

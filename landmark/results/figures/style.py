@@ -1,35 +1,30 @@
-"""What all pictures share: colours, and how a figure becomes a PNG."""
+"""Colours, markers and axes that all figures share. Loads no drawing library."""
 
-import io
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
-from landmark.results.tables import Table, TableRow
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from landmark.results.columns import TableRow
+from landmark.results.tables import Table
 
 # Colours that people with any colour vision tell apart (Okabe and Ito).
 COLOURS = {"transformer": "#0072B2", "landmark": "#D55E00", "transformer_xl": "#009E73"}
 PALETTE = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#333333", "#999999")
-MARKERS = "osD^vPX*"
-PAPER = "#333333"
+INK = "#333333"  # of the paper's numbers and of reference lines
+SHAPES = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "triangle-right", "triangle-left")
+CROSS = "M-.7,-.7L.7,.7M-.7,.7L.7,-.7"
+SOLID, DASHED, DOTTED = (1, 0), (6, 3), (2, 2)
+# Anchors of a rainbow, for more series than the palette has colours, and of a scale for ordered series (plasma).
+_RAINBOW = ("#3F3994", "#4777EF", "#1FC9DD", "#4DF884", "#B6F735", "#F3C63A", "#FA7D20", "#D23105", "#900C00")
+_ORDERED = ("#0D0887", "#5402A3", "#8B0AA5", "#B93289", "#DB5C68", "#F48849", "#FEBC2A")
 
 
-def new_figure(table: Table, width: float, height: float) -> "Figure":
-    """A figure of so many inches under the table's header."""
-    from matplotlib.figure import Figure
+class Look(NamedTuple):
+    """How a series is drawn: its colour, the shape of its points, the dashes of its line, whether points are filled."""
 
-    figure = Figure(figsize=(width, height), layout="constrained")
-    figure.suptitle(table.header, fontsize=9)
-    return figure
-
-
-def png(figure: "Figure") -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=130)
-    return buffer.getvalue()
+    colour: str
+    shape: str = "circle"
+    dash: tuple[int, int] = SOLID
+    filled: bool = True
 
 
 def series(table: Table) -> dict[str, list[TableRow]]:
@@ -49,41 +44,56 @@ def series_colours(found: dict[str, list[TableRow]]) -> dict[str, str]:
             chosen[name] = usual
     free = [colour for colour in PALETTE if colour not in COLOURS.values()]
     others = [name for name in found if name not in chosen]
-    chosen |= {name: free[number % len(free)] for number, name in enumerate(others)}
-    return chosen
+    return chosen | {name: free[number % len(free)] for number, name in enumerate(others)}
 
 
-def colours(count: int) -> list[Any]:
-    """So many colours: the palette, or where it does not suffice evenly spaced ones."""
-    from matplotlib import colormaps
-
-    if count <= len(PALETTE):
-        return list(PALETTE[:count])
-    return [colormaps["turbo"](0.05 + 0.9 * number / (count - 1)) for number in range(count)]
+def series_looks(found: dict[str, list[TableRow]]) -> dict[str, Look]:
+    """Colours of the series, and a shape for each."""
+    colours = series_colours(found)
+    return {name: Look(colours[name], SHAPES[number % len(SHAPES)]) for number, name in enumerate(found)}
 
 
-def keep_in_frame(axes: "Axes", values: Mapping[str, Sequence[float]], highest: float) -> None:
-    """Let values above `highest` leave the axes, and name whose they are: they would flatten all others."""
+def colours(count: int) -> list[str]:
+    """So many colours: the palette, or where it has too few a rainbow."""
+    return list(PALETTE[:count]) if count <= len(PALETTE) else _between(_RAINBOW, count)
+
+
+def ordered_colours(count: int) -> list[str]:
+    """Colours from dark to bright for series that have an order."""
+    return _between(_ORDERED, count)
+
+
+def length_axis(lengths: Sequence[int]) -> dict[str, Any]:
+    """Options of an axis of evaluation lengths, doubling; long ones are written as 128K and 1M."""
+    short = "datum.value % 1048576 ? datum.value / 1024 + 'K' : datum.value / 1048576 + 'M'"
+    label = f"datum.value >= 65536 && datum.value % 1024 == 0 ? {short} : format(datum.value, ',')"
+    low, high = min(lengths), max(lengths)
+    return {
+        "title": "evaluation length, tokens",
+        "scale": {"type": "log", "base": 2, "domain": [low / 1.25, high * 1.25], "nice": False},
+        "axis": {"values": sorted(set(lengths)), "labelExpr": label, "labelOverlap": "greedy"},
+    }
+
+
+def frame(values: Mapping[str, Sequence[float]], highest: float) -> tuple[list[float] | None, list[str]]:
+    """The range of an axis on which values above `highest` would flatten all others, and the names of their series.
+
+    values: of each series, with the ends of its error bars. The range is None where all values fit.
+    """
     above = [name for name, each in values.items() if any(value > highest for value in each)]
     inside = [value for each in values.values() for value in each if value <= highest]
     if not above or not inside:
-        return
+        return None, []
     low, high = min(inside), max(inside)
-    axes.set_ylim(low - 0.06 * (high - low), high + 0.15 * (high - low))
-    text = f"above: {', '.join(above)}"
-    axes.annotate(text, (0.99, 0.97), xycoords="axes fraction", ha="right", va="top", fontsize=7)
+    return [low - 0.06 * (high - low), high + 0.06 * (high - low)], above
 
 
-def length_axis(axes: "Axes", lengths: Iterable[int]) -> None:
-    """Evaluation lengths along x, doubling; long ones as 128K and 1M."""
-    lengths = sorted(set(lengths))
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(lengths, [_short(length) for length in lengths])
-    axes.minorticks_off()
-    axes.set_xlabel("evaluation length, tokens")
-
-
-def _short(length: int) -> str:
-    if length >= 1 << 16 and length % 1024 == 0:
-        return f"{length >> 20}M" if length % (1 << 20) == 0 else f"{length >> 10}K"
-    return f"{length:,}"
+def _between(anchors: Sequence[str], count: int) -> list[str]:
+    """Colours evenly spaced along a path of anchors."""
+    found = []
+    for number in range(count):
+        at = number / max(1, count - 1) * (len(anchors) - 1)
+        start = min(int(at), len(anchors) - 2)
+        parts = [[int(colour[i : i + 2], 16) for i in (1, 3, 5)] for colour in anchors[start : start + 2]]
+        found.append("#" + "".join(f"{round(a + (at - start) * (b - a)):02X}" for a, b in zip(*parts, strict=True)))
+    return found

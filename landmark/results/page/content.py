@@ -1,25 +1,19 @@
-"""One HTML file of all that was measured: tables beside the paper's, pictures, where each number comes from.
+"""The content of the page as plain values: a section for each launch of an experiment, then one for all other rows."""
 
-`collect` gives its content as plain values, `page` the file: nothing in it is asked for from elsewhere, and its scripts
-are known by their hash to the browser, which runs no other. What stands in a record is shown as text, never as HTML.
-"""
-
-import base64
-import hashlib
-import json
 import math
 import re
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Sequence
-from importlib.resources import files
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from landmark.experiment.launches import Launch, rows_without_launch
 from landmark.experiment.provenance import provenance
-from landmark.experiment.records import Contents, Record, Records
+from landmark.experiment.records import Contents, Records
 from landmark.results import paper, render, tables
-from landmark.results.report import charts
+from landmark.results.columns import COLUMNS
+from landmark.results.figures.marks import Panel
+from landmark.results.reducers import Record, provenance_of
 from landmark.results.tables import Table
 from landmark.utils.locations import EXPERIMENTS
 from landmark.utils.metrics_csv import curve, metrics_so_far
@@ -27,34 +21,29 @@ from landmark.utils.metrics_csv import curve, metrics_so_far
 Values = dict[str, Any]
 
 
-def page(content: Values) -> str:
-    """The file for what `collect` returns."""
-    folder = files("landmark.results.report")
-    names = ("page.html", "page.css", "charts.js", "page.js")
-    template, style, *scripts = ((folder / name).read_text(encoding="utf-8") for name in names)
-    script = "\n".join(scripts)
-    text = json.dumps(_finite(content), ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
-    parts = {"style": style, "script": script, "content": text}
-    parts |= {"style_hash": _hash(style), "script_hash": _hash(script)}
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], template)
+def page_content(records: Records, contents: Contents, launches: Sequence[Launch], *, others: bool = True) -> Values:
+    """Sections for every launch, then for the rows of none, and a list of records that could not be shown.
 
-
-def collect(records: Records, contents: Contents, launches: Sequence[Launch], *, others: bool = True) -> Values:
-    """Sections for every experiment as it was launched, then for the rows of none; what could not be shown.
-
-    others: whether rows that belong to none of the launches are shown.
+    Args:
+        records: of the output folder, where the metrics of its runs are.
+        contents: all records.
+        launches: those to show.
+        others: whether rows that belong to none of the launches are shown.
     """
-    sections, built, problems = [], {}, list(contents.damaged)
+    from landmark.results.figures import against_paper
+
+    sections: list[Values] = []
+    built: dict[str, Table] = {}
+    problems = list(contents.damaged)
     titles = Counter(launch.experiment for launch in launches)
     for number, launch in enumerate(launches):
         try:
             title, claim = _claim(launch.experiment)
             table = _table(launch)
             if table is not None:
-                label = title if titles[launch.experiment] == 1 else f"{title} ({launch.settings})"
-                built[label] = table
+                built[title if titles[launch.experiment] == 1 else f"{title} ({launch.settings})"] = table
             sections.append(_section(f"s{number}", title, claim, launch, table, records))
-        except Exception as error:  # of a record that is whole and yet not what this version writes
+        except Exception as error:  # of a whole record that another version of this program wrote
             problems.append(f"{launch.experiment}: cannot be shown ({type(error).__name__}: {error})")
     for title, rows in _groups(rows_without_launch(contents, launches)).items() if others else ():
         try:
@@ -62,13 +51,13 @@ def collect(records: Records, contents: Contents, launches: Sequence[Launch], *,
             sections.append(_other(f"o{len(sections)}", title, table))
         except Exception as error:
             problems.append(f"{title}: cannot be shown ({type(error).__name__}: {error})")
-    made = provenance()
+    made, overview = provenance(), against_paper.panel(built)
     return {
         "made": made["time"],
         "commit": (made["commit"] or "unknown")[:10],
         "counts": {"runs": len(contents.runs), "rows": len(contents.rows)},
         "problems": problems,
-        "overview": [chart for chart in [charts.against_paper(built)] if chart],
+        "charts": [] if overview is None else [_chart(overview)],
         "sections": sections,
     }
 
@@ -81,7 +70,6 @@ def _table(launch: Launch) -> Table | None:
         launch.found,
         paper=paper.read_paper(launch.experiment),
         comparisons=launch.compare,
-        paired=tables.paired_records,
         figure=launch.figure,
         cells=launch.cells,
     )
@@ -89,29 +77,27 @@ def _table(launch: Launch) -> Table | None:
 
 def _section(key: str, title: str, claim: str, launch: Launch, table: Table | None, records: Records) -> Values:
     rest = ["python", "run.py", *launch.overrides]
-    command = {
+    commands = {
         name: shlex.join([*(word for word in rest if not word.startswith("output=")), f"row={name}"])
         for name in launch.rows
     }
-    shown = {} if table is None else _shown(table, command)
     return {
         "id": key,
         "name": launch.experiment,
         "title": title,
         "claim": claim,
-        "headline": ["-", "-", "-"] if table is None else charts.headline(table),
+        "headline": ["-", "-", "-"] if table is None else _headline(table),
         "settings": launch.settings,
         "done": len(launch.found),
         "total": len(launch.rows),
         "missing": launch.missing,
         "rest": shlex.join(rest),
-        **shown,
-        "charts": [] if table is None else [*charts.of_table(table), *_trainings(launch, records)],
+        **({"charts": []} if table is None else _shown(table, commands) | _charts(table, launch, records)),
     }
 
 
 def _other(key: str, title: str, table: Table) -> Values:
-    command = {name: shlex.join(["python", "run.py", *_words(records[0])]) for name, records in table.records.items()}
+    commands = {name: shlex.join(["python", "run.py", *_words(records[0])]) for name, records in table.records.items()}
     return {
         "id": key,
         "name": "other",
@@ -122,51 +108,84 @@ def _other(key: str, title: str, table: Table) -> Values:
         "total": len(table.rows),
         "missing": [],
         "rest": "",
-        **_shown(table, command),
+        **_shown(table, commands),
         "charts": [],
     }
 
 
-def _shown(table: Table, commands: dict[str, str]) -> Values:
-    titles, rows = render.cells(table)
+def _shown(table: Table, commands: Mapping[str, str]) -> Values:
+    _, cells = render.cells(table)
     return {
         "header": table.header.removeprefix(f"{table.name}: "),
-        "columns": titles,
+        "columns": [{"title": title, "tooltip": COLUMNS[key].tooltip} for key, title in render.columns(table).items()],
         "rows": [
-            {"cells": cells, "source": _source(table.records[row.name], commands[row.name])}
-            for row, cells in zip(table.rows, rows, strict=True)
+            {"cells": texts, "source": _source(table.records[row.name], commands[row.name])}
+            for row, texts in zip(table.rows, cells, strict=True)
         ],
         "notes": [f"{row.name}: {row.note}" for row in table.rows if row.note],
         "comparisons": [{"text": text, "verdict": _verdict(text)} for text in table.comparisons],
     }
 
 
+def _charts(table: Table, launch: Launch, records: Records) -> Values:
+    """The figure's panels; folded away, the curves over positions and of the trainings."""
+    from landmark.results.figures import drawing, positions, training
+
+    runs: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for entry in (each for entries in launch.rows.values() for each in entries):
+        if entry.run_name is not None:
+            name = entry.run_name.replace(f"-{table.data}-{table.size}-", " ")
+            if name not in runs:
+                metrics = metrics_so_far(records.output / "runs" / entry.run_name)
+                runs[name] = {kind: curve(metrics, f"{kind}/loss") for kind in ("train", "validation")}
+    runs = {name: each for name, each in runs.items() if each["train"]}
+    more = [panel for line in positions.panels(table) for panel in line] + ([training.panel(runs)] if runs else [])
+    shown = [panel for line in drawing.panels(table) for panel in line]
+    return {"charts": [_chart(panel) for panel in shown], "more": [_chart(panel) for panel in more]}
+
+
+def _chart(panel: Panel) -> Values:
+    return {"title": panel.title, "note": panel.note, "spec": panel.fading()}
+
+
 def _source(records: Sequence[Record], command: str) -> Values:
     """Where a row comes from; of several seeds, the last that was made."""
     record = max(records, key=lambda each: each["provenance"]["time"])
-    made, hardware = record["provenance"], record["provenance"]["hardware"]
+    made = record["provenance"]
     return {
         "command": command,
         "made by": f"python {made['command']}",
         "commit": made["commit"] or "unknown",
         "time": made["time"],
-        "hardware": ", ".join([*hardware.get("gpus", []), f"{hardware['cpu']}, {hardware['cores']} cores"]),
+        "hardware": provenance_of(record)["hardware"],
         "versions": ", ".join(f"{name} {version}" for name, version in made["versions"].items() if version),
         "records": ", ".join(f"records/rows/{each['id']}.json" for each in records),
         "run": ", ".join(dict.fromkeys(each["settings"]["run"] for each in records)),
     }
 
 
-def _trainings(launch: Launch, records: Records) -> list[charts.Chart]:
-    found: dict[str, dict[str, list[tuple[float, float]]]] = {}
-    for entries in launch.rows.values():
-        for entry in entries:
-            if (folder := entry.run_name) is not None:
-                name = folder.replace(f"-{launch.labels['data']}-{launch.labels['size']}-", " ")
-                if name not in found:
-                    metrics = metrics_so_far(records.output / "runs" / folder)
-                    found[name] = {kind: curve(metrics, f"{kind}/loss") for kind in ("train", "validation")}
-    return charts.of_trainings({name: each for name, each in found.items() if each["train"]})
+def _headline(table: Table) -> list[str]:
+    """The most telling row, its number here and in the paper.
+
+    Of prompts: the longest ones of which most are answered. Else the change of perplexity from the table's first row:
+    that of the paper's best row with landmarks, or of our best row where the paper has none.
+    """
+    from landmark.results.figures.rows import change, percent
+
+    base, nothing = table.rows[0], ["-", "-", "-"]
+    if any(row.accuracy is not None for row in table.rows):
+        answered = [row for row in table.rows if (row.accuracy or 0.0) >= 0.8]
+        best = max(answered, key=lambda row: row.length, default=None)
+        return nothing if best is None else [best.name, f"{100 * (best.accuracy or 0.0):.0f} %", "-"]
+    measured = [row for row in table.rows[1:] if row.perplexity is not None]
+    if base.perplexity is None or not measured:
+        return nothing
+    printed = [row for row in measured if row.paper is not None and base.paper is not None]
+    printed = [row for row in printed if row.model == "landmark"] or printed
+    best = min(printed or measured, key=lambda row: (row.paper if printed else row.perplexity) or math.inf)
+    value, (low, _) = change(best, base)
+    ours = f"{value:+.2f} %" + (f" ± {value - low:.2f}" if low < value else "")
+    return [f"{best.name} against {base.name}", ours, f"{percent(best.paper, base.paper):+.2f} %" if printed else "-"]
 
 
 def _claim(name: str) -> tuple[str, str]:
@@ -189,7 +208,7 @@ def _verdict(comparison: str) -> str:
 
 
 def _groups(records: Sequence[Record]) -> dict[str, dict[str, Record]]:
-    """Rows of no experiment that can stand in one table, each named by what sets it apart."""
+    """Rows of no experiment that can stand in one table, each named by its own overrides."""
     groups = defaultdict(list)
     for record in records:
         labels = record["labels"]
@@ -208,19 +227,6 @@ def _groups(records: Sequence[Record]) -> dict[str, dict[str, Record]]:
 
 
 def _words(record: Record) -> list[str]:
-    """Command-line overrides that made a row, but for where it was made."""
+    """Command-line overrides that made a row, without those that say where."""
     given = record["labels"].get("overrides") or []
     return [word for word in given if not word.startswith(("output=", "logger=", "trainer"))]
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no NaN: None stands for a number that there is not."""
-    if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _hash(text: str) -> str:
-    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

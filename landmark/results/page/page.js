@@ -1,6 +1,6 @@
 const content = JSON.parse(document.getElementById("content").textContent);
 
-// What is written is text: nothing of a record is ever taken for HTML.
+// Everything becomes text: nothing of a record is ever taken for HTML.
 function element(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -13,22 +13,7 @@ function element(tag, attributes = {}, ...children) {
 
 // ---- tables
 
-const MEANING = {
-  "attention size": "the paper's column",
-  "keys attended": "normal tokens that a query attends to, mean",
-  "perplexity": "measured here, ± standard error over segments, or standard deviation over seeds",
-  "paper": "what the paper prints",
-  "poster": "what the paper's poster prints",
-  "vs first row, nats": "difference of the loss a token from the first row, paired on the same text, ± standard error",
-  "vs first of its length, nats": "difference of the loss a token from the first row of that length, paired, ± standard error",
-  "dropped": "lookups that the context miss token drops",
-  "accuracy": "prompts answered, in brackets the 95 % interval",
-  "local": "tokens read at a time",
-  "blocks": "most blocks kept",
-  "k": "blocks retrieved",
-};
-
-// The number that a cell begins with; of none, what sorts behind all of them.
+// The number that a cell begins with; null without one.
 function number(text) {
   const found = /^[-+−]?[\d,]*\.?\d+(e[-+]?\d+)?/i.exec(text.trim());
   return found ? Number(found[0].replaceAll(",", "").replace("−", "-")) : null;
@@ -44,10 +29,10 @@ function compare(a, b) {
 // Each row is a body of its own, with where it comes from below it: they stay together when they are sorted.
 function table(columns, rows, words, look = null) {
   const bodies = rows.map((row) => body(row, words));
-  const heads = columns.map((title, at) => {
+  const heads = columns.map(({ title, tooltip }, at) => {
     const press = element("button", { type: "button", onclick: () => sort(at) }, title);
     const kind = words.includes(at) ? "words" : null;
-    return element("th", { scope: "col", "aria-sort": "none", class: kind, title: MEANING[title] }, press);
+    return element("th", { scope: "col", "aria-sort": "none", class: kind, title: tooltip }, press);
   });
   const made = element("table", { class: look }, element("thead", {}, element("tr", {}, ...heads)), ...bodies);
 
@@ -134,7 +119,7 @@ async function copy(text, press) {
 // ---- the page
 
 function section(one) {
-  const shown = one.charts.filter((chart) => !chart.more), more = one.charts.filter((chart) => chart.more);
+  const { charts, more = [] } = one;
   const parts = [
     element("h2", {}, one.title),
     element("p", { class: "settings" }, one.header ?? one.settings),
@@ -149,7 +134,7 @@ function section(one) {
     const told = `${one.missing.length} of ${one.total} rows have no record yet: ${one.missing.join(", ")}. This makes them:`;
     parts.push(element("p", { class: "few" }, told), command(one.rest));
   }
-  if (shown.length) parts.push(element("div", { class: "charts" }, ...shown.map(figure)));
+  if (charts.length) parts.push(element("div", { class: "charts" }, ...charts.map(figure)));
   if (more.length) {
     const curves = element("div", { class: "charts" }, ...more.map(figure));
     parts.push(element("details", {}, element("summary", {}, `Curves by position and of the trainings (${more.length})`), curves));
@@ -175,8 +160,8 @@ function overview() {
   return element(
     "section", { id: "overview" }, element("h2", {}, "Overview"),
     element("p", { class: "few" }, EXPLAINED),
-    ...table(columns, rows, [0, 1, 6], "wrap"),
-    element("div", { class: "charts wide" }, ...content.overview.map(figure)),
+    ...table(columns.map((title) => ({ title })), rows, [0, 1, 6], "wrap"),
+    element("div", { class: "charts" }, ...content.charts.map(figure)),
   );
 }
 
@@ -207,4 +192,5 @@ document.querySelector("main").replaceChildren(
   overview(),
   ...content.sections.map(section),
 );
+addEventListener("load", drawRest);
 addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((each) => (each.open = true)));

@@ -137,26 +137,62 @@ def test_command_does_the_rest(browser, page, work):
     assert f"output={work.output}" in rest.split()
 
 
+ALL_DRAWN = """return new Promise(done => {
+    const look = () => (waiting.size ? setTimeout(look, 50) : requestAnimationFrame(() => setTimeout(done, 300)));
+    look();
+})"""
+POINT = """document.querySelector(arguments[0]).scrollIntoView({block: "center"});
+    const at = document.querySelector(arguments[0]).getBoundingClientRect();
+    const [clientX, clientY] = [at.x + at.width / 2, at.y + at.height / 2];
+    for (const kind of arguments[1])
+        document.elementFromPoint(clientX, clientY).dispatchEvent(
+            new PointerEvent(kind, {bubbles: true, clientX, clientY}));
+    return document.getElementById("tip").innerText"""
+
+
 def test_pictures_are_drawn_and_answer_the_pointer(browser, page):
     browser.open(page)
-    assert browser.js("return document.querySelectorAll('#s1 svg rect[rx]').length") == 11
+    browser.js(ALL_DRAWN)
+    assert browser.errors() == []
+    assert browser.js("return document.querySelectorAll('figure').length") == browser.js(
+        "return document.querySelectorAll('figure svg').length"
+    )
+    cells = "#s1 figure:first-child .mark-rect.role-mark path"
+    assert browser.js("return document.querySelectorAll(arguments[0]).length", cells) == 11
     assert "missing" in browser.texts("#s1 svg text")
-    assert browser.js("return document.querySelectorAll('#overview svg[role=img] path').length") > 12
-    hover = """const at = document.querySelector(arguments[0]).getBoundingClientRect()
-        document.querySelector(arguments[0]).dispatchEvent(new PointerEvent("pointermove",
-            {bubbles: true, clientX: at.x + at.width / 2, clientY: at.y + at.height / 2}))
-        return document.getElementById("tip").innerText"""
-    assert browser.js(hover, "#s1 svg rect[rx]").startswith("retrieval.k 1, eval.local 150\n2.6")
-    marks = "return document.querySelectorAll('#s2 figure:first-child svg[role=img] path').length"
-    before = browser.js(marks)
-    browser.click("#s2 figure:first-child .legend button")
-    assert browser.js(marks) < before
+    assert len(browser.texts("#overview .mark-symbol.role-mark path")) > 12
+    assert browser.js(POINT, cells, ["pointermove", "mousemove"]).startswith("retrieval.k 1, eval.local 150\n2.6")
+    faded = "return document.querySelectorAll(\"#s2 figure:first-child path[opacity='0.12']\").length"
+    assert browser.js(faded) == 0
+    browser.js(POINT, "#s2 figure:first-child .role-legend-label text", ["click"])
+    browser.js("return new Promise(done => setTimeout(done, 300))")
+    assert browser.js(faded) > 0
     browser.click("#s2 summary")
-    browser.js("return new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
     titles = browser.texts("#s2 details figcaption")
-    assert (titles[0], titles[-1]) == ("By position, segments of 360 and 512", "Training")
-    assert browser.js("return document.querySelectorAll('#s2 details figure:last-child polyline').length") == 6
+    assert (titles[0].splitlines()[0], titles[-1]) == ("Segments of 360 and 512 tokens", "Training")
+    lines = "#s2 details figure:last-child .mark-line.role-mark path"
+    assert len(browser.texts(lines)) == 6
     assert "NaN" not in browser.js("return document.querySelector('main').innerHTML")
+
+
+def test_code_in_a_text_is_not_run(page):
+    (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]+)"', page.read_text())
+    assert "unsafe" not in policy
+    assert policy.startswith("default-src 'none'; ")
+
+
+def test_page_can_be_printed_in_full(browser, page):
+    browser.open(page, dark=True)
+    browser.js(ALL_DRAWN)
+    browser._command("Emulation.setEmulatedMedia", media="print", features=[])
+    browser.js("dispatchEvent(new Event('beforeprint'))")
+    assert browser.js("return getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert browser.js("return document.querySelectorAll('details:not([open])').length") == 0
+    assert all(
+        height > 50
+        for height in browser.js("return [...document.querySelectorAll('figure svg')].map(e => e.clientHeight)")
+    )
+    browser._command("Emulation.setEmulatedMedia", media="")
 
 
 def test_light_dark_and_narrow(browser, page):

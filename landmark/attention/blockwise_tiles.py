@@ -15,7 +15,14 @@ LOG2_E = math.log2(math.e)
 
 
 def product(a: Tensor, b: Tensor, out: Tensor, scale: float = 1.0) -> Tensor:
-    """Batched matrix product into `out`: (N, m, n) and (N, n, p) to (N, m, p), times scale."""
+    """Batched matrix product.
+
+    Args:
+        a: (N, m, n).
+        b: (N, n, p).
+        out: (N, m, p), which is overwritten and returned.
+        scale: factor of the product.
+    """
     return torch.baddbmm(out, a, b, beta=0, alpha=scale, out=out)
 
 

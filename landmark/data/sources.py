@@ -15,6 +15,8 @@ SPLITS = ("train", "validation", "test")
 
 
 class Document(NamedTuple):
+    """One document of a corpus; documents stand in the stream in the order of their names."""
+
     name: str
     text: str
 

@@ -115,7 +115,14 @@ class Records:
 
     @contextmanager
     def attempt(self, kind: Kind, identity: str, settings: Record, labels: Record) -> Iterator[None]:
-        """Keep a note while a record is made: the process, and its error if it fails. The note goes with success."""
+        """Keep a note while a record is made: the process, and its error if it fails. Success deletes the note.
+
+        Args:
+            kind: of a run or a row.
+            identity: digest of the settings.
+            settings: those of the record.
+            labels: those of the record, and what `task=status` shows of an unfinished one.
+        """
         path = self._attempt(kind, identity)
         note = {"id": identity, "kind": kind, "settings": settings, "labels": labels, "error": None} | process()
         write_json(path, note)

@@ -34,7 +34,17 @@ class LandmarkWindow:
         self.block_size, self.phase = block_size, phase
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, position_ids: Tensor) -> Tensor:
-        """Attend inside the window; arguments and result as in `LandmarkCache.attend`."""
+        """Attend inside the window.
+
+        Args:
+            layer: number of the layer; it makes no difference here.
+            q: (B, H, T, d), rotated.
+            k, v: (B, H_kv, T, d), k rotated.
+            scale: factor of the scores.
+            position_ids: (B, T); they make no difference here.
+
+        Returns (B, H, T, d).
+        """
         return landmark_attention(q, k, v, block_size=self.block_size, phase=self.phase, scale=scale)
 
 

@@ -95,6 +95,14 @@ class CachedBlocks:
     """The same as `DeviceBlocks`, with rows in the CPU's memory or on disk and a cache on the compute device."""
 
     def __init__(self, like: Tensor, rows: HostRows | FileRows, cache: int, counts: TierCounts):
+        """Start with no block.
+
+        Args:
+            like: (B, H, 0, ℓ, d), a tensor of the blocks' shape, type and device.
+            rows: where the blocks lie.
+            cache: blocks, all heads, that the device keeps of those fetched.
+            counts: what is counted when blocks are fetched.
+        """
         self._shape, self._table, self._counts = like.shape, rows, counts
         self._capacity, self._heads = 0, like.shape[0] * like.shape[1]  # heads of all samples
         self._cache = BlockCache(cache * self._heads, like)

@@ -85,6 +85,7 @@ def load_rows(base, start, place, valid, stride, stride_d, D: tl.constexpr, BLOC
 
 @triton.jit
 def store_rows(base, start, place, valid, stride, stride_d, x, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Write rows x (places, BLOCK_D) of a matrix, those that are valid, their first D columns."""
     pointers, mask = _matrix(base, start, place, valid, stride, stride_d, D, BLOCK_D)
     tl.store(pointers, x.to(base.dtype.element_ty), mask=mask)
 

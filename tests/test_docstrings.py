@@ -1,4 +1,4 @@
-"""Public docstrings say what they must: a sentence each, and an `Args:` list where there are more than three parameters."""
+"""Public docstrings: a class has one, and more than three parameters have an `Args:` list."""
 
 import ast
 from collections.abc import Iterator

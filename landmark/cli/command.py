@@ -8,7 +8,7 @@ from landmark.config.command_line import suggested_command
 from landmark.config.rows import Compose, Row, compose_job, is_part, named, select
 from landmark.experiment.checks import check
 from landmark.experiment.jobs import Job
-from landmark.experiment.launches import Launch, launch_of, with_records, write_launch
+from landmark.experiment.launches import Launch, launch_of, write_launch
 from landmark.experiment.runner import Runner
 from landmark.utils.errors import UserError
 
@@ -48,8 +48,8 @@ class Command:
         return jobs
 
     def planned_launch(self) -> Launch:
-        """The launch of the rows with the records that there are; prepares nothing."""
-        return with_records(self._launch(self.runner.planned_jobs(self.rows)), self.runner.records.read_all())
+        """The launch of the rows; prepares nothing."""
+        return self._launch(self.runner.planned_jobs(self.rows))
 
     def only_config(self) -> Config:
         """The configuration of a task that takes one trained model. Raises UserError where there are several rows."""

@@ -6,6 +6,7 @@ and seed the identities of run and row. The report and `task=status` read it.
 
 import shlex
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -29,17 +30,12 @@ _TITLED = ("experiment", "size", "data", "tokenizer", "data.path")  # named by a
 
 @dataclass(frozen=True)
 class Entry:
-    """One row of one seed. run, row: identities; run_name: of the run's folder, None where nothing is trained.
-
-    trained, record: the records of run and row, where they have one.
-    """
+    """One row of one seed. run, row: identities; run_name: of the run's folder, None where nothing is trained."""
 
     seed: int
     run: str
     row: str
     run_name: str | None
-    trained: Record | None = None
-    record: Record | None = None
 
 
 @dataclass(frozen=True)
@@ -73,19 +69,13 @@ class Launch:
         """The command that makes what is missing."""
         return shlex.join(["python", "run.py", *self.overrides])
 
-    @property
-    def found(self) -> dict[str, list[Record]]:
+    def found(self, contents: Contents) -> dict[str, list[Record]]:
         """Records of the rows that have one for each seed."""
-        made = {name: [entry.record for entry in entries] for name, entries in self.rows.items()}
         return {
-            name: [each for each in records if each is not None]
-            for name, records in made.items()
-            if records and None not in records
+            name: [contents.rows[entry.row] for entry in entries]
+            for name, entries in self.rows.items()
+            if entries and all(entry.row in contents.rows for entry in entries)
         }
-
-    @property
-    def missing(self) -> list[str]:
-        return [name for name in self.rows if name not in self.found]
 
 
 def launch_of(config: Config, overrides: Sequence[str], tokenizer: str, jobs: Sequence[Job]) -> Launch:
@@ -117,24 +107,22 @@ def write_launch(records: Records, launch: Launch) -> None:
     """Note a launch. Rows that this command did not ask for keep the entries of earlier commands."""
     path = _path(records, launch.id)
     with records.lock("launches", launch.id):
-        known = _read(path) if path.exists() else replace(launch, rows={})
-        rows = (
-            {name: [] for name in launch.rows} | known.rows | {name: each for name, each in launch.rows.items() if each}
-        )
-        note = asdict(replace(launch, rows={}, cells=known.cells | launch.cells))
-        note["rows"] = {
-            name: [{key: getattr(entry, key) for key in _ENTRY} for entry in entries] for name, entries in rows.items()
-        }
-        write_json(path, note | {"time": now()})
+        with suppress(UserError):  # there is no note yet, or none that can be read
+            known = _read(path)
+            asked_for = {name: entries for name, entries in launch.rows.items() if entries}
+            rows = {name: [] for name in launch.rows} | known.rows | asked_for
+            launch = replace(launch, rows=rows, cells=known.cells | launch.cells)
+        write_json(path, asdict(launch) | {"time": now()})
 
 
 def read_launches(records: Records, contents: Contents, experiment: str | None = None) -> list[Launch]:
-    """The launches of an output folder, by experiment and time, each with the records there are of its rows.
+    """The launches of an output folder, by experiment and time.
 
     experiment: only launches of this one. A note that cannot be read is named in `contents.damaged`. Of launches with
     the same rows, the last is taken.
     """
     found: dict[tuple[Any, ...], Launch] = {}
+    output = [] if str(records.output) == Config.output else [f"output={records.output}"]
     for path in sorted(_path(records, "x").parent.glob("*.json"), key=lambda path: (path.stat().st_mtime_ns, path)):
         try:
             launch = _read(path)
@@ -144,31 +132,14 @@ def read_launches(records: Records, contents: Contents, experiment: str | None =
         if experiment in (None, launch.experiment):
             key = launch.experiment, *((name, *entries) for name, entries in launch.rows.items())
             found.pop(key, None)
-            found[key] = with_records(launch, contents)
-    default = Config.output
-    output = [] if str(records.output) == default else [f"output={records.output}"]
-    launches = [replace(launch, overrides=[*launch.overrides, *output]) for launch in found.values()]
-    return sorted(launches, key=lambda launch: launch.experiment)
-
-
-def with_records(launch: Launch, contents: Contents) -> Launch:
-    """The launch with the records there are of its runs and rows."""
-    rows = {
-        name: [
-            replace(each, trained=contents.runs.get(each.run), record=contents.rows.get(each.row)) for each in entries
-        ]
-        for name, entries in launch.rows.items()
-    }
-    return replace(launch, rows=rows)
+            found[key] = replace(launch, overrides=[*launch.overrides, *output])
+    return sorted(found.values(), key=lambda launch: launch.experiment)
 
 
 def rows_without_launch(contents: Contents, launches: Iterable[Launch]) -> list[Record]:
     """Records of rows that belong to none of these launches: of free sweeps, or of settings an experiment had once."""
     launched = {entry.row for launch in launches for entries in launch.rows.values() for entry in entries}
     return [record for record in contents.rows.values() if record["id"] not in launched]
-
-
-_ENTRY = ("seed", "run", "row", "run_name")
 
 
 def _read(path: Path) -> Launch:

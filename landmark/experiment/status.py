@@ -43,10 +43,9 @@ def states_of(launch: Launch, records: Records, contents: Contents) -> list[Stat
             rows.append(State(f"row {name}", "missing"))
         for entry in entries:
             if entry.run_name is not None and entry.run_name not in runs:
-                is_done = entry.trained is not None
-                runs[entry.run_name] = state(f"run {entry.run_name}", "runs", entry.run, is_done)
+                runs[entry.run_name] = state(f"run {entry.run_name}", "runs", entry.run, entry.run in contents.runs)
             title = name if len(entries) == 1 else f"{name} seed {entry.seed}"
-            rows.append(state(f"row {title}", "rows", entry.row, entry.record is not None))
+            rows.append(state(f"row {title}", "rows", entry.row, entry.row in contents.rows))
     return [*runs.values(), *rows]
 
 

@@ -20,7 +20,7 @@ def test_a_row_serves_every_experiment_that_has_it(work):
     work("+experiment=table2_granularity", "row=per_token_and_head_2048_k4")
     assert len(work.evaluated) == 0
     contents, found = read(work)
-    assert {launch.experiment: set(launch.found) for launch in found} == {
+    assert {launch.experiment: set(launch.found(contents)) for launch in found} == {
         "table1_pg19": {"landmark_2048_k4"},
         "table2_granularity": {"per_head_2048_k2", "per_token_and_head_2048_k4"},
     }
@@ -38,36 +38,36 @@ def test_launches_differ_by_what_decides_numbers(work, books, tmp_path, monkeypa
         (other / split).mkdir(parents=True)
         (other / split / "1.txt").write_text("another text " * 2000)
     work.task(*quick, *(word.replace(str(books), str(other)) for word in work.common))
-    _, found = read(work)
-    assert [(len(launch.rows["plain_512"]), list(launch.found)) for launch in found] == [
+    contents, found = read(work)
+    assert [(len(launch.rows["plain_512"]), list(launch.found(contents))) for launch in found] == [
         (1, ["plain_512", "plain_360"]),
         (2, ["plain_512"]),
         (1, ["plain_512"]),
     ]
     assert ["trainer.threads=2" in launch.overrides for launch in found] == [True, False, False]
-    first, _, last = (launch.rows["plain_512"][0].record for launch in found)
+    first, _, last = (contents.rows[launch.rows["plain_512"][0].row] for launch in found)
     assert first["settings"]["stream"] != last["settings"]["stream"]
     assert f"data.path={other}" in found[-1].overrides
 
 
 def test_a_launch_has_every_row_of_its_experiment(work):
     work("+experiment=quickstart", "data=pg19", "row=plain_512")
-    _, (launch,) = read(work)
-    assert launch.missing == ["plain_360", "landmark_512", "landmark_2048", "landmark_2048_recent"]
+    contents, (launch,) = read(work)
+    assert list(launch.rows) == ["plain_512", "plain_360", "landmark_512", "landmark_2048", "landmark_2048_recent"]
+    assert list(launch.found(contents)) == ["plain_512"]
     assert launch.compare == compose_conf(["+experiment=quickstart"]).compare
     work("+experiment=quickstart", "data=pg19", "task=train")
     _, (launch,) = read(work)
     assert [len(entries) for entries in launch.rows.values()] == [1] * 5
-    assert {entry.trained["id"] for (entry,) in launch.rows.values()} == {
-        path.stem for path in (work.output / "records" / "runs").iterdir()
-    }
+    runs = {path.stem for path in (work.output / "records" / "runs").iterdir()}
+    assert {entry.run for (entry,) in launch.rows.values()} == runs
 
 
 def test_cells_of_a_grid_are_added_to_its_launch(work):
     for k in (2, 3):
         work("+experiment=sweep_k_local", f"retrieval.k={k}", "eval.local=250")
-    _, (launch,) = read(work)
-    assert {"k2_local250", "k3_local250"} <= set(launch.found)
+    contents, (launch,) = read(work)
+    assert {"k2_local250", "k3_local250"} <= set(launch.found(contents))
     assert launch.cells["k3_local250"] == {"retrieval.k": "3", "eval.local": "250"}
 
 
@@ -76,9 +76,9 @@ def test_a_launch_that_fails_is_noted_all_the_same(work):
     try:
         work("+experiment=quickstart", "data=pg19")
     except ValueError:
-        _, (launch,) = read(work)
-    assert launch.found == {}
-    assert len(launch.missing) == 5
+        contents, (launch,) = read(work)
+    assert launch.found(contents) == {}
+    assert [len(entries) for entries in launch.rows.values()] == [1] * 5
 
 
 def test_settings_alone_are_no_launch(work):
@@ -100,6 +100,11 @@ def test_a_note_that_cannot_be_read_is_named(work):
         assert "0123456789.json is not a whole record" in row
         assert str(path) in launch
         assert len(rows_without_launch(contents, found)) == 1
+    (work.output / "records" / "rows" / "0123456789.json").unlink()
+    work("+experiment=quickstart", "data=pg19", "row=plain_512")  # writes the note anew
+    contents, (launch,) = read(work)
+    assert list(launch.found(contents)) == ["plain_512"]
+    assert contents.damaged == []
 
 
 def test_launches_beside_each_other_lose_no_row(work):
@@ -108,5 +113,5 @@ def test_launches_beside_each_other_lose_no_row(work):
     for order in itertools.permutations(names, 2):
         for name in order:
             work("+experiment=quickstart", "data=pg19", f"row={name}")
-    _, (launch,) = read(work)
-    assert list(launch.found) == names
+    contents, (launch,) = read(work)
+    assert list(launch.found(contents)) == names

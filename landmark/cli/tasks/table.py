@@ -12,9 +12,9 @@ from landmark.utils.errors import UserError
 
 def run(command: Command) -> None:
     """Raises UserError where no row has a record; rows without one are named below the table."""
-    config, launch = command.config, command.planned_launch()
-    names = [row.name for row in command.rows]
-    found = {name: launch.found[name] for name in names if name in launch.found}
+    config, names = command.config, [row.name for row in command.rows]
+    made = command.planned_launch().found(command.runner.records.read_all())
+    found = {name: made[name] for name in names if name in made}
     missing = [name for name in names if name not in found]
     note = f"{len(missing)} of {len(names)} rows have no record yet, `{command.suggest()}` makes them: "
     note += ", ".join(missing)

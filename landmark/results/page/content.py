@@ -39,7 +39,8 @@ def page_content(records: Records, contents: Contents, launches: Sequence[Launch
     for number, launch in enumerate(launches):
         try:
             title, claim = _claim(launch.experiment)
-            table = _table(launch)
+            found = launch.found(contents)
+            table = _table(launch, found)
             if table is not None:
                 built[title if titles[launch.experiment] == 1 else f"{title} ({launch.settings})"] = table
             sections.append(_section(f"s{number}", title, claim, launch, table, records))
@@ -62,12 +63,12 @@ def page_content(records: Records, contents: Contents, launches: Sequence[Launch
     }
 
 
-def _table(launch: Launch) -> Table | None:
-    if not launch.found:
+def _table(launch: Launch, found: Mapping[str, list[Record]]) -> Table | None:
+    if not found:
         return None
     return tables.build(
         launch.experiment,
-        launch.found,
+        found,
         paper=paper.read_paper(launch.experiment),
         comparisons=launch.compare,
         figure=launch.figure,
@@ -76,6 +77,7 @@ def _table(launch: Launch) -> Table | None:
 
 
 def _section(key: str, title: str, claim: str, launch: Launch, table: Table | None, records: Records) -> Values:
+    missing = [name for name in launch.rows if table is None or name not in table.records]
     rest = ["python", "run.py", *launch.overrides]
     commands = {
         name: shlex.join([*(word for word in rest if not word.startswith("output=")), f"row={name}"])
@@ -88,9 +90,9 @@ def _section(key: str, title: str, claim: str, launch: Launch, table: Table | No
         "claim": claim,
         "headline": ["-", "-", "-"] if table is None else _headline(table),
         "settings": launch.settings,
-        "done": len(launch.found),
+        "done": len(launch.rows) - len(missing),
         "total": len(launch.rows),
-        "missing": launch.missing,
+        "missing": missing,
         "rest": shlex.join(rest),
         **({"charts": []} if table is None else _shown(table, commands) | _charts(table, launch, records)),
     }

@@ -6,7 +6,8 @@ import shutil
 
 import pytest
 
-from landmark.config import to_config
+from landmark.cli import main
+from landmark.config import schema, to_config
 from landmark.experiment import training
 from landmark.experiment.inputs import Inputs
 from landmark.utils.errors import UserError
@@ -238,3 +239,7 @@ def test_table_2_shares_its_run_and_three_rows_with_table_1(work):
     assert work.trained == []
     assert [name for name in work.evaluated if name.startswith("per_token_and_head")] == []
     assert len(work.evaluated) == 6
+
+
+def test_every_task_of_the_schema_is_carried_out():
+    assert set(main.TASKS) == set(schema.TASKS)

@@ -18,11 +18,13 @@ import pytest
 from landmark.config import to_config
 from landmark.config.rows import named
 from tests.configurations import CONF, compose_conf
+from tests.test_layers import ALLOWED
 
 pytestmark = pytest.mark.timeout(900)  # all commands together
 
 ROOT = Path(__file__).parents[1]
 README, API = ROOT / "README.md", ROOT / "docs" / "api.md"
+ARCHITECTURE = ROOT / "docs" / "architecture.md"
 PAGES = [page for page in sorted((ROOT / "docs").glob("*.md")) if page != API]
 SMALL = [
     *("size=nano", "tokenizer=bytes", "trainer=cpu", "logger=csv", "train.precision=32-true"),
@@ -30,7 +32,7 @@ SMALL = [
     *("train.steps=2", "train.batch_size=1", "train.validate_every=2", "train.validate_batches=1"),
     *("eval.tokens=8192", "eval.prompts=1", "eval.generated=1", "data.max_documents=6"),
 ]
-ELSEWHERE = {  # what a test has instead
+ELSEWHERE = {  # replaced in a test
     "tokenizer=gpt2_1024": "tokenizer=bytes",
     "data.path=DIR": "data.path=books",
     "trainer=ddp": "trainer=cpu",
@@ -46,10 +48,10 @@ def bash_commands(page: Path) -> list[list[str]]:
 
 
 def small(words: list[str]) -> list[str]:
-    """The command with little to do: few rows, and what neither it nor a row sets is set to less."""
+    """The command with little to do: few rows, and small values for settings that neither it nor a row sets."""
     program, *given = [ELSEWHERE.get(word, word) for word in words]
     values = dict(word.lstrip("+").partition("=")[::2] for word in given)
-    if values.get("task") == "report" or values == {"task": "status"}:  # of whatever there is
+    if values.get("task") == "report" or values == {"task": "status"}:  # of all launches
         return [program, *given]
     rows, few = {}, []
     if (CONF / "experiment" / f"{values.get('experiment')}.yaml").exists():
@@ -158,11 +160,27 @@ def test_every_experiment_stands_in_the_readme():
     assert shown == {file.stem for file in (CONF / "experiment").glob("*.yaml")} - {"quickstart"}
 
 
-def test_every_page_is_reached_from_the_readme_and_is_a_page():
+def test_every_page_is_reached_from_the_readme():
     text = README.read_text(encoding="utf-8")
     for page in [*PAGES, API]:
         assert f"(docs/{page.name})" in text
-    assert all(len(page.read_text(encoding="utf-8").splitlines()) <= 75 for page in PAGES)
+
+
+def test_every_guide_is_one_page():
+    guides = list((ROOT / "docs").glob("add_*.md"))
+    assert len(guides) == 3
+    assert all(len(page.read_text(encoding="utf-8").splitlines()) <= 75 for page in guides)
+
+
+def test_the_drawing_of_folders_has_each_above_those_that_it_imports():
+    drawing = re.search(r"```\n( run\.py\n.*?)```", ARCHITECTURE.read_text(encoding="utf-8"), re.DOTALL)
+    assert drawing is not None
+    lines = drawing[1].splitlines()
+    line_of = {name: at for at, line in enumerate(lines) for name in re.findall(r"(\w+)(?:/|\.py)", line)}
+    folders = {name: below for name, below in ALLOWED.items() if name != "__init__"}
+    assert set(folders) == set(line_of) - {"run", "fused"}
+    for name, below in folders.items():
+        assert all(line_of[name] < line_of[other] for other in below), name
 
 
 MODULES = ("attention", "memory", "models", "data", "retriever", "huggingface", "training", "evaluation")

@@ -1,6 +1,6 @@
-"""What the experiments' READMEs tell people to type composes, and the Python that README.md shows runs.
+"""Commands of the experiments' READMEs compose, links lead somewhere, and the Python examples of README.md run.
 
-What README.md tells them to type on one machine is run, in test_docs.py.
+The commands of README.md that need one machine are run in test_docs.py.
 """
 
 import re
@@ -58,10 +58,20 @@ def test_make_targets_exist():
         assert re.search(rf"^{target}:", makefile, re.MULTILINE)
 
 
+def anchors(page: Path) -> set[str]:
+    """Anchors of a page's headings, as GitHub makes them."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 def test_links_lead_somewhere():
-    for readme in [*READMES, *ROOT.glob("landmark/**/README.md"), *ROOT.glob("docs/*.md")]:
-        for target in re.findall(r"\]\(([^)#:]+)\)", readme.read_text(encoding="utf-8")):
-            assert (readme.parent / target).exists(), f"{readme.relative_to(ROOT)} links to {target}"
+    folders = ("benchmarks", "docs", "experiments", "landmark")
+    for page in [READMES[0], *(page for folder in folders for page in sorted(ROOT.glob(f"{folder}/**/*.md")))]:
+        for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]+))?\)", page.read_text(encoding="utf-8")):
+            linked = page.parent / target if target else page
+            assert linked.exists(), f"{page.relative_to(ROOT)} links to {target}"
+            assert not anchor or anchor in anchors(linked), f"{page.relative_to(ROOT)} links to {target}#{anchor}"
 
 
 def test_the_python_example_runs(tmp_path, monkeypatch):

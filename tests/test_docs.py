@@ -1,5 +1,5 @@
-"""What README.md and the pages below docs/ tell people to write and to type, done in a copy of the program with a model
-too small to learn anything; and the API page against the API."""
+"""The files and commands of README.md and of the pages below docs/, in a copy of the program with a model that is too small
+to learn anything; the API page against the API; the drawing of the folders against their imports."""
 
 import importlib
 import inspect
@@ -74,15 +74,15 @@ COMMANDS = [
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """Of all commands, in their order, in a copy of the program into which the pages' files were written."""
+    """Results of all commands, in their order, in a copy of the program with the files of the pages."""
     copy = tmp_path_factory.mktemp("copy")
     for name, ignored in {"landmark": "__pycache__", "conf": "__pycache__", "experiments": "results"}.items():
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns(ignored))
     shutil.copy(ROOT / "run.py", copy)
-    draw = random.Random(0)
+    generator = random.Random(0)
     for number, split in enumerate(("train", "validation", "test"), 1):
         (copy / "books" / split).mkdir(parents=True)
-        text = " ".join(draw.choice(["landmark", "block", "memory"]) for _ in range(3000))
+        text = " ".join(generator.choice(["landmark", "block", "memory"]) for _ in range(3000))
         (copy / "books" / split / f"{number}.txt").write_text(text)
     (copy / "book.txt").write_text(text[:2000])
     (copy / "notes").mkdir()
@@ -200,8 +200,16 @@ def test_api_page_has_every_public_name_as_it_is_called(module):
     assert shared == set(importlib.import_module("landmark").__all__)
 
 
+def test_names_with_their_module_are_as_the_api_page_calls_them():
+    spans = re.findall(r"`landmark\.([a-z_.]+)\.(\w+)(\([^`]*)?`", API.read_text(encoding="utf-8"))
+    assert len(spans) == 8
+    for module, name, signature in spans:
+        value = getattr(importlib.import_module(f"landmark.{module}"), name)
+        assert not signature or signature == call(value), name
+
+
 def call(value) -> str:
-    """The signature without types; nothing for a constant and for what is only described."""
+    """The signature without types; empty for a constant and for a protocol."""
     if not callable(value) or getattr(value, "_is_protocol", False):
         return ""
     signature = inspect.signature(value)

@@ -1,5 +1,5 @@
-"""The files and commands of README.md and of the pages below docs/, in a copy of the program with a model that is too small
-to learn anything; the API page against the API; the drawing of the folders against their imports."""
+"""The files and commands of README.md and of the pages below docs/, in a copy of the program with a model that is too
+small to learn anything; the API page against the API; the drawing of the folders against their imports."""
 
 import importlib
 import inspect

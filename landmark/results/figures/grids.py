@@ -11,15 +11,15 @@ from landmark.results.figures.marks import (
     WIDTH,
     Panel,
     Spec,
-    layer,
     layered,
     quantity,
+    reference,
     short,
 )
-from landmark.results.figures.style import DASHED, INK
+from landmark.results.figures.style import INK
 
-OWN_COLOUR = {"field": "colour", "type": "nominal", "scale": None}
 Cells = Sequence[Sequence[float | None]]
+_OWN_COLOUR = {"field": "colour", "type": "nominal", "scale": None}
 
 
 def heat_map(title: str, axes: Sequence[str], values: Sequence[Sequence[str]], cells: Cells) -> Panel:
@@ -45,15 +45,15 @@ def heat_map(title: str, axes: Sequence[str], values: Sequence[Sequence[str]], c
         for first, line in zip(values[0], cells, strict=True)
         for second, value in zip(values[1], line, strict=True)
     ]
-    place = {"x": _names("x", values[1], axes[1]), "y": _names("y", values[0][::-1], axes[0]), "tooltip": TOOLTIP}
     scale = {"scheme": "viridis", "reverse": True, "zero": False}
     shade = {"fill": {"field": "value", "type": "quantitative", "scale": scale, "title": None}}
-    text = {"text": {"field": "text"}, "color": OWN_COLOUR}
+    number = {"text": {"field": "text"}, "color": _OWN_COLOUR}
     layers = [
-        layer({"type": "rect"}, place | shade, "isValid(datum.value)"),
-        layer({"type": "text", "fontSize": 10}, place | text),
+        {"mark": "rect", "encoding": shade, "transform": [{"filter": "isValid(datum.value)"}]},
+        {"mark": {"type": "text", "fontSize": 10}, "encoding": number},
     ]
-    return Panel(title, layered(made, layers, WIDTH - 60, HEIGHT))
+    place = {"x": _names("x", values[1], axes[1]), "y": _names("y", values[0][::-1], axes[0]), "tooltip": TOOLTIP}
+    return Panel(title, layered(made, layers, WIDTH - 60, HEIGHT) | {"encoding": place})
 
 
 def boxes(title: str, samples: Sequence[Sequence[int]], colour: str, x: str, y: str, *, level: float) -> Panel:
@@ -78,22 +78,23 @@ def boxes(title: str, samples: Sequence[Sequence[int]], colour: str, x: str, y: 
         made.append({"number": str(number), "least": min(values), "low": low, "middle": middle, "high": high})
         made[-1] |= {"most": max(values), "mean": mean, "tooltip": told}
     scale = {"title": y, "scale": {"domain": [0, 1.06 * level], "nice": False}}
-    x_axis = _names("number", [str(number) for number in range(len(samples))], x)
 
-    def at(mark: Spec, low: str, high: str | None = None) -> Spec:
-        end = {"y2": {"field": high}} if high else {}
-        return layer(mark, {"x": x_axis, "y": quantity(low, scale), "tooltip": TOOLTIP, **end})
+    def between(mark: Spec, low: str, high: str) -> Spec:
+        return {"mark": mark, "encoding": {"y": quantity(low, scale), "y2": {"field": high}}}
 
-    rule, median = {"type": "rule", "color": INK}, {"type": "tick", "thickness": 1.5, "size": 24, "color": INK}
+    def at(mark: Spec, value: str) -> Spec:
+        return {"mark": mark, "encoding": {"y": quantity(value, scale)}}
+
+    rule, tick = {"type": "rule", "color": INK}, {"type": "tick", "color": INK}
     box = {"type": "bar", "size": 24, "fill": colour, "fillOpacity": 0.6, "stroke": INK, "strokeWidth": 0.8}
-    mean = {"type": "point", "shape": "diamond", "size": 45, "fill": "white", "stroke": INK, "opacity": 1}
-    end = median | {"thickness": 1, "size": 12}
-    layers = [
-        _dashed(level, {"y": quantity("level", scale)}),
-        *(at(rule, "least", "low"), at(rule, "high", "most"), at(end, "least"), at(end, "most")),
-        *(at(box, "low", "high"), at(median, "middle"), at(mean, "mean")),
-    ]
-    return Panel(title, layered(made, layers, max(260, 34 * len(samples)), HEIGHT))
+    diamond = {"type": "point", "shape": "diamond", "size": 45, "fill": "white", "stroke": INK, "opacity": 1}
+    whiskers = [between(rule, "least", "low"), between(rule, "high", "most")]
+    ends = [at(tick | {"thickness": 1, "size": 12}, end) for end in ("least", "most")]
+    median = at(tick | {"thickness": 1.5, "size": 24}, "middle")
+    place = {"x": _names("number", [each["number"] for each in made], x), "tooltip": TOOLTIP}
+    layers = [*whiskers, *ends, between(box, "low", "high"), median, at(diamond, "mean")]
+    spec = layered(made, [reference(y=level), {"layer": layers, "encoding": place}], max(260, 34 * len(made)), HEIGHT)
+    return Panel(title, spec)
 
 
 def bar_chart(title: str, values: Mapping[str, float], colours: Sequence[str], x: str, *, level: float) -> Panel:
@@ -112,12 +113,12 @@ def bar_chart(title: str, values: Mapping[str, float], colours: Sequence[str], x
     ]
     axis = {"title": x, "scale": {"domain": [0, 1.12 * max(level, *values.values())], "nice": False}}
     place = {"x": quantity("value", axis), "y": _names("name", list(values), ""), "tooltip": TOOLTIP}
-    layers = [
-        layer({"type": "bar", "fillOpacity": 0.75}, place | {"color": OWN_COLOUR}),
-        layer(LABEL | {"align": "left", "dx": 4}, place | {"text": {"field": "value", "format": ".3~g"}}),
-        _dashed(level, {"x": quantity("level", axis)}),
-    ]
-    return Panel(title, layered(made, layers, WIDTH, max(2, len(values)) * 2 * LINE))
+    number = {"mark": LABEL | {"align": "left", "dx": 4}, "encoding": {"text": {"field": "value", "format": ".3~g"}}}
+    layers = [{"mark": {"type": "bar", "fillOpacity": 0.75}, "encoding": {"color": _OWN_COLOUR}}, number]
+    spec = layered(
+        made, [{"layer": layers, "encoding": place}, reference(x=level)], WIDTH, max(2, len(made)) * 2 * LINE
+    )
+    return Panel(title, spec)
 
 
 def _names(name: str, values: Sequence[str], title: str) -> Spec:
@@ -125,7 +126,3 @@ def _names(name: str, values: Sequence[str], title: str) -> Spec:
     axis = {"labelAngle": 0, "grid": False}
     order = {"scale": {"domain": list(values)}, "sort": None}
     return {"field": name, "type": "nominal", "title": title or None, "axis": axis, **order}
-
-
-def _dashed(level: float, place: Spec) -> Spec:
-    return layer({"type": "rule", "strokeDash": DASHED, "color": INK}, place) | {"data": {"values": [{"level": level}]}}

@@ -4,7 +4,7 @@ import math
 import statistics
 
 from landmark.results.columns import TableRow
-from landmark.results.figures.marks import Panel, around, curves, point
+from landmark.results.figures.marks import Panel, around, curves, point, reference
 from landmark.results.figures.style import frame, length_axis, series, series_looks
 from landmark.results.tables import Table
 
@@ -39,7 +39,7 @@ def panels(table: Table) -> list[list[Panel]]:
                 "scale": {"type": "symlog", "constant": threshold},
                 "axis": {"values": _ticks(threshold), "format": ".3~r"},
             }
-        shown.append(curves("Difference at the same length", relative, looks, x, y, levels={"": 0.0}))
+        shown.append(curves("Difference at the same length", relative, looks, x, y, below=[reference(y=0)]))
     return [shown]
 
 

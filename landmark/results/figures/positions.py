@@ -57,7 +57,7 @@ def _panel(title: str, y: str, found: dict[str, Curve], looks: dict[str, Look], 
     }
     vertical = {"title": y} | ({"scale": {"domain": domain}} if domain else {})
     return draw_curves(
-        title, points, looks, x, vertical, dots=False, note=f"above: {', '.join(above)}" if above else ""
+        title, points, looks, x, vertical, marks="small", note=f"above: {', '.join(above)}" if above else ""
     )
 
 

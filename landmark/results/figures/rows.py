@@ -4,7 +4,7 @@ import math
 
 from landmark.results.columns import TableRow
 from landmark.results.figures.grids import heat_map
-from landmark.results.figures.marks import Panel, around, beside_names, dot
+from landmark.results.figures.marks import Panel, around, beside_names, dot, reference
 from landmark.results.figures.style import COLOURS, CROSS, INK, Look
 from landmark.results.tables import Table
 
@@ -48,7 +48,11 @@ def _relative(table: Table) -> list[Panel]:
             points += [dot(label, name, percent(value, first)) for name, value in printed.items()]
             looks[label] = look
     x = {"title": "percent (± paired standard error)"}
-    return [beside_names(f"Perplexity against {base.name}", points, looks, _names(table), x, levels=[0])]
+    return [
+        beside_names(
+            f"Perplexity against {base.name}", points, looks, _names(table), x, below=[reference(x=0, dashed=False)]
+        )
+    ]
 
 
 def _granularities(table: Table) -> list[Panel]:

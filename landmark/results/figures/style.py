@@ -26,6 +26,11 @@ class Look(NamedTuple):
     dash: tuple[int, int] = SOLID
     filled: bool = True
 
+    @property
+    def fill(self) -> str:
+        """The colour inside a point."""
+        return self.colour if self.filled else "transparent"
+
 
 def series(table: Table) -> dict[str, list[TableRow]]:
     """Rows that differ in their length, by the name that they share, shortest first."""

@@ -29,4 +29,4 @@ def panel(runs: Mapping[str, Mapping[str, Curve]]) -> Panel:
     losses = sorted(loss for each in runs.values() for _, loss in each["train"])
     domain, _ = frame({"": losses}, losses[int(SEEN * (len(losses) - 1))])
     y: dict[str, Any] = {"title": "loss, nats a token"} | ({"scale": {"domain": domain}} if domain else {})
-    return curves("Training", points, looks, {"title": "step"}, y, dots=False, quiet=True)
+    return curves("Training", points, looks, {"title": "step"}, y, marks="hidden")

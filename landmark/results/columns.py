@@ -17,11 +17,10 @@ class Column:
 
     Args:
         reduce: makes the value from the records of all seeds.
-        title: head of the column; without one it is in the CSV only.
+        title: head of the column, shown where a row has a value; without one it is in the CSV only.
         meaning: what the value says and its unit, for the page's tooltip.
         cell: the format of the value, or makes the text of the cell from the value and the row.
         group: columns of a lower group stand before it in the text.
-        always: whether it is shown where no row has a value.
     """
 
     reduce: Reducer
@@ -29,7 +28,6 @@ class Column:
     meaning: str = ""
     cell: Callable[[Any, "TableRow"], str] | str = ""
     group: int = 1
-    always: bool = False
 
 
 def column(*parts: Any, **more: Any) -> Any:
@@ -83,10 +81,10 @@ class TableRow:
     Comments are for columns that the text does not show, or not by themselves.
     """
 
-    name: str = column(lambda row: row.name, "row", "name of the row in the experiment's file", always=True)
-    model: str = column(setting("model"), "model", "kind of model", always=True)
-    length: int = column(setting("eval_length"), "length", "evaluation length, tokens", always=True)
-    local: int = column(setting("local"), "local", "tokens read at a time", always=True)
+    name: str = column(lambda row: row.name, "row", "name of the row in the experiment's file")
+    model: str = column(setting("model"), "model", "kind of model")
+    length: int = column(setting("eval_length"), "length", "evaluation length, tokens")
+    local: int = column(setting("local"), "local", "tokens read at a time")
     blocks: int | None = column(setting("blocks"), "blocks", "most blocks kept in memory")
     k: int | None = column(setting("k"), "k", "blocks retrieved")
     granularity: str | None = column(setting("granularity"))  # what retrieves its own blocks: token, head or both

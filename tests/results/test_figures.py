@@ -18,7 +18,7 @@ from landmark.results.figures import FIGURES, check_figure, draw, draw_positions
 from landmark.results.figures.marks import curves as draw_curves
 from landmark.results.figures.marks import point
 from landmark.results.figures.positions import curves
-from landmark.results.figures.style import PALETTE, Look, colours, frame, series, series_colours
+from landmark.results.figures.style import PALETTE, Look, colours, frame, series, series_looks
 from landmark.results.paper import read_paper
 from landmark.results.tables import build
 from landmark.utils.errors import UserError
@@ -186,7 +186,7 @@ def test_series_are_named_as_their_rows_and_sorted_by_length():
     found = series(table)
     assert list(found) == ["landmark", "recent", "random", "mean_key", "sinks", "full"]
     assert all([row.length for row in rows] == [512, 1024, 2048, 4096] for rows in found.values())
-    assert len(set(series_colours(found).values())) == 6
+    assert len({look.colour for look in series_looks(found).values()}) == 6
 
 
 def test_lines_are_compared_at_their_own_length():
@@ -266,10 +266,10 @@ def test_what_the_paper_and_its_poster_print_is_shown():
 
 
 def test_values_far_above_leave_the_picture_and_are_named():
-    domain, above = frame({"a": [1.0, 2.0], "b": [1.5, 9.0]}, 3.0)
-    assert domain == pytest.approx([0.94, 2.06])
-    assert above == ["b"]
-    assert frame({"a": [1.0, 2.0]}, 3.0) == (None, [])
+    scale, note = frame({"a": [1.0, 2.0], "b": [1.5, 9.0]}, 3.0)
+    assert scale["domain"] == pytest.approx([0.94, 2.06])
+    assert note == "above: b"
+    assert frame({"a": [1.0, 2.0]}, 3.0) == ({}, "")
     made = [point("b", x, y) for x, y in ((1.0, 1.0), (2.0, 3.0), (3.0, 1.0))]
     y = {"title": "y", "scale": {"domain": [0.0, 2.0]}}
     panel = draw_curves("t", made, {"b": Look("#000000")}, {"title": "x"}, y, note="above: b")

@@ -18,20 +18,17 @@ from landmark.results.figures.marks import (
 )
 from landmark.results.figures.style import INK
 
-Cells = Sequence[Sequence[float | None]]
 _OWN_COLOUR = {"field": "colour", "type": "nominal", "scale": None}
 
 
-def heat_map(title: str, axes: Sequence[str], values: Sequence[Sequence[str]], cells: Cells) -> Panel:
+def heat_map(title: str, axes: Sequence[str], cells: Mapping[tuple[str, str], float | None]) -> Panel:
     """A grid of numbers, coloured; dark is high.
 
-    Args:
-        title: title of the panel.
-        axes: titles of the vertical and of the horizontal axis.
-        values: names on each axis, upwards and from left to right.
-        cells: a list for each name of the vertical axis; None where a number is missing.
+    axes: titles of the vertical and of the horizontal axis. cells: a name on each axis to a number, where it is known;
+    the names stand upwards and from left to right.
     """
-    known = [value for line in cells for value in line if value is not None]
+    rows, columns = (list(dict.fromkeys(names[axis] for names in cells)) for axis in range(2))
+    known = [value for value in cells.values() if value is not None]
     middle = (min(known) + max(known)) / 2 if known else 0.0
     made = [
         {
@@ -42,8 +39,9 @@ def heat_map(title: str, axes: Sequence[str], values: Sequence[Sequence[str]], c
             "colour": INK if value is None else "#FFFFFF" if value > middle else "#000000",
             "tooltip": f"{axes[0]} {first}, {f'{axes[1]} {second}'.strip()}\n{short(value)}",
         }
-        for first, line in zip(values[0], cells, strict=True)
-        for second, value in zip(values[1], line, strict=True)
+        for first in rows
+        for second in columns
+        for value in [cells.get((first, second))]
     ]
     scale = {"scheme": "viridis", "reverse": True, "zero": False}
     shade = {"fill": {"field": "value", "type": "quantitative", "scale": scale, "title": None}}
@@ -52,7 +50,7 @@ def heat_map(title: str, axes: Sequence[str], values: Sequence[Sequence[str]], c
         {"mark": "rect", "encoding": shade, "transform": [{"filter": "isValid(datum.value)"}]},
         {"mark": {"type": "text", "fontSize": 10}, "encoding": number},
     ]
-    place = {"x": _names("x", values[1], axes[1]), "y": _names("y", values[0][::-1], axes[0]), "tooltip": TOOLTIP}
+    place = {"x": _names("x", columns, axes[1]), "y": _names("y", rows[::-1], axes[0]), "tooltip": TOOLTIP}
     return Panel(title, layered(made, layers, WIDTH - 60, HEIGHT) | {"encoding": place})
 
 
@@ -77,24 +75,29 @@ def boxes(title: str, samples: Sequence[Sequence[int]], colour: str, x: str, y: 
         told += f"extremes {min(values)} and {max(values)}, mean {mean:.4g}"
         made.append({"number": str(number), "least": min(values), "low": low, "middle": middle, "high": high})
         made[-1] |= {"most": max(values), "mean": mean, "tooltip": told}
-    scale = {"title": y, "scale": {"domain": [0, 1.06 * level], "nice": False}}
-
-    def between(mark: Spec, low: str, high: str) -> Spec:
-        return {"mark": mark, "encoding": {"y": quantity(low, scale), "y2": {"field": high}}}
-
-    def at(mark: Spec, value: str) -> Spec:
-        return {"mark": mark, "encoding": {"y": quantity(value, scale)}}
-
     rule, tick = {"type": "rule", "color": INK}, {"type": "tick", "color": INK}
     box = {"type": "bar", "size": 24, "fill": colour, "fillOpacity": 0.6, "stroke": INK, "strokeWidth": 0.8}
     diamond = {"type": "point", "shape": "diamond", "size": 45, "fill": "white", "stroke": INK, "opacity": 1}
-    whiskers = [between(rule, "least", "low"), between(rule, "high", "most")]
-    ends = [at(tick | {"thickness": 1, "size": 12}, end) for end in ("least", "most")]
-    median = at(tick | {"thickness": 1.5, "size": 24}, "middle")
-    place = {"x": _names("number", [each["number"] for each in made], x), "tooltip": TOOLTIP}
-    layers = [*whiskers, *ends, between(box, "low", "high"), median, at(diamond, "mean")]
-    spec = layered(made, [reference(y=level), {"layer": layers, "encoding": place}], max(260, 34 * len(made)), HEIGHT)
-    return Panel(title, spec)
+    end, median = tick | {"thickness": 1, "size": 12}, tick | {"thickness": 1.5, "size": 24}
+    shown = (
+        (rule, {"y": "least", "y2": "low"}),
+        (rule, {"y": "high", "y2": "most"}),
+        (end, {"y": "least"}),
+        (end, {"y": "most"}),
+        (box, {"y": "low", "y2": "high"}),
+        (median, {"y": "middle"}),
+        (diamond, {"y": "mean"}),
+    )
+    layers = [
+        {"mark": mark, "encoding": {channel: {"field": value} for channel, value in at.items()}} for mark, at in shown
+    ]
+    place = {
+        "x": _names("number", [each["number"] for each in made], x),
+        "y": quantity("mean", {"title": y, "scale": {"domain": [0, 1.06 * level], "nice": False}}),
+        "tooltip": TOOLTIP,
+    }
+    layers = [reference(y=level), {"layer": layers, "encoding": place}]
+    return Panel(title, layered(made, layers, max(260, 34 * len(made)), HEIGHT))
 
 
 def bar_chart(title: str, values: Mapping[str, float], colours: Sequence[str], x: str, *, level: float) -> Panel:

@@ -58,12 +58,11 @@ def _relative(table: Table) -> list[Panel]:
 def _granularities(table: Table) -> list[Panel]:
     """Where the same settings were evaluated with several granularities."""
     where = {row.name: f"{row.length:,} tokens, k = {row.k}" for row in table.rows if row.granularity}
-    found = {(row.granularity or "", where[row.name]): row for row in table.rows if row.name in where}
-    values = [list(dict.fromkeys(key[axis] for key in found)) for axis in range(2)]
-    if len(values[0]) < 2 or len(found) < len(where) or not all(row.perplexity for row in found.values()):
+    found = {(row.granularity or "", where[row.name]): row.perplexity for row in table.rows if row.name in where}
+    granularities = {granularity for granularity, _ in found}
+    if len(granularities) < 2 or len(found) < len(where) or not all(found.values()):
         return []
-    cells = [[(row := found.get((a, b))) and row.perplexity for b in values[1]] for a in values[0]]
-    return [heat_map("Perplexity by granularity", ("granularity", ""), values, cells)]
+    return [heat_map("Perplexity by granularity", ("granularity", ""), found)]
 
 
 def _looks(table: Table) -> dict[str, Look]:

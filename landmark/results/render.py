@@ -82,7 +82,7 @@ def columns(table: Table) -> dict[str, str]:
     shown = {
         key: each.title
         for key, each in sorted(titled.items(), key=lambda item: item[1].group)
-        if each.always or any(row.cell(key) != "-" for row in table.rows)
+        if any(row.cell(key) != "-" for row in table.rows)
     }
     if table.figure == "lines" and "difference" in shown:
         shown["difference"] = "vs first of its length, nats"

@@ -14,11 +14,11 @@ import vl_convert
 from landmark.config import to_config
 from landmark.config.rows import select
 from landmark.results import render
-from landmark.results.figures import FIGURES, check_figure, draw, draw_positions, drawing
+from landmark.results.figures import FIGURES, check_figure, draw, draw_positions, panels
 from landmark.results.figures.marks import curves as draw_curves
 from landmark.results.figures.marks import point
 from landmark.results.figures.positions import curves
-from landmark.results.figures.style import PALETTE, Look, colours, frame, series, series_colours
+from landmark.results.figures.style import PALETTE, Look, colours, frame, series, series_looks
 from landmark.results.paper import read_paper
 from landmark.results.tables import build
 from landmark.utils.errors import UserError
@@ -163,14 +163,14 @@ def test_what_a_memory_off_the_device_took_is_shown(configure, make_record):
     assert [(row.resident_bytes, row.searching) for row in table.rows] == [(3e8 + 512, 0.25), (3e8 + 1024, 0.25)]
     assert "peak, MB" in render.as_text(table)
     assert "25 %" in render.as_text(table)
-    (top,), (memory, speed) = drawing.panels(table)
+    (top,), (memory, speed) = panels(table)
     assert [each["y"] for each in points(memory)] == [300.000512, 300.001024]
     assert [(each["series"], each["y"]) for each in points(speed)[:2]] == [
         ("all", 100.0),
         ("less the search", pytest.approx(100 / 0.75)),
     ]
-    assert [len(line) for line in drawing.panels(plain)] == [1]
-    assert top.spec["layer"][0]["encoding"]["y"]["title"].startswith("prompts answered")
+    assert [len(line) for line in panels(plain)] == [1]
+    assert top.spec["layer"][-1]["encoding"]["y"]["title"].startswith("prompts answered")
 
 
 def test_accuracy_of_seeds_is_a_mean_and_a_deviation(configure, make_record):
@@ -186,7 +186,7 @@ def test_series_are_named_as_their_rows_and_sorted_by_length():
     found = series(table)
     assert list(found) == ["landmark", "recent", "random", "mean_key", "sinks", "full"]
     assert all([row.length for row in rows] == [512, 1024, 2048, 4096] for rows in found.values())
-    assert len(set(series_colours(found).values())) == 6
+    assert len({look.colour for look in series_looks(found).values()}) == 6
 
 
 def test_lines_are_compared_at_their_own_length():
@@ -231,19 +231,27 @@ def test_an_unknown_figure_is_refused():
         check_figure("cake")
 
 
+def fields_and_data(spec, fields=(), data=()):
+    """For each mark of a specification the fields that it shows, and its data: layers share those around them."""
+    fields = {*fields, *(part["field"] for part in spec.get("encoding", {}).values() if part and "field" in part)}
+    data = spec.get("data", {}).get("values", data)
+    if "mark" in spec:
+        return [(fields, data)]
+    return [found for layer in spec["layer"] for found in fields_and_data(layer, fields, data)]
+
+
 @pytest.mark.parametrize("figure", SHOWN)
 def test_every_panel_is_understood_and_shows_its_points(figure):
     """Vega-Lite ignores a field that it does not find: each one must be in the data."""
-    for panel in [panel for line in drawing.panels(tabulate(SHOWN[figure])) for panel in line]:
+    for panel in [panel for line in panels(tabulate(SHOWN[figure])) for panel in line]:
         vl_convert.vegalite_to_vega(panel.fading())
-        for layer in panel.spec["layer"]:
-            known = {key for each in layer.get("data", panel.spec["data"])["values"] for key in each}
-            assert {part["field"] for part in layer["encoding"].values() if "field" in part} <= known
+        for fields, data in fields_and_data(panel.spec):
+            assert fields <= {key for each in data for key in each}
 
 
 def test_errors_are_drawn_and_told():
     table = tabulate("table2_granularity")
-    measured, against = drawing.panels(table)[0]
+    measured, against = panels(table)[0]
     for row, each in zip(table.rows, points(measured), strict=True):
         assert (each["low"], each["high"]) == pytest.approx((row.perplexity - row.spread, row.perplexity + row.spread))
         assert each["tooltip"].startswith(f"{row.name}, landmark\n{row.perplexity:.4g} (")
@@ -252,16 +260,16 @@ def test_errors_are_drawn_and_told():
 
 def test_what_the_paper_and_its_poster_print_is_shown():
     table = build("table1_pg19", dict(tabulate("table1_pg19").records), read_paper("table1_pg19"))
-    shown = {(each["series"], each["name"]): each["x"] for each in points(drawing.panels(table)[0][1])}
+    shown = {(each["series"], each["name"]): each["x"] for each in points(panels(table)[0][1])}
     assert shown["paper", "plain_360"] == pytest.approx(100 * (16.80 / 16.32 - 1))
     assert shown["poster", "plain_360"] == pytest.approx(100 * (16.76 / 16.12 - 1))
 
 
 def test_values_far_above_leave_the_picture_and_are_named():
-    domain, above = frame({"a": [1.0, 2.0], "b": [1.5, 9.0]}, 3.0)
-    assert domain == pytest.approx([0.94, 2.06])
-    assert above == ["b"]
-    assert frame({"a": [1.0, 2.0]}, 3.0) == (None, [])
+    scale, note = frame({"a": [1.0, 2.0], "b": [1.5, 9.0]}, 3.0)
+    assert scale["domain"] == pytest.approx([0.94, 2.06])
+    assert note == "above: b"
+    assert frame({"a": [1.0, 2.0]}, 3.0) == ({}, "")
     made = [point("b", x, y) for x, y in ((1.0, 1.0), (2.0, 3.0), (3.0, 1.0))]
     y = {"title": "y", "scale": {"domain": [0.0, 2.0]}}
     panel = draw_curves("t", made, {"b": Look("#000000")}, {"title": "x"}, y, note="above: b")
@@ -277,7 +285,7 @@ def test_colours_are_different_however_many():
 
 
 def test_quartiles_extremes_and_mean_of_each_layer():
-    boxes = drawing.panels(tabulate("figure5_unique_blocks"))[0]
+    boxes = panels(tabulate("figure5_unique_blocks"))[0]
     assert [panel.title for panel in boxes] == ["per_token_and_head", "per_token", "per_head"]
     first = points(boxes[0])[0]  # five samples of 2 blocks, nine of 3, three of 4, one of 5
     assert [first[key] for key in ("least", "low", "middle", "high", "most")] == [2, 2.25, 3, 3, 5]
@@ -285,7 +293,7 @@ def test_quartiles_extremes_and_mean_of_each_layer():
 
 
 def test_cells_of_a_grid_have_their_numbers():
-    grid, _ = drawing.panels(tabulate("sweep_k_local", without=("k1_local150",)))[0]
+    grid, _ = panels(tabulate("sweep_k_local", without=("k1_local150",)))[0]
     assert [each["text"] for each in points(grid)].count("4.500") == 11
     assert [each["text"] for each in points(grid)].count("missing") == 1
 
@@ -295,11 +303,11 @@ def test_differences_that_span_decades_have_a_logarithmic_axis():
     first = next(iter(records.values()))[0]["results"]["segments"]
     for (record,) in records.values():
         record["results"]["segments"] = [segment[:] for segment in first]
-    scale = drawing.panels(build("t", records, figure="lines"))[0][1].spec["layer"][0]["encoding"]["y"]["scale"]
+    scale = panels(build("t", records, figure="lines"))[0][1].spec["layer"][-1]["encoding"]["y"]["scale"]
     assert "type" not in scale
     for segment in records["random_2048"][0]["results"]["segments"]:
         segment[2] *= 1.5
-    scale = drawing.panels(build("t", records, figure="lines"))[0][1].spec["layer"][0]["encoding"]["y"]["scale"]
+    scale = panels(build("t", records, figure="lines"))[0][1].spec["layer"][-1]["encoding"]["y"]["scale"]
     assert scale["type"] == "symlog"
 
 

@@ -3,10 +3,23 @@
 Each picture is made of panels, which Vega-Lite describes: here they become PNGs, in the page a browser draws them.
 """
 
+from collections.abc import Callable
+
+from landmark.results.figures import accuracy, drop_rate, heatmap, lines, positions, recall, rows, unique_blocks
+from landmark.results.figures.drawing import png
+from landmark.results.figures.marks import Panel
 from landmark.results.tables import Table
 from landmark.utils.errors import UserError
 
-FIGURES = ("rows", "lines", "heatmap", "accuracy", "drop_rate", "recall", "unique_blocks")
+FIGURES: dict[str, Callable[[Table], list[list[Panel]]]] = {
+    "rows": rows.panels,
+    "lines": lines.panels,
+    "heatmap": heatmap.panels,
+    "accuracy": accuracy.panels,
+    "drop_rate": drop_rate.panels,
+    "recall": recall.panels,
+    "unique_blocks": unique_blocks.panels,
+}
 
 
 def check_figure(name: str) -> None:
@@ -15,15 +28,16 @@ def check_figure(name: str) -> None:
         raise UserError(f"figure={name}: must be one of {', '.join(FIGURES)}")
 
 
+def panels(table: Table) -> list[list[Panel]]:
+    """Lines of panels: what the table's `figure` shows. A heat map without cells falls back to rows."""
+    return FIGURES["rows" if table.figure == "heatmap" and not table.cells else table.figure](table)
+
+
 def draw(table: Table) -> bytes:
     """The picture of a table as a PNG."""
-    from landmark.results.figures import drawing  # loads the drawing library
-
-    return drawing.png(table.header, drawing.panels(table))
+    return png(table.header, panels(table))
 
 
 def draw_positions(table: Table) -> bytes | None:
     """Its curves over positions as a PNG; None where no row has any."""
-    from landmark.results.figures import drawing, positions
-
-    return drawing.png(table.header, drawn) if (drawn := positions.panels(table)) else None
+    return png(table.header, drawn) if (drawn := positions.panels(table)) else None

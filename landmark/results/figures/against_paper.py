@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from landmark.results.figures.marks import Panel, curves, point
+from landmark.results.figures.marks import Panel, curves, point, reference
 from landmark.results.figures.rows import change, percent
 from landmark.results.figures.style import SHAPES, Look, colours
 from landmark.results.tables import Table
@@ -28,7 +28,8 @@ def panel(tables: Mapping[str, Table]) -> Panel | None:
         for number, (name, colour) in enumerate(zip(names, colours(len(names)), strict=True))
     }
     across, up = ([each[axis] for each in points] for axis in "xy")
-    ends = max(min(across), min(up)), min(max(across), max(up))
+    low, high = max(min(across), min(up)), min(max(across), max(up))
+    diagonal = reference(x=low, y=low, x2=high, y2=high)
     y = {"title": "the same, measured here, percent"}
     x = {"title": "perplexity against the table's first row in the paper, percent"}
-    return curves("Ours against the paper's", points, looks, x, y, joined=(), diagonal=ends)
+    return curves("Ours against the paper's", points, looks, x, y, joined=(), below=[diagonal])

@@ -3,7 +3,7 @@
 import statistics
 
 from landmark.results.columns import TableRow
-from landmark.results.figures.marks import Panel, curves, point
+from landmark.results.figures.marks import LABEL, WIDTH, Panel, Spec, curves, once, point, reference, short
 from landmark.results.figures.style import PALETTE, Look, ordered_colours
 from landmark.results.tables import Table
 
@@ -30,11 +30,16 @@ def _perplexities(table: Table, rows: list[TableRow]) -> Panel:
         for row in rows
         if row.perplexity is not None
     ]
-    levels = {row.name: row.perplexity for row in table.rows if row.drop_rate is None and row.perplexity is not None}
+    without = [
+        each
+        for row in table.rows
+        if row.drop_rate is None and row.perplexity is not None
+        for each in _named_level(row.name, row.perplexity)
+    ]
     x = {"title": "lookups dropped, percent (beside each point: its cutoff)", "scale": {"padding": 26}}
     y = {"title": "perplexity"}
     looks = {name: look for name, look in LOOKS.items() if any(each["series"] == name for each in points)}
-    return curves("Perplexity at the share dropped", points, looks, x, y, joined=[ONE], levels=levels)
+    return curves("Perplexity at the share dropped", points, looks, x, y, joined=[ONE], below=without)
 
 
 def _layers(table: Table, rows: list[TableRow]) -> list[Panel]:
@@ -53,3 +58,11 @@ def _layers(table: Table, rows: list[TableRow]) -> list[Panel]:
     looks = {name: Look(colour) for name, colour in zip(names, ordered_colours(len(names)), strict=True)}
     x, y = {"title": "cutoff"}, {"title": "lookups dropped, percent"}
     return [curves("Share dropped by layer", points, looks, x, y, legend="layer")]
+
+
+def _named_level(name: str, value: float) -> list[Spec]:
+    """A dashed line, with its name above its right end."""
+    line = reference(y=value)
+    line["encoding"]["tooltip"] = {"value": f"{name}\n{short(value)}"}
+    text = LABEL | {"text": name, "align": "right", "baseline": "bottom", "dy": -2}
+    return [line, once(text, {"x": {"value": WIDTH - 4}, "y": line["encoding"]["y"]})]

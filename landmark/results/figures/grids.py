@@ -11,27 +11,24 @@ from landmark.results.figures.marks import (
     WIDTH,
     Panel,
     Spec,
-    layer,
     layered,
     quantity,
+    reference,
     short,
 )
-from landmark.results.figures.style import DASHED, INK
+from landmark.results.figures.style import INK
 
-OWN_COLOUR = {"field": "colour", "type": "nominal", "scale": None}
-Cells = Sequence[Sequence[float | None]]
+_OWN_COLOUR = {"field": "colour", "type": "nominal", "scale": None}
 
 
-def heat_map(title: str, axes: Sequence[str], values: Sequence[Sequence[str]], cells: Cells) -> Panel:
+def heat_map(title: str, axes: Sequence[str], cells: Mapping[tuple[str, str], float | None]) -> Panel:
     """A grid of numbers, coloured; dark is high.
 
-    Args:
-        title: title of the panel.
-        axes: titles of the vertical and of the horizontal axis.
-        values: names on each axis, upwards and from left to right.
-        cells: a list for each name of the vertical axis; None where a number is missing.
+    axes: titles of the vertical and of the horizontal axis. cells: a name on each axis to a number, where it is known;
+    the names stand upwards and from left to right.
     """
-    known = [value for line in cells for value in line if value is not None]
+    rows, columns = (list(dict.fromkeys(names[axis] for names in cells)) for axis in range(2))
+    known = [value for value in cells.values() if value is not None]
     middle = (min(known) + max(known)) / 2 if known else 0.0
     made = [
         {
@@ -42,18 +39,19 @@ def heat_map(title: str, axes: Sequence[str], values: Sequence[Sequence[str]], c
             "colour": INK if value is None else "#FFFFFF" if value > middle else "#000000",
             "tooltip": f"{axes[0]} {first}, {f'{axes[1]} {second}'.strip()}\n{short(value)}",
         }
-        for first, line in zip(values[0], cells, strict=True)
-        for second, value in zip(values[1], line, strict=True)
+        for first in rows
+        for second in columns
+        for value in [cells.get((first, second))]
     ]
-    place = {"x": _names("x", values[1], axes[1]), "y": _names("y", values[0][::-1], axes[0]), "tooltip": TOOLTIP}
     scale = {"scheme": "viridis", "reverse": True, "zero": False}
     shade = {"fill": {"field": "value", "type": "quantitative", "scale": scale, "title": None}}
-    text = {"text": {"field": "text"}, "color": OWN_COLOUR}
+    number = {"text": {"field": "text"}, "color": _OWN_COLOUR}
     layers = [
-        layer({"type": "rect"}, place | shade, "isValid(datum.value)"),
-        layer({"type": "text", "fontSize": 10}, place | text),
+        {"mark": "rect", "encoding": shade, "transform": [{"filter": "isValid(datum.value)"}]},
+        {"mark": {"type": "text", "fontSize": 10}, "encoding": number},
     ]
-    return Panel(title, layered(made, layers, WIDTH - 60, HEIGHT))
+    place = {"x": _names("x", columns, axes[1]), "y": _names("y", rows[::-1], axes[0]), "tooltip": TOOLTIP}
+    return Panel(title, layered(made, layers, WIDTH - 60, HEIGHT) | {"encoding": place})
 
 
 def boxes(title: str, samples: Sequence[Sequence[int]], colour: str, x: str, y: str, *, level: float) -> Panel:
@@ -77,23 +75,29 @@ def boxes(title: str, samples: Sequence[Sequence[int]], colour: str, x: str, y: 
         told += f"extremes {min(values)} and {max(values)}, mean {mean:.4g}"
         made.append({"number": str(number), "least": min(values), "low": low, "middle": middle, "high": high})
         made[-1] |= {"most": max(values), "mean": mean, "tooltip": told}
-    scale = {"title": y, "scale": {"domain": [0, 1.06 * level], "nice": False}}
-    x_axis = _names("number", [str(number) for number in range(len(samples))], x)
-
-    def at(mark: Spec, low: str, high: str | None = None) -> Spec:
-        end = {"y2": {"field": high}} if high else {}
-        return layer(mark, {"x": x_axis, "y": quantity(low, scale), "tooltip": TOOLTIP, **end})
-
-    rule, median = {"type": "rule", "color": INK}, {"type": "tick", "thickness": 1.5, "size": 24, "color": INK}
+    rule, tick = {"type": "rule", "color": INK}, {"type": "tick", "color": INK}
     box = {"type": "bar", "size": 24, "fill": colour, "fillOpacity": 0.6, "stroke": INK, "strokeWidth": 0.8}
-    mean = {"type": "point", "shape": "diamond", "size": 45, "fill": "white", "stroke": INK, "opacity": 1}
-    end = median | {"thickness": 1, "size": 12}
+    diamond = {"type": "point", "shape": "diamond", "size": 45, "fill": "white", "stroke": INK, "opacity": 1}
+    end, median = tick | {"thickness": 1, "size": 12}, tick | {"thickness": 1.5, "size": 24}
+    shown = (
+        (rule, {"y": "least", "y2": "low"}),
+        (rule, {"y": "high", "y2": "most"}),
+        (end, {"y": "least"}),
+        (end, {"y": "most"}),
+        (box, {"y": "low", "y2": "high"}),
+        (median, {"y": "middle"}),
+        (diamond, {"y": "mean"}),
+    )
     layers = [
-        _dashed(level, {"y": quantity("level", scale)}),
-        *(at(rule, "least", "low"), at(rule, "high", "most"), at(end, "least"), at(end, "most")),
-        *(at(box, "low", "high"), at(median, "middle"), at(mean, "mean")),
+        {"mark": mark, "encoding": {channel: {"field": value} for channel, value in at.items()}} for mark, at in shown
     ]
-    return Panel(title, layered(made, layers, max(260, 34 * len(samples)), HEIGHT))
+    place = {
+        "x": _names("number", [each["number"] for each in made], x),
+        "y": quantity("mean", {"title": y, "scale": {"domain": [0, 1.06 * level], "nice": False}}),
+        "tooltip": TOOLTIP,
+    }
+    layers = [reference(y=level), {"layer": layers, "encoding": place}]
+    return Panel(title, layered(made, layers, max(260, 34 * len(made)), HEIGHT))
 
 
 def bar_chart(title: str, values: Mapping[str, float], colours: Sequence[str], x: str, *, level: float) -> Panel:
@@ -112,12 +116,12 @@ def bar_chart(title: str, values: Mapping[str, float], colours: Sequence[str], x
     ]
     axis = {"title": x, "scale": {"domain": [0, 1.12 * max(level, *values.values())], "nice": False}}
     place = {"x": quantity("value", axis), "y": _names("name", list(values), ""), "tooltip": TOOLTIP}
-    layers = [
-        layer({"type": "bar", "fillOpacity": 0.75}, place | {"color": OWN_COLOUR}),
-        layer(LABEL | {"align": "left", "dx": 4}, place | {"text": {"field": "value", "format": ".3~g"}}),
-        _dashed(level, {"x": quantity("level", axis)}),
-    ]
-    return Panel(title, layered(made, layers, WIDTH, max(2, len(values)) * 2 * LINE))
+    number = {"mark": LABEL | {"align": "left", "dx": 4}, "encoding": {"text": {"field": "value", "format": ".3~g"}}}
+    layers = [{"mark": {"type": "bar", "fillOpacity": 0.75}, "encoding": {"color": _OWN_COLOUR}}, number]
+    spec = layered(
+        made, [{"layer": layers, "encoding": place}, reference(x=level)], WIDTH, max(2, len(made)) * 2 * LINE
+    )
+    return Panel(title, spec)
 
 
 def _names(name: str, values: Sequence[str], title: str) -> Spec:
@@ -125,7 +129,3 @@ def _names(name: str, values: Sequence[str], title: str) -> Spec:
     axis = {"labelAngle": 0, "grid": False}
     order = {"scale": {"domain": list(values)}, "sort": None}
     return {"field": name, "type": "nominal", "title": title or None, "axis": axis, **order}
-
-
-def _dashed(level: float, place: Spec) -> Spec:
-    return layer({"type": "rule", "strokeDash": DASHED, "color": INK}, place) | {"data": {"values": [{"level": level}]}}

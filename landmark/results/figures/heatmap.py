@@ -8,14 +8,14 @@ from landmark.results.tables import Table
 
 def panels(table: Table) -> list[list[Panel]]:
     """The grid, the values of its first axis upwards; every row, the grid's joined along its second axis."""
-    rows = {(*table.cells[row.name].values(),): row for row in table.rows if row.name in table.cells}
-    keys = list(next(iter(table.cells.values())))
-    values = [list(dict.fromkeys(cell[key] for cell in table.cells.values())) for key in keys]
-    cells = [[(row := rows.get((a, b))) and row.perplexity for b in values[1]] for a in values[0]]
-    grid = {
-        f"{keys[0].rpartition('.')[2]} = {first}": [row for second in values[1] if (row := rows.get((first, second)))]
-        for first in values[0]
-    }
+    rows = {row.name: row for row in table.rows}
+    axes = list(next(iter(table.cells.values())))
+    cells, grid = {}, {}
+    for name, cell in table.cells.items():
+        first, second = cell.values()
+        cells[first, second] = rows[name].perplexity if name in rows else None
+        same = grid.setdefault(f"{axes[0].rpartition('.')[2]} = {first}", [])
+        same += [rows[name]] if name in rows else []
     looks = {name: Look(colour) for name, colour in zip(grid, ordered_colours(len(grid)), strict=True)}
     others = [row for row in table.rows if row.name not in table.cells]
     for number, row in enumerate(others):
@@ -28,4 +28,4 @@ def panels(table: Table) -> list[list[Panel]]:
     ]
     x, y = {"title": "keys attended, mean over queries"}, {"title": "perplexity"}
     against_keys = curves("Perplexity against keys attended", points, looks, x, y, joined=grid)
-    return [[heat_map("Perplexity", keys, values, cells), against_keys]]
+    return [[heat_map("Perplexity", axes, cells), against_keys]]

@@ -4,7 +4,7 @@ import math
 import statistics
 
 from landmark.results.columns import TableRow
-from landmark.results.figures.marks import Panel, around, curves, point
+from landmark.results.figures.marks import Panel, around, curves, point, reference
 from landmark.results.figures.style import frame, length_axis, series, series_looks
 from landmark.results.tables import Table
 
@@ -26,10 +26,9 @@ def panels(table: Table) -> list[list[Panel]]:
     x = length_axis([row.length for row in table.rows])
     bars = {row.name: around(row.perplexity, row.spread) for row in table.rows if row.perplexity is not None}
     median = statistics.median(row.perplexity for row in table.rows if row.perplexity is not None)
-    domain, above = frame(bars, FAR * median)
-    y = {"title": f"perplexity (± standard {'error' if table.seeds == 1 else 'deviation over seeds'})"}
-    y |= {"scale": {"domain": domain}} if domain else {}
-    note = f"above: {', '.join(above)}" if above else ""
+    scale, note = frame(bars, FAR * median)
+    spread = "error" if table.seeds == 1 else "deviation over seeds"
+    y = {"title": f"perplexity (± standard {spread})", "scale": scale}
     shown = [curves("Perplexity", absolute, looks, x, y, note=note)]
     if relative:
         y = {"title": f"nats a token above {next(iter(found))}, paired", "scale": {}}
@@ -39,7 +38,7 @@ def panels(table: Table) -> list[list[Panel]]:
                 "scale": {"type": "symlog", "constant": threshold},
                 "axis": {"values": _ticks(threshold), "format": ".3~r"},
             }
-        shown.append(curves("Difference at the same length", relative, looks, x, y, levels={"": 0.0}))
+        shown.append(curves("Difference at the same length", relative, looks, x, y, below=[reference(y=0)]))
     return [shown]
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from landmark.results.figures.style import DASHED, INK, SOLID, Look
 
@@ -12,14 +12,15 @@ Interval = tuple[float | None, float | None]
 WIDTH, HEIGHT, LINE = 400, 270, 22  # pixels: of a panel, and the height of a line of dots
 LABEL = {"type": "text", "fontSize": 10, "color": INK}
 TOOLTIP = {"field": "tooltip", "type": "nominal"}
-MEASURED, HAS_BAR = "isValid(datum.tooltip)", "datum.low < datum.high"
+_MEASURED = [{"filter": "isValid(datum.tooltip)"}]
+_DOTS = {"type": "point", "size": 40, "strokeWidth": 1.4, "opacity": 1}
 
 
 @dataclass(frozen=True)
 class Panel:
     """A part of a figure: a Vega-Lite specification without its title.
 
-    looks: its series, where there are several. note: a remark that stands below the title.
+    looks: its series, where there are several; the last layer draws them. note: a remark that stands below the title.
     """
 
     title: str
@@ -31,15 +32,12 @@ class Panel:
         """The specification, in which a click on the legend fades the other series; for a panel with its own legend."""
         if len(self.looks) < 2:
             return self.spec
+        *below, series = self.spec["layer"]
+        first, *others = series["layer"]
         chosen = {"name": "chosen", "select": {"type": "point", "fields": ["series"]}, "bind": "legend"}
         faded = {"condition": {"param": "chosen", "value": 1}, "value": 0.12}
-        layers = [
-            each | {"encoding": each["encoding"] | {"opacity": faded}} if "stroke" in each["encoding"] else each
-            for each in self.spec["layer"]
-        ]
-        of_series = next(number for number, each in enumerate(layers) if "stroke" in each["encoding"])
-        layers[of_series] = layers[of_series] | {"params": [chosen]}
-        return self.spec | {"layer": layers}
+        layers = [first | {"params": [chosen]}, *others]
+        return self.spec | {"layer": [*below, {"layer": layers, "encoding": series["encoding"] | {"opacity": faded}}]}
 
 
 def point(series: str, x: float, y: float, interval: Interval = (None, None), told: str = "") -> Point:
@@ -83,16 +81,14 @@ def curves(
     title: str,
     points: Sequence[Point],
     looks: Mapping[str, Look],
-    x: dict[str, Any],
-    y: dict[str, Any],
+    x: Spec,
+    y: Spec,
     *,
     joined: Iterable[str] | None = None,
-    dots: bool = True,
+    marks: Literal["dots", "small", "hidden"] = "dots",
     step: bool = False,
-    quiet: bool = False,
     legend: str | None = None,
-    levels: Mapping[str, float] | None = None,
-    diagonal: tuple[float, float] | None = None,
+    below: Sequence[Spec] = (),
     note: str = "",
 ) -> Panel:
     """Curves over an axis of numbers.
@@ -104,41 +100,37 @@ def curves(
         x: options of the horizontal axis: title, scale, axis.
         y: options of the vertical axis.
         joined: series whose points a line joins; by default all.
-        dots: whether points are marked.
+        marks: how points are marked; hidden ones have a tooltip alone.
         step: whether a value holds until the next point.
-        quiet: whether the small points of a curve without dots are seen only by the pointer.
         legend: title of the legend.
-        levels: names to values: dashed lines across the panel. Without a name the line is not labelled.
-        diagonal: where a dashed line begins and ends on which both axes have the same value; by default none.
+        below: layers below the curves, as `reference` makes them.
         note: a remark below the title, as "above: random_2048".
     """
     x, y = _roomy(x), _roomy(y)
-    shown = _legend(looks, title=legend, **({} if dots else {"symbolType": "stroke", "symbolSize": 400}))
-    place = {"x": quantity("x", x), "y": quantity("y", y), "stroke": _by_series(looks, "colour", shown)}
-    layers = _levels(levels or {}, y)
+    shown = _legend(looks, title=legend, **({} if marks == "dots" else {"symbolType": "stroke", "symbolSize": 400}))
     if "domain" in y["scale"]:
         points = _cut(points, y["scale"]["domain"][-1], geometric=x["scale"].get("type") == "log")
-    if diagonal:
-        both = {"x": quantity("end", x), "y": quantity("end", y)}
-        layers.append(layer({"type": "line", "strokeDash": DASHED, "strokeWidth": 1, "color": INK}, both))
-        layers[-1]["data"] = {"values": [{"end": end} for end in diagonal]}
-    names = list(looks if joined is None else joined)
-    if names:
-        line = {"type": "line", "strokeWidth": 1.5} | ({"interpolate": "step-after"} if step else {})
+    layers = []
+    if names := list(looks if joined is None else joined):
         has_dashes = any(look.dash != SOLID for look in looks.values())
-        dash = {"strokeDash": _by_series(looks, "dash", shown)} if has_dashes else {}
-        layers.append(layer(line, place | dash, {"field": "series", "oneOf": names}))
-    layers += _error_bars(points, place, "y", y)
-    if dots:
-        layers.append(_dots(place, looks, shown))
-    else:
-        size = {"type": "point", "size": 8, "opacity": 0 if quiet else 1}
-        layers.append(layer(size, place | {"tooltip": TOOLTIP}, MEASURED))
-    if any(each.get("label") for each in points):
+        line = {
+            "mark": {"type": "line", "strokeWidth": 1.5, "interpolate": "step-after" if step else "linear"},
+            "encoding": {"strokeDash": _by_series(looks, "dash", shown)} if has_dashes else {},
+            "transform": [{"filter": {"field": "series", "oneOf": names}}],
+        }
+        layers.append(line)
+    if any("label" in each for each in points):
         text = LABEL | {"align": "right", "baseline": "bottom", "dx": -4, "dy": -4}
-        label = {"x": place["x"], "y": place["y"], "text": {"field": "label"}}
-        layers.append(layer(text, label, "datum.label"))
-    return Panel(title, layered(points, layers, WIDTH, HEIGHT), looks, note)
+        label = {"text": {"field": "label"}, "stroke": None}
+        layers.append({"mark": text, "encoding": label, "transform": [{"filter": "datum.label"}]})
+    if marks == "dots":
+        layers += [*_error_bars(points, "y"), _dots(looks, shown)]
+    else:
+        small = {"type": "point", "size": 8, "opacity": 0 if marks == "hidden" else 1}
+        layers.append({"mark": small, "encoding": {"tooltip": TOOLTIP}, "transform": _MEASURED})
+    place = {"x": quantity("x", x), "y": quantity("y", y), "stroke": _by_series(looks, "colour", shown)}
+    spec = layered(points, [*below, {"layer": layers, "encoding": place}], WIDTH, HEIGHT)
+    return Panel(title, spec, looks, note)
 
 
 def beside_names(
@@ -146,10 +138,10 @@ def beside_names(
     points: Sequence[Point],
     looks: Mapping[str, Look],
     names: Sequence[str],
-    x: dict[str, Any],
+    x: Spec,
     *,
     apart: bool = False,
-    levels: Sequence[float] = (),
+    below: Sequence[Spec] = (),
 ) -> Panel:
     """Dots with error bars, a line for each name.
 
@@ -160,19 +152,26 @@ def beside_names(
         names: names of the lines, from top to bottom.
         x: options of the horizontal axis: title, scale, axis.
         apart: whether the series of a line stand below each other.
-        levels: values at which a vertical line is drawn.
+        below: layers below the dots, as `reference` makes them.
     """
-    x, shown = _roomy(x), _legend(looks, orient="top")
+    legend = _legend(looks, orient="top")
     lane = {"y": {"field": "name", "type": "nominal", "scale": {"domain": list(names)}, "sort": None, "title": None}}
     if apart:
         lane["yOffset"] = {"field": "series", "type": "nominal", "sort": list(looks)}
-    layers = []
-    if levels:
-        layers.append(layer({"type": "rule", "color": INK}, {"x": quantity("level", x)}))
-        layers[-1]["data"] = {"values": [{"level": level} for level in levels]}
-    place = {"x": quantity("x", x), **lane, "stroke": _by_series(looks, "colour", shown)}
-    layers += [*_error_bars(points, place, "x", x), _dots(place, looks, shown)]
-    return Panel(title, layered(points, layers, WIDTH, LINE * len(names) * (1.5 if apart else 1)), looks)
+    place = {"x": quantity("x", _roomy(x)), **lane, "stroke": _by_series(looks, "colour", legend)}
+    dots = {"layer": [*_error_bars(points, "x"), _dots(looks, legend)], "encoding": place}
+    return Panel(title, layered(points, [*below, dots], WIDTH, LINE * len(names) * (1.5 if apart else 1)), looks)
+
+
+def reference(*, dashed: bool = True, **ends: float) -> Spec:
+    """A line across the panel, as `reference(y=0)`, or one between x, y and x2, y2."""
+    mark = {"type": "rule", "color": INK} | ({"strokeDash": DASHED} if dashed else {})
+    return once(mark, {end: {"datum": value, "axis": {"grid": True}} for end, value in ends.items()})
+
+
+def once(mark: Spec, encoding: Spec) -> Spec:
+    """A mark that stands for no point of the panel."""
+    return {"mark": mark, "encoding": encoding, "data": {"values": [{}]}}
 
 
 def quantity(name: str, options: Mapping[str, Any]) -> Spec:
@@ -180,13 +179,8 @@ def quantity(name: str, options: Mapping[str, Any]) -> Spec:
     return {"field": name, "type": "quantitative", **options}
 
 
-def layer(mark: Spec, encoding: Spec, only: Any = None) -> Spec:
-    """Marks of one kind; only: a filter of the points."""
-    return {"mark": mark, "encoding": encoding} | ({"transform": [{"filter": only}]} if only else {})
-
-
 def layered(points: Sequence[Mapping[str, Any]], layers: Sequence[Spec], width: float, height: float) -> Spec:
-    """Layers that draw the same points, or their own data.
+    """Layers that draw the same points.
 
     Args:
         points: plain values, which the layers share.
@@ -203,29 +197,21 @@ def _measured(axis: str, value: float, interval: Interval, told: str) -> Point:
     return {axis: value, "low": min(low, value), "high": max(high, value), "tooltip": f"{told}\n{short(value)}{bounds}"}
 
 
-def _error_bars(points: Sequence[Point], place: Spec, axis: str, options: Spec) -> list[Spec]:
+def _error_bars(points: Sequence[Point], axis: str) -> list[Spec]:
     """Bars along an axis between the points' "low" and "high", with ticks at their ends."""
     if not any("low" in each and each["low"] < each["high"] for each in points):
         return []
-    low, high = (place | {axis: quantity(end, options)} for end in ("low", "high"))
-    tick = {
-        "type": "tick",
-        "thickness": 1,
-        "size": 6,
-        "opacity": 1,
-        "orient": "horizontal" if axis == "y" else "vertical",
-    }
-    bar = layer({"type": "rule"}, low | {f"{axis}2": {"field": "high"}}, HAS_BAR)
-    return [bar, layer(tick, low, HAS_BAR), layer(tick, high, HAS_BAR)]
+    low, high = ({axis: {"field": end}} for end in ("low", "high"))
+    tick = {"type": "tick", "thickness": 1, "size": 6, "opacity": 1}
+    tick["orient"] = "horizontal" if axis == "y" else "vertical"
+    drawn = (("rule", low | {f"{axis}2": {"field": "high"}}), (tick, low), (tick, high))
+    only = [{"filter": "datum.low < datum.high"}]
+    return [{"mark": mark, "encoding": place, "transform": only} for mark, place in drawn]
 
 
-def _dots(place: Spec, looks: Mapping[str, Look], legend: Spec | None) -> Spec:
-    filled = [look.colour if look.filled else "transparent" for look in looks.values()]
-    fill = _by_series(looks, "colour", legend) | {"scale": {"domain": list(looks), "range": filled}}
-    dot_mark = {"type": "point", "size": 40, "strokeWidth": 1.4, "opacity": 1}
-    return layer(
-        dot_mark, place | {"fill": fill, "shape": _by_series(looks, "shape", legend), "tooltip": TOOLTIP}, MEASURED
-    )
+def _dots(looks: Mapping[str, Look], legend: Spec | None) -> Spec:
+    by_look = {channel: _by_series(looks, channel, legend) for channel in ("fill", "shape")}
+    return {"mark": _DOTS, "encoding": by_look | {"tooltip": TOOLTIP}, "transform": _MEASURED}
 
 
 def _cut(points: Sequence[Point], top: float, *, geometric: bool) -> list[Point]:
@@ -243,18 +229,6 @@ def _cut(points: Sequence[Point], top: float, *, geometric: bool) -> list[Point]
         kept = each | {"high": min(each["high"], top)}
         found.append({"series": each["series"], "x": each["x"], "y": None} if each["y"] > top else kept)
     return found
-
-
-def _levels(levels: Mapping[str, float], y: Spec) -> list[Spec]:
-    """Dashed lines, with their names above their right ends."""
-    told = [
-        {"level": value, "name": name, "tooltip": f"{name}\n{short(value)}".strip()} for name, value in levels.items()
-    ]
-    at, data = {"y": quantity("level", y)}, {"data": {"values": told}}
-    text = LABEL | {"align": "right", "baseline": "bottom", "dy": -2}
-    rule = layer({"type": "rule", "strokeDash": DASHED, "color": INK}, at | {"tooltip": TOOLTIP})
-    named = layer(text, at | {"x": {"value": WIDTH - 4}, "text": {"field": "name"}})
-    return [rule | data, named | data] if levels else []
 
 
 def _by_series(looks: Mapping[str, Look], part: str, legend: Spec | None) -> Spec:

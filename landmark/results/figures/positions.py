@@ -47,7 +47,7 @@ def panels(table: Table) -> list[list[Panel]]:
 
 def _panel(title: str, y: str, found: dict[str, Curve], looks: dict[str, Look], far: float) -> Panel:
     """far: values above it leave the picture."""
-    domain, above = frame({name: [value for _, value in curve] for name, curve in found.items()}, far)
+    scale, note = frame({name: [value for _, value in curve] for name, curve in found.items()}, far)
     ticks = [1 << power for power in range(5, 40)]
     points = [point(name, at, value) for name, curve in found.items() for at, value in curve]
     x = {
@@ -55,10 +55,7 @@ def _panel(title: str, y: str, found: dict[str, Curve], looks: dict[str, Look], 
         "scale": {"type": "log", "base": 2},
         "axis": {"format": ",.0f", "values": ticks},
     }
-    vertical = {"title": y} | ({"scale": {"domain": domain}} if domain else {})
-    return draw_curves(
-        title, points, looks, x, vertical, dots=False, note=f"above: {', '.join(above)}" if above else ""
-    )
+    return draw_curves(title, points, looks, x, {"title": y, "scale": scale}, marks="small", note=note)
 
 
 def curves(table: Table) -> dict[str, Curve]:

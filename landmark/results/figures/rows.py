@@ -4,7 +4,7 @@ import math
 
 from landmark.results.columns import TableRow
 from landmark.results.figures.grids import heat_map
-from landmark.results.figures.marks import Panel, around, beside_names, dot
+from landmark.results.figures.marks import Panel, around, beside_names, dot, reference
 from landmark.results.figures.style import COLOURS, CROSS, INK, Look
 from landmark.results.tables import Table
 
@@ -48,18 +48,21 @@ def _relative(table: Table) -> list[Panel]:
             points += [dot(label, name, percent(value, first)) for name, value in printed.items()]
             looks[label] = look
     x = {"title": "percent (± paired standard error)"}
-    return [beside_names(f"Perplexity against {base.name}", points, looks, _names(table), x, levels=[0])]
+    return [
+        beside_names(
+            f"Perplexity against {base.name}", points, looks, _names(table), x, below=[reference(x=0, dashed=False)]
+        )
+    ]
 
 
 def _granularities(table: Table) -> list[Panel]:
     """Where the same settings were evaluated with several granularities."""
     where = {row.name: f"{row.length:,} tokens, k = {row.k}" for row in table.rows if row.granularity}
-    found = {(row.granularity or "", where[row.name]): row for row in table.rows if row.name in where}
-    values = [list(dict.fromkeys(key[axis] for key in found)) for axis in range(2)]
-    if len(values[0]) < 2 or len(found) < len(where) or not all(row.perplexity for row in found.values()):
+    found = {(row.granularity or "", where[row.name]): row.perplexity for row in table.rows if row.name in where}
+    granularities = {granularity for granularity, _ in found}
+    if len(granularities) < 2 or len(found) < len(where) or not all(found.values()):
         return []
-    cells = [[(row := found.get((a, b))) and row.perplexity for b in values[1]] for a in values[0]]
-    return [heat_map("Perplexity by granularity", ("granularity", ""), values, cells)]
+    return [heat_map("Perplexity by granularity", ("granularity", ""), found)]
 
 
 def _looks(table: Table) -> dict[str, Look]:

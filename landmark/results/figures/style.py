@@ -1,6 +1,7 @@
 """Colours, markers and axes that all figures share. Loads no drawing library."""
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from typing import Any, NamedTuple
 
 from landmark.results.columns import TableRow
@@ -26,6 +27,11 @@ class Look(NamedTuple):
     dash: tuple[int, int] = SOLID
     filled: bool = True
 
+    @property
+    def fill(self) -> str:
+        """The colour inside a point."""
+        return self.colour if self.filled else "transparent"
+
 
 def series(table: Table) -> dict[str, list[TableRow]]:
     """Rows that differ in their length, by the name that they share, shortest first."""
@@ -35,22 +41,15 @@ def series(table: Table) -> dict[str, list[TableRow]]:
     return {name: sorted(rows, key=lambda row: row.length) for name, rows in found.items()}
 
 
-def series_colours(found: dict[str, list[TableRow]]) -> dict[str, str]:
-    """The colour of a model for its first series, others of the palette for the rest."""
-    chosen: dict[str, str] = {}
-    for name, rows in found.items():
-        usual = COLOURS.get(rows[0].model)
-        if usual is not None and usual not in chosen.values():
-            chosen[name] = usual
-    free = [colour for colour in PALETTE if colour not in COLOURS.values()]
-    others = [name for name in found if name not in chosen]
-    return chosen | {name: free[number % len(free)] for number, name in enumerate(others)}
-
-
 def series_looks(found: dict[str, list[TableRow]]) -> dict[str, Look]:
-    """Colours of the series, and a shape for each."""
-    colours = series_colours(found)
-    return {name: Look(colours[name], SHAPES[number % len(SHAPES)]) for number, name in enumerate(found)}
+    """A shape for each series; for the first of a model the model's colour, for the rest others of the palette."""
+    free = cycle(colour for colour in PALETTE if colour not in COLOURS.values())
+    looks: dict[str, Look] = {}
+    for (name, rows), shape in zip(found.items(), cycle(SHAPES)):
+        usual = COLOURS.get(rows[0].model)
+        is_free = usual is not None and all(look.colour != usual for look in looks.values())
+        looks[name] = Look(usual if usual and is_free else next(free), shape)
+    return looks
 
 
 def colours(count: int) -> list[str]:
@@ -75,17 +74,18 @@ def length_axis(lengths: Sequence[int]) -> dict[str, Any]:
     }
 
 
-def frame(values: Mapping[str, Sequence[float]], highest: float) -> tuple[list[float] | None, list[str]]:
-    """The range of an axis on which values above `highest` would flatten all others, and the names of their series.
+def frame(values: Mapping[str, Sequence[float]], highest: float) -> tuple[dict[str, Any], str]:
+    """The scale of an axis without the values above `highest`, and a note that names their series.
 
-    values: of each series, with the ends of its error bars. The range is None where all values fit.
+    values: of each series, with the ends of its error bars. Both are empty where all values fit.
     """
     above = [name for name, each in values.items() if any(value > highest for value in each)]
     inside = [value for each in values.values() for value in each if value <= highest]
     if not above or not inside:
-        return None, []
+        return {}, ""
     low, high = min(inside), max(inside)
-    return [low - 0.06 * (high - low), high + 0.06 * (high - low)], above
+    room = 0.06 * (high - low)
+    return {"domain": [low - room, high + room]}, f"above: {', '.join(above)}"
 
 
 def _between(anchors: Sequence[str], count: int) -> list[str]:

@@ -1,7 +1,6 @@
 """Loss of runs against the step."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from landmark.results.figures.marks import Panel, curves, point
 from landmark.results.figures.style import DASHED, Look, colours, frame
@@ -18,15 +17,14 @@ def panel(runs: Mapping[str, Mapping[str, Curve]]) -> Panel:
     """
     points, looks = [], {}
     for colour, (name, each) in zip(colours(len(runs)), runs.items(), strict=True):
-        for kind, label, look in (
-            ("train", name, Look(colour)),
-            ("validation", f"{name}, validation", Look(colour, dash=DASHED)),
-        ):
-            if each[kind]:
-                looks[label] = look
-                every = max(1, len(each[kind]) // MOST)
-                points += [point(label, step, loss) for step, loss in each[kind][::-every][::-1]]
+        validation = f"{name}, validation"
+        known = {name: Look(colour), validation: Look(colour, dash=DASHED)}
+        for label, curve in ((name, each["train"]), (validation, each["validation"])):
+            if curve:
+                looks[label] = known[label]
+                every = max(1, len(curve) // MOST)
+                points += [point(label, step, loss) for step, loss in curve[::-every][::-1]]
     losses = sorted(loss for each in runs.values() for _, loss in each["train"])
-    domain, _ = frame({"": losses}, losses[int(SEEN * (len(losses) - 1))])
-    y: dict[str, Any] = {"title": "loss, nats a token"} | ({"scale": {"domain": domain}} if domain else {})
-    return curves("Training", points, looks, {"title": "step"}, y, dots=False, quiet=True)
+    scale, _ = frame({"": losses}, losses[int(SEEN * (len(losses) - 1))])
+    y = {"title": "loss, nats a token", "scale": scale}
+    return curves("Training", points, looks, {"title": "step"}, y, marks="hidden")

@@ -39,7 +39,7 @@ def _together(counts: dict[str, list[Counts]], looks: dict[str, Look]) -> Panel:
             points.append(point(name, number - 0.5, each, told=f"{name}, {number} distinct blocks"))
     x = {"title": "distinct blocks, all layers together", "axis": {"tickMinStep": 1, "format": "d"}}
     y = {"title": "layers of samples, percent", "scale": {"zero": True}}
-    return curves("All layers together", points, looks, x, y, dots=False, step=True, quiet=True)
+    return curves("All layers together", points, looks, x, y, marks="hidden", step=True)
 
 
 def _moved(table: Table, looks: dict[str, Look]) -> Panel:

@@ -119,7 +119,7 @@ def _shown(table: Table, commands: Mapping[str, str]) -> Values:
     _, cells = render.cells(table)
     return {
         "header": table.header.removeprefix(f"{table.name}: "),
-        "columns": [{"title": title, "tooltip": COLUMNS[key].tooltip} for key, title in render.columns(table).items()],
+        "columns": [{"title": title, "tooltip": COLUMNS[key].meaning} for key, title in render.columns(table).items()],
         "rows": [
             {"cells": texts, "source": _source(table.records[row.name], commands[row.name])}
             for row, texts in zip(table.rows, cells, strict=True)
@@ -131,7 +131,7 @@ def _shown(table: Table, commands: Mapping[str, str]) -> Values:
 
 def _charts(table: Table, launch: Launch, records: Records) -> Values:
     """The figure's panels; folded away, the curves over positions and of the trainings."""
-    from landmark.results.figures import drawing, positions, training
+    from landmark.results.figures import panels, positions, training
 
     runs: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for entry in (each for entries in launch.rows.values() for each in entries):
@@ -142,7 +142,7 @@ def _charts(table: Table, launch: Launch, records: Records) -> Values:
                 runs[name] = {kind: curve(metrics, f"{kind}/loss") for kind in ("train", "validation")}
     runs = {name: each for name, each in runs.items() if each["train"]}
     more = [panel for line in positions.panels(table) for panel in line] + ([training.panel(runs)] if runs else [])
-    shown = [panel for line in drawing.panels(table) for panel in line]
+    shown = [panel for line in panels(table) for panel in line]
     return {"charts": [_chart(panel) for panel in shown], "more": [_chart(panel) for panel in more]}
 
 

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from landmark.attention import blockwise, landmark_attention, workspace
-from landmark.attention.layout import blocks_and_landmarks, most_blocks
+from landmark.attention.layout import blocks_and_landmarks
 from landmark.attention.reference import grouped_softmax, landmark_attention_weights
+from landmark.utils.window_batch import most_blocks
 from tests import naive
 
 
@@ -282,7 +283,7 @@ def test_grouped_softmax_of_one_group_is_softmax():
     [
         ({"block_size": 0}, "block_size must be at least 1"),
         ({"phase": torch.tensor([0, 6])}, "must lie in 0…block_size"),
-        ({"phase": torch.tensor([0])}, "one number a sample"),
+        ({"phase": torch.tensor([0])}, "one number for each sample"),
         ({"prefix": 1}, "must have shape"),
         ({"backend": "magic"}, "backend must be one of"),
         ({"controlled": torch.zeros(2, 3, dtype=torch.bool)}, "need a context miss token"),

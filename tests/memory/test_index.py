@@ -161,8 +161,8 @@ def test_layers_whose_landmarks_tie_and_memories_of_little_are_not_searched(monk
     [
         ({"index": "annoy"}, "memory.index=annoy: must be one of exact, faiss"),
         ({"index": "faiss", "index_type": "hnsw"}, "memory.index_type=hnsw: must be one of flat, ivf"),
-        ({"index": "faiss", "max_blocks": 9}, "an index forgets nothing, memory.blocks=9 must be null"),
-        ({"index": "faiss", "scorer": "mean_key"}, "retrieval.scorer=mean_key does not use them"),
+        ({"index": "faiss", "max_blocks": 9}, "the index cannot drop blocks, so memory.blocks=9 must be null"),
+        ({"index": "faiss", "scorer": "mean_key"}, "retrieval.scorer=mean_key must be landmark"),
         ({"index": "faiss", "candidates": 0}, "memory.candidates=0"),
     ],
 )

@@ -121,7 +121,7 @@ def test_packed_documents_do_not_see_each_other(backend):
 
 
 @pytest.mark.parametrize("cmt", [False, True])
-def test_memory_that_was_never_written_is_never_read(cmt):
+def test_uninitialised_memory_is_never_read(cmt):
     shape = {"batch": 3, "heads": 2, "kv_heads": 1, "queries": 40, "prefix": 9, "dim": 4, "seed": 0}
     shape |= {"block_size": 6, "phase": [0, 6, 3], "cmt": cmt}
     torch.use_deterministic_algorithms(True)  # fills new memory with NaN

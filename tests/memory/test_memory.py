@@ -160,7 +160,7 @@ def test_mean_key_ranks_by_the_mean_of_the_keys():
         assert (out[:, :, 10 * width :, 0].max() > 0.1) == found
 
 
-def test_a_ring_forgets_and_counts():
+def test_oldest_blocks_are_dropped_and_counted():
     memory = Memory(3, max_blocks=4, k=2)
     x = torch.randn(1, 2, 50, 4)
     feed(memory, x, x, x, [25, 25])

@@ -17,7 +17,7 @@ BAD = {
     "memory.index=faiss memory.blocks=40": "memory.blocks=40 must be null",
     "memory.index=faiss retrieval.scorer=recent": "retrieval.scorer=recent must be landmark",
     "memory.index_type=hnsw": "memory.index_type=hnsw: must be one of flat, ivf",
-    "memory.cache=0": "memory.cache=0: a tier other than the device needs room",
+    "memory.cache=0": "memory.cache=0: must be at least 1",
     "memory.folder=x": "memory.folder=x: memory.tier=device keeps no files there",
     "generate.top_p=0": "generate.top_p=0.0: must be above 0",
     "generate.top_k=0": "generate.top_k=0: must be at least 1",

@@ -18,9 +18,10 @@ from benchmarks.timing import interleave
 from landmark.config import Config
 from landmark.data import load_tokenizer
 from landmark.data.controlled_landmarks import ControlledLandmarks
-from landmark.data.windows import TrainingWindows, most_blocks
+from landmark.data.windows import TrainingWindows
 from landmark.models import build
 from landmark.training.optimization import make_optimizer
+from landmark.utils.window_batch import most_blocks
 
 PLAIN, LANDMARK, CMT = "plain transformer", "landmark", "landmark, context miss token"
 MODELS = {PLAIN: ["model=transformer"], LANDMARK: ["model=landmark"], CMT: ["model=landmark", "cmt=on"]}

@@ -1,11 +1,11 @@
-"""Find the parts of a collection of documents that a text is about, by the landmarks of their blocks.
+"""Search in documents by the landmarks of their blocks.
 
-The paper remarks that the highest landmark score inside a document measures its relevance. Here the landmarks of all
-blocks are kept, and each head scores them with the queries of a text:
+The paper suggests the highest landmark score inside a document as its relevance (Section 1). Here an index
+keeps the landmarks of all blocks, and scores each block for a text in three steps:
 
-1. the softmax of each token's query over the landmarks of all blocks, as in a memory that holds them all;
-2. the mean of its logarithm over the tokens of the text;
-3. the mean over the chosen heads.
+1. For each head and each token of the text: the softmax of the query's scores over the landmarks of all blocks.
+2. For each head: the mean of its logarithm over the tokens of the text.
+3. The mean over the chosen heads.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from landmark.utils.errors import UserError
 if TYPE_CHECKING:
     from landmark.data.tokenizer import Tokenizer
 
-WINDOW = 10  # blocks read together, which attend to each other as in training
+WINDOW = 10  # blocks of a document that are read together, and attend to each other as in training
 BATCH_SIZE = 8  # windows
 
 
 @dataclass(frozen=True)
 class Block:
-    """Part of a document: `text` has its bytes from `start` to `stop`."""
+    """Part of a document: `text` is its bytes from `start` to `stop` (exclusive)."""
 
     document: str
     start: int
@@ -44,17 +44,17 @@ class Block:
 
 @dataclass(frozen=True)
 class ScoredBlock(Block):
-    """A block that was found. score: higher is more relevant."""
+    """A block with its score for a text; a higher score is more relevant."""
 
     score: float
 
 
 class Retriever:
-    """An index of documents by the landmarks that a model gives their blocks.
+    """An index of documents by the landmark keys of their blocks.
 
     model: a landmark model of `landmark.models`, or of transformers (`landmark.huggingface.wrap`). tokenizer: one of
-    `landmark.data`, or of transformers. heads: (layer, head) of the heads that score (None: all). Raises UserError for
-    a model without landmarks and for a tokenizer that cannot be used.
+    `landmark.data`, or of transformers. heads: the heads that score, each (layer, head) (None: all). Raises UserError
+    for a model without landmarks and for a tokenizer that cannot be used.
     """
 
     def __init__(self, model: Any, tokenizer: Any, heads: Sequence[tuple[int, int]] | None = None):
@@ -66,12 +66,12 @@ class Retriever:
         self._landmarks: dict[int, Tensor] = {}  # by layer, (H_kv, blocks, d)
 
     def __len__(self) -> int:
-        """Blocks in the index."""
+        """The number of blocks in the index."""
         return len(self.blocks)
 
     @torch.no_grad()
     def index(self, documents: Mapping[str, str] | Iterable[tuple[str, str]]) -> None:
-        """Add documents, (name, text). The last block of each is padded with end of text.
+        """Add documents (name, text). The last block of each is padded with end of text.
 
         Raises UserError for a document without text.
         """
@@ -98,13 +98,13 @@ class Retriever:
 
     @torch.no_grad()
     def head_scores(self, text: str) -> dict[tuple[int, int], Tensor]:
-        """Scores of the blocks (blocks,) by each head (layer, head): mean logarithms.
+        """The score of every block (blocks,) by each head (layer, head): a mean of logarithms, at most 0.
 
         Raises UserError for an empty text or an empty index.
         """
         ids = self._tokenizer.encode(text)
         if not len(ids) or not len(self):
-            raise UserError("the text is empty" if len(self) else "the index is empty: index(documents) first")
+            raise UserError("the text is empty" if len(self) else "the index is empty: call index(documents) first")
         memory = self._read(ids.astype(np.int64)[None])
         scores = {}
         for layer, queries in memory.queries.items():
@@ -120,7 +120,7 @@ class Retriever:
         by_head = self.head_scores(text)
         heads = list(by_head) if self.heads is None else self.heads
         if unknown := [head for head in heads if tuple(head) not in by_head]:
-            raise UserError(f"heads={unknown}: the model has none such; (layer, head), of {list(by_head)}")
+            raise UserError(f"heads={unknown}: the model has only the heads (layer, head) {list(by_head)}")
         return torch.stack([by_head[layer, head] for layer, head in heads]).mean(0)
 
     def query(self, text: str, count: int = 10) -> list[ScoredBlock]:
@@ -154,14 +154,14 @@ class _QueryRecorder(Memory):
 
     def reset(self) -> None:
         super().reset()
-        self.queries: dict[int, Tensor] = {}  # by layer, (B, H, T, d), at a distance of one block from every landmark
+        self.queries: dict[int, Tensor] = {}  # by layer: (B, H, T, d), rotated as if each landmark were at lag 1
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, cmt: Tensor | None = None) -> Tensor:
         self.queries[layer] = rotate(q, self._rotary(self.block_size + 1, q.shape[2], q))
         return super().attend(layer, q, k, v, cmt)
 
     def landmarks(self, layer: int) -> Tensor:
-        """Keys of the landmarks (B, H_kv, blocks, d), oldest first."""
+        """Landmark keys (B, H_kv, blocks, d), oldest first."""
         store = self.layers[layer].store
         return store.landmarks[:, :, : len(store)]
 
@@ -170,10 +170,10 @@ def split_into_blocks(name: str, text: str, tokenizer: Tokenizer, block_size: in
     """Split a document into blocks.
 
     Args:
-        name: of the document.
-        text: its text.
+        name: name of the document.
+        text: text of the document.
         tokenizer: one of `landmark.data`.
-        block_size: ℓ, tokens a block.
+        block_size: ℓ, normal tokens of a block.
 
     Returns the blocks and the ids (blocks · ℓ,), int64, padded with end of text. Raises UserError for a document
     without text.
@@ -199,12 +199,12 @@ def _as_landmark_tokenizer(tokenizer: Any) -> Tokenizer:
 
 
 def _block_size_and_rope_base(model: Any) -> tuple[int, float | Tensor]:
-    """Block size, and the base (or the frequencies) of the rotary positions."""
+    """The block size, and the base or the frequencies of the rotary positions."""
     if hasattr(model, "landmarks"):
         from landmark.huggingface.families import inverse_frequencies
 
         return model.landmarks.block_size, inverse_frequencies(model)
     config: Any = getattr(model, "config", None)
     if getattr(config, "kind", None) != "landmark":
-        raise UserError(f"{type(model).__name__}: has no landmarks to retrieve by")
+        raise UserError(f"{type(model).__name__} has no landmarks to retrieve by: give a landmark model")
     return config.block_size, config.rope_base

@@ -68,7 +68,7 @@ def by_hand(model, text):
     return found
 
 
-def test_scores_are_the_landmarks(model):
+def test_scores_are_softmaxes_over_landmarks(model):
     retriever = Retriever(model, TOKENIZER)
     retriever.index(TEXTS)
     expected = by_hand(model, "masts and herons, both")
@@ -142,7 +142,7 @@ def test_a_model_of_transformers_retrieves_as_its_memory_scores():
     assert retriever.query(text)[0].score >= retriever.query(text)[-1].score
 
 
-def test_what_cannot_be_indexed_or_asked_is_refused(model):
+def test_invalid_documents_texts_heads_and_models_are_refused(model):
     retriever = Retriever(model, TOKENIZER)
     with pytest.raises(UserError, match="index is empty"):
         retriever.query("anything")

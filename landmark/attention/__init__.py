@@ -21,9 +21,10 @@ __all__ = ["backend_for", "landmark_attention"]
 
 
 def backend_for(name: str, like: Tensor, block_size: int) -> str:
-    """The backend of this name; for "auto" triton on a GPU whose memory a block fits into, else blockwise.
+    """The backend to use: `name`, or for "auto" the best one for these queries.
 
-    like: (…, d), a tensor of the type, device and head dimension of the queries. Raises ValueError for an unknown name.
+    "auto" becomes "triton" on a GPU that can hold a block, else "blockwise". like: (…, d), a tensor with the type,
+    device and head dimension of the queries. Raises ValueError for an unknown name.
     """
     if name not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {name!r}")
@@ -82,31 +83,33 @@ def landmark_attention(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Causal attention in which the landmark that closes a block gates the attention to it (Section 3.1).
 
-    A window holds a landmark after every `block_size` normal tokens. A query attends to the tokens of its own block
-    and, each weighted by its landmark's score, to those of earlier blocks. A landmark's own weight is always 0.
+    A window holds a landmark after every `block_size` normal tokens. A query attends to the tokens of its own block and
+    of earlier blocks. The weight of an earlier block comes from the score of its landmark, and is shared out over the
+    tokens of the block. A landmark's own weight is always 0.
 
     Args:
         q: (B, H, T, d), already rotated.
-        k, v: (B, H_kv, prefix + T, d), H_kv dividing H. The queries belong to the last T keys.
+        k, v: (B, H_kv, prefix + T, d), k rotated, H_kv a divisor of H. The queries belong to the last T keys.
         block_size: ℓ, normal tokens of a block.
-        phase: (B,), integer, tokens missing from the first block, 0…block_size, best on the CPU, whatever the device;
-            None: 0.
+        phase: (B,), integer, tokens missing from the first block, 0…block_size; best on the CPU, also where
+            q is on a GPU. None: 0.
         prefix: keys before the first query.
-        cmt: (H_kv, d), the rotated key of a context miss token (Appendix D), which is no position of the window and has
-            no value; None: there is none.
-        controlled: (B, blocks), bool, for each block of the window, whether the context miss token controls its
-            landmark (context_miss_token.py); there may be more of them than blocks. None: no landmark is controlled.
-        cu_seqlens: (documents + 1,), integer, where documents begin that are packed into a batch of one and do not see
-            each other, 0 first and T last; phase and controlled are then given for each document. None: nothing is
-            packed.
-        scale: of the scores; None: 1/√d.
+        cmt: (H_kv, d), the rotated key of a context miss token (Appendix D), which has no value and no position in the
+            window; None: there is no such token.
+        controlled: (B, blocks or more), bool, whether the context miss token controls the landmark of each block
+            (context_miss_token.py). None: no landmark is controlled.
+        cu_seqlens: (documents + 1,), integer, from 0 to T, the rows where packed documents begin and end. They are
+            packed into a batch of one, and do not see each other; phase and controlled are then given for each
+            document. None: nothing is packed.
+        scale: factor of the scores; None: 1/√d.
         backend: "reference" (explicit weights), "blockwise", "triton" (fused kernels, for GPUs) or "auto" (triton on a
             GPU, else blockwise).
-        return_lse: whether to return the log-sum-exp too.
+        return_lse: whether to return the log-sum-exp too; default: the output alone.
 
-    Returns (B, H, T, d), and with `return_lse` also the (B, H, T) log-sum-exp, in nats and without gradient, of each
-    query's outer softmax: over the tokens of its block, the earlier landmarks that are free, and the context miss
-    token. A window that starts on a landmark (phase = block_size) has an empty first block: that landmark outputs 0.
+    Returns (B, H, T, d), and with `return_lse` also the log-sum-exp (B, H, T) of each query's outer softmax, in nats
+    and without gradient. The outer softmax is over the tokens of the query's block, the earlier landmarks that are
+    free, and the context miss token. A window that starts on a landmark (phase = block_size) has an empty first block:
+    the output of that landmark is 0.
 
     Raises ValueError for shapes that do not fit, a phase outside 0…block_size, controlled landmarks without a context
     miss token, or an unknown backend.

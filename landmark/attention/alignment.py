@@ -12,12 +12,16 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class BlockAlignment:
-    """Where the windows of n samples lie among whole blocks of `width` = W = ℓ+1 positions.
+    """The rows of padded tensors that hold the windows of n samples.
 
-    Padded tensors are (N, rows, d), N = n · heads. Padded keys begin with block 0, padded queries with block `first`.
+    Padded tensors are (N, rows, d), N = n · heads, their rows whole blocks. Padded keys begin with block 0, padded
+    queries with block `first`.
 
-    phases: of each sample. prefix, queries, heads: of the attention.
-    future: (W, W, 1), for offsets of keys, then of queries, in one block: whether the query does not see the key.
+    width: W = ℓ+1, positions of a block.
+    phases: tokens missing from the first block of each sample.
+    prefix, queries, heads: keys before the first query, T, H.
+    future: (W, W, 1), indexed by the offsets of a key and of a query in one block: whether the key is hidden from the
+        query, because it is later or the block's landmark.
     hidden: (n, 1, ℓ, 1), whether a token of the first block is padding; None: there is no padding.
     """
 
@@ -48,7 +52,7 @@ class BlockAlignment:
         return padded
 
     def unpad(self, padded: Tensor, x: Tensor, start: int = 0) -> None:
-        """The inverse of `pad`. padded: some of the rows, from `start` on; the others are not written to x."""
+        """The inverse of `pad`. padded: the rows from `start` on, all or some; x is written only where they reach."""
         parts, stop = padded.unflatten(0, (len(x), -1)), start + padded.shape[1]
         for sample, part, rows in zip(x, parts, self._rows(x.shape[2]), strict=True):
             low, high = max(start, rows.start), min(stop, rows.stop)
@@ -66,15 +70,15 @@ class BlockAlignment:
 def align_blocks(
     width: int, phases: tuple[int, ...], prefix: int, queries: int, heads: int, device: torch.device
 ) -> BlockAlignment:
-    """The alignment of windows.
+    """The alignment of the windows of a batch, computed once for the same arguments.
 
     Args:
         width: W = ℓ+1, positions of a block.
-        phases: of each sample, tokens missing from its first block.
+        phases: tokens missing from the first block of each sample.
         prefix: keys before the first query.
         queries: T.
         heads: H.
-        device: of the masks.
+        device: where the masks are.
     """
     offset = torch.arange(width, device=device)
     future = (offset[:, None] > offset) | (offset[:, None] == width - 1)

@@ -1,18 +1,18 @@
 """Landmark attention in tiles of whole blocks: exact, O(T·d + T·T/W) memory, no T×T tensor.
 
-A tile holds the scores of a few blocks of queries against every block so far, seen as (N, block, offset, query). Then
+A tile holds the scores of a few blocks of queries against all blocks up to them, as (N, block, offset, query):
 
-    inner    log-sum-exp over the offsets of each block: landmarks left out, the query's own block causal
-    gates    the landmark's score for each earlier block, the inner log-sum-exp for the query's own
-    outer    softmax of the gates over blocks, and over the context miss token if there is one (context_miss_token.py)
-    weights  exp(score − inner) · outer
+1. inner: log-sum-exp over the offsets of each block, without landmarks; causal in the query's own block.
+2. gates: the landmark's score for an earlier block, the inner log-sum-exp for the query's own block.
+3. outer: softmax of the gates over blocks, and over the context miss token if there is one (context_miss_token.py).
+4. weights: exp(score − inner) · outer.
 
-and no running maximum is needed. The backward pass computes the weights again, from two numbers kept for each query and
-block. The mean that the inner softmax's gradient subtracts is a sum over offsets of one tile. Derivation: README.md
-beside this file. Scores and log-sum-exps are in units of log 2, because exp2 is the fastest exponential.
+No running maximum is needed. The backward pass computes the weights again, from two numbers kept for each query and
+block. The mean that the gradient of the inner softmax subtracts is a sum over offsets of one tile. README.md has the
+derivation. Scores and log-sum-exps are in units of log 2, because exp2 is the fastest exponential.
 
-The samples of a batch are cut at different phases, so each is padded until its blocks line up with those of the others
-(alignment.py): `phase` rows, the window, rows up to a whole block. N: sequences, the heads of a few samples.
+The windows of a batch are cut at different phases. Each is padded so that the blocks of all line up (alignment.py):
+`phase` rows, the window, rows up to a whole block. N: sequences, the heads of some samples.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from landmark.attention.inputs import AttentionInputs
 from landmark.attention.workspace import Workspace, workspace
 
 TILE_ROWS = 102  # queries of a tile, in whole blocks
-TILE_SIZE = 1 << 20  # scores of a tile of several sequences, that fit into the processor's cache
+TILE_SIZE = 1 << 20  # scores of the sequences computed together; they fit into the processor's cache
 
 
 def _tiles(alignment: BlockAlignment) -> list[Tile]:
-    """All tiles, the latest queries first."""
+    """All tiles, those of the latest queries first."""
     count = max(1, TILE_ROWS // alignment.width)
     return [
         Tile(alignment, max(alignment.first, stop - count), stop)
@@ -43,7 +43,7 @@ def _tiles(alignment: BlockAlignment) -> list[Tile]:
 
 
 def _exponentials(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """Put 2^(x − largest) in x's place. Returns their sum, at least a tiny number, and log2 Σ 2^x, without `dim`."""
+    """Replace x by 2^(x − largest), in place. Returns the sum over `dim`, made positive, and log2 Σ 2^x."""
     limits = torch.finfo(x.dtype)
     largest = x.amax(dim, keepdim=True).clamp_(min=limits.min)
     total = x.sub_(largest).exp2_().sum(dim)
@@ -53,8 +53,10 @@ def _exponentials(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class _ContextMiss:
-    """The context miss token. values: (n, H, T), its scores in nats, or in the backward pass its weights.
-    controlled: (n, blocks), bool."""
+    """The context miss token.
+
+    values: (n, H, T), its scores in nats; in the backward pass its weights. controlled: (n, blocks), bool.
+    """
 
     values: Tensor
     controlled: Tensor
@@ -76,8 +78,11 @@ def _forward(
     out: Tensor,
     lse: Tensor,
 ) -> list[Tensor]:
-    """Write out and lse of the samples. Returns two tensors (N, block, query) for each tile: the outer weights, and the
-    shift, with weights = exp2(score − shift)."""
+    """Write out and lse of the samples.
+
+    Returns two tensors (N, block, query) for each tile: the outer weights, and the shift in weights =
+    exp2(score − shift).
+    """
     q, k, v = _pad_all(q, k, v, alignment, work)
     saved, padded_lse = [], work("lse", *q.shape[:2])
     padded_cmt = None if cmt is None else cmt.pad(alignment, work).mul_(LOG2_E)
@@ -130,7 +135,7 @@ def _backward(
     work: Workspace,
     gradients: list[Tensor],
 ) -> None:
-    """Write the gradients of q, k, v, and of the scores of a context miss token, of the samples."""
+    """Write the samples' gradients of q, k and v, and of the context miss token's scores if there is one."""
     to_dq, to_dk, to_dv, *to_d_cmt = gradients
     row_mean = (do * out).sum(-1, keepdim=True)  # D_i
     q, k, v = _pad_all(q, k, v, alignment, work)
@@ -166,7 +171,7 @@ def _backward(
 
 
 def _collect(tile: Tile, total: Tensor, part: Tensor) -> None:
-    """Add a tile's gradient of keys or values. The first tile reaches all of them."""
+    """Add a tile's gradient of keys or values to the total. The first tile has all keys, and overwrites it."""
     into = tile.keys(total)
     if tile.stop == tile.alignment.blocks:
         into.copy_(part)
@@ -175,13 +180,13 @@ def _collect(tile: Tile, total: Tensor, part: Tensor) -> None:
 
 
 def _rows_first(x: Tensor) -> Tensor:
-    """A new tensor like x, (B, H, T, d), stored as (B, T, H, d), as the projections around attention need it."""
+    """A new tensor like x, (B, H, T, d), with the memory layout (B, T, H, d) of the projections around attention."""
     batch, heads, length, dim = x.shape
     return x.new_empty(batch, length, heads, dim).transpose(1, 2)
 
 
 def _chunks(samples: int, heads: int, scores: int) -> list[tuple[slice, slice]]:
-    """Samples and heads to compute at a time. scores: of a tile, of one sequence."""
+    """The parts (samples, heads) of the batch, computed one by one. scores: of one sequence's largest tile."""
     sequences = max(1, TILE_SIZE // scores)
     rows, columns = max(1, sequences // heads), min(sequences, heads)
     return [
@@ -242,9 +247,9 @@ def _context_miss(values: Tensor | None, controlled: Tensor | None, chunk: tuple
 
 
 def landmark_attention_blockwise(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
-    """Output (B, H, T, d) and outer log-sum-exp (B, H, T) of landmark attention; the latter carries no gradient.
+    """Output (B, H, T, d) and, without gradient, outer log-sum-exp (B, H, T) of landmark attention.
 
-    Half precision is computed in float32.
+    Inputs in half precision are computed in float32.
     """
     dtype = inputs.q.dtype
     compute = torch.promote_types(dtype, torch.float32)

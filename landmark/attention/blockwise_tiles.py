@@ -1,4 +1,7 @@
-"""The tiles that blockwise.py computes: a few blocks of queries against every block of keys so far."""
+"""The tiles of blockwise.py: a few blocks of queries against all blocks of keys up to them.
+
+N: sequences (the heads of some samples). Padded tensors are (N, rows, …), see alignment.py.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,12 @@ LOG2_E = math.log2(math.e)
 
 
 def product(a: Tensor, b: Tensor, out: Tensor, scale: float = 1.0) -> Tensor:
-    """Batched matrix product.
+    """Batched matrix product a·b·scale.
 
     Args:
         a: (N, m, n).
         b: (N, n, p).
-        out: (N, m, p), which is overwritten and returned.
+        out: (N, m, p), is overwritten and returned.
         scale: factor of the product.
     """
     return torch.baddbmm(out, a, b, beta=0, alpha=scale, out=out)
@@ -28,7 +31,7 @@ def product(a: Tensor, b: Tensor, out: Tensor, scale: float = 1.0) -> Tensor:
 
 @dataclass(frozen=True)
 class Tile:
-    """The queries of the blocks start … stop−1 against the keys of the blocks 0 … stop−1."""
+    """The queries of blocks start … stop−1 against the keys of blocks 0 … stop−1."""
 
     alignment: BlockAlignment
     start: int
@@ -40,20 +43,22 @@ class Tile:
         return (self.start - self.alignment.first) * self.alignment.width
 
     def queries(self, padded: Tensor) -> Tensor:
+        """The tile's rows of a tensor with a row for each query."""
         return padded[:, self.row : self.row + (self.stop - self.start) * self.alignment.width]
 
     def row_of(self, padded: Tensor) -> Tensor:
-        """One number for each query, (N, rows, 1) → (N, 1, query)."""
+        """The tile's part of one number for each query: (N, rows, 1) → (N, 1, query)."""
         return self.queries(padded).mT
 
     def controlled(self, blocks: Tensor) -> Tensor:
-        """Controlled landmarks, (n, blocks) → (N, block, query); the landmark of the query's own block never is one."""
+        """Whether a landmark is controlled, (n, blocks) → (N, block, query); False for the query's own block."""
         mask = blocks[:, : self.stop].repeat_interleave(self.alignment.heads, 0)[..., None]
         mask = mask.repeat(1, 1, (self.stop - self.start) * self.alignment.width)
         self.own(mask).fill_(False)
         return mask
 
     def keys(self, padded: Tensor) -> Tensor:
+        """The tile's rows of a tensor with a row for each key."""
         return padded[:, : self.stop * self.alignment.width]
 
     def blocked(self, x: Tensor) -> Tensor:
@@ -61,30 +66,30 @@ class Tile:
         return x.unflatten(1, (self.stop, self.alignment.width))
 
     def own(self, x: Tensor) -> Tensor:
-        """(N, block, …, queries) → (N, …, offset, query block), each query's own block."""
+        """The part of each query's own block, a view: (N, block, …, queries) → (N, …, offset, query block)."""
         return x.unflatten(-1, (-1, self.alignment.width)).diagonal(-self.start, 1, x.ndim - 1)
 
     def scores(self, q: Tensor, k: Tensor, scale: float, work: Workspace) -> Tensor:
-        """Scores (N, block, offset, query) of all keys, in the workspace.
+        """Scores (N, block, offset, query) of all keys, in units of log 2.
 
         Args:
             q, k: (N, rows, d), padded.
-            scale: of the scores.
-            work: holds the result.
+            scale: factor of the scores.
+            work: workspace that holds the result.
         """
         keys, queries = self.keys(k), self.queries(q)
         scores = work("scores", len(q), keys.shape[1], queries.shape[1])
         return self.blocked(product(keys, queries.mT, scores, scale * LOG2_E))
 
     def gates(self, scores: Tensor) -> Tensor:
-        """Scores of the landmarks (N, block, query), −∞ from each query's own block on."""
+        """Scores of the landmarks (N, block, query), −∞ for the query's own block and later ones."""
         gates = scores[:, :, -1].clone()
         for block in range(self.start, self.stop):
             gates[:, block, : (block - self.start + 1) * self.alignment.width] = -torch.inf
         return gates
 
     def mask(self, scores: Tensor) -> Tensor:
-        """−∞, in place, for landmarks, padding and later tokens of a query's own block."""
+        """Put −∞ in the scores, in place, of landmarks, padding, and later tokens of the query's own block."""
         scores[:, :, -1] = -torch.inf
         if self.alignment.hidden is not None:
             first = scores[:, 0, :-1].unflatten(0, (-1, self.alignment.heads))

@@ -1,4 +1,4 @@
-"""Plain causal attention with a prefix: more keys than queries, as for recurrence and caches."""
+"""Plain causal attention with a prefix: keys before the first query, as in Transformer-XL and in caches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from landmark.attention.flash import attention_backward, attention_forward
 
 
 class _PrefixAttention(torch.autograd.Function):
-    """Two flash calls, over the prefix and over the queries' own tokens, joined by their log-sum-exps."""
+    """Two calls of flash attention, over the prefix and over the queries' own tokens, merged by their log-sum-exps."""
 
     @staticmethod
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor, prefix: int, scale: float) -> Tensor:
@@ -45,9 +45,9 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, *, prefix: int = 0, scale:
 
     Args:
         q: (B, H, T, d), already rotated.
-        k, v: (B, H_kv, prefix + T, d), H_kv dividing H.
+        k, v: (B, H_kv, prefix + T, d), k rotated, H_kv a divisor of H.
         prefix: keys before the first query.
-        scale: of the scores; None: 1/√d.
+        scale: factor of the scores; None: 1/√d.
 
     Returns (B, H, T, d).
     """

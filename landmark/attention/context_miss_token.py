@@ -1,12 +1,12 @@
-"""The context miss token (CMT): its weight S is the weight of past landmarks, known before they are scored.
+"""The context miss token (CMT): its weight S is shared out among landmarks, and known before they are scored.
 
-Landmarks are *free* or *controlled*. The outer softmax runs over the tokens of the query's own block, the free
-landmarks and the token; the controlled landmarks have a softmax of their own, times the token's weight S. Where no
-controlled landmark is visible, S is lost (paper, Appendix D).
+Landmarks are *free* or *controlled* (paper, Appendix D). The outer softmax runs over the tokens of the query's own
+block, the free landmarks and the token. The controlled landmarks have a softmax of their own, multiplied by S. Where a
+query sees no controlled landmark, S is lost.
 
-This is one ordinary softmax again: give each controlled landmark c the gate cmt_score + s_c − logsumexp(controlled).
-Together they have the token's weight. Gates here are the landmarks' scores (N, block, query), −∞ where a query sees
-none, in units of log 2.
+All this is one ordinary softmax if each controlled landmark c has the gate cmt_score + s_c − logsumexp(controlled): the
+exponentials of these gates add up to that of cmt_score. Gates here are (N, block, query), in units of log 2, and −∞
+for a landmark that the query does not see.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from torch import Tensor
 
 
 def context_miss_scores(q: Tensor, cmt: Tensor, kv_heads: int) -> Tensor:
-    """Scores of the token, unscaled, in at least single precision: (B, H, T).
+    """Scores of the token (B, H, T), not scaled, in float32 or float64.
 
-    q: (B, H, T, d); cmt: (H_kv, d), its key, both rotated. Raises ValueError for a key of another shape.
+    q: (B, H, T, d). cmt: (H_kv, d), the token's key. Both rotated. Raises ValueError for a key of another shape.
     """
     heads, dim = q.shape[1], q.shape[3]
     if cmt.shape != (kv_heads, dim):
-        raise ValueError(f"cmt must have shape ({kv_heads}, {dim}), a key for each head, got {tuple(cmt.shape)}")
+        raise ValueError(f"cmt must have shape ({kv_heads}, {dim}), one key for each head, got {tuple(cmt.shape)}")
     compute = torch.promote_types(q.dtype, torch.float32)
     cmt = cmt.repeat_interleave(heads // kv_heads, 0)
     with torch.autocast(q.device.type, enabled=False):
@@ -30,10 +30,10 @@ def context_miss_scores(q: Tensor, cmt: Tensor, kv_heads: int) -> Tensor:
 
 
 def share_cmt_weight(gates: Tensor, cmt_score: Tensor, controlled: Tensor) -> Tensor:
-    """Make the controlled gates share the weight of the token, in place.
+    """Change the gates of controlled landmarks, in place, so that these landmarks share the token's weight.
 
-    cmt_score: (N, 1, query); controlled: as gates, bool. Returns the token's own gate (N, 1, query): its score where no
-    controlled landmark is visible, else −∞.
+    gates: (N, block, query). cmt_score: (N, 1, query). controlled: bool, shape of gates. Returns the token's own gate
+    (N, 1, query): its score where the query sees no controlled landmark, else −∞.
     """
     controlled_gates = gates.masked_fill(~controlled, -torch.inf)
     largest = controlled_gates.amax(1, keepdim=True)
@@ -47,13 +47,13 @@ def share_cmt_weight(gates: Tensor, cmt_score: Tensor, controlled: Tensor) -> Te
 def shared_weight_gradient(
     weighted_means: Tensor, row_mean: Tensor, cmt_weight: Tensor, controlled: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The mean that the landmarks' gradient subtracts, and the gradient of the token's score.
+    """The mean that is subtracted in the gradient of each landmark's score, and the gradient of the token's score.
 
-    A free landmark's gradient is P_ib (D_ib − D_i), a controlled one's P_ib (D_ib − D_ic), with D_ic = Σ P_ib·D_ib / S
-    over the controlled landmarks; the token's is S (D_ic − D_i).
+    The gradient is P_ib (D_ib − D_i) for a free landmark, P_ib (D_ib − D_ic) for a controlled one, and S (D_ic − D_i)
+    for the token, where D_ic = Σ P_ib·D_ib / S over the controlled landmarks (symbols: README.md beside this file).
 
     Args:
-        weighted_means: (N, block, query), P_ib·D_ib.
+        weighted_means: (N, block, query), P_ib·D_ib for every block b.
         row_mean: (N, 1, query), D_i.
         cmt_weight: (N, 1, query), S.
         controlled: (N, block, query), bool.

@@ -1,7 +1,7 @@
-"""Plain attention that also returns its log-sum-exp, forward and backward, for keys that come in several parts.
+"""Plain attention that also returns its log-sum-exp, forward and backward, so that attention to parts can be merged.
 
-On the CPU these are PyTorch's own flash kernels. Where they are missing (another device, another version) plain
-PyTorch computes the same with explicit weights, and a warning says so once.
+On the CPU it uses PyTorch's own flash kernels. On another device, or where this version of PyTorch lacks the kernels,
+it computes the same with explicit weights, and warns once.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ def _has_flash(device: str) -> bool:
     if device == "cpu" and _FORWARD is not None and _BACKWARD is not None:
         return True
     warnings.warn(
-        f"no flash attention that returns its log-sum-exp is used on device {device!r} with torch "
-        f"{torch.__version__}: attention in parts falls back to plain PyTorch, exact but slower",
+        f"torch {torch.__version__} has no flash attention with a log-sum-exp for device {device!r}: "
+        "attention in parts falls back to plain PyTorch, exact but slower",
         stacklevel=4,
     )
     return False
@@ -34,10 +34,10 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: 
     Args:
         q: (B, H, T, d).
         k, v: (B, H, S, d).
-        scale: of the scores.
+        scale: factor of the scores.
         causal: whether to hide keys j > i from query i, both counted from 0.
 
-    Returns (B, H, T, d) and (B, H, T), the latter float32 for half precision.
+    Returns (B, H, T, d) and, in float32 for half precision, (B, H, T).
     """
     if _has_flash(q.device.type):
         assert _FORWARD is not None
@@ -59,16 +59,18 @@ def attention_backward(
     scale: float,
     causal: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v when the weights are exp(score − lse), for *any* `out` and `lse`.
+    """Gradients of q, k and v where the weights are w = exp(s − lse), for *any* `out` and `lse`.
 
-    With w = exp(s − lse) this is ds = w·(grad_out·v − grad_out·out), as a flash backward computes it. `out` and `lse`
-    may belong to these keys alone, or to a larger softmax of which these keys are a part.
+    The gradient of the scores is ds = w·(grad_out·v − grad_out·out), as in every flash backward pass. `out` and `lse`
+    may belong to these keys alone, or to a softmax over more keys.
 
     Args:
         grad_out: (B, H, T, d).
-        q, k, v, scale, causal: those of `attention_forward`.
-        out: (B, H, T, d).
-        lse: (B, H, T).
+        q, k, v, scale, causal: as in `attention_forward`.
+        out: (B, H, T, d), output of the softmax.
+        lse: (B, H, T), log-sum-exp of the softmax.
+
+    Returns the three gradients, in the shapes of q, k and v.
     """
     if _has_flash(q.device.type):
         assert _BACKWARD is not None

@@ -8,17 +8,18 @@ from torch import Tensor
 
 
 class AttentionInputs(NamedTuple):
-    """See `landmark.attention.landmark_attention`.
+    """The arguments of `landmark.attention.landmark_attention`, checked and with their defaults filled in.
 
     q: (B, H, T, d), rotated.
-    k, v: (B, H_kv, prefix + T, d), H_kv dividing H; H_kv = H but for the backend "triton".
+    k, v: (B, H_kv, prefix + T, d). The backend "triton" takes H_kv that divides H; the others get H_kv = H.
     block_size: ℓ, normal tokens of a block.
-    phase: (samples,), int64, tokens missing from the first block, best on the CPU.
+    phase: (samples,), int64, tokens missing from the first block.
     prefix: keys before the first query.
-    scale: of the scores.
+    scale: factor of the scores.
     cmt_scores: (B, H, T), scores of the context miss token, scaled, in nats; None: the model has no such token.
-    controlled: (samples, blocks), bool, landmarks that the token controls; given with cmt_scores.
-    cu_seqlens: (samples + 1,), the rows where packed samples begin; None: each element of the batch is one sample.
+    controlled: (samples, blocks), bool, landmarks that the token controls; None exactly where cmt_scores is None.
+    cu_seqlens: (samples + 1,), the rows where packed samples begin and end; None: each element of the batch is one
+        sample.
     """
 
     q: Tensor

@@ -1,4 +1,4 @@
-"""Documents of different lengths, packed one after the other into one row without padding. None sees another."""
+"""Documents of different lengths, packed one after the other into one row; they do not see each other."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from landmark.attention.inputs import AttentionInputs
-from landmark.attention.layout import can_look
+from landmark.attention.layout import can_read
 
 
 def check_packed(cu_seqlens: Tensor, batch: int, length: int, prefix: int) -> int:
-    """Number of documents, which begin at cu_seqlens[:-1] and end at cu_seqlens[1:].
+    """The number of packed documents; they begin at cu_seqlens[:-1] and end at cu_seqlens[1:].
 
     Args:
         cu_seqlens: (documents + 1,), integer.
@@ -21,15 +21,15 @@ def check_packed(cu_seqlens: Tensor, batch: int, length: int, prefix: int) -> in
         length: T, the tokens of the row.
         prefix: keys before the first query, which must be 0.
 
-    Raises ValueError where there is more than one row, a prefix, or documents that do not follow one another from 0 to
-    `length`; the last is only checked where `can_look`.
+    Raises ValueError for more than one row, for a prefix, and, where `can_read` allows reading them, for bounds that
+    do not rise from 0 to `length`.
     """
     if batch != 1 or prefix:
         raise ValueError(f"cu_seqlens packs documents into one row without a prefix, got {batch} rows, prefix={prefix}")
     if cu_seqlens.ndim != 1 or len(cu_seqlens) < 2 or cu_seqlens.dtype not in (torch.int32, torch.int64):
         shape, dtype = tuple(cu_seqlens.shape), cu_seqlens.dtype
         raise ValueError(f"cu_seqlens must be (documents + 1,) integers, got {shape} of {dtype}")
-    if can_look(cu_seqlens):
+    if can_read(cu_seqlens):
         ends = [0, *cu_seqlens.tolist(), length]
         if ends != sorted(ends) or cu_seqlens[0] != 0 or cu_seqlens[-1] != length:
             raise ValueError(f"cu_seqlens must rise from 0 to T = {length}, got {cu_seqlens.tolist()}")
@@ -37,14 +37,14 @@ def check_packed(cu_seqlens: Tensor, batch: int, length: int, prefix: int) -> in
 
 
 def longest(cu_seqlens: Tensor) -> int:
-    """Length of the longest document; where `can_look` forbids reading it, the least possible: 1."""
-    return int(cu_seqlens.diff().max()) if can_look(cu_seqlens) else 1
+    """Tokens of the longest document; the least possible number, 1, where `can_read` forbids reading it."""
+    return int(cu_seqlens.diff().max()) if can_read(cu_seqlens) else 1
 
 
 def one_by_one(
     attend: Callable[[AttentionInputs], tuple[Tensor, Tensor]], inputs: AttentionInputs
 ) -> tuple[Tensor, Tensor]:
-    """Output (1, H, T, d) and log-sum-exp (1, H, T) from a backend that knows no packed documents, called for each."""
+    """Output (1, H, T, d) and log-sum-exp (1, H, T) of a backend that is called for each document separately."""
     assert inputs.cu_seqlens is not None
     outs, lses = [], []
     for i, (start, end) in enumerate(itertools.pairwise(inputs.cu_seqlens.tolist())):

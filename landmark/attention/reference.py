@@ -1,4 +1,7 @@
-"""The paper's equations with explicit weights, O(T²) memory (Section 3.1). Every other path is tested against it."""
+"""Landmark attention as the paper writes it (Section 3.1): explicit weights, O(T²) memory.
+
+All other implementations are tested against this one.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,9 @@ from landmark.attention.layout import blocks_and_landmarks
 
 
 def grouped_softmax(scores: Tensor, groups: Tensor, num_groups: int) -> Tensor:
-    """Softmax over the elements of each group separately (paper, σ_G); −∞ gets weight 0.
+    """Softmax of each group of elements separately, σ_G in the paper; elements of −∞ get weight 0.
 
-    scores: (…, S); groups: int64, broadcastable to scores, values 0…num_groups−1.
+    scores: (…, S). groups: int64, broadcastable to scores, 0…num_groups−1: the group of each element.
     """
     groups = groups.expand_as(scores)
     shape = (*scores.shape[:-1], num_groups)
@@ -32,22 +35,23 @@ def landmark_attention_weights(
     cmt_scores: Tensor | None = None,
     controlled: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Attention weights of landmark attention, and the log-sum-exp of each query's own (outer) group.
+    """Weights of landmark attention, AttWeight in the paper, and the log-sum-exp of each query's own (outer) group.
 
     Args:
         scores: (B, H, T, S), scaled, S = prefix + T.
         block_size: ℓ, normal tokens of a block.
         phase: (B,), tokens missing from the first block.
         prefix: keys before the first query.
-        bidirectional: whether to compute the variant of the paper's second reproduction: later tokens are visible too,
-            and a landmark sees only its own block and itself.
+        bidirectional: whether later tokens are visible too, and a landmark sees only its own block and itself: a
+            variant from the second reproduction of the paper.
         cmt_scores: (B, H, T), scores of the context miss token, which joins the outer group (Appendix D); None: there
             is no such token.
-        controlled: (B, blocks), bool, landmarks that make a group of their own, weighted by the weight of the context
-            miss token. Where none of them is visible that weight is lost. None: no landmark is controlled.
+        controlled: (B, blocks), bool, landmarks that the context miss token controls: they form one more group, whose
+            weights are multiplied by the token's weight. A query that sees none of them loses that weight. None: no
+            landmark is controlled.
 
-    Returns (B, H, T, S) and (B, H, T). Rows sum to one, but for the landmark of an empty first block, which has nothing
-    to attend to: weights 0, log-sum-exp −∞.
+    Returns (B, H, T, S) and (B, H, T). Rows of weights sum to one, with two exceptions: a row that loses the weight of
+    the context miss token, and the row of the landmark of an empty first block (weights 0, log-sum-exp −∞).
     """
     queries, keys = scores.shape[-2:]
     phase = phase.to(scores.device)
@@ -65,7 +69,7 @@ def landmark_attention_weights(
         itself = landmark_i & (index[None, :] == index[prefix:, None])
         visible = torch.where(landmark_i, own_block, ~(landmark_j & own_block))
 
-    # G_ij: a normal token's own block; for the landmark of another block, the block of the query.
+    # G_ij: a normal token is in the group of its block, the landmark of another block in the group of the query.
     num_groups = int(block.max()) + 1
     groups = torch.where(landmark_j, block_i, block_j)
     masked = scores.masked_fill(~visible, -torch.inf)
@@ -81,7 +85,7 @@ def landmark_attention_weights(
         softmax, cmt_weight = softmax[..., :-1], softmax[..., -1:]
         landmark_weights = torch.where(controlled_j, softmax * cmt_weight, softmax)
 
-    # S_{i,p_j}: the weight of the landmark that closes the block of key j, 1 for the query's own block.
+    # S_{i,p_j}: the weight of the landmark that closes the block of key j; 1 in the query's own block.
     gates = scores.new_zeros(*scores.shape[:-1], num_groups)
     to_gate = block_j.expand_as(scores)
     gates = gates.scatter_add(-1, to_gate, landmark_weights.masked_fill(~landmark_j, 0.0))
@@ -94,7 +98,7 @@ def landmark_attention_weights(
 
 
 def _per_key(per_block: Tensor | None, block: Tensor) -> Tensor:
-    """(B, blocks), bool → (B, 1, 1, S), the value of each key's block; None: False."""
+    """The value of each key's block: (B, blocks), bool → (B, 1, 1, S). None: False."""
     if per_block is None:
         return torch.zeros((), dtype=torch.bool, device=block.device)
     return per_block.to(block.device).gather(1, block)[:, None, None, :]

@@ -1,7 +1,7 @@
 """Rotary positions (RoPE): adjacent pairs (2i, 2i+1) rotate together by position · base^(−2i/d).
 
-Rotations compose: R(a)·R(b) = R(a+b), and ⟨R(a)q, R(b)k⟩ depends on a−b alone. So a memory rotates a block once, by its
-offsets 0…ℓ, and each query by its distance from the start of the block.
+Rotations compose, R(a)·R(b) = R(a+b), and ⟨R(a)q, R(b)k⟩ depends on a−b alone. So a memory rotates the keys of a block
+once, by their offsets 0…ℓ in the block, and each query by its distance from the start of the block.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from torch import Tensor
 
 
 def rotary_factors(positions: Tensor, head_dim: int, base: float | Tensor, dtype: torch.dtype) -> Tensor:
-    """Unit complex numbers e^{i·angle} for each position, from float64 angles.
+    """The rotation of each pair at each position, as unit complex numbers e^{i·angle}; angles are float64.
 
     Args:
         positions: (…), integer.
         head_dim: d, even.
-        base: the base of the angles; or (d/2,), radians by which each pair rotates for a position.
-        dtype: of the tensors to rotate.
+        base: base of the angles (see above); or (d/2,), radians per position of each pair.
+        dtype: type of the tensors to rotate.
 
     Returns (…, d/2), complex64, or complex128 where `dtype` is float64. Raises ValueError for an odd head_dim.
     """
@@ -48,7 +48,10 @@ def rotate_cmt(key: Tensor, table: RotaryTable) -> Tensor:
 
 
 class RotaryTable:
-    """The factors of positions 0, 1, 2, …, computed once, and for more positions when they are asked for."""
+    """The rotary factors of positions 0, 1, 2, …, computed once and extended when a later position is needed.
+
+    base: as in `rotary_factors`.
+    """
 
     def __init__(self, base: float | Tensor = 10000.0):
         self.base = base

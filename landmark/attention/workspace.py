@@ -1,4 +1,4 @@
-"""Memory that is used again and again: new memory costs as much time as the arithmetic on it."""
+"""Buffers that are used again: on the CPU, allocating memory takes as long as the arithmetic on it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch import Tensor
 
 
 class Workspace:
-    """Named buffers, each as large as the largest tensor that was asked for."""
+    """Named buffers, each as large as the largest tensor that has used it."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device):
         self._dtype, self._device = dtype, device
         self._buffers: dict[str, Tensor] = {}
 
     def __call__(self, name: str, *shape: int) -> Tensor:
-        """A tensor of this shape in the buffer of this name; the numbers in it are arbitrary."""
+        """A tensor of this shape in the buffer `name`; its values are arbitrary, and the next call overwrites it."""
         size = math.prod(shape)
         buffer = self._buffers.get(name)
         if buffer is None or buffer.numel() < size:
@@ -35,9 +35,10 @@ _kept = _Kept()
 
 
 def workspace(like: Tensor) -> Workspace:
-    """A workspace for tensors of this type and device.
+    """A workspace for tensors with the type and device of `like`.
 
-    On the CPU each thread keeps one, a few tiles large, from call to call; elsewhere PyTorch's allocator keeps memory.
+    On the CPU each thread keeps one for each type, a few tiles large. Elsewhere each call makes a new one, because
+    PyTorch's allocator keeps the memory.
     """
     if like.device.type != "cpu":
         return Workspace(like.dtype, like.device)

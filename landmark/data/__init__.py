@@ -1,4 +1,4 @@
-"""Corpora as streams of raw token ids, with landmarks as a view over them. Importing this loads no torch."""
+"""Corpora as streams of raw token ids, with landmarks inserted when a window is read. Loads no torch."""
 
 from landmark.data.bytes_and_words import TextSize, text_size
 from landmark.data.named_tokenizers import load_tokenizer

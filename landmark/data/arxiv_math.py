@@ -1,4 +1,4 @@
-"""arXiv Math: the papers of proof-pile, JSON lines whose `meta` names the config that a document belongs to."""
+"""arXiv Math: the papers in proof-pile, whose JSON lines name the config of each document in `meta`."""
 
 import json
 import logging
@@ -23,14 +23,14 @@ _PATTERNS = {
     "validation": ("validation.jsonl", "dev/proofpile_dev.jsonl"),
     "test": ("test.jsonl", "test/proofpile_test.jsonl"),
 }
-_LAYOUT = "train.jsonl, validation.jsonl and test.jsonl, or proof-pile's train/, dev/ and test/; .gz or not"
+_LAYOUT = "train.jsonl, validation.jsonl and test.jsonl, or proof-pile's train/, dev/ and test/, gzipped or not"
 _NO_CONFIG = "none"
 
 _log = logging.getLogger(__name__)
 
 
 class Line(NamedTuple):
-    """A line of a file, numbered from 1: its bytes, or the columns `text` and `meta` that were read from it."""
+    """A line of a file. number: from 1. content: its bytes, or its parsed columns `text` and `meta`."""
 
     file: str
     number: int
@@ -38,10 +38,10 @@ class Line(NamedTuple):
 
 
 class ArxivMath(Source):
-    """Documents are the lines `{"text": …, "meta": …}` whose meta has one of `configs` as its `config`.
+    """Documents are lines `{"text": …, "meta": {"config": …}}`.
 
-    configs: names to take (None: every line). bad_lines: `stop` raises a UserError that names a line of another form,
-    `skip` leaves the line out and counts it.
+    files: the lines. configs: configs whose documents are taken (None: all). bad_lines: for a line of another form
+    "stop" raises a UserError that names it, "skip" leaves it out and counts it.
     """
 
     name = "arxiv_math"
@@ -92,7 +92,7 @@ class ArxivMath(Source):
 
 
 class LocalFiles:
-    """`<root>/<split>.jsonl`, or proof-pile's own layout, where a split may be several numbered files."""
+    """`<root>/<split>.jsonl`, or proof-pile's own layout, in which a split may have several numbered files."""
 
     def __init__(self, root: Path):
         self.origin = str(root)
@@ -117,9 +117,9 @@ class LocalFiles:
 
 
 class HubFiles:
-    """proof-pile on the Hugging Face hub, read with the json builder: its loader script no longer runs.
+    """proof-pile on the Hugging Face hub, read as JSON files, because its loader script no longer runs.
 
-    Read over the network as the corpus is prepared; nothing is kept on disk but the prepared streams.
+    The files are read over the network while the corpus is prepared; only the prepared streams are kept on disk.
     """
 
     origin = HUB_NAME
@@ -140,7 +140,7 @@ class HubFiles:
                     split="train",
                     streaming=True,
                     features=columns,
-                    chunksize=1,  # a line at a time: in proof-pile, the keys of `meta` and their types differ
+                    chunksize=1,  # a line at a time, because the keys of `meta` and their types differ
                 )
                 for number, row in enumerate(rows, 1):
                     yield Line(file, number, row)
@@ -158,7 +158,7 @@ def make_source(
 ) -> ArxivMath:
     """proof-pile, or some of its configs, from the Hugging Face hub or a local folder.
 
-    Raises UserError: missing folder; a split without files or with files of two kinds; no config chosen.
+    Raises UserError for a missing folder, a split without files or with files of two kinds, and an empty `configs`.
     """
     if configs is not None and not configs:
         raise UserError("data.configs=[]: name at least one config (null: all)")
@@ -167,11 +167,11 @@ def make_source(
 
 
 class _BadLine(Exception):
-    """The message names the fault of a line."""
+    """A line of another form than expected; the message says why."""
 
 
 def _parse(content: bytes | Mapping[str, Any]) -> tuple[str, str]:
-    """Text and config of a line. proof-pile's files hold `meta` as an object, its loader gave it out as JSON."""
+    """Text and config of a line. `meta` is an object in proof-pile's files, and JSON text in copies by its loader."""
     record = _json(content, "the line") if isinstance(content, bytes) else content
     if not isinstance(record, Mapping) or not isinstance(text := record.get("text"), str):
         raise _BadLine('no JSON object with a "text"')

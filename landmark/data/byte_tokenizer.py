@@ -6,10 +6,10 @@ from landmark.data.tokenizer import Tokenizer
 
 
 class ByteTokenizer(Tokenizer):
-    """UTF-8 bytes as ids 0–255.
+    """UTF-8 bytes as ids 0…255, end of text 256, landmark 257.
 
-    The vocabulary of 258 is padded to 320, a multiple of 64: the output matrix multiplication is fast on GPUs at such
-    widths. GPT-2's 50257 is padded to 50304 for the same reason.
+    The vocabulary is padded to 320, a multiple of 64, for which the output matrix product is fast on GPUs; GPT-2's is
+    padded from 50257 to 50304 for the same reason.
     """
 
     def __init__(self):

@@ -18,14 +18,14 @@ _REACH = 3  # bytes of the longest whitespace character: how far a byte's class 
 
 @dataclass(frozen=True)
 class TextSize:
-    """Size of some text: UTF-8 bytes, and words, that is stretches without whitespace."""
+    """Size of a text: UTF-8 bytes, and words, which are parted by whitespace."""
 
     num_bytes: int
     words: int
 
 
 def word_starts(text: bytes) -> np.ndarray:
-    """(len(text),) bool: whether a word begins at this byte of valid UTF-8. The sum is len(str.split())."""
+    """Whether a word begins at each byte of UTF-8 text, (len(text),) bool. The sum is len(text.decode().split())."""
     space = _spaces(text)
     starts = ~space
     starts[1:] &= space[:-1]
@@ -33,7 +33,7 @@ def word_starts(text: bytes) -> np.ndarray:
 
 
 def _spaces(text: bytes) -> np.ndarray:
-    """(len(text),) bool: whether the byte is part of whitespace."""
+    """Whether each byte is part of whitespace, (len(text),) bool."""
     values = np.frombuffer(text, dtype=np.uint8)
     space = (values - np.uint8(0x09) < 5) | (values - np.uint8(0x1C) < 5)  # 0x09-0x0D, 0x1C-0x20: lower ones wrap
     if text.isascii():
@@ -57,10 +57,8 @@ def count_words(text: bytes) -> int:
 def text_size(tokens: np.ndarray, ranges: Iterable[tuple[int, int]], tokenizer: Tokenizer) -> TextSize:
     """Bytes and words of the text of token ranges [start, stop) of a stream.
 
-    A word counts where its first byte is, so the sizes of adjacent ranges add up to that of the whole.
-    End of text has no bytes and parts words.
-
-    tokens: (N,) ids of the stream
+    A word belongs to the range of its first byte, so the sizes of adjacent ranges add up. End of text has no bytes and
+    parts words. tokens: (N,) ids of the stream.
     """
     total_bytes = total_words = 0
     for start, stop in ranges:

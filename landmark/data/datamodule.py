@@ -11,9 +11,9 @@ from landmark.data.controlled_landmarks import ControlledLandmarks
 from landmark.data.positional_jumps import PositionalJumps
 from landmark.data.synthetic_corpus import SyntheticCorpus
 from landmark.data.synthetic_windows import SyntheticWindows
-from landmark.data.windows import TrainingWindows, most_blocks
+from landmark.data.windows import TrainingWindows
 from landmark.utils.errors import UserError
-from landmark.utils.window_batch import WindowBatch
+from landmark.utils.window_batch import WindowBatch, most_blocks
 
 if TYPE_CHECKING:
     from landmark.config import Config
@@ -24,13 +24,12 @@ if TYPE_CHECKING:
 class WindowDataModule(lightning.LightningDataModule):
     """Batches of windows from a corpus, as `config.train`, `config.model.block_size` and `config.seed` say.
 
-    Training: an endless iterator with one item for each optimizer step, the windows that this device contributes to
-    the effective batch (device r of n: indices r·B/n to (r+1)·B/n). The trainer slices micro-batches and stops after
-    its steps. The first step is `start_step`, which is read when iteration begins: **set it before the loop to
-    resume**.
+    Training: an endless iterator with one item for each optimizer step: this device's share of the effective batch of B
+    windows (device r of n: windows r·B/n … (r+1)·B/n − 1). The trainer cuts micro-batches. The first step is
+    `start_step`, which is read when iteration begins: **to resume, set it before the loop**.
 
-    Validation: `validate_batches` batches of the same size, of windows spread evenly over the validation split; the
-    same ones each time, shared among devices in the same way, and without positional jumps.
+    Validation: `validate_batches` batches of the same size, with windows spread evenly over the validation split. They
+    are the same each time, shared among devices in the same way, and have no positional jumps.
     """
 
     def __init__(self, corpus: "Corpus | SyntheticCorpus", tokenizer: "Tokenizer", config: "Config"):
@@ -64,7 +63,7 @@ class WindowDataModule(lightning.LightningDataModule):
             self._jumps = PositionalJumps(length, block_size, config.positions.p_jump)
 
     def train_dataloader(self) -> DataLoader:
-        """Batches of step `start_step`, `start_step` + 1, …, without end."""
+        """The batches of steps `start_step`, `start_step` + 1, …, without end."""
         return _loader(self._train_batches)
 
     def val_dataloader(self) -> DataLoader:

@@ -1,7 +1,7 @@
 """A folder of the user's own documents: text files, or JSON lines with a `text`, as RedPajama's data files have them.
 
-Where there are no splits, they are made: of every 50 documents (of as many as there are, if those are fewer) the first
-goes to validation, the second to test.
+Without folders for splits, splits are made: of every 50 documents (of all documents, if there are fewer than 50) the
+first is in validation, the second in test, the others in train.
 """
 
 import json
@@ -23,7 +23,7 @@ class Documents(Source):
     name = "documents"
 
     def __init__(self, root: Path):
-        """Raises UserError: no document for every split; splits of which some are missing."""
+        """Raises UserError if a split is missing, or if there are fewer documents than splits."""
         self.origin = str(root)
         self._root = root
         self._files = [path for path in sorted(root.rglob("*")) if path.name.endswith(_SUFFIXES) and path.is_file()]
@@ -57,7 +57,7 @@ class Documents(Source):
 
 
 def make_source(path: Path | None) -> Documents:
-    """Raises UserError: no folder given, or none that holds documents."""
+    """The documents in a folder. Raises UserError if no folder is given, or if it holds too few documents."""
     if path is None:
         raise UserError(f"data.path=null: name the folder of your documents: {_LAYOUT}")
     return Documents(existing_folder(path, _LAYOUT))
@@ -68,7 +68,7 @@ def _lines(path: Path, name: str) -> Iterator[Document]:
         try:
             text = json.loads(line)["text"]
             if not isinstance(text, str):
-                raise TypeError("its text is no string")
+                raise TypeError("its text is not a string")
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(
                 f'documents: {name}, line {number}: no JSON object with a "text" ({type(error).__name__}): '

@@ -1,4 +1,4 @@
-"""The tokenizer `gpt2`: byte-pair encoding by tiktoken, which releases the interpreter lock, so that threads help."""
+"""The tokenizer `gpt2`: byte-pair encoding by tiktoken, which runs in parallel threads."""
 
 import base64
 import hashlib
@@ -10,21 +10,21 @@ from landmark.data.tokenizer import Tokenizer
 from landmark.utils.errors import UserError
 
 GPT2_RANKS_SHA256 = "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"
-# The possessive form of GPT-2's pattern: the same pieces, without backtracking over long runs.
+# GPT-2's pattern with possessive quantifiers: the same pieces, without backtracking over long runs.
 GPT2_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
 
 
 class GPT2Tokenizer(Tokenizer):
     """GPT-2's encoding, whole or with fewer merges.
 
-    Small models spend most of their time and parameters on a large vocabulary. With a `vocab_size` the encoding stops
-    merging early: the first vocab_size − 64 ids stand for text, end of text and the landmark come next.
+    In a small model a large vocabulary takes most of the time and of the parameters. With a `vocab_size` only the first
+    merges are used: ids below vocab_size − 64 are text; the next two are end of text and landmark.
     """
 
     def __init__(self, file: str | Path | None = None, vocab_size: int | None = None):
-        """file: local copy of the ranks (None: download). vocab_size: None for all 50257 ids, padded to 50304.
+        """file: local copy of the ranks (None: they are downloaded). vocab_size: None: all ids, padded to 50304.
 
-        Raises UserError where there are no ranks, and for a vocabulary that is no multiple of 64 from 320 to 50304.
+        Raises UserError if the ranks are missing, and for a vocabulary that is no multiple of 64 from 320 to 50304.
         """
         import tiktoken
 
@@ -39,7 +39,7 @@ class GPT2Tokenizer(Tokenizer):
         pieces = {rank: piece for piece, rank in ranks.items()}
         decisive = {"ranks": GPT2_RANKS_SHA256, "pattern": GPT2_PATTERN}
         super().__init__(name, eot, landmark, vocab_size or 50304, pieces, **decisive)
-        # Never taken from a text, but with no special token at all tiktoken looks for one at every character.
+        # No text is encoded to it, but without any special token tiktoken looks for one at every character.
         special = {"<|endoftext|>": self.eot}
         self._encoding = tiktoken.Encoding(name, pat_str=GPT2_PATTERN, mergeable_ranks=ranks, special_tokens=special)
 

@@ -1,4 +1,4 @@
-"""Key-value pairs: definitions, then the same keys in another order, each followed by its value, which is to be told.
+"""Key-value pairs: definitions, then the same keys in another order, each followed by its value, the answer.
 
     Qk
     %t
@@ -6,8 +6,8 @@
     %t
     Qk
 
-With few definitions in a block, the answer to a query stands in another block (after the second reproduction of the
-paper). As bytes every line takes three tokens, so that a block of 3 holds one definition, and a block of 15 five.
+With few definitions in a block, the answer to a query is in another block (the task of the second reproduction of the
+paper). With tokenizer=bytes every line is three tokens: a block of 3 holds one definition, a block of 15 five.
 """
 
 from collections.abc import Iterator
@@ -23,10 +23,11 @@ QUERIES = "==\n"
 
 
 class KeyValue(SyntheticData):
-    """Values are small letters, keys other printable characters but `=`. A text never defines a key twice.
+    """Synthetic data with key-value pairs.
 
-    answer_weight: weight of the loss of a query's value, against 1 elsewhere. The value of a definition and the next
-    key cannot be known, and have no loss.
+    Values are lower-case letters, keys other printable characters except `=`. A text defines a key only once.
+    answer_weight: weight of the loss of a query's value. Definitions and keys cannot be predicted and have no loss; the
+    rest has the weight 1.
     """
 
     name = "key_value"
@@ -37,11 +38,10 @@ class KeyValue(SyntheticData):
         self.prompt_settings = {"version": 4}
 
     def sample(self, rng: np.random.Generator, length: int) -> Iterator[Piece]:
-        """Pieces of a text that is cut at its end: definitions, then queries for all of them in a random order, and
-        again in another order, until the text is full.
+        """Pieces of a text: definitions, then queries for all of them in random orders until the text is full.
 
-        There are two definitions or more, up to the number that leaves room for all queries; the logarithm of their
-        number is uniform.
+        There are at least two definitions, and at most as many as leave room for a query for each; the logarithm of
+        their number is uniform.
         """
         line = len("Qk\n")
         room = min(len(KEYS), (length - len(QUERIES)) // (2 * line))

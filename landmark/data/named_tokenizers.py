@@ -1,4 +1,4 @@
-"""Tokenizers by the name that `tokenizer=` gives them."""
+"""Tokenizers by their names in `tokenizer=`."""
 
 from pathlib import Path
 
@@ -10,11 +10,11 @@ from landmark.utils.errors import UserError
 
 
 def load_tokenizer(name: str, file: str | Path | None = None, vocab_size: int | None = None) -> Tokenizer:
-    """The tokenizer `bytes`, `gpt2`, or `pretrained`, that of a transformers model.
+    """The tokenizer `bytes`, `gpt2`, or `pretrained`, which belongs to a transformers model.
 
-    file: local copy of GPT-2's ranks, or the model's folder. vocab_size: of gpt2, as `GPT2Tokenizer` takes it.
+    file: local copy of GPT-2's ranks, or the model's folder. vocab_size: for `gpt2`, as in `GPT2Tokenizer`.
 
-    Raises UserError for an unknown name, a vocabulary that cannot be, a file that is missing or not the right one.
+    Raises UserError for an unknown name, an impossible vocabulary, and a file that is missing or a wrong one.
     """
     if name == "bytes":
         for key, value in {"file": file, "vocab_size": vocab_size}.items():

@@ -1,7 +1,7 @@
-"""Pass keys: a number hidden in much irrelevant text, to be told at its end (paper, Figure 3a).
+"""Pass keys: a number is hidden in much irrelevant text, and asked for at its end (paper, Figure 3a).
 
-Half of the training samples are prompts in the paper's words. Learning to copy from these alone takes very long, so
-the other half is dense: a few labelled keys, stated and asked for again and again, in another order, filler between.
+Half of the training samples are prompts in the paper's words. From these alone, learning to copy takes very long. So
+the other half is dense: a few labelled keys are stated, and asked for many times in random order, with filler between.
 """
 
 import re
@@ -23,10 +23,11 @@ LABELS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 class Passkey(SyntheticData):
-    """Prompts hide one key, or `needles` labelled ones, of which one is asked for.
+    """Synthetic data with pass keys.
 
-    dense: fraction of the training samples that are dense. answer_weight: weight of the loss of a key's digits where
-    the text before tells them, against 1 elsewhere.
+    needles: keys hidden in a prompt; several have labels, and one of them is asked for. dense: fraction of training
+    samples that are dense. answer_weight: weight of the loss of a key's digits where the text before states the key; a
+    key stated for the first time has no loss, and other text the weight 1.
     """
 
     name = "passkey"
@@ -49,7 +50,7 @@ class Passkey(SyntheticData):
             yield ".", 1.0
 
     def prompt(self, rng: np.random.Generator, length: int, tokenizer: Tokenizer) -> Prompt:
-        """A prompt of `length` tokens or a few less, because filler is cut at a character."""
+        """A prompt of `length` tokens, or a few less, because filler is added by characters."""
         labels = rng.permutation(list(LABELS))[: self.needles] if self.needles > 1 else [""]
         needles = [(f" {label}".rstrip(), _key(rng)) for label in labels]
         state = rng.bit_generator.state

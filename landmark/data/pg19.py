@@ -1,4 +1,4 @@
-"""PG-19, books from Project Gutenberg: its raw layout, or parquet files with one book a row."""
+"""PG-19, books of Project Gutenberg: in its raw layout, or in parquet files with one book in each row."""
 
 import re
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 HUB_NAME = "emozilla/pg19"
-_LAYOUT = "train/, validation/ and test/ with one <id>.txt a book, or parquet files named after their split"
+_LAYOUT = "train/, validation/ and test/ with one <id>.txt for each book, or parquet files named after their split"
 
 
 def make_source(path: Path | None) -> Source:
@@ -29,7 +29,7 @@ def make_source(path: Path | None) -> Source:
 
 
 class RawBooks(Source):
-    """`<root>/{train,validation,test}/<gutenberg id>.txt`, books in the order of their number."""
+    """`<root>/{train,validation,test}/<number>.txt`, books in the order of their Gutenberg numbers."""
 
     name = "pg19"
 
@@ -58,10 +58,10 @@ class RawBooks(Source):
 
 
 class ParquetBooks(Source):
-    """Rows with the columns `text` and `url`, which ends in the book's number; from the hub or from a folder.
+    """Rows with the columns `text` and `url`, from the hub or from a folder; the url ends in the book's number.
 
-    `datasets` turns the parquet files into Arrow files in its own cache (11.5 GB for the whole of PG-19) and
-    maps them into memory: any order costs constant memory, and files already downloaded are kept.
+    `datasets` converts the parquet files to Arrow files in its own cache (11.5 GB for PG-19) and maps them into memory,
+    so that reading in any order takes constant memory. Downloaded files are kept.
     """
 
     name = "pg19"

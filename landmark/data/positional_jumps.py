@@ -1,7 +1,9 @@
-"""Positional jumps: in training a random step follows each landmark (paper, Appendix E), here of at most p_jump = 3::
+"""Positional jumps: in training, positions grow by a random step after each landmark (paper, Appendix E).
+
+With ℓ = 2, landmarks L and p_jump = 3::
 
 tokens      a b L c d L e f
-steps           1     3         uniform in 1…p_jump, elsewhere 1
+steps           1     3         after landmarks uniform in 1…p_jump, elsewhere 1
 positions   0 1 2 3 4 5 8 9
 """
 
@@ -14,12 +16,15 @@ import torch
 from torch import Tensor
 
 from landmark.data.random_numbers import JUMPS, random_numbers
-from landmark.data.windows import most_blocks
+from landmark.utils.window_batch import most_blocks
 
 
 @dataclass(frozen=True)
 class PositionalJumps:
-    """length: T of the windows, landmarks included. block_size: ℓ. p_jump: largest step after a landmark."""
+    """The positions of training windows.
+
+    length: T, tokens of a window, landmarks included. block_size: ℓ. p_jump: largest step after a landmark.
+    """
 
     length: int
     block_size: int
@@ -30,8 +35,8 @@ class PositionalJumps:
 
         Args:
             phase: (indices,) tokens missing from the first block of each window.
-            seed: of the training.
-            step: optimizer step, the first being 0.
+            seed: seed of the training.
+            step: optimizer step, from 0.
             indices: windows within the batch of the step.
         """
         blocks = most_blocks(self.length, self.block_size)

@@ -1,7 +1,7 @@
 """Preparing a corpus: tokenise every document in parallel, in constant memory, into one file per split.
 
-The files are written to a temporary folder, which is renamed when all of it is on disk. A prepared folder is therefore
-whole; the next preparation deletes the temporary folder of a killed one.
+The files are written to a temporary folder, which is renamed when all files are on disk; so a prepared folder is always
+complete. The next preparation deletes the temporary folder of a killed one.
 """
 
 import hashlib
@@ -27,13 +27,14 @@ from landmark.data.stream import FORMAT, MANIFEST, VERIFIED, Corpus, open_corpus
 from landmark.data.tokenizer import Tokenizer
 from landmark.utils.errors import UserError
 from landmark.utils.files import name_in_errors, sync_folder, write_json
+from landmark.utils.hardware import cores
 
 _log = logging.getLogger(__name__)
 _In = TypeVar("_In")
 _Out = TypeVar("_Out")
 
-_CAPACITY = 2_000_000  # characters in memory per worker, so that others go on while one has a long document
-_LEAST_SIZE = 10_000  # characters that a shorter document counts as: tiny ones take memory too
+_CAPACITY = 2_000_000  # characters in memory per worker, so that others continue while one has a long document
+_LEAST_SIZE = 10_000  # a shorter document counts as so many characters, because tiny ones take memory too
 
 
 def prepare(
@@ -47,18 +48,18 @@ def prepare(
     max_documents: int | None = None,
     progress: bool = True,
 ) -> Corpus:
-    """The corpus as token streams, tokenised now unless it is prepared.
+    """Open a corpus as token streams; tokenise it first if it is not prepared yet.
 
-    Processes that ask for the same corpus wait for one of them to prepare it.
+    If several processes need the same corpus, one prepares it and the others wait.
 
     Args:
         name: module of `landmark.data` that reads the corpus.
         tokenizer: encodes the documents.
         cache: folder of prepared corpora.
-        path: local copy of the corpus (None: as the corpus decides, for example the hub).
-        options: of the corpus, as `open_source` takes them.
+        path: local copy of the corpus (None: the default of the corpus, such as the hub).
+        options: of the corpus, as for `open_source`.
         workers: threads (None: one per core).
-        max_documents: only so many documents of each split, the first ones (None: all).
+        max_documents: number of documents to take of each split, from the first on (None: all).
         progress: whether to show a progress bar.
 
     Raises UserError for a missing or empty corpus, and for a prepared file that was cut short or altered.
@@ -72,7 +73,7 @@ def prepare(
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _locked(folder):
         if not (folder / MANIFEST).exists():
-            _prepare(source, tokenizer, folder, workers or _cores(), progress)
+            _prepare(source, tokenizer, folder, workers or cores(), progress)
         return open_corpus(folder)
 
 
@@ -85,17 +86,17 @@ def find(
     options: Mapping[str, Any] | None = None,
     max_documents: int | None = None,
 ) -> Corpus | None:
-    """The corpus if it is prepared, else None: never tokenises or downloads.
+    """Open a corpus if it is prepared; else None. Never tokenises or downloads.
 
     Args:
         name: module of `landmark.data` that reads the corpus.
-        tokenizer: of the prepared corpus.
+        tokenizer: encodes the documents.
         cache: folder of prepared corpora.
-        path: local copy of the corpus (None: as the corpus decides).
-        options: of the corpus, as `open_source` takes them.
-        max_documents: only so many documents of each split (None: all).
+        path: local copy of the corpus (None: the default of the corpus).
+        options: of the corpus, as for `open_source`.
+        max_documents: number of documents taken of each split (None: all).
 
-    Raises UserError as `prepare`.
+    Raises UserError as `prepare` does.
     """
     folder = _folder(_source(name, path, options, max_documents), tokenizer, Path(cache))
     return open_corpus(folder) if (folder / MANIFEST).exists() else None
@@ -113,7 +114,7 @@ def _folder(source: Source, tokenizer: Tokenizer, cache: Path) -> Path:
 
 
 def _locked(folder: Path) -> AcquireReturnProxy:
-    """A lock that is held until the end of the with block; the system releases it when its process dies."""
+    """The lock of a folder, for a with block; the system also releases it when the process dies."""
     lock = FileLock(folder.with_name(f".{folder.name}.lock"))
     try:
         return lock.acquire(timeout=0)
@@ -154,7 +155,7 @@ def _prepare(source: Source, tokenizer: Tokenizer, folder: Path, workers: int, p
 
 
 def _discard_without_manifest(folder: Path) -> None:
-    """Delete the files of a prepared corpus whose manifest was deleted; refuse to delete anything else."""
+    """Delete the files of a prepared corpus whose manifest is gone. Raises UserError if there are other files."""
     if not folder.exists():
         return
     for file in [*(folder / f"{split}.bin" for split in SPLITS), folder / VERIFIED]:
@@ -215,7 +216,7 @@ def _map_in_order(
 ) -> Iterator[_Out]:
     """Results in the order of the items.
 
-    Memory holds two items per worker, or more while their sizes add up to less than `capacity`.
+    At most two items per worker are in memory, or more if their sizes add up to less than `capacity`.
     """
     with ThreadPoolExecutor(workers) as pool:
         waiting: deque[tuple[Future[_Out], int]] = deque()
@@ -244,10 +245,3 @@ def _bar(title: str, total: int | None, progress: bool) -> tqdm:
         disable=not progress,
         mininterval=0.2 if sys.stderr.isatty() else 10.0,
     )
-
-
-def _cores() -> int:
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # not on every system
-        return os.cpu_count() or 1

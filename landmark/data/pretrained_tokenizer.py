@@ -1,4 +1,4 @@
-"""The tokenizer `pretrained`: one of transformers."""
+"""The tokenizer `pretrained`: the tokenizer of a transformers model."""
 
 import hashlib
 import json
@@ -13,17 +13,20 @@ from landmark.utils.errors import UserError
 
 
 class PretrainedTokenizer(Tokenizer):
-    """A model's tokenizer: byte-level, or of pieces in which ▁ stands for a space and <0x0A> for a byte.
+    """A tokenizer of transformers: byte-level, or with pieces in which ▁ is a space and <0x0A> a byte.
 
-    The landmark is its token `<landmark>`, which is added where it has none.
+    The landmark is its token `<landmark>`, which is added if it is missing.
     """
 
     def __init__(self, inner: Any, where: str = "the tokenizer"):
-        """inner: a fast tokenizer of transformers. Raises UserError for any other, and for one without end of text."""
+        """inner: a fast tokenizer of transformers. where: its place, for messages.
+
+        Raises UserError for another tokenizer, and for one without end of text.
+        """
         if getattr(inner, "backend_tokenizer", None) is None:
-            raise UserError(f"{where}: not a tokenizer of transformers that is built on the library tokenizers")
+            raise UserError(f"{where}: not a tokenizer of transformers that uses the library tokenizers")
         if inner.eos_token_id is None:
-            raise UserError(f"{where}: has no end of text, which parts documents: set its eos_token")
+            raise UserError(f"{where}: has no end of text, which must separate documents: set its eos_token")
         described = json.loads(inner.backend_tokenizer.to_str())
         decisive = {key: described[key] for key in ("normalizer", "pre_tokenizer", "model")}
         if LANDMARK not in inner.get_vocab():
@@ -42,7 +45,7 @@ class PretrainedTokenizer(Tokenizer):
 
 
 def open_pretrained(folder: str | Path) -> PretrainedTokenizer:
-    """The tokenizer in a folder, or of that name on the hub. Raises UserError where there is none that can be used."""
+    """The tokenizer in a folder, or of a name on the hub. Raises UserError if there is none that can be used."""
     from transformers import AutoTokenizer
 
     try:
@@ -55,7 +58,7 @@ def open_pretrained(folder: str | Path) -> PretrainedTokenizer:
 
 
 def _piece(token: str, byte_level: bool) -> bytes:
-    """The bytes that a token stands for."""
+    """The bytes of a token."""
     if byte_level:
         return bytes(_BYTES[letter] for letter in token)
     if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
@@ -64,7 +67,7 @@ def _piece(token: str, byte_level: bool) -> bytes:
 
 
 def _letters() -> dict[str, int]:
-    """GPT-2's letters for bytes: those that print stand for themselves, the others follow from 256 on."""
+    """The byte of each of GPT-2's letters: printable bytes are their own letters, the others follow from 256 on."""
     printed = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [value for value in range(256) if value not in printed]
     return {chr(value): value for value in printed} | {chr(256 + n): value for n, value in enumerate(others)}

@@ -1,4 +1,4 @@
-"""Random numbers as functions of seed, step and index, so that any part of a batch can be made alone."""
+"""Random numbers as functions of seed, step and index, so that each window of a batch can be made separately."""
 
 import math
 
@@ -6,23 +6,23 @@ import numpy as np
 
 from landmark.data.sources import SPLITS
 
-STARTS, CONTROLLED, JUMPS = 0, 1, 2  # streams of random numbers with one key that never meet
+STARTS, CONTROLLED, JUMPS = 0, 1, 2  # independent streams of random numbers for the same seed and step
 
 
 def random_numbers(seed: int, step: int, stream: int, indices: range, shape: tuple[int, ...] = ()) -> np.ndarray:
     """Random numbers of some windows of a step, uint64 (indices, *shape), by the counter-based Philox generator.
 
     Args:
-        seed: of the training.
-        step: optimizer step, the first being 0.
+        seed: seed of the training.
+        step: optimizer step, from 0.
         stream: STARTS, CONTROLLED or JUMPS.
-        indices: windows within the batch of the step; the numbers of one do not depend on the others.
-        shape: numbers of each window.
+        indices: windows within the batch of the step; the numbers of each do not depend on the other indices.
+        shape: shape of the numbers of each window.
     """
     philox = np.random.Philox(key=np.array([seed, step], np.uint64), counter=np.array([0, 0, 0, stream], np.uint64))
     return philox.random_raw(indices.stop * math.prod(shape)).reshape(-1, *shape)[indices.start :]
 
 
 def sample_generator(split: str, *numbers: int) -> np.random.Generator:
-    """A generator for the synthetic sample or prompt with these numbers. No two splits share one."""
+    """The random numbers of the synthetic sample or prompt with these numbers, different for each split."""
     return np.random.Generator(np.random.Philox(np.random.SeedSequence([SPLITS.index(split), *numbers])))

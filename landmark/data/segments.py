@@ -1,4 +1,4 @@
-"""The stretches of a stream that an evaluation reads, and the predictions that count."""
+"""The segments of a stream that an evaluation reads, and the predictions in them that count."""
 
 from dataclasses import dataclass
 
@@ -7,9 +7,9 @@ from landmark.utils.errors import UserError
 
 @dataclass(frozen=True)
 class Segment:
-    """Tokens [start, start + length) of the raw stream are read; the last `counted` predictions count.
+    """Tokens start … start+length−1 of the raw stream, of whose predictions the last `counted` count.
 
-    The prediction made at position p is of token p + 1, so the last target is token start + length.
+    The prediction at token p is of token p + 1, so the last target is token start + length.
     """
 
     start: int
@@ -26,18 +26,18 @@ class Segment:
 def segments(stream_length: int, length: int, tokens: int | None = None, span: int = 4096) -> list[Segment]:
     """Cut a stream into segments, each of which is read with an empty memory.
 
-    Without a budget, the paper's protocol: the whole stream is cut, the shorter rest is dropped, and every prediction
-    counts. With a budget, floor(tokens / span) (at least 1) evenly spaced stretches of `span` predictions are cut,
-    which do not overlap and do not depend on `length`: every length is measured on the same text. If `length` does
-    not divide a stretch, its last segment is moved back, and only the new predictions count.
+    Without a budget, as in the paper (Section 4.1), the whole stream is cut, the shorter rest is dropped, and every
+    prediction counts. With a budget, ⌊tokens / span⌋ (at least 1) evenly spaced spans of `span` predictions are cut.
+    They do not overlap and do not depend on `length`, so every length is measured on the same text. If `length` does
+    not divide the span, the last segment is moved back, and only its new predictions count.
 
     Args:
         stream_length: tokens of the stream.
         length: tokens of a segment.
         tokens: the budget, in predictions (None: the whole stream).
-        span: predictions of a stretch.
+        span: predictions of a span.
 
-    Raises UserError for a length below 1 or above span, and where length or span is longer than the stream.
+    Raises UserError for a length below 1 or above span, and for a length or span longer than the stream.
     """
     if length < 1:
         raise UserError(f"eval.length={length}: an evaluation segment needs at least 1 token")

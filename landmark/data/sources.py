@@ -1,4 +1,4 @@
-"""What a corpus is before tokenising: documents of text in a fixed order, three splits, and an identity."""
+"""A corpus before tokenising: documents in a fixed order, three splits, and an identity."""
 
 import gzip
 import hashlib
@@ -15,17 +15,17 @@ SPLITS = ("train", "validation", "test")
 
 
 class Document(NamedTuple):
-    """One document of a corpus; documents stand in the stream in the order of their names."""
+    """One document of a corpus. name: tells it from the others of its split."""
 
     name: str
     text: str
 
 
 class Source:
-    """A corpus that can be read. Creating one checks that every split has documents, and reads no text.
+    """A corpus that can be read. Its constructor checks that every split has documents, and reads no text.
 
-    name: of the corpus. origin: where it is read from, for messages and the manifest. identity: JSON-ready; changes
-    when the data does, or the choice of a part of it; never holds a path of this machine.
+    name: name of the corpus. origin: where it is read from, for messages and the manifest. identity: settings for JSON
+    that change if the documents change; they hold no path of this machine.
     """
 
     name: str
@@ -37,11 +37,11 @@ class Source:
         raise NotImplementedError
 
     def num_bytes(self, split: str) -> int | None:
-        """Bytes of text to expect, for the progress bar; None where unknown."""
+        """Expected bytes of text, for the progress bar; None: unknown."""
         return None
 
     def report(self, split: str) -> dict[str, Any]:
-        """Counts for the manifest besides documents and tokens, once the split has been read."""
+        """Further counts for the manifest, once the split has been read."""
         return {}
 
 
@@ -68,14 +68,14 @@ def open_source(name: str, path: str | Path | None = None, **options: Any) -> So
     """The corpus that `make_source` of the module `landmark.data.<name>` returns, read from `path` if it is given.
 
     options: `configs` and `bad_lines` of arxiv_math; the others have none.
-    Raises UserError: unknown name; missing folder; a split without documents.
+    Raises UserError for an unknown name, a missing folder, and a split without documents.
     """
     make_source = load_extension("landmark.data", name, "make_source", key="data.name")
     return make_source(None if path is None else Path(path), **options)
 
 
 def existing_folder(path: Path, content: str) -> Path:
-    """The absolute path of a folder. Raises UserError, naming the expected content, where it is no folder."""
+    """The absolute path of a folder. content: what it should hold, for the UserError if it is not a folder."""
     path = path.expanduser()
     if not path.is_dir():
         raise UserError(f"data.path: {path} is not a folder: give the folder that holds {content}")
@@ -83,7 +83,7 @@ def existing_folder(path: Path, content: str) -> Path:
 
 
 def fingerprint(root: Path, files: Iterable[Path]) -> dict[str, str | int]:
-    """Number of files, and a hash over their names below `root`, sizes and modification times."""
+    """The number of files, and a hash of their names below `root`, sizes and modification times."""
     digest = hashlib.sha256()
     count = 0
     for file in files:
@@ -95,7 +95,7 @@ def fingerprint(root: Path, files: Iterable[Path]) -> dict[str, str | int]:
 
 
 def read_text(file: Path) -> str:
-    """A file's text, line ends as they are. Raises UserError when it cannot be read or is not UTF-8."""
+    """A file's text with unchanged line ends. Raises UserError if it cannot be read or is not UTF-8."""
     try:
         return file.read_bytes().decode("utf-8")
     except OSError as error:
@@ -107,7 +107,7 @@ def read_text(file: Path) -> str:
 def numbered_lines(corpus: str, path: Path) -> Iterator[tuple[int, bytes]]:
     """The lines of a file, gzipped if it ends in .gz, numbered from 1; blank lines are left out.
 
-    Raises UserError, naming the corpus, where the file cannot be read.
+    Raises UserError, naming the corpus, if the file cannot be read.
     """
     opened = gzip.open if path.suffix == ".gz" else open
     try:

@@ -1,4 +1,4 @@
-"""The source of the running Python's standard library: real text with long-range structure, no download."""
+"""The source code of Python's standard library: real text with long-range structure, without a download."""
 
 import hashlib
 import os
@@ -23,13 +23,13 @@ def split_of(name: str) -> str:
 class StandardLibrary(Source):
     """Documents are the `.py` files below a folder, in the order of their names, such as `json/decoder.py`.
 
-    Files that are not UTF-8 are left out.
+    root: the folder (None: the standard library of this Python). Files that are not UTF-8 are left out.
     """
 
     name = "stdlib"
 
     def __init__(self, root: Path | None = None):
-        """Raises UserError where there is no such folder, or a split is empty."""
+        """Raises UserError if there is no such folder, or a split is empty."""
         root = Path(sysconfig.get_path("stdlib")) if root is None else root
         self._root = existing_folder(root, "Python source")
         self.origin = str(self._root)

@@ -18,10 +18,10 @@ VERIFIED = "verified.json"
 
 @dataclass(frozen=True, eq=False)
 class Stream:
-    """One split as raw token ids, end of text after each document; no landmarks.
+    """One split as raw token ids, with end of text after each document and without landmarks.
 
-    tokens: (N,) uint16 or uint32, mapped into memory, read-only
-    num_bytes, words: size of the text (UTF-8 bytes, whitespace-separated words)
+    tokens: (N,) uint16 or uint32, mapped into memory, read-only. num_bytes, words: size of the text in UTF-8 bytes and
+    in words parted by whitespace.
     """
 
     path: Path
@@ -37,7 +37,7 @@ class Stream:
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """A folder of streams. `manifest` holds source, tokenizer, counts and hashes."""
+    """A prepared folder of streams. `manifest`: its source, tokenizer, counts and hashes."""
 
     folder: Path
     manifest: dict[str, Any] = field(repr=False)
@@ -55,15 +55,15 @@ class Corpus:
 def open_corpus(folder: str | Path) -> Corpus:
     """Open a prepared corpus, and check its files against the manifest.
 
-    Sizes are always checked; hashes the first time, and again when a file's times have changed since the last check.
-    Raises UserError: missing, cut short or altered file; one that is not in the folder.
+    Sizes are always checked. Hashes are checked the first time, and again if a file's times have changed since. Raises
+    UserError for a file that is missing, cut short, altered or not in the folder.
     """
     folder = Path(folder)
     manifest = read_json(folder / MANIFEST)
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise UserError(f"{folder / MANIFEST} is of another version: delete {folder} and prepare it again")
     if manifest["dtype"] not in DTYPES:
-        raise UserError(f"{folder / MANIFEST}: dtype={manifest['dtype']!r} is no kind of token ({', '.join(DTYPES)})")
+        raise UserError(f"{folder / MANIFEST}: dtype={manifest['dtype']!r} must be one of {', '.join(DTYPES)}")
     known = _read_stamps(folder)
     stamps = {}
     for entry in manifest["splits"].values():
@@ -81,7 +81,7 @@ def open_corpus(folder: str | Path) -> Corpus:
 
 
 def remember_verified(folder: Path, stamps: dict[str, Any] | None = None) -> None:
-    """Note that the files, as they are now, have the hashes of the manifest."""
+    """Write down that the files in their present state have the hashes of the manifest. stamps: sizes and times."""
     if stamps is None:
         stamps = {file.name: _stamp(file) for file in sorted(folder.glob("*.bin"))}
     try:

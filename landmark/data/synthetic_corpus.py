@@ -1,4 +1,4 @@
-"""Synthetic data in the place of a corpus. Loads no torch."""
+"""Synthetic data with the interface of a corpus. Loads no torch."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SyntheticSplit:
-    """Stands for a stream in the identity of runs and rows."""
+    """The part of a `Stream` that identities of runs and rows need."""
 
     sha256: str
 
@@ -41,7 +41,7 @@ class SyntheticCorpus:
 
 
 def synthetic_corpus(data: "DataConfig", tokenizer: Tokenizer) -> SyntheticCorpus | None:
-    """The synthetic data that `data.name` names; None where it names a corpus."""
+    """The synthetic data with the name `data.name`; None if this is the name of a corpus."""
     if data.name == "passkey":
         return SyntheticCorpus(Passkey(data.needles, data.dense, data.answer_weight), tokenizer)
     if data.name == "key_value":

@@ -1,4 +1,4 @@
-"""Synthetic data: samples and prompts that are made when they are needed, each a function of its number."""
+"""Synthetic data: samples and prompts that are made when needed, each as a function of its number."""
 
 import bisect
 from collections.abc import Callable, Iterable
@@ -11,7 +11,7 @@ from landmark.data.tokenizer import Tokenizer
 from landmark.utils.errors import UserError
 
 Piece = tuple[str, float]
-"""Some text and the weight of its loss."""
+"""A piece of text, and the weight of its loss."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,11 @@ class Prompt:
 
 
 class SyntheticData:
-    """Makes texts. `sample_settings` decide the training samples, `prompt_settings` the prompts; both are hashed."""
+    """Makes texts.
+
+    sample_settings, prompt_settings: everything that decides training samples, and prompts, for the identities of runs
+    and rows.
+    """
 
     name: str
     sample_settings: dict[str, Any]
@@ -34,7 +38,7 @@ class SyntheticData:
         raise NotImplementedError
 
     def prompt(self, rng: np.random.Generator, length: int, tokenizer: Tokenizer) -> Prompt:
-        """A prompt of at most `length` tokens. Raises UserError where no prompt is so short."""
+        """A prompt of at most `length` tokens. Raises UserError if `length` is too short for any prompt."""
         raise NotImplementedError
 
     def answered(self, text: str, answer: str) -> bool:
@@ -50,9 +54,10 @@ def encode(pieces: Iterable[Piece], tokenizer: Tokenizer) -> tuple[np.ndarray, n
 
 
 def largest(fits: Callable[[int], bool], limit: int) -> int:
-    """The largest number up to `limit` that fits, if 0 fits and every number below one that fits."""
+    """The largest number up to `limit` that fits. 0 must fit, and every number below one that fits."""
     return bisect.bisect(range(1, limit + 1), False, key=lambda number: not fits(number))
 
 
 def too_short(name: str, length: int, least: int) -> UserError:
+    """The error for prompts that do not fit into `length` tokens."""
     return UserError(f"eval.length={length}: a {name} prompt needs at least {least} tokens")

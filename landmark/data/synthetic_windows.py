@@ -1,12 +1,12 @@
 """Training windows of synthetic data.
 
-A window is one text from its beginning, landmarks inserted (ℓ = 4, L), padded with end of text (E)::
+A window is the beginning of one text, with landmarks L inserted (here ℓ = 4), and padded with end of text E::
 
     raw       i s _ 4 2 . _ I s _ i t _ 4 2 ?  E …
     tokens    i s _ 4 L 2 . _ I L s _ i t L _ 4 2 ? L E …
     weights   1 1 0 0 - 1 1 1 1 - 1 1 1 1 - w w 1 - - - …
 
-A weight is that of the token after it: w where the text before tells that token.
+A weight belongs to the token that follows: w if that token can be read off the text before it, 0 if it cannot be known.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from landmark.utils.window_batch import WindowBatch
 
 
 class SyntheticWindows:
-    """Batches of samples, a pure function of (seed, step, index)."""
+    """Batches of samples, as a pure function of (seed, step, index)."""
 
     def __init__(
         self,
@@ -38,10 +38,10 @@ class SyntheticWindows:
         """
         Args:
             corpus: the synthetic data and its tokenizer.
-            split: the samples of no two splits are the same.
+            split: train, validation or test; each has its own samples.
             length: T, tokens of a window, landmarks included.
             batch_size: windows of a step.
-            seed: of the training.
+            seed: seed of the training.
             block_size: ℓ (None: no landmarks).
         """
         self._data, self._tokenizer, self._split = corpus.data, corpus.tokenizer, split
@@ -54,11 +54,11 @@ class SyntheticWindows:
         return self._make([sample_generator(self._split, self.seed, step, index) for index in chosen])
 
     def starts(self, step: int) -> np.ndarray:
-        """(batch_size,) int64: numbers of the samples of a step, which with seed and step give each sample."""
+        """Numbers of the samples within a step, (batch_size,) int64; for messages, as in `TrainingWindows`."""
         return np.arange(self.batch_size)
 
     def evenly_spaced(self, count: int) -> np.ndarray:
-        """(count,) int64: numbers of the samples to validate on."""
+        """Numbers of the samples for validation, (count,) int64."""
         return np.arange(count)
 
     def at(self, numbers: Sequence[int] | np.ndarray) -> WindowBatch:
@@ -71,7 +71,7 @@ class SyntheticWindows:
         return WindowBatch(torch.from_numpy(tokens), torch.from_numpy(targets), phase, torch.from_numpy(weights))
 
     def _sample(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Tokens, targets and weights (T,) of a window; weights have mean one over the targets."""
+        """Tokens, targets and weights (T,) of a window; the mean weight of targets is one."""
         ids, weight = encode(self._data.sample(rng, self._raw), self._tokenizer)
         eot = self._tokenizer.eot
         padding = max(0, self._raw + 2 - len(ids))

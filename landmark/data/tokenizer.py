@@ -1,4 +1,4 @@
-"""The base class of tokenizers: text to ids and back. End of text, landmark id and vocabulary belong to a tokenizer."""
+"""The base class of tokenizers, which have the vocabulary and the ids of end of text and landmark."""
 
 import hashlib
 import json
@@ -8,20 +8,20 @@ import numpy as np
 
 
 class Tokenizer:
-    """Each id stands for a string of bytes; end of text, the landmark and unused ids stand for none.
+    """Converts text to ids and back. Each id is a string of bytes, empty for end of text, landmark and unused ids.
 
-    dtype: of ids, little-endian uint16 or uint32, the smallest that holds the vocabulary. byte_lengths:
-    (vocab_size,) int64, bytes of each id. hash: hex SHA-256 of everything that decides the ids of a text.
+    dtype: of ids, uint16 if the vocabulary fits, else uint32, little-endian. byte_lengths: (vocab_size,) int64, bytes
+    of each id. hash: hex SHA-256 of everything that decides the ids of a text.
     """
 
     def __init__(self, name: str, eot: int, landmark: int, vocab_size: int, pieces: dict[int, bytes], **decisive: str):
         """
         Args:
-            name: of the tokenizer; part of the names of prepared corpora.
+            name: name of the tokenizer, a part of the names of prepared corpora.
             eot: id of end of text, which follows every document.
             landmark: id of the landmark.
             vocab_size: rows of the embedding matrix, unused padding ids included.
-            pieces: the bytes of each id that stands for text.
+            pieces: the bytes of each id of text.
             decisive: everything else that decides the ids of a text, for the hash.
         """
         self.name = name
@@ -35,13 +35,13 @@ class Tokenizer:
         self.hash = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
     def encode(self, text: str) -> np.ndarray:
-        """Ids of a text, without end of text. Text that looks like a special token is ordinary text."""
+        """Ids of a text, without end of text. Text that looks like a special token is encoded as ordinary text."""
         raise NotImplementedError
 
     def decode_bytes(self, ids: Sequence[int] | np.ndarray, special: bytes = b"") -> bytes:
-        """The bytes of some ids, with `special` in the place of each special or unused id."""
+        """The bytes of ids, with `special` for each special or unused id."""
         return b"".join([self._pieces[token] or special for token in np.asarray(ids).tolist()])
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """The text of some ids. Special ids vanish; a character that is cut at an end becomes U+FFFD."""
+        """The text of ids, without special ids; a character that is cut at an end becomes U+FFFD."""
         return self.decode_bytes(ids).decode("utf-8", errors="replace")

@@ -1,8 +1,8 @@
-"""Landmarks as a view over a stream, and the training windows that are cut from it.
+"""A stream's view with landmarks, and the training windows that are cut from it.
 
-The view of a stream has a landmark at each position p with p mod W = ℓ (ℓ = block_size, W = ℓ+1), and the raw
-token number p − ⌊p/W⌋ at every other. A window is a stretch of the view. With ℓ = 3, landmarks L, end of text
-E, and a window of T = 9 cut from position 1 (its phase: 1 mod W)::
+The view has a landmark at each position p with p mod W = ℓ (ℓ = block_size, W = ℓ+1), and raw token number p − ⌊p/W⌋ at
+every other position. A window is T consecutive positions of the view. With ℓ = 3, landmarks L, end of text E, and a
+window of T = 9 from position 1 on, so with the phase 1::
 
     raw stream       a  b  c  d  e  E  f  g  h  i  …
     position         0  1  2  3  4  5  6  7  8  9 10 11 …
@@ -10,8 +10,8 @@ E, and a window of T = 9 cut from position 1 (its phase: 1 mod W)::
     window: tokens      b  c  L  d  e  E  L  f  g
     window: targets     c  d  -  e  E  -  -  g  h
 
-A landmark is never predicted: before one, the target is the token after it. No loss (`-`, NO_LOSS) where the
-input is a landmark or end of text. So targets reach at most two positions past the window.
+A landmark is never predicted: the target before a landmark is the token after it. So targets reach at most two
+positions past the window. There is no loss (`-`, NO_LOSS) where the input is a landmark or end of text.
 """
 
 from collections.abc import Sequence
@@ -30,26 +30,21 @@ if TYPE_CHECKING:
 
 
 def viewed_length(raw_length: int, block_size: int | None) -> int:
-    """Positions of the view of `raw_length` tokens: a landmark after every full block; None: no landmarks."""
+    """Positions of the view of `raw_length` tokens. block_size: ℓ (None: no landmarks)."""
     return raw_length if block_size is None else raw_length + raw_length // block_size
 
 
 def raw_position(position: np.ndarray, block_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """The raw token at each position of the view (at a landmark: the next), and whether a landmark stands there."""
+    """For each position of the view the number of its raw token (at a landmark of the next), and whether it is one."""
     landmarks_before = position // (block_size + 1)
     is_landmark = position - landmarks_before * (block_size + 1) == block_size
     return position - landmarks_before, is_landmark
 
 
-def most_blocks(length: int, block_size: int) -> int:
-    """Most blocks of which a window of `length` tokens, landmarks included, holds a part."""
-    return (block_size + length - 1) // (block_size + 1) + 1
-
-
 class TrainingWindows:
-    """Windows of a stream at random starts, a pure function of (seed, step, index).
+    """Windows of a stream that begin at random, as a pure function of (seed, step, index).
 
-    Starts are uniform in 0…N−T−2, N being the length of the view.
+    The start is uniform in 0…N−T−2, where N is the length of the view.
     """
 
     def __init__(
@@ -65,10 +60,10 @@ class TrainingWindows:
     ):
         """
         Args:
-            stream: raw ids (N,), or a stream that holds them.
+            stream: a stream, or its raw ids.
             length: T, tokens of a window, landmarks included.
             batch_size: windows of a step.
-            seed: of the training.
+            seed: seed of the training.
             block_size: ℓ (None: no landmarks).
             landmark: id of the landmark.
             eot: id of end of text.
@@ -84,7 +79,7 @@ class TrainingWindows:
         self.length, self.batch_size, self.seed, self.block_size = length, batch_size, seed, block_size
         self._landmark, self._eot = landmark, eot
         self.num_starts = viewed_length(len(self._tokens), block_size) - length - 1
-        """How many different starts there are."""
+        """Number of possible starts."""
         if self.num_starts < 1:
             raise UserError(
                 f"train.length={length} is too long for a split of {len(self._tokens)} tokens: "
@@ -92,12 +87,12 @@ class TrainingWindows:
             )
 
     def batch(self, step: int, indices: range | None = None) -> WindowBatch:
-        """Windows `indices` (None: all) of the batch of a step, the first step being 0."""
+        """Windows `indices` (None: all) of the batch of a step; the first step is 0."""
         starts = self.starts(step)
         return self.at(starts if indices is None else starts[indices.start : indices.stop : indices.step])
 
     def starts(self, step: int) -> np.ndarray:
-        """(batch_size,) int64: positions of the view where the windows of a step begin."""
+        """Positions of the view where the windows of a step begin, (batch_size,) int64."""
         drawn = random_numbers(self.seed, step, STARTS, range(self.batch_size))
         return (drawn % np.uint64(self.num_starts)).astype(np.int64)
 
@@ -119,5 +114,5 @@ class TrainingWindows:
         return WindowBatch(torch.from_numpy(tokens), torch.from_numpy(targets), phase)
 
     def evenly_spaced(self, count: int) -> np.ndarray:
-        """(count,) int64: starts spread evenly over the view, for validation."""
+        """Starts spread evenly over the view, for validation, (count,) int64."""
         return np.arange(count, dtype=np.int64) * self.num_starts // max(count, 1)

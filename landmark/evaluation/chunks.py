@@ -1,4 +1,4 @@
-"""The chunks in which a segment is read, and the attention that this takes. Loads no torch."""
+"""The chunks in which a segment is read, and the number of keys that its queries attend to. Loads no torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def chunk_length(model: DecoderConfig, length: int, local: int | None, window: int | None = None) -> int:
-    """Tokens that a model reads at a time. Raises UserError where it cannot read so.
+    """Tokens that a model reads at a time. Raises UserError for settings that do not fit the model or the segment.
 
     Args:
         model: its shape.
@@ -36,7 +36,7 @@ def chunk_length(model: DecoderConfig, length: int, local: int | None, window: i
 
 
 def penultimate_chunk_start(model: DecoderConfig, length: int, local: int, k: int) -> int:
-    """First token of the last chunk but one of a segment, whose retrievals are counted: the last may be shorter.
+    """The first token of a segment's penultimate chunk, whose retrievals are counted; the last chunk may be shorter.
 
     Args:
         model: its shape.
@@ -44,7 +44,7 @@ def penultimate_chunk_start(model: DecoderConfig, length: int, local: int, k: in
         local: tokens of a chunk.
         k: blocks that a query retrieves.
 
-    Raises UserError where nothing can be retrieved there.
+    Raises UserError if there are no blocks to retrieve before that chunk.
     """
     start = (-(-length // local) - 2) * local
     if k == 0 or model.block_size is None or start < model.block_size:
@@ -58,14 +58,14 @@ def penultimate_chunk_start(model: DecoderConfig, length: int, local: int, k: in
 def attention_size(
     model: DecoderConfig, config: Config, length: int, local: int, dropped: float = 0.0
 ) -> tuple[float, float]:
-    """Mean over the queries of a segment: keys of normal tokens attended to, and landmarks scored.
+    """Keys of normal tokens attended to, and landmarks scored, each a mean over the queries of a segment.
 
     Args:
         model: its shape.
         config: settings of memory and retrieval.
         length: tokens of a segment.
         local: tokens of a chunk.
-        dropped: share of lookups that the context miss token drops; their blocks count as neither.
+        dropped: share of lookups that the context miss token drops; their blocks are not counted.
     """
     memory, block = config.memory, model.block_size
     if model.kind != "landmark" or block is None:

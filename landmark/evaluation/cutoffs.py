@@ -1,10 +1,10 @@
-"""A cutoff of the context miss token for each layer: the same share of lookups dropped where it costs least.
+"""A cutoff of the context miss token for each layer: lookups are dropped in the layers where this costs least.
 
 The paper has one cutoff for all layers (Appendix D, Table 3). Here:
 
-1. The cutoff of each layer is raised alone, on the validation split, which measures the share of lookups that the
-   layer then drops, and the loss that this costs.
-2. Of all combinations that drop enough lookups, the one with the least sum of costs is chosen.
+1. On the validation split the cutoff of one layer at a time is raised. This measures the share of lookups that the
+   layer then drops, and the cost, which is the increase of the loss.
+2. Of all combinations that drop enough lookups, the one with the lowest sum of costs is chosen.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 CUTOFFS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.65, 0.8, 1.0)
 TOKENS = 1 << 16  # of the validation split, for each measurement
-STEPS = 1000  # parts in which shares of lookups are added up
+STEPS = 1000  # shares of lookups are added up in parts of 1 / STEPS
 
 
 @dataclass(frozen=True)
 class CutoffEffect:
-    """One cutoff in one layer: the share of the layer's lookups that it drops, and its cost in nats a token."""
+    """The effect of a cutoff in one layer: the share of the layer's lookups dropped, and the cost in nats per token."""
 
     cutoff: float
     dropped: float
@@ -80,7 +80,7 @@ def measure_layers(
 ) -> list[list[CutoffEffect]]:
     """The effect of each of `CUTOFFS` in each layer, alone.
 
-    measure: takes a cutoff for each layer, returns the loss in nats a token and the share of lookups that each layer
+    measure: takes a cutoff for each layer; returns the loss in nats per token, and the share of lookups that each layer
     drops. progress: called with measurements done, and in all.
     """
     base, dropped = measure([0.0] * num_layers)
@@ -97,8 +97,8 @@ def measure_layers(
 def cheapest_cutoffs(layers: Sequence[Sequence[CutoffEffect]], share: float) -> list[float]:
     """A cutoff for each layer: the combination of least cost whose dropped shares have a mean of at least `share`.
 
-    A knapsack, layer by layer, with shares in `STEPS` parts, rounded down. Where no combination drops enough, the one
-    that drops most is chosen.
+    A knapsack problem, solved layer by layer with shares rounded down to parts of 1 / STEPS. If no combination drops
+    enough, the one that drops most is chosen.
     """
     most = sum(max(_parts(effect.dropped) for effect in effects) for effects in layers)
     goal = min(round(share * STEPS * len(layers)), most)

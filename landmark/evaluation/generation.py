@@ -1,4 +1,4 @@
-"""Generating text after a prompt, as `task=generate` does, with statistics of the time and memory that this takes."""
+"""Generation of text after a prompt (`task=generate`), with statistics of time and memory."""
 
 from __future__ import annotations
 
@@ -23,8 +23,11 @@ from landmark.utils.errors import UserError
 
 @dataclass
 class GenerationStatistics:
-    """What a generated text took. seconds_reading: until the first token; seconds_generating: for the others.
-    memory: counters of the memory, once all is done."""
+    """Time and memory of a generation.
+
+    seconds_reading: until the first token. seconds_generating: for the other tokens. memory: counters of the memory, at
+    the end.
+    """
 
     tokens_read: int = 0
     seconds_reading: float = 0.0
@@ -50,14 +53,14 @@ def generate_text(
 ) -> Iterator[str]:
     """Pieces of the text that follows `prompt_file` and `prompt`, as they are generated.
 
-    With a memory that is saved or loaded, the text of `prompt_file` is read first and the prompt after it, in chunks of
-    its own; so the text generated is the same whether the file was read now or its memory loaded.
+    With a landmark memory, `prompt_file` and `prompt` are read in separate chunks. So the generated text is the same
+    whether the file is read now or its saved memory is loaded.
 
     Args:
         model: in evaluation mode.
         tokenizer: of the model.
         config: the settings of the groups `generate`, `memory` and `eval`, and the prompts.
-        statistics: kept up to date while the text is generated.
+        statistics: are updated during the generation.
         progress: called with tokens of the prompts read, and in all.
 
     Raises UserError for a file that cannot be read, and as `Memory.load`, `Memory.save` and `LanguageModel.stream` do.

@@ -1,7 +1,7 @@
-"""How well landmarks find the place of a text: the second half of some sentences is taken out of books.
+"""A test of retrieval by landmarks: the second halves of some sentences are removed from books.
 
-The removed half is the query; the blocks that hold the first half are to be found. BM25 ranks the same blocks for
-comparison, and chance gives the floor.
+Each removed half is a query, and the blocks that hold the first half are to be found. For comparison BM25 and chance
+rank the same blocks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 SENTENCE = re.compile(r"(?<=[.!?]\s)[A-Z][^.!?]*[.!?]")
 WORDS = range(16, 41)  # of a sentence that may be cut in half
-AT = 1, 10  # ranks at which recall is measured
+AT = 1, 10  # ranks up to which a found block counts
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,9 @@ def document_texts(stream: Stream, tokenizer: Tokenizer) -> list[str]:
 
 
 def remove_second_halves(texts: Sequence[str], count: int, seed: int) -> HalvedTexts:
-    """Take out the second half of `count` sentences of 16 to 40 words, drawn evenly from those that occur once.
+    """Remove the second halves of `count` random sentences of 16 to 40 words that occur once in their text.
 
-    Raises UserError where there are fewer.
+    Raises UserError if there are fewer such sentences.
     """
     found = [
         (number, match.start(), match.group())
@@ -91,7 +91,7 @@ def evaluate_half_sentences(
     config: Config,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
-    """Recall of the places of `eval.prompts` halved sentences of a split, as `eval.retriever` ranks its blocks.
+    """Recall of `eval.prompts` first halves of sentences in a split, whose blocks `eval.retriever` ranks.
 
     Landmarks are scored by the heads that find the places best on the validation split (see `_choose_heads`).
 
@@ -107,7 +107,7 @@ def evaluate_half_sentences(
         (of the first block that counts, from 1); blocks; heads (for landmarks); tokens, seconds, tokens_per_second,
         peak_memory_bytes.
 
-    Raises UserError where a split has too few sentences.
+    Raises UserError if a split has too few sentences.
     """
     reset_peak_memory()
     started = time.perf_counter()
@@ -163,10 +163,10 @@ def _halved_blocks(
 def _choose_heads(
     model: Any, stream: Stream, tokenizer: Tokenizer, config: Config, progress: Callable[[int, int], None] | None
 ) -> list[list[int]]:
-    """Heads, (layer, head), whose summed scores rank the blocks to find best on a split.
+    """The heads (layer, head) whose summed scores rank the wanted blocks best on a split.
 
-    1. The geometric mean of the ranks that each head alone gives orders the heads.
-    2. Of the first n heads in this order together, the n with the lowest geometric mean is taken.
+    1. Order the heads by the geometric mean of the ranks that each head alone gives to the wanted blocks.
+    2. For every n sum the scores of the first n heads. Choose the n with the lowest geometric mean of ranks.
     """
     halved, _, wanted = _halved_blocks(stream, tokenizer, config, model.config.block_size)
     retriever = _indexed(model, tokenizer, halved)
@@ -189,7 +189,7 @@ def _choose_heads(
 
 
 def _rank(scores: Tensor, blocks: list[int]) -> int:
-    """Rank of the best of some blocks, from 1. Other blocks with the same score come before it."""
+    """The rank, from 1, of the best of some blocks; other blocks with the same score rank higher."""
     others = torch.ones(len(scores), dtype=torch.bool)
     others[blocks] = False
     return 1 + int((scores[others] >= scores[blocks].max()).sum())

@@ -23,7 +23,7 @@ def new_memory(model: LanguageModel, config: Config, observer: Observer | None =
 
 
 def add_counters(total: dict[str, Any], memory: Any) -> None:
-    """Add the counters of a memory: sums, and maxima of kept amounts. `with_rates` makes rates of the sums."""
+    """Add a memory's counters to `total`; of keys that end in _kept the maximum. `with_rates` computes the rates."""
     for key, value in getattr(memory, "stats", {}).items():
         if key.endswith("_kept"):
             total[key] = max(total.get(key, 0), value)

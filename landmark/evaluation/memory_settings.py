@@ -1,4 +1,4 @@
-"""A row's settings as those of `landmark.memory.Memory`. Loads no torch."""
+"""A row's configuration as arguments of `landmark.memory.Memory`. Loads no torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def memory_settings(config: Config) -> dict[str, Any]:
-    """The settings of `landmark.memory.Memory`, for a landmark model."""
+    """The arguments of `landmark.memory.Memory`, for a landmark model."""
     return {
         "max_blocks": config.memory.blocks,
         "k": config.retrieval.k,

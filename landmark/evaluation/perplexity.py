@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from landmark.config import Config
     from landmark.models import LanguageModel
 
-TOKENS_AT_ONCE = 4096  # of the chunks of all samples together, where no batch size is given
+TOKENS_AT_ONCE = 4096  # tokens of the chunks of a batch, without a setting of the batch size
 
 
 def evaluate(
@@ -44,18 +44,18 @@ def evaluate(
     Args:
         model: in evaluation mode.
         stream: the split to evaluate.
-        tokenizer: of the stream; it tells the bytes and words of the text.
-        config: the row's settings, read `eval.local` tokens at a time (see `chunk_length`).
+        tokenizer: of the stream, to count bytes and words of the text.
+        config: the row's settings; `eval.local` tokens are read at a time (see `chunk_length`).
         progress: called with predictions done, and in all.
 
     Returns:
-        tokens, nll (nats a token), nll_se, perplexity, perplexity_se, bits_per_byte, word_perplexity; segments
+        tokens, nll (nats per token), nll_se, perplexity, perplexity_se, bits_per_byte, word_perplexity; segments
         [[first token counted, tokens, nats]]; position_nll [[tokens, nats] for each POSITION_BIN positions of a
         segment]; keys_attended and landmarks_scored (means over queries); seconds, tokens_per_second,
         peak_memory_bytes; memory (counters over all segments); and with `eval.retrieval_statistics` also retrieval
         (see `RetrievalStatistics.summary`).
 
-    Raises UserError where the settings do not fit the split or the model.
+    Raises UserError if the settings do not fit the split or the model.
     """
     settings = config.eval
     local = chunk_length(model.config, settings.length, settings.local, config.memory.window)

@@ -1,4 +1,4 @@
-"""Accuracy of answers to prompts of synthetic data: the pass key of Figure 3, key-value pairs."""
+"""Accuracy of answers to prompts of synthetic data: pass keys (paper, Figure 3), key-value pairs."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def evaluate_recall(
     config: Config,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
-    """How many of `eval.prompts` prompts of `eval.length` tokens are answered, in `eval.generated` tokens.
+    """The share of `eval.prompts` prompts of `eval.length` tokens that are answered within `eval.generated` tokens.
 
-    A plain transformer reads the whole prompt at once and keeps all its keys; others read `eval.local` at a time.
+    A plain transformer reads the whole prompt at once and keeps all keys; others read `eval.local` tokens at a time.
 
     Args:
         model: in evaluation mode.
@@ -44,7 +44,7 @@ def evaluate_recall(
         [[expected, generated]], tokens, keys_attended, landmarks_scored, seconds, tokens_per_second,
         peak_memory_bytes, memory.
 
-    Raises UserError where the length is too short for a prompt.
+    Raises UserError if the length is too short for a prompt.
     """
     settings = config.eval
     local = chunk_length(model.config, settings.length, settings.local, config.memory.window)

@@ -1,4 +1,4 @@
-"""Distinct blocks that a chunk retrieves, and bytes that a slower tier would move for them (paper, Figure 5)."""
+"""Distinct blocks that a chunk retrieves (paper, Appendix C), and the bytes to fetch for them from a slower tier."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from landmark.memory.observer import Retrieval
 
 
 class RetrievalStatistics:
-    """An observer of a memory (see `landmark.memory.Memory`) that counts the retrievals of one chunk of every segment.
+    """An observer of a memory (`landmark.memory.observer`) that counts the retrievals of one chunk of every segment.
 
     position: first position of the chunk in the segment, landmarks included.
 
-    1. A sample and layer gives one count: the union of the blocks that all its queries, landmarks included, and all
-       its heads retrieve.
-    2. Each distinct pair of key/value head and block is moved once for the chunk: keys and values of its normal
-       tokens, 2·ℓ·d numbers. The landmarks' keys, which scoring needs, are never moved.
+    1. Each sample and layer gives one count: the blocks in the union of the sets that all queries (landmarks included)
+       and all heads retrieve.
+    2. Each distinct pair of key/value head and block is moved once for the chunk: the keys and values of its normal
+       tokens, 2·ℓ·d numbers. Landmark keys are never moved, because scoring needs them.
     """
 
     def __init__(self, position: int):
@@ -62,8 +62,8 @@ class RetrievalStatistics:
 def distinct(ages: Tensor, kept: int, kv_heads: int) -> tuple[Tensor, Tensor]:
     """Distinct blocks, and distinct pairs of key/value head and block, of each sample, both (B,).
 
-    ages: (B, H or 1, T or 1, q), of the blocks retrieved, 1 the newest, 0 for none. kept: number of blocks. Heads that
-    choose together each need the block; query heads that share keys and values need it once.
+    ages: (B, H or 1, T or 1, q), of the blocks retrieved, 1 the newest, 0 for none. kept: number of blocks in memory. A
+    block that heads choose together is needed by every key/value head; query heads that share one need it once.
     """
     ages = ages.flatten(2)
     seen = torch.zeros(*ages.shape[:2], kept + 1, dtype=torch.bool, device=ages.device).scatter(2, ages, True)[..., 1:]

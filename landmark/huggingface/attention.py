@@ -1,8 +1,8 @@
-"""The attention functions that are registered with transformers, one for each implementation that they replace.
+"""The attention functions registered with transformers, one for each original implementation.
 
-A layer calls them with queries and keys that are rotated already. If the model's keyword arguments include `landmarks`,
-a layer with full attention does landmark attention. Without `landmarks`, and in layers with a sliding window, the
-original implementation runs.
+Layers call them with rotated queries and keys. If the model gets the keyword argument `landmarks`, layers with full
+attention use landmark attention. Layers with a sliding window, and all layers without `landmarks`, use the original
+implementation.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class LandmarkWindow:
         """Attend inside the window.
 
         Args:
-            layer: number of the layer; it makes no difference here.
+            layer: number of the layer; not used.
             q: (B, H, T, d), rotated.
             k, v: (B, H_kv, T, d), k rotated.
             scale: factor of the scores.
-            position_ids: (B, T); they make no difference here.
+            position_ids: (B, T); not used.
 
         Returns (B, H, T, d).
         """

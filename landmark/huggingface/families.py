@@ -26,12 +26,12 @@ def check_model(model: Any) -> None:
     family = config.model_type  # pyright: ignore[reportOptionalMemberAccess]
     if family not in FAMILIES:
         if not getattr(config, "rope_parameters", None):
-            raise UserError(f"{family}: has no rotary positions (RoPE), and only keys that have them can be moved")
+            raise UserError(f"{family}: has no rotary positions (RoPE), which the memory needs to move keys")
         raise UserError(f"{family}: not one of the decoders that landmarks are known to fit: {', '.join(FAMILIES)}")
     types = layer_types(model)
     if FULL not in types:
         raise UserError(
-            f"{family}: every layer has a sliding window of {config.sliding_window}, none could read further back; "  # pyright: ignore[reportOptionalMemberAccess]
+            f"{family}: every layer has a sliding window of {config.sliding_window}, so none can read earlier blocks; "  # pyright: ignore[reportOptionalMemberAccess]
             "if the weights allow it, set model.config.sliding_window = None first"
         )
     if (kind := rope_parameters(model)["rope_type"]) not in STATIC:
@@ -50,7 +50,7 @@ def check_model(model: Any) -> None:
         )
     for name in ("attention_dropout", "attn_logit_softcapping", "use_bidirectional_attention"):
         if value := getattr(config, name, None):
-            raise UserError(f"{family}: {name}={value}: landmark attention has none, set it to 0 or None")
+            raise UserError(f"{family}: {name}={value}: landmark attention does not support it, set it to 0 or None")
 
 
 def layer_types(model: PreTrainedModel) -> list[str]:

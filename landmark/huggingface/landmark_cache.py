@@ -1,4 +1,4 @@
-"""The cache of a model with landmarks: a memory for layers with full attention, a window for layers that slide."""
+"""The cache of a model with landmarks: a memory for layers with full attention, a window for the other layers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class LandmarkCache(Cache):
     def positions(self, length: int, device: torch.device) -> Tensor:
         """Position ids (1, length) of the next tokens, landmarks included.
 
-        If no layer slides, all are 0, so that the rotation is the identity and undoing it is exact.
+        Without layers with a sliding window all are 0: the rotation is the identity, and undoing it is exact.
         """
         if not self.slides:
             return torch.zeros(1, length, dtype=torch.int64, device=device)
@@ -86,7 +86,7 @@ class LandmarkCache(Cache):
         return self.layers[layer_idx].get_seq_length()  # pyright: ignore[reportAttributeAccessIssue]
 
     def _refuse(self, *_: Any, **__: Any) -> None:
-        raise UserError("a landmark memory cannot be reordered, repeated or cut: beam and assisted search need that")
+        raise UserError("a landmark memory cannot be reordered, repeated or cut, as beam and assisted search need")
 
     reorder_cache = crop = batch_repeat_interleave = batch_select_indices = _refuse
 

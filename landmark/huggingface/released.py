@@ -1,8 +1,8 @@
-"""The weights that the authors released: the difference between LLaMA 7B before and after fine-tuning with landmarks.
+"""The authors' released weights: the difference between LLaMA 7B before and after fine-tuning with landmarks.
 
-Their folder is in the format of transformers, and its tensors are differences. The tokenizer has two more tokens, for
-padding and for the landmark; the embedding rows of these differ from the mean of LLaMA's rows. LLaMA's own weights plus
-the difference are the model.
+The released folder has the format of transformers. Its tokenizer has two further tokens, for padding and for the
+landmark. Model weights = LLaMA's weights + differences; for the embeddings of the two tokens, the difference is added
+to the mean of LLaMA's embeddings.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def recover(
 
 
 def _add_difference(model: Any, diff: Path) -> None:
-    """Raises UserError unless every weight of the model has its difference."""
+    """Add the differences in a folder. Raises UserError unless every weight of the model has one."""
     weights = model.state_dict()
     missing = set(weights)
     for name, difference in _tensors(diff):

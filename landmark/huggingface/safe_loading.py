@@ -1,4 +1,4 @@
-"""Loading a folder of transformers safely: no code of the folder runs, no pickle is loaded, no other folder is read."""
+"""Loading a folder of transformers without running its code, loading pickles, or reading other folders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read a text once, and record what every token retrieves."""
+"""Read a text once, and record the blocks that every token retrieves."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from landmark.models import Decoder
 from landmark.utils.constants import DEFAULT_CHUNK
 from landmark.utils.errors import UserError
 
-NO_BLOCK = 0xFFFF  # stands for the number of a block
-MAX_RETRIEVALS = 1 << 24  # that a page can show: one is one block, retrieved by one head for one token
+NO_BLOCK = 0xFFFF  # in place of a block number
+MAX_RETRIEVALS = 1 << 24  # of a page: blocks, counted for each token and head
 
 
 @dataclass(frozen=True)
 class Trace:
-    """What L layers of H heads retrieve for a text of N tokens (T with landmarks), at most k blocks each.
+    """The retrievals of L layers with H heads for a text of N tokens (T with landmarks), at most k blocks each.
 
     tokens: (N,) ids. chunks: position in the stream (tokens and landmarks) where each chunk begins. blocks:
     (L, H, k, T) uint16, numbers of blocks, oldest first, NO_BLOCK where there is none. weights: (L, H, k, T) float32,
@@ -63,7 +63,7 @@ def trace_retrieval(
     """
     block_size = _check(model, tokens, local, k)
     recorder = _Recorder(model, k, len(tokens) + len(tokens) // block_size)
-    # The backend "blockwise" gives an observer the weights.
+    # Observers get no weights from the backend "triton".
     memory = cast(Memory, model.new_memory(k=k, **settings, observer=recorder, backend="blockwise"))
     text = torch.from_numpy(np.asarray(tokens, dtype=np.int64)).to(next(model.parameters()).device)
     chunks, losses = [], []
@@ -82,7 +82,7 @@ def trace_retrieval(
 
 
 class _Recorder:
-    """An observer of a memory (see `landmark.memory.observer`) that records everything of one sample."""
+    """An observer of a memory (see `landmark.memory.observer`) that records all retrievals of one sample."""
 
     def __init__(self, model: Decoder, k: int, length: int):
         shape = model.config.num_layers, model.config.num_heads
@@ -105,7 +105,7 @@ def _check(model: Decoder, tokens: np.ndarray, local: int, k: int) -> int:
     """The model's block size. Raises UserError if nothing can be retrieved, or more than a page can show."""
     shape, count = model.config, len(tokens)
     if shape.kind != "landmark" or shape.block_size is None:
-        raise UserError(f"task=inspect: a {shape.kind} has no blocks to retrieve, name the run of a landmark model")
+        raise UserError(f"task=inspect: a {shape.kind} has no blocks to retrieve: name the run of a landmark model")
     if k == 0:
         raise UserError("retrieval.k=0: nothing is retrieved, so there is nothing to see")
     chunks_before = -(-shape.block_size // local)  # the last of them completes the first block

@@ -1,4 +1,4 @@
-"""What a model keeps between the chunks of a long input: blocks with landmarks, or a window of keys and values."""
+"""Memory between the chunks of a long input: blocks with landmarks, or the last keys and values."""
 
 from __future__ import annotations
 

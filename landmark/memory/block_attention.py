@@ -1,6 +1,6 @@
-"""Attention of queries over their retrieved blocks, block by block, and the merge of the outputs.
+"""Attention of queries to their retrieved blocks, block by block, and the merge of the outputs.
 
-S: lags. n: queries, all T of a chunk or those that retrieve. q: blocks retrieved for each.
+S: number of lags. n: number of queries, all T of a chunk or the selected ones. q: blocks retrieved for each query.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from landmark.attention.fused.retrieved_blocks import attend_to_retrieved_blocks
 from landmark.memory.block_store import BlockStore
 from landmark.memory.cutoff import QuerySelection
 
-TILES = 1, 2, 4, 8, 16, 32  # queries of a tile
-FETCH = 16  # queries that attend to a block in the time that fetching it takes
-FETCHED_AT_ONCE = 1 << 20  # numbers, of keys and of values, that fit into the processor's cache
+TILES = 1, 2, 4, 8, 16, 32  # possible numbers of queries of a tile
+FETCH = 16  # fetching a block takes as long as the attention of so many queries to it
+FETCHED_AT_ONCE = 1 << 20  # numbers of keys, and of values, that fit into the processor's cache
 
 
 def attend_to_blocks(
     rotated_queries: Tensor, store: BlockStore, ages: Tensor, lags: Tensor, selected: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Attend to each retrieved block alone.
+    """Attend to each retrieved block separately.
 
     Args:
         rotated_queries: (S, B, n, H, d), scaled, and rotated for lag 1…S.
         store: the layer's blocks.
         ages: (B, H or 1, n or 1, q), the retrieved blocks; 1 is the newest block.
-        lags: as ages, how many blocks before the chunk each one stands (positions.py).
+        lags: shape of ages, the lag of each block (positions.py).
         selected: (B, H, n), bool, queries that retrieve; None: all do.
 
-    Returns the outputs (B, H, n, q, d) of the blocks and the gates (B, H, n, q), which are the scores of their
-    landmarks; both are 0 for queries that do not retrieve.
+    Returns the output for each block (B, H, n, q, d), and its gate (B, H, n, q), the score of its landmark. Both are 0
+    for queries that do not retrieve.
     """
     if selected is not None:
         ages, lags = (x.expand(*selected.shape, -1) for x in (ages, lags))
@@ -43,15 +43,15 @@ def attend_to_blocks(
 def merge(
     local: tuple[Tensor, Tensor], block_out: Tensor, gates: Tensor, selection: QuerySelection | None
 ) -> tuple[Tensor, Tensor]:
-    """Put the outputs of the blocks and of local attention together, by one softmax of the gates.
+    """Merge the outputs of the blocks and of local attention, by a softmax of the gates.
 
-    With a context miss token the local output comes with its weight 1 − S, and the blocks share S.
+    With a context miss token the local output is multiplied by 1 − S already, and the blocks share S.
 
     Args:
         local: output (B, H, T, d) and log-sum-exp (B, H, T) of local attention.
         block_out: (B, H, n, q, d).
         gates: (B, H, n, q).
-        selection: the n queries, where the model has a context miss token.
+        selection: the n queries; None: the model has no context miss token.
 
     Returns the output (B, H, T, d) and the weights of the blocks (B, H, n, q).
     """
@@ -76,7 +76,7 @@ def attend_to_blocks_fused(
 ) -> Tensor:
     """`attend_to_blocks` and `merge` in one kernel, which reads the blocks where they are stored.
 
-    Args: those of `attend_to_blocks` and `merge`. Returns the output (B, H, T, d).
+    Args: as in `attend_to_blocks` and `merge`. Returns the output (B, H, T, d).
     """
     _, batch, queries, heads, _ = rotated_queries.shape
     selected = None if selection is None else selection.selected
@@ -102,7 +102,7 @@ def attend_to_blocks_fused(
 
 
 def _attend_shared(rotated_queries: Tensor, store: BlockStore, ages: Tensor, lags: Tensor) -> tuple[Tensor, Tensor]:
-    """All queries of the chunk, or its only one, retrieve the same blocks: plain attention of the chunk over each."""
+    """`attend_to_blocks` where all queries of a head retrieve the same blocks: plain attention to each block."""
     _, batch, queries, heads, dim = rotated_queries.shape
     count = ages.shape[-1]
     rows = store.rows(ages[:, :, 0])  # (B, H, q)
@@ -122,19 +122,20 @@ def _attend_shared(rotated_queries: Tensor, store: BlockStore, ages: Tensor, lag
 def _attend_grouped(
     rotated_queries: Tensor, store: BlockStore, ages: Tensor, lags: Tensor, selected: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Queries that chose the same block are put together in tiles, so that a block is fetched once for a tile and not
-    once for a query.
+    """`attend_to_blocks` where each query has blocks of its own.
 
-    An *owner* chooses a set of blocks. It is a head of a sample (`per_token_and_head`) or a whole sample (`per_token`),
-    whose heads then share the tile.
+    1. Sort the pairs of query and block by *owner* and block. An owner is a head of a sample, or with "per_token" a
+       whole sample, whose heads choose together and then share a tile.
+    2. Put the queries of an owner that chose the same block into tiles, so that a block is fetched once for a tile.
+    3. Attend tile by tile, and put the results back in the order of the queries.
     """
     _, batch, queries, heads, dim = rotated_queries.shape
     owner_heads, count = ages.shape[1], ages.shape[-1]
-    together = heads // owner_heads  # heads that choose as one
+    together = heads // owner_heads  # heads of one owner
     kv_heads, capacity = store.kv_heads, store.capacity
     device = rotated_queries.device
 
-    # Each (owner, query, block) is a pair; sorted by owner and block, pairs of one group are neighbours.
+    # `group`: owner and block of each pair, as one number. Sorted, the pairs of a group are neighbours.
     owners = torch.arange(batch * owner_heads, device=device)
     group = (store.rows(ages).flatten(0, 1).flatten(1) + owners[:, None] * capacity).flatten()
     sample, head = owners // owner_heads, owners % owner_heads
@@ -167,7 +168,7 @@ def _attend_grouped(
     out = flat_queries.new_empty(count_tiles, tile, together, dim)
     gates = flat_queries.new_empty(count_tiles, tile, together)
     step = max(1, FETCHED_AT_ONCE // (together * store.block_shape.numel()))
-    buffer = store.landmarks.new_empty(min(step, count_tiles) * together, *store.block_shape)  # new memory is slow
+    buffer = store.landmarks.new_empty(min(step, count_tiles) * together, *store.block_shape)  # allocation is slow
     for start in range(0, count_tiles, step):
         part = slice(start, min(start + step, count_tiles))
         q = flat_queries.index_select(0, rows[part.start * tile : part.stop * tile])
@@ -192,10 +193,10 @@ def _attend_grouped(
 
 
 def _tiling(sizes: Tensor, pairs: int) -> tuple[int, int]:
-    """Queries of a tile, and how many tiles: the cheapest choice for groups of these sizes.
+    """Queries of a tile, and number of tiles: the fastest choice for groups of these sizes.
 
-    Reading the sizes would stall a device other than the CPU. There the tile fits groups of equal size, and the number
-    of tiles is the most that this can take.
+    Reading the sizes would stall a GPU. There tiles are chosen as for groups of equal size, and the number of tiles is
+    the largest possible.
     """
     if sizes.device.type == "cpu":
         counts = {tile: int(((sizes + tile - 1) // tile).sum()) for tile in TILES}

@@ -1,4 +1,4 @@
-"""The blocks fetched last, on the compute device: the least recently used is dropped first."""
+"""A cache on the compute device of blocks fetched from a slower tier; the least recently used are dropped first."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from landmark.memory.transfer import Read, Transfer
 
 @dataclass
 class TierCounts:
-    """cache_hits, cache_misses: blocks of one head. bytes_moved: fetched from a slower tier. seconds_waited: for that,
-    by the CPU or the GPU."""
+    """Counts of blocks fetched from a slower tier.
+
+    cache_hits, cache_misses: blocks of one head. bytes_moved: bytes copied to the compute device. seconds_waited: time
+    that the CPU or the GPU waited for them.
+    """
 
     cache_hits: int = 0
     cache_misses: int = 0
@@ -23,10 +26,12 @@ class TierCounts:
 
 
 class BlockCache:
-    """keys, values: (slots, ℓ, d). The CPU, which fetches blocks, knows which block each slot holds.
+    """Slots for blocks of one head on the compute device; the CPU knows which block each slot holds.
 
-    A *place* is the number of a block of one head among all rows, samples and heads. Blocks that are asked for together
-    are returned together; where they are more than the slots, the missing ones bypass the cache.
+    keys, values: (slots, ℓ, d). A *place* is the index of a block of one head among all rows, samples and heads. Where
+    one fetch needs more blocks than there are slots, the missing blocks bypass the cache.
+
+    like: (B, H, n, ℓ, d), a tensor with the blocks' shape, type and device.
     """
 
     def __init__(self, slots: int, like: Tensor):
@@ -34,7 +39,7 @@ class BlockCache:
         self._transfer = Transfer(like)
         self._slot_of = np.empty(0, np.int32)  # by place; −1: not in the cache
         self._place_of = np.full(slots, -1)
-        self._used = np.zeros(slots, np.int64)  # by slot, the number of the last fetch that used it; 0: free
+        self._used = np.zeros(slots, np.int64)  # by slot: the number of the last fetch that used it; 0: free
         self._clock = 0
 
     @property
@@ -45,16 +50,16 @@ class BlockCache:
         self._slot_of = np.append(self._slot_of, np.full(places - len(self._slot_of), -1, np.int32))
 
     def forget(self, first: int, stop: int) -> None:
-        """Drop the blocks at the places first … stop−1, because they are overwritten."""
+        """Drop the blocks at places first … stop−1, which are about to be overwritten."""
         slots = self._slot_of[first:stop]
         here = slots[slots >= 0]
         self._place_of[here], self._used[here] = -1, 0
         slots[:] = -1
 
     def fetch(self, places: np.ndarray, read: Read, counts: TierCounts) -> tuple[Tensor, Tensor, Tensor]:
-        """Keys and values (m, ℓ, d) that hold the blocks at these places, and the index of each place, (n,).
+        """Keys and values (m, ℓ, d) among which are the blocks at these places (n,), and the index of each block, (n,).
 
-        places: (n,). read: reads blocks from the slower tier. counts: are added to.
+        read: reads blocks from the slower tier. counts: are updated.
         """
         distinct, index = np.unique(places, return_inverse=True)
         slots = self._slot_of[distinct]
@@ -80,7 +85,7 @@ class BlockCache:
         return keys, values, self._on_device(slots[index])
 
     def _make_room(self, places: np.ndarray) -> np.ndarray:
-        """Slots for blocks at these places: the least recently used ones, and none of the fetch that is going on."""
+        """Give blocks at these places the least recently used slots, which the current fetch does not use."""
         slots = np.argpartition(self._used, len(places) - 1)[: len(places)]
         before = self._place_of[slots]
         self._slot_of[before[before >= 0]] = -1

@@ -1,9 +1,8 @@
-"""Rows in a file: as many as the disk holds. Only rows that are being read are in memory.
+"""Blocks in files, as many as the disk holds. Only rows that are being read are in memory.
 
-They are read and written at an offset, not through a mapping, for three reasons. It is as fast or faster (3 against
-5 µs for a block of one head, from the system's cache). A full disk or a file cut short is an error, where a mapping
-ends the process with a signal. Pages read through a mapping would count as this process's memory until they are given
-back.
+Rows are read and written at an offset, not through a memory map, for three reasons. It is as fast or faster (3 µs, not
+5 µs, for a block of one head in the system's cache). A full disk or a file cut short raises an error, where a memory
+map ends the process with a signal. Pages read through a memory map count as memory of this process.
 """
 
 from __future__ import annotations
@@ -23,17 +22,17 @@ from landmark.utils.errors import UserError
 
 @dataclass(frozen=True)
 class SavedRows:
-    """A file with this number of rows."""
+    """A file of a saved memory, and the number of its rows."""
 
     path: Path
     rows: int
 
 
 class FileRows:
-    """Rows (capacity, B, H, 2, ℓ, d) in a file without a name, which is gone when the process ends, however it ends.
+    """Rows (capacity, B, H, 2, ℓ, d) in a file without a name, which vanishes when the process ends, even if killed.
 
-    folder: of that file; None: the system's folder for temporary files. saved: a file that holds the first rows, and is
-    never written to.
+    folder: of that file; None: the system's folder for temporary files. saved: a file with the first rows, which is
+    never written to; None: there is none.
     """
 
     def __init__(self, folder: Path | None, saved: SavedRows | None = None):
@@ -41,7 +40,7 @@ class FileRows:
         self._saved = saved
         self._saved_file: IO[bytes] | None = None
         self._own: IO[bytes] | None = None
-        self._written = self._row_bytes = self._heads = 0  # rows in the nameless file; heads of all samples
+        self._written = self._row_bytes = self._heads = 0  # rows in the file without a name; heads of all samples
 
     @property
     def bytes_kept(self) -> int:
@@ -52,7 +51,7 @@ class FileRows:
         return 0 if self._saved is None else self._saved.rows
 
     def reserve(self, capacity: int, like: Tensor) -> None:
-        """Open the files for `capacity` rows; the nameless one grows with each write. like: (0, B, H, 2, ℓ, d).
+        """Open the files for `capacity` rows; the file without a name grows with each write. like: (0, B, H, 2, ℓ, d).
 
         Raises UserError where no file can be made, or the saved one cannot be opened.
         """
@@ -64,7 +63,7 @@ class FileRows:
             self._own = _temporary(self._folder)
 
     def write(self, row: int, blocks: Tensor) -> None:
-        """Put blocks, (n, B, H, 2, ℓ, d), in the rows from `row` on. Raises UserError where the disk is full."""
+        """Write blocks (n, B, H, 2, ℓ, d) to the rows from `row` on. Raises UserError where the disk is full."""
         assert self._own is not None
         assert row >= self._saved_rows, "saved rows are not overwritten"
         left = blocks.flatten().view(torch.uint8).numpy().data
@@ -78,25 +77,25 @@ class FileRows:
         self._written = max(self._written, row - self._saved_rows + len(blocks))
 
     def read(self, rows: Tensor, out: Tensor) -> Tensor:
-        """Rows into out, (n, B·H·2·ℓ·d). Raises UserError where a file was removed or cut short."""
+        """Read rows into out, (n, B·H·2·ℓ·d). Raises UserError where a file was removed or cut short."""
         return self._read(rows, self._saved_rows, out)
 
     def read_blocks(self, places: Tensor, out: Tensor) -> Tensor:
-        """Blocks of one head into out, (n, 2·ℓ·d). places: (n,), among all rows, samples and heads.
+        """Read blocks of one head into out, (n, 2·ℓ·d). places: (n,), indices among all rows, samples and heads.
 
         Raises UserError as `read` does.
         """
         return self._read(places, self._saved_rows * self._heads, out)
 
     def _read(self, places: Tensor, saved: int, out: Tensor) -> Tensor:
-        """Pieces of out's width at these places; the places below `saved` are in the saved file."""
+        """Read pieces as wide as out at these places; places below `saved` are in the saved file."""
         if self._saved_file is not None and os.fstat(self._saved_file.fileno()).st_nlink == 0:
-            raise UserError(f"{self._path} was removed while it was in use: load the memory from where it is now")
+            raise UserError(f"{self._path} was removed while it was in use: load the memory again from its new folder")
         whole = out.view(torch.uint8).flatten().numpy().data
         piece = out[0].nbytes
         pieces = [(self._saved_file, n) if n < saved else (self._own, n - saved) for n in places.tolist()]
         if hasattr(os, "posix_fadvise"):
-            for file, place in pieces:  # request all before waiting for the first
+            for file, place in pieces:  # request all pieces before waiting for the first
                 assert file is not None
                 os.posix_fadvise(file.fileno(), place * piece, piece, os.POSIX_FADV_WILLNEED)
         for number, (file, place) in enumerate(pieces):

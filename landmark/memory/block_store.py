@@ -1,4 +1,4 @@
-"""The blocks that one attention layer keeps: a ring of the newest ones, or all of them."""
+"""The blocks that one attention layer keeps: all, or the newest in a ring buffer."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from landmark.memory.tiers import Blocks, DeviceBlocks, Fetched, Tier
 class BlockStore:
     """Keys, values and landmark keys of complete blocks.
 
-    Keys are stored rotated by their offsets 0…ℓ within the block (see `landmark.attention.rotary`), so they are never
-    rotated again. Block number n, counted from the first one ever added, has row n mod capacity. Without a limit the
-    capacity doubles when it is full. A landmark's value is never used and not kept. The *age* of a block is 1 for the
-    newest one, 2 for the one before, and so on.
+    Keys are stored rotated by their offsets 0…ℓ in the block (`landmark.attention.rotary`), and never rotated again.
+    Block number n, counted from the first block ever added, is in row n mod capacity. Without `max_blocks` the capacity
+    doubles when it is full. The *age* of a block is 1 for the newest one, 2 for the one before, and so on.
 
-    landmarks and, if asked for, means (the mean of a block's keys): (B, H, capacity, d), on the compute device. The
-    tier says where keys and values are (tiers.py).
+    max_blocks: most blocks kept; None: all. keep_means: whether to keep the mean of each block's keys.
+    tier: where keys and values are stored (tiers.py); None: on the device.
+    landmarks: (B, H, capacity, d), landmark keys, on the device. means: the same of mean keys. A landmark's value is
+    never used, and not kept.
     """
 
     def __init__(self, max_blocks: int | None, keep_means: bool = False, tier: Tier | None = None):
@@ -28,7 +29,7 @@ class BlockStore:
         self.keep_means = keep_means
         self.tier = tier or Tier()
         self.added = 0  # blocks ever added
-        self.blocks_read = 0  # of one head; counted each time a block is read
+        self.blocks_read = 0  # blocks of one head, counted at each read
         self.capacity = 0
         self.landmarks = self.means = torch.empty(0)
         self.blocks: Blocks = DeviceBlocks()
@@ -37,7 +38,7 @@ class BlockStore:
         return min(self.added, self.capacity)
 
     def add(self, keys: Tensor, values: Tensor) -> None:
-        """Append n blocks, oldest first. keys, values: (B, H, n, W, d), keys rotated by their offsets.
+        """Add n blocks, oldest first. keys, values: (B, H, n, W, d), keys rotated by their offsets.
 
         Raises UserError where the tier has no room for them.
         """
@@ -58,8 +59,7 @@ class BlockStore:
         self.added += count
 
     def reserve(self, blocks: int, like: Tensor, saved: SavedRows | None = None) -> None:
-        """Make room for `blocks` blocks. like: some of them, (B, H, n, ℓ, d). saved: a file that holds the first ones
-        already."""
+        """Make room for `blocks` blocks like `like`, (B, H, n, ℓ, d). saved: a file with the first ones; None: none."""
         if blocks <= self.capacity:
             return
         (batch, heads), dim = like.shape[:2], like.shape[-1]
@@ -80,7 +80,7 @@ class BlockStore:
         self.capacity = capacity
 
     def runs(self, first: int, count: int) -> Iterator[tuple[slice, slice]]:
-        """Blocks number first … first+count−1 in runs of neighbouring rows: the rows, and which of the blocks."""
+        """Blocks first … first+count−1 as runs of neighbouring rows: the rows, and which of the blocks they hold."""
         done = 0
         while done < count:
             row = (first + done) % self.capacity
@@ -94,7 +94,7 @@ class BlockStore:
 
     @property
     def block_shape(self) -> torch.Size:
-        """(ℓ, d), the shape of the keys, and of the values, of one block and head."""
+        """(ℓ, d), the shape of the keys of one block and head, and of the values."""
         return self.blocks.block_shape
 
     @property
@@ -108,13 +108,13 @@ class BlockStore:
 
     @property
     def device_bytes_kept(self) -> int:
-        """Those of `bytes_kept` that are on the compute device, with the cache of a slower tier."""
+        """The part of `bytes_kept` on the compute device, including the cache of a slower tier."""
         return self.blocks.device_bytes_kept + self.landmarks.nbytes + self.means.nbytes
 
     def fetch(self, places: Tensor) -> Fetched:
-        """Bring blocks to the compute device. places: (n,), blocks of one head, in (B, H, capacity) flattened.
+        """Bring blocks to the compute device. places: (n,), blocks of one head, indices in (B, H, capacity) flattened.
 
-        Raises UserError where their file is gone.
+        Raises UserError where a file of blocks was removed or cut short.
         """
         self.blocks_read += len(places)
         return self.blocks.fetch(places)
@@ -124,10 +124,10 @@ class BlockStore:
         return self.landmarks.flatten(0, 2).index_select(0, places)
 
     def ages(self) -> Tensor:
-        """Age of the block in each row that is in use, (blocks,)."""
+        """The age of the block in each row in use, (blocks,)."""
         rows = torch.arange(len(self), device=self.landmarks.device)
         return (self.added - 1 - rows) % max(1, self.capacity) + 1
 
     def rows(self, ages: Tensor) -> Tensor:
-        """The inverse of `ages`: the row of the block of each age."""
+        """The row of the block of each age; the inverse of `ages`."""
         return (self.added - ages) % max(1, self.capacity)

@@ -1,4 +1,4 @@
-"""Counts of what a memory retrieves."""
+"""Counts of the retrievals of a memory."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ RATES = ("drop_rate", "drop_rates", "skipped")
 
 
 class MemoryStatistics:
-    """Counts since the last reset of a memory, as `Memory.stats` returns them, beside sizes that it adds.
+    """Counts since the last reset of a memory. `Memory.stats` returns them, together with sizes.
 
-    They are sums over layers, samples and heads where nothing else is said.
+    Counts are sums over layers, samples and heads unless stated otherwise.
 
     - chunks: chunks committed.
-    - searches: one for each chunk and layer that finds blocks kept. searches_skipped: searches in which every query was
-      below the cutoff. seconds_searching: time of retrieval; on a GPU, time to launch it.
+    - searches: one for each chunk and layer with blocks in memory. searches_skipped: searches that were not needed,
+      because every query was below the cutoff. seconds_searching: time of retrieval; on a GPU, time to launch it.
     - lookups: queries that retrieve. retrievals: sets of blocks chosen; queries or heads that choose together choose
-      one. blocks_retrieved: blocks of these sets.
-    - blocks_read, bytes_read: blocks of one head, and bytes of keys and values, that queries attend to.
-    - blocks_kept: blocks of a layer. bytes_kept: bytes of all layers. device_bytes_kept: those on the compute device.
-    - With a tier other than the device, those of `landmark.memory.block_cache.TierCounts`.
-    - With a context miss token: possible and dropped, lookups of each layer and head, and the rates of `with_rates`.
+      one set. blocks_retrieved: blocks in these sets.
+    - blocks_read, bytes_read: blocks of one head that queries attend to, and bytes of their keys and values.
+    - blocks_kept: blocks of a layer. bytes_kept: bytes of all layers. device_bytes_kept: bytes on the compute device.
+    - With a tier other than the device, the counts of `landmark.memory.block_cache.TierCounts`.
+    - With a context miss token: possible and dropped lookups of each layer and head, and the rates of `with_rates`.
     """
 
     def __init__(self):
@@ -35,13 +35,13 @@ class MemoryStatistics:
         self._dropped: dict[int, Tensor] = {}  # by layer, (2, H): lookups that were possible, and those dropped
 
     def count_dropped(self, layer: int, retrieves: Tensor) -> None:
-        """retrieves: (B, H, T), bool, of the queries of a chunk that finds blocks in memory."""
+        """Count the possible and the dropped lookups of a chunk's queries. retrieves: (B, H, T), bool."""
         possible = torch.full((retrieves.shape[1],), retrieves[:, 0].numel(), device=retrieves.device)
         counts = torch.stack([possible, (~retrieves).sum((0, 2))])
         self._dropped[layer] = counts + self._dropped.get(layer, 0)
 
     def count_retrieved(self, ages: Tensor, queries: int, selection: QuerySelection | None) -> None:
-        """ages: (B, H or 1, n or 1, q), retrieved blocks, 0 for none. queries: B·H·T."""
+        """Count a chunk's retrieval. ages: (B, H or 1, n or 1, q), of retrieved blocks, 0 for none. queries: B·H·T."""
         blocks, lookups = ages.numel(), queries
         if selection is not None and selection.selected is not None:
             blocks, lookups = int((ages > 0).sum()), int(selection.selected.sum())
@@ -50,7 +50,7 @@ class MemoryStatistics:
         self.lookups += lookups
 
     def counts(self) -> dict[str, Any]:
-        """Numbers that can be added up over memories; `with_rates` makes rates of the sums."""
+        """The counts, which can be added up over memories; `with_rates` computes rates of the sums."""
         counts: dict[str, Any] = {name: value for name, value in vars(self).items() if not name.startswith("_")}
         if self._dropped:
             layers = [self._dropped[layer].tolist() for layer in sorted(self._dropped)]
@@ -59,10 +59,10 @@ class MemoryStatistics:
 
 
 def with_rates(counts: dict[str, Any]) -> dict[str, Any]:
-    """The counts, and three rates where a context miss token drops lookups.
+    """The counts, and three rates if there is a context miss token.
 
-    drop_rate: dropped share of all possible lookups. drop_rates: the same for each layer and head. skipped: share of
-    the searches, one a chunk and layer, that were not needed because every lookup was dropped.
+    drop_rate: share of possible lookups that were dropped. drop_rates: the same for each layer and head. skipped: share
+    of searches (one for each chunk and layer) that were not needed, because every lookup was dropped.
     """
     if "dropped" not in counts:
         return counts

@@ -1,7 +1,7 @@
 """The cutoff of the context miss token (CMT): which queries retrieve (paper, Appendix D).
 
-The token's weight S is known before anything is searched. It is the share of a query's attention that the retrieved
-blocks would get. Where S is below the cutoff nothing is retrieved, and the share S is lost.
+The token's weight S is known before retrieval. It is the share of a query's attention that retrieved blocks get. Where
+S is below the cutoff the query retrieves nothing, and this share is lost.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from torch import Tensor
 class QuerySelection:
     """The queries of a chunk that retrieve.
 
-    cmt_weight: (B, H, T), S. retrieves: (B, H, T), bool, whether S reaches the cutoff.
-    indices: (B, H or 1, n), the queries to search for; a head with fewer than n is filled up with queries that do not
-    retrieve. None: all T.
+    cmt_weight: (B, H, T), S. retrieves: (B, H, T), bool, whether S is at least the cutoff.
+    indices: (B, H or 1, n), the selected queries. A head in which fewer than n queries retrieve gets other queries
+        besides. None: all T queries.
     selected: (B, H, n), bool, `retrieves` at the indices. None: all retrieve.
     """
 
@@ -27,11 +27,11 @@ class QuerySelection:
     selected: Tensor | None = None
 
     def gather(self, x: Tensor) -> Tensor:
-        """(B, H, T, …) → (B, H, n, …), the queries to search for."""
+        """The part of the selected queries: (B, H, T, …) → (B, H, n, …)."""
         return x if self.indices is None else x.gather(2, self._index(x))
 
     def scatter_add(self, out: Tensor, x: Tensor) -> Tensor:
-        """Add x, (B, H, n, d), to out, (B, H, T, d), at the queries that were searched for."""
+        """out (B, H, T, d) with x (B, H, n, d) added at the selected queries."""
         return out + x if self.indices is None else out.scatter_add(2, self._index(x, out.shape[1]), x)
 
     def _index(self, x: Tensor, heads: int | None = None) -> Tensor:
@@ -40,7 +40,7 @@ class QuerySelection:
         return index.view(*index.shape, *[1] * (x.ndim - 3)).expand(*index.shape, *x.shape[3:])
 
     def mask_ages(self, ages: Tensor) -> Tensor:
-        """Ages (B, H or 1, n or 1, q) of retrieved blocks, 0 in each set that no retrieving query reads."""
+        """Ages (B, H or 1, n or 1, q) of retrieved blocks, set to 0 where no query that retrieves uses them."""
         if self.selected is None:
             return ages
         read = self.selected.any(1, keepdim=True) if ages.shape[1] == 1 else self.selected
@@ -52,10 +52,11 @@ class QuerySelection:
 
 
 def select_queries(cmt_weight: Tensor, cutoff: float, granularity: str) -> QuerySelection:
-    """The queries whose weight (B, H, T) reaches the cutoff.
+    """Select the queries with a weight of at least the cutoff. cmt_weight: (B, H, T).
 
-    With `per_head` all queries of a chunk choose together, so one that retrieves has all searched for; with
-    `per_token` all heads choose together. Every weight reaches a cutoff of 0, so none is looked at.
+    With "per_head" all queries of a chunk choose together: all are selected if one retrieves. With "per_token" all
+    heads choose together: a query is selected if it retrieves in one head. With a cutoff of 0 all retrieve, and the
+    weights are not read.
     """
     retrieves = cmt_weight >= cutoff
     if cutoff == 0:

@@ -1,9 +1,12 @@
-"""Candidates for retrieval from an index of the landmarks, where a scan of all of them takes too long.
+"""Retrieval by an index of the landmarks (faiss), for texts so long that scoring all landmarks takes too long.
 
-The last k blocks are always scored exactly. The landmarks of all older blocks stand at one lag (Section 3.2.1), and
-faiss finds for each query the candidates among them with the highest scores. This differs from a scan, even where no
-candidate is missed, when heads or tokens choose together: each one's scores are normalised over its own candidates, not
-over all blocks, and a block that is no candidate of a query gets nothing from it.
+1. The last k blocks are scored exactly.
+2. All older landmarks have the same lag (Section 3.2.1). For each query the index finds those with the highest scores,
+   the candidates.
+3. Where heads or queries choose together, the scores of each are normalised over its own candidates, not over all
+   blocks, and a block that is no candidate of a query gets no score from it. So the result can differ from that of
+   scoring all landmarks, even where the index misses no candidate.
+4. The k blocks with the highest scores are chosen.
 """
 
 from __future__ import annotations
@@ -19,12 +22,12 @@ from landmark.memory.block_store import BlockStore
 from landmark.memory.positions import scoring_lag
 from landmark.utils.errors import UserError
 
-POINTS_PER_LIST = 40  # landmarks that faiss needs for one mean
-PROBED = 32  # lists of the inverted file that are searched for a query
+POINTS_PER_LIST = 40  # landmarks that faiss needs to train one list
+PROBED = 32  # lists of the inverted file that are searched for each query
 
 
 def import_faiss() -> Any:
-    """Raises UserError where faiss is not installed."""
+    """The module faiss. Raises UserError where it is not installed."""
     try:
         return importlib.import_module("faiss")
     except ImportError as error:
@@ -32,18 +35,18 @@ def import_faiss() -> Any:
 
 
 class LandmarkIndex:
-    """The landmarks of one layer in faiss, one index for each sample and key/value head, by inner product.
+    """The landmarks of one layer, in one faiss index by inner product for each sample and key/value head.
 
-    kind: "flat" compares all landmarks. "ivf" is an inverted file, of lists around the means of similar landmarks; it
-    is flat while there are few blocks, and made anew whenever their number has doubled.
-    candidates: landmarks that each query gets. Blocks are added at the next search.
+    kind: "flat" compares a query with all landmarks; "ivf" with those in the PROBED nearest lists of an inverted file.
+    An inverted file starts flat, and is made again whenever the number of blocks has doubled.
+    candidates: landmarks found for each query. New blocks are added at the next search.
     """
 
     def __init__(self, kind: str, candidates: int):
         self.kind, self.candidates = kind, candidates
         self._faiss = import_faiss()
         self._indices: list[Any] = []
-        self._added = self._built = 0  # blocks in each index now, and when its lists were made
+        self._added = self._built = 0  # blocks in each index, now and when its lists were made
 
     def search(self, store: BlockStore, queries: Tensor, blocks: int) -> tuple[Tensor, Tensor]:
         """Scores and numbers (B, H_kv, n, candidates) of the best of the first `blocks` blocks; −∞ and −1 for none.
@@ -85,11 +88,11 @@ class LandmarkIndex:
 def retrieve_candidates(
     rotated_queries: Tensor, store: BlockStore, index: LandmarkIndex, *, k: int, granularity: str, num_recent: int
 ) -> Tensor:
-    """Score the last k blocks and the candidates of the index, and choose.
+    """Choose blocks among the last k and the candidates of the index.
 
-    Args: those of `landmark.memory.retrieval.retrieve`, and the index of the store's landmarks.
+    Args: as in `landmark.memory.retrieval.retrieve`, and `index`, of the store's landmarks.
 
-    Returns ages as `retrieve` does.
+    Returns the ages of the retrieved blocks as `retrieve` does.
     """
     slots, batch, queries, heads, dim = rotated_queries.shape
     group, recent = heads // store.kv_heads, min(k, len(store))
@@ -113,7 +116,7 @@ def retrieve_candidates(
 
 
 def _best(scores: Tensor, ages: Tensor, count: int) -> Tensor:
-    """Ages (…, count) of the blocks with the highest scores (…, n), each block once; among equal scores the newer."""
+    """Ages (…, count) of the distinct blocks with the highest scores (…, n); among equal scores the newer block."""
     chosen = []
     for _ in range(count):
         best = scores.amax(-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""What a memory keeps for one layer."""
+"""The part of a memory that belongs to one layer."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from landmark.memory.index import LandmarkIndex
 
 
 class LayerMemory:
-    """The blocks of one layer, and the tokens that are not in a complete block yet.
+    """The blocks of one layer, and its tokens that are not yet in a complete block.
 
-    index: of the landmarks of the blocks; None: all landmarks are scanned.
+    index: index of the blocks' landmarks; None: all landmarks are scored.
     """
 
     def __init__(self, store: BlockStore, index: LandmarkIndex | None = None):
         self.store, self.index = store, index
         self.pending: tuple[Tensor, Tensor] | None = None  # keys and values (B, H, pending, d), not rotated
-        self.chunk: tuple[Tensor, Tensor] | None = None  # those of pending tokens and chunk, until the commit
+        self.chunk: tuple[Tensor, Tensor] | None = None  # the same of pending tokens and chunk, until the commit
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values (B, H, pending + T, d) of the pending tokens and of a chunk (B, H, T, d)."""
+        """Add a chunk's keys and values (B, H, T, d) to the pending ones: (B, H, pending + T, d)."""
         if self.pending is not None:
             k, v = torch.cat([self.pending[0], k], 2), torch.cat([self.pending[1], v], 2)
         self.chunk = k, v

@@ -1,4 +1,4 @@
-"""Landmark memory: read any length in chunks, retrieving a few earlier blocks (paper, Section 3.2)."""
+"""Landmark memory: read a text of any length in chunks, and retrieve a few earlier blocks (paper, Section 3.2)."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ from landmark.memory.tiers import Tier
 
 
 class Memory:
-    """What a landmark transformer keeps between the chunks of a long input, for all its layers.
+    """The blocks and pending tokens that a landmark transformer keeps between chunks, for all its layers.
 
     For each chunk every layer calls `attend`:
 
-    1. Attend locally: to the chunk itself and to the pending tokens before it, which are those of the last, incomplete
-       block. This also gives the weight S of a context miss token; queries with S below the cutoff end here.
-    2. Retrieve, first step: score each query against the landmark of every block, both at their stingy positions.
-    3. Retrieve, second step: reduce the scores to the granularity, by a maximum over the queries or heads that choose
-       together.
-    4. Retrieve, third step: take the top k blocks.
-    5. Attend to each retrieved block alone.
-    6. Merge: one softmax over the gates weighs the outputs. The gates are the landmark scores of the retrieved blocks,
-       and the log-sum-exp of local attention. With a context miss token local attention has the weight 1 − S instead,
-       and the retrieved blocks share S by a softmax of their own gates.
+    1. Attend locally: to the chunk itself and to the pending tokens before it, which belong to the last, incomplete
+       block. This also gives the weight S of a context miss token; a query with S below the cutoff stops here.
+    2. Retrieve, score: each query against the landmark of every block, both at their stingy positions.
+    3. Retrieve, reduce: where queries or heads choose together (the granularity), the softmax of each one's scores over
+       the landmarks, and the maximum of these probabilities.
+    4. Retrieve, choose: the k blocks with the highest scores.
+    5. Attend to each retrieved block separately.
+    6. Merge: a softmax of gates weighs the outputs. The gates are the scores of the retrieved blocks' landmarks and the
+       log-sum-exp of local attention. With a context miss token local attention has the weight 1 − S instead, and the
+       retrieved blocks share S by a softmax of their gates alone.
 
-    Then one `commit` stores the complete blocks of all layers, drops the oldest ones above `max_blocks`, and keeps the
-    rest of the chunk as pending tokens.
+    Then one `commit` stores the complete blocks of all layers, drops the oldest blocks where there are more than
+    `max_blocks`, and keeps the other tokens of the chunk as pending tokens.
     """
 
     def __init__(
@@ -76,32 +76,32 @@ class Memory:
 
         Args:
             block_size: ℓ, normal tokens of a block.
-            max_blocks: most blocks kept in each layer, the oldest are dropped first; None: all are kept.
+            max_blocks: most blocks kept in each layer; the oldest are dropped first. None: all are kept.
             k: blocks that a query retrieves, or fewer where fewer are kept.
-            granularity: between what the retrieved set may differ: "per_token_and_head", "per_head" (the chunk's
-                tokens share one set) or "per_token" (the heads share one set).
-            scorer: what ranks blocks: "landmark", or for ablations "recent", "random", "mean_key".
+            granularity: "per_token_and_head": each query of each head has its own set of retrieved blocks; "per_head":
+                the queries of a chunk share a set; "per_token": the heads share a set.
+            scorer: how blocks are ranked: by "landmark", or for ablations "recent", "random" or "mean_key".
             tier: where blocks are kept: "device", "cpu" or "disk" (tiers.py). Results are the same, bit for bit.
-            rope_base: base of the rotary positions; or (d/2,), radians by which each pair turns for a position.
-            seed: of the scorer "random".
-            tie_layers: layers whose landmarks are all the same vector, so that the blocks older than the last k tie;
-                there the newer ones are taken by construction. Default: the first layer.
-            cutoff: weight of the context miss token below which a query retrieves nothing, from 0 to 1; one number, or
-                one for each layer. Default: every query retrieves.
-            mapping: positions of blocks: "stingy" (Section 3.2.1), or "true", which a model must be trained for.
+            rope_base: base of the rotary positions; or (d/2,), radians per position of each pair.
+            seed: of the random numbers of the scorer "random".
+            tie_layers: layers in which all landmarks are the same vector, so that all blocks older than the last k have
+                the same score; there the newer ones are taken. Default: the first layer.
+            cutoff: a query retrieves nothing where the weight of the context miss token is below it, 0…1; one number,
+                or one for each layer. Default: every query retrieves.
+            mapping: positions of blocks: "stingy" (Section 3.2.1), or "true", for which a model must be trained.
             observer: called with a `Retrieval` whenever a layer attends (observer.py); None: there is none.
-            folder: where the tier "disk" has its nameless files, which end with the process; None: the system's folder
-                for temporary files.
-            cache: blocks of each layer, all heads, fetched from another tier, that the device keeps; the least recently
+            folder: of the files of the tier "disk", which have no name and vanish when the process ends; None: the
+                system's folder for temporary files.
+            cache: blocks (all heads) fetched from another tier that the device keeps in each layer; the least recently
                 used are dropped first.
-            model: returns a string that tells one model from another. A memory is only loaded where it is the same as
-                when it was saved; None: the model has no such string.
-            backend: of `landmark.attention`. With "triton", or "auto" on a GPU, one kernel does the steps 5 and 6.
-            index: "exact" scores all landmarks; "faiss" scores only `candidates` of the older ones (index.py).
-            index_type: "ivf", an inverted file, approximate, or "flat". Read with index="faiss" only.
-            candidates: landmarks that the index gives each query. Read with index="faiss" only.
+            model: returns a string that identifies the model. A saved memory is loaded only if this string is the same;
+                None: the model has no such string.
+            backend: as in `landmark.attention`. With "triton", or "auto" on a GPU, one kernel does steps 5 and 6.
+            index: "exact": all landmarks are scored; "faiss": of the older ones only `candidates` (index.py).
+            index_type: "ivf", an inverted file, approximate, or "flat". Used with index="faiss" only.
+            candidates: landmarks that the index finds for each query. Used with index="faiss" only.
 
-        Raises UserError where a setting is out of range, or faiss is asked for and not installed.
+        Raises UserError for a setting out of range, and for index="faiss" where faiss is not installed.
         """
         check_settings(
             block_size=block_size,
@@ -131,16 +131,16 @@ class Memory:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything: a new text begins. Statistics start anew too."""
+        """Forget everything, statistics included: a new text begins."""
         self.position = 0  # stream positions committed, landmarks included
-        self._length = 0  # of the chunk that is attended to now
+        self._length = 0  # tokens of the current chunk, landmarks included
         self.layers: dict[int, LayerMemory] = {}
         self._statistics = MemoryStatistics()
         self._tier = Tier(self.tier, self.folder, self.cache)
 
     @property
     def stats(self) -> dict[str, Any]:
-        """Counts since the last reset, and sizes now; see `landmark.memory.counters.MemoryStatistics`."""
+        """Counts since the last reset, and current sizes; see `landmark.memory.counters.MemoryStatistics`."""
         stores = [layer.store for layer in self.layers.values()]
         return with_rates(
             {
@@ -160,18 +160,18 @@ class Memory:
         return LayerMemory(BlockStore(self.max_blocks, self.scorer == "mean_key", self._tier), index)
 
     def save(self, folder: Path | str) -> None:
-        """Write everything to a new folder, from which a memory of the same model, on any tier, can `load` it.
+        """Write everything to a new folder. A memory of the same model, on any tier, can `load` it.
 
-        Raises UserError where the folder exists or the disk is full; then nothing is left behind.
+        Raises UserError, and leaves nothing behind, where the folder exists or the disk is full.
         """
         save(Path(folder), self._identity(), self.position, self.layers)
 
     def load(self, folder: Path | str, device: str | torch.device = "cpu") -> None:
-        """Forget everything, and go on from the memory that was saved in a folder.
+        """Replace the content by that of a saved memory. device: of the loaded tensors.
 
-        With the tier "disk", and all blocks kept, the folder's files are read in place, and never written to.
-        Raises UserError where something is missing or cut short, where the saved memory has another block size, model
-        or mapping, or where it had dropped blocks that this memory would keep.
+        With the tier "disk" and without `max_blocks`, the folder's files are read in place, and never written to.
+        Raises UserError for a file that is missing or cut short, and for a saved memory with another block size, model
+        or mapping, or that had dropped blocks which this memory would keep.
         """
         self.reset()
         self.position, self.layers = load(
@@ -184,13 +184,13 @@ class Memory:
 
     @torch.no_grad()
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, cmt: Tensor | None = None) -> Tensor:
-        """Attention of a chunk over itself, the pending tokens before it and the blocks that it retrieves.
+        """Attention of a chunk to itself, to the pending tokens before it and to the blocks that it retrieves.
 
-        The chunk follows what has been committed. A landmark stands wherever the stream position says so.
+        The chunk continues the committed text, and includes the landmarks that belong between its tokens.
 
         Args:
             layer: number of the layer.
-            q: (B, H, T, d), not rotated: the memory owns positions.
+            q: (B, H, T, d), not rotated: the memory assigns positions.
             k, v: (B, H_kv, T, d), not rotated.
             cmt: (H_kv, d), the layer's key of the context miss token, not rotated; None: the model has no such token.
 
@@ -200,7 +200,7 @@ class Memory:
             self.layers[layer] = self.new_layer()
         state = self.layers[layer]
         if state.chunk is not None:
-            raise RuntimeError(f"layer {layer} has attended to this chunk already: commit() ends a chunk")
+            raise RuntimeError(f"layer {layer} has attended to this chunk already: call commit() before the next chunk")
         k, v = state.append(k, v)
         self._length = q.shape[2]
         pending = self.position % (self.block_size + 1)
@@ -234,20 +234,20 @@ class Memory:
         return out
 
     def _attend_locally(self, q: Tensor, k: Tensor, v: Tensor, pending: int, scale: float) -> tuple[Tensor, Tensor]:
-        """Output (B, H, T, d) and log-sum-exp (B, H, T) of queries over their own chunk and the pending tokens."""
+        """Output (B, H, T, d) and log-sum-exp (B, H, T) of attention to the chunk and the pending tokens."""
         factors = self._rotary(0, k.shape[2], q)
         q, k = rotate(q, factors[pending:]), rotate(k, factors)
         seen = min(pending + 1, self.block_size)
         backend = backend_for(self.backend, q, self.block_size)
         if backend != "triton" and k.shape[2] <= self.block_size + 1 and seen == min(k.shape[2], self.block_size):
-            # Generated tokens: all queries see the same normal tokens, those of one block, and no landmark.
+            # While generating, all queries see the same normal tokens of one block, and no landmark.
             k, v = (x[:, :, :seen].repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
             return attention_forward(q, k, v, scale=scale)
         settings = {"block_size": self.block_size, "prefix": pending, "scale": scale, "backend": backend}
         return landmark_attention(q, k, v, **settings, return_lse=True)
 
     def _cmt_weight(self, q: Tensor, cmt: Tensor, lse: Tensor, scale: float, start: int) -> Tensor:
-        """S (B, H, T), the weight of the context miss token, for queries at the positions from `start` on."""
+        """The weight S of the context miss token, (B, H, T), for queries at the positions from `start` on."""
         rotated = rotate(q, self._rotary(start, q.shape[2], q))
         return torch.sigmoid(context_miss_scores(rotated, rotate_cmt(cmt, self._rotary), len(cmt)) * scale - lse)
 
@@ -255,7 +255,7 @@ class Memory:
         return self.cutoff[layer] if isinstance(self.cutoff, Sequence) else self.cutoff
 
     def _without_blocks(self, layer: int, out: Tensor, cmt_weight: Tensor | None) -> Tensor:
-        """The local output, told to the observer as a retrieval of no block."""
+        """Return the local output; the observer is told that no block is retrieved."""
         if self.observer is not None:
             weights = out.new_empty(*out.shape[:3], 0)
             store = self.layers[layer].store
@@ -273,7 +273,7 @@ class Memory:
 
     @property
     def _num_recent(self) -> int:
-        """How many of the newest blocks have a lag of their own; with true positions one lag serves all blocks."""
+        """How many of the newest blocks have their own lag; with true positions all blocks share one."""
         return self.k if self.mapping == "stingy" else 0
 
     def _generator(self, layer: int, device: torch.device) -> torch.Generator:
@@ -288,7 +288,7 @@ class Memory:
         local: tuple[Tensor, Tensor],
         selection: QuerySelection | None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Output (B, H, T, d), and the weights of the blocks (B, H, T or n, q), None where one kernel computes it all.
+        """Output (B, H, T, d) and the weights of the blocks (B, H, T or n, q), which are None with the fused kernel.
 
         local: output and log-sum-exp of local attention.
         """
@@ -302,7 +302,7 @@ class Memory:
 
     @torch.no_grad()
     def commit(self) -> None:
-        """End the chunk in every layer: store its complete blocks, keep the rest as pending. One commit a chunk."""
+        """End the chunk in every layer: store its complete blocks, and keep the other tokens as pending."""
         for state in self.layers.values():
             if state.chunk is not None:
                 self._store_blocks(state, *state.chunk)

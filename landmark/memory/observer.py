@@ -1,4 +1,4 @@
-"""What an observer of a memory sees: the blocks that each query retrieves, and their weights."""
+"""The record that an observer of a memory gets: the blocks that each query retrieves, and their weights."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from landmark.memory.cutoff import QuerySelection
 class Retrieval:
     """The blocks that the queries of a chunk retrieve in one layer.
 
-    layer: number of the layer. position: of the chunk's first token in the stream, landmarks counted.
+    layer: number of the layer. position: stream position of the chunk's first token, landmarks included.
     store: the layer's blocks.
-    ages: (B, H or 1, n or 1, q), retrieved blocks, oldest first; 1 is the newest block, 0 none. n is T, or fewer where
-    a cutoff leaves queries out. q is 0 where nothing is retrieved.
-    weights: (B, H, n, q), each block's share of a query's attention. None where a fused kernel computes it all.
-    cmt_weight: (B, H, T), the weight S of the context miss token. None without one.
+    ages: (B, H or 1, n or 1, q), of the retrieved blocks, oldest first; 1 is the newest block, 0 no block. n is T, or
+        fewer with a cutoff. q is 0 where nothing is retrieved.
+    weights: (B, H, n, q), each block's share of a query's attention. None: not known, because a fused kernel ran.
+    cmt_weight: (B, H, T), the weight S of the context miss token. None: the model has no such token.
     selection: the queries that retrieve. None: all.
     """
 
@@ -33,12 +33,12 @@ class Retrieval:
     selection: QuerySelection | None = None
 
     def per_query(self) -> tuple[Tensor, Tensor]:
-        """Ages and weights for each query and head, (B, H, T, q), both 0 where it retrieves no block.
+        """Ages and weights for each query and head, (B, H, T, q); both are 0 for no block.
 
         Raises ValueError where the weights are not known.
         """
         if self.weights is None:
-            raise ValueError("no weights are known: give the memory another backend than triton, as blockwise")
+            raise ValueError("the weights are not known with the backend triton: give the memory the backend blockwise")
         ages, weights, selection = self.ages.expand(*self.weights.shape), self.weights, self.selection
         if selection is None:
             return ages, weights

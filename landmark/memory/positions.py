@@ -1,10 +1,10 @@
 """Stingy position mapping (paper, Section 3.2.1, Figure 2), in lags.
 
-The paper allots S = min(blocks fed, k+1) slots of W = ℓ+1 positions before the chunk's own block and puts each block
-that is scored, or attended to, into one of them. Rotary positions depend on distances alone, and the distance from a
-query that is i positions past the start of the first incomplete block to offset o of a block in slot s is
-i − o + (S−s)·W. So the *lag* S−s is all that is needed: 1 is the slot just before the chunk, S the one furthest back.
-The *age* of a block counts from the newest block kept, which has age 1.
+The paper allots k+1 slots of W = ℓ+1 positions before the first incomplete block, and puts each block that is scored
+or attended to into one of them. Here there are S = min(blocks fed, k+1) slots, so that up to k blocks have their true
+positions. Rotary positions depend on distances alone. From a query that is i positions past the start of the first
+incomplete block, offset o of a block in slot s is i − o + (S−s)·W positions away. So only the *lag* S−s is needed: 1 is
+the slot just before the incomplete block, S the furthest one. The *age* of a block is 1 for the newest block.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from landmark.memory.cutoff import QuerySelection
 
 
 def slots(blocks_fed: int, k: int) -> int:
-    """S: how many blocks deep the mapped past is; dropped blocks count as fed."""
+    """S, the number of slots. blocks_fed: complete blocks before the chunk, dropped ones included."""
     return min(blocks_fed, k + 1)
 
 
 def lag_distances(blocks_fed: int, k: int, width: int, mapping: str) -> list[int]:
-    """Positions from the start of the slot of lag 1…S to the first pending token, for each lag.
+    """For each lag 1…S the number of positions from the start of its slot to the first pending token.
 
-    With true positions keys are stored at their own, so that one distance serves all blocks.
+    With true positions keys are stored rotated to their own position, and one distance serves all blocks.
 
     Args:
-        blocks_fed: complete blocks before the chunk, dropped ones counted.
+        blocks_fed: complete blocks before the chunk, dropped ones included.
         k: blocks retrieved.
         width: W = ℓ+1, positions of a block.
         mapping: "stingy" or "true".
@@ -38,16 +38,15 @@ def lag_distances(blocks_fed: int, k: int, width: int, mapping: str) -> list[int
 
 
 def scoring_lag(age: Tensor, k: int, slots: int) -> Tensor:
-    """Lag at which a block's landmark is scored. The last k keep their distance, all older ones share the furthest
-    slot."""
+    """The lag at which a block's landmark is scored: for the last k blocks their age, for older ones the furthest."""
     return torch.where(age <= k, age, slots)
 
 
 def attending_lag(age: Tensor, k: int, slots: int) -> Tensor:
-    """Lag at which retrieved blocks are attended to.
+    """The lags at which retrieved blocks are attended to.
 
-    age: (…, q), the q retrieved blocks, oldest first. Blocks older than the last k fill the slots from the left, the
-    others end at the chunk; where both kinds are retrieved an empty slot may stand between them.
+    age: (…, q), of the q retrieved blocks, oldest first. Blocks older than the last k fill the slots from the furthest
+    on, the others fill the slots nearest to the chunk. There may be an empty slot between the two kinds.
     """
     retrieved = age.shape[-1]
     rank = torch.arange(retrieved, device=age.device)
@@ -57,13 +56,13 @@ def attending_lag(age: Tensor, k: int, slots: int) -> Tensor:
 def rotate_queries(
     q: Tensor, rotary: RotaryTable, pending: int, distances: list[int], selection: QuerySelection | None
 ) -> Tensor:
-    """Queries rotated for each lag, (S, B, T or n, H, d); n are those that are searched for.
+    """Queries rotated for each lag, (S, B, T or n, H, d); n: the queries of a selection.
 
     Args:
         q: (B, H, T, d), not rotated.
         rotary: the rotary positions.
-        pending: pending tokens, which stand before the first query.
-        distances: of each lag, see `lag_distances`.
+        pending: number of pending tokens before the first query.
+        distances: positions of each lag, from `lag_distances`.
         selection: the queries that retrieve; None: all.
     """
     queries = q.shape[2]

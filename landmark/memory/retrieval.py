@@ -1,4 +1,4 @@
-"""Retrieval of blocks: score, reduce to the granularity, take the top k (paper, Sections 3.2 and 4.1)."""
+"""Retrieval of blocks: score all, reduce to the granularity, choose the top k (paper, Sections 3.2 and 4.1)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch import Tensor
 from landmark.memory.block_store import BlockStore
 from landmark.memory.positions import scoring_lag
 
-SCANNED_AT_ONCE = {"cpu": 1 << 21}  # scores that fit into the processor's cache
-SCANNED_ELSEWHERE = 1 << 27
-GROUP = 32  # scores
+SCORED_AT_ONCE = {"cpu": 1 << 21}  # by device: scores computed together; on the CPU they fit into its cache
+SCORED_ELSEWHERE = 1 << 27
+GROUP = 32  # scores of a group in `_highest`
 
 
 def retrieve(
@@ -27,23 +27,22 @@ def retrieve(
     generator: torch.Generator,
     num_recent: int,
 ) -> Tensor:
-    """Score all blocks, and choose.
+    """Choose the blocks that each query retrieves.
 
     Args:
         rotated_queries: (S, B, T, H, d), scaled, and rotated for lag 1…S.
         store: the layer's blocks.
         k: blocks to retrieve.
-        granularity: see `landmark.memory.Memory`.
-        scorer: see `landmark.memory.Memory`.
-        tie: whether the blocks older than the last k have one score by construction (layer 0, whose landmarks are all
-            the same vector).
-        generator: for the scorer "random".
-        num_recent: number of newest blocks that are scored each at its own lag; all older ones are scored at lag S. It
-            is k with the stingy mapping, 0 with true positions.
+        granularity: as in `landmark.memory.Memory`.
+        scorer: as in `landmark.memory.Memory`.
+        tie: whether all blocks older than the last k get one and the same score (layer 0, where all landmarks are the
+            same vector up to rounding).
+        generator: random numbers of the scorer "random".
+        num_recent: number of newest blocks that have their own lag; all older ones are scored at lag S. It is k with
+            the stingy mapping, 0 with true positions.
 
-    Returns the ages of the retrieved blocks, oldest first, 1 the newest block: int64 (B, H, T, q), q = min(k, blocks
-    kept), with T = 1 for `per_head` and H = 1 for `per_token`. Among blocks with exactly equal scores the newer are
-    taken.
+    Returns the ages of the retrieved blocks, oldest first, int64 (B, H, T, q) with q = min(k, blocks kept); T is 1 for
+    "per_head" and H is 1 for "per_token". Age 1 is the newest block. Among equal scores the newer blocks are chosen.
     """
     _, batch, queries, heads, _ = rotated_queries.shape
     count, device = min(k, len(store)), rotated_queries.device
@@ -60,10 +59,10 @@ def retrieve(
     for kv, part in _parts(summaries.shape[1], queries, batch * group * len(store), granularity, device):
         of_heads = slice(kv.start * group, kv.stop * group)
         size = batch * (of_heads.stop - of_heads.start) * (part.stop - part.start) * len(store)
-        buffer = buffer if buffer.numel() >= size else rotated_queries.new_empty(size)  # new memory is slow
+        buffer = buffer if buffer.numel() >= size else rotated_queries.new_empty(size)  # allocating memory is slow
         q = rotated_queries[:, :, part, of_heads]
         scores, ages, normaliser = _scores(q, summaries[:, kv], store, num_recent, tie, buffer[:size])
-        # Reducing log-probabilities ranks as reducing probabilities does, without underflow.
+        # The maximum of log-probabilities ranks as that of probabilities, without underflow.
         if granularity == "per_head":
             scores, part = (scores - normaliser()[..., None]).amax(2, keepdim=True), slice(None)
         elif granularity == "per_token":
@@ -75,11 +74,11 @@ def retrieve(
 def _parts(
     heads: int, queries: int, scores: int, granularity: str, device: torch.device
 ) -> Iterator[tuple[slice, slice]]:
-    """Key/value heads and queries to score at a time: all that choose together.
+    """Slices of key/value heads and of queries to score together; those that choose together are not parted.
 
-    scores: how many scores one head and one query take.
+    scores: number of scores of one key/value head and one query.
     """
-    room = SCANNED_AT_ONCE.get(device.type, SCANNED_ELSEWHERE) // scores
+    room = SCORED_AT_ONCE.get(device.type, SCORED_ELSEWHERE) // scores
     of_heads, of_queries = max(1, min(heads, room // queries)), max(1, min(queries, room // heads))
     if granularity == "per_head":
         of_queries = queries
@@ -93,10 +92,10 @@ def _parts(
 def _scores(
     rotated_queries: Tensor, summaries: Tensor, store: BlockStore, num_recent: int, tie: bool, buffer: Tensor
 ) -> tuple[Tensor, Tensor, Callable[[], Tensor]]:
-    """Scores (B, H, T, n) of candidate blocks, their ages (n,), and a function that computes the log of the softmax's
-    normaliser (B, H, T), in which every block kept counts.
+    """Scores (B, H, T, n) of n blocks, their ages (n,), and a function for the log-sum-exp over all blocks kept.
 
-    summaries: (B, H_kv, capacity, d), landmarks or mean keys. buffer: for the scores.
+    The function returns (B, H, T). With `tie` only the newest of the older blocks are among the n. summaries:
+    (B, H_kv, capacity, d), landmarks or mean keys. buffer: memory for the scores.
     """
     slots, _, queries, heads, _ = rotated_queries.shape
     group = heads // summaries.shape[1]
@@ -128,12 +127,12 @@ def _scores(
 
 
 def _top(scores: Tensor, ages: Tensor, count: int) -> Tensor:
-    """Ages of the `count` highest scores, unordered; among equal ones the newer."""
+    """Ages of the blocks with the `count` highest scores, in any order; among equal scores the newer block."""
     if count == len(ages):
         return ages.expand(*scores.shape[:-1], count)
     values, indices = _highest(scores, count + 1)
     best = ages[indices[..., :count]]
-    tied = values[..., -1] == values[..., -2]  # ties matter only between the last score taken and the first one left
+    tied = values[..., -1] == values[..., -2]  # a tie matters only between the last score taken and the first one left
     if scores.device.type != "cpu":  # reading `tied` would stall the device
         newer = _newer(scores, values[..., -1:], ages, count)
         return torch.where(tied[..., None], newer, best)
@@ -143,13 +142,13 @@ def _top(scores: Tensor, ages: Tensor, count: int) -> Tensor:
 
 
 def _newer(scores: Tensor, edge: Tensor, ages: Tensor, count: int) -> Tensor:
-    """Ages of `count` scores: all above the edge, and of the scores that equal it the newest."""
+    """Ages of `count` blocks: all with a score above `edge`, and the newest of those with exactly this score."""
     rank = torch.where(scores > edge, 0, torch.where(scores == edge, ages, ages.shape[0] + 1))
     return ages[rank.topk(count, dim=-1, largest=False).indices]
 
 
 def _highest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """`topk` in two passes: the groups of GROUP scores with the highest maxima must hold the highest scores."""
+    """`topk` in two passes: the highest scores are in the groups of GROUP scores with the highest maxima."""
     columns = scores.shape[-1] // GROUP
     if columns <= count:
         return scores.topk(count, dim=-1)

@@ -1,4 +1,4 @@
-"""A memory on disk: `memory.json`, `tensors.safetensors` (landmarks, pending tokens), `layer-<n>.blocks`."""
+"""A memory saved on disk: memory.json, tensors.safetensors (landmarks, pending tokens), layer-<n>.blocks."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ PIECE = 1 << 24  # bytes of blocks read or written at a time
 
 @dataclass(frozen=True)
 class Identity:
-    """What a memory and the one that is loaded into it must have in common.
+    """The settings that must be equal in a memory and in the saved memory that it loads.
 
-    model: a string that tells one model from another; None: unknown. The others are settings of `Memory`.
+    model: a string that identifies the model; None: unknown. The others are settings of `Memory`.
     """
 
     block_size: int
@@ -42,7 +42,7 @@ class Identity:
 def save(folder: Path, identity: Identity, position: int, layers: dict[int, LayerMemory]) -> None:
     """See `landmark.memory.Memory.save`.
 
-    Blocks are written oldest first, in rows such as `landmark.memory.tiers.DeviceBlocks.rows` returns.
+    Blocks are written oldest first, as rows in the format of `landmark.memory.tiers.DeviceBlocks.rows`.
 
     Args:
         folder: the new folder.
@@ -51,9 +51,9 @@ def save(folder: Path, identity: Identity, position: int, layers: dict[int, Laye
         layers: by number.
     """
     if any(layer.chunk is not None for layer in layers.values()):
-        raise RuntimeError("a chunk has been attended to and not committed: commit() before save()")
+        raise RuntimeError("a chunk is not committed yet: call commit() before save()")
     if folder.exists():
-        raise UserError(f"{folder} exists already: delete it, or save the memory somewhere else")
+        raise UserError(f"{folder} exists already: delete it, or save the memory to another folder")
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     try:
         temporary.mkdir(parents=True)
@@ -79,8 +79,8 @@ def load(
 
     Args:
         folder: a folder that `save` has written.
-        identity: of the memory that goes on.
-        max_blocks: most blocks that it keeps in each layer; None: all.
+        identity: of the memory that loads it.
+        max_blocks: most blocks that this memory keeps in each layer; None: all.
         new_layer: makes an empty layer.
         device: of the loaded tensors.
 
@@ -98,7 +98,7 @@ def load(
     layers = {}
     for layer, counts in content["layers"].items():
         if not layer.isdecimal():
-            raise UserError(f"{folder / CONTENT}: {layer!r} is no layer: save the memory again")
+            raise UserError(f"{folder / CONTENT}: {layer!r} is no layer number: save the memory again")
         path = inside(folder, f"layer-{layer}.blocks")
         parts = {name.partition(".")[2]: x for name, x in loaded.items() if name.startswith(f"{layer}.")}
         layers[int(layer)] = state = new_layer()
@@ -130,15 +130,15 @@ def _write_layers(layers: dict[int, LayerMemory], folder: Path) -> None:
 
 
 def _check(identity: Identity, max_blocks: int | None, content: dict[str, Any], folder: Path) -> None:
-    """Raise UserError where a memory of this identity cannot go on from the saved one."""
+    """Raise UserError where a memory with this identity cannot load the saved one."""
     if content.get("format") != FORMAT:
-        raise UserError(f"{folder}: a memory in format {content.get('format')}, this version reads {FORMAT}")
+        raise UserError(f"{folder}: the memory has format {content.get('format')}, this version reads {FORMAT}")
     expected = asdict(identity)
     for key, setting in SETTINGS.items():
         if content[key] != expected[key]:
             raise UserError(f"{folder} was saved with {setting}={content[key]}, here it is {expected[key]}")
     if content["model"] != expected["model"]:
-        raise UserError(f"{folder} was read by another model: a memory is of use only to the weights that made it")
+        raise UserError(f"{folder} was read by another model: only the model that made a memory can load it")
     for counts in content["layers"].values():
         kept = counts["kept"]
         if kept < counts["added"] and (max_blocks is None or max_blocks > kept):
@@ -148,7 +148,7 @@ def _check(identity: Identity, max_blocks: int | None, content: dict[str, Any], 
 
 
 def _fill(store: BlockStore, added: int, kept: int, parts: dict[str, Tensor], path: Path, block_size: int) -> None:
-    """Put saved blocks into an empty store: all, or the newest that it keeps."""
+    """Put saved blocks into an empty store: all, or the newest ones if it keeps fewer."""
     landmarks = parts["landmarks"]
     batch, heads, _, dim = landmarks.shape
     like = landmarks.new_empty(batch, heads, 0, block_size, dim)

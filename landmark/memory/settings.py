@@ -1,4 +1,4 @@
-"""The settings of a memory: their choices, and which values are refused. Loads no torch."""
+"""The settings of a memory: their choices, and checks of their values. Loads no torch."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def check_settings(
     index_type: str = "flat",
     candidates: int = 1,
 ) -> None:
-    """Raise UserError, naming the setting, where a value is out of range or two do not go together.
+    """Raise UserError, naming the setting, for a value out of range or for two values that exclude each other.
 
-    Args: those of `landmark.memory.Memory`. A default here is a value that is always allowed.
+    Args: as in `landmark.memory.Memory`. A default here is a value that is always allowed.
     """
     if block_size < 1:
         raise UserError(f"model.block_size={block_size}: a block needs at least one token")
@@ -43,9 +43,9 @@ def check_settings(
         )
     key, cutoffs = ("cutoffs", cutoff) if isinstance(cutoff, Sequence) else ("cutoff", [cutoff])
     if not all(0 <= value <= 1 for value in cutoffs):
-        raise UserError(f"cmt.{key}={cutoff}: a cutoff is compared with a weight, from 0 to 1")
+        raise UserError(f"cmt.{key}={cutoff}: must be from 0 to 1, because it is compared with a weight")
     if cache < 1:
-        raise UserError(f"memory.cache={cache}: a tier other than the device needs room for a block to fetch")
+        raise UserError(f"memory.cache={cache}: must be at least 1, because blocks are fetched into the cache")
     for name, value, choices in (
         ("retrieval.granularity", granularity, GRANULARITIES),
         ("retrieval.scorer", scorer, SCORERS),
@@ -57,8 +57,8 @@ def check_settings(
         if value not in choices:
             raise UserError(f"{name}={value}: must be one of {', '.join(choices)}")
     if candidates < 1:
-        raise UserError(f"memory.candidates={candidates}: a query needs at least one")
+        raise UserError(f"memory.candidates={candidates}: must be at least 1")
     if index == "faiss" and max_blocks is not None:
-        raise UserError(f"memory.index=faiss: an index forgets nothing, memory.blocks={max_blocks} must be null")
+        raise UserError(f"memory.index=faiss: the index cannot drop blocks, so memory.blocks={max_blocks} must be null")
     if index == "faiss" and scorer != "landmark":
-        raise UserError(f"memory.index=faiss: it is of the landmarks, retrieval.scorer={scorer} does not use them")
+        raise UserError(f"memory.index=faiss: it ranks by landmarks, so retrieval.scorer={scorer} must be landmark")

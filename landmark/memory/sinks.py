@@ -1,4 +1,4 @@
-"""Attention sinks: the first and the last keys of a text, for a plain transformer (Xiao et al. 2023)."""
+"""Attention sinks: a plain transformer keeps the first and the last keys of a text (Xiao et al. 2023)."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from landmark.memory.transformer_xl import RecurrentMemory
 
 
 class SinkMemory(RecurrentMemory):
-    """The first `sinks` and the last `window` keys and values of each layer, without position.
+    """The first `sinks` and the last `window` keys and values of each layer, not rotated.
 
-    Positions are counted within the cache: dropped keys between the sinks and the window leave no gap.
+    Positions are counted within the cache: the dropped keys between sinks and window leave no gap.
     """
 
     def __init__(self, window: int, sinks: int = 4, rope_base: float = 10000.0):
         if sinks < 0:
-            raise ValueError(f"the number of sinks cannot be negative, got {sinks}")
+            raise ValueError(f"sinks must be at least 0, got {sinks}")
         self.sinks = sinks
         super().__init__(window, rope_base)
 
     @property
     def stats(self) -> dict[str, int]:
-        """keys_kept: keys that a layer keeps now. bytes_kept: bytes of all layers."""
+        """keys_kept: keys in a layer, now. bytes_kept: bytes of all layers."""
         kept = [x for pair in self._kept.values() for x in pair]
         return {
             "keys_kept": max((x.shape[2] for x in kept), default=0),

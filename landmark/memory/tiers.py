@@ -1,7 +1,7 @@
-"""Where the keys and values of a layer's blocks are stored: on the compute device, in the CPU's memory, or on disk.
+"""Tiers store the keys and values of a layer's blocks: on the compute device, in the CPU's memory, or on disk.
 
-Landmark keys are always on the device. Retrieved blocks are fetched from a slower tier into a cache on the device.
-Every tier returns the numbers that it was given, so results are the same, bit for bit.
+Landmark keys are always on the device. Blocks retrieved from a slower tier are fetched into a cache on the device.
+Results are the same on every tier, bit for bit.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from landmark.memory.block_files import FileRows, SavedRows
 
 
 class Fetched(NamedTuple):
-    """Blocks on the compute device. keys, values: (m, ℓ, d); rows: (n,), the requested blocks among them."""
+    """Blocks on the compute device. keys, values: (m, ℓ, d). rows: (n,), the rows of the requested blocks."""
 
     keys: Tensor
     values: Tensor
@@ -33,8 +33,11 @@ class Fetched(NamedTuple):
 
 @dataclass(frozen=True)
 class Tier:
-    """name: "device", "cpu" or "disk". folder: where files go; None: the system's folder for temporary ones. cache:
-    fetched blocks of each layer, all heads, that the device keeps. counts: are added to by all layers."""
+    """The choice of a tier, for all layers of a memory.
+
+    name: "device", "cpu" or "disk". folder: of files; None: the system's folder for temporary files. cache: fetched
+    blocks (all heads) that the device keeps in each layer. counts: sums over all layers.
+    """
 
     name: str = "device"
     folder: Path | None = None
@@ -42,7 +45,7 @@ class Tier:
     counts: TierCounts = field(default_factory=TierCounts)
 
     def blocks(self, like: Tensor, saved: SavedRows | None = None) -> Blocks:
-        """An empty place for blocks such as `like`, (B, H, n, ℓ, d). saved: rows on disk that are its first ones."""
+        """An empty store for blocks like `like`, (B, H, n, ℓ, d). saved: its first rows on disk; None: none."""
         if self.name == "device":
             return DeviceBlocks(like)
         rows = FileRows(self.folder, saved) if self.name == "disk" else HostRows(pinned=like.is_cuda)
@@ -78,16 +81,16 @@ class DeviceBlocks:
         self.values = grown(self.values)
 
     def write(self, row: int, keys: Tensor, values: Tensor) -> None:
-        """Put n blocks, (B, H, n, ℓ, d), in the rows from `row` on."""
+        """Write n blocks (B, H, n, ℓ, d) to the rows from `row` on."""
         self.keys[:, :, row : row + keys.shape[2]] = keys
         self.values[:, :, row : row + keys.shape[2]] = values
 
     def rows(self, row: int, count: int) -> Tensor:
-        """A copy in the CPU's memory of `count` rows, (count, B, H, 2, ℓ, d): keys and values."""
+        """A copy of `count` rows in the CPU's memory, (count, B, H, 2, ℓ, d): keys and values."""
         return by_row(self.keys[:, :, row : row + count], self.values[:, :, row : row + count])
 
     def fetch(self, places: Tensor) -> Fetched:
-        """places: (n,), blocks of one head, in (B, H, capacity) flattened."""
+        """The blocks at places (n,): indices of blocks of one head in (B, H, capacity), flattened."""
         return Fetched(self.keys.flatten(0, 2), self.values.flatten(0, 2), places)
 
 
@@ -98,10 +101,10 @@ class CachedBlocks:
         """Start with no block.
 
         Args:
-            like: (B, H, 0, ℓ, d), a tensor of the blocks' shape, type and device.
-            rows: where the blocks lie.
-            cache: blocks, all heads, that the device keeps of those fetched.
-            counts: what is counted when blocks are fetched.
+            like: (B, H, 0, ℓ, d), a tensor with the blocks' shape, type and device.
+            rows: stores the blocks.
+            cache: fetched blocks (all heads) that the device keeps.
+            counts: are updated when blocks are fetched.
         """
         self._shape, self._table, self._counts = like.shape, rows, counts
         self._capacity, self._heads = 0, like.shape[0] * like.shape[1]  # heads of all samples
@@ -140,7 +143,7 @@ class CachedBlocks:
 
 
 class HostRows:
-    """Rows in the CPU's memory: (capacity, B, H, 2, ℓ, d). pinned: so that a GPU can copy from it directly."""
+    """Rows (capacity, B, H, 2, ℓ, d) in the CPU's memory. pinned: so that a GPU can copy from it directly."""
 
     def __init__(self, pinned: bool):
         self._pinned = pinned
@@ -160,16 +163,16 @@ class HostRows:
         self._rows[row : row + len(blocks)] = blocks
 
     def read(self, rows: Tensor, out: Tensor) -> Tensor:
-        """Rows into out, (n, B·H·2·ℓ·d)."""
+        """Read rows into out, (n, B·H·2·ℓ·d)."""
         return torch.index_select(self._rows.flatten(1), 0, rows, out=out)
 
     def read_blocks(self, places: Tensor, out: Tensor) -> Tensor:
-        """Blocks of one head into out, (n, 2·ℓ·d). places: (n,), among all rows, samples and heads."""
+        """Read blocks of one head into out, (n, 2·ℓ·d). places: (n,), indices among all rows, samples and heads."""
         return torch.index_select(self._rows.flatten(0, 2).flatten(1), 0, places, out=out)
 
 
 def by_row(keys: Tensor, values: Tensor) -> Tensor:
-    """(B, H, n, ℓ, d), keys and values → (n, B, H, 2, ℓ, d) in the CPU's memory."""
+    """Keys and values (B, H, n, ℓ, d) as rows (n, B, H, 2, ℓ, d) in the CPU's memory."""
     return torch.stack([keys, values], 3).permute(2, 0, 1, 3, 4, 5).contiguous().cpu()
 
 

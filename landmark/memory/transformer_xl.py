@@ -1,4 +1,4 @@
-"""Transformer-XL's memory: the keys and values of the tokens just before, for every layer (Dai et al. 2019)."""
+"""Transformer-XL's memory: the keys and values of the last tokens, for every layer (Dai et al. 2019)."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from landmark.attention.rotary import RotaryTable, rotate
 
 
 class RecurrentMemory:
-    """The last `cache` keys and values of each layer, without position and without gradient.
+    """The last `cache` keys and values of each layer, not rotated and without gradient.
 
     Every query of a window sees the whole cache and, causally, its own window. Positions are counted from the oldest
-    cached key, at 0: only their differences matter.
+    cached key, because only their differences matter.
     """
 
     def __init__(self, cache: int, rope_base: float = 10000.0):
         if cache < 0:
-            raise ValueError(f"the cache must hold at least 0 tokens, got {cache}")
+            raise ValueError(f"cache must be at least 0 tokens, got {cache}")
         self.cache = cache
         self._rotary = RotaryTable(rope_base)
         self.reset()
@@ -29,7 +29,7 @@ class RecurrentMemory:
         self._next: dict[int, tuple[Tensor, Tensor]] = {}
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attention of a window over the cache and itself.
+        """Attention of a window to the cache and to itself.
 
         Args:
             layer: number of the layer.
@@ -46,7 +46,7 @@ class RecurrentMemory:
         return causal_attention(rotate(q, factors[prefix:]), rotate(k, factors), v, prefix=prefix)
 
     def _keep(self, x: Tensor) -> Tensor:
-        """The part of the keys or values (B, H, T, d) of cache and window that the next window sees."""
+        """The keys or values (B, H, n, d), of those of cache and window, that the next window sees."""
         return x[:, :, max(0, x.shape[2] - self.cache) :]
 
     def commit(self) -> None:

@@ -1,4 +1,4 @@
-"""The decoder, its three kinds of attention, and how it is stored. Torch is loaded when a name is first used."""
+"""The decoder with its three kinds of attention, and its checkpoints. Torch is loaded when a name is first used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A trained model on disk: `config.json` and `model.safetensors`, without code that runs when it is loaded."""
+"""A trained model on disk: config.json and model.safetensors; loading them runs no code of theirs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from landmark.utils.files import read_json, write_atomic, write_json
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
-# Names in the authors' public code, and ours.
+# Names of weights in the authors' public code, and ours.
 _AUTHORS_NAMES = {
     r"transformer\.wte\.weight": "embedding.weight",
     r"transformer\.ln_f\.weight": "norm.weight",
@@ -36,7 +36,7 @@ _AUTHORS_NAMES = {
 
 
 def from_authors_names(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Weights by our names, some of which may have the names of the authors' code. The tied head is left out."""
+    """Weights with our names, where some may have the names of the authors' code. The tied head is left out."""
     renamed = {}
     for name, tensor in weights.items():
         for pattern, ours in _AUTHORS_NAMES.items():
@@ -52,7 +52,7 @@ def from_authors_names(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 def save(model: LanguageModel, folder: Path | str, state: dict[str, Tensor] | None = None) -> None:
     """Write a model's configuration and weights, each whole or not at all.
 
-    state: the weights, where this process has only a share of them (None: the model's).
+    state: all weights, if they are sharded over processes (None: the model's).
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -67,10 +67,10 @@ def save(model: LanguageModel, folder: Path | str, state: dict[str, Tensor] | No
 def load(
     folder: Path | str, expected: DecoderConfig | None = None, device: str | torch.device = "cpu"
 ) -> LanguageModel:
-    """Read a model back, in evaluation mode; also one with the authors' names of weights, or one of transformers.
+    """Load a model, in evaluation mode: ours, also with the authors' names of weights, or one of transformers.
 
-    Raises UserError where a file is missing or cut short, or where the configuration is not the `expected` one (None:
-    any). The message names the differences; a different backend is none.
+    expected: the configuration that the model must have, except its backend (None: any). Raises UserError for a file
+    that is missing or damaged, and for another configuration, naming the differences.
     """
     folder = Path(folder)
     if (folder / CONFIG).is_file() and "model_type" in read_json(folder / CONFIG):
@@ -79,11 +79,11 @@ def load(
         return load_pretrained(folder, expected).to(device).eval()
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():
-            raise UserError(f"{folder / name} is missing: is this the folder of a finished run?")
+            raise UserError(f"{folder / name} is missing: name the folder of a finished run")
     known = {field.name for field in dataclasses.fields(DecoderConfig)}
     stored = read_json(folder / CONFIG)
     if not isinstance(stored, dict) or not set(stored) <= known:
-        raise UserError(f"{folder / CONFIG}: not the configuration of a model of this version")
+        raise UserError(f"{folder / CONFIG}: not the configuration of a model, or of one of another version")
     config = DecoderConfig(**stored)
     if expected is not None:
         check_same(config, expected, where=folder)
@@ -101,7 +101,7 @@ def load(
 
 
 def check_same(stored: DecoderConfig, expected: DecoderConfig, where: Path | str) -> None:
-    """Raise UserError that names every field in which two configurations differ."""
+    """Raise UserError, naming every field that differs, if two configurations differ in more than the backend."""
     ours, theirs = dataclasses.asdict(expected), dataclasses.asdict(stored)
     different = [
         f"{name} is {theirs[name]}, not {ours[name]}"

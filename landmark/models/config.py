@@ -1,4 +1,4 @@
-"""What a decoder is built from, and its checks. Importing this loads no torch."""
+"""The configuration of a decoder, and its checks. Importing this loads no torch."""
 
 from __future__ import annotations
 
@@ -16,20 +16,22 @@ KINDS = ("transformer", "landmark", "transformer_xl")
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """The shape of a decoder, which is stored beside its weights. Raises UserError, naming the setting at fault.
+    """The shape of a decoder, which is stored beside its weights.
+
+    Raises UserError, naming the setting, for a value that is missing, out of range or of another kind of model.
 
     Args:
         kind: one of KINDS.
         vocab_size: rows of the embedding matrix.
-        num_layers: layers of attention and perceptron.
+        num_layers: number of layers.
         num_heads: query heads.
-        head_dim: numbers of a head; even, because positions rotate pairs.
-        mlp_dim: hidden numbers of a perceptron.
+        head_dim: d, numbers of a head; even, because rotary positions rotate pairs.
+        mlp_dim: width of the hidden layer of a perceptron.
         num_kv_heads: heads of keys and values (None: as many as query heads).
-        landmark_id: token id of the landmark, which a landmark model needs.
-        block_size: ℓ, normal tokens of a block, which a landmark model needs.
-        window: tokens that a Transformer-XL reads at a time; it needs this.
-        cache: keys that a Transformer-XL keeps of earlier windows; it needs this.
+        landmark_id: token id of the landmark; required for a landmark model.
+        block_size: ℓ, normal tokens of a block; required for a landmark model.
+        window: tokens that a Transformer-XL reads at a time; required there.
+        cache: keys of earlier windows that a Transformer-XL keeps; required there.
         rope_base: base of the rotary frequencies.
         backend: one of BACKENDS.
         cmt: whether a landmark model has a context miss token.
@@ -88,9 +90,10 @@ class Vocabulary(Protocol):
 
 
 def decoder_config(model: ModelConfig, tokenizer: Vocabulary, cmt: bool = False) -> DecoderConfig:
-    """The decoder that the config group `model` and a tokenizer describe; `cmt`: with a context miss token.
+    """The configuration of the decoder that the config group `model` and a tokenizer describe.
 
-    Settings of other kinds of model are left out. Raises UserError as `DecoderConfig`.
+    cmt: whether it has a context miss token. Settings of other kinds of model are left out. Raises UserError as
+    `DecoderConfig` does.
     """
     is_landmark, is_xl = model.kind == "landmark", model.kind == "transformer_xl"
     return DecoderConfig(
@@ -117,5 +120,5 @@ class _AnyVocabulary(NamedTuple):
 
 
 def check_decoder(model: ModelConfig, cmt: bool = False) -> DecoderConfig:
-    """The shape of the decoder, but for its vocabulary: needs no tokenizer. Raises UserError as `DecoderConfig`."""
+    """`decoder_config` without a tokenizer, to check the settings: the vocabulary is a placeholder."""
     return decoder_config(model, _AnyVocabulary(), cmt)

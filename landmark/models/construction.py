@@ -1,4 +1,4 @@
-"""Freshly initialised models, as the config group `model` describes them. Seed torch's generator before."""
+"""New models, as the config group `model` describes them. The caller seeds torch's random numbers before."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ def build(model: ModelConfig, tokenizer: Vocabulary, cmt: bool = False, start: s
 
     Args:
         model: the config group `model`.
-        tokenizer: gives the vocabulary and the landmark's id; for a transformers model it is saved beside the weights.
+        tokenizer: has the vocabulary and the landmark's id; with `start`, a transformers tokenizer is saved with the
+            model.
         cmt: whether the model has a context miss token.
-        start: folder, or name on the hub, of a transformers model whose weights are taken (None: new weights).
+        start: folder, or name on the hub, of a transformers model whose training is continued (None: new weights).
     """
     config = decoder_config(model, tokenizer, cmt)
     if start is None and model.family is None:
@@ -35,7 +36,7 @@ def build(model: ModelConfig, tokenizer: Vocabulary, cmt: bool = False, start: s
 def new_decoder(config: DecoderConfig) -> Decoder:
     """The paper's decoder, or the `Model` of the module that `config.architecture` names.
 
-    Raises UserError where there is no such module.
+    Raises UserError if there is no such module.
     """
     name = config.architecture
     return (Decoder if name is None else load_extension("landmark.models", name, "Model", key="model.architecture"))(

@@ -31,7 +31,7 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class SelfAttention(nn.Module):
-    """Projections around an attention function, which the caller gives."""
+    """The projections of queries, keys, values and output; the attention function between them is an argument."""
 
     def __init__(self, config: DecoderConfig):
         super().__init__()
@@ -47,7 +47,7 @@ class SelfAttention(nn.Module):
         return self.out(attend(*qkv.split(self.heads, dim=1)).transpose(1, 2).flatten(2))
 
     def key(self, x: Tensor) -> Tensor:
-        """Keys alone: (1, hidden) → (H_kv, d)."""
+        """The keys of one hidden state, without queries and values: (1, hidden) → (H_kv, d)."""
         weight = self.qkv.weight.unflatten(0, (-1, self.head_dim)).split(self.heads)[1]
         return F.linear(x, weight.flatten(0, 1)).unflatten(-1, (-1, self.head_dim))[0]
 
@@ -102,8 +102,8 @@ class Decoder(LanguageModel):
     def new_memory(self, **settings) -> Memory | RecurrentMemory | None:
         """An empty memory that fits this model.
 
-        settings: those of `Memory` for a landmark model; those of `SinkMemory` for a plain transformer, which without
-        settings keeps nothing (None); none for Transformer-XL.
+        settings: of `Memory` for a landmark model; of `SinkMemory` for a plain transformer, which keeps nothing without
+        settings (None); Transformer-XL has none. Raises UserError for a cutoff that does not fit the model.
         """
         config = self.config
         if config.kind == "landmark":
@@ -121,6 +121,7 @@ class Decoder(LanguageModel):
         return SinkMemory(rope_base=config.rope_base, **settings) if settings else None
 
     def unlimited_memory(self, tokens: int) -> RecurrentMemory:
+        """An empty memory that keeps the keys and values of `tokens` tokens."""
         return RecurrentMemory(tokens, self.config.rope_base)
 
     def fingerprint(self) -> str:
@@ -131,10 +132,11 @@ class Decoder(LanguageModel):
         return digest.hexdigest()
 
     def forward(self, tokens: Tensor, memory: Memory | RecurrentMemory | None = None, last: bool = False) -> Tensor:
-        """Logits of the next raw token after each raw token, (B, T, vocabulary), or with `last` after the last alone.
+        """Logits of the next raw token after each raw token, (B, T, vocabulary).
 
-        tokens: (B, T) raw ids; landmarks are inserted inside. memory: the tokens continue its text, and are committed
-        to it (None: they are a text of their own).
+        tokens: (B, T) raw ids; landmarks are inserted here. memory: the tokens continue its text, and are committed to
+        it (None: they are a text of their own). last: whether to return only the logits (B, 1, vocabulary) after the
+        last token. Raises UserError for a memory of another kind or block size.
         """
         if self.config.kind != "landmark":
             hidden = self.hidden(tokens, memory=memory)
@@ -163,19 +165,19 @@ class Decoder(LanguageModel):
         controlled: Tensor | None = None,
         positions: Tensor | None = None,
     ) -> Tensor:
-        """Final hidden states (B, T, hidden) of ids among which landmarks stand already.
+        """Final hidden states (B, T, hidden) of ids that include landmarks already.
 
         Args:
             tokens: (B, T) ids, landmarks included.
-            phase: (B,) tokens missing from the first block of each window (None: 0). Not with a memory.
+            phase: (B,) tokens missing from the first block of each window (None: 0). Unused with a memory.
             memory: the tokens continue its text; the caller commits them (None: attention within the window).
-            controlled: (B, layers, blocks) landmarks that the context miss token controls (None: none). Not with a
-                memory.
-            positions: (B, T) (None: 0…T−1). Not with a memory.
+            controlled: (B, layers, blocks) landmarks that the context miss token controls (None: none). Unused with
+                a memory.
+            positions: (B, T) positions of the tokens (None: 0…T−1). Unused with a memory.
         """
         factors = self._factors(tokens.shape[1], positions)
         x = self.embedding(tokens)
-        cmt = None if self.cmt is None else self.cmt.weight  # attends to nothing: its state is that of an empty text
+        cmt = None if self.cmt is None else self.cmt.weight  # attends to nothing: no attention is added
         for layer, block in enumerate(cast(Iterable[Block], self.blocks)):
             settings = {} if cmt is None else {"cmt": block.attention.key(block.attention_norm(cmt))}
             if memory is not None:
@@ -189,7 +191,7 @@ class Decoder(LanguageModel):
         return self.norm(x)
 
     def head(self, hidden: Tensor) -> Tensor:
-        """Logits (…, vocabulary) of hidden states, by the embeddings (tied)."""
+        """Logits (…, vocabulary) of hidden states (…, hidden), by the tied embeddings."""
         return F.linear(hidden, self.embedding.weight)
 
     def _factors(self, length: int, positions: Tensor | None) -> Tensor:
@@ -213,7 +215,7 @@ class Decoder(LanguageModel):
         cmt: Tensor | None = None,
         controlled: Tensor | None = None,
     ) -> Tensor:
-        """Landmark attention over a whole window; cmt: (H_kv, d), not rotated."""
+        """Landmark attention over a whole window. cmt: (H_kv, d), not rotated."""
         config = self.config
         assert config.block_size is not None
         return landmark_attention(
@@ -230,8 +232,9 @@ class Decoder(LanguageModel):
     def window_losses(self, batch: WindowBatch) -> Iterator[tuple[Tensor, int]]:
         """Summed loss in nats, and the number of targets, of each window of a batch, in order.
 
-        Plain and landmark models have one window. Transformer-XL reads a segment in windows, each of which attends to
-        the cached keys and values of the window before, detached: call backward on each loss before the next.
+        Plain and landmark models have one window. Transformer-XL reads a segment window by window. Each window attends
+        to the cached keys and values of earlier windows, which carry no gradient; so backward can be called on each
+        loss before the next one is computed.
         """
         if self.config.kind != "transformer_xl":
             hidden = self.hidden(batch.tokens, batch.phase, controlled=batch.controlled, positions=batch.positions)

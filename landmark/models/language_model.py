@@ -1,4 +1,4 @@
-"""What every model offers: logits with a memory, losses of training windows, and generation."""
+"""The interface of all models: logits with a memory, losses of training windows, and generation."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class LanguageModel(nn.Module):
 
     Generation:
 
-    1. Prompts of one length form a group, which shares a memory and is read together, chunk by chunk.
-    2. After the last chunk each prompt draws its next token from the logits.
-    3. Each group reads its drawn tokens as one more chunk, unless all its prompts have ended; then again from 2.
+    1. Prompts of the same length form a group. It has one memory, and is read as a batch, chunk by chunk.
+    2. For each prompt that has not ended, draw the next token from the logits after its last token.
+    3. Each group reads its drawn tokens as one more chunk, unless all its prompts have ended. Continue with step 2.
     """
 
     config: DecoderConfig
@@ -47,7 +47,7 @@ class LanguageModel(nn.Module):
         raise NotImplementedError
 
     def unlimited_memory(self, tokens: int) -> Any:
-        """An empty memory that keeps all of `tokens` tokens where `new_memory` without settings gives None."""
+        """An empty memory that keeps everything of `tokens` tokens, for a model whose `new_memory()` is None."""
         raise NotImplementedError
 
     def forward(self, tokens: Tensor, memory: Any = None, last: bool = False) -> Tensor:
@@ -59,11 +59,11 @@ class LanguageModel(nn.Module):
         raise NotImplementedError
 
     def save(self, folder: Path, state: dict[str, Tensor] | None = None) -> None:
-        """Write configuration and weights. state: the weights, where this model has only a share of them."""
+        """Write configuration and weights. state: all weights, if they are sharded (None: those of the model)."""
         raise NotImplementedError
 
     def generate(self, prompts: Prompts, tokens: int, **settings) -> list[list[int]]:
-        """The continuation of each prompt, at most `tokens` tokens. settings: those of `stream`."""
+        """The continuation of each prompt, of at most `tokens` tokens. settings: further arguments of `stream`."""
         texts: list[list[int]] = [[] for _ in range(len(prompts))]
         for chosen in self.stream(prompts, tokens, **settings):
             for text, token in zip(texts, chosen, strict=True):
@@ -84,21 +84,22 @@ class LanguageModel(nn.Module):
         limit: int | None = None,
         progress: Progress | None = None,
     ) -> Iterator[list[int | None]]:
-        """Generate step by step: each step yields the next token of every prompt, None for prompts that have ended.
+        """Generate step by step. Each step yields the next token of every prompt, None for prompts that have ended.
 
         Args:
             prompts: raw ids, one sequence each, of any lengths.
-            tokens: most steps; with 0 the prompts are read and nothing is generated.
+            tokens: most steps; 0: the prompts are read and nothing is generated.
             local: tokens of a prompt that are read at a time (None: DEFAULT_CHUNK for a landmark model, its window for
                 Transformer-XL, the whole prompt for a plain transformer).
-            memory: a memory whose content the prompts continue, or a function that makes empty memories, which prompts
-                of several lengths need (None: the model's own; a plain transformer then keeps everything).
+            memory: a memory whose text the prompts continue, or a function that makes empty memories, required for
+                prompts of several lengths (None: `new_memory()`; a plain transformer keeps everything).
             sampling: how tokens are drawn (None: always the most probable token).
             stop: tokens that end a text; they are not part of it.
             limit: most tokens of a prompt (None: any number).
-            progress: called with tokens of the prompts read so far, and in all.
+            progress: called with the prompts' tokens read so far, and in all.
 
-        Raises UserError for a prompt that is empty, longer than the limit, or has ids that are not text.
+        Raises UserError for a prompt that is empty, longer than the limit, or has ids outside the vocabulary or of
+        the landmark.
         """
         sampling = sampling or Sampling()
         rows = [torch.as_tensor(np.asarray(prompt, dtype=np.int64)) for prompt in prompts]
@@ -106,7 +107,7 @@ class LanguageModel(nn.Module):
         by_length = sorted(range(len(rows)), key=lambda n: len(rows[n]))
         groups = [list(same) for _, same in itertools.groupby(by_length, key=lambda n: len(rows[n]))]
         if memory is not None and not callable(memory) and len(groups) > 1:
-            raise UserError("prompts of several lengths cannot follow one memory: give a function that makes memories")
+            raise UserError("prompts of several lengths cannot continue one memory: pass a function for memories")
         device, generators = next(self.parameters()).device, [sampling.generator(n) for n in range(len(rows))]
         states: list[tuple[list[int], Any, Tensor]] = []
         read, total = 0, sum(map(len, rows))
@@ -144,14 +145,14 @@ class LanguageModel(nn.Module):
             yield chosen
 
     def _default_chunk(self, length: int) -> int:
-        """Tokens of a prompt of this length that this kind of model reads at a time."""
+        """Tokens that this kind of model reads at a time of a prompt of this length."""
         return {"landmark": DEFAULT_CHUNK, "transformer_xl": self.config.window or length}.get(self.config.kind, length)
 
 
 def summed_loss(logits: Tensor, targets: Tensor, weights: Tensor | None) -> tuple[Tensor, int]:
-    """Loss in nats summed over all targets but NO_LOSS, each times its weight, and the number of these targets.
+    """The sum of all weighted losses, in nats, and the number of targets; a target of NO_LOSS is left out of both.
 
-    logits: (B, T, vocabulary); targets, weights: (B, T).
+    logits: (B, T, vocabulary). targets: (B, T). weights: (B, T), of each loss (None: all 1).
     """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, 1)
     reduction = "sum" if weights is None else "none"
@@ -166,18 +167,18 @@ def _check(prompts: list[Tensor], config: DecoderConfig, limit: int | None) -> N
         raise UserError("there is no prompt: give at least one")
     for number, prompt in enumerate(prompts):
         if prompt.ndim != 1 or len(prompt) == 0:
-            raise UserError(f"prompt {number} is empty: there is nothing to continue")
+            raise UserError(f"prompt {number} is empty: give it at least one token")
         landmark = -1 if config.landmark_id is None else config.landmark_id
         refused = (prompt < 0) | (prompt >= config.vocab_size) | (prompt == landmark)
         if bool(refused.any()):
             at = int(refused.nonzero()[0])
             if prompt[at] != config.landmark_id:
                 raise UserError(
-                    f"prompt {number} has id {prompt[at]} at {at}, outside the vocabulary of {config.vocab_size}"
+                    f"prompt {number} has id {prompt[at]} at {at}, outside the vocabulary of {config.vocab_size} ids"
                 )
             raise UserError(
                 f"prompt {number} has the landmark's id {prompt[at]} at {at}: "
-                "the model inserts landmarks itself, leave them out"
+                "leave landmarks out, the model inserts them itself"
             )
     longest = max(range(len(prompts)), key=lambda n: len(prompts[n]))
     if limit is not None and len(prompts[longest]) > limit:

@@ -1,4 +1,4 @@
-"""Decoders of transformers with the interface of our own (`model.family`, `model.name`, `start`)."""
+"""Decoders of transformers with the interface of our own decoder (`model.family`, `model.name`)."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from landmark.utils.window_batch import WindowBatch
 transformers_logging.disable_progress_bar()  # the program has its own
 
 FAMILIES = {"llama": LlamaConfig}
-PROJECTIONS = "all-linear"  # adapters stand beside every linear layer but the head
+PROJECTIONS = "all-linear"  # adapters are added to every linear layer but the head
 
 
 class Pretrained(LanguageModel):
-    """A causal language model of transformers. A `LandmarkModel` reads with landmarks, any other as a plain one.
+    """A causal language model of transformers: with landmarks if it is a `LandmarkModel`, else a plain transformer.
 
-    tokenizer: the transformers tokenizer that is saved beside it (None: none).
+    tokenizer: the transformers tokenizer that is saved with the model (None: none is saved).
     """
 
     def __init__(self, model: PreTrainedModel | PeftModel, tokenizer: Any = None):
@@ -47,22 +47,22 @@ class Pretrained(LanguageModel):
 
     @property
     def bare(self) -> Any:
-        """The model without the wrapper that trains adapters."""
+        """The model of transformers, without the wrapper for adapters."""
         return self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
 
     def input_embeddings(self) -> nn.Embedding:
         return self.bare.get_input_embeddings()
 
     def new_memory(self, **settings) -> LandmarkCache | None:
-        """An empty memory for a model with landmarks, with the settings of `LandmarkModel`; None for any other."""
+        """An empty memory for a model with landmarks, else None. settings: as in `LandmarkModel.new_memory`."""
         if isinstance(self.bare, LandmarkModel):
             return self.bare.new_memory(**settings)
         if settings:
-            raise UserError(f"{', '.join(settings)}: a transformers model without landmarks keeps no window")
+            raise UserError(f"{', '.join(settings)}: a transformers model without landmarks has no such memory")
         return None
 
     def forward(self, tokens: Tensor, memory: Any = None, last: bool = False) -> Tensor:
-        """Logits of the next raw token after each raw token (B, T, vocabulary), or after the last alone."""
+        """Logits of the next raw token after each raw token (B, T, vocabulary), or with `last` after the last alone."""
         settings: dict[str, Any] = {"past_key_values": memory, "use_cache": memory is not None}
         if isinstance(self.bare, LandmarkModel) and memory is None:
             landmarks = self.bare.landmarks
@@ -83,7 +83,7 @@ class Pretrained(LanguageModel):
         yield summed_loss(logits, batch.targets, batch.weights)
 
     def save(self, folder: Path, state: dict[str, Tensor] | None = None) -> None:
-        """Write the files of transformers, the configuration last, each whole or not at all. Adapters are merged."""
+        """Merge adapters, and write the files of transformers, each whole or not at all, config.json last."""
         if isinstance(self.model, PeftModel):
             self.model = self.model.merge_and_unload()
         partial = folder / ".weights.partial"
@@ -98,7 +98,7 @@ class Pretrained(LanguageModel):
 
 
 def new_of_family(family: str, shape: DecoderConfig) -> Pretrained:
-    """A freshly initialised model of a family; seed torch's generator before."""
+    """A model of a family with new weights; the caller seeds torch's random numbers before."""
     config = FAMILIES[family](
         vocab_size=shape.vocab_size,
         hidden_size=shape.hidden_dim,
@@ -119,11 +119,12 @@ def start_from(name: str, shape: DecoderConfig, lora_rank: int | None = None, to
 
     Args:
         name: its folder, or its name on the hub.
-        shape: its kind, landmark_id and block_size are read: whether and how it gets landmarks.
-        lora_rank: rank of adapters, which are trained with the landmark's embedding (None: all weights are trained).
-        tokenizer: the transformers tokenizer that is saved beside it (None: none).
+        shape: kind, landmark_id and block_size say whether and how the model gets landmarks; the rest is not used.
+        lora_rank: rank of the adapters, which are trained with the landmark's embedding (None: all weights are
+            trained).
+        tokenizer: the transformers tokenizer that is saved with the model (None: none is saved).
 
-    Raises UserError for a folder without a model, and for a model that does not fit.
+    Raises UserError for a folder without a model, and for a model that does not fit the shape.
     """
     model = _open(folder_of(name))
     if shape.kind == "landmark":
@@ -159,7 +160,7 @@ def _with_landmarks(model: PreTrainedModel, shape: DecoderConfig) -> LandmarkMod
 
 
 def load_pretrained(folder: Path, expected: DecoderConfig | None = None) -> Pretrained:
-    """Read back what `Pretrained.save` wrote. Raises UserError where it is damaged, or not of the `expected` kind."""
+    """Load a model that `Pretrained.save` wrote. Raises UserError if it is damaged, or not of the `expected` shape."""
     model = _open(folder)
     if getattr(model.config, "landmark", None) is not None:
         model = attach(model)
@@ -172,9 +173,9 @@ def load_pretrained(folder: Path, expected: DecoderConfig | None = None) -> Pret
 
 
 def folder_of(name: str) -> Path:
-    """The folder of a model: `name` itself, or the hub's model of that name, downloaded unless it was before.
+    """The folder `name`, or that of the hub's model of this name, which is downloaded if it was not before.
 
-    Raises UserError where there is neither.
+    Raises UserError if there is neither.
     """
     if Path(name).is_dir():
         return Path(name)
@@ -190,7 +191,7 @@ def folder_of(name: str) -> Path:
 
 
 def weights_sha256(name: str) -> str:
-    """Identity of a model's weights: a hash of the content of its files, wherever they are."""
+    """Hex SHA-256 of the content of a model's files, which does not depend on their folder."""
     folder = folder_of(name)
     files = [folder / "config.json", *sorted(folder.glob("*.safetensors"))]
     if len(files) < 2 or not files[0].is_file():
@@ -210,7 +211,7 @@ def _open(folder: Path) -> PreTrainedModel:
 
 
 def _shape(model: PreTrainedModel) -> DecoderConfig:
-    """A model's configuration in our terms."""
+    """The configuration of a transformers model, as a `DecoderConfig`."""
     config = model.config
     shape = DecoderConfig(
         kind="transformer",

@@ -1,4 +1,4 @@
-"""How the next token is drawn from logits."""
+"""Drawing the next token from logits."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from landmark.utils.errors import UserError
 
 @dataclass(frozen=True)
 class Sampling:
-    """Settings of a draw. Raises UserError where one is out of range.
+    """How tokens are drawn. Raises UserError for a setting out of range.
 
     Args:
-        temperature: the logits are divided by it; 0 takes the most probable token.
-        top_k: only so many of the most probable tokens can be drawn (None: all).
-        top_p: only the most probable tokens that together have this probability can be drawn, at least one.
-        seed: each prompt has a generator of its own, made of the seed and the prompt's number, so that its draws do
-            not depend on other prompts.
+        temperature: divides the logits; 0: the most probable token is chosen.
+        top_k: number of the most probable tokens among which one is drawn (None: all).
+        top_p: tokens are drawn among the most probable ones that together have this probability, at least one.
+        seed: with a prompt's number it seeds the prompt's own random numbers, which do not depend on other prompts.
     """
 
     temperature: float = 0.0
@@ -37,12 +36,12 @@ class Sampling:
             raise UserError(f"generate.top_p={self.top_p}: must be above 0 and at most 1")
 
     def generator(self, prompt: int) -> torch.Generator:
-        """The generator of random numbers for the prompt of this number."""
+        """The random numbers for the prompt with this number."""
         entropy = np.random.SeedSequence([self.seed, prompt]).generate_state(1, np.uint64)
         return torch.Generator().manual_seed(int(entropy[0] >> np.uint64(1)))
 
     def draw(self, logits: Tensor, generator: torch.Generator) -> int:
-        """Draw a token by its logits (V,). Equally probable tokens are ordered by id."""
+        """Draw a token. logits: (V,). Of equally probable tokens the lower id comes first."""
         if self.temperature == 0:
             return int(logits.argmax())
         ordered, tokens = logits.double().cpu().sort(descending=True, stable=True)

@@ -1,4 +1,4 @@
-"""Training: one loop for every model, resumed where it stopped."""
+"""Training: one loop for every model, which resumes from its last checkpoint."""
 
 from landmark.training.checkpointing import discard_checkpoints
 from landmark.training.fit import train

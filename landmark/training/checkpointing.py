@@ -1,4 +1,4 @@
-"""Checkpoints of a training: written atomically with a SHA-256, read without pickle, the newest whole one resumed."""
+"""Checkpoints of a training: written atomically with a SHA-256, read without pickle."""
 
 import contextlib
 import errno
@@ -22,14 +22,16 @@ from landmark.utils.files import name_in_errors, sha256_file, sync_folder, write
 
 log = logging.getLogger(__name__)
 
-SETTINGS = "settings"  # key of the checkpoint under which the run's settings stand
+KEPT = 2  # checkpoints of a training; older ones are deleted
+
+SETTINGS = "settings"  # key of the run's identity in a checkpoint
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes in steps that a kill cannot break, and loads tensors and primitives only.
+    """Saves so that a kill at any time leaves whole files, and loads only tensors and primitives.
 
-    1. Write under a temporary name, hashing on the way, and flush to the disk.
-    2. Read the file back and compare its hash.
+    1. Write under a temporary name, compute the hash meanwhile, and flush to the disk.
+    2. Read the file again and compare its hash.
     3. Write the hash beside it, then rename the file.
     """
 
@@ -47,7 +49,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                 file.flush()
                 os.fsync(file.fileno())
             if (digest := hashed.digest.hexdigest()) != sha256_file(temporary):
-                raise OSError(errno.EIO, "the disk does not give back what was written", str(path))
+                raise OSError(errno.EIO, "the file read back differs from the data written", str(path))
             path.unlink(missing_ok=True)  # a damaged file of this step must not stand beside the new hash
             write_atomic(hash_path(path), f"{digest}  {path.name}\n")
             os.replace(temporary, path)
@@ -60,7 +62,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 class _Hashed:
-    """A file to write to. digest: hash of all data given to `write`. failed: the error of a write that failed."""
+    """A file for writing. digest: hash of all data given to `write`. failed: the error of a write that failed."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file = file
@@ -80,7 +82,7 @@ class _Hashed:
 
 
 class CheckpointCallback(Checkpoint):
-    """Saves at fixed steps, at the last one, and when a signal asks to stop.
+    """Saves a checkpoint at fixed steps, at the last step, and after a signal.
 
     Lightning runs checkpoint callbacks after all others, so a checkpoint holds the measurements of its step.
     """
@@ -92,23 +94,20 @@ class CheckpointCallback(Checkpoint):
         last_step: int,
         settings: dict[str, Any],
         interruption: Interruption,
-        keep: int = 2,
     ) -> None:
         """
         Args:
-            folder: of the checkpoints.
+            folder: folder of the checkpoints.
             every: optimizer steps between checkpoints.
             last_step: the step after which the training ends.
-            settings: the run's identity, which a resumed checkpoint must have.
-            interruption: tells whether a signal came.
-            keep: how many of the newest checkpoints stay.
+            settings: the run's identity, saved in each checkpoint.
+            interruption: knows whether a signal came.
         """
         self.folder = folder
         self.every = every
         self.last_step = last_step
         self.settings = settings
         self.interruption = interruption
-        self.keep = keep
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.interruption.install_handlers()
@@ -131,7 +130,7 @@ class CheckpointCallback(Checkpoint):
             logger.save()
         trainer.save_checkpoint(checkpoint_path(self.folder, step))
         if trainer.is_global_zero:
-            for path in checkpoints(self.folder)[self.keep :]:
+            for path in checkpoints(self.folder)[KEPT:]:
                 path.unlink(missing_ok=True)
                 hash_path(path).unlink(missing_ok=True)
 
@@ -146,14 +145,14 @@ def hash_path(checkpoint: Path) -> Path:
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """Checkpoints of a folder, of the latest step first."""
+    """The checkpoints in a folder, that of the latest step first."""
     return sorted(folder.glob("step-*.ckpt"), reverse=True)
 
 
 def find_checkpoint(folder: Path, settings: dict[str, Any]) -> tuple[Path, int] | None:
-    """The newest whole checkpoint and its step; None where there is none yet.
+    """The newest whole checkpoint and its step; None if there is none.
 
-    Raises UserError if every checkpoint is cut short or altered, or if it belongs to other settings.
+    Raises UserError if there are checkpoints and none is whole, or if the newest whole one has other settings.
     """
     found = checkpoints(folder)
     hashes = set(folder.glob("step-*.sha256")) - {hash_path(path) for path in found}
@@ -178,17 +177,17 @@ def find_checkpoint(folder: Path, settings: dict[str, Any]) -> tuple[Path, int] 
 
 
 def _open(path: Path) -> tuple[int, dict[str, Any]]:
-    """Step and settings of a checkpoint. Raises whatever its reader does if it is not whole."""
+    """Step and settings of a checkpoint. Raises exceptions of many kinds if it is not whole."""
     expected = hash_path(path)
     if not expected.exists():
         raise ValueError(f"{expected.name} is missing")
     if expected.read_text(encoding="ascii").split(" ")[0] != sha256_file(path):
-        raise ValueError(f"its SHA-256 is not that of {expected.name}")
+        raise ValueError(f"its SHA-256 differs from {expected.name}")
     checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     return int(checkpoint["global_step"]), dict(checkpoint[SETTINGS])
 
 
 def discard_checkpoints(run_dir: Path) -> None:
-    """Remove the checkpoints of a finished run, once its record is written."""
+    """Delete the checkpoints of a finished run, after its record is written."""
     with contextlib.suppress(FileNotFoundError):
         shutil.rmtree(Path(run_dir) / "checkpoints")

@@ -1,4 +1,4 @@
-"""A training whose numbers are no longer finite: at which step, on which text, and the last checkpoint before."""
+"""A training whose loss or weights are no longer finite: the step, its windows, and the last checkpoint before it."""
 
 import logging
 import math
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class NotFinite(UserError):
-    """`what` became `value` at a step, the first of the training being 1."""
+    """`what` became `value` at a step, counted from 1."""
 
     def __init__(self, what: str, value: float, step: int) -> None:
         super().__init__(f"{what} became {value} at step {step}")
@@ -28,20 +28,20 @@ class NotFinite(UserError):
 
 
 def check_finite(what: str, values: list[float], first: int) -> None:
-    """Raise NotFinite for the first of the values of the steps from `first` on that is not finite."""
+    """Raise NotFinite for the first value that is not finite; the values are of the steps from `first` on."""
     for step, value in enumerate(values, first):
         if not math.isfinite(value):
             raise NotFinite(what, value, step)
 
 
 def diverged(error: NotFinite, windows: "TrainingWindows | SyntheticWindows", run_dir: Path, seed: int) -> UserError:
-    """The error to show. A report with all windows of the step's batch is written to the run's folder.
+    """Write a report with the windows of the step to the run's folder, and return the error for the user.
 
     Args:
-        error: names the value and the step.
-        windows: of the training, which tell the step's windows.
+        error: has the value and the step.
+        windows: windows of the training.
         run_dir: the run's folder.
-        seed: of the training.
+        seed: seed of the training.
     """
     starts = windows.starts(error.step - 1).tolist()
     before = next(iter(checkpoints(run_dir / "checkpoints")), None)

@@ -1,4 +1,4 @@
-"""Train one run, from wherever it stopped, to its weights on disk."""
+"""Train one run, from its newest checkpoint if there is one, and save its weights."""
 
 import logging
 import math
@@ -50,25 +50,25 @@ def train(
 ) -> dict[str, Any]:
     """Train `model` in place for `train.steps` steps in all and save its weights in `run_dir`.
 
-    1. Find the newest whole checkpoint in `run_dir`/checkpoints. A finished run has one of the last step.
-    2. Train from there; the result is the same, bit for bit on the CPU at the same number of threads.
-    3. Save the weights. The checkpoints stay until the caller has kept the summary and calls `discard_checkpoints`.
+    1. Find the newest whole checkpoint in `run_dir`/checkpoints. A finished run has one of its last step.
+    2. Train from there. On the CPU, with the same number of threads, the result is the same bit for bit.
+    3. Save the weights. The checkpoints stay: the caller writes the record and then calls `discard_checkpoints`.
 
     Args:
-        model: freshly built.
+        model: with its initial weights.
         corpus: prepared streams, or synthetic data.
         tokenizer: of the corpus.
-        config: settings that `landmark.config.checks.check` has passed.
+        config: settings that passed `landmark.config.checks.check`.
         run_dir: the run's folder.
-        loggers: get the metrics beside the run's metrics.csv.
+        loggers: they get the same metrics as the run's metrics.csv.
         identity: the settings that decide the weights (`landmark.experiment.identity`).
 
     Returns:
         steps, train_loss and validation_loss in nats, validation_perplexity, seconds, tokens_per_second, mfu (None:
         unknown), peak_memory_bytes, flops_per_token, parameters.
 
-    Raises UserError where the settings do not fit the devices, where no checkpoint is whole or one has another
-    identity, and where a loss or a weight is not finite; Stopped after a checkpoint where a signal ended the training.
+    Raises UserError if the settings do not fit the devices, if no checkpoint is whole, if one has another identity, and
+    if a loss or a weight is not finite. Raises Stopped, after a checkpoint, if a signal ended the training.
     """
     settings = config.train
     if config.trainer.threads:
@@ -117,7 +117,7 @@ def train(
 
 
 def _trainer(config: "Config", run_dir: Path, **arguments: Any) -> Trainer:
-    """Lightning's trainer. A profiler reports into the run's folder: fit-profile-*.txt, and a trace with `pytorch`."""
+    """Lightning's trainer. A profiler writes fit-profile-*.txt into the run's folder, `pytorch` also a trace."""
     name = config.trainer.profiler
     try:
         return Trainer(
@@ -155,7 +155,7 @@ def _windows(model: "LanguageModel", length: int) -> int:
 
 
 def training_flops_per_token(model: "LanguageModel", length: int) -> float:
-    """FLOPs of a token in training windows of `length` tokens, by the keys that its query attends to."""
+    """Training FLOPs of a token, a mean over windows of `length` tokens."""
     shape = model.config
     keys = keys_per_query(length, shape.window, shape.cache)
     return flops_per_token(model.num_parameters(), shape.num_layers, shape.hidden_dim, keys)
@@ -168,7 +168,7 @@ def _device_name(trainer: Trainer) -> str:
 
 @contextmanager
 def _quiet_lightning() -> Iterator[None]:
-    """Lightning's notes on hardware, workers and itself are not about this training."""
+    """A context without Lightning's messages on hardware, workers and itself."""
     names = ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero")
     levels = {name: logging.getLogger(name).level for name in names}
     for name in names:

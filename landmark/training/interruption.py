@@ -1,10 +1,10 @@
-"""Signals by which a cluster takes a machine back.
+"""Signals with which a cluster ends a job.
 
-SIGTERM comes at preemption and a while before a kill, SIGUSR1 and SIGUSR2 if a job asked for them (Slurm:
+Clusters send SIGTERM at preemption and some time before a kill, and SIGUSR1 or SIGUSR2 if the job requests it (Slurm:
 `--signal=USR1@120`; submitit: SIGUSR2). After a signal:
 
-1. The current step ends, and a checkpoint is written.
-2. The handler that was installed before ours is called, such as a launcher's that requeues the job.
+1. The current step is finished, and a checkpoint is written.
+2. The handler that was installed before ours is called, such as that of a launcher, which requeues the job.
 3. Without such a handler the training ends with `Stopped`.
 """
 
@@ -26,16 +26,16 @@ log = logging.getLogger(__name__)
 
 
 class Interruption:
-    """Notes signals during a training; as a context it restores the earlier handlers at the end."""
+    """Handles signals during a training; as a context it restores the earlier handlers at the end."""
 
     def __init__(self, every: int) -> None:
-        """every: steps between the checks of several devices, each of which costs a message among them."""
+        """every: steps between checks where there are several devices, because each check takes communication."""
         self.every = every
         self._before: dict[signal.Signals, Callable[[int, FrameType | None], Any] | int | None] = {}
         self._came: signal.Signals | None = None
 
     def __enter__(self) -> "Interruption":
-        if threading.current_thread() is threading.main_thread():  # no other may set handlers
+        if threading.current_thread() is threading.main_thread():  # other threads cannot set handlers
             self._before = {each: signal.getsignal(each) for each in SIGNALS}
         return self
 
@@ -44,12 +44,12 @@ class Interruption:
             signal.signal(each, handler)
 
     def install_handlers(self) -> None:
-        """Handle the signals here, not in Lightning, whose handlers send messages from within a step."""
+        """Replace Lightning's handlers, which communicate between devices in the middle of a step."""
         for each in self._before:
             signal.signal(each, self._note)
 
     def stop_requested(self, trainer: Trainer) -> bool:
-        """Whether to stop after this step: whether a signal came to this device, or to any of several."""
+        """Whether to stop after this step, because a signal came to some device."""
         if trainer.world_size == 1:
             return self._came is not None
         if trainer.global_step % self.every:
@@ -57,7 +57,7 @@ class Interruption:
         return trainer.strategy.reduce_boolean_decision(self._came is not None, all=False)
 
     def pass_on(self, checkpoint: Path) -> None:
-        """Call the earlier handler of the signal. Raises Stopped where there is none."""
+        """Call the earlier handler of the signal. Raises Stopped if there is none."""
         came, self._came = self._came or signal.SIGTERM, None
         before = self._before.get(came)
         if callable(before):

@@ -1,4 +1,4 @@
-"""The one Lightning module: any model that yields the losses of its windows."""
+"""The Lightning module that trains every model."""
 
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 
 class LanguageModelTraining(LightningModule):
-    """Trains `model` on whole effective batches, cut here into micro-batches and by the model into windows.
+    """Trains `model` on effective batches, which are cut into micro-batches here, and into windows by the model.
 
-    1. Count the targets of the whole batch, on all devices; the loss is the mean over them, however the batch is cut.
+    1. Count the targets of the whole batch on all devices. The loss is the mean over them, however the batch is cut.
     2. Cut the batch into micro-batches. For each, `model.window_losses` yields (summed loss in nats, number of
-       targets) window by window; each loss is propagated back before the next is computed, so that memory holds one
-       window of one micro-batch.
+       targets) window by window. Backward is called on each loss before the next one is computed, so that memory
+       holds one window of one micro-batch.
     3. Take one optimizer step.
     """
 
     def __init__(self, model: "LanguageModel", train: "TrainConfig", windows: int = 1) -> None:
-        """`windows`: how many losses the model yields for one batch."""
+        """windows: number of losses that the model yields for a batch."""
         super().__init__()
         self.automatic_optimization = False
         self.model = model
@@ -40,7 +40,7 @@ class LanguageModelTraining(LightningModule):
         return make_optimizer(self.model, self.train_settings)
 
     def training_step(self, batch: WindowBatch) -> Tensor:
-        """One optimizer step; returns the batch's loss, nats per target (this device's share × devices)."""
+        """Take an optimizer step. Returns this device's share of the loss × devices, in nats per target."""
         optimizer = self.optimizers()
         assert not isinstance(optimizer, list)
         for group in optimizer.param_groups:
@@ -49,7 +49,7 @@ class LanguageModelTraining(LightningModule):
         strategy = self.trainer.strategy
         targets = strategy.reduce((batch.targets != NO_LOSS).sum(), reduce_op="sum")
         assert isinstance(targets, Tensor)
-        # DistributedDataParallel averages the gradients of the devices; their sum is wanted.
+        # DistributedDataParallel averages the gradients of the devices, but the loss needs their sum.
         scale = self.trainer.world_size / targets.clamp(min=1)
         total = torch.zeros((), device=self.device)
         micro_batches = list(self._micro_batches(batch))
@@ -62,13 +62,13 @@ class LanguageModelTraining(LightningModule):
                     self.manual_backward(loss * scale)
                 total += loss.detach()
         if remaining:
-            raise RuntimeError(f"the model did not yield {self.windows} windows a batch ({remaining} missing)")
+            raise RuntimeError(f"the model did not yield {self.windows} windows, {remaining} are missing")
         optimizer.step()
         optimizer.zero_grad()
         return total * scale
 
     def validation_step(self, batch: WindowBatch) -> dict[str, Tensor]:
-        """`loss`, summed, in nats, and the number of `targets` of one batch, on this device."""
+        """The summed `loss` in nats and the number of `targets` of one batch, on this device."""
         losses = torch.zeros((), device=self.device)
         for micro_batch in self._micro_batches(batch):
             for loss, _ in self.model.window_losses(micro_batch):

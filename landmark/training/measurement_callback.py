@@ -1,4 +1,4 @@
-"""The callback that measures a training: loss, gradients, speed, utilisation, peak memory, validation perplexity."""
+"""The callback that measures loss, gradients, speed, utilisation, peak memory and validation perplexity."""
 
 import math
 import time
@@ -16,10 +16,10 @@ from landmark.utils.peak_memory import peak_memory_bytes
 
 
 class MeasurementCallback(Callback):
-    """Measures and validates at fixed steps, and logs one line for each. Its state is part of every checkpoint.
+    """Measures and validates at fixed steps, and logs a row for each. Checkpoints contain its state.
 
-    Lightning's own validation loop is not used: it skips a validation that was due at the step of the checkpoint from
-    which it resumes. Losses stay on the device until they are logged, so that no step waits for a copy.
+    Lightning's own validation loop is not used, because after resuming it skips the validation at the step of the
+    checkpoint. Losses stay on the device until they are logged, so that no step waits for a copy.
     """
 
     def __init__(
@@ -37,9 +37,9 @@ class MeasurementCallback(Callback):
             steps: optimizer steps of the whole training.
             log_every: steps between training rows of the log.
             validate_every: steps between validations.
-            tokens_per_step: tokens of all devices, landmarks included.
+            tokens_per_step: tokens of a step on all devices, landmarks included.
             flops_per_token: training FLOPs of a token.
-            peak_flops: FLOP/s of all devices together (None: unknown, no utilisation is given).
+            peak_flops: peak FLOP/s of all devices together (None: unknown, utilisation is not computed).
         """
         self.steps = steps
         self.log_every = log_every
@@ -47,16 +47,16 @@ class MeasurementCallback(Callback):
         self.tokens_per_step = tokens_per_step
         self.flops_per_token = flops_per_token
         self.peak_flops = peak_flops
-        self.latest: dict[str, float] = {}  # the last value of each logged name
-        self._losses: list[float] = []  # nats per target, of the steps since the last training row
-        self._unread: list[Tensor] = []  # the same, of the steps not yet read from the device
+        self.latest: dict[str, float] = {}  # the last value of each logged metric
+        self._losses: list[float] = []  # losses since the last training row, nats per target
+        self._unread: list[Tensor] = []  # losses after these, still on the device
         self._clock = _Clock()
         self._seconds_logged = 0.0
         self._earlier_peak = 0
         self._gradient_norm = torch.zeros(())
 
     def summary(self) -> dict[str, float | int | None]:
-        """The whole training, earlier starts included: losses in nats, seconds in steps, tokens/s, bytes."""
+        """Measurements of the whole training, from before resuming too: see `landmark.training.fit.train`."""
         rate = self.steps * self.tokens_per_step / max(self._clock.seconds, 1e-9)
         return {
             "steps": self.steps,
@@ -99,7 +99,7 @@ class MeasurementCallback(Callback):
         self._read_losses(trainer)
         finite = torch.stack([parameter.isfinite().all() for parameter in pl_module.parameters()]).all()
         if not trainer.strategy.reduce_boolean_decision(bool(finite), all=True):
-            raise NotFinite("a weight", math.nan, trainer.global_step)  # by the step's update: its loss was finite
+            raise NotFinite("a weight", math.nan, trainer.global_step)  # its loss was finite
         checkpoint["measurements"] = {
             "latest": dict(self.latest),
             "losses": list(self._losses),
@@ -120,7 +120,7 @@ class MeasurementCallback(Callback):
         return step % self.log_every == 0 or step == self.steps
 
     def _read_losses(self, trainer: Trainer) -> None:
-        """Wait for the steps so far, read their losses, stop the clock until the next step begins."""
+        """Wait for the steps so far, read their losses, and stop the clock until the next step begins."""
         if self._unread:
             losses = trainer.strategy.reduce(torch.stack(self._unread), reduce_op="mean")
             assert isinstance(losses, Tensor)
@@ -148,7 +148,7 @@ class MeasurementCallback(Callback):
         return row
 
     def _validate(self, trainer: Trainer, module: LightningModule) -> dict[str, float]:
-        """Mean loss over the data module's fixed batches, of which each device has its share."""
+        """Mean loss over the data module's validation batches, which the devices share."""
         assert isinstance(module, LanguageModelTraining)
         self._read_losses(trainer)
         total, targets = 0.0, 0
@@ -169,9 +169,9 @@ class MeasurementCallback(Callback):
 
 
 def gradient_norm(trainer: Trainer, module: LightningModule) -> Tensor:
-    """Euclidean norm of all gradients of the whole batch, on the device.
+    """Euclidean norm of the gradients of a whole batch, on the device.
 
-    With `trainer=fsdp` each device has the gradients of its share of the weights; their squares are added up.
+    With `trainer=fsdp` the squared norms of the devices are added up, because each has a share of the gradients.
     """
     gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients).to(module.device)
@@ -183,7 +183,7 @@ def gradient_norm(trainer: Trainer, module: LightningModule) -> Tensor:
 
 
 class _Clock:
-    """Seconds spent between `start` and `stop`, over any number of them."""
+    """Sums up the seconds between each `start` and `stop`."""
 
     def __init__(self, seconds: float = 0.0) -> None:
         self._seconds = seconds

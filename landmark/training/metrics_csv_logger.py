@@ -1,4 +1,4 @@
-"""The logger that writes a run's metrics.csv: a line for each measured step, also after restarts."""
+"""The logger that writes metrics.csv, with a line for each measured step of a run, earlier attempts included."""
 
 import csv
 import os
@@ -28,9 +28,10 @@ COLUMNS = (
 
 
 class MetricsCsvLogger(Logger):
-    """Appends to metrics.csv, a blank where nothing was measured. Steps count finished optimizer steps.
+    """Appends lines to metrics.csv, with blanks for metrics that were not measured. Steps are finished optimizer steps.
 
-    Lightning's own CSV logger deletes the file when a run is resumed.
+    resumed_step: step of the checkpoint that the run resumes from; later lines are dropped. Lightning's own CSV logger
+    deletes the file when a run resumes.
     """
 
     def __init__(self, path: Path, resumed_step: int) -> None:
@@ -58,11 +59,11 @@ class MetricsCsvLogger(Logger):
 
     @rank_zero_only
     def save(self) -> None:
-        """Put the lines on the disk, before a checkpoint that stands for them."""
+        """Flush the lines to the disk, before a checkpoint of the same step is written."""
         with open(self.path, "rb") as file:
             os.fsync(file.fileno())
 
     def _drop_lines_after(self, step: int) -> None:
         kept = [row for row in csv.DictReader(whole_lines(self.path)) if int(row["step"]) <= step]
-        lines = [",".join(row.get(name) or "" for name in COLUMNS) for row in kept]  # the columns of today
+        lines = [",".join(row.get(name) or "" for name in COLUMNS) for row in kept]  # in the present columns
         write_atomic(self.path, "\n".join([",".join(COLUMNS), *lines, ""]))

@@ -1,4 +1,4 @@
-"""AdamW's parameter groups and the learning rate of every step (paper, section 4.1)."""
+"""AdamW's parameter groups and the learning rate of every step (paper, Section 4.1)."""
 
 import math
 from typing import TYPE_CHECKING
@@ -11,10 +11,9 @@ if TYPE_CHECKING:
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
-    """Two AdamW groups: the matrices of linear layers decay; embeddings, the head and norms do not.
+    """Two AdamW groups: with weight decay the matrices of linear layers; without it embeddings, head and norms.
 
-    A linear layer that shares its weight with an embedding, or stands outside the blocks (outside every
-    `nn.ModuleList`), is the head.
+    The head is a linear layer that shares its weight with an embedding, or is outside every `nn.ModuleList`.
     """
     embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     decayed: dict[int, torch.Tensor] = {}
@@ -30,10 +29,10 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
 
 
 def learning_rate(step: int, train: "TrainConfig") -> float:
-    """Learning rate of step 0 … steps−1: a cosine from `start_lr` up to `max_lr`, and one down to `final_lr`.
+    """Learning rate of step 0 … steps−1: a cosine from `start_lr` up to `max_lr`, then one down to `final_lr`.
 
-    The peak is at step `warmup`·steps − 1, which may be a fraction; all values equal those of PyTorch's OneCycleLR.
-    As a function of the step alone it needs no state in a checkpoint.
+    The peak is at step `warmup`·steps − 1, which may be a fraction. Values equal those of PyTorch's OneCycleLR. As a
+    function of the step, the learning rate needs no state in a checkpoint.
     """
     peak = train.warmup * train.steps - 1
     last = train.steps - 1

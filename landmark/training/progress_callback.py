@@ -1,4 +1,4 @@
-"""The callback that shows how far a training is: a bar on a terminal, a line now and then elsewhere."""
+"""The callback that shows the progress of a training: a bar on a terminal, elsewhere a line every 15 seconds."""
 
 import sys
 import time
@@ -14,7 +14,7 @@ SECONDS_BETWEEN_LINES = 15.0
 
 
 class ProgressCallback(Callback):
-    """Shows step, loss, tokens/s and the time left, on the first device only."""
+    """Shows step, loss, tokens/s and the remaining time, for the first device only."""
 
     def __init__(self, measurements: MeasurementCallback, name: str, stream: TextIO | None = None) -> None:
         self.measurements = measurements

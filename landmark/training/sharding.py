@@ -1,4 +1,4 @@
-"""Weights sharded over the devices (`trainer=fsdp`): a unit is a layer of the decoder."""
+"""Weights sharded over the devices layer by layer (`trainer=fsdp`)."""
 
 from typing import TYPE_CHECKING
 
@@ -17,15 +17,15 @@ def strategy(name: str, model: nn.Module) -> str | Strategy:
 
 
 def layer_types(model: nn.Module) -> set[type[nn.Module]]:
-    """Classes of the decoder's layers: those in the longest list of modules."""
+    """The classes of the decoder's layers, which are the longest `nn.ModuleList`."""
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     return {type(layer) for layer in max(lists, key=len)}
 
 
 def gathered(trainer: "Trainer") -> dict[str, Tensor] | None:
-    """Sharded weights of the trained model by name, gathered on the first device; None where nothing is sharded.
+    """All weights of the trained model by name, gathered on the first device; None if they are not sharded.
 
-    Must be called on all devices.
+    All devices must call this.
     """
     if not isinstance(trainer.strategy, FSDPStrategy):
         return None

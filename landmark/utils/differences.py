@@ -1,4 +1,4 @@
-"""The differences of two nested settings, for a message."""
+"""A message about the differences of two nested settings."""
 
 from typing import Any
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 class UserError(ValueError):
-    """Bad input: the message of one line names the fault, its place and the remedy."""
+    """Bad input. The message, one line, names the fault, its place and the remedy."""
 
 
 class Stopped(SystemExit):

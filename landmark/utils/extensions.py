@@ -1,4 +1,4 @@
-"""Extensions of the package by one file: a corpus (docs/add_a_corpus.md), a model (docs/add_a_model.md)."""
+"""Extensions of the package, each a file: a corpus (docs/add_a_corpus.md), a model (docs/add_a_model.md)."""
 
 from importlib import import_module
 from importlib.util import find_spec

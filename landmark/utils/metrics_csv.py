@@ -9,7 +9,7 @@ Metrics = list[dict[str, Any]]
 
 
 def read_metrics(path: Path) -> Metrics:
-    """The lines of a metrics.csv as numbers, without blanks. Raises ValueError or KeyError for another file."""
+    """The lines of a metrics.csv as numbers, without blanks. Raises ValueError or KeyError if it is another file."""
     return [
         {"step": int(row.pop("step")), **{name: float(value) for name, value in row.items() if value}}
         for row in csv.DictReader(whole_lines(path))

@@ -10,7 +10,7 @@ import torch
 
 
 def reset_peak_memory() -> None:
-    """Start a phase. Outside Linux the peak of a process cannot be reset, and counts from its start."""
+    """Start a phase. The peak of a process can be reset only on Linux; elsewhere it counts from the process's start."""
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.reset_peak_memory_stats()
     with contextlib.suppress(OSError):

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 
 class ProgressBar:
-    """A bar over predictions. Outside a terminal it prints rarely, and nothing for short rows."""
+    """A progress bar over tokens. It appears after 2 seconds; without a terminal it prints every 15 seconds."""
 
     def __init__(self, name: str) -> None:
         from tqdm import tqdm

@@ -15,7 +15,7 @@ Segments = Sequence[Sequence[float]]
 def mean_and_error(segments: Segments) -> tuple[float, float]:
     """Mean loss per token over segments, and its standard error over segments, both in nats.
 
-    The error is the one of a ratio of sums; NaN for fewer than two segments.
+    The error is that of a ratio of two sums; NaN for fewer than two segments.
     """
     table = np.asarray(segments, dtype=np.float64)
     tokens, nll = table[:, 1], table[:, 2]
@@ -40,10 +40,10 @@ class Difference:
 
 
 def paired_difference(a: Segments, b: Segments) -> Difference | None:
-    """Compare two rows on exactly the same text, whatever their segments' lengths.
+    """Compare two rows on the same text, also if their segments have different lengths.
 
-    The text is parted wherever segments of both rows end together; each such stretch gives one difference. Returns
-    None where the rows did not count the same tokens, or share fewer than two stretches.
+    The text is cut wherever segments of both rows end together; each such stretch gives one difference. Returns None if
+    the rows did not count the same tokens, or share fewer than two stretches.
     """
     if _runs(a) != _runs(b):
         return None
@@ -81,8 +81,8 @@ def _summed(segments: Segments, edges: list[int]) -> dict[int, tuple[float, floa
     return sums
 
 
-def clopper_pearson(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Exact (Clopper–Pearson) confidence interval of a proportion, from its lower to its upper bound."""
+def clopper_pearson(successes: int, trials: int) -> tuple[float, float]:
+    """Lower and upper bound of the exact (Clopper–Pearson) 95 % confidence interval of a proportion."""
 
     def at_most(count: int, p: float) -> float:
         return sum(math.comb(trials, i) * p**i * (1 - p) ** (trials - i) for i in range(count + 1))
@@ -95,7 +95,7 @@ def clopper_pearson(successes: int, trials: int, confidence: float = 0.95) -> tu
             low, high = (middle, high) if at_most(count, middle) > chance else (low, middle)
         return low
 
-    tail = (1 - confidence) / 2
+    tail = (1 - 0.95) / 2
     return (
         0.0 if successes == 0 else solve(successes - 1, 1 - tail),
         1.0 if successes == trials else solve(successes, tail),

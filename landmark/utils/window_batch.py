@@ -1,4 +1,4 @@
-"""A batch of training windows: data makes it, training cuts it, models compute its losses."""
+"""A batch of training windows: `data` makes it, `training` cuts it, `models` compute its losses."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+
+
+def most_blocks(length: int, block_size: int) -> int:
+    """Most blocks of which a window of `length` tokens, landmarks included, can hold a part, over all phases."""
+    return (block_size + length - 1) // (block_size + 1) + 1
 
 
 @dataclass
@@ -33,7 +38,7 @@ class WindowBatch:
         return len(self.tokens)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> WindowBatch:
-        """The same batch on another device. The phase stays on the CPU, where windows are cut."""
+        """The same batch on another device. The phase stays on the CPU, where attention reads it."""
         moved = replace(self, phase=None)._each(lambda x: x.to(device, non_blocking=non_blocking))
         return replace(moved, phase=self.phase)
 

@@ -37,7 +37,7 @@ def test_scores_depend_on_distance_alone():
     assert (score(5, 3) - score(5, 4)).abs() > 1e-6
 
 
-def test_pairs_turn_by_position_over_base():
+def test_pairs_rotate_by_position_and_base():
     x = torch.tensor([1.0, 0.0, 0.0, 1.0], dtype=torch.float64)
     turned = rotate(x, rotary_factors(torch.tensor(3), 4, 100.0, x.dtype))
     angles = torch.tensor([3.0, 3.0 / 10], dtype=torch.float64)
@@ -52,7 +52,7 @@ def test_half_precision_keeps_its_type_and_odd_dimensions_are_refused():
         rotary_factors(torch.arange(2), 5, 10000.0, torch.float32)
 
 
-def test_the_fallback_says_so_once():
+def test_the_fallback_warns_once():
     flash._has_flash.cache_clear()
     with pytest.warns(UserWarning, match="falls back to plain PyTorch"):
         assert not flash._has_flash("meta")

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from landmark.attention import blockwise, landmark_attention, workspace
-from landmark.attention.layout import blocks_and_landmarks, most_blocks
+from landmark.attention.layout import blocks_and_landmarks
 from landmark.attention.reference import grouped_softmax, landmark_attention_weights
+from landmark.utils.window_batch import most_blocks
 from tests import naive
 
 
@@ -120,7 +121,7 @@ def test_packed_documents_do_not_see_each_other(backend):
 
 
 @pytest.mark.parametrize("cmt", [False, True])
-def test_memory_that_was_never_written_is_never_read(cmt):
+def test_uninitialised_memory_is_never_read(cmt):
     shape = {"batch": 3, "heads": 2, "kv_heads": 1, "queries": 40, "prefix": 9, "dim": 4, "seed": 0}
     shape |= {"block_size": 6, "phase": [0, 6, 3], "cmt": cmt}
     torch.use_deterministic_algorithms(True)  # fills new memory with NaN
@@ -282,7 +283,7 @@ def test_grouped_softmax_of_one_group_is_softmax():
     [
         ({"block_size": 0}, "block_size must be at least 1"),
         ({"phase": torch.tensor([0, 6])}, "must lie in 0…block_size"),
-        ({"phase": torch.tensor([0])}, "one number a sample"),
+        ({"phase": torch.tensor([0])}, "one number for each sample"),
         ({"prefix": 1}, "must have shape"),
         ({"backend": "magic"}, "backend must be one of"),
         ({"controlled": torch.zeros(2, 3, dtype=torch.bool)}, "need a context miss token"),

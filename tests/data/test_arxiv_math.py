@@ -154,7 +154,7 @@ def test_unreachable_hub_says_what_to_do(monkeypatch: pytest.MonkeyPatch):
     assert "\n" not in str(error.value)
 
 
-def test_a_choice_that_nothing_passes_names_what_there_is(papers: Path):
+def test_configs_without_documents_are_refused_with_those_found(papers: Path):
     with pytest.raises(UserError, match=r"split 'test' .* data\.configs=\[arXiv,wiki\]: found arxiv, books; name some"):
         texts(papers, "test", configs=["wiki", "arXiv"])
     write(papers / "test.jsonl")

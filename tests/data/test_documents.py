@@ -57,13 +57,13 @@ def test_becomes_a_corpus(tmp_path):
 
 
 @pytest.mark.parametrize("line", ["{", '{"meta": 1}', '{"text": 5}', "[]"])
-def test_a_line_that_is_none_is_named(tmp_path, line):
+def test_an_invalid_line_is_named(tmp_path, line):
     (tmp_path / "a.jsonl").write_text(lines(["x"] * 60) + line + "\n")
     with pytest.raises(UserError, match=r"a\.jsonl, line 61"):
         read(tmp_path, "train")
 
 
-def test_what_holds_no_documents_is_refused(tmp_path):
+def test_folders_without_documents_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"data\.path=null"):
         open_source("documents")
     with pytest.raises(UserError, match="is not a folder"):

@@ -48,7 +48,7 @@ def test_targets_are_the_tokens_that_follow(block_size):
         assert (targets[tokens == TOKENIZER.landmark] == NO_LOSS).all()
 
 
-def test_what_can_be_read_off_the_text_weighs_most_and_first_mentions_nothing():
+def test_answers_weigh_most_and_first_mentions_have_no_loss():
     batch = windows(block_size=None).batch(3)
     assert batch.weights is not None
     kinds = set()

@@ -63,7 +63,7 @@ def test_opens_the_folder_of_a_model(tmp_path):
     assert tokenizer.hash == open_pretrained(tmp_path).hash
 
 
-def test_what_is_no_tokenizer_is_refused(tmp_path):
+def test_unusable_tokenizers_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"tokenizer\.file must name"):
         load_tokenizer("pretrained")
     with pytest.raises(UserError, match="holds no tokenizer"):

@@ -80,7 +80,7 @@ def test_gpt2_with_fewer_merges(gpt2, shared):
 
 
 @pytest.mark.parametrize("vocab_size", [256, 1000, 50368])
-def test_a_vocabulary_that_cannot_be_is_refused(shared, vocab_size: int):
+def test_impossible_vocabularies_are_refused(shared, vocab_size: int):
     with pytest.raises(UserError, match="multiple of 64 from 320 to 50304"):
         load_tokenizer("gpt2", shared / "tokenizer" / "gpt2.tiktoken", vocab_size=vocab_size)
     with pytest.raises(UserError, match="bytes has no vocab_size"):

@@ -46,7 +46,7 @@ def test_the_cheapest_layer_drops_first():
     assert cheapest_cutoffs(layers, 1.0) == [1.0, 1.0, 1.0]
 
 
-def test_what_cannot_be_dropped_is_not_asked_for():
+def test_an_impossible_share_gives_the_largest_possible():
     assert cheapest_cutoffs([[CutoffEffect(0.0, 0.0, 0.0), CutoffEffect(1.0, 0.7, 0.1)]], 0.9) == [1.0]
 
 
@@ -94,7 +94,7 @@ def test_cutoffs_are_chosen_on_a_text_and_kept(stream, tmp_path):
     assert choose_cutoffs(model, stream, TOKENIZER, config, path)[0] == 0.5, "what was measured is not measured again"
 
 
-def test_dropping_by_layer_is_what_was_asked_for(stream, tmp_path):
+def test_chosen_cutoffs_drop_the_requested_share(stream, tmp_path):
     """On the text that they are chosen on, the chosen cutoffs drop about what the one cutoff drops."""
     model: Decoder = model_of(replace(LANDMARK, cmt=True))
     overrides = ["size=nano", "cmt=on", "retrieval.k=2", "model.num_layers=2", "eval.length=64", "eval.local=17"]

@@ -76,7 +76,7 @@ def test_too_few_sentences_are_refused():
         remove_second_halves(made_up(2), 1000, seed=0)
 
 
-def test_rank_counts_what_stands_before_the_best_that_counts():
+def test_rank_counts_the_blocks_before_the_best_wanted_one():
     scores = torch.tensor([0.5, 3.0, 1.0, 2.0, 1.0])
     assert _rank(scores, [1]) == 1
     assert _rank(scores, [0, 3]) == 2
@@ -121,7 +121,7 @@ def test_recall_counts_the_ranks(model, retriever):
     assert (results["heads"] is None) == (retriever == "bm25")
 
 
-def test_gold_is_where_the_first_half_stands(model, monkeypatch):
+def test_wanted_blocks_hold_the_first_half(model, monkeypatch):
     """A ranking that knows the place is always right."""
     halved = remove_second_halves(made_up(4), QUERIES, seed=7)
     texts = [block for document in halved.documents for block in split_into_blocks(*document, TOKENIZER, BLOCK)[0]]

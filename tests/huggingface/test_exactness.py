@@ -161,7 +161,7 @@ def test_a_chunk_after_the_other_is_the_text_at_once(family, tokenizer):
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 @torch.no_grad()
-def test_without_landmarks_it_is_the_model_it_was_to_the_last_bit(family, implementation, tokenizer):
+def test_without_landmarks_the_model_is_unchanged_bit_for_bit(family, implementation, tokenizer):
     model = make_model(family, implementation)
     original = copy.deepcopy(model)
     wrapped = wrap(model, tokenizer, block_size=BLOCK)
@@ -199,7 +199,7 @@ def test_windows_are_the_papers_equations(family, tokenizer):
     torch.testing.assert_close(wrapped(tokens, phase=phase).logits, expected, rtol=0, atol=2e-4)
 
 
-def test_turning_back_undoes_what_a_model_turned():
+def test_unrotate_undoes_the_models_rotation():
     frequency = 1e4 ** -(torch.arange(0, 16, 2) / 16)
     x, positions = torch.randn(2, 3, 30, 16), torch.randint(0, 500, (2, 30))
     angle = positions[:, None, :, None].float() * frequency

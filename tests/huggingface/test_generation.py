@@ -82,7 +82,7 @@ def test_goes_on_with_a_memory(wrapped, ids):
     assert torch.equal(again, first)
 
 
-def test_fewer_blocks_are_kept_where_that_is_asked(wrapped, ids):
+def test_new_memory_settings_limit_the_blocks(wrapped, ids):
     memory = wrapped.new_memory(max_blocks=3)
     wrapped.generate(ids, max_new_tokens=2, do_sample=False, past_key_values=memory)
     assert memory.stats["blocks_kept"] == 3
@@ -99,7 +99,7 @@ def test_fewer_blocks_are_kept_where_that_is_asked(wrapped, ids):
         ({"past_key_values": DynamicCache()}, "new_memory"),
     ],
 )
-def test_what_would_lose_the_memory_is_refused(wrapped, ids, settings, said):
+def test_modes_that_lose_the_memory_are_refused(wrapped, ids, settings, said):
     with pytest.raises(UserError, match=said):
         wrapped.generate(ids, max_new_tokens=3, **settings)
 
@@ -126,7 +126,7 @@ def test_padding_and_labels_are_refused(wrapped, ids):
 
 
 @pytest.mark.parametrize("tier", ["cpu", "disk"])
-def test_blocks_may_lie_elsewhere(wrapped, ids, tier, tmp_path):
+def test_blocks_on_other_tiers(wrapped, ids, tier, tmp_path):
     """The memory can be saved, and loaded by the same model."""
     long = ids.repeat(1, 3)
     expected = wrapped(long, past_key_values=(here := wrapped.new_memory())).logits

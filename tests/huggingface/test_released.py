@@ -79,7 +79,7 @@ def test_files_and_settings_of_their_time_are_read(released):
         recover(base, diff)
 
 
-def test_what_does_not_fit_is_refused(released, tmp_path):
+def test_folders_that_do_not_fit_are_refused(released, tmp_path):
     base, diff, _ = released
     with pytest.raises(UserError, match=r"add up to .*, not to 1\.5"):
         recover(base, diff, check_sum=1.5)

@@ -52,7 +52,7 @@ def texts(length=60, heads=4, dim=4):
 
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
-def test_a_cutoff_that_nothing_reaches_reads_and_searches_nothing(counting, granularity):
+def test_if_no_weight_reaches_the_cutoff_nothing_is_searched_or_read(counting, granularity):
     q, k, v, cmt = texts()
     memory = Memory(3, k=2, granularity=granularity, cutoff=1.0)
     feed(memory, q, k, v, [20, 20, 20], cmt=cmt)
@@ -66,7 +66,7 @@ def test_a_cutoff_that_nothing_reaches_reads_and_searches_nothing(counting, gran
 
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
-def test_queries_and_chunks_below_the_cutoff_are_left_out_one_by_one(counting, granularity):
+def test_single_queries_and_chunks_below_the_cutoff_are_left_out(counting, granularity):
     """The token's key points along some queries and away from others, so it is known which queries retrieve."""
     q, k, v, _ = texts()
     q[..., -2:] = -50.0  # the slowest pair: about the same at every position
@@ -112,7 +112,7 @@ def test_a_cutoff_for_each_layer():
 
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
-def test_an_observer_sees_no_block_of_a_query_that_looks_nothing_up(granularity):
+def test_an_observer_sees_no_block_of_a_query_below_the_cutoff(granularity):
     q, k, v, cmt = texts()
     seen = []
     memory = Memory(3, k=2, granularity=granularity, cutoff=0.3, observer=seen.append)

@@ -143,7 +143,7 @@ def test_a_loaded_memory_is_indexed_anew(tmp_path, kind):
     assert torch.equal(feed(loaded, *rest, [20, 10]), feed(memory, *rest, [20, 10]))
 
 
-def test_layers_whose_landmarks_tie_and_memories_of_little_are_not_searched(monkeypatch):
+def test_tied_layers_and_short_memories_do_not_use_the_index(monkeypatch):
     searched = []
     monkeypatch.setattr(
         memory_module, "retrieve_candidates", lambda *a, **s: searched.append(1) or retrieve_candidates(*a, **s)
@@ -161,8 +161,8 @@ def test_layers_whose_landmarks_tie_and_memories_of_little_are_not_searched(monk
     [
         ({"index": "annoy"}, "memory.index=annoy: must be one of exact, faiss"),
         ({"index": "faiss", "index_type": "hnsw"}, "memory.index_type=hnsw: must be one of flat, ivf"),
-        ({"index": "faiss", "max_blocks": 9}, "an index forgets nothing, memory.blocks=9 must be null"),
-        ({"index": "faiss", "scorer": "mean_key"}, "retrieval.scorer=mean_key does not use them"),
+        ({"index": "faiss", "max_blocks": 9}, "the index cannot drop blocks, so memory.blocks=9 must be null"),
+        ({"index": "faiss", "scorer": "mean_key"}, "retrieval.scorer=mean_key must be landmark"),
         ({"index": "faiss", "candidates": 0}, "memory.candidates=0"),
     ],
 )
@@ -171,7 +171,7 @@ def test_bad_settings_are_refused(setting, said):
         Memory(3, **setting)
 
 
-def test_without_faiss_it_says_what_to_install(monkeypatch):
+def test_without_faiss_the_error_names_the_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "faiss", None)
     Memory(3)
     with pytest.raises(UserError, match=r"pip install 'landmark\[faiss\]'"):

@@ -160,7 +160,7 @@ def test_mean_key_ranks_by_the_mean_of_the_keys():
         assert (out[:, :, 10 * width :, 0].max() > 0.1) == found
 
 
-def test_a_ring_forgets_and_counts():
+def test_oldest_blocks_are_dropped_and_counted():
     memory = Memory(3, max_blocks=4, k=2)
     x = torch.randn(1, 2, 50, 4)
     feed(memory, x, x, x, [25, 25])
@@ -200,7 +200,7 @@ def test_attending_twice_without_commit_is_refused():
         ({"k": 4, "max_blocks": 3}, "memory.blocks=3 is less than retrieval.k=4"),
         ({"granularity": "per_block"}, "retrieval.granularity=per_block"),
         ({"scorer": "best"}, "retrieval.scorer=best"),
-        ({"cutoff": 1.5}, "cmt.cutoff=1.5: a cutoff is compared with a weight"),
+        ({"cutoff": 1.5}, "cmt.cutoff=1.5: must be from 0 to 1"),
         ({"cutoff": [0.1, -0.1]}, "cmt.cutoffs?="),
         ({"mapping": "lavish"}, "positions.mapping=lavish"),
     ],

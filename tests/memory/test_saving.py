@@ -34,7 +34,7 @@ def read_two_layers(memory, q, k, v, chunks):
 @pytest.mark.parametrize("max_blocks", [None, 4, 40])
 @pytest.mark.parametrize("there", TIERS)
 @pytest.mark.parametrize("here", TIERS)
-def test_going_on_from_a_saved_memory_is_going_on(tmp_path, here, there, max_blocks, mapping):
+def test_a_loaded_memory_continues_as_the_saved_one(tmp_path, here, there, max_blocks, mapping):
     settings = {"block_size": 3, "k": 2, "max_blocks": max_blocks, "mapping": mapping}
     texts_ = q, k, v = texts(130)[:3]
     memory = Memory(**settings, tier=here)
@@ -88,7 +88,7 @@ def saved(folder, **settings):
     return q, k, v
 
 
-def test_a_memory_of_little_is_saved_too(tmp_path):
+def test_an_almost_empty_memory_is_saved(tmp_path):
     q, k, v, _ = texts(10)
     memory = Memory(20)
     feed(memory, q, k, v, [6])
@@ -117,13 +117,13 @@ def test_another_model_is_refused(tmp_path, settings, said):
     assert memory.position == 0
 
 
-def test_blocks_that_were_dropped_are_not_made_up(tmp_path):
+def test_a_memory_that_dropped_wanted_blocks_is_refused(tmp_path):
     saved(tmp_path / "book", max_blocks=6)
     with pytest.raises(UserError, match="memory.blocks=None: .* has only the last 6 blocks; set memory.blocks=6"):
         Memory(3, k=2, model=lambda: "one").load(tmp_path / "book")
 
 
-def test_a_folder_that_is_no_memory_is_refused(tmp_path):
+def test_a_folder_without_a_memory_is_refused(tmp_path):
     with pytest.raises(UserError, match="holds no saved memory: memory.json is missing"):
         Memory(3).load(tmp_path)
 
@@ -140,7 +140,7 @@ def test_another_format_is_refused(tmp_path):
     saved(tmp_path / "book")
     content = json.loads((tmp_path / "book" / "memory.json").read_text())
     (tmp_path / "book" / "memory.json").write_text(json.dumps(content | {"format": 99}))
-    with pytest.raises(UserError, match="a memory in format 99, this version reads 1"):
+    with pytest.raises(UserError, match="the memory has format 99, this version reads 1"):
         Memory(3, model=lambda: "one").load(tmp_path / "book")
 
 
@@ -156,7 +156,7 @@ def test_a_chunk_that_is_not_committed_is_not_saved(tmp_path):
 @pytest.mark.parametrize("name", ["layer-1.blocks", "tensors.safetensors", "memory.json"])
 @pytest.mark.parametrize("damage", ["removed", "cut short"])
 @pytest.mark.parametrize("tier", TIERS)
-def test_what_is_missing_or_cut_short_is_refused(tmp_path, name, damage, tier):
+def test_missing_or_short_files_are_refused(tmp_path, name, damage, tier):
     saved(tmp_path / "book")
     path = tmp_path / "book" / name
     if damage == "removed":
@@ -170,7 +170,7 @@ def test_what_is_missing_or_cut_short_is_refused(tmp_path, name, damage, tier):
 @pytest.mark.parametrize(
     ("damage", "said"), [(Path.unlink, "was removed while"), (lambda p: os.truncate(p, 100), "cut")]
 )
-def test_a_file_removed_under_us(tmp_path, damage, said):
+def test_a_file_removed_while_in_use(tmp_path, damage, said):
     """The tier "disk" reads the saved file itself: when it is removed, the next retrieval raises an error."""
     texts_ = saved(tmp_path / "book")
     memory = Memory(3, k=2, tier="disk", cache=1, model=lambda: "one")

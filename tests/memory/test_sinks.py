@@ -57,7 +57,7 @@ def test_sinks_equal_an_explicit_masked_softmax(chunks, sinks, window, seed):
     assert memory.stats["keys_kept"] == min(sum(chunks), sinks + window)
 
 
-def test_plain_transformer_with_a_long_window_reads_as_at_once():
+def test_chunks_with_a_long_window_equal_one_pass():
     torch.manual_seed(0)
     model = Decoder(DecoderConfig("transformer", 320, 2, 2, 8, 32)).eval()
     tokens = torch.randint(0, 256, (2, 60))

@@ -84,7 +84,7 @@ def test_copies_to_a_gpu_arrive_before_they_are_read(granularity, cache):
     assert torch.equal(outs[0], outs[2])
 
 
-def test_what_is_counted():
+def test_counts_of_hits_misses_and_bytes():
     """Two heads read the last two blocks of ten tokens; what a chunk has fetched, the next finds."""
     q, k, v, _ = texts(48, (2, 2), batch=1)
     memory = Memory(10, k=2, scorer="recent", tier="disk", cache=2)
@@ -116,7 +116,7 @@ def rows_of(places, width):
     return read
 
 
-def test_what_was_used_longest_ago_goes_first():
+def test_the_least_recently_used_block_is_dropped_first():
     like, asked, counts = torch.zeros(1, 1, 1, 2, 2), [], TierCounts()
     cache, read = BlockCache(3, like), rows_of(asked, 8)
     cache.reserve(10)
@@ -167,7 +167,7 @@ def test_a_file_has_no_name_and_no_folder_is_left(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_is_none_is_refused(tmp_path):
+def test_a_missing_folder_is_refused(tmp_path):
     q, k, v, _ = texts(60)
     with pytest.raises(UserError, match="memory.folder=.*nowhere: cannot make a file there"):
         feed(Memory(3, tier="disk", folder=tmp_path / "nowhere"), q, k, v, [20, 20])

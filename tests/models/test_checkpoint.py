@@ -89,7 +89,7 @@ def test_weights_that_do_not_fit_are_refused(folder):
 
 
 @pytest.mark.parametrize("name", ["nowhere", "generation", "../decoder"])
-def test_architecture_that_is_none_is_refused(name):
+def test_an_unknown_architecture_is_refused(name):
     with pytest.raises(
         UserError, match=rf"model\.architecture={name}: there is no landmark/models/{name}\.py that has a Model"
     ):

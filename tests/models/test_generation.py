@@ -84,7 +84,7 @@ def test_tokens_are_those_of_starting_over_with_the_same_chunks(reading):
     assert ours == [anew(model, prompt, tokens, local, make_memory) for prompt in prompts]
 
 
-def test_the_text_decides():
+def test_other_prompts_give_other_tokens():
     """The comparison above would hold of a model that always says the same."""
     torch.manual_seed(0)
     generated = MODELS[False].generate(prompts_of(38, 38, 12), 9, local=12)
@@ -183,7 +183,7 @@ def frequencies(logits, sampling, draws=4000):
     return torch.bincount(drawn, minlength=len(logits)) / draws
 
 
-def test_what_is_drawn_how_often():
+def test_frequencies_of_drawn_tokens():
     logits = [0.0, 2.0, 1.0, -1.0, 1.5]
     expected = (torch.tensor(logits) / 0.7).softmax(0)
     assert torch.allclose(frequencies(logits, Sampling(0.7)), expected, atol=0.03)
@@ -211,14 +211,14 @@ def test_the_landmark_is_never_generated():
     [
         ([], {}, "there is no prompt"),
         ([[1, 2], []], {}, "prompt 1 is empty"),
-        ([[1, 2, LANDMARK, 3]], {}, "prompt 0 has the landmark's id 30 at 2: the model inserts landmarks itself"),
+        ([[1, 2, LANDMARK, 3]], {}, "prompt 0 has the landmark's id 30 at 2: leave landmarks out"),
         ([[1], [5, VOCABULARY]], {}, "prompt 1 has id 32 at 1, outside the vocabulary of 32"),
         ([[-1]], {}, "prompt 0 has id -1 at 0, outside the vocabulary"),
         ([[1] * 3, [1] * 9, [1] * 5], {"limit": 8}, "prompt 1 has 9 tokens, more than generate.limit=8"),
-        ([[1], [1, 2]], {"memory": Memory(5)}, "prompts of several lengths cannot follow one memory"),
+        ([[1], [1, 2]], {"memory": Memory(5)}, "prompts of several lengths cannot continue one memory"),
     ],
 )
-def test_prompts_that_mean_nothing_are_refused(prompts, settings, said):
+def test_invalid_prompts_are_refused(prompts, settings, said):
     with pytest.raises(UserError, match=said):
         MODELS[False].generate(prompts, 3, **settings)
 

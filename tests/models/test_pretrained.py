@@ -51,7 +51,7 @@ def embedding(model):
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_adapters_and_the_landmarks_embedding_are_all_that_is_trained(folder, tmp_path, tied):
+def test_only_adapters_and_the_landmarks_embedding_are_trained(folder, tmp_path, tied):
     if tied:
         model = make_model("gemma")
         folder = tmp_path / "tied"
@@ -104,7 +104,7 @@ def test_a_trained_run_is_what_transformers_saves(folder, tmp_path):
 
 
 @torch.no_grad()
-def test_a_window_at_once_is_the_memory_that_retrieves_everything(folder):
+def test_a_whole_window_equals_a_memory_that_retrieves_everything(folder):
     model = start_from(str(folder), shape()).eval()
     ids = torch.randint(0, 256, (2, 40))
     memory = model.new_memory(k=100)
@@ -150,7 +150,7 @@ def test_a_family_is_built_anew_with_the_shape_that_is_asked_for(kind):
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), same.parameters(), strict=True))
 
 
-def test_what_does_not_fit_is_refused(folder, tmp_path):
+def test_models_that_do_not_fit_are_refused(folder, tmp_path):
     with pytest.raises(UserError, match=r"no such folder, and the hub"):
         start_from(str(tmp_path / "nowhere"), shape())
     with pytest.raises(UserError, match=r"holds no config\.json"):

@@ -1,1 +1,1 @@
-"""The Triton kernels. Importing this folder loads no Triton: kernels are imported when they are first run."""
+"""The Triton kernels. Importing this folder loads no Triton: the kernels are imported when one is first run."""

@@ -1,9 +1,8 @@
-"""Landmark attention backward, as Triton kernels: one for queries and one for keys, so that no program adds to numbers
-that another one wrote.
+"""The backward pass of landmark attention as two Triton kernels, for queries and for keys and values.
 
-Both compute the tiles of scores again, with P_ib = 2^(gate − lse); a block's own mean D_ib is a sum over its segment.
-The kernel for queries runs first: it writes D_i and the gradient of the context miss token's score, which the kernel
-for keys reads.
+So no program adds to numbers that another one wrote. Both kernels compute the scores again, with P_ib = 2^(gate − lse);
+the mean D_ib of a block is a sum over its segment. The kernel for queries runs first. It writes D_i and the gradient of
+the context miss token's score, and the kernel for keys reads them. README.md of landmark.attention has the derivation.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ def _gradients(
     W: tl.constexpr, GROUP: tl.constexpr, SEGMENT: tl.constexpr, M: tl.constexpr, MIXED: tl.constexpr,
     CMT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Weights and gradients of the scores, (M, columns), and those of the shift, (M,).
+    """Weights and gradients of the scores, both (M, columns), and the gradient of the shift, (M,).
 
     delta: (M,), D_i. lse: (M,), 0 for a query that sees nothing. controlled: (GROUP,), not 0 for controlled landmarks.
     controlled_lse, d_cmt_score: (M,), for the term that the softmax of the controlled landmarks subtracts from their
-    gradient; it is 0 where d_cmt_score is.
+    gradient; there is no such term where d_cmt_score is 0.
     """
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     exponentials, total, gate, earlier, is_landmark = softmax_in_blocks(
@@ -63,8 +62,10 @@ def _gradients(
 
 @triton.jit
 def _load_cmt(CmtScores, ControlledLse, of_row, row_ok):
-    """Shift of the controlled landmarks' gates, their log-sum-exp, the token's score, and whether a query sees none of
-    them; where it sees none, shift and log-sum-exp are 0."""
+    """The shift of controlled landmarks' gates, their log-sum-exp, the token's score, and whether a query sees none.
+
+    Shift and log-sum-exp are 0 for a query that sees no controlled landmark.
+    """
     controlled_lse = tl.load(ControlledLse + of_row, mask=row_ok, other=float("-inf"))
     unseen = controlled_lse == float("-inf")
     controlled_lse = tl.where(unseen, 0.0, controlled_lse)
@@ -81,7 +82,7 @@ def backward_queries(
     W: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, M: tl.constexpr, GROUP: tl.constexpr,
     SEGMENT: tl.constexpr, CMT: tl.constexpr, PACKED: tl.constexpr, LEAN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of M queries of one head, D_i (Delta), and the gradient of the context miss token's score."""
+    """For M queries of one head: their gradient, D_i (Delta), and the gradient of the context miss token's score."""
     head, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     sample, begin, queries, phase, tile_of_queries, tiles = find_tile(
         tl.program_id(0), batch, Phase, Starts, samples, rows, W, M, False, PACKED
@@ -176,7 +177,7 @@ def backward_keys(
     controlled = load_controlled(Controlled + sample * blocks, tile, blocks, GROUP, CMT)
     dk = tl.zeros((GROUP * SEGMENT, BLOCK_D), tl.float32)
     dv = tl.zeros((GROUP * SEGMENT, BLOCK_D), tl.float32)
-    # Queries before `start` see none of the tile's keys, those from `beyond` on see all of its blocks as earlier ones.
+    # Tiles of queries before `start` see none of the keys; from `beyond` on all blocks of the keys are earlier ones.
     start = tl.maximum(tile * GROUP * W - phase - prefix, 0) // M
     beyond = tl.cdiv(tl.maximum((tile + 1) * GROUP * W - phase - prefix, 0), M)
     end = tl.cdiv(queries, M)

@@ -1,17 +1,15 @@
-"""Landmark attention forward, as a Triton kernel: tiles of whole blocks of keys, an online softmax over blocks.
+"""The forward pass of landmark attention as a Triton kernel. Tiles of keys are whole blocks. For query i and block b:
 
-For query i and block b
+1. inner: maximum and sum over the tokens of the block.
+2. gate: the landmark's score for an earlier block, the inner log-sum-exp for the query's own block, else −∞.
+3. share: 2^(gate − running maximum), rescaled as the maximum grows: an online softmax over blocks.
 
-    inner    max and sum over the tokens of the block
-    gate     the landmark's score for an earlier block, the inner log-sum-exp for the query's own, else −∞
-    share    2^(gate − running maximum), rescaled as the maximum grows: an online softmax, of blocks
+Only the outer log-sum-exp is kept for the backward pass. Scores and log-sum-exps are in units of log 2 here. The kernel
+reads each sample's phase from memory, so one compiled kernel serves every phase, prefix and length.
 
-Only the outer log-sum-exp is kept for the backward pass. Scores and log-sum-exps are in units of log 2 here. The phase
-of a sample says where its blocks begin. It is read from memory, so every phase, prefix and length uses the same kernel.
-
-With a context miss token the gate of a controlled landmark is cmt_score + score − controlled_lse. controlled_lse is the
-log-sum-exp of the controlled landmarks that the query sees. Where it sees none the token itself takes part, with the
-gate cmt_score and without a value: see context_miss_token.py.
+With a context miss token the gate of a controlled landmark is cmt_score + score − controlled_lse, where controlled_lse
+is the log-sum-exp of the controlled landmarks that the query sees. Where it sees none the token itself takes part, with
+the gate cmt_score and without a value (context_miss_token.py).
 """
 
 from __future__ import annotations
@@ -44,8 +42,8 @@ def forward(
 ):  # fmt: skip
     """Output and log-sum-exp of M queries of one head. The latest queries, which see the most keys, come first.
 
-    rows: queries of a batch. blocks: numbers of a sample in Controlled. group: query heads of one key head. scale: of
-    the scores, times log₂e.
+    rows: queries of an element of the batch. blocks: columns of Controlled. group: query heads that share a key head.
+    scale: factor of the scores, times log₂e.
     """
     head, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     sample, begin, queries, phase, tile_of_queries, tiles = find_tile(

@@ -1,9 +1,9 @@
 """Landmark attention by Triton kernels, as operators that `torch.compile` and autograd know.
 
-One kernel computes the gradient of queries, another one the gradients of keys and values, so that no program adds to
-numbers that another one wrote, and the numbers are the same every time. The device itself reads where blocks begin, so
-that nothing waits for it. Keys and values of fewer heads are read as they are. The kernels are in forward.py and
-backward.py.
+The kernels are in forward.py and backward.py. One kernel computes the gradient of queries, another the gradients of
+keys and values. So no program adds to numbers that another one wrote, and results are the same every time. The kernels
+read on the device where blocks begin, so that Python does not wait for the device. Fewer key/value heads than query
+heads need no copies.
 """
 
 from __future__ import annotations
@@ -35,11 +35,10 @@ def _attention(
     prefix: int,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Output (B, H, T, d), log-sum-exp (B, H, T), and log-sum-exp (B, H, T) of the controlled landmarks alone, both in
-    units of log 2.
+    """Output (B, H, T, d), and two log-sum-exps (B, H, T) in units of log 2: outer, and of controlled landmarks alone.
 
-    phase: (samples,), int32. starts: (samples + 1,), int32, rows where packed samples begin. cmt_scores: (B, H, T),
-    float32, in nats. controlled: (samples, blocks), int8.
+    phase: (samples,), int32. starts: (samples + 1,), int32, rows where packed samples begin and end. cmt_scores:
+    (B, H, T), float32, in nats. controlled: (samples, blocks), int8. Without cmt_scores the last output is empty.
     """
     out = torch.empty_like(q)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
@@ -58,7 +57,7 @@ def _attention(
 
 
 def _of_samples(unused: Tensor, phase, starts, cmt_scores, controlled_lse, controlled) -> tuple[Tensor, ...]:
-    """The tensors of samples and of the context miss token; another tensor, never read, stands for one that is None."""
+    """The tensors of samples and context miss token, with another tensor, which is never read, for None."""
     cmt_scores = unused if cmt_scores is None else cmt_scores * LOG2_E
     starts, controlled = (phase if x is None else x for x in (starts, controlled))
     return phase.contiguous(), starts.contiguous(), cmt_scores.contiguous(), controlled_lse, controlled.contiguous()
@@ -128,26 +127,27 @@ _attention.register_autograd(_backward, setup_context=_keep)
 
 
 def landmark_attention_fused(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
-    """Output (B, H, T, d) and outer log-sum-exp (B, H, T) of landmark attention; the latter carries no gradient.
+    """Output (B, H, T, d) and, without gradient, outer log-sum-exp (B, H, T) of landmark attention.
 
-    float32, bfloat16 or float16, computed in float32. Raises ValueError for inputs that the kernels cannot compute.
+    Inputs are float32, bfloat16 or float16; sums are float32. Raises ValueError for inputs that the kernels cannot
+    compute.
     """
     q, k, v, block_size, phase, prefix, scale, cmt_scores, controlled, cu_seqlens = inputs
     if q.dtype not in DTYPES:
-        raise ValueError(f"backend=triton: computes {', '.join(map(str, DTYPES))}, got {q.dtype}")
+        raise ValueError(f"backend=triton: q must be of type {', '.join(map(str, DTYPES))}, got {q.dtype}")
     if k.dtype != q.dtype or v.dtype != q.dtype:
         raise ValueError(f"backend=triton: q, k and v must have one type, got {q.dtype}, {k.dtype}, {v.dtype}")
     if scale <= 0:
         raise ValueError(f"backend=triton: scale must be positive, got {scale}")
     if q.device.type == "cpu" and not is_interpreted():
-        raise ValueError("backend=triton: needs a GPU, or TRITON_INTERPRET=1 to be interpreted, slowly, on a CPU")
+        raise ValueError("backend=triton needs a GPU; to run it on a CPU, slowly, set TRITON_INTERPRET=1")
     if not is_interpreted() and not fits(block_size, q.shape[3], q.element_size()):
         raise ValueError(
-            f"backend=triton: a block of {block_size} with heads of {q.shape[3]} in {q.dtype} is more than a GPU holds "
-            "at once: use backend=blockwise"
+            f"backend=triton: blocks of {block_size} tokens with head dimension {q.shape[3]} in {q.dtype} do not fit "
+            "into a GPU's shared memory: use backend=blockwise"
         )
     dtype = q.dtype
-    if is_interpreted() and dtype == torch.bfloat16:  # the interpreter does not know it
+    if is_interpreted() and dtype == torch.bfloat16:  # the interpreter does not support it
         q, k, v = q.float(), k.float(), v.float()
     phase = phase.to(q.device, torch.int32, non_blocking=True)
     starts = None if cu_seqlens is None else cu_seqlens.to(q.device, torch.int32, non_blocking=True)

@@ -1,8 +1,8 @@
 """Attention to retrieved blocks by one Triton kernel, which reads the blocks where they are stored.
 
-The score of a block's landmark, its gate, takes part in a softmax with the gates of the other retrieved blocks and,
-without a context miss token, with the log-sum-exp of local attention. The block's tokens share the weight that its gate
-gets (paper, Section 3.2). Queries come rotated for each lag, and keys by their offsets: the kernel rotates nothing.
+The gate of a block is the score of its landmark. One softmax runs over the gates of the retrieved blocks and, without a
+context miss token, the log-sum-exp of local attention. The tokens of a block share the weight of its gate (paper,
+Section 3.2). The kernel rotates nothing: queries are already rotated for each lag, and keys by their offsets.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from landmark.attention.fused.tuning import on_device_of, padded
 
-QUERIES = 64  # of a tile, where they share their blocks
+QUERIES = 64  # of a tile, where queries share their blocks
 
 
 def attend_to_retrieved_blocks(
@@ -32,19 +32,19 @@ def attend_to_retrieved_blocks(
     weight: Tensor | None = None,
     selected: Tensor | None = None,
 ) -> Tensor:
-    """Output of queries over the q blocks that each retrieved, merged with local attention.
+    """Attention of queries to their retrieved blocks, merged with local attention.
 
     Args:
         rotated_queries: (S, B, T, H, d), scaled, and rotated for lag 1…S.
-        keys, values: (m, ℓ, d), blocks.
+        keys, values: (m, ℓ, d), blocks of one head each.
         landmarks: (n, d), keys of landmarks.
-        rows: (B, H, T or 1, q), integer, the row of each retrieved block in keys and values; T = 1 where all queries
+        rows: (B, H, T or 1, q), integer, the row in keys and values of each of a query's q blocks; 1 where all queries
             share their blocks.
-        places: as rows, the row of its landmark in landmarks.
-        lags: as rows, how many blocks before the chunk it stands.
-        local: output (B, H, T, d) and log-sum-exp (B, H, T) of local attention; None: only the blocks are attended to.
+        places: shape of rows, the row in landmarks of the block's landmark.
+        lags: shape of rows, the lag 1…S of the block (landmark/memory/positions.py).
+        local: output (B, H, T, d) and log-sum-exp (B, H, T) of local attention; None: attention to the blocks alone.
         weight: (B, H, T), factor of the output; None: 1.
-        selected: (B, H, T), bool, queries that retrieve, the others get 0; None: all do.
+        selected: (B, H, T), bool, queries that retrieve; the output of others is 0. None: all retrieve.
 
     Returns (B, H, T, d).
     """
@@ -76,10 +76,10 @@ def constants(block_size: int, dim: int, dtype: torch.dtype, *, shared: bool) ->
     """Compile-time constants of the kernel.
 
     Args:
-        block_size: ℓ, tokens of a block.
-        dim: of a head.
-        dtype: of queries, keys and values.
-        shared: whether the queries of a tile share their blocks.
+        block_size: ℓ, normal tokens of a block.
+        dim: d, numbers of a head.
+        dtype: type of queries, keys and values.
+        shared: whether all queries share their blocks; else a tile is one query.
     """
     load = padded(block_size) * padded(dim) * dtype.itemsize // (64 * 128 * 2)  # 1 at 64 halves of dimension 128
     return {

@@ -1,4 +1,4 @@
-"""Attention to retrieved blocks, as a Triton kernel. retrieved_blocks.py says what its arguments are."""
+"""Attention to retrieved blocks as a Triton kernel. Its arguments are those of retrieved_blocks.py."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def retrieved_blocks(
     L: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, SEGMENT: tl.constexpr, M: tl.constexpr,
     SHARED: tl.constexpr, LOCAL: tl.constexpr, WEIGHTED: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Output of M queries of one head that share their blocks, or of one query. An online softmax over blocks."""
+    """Output of M queries of one head that share their blocks, or of one query, by an online softmax over blocks."""
     head, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     head_of_sample = batch * heads + head
     row = tl.program_id(0) * M + tl.arange(0, M)

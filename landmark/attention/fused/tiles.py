@@ -1,8 +1,8 @@
-"""The parts of the Triton kernels that work on one tile: find, load and store its rows; softmax within its blocks.
+"""Functions of one tile, shared by the Triton kernels: find, load and store its rows; softmax within its blocks.
 
-A tile of keys holds GROUP blocks, each in SEGMENT ≥ W = ℓ+1 columns, so that a number of a block is a reduction over a
-segment: scores (M, GROUP·SEGMENT) are seen as (M, GROUP, SEGMENT). Scores are not scaled; gates and log-sum-exps are
-scaled, in units of log 2.
+A tile of keys holds GROUP blocks, each in SEGMENT ≥ W = ℓ+1 columns. So sum and maximum of a block are reductions over
+a segment of the scores (M, GROUP, SEGMENT). Scores are not scaled; gates and log-sum-exps are scaled, in units of
+log 2.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import triton.language as tl
 
 @triton.jit
 def find_tile(program, batch, Phase, Starts, samples, rows, W, STEP, OF_BLOCKS: tl.constexpr, PACKED: tl.constexpr):
-    """The sample, its first row, length and phase, the tile of it that this program computes, and its number of tiles.
+    """The sample of this program: its number, first row, length, phase, the program's tile in it, its number of tiles.
 
-    STEP: rows of a tile, or positions of a tile where OF_BLOCKS. PACKED: the samples follow one another in `rows` rows,
-    sample i from Starts[i] on, and so do their tiles; else each element of the batch is one sample.
+    STEP: rows of a tile; with OF_BLOCKS, positions of a tile, which begins with a whole block. PACKED: the samples
+    follow one another in `rows` rows, sample i from row Starts[i] on; else each element of the batch is one sample.
     """
     sample, start, length, tile = batch, 0, rows, program
     if PACKED:
@@ -45,8 +45,10 @@ def find_tile(program, batch, Phase, Starts, samples, rows, W, STEP, OF_BLOCKS: 
 
 @triton.jit
 def query_rows(tile, phase, prefix, queries, M: tl.constexpr, W: tl.constexpr):
-    """A tile of queries: offsets in the tile, rows, which of them exist, their keys and their own blocks, all (M,); and
-    the first and last of these blocks."""
+    """A tile of queries. For each query (M,): offset in the tile, row, whether the row exists, its key, its own block.
+
+    Then the first and the last of these blocks.
+    """
     offset = tl.arange(0, M)
     row = tile * M + offset
     rows_key = prefix + row
@@ -57,7 +59,7 @@ def query_rows(tile, phase, prefix, queries, M: tl.constexpr, W: tl.constexpr):
 
 @triton.jit
 def key_columns(tile, phase, length, W: tl.constexpr, GROUP: tl.constexpr, SEGMENT: tl.constexpr):
-    """A tile of keys: the first key, the distance of each column's key from it, and whether the column has a key."""
+    """A tile of keys: its first key, and for each column the distance from that key and whether there is a key."""
     column = tl.arange(0, GROUP * SEGMENT)
     offset = column % SEGMENT
     start = tile * GROUP * W - phase
@@ -67,7 +69,7 @@ def key_columns(tile, phase, length, W: tl.constexpr, GROUP: tl.constexpr, SEGME
 
 @triton.jit
 def _matrix(base, start, place, valid, stride, stride_d, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Pointers to the rows start + place of a matrix, and which of the numbers exist."""
+    """Pointers to the rows start + place of a matrix, and the mask of the numbers that exist."""
     d = tl.arange(0, BLOCK_D)
     pointers = base + (tl.full((), 0, tl.int64) + start) * stride + (place[:, None] * stride + d[None, :] * stride_d)
     mask = valid[:, None]
@@ -78,21 +80,21 @@ def _matrix(base, start, place, valid, stride, stride_d, D: tl.constexpr, BLOCK_
 
 @triton.jit
 def load_rows(base, start, place, valid, stride, stride_d, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Rows (rows, BLOCK_D) of a matrix, 0 where there is none."""
+    """The rows start + place of a matrix, (places, BLOCK_D), 0 where a row is not valid."""
     pointers, mask = _matrix(base, start, place, valid, stride, stride_d, D, BLOCK_D)
     return tl.load(pointers, mask=mask, other=0.0)
 
 
 @triton.jit
 def store_rows(base, start, place, valid, stride, stride_d, x, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Write rows x (places, BLOCK_D) of a matrix, those that are valid, their first D columns."""
+    """Write x (places, BLOCK_D) to the rows start + place of a matrix, where valid."""
     pointers, mask = _matrix(base, start, place, valid, stride, stride_d, D, BLOCK_D)
     tl.store(pointers, x.to(base.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def load_controlled(base, tile, blocks, GROUP: tl.constexpr, CMT: tl.constexpr):
-    """(GROUP,), not 0 where the context miss token controls the landmark of a block of this tile of keys."""
+    """For each block of a tile of keys (GROUP,): not 0 where the context miss token controls its landmark."""
     block = tile * GROUP + tl.arange(0, GROUP)
     controlled = block * 0
     if CMT:
@@ -107,11 +109,11 @@ def softmax_in_blocks(
 ):  # fmt: skip
     """Softmax within the blocks of a tile of scores (M, columns).
 
-    rows_key: (M,), the key of each query. own: (M,), its own block. MIXED: some block of the tile is not earlier than
-    the own blocks of all queries.
+    rows_key: (M,), the key of each query. own: (M,), its own block. MIXED: whether some block of the tile is a query's
+    own block or later; else all are earlier.
 
-    Returns the exponentials (M, GROUP, SEGMENT); three (M, GROUP): their sums, the gates, and whether the block is
-    earlier than the query's own; and whether a column is a landmark, (1, 1, SEGMENT).
+    Returns the exponentials (M, GROUP, SEGMENT); their sums, the gates, and whether the block is earlier than the
+    query's own, each (M, GROUP); and whether a column is a landmark, (1, 1, SEGMENT).
     """
     scores = tl.reshape(scores, (M, GROUP, SEGMENT))
     offset = tl.arange(0, SEGMENT)[None, :]
@@ -145,8 +147,10 @@ def controlled_landmarks(
     k_base, Controlled, first, own, phase, length, blocks, k_t, k_d,
     W: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, LANDMARKS: tl.constexpr,
 ):  # fmt: skip
-    """Keys (LANDMARKS, BLOCK_D) of the landmarks of the blocks from `first` on, and (M, LANDMARKS), whether the context
-    miss token controls the landmark and the query sees it."""
+    """Controlled landmarks of the blocks from `first` on.
+
+    Returns their keys (LANDMARKS, BLOCK_D), and (M, LANDMARKS) whether one is controlled and the query sees it.
+    """
     number = tl.arange(0, LANDMARKS)
     block = first + number
     key = block * W + (W - 1) - phase
@@ -164,7 +168,7 @@ def logsumexp_of_controlled(
 ):  # fmt: skip
     """Log-sum-exp (M,) of the controlled landmarks that each query sees, −∞ where it sees none.
 
-    last: the last of the queries' own blocks.
+    own: (M,), the block of each query. last: the last of these blocks.
     """
     largest = tl.full((M,), float("-inf"), tl.float32)
     total = tl.zeros((M,), tl.float32)

@@ -1,8 +1,8 @@
-"""The sizes of the kernels' tiles: for each shape a default that spills no register, and others to try on the GPU.
+"""The sizes of the kernels' tiles: for each shape a default, which spills no register, and other choices.
 
-The fastest one is measured once for each generation of GPUs, block size, head dimension and type, on the first large
-input, and kept in Triton's cache on disk. The default is taken for small inputs, off the GPU, and where
-`torch.use_deterministic_algorithms` asks for the same numbers every time.
+On the first large input all choices are measured, once for each kind of GPU, block size, head dimension and type. The
+fastest is kept in Triton's cache on disk. Small inputs, inputs that are not on a GPU, and
+`torch.use_deterministic_algorithms(True)` use the default.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-WORTH_TUNING = 1 << 17  # rows of all heads; smaller inputs take the default
-LARGEST_BLOCK = 1 << 16  # bytes of a block's keys, padded; keys, values and a tile of queries fill a chip
+WORTH_TUNING = 1 << 17  # rows of all heads; smaller inputs use the default
+LARGEST_BLOCK = 1 << 16  # bytes of a block's padded keys; with values and a tile of queries they fill shared memory
 
-# Queries of a tile, warps, pipeline stages, for 64 keys of dimension 128 in half precision; the first is the default.
+# By kernel and GPU family: (queries of a tile, warps, pipeline stages) for 64 keys of dimension 128 in half precision.
+# The first is the default.
 CHOICES = {
     ("forward", 90): [(128, 8, 2), (128, 8, 3), (64, 4, 2), (64, 4, 3)],
     ("backward_queries", 90): [(128, 8, 2), (128, 8, 1), (64, 4, 1), (64, 8, 2)],
@@ -30,7 +31,7 @@ CHOICES = {
     ("backward_keys", 80): [(64, 8, 1), (32, 8, 1)],
 }
 IN_FLOAT32 = [(32, 8, 1), (16, 4, 1)]  # multiplied in registers, without matrix instructions
-# The default with a context miss token, which needs registers too.
+# The default with a context miss token, which needs more registers; missing: the first choice.
 WITH_CONTEXT_MISS = {
     ("backward_keys", 90): (64, 8, 1),
     ("forward", 80): (64, 8, 2),
@@ -40,9 +41,10 @@ WITH_CONTEXT_MISS = {
 
 @dataclass(frozen=True)
 class Tiles:
-    """Queries of a tile; blocks of a tile of keys, and columns of each; warps and pipeline stages of a program.
+    """Sizes of the tiles of a kernel.
 
-    lean: loop invariants are computed again for each tile of a loop, which takes fewer registers on sm_90.
+    queries: of a tile. group: blocks of a tile of keys. segment: columns of each block. warps, stages: of a program.
+    lean: whether loop invariants are computed again for each tile of a loop, which needs fewer registers on sm_90.
     """
 
     queries: int
@@ -56,16 +58,16 @@ class Tiles:
 def choices(kernel: str, block_size: int, dim: int, element_size: int, capability: int, cmt: bool) -> list[Tiles]:
     """Tiles to choose from, the default first: about 64 keys at a time, more where a block is longer.
 
-    Found by compiling for sm_80 and sm_90, half precision, d = 64 and 128, blocks up to 64: the default spills nothing
-    there (but for 48 bytes in backward_keys with a context miss token, sm_80 and d = 64). Wider heads and longer blocks
-    take fewer queries.
+    Compiled for sm_80 and sm_90, half precision, d = 64 and 128 and blocks up to 64, the default spills no register,
+    except 48 bytes in backward_keys with a context miss token on sm_80 with d = 64. Wider heads and longer blocks get
+    fewer queries.
 
     Args:
         kernel: "forward", "backward_queries" or "backward_keys".
         block_size: ℓ, normal tokens of a block.
-        dim: of a head.
+        dim: d, numbers of a head.
         element_size: bytes of a number.
-        capability: of the GPU, 10 · major + minor version.
+        capability: compute capability of the GPU, 10 · major + minor version.
         cmt: whether there is a context miss token.
     """
     segment = 1 << block_size.bit_length()  # the power of two from ℓ+1 up
@@ -85,12 +87,12 @@ def choices(kernel: str, block_size: int, dim: int, element_size: int, capabilit
 
 
 def padded(size: int) -> int:
-    """The next power of two from `size` up, at least 16, the least that matrix products take."""
+    """The smallest power of two that is at least `size` and 16, the least size of Triton's matrix products."""
     return max(16, 1 << (size - 1).bit_length())
 
 
 def fits(block_size: int, dim: int, element_size: int) -> bool:
-    """Whether a GPU can hold a block of keys and of values at once, as the gradient of keys must."""
+    """Whether shared memory holds a whole block of keys and values, as the gradient of keys needs."""
     return padded(block_size + 1) * padded(dim) * element_size <= LARGEST_BLOCK
 
 
@@ -100,12 +102,12 @@ def is_interpreted() -> bool:
 
 
 def constants(block_size: int, dim: int, dtype: torch.dtype, *, cmt: bool, packed: bool) -> dict[str, Any]:
-    """Compile-time constants of a kernel, but for its tiles.
+    """Compile-time constants of a kernel, except those of its tiles.
 
     Args:
         block_size: ℓ, normal tokens of a block.
-        dim: of a head.
-        dtype: of queries, keys and values.
+        dim: d, numbers of a head.
+        dtype: type of queries, keys and values.
         cmt: whether there is a context miss token.
         packed: whether samples are packed into one row.
     """
@@ -119,11 +121,11 @@ def launch(kernel: str, *arguments: Any, over: Tensor, block_size: int, cmt: boo
 
     Args:
         kernel: "forward", "backward_queries" or "backward_keys".
-        arguments: of the kernel, but for its compile-time constants.
-        over: (B, H, rows, d), those queries or keys.
+        arguments: of the kernel, without its compile-time constants.
+        over: (B, H, rows, d), the queries or keys.
         block_size: ℓ, normal tokens of a block.
         cmt: whether there is a context miss token.
-        samples: packed into the rows; None: each element of the batch is one sample.
+        samples: number of samples packed into the rows; None: each element of the batch is one sample.
     """
     batch, heads, rows, dim = over.shape
     capability = 80 if is_interpreted() else _capability(over.device)
@@ -144,25 +146,26 @@ def launch(kernel: str, *arguments: Any, over: Tensor, block_size: int, cmt: boo
 
 
 def compiled_by_triton(kernel: str) -> Any:
-    """The kernel with this name. Triton is imported here, not before a kernel is run."""
+    """The kernel with this name. Triton is imported here, when a kernel is first run."""
     from landmark.attention.fused import backward, forward
 
     return getattr(forward if kernel == "forward" else backward, kernel)
 
 
 def on_device_of(x: Tensor) -> AbstractContextManager[object]:
-    """Make the tensor's device the current one, on which Triton launches."""
+    """A context in which the tensor's device is the current one: Triton launches kernels there."""
     return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
 
 
 def as_options(chosen: Tiles) -> dict[str, int]:
+    """The tiles by the names of Triton's compile-time constants and options."""
     sizes = {"M": chosen.queries, "GROUP": chosen.group, "SEGMENT": chosen.segment, "LEAN": chosen.lean}
     return sizes | {"num_warps": chosen.warps, "num_stages": chosen.stages}
 
 
 @functools.cache
 def _tuned(kernel: str, tried: Sequence[Tiles]):
-    """The kernel with its tiles chosen by measurement, once for each type and set of compile-time constants."""
+    """The kernel, with tiles that Triton measures once for each type and set of compile-time constants."""
     import triton
 
     configs = []

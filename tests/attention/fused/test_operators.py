@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from landmark.attention import backend_for, landmark_attention
 from landmark.attention.fused.tuning import choices, fits
-from landmark.attention.layout import most_blocks
+from landmark.utils.window_batch import most_blocks
 
 ROOT = Path(__file__).parents[3]
 SHARED_MEMORY = {"sm_80": 163 << 10, "sm_90": 227 << 10}  # of a block of threads
@@ -116,7 +116,7 @@ def test_every_number_is_written():
         torch.use_deterministic_algorithms(False)
 
 
-def test_inputs_may_lie_as_they_like():
+def test_strided_inputs():
     qkv = torch.randn(2, 70, 3, 2, 8)
     q, k, v = (x.transpose(1, 2) for x in qkv.unbind(2))
     expected = landmark_attention(q.contiguous(), k.contiguous(), v.contiguous(), block_size=6, backend="triton")
@@ -141,7 +141,7 @@ def test_compiles_as_one_graph(lengths):
 
 
 @pytest.mark.parametrize("cmt", [False, True])
-def test_the_operator_is_what_it_says_it_is(cmt):
+def test_operator_passes_opcheck(cmt):
     q, k, v = (torch.randn(1, 2, 20, 8, requires_grad=True) for _ in range(3))
     phase = torch.zeros(1, dtype=torch.int32)
     of_cmt = torch.randn(1, 2, 20, requires_grad=True), torch.ones(1, 3, dtype=torch.int8)
@@ -149,20 +149,20 @@ def test_the_operator_is_what_it_says_it_is(cmt):
     torch.library.opcheck(torch.ops.landmark.attention.default, arguments)
 
 
-def test_what_cannot_be_computed_is_refused(monkeypatch):
+def test_unsupported_inputs_are_refused(monkeypatch):
     q = torch.randn(1, 1, 8, 4)
-    with pytest.raises(ValueError, match="backend=triton: computes torch.float32"):
+    with pytest.raises(ValueError, match="backend=triton: q must be of type torch.float32"):
         landmark_attention(q.double(), q.double(), q.double(), block_size=3, backend="triton")
     with pytest.raises(ValueError, match="backend=triton: scale must be positive, got 0"):
         landmark_attention(q, q, q, block_size=3, scale=0.0, backend="triton")
     with pytest.raises(ValueError, match="must have one type, got torch.float32, torch.float32, torch.float16"):
         landmark_attention(q, q, q.half(), block_size=3, backend="triton")
     monkeypatch.delenv("TRITON_INTERPRET")
-    with pytest.raises(ValueError, match="backend=triton: needs a GPU"):
+    with pytest.raises(ValueError, match="backend=triton needs a GPU"):
         landmark_attention(q, q, q, block_size=3, backend="triton")
 
 
-def test_what_a_gpu_cannot_hold_is_left_to_another_backend(monkeypatch):
+def test_blocks_too_large_for_a_gpu_use_another_backend(monkeypatch):
     q = mock.Mock(is_cuda=True, dtype=torch.bfloat16, shape=(1, 1, 8, 256), element_size=lambda: 2)
     assert backend_for("auto", q, block_size=127) == "triton"
     assert backend_for("auto", q, block_size=128) == "blockwise"
@@ -171,7 +171,7 @@ def test_what_a_gpu_cannot_hold_is_left_to_another_backend(monkeypatch):
 
 
 @pytest.mark.parametrize("arch", SHARED_MEMORY)
-def test_no_register_is_spilled_and_what_a_chip_has_is_used(arch):
+def test_no_register_is_spilled_and_shared_memory_suffices(arch):
     cases = ["64 50", "128 50", "64 63 packed", "128 63", "64 63 cmt", "128 50 cmt packed", "128 63 float32"]
     command = [sys.executable, "-m", "tests.attention.fused.compile_kernels", arch, *cases]
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

@@ -110,7 +110,7 @@ def _double(optional):
     return (out.double(), lse.double()), optional["weight"].double(), optional["selected"]
 
 
-def test_keys_and_values_may_lie_as_they_like():
+def test_strided_keys_and_values():
     arguments, optional = inputs(SHAPE | {"shared": True}, torch.float32)
     expected = attend_to_retrieved_blocks(*arguments, **optional)
     rotated, keys, values = (x.transpose(-1, -2).contiguous().transpose(-1, -2) for x in arguments[:3])

@@ -171,12 +171,17 @@ class Memory:
 
         With the tier "disk" and without `max_blocks`, the folder's files are read in place, and never written to.
         Raises UserError for a file that is missing or cut short, and for a saved memory with another block size, model
-        or mapping, or that had dropped blocks which this memory would keep.
+        or mapping, or that had dropped blocks which this memory would keep; then the content stays as it was.
         """
+        before = self.__dict__.copy()
         self.reset()
-        self.position, self.layers = load(
-            Path(folder), self._identity(), self.max_blocks, self.new_layer, torch.device(device)
-        )
+        try:
+            self.position, self.layers = load(
+                Path(folder), self._identity(), self.max_blocks, self.new_layer, torch.device(device)
+            )
+        except BaseException:
+            self.__dict__.update(before)
+            raise
 
     def _identity(self) -> Identity:
         model = None if self.model is None else self.model()

@@ -128,6 +128,19 @@ def test_a_folder_without_a_memory_is_refused(tmp_path):
         Memory(3).load(tmp_path)
 
 
+@pytest.mark.parametrize("tier", TIERS)
+def test_a_refused_load_changes_nothing(tmp_path, tier):
+    q, k, v, _ = texts(90)
+    memory, undisturbed = (Memory(3, k=2, tier=tier) for _ in range(2))
+    start, rest = ([x[:, :, part] for x in (q, k, v)] for part in (slice(60), slice(60, None)))
+    for each in (memory, undisturbed):
+        feed(each, *start, [25, 35])
+    with pytest.raises(UserError, match="holds no saved memory"):
+        memory.load(tmp_path)
+    assert memory.position == undisturbed.position == 60
+    assert torch.equal(feed(memory, *rest, [20, 10]), feed(undisturbed, *rest, [20, 10]))
+
+
 def test_a_folder_that_exists_is_not_overwritten(tmp_path):
     saved(tmp_path / "book")
     before = {path: path.read_bytes() for path in (tmp_path / "book").iterdir()}

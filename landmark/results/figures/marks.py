@@ -126,8 +126,9 @@ def curves(
     if marks == "dots":
         layers += [*_error_bars(points, "y"), _dots(looks, shown)]
     else:
-        small = {"type": "point", "size": 8, "opacity": 0 if marks == "hidden" else 1}
-        layers.append({"mark": small, "encoding": {"tooltip": TOOLTIP}, "transform": _MEASURED})
+        hidden = {"opacity": {"value": 0}} if marks == "hidden" else {}
+        small = {"type": "point", "size": 8}
+        layers.append({"mark": small, "encoding": {"tooltip": TOOLTIP} | hidden, "transform": _MEASURED})
     place = {"x": quantity("x", x), "y": quantity("y", y), "stroke": _by_series(looks, "colour", shown)}
     spec = layered(points, [*below, {"layer": layers, "encoding": place}], WIDTH, HEIGHT)
     return Panel(title, spec, looks, note)

@@ -18,6 +18,7 @@ from landmark.data.stdlib import StandardLibrary
 from landmark.memory import Memory
 from landmark.memory import memory as memory_module
 from landmark.models import DecoderConfig
+from landmark.utils.constants import DEFAULT_CHUNK
 
 LANDMARK = "landmark, per_token_and_head"
 NO_SCAN = "the same, less its scan"
@@ -51,7 +52,7 @@ class Scale:
     num_heads: int = 8
     head_dim: int = 64
     mlp_dim: int = 2048
-    chunk: int = 250
+    chunk: int = DEFAULT_CHUNK
     k: int = 4
     rounds: int = 11
 

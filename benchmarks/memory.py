@@ -12,6 +12,7 @@ from benchmarks.settings import BLOCK_SIZE, GPT2Vocabulary, Headless, Options, S
 from benchmarks.timing import interleave, peak_of_new_process
 from landmark.evaluation.perplexity import segment_losses
 from landmark.models import Decoder, DecoderConfig
+from landmark.utils.constants import DEFAULT_CHUNK
 
 PLAIN, XL = "plain transformer", "Transformer-XL"
 MEMORY = {f"landmark, {kind}": kind for kind in ("per_token_and_head", "per_head", "per_token")}
@@ -38,7 +39,7 @@ class Scale:
     batch: int = 4
     length: int = 2048
     window: int = 512
-    chunk: int = 250
+    chunk: int = DEFAULT_CHUNK
     xl_window: int = 256
     cache: int = 256
     k: int = 4

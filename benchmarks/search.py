@@ -23,6 +23,7 @@ from landmark.memory import memory as memory_module
 from landmark.memory.block_store import BlockStore
 from landmark.memory.index import LandmarkIndex, retrieve_candidates
 from landmark.models import Decoder, load
+from landmark.utils.constants import DEFAULT_CHUNK
 
 SCAN, FLAT, INVERTED = "scan of all landmarks", "faiss, flat", "faiss, inverted file"
 KINDS = {FLAT: "flat", INVERTED: "ivf"}
@@ -42,7 +43,7 @@ class Scale:
     contexts: tuple[int, ...] = (4_000, 16_000, 64_000, 256_000, 1_000_000, 4_000_000)
     read: int = 256_000
     noise: float = 0.1  # of the landmarks' standard deviation
-    chunk: int = 250
+    chunk: int = DEFAULT_CHUNK
     k: int = 4
     rounds: int = 5
 

@@ -33,10 +33,10 @@ def overrides(experiment, output):
     given = [f"+experiment={experiment}", *TINY, f"output={output}"]
     config = to_config(compose_conf(given))
     amount = PROMPTS if config.data.name in SYNTHETIC else TEXT
-    torn = ["eval.prompts=1"] if experiment == "retriever" else []
+    few = ["eval.prompts=1"] if experiment == "retriever" else []
     own = ("eval.prompts=", "eval.tokens=")  # long rows say how much they read
     long = [f"~rows.{name}" for name, row in named(config).items() if any(key in row for key in own)]
-    return [*given, *amount, *torn, *long]
+    return [*given, *amount, *few, *long]
 
 
 def finetuning(output):

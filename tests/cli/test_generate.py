@@ -71,11 +71,11 @@ def expected(model, *texts, sampling=None, **settings):
 
 
 def test_a_prompt_is_gone_on_from(ask):
-    said, account = ask("prompt=It was", "retrieval.k=2")
+    said, statistics = ask("prompt=It was", "retrieval.k=2")
     assert said == expected(ask.model, "It was", k=2)
     assert len(set(said)) > 5
-    assert account.startswith("6 tokens read in ")
-    assert "30 generated" in account
+    assert statistics.startswith("6 tokens read in ")
+    assert "30 generated" in statistics
 
 
 @pytest.mark.parametrize("tier", ["device", "cpu", "disk"])
@@ -83,13 +83,15 @@ def test_a_book_read_now_or_loaded_gives_the_same_answer(ask, tier):
     book, question = f"prompt_file={ask.folder / 'book.txt'}", f"prompt={QUESTION.strip()}"
     now, _ = ask(book, question, "retrieval.k=2")
     assert now == expected(ask.model, BOOK, QUESTION.strip(), k=2)
-    nothing, account = ask(book, f"memory.save={ask.folder / 'memory'}", f"memory.tier={tier}", "retrieval.k=2")
+    nothing, statistics = ask(book, f"memory.save={ask.folder / 'memory'}", f"memory.tier={tier}", "retrieval.k=2")
     assert nothing == "\n"
-    assert account.startswith(f"{len(BOOK)} tokens read")
+    assert statistics.startswith(f"{len(BOOK)} tokens read")
     for _ in range(2):
-        later, account = ask(question, f"memory.load={ask.folder / 'memory'}", "retrieval.k=2", f"memory.tier={tier}")
+        later, statistics = ask(
+            question, f"memory.load={ask.folder / 'memory'}", "retrieval.k=2", f"memory.tier={tier}"
+        )
         assert later == now
-        assert account.startswith(f"{len(QUESTION.strip())} tokens read")
+        assert statistics.startswith(f"{len(QUESTION.strip())} tokens read")
     both, _ = ask(book, question, f"memory.save={ask.folder / 'again'}", "retrieval.k=2")
     assert both == now
 

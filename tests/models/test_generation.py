@@ -177,10 +177,10 @@ def test_draws_do_not_depend_on_the_other_prompts():
     assert same[0] != same[1], "each prompt draws for itself"
 
 
-def frequencies(logits, sampling, draws=4000):
+def frequencies(logits, sampling, count=4000):
     generator = sampling.generator(0)
-    drawn = torch.tensor([sampling.draw(torch.tensor(logits), generator) for _ in range(draws)])
-    return torch.bincount(drawn, minlength=len(logits)) / draws
+    drawn = torch.tensor([sampling.draw(torch.tensor(logits), generator) for _ in range(count)])
+    return torch.bincount(drawn, minlength=len(logits)) / count
 
 
 def test_frequencies_of_drawn_tokens():

@@ -78,8 +78,8 @@ def test_two_processes_stop_at_the_same_step(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment, cwd=ROOT, check=False)
     assert done.returncode != 0
     assert newest(tmp_path) == "step-00000015.ckpt", done.stderr
-    endings = re.findall(r"exitcode  : (-?\d+)", done.stderr)  # torchrun ends the other where it is the later
-    assert sorted(endings) in (["-15", "143"], ["143", "143"]), done.stderr
+    exit_codes = re.findall(r"exitcode  : (-?\d+)", done.stderr)  # torchrun ends the other where it is the later
+    assert sorted(exit_codes) in (["-15", "143"], ["143", "143"]), done.stderr
 
 
 def test_a_clock_that_goes_backwards_changes_nothing(tmp_path, expected, monkeypatch):

@@ -12,7 +12,7 @@ from landmark.utils.metrics_csv import read_metrics
 from tests.training.together_case import train
 from tests.training.training_case import EXTRAS
 
-KINDS = ("transformer_xl", EXTRAS)  # several windows a step; draws beside the text
+KINDS = ("transformer_xl", EXTRAS)  # several windows a step; and random draws beside the text
 
 
 @pytest.fixture(scope="module")

@@ -136,3 +136,4 @@ def test_rows_are_compared_without_torch():
 def test_the_program_starts_without_torch():
     packages = loaded("import landmark.cli.main, landmark.results.render, landmark.data, landmark.tracking.tracker")
     assert not packages & {"torch", "lightning", "datasets", "wandb", "vl_convert"}
+    assert "numpy" not in loaded("import landmark.cli.main")

@@ -62,4 +62,4 @@ class Command:
         return suggested_command(*more, without=self.config.grid.axes, multirun=multirun)
 
     def _launch(self, jobs: Sequence[Job]) -> Launch:
-        return launch_of(self.config, self.overrides, self.runner.inputs.tokenizer(self.config).name, jobs)
+        return launch_of(self.config, self.overrides, self.runner.inputs.tokenizer(jobs[0].config).name, jobs)

@@ -93,9 +93,9 @@ def run(config: Config, overrides: list[str], compose: Compose = compose_job) ->
         TASKS[config.task](command)
         return
     started = time.monotonic()
-    new = evaluate.run(command)
+    records, new = evaluate.run(command)
     if command.is_whole_experiment:
-        table.run(command)
+        table.show(command, records)
         total = sum(len(row.configs) for row in command.rows)
         minutes, seconds = divmod(round(time.monotonic() - started), 60)
         duration = f"{minutes} min {seconds} s" if minutes else f"{seconds} s"

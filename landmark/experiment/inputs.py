@@ -43,7 +43,8 @@ class Inputs:
             from landmark.data import find, synthetic_corpus
 
             corpus = synthetic_corpus(config.data, self.tokenizer(config))
-            corpus = corpus or find(*self._source(config), **_options(config.data))
+            if corpus is None:
+                corpus = find(*self._source(config), **_options(config.data))
             if corpus is None:
                 return None
             self._corpora[key] = corpus

@@ -50,17 +50,11 @@ class Job:
     run: Run
     settings: dict[str, Any]
     id: str
-    is_only_seed: bool = True
 
     @property
     def is_known(self) -> bool:
         """Whether its identity is known (see `planned_jobs`)."""
         return not self.id.startswith("?")
-
-    @property
-    def title(self) -> str:
-        """The row's name, with the seed where the row has several."""
-        return self.name if self.is_only_seed else f"{self.name} seed {self.config.seed}"
 
 
 def jobs_of(row: Row, inputs: Inputs) -> list[Job]:
@@ -122,7 +116,7 @@ def _job(row: Row, config: Config, inputs: Inputs) -> Job:
     settings = identity.row_settings(config, run.id, corpus.split(config.eval.split).sha256)
     if config.cmt.per_layer:  # cutoffs are chosen on the validation split
         settings["validation"] = corpus.split("validation").sha256
-    return Job(row.name, config, row.overrides, run, settings, identity.digest(settings), len(row.configs) == 1)
+    return Job(row.name, config, row.overrides, run, settings, identity.digest(settings))
 
 
 def _unknown_job(row: Row, config: Config) -> Job:

@@ -84,7 +84,7 @@ def launch_of(config: Config, overrides: Sequence[str], tokenizer: str, jobs: Se
     Args:
         config: of the experiment.
         overrides: those of the command line.
-        tokenizer: name of the tokenizer, which may say more than its setting.
+        tokenizer: name of the rows' tokenizer, which may say more than its setting.
         jobs: of the rows that the command asks for.
     """
     own = {*_OF_A_COMMAND, *config.grid.axes}

@@ -39,6 +39,6 @@ def new_decoder(config: DecoderConfig) -> Decoder:
     Raises UserError if there is no such module.
     """
     name = config.architecture
-    return (Decoder if name is None else load_extension("landmark.models", name, "Model", key="model.architecture"))(
-        config
-    )
+    if name is None:
+        return Decoder(config)
+    return load_extension("landmark.models", name, "Model", key="model.architecture")(config)

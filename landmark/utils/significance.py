@@ -1,12 +1,10 @@
-"""Errors of perplexities, and paired comparisons of two rows on the same text."""
+"""Errors of perplexities, and paired comparisons of two rows on the same text. Loads NumPy when it is first used."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
 
 Segments = Sequence[Sequence[float]]
 """For each segment: first token counted, tokens counted, their summed loss in nats."""
@@ -17,6 +15,8 @@ def mean_and_error(segments: Segments) -> tuple[float, float]:
 
     The error is that of a ratio of two sums; NaN for fewer than two segments.
     """
+    import numpy as np
+
     table = np.asarray(segments, dtype=np.float64)
     tokens, nll = table[:, 1], table[:, 2]
     mean = nll.sum() / tokens.sum()
@@ -72,6 +72,8 @@ def _runs(segments: Segments) -> list[tuple[int, int]]:
 
 def _summed(segments: Segments, edges: list[int]) -> dict[int, tuple[float, float]]:
     """Tokens and loss between edges, keyed by the edge they follow."""
+    import numpy as np
+
     bins = np.searchsorted(edges, [s[0] for s in segments], side="right") - 1
     sums: dict[int, tuple[float, float]] = {}
     for where, (_, tokens, nll) in zip(bins, segments, strict=True):

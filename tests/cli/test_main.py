@@ -216,6 +216,17 @@ def test_task_table_reads_records_only_and_names_what_is_missing(work, capsys):
     assert (work.output / "tables" / "table1_pg19" / "nano-pg19-bytes.png").exists()
 
 
+def test_a_damaged_record_is_named_and_not_called_missing(work, capsys):
+    work("+experiment=quickstart", "data=pg19", "row=plain_512")
+    (record,) = (work.output / "records" / "rows").iterdir()
+    record.write_text(record.read_text()[:100])
+    with pytest.raises(UserError, match=rf"{record.name} is not valid JSON, cut short"):
+        work("+experiment=quickstart", "data=pg19", "task=table")
+    capsys.readouterr()
+    work("+experiment=quickstart", "data=pg19", "task=status")
+    assert f"{record.name} is not valid JSON, cut short" in capsys.readouterr().out
+
+
 def test_table_of_nothing_is_refused_and_makes_nothing(work):
     with pytest.raises(UserError, match="13 of 13 rows have no record yet"):
         work("+experiment=table1_pg19", "task=table")

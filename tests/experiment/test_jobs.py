@@ -24,8 +24,10 @@ def counted(monkeypatch):
     return calls
 
 
-def test_identities_are_computed_once_a_row(work, counted):
-    work("+experiment=quickstart", "data=pg19", "task=evaluate")
+@pytest.mark.parametrize("task", ["auto", "evaluate"])
+def test_identities_are_computed_once_a_row(work, counted, task):
+    """Also where the table is shown in the end."""
+    work("+experiment=quickstart", "data=pg19", f"task={task}")
     assert len(work.evaluated) == 5
     assert counted == {"run_settings": 5, "row_settings": 5}
 

@@ -3,6 +3,7 @@
 import itertools
 import json
 
+import landmark.data
 from landmark.experiment.launches import read_launches, rows_without_launch
 from landmark.experiment.records import Records
 from tests.configurations import compose_conf
@@ -115,3 +116,19 @@ def test_launches_beside_each_other_lose_no_row(work):
             work("+experiment=quickstart", "data=pg19", f"row={name}")
     contents, (launch,) = read(work)
     assert list(launch.found(contents)) == names
+
+
+def test_a_launch_opens_only_the_tokenizers_of_its_rows(work, monkeypatch):
+    """The experiment's own one, here GPT-2's, is no row's: it might need a download."""
+    opened, load = [], landmark.data.load_tokenizer
+
+    def note(name, *arguments):
+        opened.append(name)
+        return load(name, *arguments)
+
+    monkeypatch.setattr(landmark.data, "load_tokenizer", note)
+    common = [word for word in work.common if not word.startswith("tokenizer")]
+    work.task(*common, "data=pg19", "+rows.only='model=transformer tokenizer=bytes'")
+    _, (launch,) = read(work)
+    assert launch.labels["tokenizer"] == "bytes"
+    assert set(opened) == {"bytes"}

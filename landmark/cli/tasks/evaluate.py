@@ -9,18 +9,19 @@ from landmark.experiment.records import Record
 from landmark.utils.errors import UserError
 
 
-def run(command: Command) -> int:
-    """Make the records that are missing, and print a line for each row. Returns how many were made."""
+def run(command: Command) -> tuple[dict[str, list[Record]], int]:
+    """Make missing records, and print a line for each row. Returns the records by row, and how many were made."""
     jobs = command.jobs()
     if launcher():
         _check_trained(command, jobs)
-    names = list(dict.fromkeys(job.name for job in jobs))
+    records: dict[str, list[Record]] = {}
     made = 0
     for job in jobs:
         record, is_new = command.runner.evaluate(job)
+        records.setdefault(job.name, []).append(record)
         made += is_new
-        print(f"[{names.index(job.name) + 1}/{len(names)}] {job.name}: {_summary(record, is_new)}")
-    return made
+        print(f"[{len(records)}/{len(command.rows)}] {job.name}: {_summary(record, is_new)}")
+    return records, made
 
 
 def _check_trained(command: Command, jobs: Sequence[Job]) -> None:

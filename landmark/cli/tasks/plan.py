@@ -1,5 +1,6 @@
 """task=plan: print what is missing and what it costs; make nothing."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from landmark.cli.command import Command
@@ -13,6 +14,7 @@ def run(command: Command) -> None:
     """Print a line for each run and row with its cost, then the commands that spread them over a cluster."""
     config, runner, jobs = command.config, command.runner, command.runner.planned_jobs(command.rows)
     costs: dict[str, plan.Cost] = {}
+    seeds = Counter(job.name for job in jobs)
     for job in jobs:
         vocab_size = runner.inputs.tokenizer(job.config).vocab_size
         is_trained = job.is_known and (job.run.is_given or runner.records.find("runs", job.run.id) is not None)
@@ -20,7 +22,8 @@ def run(command: Command) -> None:
         name = job.run.folder.name
         costs.setdefault(f"run {name}", plan.run_cost(name, job.config, vocab_size, is_trained))
         tokens = _evaluated_tokens(command, job)
-        costs[f"row {job.title}"] = plan.row_cost(job.title, job.config, vocab_size, is_evaluated, tokens)
+        title = job.name if seeds[job.name] == 1 else f"{job.name} seed {job.config.seed}"
+        costs[f"row {title}"] = plan.row_cost(title, job.config, vocab_size, is_evaluated, tokens)
     gpus = 0 if config.trainer.accelerator == "cpu" else min(count_gpus(), device_count(config))
     machine = plan.Machine(hardware()["cores"], gpus, runner.records.all("runs"))
     unprepared = dict.fromkeys(job.config.data.name for job in jobs if not job.is_known)

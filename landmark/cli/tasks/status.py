@@ -14,6 +14,7 @@ def run(command: Command) -> None:
     if command.is_experiment:
         launch = command.planned_launch()
         print(describe(launch, states_of(launch, records, contents), command=command.suggest()))
+        print(*contents.damaged, sep="\n", end="\n" if contents.damaged else "")
         return
     refuse_settings(command)
     launches = read_launches(records, contents)

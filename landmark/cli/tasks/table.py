@@ -1,6 +1,8 @@
 """task=table: print and draw the table of the rows that have a record."""
 
 import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from landmark.cli.command import Command
 from landmark.experiment.records import Record
@@ -11,10 +13,20 @@ from landmark.utils.errors import UserError
 
 
 def run(command: Command) -> None:
-    """Raises UserError where no row has a record; rows without one are named below the table."""
+    """Show the rows that have a record for each seed. Raises UserError as `show`, and for a damaged record."""
+    found: dict[str, list[Record | None]] = {}
+    for job in command.runner.planned_jobs(command.rows):
+        record = command.runner.records.find("rows", job.id) if job.is_known else None
+        found.setdefault(job.name, []).append(record)
+    show(command, {name: [one for one in each if one] for name, each in found.items() if None not in each})
+
+
+def show(command: Command, found: Mapping[str, Sequence[Record]]) -> None:
+    """Print, draw and log the table of these records, and name the rows without one.
+
+    found: records of each row, one per seed. Raises UserError where there are none.
+    """
     config, names = command.config, [row.name for row in command.rows]
-    made = command.planned_launch().found(command.runner.records.read_all())
-    found = {name: made[name] for name in names if name in made}
     missing = [name for name in names if name not in found]
     note = f"{len(missing)} of {len(names)} rows have no record yet, `{command.suggest()}` makes them: "
     note += ", ".join(missing)
@@ -39,7 +51,7 @@ def run(command: Command) -> None:
         print(note)
 
 
-def _log(command: Command, table: tables.Table, files: list, records: list[Record]) -> None:
+def _log(command: Command, table: tables.Table, files: list[Path], records: list[Record]) -> None:
     """Log a table that has changed to W&B."""
     identity = hashlib.sha256(f"{table.name} {table.stem}".encode()).hexdigest()[:10]
     used = [command.runner.records.path("rows", record["id"]) for record in records]

@@ -78,11 +78,8 @@ def _table(launch: Launch, found: Mapping[str, list[Record]]) -> Table | None:
 
 def _section(key: str, title: str, claim: str, launch: Launch, table: Table | None, records: Records) -> Values:
     missing = [name for name in launch.rows if table is None or name not in table.records]
-    rest = ["python", "run.py", *launch.overrides]
-    commands = {
-        name: shlex.join([*(word for word in rest if not word.startswith("output=")), f"row={name}"])
-        for name in launch.rows
-    }
+    shared = ["python", "run.py", *(word for word in launch.overrides if not word.startswith("output="))]
+    commands = {name: shlex.join([*shared, f"row={name}"]) for name in launch.rows}
     return {
         "id": key,
         "name": launch.experiment,
@@ -93,7 +90,7 @@ def _section(key: str, title: str, claim: str, launch: Launch, table: Table | No
         "done": len(launch.rows) - len(missing),
         "total": len(launch.rows),
         "missing": missing,
-        "rest": shlex.join(rest),
+        "rest": launch.command,
         **({"charts": []} if table is None else _shown(table, commands) | _charts(table, launch, records)),
     }
 

@@ -32,6 +32,18 @@ def rotary_factors(positions: Tensor, head_dim: int, base: float | Tensor, dtype
     return factors if dtype == torch.float64 else factors.to(torch.complex64)
 
 
+def rotary_frequencies(head_dim: int, base: float, fraction: float) -> float | Tensor:
+    """The `base` of `rotary_factors` where only a fraction of the channels turns: the others match at any distance.
+
+    fraction: of the d channels, the first ones, which turn fastest; they turn as they would if all did. Returns
+    radians per position of each pair, (d/2,), 0 for those that stand still; for a fraction of 1 the base itself.
+    """
+    if fraction == 1:
+        return base
+    pairs = torch.arange(0, head_dim, 2, dtype=torch.float64)
+    return torch.where(pairs < round(fraction * head_dim / 2) * 2, base ** -(pairs / head_dim), 0.0)
+
+
 def rotate(x: Tensor, factors: Tensor) -> Tensor:
     """Rotate the pairs of `x` by `factors`.
 

@@ -18,6 +18,7 @@ class LayerMemory:
     def __init__(self, store: BlockStore, index: LandmarkIndex | None = None):
         self.store, self.index = store, index
         self.pending: tuple[Tensor, Tensor] | None = None  # keys and values (B, H, pending, d), not rotated
+        self.last_key: Tensor | None = None  # of the last normal token, the channels that the next one takes
         self.chunk: tuple[Tensor, Tensor] | None = None  # the same of pending tokens and chunk, until the commit
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

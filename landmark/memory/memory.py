@@ -15,6 +15,8 @@ from torch import Tensor
 from landmark.attention import backend_for, landmark_attention
 from landmark.attention.context_miss_token import context_miss_scores
 from landmark.attention.flash import attention_forward
+from landmark.attention.key_offset import last_channels, offset_channels, offset_keys
+from landmark.attention.landmark_keys import add_means
 from landmark.attention.rotary import RotaryTable, rotate, rotate_cmt
 from landmark.memory.block_attention import attend_to_blocks, attend_to_blocks_fused, merge
 from landmark.memory.block_store import BlockStore
@@ -59,8 +61,10 @@ class Memory:
         scorer: str = "landmark",
         tier: str = "device",
         rope_base: float | Tensor = 10000.0,
+        key_offset: float = 0.0,
+        landmark_key: str = "token",
         seed: int = 0,
-        tie_layers: tuple[int, ...] = (0,),
+        tie_layers: tuple[int, ...] | None = None,
         cutoff: float | Sequence[float] = 0.0,
         mapping: str = "stingy",
         observer: Observer | None = None,
@@ -83,9 +87,13 @@ class Memory:
             scorer: how blocks are ranked: by "landmark", or for ablations "recent", "random" or "mean_key".
             tier: where blocks are kept: "device", "cpu" or "disk" (tiers.py). Results are the same, bit for bit.
             rope_base: base of the rotary positions; or (d/2,), radians per position of each pair.
+            key_offset: fraction of each head's channels in which a key is that of the normal token before
+                (`landmark.attention.key_offset`).
+            landmark_key: "token", or "mean": plus the mean of the block's keys (`landmark.attention.landmark_keys`).
             seed: of the random numbers of the scorer "random".
             tie_layers: layers in which all landmarks are the same vector, so that all blocks older than the last k have
-                the same score; there the newer ones are taken. Default: the first layer.
+                the same score; there the newer ones are taken. None: the first layer, or with landmark_key="mean"
+                no layer.
             cutoff: a query retrieves nothing where the weight of the context miss token is below it, 0…1; one number,
                 or one for each layer. Default: every query retrieves.
             mapping: positions of blocks: "stingy" (Section 3.2.1), or "true", for which a model must be trained.
@@ -112,6 +120,8 @@ class Memory:
             tier=tier,
             cutoff=cutoff,
             mapping=mapping,
+            key_offset=key_offset,
+            landmark_key=landmark_key,
             cache=cache,
             index=index,
             index_type=index_type,
@@ -125,6 +135,9 @@ class Memory:
         self.seed, self.observer, self.model, self.backend = seed, observer, model, backend
         self.folder, self.cache = None if folder is None else Path(folder), cache
         self.index, self.index_type, self.candidates = index, index_type, candidates
+        self.key_offset, self.landmark_key = key_offset, landmark_key
+        if tie_layers is None:
+            tie_layers = (0,) if landmark_key == "token" else ()
         self.tie_layers = tie_layers if mapping == "stingy" else ()
         self.rope_base = rope_base.tolist() if isinstance(rope_base, Tensor) else rope_base
         self._rotary = RotaryTable(rope_base)
@@ -185,7 +198,7 @@ class Memory:
 
     def _identity(self) -> Identity:
         model = None if self.model is None else self.model()
-        return Identity(self.block_size, self.rope_base, self.mapping, model)
+        return Identity(self.block_size, self.rope_base, self.mapping, self.key_offset, self.landmark_key, model)
 
     @torch.no_grad()
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, cmt: Tensor | None = None) -> Tensor:
@@ -206,9 +219,9 @@ class Memory:
         state = self.layers[layer]
         if state.chunk is not None:
             raise RuntimeError(f"layer {layer} has attended to this chunk already: call commit() before the next chunk")
-        k, v = state.append(k, v)
-        self._length = q.shape[2]
         pending = self.position % (self.block_size + 1)
+        k, v = state.append(self._offset(state, k, pending), v)
+        self._length = q.shape[2]
         scale = 1 / math.sqrt(q.shape[-1])
         out, lse = self._attend_locally(q, k, v, pending, scale)
         distances = lag_distances(state.store.added, self.k, self.block_size + 1, self.mapping)
@@ -238,10 +251,25 @@ class Memory:
             self.observer(Retrieval(layer, self.position, state.store, ages, weights, cmt_weight, selection))
         return out
 
+    def _offset(self, state: LayerMemory, k: Tensor, pending: int) -> Tensor:
+        """A chunk's keys, some channels taken from the normal token before; its last one is noted for the next chunk."""
+        channels = offset_channels(self.key_offset, k.shape[-1])
+        if channels == 0:
+            return k
+        end = pending + k.shape[2]
+        is_landmark = torch.arange(pending, end, device=k.device)[None] % (self.block_size + 1) == self.block_size
+        previous = state.last_key
+        state.last_key = last_channels(k, channels, ends_on_landmark=end % (self.block_size + 1) == 0)
+        return offset_keys(k, channels, is_landmark, previous)
+
     def _attend_locally(self, q: Tensor, k: Tensor, v: Tensor, pending: int, scale: float) -> tuple[Tensor, Tensor]:
         """Output (B, H, T, d) and log-sum-exp (B, H, T) of attention to the chunk and the pending tokens."""
         factors = self._rotary(0, k.shape[2], q)
         q, k = rotate(q, factors[pending:]), rotate(k, factors)
+        full = k.shape[2] // (self.block_size + 1) * (self.block_size + 1)
+        if self.landmark_key == "mean" and full:
+            blocks = add_means(k[:, :, :full].unflatten(2, (-1, self.block_size + 1)))
+            k = torch.cat([blocks.flatten(2, 3), k[:, :, full:]], 2)
         seen = min(pending + 1, self.block_size)
         backend = backend_for(self.backend, q, self.block_size)
         if backend != "triton" and k.shape[2] <= self.block_size + 1 and seen == min(k.shape[2], self.block_size):
@@ -325,5 +353,6 @@ class Memory:
             start = state.store.added * width if self.mapping == "true" else 0
             length = full if self.mapping == "true" else width
             factors = self._rotary(start, length, keys).unflatten(0, (-1, width))
-            state.store.add(rotate(keys, factors), values)
+            keys = rotate(keys, factors)
+            state.store.add(add_means(keys) if self.landmark_key == "mean" else keys, values)
         state.pending = k[:, :, full:].clone(), v[:, :, full:].clone()

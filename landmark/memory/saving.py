@@ -20,8 +20,14 @@ from landmark.memory.layer import LayerMemory
 from landmark.utils.errors import UserError
 from landmark.utils.files import inside, read_json, write_atomic, write_json
 
-FORMAT = 1
-SETTINGS = {"block_size": "model.block_size", "rope_base": "model.rope_base", "mapping": "positions.mapping"}
+FORMAT = 2
+SETTINGS = {
+    "block_size": "model.block_size",
+    "rope_base": "model.rope_base",
+    "mapping": "positions.mapping",
+    "key_offset": "model.key_offset",
+    "landmark_key": "model.landmark_key",
+}
 CONTENT, TENSORS = "memory.json", "tensors.safetensors"
 PIECE = 1 << 24  # bytes of blocks read or written at a time
 
@@ -36,6 +42,8 @@ class Identity:
     block_size: int
     rope_base: float | list[float]
     mapping: str
+    key_offset: float
+    landmark_key: str
     model: str | None
 
 
@@ -103,6 +111,7 @@ def load(
         parts = {name.partition(".")[2]: x for name, x in loaded.items() if name.startswith(f"{layer}.")}
         layers[int(layer)] = state = new_layer()
         state.pending = parts["pending_keys"], parts["pending_values"]
+        state.last_key = parts.get("last_key")
         if counts["kept"]:
             _fill(state.store, counts["added"], counts["kept"], parts, path, content["block_size"])
     return content["position"], layers
@@ -118,6 +127,8 @@ def _write_layers(layers: dict[int, LayerMemory], folder: Path) -> None:
                 tensors[f"{layer}.{name}"] = torch.cat([x[:, :, rows] for rows in runs], 2).contiguous()
         assert state.pending is not None
         tensors[f"{layer}.pending_keys"], tensors[f"{layer}.pending_values"] = map(Tensor.contiguous, state.pending)
+        if state.last_key is not None:
+            tensors[f"{layer}.last_key"] = state.last_key.contiguous()
         with open(folder / f"layer-{layer}.blocks", "wb") as file:
             for rows in runs:
                 step = max(1, PIECE // (store.block_bytes * store.landmarks[:, :, 0, 0].numel()))

@@ -10,6 +10,7 @@ GRANULARITIES = ("per_token_and_head", "per_head", "per_token")
 SCORERS = ("landmark", "recent", "random", "mean_key")
 TIERS = ("device", "cpu", "disk")
 MAPPINGS = ("stingy", "true")
+LANDMARK_KEYS = ("token", "mean")
 INDICES = ("exact", "faiss")
 INDEX_TYPES = ("flat", "ivf")
 
@@ -24,6 +25,8 @@ def check_settings(
     tier: str = "device",
     cutoff: float | Sequence[float] = 0.0,
     mapping: str = "stingy",
+    key_offset: float = 0.0,
+    landmark_key: str = "token",
     cache: int = 1,
     index: str = "exact",
     index_type: str = "flat",
@@ -44,6 +47,8 @@ def check_settings(
     key, cutoffs = ("cutoffs", cutoff) if isinstance(cutoff, Sequence) else ("cutoff", [cutoff])
     if not all(0 <= value <= 1 for value in cutoffs):
         raise UserError(f"cmt.{key}={cutoff}: must be from 0 to 1, because it is compared with a weight")
+    if not 0 <= key_offset <= 1:
+        raise UserError(f"model.key_offset={key_offset}: must be from 0 to 1, a fraction of a head's channels")
     if cache < 1:
         raise UserError(f"memory.cache={cache}: must be at least 1, because blocks are fetched into the cache")
     for name, value, choices in (
@@ -51,6 +56,7 @@ def check_settings(
         ("retrieval.scorer", scorer, SCORERS),
         ("memory.tier", tier, TIERS),
         ("positions.mapping", mapping, MAPPINGS),
+        ("model.landmark_key", landmark_key, LANDMARK_KEYS),
         ("memory.index", index, INDICES),
         ("memory.index_type", index_type, INDEX_TYPES),
     ):

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from landmark.attention.causal import causal_attention
+from landmark.attention.key_offset import last_channels, offset_channels, offset_keys
 from landmark.attention.rotary import RotaryTable, rotate
 
 
@@ -16,10 +17,14 @@ class RecurrentMemory:
     cached key, because only their differences matter.
     """
 
-    def __init__(self, cache: int, rope_base: float = 10000.0):
+    def __init__(self, cache: int, rope_base: float | Tensor = 10000.0, key_offset: float = 0.0):
+        """Start with nothing read.
+
+        cache: keys and values kept in each layer. rope_base, key_offset: as in `landmark.memory.Memory`.
+        """
         if cache < 0:
             raise ValueError(f"cache must be at least 0 tokens, got {cache}")
-        self.cache = cache
+        self.cache, self.key_offset = cache, key_offset
         self._rotary = RotaryTable(rope_base)
         self.reset()
 
@@ -27,6 +32,7 @@ class RecurrentMemory:
         """Forget everything: a new segment begins."""
         self._kept: dict[int, tuple[Tensor, Tensor]] = {}
         self._next: dict[int, tuple[Tensor, Tensor]] = {}
+        self._last_key: dict[int, Tensor] = {}  # the channels that the next token takes (`key_offset`)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention of a window to the cache and to itself.
@@ -37,6 +43,9 @@ class RecurrentMemory:
 
         Returns (B, H, T, d).
         """
+        channels = offset_channels(self.key_offset, k.shape[-1])
+        previous, self._last_key[layer] = self._last_key.get(layer), last_channels(k, channels).detach()
+        k = offset_keys(k, channels, previous=previous)
         if layer in self._kept:
             kept_k, kept_v = self._kept[layer]
             k, v = torch.cat([kept_k, k], 2), torch.cat([kept_v, v], 2)

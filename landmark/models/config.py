@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from landmark.memory.settings import LANDMARK_KEYS
 from landmark.utils.backends import BACKENDS
 from landmark.utils.errors import UserError
 
 if TYPE_CHECKING:
     from landmark.config.schema import ModelConfig
 
+INITIALISATIONS = ("gpt2", "fan_in")
 KINDS = ("transformer", "landmark", "transformer_xl")
 
 
@@ -35,6 +37,11 @@ class DecoderConfig:
         rope_base: base of the rotary frequencies.
         backend: one of BACKENDS.
         cmt: whether a landmark model has a context miss token.
+        key_offset: fraction of each head's channels, the last ones, in which a key is that of the normal token before
+            (`landmark.attention.key_offset`).
+        rotary_fraction: fraction of each head's channels, the first ones, that rotary positions turn.
+        landmark_key: "token", the paper's, or "mean": plus the mean key of the block (`landmark.attention.landmark_keys`).
+        initialisation: "gpt2": N(0, 0.02), or "fan_in": N(0, 1/√inputs) for linear layers.
         architecture: module of `landmark.models` whose `Model` is built (None: the paper's decoder).
     """
 
@@ -52,10 +59,19 @@ class DecoderConfig:
     rope_base: float = 10000.0
     backend: str = "auto"
     cmt: bool = False
+    key_offset: float = 0.0
+    rotary_fraction: float = 1.0
+    landmark_key: str = "token"
+    initialisation: str = "gpt2"
     architecture: str | None = field(default=None, repr=False)
 
     def __post_init__(self):
-        for name, choices in (("kind", KINDS), ("backend", BACKENDS)):
+        for name, choices in (
+            ("kind", KINDS),
+            ("backend", BACKENDS),
+            ("landmark_key", LANDMARK_KEYS),
+            ("initialisation", INITIALISATIONS),
+        ):
             if (value := getattr(self, name)) not in choices:
                 raise UserError(f"model.{name}={value}: must be one of {', '.join(choices)}")
         needed = {"landmark": ("block_size",), "transformer_xl": ("window", "cache")}.get(self.kind, ())
@@ -68,6 +84,11 @@ class DecoderConfig:
                 raise UserError(f"model.{name}={value}: must be at least {least}")
         if self.head_dim % 2:
             raise UserError(f"model.head_dim={self.head_dim}: must be even, because positions rotate pairs of numbers")
+        for name in ("key_offset", "rotary_fraction"):
+            if not 0 <= (value := getattr(self, name)) <= 1:
+                raise UserError(f"model.{name}={value}: must be from 0 to 1, a fraction of a head's channels")
+        if self.landmark_key != "token" and self.kind != "landmark":
+            raise UserError(f"model.landmark_key={self.landmark_key}: model={self.kind} has no landmarks")
         if self.num_kv_heads and self.num_heads % self.num_kv_heads:
             raise UserError(f"model.num_kv_heads={self.num_kv_heads} does not divide num_heads={self.num_heads}")
         if self.kind == "landmark" and self.landmark_id is None:
@@ -96,6 +117,7 @@ def decoder_config(model: ModelConfig, tokenizer: Vocabulary, cmt: bool = False)
     `DecoderConfig` does.
     """
     is_landmark, is_xl = model.kind == "landmark", model.kind == "transformer_xl"
+    keys = {"key_offset", "rotary_fraction", "initialisation"} | ({"landmark_key"} if is_landmark else set())
     return DecoderConfig(
         kind=model.kind,
         vocab_size=tokenizer.vocab_size,
@@ -111,6 +133,7 @@ def decoder_config(model: ModelConfig, tokenizer: Vocabulary, cmt: bool = False)
         backend=model.backend,
         cmt=cmt,
         architecture=model.architecture,
+        **{name: value for name in keys if (value := getattr(model, name)) is not None},
     )
 
 

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -19,8 +19,10 @@ from torch import Tensor, nn
 
 from landmark.attention import landmark_attention
 from landmark.attention.causal import causal_attention
-from landmark.attention.layout import insert_landmarks
-from landmark.attention.rotary import RotaryTable, rotary_factors, rotate, rotate_cmt
+from landmark.attention.key_offset import offset_channels, offset_keys
+from landmark.attention.landmark_keys import BlockMeans
+from landmark.attention.layout import blocks_and_landmarks, check_phase, insert_landmarks
+from landmark.attention.rotary import RotaryTable, rotary_factors, rotary_frequencies, rotate, rotate_cmt
 from landmark.memory import Memory, RecurrentMemory, SinkMemory
 from landmark.models.config import DecoderConfig
 from landmark.models.language_model import LanguageModel, summed_loss
@@ -83,15 +85,18 @@ class Decoder(LanguageModel):
         self.cmt = nn.Embedding(1, config.hidden_dim) if config.cmt else None
         self.blocks = nn.ModuleList(self.block(config) for _ in range(config.num_layers))
         self.norm = nn.LayerNorm(config.hidden_dim, bias=False)
-        self._rotary = RotaryTable(config.rope_base)
+        self._rope_base = rotary_frequencies(config.head_dim, config.rope_base, config.rotary_fraction)
+        self._rotary = RotaryTable(self._rope_base)
         self._initialise()
 
     def _initialise(self) -> None:
-        """N(0, 0.02), output projections N(0, 0.02/√(2·layers))."""
+        """N(0, 0.02), or for linear layers N(0, 1/√inputs); output projections divided by √(2·layers)."""
         for name, parameter in self.named_parameters():
             if parameter.ndim == 2:
+                is_linear = name.startswith("blocks.")
+                std = parameter.shape[1] ** -0.5 if is_linear and self.config.initialisation == "fan_in" else 0.02
                 is_output = name.endswith(("attention.out.weight", "mlp_out.weight"))
-                nn.init.normal_(parameter, std=0.02 / (2 * self.config.num_layers) ** 0.5 if is_output else 0.02)
+                nn.init.normal_(parameter, std=std / (2 * self.config.num_layers) ** 0.5 if is_output else std)
 
     def input_embeddings(self) -> nn.Embedding:
         return self.embedding
@@ -113,16 +118,21 @@ class Decoder(LanguageModel):
                 raise UserError(f"cmt.cutoff={cutoff}: this model has no context miss token")
             if isinstance(cutoff, Sequence) and len(cutoff) != config.num_layers:
                 raise UserError(f"cmt.cutoffs={cutoff}: must be {config.num_layers} numbers, one for each layer")
-            settings = {"rope_base": config.rope_base, "model": self.fingerprint, "backend": config.backend, **settings}
+            settings = {"model": self.fingerprint, "backend": config.backend, **self.key_settings(), **settings}
             return Memory(config.block_size, **settings)
         if config.kind == "transformer_xl":
             assert config.cache is not None
-            return RecurrentMemory(config.cache, config.rope_base)
-        return SinkMemory(rope_base=config.rope_base, **settings) if settings else None
+            return RecurrentMemory(config.cache, **self.key_settings())
+        return SinkMemory(**self.key_settings(), **settings) if settings else None
 
     def unlimited_memory(self, tokens: int) -> RecurrentMemory:
         """An empty memory that keeps the keys and values of `tokens` tokens."""
-        return RecurrentMemory(tokens, self.config.rope_base)
+        return RecurrentMemory(tokens, **self.key_settings())
+
+    def key_settings(self) -> dict[str, Any]:
+        """Settings of a memory that say how this model's keys are made."""
+        settings = {"rope_base": self._rope_base, "key_offset": self.config.key_offset}
+        return settings | ({"landmark_key": self.config.landmark_key} if self.config.kind == "landmark" else {})
 
     def fingerprint(self) -> str:
         """Hex SHA-256 of configuration and weights. A saved memory can only be loaded by the model that made it."""
@@ -176,6 +186,7 @@ class Decoder(LanguageModel):
             positions: (B, T) positions of the tokens (None: 0…T−1). Unused with a memory.
         """
         factors = self._factors(tokens.shape[1], positions)
+        to_keys = None if memory is not None else self._window_keys(factors, tokens.shape, phase)
         x = self.embedding(tokens)
         cmt = None if self.cmt is None else self.cmt.weight  # attends to nothing: no attention is added
         for layer, block in enumerate(cast(Iterable[Block], self.blocks)):
@@ -184,9 +195,11 @@ class Decoder(LanguageModel):
                 x = block(x, partial(memory.attend, layer, **settings))
             elif self.config.kind == "landmark":
                 settings |= {} if controlled is None else {"controlled": controlled[:, layer]}
-                x = block(x, partial(self._attend_to_landmarks, factors=factors, phase=phase, **settings))
+                x = block(
+                    x, partial(self._attend_to_landmarks, factors=factors, to_keys=to_keys, phase=phase, **settings)
+                )
             else:
-                x = block(x, partial(self._attend, factors=factors))
+                x = block(x, partial(self._attend, factors=factors, to_keys=to_keys))
             cmt = None if cmt is None else block.feed_forward(cmt)
         return self.norm(x)
 
@@ -199,11 +212,35 @@ class Decoder(LanguageModel):
         like = self.embedding.weight[:, : self.config.head_dim]
         if positions is None:
             return self._rotary(0, length, like)
-        return rotary_factors(positions, self.config.head_dim, self.config.rope_base, like.dtype)[:, None]
+        return rotary_factors(positions, self.config.head_dim, self._rope_base, like.dtype)[:, None]
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, factors: Tensor) -> Tensor:
+    def _window_keys(self, factors: Tensor, shape: torch.Size, phase: Tensor | None) -> Callable[[Tensor], Tensor]:
+        """A function from the keys of a layer to those that attention uses, all (B, H_kv, T, d).
+
+        1. Some channels take the key of the normal token before. 2. Rotation. 3. Landmarks get the mean of their block.
+
+        shape: (B, T) of the window's tokens. factors, phase: as in `hidden`.
+        """
+        config = self.config
+        channels = offset_channels(config.key_offset, config.head_dim)
+        is_landmark = means = None
+        if config.kind == "landmark" and (channels or config.landmark_key == "mean"):
+            assert config.block_size is not None
+            device = factors.device
+            phase = check_phase(phase, shape[0], config.block_size).to(device)
+            is_landmark = blocks_and_landmarks(phase, shape[1], config.block_size)[1]
+            if config.landmark_key == "mean":
+                means = BlockMeans.of_window(phase, shape[1], config.block_size, self.embedding.weight)
+
+        def to_keys(k: Tensor) -> Tensor:
+            k = rotate(offset_keys(k, channels, is_landmark), factors)
+            return k if means is None else means.add_to(k)
+
+        return to_keys
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, factors: Tensor, to_keys: Callable[[Tensor], Tensor]) -> Tensor:
         """Plain attention over a whole window."""
-        return causal_attention(rotate(q, factors), rotate(k, factors), v)
+        return causal_attention(rotate(q, factors), to_keys(k), v)
 
     def _attend_to_landmarks(
         self,
@@ -211,6 +248,7 @@ class Decoder(LanguageModel):
         k: Tensor,
         v: Tensor,
         factors: Tensor,
+        to_keys: Callable[[Tensor], Tensor],
         phase: Tensor | None,
         cmt: Tensor | None = None,
         controlled: Tensor | None = None,
@@ -220,7 +258,7 @@ class Decoder(LanguageModel):
         assert config.block_size is not None
         return landmark_attention(
             rotate(q, factors),
-            rotate(k, factors),
+            to_keys(k),
             v,
             block_size=config.block_size,
             phase=phase,

@@ -1,0 +1,62 @@
+"""Offset keys: in some channels a token's key is the key of the normal token before it.
+
+A query that matches these channels finds the token *after* an earlier occurrence, which is what copying needs; with
+plain keys it takes two layers that learn together. Landmarks keep their own keys and are passed over. With ℓ = 2,
+landmarks L, and the channels of the offset below the others::
+
+    tokens              a b L c d L e
+    key, own channels   a b L c d L e
+    key, offset         a a L b c L d
+
+The first token of a text, and of a training window, has no token before it and keeps its own key. Queries and values
+stay as they are, so attention itself needs no change. Sources: PartialKeyOffset in modded-nanogpt (record of 2025-12-14);
+"induction heads" (Olsson et al. 2022) for what the two layers learn.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def offset_channels(fraction: float, head_dim: int) -> int:
+    """Channels that take the key of the token before: the nearest even number to `fraction` of a head's."""
+    return 2 * round(fraction * head_dim / 2)
+
+
+def offset_keys(
+    k: Tensor, channels: int, is_landmark: Tensor | None = None, previous: Tensor | None = None
+) -> Tensor:
+    """Keys whose last channels are those of the normal token before.
+
+    Args:
+        k: (B, H, T, d), not rotated.
+        channels: number of these channels, the last ones; 0 returns k itself.
+        is_landmark: (B or 1, T), bool; None: there are no landmarks.
+        previous: (B, H, 1, channels), of the last normal token before k, as `last_channels` returns; None: k begins a
+            text, whose first normal token keeps its own key.
+
+    Returns (B, H, T, d).
+    """
+    if channels == 0:
+        return k
+    own = k[..., -channels:]
+    one_back = torch.cat([own[:, :, :1] if previous is None else previous, own[:, :, :-1]], 2)
+    shifted = one_back
+    if is_landmark is not None:
+        first = own[:, :, :2] if previous is None else previous.expand(-1, -1, 2, -1)
+        two_back = torch.cat([first, own[:, :, :-2]], 2)[:, :, : own.shape[2]]
+        follows = F.pad(is_landmark[:, :-1], (1, 0))
+        shifted = torch.where(follows[:, None, :, None], two_back, one_back)
+        shifted = torch.where(is_landmark[:, None, :, None], own, shifted)
+    return torch.cat([k[..., :-channels], shifted], -1)
+
+
+def last_channels(k: Tensor, channels: int, ends_on_landmark: bool = False) -> Tensor:
+    """The last normal token's part of k, (B, H, 1, channels): the `previous` of the keys that follow k.
+
+    k, channels: as in `offset_keys`. ends_on_landmark: whether the last key is a landmark's.
+    """
+    at = k.shape[2] - 1 - ends_on_landmark
+    return k[:, :, at : at + 1, k.shape[-1] - channels :]

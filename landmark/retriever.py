@@ -61,7 +61,8 @@ class Retriever:
         self.heads = heads
         self._model = model.eval()
         self._tokenizer = _as_landmark_tokenizer(tokenizer)
-        self.block_size, self._rope_base = _block_size_and_rope_base(model)
+        self._memory_settings = _memory_settings(model)
+        self.block_size: int = self._memory_settings["block_size"]
         self.blocks: list[Block] = []
         self._landmarks: dict[int, Tensor] = {}  # by layer, (H_kv, blocks, d)
 
@@ -138,7 +139,7 @@ class Retriever:
 
     def _read(self, ids: np.ndarray) -> _QueryRecorder:
         max_blocks = max(1, ids.shape[1] // self.block_size)
-        memory = _QueryRecorder(self.block_size, max_blocks=max_blocks, k=0, rope_base=self._rope_base)
+        memory = _QueryRecorder(max_blocks=max_blocks, k=0, **self._memory_settings)
         tokens = torch.from_numpy(ids).to(next(self._model.parameters()).device)
         if hasattr(self._model, "landmarks"):
             cache = self._model.new_memory()
@@ -198,13 +199,13 @@ def _as_landmark_tokenizer(tokenizer: Any) -> Tokenizer:
     return PretrainedTokenizer(tokenizer)
 
 
-def _block_size_and_rope_base(model: Any) -> tuple[int, float | Tensor]:
-    """The block size, and the base or the frequencies of the rotary positions."""
+def _memory_settings(model: Any) -> dict[str, Any]:
+    """The settings of `Memory` that say how the model's keys are made, its block size among them."""
     if hasattr(model, "landmarks"):
         from landmark.huggingface.families import inverse_frequencies
 
-        return model.landmarks.block_size, inverse_frequencies(model)
+        return {"block_size": model.landmarks.block_size, "rope_base": inverse_frequencies(model)}
     config: Any = getattr(model, "config", None)
     if getattr(config, "kind", None) != "landmark":
         raise UserError(f"{type(model).__name__} has no landmarks to retrieve by: give a landmark model")
-    return config.block_size, config.rope_base
+    return {"block_size": config.block_size, **model.key_settings()}

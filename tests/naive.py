@@ -65,7 +65,26 @@ def outer_weights(local, blocks, cmt_score=None, controlled=()) -> tuple[list[fl
     return outer, gates
 
 
-def landmark_attention(q, k, v, block_size: int, phase: int, prefix: int = 0, cmt=None, controlled=None) -> np.ndarray:
+def offset_keys(k: np.ndarray, channels: int, block_size: int | None, phase: int = 0) -> np.ndarray:
+    """Keys (T, d) of a text or window whose last channels are those of the normal token before. None: no landmarks."""
+    out, before = k.copy(), None
+    for j in range(len(k)):
+        if block_size is not None and (phase + j) % (block_size + 1) == block_size:
+            continue
+        if before is not None:
+            out[j, len(k[j]) - channels :] = k[before, len(k[j]) - channels :]
+        before = j
+    return out
+
+
+def with_mean(gate: float, tokens: list, means: bool) -> float:
+    """A landmark's score, plus with `means` the mean score [(score, value)] of its block's tokens."""
+    return gate + sum(s for s, _ in tokens) / len(tokens) if means and tokens else gate
+
+
+def landmark_attention(
+    q, k, v, block_size: int, phase: int, prefix: int = 0, cmt=None, controlled=None, means: bool = False
+) -> np.ndarray:
     """Output (T, d) of one head of a whole window.
 
     Args:
@@ -76,6 +95,7 @@ def landmark_attention(q, k, v, block_size: int, phase: int, prefix: int = 0, cm
         prefix: keys before the first query.
         cmt: (d,), rotated key of the context miss token; None: there is none.
         controlled: (blocks,), bool, landmarks that it controls.
+        means: whether a landmark's key has the mean of its block's rotated keys added to it.
     """
     width, dim = block_size + 1, q.shape[1]
     out = np.zeros_like(q)
@@ -89,7 +109,8 @@ def landmark_attention(q, k, v, block_size: int, phase: int, prefix: int = 0, cm
                 if not is_landmark:
                     local.append((score[j], v[j]))
             elif is_landmark:
-                blocks.setdefault(block, [None, []])[0] = score[j]
+                block = blocks.setdefault(block, [None, []])
+                block[0] = with_mean(score[j], block[1], means)
             else:
                 blocks.setdefault(block, [None, []])[1].append((score[j], v[j]))
         free = [(g, t) for b, (g, t) in blocks.items() if cmt is None or not controlled[b]]
@@ -113,6 +134,7 @@ def memory_attention(
     cutoff: float = 0.0,
     mapping: str = "stingy",
     found: dict | None = None,
+    means: bool = False,
 ) -> np.ndarray:
     """Output (H, T, d) of one sample.
 
@@ -128,6 +150,7 @@ def memory_attention(
         cutoff: weight of the context miss token below which a query retrieves nothing.
         mapping: "stingy" or "true".
         found: is filled, by (head, query), with the weights of the retrieved blocks and of the context miss token.
+        means: whether a landmark's key has the mean of its block's rotated keys added to it.
     """
     heads, total, dim = q.shape
     width = block_size + 1
@@ -147,8 +170,9 @@ def memory_attention(
                     age = fed - b
                     slot = slots - age if age <= k_blocks or mapping == "true" else 0
                     source = b if not tie or age <= k_blocks else fed - k_blocks - 1
-                    landmark = rotate(k[h, source * width + block_size], slot * width + block_size)
-                    scores.append(float(query @ landmark) / math.sqrt(dim))
+                    keys = [rotate(k[h, source * width + o], slot * width + o) for o in range(width)]
+                    *tokens, gate = ((float(query @ key) / math.sqrt(dim), None) for key in keys)
+                    scores.append(with_mean(gate[0], tokens, means))
                 probability[h, i - start] = softmax(scores) if scores else []
         for h in range(heads):
             for i in range(start, stop):
@@ -170,7 +194,7 @@ def memory_attention(
                         return float(query @ key) / math.sqrt(dim)
 
                     tokens = [(score(o), v[h, b * width + o]) for o in range(block_size)]
-                    blocks.append((score(block_size), tokens))
+                    blocks.append((with_mean(score(block_size), tokens, means), tokens))
                 local = [[], {}]
                 for j in range(fed * width, i + 1):
                     key = rotate(k[h, j], slots * width + j - fed * width)
@@ -179,7 +203,8 @@ def memory_attention(
                         if j % width != block_size:
                             local[0].append((s, v[h, j]))
                     elif j % width == block_size:
-                        local[1].setdefault(j // width, [None, []])[0] = s
+                        block = local[1].setdefault(j // width, [None, []])
+                        block[0] = with_mean(s, block[1], means)
                     else:
                         local[1].setdefault(j // width, [None, []])[1].append((s, v[h, j]))
                 inside = [(g, t) for g, t in local[1].values()]

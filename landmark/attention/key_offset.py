@@ -9,8 +9,8 @@ landmarks L, and the channels of the offset below the others::
     key, offset         a a L b c L d
 
 The first token of a text, and of a training window, has no token before it and keeps its own key. Queries and values
-stay as they are, so attention itself needs no change. Sources: PartialKeyOffset in modded-nanogpt (record of 2025-12-14);
-"induction heads" (Olsson et al. 2022) for what the two layers learn.
+stay as they are, so attention itself needs no change. Sources: PartialKeyOffset of modded-nanogpt (record of
+2025-12-14); Olsson et al. 2022 for the induction heads that two layers learn otherwise.
 """
 
 from __future__ import annotations
@@ -25,9 +25,7 @@ def offset_channels(fraction: float, head_dim: int) -> int:
     return 2 * round(fraction * head_dim / 2)
 
 
-def offset_keys(
-    k: Tensor, channels: int, is_landmark: Tensor | None = None, previous: Tensor | None = None
-) -> Tensor:
+def offset_keys(k: Tensor, channels: int, is_landmark: Tensor | None = None, previous: Tensor | None = None) -> Tensor:
     """Keys whose last channels are those of the normal token before.
 
     Args:

@@ -252,14 +252,15 @@ class Memory:
         return out
 
     def _offset(self, state: LayerMemory, k: Tensor, pending: int) -> Tensor:
-        """A chunk's keys, some channels taken from the normal token before; its last one is noted for the next chunk."""
+        """A chunk's keys, some channels from the normal token before; those of its last token are kept for the next."""
         channels = offset_channels(self.key_offset, k.shape[-1])
         if channels == 0:
             return k
         end = pending + k.shape[2]
         is_landmark = torch.arange(pending, end, device=k.device)[None] % (self.block_size + 1) == self.block_size
-        previous = state.last_key
-        state.last_key = last_channels(k, channels, ends_on_landmark=end % (self.block_size + 1) == 0)
+        previous, ends_on_landmark = state.last_key, end % (self.block_size + 1) == 0
+        if k.shape[2] > ends_on_landmark:
+            state.last_key = last_channels(k, channels, ends_on_landmark)
         return offset_keys(k, channels, is_landmark, previous)
 
     def _attend_locally(self, q: Tensor, k: Tensor, v: Tensor, pending: int, scale: float) -> tuple[Tensor, Tensor]:

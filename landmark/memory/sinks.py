@@ -14,9 +14,7 @@ class SinkMemory(RecurrentMemory):
     Positions are counted within the cache: the dropped keys between sinks and window leave no gap.
     """
 
-    def __init__(
-        self, window: int, sinks: int = 4, rope_base: float | Tensor = 10000.0, key_offset: float = 0.0
-    ):
+    def __init__(self, window: int, sinks: int = 4, rope_base: float | Tensor = 10000.0, key_offset: float = 0.0):
         """Start with nothing read. rope_base, key_offset: as in `landmark.memory.Memory`."""
         if sinks < 0:
             raise ValueError(f"sinks must be at least 0, got {sinks}")

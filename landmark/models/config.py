@@ -40,7 +40,8 @@ class DecoderConfig:
         key_offset: fraction of each head's channels, the last ones, in which a key is that of the normal token before
             (`landmark.attention.key_offset`).
         rotary_fraction: fraction of each head's channels, the first ones, that rotary positions turn.
-        landmark_key: "token", the paper's, or "mean": plus the mean key of the block (`landmark.attention.landmark_keys`).
+        landmark_key: "token", the paper's, or "mean": plus the mean of the block's keys
+            (`landmark.attention.landmark_keys`).
         initialisation: "gpt2": N(0, 0.02), or "fan_in": N(0, 1/√inputs) for linear layers.
         architecture: module of `landmark.models` whose `Model` is built (None: the paper's decoder).
     """

@@ -186,7 +186,7 @@ class Decoder(LanguageModel):
             positions: (B, T) positions of the tokens (None: 0…T−1). Unused with a memory.
         """
         factors = self._factors(tokens.shape[1], positions)
-        to_keys = None if memory is not None else self._window_keys(factors, tokens.shape, phase)
+        to_keys = self._window_keys(factors, tokens.shape, phase)
         x = self.embedding(tokens)
         cmt = None if self.cmt is None else self.cmt.weight  # attends to nothing: no attention is added
         for layer, block in enumerate(cast(Iterable[Block], self.blocks)):

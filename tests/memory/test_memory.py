@@ -6,9 +6,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from landmark.attention.key_offset import offset_channels
 from landmark.memory import Memory
 from landmark.memory.positions import attending_lag, scoring_lag, slots
-from landmark.memory.settings import GRANULARITIES, MAPPINGS, check_settings
+from landmark.memory.settings import GRANULARITIES, LANDMARK_KEYS, MAPPINGS, check_settings
 from landmark.utils.errors import UserError
 from tests import naive
 
@@ -37,6 +38,8 @@ def readings(draw):
         "cmt": draw(st.booleans()),
         "cutoff": draw(st.sampled_from([0.0, 0.2, 0.5, 0.8, 1.0])),
         "mapping": draw(st.sampled_from(MAPPINGS)),
+        "key_offset": draw(st.sampled_from([0.0, 0.5, 1.0])),
+        "landmark_key": draw(st.sampled_from(LANDMARK_KEYS)),
         "seed": draw(st.integers(0, 1000)),
     }
 
@@ -58,6 +61,8 @@ def test_memory_equals_plain_loops(reading):
         tie_layers=(1,) if reading["tie"] else (),
         cutoff=reading["cutoff"],
         mapping=reading["mapping"],
+        key_offset=reading["key_offset"],
+        landmark_key=reading["landmark_key"],
     )
     cmt = torch.randn(kv_heads, 4, dtype=torch.float64, generator=generator) if reading["cmt"] else None
     if reading["tie"]:  # as in layer 0: every landmark's key is the same
@@ -65,6 +70,10 @@ def test_memory_equals_plain_loops(reading):
         k[:, :, reading["block_size"] :: width] = k[:, :, :1]
     out = feed(memory, q, k, v, reading["chunks"], cmt=cmt)
     wide_cmt = None if cmt is None else cmt.repeat_interleave(heads // kv_heads, 0).numpy()
+    channels = offset_channels(reading["key_offset"], 4)
+    if channels:
+        for each in k.flatten(0, 1):
+            each[:] = torch.from_numpy(naive.offset_keys(each.numpy(), channels, reading["block_size"]))
     for sample in range(2):
         wide_k, wide_v = (x[sample].repeat_interleave(heads // kv_heads, 0).numpy() for x in (k, v))
         expected = naive.memory_attention(
@@ -80,6 +89,7 @@ def test_memory_equals_plain_loops(reading):
             wide_cmt,
             reading["cutoff"],
             reading["mapping"],
+            means=reading["landmark_key"] == "mean",
         )
         np.testing.assert_allclose(out[sample], expected, atol=1e-10)
 

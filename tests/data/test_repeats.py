@@ -65,6 +65,13 @@ def test_the_smallest_window_repeats_its_first_half():
     assert (origins(ALWAYS, 16, 50) == [*range(8), *range(8)]).all()
 
 
+def test_a_stretch_has_all_the_places_that_it_can_have():
+    """In windows of 17 tokens the source begins at token 0 or 1, and the copy at 8 or 9."""
+    found = {tuple(each) for each in origins(ALWAYS, 17, 200).tolist()}
+    first, second = (*range(8),), (*range(1, 9),)
+    assert {(*first, *first, 16), (*first, 8, *first), (0, *second, *second)} <= found
+
+
 def test_windows_have_one_to_three_stretches():
     size = 4096
     found = [len(runs(each != np.arange(size))) for each in origins(ALWAYS, size, 500)]

@@ -1,12 +1,13 @@
 """Checks of settings that must go together, before anything runs. Loads no torch."""
 
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from landmark.config.schema import SYNTHETIC, Config
-from landmark.utils.constants import DEFAULT_CHUNK
+from landmark.utils.constants import DEFAULT_CHUNK, SHORTEST_REPEAT
 from landmark.utils.errors import UserError
 
 # Keys and groups that have an effect on some models only.
@@ -132,6 +133,21 @@ def _check_values(group: Any, prefix: str = "") -> None:
 def _check_data(config: Config) -> None:
     if config.data.configs is not None and config.data.name != "arxiv_math":
         raise UserError(f"data.configs={config.data.configs}: data={config.data.name} has no configs to choose from")
+    _check_repeats(config)
+
+
+def _check_repeats(config: Config) -> None:
+    """Shares from 0 to 1, of windows of text that have room for a stretch and its copy."""
+    repeats, length, block_size = config.data.repeats, config.train.length, config.model.block_size
+    if repeats is None:
+        return
+    if config.data.name in SYNTHETIC:
+        raise UserError(f"data.repeats={repeats}: data={config.data.name} is no text, set data.repeats=null")
+    if not repeats or not all(0 <= share <= 1 for share in repeats):
+        raise UserError(f"data.repeats={repeats}: must be shares from 0 to 1, like [0.5] or [1,0.2], or null")
+    landmarks = math.ceil(length / (block_size + 1)) if config.model.kind == "landmark" and block_size else 0
+    if length - landmarks + 1 < 2 * SHORTEST_REPEAT:  # one token more than the window has is predicted
+        raise UserError(f"data.repeats={repeats}: train.length={length} has no room for a repeat, raise it")
 
 
 def _check_transformers(config: Config) -> None:

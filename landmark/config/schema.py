@@ -63,6 +63,7 @@ class DataConfig:
     max_documents: int | None = None  # the first documents of each split; null: all
     configs: list[str] | None = None  # arxiv_math: which of the corpus's configs are taken; null: all
     bad_lines: str = one_of("stop", "skip")  # arxiv_math: stop at a line that cannot be read, or skip it
+    repeats: list[float] | None = None  # text: shares of training windows with repeats, from first step to last
     needles: int = at_least(1, 1)  # passkey: keys in a prompt, of which one is asked for
     dense: float = at_least(0, 0.5)  # passkey: fraction of the training samples that are dense
     answer_weight: float = at_least(0, 10.0)  # passkey, key_value: loss weight of determined tokens

@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from landmark.data.controlled_landmarks import ControlledLandmarks
 from landmark.data.positional_jumps import PositionalJumps
+from landmark.data.repeats import Repeats
 from landmark.data.synthetic_corpus import SyntheticCorpus
 from landmark.data.synthetic_windows import SyntheticWindows
 from landmark.data.windows import TrainingWindows
@@ -29,7 +30,7 @@ class WindowDataModule(lightning.LightningDataModule):
     `start_step`, which is read when iteration begins: **to resume, set it before the loop**.
 
     Validation: `validate_batches` batches of the same size, with windows spread evenly over the validation split. They
-    are the same each time, shared among devices in the same way, and have no positional jumps.
+    are the same each time, shared among devices in the same way, and have neither repeats nor positional jumps.
     """
 
     def __init__(self, corpus: "Corpus | SyntheticCorpus", tokenizer: "Tokenizer", config: "Config"):
@@ -42,7 +43,7 @@ class WindowDataModule(lightning.LightningDataModule):
         length = config.train.length
         block_size = config.model.block_size if config.model.kind == "landmark" else None
 
-        def windows(split: str) -> TrainingWindows | SyntheticWindows:
+        def windows(split: str, repeats: Repeats | None = None) -> TrainingWindows | SyntheticWindows:
             settings = {
                 "length": length,
                 "batch_size": config.train.batch_size,
@@ -52,9 +53,10 @@ class WindowDataModule(lightning.LightningDataModule):
             if isinstance(corpus, SyntheticCorpus):
                 return SyntheticWindows(corpus, split, **settings)
             special = {"landmark": tokenizer.landmark, "eot": tokenizer.eot}
-            return TrainingWindows(corpus.split(split), **settings, **special)
+            return TrainingWindows(corpus.split(split), **settings, **special, repeats=repeats)
 
-        self.training = windows("train")
+        shares = config.data.repeats
+        self.training = windows("train", None if shares is None else Repeats(shares, config.train.steps))
         self.validation = windows("validation")
         self._controlled = self._jumps = None
         if block_size is not None and config.cmt.enabled:

@@ -6,7 +6,7 @@ import numpy as np
 
 from landmark.data.sources import SPLITS
 
-STARTS, CONTROLLED, JUMPS = 0, 1, 2  # independent streams of random numbers for the same seed and step
+STARTS, CONTROLLED, JUMPS, REPEATS = 0, 1, 2, 3  # independent streams of random numbers for the same seed and step
 
 
 def random_numbers(seed: int, step: int, stream: int, indices: range, shape: tuple[int, ...] = ()) -> np.ndarray:
@@ -15,12 +15,12 @@ def random_numbers(seed: int, step: int, stream: int, indices: range, shape: tup
     Args:
         seed: seed of the training.
         step: optimizer step, from 0.
-        stream: STARTS, CONTROLLED or JUMPS.
+        stream: STARTS, CONTROLLED, JUMPS or REPEATS.
         indices: windows within the batch of the step; the numbers of each do not depend on the other indices.
         shape: shape of the numbers of each window.
     """
     philox = np.random.Philox(key=np.array([seed, step], np.uint64), counter=np.array([0, 0, 0, stream], np.uint64))
-    return philox.random_raw(indices.stop * math.prod(shape)).reshape(-1, *shape)[indices.start :]
+    return philox.random_raw(indices.stop * math.prod(shape)).reshape(-1, *shape)[indices.start :: indices.step]
 
 
 def sample_generator(split: str, *numbers: int) -> np.random.Generator:

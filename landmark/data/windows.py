@@ -26,6 +26,7 @@ from landmark.utils.errors import UserError
 from landmark.utils.window_batch import WindowBatch
 
 if TYPE_CHECKING:
+    from landmark.data.repeats import Repeats
     from landmark.data.stream import Stream
 
 
@@ -57,6 +58,7 @@ class TrainingWindows:
         block_size: int | None,
         landmark: int,
         eot: int,
+        repeats: "Repeats | None" = None,
     ):
         """
         Args:
@@ -67,6 +69,7 @@ class TrainingWindows:
             block_size: ℓ (None: no landmarks).
             landmark: id of the landmark.
             eot: id of end of text.
+            repeats: the repeated stretches of the windows of `batch` (None: there are none).
 
         Raises UserError where the stream is too short, or a setting out of range.
         """
@@ -77,7 +80,7 @@ class TrainingWindows:
             )
         self._tokens = np.asarray(stream if isinstance(stream, np.ndarray) else stream.tokens)
         self.length, self.batch_size, self.seed, self.block_size = length, batch_size, seed, block_size
-        self._landmark, self._eot = landmark, eot
+        self._landmark, self._eot, self._repeats = landmark, eot, repeats
         self.num_starts = viewed_length(len(self._tokens), block_size) - length - 1
         """Number of possible starts."""
         if self.num_starts < 1:
@@ -88,8 +91,8 @@ class TrainingWindows:
 
     def batch(self, step: int, indices: range | None = None) -> WindowBatch:
         """Windows `indices` (None: all) of the batch of a step; the first step is 0."""
-        starts = self.starts(step)
-        return self.at(starts if indices is None else starts[indices.start : indices.stop : indices.step])
+        indices = range(self.batch_size) if indices is None else indices
+        return self._cut(self.starts(step)[indices.start : indices.stop : indices.step], (step, indices))
 
     def starts(self, step: int) -> np.ndarray:
         """Positions of the view where the windows of a step begin, (batch_size,) int64."""
@@ -97,8 +100,11 @@ class TrainingWindows:
         return (drawn % np.uint64(self.num_starts)).astype(np.int64)
 
     def at(self, starts: Sequence[int] | np.ndarray) -> WindowBatch:
-        """The windows that begin at these positions of the view."""
-        starts = np.asarray(starts, dtype=np.int64)
+        """The windows that begin at these positions of the view, without repeats."""
+        return self._cut(np.asarray(starts, dtype=np.int64))
+
+    def _cut(self, starts: np.ndarray, repeats_of: tuple[int, range] | None = None) -> WindowBatch:
+        """The windows that begin at these positions. repeats_of: the step and the indices whose repeats they have."""
         if len(starts) and not 0 <= starts.min() <= starts.max() < self.num_starts:
             raise ValueError(f"a window of {self.length} must start in 0..{self.num_starts - 1}")
         position = starts[:, None] + np.arange(self.length)
@@ -107,8 +113,13 @@ class TrainingWindows:
         else:
             raw, is_landmark = raw_position(position, self.block_size)
             phase = torch.from_numpy(starts % (self.block_size + 1))
+        target = raw + ~is_landmark
+        if self._repeats is not None and repeats_of is not None:
+            first = raw[:, :1]
+            origins = self._repeats.origins(target[:, -1] + 1 - raw[:, 0], self.seed, *repeats_of)
+            raw, target = (first + np.take_along_axis(origins, number - first, axis=1) for number in (raw, target))
         tokens = self._tokens[raw].astype(np.int64)
-        targets = self._tokens[raw + ~is_landmark].astype(np.int64)
+        targets = self._tokens[target].astype(np.int64)
         tokens[is_landmark] = self._landmark
         targets[is_landmark | (tokens == self._eot)] = NO_LOSS
         return WindowBatch(torch.from_numpy(tokens), torch.from_numpy(targets), phase)

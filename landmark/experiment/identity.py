@@ -34,6 +34,8 @@ def run_settings(config: Config, tokenizer_hash: str, stream_sha256: str, start:
         "tokenizer": tokenizer_hash,
         "stream": stream_sha256,
     }
+    if config.data.repeats is not None:
+        settings["repeats"] = config.data.repeats
     if config.model.name is not None:  # its shape is its own
         settings["model"] = {key: settings["model"][key] for key in _OF_NAMED if key in settings["model"]}
     if config.model.as_is:  # nothing is trained

@@ -34,6 +34,13 @@ BAD = {
     "logger.mode=loud": "logger.mode=loud: must be one of",
     "data.bad_lines=mend": "data.bad_lines=mend: must be one of stop, skip",
     "data.configs=[arxiv]": "data.configs=['arxiv']: data=pg19 has no configs",
+    "data.repeats=[]": "data.repeats=[]: must be shares from 0 to 1, like [0.5] or [1,0.2], or null",
+    "data.repeats=[0.5,1.1]": "data.repeats=[0.5, 1.1]: must be shares from 0 to 1",
+    "data.repeats=[-0.1]": "data.repeats=[-0.1]: must be shares from 0 to 1",
+    "data.repeats=[nan]": "data.repeats=[nan]: must be shares from 0 to 1",
+    "data=passkey data.repeats=[0.5]": "data.repeats=[0.5]: data=passkey is no text, set data.repeats=null",
+    "data=key_value data.repeats=[0]": "data.repeats=[0.0]: data=key_value is no text, set data.repeats=null",
+    "data.repeats=[0.5] train.length=15": "data.repeats=[0.5]: train.length=15 has no room for a repeat, raise it",
     "trainer.profiler=fast": "trainer.profiler=fast: must be one of null, simple, advanced, pytorch",
     "memory.sinks=-1": "memory.sinks=-1: must be at least 0",
     "cmt.cutoff=0.3": "cmt.cutoff=0.3: without a context miss token there is no cutoff, set cmt=on",
@@ -61,6 +68,20 @@ def test_nonsense_is_refused_naming_the_key(configure, override):
         check(configure("size=nano", *override.split(" ")))
     assert BAD[override] in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("model", ["transformer", "landmark", "transformer_xl"])
+def test_every_model_of_text_can_have_repeats(configure, model):
+    for shares in ("[0]", "[1]", "[0.5]", "[1,1,0.5,0.5,0.2]", "null"):
+        check(configure(f"model={model}", f"data.repeats={shares}"))
+
+
+def test_a_window_has_room_for_a_repeat_at_any_start(configure):
+    check(configure("model=transformer", "data.repeats=[1]", "train.length=15"))
+    check(configure("model=landmark", "model.block_size=3", "data.repeats=[1]", "train.length=20"))
+    for length in (19, 17):  # beginning with a landmark: 14 and 12 normal tokens, and one that is predicted
+        with pytest.raises(UserError, match="has no room for a repeat"):
+            check(configure("model=landmark", "model.block_size=3", "data.repeats=[1]", f"train.length={length}"))
 
 
 def test_plain_transformer_reads_whole_segments(configure):

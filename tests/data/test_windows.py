@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from landmark.data.datamodule import WindowDataModule
-from landmark.data.random_numbers import CONTROLLED, JUMPS, STARTS, random_numbers
+from landmark.data.random_numbers import CONTROLLED, JUMPS, REPEATS, STARTS, random_numbers
 from landmark.data.windows import TrainingWindows, raw_position, viewed_length
 from landmark.utils.constants import NO_LOSS
 from landmark.utils.errors import UserError
@@ -124,8 +124,8 @@ def test_stream_too_short_and_settings_out_of_range_are_refused():
 
 
 def test_streams_of_random_numbers_differ():
-    streams = [random_numbers(0, 0, stream, range(50)).tolist() for stream in (STARTS, CONTROLLED, JUMPS)]
-    assert len({number for stream in streams for number in stream}) == 150
+    streams = [random_numbers(0, 0, stream, range(50)).tolist() for stream in (STARTS, CONTROLLED, JUMPS, REPEATS)]
+    assert len({number for stream in streams for number in stream}) == 200
 
 
 def datamodule(
@@ -134,10 +134,11 @@ def datamodule(
     corpus = SimpleNamespace(split=lambda name: RAW if name == "train" else RAW[:999])
     config = SimpleNamespace(
         seed=5,
+        data=SimpleNamespace(repeats=None),
         model=SimpleNamespace(kind=kind, block_size=7, num_layers=2),
         cmt=SimpleNamespace(enabled=cmt and kind == "landmark"),
         positions=SimpleNamespace(p_jump=p_jump),
-        train=SimpleNamespace(batch_size=batch_size, length=30, validate_batches=3),
+        train=SimpleNamespace(steps=9, batch_size=batch_size, length=30, validate_batches=3),
     )
     module = WindowDataModule(corpus, SimpleNamespace(landmark=LANDMARK, eot=EOT), config)  # pyright: ignore
     module.trainer = SimpleNamespace(global_rank=rank, world_size=devices)  # pyright: ignore

@@ -26,7 +26,7 @@ def row_id(config, run="r", stream="s"):
         *("train.steps=7", "train.batch_size=7", "train.length=300", "train.precision=32-true"),
         *("train.max_lr=1e-3", "train.start_lr=1e-3", "train.final_lr=1e-3", "train.warmup=0.5"),
         *("train.beta1=0.5", "train.beta2=0.5", "train.weight_decay=0.5"),
-        *("cmt=on", "positions=jumps", "model.architecture=mine"),
+        *("cmt=on", "positions=jumps", "model.architecture=mine", "data.repeats=[0.5]"),
     ],
 )
 def test_what_decides_the_weights_makes_another_run(configure, override):
@@ -49,6 +49,18 @@ def test_what_does_not_decide_the_weights_is_the_same_run(configure, override):
 
 def test_the_largest_jump_makes_another_run(configure):
     assert run_id(configure("positions=jumps", "positions.p_jump=9")) != run_id(configure("positions=jumps"))
+
+
+def test_the_schedule_of_repeats_makes_another_run(configure):
+    schedules = ("null", "[0]", "[0.5]", "[1,0.5]", "[0.5,1]")
+    assert len({run_id(configure(f"data.repeats={shares}")) for shares in schedules}) == len(schedules)
+    assert "repeats" not in run_settings(configure(), "t", "s")
+
+
+def test_repeats_are_no_part_of_a_run_that_trains_nothing_nor_of_a_row(configure):
+    untrained = ("model=pretrained_base", "model.name=some-folder")
+    assert run_id(configure(*untrained, "data.repeats=[0.5]")) == run_id(configure(*untrained))
+    assert row_id(configure("data.repeats=[0.5]")) == row_id(configure())
 
 
 def test_each_cutoff_makes_another_row(configure):

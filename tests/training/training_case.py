@@ -33,7 +33,7 @@ from landmark.training import train
 from landmark.training.lightning_module import LanguageModelTraining
 from landmark.training.metrics_csv_logger import MetricsCsvLogger
 
-EXTRAS = "landmark_cmt_jumps"  # a landmark model with a context miss token and positional jumps
+EXTRAS = "landmark_cmt_jumps"  # a landmark model with a context miss token, positional jumps and repeats
 KINDS = ("transformer", "landmark", "transformer_xl", EXTRAS)
 TOKENIZER = load_tokenizer("bytes")
 
@@ -57,7 +57,7 @@ def make_config(kind: str, **changes: Any) -> Config:
         size="test",
         seed=7,
         model=model,
-        data=DataConfig(name="random", cache=""),
+        data=DataConfig(name="random", cache="", repeats=[1.0, 0.5] if extras else None),
         tokenizer=TokenizerConfig(name="bytes"),
         train=TrainConfig(**(settings | changes)),
         trainer=TrainerConfig(accelerator="cpu", devices=int(os.environ.get("WORLD_SIZE", "1")), threads=1),

@@ -1,0 +1,243 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from landmark.data.datamodule import WindowDataModule
+from landmark.data.repeats import Repeats
+from landmark.data.windows import TrainingWindows
+from landmark.utils.constants import NO_LOSS
+from tests.training.training_case import TOKENIZER, make_config, make_corpus
+
+LANDMARK, EOT = 60000, 50000
+RAW = np.arange(3000)  # a token of its own at each place, so a copy shows its source
+ALWAYS = Repeats([1.0], 1)
+seeds, steps = st.integers(0, 2**32), st.integers(0, 2**40)
+block_sizes = st.integers(1, 30) | st.none()
+
+
+def origins(repeats: Repeats, size: int, windows: int, seed: int = 0, step: int = 0) -> np.ndarray:
+    return repeats.origins(np.full(windows, size), seed, step, range(windows))
+
+
+def make(
+    repeats: Repeats | None, block_size: int | None, *, raw: np.ndarray = RAW, length: int = 90, seed: int = 0
+) -> TrainingWindows:
+    return TrainingWindows(
+        raw,
+        length=length,
+        batch_size=6,
+        seed=seed,
+        block_size=block_size,
+        landmark=LANDMARK,
+        eot=EOT,
+        repeats=repeats,
+    )
+
+
+def runs(changed: np.ndarray) -> list[tuple[int, int]]:
+    """First place and length of each run of changed tokens."""
+    edges = np.flatnonzero(np.diff(np.pad(changed.astype(int), 1)))
+    return [(int(first), int(stop - first)) for first, stop in edges.reshape(-1, 2)]
+
+
+@given(st.integers(16, 300), seeds, steps)
+def test_every_changed_token_is_in_the_text_before_it(size: int, seed: int, step: int):
+    for found in origins(ALWAYS, size, 4, seed, step).tolist():
+        changed = [place for place, origin in enumerate(found) if origin != place]
+        assert changed
+        assert all(found[place] in found[: place - 7] for place in changed)
+
+
+@given(st.integers(16, 300), seeds, steps)
+def test_stretches_have_eight_tokens_or_more(size: int, seed: int, step: int):
+    for found in origins(ALWAYS, size, 4, seed, step):
+        lengths = [length for _, length in runs(found != np.arange(size))]
+        assert 1 <= len(lengths) <= 3
+        assert min(lengths) >= 8
+        assert sum(lengths) <= min(3 * (size // 2), size - 8)
+
+
+def test_the_smallest_window_repeats_its_first_half():
+    assert (origins(ALWAYS, 16, 50) == [*range(8), *range(8)]).all()
+
+
+def test_a_stretch_has_all_the_places_that_it_can_have():
+    """In windows of 17 tokens the source begins at token 0 or 1, and the copy at 8 or 9."""
+    found = {tuple(each) for each in origins(ALWAYS, 17, 200).tolist()}
+    first, second = (*range(8),), (*range(1, 9),)
+    assert {(*first, *first, 16), (*first, 8, *first), (0, *second, *second)} <= found
+
+
+def test_windows_have_one_to_three_stretches():
+    size = 4096
+    found = [len(runs(each != np.arange(size))) for each in origins(ALWAYS, size, 500)]
+    assert set(found) == {1, 2, 3}
+
+
+def test_length_is_log_uniform_and_places_are_uniform():
+    """Of the windows with one stretch: all their copied tokens come from the same distance."""
+    size, windows = 8192, 6000
+    single = []
+    for each in origins(ALWAYS, size, windows):
+        places = np.flatnonzero(each != np.arange(size))
+        distances = set((places - each[places]).tolist())
+        if len(distances) == 1 and len(places) == places[-1] - places[0] + 1:
+            single.append((len(places), int(each[places[0]]), int(places[0])))
+    assert len(single) / windows == pytest.approx(1 / 3, abs=0.03)
+    length, source, target = np.array(single).T
+    assert length.min() == 8
+    assert 3000 < length.max() <= size // 2
+    octaves = np.log(length / 8) / np.log(512)
+    assert np.quantile(octaves, [0.25, 0.5, 0.75]) == pytest.approx([0.25, 0.5, 0.75], abs=0.04)
+    room = size - 2 * length
+    assert np.mean(source / room) == pytest.approx(1 / 3, abs=0.03)
+    assert np.mean((target - length) / room) == pytest.approx(2 / 3, abs=0.03)
+    assert (target >= source + length).all()
+
+
+def test_shares_follow_the_schedule():
+    repeats = Repeats([1, 1, 0.5, 0.5, 0.2], 401)
+    moments = [0, 50, 100, 150, 200, 300, 350, 400, 999]
+    shares = [1, 1, 1, 0.75, 0.5, 0.5, 0.35, 0.2, 0.2]
+    assert [repeats.share(step) for step in moments] == pytest.approx(shares)
+    for step, share in zip(moments, shares):
+        found = (origins(repeats, 40, 4000, step=step) != np.arange(40)).any(axis=1).mean()
+        assert found == pytest.approx(share, abs=0.03)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 1000])
+def test_one_share_is_constant(steps: int):
+    assert {Repeats([0.3], steps).share(step) for step in (0, 1, steps - 1, steps)} == {0.3}
+
+
+def test_a_training_of_one_step_has_the_first_share():
+    assert Repeats([0.7, 0.1], 1).share(0) == 0.7
+
+
+def test_shares_of_none_and_of_all():
+    assert (origins(Repeats([0.0], 9), 100, 2000) == np.arange(100)).all()
+    assert (origins(Repeats([1.0], 9), 100, 2000) != np.arange(100)).any(axis=1).all()
+
+
+@given(seeds, steps, st.integers(0, 8), st.integers(0, 8), st.lists(st.integers(16, 90), min_size=8, max_size=8))
+def test_they_depend_on_seed_step_and_index_only(seed: int, step: int, first: int, last: int, sizes: list[int]):
+    indices = range(first, max(first, last))
+    repeats = Repeats([0.8, 0.4], 2**40)
+    whole = repeats.origins(np.array(sizes), seed, step, range(8))
+    part = repeats.origins(np.array(sizes[indices.start : indices.stop], int), seed, step, indices)
+    for index, found in zip(indices, part, strict=True):
+        assert (found[: sizes[index]] == whole[index, : sizes[index]]).all()
+
+
+def test_seeds_and_steps_differ():
+    each = [origins(ALWAYS, 200, 4, seed, step).tolist() for seed in (0, 1) for step in (0, 1)]
+    assert all(each[i] != each[j] for i in range(4) for j in range(i))
+
+
+@given(block_sizes, st.integers(40, 120), seeds, steps)
+def test_windows_against_the_written_out_text(block_size: int | None, length: int, seed: int, step: int):
+    """Each window's raw tokens are overwritten, and then its tokens and targets are read off place by place."""
+    raw = RAW.copy()
+    raw[::7] = EOT
+    windows = make(ALWAYS, block_size, raw=raw, length=length, seed=seed)
+    found, starts = windows.batch(step), windows.starts(step).tolist()
+    if block_size is None:
+        assert found.phase is None
+        places = [list(range(start, start + length)) for start in starts]
+    else:
+        view = []  # raw places, and -1 where a landmark is
+        for number in range(len(raw)):
+            view += [number, -1] if (number + 1) % block_size == 0 else [number]
+        assert found.phase is not None
+        assert found.phase.tolist() == [start % (block_size + 1) for start in starts]
+        places = [view[start : start + length] for start in starts]
+    normal = [[place for place in window if place >= 0] for window in places]
+    sizes = np.array([len(window) + 1 for window in normal])
+    copied = ALWAYS.origins(sizes, seed, step, range(6))
+    for index, window in enumerate(places):
+        first = normal[index][0]
+        text = raw[first : first + sizes[index]][copied[index, : sizes[index]]].tolist()
+        tokens = [LANDMARK if place < 0 else text[place - first] for place in window]
+        targets = [
+            NO_LOSS if token in (LANDMARK, EOT) else text[place - first + 1]
+            for token, place in zip(tokens, window, strict=True)
+        ]
+        assert found.tokens[index].tolist() == tokens
+        assert found.targets[index].tolist() == targets
+
+
+@given(st.integers(1, 30), st.integers(40, 120), seeds, st.integers(0, 500))
+def test_a_plain_model_reads_the_same_text(block_size: int, length: int, seed: int, start: int):
+    """Plain and landmark windows of the same raw range agree once the landmarks are taken out."""
+    landmarks = make(ALWAYS, block_size, length=length, seed=seed)
+    landmarks.starts = lambda step: np.array([start])  # pyright: ignore[reportAttributeAccessIssue]
+    marked = landmarks.batch(3, range(1))
+    normal = marked.tokens[0] != LANDMARK
+    plain = make(ALWAYS, None, length=int(normal.sum()), seed=seed)
+    first = start - start // (block_size + 1)
+    plain.starts = lambda step: np.array([first])  # pyright: ignore[reportAttributeAccessIssue]
+    found = plain.batch(3, range(1))
+    assert found.tokens[0].tolist() == marked.tokens[0][normal].tolist()
+    assert found.targets[0].tolist() == marked.targets[0][normal].tolist()
+    assert found.targets[0, :-1].tolist() == found.tokens[0, 1:].tolist()
+    assert found.tokens[0].tolist() != RAW[first : first + plain.length].tolist()
+
+
+@pytest.mark.parametrize("block_size", [None, 7])
+def test_without_repeats_windows_are_those_of_the_stream(block_size: int | None):
+    without, never, always = (make(repeats, block_size) for repeats in (None, Repeats([0.0], 1), ALWAYS))
+    for step in range(5):
+        stream = without.at(without.starts(step))
+        for windows in (without, never):
+            assert torch.equal(windows.batch(step).tokens, stream.tokens)
+            assert torch.equal(windows.batch(step).targets, stream.targets)
+        assert always.starts(step).tolist() == without.starts(step).tolist()
+        assert not torch.equal(always.batch(step).tokens, stream.tokens)
+
+
+def datamodule(folder: Path, kind: str, repeats: list[float] | None, rank: int = 0, devices: int = 1):
+    config = make_config(kind)
+    config.data.repeats = repeats
+    module = WindowDataModule(make_corpus(folder), TOKENIZER, config)
+    module.trainer = type("Trainer", (), {"global_rank": rank, "world_size": devices})()  # pyright: ignore
+    return module
+
+
+def batches(module: WindowDataModule, count: int, start: int = 0) -> torch.Tensor:
+    """Tokens and targets of the training's first steps from `start` on, (count, 2, B, T)."""
+    module.start_step = start
+    found = [torch.stack([batch.tokens, batch.targets]) for _, batch in zip(range(count), module.train_dataloader())]
+    return torch.stack(found)
+
+
+KINDS = ("transformer", "landmark", "transformer_xl")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_training_has_repeats_as_its_settings_say(kind: str, tmp_path: Path):
+    """Shares go from all windows at the first step to none at the last, the fortieth."""
+    with_repeats, without = (batches(datamodule(tmp_path, kind, repeats), 40) for repeats in ([1.0, 0.0], None))
+    changed = (with_repeats != without).any(dim=(1, 3)).float().mean(dim=1)  # share of each step's windows
+    assert changed[0] == 1
+    assert changed[-1] == 0
+    assert changed[:13].mean() > changed[13:26].mean() > changed[26:].mean()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_devices_and_a_resumed_training_have_the_same_windows(kind: str, tmp_path: Path):
+    whole = batches(datamodule(tmp_path, kind, [1.0, 0.3]), 12)
+    shares = [batches(datamodule(tmp_path, kind, [1.0, 0.3], rank, 2), 12) for rank in range(2)]
+    assert torch.equal(torch.cat(shares, dim=2), whole)
+    assert torch.equal(batches(datamodule(tmp_path, kind, [1.0, 0.3]), 5, start=7), whole[7:])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_validation_has_no_repeats(kind: str, tmp_path: Path):
+    found, stream = (list(datamodule(tmp_path, kind, repeats).val_dataloader()) for repeats in ([1.0], None))
+    for batch, other in zip(found, stream, strict=True):
+        assert torch.equal(batch.tokens, other.tokens)
+        assert torch.equal(batch.targets, other.targets)

@@ -153,7 +153,7 @@ def test_another_format_is_refused(tmp_path):
     saved(tmp_path / "book")
     content = json.loads((tmp_path / "book" / "memory.json").read_text())
     (tmp_path / "book" / "memory.json").write_text(json.dumps(content | {"format": 99}))
-    with pytest.raises(UserError, match="the memory has format 99, this version reads 1"):
+    with pytest.raises(UserError, match="the memory has format 99, this version reads 2"):
         Memory(3, model=lambda: "one").load(tmp_path / "book")
 
 

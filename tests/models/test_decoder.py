@@ -14,6 +14,7 @@ TINY = DecoderConfig("transformer", vocab_size=64, num_layers=2, num_heads=2, he
 LANDMARK = replace(TINY, kind="landmark", block_size=5, landmark_id=60)
 CMT = replace(LANDMARK, cmt=True)
 XL = replace(TINY, kind="transformer_xl", window=6, cache=4)
+LOOKING_BACK = {"key_offset": 0.5, "rotary_fraction": 0.5, "initialisation": "fan_in"}
 
 
 def tiny(config, seed=0):
@@ -77,6 +78,70 @@ def test_transformer_xl_with_a_long_cache_is_the_plain_transformer():
     torch.testing.assert_close(read, plain(raw))
 
 
+@pytest.mark.parametrize("cmt", [False, True])
+@pytest.mark.parametrize("landmark_key", ["token", "mean"])
+@pytest.mark.parametrize("offset", [0, 0.5, 1])
+@pytest.mark.parametrize("rotary", [0, 0.5, 1])
+def test_options_of_keys_read_in_chunks_as_in_one_window(offset, rotary, landmark_key, cmt):
+    """Where all blocks are retrieved, chunk by chunk, token by token, and from a saved memory. With a context miss
+    token the landmarks of a memory are controlled, those of a window are free: there one chunk is the reference."""
+    keys = {"key_offset": offset, "rotary_fraction": rotary, "landmark_key": landmark_key}
+    model = tiny(replace(CMT if cmt else LANDMARK, **keys))
+    raw = torch.randint(0, 50, (2, 29))
+    if cmt:
+        chunks, expected = [29], model(raw)
+    else:
+        chunks, expected = [1, 1, 3, 5, 6, 1, 12], model(raw)
+    memory = model.new_memory(k=9)
+    read = torch.cat([model(part, memory=memory) for part in raw.split(chunks, 1)], 1)
+    torch.testing.assert_close(read, expected, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("landmark_key", ["token", "mean"])
+def test_a_saved_memory_continues_with_the_key_before(landmark_key, tmp_path):
+    model = tiny(replace(LANDMARK, **LOOKING_BACK, landmark_key=landmark_key))
+    raw = torch.randint(0, 50, (1, 29))
+    for cut in (7, 10):  # within a block, and behind a landmark
+        memory, loaded = model.new_memory(k=9), model.new_memory(k=9)
+        model(raw[:, :cut], memory=memory)
+        memory.save(tmp_path / str(cut))
+        loaded.load(tmp_path / str(cut))
+        torch.testing.assert_close(model(raw[:, cut:], memory=loaded), model(raw)[:, cut:], atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("config", [TINY, XL])
+def test_models_without_landmarks_read_offset_keys_in_chunks(config):
+    model = tiny(replace(config, **LOOKING_BACK))
+    whole = tiny(replace(TINY, **LOOKING_BACK))
+    raw = torch.randint(0, 50, (2, 20))
+    memory = model.unlimited_memory(20)
+    read = torch.cat([model(part, memory=memory) for part in raw.split([1, 1, 7, 11], 1)], 1)
+    torch.testing.assert_close(read, whole(raw), atol=1e-10, rtol=0)
+    other = tiny(replace(TINY, key_offset=0.5))
+    assert not torch.allclose(other(raw), whole(raw)), "rotary_fraction changes nothing"
+    assert not torch.allclose(tiny(TINY)(raw), other(raw)), "key_offset changes nothing"
+
+
+def test_positional_jumps_apply_to_turning_channels_alone():
+    model = tiny(replace(LANDMARK, rotary_fraction=0, landmark_key="mean", key_offset=0.5))
+    tokens = torch.randint(0, 50, (1, 14))
+    positions = torch.arange(14)[None] * 3
+    assert torch.equal(model.hidden(tokens, positions=positions), model.hidden(tokens))
+    turning = tiny(replace(LANDMARK, rotary_fraction=0.5, landmark_key="mean", key_offset=0.5))
+    assert not torch.allclose(turning.hidden(tokens, positions=positions), turning.hidden(tokens))
+
+
+def test_fan_in_initialisation():
+    torch.manual_seed(0)
+    shape = {"num_layers": 8, "head_dim": 64, "mlp_dim": 512, "vocab_size": 512}
+    model = Decoder(replace(TINY, **shape, initialisation="fan_in"))
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 2:
+            expected = parameter.shape[1] ** -0.5 if "blocks" in name else 0.02
+            expected /= 4 if name.endswith(("out.weight", "mlp_out.weight")) else 1
+            assert parameter.std().item() == pytest.approx(expected, rel=0.05), name
+
+
 def test_transformer_xl_losses_are_those_of_its_windows():
     model = tiny(XL)
     tokens = torch.randint(0, 50, (3, 15))
@@ -121,7 +186,9 @@ def test_landmark_loss_counts_only_targets_and_uses_the_phase():
 
 
 def test_every_parameter_of_every_model_gets_a_gradient():
-    for config in (TINY, LANDMARK, XL, replace(LANDMARK, num_kv_heads=1), CMT, replace(CMT, num_kv_heads=1)):
+    looking_back = [replace(config, **LOOKING_BACK) for config in (TINY, XL, replace(CMT, landmark_key="mean"))]
+    grouped = [replace(config, num_kv_heads=1) for config in (LANDMARK, CMT)]
+    for config in (TINY, LANDMARK, XL, CMT, *grouped, *looking_back):
         model = tiny(config)
         tokens = torch.randint(0, 50, (2, 17))
         controlled = torch.rand(2, 2, 5) < 0.5 if config.cmt else None

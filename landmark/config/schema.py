@@ -48,6 +48,7 @@ class ModelConfig:
     key_offset: float | None = None  # fraction of a head's channels, the last ones, with the key of the token before
     rotary_fraction: float | None = None  # fraction of a head's channels, the first ones, that positions turn; null: 1
     landmark_key: str | None = None  # landmark: token, or mean, which adds the mean of the block's keys; null: token
+    qk_norm: bool | None = None  # normalise queries and keys (RMS, learned scales) before positions; null: false
     initialisation: str | None = None  # gpt2: N(0, 0.02), or fan_in: N(0, 1/√inputs); null: gpt2
     backend: str = "auto"  # how attention is computed: auto, reference, blockwise or triton
 
@@ -86,6 +87,8 @@ class TrainConfig:
     batch_size: int = at_least(1)
     micro_batch: int | None = at_least(1, None)  # windows per device and pass; null: all at once
     length: int = at_least(1)  # tokens, landmarks included
+    optimizer: str | None = one_of(None, "adamw", "muon")  # muon: for the matrices of linear layers; null: adamw
+    muon_lr: float | None = None  # of these matrices, where the others have max_lr; null: max_lr
     max_lr: float = 2e-3
     start_lr: float = 2e-5
     final_lr: float = 4e-4

@@ -12,7 +12,7 @@ NUMERICS_VERSION = 1
 
 _OPTIMISATION = (
     *("steps", "batch_size", "length", "precision"),
-    *("max_lr", "start_lr", "final_lr", "warmup", "beta1", "beta2", "weight_decay"),
+    *("optimizer", "muon_lr", "max_lr", "start_lr", "final_lr", "warmup", "beta1", "beta2", "weight_decay"),
 )
 _OF_NAMED = ("kind", "block_size", "lora_rank")
 
@@ -26,10 +26,10 @@ def run_settings(config: Config, tokenizer_hash: str, stream_sha256: str, start:
         stream_sha256: of the training split.
         start: identity of the weights that the training starts from; None: they are drawn anew.
     """
-    model = asdict(config.model).items()
+    model, train = asdict(config.model).items(), asdict(config.train).items()
     settings: dict[str, Any] = {
         "model": {key: value for key, value in model if key not in ("backend", "name") and value is not None},
-        "train": {key: getattr(config.train, key) for key in _OPTIMISATION},
+        "train": {key: value for key, value in train if key in _OPTIMISATION and value is not None},
         "seed": config.seed,
         "tokenizer": tokenizer_hash,
         "stream": stream_sha256,

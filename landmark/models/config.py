@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from landmark.config.schema import ModelConfig
 
 INITIALISATIONS = ("gpt2", "fan_in")
+_WITH_DEFAULTS = ("key_offset", "rotary_fraction", "landmark_key", "qk_norm", "initialisation")
 KINDS = ("transformer", "landmark", "transformer_xl")
 
 
@@ -42,6 +43,7 @@ class DecoderConfig:
         rotary_fraction: fraction of each head's channels, the first ones, that rotary positions turn.
         landmark_key: "token", the paper's, or "mean": plus the mean of the block's keys
             (`landmark.attention.landmark_keys`).
+        qk_norm: whether queries and keys are divided by their root mean square, with learned scales, before positions.
         initialisation: "gpt2": N(0, 0.02), or "fan_in": N(0, 1/√inputs) for linear layers.
         architecture: module of `landmark.models` whose `Model` is built (None: the paper's decoder).
     """
@@ -63,6 +65,7 @@ class DecoderConfig:
     key_offset: float = 0.0
     rotary_fraction: float = 1.0
     landmark_key: str = "token"
+    qk_norm: bool = False
     initialisation: str = "gpt2"
     architecture: str | None = field(default=None, repr=False)
 
@@ -118,7 +121,6 @@ def decoder_config(model: ModelConfig, tokenizer: Vocabulary, cmt: bool = False)
     `DecoderConfig` does.
     """
     is_landmark, is_xl = model.kind == "landmark", model.kind == "transformer_xl"
-    keys = {"key_offset", "rotary_fraction", "initialisation"} | ({"landmark_key"} if is_landmark else set())
     return DecoderConfig(
         kind=model.kind,
         vocab_size=tokenizer.vocab_size,
@@ -134,7 +136,7 @@ def decoder_config(model: ModelConfig, tokenizer: Vocabulary, cmt: bool = False)
         backend=model.backend,
         cmt=cmt,
         architecture=model.architecture,
-        **{name: value for name in keys if (value := getattr(model, name)) is not None},
+        **{name: value for name in _WITH_DEFAULTS if (value := getattr(model, name)) is not None},
     )
 
 

@@ -42,16 +42,21 @@ class SelfAttention(nn.Module):
         self.heads = [config.num_heads, kv_heads, kv_heads]
         self.qkv = nn.Linear(config.hidden_dim, sum(self.heads) * config.head_dim, bias=False)
         self.out = nn.Linear(config.hidden_dim, config.hidden_dim, bias=False)
+        self.query_norm, self.key_norm = (nn.RMSNorm(config.head_dim) if config.qk_norm else None for _ in range(2))
 
     def forward(self, x: Tensor, attend: Attend) -> Tensor:
         """x: (B, T, hidden) → (B, T, hidden)."""
         qkv = self.qkv(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-        return self.out(attend(*qkv.split(self.heads, dim=1)).transpose(1, 2).flatten(2))
+        q, k, v = qkv.split(self.heads, dim=1)
+        if self.query_norm is not None and self.key_norm is not None:
+            q, k = self.query_norm(q), self.key_norm(k)
+        return self.out(attend(q, k, v).transpose(1, 2).flatten(2))
 
     def key(self, x: Tensor) -> Tensor:
         """The keys of one hidden state, without queries and values: (1, hidden) → (H_kv, d)."""
         weight = self.qkv.weight.unflatten(0, (-1, self.head_dim)).split(self.heads)[1]
-        return F.linear(x, weight.flatten(0, 1)).unflatten(-1, (-1, self.head_dim))[0]
+        key = F.linear(x, weight.flatten(0, 1)).unflatten(-1, (-1, self.head_dim))[0]
+        return key if self.key_norm is None else self.key_norm(key)
 
 
 class Block(nn.Module):

@@ -9,7 +9,7 @@ from lightning import LightningModule
 from lightning.pytorch.strategies import ParallelStrategy
 from torch import Tensor
 
-from landmark.training.optimization import learning_rate, make_optimizer
+from landmark.training.optimization import make_optimizer, set_learning_rate
 from landmark.utils.constants import NO_LOSS
 from landmark.utils.window_batch import WindowBatch
 
@@ -43,8 +43,7 @@ class LanguageModelTraining(LightningModule):
         """Take an optimizer step. Returns this device's share of the loss × devices, in nats per target."""
         optimizer = self.optimizers()
         assert not isinstance(optimizer, list)
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(self.global_step, self.train_settings)
+        set_learning_rate(optimizer.param_groups, self.global_step, self.train_settings)
 
         strategy = self.trainer.strategy
         targets = strategy.reduce((batch.targets != NO_LOSS).sum(), reduce_op="sum")

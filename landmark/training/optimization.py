@@ -1,13 +1,16 @@
-"""AdamW's parameter groups and the learning rate of every step (paper, Section 4.1)."""
+"""The optimizers, their parameter groups and the learning rate of every step (paper, Section 4.1; Muon is ours)."""
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 if TYPE_CHECKING:
     from landmark.config.schema import TrainConfig
+
+MUON_MOMENTUM = 0.95
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
@@ -43,14 +46,54 @@ def learning_rate(step: int, train: "TrainConfig") -> float:
     return _cosine(train.max_lr, train.final_lr, (step - peak) / (last - peak))
 
 
-def make_optimizer(model: nn.Module, train: "TrainConfig") -> torch.optim.AdamW:
-    """AdamW over `parameter_groups`, one fused kernel for all weights."""
-    return torch.optim.AdamW(
-        parameter_groups(model, train.weight_decay),
-        lr=learning_rate(0, train),
-        betas=(train.beta1, train.beta2),
-        fused=True,
-    )
+def make_optimizer(model: nn.Module, train: "TrainConfig") -> torch.optim.Optimizer:
+    """AdamW over `parameter_groups`, one fused kernel for all weights; or `MuonAndAdamW` over the same groups."""
+    if train.optimizer == "muon":
+        return MuonAndAdamW(model, train)
+    return _adamw(parameter_groups(model, train.weight_decay), train)
+
+
+def set_learning_rate(groups: list[dict[str, Any]], step: int, train: "TrainConfig") -> None:
+    """Give every parameter group the learning rate of a step, times the group's `lr_scale` where it has one."""
+    for group in groups:
+        group["lr"] = learning_rate(step, train) * group.get("lr_scale", 1.0)
+
+
+class MuonAndAdamW(torch.optim.Optimizer):
+    """Muon for the matrices of linear layers, AdamW for everything else, as one optimizer with one state.
+
+    Muon (Jordan et al. 2024; `torch.optim.Muon`) steps along the nearest orthogonal matrix to the momentum of the
+    gradient, as long as a step of AdamW (Liu et al. 2025, Section 2.2). Its learning rate is `train.muon_lr` where
+    AdamW's is `train.max_lr`, and in proportion elsewhere.
+    """
+
+    def __init__(self, model: nn.Module, train: "TrainConfig"):
+        decayed, rest = parameter_groups(model, train.weight_decay)
+        rate = learning_rate(0, train)
+        self._muon = torch.optim.Muon([decayed], lr=rate, momentum=MUON_MOMENTUM, adjust_lr_fn="match_rms_adamw")
+        self._adamw = _adamw([rest], train)
+        self._muon.param_groups[0]["lr_scale"] = (train.muon_lr or train.max_lr) / train.max_lr
+        super().__init__([*self._muon.param_groups, *self._adamw.param_groups], {})
+        self._share()
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if closure is not None:
+            raise ValueError("MuonAndAdamW takes no closure")
+        self._muon.step()
+        self._adamw.step()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self._share()
+
+    def _share(self) -> None:
+        """Both optimizers work on this one's groups and state, which are saved and loaded."""
+        for part, groups in ((self._muon, self.param_groups[:1]), (self._adamw, self.param_groups[1:])):
+            part.param_groups, part.state = groups, self.state
+
+
+def _adamw(groups: list[dict], train: "TrainConfig") -> torch.optim.AdamW:
+    return torch.optim.AdamW(groups, lr=learning_rate(0, train), betas=(train.beta1, train.beta2), fused=True)
 
 
 def _cosine(start: float, end: float, fraction: float) -> float:

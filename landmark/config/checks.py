@@ -218,7 +218,8 @@ def _check_positions(config: Config) -> None:
 
 def _check_evaluation(config: Config) -> None:
     settings, kind = config.eval, config.model.kind
-    if config.data.name not in SYNTHETIC and settings.tokens is not None and settings.length > settings.span:
+    reads_spans = config.data.name not in SYNTHETIC and (settings.probe is None or config.cmt.per_layer)
+    if reads_spans and settings.tokens is not None and settings.length > settings.span:
         raise UserError(
             f"eval.length={settings.length} is longer than eval.span={settings.span}: "
             f"raise eval.span to at least {settings.length}"
@@ -232,3 +233,19 @@ def _check_evaluation(config: Config) -> None:
             f"eval.retrieval_statistics=true: model={config.model.kind} on data={config.data.name} has none, "
             "they are of a landmark model's perplexity"
         )
+    if settings.probe is not None:
+        _check_probe(config)
+
+
+def _check_probe(config: Config) -> None:
+    settings, probe = config.eval, f"eval.probe={config.eval.probe}"
+    if config.data.name in SYNTHETIC:
+        raise UserError(f"{probe}: data={config.data.name} has prompts of its own, choose the text of a corpus")
+    if settings.retriever is not None:
+        raise UserError(f"{probe} and eval.retriever={settings.retriever}: a row measures one of them, leave out one")
+    if settings.retrieval_statistics:
+        raise UserError(f"{probe} and eval.retrieval_statistics=true: a row measures one of them, leave out one")
+    step = 2 if settings.probe == "copy" else 4
+    if settings.length < 4 or settings.length % step:
+        why = "reads half of it twice" if step == 2 else "reads pairs of tokens twice"
+        raise UserError(f"eval.length={settings.length}: must be a multiple of {step}, at least 4, as {probe} {why}")

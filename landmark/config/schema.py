@@ -175,11 +175,12 @@ class EvalConfig:
     tokens: int | None = at_least(1, None)  # in all, in evenly spaced spans that every row shares; null: all
     span: int = at_least(1, 4096)  # tokens of such a span
     batch_size: int | None = at_least(1, None)
-    prompts: int = at_least(1, 50)  # of tasks with prompts
+    prompts: int = at_least(1, 50)  # of tasks with prompts; segments of a probe
     generated: int = at_least(1, 10)  # tokens generated after a prompt
     retriever: str | None = one_of(
         None, "landmark", "bm25", "chance"
     )  # rank blocks for `prompts` halves of sentences by: landmark, bm25 or chance
+    probe: str | None = one_of(None, "copy", "recall")  # whether the model looks back, measured on `prompts` segments
     retrieval_statistics: bool = False  # count the distinct blocks that the last chunk but one retrieves
 
 

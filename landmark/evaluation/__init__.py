@@ -7,10 +7,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from landmark.evaluation.cutoffs import choose_cutoffs as choose_cutoffs
     from landmark.evaluation.perplexity import evaluate as evaluate
+    from landmark.evaluation.probes import evaluate_probe as evaluate_probe
     from landmark.evaluation.recall import evaluate_recall as evaluate_recall
 
-_MODULES = {"choose_cutoffs": "cutoffs", "evaluate": "perplexity", "evaluate_recall": "recall"}
-__all__ = ["choose_cutoffs", "evaluate", "evaluate_recall"]
+_MODULES = {
+    "choose_cutoffs": "cutoffs",
+    "evaluate": "perplexity",
+    "evaluate_probe": "probes",
+    "evaluate_recall": "recall",
+}
+__all__ = ["choose_cutoffs", "evaluate", "evaluate_probe", "evaluate_recall"]
 
 
 def __getattr__(name: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -62,7 +62,6 @@ def evaluate(
     cut = segments(len(stream), settings.length, settings.tokens, settings.span)
     batch_size = settings.batch_size or max(1, TOKENS_AT_ONCE // local)
     device = next(model.parameters()).device
-    half = device.type == "cuda" and config.train.precision == "bf16-mixed"
     sums, positions = [], np.zeros((-(-settings.length // POSITION_BIN), 2))
     counters: dict[str, Any] = {}
     retrieval = None
@@ -76,7 +75,7 @@ def evaluate(
         batch = cut[start : start + batch_size]
         tokens = np.stack([stream.tokens[s.start : s.start + s.length + 1] for s in batch]).astype(np.int64)
         memory = new_memory(model, config, retrieval)
-        with torch.no_grad(), torch.autocast("cuda", torch.bfloat16) if half else contextlib.nullcontext():
+        with inference(model, config):
             losses = segment_losses(model, torch.from_numpy(tokens).to(device), local, memory).cpu().numpy()
         for segment, loss in zip(batch, losses, strict=True):
             skipped = segment.length - segment.counted
@@ -122,9 +121,33 @@ def segment_losses(model: LanguageModel, tokens: Tensor, local: int, memory: Any
         local: tokens that are read at a time.
         memory: empty, for the whole batch (None: nothing is kept between chunks).
     """
-    losses = []
-    for chunk, following in zip(tokens[:, :-1].split(local, 1), tokens[:, 1:].split(local, 1), strict=True):
-        logits = model(chunk, memory=memory).flatten(0, 1)
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        losses.append(F.cross_entropy(logits, following.flatten(), reduction="none").view_as(chunk))
+    losses = [token_losses(logits, following) for logits, following in segment_logits(model, tokens, local, memory)]
     return torch.cat(losses, 1).double()
+
+
+def segment_logits(model: LanguageModel, tokens: Tensor, local: int, memory: Any) -> Iterator[tuple[Tensor, Tensor]]:
+    """Chunk by chunk the logits (B, C, vocabulary), in float32 or better, and the tokens that follow (B, C).
+
+    Args:
+        model: in evaluation mode.
+        tokens: (B, L+1) raw ids of segments.
+        local: tokens that are read at a time.
+        memory: empty, for the whole batch (None: nothing is kept between chunks).
+    """
+    for chunk, following in zip(tokens[:, :-1].split(local, 1), tokens[:, 1:].split(local, 1), strict=True):
+        logits = model(chunk, memory=memory)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        yield logits, following
+
+
+def token_losses(logits: Tensor, following: Tensor) -> Tensor:
+    """Loss of each prediction, (B, C) nats. logits: (B, C, vocabulary). following: (B, C), the right tokens."""
+    return F.cross_entropy(logits.flatten(0, 1), following.flatten(), reduction="none").view_as(following)
+
+
+@contextlib.contextmanager
+def inference(model: LanguageModel, config: Config) -> Iterator[None]:
+    """Without gradients; on a GPU in the precision of the training."""
+    half = next(model.parameters()).device.type == "cuda" and config.train.precision == "bf16-mixed"
+    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16) if half else contextlib.nullcontext():
+        yield

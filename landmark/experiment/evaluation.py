@@ -1,4 +1,4 @@
-"""Evaluating a row: perplexity on text, answers to prompts, or retrieval of documents, as its settings say."""
+"""Evaluating a row: perplexity or a probe on text, answers to prompts, or documents found, as its settings say."""
 
 import math
 from dataclasses import replace
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def evaluate_row(job: Job, inputs: Inputs) -> dict[str, Any]:
     """The results of a row whose run is trained."""
     from landmark.data import SyntheticCorpus
-    from landmark.evaluation import evaluate, evaluate_recall
+    from landmark.evaluation import evaluate, evaluate_probe, evaluate_recall
     from landmark.models import decoder_config, load
 
     config, tokenizer, corpus = job.config, inputs.tokenizer(job.config), inputs.corpus(job.config)
@@ -40,7 +40,8 @@ def evaluate_row(job: Job, inputs: Inputs) -> dict[str, Any]:
 
             streams = {split: corpus.split(split) for split in ("validation", config.eval.split)}
             return evaluate_half_sentences(model, streams, tokenizer, config, progress)
-        results = evaluate(model, corpus.split(config.eval.split), tokenizer, config, progress)
+        measure = evaluate if config.eval.probe is None else evaluate_probe
+        results = measure(model, corpus.split(config.eval.split), tokenizer, config, progress)
     # One segment has no standard error.
     undefined = {key: None for key, value in results.items() if key.endswith("_se") and not math.isfinite(value)}
     chosen = {"cutoffs": config.cmt.cutoffs} if config.cmt.cutoffs is not None else {}

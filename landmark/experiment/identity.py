@@ -69,6 +69,8 @@ def row_settings(config: Config, run: str, stream_sha256: str) -> dict[str, Any]
     }
     if config.data.name in SYNTHETIC:
         settings |= {"prompts": config.eval.prompts, "generated": config.eval.generated, "tokens": None, "span": None}
+    if config.eval.probe is not None:
+        settings |= {"probe": config.eval.probe, "prompts": config.eval.prompts, "tokens": None, "span": None}
     if config.eval.retriever is not None:
         reading = {"split": config.eval.split, "stream": stream_sha256, "numerics": NUMERICS_VERSION}
         asked = {"retriever": config.eval.retriever, "prompts": config.eval.prompts, "seed": config.seed}
@@ -100,7 +102,7 @@ def row_settings(config: Config, run: str, stream_sha256: str) -> dict[str, Any]
 
 def layer_cutoffs_settings(config: Config, run: str, validation_sha256: str) -> dict[str, Any]:
     """All that decides the measurements for `cmt.per_layer`: settings of a row without cutoff, on validation text."""
-    read = replace(config, cmt=replace(config.cmt, cutoff=0.0, per_layer=False))
+    read = replace(config, cmt=replace(config.cmt, cutoff=0.0, per_layer=False), eval=replace(config.eval, probe=None))
     return row_settings(read, run, validation_sha256) | {"split": "validation"}
 
 

@@ -120,10 +120,15 @@ class Runner:
 
     def _check_text(self, job: Job) -> None:
         from landmark.data import SyntheticCorpus, segments
+        from landmark.data.probe_texts import probe_texts
+        from landmark.data.stream import Stream
 
         settings, corpus = job.config.eval, self.inputs.corpus(job.config)
         if isinstance(corpus, SyntheticCorpus):
             corpus.prompts(settings.split, settings.length, 1)
+            return
+        if settings.probe is not None:
+            probe_texts(settings, cast(Stream, corpus.split(settings.split)), self.inputs.tokenizer(job.config))
             return
         if settings.retriever is not None:
             self._check_sentences(job)

@@ -47,6 +47,17 @@ def _recall(rank: int, meaning: str) -> Any:
     return column(mean(key), f"recall@{rank}", f"{meaning}, in brackets the 95 % interval", cell, group=3)
 
 
+def _copy(which: str) -> Any:
+    """A column of the loss on the first or the second copy, nats a token, and its spread."""
+
+    def cell(nats: float, row: "TableRow") -> str:
+        spread = getattr(row, f"{which}_copy_spread")
+        return f"{nats:.4f}" if spread is None else f"{nats:.4f} ± {spread:.4f}"
+
+    meaning = f"loss on a stretch of text when it is read for the {which} time, nats a token, ± as for perplexity"
+    return column(mean(f"{which}_copy"), f"{which} copy, nats", meaning, cell)
+
+
 def _perplexity(value: float, row: "TableRow") -> str:
     """Perplexity ± its spread, to the digits that the spread leaves meaning."""
     if row.spread is None:
@@ -64,6 +75,11 @@ def _accuracy(value: float, row: "TableRow") -> str:
     return f"{100 * value:.0f} % [{low}, {high}]"
 
 
+def _recalled(value: float, row: "TableRow") -> str:
+    low, high = (100 * (bound or 0.0) for bound in (row.recall_low, row.recall_high))
+    return f"{100 * value:.1f} % [{low:.1f}, {high:.1f}]"
+
+
 def _drop_rate(value: float, row: "TableRow") -> str:
     if row.drop_rate_spread is None:
         return _percent(value, row)
@@ -76,7 +92,7 @@ def _percent(value: float, _: "TableRow") -> str:
 
 @dataclass(frozen=True)
 class TableRow:
-    """One row: a perplexity, or the accuracy of answers to prompts, or the ranks of texts that were looked for.
+    """One row: a perplexity, a probe, the accuracy of answers to prompts, or the ranks of texts that were looked for.
 
     Comments are for columns that the text does not show, or not by themselves.
     """
@@ -96,10 +112,11 @@ class TableRow:
     perplexity: float | None = column(
         mean("perplexity"),
         "perplexity",
-        "measured here, ± standard error over segments, or standard deviation over seeds",
+        "measured here (by a probe: of second copies, or of values to recall), "
+        "± standard error over segments, or standard deviation over seeds",
         _perplexity,
     )
-    spread: float | None = column(reducers.spread)  # of the perplexity, over segments or seeds
+    spread: float | None = column(reducers.spread("perplexity"))  # of the perplexity, over segments or seeds
     paper: float | None = column(printed("perplexity_paper", float), "paper", "perplexity in the paper", ".2f")
     poster: float | None = column(
         printed("perplexity_poster", float), "poster", "perplexity on the paper's poster", ".2f"
@@ -112,11 +129,20 @@ class TableRow:
         _difference,
     )
     difference_error: float | None = column(lambda row: row.difference and row.difference.error)
+    first_copy: float | None = _copy("first")
+    first_copy_spread: float | None = column(reducers.spread("first_copy"))
+    second_copy: float | None = _copy("second")
+    second_copy_spread: float | None = column(reducers.spread("second_copy"))
+    recall: float | None = column(
+        mean("recall"), "recall", "values recalled of random pairs of tokens, in brackets the 95 % interval", _recalled
+    )
+    recall_low: float | None = column(reducers.share_bound("recall", "recall_low", -1))
+    recall_high: float | None = column(reducers.share_bound("recall", "recall_high", 1))
     accuracy: float | None = column(
         mean("accuracy"), "accuracy", "prompts answered, in brackets the 95 % interval", _accuracy, group=3
     )
-    accuracy_low: float | None = column(reducers.accuracy_bound("accuracy_low", -1))
-    accuracy_high: float | None = column(reducers.accuracy_bound("accuracy_high", 1))
+    accuracy_low: float | None = column(reducers.share_bound("accuracy", "accuracy_low", -1))
+    accuracy_high: float | None = column(reducers.share_bound("accuracy", "accuracy_high", 1))
     prompts: int | None = column(lambda row: row.results("prompts")[0])
     recall_at_1: float | None = _recall(1, "texts whose place is ranked first")
     recall_at_1_interval: tuple[float, float] | None = column(reducers.recall_interval("recall_at_1"))

@@ -73,21 +73,25 @@ def provenance_of(record: Record) -> dict[str, str]:
     }
 
 
-def spread(source: Source) -> float | None:
-    """Standard error of the perplexity over segments (one seed), or its standard deviation over seeds."""
-    if len(source.records) == 1:
-        return source.results("perplexity_se")[0]
-    return statistics.stdev(value or 0.0 for value in source.results("perplexity"))
-
-
-def accuracy_bound(key: str, sign: int) -> Reducer:
-    """As the record of one seed has it; of several the mean and a standard deviation either way."""
+def spread(key: str) -> Reducer:
+    """Standard error of a result over segments (one seed), or its standard deviation over seeds."""
 
     def reduce(source: Source) -> float | None:
-        accuracy = source.fold(statistics.fmean, "accuracy")
-        if accuracy is None or len(source.records) == 1:
-            return source.fold(statistics.fmean, key)
-        return min(1.0, max(0.0, accuracy + sign * statistics.stdev(source.results("accuracy"))))
+        if len(source.records) == 1:
+            return source.results(f"{key}_se")[0]
+        return source.fold(statistics.stdev, key)
+
+    return reduce
+
+
+def share_bound(share: str, bound: str, sign: int) -> Reducer:
+    """A bound of a share as the record of one seed has it; of several the mean and a standard deviation either way."""
+
+    def reduce(source: Source) -> float | None:
+        mean = source.fold(statistics.fmean, share)
+        if mean is None or len(source.records) == 1:
+            return source.fold(statistics.fmean, bound)
+        return min(1.0, max(0.0, mean + sign * statistics.stdev(source.results(share))))
 
     return reduce
 

@@ -43,6 +43,15 @@ BAD = {
     "data.repeats=[0.5] train.length=15": "data.repeats=[0.5]: train.length=15 has no room for a repeat, raise it",
     "trainer.profiler=fast": "trainer.profiler=fast: must be one of null, simple, advanced, pytorch",
     "memory.sinks=-1": "memory.sinks=-1: must be at least 0",
+    "eval.probe=repeat": "eval.probe=repeat: must be one of null, copy, recall",
+    "eval.probe=copy data=passkey": "eval.probe=copy: data=passkey has prompts of its own",
+    "eval.probe=recall data=key_value": "eval.probe=recall: data=key_value has prompts of its own",
+    "eval.probe=copy eval.retriever=bm25": "eval.probe=copy and eval.retriever=bm25: a row measures one of them",
+    "eval.probe=copy eval.retrieval_statistics=true eval.length=2048": "a row measures one of them, leave out one",
+    "eval.probe=copy eval.length=511": "eval.length=511: must be a multiple of 2, at least 4, as eval.probe=copy",
+    "eval.probe=copy eval.length=2": "eval.length=2: must be a multiple of 2, at least 4, as eval.probe=copy",
+    "eval.probe=recall eval.length=510": "eval.length=510: must be a multiple of 4, at least 4, as eval.probe=recall",
+    "eval.probe=copy eval.length=8192 cmt=on cmt.per_layer=true": "raise eval.span to at least 8192",
     "cmt.cutoff=0.3": "cmt.cutoff=0.3: without a context miss token there is no cutoff, set cmt=on",
     "cmt.per_layer=true": "cmt.per_layer=True: without a context miss token",
     "cmt=on cmt.cutoff=1.1": "cmt.cutoff=1.1: must be from 0 to 1",
@@ -82,6 +91,10 @@ def test_a_window_has_room_for_a_repeat_at_any_start(configure):
     for length in (19, 17):  # beginning with a landmark: 14 and 12 normal tokens, and one that is predicted
         with pytest.raises(UserError, match="has no room for a repeat"):
             check(configure("model=landmark", "model.block_size=3", "data.repeats=[1]", f"train.length={length}"))
+
+@pytest.mark.parametrize("probe", ["copy", "recall"])
+def test_a_probe_reads_no_spans_and_may_be_longer(configure, probe):
+    check(configure("size=nano", f"eval.probe={probe}", "eval.length=8192"))
 
 
 def test_plain_transformer_reads_whole_segments(configure):

@@ -76,6 +76,7 @@ def test_one_measurement_serves_all_choices_of_cutoffs(configure):
         return layer_cutoffs_settings(config, "r", "v")
 
     assert measured("cmt.cutoff=0.1") == measured("cmt.cutoff=0.5") == measured("eval.split=validation")
+    assert measured("eval.probe=copy") == measured()
     assert measured("retrieval.k=2") != measured()
 
 
@@ -99,6 +100,15 @@ def test_how_a_landmark_model_is_read_makes_another_row(configure, override):
 @pytest.mark.parametrize("override", ["retrieval.k=1", "retrieval=per_head", "memory.blocks=9"])
 def test_retrieval_is_no_part_of_a_plain_row(configure, override):
     assert row_id(configure("model=transformer", override)) == row_id(configure("model=transformer"))
+
+
+def test_a_probe_is_part_of_a_row_that_has_one(configure):
+    changes = ["eval.probe=copy"], ["eval.probe=recall"], ["eval.probe=copy", "eval.prompts=9"], []
+    assert len({row_id(configure(*change)) for change in changes}) == 4
+    assert row_id(configure("eval.prompts=9")) == row_id(configure())
+    for budget in ("eval.tokens=8192", "eval.span=9999"):  # it reads `prompts` segments whatever the budget
+        assert row_id(configure("eval.probe=copy", budget)) == row_id(configure("eval.probe=copy"))
+    assert "probe" not in row_settings(configure(), "r", "s")
 
 
 def test_window_and_sinks_are_part_of_a_plain_row_that_has_them(configure):

@@ -129,7 +129,7 @@ def test_csv_holds_the_numbers_in_full(table1):
 def test_every_column_that_is_shown_says_its_meaning(table1):
     shown = {key: each for key, each in COLUMNS.items() if each.title}
     assert all(each.meaning for each in shown.values())
-    assert len({each.title for each in shown.values()}) == len(shown) == 28
+    assert len({each.title for each in shown.values()}) == len(shown) == 31
     assert COLUMNS["difference"].meaning.endswith(", ± standard error, nats a token")
     assert render.plain(table1)[0] == list(COLUMNS)
     assert set(render.columns(table1)) < set(COLUMNS)

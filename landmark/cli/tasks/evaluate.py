@@ -42,5 +42,9 @@ def _summary(record: Record, is_new: bool) -> str:
         return f"of {results['prompts']} texts {recall}, {how}"
     if "accuracy" in results:
         return f"{sum(results['correct'])} of {results['prompts']} prompts answered, {how}"
+    if "second_copy" in results:
+        return f"first copy {results['first_copy']:.4f}, second {results['second_copy']:.4f} nats a token, {how}"
+    if "recall" in results:
+        return f"{100 * results['recall']:.1f} % of {results['tokens']} values recalled, {how}"
     error = "" if results["perplexity_se"] is None else f" ± {results['perplexity_se']:.2f}"
     return f"perplexity {results['perplexity']:.2f}{error}, {results['bits_per_byte']:.4f} bits/byte, {how}"

@@ -1,4 +1,4 @@
-"""Accuracy of answers to prompts against their length, a line for each series of rows.
+"""Accuracy of answers to prompts, or of the probe `recall`, against the length, a line for each series of rows.
 
 Where blocks were kept on disk, below it what that took: memory, and tokens a second.
 """
@@ -10,21 +10,25 @@ from landmark.results.tables import Table
 
 
 def panels(table: Table) -> list[list[Panel]]:
-    """Percent of the prompts, with the interval as bars; for series off the device, peak memory and speed."""
+    """Percent of the prompts or values, with the interval as bars; for series off the device, peak memory and speed."""
     found, points = series(table), []
     looks = series_looks(found)
     for number, (name, rows) in enumerate(found.items()):
         shift = 2 ** (0.05 * (number - (len(found) - 1) / 2))  # so that error bars of equal length stand side by side
         for row in rows:
-            if row.accuracy is not None:
-                bounds = [None if each is None else 100 * each for each in (row.accuracy_low, row.accuracy_high)]
-                points.append(point(name, row.length * shift, 100 * row.accuracy, (bounds[0], bounds[1]), row.name))
+            share, *interval = (row.accuracy, row.accuracy_low, row.accuracy_high)
+            if share is None:
+                share, *interval = (row.recall, row.recall_low, row.recall_high)
+            if share is not None:
+                low, high = (None if each is None else 100 * each for each in interval)
+                points.append(point(name, row.length * shift, 100 * share, (low, high), row.name))
     interval = " (95 % interval)" if table.seeds == 1 else ""
-    y = {"title": f"prompts answered, percent{interval}", "scale": {"domain": [-4, 104], "nice": False}}
+    title = "Prompts answered" if any(row.accuracy is not None for row in table.rows) else "Values recalled"
+    y = {"title": f"{title.lower()}, percent{interval}", "scale": {"domain": [-4, 104], "nice": False}}
     x = length_axis([row.length for row in table.rows])
     off_device = {name: rows for name, rows in found.items() if all(row.resident_bytes for row in rows)}
     costs = [_costs(name, rows, looks[name].colour) for name, rows in off_device.items()]
-    return [[curves("Prompts answered", points, looks, x, y)], *costs]
+    return [[curves(title, points, looks, x, y)], *costs]
 
 
 def _costs(name: str, rows: list[TableRow], colour: str) -> list[Panel]:

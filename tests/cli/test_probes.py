@@ -1,0 +1,137 @@
+"""Probes from the command line to their tables and pictures, with models too small to learn anything."""
+
+import csv
+import math
+import re
+
+import pytest
+
+from landmark.cli import main as app
+from landmark.config import to_config
+from landmark.experiment.records import Records
+from landmark.results import render, tables
+from tests.configurations import compose_conf
+
+TINY = [
+    *("size=nano", "tokenizer=bytes", "trainer=cpu", "trainer.threads=1", "logger=csv", "name=look_back"),
+    *("model.num_layers=2", "model.num_heads=2", "model.head_dim=4", "model.mlp_dim=8"),
+    *("train.steps=2", "train.batch_size=1", "train.length=102", "train.validate_every=2", "train.validate_batches=1"),
+]
+ROWS = {
+    "plain_96": "model=transformer eval.probe=copy eval.length=96 eval.prompts=6",
+    "landmark_96": "model=landmark eval.probe=copy eval.length=96 eval.prompts=6",
+    "landmark_240": "model=landmark eval.probe=copy eval.length=240 eval.local=60 retrieval.k=2 eval.prompts=6",
+    "once_96": "model=landmark eval.probe=copy eval.length=96 eval.prompts=1",
+    "values_96": "model=landmark eval.probe=recall eval.length=96 eval.local=60 eval.prompts=6",
+    "values_240": "model=landmark eval.probe=recall eval.length=240 eval.local=60 retrieval.k=2 eval.prompts=6",
+    "books_96": "model=landmark eval.length=96 eval.tokens=4096",
+}
+COMPARE = {"same": "landmark_96,plain_96", "longer": "landmark_240,landmark_96", "other": "landmark_96,books_96"}
+
+
+def start(books, output, *given):
+    rows = [f"+rows.{name}='{row}'" for name, row in ROWS.items()]
+    compare = [f"+compare.{title}=[{pair}]" for title, pair in COMPARE.items()]
+    words = [*TINY, f"data.path={books}", f"output={output}", *rows, *compare, *given]
+    app.run(to_config(compose_conf(words)), words, compose_conf)
+
+
+@pytest.fixture(scope="module")
+def output(books, tmp_path_factory):
+    """The records, tables and pictures of all rows."""
+    folder = tmp_path_factory.mktemp("probes")
+    start(books, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def records(output):
+    return {record["labels"]["row"]: record for record in Records(output).all("rows")}
+
+
+def test_all_rows_share_two_trainings(output, records):
+    assert records.keys() == ROWS.keys()
+    assert len(Records(output).all("runs")) == 2
+
+
+def test_a_known_probe_is_read_from_its_record(books, output, capsys):
+    start(books, output)
+    said = capsys.readouterr().out
+    assert "0 of 7 rows evaluated now" in said
+    assert re.search(r"plain_96: first copy \d\.\d{4}, second \d\.\d{4} nats a token, from its record", said)
+    assert re.search(r"values_96: \d+\.\d % of 144 values recalled, from its record", said)
+
+
+def test_a_record_has_the_probe_and_its_sums(records):
+    copy, recall = records["landmark_240"], records["values_240"]
+    assert (copy["settings"]["probe"], copy["settings"]["prompts"]) == ("copy", 6)
+    assert [tokens for _, tokens, _ in copy["results"]["segments"]] == [119] * 6
+    assert [tokens for _, tokens, _ in recall["results"]["segments"]] == [60] * 6
+    assert recall["results"]["recall"] == sum(recall["results"]["correct"]) / 360
+    for record in (copy, recall):
+        assert record["results"]["perplexity"] == pytest.approx(math.exp(record["results"]["nll"]))
+        assert record["results"]["memory"]["retrievals"] > 0
+    assert records["once_96"]["results"]["second_copy_se"] is None  # of one segment
+
+
+def test_each_column_is_shown_of_the_rows_that_have_it(output, records):
+    with open(next(output.glob("tables/look_back/*.csv")), newline="", encoding="utf-8") as file:
+        rows = {row["name"]: row for row in csv.DictReader(file)}
+    results = records["plain_96"]["results"]
+    assert float(rows["plain_96"]["first_copy"]) == results["first_copy"]
+    assert float(rows["plain_96"]["second_copy_spread"]) == results["second_copy_se"]
+    assert float(rows["values_240"]["recall"]) == records["values_240"]["results"]["recall"]
+    assert rows["plain_96"]["recall"] == rows["values_240"]["first_copy"] == rows["books_96"]["second_copy"] == ""
+    for names, shown in (
+        (["plain_96", "once_96"], {"first copy, nats", "second copy, nats"}),
+        (["values_240"], {"recall"}),
+        (["books_96"], set()),
+    ):
+        table = tables.build("t", {name: [records[name]] for name in names})
+        titles, cells = render.cells(table)
+        assert {"first copy, nats", "second copy, nats", "recall"} & set(titles) == shown
+        assert all(cell != "-" for name in shown for cell in [cells[0][titles.index(name)]])
+
+
+def test_rows_of_the_same_stretches_are_compared(output):
+    text = next(output.glob("tables/look_back/*.md")).read_text(encoding="utf-8")
+    assert re.search(r"same: landmark_96 is .* paired over 6 stretches of text", text)
+    assert "longer: landmark_240 and landmark_96 were not measured on the same text" in text
+    assert "other: landmark_96 and books_96 were not measured on the same text" in text
+
+
+def test_a_probe_is_not_set_beside_the_papers_perplexity(records):
+    books, probe = records["books_96"], records["landmark_96"]
+    paper = {"eval_length": "96", "local": "96", "model": "landmark", "k": "4", "granularity": "per_token_and_head"}
+    paper |= {"block_size": "50", "cache": "", "blocks": "", "dataset": "pg19", "perplexity_paper": "16.2"}
+    table = tables.build("t", {"books": [books], "probe": [probe]}, [paper])
+    assert [row.paper for row in table.rows] == [16.2, None]
+
+
+@pytest.mark.parametrize(
+    ("figure", "names", "title"),
+    [
+        ("lines", ["plain_96", "landmark_96", "landmark_240"], "Perplexity"),
+        ("accuracy", ["values_96", "values_240"], "Values recalled"),
+    ],
+)
+def test_figures_of_other_rows_draw_probes_over_their_length(records, figure, names, title, tmp_path):
+    from landmark.results.figures import panels
+
+    table = tables.build("t", {name: [records[name]] for name in names}, figure=figure)
+    panel = panels(table)[0][0]
+    drawn = [each for each in panel.spec["data"]["values"] if "tooltip" in each]
+    assert panel.title == title
+    assert len(drawn) == len(names)
+    assert render.write(table, tmp_path)["png"].read_bytes().startswith(b"\x89PNG")
+
+
+def test_several_seeds_have_a_mean_and_a_deviation(records):
+    def seed(**results):
+        return records["values_96"] | {"results": records["values_96"]["results"] | results}
+
+    row = tables.build("t", {"a": [seed(recall=share) for share in (0.2, 0.3, 0.4)]}).rows[0]
+    assert (row.recall, row.recall_low, row.recall_high) == pytest.approx((0.3, 0.2, 0.4))
+    row = tables.build("t", {"a": [seed(second_copy=nats, first_copy=4.0) for nats in (1.0, 2.0)]}).rows[0]
+    assert (row.second_copy, row.second_copy_spread) == pytest.approx((1.5, 0.5**0.5))
+    assert row.first_copy_spread == 0

@@ -1,0 +1,235 @@
+"""Probes of models that truly look back, of models that cannot, and of real ones whose losses are summed by hand."""
+
+import hashlib
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from landmark.config.schema import Config, EvalConfig, MemoryConfig, ModelConfig, RetrievalConfig
+from landmark.data.named_tokenizers import load_tokenizer
+from landmark.data.probe_texts import probe_texts
+from landmark.data.stream import Stream
+from landmark.evaluation import evaluate_probe
+from landmark.models import Decoder, DecoderConfig
+from landmark.models.language_model import LanguageModel
+from landmark.utils.significance import mean_and_error, paired_difference, share_interval
+
+TOKENIZER = load_tokenizer("bytes")
+V = TOKENIZER.vocab_size
+PLAIN = DecoderConfig("transformer", vocab_size=V, num_layers=2, num_heads=2, head_dim=8, mlp_dim=32)
+LANDMARK = replace(PLAIN, kind="landmark", block_size=5, landmark_id=TOKENIZER.landmark)
+XL = replace(PLAIN, kind="transformer_xl", window=16, cache=16)
+NOTHING = math.log(V)  # the loss of a guess
+
+
+class Text(list):
+    """A memory that keeps the chunks of a text; with `forgets` none of them."""
+
+    stats: dict[str, int] = {}  # noqa: RUF012
+
+    def __init__(self, forgets):
+        super().__init__()
+        self.forgets = forgets
+
+
+class Copier(LanguageModel):
+    """Predicts the token that followed when the last token came before; guesses where it did not."""
+
+    def __init__(self, config, certainty=50.0, forgets=False):
+        super().__init__()
+        self.config, self.certainty, self.forgets = config, certainty, forgets
+        self.unused = torch.nn.Parameter(torch.zeros(1))
+        self.chunks = []
+
+    def new_memory(self, **settings):
+        self.settings = settings
+        return Text(self.forgets)
+
+    def forward(self, tokens, memory=None, last=False):
+        self.chunks.append(tuple(tokens.shape))
+        before = [] if memory is None or memory.forgets else list(memory)
+        read = torch.cat([*before, tokens], 1)
+        logits = torch.zeros(*read.shape, V)
+        for row, text in zip(logits, read.tolist(), strict=True):
+            followers = {}
+            for place, token in enumerate(text):
+                if place:
+                    followers[text[place - 1]] = token
+                if token in followers:
+                    row[place, followers[token]] = self.certainty
+        if memory is not None:
+            memory.append(tokens)
+        return logits[:, -tokens.shape[1] :]
+
+
+@pytest.fixture
+def stream(tmp_path):
+    """No token comes twice within 251."""
+    tokens = (7 * np.arange(3000) % 251).astype(np.uint16)
+    return Stream(tmp_path / "x.bin", tokens, hashlib.sha256(tokens.tobytes()).hexdigest(), 1, 3000, 100)
+
+
+def settings(probe, length=60, local=None, k=2, prompts=6, batch_size=None, **memory):
+    """Of a row. Which memory it gets is up to the model's own configuration."""
+    return Config(
+        size="test",
+        model=ModelConfig(kind="landmark"),
+        eval=EvalConfig(length, local, "test", batch_size=batch_size, prompts=prompts, probe=probe),
+        retrieval=RetrievalConfig(k=k),
+        memory=MemoryConfig(**memory),
+    )
+
+
+def model_of(config):
+    torch.manual_seed(0)
+    model = Decoder(config).eval()
+    for parameter in model.parameters():
+        if parameter.ndim == 2:
+            parameter.data *= 10
+    return model
+
+
+@pytest.mark.parametrize(("length", "local"), [(60, None), (60, 60), (60, 7), (400, 50)])
+def test_a_model_that_copies_pays_for_the_first_copy_alone(stream, length, local):
+    results = evaluate_probe(Copier(LANDMARK), stream, TOKENIZER, settings("copy", length, local))
+    assert results["first_copy"] == pytest.approx(NOTHING)
+    assert results["second_copy"] == results["nll"] < 1e-6
+    assert results["perplexity"] == pytest.approx(1)
+    assert results["tokens"] == 6 * (length // 2 - 1)
+    assert results["prompts"] == 6
+
+
+@pytest.mark.parametrize(("length", "local"), [(60, None), (60, 7), (480, 50)])
+def test_a_model_that_copies_recalls_every_value(stream, length, local):
+    results = evaluate_probe(Copier(LANDMARK), stream, TOKENIZER, settings("recall", length, local))
+    assert results["recall"] == 1
+    assert results["correct"] == [length // 4] * 6
+    assert results["nll"] < 1e-6
+    assert results["recall_low"] > 1 - 4 / (6 * length / 4)
+    assert results["recall_high"] == 1
+
+
+@pytest.mark.parametrize("probe", ["copy", "recall"])
+def test_a_model_that_forgets_its_chunks_guesses(stream, probe):
+    """Its text comes again just when it is gone."""
+    results = evaluate_probe(Copier(LANDMARK, forgets=True), stream, TOKENIZER, settings(probe, 60, 30))
+    assert results["nll"] == pytest.approx(NOTHING)
+    assert results.get("recall", 0) < 0.1
+
+
+def test_a_model_that_knows_nothing_has_chance(stream):
+    uniform = Copier(PLAIN, certainty=0.0)
+    copy, recall = (evaluate_probe(uniform, stream, TOKENIZER, settings(probe)) for probe in ("copy", "recall"))
+    assert copy["first_copy"] == pytest.approx(NOTHING) == copy["second_copy"]
+    assert copy["second_copy_se"] == pytest.approx(0, abs=1e-9)
+    assert recall["nll"] == pytest.approx(NOTHING)
+    texts = probe_texts(settings("recall").eval, stream, TOKENIZER)  # of equal logits the first is taken: token 0
+    assert recall["correct"] == (texts.tokens[:, texts.counted] == 0).sum(1).tolist()
+
+
+def test_segments_are_read_in_chunks_and_each_in_a_new_memory(stream):
+    model = Copier(LANDMARK)
+    seen = []
+    results = evaluate_probe(
+        model, stream, TOKENIZER, settings("copy", 60, 25, k=3, batch_size=4), progress=lambda *x: seen.append(x)
+    )
+    assert model.chunks == [(4, 25), (4, 25), (4, 9), (2, 25), (2, 25), (2, 9)]  # the last token is not read
+    assert model.settings["k"] == 3
+    assert seen == [(4, 6), (6, 6)]
+    assert results["first_copy"] == pytest.approx(NOTHING)  # else an earlier segment would be known
+
+
+@pytest.mark.parametrize("probe", ["copy", "recall"])
+def test_losses_by_hand(stream, probe):
+    model = model_of(PLAIN)
+    results = evaluate_probe(model, stream, TOKENIZER, settings(probe, batch_size=4))
+    texts = probe_texts(settings(probe).eval, stream, TOKENIZER)
+    first, second, right = [], [], []
+    for tokens in torch.from_numpy(texts.tokens):
+        logits = model(tokens[None])[0].detach()
+        places = range(1, 30), range(31, 60) if probe == "copy" else range(31, 60, 2)
+        for sums, those in zip((first, second), places, strict=True):
+            sums.append(sum(float(F.cross_entropy(logits[p - 1], tokens[p])) for p in those))
+        right.append(sum(int(logits[p - 1].argmax() == tokens[p]) for p in places[1]))
+    count = 29 if probe == "copy" else 15
+    assert [each[1] for each in results["segments"]] == [count] * 6
+    np.testing.assert_allclose([each[2] for each in results["segments"]], second, rtol=1e-4)
+    assert results["nll"] == pytest.approx(sum(second) / (6 * count), rel=1e-5)
+    assert results["nll_se"] == pytest.approx(mean_and_error([[0, count, nats] for nats in second])[1], rel=1e-3)
+    if probe == "copy":
+        assert results["first_copy"] == pytest.approx(sum(first) / (6 * 29), rel=1e-5)
+        assert results["first_copy_se"] == pytest.approx(np.std(first, ddof=1) / 29 / math.sqrt(6), rel=1e-3)
+        assert results["first_segments"] != results["segments"]
+    else:
+        assert results["correct"] == right
+        assert results["recall"] == sum(right) / 90
+
+
+@pytest.mark.parametrize("probe", ["copy", "recall"])
+def test_memory_that_holds_everything_equals_one_window(stream, probe):
+    model = model_of(LANDMARK)
+    whole = evaluate_probe(model, stream, TOKENIZER, settings(probe, 60))
+    everything = evaluate_probe(model, stream, TOKENIZER, settings(probe, 60, 17, k=12))
+    two, nothing = (evaluate_probe(model, stream, TOKENIZER, settings(probe, 60, 17, k=k)) for k in (2, 0))
+    assert everything["nll"] == pytest.approx(whole["nll"], rel=1e-4)
+    assert len({round(results["nll"], 4) for results in (whole, two, nothing)}) == 3
+    assert nothing["keys_attended"] < two["keys_attended"] < everything["keys_attended"] == whole["keys_attended"] == 30
+    assert two["memory"]["retrievals"] > 0 == nothing["memory"]["retrievals"]
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 100])
+def test_batches_do_not_matter(stream, batch_size):
+    expected, ours = (
+        evaluate_probe(model_of(LANDMARK), stream, TOKENIZER, settings("copy", 60, 17, batch_size=size))
+        for size in (2, batch_size)
+    )
+    np.testing.assert_allclose(ours["segments"], expected["segments"], rtol=1e-4)
+
+
+def test_other_models_are_read_with_their_own_memory(stream):
+    plain = evaluate_probe(model_of(PLAIN), stream, TOKENIZER, settings("copy"))
+    short = evaluate_probe(model_of(XL), stream, TOKENIZER, settings("copy"))
+    long = evaluate_probe(model_of(replace(XL, cache=60)), stream, TOKENIZER, settings("copy"))
+    window = evaluate_probe(model_of(PLAIN), stream, TOKENIZER, settings("copy", local=16, window=60))
+    assert short["nll"] != pytest.approx(plain["nll"], rel=1e-4)
+    assert long["nll"] == pytest.approx(plain["nll"], rel=1e-4)
+    assert window["nll"] == pytest.approx(plain["nll"], rel=1e-4)
+
+
+@pytest.mark.parametrize("probe", ["copy", "recall"])
+def test_rows_of_one_length_are_paired_segment_by_segment(stream, probe):
+    copier, uniform = (
+        evaluate_probe(Copier(LANDMARK, sure), stream, TOKENIZER, settings(probe)) for sure in (50.0, 0.0)
+    )
+    found = paired_difference(copier["segments"], uniform["segments"])
+    assert found is not None
+    assert found.stretches == 6
+    assert found.nats == pytest.approx(-NOTHING)
+    longer = evaluate_probe(Copier(LANDMARK), stream, TOKENIZER, settings(probe, 80))
+    assert paired_difference(copier["segments"], longer["segments"]) is None
+
+
+def test_the_two_probes_are_never_paired(stream):
+    found = [evaluate_probe(Copier(LANDMARK), stream, TOKENIZER, settings(probe)) for probe in ("copy", "recall")]
+    assert paired_difference(*(results["segments"] for results in found)) is None
+
+
+def test_the_interval_is_wider_where_values_are_recalled_together():
+    """Half of all values: spread over all segments, or whole segments of which none or all are recalled."""
+    even, whole = [[n, 20, 10] for n in range(40)], [[n, 20, 20 * (n % 2)] for n in range(40)]
+    low, high = share_interval(even)
+    assert (low, high) == pytest.approx((0.5 - 0.0345, 0.5 + 0.0345), abs=1e-3)  # of 800 independent values
+    low, high = share_interval(whole)
+    assert (low, high) == pytest.approx((0.352, 0.648), abs=3e-3)  # of 40: Wilson's interval of 20 in 40
+
+
+@pytest.mark.parametrize(
+    ("right", "trials", "low", "high"), [(0, 10, 0.0, 0.2775), (10, 10, 0.7225, 1.0), (5, 10, 0.2366, 0.7634)]
+)
+def test_the_interval_of_one_segment_is_wilsons(right, trials, low, high):
+    """Values from published tables of the score interval."""
+    assert share_interval([[0, trials, right]]) == pytest.approx((low, high), abs=1e-4)

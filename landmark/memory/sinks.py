@@ -15,7 +15,14 @@ class SinkMemory(RecurrentMemory):
     """
 
     def __init__(self, window: int, sinks: int = 4, rope_base: float | Tensor = 10000.0, key_offset: float = 0.0):
-        """Start with nothing read. rope_base, key_offset: as in `landmark.memory.Memory`."""
+        """Start with nothing read.
+
+        Args:
+            window: last keys kept in each layer.
+            sinks: first keys kept.
+            rope_base: as in `landmark.memory.Memory`.
+            key_offset: as in `landmark.memory.Memory`.
+        """
         if sinks < 0:
             raise ValueError(f"sinks must be at least 0, got {sinks}")
         self.sinks = sinks

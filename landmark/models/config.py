@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from landmark.config.schema import ModelConfig
 
 INITIALISATIONS = ("gpt2", "fan_in")
-_WITH_DEFAULTS = ("key_offset", "rotary_fraction", "landmark_key", "qk_norm", "initialisation")
+_WITH_DEFAULTS = ("key_offset", "rotary_fraction", "landmark_key", "landmark_bias", "qk_norm", "initialisation")
 KINDS = ("transformer", "landmark", "transformer_xl")
 
 
@@ -43,6 +43,7 @@ class DecoderConfig:
         rotary_fraction: fraction of each head's channels, the first ones, that rotary positions turn.
         landmark_key: "token", the paper's, or "mean": plus the mean of the block's keys
             (`landmark.attention.landmark_keys`).
+        landmark_bias: whether each head adds a learned number, at first log ℓ, to the scores of landmarks (there too).
         qk_norm: whether queries and keys are divided by their root mean square, with learned scales, before positions.
         initialisation: "gpt2": N(0, 0.02), or "fan_in": N(0, 1/√inputs) for linear layers.
         architecture: module of `landmark.models` whose `Model` is built (None: the paper's decoder).
@@ -65,6 +66,7 @@ class DecoderConfig:
     key_offset: float = 0.0
     rotary_fraction: float = 1.0
     landmark_key: str = "token"
+    landmark_bias: bool = False
     qk_norm: bool = False
     initialisation: str = "gpt2"
     architecture: str | None = field(default=None, repr=False)
@@ -93,6 +95,13 @@ class DecoderConfig:
                 raise UserError(f"model.{name}={value}: must be from 0 to 1, a fraction of a head's channels")
         if self.landmark_key != "token" and self.kind != "landmark":
             raise UserError(f"model.landmark_key={self.landmark_key}: model={self.kind} has no landmarks")
+        if self.landmark_bias and self.kind != "landmark":
+            raise UserError(f"model.landmark_bias=true: model={self.kind} has no landmarks")
+        if self.landmark_bias and round(self.rotary_fraction * self.head_dim / 2) * 2 == self.head_dim:
+            raise UserError(
+                f"model.landmark_bias=true needs a channel that does not turn: lower "
+                f"model.rotary_fraction={self.rotary_fraction}"
+            )
         if self.num_kv_heads and self.num_heads % self.num_kv_heads:
             raise UserError(f"model.num_kv_heads={self.num_kv_heads} does not divide num_heads={self.num_heads}")
         if self.kind == "landmark" and self.landmark_id is None:

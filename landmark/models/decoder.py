@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -20,8 +21,8 @@ from torch import Tensor, nn
 from landmark.attention import landmark_attention
 from landmark.attention.causal import causal_attention
 from landmark.attention.key_offset import offset_channels, offset_keys
-from landmark.attention.landmark_keys import BlockMeans
-from landmark.attention.layout import blocks_and_landmarks, check_phase, insert_landmarks
+from landmark.attention.landmark_keys import BlockMeans, bias_landmarks
+from landmark.attention.layout import blocks_and_landmarks, insert_landmarks
 from landmark.attention.rotary import RotaryTable, rotary_factors, rotary_frequencies, rotate, rotate_cmt
 from landmark.memory import Memory, RecurrentMemory, SinkMemory
 from landmark.models.config import DecoderConfig
@@ -42,14 +43,21 @@ class SelfAttention(nn.Module):
         self.heads = [config.num_heads, kv_heads, kv_heads]
         self.qkv = nn.Linear(config.hidden_dim, sum(self.heads) * config.head_dim, bias=False)
         self.out = nn.Linear(config.hidden_dim, config.hidden_dim, bias=False)
+        self.landmark_bias = None
+        if config.landmark_bias:
+            assert config.block_size is not None
+            self.landmark_bias = nn.Parameter(torch.full((kv_heads,), math.log(config.block_size)))
         self.query_norm, self.key_norm = (nn.RMSNorm(config.head_dim) if config.qk_norm else None for _ in range(2))
 
-    def forward(self, x: Tensor, attend: Attend) -> Tensor:
-        """x: (B, T, hidden) → (B, T, hidden)."""
+    def forward(self, x: Tensor, attend: Attend, is_landmark: Tensor | None = None) -> Tensor:
+        """x: (B, T, hidden) → (B, T, hidden). is_landmark: (B or 1, T), required with a landmark bias."""
         qkv = self.qkv(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
         q, k, v = qkv.split(self.heads, dim=1)
         if self.query_norm is not None and self.key_norm is not None:
             q, k = self.query_norm(q), self.key_norm(k)
+        if self.landmark_bias is not None:
+            assert is_landmark is not None
+            q, k = bias_landmarks(q, k, is_landmark, self.landmark_bias)
         return self.out(attend(q, k, v).transpose(1, 2).flatten(2))
 
     def key(self, x: Tensor) -> Tensor:
@@ -70,8 +78,8 @@ class Block(nn.Module):
         self.mlp_in = nn.Linear(config.hidden_dim, config.mlp_dim, bias=False)
         self.mlp_out = nn.Linear(config.mlp_dim, config.hidden_dim, bias=False)
 
-    def forward(self, x: Tensor, attend: Attend) -> Tensor:
-        return self.feed_forward(x + self.attention(self.attention_norm(x), attend))
+    def forward(self, x: Tensor, attend: Attend, is_landmark: Tensor | None = None) -> Tensor:
+        return self.feed_forward(x + self.attention(self.attention_norm(x), attend, is_landmark))
 
     def feed_forward(self, x: Tensor) -> Tensor:
         """The perceptron after attention: (…, hidden) → (…, hidden)."""
@@ -190,21 +198,18 @@ class Decoder(LanguageModel):
                 a memory.
             positions: (B, T) positions of the tokens (None: 0…T−1). Unused with a memory.
         """
-        factors = self._factors(tokens.shape[1], positions)
-        to_keys = self._window_keys(factors, tokens.shape, phase)
+        if isinstance(memory, Memory):
+            phase = torch.full((1,), memory.position % (memory.block_size + 1))
+        is_landmark = self._landmarks(tokens, phase)
+        if memory is None:
+            attend = self._window_attention(tokens, phase, is_landmark, controlled, positions)
+        else:
+            attend = memory.attend
         x = self.embedding(tokens)
         cmt = None if self.cmt is None else self.cmt.weight  # attends to nothing: no attention is added
         for layer, block in enumerate(cast(Iterable[Block], self.blocks)):
             settings = {} if cmt is None else {"cmt": block.attention.key(block.attention_norm(cmt))}
-            if memory is not None:
-                x = block(x, partial(memory.attend, layer, **settings))
-            elif self.config.kind == "landmark":
-                settings |= {} if controlled is None else {"controlled": controlled[:, layer]}
-                x = block(
-                    x, partial(self._attend_to_landmarks, factors=factors, to_keys=to_keys, phase=phase, **settings)
-                )
-            else:
-                x = block(x, partial(self._attend, factors=factors, to_keys=to_keys))
+            x = block(x, partial(attend, layer, **settings), is_landmark)
             cmt = None if cmt is None else block.feed_forward(cmt)
         return self.norm(x)
 
@@ -219,58 +224,55 @@ class Decoder(LanguageModel):
             return self._rotary(0, length, like)
         return rotary_factors(positions, self.config.head_dim, self._rope_base, like.dtype)[:, None]
 
-    def _window_keys(self, factors: Tensor, shape: torch.Size, phase: Tensor | None) -> Callable[[Tensor], Tensor]:
-        """A function from the keys of a layer to those that attention uses, all (B, H_kv, T, d).
-
-        1. Some channels take the key of the normal token before. 2. Rotation. 3. Landmarks get the mean of their block.
-
-        shape: (B, T) of the window's tokens. factors, phase: as in `hidden`.
-        """
+    def _landmarks(self, tokens: Tensor, phase: Tensor | None) -> Tensor | None:
+        """Which of the tokens (B, T) are landmarks, (B or 1, T), bool. None: there are none, or no option asks."""
         config = self.config
-        channels = offset_channels(config.key_offset, config.head_dim)
-        is_landmark = means = None
-        if config.kind == "landmark" and (channels or config.landmark_key == "mean"):
-            assert config.block_size is not None
-            device = factors.device
-            phase = check_phase(phase, shape[0], config.block_size).to(device)
-            is_landmark = blocks_and_landmarks(phase, shape[1], config.block_size)[1]
-            if config.landmark_key == "mean":
-                means = BlockMeans.of_window(phase, shape[1], config.block_size, self.embedding.weight)
+        if config.block_size is None or not (config.key_offset or config.landmark_bias):
+            return None
+        phase = torch.zeros(1, dtype=torch.int64) if phase is None else phase
+        return blocks_and_landmarks(phase.to(tokens.device), tokens.shape[1], config.block_size)[1]
 
-        def to_keys(k: Tensor) -> Tensor:
-            k = rotate(offset_keys(k, channels, is_landmark), factors)
-            return k if means is None else means.add_to(k)
-
-        return to_keys
-
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, factors: Tensor, to_keys: Callable[[Tensor], Tensor]) -> Tensor:
-        """Plain attention over a whole window."""
-        return causal_attention(rotate(q, factors), to_keys(k), v)
-
-    def _attend_to_landmarks(
+    def _window_attention(
         self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        factors: Tensor,
-        to_keys: Callable[[Tensor], Tensor],
+        tokens: Tensor,
         phase: Tensor | None,
-        cmt: Tensor | None = None,
-        controlled: Tensor | None = None,
-    ) -> Tensor:
-        """Landmark attention over a whole window. cmt: (H_kv, d), not rotated."""
-        config = self.config
-        assert config.block_size is not None
-        return landmark_attention(
-            rotate(q, factors),
-            to_keys(k),
-            v,
-            block_size=config.block_size,
-            phase=phase,
-            cmt=None if cmt is None else rotate_cmt(cmt, self._rotary),
-            controlled=controlled,
-            backend=config.backend,
-        )
+        is_landmark: Tensor | None,
+        controlled: Tensor | None,
+        positions: Tensor | None,
+    ) -> Callable[..., Tensor]:
+        """The attention of all layers over a whole window, with the parameters of `Memory.attend`.
+
+        Keys are made in three steps: some channels take the key of the normal token before; rotation; landmarks get the
+        mean of their block.
+
+        Args: as in `hidden`, and is_landmark as `_landmarks` returns it.
+        """
+        config, means = self.config, None
+        factors = self._factors(tokens.shape[1], positions)
+        channels = offset_channels(config.key_offset, config.head_dim)
+        if config.landmark_key == "mean":
+            assert config.block_size is not None
+            first = torch.zeros(1, dtype=torch.int64) if phase is None else phase
+            means = BlockMeans.of_window(first, tokens.shape[1], config.block_size, self.embedding.weight)
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, cmt: Tensor | None = None) -> Tensor:
+            q, k = rotate(q, factors), rotate(offset_keys(k, channels, is_landmark), factors)
+            k = k if means is None else means.add_to(k)
+            if config.kind != "landmark":
+                return causal_attention(q, k, v)
+            assert config.block_size is not None
+            return landmark_attention(
+                q,
+                k,
+                v,
+                block_size=config.block_size,
+                phase=phase,
+                cmt=None if cmt is None else rotate_cmt(cmt, self._rotary),
+                controlled=None if controlled is None else controlled[:, layer],
+                backend=config.backend,
+            )
+
+        return attend
 
     def window_losses(self, batch: WindowBatch) -> Iterator[tuple[Tensor, int]]:
         """Summed loss in nats, and the number of targets, of each window of a batch, in order.

@@ -92,6 +92,7 @@ def test_a_window_has_room_for_a_repeat_at_any_start(configure):
         with pytest.raises(UserError, match="has no room for a repeat"):
             check(configure("model=landmark", "model.block_size=3", "data.repeats=[1]", f"train.length={length}"))
 
+
 @pytest.mark.parametrize("probe", ["copy", "recall"])
 def test_a_probe_reads_no_spans_and_may_be_longer(configure, probe):
     check(configure("size=nano", f"eval.probe={probe}", "eval.length=8192"))

@@ -14,7 +14,7 @@ TINY = DecoderConfig("transformer", vocab_size=64, num_layers=2, num_heads=2, he
 LANDMARK = replace(TINY, kind="landmark", block_size=5, landmark_id=60)
 CMT = replace(LANDMARK, cmt=True)
 XL = replace(TINY, kind="transformer_xl", window=6, cache=4)
-LOOKING_BACK = {"key_offset": 0.5, "rotary_fraction": 0.5, "initialisation": "fan_in"}
+LOOKING_BACK = {"key_offset": 0.5, "rotary_fraction": 0.5, "qk_norm": True, "initialisation": "fan_in"}
 
 
 def tiny(config, seed=0):
@@ -79,13 +79,15 @@ def test_transformer_xl_with_a_long_cache_is_the_plain_transformer():
 
 
 @pytest.mark.parametrize("cmt", [False, True])
+@pytest.mark.parametrize(("bias", "norm"), [(False, False), (True, True)])
 @pytest.mark.parametrize("landmark_key", ["token", "mean"])
 @pytest.mark.parametrize("offset", [0, 0.5, 1])
-@pytest.mark.parametrize("rotary", [0, 0.5, 1])
-def test_options_of_keys_read_in_chunks_as_in_one_window(offset, rotary, landmark_key, cmt):
+@pytest.mark.parametrize("rotary", [0, 0.5])
+def test_options_of_keys_read_in_chunks_as_in_one_window(offset, rotary, landmark_key, bias, norm, cmt):
     """Where all blocks are retrieved, chunk by chunk, token by token, and from a saved memory. With a context miss
     token the landmarks of a memory are controlled, those of a window are free: there one chunk is the reference."""
     keys = {"key_offset": offset, "rotary_fraction": rotary, "landmark_key": landmark_key}
+    keys |= {"landmark_bias": bias, "qk_norm": norm}
     model = tiny(replace(CMT if cmt else LANDMARK, **keys))
     raw = torch.randint(0, 50, (2, 29))
     if cmt:
@@ -99,7 +101,7 @@ def test_options_of_keys_read_in_chunks_as_in_one_window(offset, rotary, landmar
 
 @pytest.mark.parametrize("landmark_key", ["token", "mean"])
 def test_a_saved_memory_continues_with_the_key_before(landmark_key, tmp_path):
-    model = tiny(replace(LANDMARK, **LOOKING_BACK, landmark_key=landmark_key))
+    model = tiny(replace(LANDMARK, **LOOKING_BACK, landmark_key=landmark_key, landmark_bias=landmark_key == "mean"))
     raw = torch.randint(0, 50, (1, 29))
     for cut in (7, 10):  # within a block, and behind a landmark
         memory, loaded = model.new_memory(k=9), model.new_memory(k=9)
@@ -120,6 +122,21 @@ def test_models_without_landmarks_read_offset_keys_in_chunks(config):
     other = tiny(replace(TINY, key_offset=0.5))
     assert not torch.allclose(other(raw), whole(raw)), "rotary_fraction changes nothing"
     assert not torch.allclose(tiny(TINY)(raw), other(raw)), "key_offset changes nothing"
+
+
+def test_blocks_of_equal_scores_weigh_as_much_as_their_tokens():
+    """With the mean key, the bias log ℓ and no key of its own, a landmark makes landmark attention full attention."""
+    keys = {"key_offset": 0, "rotary_fraction": 0, "landmark_key": "mean", "landmark_bias": True}
+    model, plain = tiny(replace(LANDMARK, **keys)), tiny(replace(TINY, rotary_fraction=0))
+    weights = {name: x for name, x in model.state_dict().items() if "bias" not in name}
+    for layer in range(2):
+        weights[f"blocks.{layer}.attention.qkv.weight"][: 2 * 2 * 8] = 0  # no query, no key
+    plain.load_state_dict(weights)
+    raw = torch.randint(0, 50, (2, 23))
+    whole = model.forward(raw)
+    torch.testing.assert_close(whole[:, :5], plain(raw)[:, :5])
+    last = plain(raw)[:, :20]  # the last block is the local one: its tokens and the earlier blocks weigh the same
+    torch.testing.assert_close(whole[:, :20], last)
 
 
 def test_positional_jumps_apply_to_turning_channels_alone():
@@ -186,7 +203,8 @@ def test_landmark_loss_counts_only_targets_and_uses_the_phase():
 
 
 def test_every_parameter_of_every_model_gets_a_gradient():
-    looking_back = [replace(config, **LOOKING_BACK) for config in (TINY, XL, replace(CMT, landmark_key="mean"))]
+    with_means = replace(CMT, **LOOKING_BACK, landmark_key="mean", landmark_bias=True)
+    looking_back = [with_means, *(replace(config, **LOOKING_BACK) for config in (TINY, XL))]
     grouped = [replace(config, num_kv_heads=1) for config in (LANDMARK, CMT)]
     for config in (TINY, LANDMARK, XL, CMT, *grouped, *looking_back):
         model = tiny(config)

@@ -25,6 +25,8 @@ READ_BY = {
     "memory.window": ("transformer",),
     "memory.sinks": ("transformer",),
     "model.block_size": ("landmark",),
+    "model.landmark_key": ("landmark",),
+    "model.landmark_bias": ("landmark",),
     "model.window": ("transformer_xl",),
     "model.cache": ("transformer_xl",),
     "cmt": ("landmark",),
@@ -161,6 +163,10 @@ def _check_transformers(config: Config) -> None:
         raise UserError(f"model.name={model.name}: is where the weights come from, leave out model.family and start")
     if model.architecture is not None and (model.name is not None or model.family is not None):
         raise UserError(f"model.architecture={model.architecture}: leave out model.name and model.family")
+    if model.name is not None or model.family is not None:
+        for key in ("key_offset", "rotary_fraction", "landmark_key", "landmark_bias", "qk_norm", "initialisation"):
+            if getattr(model, key) is not None:
+                raise UserError(f"model.{key}={getattr(model, key)}: is for our decoder, not models of transformers")
     if model.name is None and model.family is None:
         for key, value in (("model.lora_rank", model.lora_rank), ("start", config.start)):
             if value is not None:
@@ -181,8 +187,12 @@ def _check_training(config: Config) -> None:
     train = config.train
     if not 0 < train.warmup < 1:
         raise UserError(f"train.warmup={train.warmup}: must be a fraction of the steps, between 0 and 1")
-    for name in ("start_lr", "max_lr", "final_lr"):
-        if getattr(train, name) <= 0:
+    if train.muon_lr is not None and train.optimizer != "muon":
+        raise UserError(f"train.muon_lr={train.muon_lr}: is for train.optimizer=muon")
+    if train.optimizer == "muon" and config.trainer.strategy == "fsdp":
+        raise UserError("train.optimizer=muon: needs whole matrices, use another trainer than fsdp, or recipe=paper")
+    for name in ("start_lr", "max_lr", "final_lr", "muon_lr"):
+        if getattr(train, name) is not None and getattr(train, name) <= 0:
             raise UserError(f"train.{name}={getattr(train, name)}: must be above 0")
     if config.seeds is not None and (not config.seeds or len(set(config.seeds)) < len(config.seeds)):
         raise UserError(f"seeds={config.seeds}: must be a list of different seeds, or null")

@@ -26,21 +26,17 @@ FROZEN = {
     ("sweep_k_local", "k8_local350", "paper"): ("cc0442de0b", "4a5c0c3bfe"),
 }
 
-HEADS = {  # of the sizes when the identities were frozen
-    "nano": ["model.num_heads=4", "model.head_dim=32"],
-    "small": ["model.num_heads=8", "model.head_dim=64"],
+AS_FROZEN = {  # shapes and steps of the sizes when the identities were frozen
+    "paper": [],
+    "nano": ["recipe=paper", "model.num_heads=4", "model.head_dim=32", "train.steps=3000"],
+    "small": ["recipe=paper", "model.num_heads=8", "model.head_dim=64"],
 }
+STEPS = {"quickstart": ["train.steps=700"], "figure3_passkey": ["train.steps=5000"]}
 
 
 def identities(configure, composer, experiment: str, row: str, size: str) -> tuple[str, str]:
-    overrides = [
-        f"+experiment={experiment}",
-        f"size={size}",
-        f"row={row}",
-        "tokenizer=bytes",
-        "recipe=paper",
-        *HEADS.get(size, []),
-    ]
+    overrides = [f"+experiment={experiment}", f"size={size}", f"row={row}", "tokenizer=bytes"]
+    overrides += [*AS_FROZEN[size], *STEPS.get(experiment, [])]
     config = select(configure(*overrides), overrides, composer)[0].configs[0]
     run = digest(run_settings(config, TOKENIZER, TEXT))
     return run, digest(row_settings(config, run, TEXT))
@@ -52,7 +48,5 @@ def test_identities_are_those_of_earlier_records(configure, composer, experiment
 
 
 def test_a_seed_and_a_start_are_part_of_the_frozen_identities(configure):
-    config = configure(
-        "size=nano", "recipe=paper", *HEADS["nano"], "seed=3", "model=pretrained", "model.name=some-folder"
-    )
+    config = configure("size=nano", *AS_FROZEN["nano"], "seed=3", "model=pretrained", "model.name=some-folder")
     assert digest(run_settings(config, TOKENIZER, TEXT, "2" * 10)) == "36c37d8c93"

@@ -27,6 +27,8 @@ def row_id(config, run="r", stream="s"):
         *("train.max_lr=1e-3", "train.start_lr=1e-3", "train.final_lr=1e-3", "train.warmup=0.5"),
         *("train.beta1=0.5", "train.beta2=0.5", "train.weight_decay=0.5"),
         *("cmt=on", "positions=jumps", "model.architecture=mine", "data.repeats=[0.5]"),
+        *("model.key_offset=0.5", "model.rotary_fraction=0.5", "model.landmark_key=mean", "model.landmark_bias=true"),
+        *("model.qk_norm=true", "model.initialisation=fan_in", "train.optimizer=muon", "train.muon_lr=1e-2"),
     ],
 )
 def test_what_decides_the_weights_makes_another_run(configure, override):

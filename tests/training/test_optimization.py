@@ -1,11 +1,14 @@
+from copy import deepcopy
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
 from landmark.config.schema import TrainConfig
 from landmark.models import Decoder, DecoderConfig
-from landmark.training.optimization import learning_rate, make_optimizer, parameter_groups
-from tests.training.training_case import KINDS, make_config, make_model
+from landmark.training.optimization import learning_rate, make_optimizer, parameter_groups, set_learning_rate
+from tests.training.training_case import EXTRAS, KINDS, make_config, make_model
 
 
 def settings(steps: int) -> TrainConfig:
@@ -64,7 +67,9 @@ def test_every_weight_is_in_one_group_and_norms_do_not_decay(kind):
     names = {id(weight): name for name, weight in model.named_parameters()}
     assert all(weight.ndim == 2 and "blocks." in names[id(weight)] for weight in decayed["params"])
     assert {names[id(weight)] for weight in kept["params"]} == {
-        name for name in names.values() if "norm" in name or "embedding" in name or name == "cmt.weight"
+        name
+        for name in names.values()
+        if "norm" in name or "bias" in name or "embedding" in name or name == "cmt.weight"
     }
 
 
@@ -74,6 +79,52 @@ def test_a_head_of_its_own_does_not_decay():
     model.head = nn.Linear(4, 8, bias=False)
     decayed, _ = parameter_groups(model, 0.1)
     assert [id(weight) for weight in decayed["params"]] == [id(model.blocks[0].weight)]
+
+
+def test_muon_takes_the_matrices_and_adamw_the_rest():
+    """The step of each is that of its own optimizer, at its own learning rate."""
+    train = replace(settings(100), optimizer="muon", muon_lr=1e-2)
+    ours, alone = (make_model(make_config(EXTRAS)) for _ in range(2))
+    alone.load_state_dict(ours.state_dict())
+    optimizer = make_optimizer(ours, train)
+    decayed, rest = parameter_groups(alone, train.weight_decay)
+    muon = torch.optim.Muon([decayed], momentum=0.95, adjust_lr_fn="match_rms_adamw")
+    adamw = torch.optim.AdamW([rest], betas=(0.9, 0.95), fused=True)
+    for step in range(3):
+        for weight, same in zip(ours.parameters(), alone.parameters(), strict=True):
+            weight.grad = torch.randn_like(weight)
+            same.grad = weight.grad.clone()
+        set_learning_rate(optimizer.param_groups, step, train)
+        optimizer.step()
+        muon.param_groups[0]["lr"] = learning_rate(step, train) * 5
+        adamw.param_groups[0]["lr"] = learning_rate(step, train)
+        muon.step()
+        adamw.step()
+    for weight, same in zip(ours.parameters(), alone.parameters(), strict=True):
+        assert torch.equal(weight, same)
+
+
+def test_the_state_of_muon_and_adamw_is_saved_and_loaded():
+    train = replace(settings(100), optimizer="muon")
+    ours = make_model(make_config(EXTRAS))
+    optimizer = make_optimizer(ours, train)
+    gradients = [[torch.randn_like(weight) for weight in ours.parameters()] for _ in range(4)]
+
+    def take(model, optimizer, steps):
+        for step in steps:
+            for weight, gradient in zip(model.parameters(), gradients[step], strict=True):
+                weight.grad = gradient.clone()
+            set_learning_rate(optimizer.param_groups, step, train)
+            optimizer.step()
+
+    take(ours, optimizer, [0, 1])
+    copy = make_model(make_config(EXTRAS))
+    copy.load_state_dict(ours.state_dict())
+    resumed = make_optimizer(copy, train)
+    resumed.load_state_dict(deepcopy(optimizer.state_dict()))
+    take(ours, optimizer, [2, 3])
+    take(copy, resumed, [2, 3])
+    assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), copy.parameters(), strict=True))
 
 
 def test_optimizer_is_the_papers():

@@ -33,7 +33,15 @@ from landmark.training import train
 from landmark.training.lightning_module import LanguageModelTraining
 from landmark.training.metrics_csv_logger import MetricsCsvLogger
 
-EXTRAS = "landmark_cmt_jumps"  # a landmark model with a context miss token, positional jumps and repeats
+EXTRAS = "landmark_extras"  # with a context miss token, positional jumps, and all that makes models look back
+LOOKING_BACK = {
+    "key_offset": 0.5,
+    "rotary_fraction": 0.5,
+    "landmark_key": "mean",
+    "landmark_bias": True,
+    "qk_norm": True,
+    "initialisation": "fan_in",
+}
 KINDS = ("transformer", "landmark", "transformer_xl", EXTRAS)
 TOKENIZER = load_tokenizer("bytes")
 
@@ -50,8 +58,10 @@ def make_config(kind: str, **changes: Any) -> Config:
         block_size=5 if kind == "landmark" else None,
         window=16 if kind == "transformer_xl" else None,
         cache=16 if kind == "transformer_xl" else None,
+        **(LOOKING_BACK if extras else {}),
     )
     settings = {"steps": 40, "batch_size": 4, "micro_batch": 3, "length": 48}
+    settings |= {"optimizer": "muon", "muon_lr": 1e-2} if extras else {}
     settings |= {"log_every": 3, "validate_every": 10, "validate_batches": 2, "checkpoint_every": 8}
     return Config(
         size="test",

@@ -76,11 +76,12 @@ class MuonAndAdamW(torch.optim.Optimizer):
         super().__init__([*self._muon.param_groups, *self._adamw.param_groups], {})
         self._share()
 
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        if closure is not None:
-            raise ValueError("MuonAndAdamW takes no closure")
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Take a step with both, after calling the closure. Returns what it returns."""
+        loss = None if closure is None else closure()
         self._muon.step()
         self._adamw.step()
+        return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)

@@ -1,12 +1,8 @@
-"""The tokenizer `gpt2`: byte-pair encoding by tiktoken, which runs in parallel threads."""
+"""The tokenizer `gpt2`."""
 
-import base64
-import hashlib
 from pathlib import Path
 
-import numpy as np
-
-from landmark.data.tokenizer import Tokenizer
+from landmark.data.byte_pairs import BytePairTokenizer, first_ids, read_ranks
 from landmark.utils.errors import UserError
 
 GPT2_RANKS_SHA256 = "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"
@@ -14,7 +10,7 @@ GPT2_RANKS_SHA256 = "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838
 GPT2_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
 
 
-class GPT2Tokenizer(Tokenizer):
+class GPT2Tokenizer(BytePairTokenizer):
     """GPT-2's encoding, whole or with fewer merges.
 
     In a small model a large vocabulary takes most of the time and of the parameters. With a `vocab_size` only the first
@@ -26,39 +22,23 @@ class GPT2Tokenizer(Tokenizer):
 
         Raises UserError if the ranks are missing, and for a vocabulary that is no multiple of 64 from 320 to 50304.
         """
-        import tiktoken
-
         if vocab_size is not None and (vocab_size % 64 or not 320 <= vocab_size <= 50304):
             raise UserError(f"tokenizer.vocab_size={vocab_size}: choose a multiple of 64 from 320 to 50304")
-        ranks = _read_ranks(Path(file)) if file is not None else _download_ranks()
+        ranks = _read_file(Path(file)) if file is not None else _download_ranks()
         if vocab_size is None:
-            name, eot, landmark = "gpt2", 50256, 50260
+            name, ids = "gpt2", (50256, 50260, 50304)
         else:
-            name, eot, landmark = f"gpt2-{vocab_size}", vocab_size - 64, vocab_size - 63
-            ranks = {piece: rank for piece, rank in ranks.items() if rank < eot}
-        pieces = {rank: piece for piece, rank in ranks.items()}
-        decisive = {"ranks": GPT2_RANKS_SHA256, "pattern": GPT2_PATTERN}
-        super().__init__(name, eot, landmark, vocab_size or 50304, pieces, **decisive)
-        # No text is encoded to it, but without any special token tiktoken looks for one at every character.
-        special = {"<|endoftext|>": self.eot}
-        self._encoding = tiktoken.Encoding(name, pat_str=GPT2_PATTERN, mergeable_ranks=ranks, special_tokens=special)
-
-    def encode(self, text: str) -> np.ndarray:
-        return self._encoding.encode_to_numpy(text, disallowed_special=()).astype(self.dtype)
+            name, ids = f"gpt2-{vocab_size}", first_ids(vocab_size)
+            ranks = {piece: rank for piece, rank in ranks.items() if rank < ids[0]}
+        super().__init__(name, ranks, GPT2_RANKS_SHA256, GPT2_PATTERN, ids)
 
 
-def _read_ranks(file: Path) -> dict[bytes, int]:
+def _read_file(file: Path) -> dict[bytes, int]:
     try:
         content = file.read_bytes()
     except OSError as error:
         raise UserError(f"tokenizer.file: cannot read {file}: {error.strerror}") from None
-    found = hashlib.sha256(content).hexdigest()
-    if found != GPT2_RANKS_SHA256:
-        raise UserError(
-            f"tokenizer.file: {file} is not GPT-2's ranks file: its sha256 is {found}, "
-            f"expected {GPT2_RANKS_SHA256}; fetch it again"
-        )
-    return {base64.b64decode(piece): int(rank) for piece, rank in map(bytes.split, content.splitlines())}
+    return read_ranks(content, GPT2_RANKS_SHA256, f"tokenizer.file: {file} is not GPT-2's ranks file")
 
 
 def _download_ranks() -> dict[bytes, int]:

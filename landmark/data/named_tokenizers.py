@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from landmark.data.byte_tokenizer import ByteTokenizer
+from landmark.data.code_tokenizer import CodeTokenizer
 from landmark.data.gpt2_tokenizer import GPT2Tokenizer
 from landmark.data.pretrained_tokenizer import open_pretrained
 from landmark.data.tokenizer import Tokenizer
@@ -10,21 +11,21 @@ from landmark.utils.errors import UserError
 
 
 def load_tokenizer(name: str, file: str | Path | None = None, vocab_size: int | None = None) -> Tokenizer:
-    """The tokenizer `bytes`, `gpt2`, or `pretrained`, which belongs to a transformers model.
+    """The tokenizer `bytes`, `code`, `gpt2`, or `pretrained`, which belongs to a transformers model.
 
     file: local copy of GPT-2's ranks, or the model's folder. vocab_size: for `gpt2`, as in `GPT2Tokenizer`.
 
     Raises UserError for an unknown name, an impossible vocabulary, and a file that is missing or a wrong one.
     """
-    if name == "bytes":
+    if name in ("bytes", "code"):
         for key, value in {"file": file, "vocab_size": vocab_size}.items():
             if value is not None:
-                raise UserError(f"tokenizer=bytes has no {key}, but tokenizer.{key} is {value}: leave it out")
-        return ByteTokenizer()
+                raise UserError(f"tokenizer={name} has no {key}, but tokenizer.{key} is {value}: leave it out")
+        return ByteTokenizer() if name == "bytes" else CodeTokenizer()
     if name == "gpt2":
         return GPT2Tokenizer(file, vocab_size)
     if name == "pretrained":
         if file is None:
             raise UserError("tokenizer=pretrained: tokenizer.file must name the folder of a model, as model.name does")
         return open_pretrained(file)
-    raise UserError(f"unknown tokenizer {name!r}: choose gpt2, bytes or pretrained")
+    raise UserError(f"unknown tokenizer {name!r}: choose gpt2, code, bytes or pretrained")

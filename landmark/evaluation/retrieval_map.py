@@ -78,10 +78,11 @@ class RetrievalMap:
 
         texts: number of texts read.
 
-        Returns layer and head, the one with the highest value for the block of the earlier occurrence; found, the share
-        of its queries in the second copy, without those of the chunk in which that begins, that retrieve this block
-        (None: there are none); cell, in tokens; share_of, "attention" or "queries"; best and mean, the maps, for each
-        cell of queries a list with the values of all cells of blocks. None where nothing was retrieved.
+        Returns layer and head, the one with the highest value for the block of the earlier occurrence (the first one
+        where all have 0); found, the share of its queries in the second copy, without those of the chunk in which that
+        begins, that retrieve this block (None: there are none); cell, in tokens; share_of, "attention" or "queries";
+        best and mean, the maps, for each cell of queries a list with the values of all cells of blocks. None where
+        nothing was retrieved.
         """
         if not self._layers:
             return None

@@ -100,6 +100,14 @@ def test_found_counts_queries_after_the_chunk_in_which_the_second_copy_begins():
     assert summary(found)["found"] == pytest.approx(2 / 3, abs=1e-4)
 
 
+def test_a_query_that_retrieves_nothing_has_not_found_the_first_block():
+    """12 tokens in blocks of 2 and chunks of 7. Tokens 7 to 10 need the blocks 0, 1, 1 and 2."""
+    found = RetrievalMap(12, 7, 2)
+    ages = torch.tensor([0, 0, 1, 1, 0, 2])[None, None, :, None]  # of token 7, a landmark, 8, 9, a landmark, 10
+    found(Retrieval(0, 10, kept(3), ages, torch.where(ages > 0, 0.5, 0.0)))
+    assert summary(found)["found"] == 0
+
+
 def test_long_texts_have_cells_of_several_blocks():
     found = RetrievalMap(2 * 5 * CELLS + 2, 10, 5)
     assert found.cell == 15
@@ -142,9 +150,9 @@ def plain_map(model, texts, config, layer, head):
 
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
-@pytest.mark.parametrize("blocks", [None, 4])
-def test_a_real_map_equals_plain_loops(stream, granularity, blocks):
-    model, config = model_of(LANDMARK), settings("copy", 80, 17, k=3, prompts=3, batch_size=2, blocks=blocks)
+@pytest.mark.parametrize(("length", "local", "blocks"), [(80, 17, None), (80, 17, 4), (84, 43, None)])
+def test_a_real_map_equals_plain_loops(stream, granularity, length, local, blocks):
+    model, config = model_of(LANDMARK), settings("copy", length, local, k=3, prompts=3, batch_size=2, blocks=blocks)
     config.retrieval.granularity = granularity
     shown = evaluate_probe(model, stream, TOKENIZER, config)["copy_map"]
     texts = torch.from_numpy(probe_texts(config.eval, stream, TOKENIZER).tokens)

@@ -56,7 +56,7 @@ def _maps(table: Table, copies: Sequence[TableRow]) -> list[Panel]:
         note = f"layer {found['layer']}, head {found['head']}; the text is repeated from token {half:,} on"
         if found["found"] is not None:
             share = f"{100 * found['found']:.0f} %"
-            note += f"; from the next chunk on {share} of the tokens retrieve the block of their earlier occurrence"
+            note += f"; from the next chunk on {share} of the tokens find their earlier occurrence"
         made.append(
             square_map(
                 f"Which blocks the tokens retrieve: {row.name}",

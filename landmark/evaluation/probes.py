@@ -21,6 +21,7 @@ from landmark.data.tokenizer import Tokenizer
 from landmark.evaluation.chunks import attention_size, chunk_length
 from landmark.evaluation.memories import add_counters, new_memory
 from landmark.evaluation.perplexity import TOKENS_AT_ONCE, inference, segment_logits, token_losses
+from landmark.evaluation.retrieval_map import RetrievalMap
 from landmark.memory.counters import with_rates
 from landmark.utils.peak_memory import peak_memory_bytes, reset_peak_memory
 from landmark.utils.significance import mean_and_error, share_interval
@@ -52,7 +53,8 @@ def evaluate_probe(
         tokens_per_second, peak_memory_bytes, memory.
 
         Of `copy` also first_copy, first_copy_se, second_copy, second_copy_se (nats a token, and standard errors over
-        segments) and first_segments. Both copies are counted from their second token on.
+        segments) and first_segments. Both copies are counted from their second token on. Where a memory of landmarks
+        retrieves, also copy_map (see `RetrievalMap.summary`).
 
         Of `recall` also recall (the share of values that are the most probable of all tokens), recall_low and
         recall_high (95 %, see `share_interval`) and correct [of each segment].
@@ -66,11 +68,14 @@ def evaluate_probe(
     device = next(model.parameters()).device
     losses, hits = [], []
     counters: dict[str, Any] = {}
+    observer = None
+    if settings.probe == "copy" and model.config.kind == "landmark" and model.config.block_size is not None:
+        observer = RetrievalMap(settings.length, local, model.config.block_size)
     reset_peak_memory()
     started = time.perf_counter()
     for start in range(0, len(texts.tokens), batch_size):
         tokens = torch.from_numpy(texts.tokens[start : start + batch_size]).to(device)
-        memory = new_memory(model, config)
+        memory = new_memory(model, config, observer)
         with inference(model, config):
             read = [
                 (token_losses(logits, following), logits.argmax(-1) == following)
@@ -112,7 +117,9 @@ def evaluate_probe(
         compared = sums(losses, texts.compared)
         first, first_error = mean_and_error(compared)
         own = {"first_copy": first, "first_copy_se": first_error, "second_copy": mean, "second_copy_se": error}
-        return results | own | {"first_segments": compared}
+        copy_map = None if observer is None else observer.summary(len(texts.tokens))
+        own |= {"first_segments": compared} | ({} if copy_map is None else {"copy_map": copy_map})
+        return results | own
     right = sums(hits, texts.counted)
     low, high = share_interval(right)
     own = {"recall": mean_and_error(right)[0], "recall_low": low, "recall_high": high}

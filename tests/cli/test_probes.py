@@ -4,6 +4,7 @@ import csv
 import math
 import re
 
+import numpy as np
 import pytest
 
 from landmark.cli import main as app
@@ -72,6 +73,8 @@ def test_a_record_has_the_probe_and_its_sums(records):
         assert record["results"]["perplexity"] == pytest.approx(math.exp(record["results"]["nll"]))
         assert record["results"]["memory"]["retrievals"] > 0
     assert records["once_96"]["results"]["second_copy_se"] is None  # of one segment
+    assert [name for name, record in records.items() if "copy_map" in record["results"]] == ["landmark_240"]
+    assert np.shape(copy["results"]["copy_map"]["best"]) == (5, 5)  # 239 tokens read, in blocks of 50
 
 
 def test_each_column_is_shown_of_the_rows_that_have_it(output, records):
@@ -123,6 +126,18 @@ def test_figures_of_other_rows_draw_probes_over_their_length(records, figure, na
     drawn = [each for each in panel.spec["data"]["values"] if "tooltip" in each]
     assert panel.title == title
     assert len(drawn) == len(names)
+    assert render.write(table, tmp_path)["png"].read_bytes().startswith(b"\x89PNG")
+
+
+def test_figure_of_copies_has_the_map_of_the_row_with_a_memory(records, tmp_path):
+    from landmark.results.figures import panels
+
+    names = ["plain_96", "landmark_96", "landmark_240", "books_96"]
+    table = tables.build("t", {name: [records[name]] for name in names}, figure="copying")
+    titles = [[panel.title for panel in line] for line in panels(table)]
+    assert titles[0] == ["Which blocks the tokens retrieve: landmark_240"]
+    assert titles[1] == ["Loss on a text, and when it is repeated"]
+    assert titles[2] == ["Perplexity, measured here"]  # of the row without a probe
     assert render.write(table, tmp_path)["png"].read_bytes().startswith(b"\x89PNG")
 
 

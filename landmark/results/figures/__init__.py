@@ -5,7 +5,17 @@ Each picture is made of panels, which Vega-Lite describes: here they become PNGs
 
 from collections.abc import Callable
 
-from landmark.results.figures import accuracy, drop_rate, heatmap, lines, positions, recall, rows, unique_blocks
+from landmark.results.figures import (
+    accuracy,
+    copying,
+    drop_rate,
+    heatmap,
+    lines,
+    positions,
+    recall,
+    rows,
+    unique_blocks,
+)
 from landmark.results.figures.drawing import png
 from landmark.results.figures.marks import Panel
 from landmark.results.tables import Table
@@ -16,6 +26,7 @@ FIGURES: dict[str, Callable[[Table], list[list[Panel]]]] = {
     "lines": lines.panels,
     "heatmap": heatmap.panels,
     "accuracy": accuracy.panels,
+    "copying": copying.panels,
     "drop_rate": drop_rate.panels,
     "recall": recall.panels,
     "unique_blocks": unique_blocks.panels,

@@ -1,4 +1,4 @@
-"""Panels of a figure in Vega-Lite: heat maps, quartile boxes and bars."""
+"""Panels of a figure in Vega-Lite: heat maps, maps of a text, quartile boxes and bars."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -12,12 +12,15 @@ from landmark.results.figures.marks import (
     Panel,
     Spec,
     layered,
+    once,
     quantity,
     reference,
     short,
 )
-from landmark.results.figures.style import INK
+from landmark.results.figures.style import DASHED, INK
 
+SIDE = 320  # pixels of a square map
+_HEAT = ["#FFFFFF", "#FDD0A2", "#E6550D", "#7F2704"]  # on white, also where the page is dark
 _OWN_COLOUR = {"field": "colour", "type": "nominal", "scale": None}
 
 
@@ -52,6 +55,55 @@ def heat_map(title: str, axes: Sequence[str], cells: Mapping[tuple[str, str], fl
     ]
     place = {"x": _names("x", columns, axes[1]), "y": _names("y", rows[::-1], axes[0]), "tooltip": TOOLTIP}
     return Panel(title, layered(made, layers, WIDTH - 60, HEIGHT) | {"encoding": place})
+
+
+def square_map(
+    title: str,
+    values: Sequence[Sequence[float]],
+    cell: int,
+    length: int,
+    titles: tuple[str, str, str],
+    *,
+    highest: float,
+    marked: float,
+    note: str = "",
+) -> Panel:
+    """A map of one text against itself, position by position; dark is high, and cells of 0 are left blank.
+
+    Args:
+        title: title of the panel.
+        values: for each cell across the values upwards.
+        cell: side of a cell in tokens.
+        length: tokens of the text.
+        titles: of the horizontal axis, the vertical axis and the values.
+        highest: the value with the darkest colour.
+        marked: a position with dashed lines across and up.
+        note: a remark below the title.
+    """
+    across, up, measured = titles
+    made = [
+        {"x": x * cell, "x2": (x + 1) * cell, "y": y * cell, "y2": (y + 1) * cell, "value": value}
+        | {"tooltip": f"{across} {x * cell:,}, {up} {y * cell:,}\n{measured}: {short(value)}"}
+        for x, column in enumerate(values)
+        for y, value in enumerate(column)
+        if value
+    ]
+    scale = {"range": _HEAT, "interpolate": "rgb", "domain": [0, highest or 1]}
+    legend = {"title": measured, "gradientLength": SIDE / 2}
+    axis = {"format": ",d", "tickCount": 5, "grid": False}
+    options = {"scale": {"domain": [0, length], "nice": False}, "axis": axis}
+    place = {
+        "x": quantity("x", {"title": f"{across}, tokens"} | options),
+        "x2": {"field": "x2"},
+        "y": quantity("y", {"title": f"{up}, tokens"} | options),
+        "y2": {"field": "y2"},
+        "fill": {"field": "value", "type": "quantitative", "scale": scale, "legend": legend},
+        "tooltip": TOOLTIP,
+    }
+    rule = {"type": "rule", "color": "#888888", "strokeDash": DASHED}
+    rules = [once(rule, {way: {"datum": marked, "axis": axis}}) for way in "xy"]
+    spec = layered(made, [{"mark": "rect", "encoding": place}, *rules], SIDE, SIDE)
+    return Panel(title, spec | {"view": {"fill": _HEAT[0]}}, note=note)
 
 
 def boxes(title: str, samples: Sequence[Sequence[int]], colour: str, x: str, y: str, *, level: float) -> Panel:

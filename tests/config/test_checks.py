@@ -43,7 +43,7 @@ BAD = {
     "data.repeats=[0.5] train.length=15": "data.repeats=[0.5]: train.length=15 has no room for a repeat, raise it",
     "trainer.profiler=fast": "trainer.profiler=fast: must be one of null, simple, advanced, pytorch",
     "train.optimizer=sgd": "train.optimizer=sgd: must be one of null, adamw, muon",
-    "train.optimizer=adamw": "train.muon_lr=0.01: is for train.optimizer=muon",
+    "train.optimizer=adamw": "train.muon_lr=0.02: is for train.optimizer=muon",
     "train.muon_lr=0": "train.muon_lr=0.0: must be above 0",
     "trainer=fsdp": "train.optimizer=muon: needs whole matrices, use another trainer than fsdp, or recipe=paper",
     "model=llama model.qk_norm=true": "model.qk_norm=True: is for our decoder, not models of transformers",

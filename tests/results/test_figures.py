@@ -98,7 +98,8 @@ def points(panel):
 
 
 def test_every_figure_is_that_of_an_experiment():
-    assert SHOWN.keys() | {"copying"} == set(FIGURES)  # of rows with a probe: test_copying.py
+    assert SHOWN.keys() | {"copying"} == set(FIGURES)  # test_copying.py shows it, with records of probes
+    assert composed("quickstart")[0].figure == "copying"
     for figure, experiment in SHOWN.items():
         assert composed(experiment)[0].figure == figure
 

@@ -34,7 +34,11 @@ def overrides(experiment, output):
     config = to_config(compose_conf(given))
     amount = PROMPTS if config.data.name in SYNTHETIC else TEXT
     few = ["eval.prompts=1"] if experiment == "retriever" else []
-    own = ("eval.prompts=", "eval.tokens=", "model.num_heads=")  # long rows say how much they read; ours have tiny heads
+    own = (
+        "eval.prompts=",
+        "eval.tokens=",
+        "model.num_heads=",
+    )  # of long rows and wide heads
     long = [f"~rows.{name}" for name, row in named(config).items() if any(key in row for key in own)]
     return [*given, *amount, *few, *long]
 

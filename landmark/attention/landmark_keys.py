@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from landmark.attention.layout import blocks_and_landmarks
@@ -66,9 +67,9 @@ def bias_landmarks(q: Tensor, k: Tensor, is_landmark: Tensor, bias: Tensor) -> t
 
     Returns tensors of the same shapes.
     """
+    last = F.one_hot(torch.tensor(k.shape[-1] - 1, device=k.device), k.shape[-1]).to(k.dtype)
     at_landmarks = is_landmark[:, None, :, None] * (bias * k.shape[-1] ** 0.5)[:, None, None]
-    at_landmarks = at_landmarks.expand(len(k), -1, -1, -1).to(k.dtype)
-    return torch.cat([q[..., :-1], torch.ones_like(q[..., -1:])], -1), torch.cat([k[..., :-1], at_landmarks], -1)
+    return torch.addcmul(last, q, 1 - last), torch.addcmul(k * (1 - last), at_landmarks.to(k.dtype), last)
 
 
 def add_means(blocks: Tensor) -> Tensor:

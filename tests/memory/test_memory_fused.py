@@ -16,10 +16,10 @@ def read(reading, tier, backend, dtype=torch.float32):
     q = torch.randn(2, heads, total, 4, generator=generator).to(dtype)
     k, v = (torch.randn(2, kv_heads, total, 4, generator=generator).to(dtype) for _ in range(2))
     cmt = torch.randn(kv_heads, 4, generator=generator).to(dtype) if reading["cmt"] else None
-    names = ("max_blocks", "k", "granularity", "cutoff", "mapping")
+    names = ("max_blocks", "k", "granularity", "cutoff", "mapping", "key_offset", "landmark_key")
     memory = Memory(
         reading["block_size"],
-        **{name: reading[name] for name in names},
+        **{name: reading[name] for name in names if name in reading},
         tie_layers=(1,) if reading["tie"] else (),
         tier=tier,
         backend=backend,

@@ -99,6 +99,21 @@ def test_options_of_keys_read_in_chunks_as_in_one_window(offset, rotary, landmar
     torch.testing.assert_close(read, expected, atol=1e-10, rtol=0)
 
 
+def test_options_of_keys_on_every_backend():
+    """Windows cut anywhere, with their gradients. The fused kernels, interpreted, compute in float32."""
+    keys = {**LOOKING_BACK, "landmark_key": "mean", "landmark_bias": True}
+    tokens, phase = torch.randint(0, 50, (2, 23)), torch.tensor([2, 5])
+    found = {}
+    for backend in ("reference", "blockwise", "triton"):
+        model = tiny(replace(LANDMARK, **keys, backend=backend)).float()
+        ((loss, _),) = model.window_losses(WindowBatch(tokens, tokens, phase))
+        loss.backward()
+        found[backend] = [loss, *(weight.grad for weight in model.parameters())]
+    for backend in ("blockwise", "triton"):
+        for ours, expected in zip(found[backend], found["reference"], strict=True):
+            torch.testing.assert_close(ours, expected, atol=2e-4, rtol=2e-4)
+
+
 @pytest.mark.parametrize("landmark_key", ["token", "mean"])
 def test_a_saved_memory_continues_with_the_key_before(landmark_key, tmp_path):
     model = tiny(replace(LANDMARK, **LOOKING_BACK, landmark_key=landmark_key, landmark_bias=landmark_key == "mean"))

@@ -32,13 +32,11 @@ def overrides(experiment, output):
         return finetuning(output)
     given = [f"+experiment={experiment}", *TINY, f"output={output}"]
     config = to_config(compose_conf(given))
+    set_by_rows = {word.partition("=")[0] for row in named(config).values() for word in row.split()}
+    given = [word for word in given if word.partition("=")[0] not in set_by_rows]
     amount = PROMPTS if config.data.name in SYNTHETIC else TEXT
-    few = ["eval.prompts=1"] if experiment == "retriever" else []
-    own = (
-        "eval.prompts=",
-        "eval.tokens=",
-        "model.num_heads=",
-    )  # of long rows and wide heads
+    few = ["eval.prompts=1"] if config.data.name not in SYNTHETIC else []
+    own = ("eval.prompts=", "eval.tokens=")  # long rows say how much they read
     long = [f"~rows.{name}" for name, row in named(config).items() if any(key in row for key in own)]
     return [*given, *amount, *few, *long]
 

@@ -75,7 +75,7 @@ def test_slurm_gets_an_array(tmp_path):
     for name, text in (("sbatch", SBATCH), ("srun", SRUN), ("sacct", SACCT)):
         (tools / name).write_text(text)
         (tools / name).chmod(0o755)
-    arguments = ["-m", *TINY, f"output={tmp_path}", "task=plan", "row=plain_512,landmark_512"]
+    arguments = ["-m", *TINY, f"output={tmp_path}", "task=plan", "row=plain_512,landmark_2048"]
     cluster = ["hydra/launcher=submitit_slurm", "hydra.launcher.partition=gpu", "hydra.launcher.gpus_per_node=4"]
     environment = os.environ | {"PATH": f"{tools}:{os.environ['PATH']}"}
     done = start(*arguments, *cluster, environment=environment)
@@ -89,7 +89,7 @@ def test_slurm_gets_an_array(tmp_path):
 
 
 def test_joblib_works_on_each(tmp_path):
-    arguments = ["-m", *TINY, f"output={tmp_path}", "task=plan", "row=plain_512,landmark_512"]
+    arguments = ["-m", *TINY, f"output={tmp_path}", "task=plan", "row=plain_512,landmark_2048"]
     done = start(*arguments, "hydra/launcher=joblib")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("missing: 1 runs, 1 rows") == 2

@@ -13,7 +13,6 @@ FROZEN = {
     ("table1_pg19", "xl_2048", "paper"): ("c3d3577cae", "c8f6aaf19a"),
     ("table1_pg19", "landmark_2048_k4", "nano"): ("43fa399889", "c7cb991889"),
     ("table1_arxiv", "landmark_2048_k4", "small"): ("d8cc86f187", "0b13e29f73"),
-    ("quickstart", "landmark_2048_recent", "nano"): ("940aeb5be8", "059c0387ef"),
     ("table2_granularity", "per_token_4096_k4", "nano"): ("43fa399889", "5b6d2b9690"),
     ("table3_cmt", "layers_0.5", "nano"): ("b1b138cee2", "cd298c929b"),
     ("figure3_passkey", "landmark-disk_1048576", "nano"): ("46a7834741", "ea54de5cb9"),
@@ -31,12 +30,21 @@ AS_FROZEN = {  # shapes and steps of the sizes when the identities were frozen
     "nano": ["recipe=paper", "model.num_heads=4", "model.head_dim=32", "train.steps=3000"],
     "small": ["recipe=paper", "model.num_heads=8", "model.head_dim=64"],
 }
-STEPS = {"quickstart": ["train.steps=700"], "figure3_passkey": ["train.steps=5000"]}
+STEPS = {"figure3_passkey": ["train.steps=5000"]}
 
 
-def identities(configure, composer, experiment: str, row: str, size: str) -> tuple[str, str]:
-    overrides = [f"+experiment={experiment}", f"size={size}", f"row={row}", "tokenizer=bytes"]
-    overrides += [*AS_FROZEN[size], *STEPS.get(experiment, [])]
+WITH_THE_RECIPE = {
+    ("table1_pg19", "plain_512", "nano"): ("c7c88f4efa", "1dc1d100b5"),
+    ("table1_pg19", "landmark_2048_k4", "nano"): ("087bbaf657", "6e52a41474"),
+    ("table1_pg19", "xl_2048", "nano"): ("e5d55ad4c5", "c15279c281"),
+    ("quickstart", "recent_twice", "nano"): ("213ce15ae4", "0b45a3209b"),
+    ("key_value", "landmark-block15_205", "nano"): ("86d4cc1dee", "3c5ef4b484"),
+    ("learning_to_look_back", "no-bias_copy_memory", "nano"): ("8854d169a1", "898f56bb13"),
+}
+
+
+def identities(configure, composer, experiment: str, row: str, size: str, *given: str) -> tuple[str, str]:
+    overrides = [f"+experiment={experiment}", f"size={size}", f"row={row}", "tokenizer=bytes", *given]
     config = select(configure(*overrides), overrides, composer)[0].configs[0]
     run = digest(run_settings(config, TOKENIZER, TEXT))
     return run, digest(row_settings(config, run, TEXT))
@@ -44,7 +52,13 @@ def identities(configure, composer, experiment: str, row: str, size: str) -> tup
 
 @pytest.mark.parametrize(("experiment", "row", "size"), FROZEN, ids=["-".join(key) for key in FROZEN])
 def test_identities_are_those_of_earlier_records(configure, composer, experiment, row, size):
-    assert identities(configure, composer, experiment, row, size) == FROZEN[experiment, row, size]
+    given = [*AS_FROZEN[size], *STEPS.get(experiment, [])]
+    assert identities(configure, composer, experiment, row, size, *given) == FROZEN[experiment, row, size]
+
+
+@pytest.mark.parametrize(("experiment", "row", "size"), WITH_THE_RECIPE, ids=["-".join(key) for key in WITH_THE_RECIPE])
+def test_identities_are_those_of_records_with_the_recipe(configure, composer, experiment, row, size):
+    assert identities(configure, composer, experiment, row, size) == WITH_THE_RECIPE[experiment, row, size]
 
 
 def test_a_seed_and_a_start_are_part_of_the_frozen_identities(configure):

@@ -33,6 +33,6 @@ def test_identities_are_computed_once_a_row(work, counted, task):
 
 
 def test_identities_are_computed_once_a_row_and_seed(work, counted):
-    work("+experiment=quickstart", "data=pg19", "row=landmark_512", "seeds=[0,1,2]")
+    work("+experiment=quickstart", "data=pg19", "row=landmark_2048", "seeds=[0,1,2]")
     assert len(work.evaluated) == 3
     assert counted == {"run_settings": 3, "row_settings": 3}

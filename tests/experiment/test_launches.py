@@ -54,7 +54,7 @@ def test_launches_differ_by_what_decides_numbers(work, books, tmp_path, monkeypa
 def test_a_launch_has_every_row_of_its_experiment(work):
     work("+experiment=quickstart", "data=pg19", "row=plain_512")
     contents, (launch,) = read(work)
-    assert list(launch.rows) == ["plain_512", "plain_360", "landmark_512", "landmark_2048", "landmark_2048_recent"]
+    assert list(launch.rows) == ["plain_512", "plain_360", "landmark_2048", "landmark_twice", "recent_twice"]
     assert list(launch.found(contents)) == ["plain_512"]
     assert launch.compare == compose_conf(["+experiment=quickstart"]).compare
     work("+experiment=quickstart", "data=pg19", "task=train")
@@ -110,7 +110,7 @@ def test_a_note_that_cannot_be_read_is_named(work):
 
 def test_launches_beside_each_other_lose_no_row(work):
     """Jobs of a multirun complete one note."""
-    names = ["plain_512", "plain_360", "landmark_512"]
+    names = ["plain_512", "plain_360", "landmark_2048"]
     for order in itertools.permutations(names, 2):
         for name in order:
             work("+experiment=quickstart", "data=pg19", f"row={name}")

@@ -29,9 +29,9 @@ def test_before_anything_is_made_all_is_missing_and_nothing_is_made(work, capsys
 
 def test_states_after_a_row_and_an_error(work, capsys):
     work("+experiment=quickstart", "data=pg19", "row=plain_512")
-    work.fail_at, work.error = "landmark_512", ValueError("a landmark\nis lost")
+    work.fail_at, work.error = "landmark_2048", ValueError("a landmark\nis lost")
     with pytest.raises(ValueError, match="is lost"):
-        work("+experiment=quickstart", "data=pg19", "row=landmark_512")
+        work("+experiment=quickstart", "data=pg19", "row=landmark_2048")
     before = files(work.output)
     capsys.readouterr()
     work("+experiment=quickstart", "data=pg19", "task=status")
@@ -40,7 +40,7 @@ def test_states_after_a_row_and_an_error(work, capsys):
     assert state(said, "row plain_512") == ("done", "")
     assert state(said, "row plain_360") == ("missing", "")
     assert state(said, "run landmark-pg19-nano-") == ("done", "")
-    assert state(said, "row landmark_512") == ("failed", "ValueError: a landmark is lost")
+    assert state(said, "row landmark_2048") == ("failed", "ValueError: a landmark is lost")
     assert files(work.output) == before
 
 
@@ -65,7 +65,7 @@ def test_of_all_experiments_the_command_does_the_rest(work, capsys):
     work.task("task=status", f"output={work.output}")
     said = capsys.readouterr().out
     assert "quickstart (nano, pg19, bytes, eval.tokens=8192): 2 done, 4 missing\n" in said
-    assert re.search(r"^  missing: row plain_360, row landmark_512, ", said, re.MULTILINE)
+    assert re.search(r"^  missing: row plain_360, row landmark_2048, ", said, re.MULTILINE)
     assert "table2_granularity (nano, pg19, bytes, eval.tokens=8192, seeds=[0,1]): 4 done, 8 missing" in said
     assert "not begun: ablation_index, " in said
     rests = [shlex.split(line.partition(": ")[2]) for line in said.splitlines() if line.startswith("  the rest: ")]

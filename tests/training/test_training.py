@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-import landmark.training.lightning_module
+import landmark.training.optimization
 from landmark.data.datamodule import WindowDataModule
 from landmark.models import checkpoint
 from landmark.utils.constants import NO_LOSS
@@ -24,7 +24,9 @@ def change(model, config) -> torch.Tensor:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_micro_batches_do_not_change_the_training(kind, tmp_path):
-    configs = [make_config(kind, steps=3, micro_batch=size) for size in (None, 1, 3)]
+    # AdamW: Muon iterates in half precision, which makes the rounding errors of the parts large.
+    settings = {"steps": 3, "optimizer": "adamw", "muon_lr": None}
+    configs = [make_config(kind, **settings, micro_batch=size) for size in (None, 1, 3)]
     whole, *cut = [change(run(c, tmp_path / str(c.train.micro_batch))[0], c) for c in configs]
     for other in cut:
         assert (other - whole).norm() < 1e-3 * whole.norm()
@@ -121,9 +123,9 @@ def test_nan_stops_naming_the_step(tmp_path, monkeypatch):
 
 def test_weights_that_are_not_finite_are_not_saved(tmp_path, monkeypatch):
     """The loss of the step is finite: its update comes after it."""
-    rate = landmark.training.lightning_module.learning_rate
+    rate = landmark.training.optimization.learning_rate
     spoil = lambda step, settings: math.inf if step == 7 else rate(step, settings)  # noqa: E731
-    monkeypatch.setattr(landmark.training.lightning_module, "learning_rate", spoil)
+    monkeypatch.setattr(landmark.training.optimization, "learning_rate", spoil)
     with pytest.raises(UserError, match="a weight became nan at step 8, .* no checkpoint was written before"):
         run(make_config("transformer"), tmp_path)
     assert list((tmp_path / "run" / "checkpoints").iterdir()) == []

@@ -52,7 +52,7 @@ def test_one_row_trains_and_evaluates_only_what_it_needs(work):
 
 def test_rows_of_two_experiments_with_the_same_settings_are_one(work):
     work("+experiment=table1_pg19", "row=plain_512", "train.steps=5")
-    work("+experiment=quickstart", "data=pg19", "row=plain_512", "train.steps=5")
+    work("+experiment=ablation_retrieval", "row=full_512", "train.steps=5")
     assert (work.trained, work.evaluated) == ([], [])
 
 

@@ -20,11 +20,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def offset_channels(fraction: float, head_dim: int) -> int:
-    """Channels that take the key of the token before: the nearest even number to `fraction` of a head's."""
-    return 2 * round(fraction * head_dim / 2)
-
-
 def offset_keys(k: Tensor, channels: int, is_landmark: Tensor | None = None, previous: Tensor | None = None) -> Tensor:
     """Keys whose last channels are those of the normal token before.
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from landmark.attention.layout import blocks_and_landmarks
@@ -67,7 +66,8 @@ def bias_landmarks(q: Tensor, k: Tensor, is_landmark: Tensor, bias: Tensor) -> t
 
     Returns tensors of the same shapes.
     """
-    last = F.one_hot(torch.tensor(k.shape[-1] - 1, device=k.device), k.shape[-1]).to(k.dtype)
+    last = k.new_zeros(k.shape[-1])
+    last[-1] = 1  # made on the device: nothing is copied to it
     at_landmarks = is_landmark[:, None, :, None] * (bias * k.shape[-1] ** 0.5)[:, None, None]
     return torch.addcmul(last, q, 1 - last), torch.addcmul(k * (1 - last), at_landmarks.to(k.dtype), last)
 

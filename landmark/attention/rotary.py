@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from landmark.utils.channels import channels_of
+
 
 def rotary_factors(positions: Tensor, head_dim: int, base: float | Tensor, dtype: torch.dtype) -> Tensor:
     """The rotation of each pair at each position, as unit complex numbers e^{i·angle}; angles are float64.
@@ -41,7 +43,7 @@ def rotary_frequencies(head_dim: int, base: float, fraction: float) -> float | T
     if fraction == 1:
         return base
     pairs = torch.arange(0, head_dim, 2, dtype=torch.float64)
-    return torch.where(pairs < round(fraction * head_dim / 2) * 2, base ** -(pairs / head_dim), 0.0)
+    return torch.where(pairs < channels_of(fraction, head_dim), base ** -(pairs / head_dim), 0.0)
 
 
 def rotate(x: Tensor, factors: Tensor) -> Tensor:

@@ -163,10 +163,6 @@ def _check_transformers(config: Config) -> None:
         raise UserError(f"model.name={model.name}: is where the weights come from, leave out model.family and start")
     if model.architecture is not None and (model.name is not None or model.family is not None):
         raise UserError(f"model.architecture={model.architecture}: leave out model.name and model.family")
-    if model.name is not None or model.family is not None:
-        for key in ("key_offset", "rotary_fraction", "landmark_key", "landmark_bias", "qk_norm", "initialisation"):
-            if getattr(model, key) is not None:
-                raise UserError(f"model.{key}={getattr(model, key)}: is for our decoder, not models of transformers")
     if model.name is None and model.family is None:
         for key, value in (("model.lora_rank", model.lora_rank), ("start", config.start)):
             if value is not None:

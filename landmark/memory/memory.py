@@ -15,7 +15,7 @@ from torch import Tensor
 from landmark.attention import backend_for, landmark_attention
 from landmark.attention.context_miss_token import context_miss_scores
 from landmark.attention.flash import attention_forward
-from landmark.attention.key_offset import last_channels, offset_channels, offset_keys
+from landmark.attention.key_offset import last_channels, offset_keys
 from landmark.attention.landmark_keys import add_means
 from landmark.attention.rotary import RotaryTable, rotate, rotate_cmt
 from landmark.memory.block_attention import attend_to_blocks, attend_to_blocks_fused, merge
@@ -30,6 +30,7 @@ from landmark.memory.retrieval import retrieve
 from landmark.memory.saving import Identity, load, save
 from landmark.memory.settings import check_settings
 from landmark.memory.tiers import Tier
+from landmark.utils.channels import channels_of
 
 
 class Memory:
@@ -253,7 +254,7 @@ class Memory:
 
     def _offset(self, state: LayerMemory, k: Tensor, pending: int) -> Tensor:
         """A chunk's keys, some channels from the normal token before; those of its last token are kept for the next."""
-        channels = offset_channels(self.key_offset, k.shape[-1])
+        channels = channels_of(self.key_offset, k.shape[-1])
         if channels == 0:
             return k
         end = pending + k.shape[2]

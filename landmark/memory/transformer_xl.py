@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from landmark.attention.causal import causal_attention
-from landmark.attention.key_offset import last_channels, offset_channels, offset_keys
+from landmark.attention.key_offset import last_channels, offset_keys
 from landmark.attention.rotary import RotaryTable, rotate
+from landmark.utils.channels import channels_of
 
 
 class RecurrentMemory:
@@ -43,7 +44,7 @@ class RecurrentMemory:
 
         Returns (B, H, T, d).
         """
-        channels = offset_channels(self.key_offset, k.shape[-1])
+        channels = channels_of(self.key_offset, k.shape[-1])
         previous, self._last_key[layer] = self._last_key.get(layer), last_channels(k, channels).detach()
         k = offset_keys(k, channels, previous=previous)
         if layer in self._kept:

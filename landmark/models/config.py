@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from landmark.memory.settings import LANDMARK_KEYS
 from landmark.utils.backends import BACKENDS
+from landmark.utils.channels import channels_of
 from landmark.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ class DecoderConfig:
             raise UserError(f"model.landmark_key={self.landmark_key}: model={self.kind} has no landmarks")
         if self.landmark_bias and self.kind != "landmark":
             raise UserError(f"model.landmark_bias=true: model={self.kind} has no landmarks")
-        if self.landmark_bias and round(self.rotary_fraction * self.head_dim / 2) * 2 == self.head_dim:
+        if self.landmark_bias and channels_of(self.rotary_fraction, self.head_dim) == self.head_dim:
             raise UserError(
                 f"model.landmark_bias=true needs a channel that does not turn: lower "
                 f"model.rotary_fraction={self.rotary_fraction}"
@@ -155,5 +156,12 @@ class _AnyVocabulary(NamedTuple):
 
 
 def check_decoder(model: ModelConfig, cmt: bool = False) -> DecoderConfig:
-    """`decoder_config` without a tokenizer, to check the settings: the vocabulary is a placeholder."""
+    """`decoder_config` without a tokenizer, to check the settings: the vocabulary is a placeholder.
+
+    Raises UserError as `DecoderConfig` does, and for an option of our decoder in a model of transformers.
+    """
+    if model.name is not None or model.family is not None:
+        for name in _WITH_DEFAULTS:
+            if (value := getattr(model, name)) is not None:
+                raise UserError(f"model.{name}={value}: is for our decoder, not models of transformers")
     return decoder_config(model, _AnyVocabulary(), cmt)

@@ -20,13 +20,14 @@ from torch import Tensor, nn
 
 from landmark.attention import landmark_attention
 from landmark.attention.causal import causal_attention
-from landmark.attention.key_offset import offset_channels, offset_keys
+from landmark.attention.key_offset import offset_keys
 from landmark.attention.landmark_keys import BlockMeans, bias_landmarks
 from landmark.attention.layout import blocks_and_landmarks, insert_landmarks
 from landmark.attention.rotary import RotaryTable, rotary_factors, rotary_frequencies, rotate, rotate_cmt
 from landmark.memory import Memory, RecurrentMemory, SinkMemory
 from landmark.models.config import DecoderConfig
 from landmark.models.language_model import LanguageModel, summed_loss
+from landmark.utils.channels import channels_of
 from landmark.utils.errors import UserError
 from landmark.utils.window_batch import WindowBatch
 
@@ -249,7 +250,7 @@ class Decoder(LanguageModel):
         """
         config, means = self.config, None
         factors = self._factors(tokens.shape[1], positions)
-        channels = offset_channels(config.key_offset, config.head_dim)
+        channels = channels_of(config.key_offset, config.head_dim)
         if config.landmark_key == "mean":
             assert config.block_size is not None
             first = torch.zeros(1, dtype=torch.int64) if phase is None else phase

@@ -6,8 +6,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from landmark.attention.key_offset import last_channels, offset_channels, offset_keys
+from landmark.attention.key_offset import last_channels, offset_keys
 from landmark.attention.layout import blocks_and_landmarks
+from landmark.utils.channels import channels_of
 from tests import naive
 
 
@@ -53,4 +54,4 @@ def test_gradients_go_to_the_token_before():
 
 
 def test_channels_are_even_so_that_no_rotated_pair_is_parted():
-    assert [offset_channels(fraction, 10) for fraction in (0, 0.25, 0.5, 0.75, 1)] == [0, 2, 4, 8, 10]
+    assert [channels_of(fraction, 10) for fraction in (0, 0.25, 0.5, 0.75, 1)] == [0, 2, 4, 8, 10]

@@ -6,10 +6,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from landmark.attention.key_offset import offset_channels
 from landmark.memory import Memory
 from landmark.memory.positions import attending_lag, scoring_lag, slots
 from landmark.memory.settings import GRANULARITIES, LANDMARK_KEYS, MAPPINGS, check_settings
+from landmark.utils.channels import channels_of
 from landmark.utils.errors import UserError
 from tests import naive
 
@@ -70,7 +70,7 @@ def test_memory_equals_plain_loops(reading):
         k[:, :, reading["block_size"] :: width] = k[:, :, :1]
     out = feed(memory, q, k, v, reading["chunks"], cmt=cmt)
     wide_cmt = None if cmt is None else cmt.repeat_interleave(heads // kv_heads, 0).numpy()
-    channels = offset_channels(reading["key_offset"], 4)
+    channels = channels_of(reading["key_offset"], 4)
     if channels:
         for each in k.flatten(0, 1):
             each[:] = torch.from_numpy(naive.offset_keys(each.numpy(), channels, reading["block_size"]))

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Any
 from landmark.data.key_value import KeyValue
 from landmark.data.passkey import Passkey
 from landmark.data.random_numbers import sample_generator
+from landmark.data.ruler import Ruler
+from landmark.data.ruler.essays import Essays
 from landmark.data.synthetic_data import Prompt, SyntheticData
 from landmark.data.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from landmark.config.schema import DataConfig
+    from landmark.config.schema import DataConfig, EvalConfig
+    from landmark.data.stream import Stream
 
 
 @dataclass(frozen=True)
@@ -47,3 +50,10 @@ def synthetic_corpus(data: "DataConfig", tokenizer: Tokenizer) -> SyntheticCorpu
     if data.name == "key_value":
         return SyntheticCorpus(KeyValue(data.answer_weight), tokenizer)
     return None
+
+
+def task_corpus(settings: "EvalConfig", stream: "Stream", tokenizer: Tokenizer) -> SyntheticCorpus:
+    """The prompts of `eval.task`, whose texts are made of a stream. `eval.generated` must be filled in."""
+    assert settings.task is not None
+    assert settings.generated is not None
+    return SyntheticCorpus(Ruler(settings.task, settings.generated, Essays(stream.tokens, tokenizer)), tokenizer)

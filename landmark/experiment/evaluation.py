@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def evaluate_row(job: Job, inputs: Inputs) -> dict[str, Any]:
     """The results of a row whose run is trained."""
-    from landmark.data import SyntheticCorpus
+    from landmark.data import SyntheticCorpus, task_corpus
     from landmark.evaluation import evaluate, evaluate_probe, evaluate_recall
     from landmark.models import decoder_config, load
 
@@ -33,6 +33,8 @@ def evaluate_row(job: Job, inputs: Inputs) -> dict[str, Any]:
     if config.cmt.per_layer:
         config = _with_cutoffs(cast("Decoder", model), job, inputs)
     with ProgressBar(job.name) as progress:
+        if config.eval.task is not None:
+            corpus = task_corpus(config.eval, cast("Stream", corpus.split(config.eval.split)), tokenizer)
         if isinstance(corpus, SyntheticCorpus):
             return evaluate_recall(model, corpus, tokenizer, config, progress)
         if config.eval.retriever is not None:

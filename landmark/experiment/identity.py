@@ -9,6 +9,7 @@ from landmark.config import SYNTHETIC, Config
 
 # Raised by hand when the same settings give other numbers than before.
 NUMERICS_VERSION = 1
+RULER_VERSION = 1  # of the texts of tasks
 
 _OPTIMISATION = (
     *("steps", "batch_size", "length", "precision"),
@@ -36,6 +37,8 @@ def run_settings(config: Config, tokenizer_hash: str, stream_sha256: str, start:
     }
     if config.data.repeats is not None:
         settings["repeats"] = config.data.repeats
+    if config.data.tasks is not None:
+        settings["tasks"] = [config.data.tasks, config.data.answer_weight, RULER_VERSION]
     if config.model.name is not None:  # its shape is its own
         settings["model"] = {key: settings["model"][key] for key in _OF_NAMED if key in settings["model"]}
     if config.model.as_is:  # nothing is trained
@@ -71,6 +74,9 @@ def row_settings(config: Config, run: str, stream_sha256: str) -> dict[str, Any]
         settings |= {"prompts": config.eval.prompts, "generated": config.eval.generated, "tokens": None, "span": None}
     if config.eval.probe is not None:
         settings |= {"probe": config.eval.probe, "prompts": config.eval.prompts, "tokens": None, "span": None}
+    if config.eval.task is not None:
+        asked = {"task": config.eval.task, "task_version": RULER_VERSION, "generated": config.eval.generated}
+        settings |= asked | {"prompts": config.eval.prompts, "tokens": None, "span": None}
     if config.eval.retriever is not None:
         reading = {"split": config.eval.split, "stream": stream_sha256, "numerics": NUMERICS_VERSION}
         asked = {"retriever": config.eval.retriever, "prompts": config.eval.prompts, "seed": config.seed}

@@ -10,7 +10,7 @@ from omegaconf.errors import OmegaConfBaseException
 from landmark.utils.constants import RULER_TASKS
 from landmark.utils.errors import UserError
 
-SYNTHETIC = ("passkey", "key_value")  # tasks: samples are made as needed, and answers to prompts are evaluated
+SYNTHETIC = ("passkey", "key_value", "mqar")  # tasks: samples are made as needed, and answers to prompts are evaluated
 POSITION_BIN = 64  # positions of a segment whose losses a record sums, for the curve over positions
 TASKS = (
     *("table", "evaluate", "train", "prepare", "plan"),
@@ -69,6 +69,7 @@ class DataConfig:
     repeats: list[float] | None = None  # text: shares of training windows with repeats, from first step to last
     tasks: float | None = None  # text: share of training windows that are RULER's tasks on this text; null: none
     needles: int = at_least(1, 1)  # passkey: keys in a prompt, of which one is asked for
+    pairs: int = at_least(1, 8)  # mqar: pairs of a key and a value in a text
     dense: float = at_least(0, 0.5)  # passkey: fraction of the training samples that are dense
     answer_weight: float = at_least(0, 10.0)  # passkey, key_value, tasks: loss weight of determined tokens
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from landmark.data.key_value import KeyValue
+from landmark.data.mqar import Mqar
 from landmark.data.passkey import Passkey
 from landmark.data.random_numbers import sample_generator
 from landmark.data.ruler import Ruler
@@ -42,6 +43,10 @@ class SyntheticCorpus:
         """The split's first `count` prompts of at most `length` tokens."""
         return [self.data.prompt(sample_generator(split, length, n), length, self.tokenizer) for n in range(count)]
 
+    def check(self, split: str, length: int) -> None:
+        """Raise UserError if `length` tokens are too few for an evaluation."""
+        self.data.check(sample_generator(split, length, 0), length, self.tokenizer)
+
 
 def synthetic_corpus(data: "DataConfig", tokenizer: Tokenizer) -> SyntheticCorpus | None:
     """The synthetic data with the name `data.name`; None if this is the name of a corpus."""
@@ -49,6 +54,8 @@ def synthetic_corpus(data: "DataConfig", tokenizer: Tokenizer) -> SyntheticCorpu
         return SyntheticCorpus(Passkey(data.needles, data.dense, data.answer_weight), tokenizer)
     if data.name == "key_value":
         return SyntheticCorpus(KeyValue(data.answer_weight), tokenizer)
+    if data.name == "mqar":
+        return SyntheticCorpus(Mqar(data.pairs), tokenizer)
     return None
 
 

@@ -61,6 +61,10 @@ class SyntheticData:
         """A prompt of at most `length` tokens. Raises UserError if `length` is too short for any prompt."""
         raise NotImplementedError
 
+    def check(self, rng: np.random.Generator, length: int, tokenizer: Tokenizer) -> None:
+        """Raise UserError if `length` tokens are too few for an evaluation."""
+        self.prompt(rng, length, tokenizer)
+
     def answered(self, text: str, answer: str) -> bool:
         """Whether a generated text gives the answer."""
         raise NotImplementedError

@@ -96,6 +96,7 @@ class Runner:
         labels = self._labels(job.run) | {
             "seed": config.seed,
             "block_size": config.model.block_size,
+            "width": config.model.num_heads * config.model.head_dim,
             "row": job.name,
             "experiment": config.name,
             "overrides": job.overrides,
@@ -128,7 +129,7 @@ class Runner:
             stream = cast(Stream, corpus.split(settings.split))
             corpus = task_corpus(settings, stream, self.inputs.tokenizer(job.config))
         if isinstance(corpus, SyntheticCorpus):
-            corpus.prompts(settings.split, settings.length, 1)
+            corpus.check(settings.split, settings.length)
             return
         if settings.probe is not None:
             probe_texts(settings, cast(Stream, corpus.split(settings.split)), self.inputs.tokenizer(job.config))

@@ -35,6 +35,8 @@ def overrides(experiment, output):
     set_by_rows = {word.partition("=")[0] for row in named(config).values() for word in row.split()}
     given = [word for word in given if word.partition("=")[0] not in set_by_rows]
     amount = PROMPTS if config.data.name in SYNTHETIC else TEXT
+    if config.rows and "eval.task=" in str(config.rows):  # whose prompts are long in bytes
+        given = [word.replace("tokenizer=bytes", "tokenizer=code") for word in given]
     few = ["eval.prompts=1"] if config.data.name not in SYNTHETIC else []
     own = ("eval.prompts=", "eval.tokens=")  # long rows say how much they read
     long = [f"~rows.{name}" for name, row in named(config).items() if any(key in row for key in own)]

@@ -18,6 +18,7 @@ TINY = [
     *("train.steps=2", "train.batch_size=1", "train.validate_every=2", "train.validate_batches=1"),
 ]
 TEXT = ["data=stdlib", "data.max_documents=6", "eval.tokens=8192"]
+_MANY, _FEW = 50, 9  # of so many rows only the first few
 PROMPTS = ["eval.prompts=1", "eval.generated=1"]
 
 
@@ -40,7 +41,9 @@ def overrides(experiment, output):
     few = ["eval.prompts=1"] if config.data.name not in SYNTHETIC else []
     own = ("eval.prompts=", "eval.tokens=")  # long rows say how much they read
     long = [f"~rows.{name}" for name, row in named(config).items() if any(key in row for key in own)]
-    return [*given, *amount, *few, *long]
+    kept = [name for name in named(config) if f"~rows.{name}" not in long]
+    most = [] if len(kept) < _MANY else [f"~rows.{name}" for name in kept[_FEW:]]
+    return [*given, *amount, *few, *long, *most]
 
 
 def finetuning(output):

@@ -96,7 +96,6 @@ class Runner:
         labels = self._labels(job.run) | {
             "seed": config.seed,
             "block_size": config.model.block_size,
-            "width": config.model.num_heads * config.model.head_dim,
             "row": job.name,
             "experiment": config.name,
             "overrides": job.overrides,

@@ -102,8 +102,6 @@ class TableRow:
     length: int = column(setting("eval_length"), "length", "evaluation length, tokens")
     local: int = column(setting("local"), "local", "tokens read at a time")
     blocks: int | None = column(setting("blocks"), "blocks", "most blocks kept in memory")
-    task: str | None = column(setting("task"))  # of RULER
-    width: int | None = column(lambda row: row.records[0]["labels"].get("width"))  # of the model
     k: int | None = column(setting("k"), "k", "blocks retrieved")
     granularity: str | None = column(setting("granularity"))  # what retrieves its own blocks: token, head or both
     scorer: str | None = column(setting("scorer"))  # what ranks the blocks

@@ -196,6 +196,11 @@ def test_training_windows_answer_questions_that_they_state(length):
     assert answered > 60
 
 
+def test_windows_that_are_too_short_are_refused():
+    with pytest.raises(UserError, match=r"data\.tasks: no task fits into a window of 50 tokens: raise train\.length"):
+        RulerSamples(ESSAYS).window(np.random.default_rng(0), 50, CODE)
+
+
 def test_a_share_of_the_windows_is_tasks_and_the_others_stay_as_they_were():
     settings = {"length": 306, "batch_size": 16, "seed": 3, "block_size": 50}
     text = TrainingWindows(STREAM, **settings, landmark=CODE.landmark, eot=CODE.eot)

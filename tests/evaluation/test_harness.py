@@ -118,7 +118,7 @@ def test_batches_do_not_matter(fixture, request):
 @pytest.mark.parametrize("k", [1, 100])
 def test_a_model_with_landmarks_is_read_with_its_memory(own, k):
     model = LandmarkLM(str(own), tokenizer="bytes", device="cpu", local=20, k=k)
-    context, continuation = 4 * LINE, "the boat"
+    context, continuation = (4 * LINE).rstrip(), " the boat"
     ((score, greedy),) = model.loglikelihood(requests("loglikelihood", (context, continuation)), disable_tqdm=True)
     memory = model.model.new_memory(k=k)
     ids = torch.tensor([model.tok_encode(context + continuation)])

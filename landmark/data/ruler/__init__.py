@@ -17,6 +17,7 @@ from landmark.data.ruler.variables import Variables
 from landmark.data.ruler.word_counts import CommonWords, FrequentWords
 from landmark.data.synthetic_data import Prompt, SyntheticData, too_short
 from landmark.data.tokenizer import Tokenizer
+from landmark.utils.constants import RULER_VERSION
 
 TASKS: dict[str, Task] = {
     "niah_single_1": Needles("noise"),
@@ -31,7 +32,6 @@ TASKS: dict[str, Task] = {
     "cwe": CommonWords(),
     "fwe": FrequentWords(),
 }
-VERSION = 1  # raised where the same settings give other prompts
 
 
 class Ruler(SyntheticData):
@@ -43,17 +43,19 @@ class Ruler(SyntheticData):
 
     name = "ruler"
 
-    def __init__(self, task: str, generated: int, essays: Essays):
+    def __init__(self, task: str, generated: int, essays: Essays, made: Task | None = None):
         """
         Args:
             task: one of `TASKS`.
             generated: tokens that are left for the answer.
             essays: the text of haystacks, and the words of lists.
+            made: makes the questions (None: the published task).
         """
-        self.task, self.generated, self.essays = TASKS[task], generated, essays
-        self.prompt_settings: dict[str, Any] = {"task": task, "version": VERSION}
+        self.task, self.generated, self.essays = made or TASKS[task], generated, essays
+        self.prompt_settings: dict[str, Any] = {"task": task, "version": RULER_VERSION}
         self.sample_settings = self.prompt_settings
         self._sizes: dict[tuple[int, str], int] = {}
+        self._least: dict[tuple[int, str], int] = {}
 
     def prompt(self, rng: np.random.Generator, length: int, tokenizer: Tokenizer) -> Prompt:
         """A prompt that leaves room for the answer within `length` tokens. Its answers are parted by spaces."""
@@ -102,7 +104,10 @@ class Ruler(SyntheticData):
 
     def fits(self, length: int, tokenizer: Tokenizer) -> bool:
         """Whether a text of the least size, with its answer, fits into a length."""
-        return self._measure(self.task.least, length, tokenizer) <= length - self.generated
+        key = length, tokenizer.hash
+        if key not in self._least:
+            self._least[key] = self._measure(self.task.least, length, tokenizer)
+        return self._least[key] <= length - self.generated
 
     def _measure(self, size: int, length: int, tokenizer: Tokenizer) -> int:
         """Tokens of a text of a size with its answer."""

@@ -15,12 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from landmark.data.ruler import TASKS, VERSION, Ruler
+from landmark.data.ruler import TASKS, Ruler
 from landmark.data.ruler.essays import Essays
 from landmark.data.ruler.needles import Needles
 from landmark.data.ruler.variables import Variables
-from landmark.data.synthetic_data import Piece, SyntheticData, Window, encode, too_short, window_of
+from landmark.data.synthetic_data import Piece, SyntheticData, Window, encode, window_of
 from landmark.data.tokenizer import Tokenizer
+from landmark.utils.constants import RULER_VERSION
+from landmark.utils.errors import UserError
 
 _MOST_KEYS = 6  # of a text with needles
 _NEEDLES = 0.75  # share of texts with needles
@@ -39,10 +41,10 @@ class RulerSamples(SyntheticData):
 
     def __init__(self, essays: Essays, answer_weight: float = 10.0):
         self.answer_weight = answer_weight
-        self.sample_settings: dict[str, Any] = {"answer_weight": answer_weight, "version": VERSION}
+        self.sample_settings: dict[str, Any] = {"answer_weight": answer_weight, "version": RULER_VERSION}
         self.prompt_settings = self.sample_settings
-        self._rulers = {name: Ruler(name, 0, essays) for name in TASKS}
-        self._rulers["vt"].task = Variables(worked=False)  # with an example it seldom fits
+        made = TASKS | {"vt": Variables(worked=False)}  # with an example it seldom fits
+        self._rulers = {name: Ruler(name, 0, essays, task) for name, task in made.items()}
 
     def window(self, rng: np.random.Generator, length: int, tokenizer: Tokenizer) -> Window:
         """Texts one after another, each closed by end of text; the last one is cut."""
@@ -58,7 +60,7 @@ class RulerSamples(SyntheticData):
         """Ids and weights of a text, whose first question is answered within `room` tokens."""
         fitting = [name for name, ruler in self._rulers.items() if ruler.fits(room, tokenizer)]
         if not fitting:
-            raise too_short("ruler", room, 0)
+            raise UserError(f"data.tasks: no task fits into a window of {room} tokens: raise train.length")
         needles = [name for name in fitting if isinstance(TASKS[name], Needles)]
         others = [name for name in fitting if name not in needles]
         ruler = self._rulers[draw.choice(needles if needles and (not others or draw.random() < _NEEDLES) else others)]

@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from lm_eval.api.instance import Instance
-from lm_eval.api.model import TemplateLM
-from lm_eval.api.registry import register_model
-from lm_eval.models.utils import normalize_gen_kwargs
-from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+from lm_eval.api.instance import Instance  # pyright: ignore[reportMissingImports]
+from lm_eval.api.model import TemplateLM  # pyright: ignore[reportMissingImports]
+from lm_eval.api.registry import register_model  # pyright: ignore[reportMissingImports]
+from lm_eval.models.utils import normalize_gen_kwargs  # pyright: ignore[reportMissingImports]
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 
 from landmark.data.named_tokenizers import load_tokenizer
@@ -92,7 +92,7 @@ class LandmarkLM(TemplateLM):
         self.max_length: int | None = max_length or limit
 
     @property
-    def device(self) -> torch.device:
+    def device(self) -> torch.device:  # pyright: ignore[reportIncompatibleMethodOverride]
         return self._device
 
     @property
@@ -152,7 +152,9 @@ class LandmarkLM(TemplateLM):
         """The text that follows each context, up to the first of its `until`, end of text, or max_gen_toks."""
         answers = [""] * len(requests)
         contexts = [self.tok_encode(request.args[0]) for request in requests]
-        options = [normalize_gen_kwargs(request.args[1], self.max_gen_toks) for request in requests]
+        options: list[dict[str, Any]] = [
+            {**normalize_gen_kwargs(request.args[1], self.max_gen_toks)} for request in requests
+        ]
         for same in _groups([str(sorted(each.items(), key=str)) for each in options]):
             settings = options[same[0]]
             tokens, until = settings["max_gen_toks"], settings.get("until") or []
@@ -229,6 +231,6 @@ def _sampling(settings: dict[str, Any]) -> Sampling:
 
 
 if __name__ == "__main__":
-    from lm_eval.__main__ import cli_evaluate
+    from lm_eval.__main__ import cli_evaluate  # pyright: ignore[reportMissingImports]
 
     cli_evaluate()

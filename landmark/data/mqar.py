@@ -36,12 +36,9 @@ class Mqar(SyntheticData):
 
         Raises UserError where the pairs do not fit, or the tokenizer has too few ids.
         """
-        even = length - length % 2
-        tokens, targets = self.text(rng, even, tokenizer)
-        tokens, targets = (
-            np.pad(tokens, (0, length - even)),
-            np.pad(targets, (0, length - even), constant_values=NO_LOSS),
-        )
+        odd = length % 2
+        tokens, targets = self.text(rng, length - odd, tokenizer)
+        tokens, targets = np.pad(tokens, (0, odd)), np.pad(targets, (0, odd), constant_values=NO_LOSS)
         return Window(tokens, targets, (targets != NO_LOSS).astype(float))
 
     def check(self, rng: np.random.Generator, length: int, tokenizer: Tokenizer) -> None:

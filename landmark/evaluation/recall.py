@@ -68,8 +68,9 @@ def evaluate_recall(
         for start in range(0, len(numbers), at_once):
             batch = numbers[start : start + at_once]
             memory = new_memory(model, config)
-            if config.retrieval.scorer == "given" and isinstance(memory, Memory):
-                memory.given = evidence_blocks([prompts[n].evidence for n in batch], memory.block_size)
+            if config.retrieval.scorer == "given" and model.config.block_size is not None:
+                kept = memory if isinstance(memory, Memory) else memory.memory  # of a model of transformers
+                kept.given = evidence_blocks([prompts[n].evidence for n in batch], kept.block_size)
             generated = model.generate(
                 [prompts[n].tokens for n in batch],
                 settings.generated,

@@ -108,7 +108,8 @@ def row_settings(config: Config, run: str, stream_sha256: str) -> dict[str, Any]
 
 def layer_cutoffs_settings(config: Config, run: str, validation_sha256: str) -> dict[str, Any]:
     """All that decides the measurements for `cmt.per_layer`: settings of a row without cutoff, on validation text."""
-    read = replace(config, cmt=replace(config.cmt, cutoff=0.0, per_layer=False), eval=replace(config.eval, probe=None))
+    without = replace(config.eval, probe=None, task=None)
+    read = replace(config, cmt=replace(config.cmt, cutoff=0.0, per_layer=False), eval=without)
     return row_settings(read, run, validation_sha256) | {"split": "validation"}
 
 

@@ -170,6 +170,9 @@ def test_essays_begin_again_after_their_end():
     assert ESSAYS.words(0, 5) == words[:5]
     assert ESSAYS.words(len(words) - 2, 5) == [*words[-2:], *words[:3]]
     assert ESSAYS.words(3 * len(words) + 1, 2) == words[1:3]
+    long = Essays(CODE.encode("".join(f"word{number} " for number in range(20_000))), CODE)
+    for count in (10, 4000, 9000, 20_000):  # words are not cut where the decoding pauses
+        assert long.words(count - 2, 2) == [f"word{count - 2}", f"word{count - 1}"]
     with pytest.raises(UserError, match="no words"):
         Essays(np.array([CODE.eot] * 5), CODE)
 

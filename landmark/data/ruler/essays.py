@@ -33,7 +33,9 @@ class Essays:
         """`count` words from number `first` on."""
         while len(self._words) < first + count and self._decoded < len(self._tokens):
             self._decoded = min(max(_AT_FIRST, 4 * self._decoded), len(self._tokens))
-            self._words = self._tokenizer.decode(self._tokens[: self._decoded]).split()
+            is_whole = self._decoded == len(self._tokens)
+            words = self._tokenizer.decode(self._tokens[: self._decoded]).split()
+            self._words = words if is_whole else words[:-1]  # whose last one may be cut
         if not self._words:
             return [""] * count
         first %= len(self._words)

@@ -1,7 +1,6 @@
 """Tasks of RULER answered by models: the right blocks are given, and partial answers are scored."""
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -18,8 +17,8 @@ from landmark.utils.significance import clopper_pearson
 
 CODE = load_tokenizer("code")
 ESSAYS = Essays(CODE.encode("The crow sees the boat. The boat sees the crow. " * 50), CODE)
-SHAPE = DecoderConfig("landmark", CODE.vocab_size, num_layers=1, num_heads=2, head_dim=8, mlp_dim=16)
-LANDMARK = replace(SHAPE, landmark_id=CODE.landmark, block_size=20)
+SHAPE = {"num_layers": 1, "num_heads": 2, "head_dim": 8, "mlp_dim": 16, "block_size": 20}
+LANDMARK = DecoderConfig("landmark", CODE.vocab_size, landmark_id=CODE.landmark, **SHAPE)
 
 
 def settings(scorer="landmark", length=1200):

@@ -111,10 +111,11 @@ def test_picture_is_a_png_and_the_table_goes_with_it(figure, tmp_path):
     table = tabulate(SHOWN[figure])
     paths = render.write(table, tmp_path)
     assert paths["png"].read_bytes().startswith(b"\x89PNG")
-    assert ("positions" in paths) == (figure not in ("accuracy", "recall"))
+    of_answers = figure in ("accuracy", "tasks", "widths")
+    assert ("positions" in paths) == (not of_answers and figure != "recall")
     shown = render.as_text(table).splitlines()[2]
-    assert ("accuracy" in shown) == (figure == "accuracy")
-    assert ("perplexity" in shown) == (figure not in ("accuracy", "recall"))
+    assert ("accuracy" in shown) == of_answers
+    assert ("perplexity" in shown) == (not of_answers and figure != "recall")
     assert ("median rank" in shown) == (figure == "recall")
     assert ("distinct blocks" in shown) == (figure == "unique_blocks")
     assert ("dropped" in shown) == (figure == "drop_rate")
@@ -317,3 +318,23 @@ def test_differences_that_span_decades_have_a_logarithmic_axis():
 def test_figures_are_not_loaded_before_one_is_drawn():
     code = "import sys; from landmark.results import page, render; assert 'vl_convert' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_panel_for_each_task_has_the_same_series():
+    drawn = [panel for line in panels(tabulate("ruler")) for panel in line]
+    assert [panel.title for panel in drawn][:2] == ["niah_single_1", "niah_multikey_2"]
+    assert all(panel.looks == drawn[0].looks for panel in drawn)
+    assert {"landmark", "recent", "given", "plain", "sinks"} <= drawn[0].looks.keys()
+    assert {name: look.colour for name, look in drawn[0].looks.items()}["landmark"] == "#D55E00"
+    assert len({(look.colour, look.shape) for look in drawn[0].looks.values()}) == len(drawn[0].looks)
+
+
+def test_widths_stand_across_and_the_widest_models_below():
+    widths, *lengths = panels(tabulate("mqar"))
+    assert [panel.title for panel in widths] == ["pairs4, 64 tokens", "pairs8, 128 tokens", "pairs16, 256 tokens"]
+    assert {each["x"] for each in widths[0].spec["data"]["values"]} == {64, 128, 256}
+    below = [panel for line in lengths for panel in line]
+    assert [panel.title for panel in below] == ["pairs4", "pairs8", "pairs16"]
+    assert all(
+        "width" not in each["tooltip"] and "-w" not in each["tooltip"] for each in below[0].spec["data"]["values"]
+    )

@@ -8,7 +8,9 @@ implementation.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,6 +26,17 @@ if TYPE_CHECKING:
     from landmark.huggingface.landmark_cache import LandmarkCache
 
 Attention = Callable[..., tuple[Tensor, Tensor | None]]
+_BESIDE: ContextVar[Any] = ContextVar("landmarks", default=None)
+
+
+@contextmanager
+def beside(landmarks: LandmarkWindow | LandmarkCache) -> Iterator[None]:
+    """Give landmarks to attention in models whose layers do not pass on the keyword argument."""
+    token = _BESIDE.set(landmarks)
+    try:
+        yield
+    finally:
+        _BESIDE.reset(token)
 
 
 class LandmarkWindow:
@@ -86,6 +99,8 @@ def _with_landmarks(original: Attention) -> Attention:
         landmarks: LandmarkWindow | LandmarkCache | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
+        if landmarks is None and not torch.compiler.is_compiling():
+            landmarks = _BESIDE.get()
         layer = int(module.layer_idx)  # pyright: ignore[reportArgumentType]
         if landmarks is None or layer not in landmarks.landmark_layers:
             return original(module, query, key, value, attention_mask, **kwargs)

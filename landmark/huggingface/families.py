@@ -12,26 +12,29 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from landmark.huggingface.attention import ATTENTION
 from landmark.utils.errors import UserError
 
-# Decoders that rotate heads, or their first channels, in pairs of element i and element i + d/2.
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma3_text")
+# Decoders that rotate heads, or their first channels, in pairs of element i and element i + r/2.
+FAMILIES = (
+    *("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma", "gemma2", "gemma3_text", "gemma3"),
+    *("phi", "phi3", "olmo2", "olmo3", "smollm3", "granite", "stablelm", "gpt_neox", "gpt_oss", "llama4_text"),
+)
+NOT_PASSED_ON = ("stablelm",)  # families whose layers pass no keyword arguments to attention
 STATIC = ("default", "linear", "llama3", "yarn")  # rope types whose frequencies do not depend on the length of the text
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 
 
 def check_model(model: Any) -> None:
     """Raise UserError, with the reason, if a model cannot have landmarks."""
     if not isinstance(model, PreTrainedModel) or not model.can_generate():
         raise UserError(f"{type(model).__name__} is not a causal language model of transformers")
-    config: Any = model.config
-    if config._attn_implementation in ATTENTION.values():
+    family, config = model.config.model_type, text_config(model)
+    implementation = str(config._attn_implementation)
+    if implementation in ATTENTION.values():
         raise UserError(f"{type(model).__name__} has landmarks already")
-    family = config.model_type
     if family not in FAMILIES:
-        raise UserError(_why_not(family, config))
-    types = layer_types(model)
-    if FULL not in types:
+        raise UserError(_why_not(model))
+    if not landmark_layers(model):
         raise UserError(
-            f"{family}: every layer has a sliding window of {config.sliding_window}, so none can read earlier blocks; "
+            f"{family}: every layer has a sliding window of {window_size(model)}, so none can read earlier blocks; "
             f"{_without_windows(config)}"
         )
     if (kind := rope_parameters(model)["rope_type"]) not in STATIC:
@@ -39,19 +42,26 @@ def check_model(model: Any) -> None:
             f"{family}: rope_type={kind} rotates keys by angles that depend on the length of the text; "
             f"supported are those that do not: {', '.join(STATIC)}"
         )
-    if config._attn_implementation not in ATTENTION:
+    if family == "llama4_text" and (turned := sorted(landmark_layers(model) - still_layers(model))):
+        raise UserError(f"{family}: layers {turned} have full attention and rotate neighbouring channels together")
+    if implementation not in ATTENTION:
+        raise UserError(f"attn_implementation={implementation}: load the model with one of {', '.join(ATTENTION)}")
+    if cap := getattr(config, "attn_logit_softcapping", None):
         raise UserError(
-            f"attn_implementation={config._attn_implementation}: load the model with one of {', '.join(ATTENTION)}"
+            f"{family}: attn_logit_softcapping={cap}: scores go through a tanh before the softmax, which landmark "
+            "attention does not compute; with attn_logit_softcapping=None it is another model, and must be trained anew"
         )
-    for name in ("attention_dropout", "attn_logit_softcapping", "use_bidirectional_attention"):
+    for name in ("attention_dropout", "use_bidirectional_attention"):
         if value := getattr(config, name, None):
             raise UserError(f"{family}: {name}={value}: landmark attention does not support it, set it to 0 or None")
 
 
-def _why_not(family: str, config: Any) -> str:
-    """Why models that are not one of FAMILIES cannot have landmarks."""
-    if config.get_text_config() is not config:
-        return f"{family}: reads more than text: give the decoder of its text alone, as a causal language model"
+def _why_not(model: PreTrainedModel) -> str:
+    """Why a model that is not of FAMILIES cannot have landmarks."""
+    family, config = model.config.model_type, text_config(model)
+    if config is not model.config:
+        inner = f"its decoder of text, {config.model_type}," if config.model_type in FAMILIES else "no decoder of text"
+        return f"{family}: reads more than text; landmarks fit {inner} loaded as a causal language model of its own"
     if not getattr(config, "rope_parameters", None):
         return f"{family}: has no rotary positions (RoPE), which the memory needs to move keys"
     return f"{family}: not one of the decoders that landmarks are known to fit: {', '.join(FAMILIES)}"
@@ -67,13 +77,24 @@ def _without_windows(config: Any) -> str:
     )
 
 
+def text_config(model: PreTrainedModel) -> Any:
+    """The configuration of the decoder of text, which may be a part of the model's."""
+    return model.config.get_text_config(decoder=True)
+
+
 def layer_types(model: PreTrainedModel) -> list[str]:
-    """The kind of attention of each layer, FULL or SLIDING."""
-    config: Any = model.config
+    """The kind of attention of each layer: FULL, SLIDING or CHUNKED."""
+    config = text_config(model)
     if (types := getattr(config, "layer_types", None)) is not None:
         return list(types)
-    window = getattr(config, "sliding_window", None)
-    return [FULL if window is None else SLIDING] * config.num_hidden_layers
+    return [FULL if window_size(model) is None else SLIDING] * config.num_hidden_layers
+
+
+def window_size(model: PreTrainedModel) -> int | None:
+    """Tokens of the window of layers without full attention; None: there are none."""
+    config = text_config(model)
+    chunk = getattr(config, "attention_chunk_size", None)
+    return chunk if chunk is not None else getattr(config, "sliding_window", None)
 
 
 def landmark_layers(model: PreTrainedModel) -> frozenset[int]:
@@ -83,19 +104,21 @@ def landmark_layers(model: PreTrainedModel) -> frozenset[int]:
 
 def still_layers(model: PreTrainedModel) -> frozenset[int]:
     """The numbers of the layers whose queries and keys are not rotated."""
-    rotates = getattr(model.config, "no_rope_layers", None) or ()  # despite its name, 1 for layers that rotate
+    rotates = getattr(text_config(model), "no_rope_layers", None) or ()  # despite its name, 1 for layers that rotate
     return frozenset(number for number, each in enumerate(rotates) if not each)
 
 
 def rope_parameters(model: PreTrainedModel) -> dict[str, Any]:
     """The rotary settings of the layers with full attention."""
-    parameters = model.config.rope_parameters
+    parameters = text_config(model).rope_parameters
     return parameters.get(FULL, parameters)
 
 
 @torch.no_grad()
 def inverse_frequencies(model: PreTrainedModel) -> Tensor:
     """Radians per position of each pair that rotates, (r/2,), in layers with full attention, after scaling."""
+    if model.config.model_type == "llama4_text":  # its layers with full attention do not rotate
+        return torch.zeros(0)
     rotary = cast(Any, model.get_decoder()).rotary_emb
     name = f"{FULL}_inv_freq" if hasattr(rotary, f"{FULL}_inv_freq") else "inv_freq"
     frequencies = getattr(rotary, name)
@@ -103,13 +126,13 @@ def inverse_frequencies(model: PreTrainedModel) -> Tensor:
         kind = rope_parameters(model)["rope_type"]
         compute = rotary.compute_default_rope_parameters if kind == "default" else ROPE_INIT_FUNCTIONS[kind]
         layer = {"layer_type": FULL} if name != "inv_freq" else {}
-        frequencies = compute(model.config, device="cpu", **layer)[0]
+        frequencies = compute(text_config(model), device="cpu", **layer)[0]
     return frequencies
 
 
 def memory_frequencies(model: PreTrainedModel) -> Tensor:
     """Radians per position of each pair of a head, (d/2,): 0 for channels that do not rotate."""
-    config: Any = model.config
+    config = text_config(model)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     frequencies = inverse_frequencies(model)
     return torch.cat([frequencies, frequencies.new_zeros(head_dim // 2 - len(frequencies))])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
+import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,12 +21,13 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicSlidingWindo
 
 from landmark.huggingface.attention import check_attended
 from landmark.huggingface.families import (
-    SLIDING,
+    FULL,
     inverse_frequencies,
     landmark_layers,
     layer_types,
     memory_frequencies,
     still_layers,
+    window_size,
 )
 from landmark.memory import Memory
 from landmark.utils.errors import UserError
@@ -48,11 +51,11 @@ class LandmarkCache(Cache):
     """
 
     def __init__(self, model: PreTrainedModel, block_size: int, **settings: Any):
-        window: Any = getattr(model.config, "sliding_window", None)
+        window: Any = window_size(model)
         self._chunk = _Chunk()
         super().__init__(
             layers=[
-                DynamicSlidingWindowLayer(window) if kind == SLIDING else _MemoryLayer(self._chunk, number)
+                _MemoryLayer(self._chunk, number) if kind == FULL else DynamicSlidingWindowLayer(window)
                 for number, kind in enumerate(layer_types(model))
             ]
         )
@@ -140,11 +143,16 @@ class LandmarkCache(Cache):
             if layer.is_initialized:
                 content = {"keys": layer.keys, "values": layer.values, "length": torch.tensor(layer.cumulative_length)}
                 tensors |= {f"{number}.{name}": x.contiguous() for name, x in content.items() if x is not None}
-        partial = folder.with_name(f".{folder.name}.partial")
-        self.memory.save(partial)
-        if tensors:
-            save_file(tensors, partial / WINDOWS)
-        partial.rename(folder)
+        partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
+        try:
+            self.memory.save(partial)
+            if tensors:
+                save_file(tensors, partial / WINDOWS)
+            partial.rename(folder)
+        except (OSError, SafetensorError) as error:
+            raise UserError(f"{folder}: the memory could not be saved ({error}), nothing is left of it") from error
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
 
     def load(self, folder: Path | str, device: str | torch.device = "cpu") -> None:
         """Replace the content by that of a saved cache. device: of the loaded tensors.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, cast
 
@@ -14,8 +15,8 @@ from transformers.generation.logits_process import LogitsProcessor, LogitsProces
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from landmark.attention.layout import insert_landmarks
-from landmark.huggingface.attention import ATTENTION, LandmarkWindow
-from landmark.huggingface.families import check_model, landmark_layers
+from landmark.huggingface.attention import ATTENTION, LandmarkWindow, beside
+from landmark.huggingface.families import NOT_PASSED_ON, check_model, landmark_layers
 from landmark.huggingface.landmark_cache import LandmarkCache
 from landmark.huggingface.padding import check_positions, joined, of_columns
 from landmark.huggingface.windows import check_windows, next_labels
@@ -63,6 +64,14 @@ class LandmarkModel(_Base):
     def is_custom_code(cls) -> bool:
         """False: its weights are named, in memory and in files, as those of the original model."""
         return False
+
+    @classmethod
+    def _can_set_attn_implementation(cls) -> bool:  # transformers reads the source file of the class
+        return cls.__bases__[-1]._can_set_attn_implementation()
+
+    @classmethod
+    def _can_set_experts_implementation(cls) -> bool:
+        return cls.__bases__[-1]._can_set_experts_implementation()
 
     @property
     def landmarks(self) -> LandmarkSettings:
@@ -131,18 +140,26 @@ class LandmarkModel(_Base):
             if labels is not None and kwargs.get("shift_labels") is None:
                 given["shift_labels"] = next_labels(labels, phase, block_size, cu_seqlens)
             given |= {"landmarks": window, "use_cache": False}
-        outputs = super().forward(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            logits_to_keep=logits_to_keep,
-            **given,
-        )
+            if self.config.model_type == "gemma3" and tokens is not None:  # which of the tokens are of images
+                given.setdefault("token_type_ids", torch.zeros(tokens.shape[:2], dtype=torch.int64, device=self.device))
+        with self._beside(window):
+            outputs = super().forward(
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                position_ids=position_ids,
+                past_key_values=past_key_values,
+                inputs_embeds=inputs_embeds,
+                logits_to_keep=logits_to_keep,
+                **given,
+            )
         if window is not None:
             window.check()
         return outputs
+
+    def _beside(self, landmarks: Any) -> AbstractContextManager[None]:
+        """See `landmark.huggingface.attention.beside`; nothing for models that do not need it."""
+        needs = landmarks is not None and self.config.model_type in NOT_PASSED_ON
+        return beside(landmarks) if needs else nullcontext()
 
     def _check_call(self, cache: Any, inputs_embeds: Tensor | None, kwargs: dict[str, Any]) -> None:
         """Raise UserError for arguments that landmarks do not allow."""
@@ -157,6 +174,8 @@ class LandmarkModel(_Base):
             raise UserError("output_attentions: attention with landmarks gives no weights of single tokens")
         if isinstance(cache, LandmarkCache) and kwargs.get("output_router_logits"):
             raise UserError("output_router_logits: with a landmark memory the model returns logits and hidden states")
+        if kwargs.get("pixel_values") is not None:
+            raise UserError("pixel_values: landmarks read text; call the original model, or unwrap it, for images")
         if isinstance(cache, LandmarkCache) and inputs_embeds is not None:
             raise UserError("inputs_embeds: with a landmark memory a text is read from input_ids")
 
@@ -217,7 +236,7 @@ class LandmarkModel(_Base):
         logits, states = [], []
         for chunk in ids.split(local, 1):
             tokens, text_positions = insert_landmarks(chunk, memory.position, settings.block_size, settings.token)
-            with cache.reading(tokens.shape[1], tokens.device) as positions:
+            with self._beside(cache), cache.reading(tokens.shape[1], tokens.device) as positions:
                 outputs = super().forward(
                     input_ids=tokens,
                     position_ids=positions,

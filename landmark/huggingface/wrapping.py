@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from landmark.huggingface.attention import ATTENTION
-from landmark.huggingface.families import check_model
+from landmark.huggingface.families import check_model, text_config
 from landmark.huggingface.making_classes import config_class, model_class
 from landmark.huggingface.model import SETTINGS, LandmarkModel, LandmarkSettings, prepare, saved_settings
 from landmark.huggingface.safe_loading import folder_of, open_model, open_tokenizer
@@ -128,7 +128,7 @@ def check_settings(model: PreTrainedModel, settings: LandmarkSettings) -> None:
     if unknown := sorted(set(settings.memory) - set(allowed)):
         raise UserError(f"memory: {', '.join(map(str, unknown))}: unknown; the settings are {', '.join(allowed)}")
     Memory(settings.block_size, **settings.memory)
-    cutoff, layers = settings.memory.get("cutoff"), cast(Any, model.config).num_hidden_layers
+    cutoff, layers = settings.memory.get("cutoff"), text_config(model).num_hidden_layers
     if isinstance(cutoff, list | tuple) and len(cutoff) != layers:
         raise UserError(f"memory: cutoff has {len(cutoff)} numbers: give one, or one for each of {layers} layers")
 

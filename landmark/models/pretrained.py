@@ -202,7 +202,7 @@ def _shape(model: PreTrainedModel) -> DecoderConfig:
         num_heads=config.num_attention_heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
         mlp_dim=config.intermediate_size,
-        num_kv_heads=config.num_key_value_heads,
+        num_kv_heads=getattr(config, "num_key_value_heads", config.num_attention_heads),
     )
     if not isinstance(model, LandmarkModel):
         return shape

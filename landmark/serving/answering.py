@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -95,7 +95,8 @@ class Answering:
         while answer.finish is None:
             logits = logits.clone()
             logits[self.model.landmarks.token] = -torch.inf
-            scores = warpers(torch.empty(1, 0, dtype=torch.int64), logits[None].float().cpu())[0]
+            no_ids: Any = torch.empty(1, 0, dtype=torch.int64)
+            scores = warpers(no_ids, cast(Any, logits[None].float().cpu()))[0]
             token = int(scores.argmax()) if temperature == 0 else _sample(scores, generator)
             if token in self._ends:
                 answer.finish = "stop"

@@ -36,19 +36,27 @@ class Asked(BaseModel):
 
 
 class Completion(Asked):
+    """The body of /v1/completions."""
+
     prompt: str
 
 
 class Message(BaseModel):
+    """One message of a chat."""
+
     role: Literal["system", "developer", "user", "assistant"]
     content: str
 
 
 class Chat(Asked):
+    """The body of /v1/chat/completions."""
+
     messages: list[Message] = Field(min_length=1)
 
 
 class Document(BaseModel):
+    """The body of /v1/documents."""
+
     text: str
 
 
@@ -77,8 +85,6 @@ def make_app(model: Any, tokenizer: Any, settings: ServerSettings, name: str = "
             if scheme.lower() == "bearer" and hmac.compare_digest(given.encode(), each.encode()):
                 return each
         raise HTTPException(401, "the API key is missing or wrong")
-
-    Key = Annotated[str, Depends(key)]
 
     def complete(asked: Asked, ids: list[int], client: str, kind: str) -> Any:
         answer = Answer(len(ids))
@@ -118,27 +124,29 @@ def make_app(model: Any, tokenizer: Any, settings: ServerSettings, name: str = "
                 yield last
 
     @app.get("/v1/models")
-    def models(client: Key) -> dict[str, Any]:
+    def models(client: Annotated[str, Depends(key)]) -> dict[str, Any]:
         return {"object": "list", "data": [{"id": name, "object": "model", "created": 0, "owned_by": "landmark"}]}
 
     @app.post("/v1/completions")
-    def completions(asked: Completion, client: Key) -> Any:
+    def completions(asked: Completion, client: Annotated[str, Depends(key)]) -> Any:
         return complete(asked, answering.ids(asked.prompt), client, "cmpl")
 
     @app.post("/v1/chat/completions")
-    def chat_completions(asked: Chat, client: Key) -> Any:
+    def chat_completions(asked: Chat, client: Annotated[str, Depends(key)]) -> Any:
         ids = answering.chat_ids([message.model_dump() for message in asked.messages])
         return complete(asked, ids, client, "chatcmpl")
 
     @app.post("/v1/documents")
-    def add_document(document: Document, client: Key) -> dict[str, Any]:
+    def add_document(document: Document, client: Annotated[str, Depends(key)]) -> dict[str, Any]:
         ids, cache, name = answering.ids(document.text), model.new_memory(), uuid.uuid4().hex
         answering.read(ids, cache)
         memories.save(client, "documents", name, cache)
         return {"id": name, "object": "document", "tokens": len(ids)}
 
     @app.delete("/v1/{kind}/{name}")
-    def delete(kind: Literal["sessions", "documents"], name: str, client: Key) -> dict[str, Any]:
+    def delete(
+        kind: Literal["sessions", "documents"], name: str, client: Annotated[str, Depends(key)]
+    ) -> dict[str, Any]:
         with memories.using(client, kind, name):
             memories.delete(client, kind, name)
         return {"id": name, "object": kind[:-1], "deleted": True}

@@ -76,7 +76,14 @@ class Memories:
         return cache
 
     def save(self, key: str, kind: str, name: str, cache: Any) -> None:
-        """Replace a memory. Raises Full, and leaves the one before, where a limit of the server is reached."""
+        """Replace a memory. Raises Full, and leaves the one before, where a limit of the server is reached.
+
+        Args:
+            key: of the client.
+            kind: "sessions" or "documents".
+            name: of the memory.
+            cache: its new content.
+        """
         folder = self._folder(key, kind, name)
         with self._writing:
             is_new = not (folder / CONTENT).is_file()

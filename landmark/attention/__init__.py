@@ -48,6 +48,7 @@ def landmark_attention(
     sinks: Tensor | None = ...,
     cu_seqlens: Tensor | None = ...,
     scale: float | None = ...,
+    top_k: int | None = ...,
     backend: str = ...,
     return_lse: Literal[False] = ...,
 ) -> Tensor: ...
@@ -65,6 +66,7 @@ def landmark_attention(
     sinks: Tensor | None = ...,
     cu_seqlens: Tensor | None = ...,
     scale: float | None = ...,
+    top_k: int | None = ...,
     backend: str = ...,
     return_lse: Literal[True],
 ) -> tuple[Tensor, Tensor]: ...
@@ -81,6 +83,7 @@ def landmark_attention(
     sinks: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
     scale: float | None = None,
+    top_k: int | None = None,
     backend: str = "auto",
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -107,6 +110,8 @@ def landmark_attention(
             packed into a batch of one, and do not see each other; phase and controlled are then given for each
             document. None: nothing is packed.
         scale: factor of the scores; None: 1/√d.
+        top_k: earlier blocks that a query attends to, those whose landmarks have the highest scores (top_k.py); None:
+            all. The fused kernels do not have it: "auto" then is "blockwise".
         backend: "reference" (explicit weights), "blockwise", "triton" (fused kernels, for GPUs) or "auto" (triton on a
             GPU, else blockwise).
         return_lse: whether to return the log-sum-exp too; default: the output alone.
@@ -117,9 +122,11 @@ def landmark_attention(
     the output of that landmark is 0.
 
     Raises ValueError for shapes that do not fit, a phase outside 0…block_size, controlled landmarks without a context
-    miss token, or an unknown backend.
+    miss token, an unknown backend, and top_k below 1 or with the backend "triton".
     """
-    backend = backend_for(backend, q, block_size)
+    if top_k is not None and (top_k < 1 or backend == "triton"):
+        raise ValueError(f"top_k={top_k}: must be at least 1, and the backend 'triton' does not have it")
+    backend = backend_for("blockwise" if top_k is not None and backend == "auto" else backend, q, block_size)
     batch, heads, queries, dim = q.shape
     if k.shape != v.shape or k.shape[0] != batch or k.shape[2] != prefix + queries or k.shape[3] != dim:
         raise ValueError(
@@ -145,7 +152,7 @@ def landmark_attention(
         controlled = check_controlled(controlled, samples, length, block_size).to(q.device, non_blocking=True)
     if k.shape[1] != heads and backend != "triton":
         k, v = (x.repeat_interleave(heads // k.shape[1], dim=1) for x in (k, v))
-    inputs = AttentionInputs(q, k, v, block_size, phase, prefix, scale, cmt_scores, controlled, cu_seqlens)
+    inputs = AttentionInputs(q, k, v, block_size, phase, prefix, scale, cmt_scores, controlled, cu_seqlens, top_k)
     if backend == "triton":
         out, lse = landmark_attention_fused(inputs)
     else:

@@ -136,6 +136,20 @@ def _check_data(config: Config) -> None:
     if config.data.configs is not None and config.data.name != "arxiv_math":
         raise UserError(f"data.configs={config.data.configs}: data={config.data.name} has no configs to choose from")
     _check_repeats(config)
+    _check_training_k(config)
+
+
+def _check_training_k(config: Config) -> None:
+    """Numbers of blocks, for our landmark model."""
+    k = config.train.k
+    if k is None:
+        return
+    if config.model.kind != "landmark" or config.model.name or config.model.family:
+        raise UserError(f"train.k={k}: only our landmark model (model=landmark) chooses blocks in training")
+    if not k or min(k) < 1:
+        raise UserError(f"train.k={k}: must be numbers of blocks from 1 on, like [4] or [2,4,8], or null")
+    if config.model.backend == "triton":
+        raise UserError(f"train.k={k}: the fused kernels attend to all blocks, set model.backend=auto")
 
 
 def _check_repeats(config: Config) -> None:

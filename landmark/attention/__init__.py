@@ -45,6 +45,7 @@ def landmark_attention(
     prefix: int = ...,
     cmt: Tensor | None = ...,
     controlled: Tensor | None = ...,
+    sinks: Tensor | None = ...,
     cu_seqlens: Tensor | None = ...,
     scale: float | None = ...,
     top_k: int | None = ...,
@@ -62,6 +63,7 @@ def landmark_attention(
     prefix: int = ...,
     cmt: Tensor | None = ...,
     controlled: Tensor | None = ...,
+    sinks: Tensor | None = ...,
     cu_seqlens: Tensor | None = ...,
     scale: float | None = ...,
     top_k: int | None = ...,
@@ -78,6 +80,7 @@ def landmark_attention(
     prefix: int = 0,
     cmt: Tensor | None = None,
     controlled: Tensor | None = None,
+    sinks: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
     scale: float | None = None,
     top_k: int | None = None,
@@ -101,6 +104,8 @@ def landmark_attention(
             window; None: there is no such token.
         controlled: (B, blocks or more), bool, whether the context miss token controls the landmark of each block
             (context_miss_token.py). None: no landmark is controlled.
+        sinks: (H,), a learned score of each head for a place without a value, in the outer softmax; not together with
+            cmt. None: there are none.
         cu_seqlens: (documents + 1,), integer, from 0 to T, the rows where packed documents begin and end. They are
             packed into a batch of one, and do not see each other; phase and controlled are then given for each
             document. None: nothing is packed.
@@ -133,13 +138,18 @@ def landmark_attention(
     samples = batch if cu_seqlens is None else check_packed(cu_seqlens, batch, queries, prefix)
     phase = check_phase(phase, samples, block_size)
     scale = 1 / math.sqrt(dim) if scale is None else scale
+    if controlled is not None and cmt is None:
+        raise ValueError("controlled landmarks need a context miss token: pass its key as cmt")
+    if cmt is not None and sinks is not None:
+        raise ValueError("sinks and a context miss token exclude each other: pass one of them")
     cmt_scores = None
     if cmt is not None:
         cmt_scores = context_miss_scores(q, cmt, k.shape[1]) * scale
+    elif sinks is not None:  # a context miss token whose score is the same for all queries of a head
+        cmt_scores = sinks.to(q.dtype)[None, :, None].expand(batch, heads, queries).contiguous()
+    if cmt_scores is not None:
         length = prefix + queries if cu_seqlens is None else longest(cu_seqlens)
         controlled = check_controlled(controlled, samples, length, block_size).to(q.device, non_blocking=True)
-    elif controlled is not None:
-        raise ValueError("controlled landmarks need a context miss token: pass its key as cmt")
     if k.shape[1] != heads and backend != "triton":
         k, v = (x.repeat_interleave(heads // k.shape[1], dim=1) for x in (k, v))
     inputs = AttentionInputs(q, k, v, block_size, phase, prefix, scale, cmt_scores, controlled, cu_seqlens, top_k)

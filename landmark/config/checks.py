@@ -139,11 +139,25 @@ def _check_data(config: Config) -> None:
     if config.data.configs is not None and config.data.name != "arxiv_math":
         raise UserError(f"data.configs={config.data.configs}: data={config.data.name} has no configs to choose from")
     _check_repeats(config)
+    _check_training_k(config)
     if (share := config.data.tasks) is not None:
         if config.data.name in SYNTHETIC:
             raise UserError(f"data.tasks={share}: data={config.data.name} is a task itself, set data.tasks=null")
         if not 0 < share <= 1:
             raise UserError(f"data.tasks={share}: must be a share of the training windows, above 0 and at most 1")
+
+
+def _check_training_k(config: Config) -> None:
+    """Numbers of blocks, for our landmark model."""
+    k = config.train.k
+    if k is None:
+        return
+    if config.model.kind != "landmark" or config.model.name or config.model.family:
+        raise UserError(f"train.k={k}: only our landmark model (model=landmark) chooses blocks in training")
+    if not k or min(k) < 1:
+        raise UserError(f"train.k={k}: must be numbers of blocks from 1 on, like [4] or [2,4,8], or null")
+    if config.model.backend == "triton":
+        raise UserError(f"train.k={k}: the fused kernels attend to all blocks, set model.backend=auto")
 
 
 def _check_repeats(config: Config) -> None:

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from landmark.data.controlled_landmarks import ControlledLandmarks
 from landmark.data.mixed_windows import MixedWindows
 from landmark.data.positional_jumps import PositionalJumps
+from landmark.data.random_numbers import K, random_numbers
 from landmark.data.repeats import Repeats
 from landmark.data.ruler.essays import Essays
 from landmark.data.ruler.samples import RulerSamples
@@ -35,7 +36,8 @@ class WindowDataModule(lightning.LightningDataModule):
     `start_step`, which is read when iteration begins: **to resume, set it before the loop**.
 
     Validation: `validate_batches` batches of the same size, with windows spread evenly over the validation split. They
-    are the same each time, shared among devices in the same way, and have neither repeats nor positional jumps.
+    are the same each time, shared among devices in the same way, have neither repeats nor positional jumps,
+    and read all blocks whatever `train.k` is.
     """
 
     def __init__(self, corpus: "Corpus | SyntheticCorpus", tokenizer: "Tokenizer", config: "Config"):
@@ -74,6 +76,7 @@ class WindowDataModule(lightning.LightningDataModule):
             self._controlled = ControlledLandmarks(config.model.num_layers, most_blocks(length, block_size))
         if block_size is not None and config.positions.p_jump > 1:
             self._jumps = PositionalJumps(length, block_size, config.positions.p_jump)
+        self._k = config.train.k
 
     def train_dataloader(self) -> DataLoader:
         """The batches of steps `start_step`, `start_step` + 1, …, without end."""
@@ -92,6 +95,9 @@ class WindowDataModule(lightning.LightningDataModule):
                 batch = replace(batch, controlled=self._controlled.of_step(self._seed, step, indices))
             if self._jumps is not None and batch.phase is not None:
                 batch = replace(batch, positions=self._jumps.positions(batch.phase, self._seed, step, indices))
+            if self._k is not None:
+                (drawn,) = random_numbers(self._seed, step, K, range(1))
+                batch = replace(batch, top_k=self._k[int(drawn) % len(self._k)])
             yield batch
             step += 1
 

@@ -49,7 +49,14 @@ class Needles:
         return 0 if self.haystack == "essay" else self.keys * self.values
 
     def question(self, rng: random.Random, size: int, length: int, material: Material) -> Question:
-        """As `Task.question`; size: sentences of the haystack, of an essay words."""
+        """A haystack with the needles, and the question for some of their values.
+
+        Args:
+            rng: draws everything that is random.
+            size: sentences of the haystack; of an essay words.
+            length: not used.
+            material: keys, and the words of the essay.
+        """
         drawn = self.draw(rng, material)
         context, sentences = self.context(rng, drawn, size, material)
         keys = list(drawn)

@@ -37,7 +37,14 @@ class Variables:
         return 1
 
     def question(self, rng: random.Random, size: int, length: int, material: Material) -> Question:
-        """As `Task.question`; size: lines of noise."""
+        """A chain in noise, and the question for its names.
+
+        Args:
+            rng: draws everything that is random.
+            size: lines of noise.
+            length: not used.
+            material: not used.
+        """
         worked = ""
         if self.worked:
             example = chain_question(rng, _EXAMPLE_LINES, _EXAMPLE_LETTERS)

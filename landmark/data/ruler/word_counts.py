@@ -35,7 +35,14 @@ class CommonWords:
     """Fewest different words."""
 
     def question(self, rng: random.Random, size: int, length: int, material: Material) -> Question:
-        """As `Task.question`; size: different words. Where the material has too few, others are random letters."""
+        """A list, and the question for its common words.
+
+        Args:
+            rng: draws everything that is random.
+            size: number of different words.
+            length: tokens of prompt and answer, which decide how often words come.
+            material: words to choose from; where it has too few, others are made of random letters.
+        """
         short = length < _SHORT
         example, known = word_list(rng, 20 if short else 40, (3, 1) if short else (10, 3), material.words)
         context, common = word_list(rng, size, (6, 1) if short else (30, 3), material.words)
@@ -54,7 +61,14 @@ class FrequentWords:
     """Fewest words of the text: the answers come once."""
 
     def question(self, rng: random.Random, size: int, length: int, material: Material) -> Question:
-        """As `Task.question`; size: words of the text. There are length // 50 different ones."""
+        """A text, and the question for its frequent words.
+
+        Args:
+            rng: draws everything that is random.
+            size: words of the text.
+            length: tokens of prompt and answer; length // 50 words are different.
+            material: not used.
+        """
         different = max(_ANSWERS + 1, length // 50)
         words = [_word(rng) for _ in range(different)]
         while len(set(words)) < different:

@@ -2,15 +2,18 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import lightning
 from torch.utils.data import DataLoader, IterableDataset
 
 from landmark.data.controlled_landmarks import ControlledLandmarks
+from landmark.data.mixed_windows import MixedWindows
 from landmark.data.positional_jumps import PositionalJumps
 from landmark.data.random_numbers import K, random_numbers
 from landmark.data.repeats import Repeats
+from landmark.data.ruler.essays import Essays
+from landmark.data.ruler.samples import RulerSamples
 from landmark.data.synthetic_corpus import SyntheticCorpus
 from landmark.data.synthetic_windows import SyntheticWindows
 from landmark.data.windows import TrainingWindows
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
     from landmark.config import Config
     from landmark.data.stream import Corpus
     from landmark.data.tokenizer import Tokenizer
+
+Windows = TrainingWindows | SyntheticWindows | MixedWindows
 
 
 class WindowDataModule(lightning.LightningDataModule):
@@ -45,20 +50,26 @@ class WindowDataModule(lightning.LightningDataModule):
         length = config.train.length
         block_size = config.model.block_size if config.model.kind == "landmark" else None
 
+        settings: dict[str, Any] = {
+            "length": length,
+            "batch_size": config.train.batch_size,
+            "seed": config.seed,
+            "block_size": block_size,
+        }
+
         def windows(split: str, repeats: Repeats | None = None) -> TrainingWindows | SyntheticWindows:
-            settings = {
-                "length": length,
-                "batch_size": config.train.batch_size,
-                "seed": config.seed,
-                "block_size": block_size,
-            }
             if isinstance(corpus, SyntheticCorpus):
                 return SyntheticWindows(corpus, split, **settings)
             special = {"landmark": tokenizer.landmark, "eot": tokenizer.eot}
             return TrainingWindows(corpus.split(split), **settings, **special, repeats=repeats)
 
         shares = config.data.repeats
-        self.training = windows("train", None if shares is None else Repeats(shares, config.train.steps))
+        self.training: Windows = windows("train", None if shares is None else Repeats(shares, config.train.steps))
+        if config.data.tasks is not None and isinstance(self.training, TrainingWindows):
+            essays = Essays(cast("Corpus", corpus).split("train").tokens, tokenizer)
+            samples = SyntheticCorpus(RulerSamples(essays, config.data.answer_weight), tokenizer)
+            tasks = SyntheticWindows(samples, "train", **settings)
+            self.training = MixedWindows(self.training, tasks, config.data.tasks)
         self.validation = windows("validation")
         self._controlled = self._jumps = None
         if block_size is not None and config.cmt.enabled:

@@ -28,7 +28,7 @@ from landmark.memory.index import LandmarkIndex, import_faiss, retrieve_candidat
 from landmark.memory.layer import LayerMemory
 from landmark.memory.observer import Observer, Retrieval
 from landmark.memory.positions import attending_lag, lag_distances, rotate_queries
-from landmark.memory.retrieval import retrieve
+from landmark.memory.retrieval import retrieve, retrieve_given
 from landmark.memory.saving import Identity, load, save
 from landmark.memory.settings import check_settings
 from landmark.memory.tiers import Tier
@@ -89,7 +89,8 @@ class Memory:
             k: blocks that a query retrieves, or fewer where fewer are kept.
             granularity: "per_token_and_head": each query of each head has its own set of retrieved blocks; "per_head":
                 the queries of a chunk share a set; "per_token": the heads share a set.
-            scorer: how blocks are ranked: by "landmark", or for ablations "recent", "random" or "mean_key".
+            scorer: how blocks are ranked: by "landmark", or for ablations "recent", "random", "mean_key" or "given", by
+                which the blocks of the attribute `given` come first: (B, n), their numbers in the text, from 0.
             tier: where blocks are kept: "device", "cpu" or "disk" (tiers.py). Results are the same, bit for bit.
             rope_base: base of the rotary positions; or (d/2,), radians per position of each pair.
             still_layers: layers whose queries and keys are not rotated.
@@ -148,6 +149,7 @@ class Memory:
         self.tie_layers = tie_layers if mapping == "stingy" else ()
         self.rope_base = rope_base.tolist() if isinstance(rope_base, Tensor) else rope_base
         self.still_layers = frozenset(still_layers)
+        self.given: Tensor | None = None
         self._rotary, self._still = RotaryTable(rope_base), RotaryTable(torch.zeros(1))
         self.reset()
 
@@ -326,6 +328,11 @@ class Memory:
         is_tied = layer in self.tie_layers
         if state.index is not None and not is_tied and len(state.store) > self.k:
             return retrieve_candidates(rotated_queries, state.store, state.index, **common)
+        if self.scorer == "given":
+            if self.given is None:
+                raise RuntimeError("scorer='given': set the memory's `given` to the numbers of the blocks first")
+            ages = state.store.added - self.given
+            return retrieve_given(state.store, ages, rotated_queries, self.k, self.granularity)
         generator = self._generator(layer, rotated_queries.device)
         return retrieve(rotated_queries, state.store, scorer=self.scorer, tie=is_tied, generator=generator, **common)
 

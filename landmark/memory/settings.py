@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from landmark.utils.errors import UserError
 
 GRANULARITIES = ("per_token_and_head", "per_head", "per_token")
-SCORERS = ("landmark", "recent", "random", "mean_key")
+SCORERS = ("landmark", "recent", "random", "mean_key", "given")
 TIERS = ("device", "cpu", "disk")
 MAPPINGS = ("stingy", "true")
 LANDMARK_KEYS = ("token", "mean", "pooled")

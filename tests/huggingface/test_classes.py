@@ -85,12 +85,11 @@ for trust in (True, False, None):
     except Exception as error:
         print(trust, type(error).__name__, " ".join(str(error).split()))
 """
-    done = in_a_new_process(code, folder.parent)
-    trusted, forbidden, asked = done.stdout.splitlines()
-    assert "True ImportError this model reads with landmarks: install the package `landmark`" in trusted
-    assert "False ValueError" in forbidden
-    assert "None ValueError" in asked
-    assert all("contains custom code" in each for each in (forbidden, asked))
+    said = in_a_new_process(code, folder.parent).stdout  # with transformers' own question, where nothing is said
+    assert "True ImportError this model reads with landmarks: install the package `landmark`" in said
+    assert "False ValueError The repository saved contains custom code" in said
+    assert "None ValueError The repository saved contains custom code" in said
+    assert "ForCausalLM(" not in said
 
 
 def test_what_a_configuration_says_in_memory_and_on_disk(folder, tokenizer):

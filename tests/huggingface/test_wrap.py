@@ -5,7 +5,7 @@ import re
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, GPTNeoXConfig, LlamaModel
+from transformers import AutoModelForCausalLM, CohereConfig, GPT2Config, GPT2LMHeadModel, LlamaModel
 
 from landmark.huggingface import LANDMARK, LandmarkModel, attach, load, wrap
 from landmark.utils.errors import UserError
@@ -70,7 +70,7 @@ def refused(case):
         return model, "gpt2: has no rotary positions"
     if case == "other rotary positions":
         shape = {"vocab_size": 257, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
-        return AutoModelForCausalLM.from_config(GPTNeoXConfig(**shape, num_attention_heads=1)), "gpt_neox: not one of"
+        return AutoModelForCausalLM.from_config(CohereConfig(**shape, num_attention_heads=1)), "cohere: not one of"
     if case == "no language model":
         return LlamaModel(CONFIGS["llama"]()), "LlamaModel is not a causal language model"
     if case == "no model":

@@ -27,6 +27,7 @@ ALLOWED = {
     "experiment": {"memory", "models", "data", "training", "evaluation", "tracking", "config"},
     "results": {"experiment", "config"},
     "cli": {"data", "evaluation", "inspector", "experiment", "results", "tracking", "config"},
+    "__main__": {"cli"},
     "__init__": {"attention", "memory", "models"},
 }
 

@@ -1,4 +1,4 @@
-"""`python run.py`: Hydra composes the configuration, and its `task` says what is done."""
+"""The command `landmark`: Hydra composes the configuration, and its `task` says what is done."""
 
 import io
 import os
@@ -72,7 +72,9 @@ def launch(composed: DictConfig) -> None:
     """One job. A launcher gathers the errors of the jobs that it started, and `main` reports them."""
     with nullcontext() if launcher() else reported():
         if "TORCHELASTIC_RUN_ID" in os.environ:
-            raise UserError("run.py starts the processes of a training itself: leave out torchrun and set trainer=ddp")
+            raise UserError(
+                "this program starts the processes of a training itself: leave out torchrun and set trainer=ddp"
+            )
         run(to_config(composed), list(HydraConfig.get().overrides.task))
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from landmark.config import Config
-from landmark.config.command_line import override_key
+from landmark.config.command_line import override_key, program
 from landmark.config.rows import cells, named
 from landmark.experiment.identity import digest
 from landmark.experiment.jobs import Job
@@ -67,7 +67,7 @@ class Launch:
     @property
     def command(self) -> str:
         """The command that makes what is missing."""
-        return shlex.join(["python", "run.py", *self.overrides])
+        return shlex.join([*program(), *self.overrides])
 
     def found(self, contents: Contents) -> dict[str, list[Record]]:
         """Records of the rows that have one for each seed."""

@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from landmark.config.command_line import program
 from landmark.experiment.launches import Launch, rows_without_launch
 from landmark.experiment.provenance import provenance
 from landmark.experiment.records import Contents, Records
@@ -78,7 +79,7 @@ def _table(launch: Launch, found: Mapping[str, list[Record]]) -> Table | None:
 
 def _section(key: str, title: str, claim: str, launch: Launch, table: Table | None, records: Records) -> Values:
     missing = [name for name in launch.rows if table is None or name not in table.records]
-    shared = ["python", "run.py", *(word for word in launch.overrides if not word.startswith("output="))]
+    shared = [*program(), *(word for word in launch.overrides if not word.startswith("output="))]
     commands = {name: shlex.join([*shared, f"row={name}"]) for name in launch.rows}
     return {
         "id": key,
@@ -96,7 +97,7 @@ def _section(key: str, title: str, claim: str, launch: Launch, table: Table | No
 
 
 def _other(key: str, title: str, table: Table) -> Values:
-    commands = {name: shlex.join(["python", "run.py", *_words(records[0])]) for name, records in table.records.items()}
+    commands = {name: shlex.join([*program(), *_words(records[0])]) for name, records in table.records.items()}
     return {
         "id": key,
         "name": "other",

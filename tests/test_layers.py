@@ -27,8 +27,9 @@ ALLOWED = {
     "experiment": {"memory", "models", "data", "training", "evaluation", "tracking", "config"},
     "results": {"experiment", "config"},
     "cli": {"data", "evaluation", "inspector", "experiment", "results", "tracking", "config"},
+    "loading": {"models", "data", "config"},
     "__main__": {"cli"},
-    "__init__": {"attention", "memory", "models"},
+    "__init__": {"attention", "memory", "loading"},
 }
 
 

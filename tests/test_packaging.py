@@ -51,9 +51,7 @@ def test_the_wheel_has_every_file_once(wheel):
     assert len(set(packed)) == len(packed)
     tracked = [path for path in (ROOT / "landmark").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     assert {str(path.relative_to(ROOT)) for path in tracked} <= set(packed)
-    assert {f"landmark/conf/{path.relative_to(ROOT / 'conf')}" for path in (ROOT / "conf").rglob("*.yaml")} <= set(
-        packed
-    )
+    assert {f"landmark/{path.relative_to(ROOT)}" for path in (ROOT / "conf").rglob("*.yaml")} <= set(packed)
     papers = list(ROOT.glob("experiments/*/paper.csv"))
     assert papers
     assert {f"landmark/{path.relative_to(ROOT)}" for path in papers} <= set(packed)
@@ -71,6 +69,10 @@ def test_the_installed_command_makes_a_row_in_any_folder(installed, tmp_path):
     assert (tmp_path / "outputs" / "records" / "rows").is_dir()
     again = run([str(installed / "python"), "-m", "landmark", *TINY], tmp_path)
     assert "from its record" in again.stdout, again.stderr
+    prompt = ["task=generate", "prompt=def", "generate.tokens=3", "trainer=cpu"]
+    spoken = run([str(installed / "landmark"), *prompt, "run=latest"], tmp_path)
+    assert "3 tokens read in " in spoken.stderr  # by the run's own tokenizer, which has no default's size
+    assert spoken.returncode == 0
     planned = run([str(installed / "landmark"), *(word for word in TINY if "row=" not in word), "task=plan"], tmp_path)
     assert "on a cluster: landmark -m +experiment=survival" in planned.stdout, planned.stderr
 

@@ -27,6 +27,7 @@ from landmark.config.command_line import launcher
 from landmark.config.composer import parse
 from landmark.config.messages import one_line
 from landmark.config.rows import Compose, compose_job, named
+from landmark.experiment.named_runs import with_settings_of_run
 from landmark.results.figures import check_figure
 from landmark.utils.errors import UserError
 from landmark.utils.locations import CONF
@@ -88,6 +89,7 @@ def run(config: Config, overrides: list[str], compose: Compose = compose_job) ->
 
     Raises UserError where a setting makes no sense.
     """
+    config = with_settings_of_run(config, overrides)
     check_task(config)
     check_figure(config.figure)
     command = Command.of(config, overrides, compose)

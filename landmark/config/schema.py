@@ -290,10 +290,11 @@ T = TypeVar("T")
 
 
 def from_dict(schema: type[T], values: dict[str, Any]) -> T:
-    """The inverse of `dataclasses.asdict`."""
+    """The inverse of `dataclasses.asdict`; a value that an earlier version did not have is the default."""
     hints = get_type_hints(schema)
     arguments = {}
     for item in fields(schema):  # type: ignore[arg-type]
-        hint, value = hints[item.name], values[item.name]
-        arguments[item.name] = value if not is_dataclass(hint) else from_dict(hint, value)  # pyright: ignore
+        if item.name in values:
+            hint, value = hints[item.name], values[item.name]
+            arguments[item.name] = value if not is_dataclass(hint) else from_dict(hint, value)  # pyright: ignore
     return schema(**arguments)

@@ -28,7 +28,7 @@ BAD = {
     "prompt of another task": (["prompt=hello"], "prompt=hello: is for task=generate and task=inspect"),
     "generate from no run": (
         ["task=generate", "run=nowhere", "tokenizer=bytes", "prompt=hello"],
-        "has no trained model",
+        "run=nowhere: no such run, outputs/runs has no run",
     ),
     "code in a configuration": (
         ["hydra.callbacks.table._target_=os.system"],

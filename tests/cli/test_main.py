@@ -157,6 +157,11 @@ def test_folder_of_another_configuration_is_refused_with_the_difference(work):
         work("model=landmark", "model.block_size=32", f"run={folder}")
 
 
+def test_a_text_is_read_by_one_model(work):
+    with pytest.raises(UserError, match="task=generate: 5 rows, choose one with row="):
+        work("+experiment=quickstart", "data=pg19", "task=generate", "prompt=a")
+
+
 def test_folder_that_is_no_run_is_refused(work, tmp_path):
     with pytest.raises(UserError, match="run.json does not exist"):
         work("model=landmark", f"run={tmp_path}")

@@ -4,7 +4,6 @@ import io
 import os
 import sys
 import time
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -19,6 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from landmark.cli import launchers, safety
 from landmark.cli.command import Command
 from landmark.cli.exit_codes import fail, fail_storage, reported
+from landmark.cli.overview import is_empty, overview, own_folder
 from landmark.cli.sweeps import check_sweeps
 from landmark.cli.tasks import dashboard, evaluate, generate, inspect, plan, prepare, report, status, table, train
 from landmark.config import Config, register, to_config
@@ -32,18 +32,8 @@ from landmark.results.figures import check_figure
 from landmark.utils.errors import UserError
 from landmark.utils.locations import CONF
 
-TASKS: dict[str, Callable[[Command], object]] = {
-    "dashboard": dashboard.run,
-    "evaluate": evaluate.run,
-    "generate": generate.run,
-    "inspect": inspect.run,
-    "plan": plan.run,
-    "prepare": prepare.run,
-    "report": report.run,
-    "status": status.run,
-    "table": table.run,
-    "train": train.run,
-}
+_MODULES = (dashboard, evaluate, generate, inspect, plan, prepare, report, status, table, train)
+TASKS = {module.__name__.rpartition(".")[2]: module for module in _MODULES}
 
 
 def main() -> None:
@@ -51,12 +41,17 @@ def main() -> None:
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # launch() raises errors, not prints them
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # in a pipe, too, a row is seen when it is done
+    arguments = sys.argv[1:]
+    if is_empty(arguments) or {"--help", "-h"} & set(arguments):
+        print(overview(TASKS, own_folder(arguments)))
+        if is_empty(arguments):
+            return
     register()
     launchers.register()
     safety.guard()
     try:
-        launchers.check(sys.argv[1:])
-        check_sweeps(sys.argv[1:])
+        launchers.check(arguments)
+        check_sweeps(arguments)
         launch()
     except (HydraException, OmegaConfBaseException, UserError) as error:
         fail(one_line(error))
@@ -94,7 +89,7 @@ def run(config: Config, overrides: list[str], compose: Compose = compose_job) ->
     check_figure(config.figure)
     command = Command.of(config, overrides, compose)
     if config.task != "auto":
-        TASKS[config.task](command)
+        TASKS[config.task].run(command)
         return
     started = time.monotonic()
     records, new = evaluate.run(command)

@@ -140,6 +140,19 @@ def describe(costs: Sequence[Cost], machine: Machine) -> str:
     )
 
 
+def too_long(cost: Cost, machine: Machine) -> str | None:
+    """A message where a training on the CPU would take longer than `trainer.max_hours`; None where it would not."""
+    limit, train = cost.config.trainer.max_hours, cost.config.train
+    hours = cost.flops / machine.speed(cost)[0] / _HOUR
+    if machine.gpus or limit is None or hours <= limit:
+        return None
+    return (
+        f"run {cost.name}: {train.steps:,} steps of {train.batch_size} × {train.length} tokens would take about "
+        f"{_hours(hours)} on this CPU ({_hours(cost.flops / GPU / _HOUR)} on {GPU_NAME}): choose size=nano, or set "
+        "trainer.max_hours=null to train it here all the same"
+    )
+
+
 def disk(missing: Sequence[Cost]) -> int:
     """Bytes that missing runs need: the weights of all, and meanwhile the three checkpoints of one."""
     sizes = [4 * cost.parameters[0] for cost in missing]

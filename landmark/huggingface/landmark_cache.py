@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from typing import Any
 
@@ -24,10 +25,13 @@ class LandmarkCache(Cache):
     2. `attend` undoes the rotation, because the memory assigns positions itself, and attends through the memory;
     3. after the last layer, `commit` stores the chunk's blocks.
 
-    block_size: ℓ. settings: of `Memory`.
+    block_size: ℓ. settings: of `Memory`. Raises UserError for one that it does not have, or without meaning.
     """
 
     def __init__(self, model: PreTrainedModel, block_size: int, **settings: Any):
+        known = inspect.signature(Memory).parameters.keys() - {"block_size", "rope_base", "model", "backend"}
+        if wrong := sorted(settings.keys() - known):
+            raise UserError(f"memory has no setting {', '.join(wrong)}: it has {', '.join(sorted(known))}")
         window: Any = getattr(model.config, "sliding_window", None)
         types = layer_types(model)
         super().__init__(

@@ -1,6 +1,7 @@
 """run.py as it is started from a shell: bad input is one line on stderr, the exit code is not 0, nothing is left."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -48,6 +49,25 @@ def test_bad_input_is_one_line(tmp_path, case):
     assert said in done.stderr
     assert done.stderr.count("\n") == 1
     assert [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "multirun.yaml"] == []
+
+
+def test_nothing_asked_for_shows_what_there_is(tmp_path):
+    """No training of the paper's size begins."""
+    done = start(tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "  +experiment=table1_pg19               Table 1, PG-19: perplexity by evaluation length" in done.stdout
+    assert "  task=plan       print what is missing and what it costs; make nothing\n" in done.stdout
+    assert "python run.py +experiment=quickstart " in done.stdout
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "mine" / "experiment").mkdir(parents=True)
+    (tmp_path / "mine" / "experiment" / "pair.yaml").write_text(
+        "# @package _global_\n# Two rows. Of mine.\nname: pair\n"
+    )
+    assert re.search(r"\+experiment=pair +Two rows\n", start(tmp_path, "--config-dir", "mine").stdout)
+    helped = start(tmp_path, "--help").stdout
+    assert helped.startswith(done.stdout)
+    assert "model: landmark, llama" in helped
+    assert "  max_hours: 24.0\n" in helped
 
 
 def test_plan_of_the_quickstart(tmp_path):

@@ -69,6 +69,19 @@ def test_seeds_train_a_run_each(work, capsys):
     assert "standard deviation over 2 seeds" in capsys.readouterr().out
 
 
+def test_a_training_of_days_on_a_cpu_is_asked_for(work):
+    endless = ("model=transformer", "train.steps=10000000")
+    said = r"10,000,000 steps of 4 × 512 .* h on this CPU .* on one H100\): choose size=nano, or set trainer.max_hours"
+    for trainer in ("cpu", "auto"):
+        with pytest.raises(UserError, match=said):
+            work(*endless, f"trainer={trainer}")
+    assert not (work.output / "runs").exists()
+    work(*endless, "trainer.max_hours=null")
+    assert work.trained == ["transformer"]
+    work(*endless, "eval.length=300")  # needs no training
+    assert len(work.evaluated) == 1
+
+
 def test_task_train_evaluates_nothing(work):
     work("+experiment=quickstart", "data=pg19", "task=train")
     assert (work.trained, work.evaluated) == (["transformer", "landmark"], [])

@@ -1,10 +1,13 @@
 """task=status: print what is done, running, failed or missing, and the command that makes the rest."""
 
+import shlex
+
 from landmark.cli.command import Command
+from landmark.cli.overview import experiments
 from landmark.cli.tasks.report import refuse_settings
+from landmark.config.command_line import program
 from landmark.experiment.launches import read_launches
 from landmark.experiment.status import describe, states_of
-from landmark.utils.locations import CONF
 
 
 def run(command: Command) -> None:
@@ -21,6 +24,5 @@ def run(command: Command) -> None:
     for launch in launches:
         print(describe(launch, states_of(launch, records, contents), is_brief=True))
     print(*contents.damaged, sep="\n", end="\n" if contents.damaged else "")
-    known = {path.stem for path in (CONF / "experiment").glob("*.yaml")}
-    new = sorted(known - {launch.experiment for launch in launches})
-    print(f"not begun: {', '.join(new)}; python run.py +experiment=NAME begins one")
+    new = sorted(experiments().keys() - {launch.experiment for launch in launches})
+    print(f"not begun: {', '.join(new)}; {shlex.join(program())} +experiment=NAME begins one")

@@ -11,6 +11,9 @@ import pytest
 RUN = Path(__file__).parents[2] / "run.py"
 
 
+KEPT = ("settings.py", "multirun.yaml")
+
+
 def start(folder, *arguments, **variables):
     command = [sys.executable, str(RUN), *arguments]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=os.environ | variables)
@@ -36,6 +39,21 @@ BAD = {
         "hydra.callbacks.table._target_=os.system",
     ),
     "report of nothing": (["task=report"], "outputs: there are no records to report"),
+    "output below a file": (
+        ["output=settings.py/x", "task=status"],
+        "settings.py/x: Not a directory: no folder",
+    ),
+    "output is a file": (["output=settings.py", "task=prepare"], "settings.py: File exists: no folder can be made"),
+    "output in no file system": (["output=/proc/x", "task=status"], "/proc/x: No such file or directory: no folder"),
+    "cache below a file": (
+        ["data.cache=settings.py/x", "data=stdlib", "tokenizer=bytes", "task=prepare"],
+        "settings.py/x: Not a directory: no folder can be made there",
+    ),
+    "signs of the grammar": (
+        ["task=generate", "prompt=Where? (there)"],
+        "prompt: Hydra's grammar cannot read the value Where? (there); if it is a text, quote it twice: "
+        "'prompt=\"Where? (there)\"'",
+    ),
     "missing corpus": (["tokenizer=bytes", "data.path=nowhere", "task=prepare"], "nowhere"),
 }
 
@@ -43,12 +61,13 @@ BAD = {
 @pytest.mark.parametrize("case", BAD)
 def test_bad_input_is_one_line(tmp_path, case):
     arguments, said = BAD[case]
+    (tmp_path / "settings.py").touch()
     done = start(tmp_path, *arguments)
     assert done.returncode == 2
     assert done.stderr.startswith("error: ")
     assert said in done.stderr
     assert done.stderr.count("\n") == 1
-    assert [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "multirun.yaml"] == []
+    assert [path for path in tmp_path.rglob("*") if path.is_file() and path.name not in KEPT] == []
 
 
 def test_nothing_asked_for_shows_what_there_is(tmp_path):

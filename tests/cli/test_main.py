@@ -241,6 +241,7 @@ def test_task_table_reads_records_only_and_names_what_is_missing(work, capsys):
     work("+experiment=table1_pg19", "task=table")
     assert (work.trained, work.evaluated) == ([], [])
     said = capsys.readouterr().out
+    assert "table1_pg19, 2 of 13 rows: size nano" in said
     assert "11 of 13 rows have no record yet" in said
     assert "xl_2048" in said[said.index("have no record yet") :]
     assert "landmark_2048_k4 is better than plain_512" in said

@@ -315,3 +315,18 @@ def test_differences_that_span_decades_have_a_logarithmic_axis():
 def test_figures_are_not_loaded_before_one_is_drawn():
     code = "import sys; from landmark.results import page, render; assert 'vl_convert' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_partial_table_is_compared_with_the_experiments_first_row_or_not_at_all(make_record):
+    """Without that row the first of those that are there would silently take its place."""
+    _, selected = composed("table2_granularity")
+    names = [row.name for row in selected]
+
+    def titles(present):
+        records = {row.name: [made_up(row_record(row.configs[0], row.name, 4.5), "rows")] for row in present}
+        table = build("t", records, asked=names)
+        assert f"t, {len(present)} of {len(names)} rows: " in table.header
+        return [panel.title for line in panels(table) for panel in line]
+
+    assert f"Perplexity against {names[0]}" in titles(selected[:3])
+    assert not [title for title in titles(selected[1:3]) if "against" in title]

@@ -39,6 +39,7 @@ def show(command: Command, found: Mapping[str, Sequence[Record]]) -> None:
         comparisons=config.compare,
         figure=config.figure,
         cells={row.name: row.cell for row in command.rows if row.cell is not None},
+        asked=names,
     )
     print(f"\n{render.as_text(built)}")
     folder = command.runner.output / "tables"

@@ -14,7 +14,7 @@ from landmark.experiment.records import Contents, Records
 from landmark.results import paper, render, tables
 from landmark.results.columns import COLUMNS
 from landmark.results.figures.marks import Panel
-from landmark.results.reducers import Record, provenance_of
+from landmark.results.reducers import Record, provenance_of, whole_command
 from landmark.results.tables import Table
 from landmark.utils.locations import EXPERIMENTS
 from landmark.utils.metrics_csv import curve, metrics_so_far
@@ -74,6 +74,7 @@ def _table(launch: Launch, found: Mapping[str, list[Record]]) -> Table | None:
         comparisons=launch.compare,
         figure=launch.figure,
         cells=launch.cells,
+        asked=list(launch.rows),
     )
 
 
@@ -116,7 +117,7 @@ def _other(key: str, title: str, table: Table) -> Values:
 def _shown(table: Table, commands: Mapping[str, str]) -> Values:
     _, cells = render.cells(table)
     return {
-        "header": table.header.removeprefix(f"{table.name}: "),
+        "header": table.header.removeprefix(table.name).lstrip(":, "),
         "columns": [{"title": title, "tooltip": COLUMNS[key].meaning} for key, title in render.columns(table).items()],
         "rows": [
             {"cells": texts, "source": _source(table.records[row.name], commands[row.name])}
@@ -154,7 +155,7 @@ def _source(records: Sequence[Record], command: str) -> Values:
     made = record["provenance"]
     return {
         "command": command,
-        "made by": f"python {made['command']}",
+        "made by": whole_command(made["command"]),
         "commit": made["commit"] or "unknown",
         "time": made["time"],
         "hardware": provenance_of(record)["hardware"],

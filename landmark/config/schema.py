@@ -112,7 +112,7 @@ class TrainerConfig:
     accelerator: str = "auto"
     devices: Union[int, str] = "auto"  # noqa: UP007 (OmegaConf reads no other spelling of a union of two)
     strategy: str = "auto"
-    threads: int | None = at_least(1, None)  # torch's; null: as torch decides
+    threads: int | None = at_least(1, None)  # torch's on a CPU; null: the fastest number, measured at the start
     max_hours: float | None = at_least(0, 24.0)  # of a training on a CPU, as task=plan estimates; null: any number
     profiler: str | None = one_of(
         None, "simple", "advanced", "pytorch"

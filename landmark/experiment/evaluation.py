@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from landmark.config import Config
 from landmark.experiment import identity
-from landmark.experiment.devices import evaluation_device, set_threads
+from landmark.experiment.devices import evaluation_device
 from landmark.experiment.inputs import Inputs
 from landmark.experiment.jobs import RUN, Job
 from landmark.experiment.named_runs import has_weights
+from landmark.experiment.threads import set_threads
 from landmark.utils.errors import UserError
 from landmark.utils.files import read_json
 from landmark.utils.progress import ProgressBar

@@ -1,6 +1,8 @@
 """The wheel: built, installed where the source tree is out of sight, and used as a command."""
 
 import os
+import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -75,6 +77,26 @@ def test_the_installed_command_makes_a_row_in_any_folder(installed, tmp_path):
     assert spoken.returncode == 0
     planned = run([str(installed / "landmark"), *(word for word in TINY if "row=" not in word), "task=plan"], tmp_path)
     assert "on a cluster: landmark -m +experiment=survival" in planned.stdout, planned.stderr
+
+
+def test_the_quickstart_ends_with_commands_that_work(installed, tmp_path):
+    small = [
+        *("model.num_layers=1", "model.num_heads=2", "model.head_dim=8", "model.mlp_dim=32", "train.steps=2"),
+        *("train.batch_size=1", "train.validate_every=2", "train.validate_batches=1", "data.max_documents=6"),
+        *("eval.tokens=16384", "eval.prompts=1", "logger=csv", "trainer=cpu"),
+    ]
+    done = run([str(installed / "landmark"), "+experiment=quickstart", *small], tmp_path)
+    assert done.returncode == 0, done.stderr
+    (picture,) = re.findall(r"^picture: file://(\S+)$", done.stdout, re.MULTILINE)
+    assert Path(picture).read_bytes().startswith(b"\x89PNG")
+    commands = [shlex.split(line) for line in re.findall(r"^  (landmark .*)$", done.stdout, re.MULTILINE)]
+    assert len(commands) == 3
+    for words, said in zip(commands, (None, "inspect/heapq-landmark-", "perplexity ")):
+        (folder,) = [word.partition("=")[2] for word in words if word.startswith("run=")]
+        assert (tmp_path / folder / "model.safetensors").is_file()
+        tried = run([str(installed / "landmark"), *words[1:], "logger=csv"], tmp_path)
+        assert tried.returncode == 0, tried.stderr
+        assert said is None or said in tried.stdout
 
 
 def test_the_installed_command_reads_a_folder_of_settings(installed, tmp_path):

@@ -21,7 +21,7 @@ from landmark.utils.errors import UserError
 
 # Keys of the whole experiment, which no row may set.
 _OF_THE_EXPERIMENT = {
-    *("experiment", "rows", "grid", "row", "compare", "figure"),
+    *("experiment", "rows", "grid", "row", "compare", "figure", "next_commands"),
     *("run", "task", "seeds", "name", "output", "logger", "prompt", "prompt_file", "output_file", "generate"),
 }
 

@@ -236,6 +236,8 @@ class Config:
     grid: GridConfig = field(default_factory=GridConfig)
     figure: str = "rows"  # of landmark.results.figures
     compare: dict[str, list[str]] = field(default_factory=dict)  # title to two rows, the better one expected first
+    next_commands: dict[str, str] = field(default_factory=dict)  # shown below the table: title to overrides, where
+    # {ROW} is the folder of a row's run and {stdlib} that of Python's standard library
     output: str = "outputs"  # folder of all that is made
     size: str = MISSING
     model: ModelConfig = field(default_factory=ModelConfig)

@@ -12,7 +12,7 @@ LAUNCH = "launch.json"  # in a run's folder
 
 def write_launch(folder: Path, config: Config, **more: Any) -> None:
     """Keep the configuration in a run's folder. more: what processes that train it together need besides."""
-    write_json(folder / LAUNCH, {"config": to_dict(replace(config, rows={}, compare={})), **more})
+    write_json(folder / LAUNCH, {"config": to_dict(replace(config, rows={}, compare={}, next_commands={})), **more})
 
 
 def read_launch(folder: Path) -> dict[str, Any]:

@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: quickstart benchmark test lint clean
+.PHONY: quickstart benchmark test lint docs clean
 
 # The environment is made again whenever the list of dependencies changes.
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -21,8 +21,12 @@ lint: $(VENV)/.installed
 	$(BIN)/ruff format --check .
 	$(BIN)/basedpyright
 
-test: lint
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile
+# A page that links to nothing is an error; with --quiet mkdocs would not count it.
+docs: $(VENV)/.installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+test: lint docs
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile -rs
 
 clean:
 	rm -rf outputs build *.egg-info

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from landmark.attention import landmark_attention as landmark_attention
+    from landmark.loading import load as load
     from landmark.memory import Memory as Memory
-    from landmark.models import load as load
 
 __version__ = "0.1.0"
-_PUBLIC = {"landmark_attention": "landmark.attention", "Memory": "landmark.memory", "load": "landmark.models"}
+_PUBLIC = {"landmark_attention": "landmark.attention", "Memory": "landmark.memory", "load": "landmark.loading"}
 __all__ = ["Memory", "landmark_attention", "load"]
 
 

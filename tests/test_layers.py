@@ -28,7 +28,9 @@ ALLOWED = {
     "experiment": {"memory", "models", "data", "training", "evaluation", "tracking", "config"},
     "results": {"experiment", "config"},
     "cli": {"data", "evaluation", "inspector", "experiment", "results", "tracking", "config"},
-    "__init__": {"attention", "memory", "models"},
+    "loading": {"models", "data", "config"},
+    "__main__": {"cli"},
+    "__init__": {"attention", "memory", "loading"},
 }
 
 

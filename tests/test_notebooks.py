@@ -9,6 +9,7 @@ from nbclient import NotebookClient
 from nbformat import NotebookNode
 
 from landmark.config import to_config
+from landmark.data import load_tokenizer
 from landmark.models import Decoder, DecoderConfig, save
 from landmark.utils.files import write_json
 from tests.configurations import compose_conf, row_record
@@ -92,6 +93,7 @@ def test_what_is_retrieved_on_a_book(run, monkeypatch, tmp_path):
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     save(model, tmp_path)
+    write_json(tmp_path / "run.json", {"tokenizer": load_tokenizer("bytes").hash})
     monkeypatch.setenv("LANDMARK_RUN", str(tmp_path))
     monkeypatch.delenv("LANDMARK_BOOK", raising=False)
     made = run("03_retrieval")

@@ -1,16 +1,121 @@
-"""What a wheel contains besides Python."""
+"""The wheel: built, installed where the source tree is out of sight, and used as a command."""
 
+import os
+import re
+import shlex
+import subprocess
+import sys
 import tomllib
+import venv
+import zipfile
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.timeout(600)
+
 ROOT = Path(__file__).parents[1]
-DECLARED = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["package-data"]
+TINY = [
+    *("+experiment=survival", "row=plain_512", "train.steps=2", "train.validate_every=2"),
+    *("data.max_documents=6", "eval.tokens=4096"),
+]
 
 
-def test_every_data_file_is_declared():
-    found = {file for file in (ROOT / "landmark").rglob("*") if file.is_file() and "__pycache__" not in file.parts}
-    data = {file for file in found if file.suffix not in (".py", ".md")}
-    folders = {ROOT / package.replace(".", "/"): patterns for package, patterns in DECLARED.items()}
-    packed = {file for folder, patterns in folders.items() for pattern in patterns for file in folder.glob(pattern)}
-    assert ROOT / "landmark/data/code.tiktoken" in packed
-    assert data <= packed
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The environment's folder of programs. It sees the dependencies of this one, and no source tree."""
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder, with_pip=False, symlinks=True)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    seen = [path for path in sys.path if path.endswith("site-packages")]  # an editable install is a .pth file in there
+    (packages / "dependencies.pth").write_text("\n".join(seen))
+    pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "install", "--quiet"]
+    subprocess.run([*pip, "--no-deps", "--no-index", "--ignore-installed", str(wheel)], check=True, capture_output=True)
+    return folder / "bin"
+
+
+def run(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_the_wheel_has_every_file_once(wheel):
+    packed = zipfile.ZipFile(wheel).namelist()
+    assert len(set(packed)) == len(packed)
+    tracked = [path for path in (ROOT / "landmark").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    assert {str(path.relative_to(ROOT)) for path in tracked} <= set(packed)
+    assert {f"landmark/{path.relative_to(ROOT)}" for path in (ROOT / "conf").rglob("*.yaml")} <= set(packed)
+    papers = list(ROOT.glob("experiments/*/paper.csv"))
+    assert papers
+    assert {f"landmark/{path.relative_to(ROOT)}" for path in papers} <= set(packed)
+    assert "landmark/py.typed" in packed
+    assert {name.partition("/")[0] for name in packed if ".dist-info/" not in name} == {"landmark"}
+    assert not [name for name in packed if name.endswith(".png")]
+
+
+def test_the_installed_command_makes_a_row_in_any_folder(installed, tmp_path):
+    where = run([str(installed / "python"), "-c", "import landmark; print(landmark.__file__)"], tmp_path)
+    assert where.stdout.startswith(str(installed.parent))
+    done = run([str(installed / "landmark"), *TINY], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "[1/1] plain_512: perplexity " in done.stdout
+    assert (tmp_path / "outputs" / "records" / "rows").is_dir()
+    again = run([str(installed / "python"), "-m", "landmark", *TINY], tmp_path)
+    assert "from its record" in again.stdout, again.stderr
+    prompt = ["task=generate", "prompt=def", "generate.tokens=3", "trainer=cpu"]
+    spoken = run([str(installed / "landmark"), *prompt, "run=latest"], tmp_path)
+    assert "3 tokens read in " in spoken.stderr  # by the run's own tokenizer, which has no default's size
+    assert spoken.returncode == 0
+    planned = run([str(installed / "landmark"), *(word for word in TINY if "row=" not in word), "task=plan"], tmp_path)
+    assert "on a cluster: landmark -m +experiment=survival" in planned.stdout, planned.stderr
+
+
+def test_the_quickstart_ends_with_commands_that_work(installed, tmp_path):
+    small = [
+        *("model.num_layers=1", "model.num_heads=2", "model.head_dim=8", "model.mlp_dim=32", "train.steps=2"),
+        *("train.batch_size=1", "train.validate_every=2", "train.validate_batches=1", "data.max_documents=6"),
+        *("eval.tokens=16384", "eval.prompts=1", "logger=csv", "trainer=cpu"),
+    ]
+    done = run([str(installed / "landmark"), "+experiment=quickstart", *small], tmp_path)
+    assert done.returncode == 0, done.stderr
+    (picture,) = re.findall(r"^picture: file://(\S+)$", done.stdout, re.MULTILINE)
+    assert Path(picture).read_bytes().startswith(b"\x89PNG")
+    commands = [shlex.split(line) for line in re.findall(r"^  (landmark .*)$", done.stdout, re.MULTILINE)]
+    assert len(commands) == 3
+    for words, said in zip(commands, (None, "inspect/heapq-landmark-", "perplexity ")):
+        (folder,) = [word.partition("=")[2] for word in words if word.startswith("run=")]
+        assert (tmp_path / folder / "model.safetensors").is_file()
+        tried = run([str(installed / "landmark"), *words[1:], "logger=csv"], tmp_path)
+        assert tried.returncode == 0, tried.stderr
+        assert said is None or said in tried.stdout
+
+
+def test_the_installed_command_reads_a_folder_of_settings(installed, tmp_path):
+    (tmp_path / "mine" / "experiment").mkdir(parents=True)
+    (tmp_path / "mine" / "experiment" / "pair.yaml").write_text(
+        "# @package _global_\nname: pair\ndefaults:\n  - survival\nrows:\n  extra: model=transformer eval.length=256\n"
+    )
+    done = run([str(installed / "landmark"), "--config-dir", "mine", "+experiment=pair", "task=plan"], tmp_path)
+    assert "row extra" in done.stdout, done.stderr
+
+
+def test_metadata_is_whole():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert {"description", "readme", "license", "authors", "keywords", "classifiers", "urls"} <= project.keys()
+    assert project["scripts"] == {"landmark": "landmark.cli.main:main"}
+
+
+def test_one_version():
+    import landmark
+
+    cited = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {landmark.__version__}\n" in cited

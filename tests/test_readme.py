@@ -14,11 +14,13 @@ import torch
 import landmark
 from landmark.config import rows, to_config
 from landmark.config.checks import check
+from landmark.data import load_tokenizer
 from landmark.models import Decoder, DecoderConfig, save
+from landmark.utils.files import write_json
 from tests.configurations import compose_conf
 
 ROOT = Path(__file__).parents[1]
-READMES = [ROOT / "README.md", *sorted(ROOT.glob("experiments/*/README.md"))]
+READMES = [ROOT / "README.md", ROOT / "docs" / "cluster.md", *sorted(ROOT.glob("experiments/*/README.md"))]
 
 
 def commands() -> list:
@@ -28,7 +30,7 @@ def commands() -> list:
             for line in block.replace("\\\n", " ").splitlines():
                 words = shlex.split(line, comments=True)
                 elsewhere = any(word.startswith("hydra/launcher=") for word in words)
-                if words[:2] == ["python", "run.py"] and (elsewhere or readme is not READMES[0]):
+                if words[:2] == ["python", "run.py"] and (elsewhere or readme not in READMES[:2]):
                     found.append(pytest.param(words[2:], id=f"{readme.parent.name}: {' '.join(words[2:])}"))
     return found
 
@@ -51,9 +53,10 @@ def test_commands_compose_with_all_their_rows(words):
 
 def test_make_targets_exist():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    targets = re.findall(r"^make (\w+)", text, re.MULTILINE)
+    text += (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    targets = re.findall(r"(?:^|`)make (\w+)", text, re.MULTILINE)
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    assert {"quickstart", "test"} <= set(targets)
+    assert {"quickstart", "test", "docs"} <= set(targets)
     for target in targets:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE)
 
@@ -67,47 +70,65 @@ def anchors(page: Path) -> set[str]:
 
 def test_links_lead_somewhere():
     folders = ("benchmarks", "docs", "experiments", "landmark")
-    for page in [READMES[0], *(page for folder in folders for page in sorted(ROOT.glob(f"{folder}/**/*.md")))]:
+    for page in [*ROOT.glob("*.md"), *(page for folder in folders for page in sorted(ROOT.glob(f"{folder}/**/*.md")))]:
         for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]+))?\)", page.read_text(encoding="utf-8")):
             linked = page.parent / target if target else page
             assert linked.exists(), f"{page.relative_to(ROOT)} links to {target}"
             assert not anchor or anchor in anchors(linked), f"{page.relative_to(ROOT)} links to {target}#{anchor}"
 
 
-def test_the_python_example_runs(tmp_path, monkeypatch):
+def python_blocks(page: Path, folder: Path) -> list[str]:
+    """The Python examples of a page; the run and the models that they open lie in `folder`."""
+    text = page.read_text(encoding="utf-8").replace("outputs/runs/…", str(folder / "run"))
+    return re.findall(r"```python\n(.*?)```", text.replace("path/to", str(folder)), re.DOTALL)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A run, a model of transformers and a document."""
     monkeypatch.chdir(tmp_path)
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    block, _, _ = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    config = DecoderConfig("landmark", 320, 1, 2, 8, 32, landmark_id=257, block_size=50)
-    save(Decoder(config), tmp_path)
-    scope = {"tokens": torch.randint(0, 256, (1, 600))}
-    exec(block.replace("outputs/runs/…", str(tmp_path)), scope)
+    tokenizer = load_tokenizer("bytes")
+    save(Decoder(DecoderConfig("landmark", 320, 1, 2, 8, 32, landmark_id=257, block_size=50)), tmp_path / "run")
+    write_json(tmp_path / "run" / "run.json", {"tokenizer": tokenizer.hash})
+    return tmp_path
+
+
+def test_the_text_example_of_the_readme_runs(folder, capsys):
+    scope: dict = {}
+    exec(python_blocks(READMES[0], folder)[0], scope)
+    assert len(scope["answer"]) == 40
+    assert capsys.readouterr().out.strip("\n") == scope["tokenizer"].decode(scope["answer"]).strip("\n")
+
+
+def test_the_python_example_runs(folder):
+    scope: dict = {}
+    exec(python_blocks(ROOT / "docs" / "python.md", folder)[0], scope)
     assert scope["out"].shape == (2, 8, 512, 64)
-    assert scope["logits"].shape == (1, 100, 320)
-    assert scope["memory"].stats["chunks"] == 3
-    assert [len(generated) for generated in scope["texts"]] == [20, 20]
-    again = landmark.load(tmp_path).new_memory()
-    again.load(tmp_path / "book.memory")
-    assert again.position == scope["book"].position == 612
+    assert scope["logits"].shape == (1, scope["tokens"].shape[1] % 250, 320)
+    assert scope["memory"].stats["chunks"] == 7
+    assert [type(text) for text in scope["texts"]] == [str, str]
+    again = landmark.load(folder / "run")[0].new_memory()
+    again.load(folder / "book.memory")
+    assert again.position == scope["book"].position > scope["tokens"].shape[1]
 
 
-def test_the_examples_with_transformers_run(tmp_path, capsys):
+@pytest.mark.parametrize("page", ["README.md", "docs/python.md"])
+def test_the_examples_with_transformers_run(folder, capsys, page):
     pytest.importorskip("transformers")
     from landmark.huggingface import load
     from tests.huggingface.conftest import make_model, make_tokenizer
 
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    _, *blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    _, *blocks = python_blocks(ROOT / page, folder)
     assert len(blocks[0].splitlines()) == 10
-    (tmp_path / "model").mkdir()
-    make_model("qwen3").save_pretrained(tmp_path / "model")
-    make_tokenizer().save_pretrained(tmp_path / "model")
+    (folder / "model").mkdir()
+    make_model("qwen3").save_pretrained(folder / "model")
+    make_tokenizer().save_pretrained(folder / "model")
     scope = {"document": "A heron stands in the water and waits. " * 30}
     for block in blocks:
-        exec(block.replace("path/to", str(tmp_path)), scope)
+        exec(block, scope)
     length = scope["ids"].shape[1]
     assert length > 1000
     assert scope["answer"].shape == (1, length + 20)
-    assert capsys.readouterr().out.count("report ") == 3
-    again, _ = load(tmp_path / "mine")
+    assert capsys.readouterr().out.count("report ") == 3 * (page != "README.md")
+    again, _ = load(folder / "mine")
     assert torch.equal(again.generate(scope["ids"], max_new_tokens=20), scope["answer"])

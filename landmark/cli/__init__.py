@@ -1,1 +1,1 @@
-"""The command line, `python run.py`."""
+"""The command line: `landmark`, or `python run.py` in a source tree."""

@@ -1,16 +1,18 @@
 """What a command line asks for: the configuration, its rows, and the runner that makes them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from landmark.config import Config
-from landmark.config.command_line import suggested_command
+from landmark.config.command_line import override_key, suggested_command
 from landmark.config.rows import Compose, Row, compose_job, is_part, named, select
 from landmark.experiment.checks import check
 from landmark.experiment.jobs import Job
 from landmark.experiment.launches import Launch, launch_of, write_launch
 from landmark.experiment.runner import Runner
 from landmark.utils.errors import UserError
+
+_OF_A_TASK = ("task", "output", "logger", "trainer")
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,11 @@ class Command:
     def is_whole_experiment(self) -> bool:
         return self.is_experiment and not is_part(self.config, self.overrides)
 
+    @property
+    def asks_for_all(self) -> bool:
+        """Whether no setting but those of the task itself is given, so that a task covers everything in the output."""
+        return all(override_key(word).partition(".")[0] in _OF_A_TASK for word in self.overrides)
+
     def jobs(self, rows: Sequence[Row] | None = None) -> list[Job]:
         """The jobs of the rows, checked, and noted as a launch of their experiment. rows: others than the command's.
 
@@ -48,8 +55,9 @@ class Command:
         return jobs
 
     def planned_launch(self) -> Launch:
-        """The launch of the rows; prepares nothing."""
-        return self._launch(self.runner.planned_jobs(self.rows))
+        """The launch of the rows that the command line names, and of no others; prepares nothing."""
+        launch = self._launch(self.runner.planned_jobs(self.rows))
+        return replace(launch, rows={name: entries for name, entries in launch.rows.items() if entries})
 
     def only_config(self) -> Config:
         """The configuration of a task that takes one trained model. Raises UserError where there are several rows."""

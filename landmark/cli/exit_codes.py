@@ -9,6 +9,7 @@ from typing import NoReturn
 
 from landmark.utils.errors import Stopped, UserError
 
+PLACE = {errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENOENT, errno.ELOOP, errno.ENAMETOOLONG}
 STORAGE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EFBIG}
 
 
@@ -39,9 +40,19 @@ def fail(message: str) -> NoReturn:
 
 
 def fail_storage(error: OSError) -> NoReturn:
-    """Exit with code 2 and one line where a disk is full, read-only or failing; with a traceback and 1 otherwise."""
+    """Exit with code 2 and one line where a disk is full, read-only or failing, or a folder cannot be made; with a
+    traceback and 1 otherwise.
+    """
+    where = f"{error.filename}: " if error.filename else ""
+    if error.errno in PLACE and _made_by_mkdir(error):
+        fail(f"{where}{error.strerror}: no folder can be made there, name another output= or data.cache=")
     if error.errno not in STORAGE:
         traceback.print_exc()
         sys.exit(1)
-    where = f"{error.filename}: " if error.filename else ""
     fail(f"{where}{error.strerror}: make room, or name another output= or data.cache=; what is done is kept")
+
+
+def _made_by_mkdir(error: OSError) -> bool:
+    """Whether a folder could not be made; others of its kind are bugs, which keep their traceback."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and frames[-1].name in ("mkdir", "makedirs")

@@ -1,10 +1,9 @@
-"""`python run.py`: Hydra composes the configuration, and its `task` says what is done."""
+"""The command `landmark`: Hydra composes the configuration, and its `task` says what is done."""
 
 import io
 import os
 import sys
 import time
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -19,6 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from landmark.cli import launchers, safety
 from landmark.cli.command import Command
 from landmark.cli.exit_codes import fail, fail_storage, reported
+from landmark.cli.overview import is_empty, overview, own_folder
 from landmark.cli.sweeps import check_sweeps
 from landmark.cli.tasks import dashboard, evaluate, generate, inspect, plan, prepare, report, status, table, train
 from landmark.config import Config, register, to_config
@@ -27,22 +27,13 @@ from landmark.config.command_line import launcher
 from landmark.config.composer import parse
 from landmark.config.messages import one_line
 from landmark.config.rows import Compose, compose_job, named
+from landmark.experiment.named_runs import with_settings_of_run
 from landmark.results.figures import check_figure
 from landmark.utils.errors import UserError
 from landmark.utils.locations import CONF
 
-TASKS: dict[str, Callable[[Command], object]] = {
-    "dashboard": dashboard.run,
-    "evaluate": evaluate.run,
-    "generate": generate.run,
-    "inspect": inspect.run,
-    "plan": plan.run,
-    "prepare": prepare.run,
-    "report": report.run,
-    "status": status.run,
-    "table": table.run,
-    "train": train.run,
-}
+_MODULES = (dashboard, evaluate, generate, inspect, plan, prepare, report, status, table, train)
+TASKS = {module.__name__.rpartition(".")[2]: module for module in _MODULES}
 
 
 def main() -> None:
@@ -50,12 +41,17 @@ def main() -> None:
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # launch() raises errors, not prints them
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # in a pipe, too, a row is seen when it is done
+    arguments = sys.argv[1:]
+    if is_empty(arguments) or {"--help", "-h"} & set(arguments):
+        print(overview(TASKS, own_folder(arguments)))
+        if is_empty(arguments):
+            return
     register()
     launchers.register()
     safety.guard()
     try:
-        launchers.check(sys.argv[1:])
-        check_sweeps(sys.argv[1:])
+        launchers.check(arguments)
+        check_sweeps(arguments)
         launch()
     except (HydraException, OmegaConfBaseException, UserError) as error:
         fail(one_line(error))
@@ -72,7 +68,9 @@ def launch(composed: DictConfig) -> None:
     """One job. A launcher gathers the errors of the jobs that it started, and `main` reports them."""
     with nullcontext() if launcher() else reported():
         if "TORCHELASTIC_RUN_ID" in os.environ:
-            raise UserError("run.py starts the processes of a training itself: leave out torchrun and set trainer=ddp")
+            raise UserError(
+                "this program starts the processes of a training itself: leave out torchrun and set trainer=ddp"
+            )
         run(to_config(composed), list(HydraConfig.get().overrides.task))
 
 
@@ -86,11 +84,12 @@ def run(config: Config, overrides: list[str], compose: Compose = compose_job) ->
 
     Raises UserError where a setting makes no sense.
     """
+    config = with_settings_of_run(config, overrides)
     check_task(config)
     check_figure(config.figure)
     command = Command.of(config, overrides, compose)
     if config.task != "auto":
-        TASKS[config.task](command)
+        TASKS[config.task].run(command)
         return
     started = time.monotonic()
     records, new = evaluate.run(command)

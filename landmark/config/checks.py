@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
@@ -114,11 +114,36 @@ def check_grid(config: Config) -> None:
 
 
 def check_own(config: Config, keys: Iterable[str]) -> None:
-    """Raise UserError where a row sets a key that has no effect on its model. keys: those that it sets itself."""
+    """Raise UserError where a row sets a key that has no effect on it. keys: those that it sets itself."""
     for key in keys:
-        for prefix, kinds in READ_BY.items():
-            if (key == prefix or key.startswith(f"{prefix}.")) and config.model.kind not in kinds:
-                raise UserError(f"{key} has no effect on model={config.model.kind}: it is for {', '.join(kinds)}")
+        kind, readers = config.model.kind, _readers(key)
+        if readers and kind not in readers:
+            raise UserError(f"{key} has no effect on model={kind}: it is for {', '.join(readers)}")
+        for condition, needed, dependent in (
+            (config.memory.index == "faiss", "memory.index=faiss", ("memory.index_type", "memory.candidates")),
+            (config.memory.tier != "device", "memory.tier=cpu or disk", ("memory.cache",)),
+            (config.memory.window is not None, "memory.window", ("memory.sinks",)),
+        ):
+            if key in dependent and not condition:
+                raise UserError(f"{key} has no effect here: it is for {needed}")
+
+
+def unused(keys: Iterable[str], configs: Sequence[Config]) -> str | None:
+    """A message that names the first key that none of the rows reads; None where each has an effect."""
+    kinds = list(dict.fromkeys(config.model.kind for config in configs))
+    for key in keys:
+        readers = _readers(key)
+        if readers and not set(readers) & set(kinds):
+            return f"{key} has no effect on model={', '.join(kinds)}: it is for {', '.join(readers)}"
+    return None
+
+
+def _readers(key: str) -> tuple[str, ...]:
+    """The kinds of models that a key has an effect on; empty for all."""
+    for prefix, kinds in READ_BY.items():
+        if key == prefix or key.startswith(f"{prefix}."):
+            return kinds
+    return ()
 
 
 def _check_values(group: Any, prefix: str = "") -> None:
@@ -202,7 +227,12 @@ def _check_transformers(config: Config) -> None:
 
 
 def _check_training(config: Config) -> None:
-    train = config.train
+    train, block_size = config.train, config.model.block_size
+    if config.model.kind == "landmark" and block_size is not None and train.length <= block_size:
+        raise UserError(
+            f"model.block_size={block_size}: a window of train.length={train.length} has no room for a block and its "
+            "landmark, so nothing would be retrieved: lower model.block_size"
+        )
     if not 0 < train.warmup < 1:
         raise UserError(f"train.warmup={train.warmup}: must be a fraction of the steps, between 0 and 1")
     if train.muon_lr is not None and train.optimizer != "muon":

@@ -9,6 +9,8 @@ from pathlib import Path
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 
+from landmark.utils.locations import INSTALLED
+
 
 def launcher() -> str | None:
     """Name of the Hydra launcher that started this job in a process of its own (`submitit_slurm`); None without one."""
@@ -18,11 +20,20 @@ def launcher() -> str | None:
     return None if chosen == "basic" else chosen
 
 
+def program() -> list[str]:
+    """The words that start this program: `landmark`, `python -m landmark` or `python run.py`."""
+    path = Path(sys.argv[0])
+    if path.stem == "landmark":
+        return ["landmark"]
+    if path.name == "__main__.py" and path.parent.name == "landmark":
+        return ["python", "-m", "landmark"]
+    return ["landmark"] if INSTALLED else ["python", "run.py"]
+
+
 def typed_words() -> list[str]:
-    """The command line after `python`; in a job that a launcher started, the command line of this job alone."""
-    if launcher() is not None:
-        return ["run.py", *HydraConfig.get().overrides.task]
-    return [Path(sys.argv[0]).name, *sys.argv[1:]]
+    """The command line; in a job that a launcher started, the command line of this job alone."""
+    words = sys.argv[1:] if launcher() is None else HydraConfig.get().overrides.task
+    return [*program(), *words]
 
 
 def launcher_words() -> list[str]:
@@ -38,9 +49,9 @@ def suggested_command(*more: str, without: Iterable[str] = (), multirun: bool = 
     more: overrides to add. without: keys whose overrides are left out; `row`, `task` and the keys of `more` always are.
     """
     left_out = {"-m", "--multirun", "row", "task", *without, *(word.partition("=")[0] for word in more)}
-    program, *words = typed_words()
-    kept = [word for word in words if override_key(word) not in left_out]
-    return shlex.join(["python", program, *["-m"] * multirun, *kept, *more])
+    first = program()
+    kept = [word for word in typed_words()[len(first) :] if override_key(word) not in left_out]
+    return shlex.join([*first, *["-m"] * multirun, *kept, *more])
 
 
 def override_key(word: str) -> str:

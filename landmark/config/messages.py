@@ -2,8 +2,11 @@
 
 import difflib
 import re
+import shlex
 from dataclasses import fields, is_dataclass
 from typing import get_type_hints
+
+from hydra.errors import OverrideParseException
 
 from landmark.config.schema import Config
 
@@ -12,6 +15,8 @@ _NOISE = ("Config search path:", "provider=", "See https://", "object_type=", "f
 
 def one_line(error: BaseException) -> str:
     """The message of an error and its cause in one line, without search paths; it suggests the nearest known key."""
+    if isinstance(error, OverrideParseException) and "=" in error.override:
+        return _unreadable(error.override)
     parts = []
     for source in (error, error.__cause__):
         for line in str(source or "").splitlines():
@@ -24,6 +29,14 @@ def one_line(error: BaseException) -> str:
     if missing and (near := difflib.get_close_matches(missing[1], _names(Config).get(missing[2], []), 1)):
         text += f"; did you mean '{near[0]}'?"
     return text
+
+
+def _unreadable(override: str) -> str:
+    """A message for a value that Hydra's grammar cannot read: which key, and how to write it."""
+    key, _, value = override.partition("=")
+    quoted = value.replace("\\", "\\\\").replace('"', '\\"')
+    written = shlex.quote(f'{key}="{quoted}"')
+    return f"{key}: Hydra's grammar cannot read the value {value}; if it is a text, quote it twice: {written}"
 
 
 def _names(schema: type) -> dict[str, list[str]]:

@@ -1,6 +1,7 @@
 """An experiment's rows: each is a name with command-line overrides."""
 
 import itertools
+import logging
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -13,17 +14,18 @@ from omegaconf.errors import OmegaConfBaseException
 
 from landmark.config import Config, to_config, to_dict
 from landmark.config.checks import check as check_settings
-from landmark.config.checks import check_grid, check_own, resolve
+from landmark.config.checks import check_grid, check_own, resolve, unused
 from landmark.config.composer import Composer, parse
 from landmark.config.messages import one_line
 from landmark.utils.errors import UserError
 
 # Keys of the whole experiment, which no row may set.
 _OF_THE_EXPERIMENT = {
-    *("experiment", "rows", "grid", "row", "compare", "figure"),
+    *("experiment", "rows", "grid", "row", "compare", "figure", "next_commands"),
     *("run", "task", "seeds", "name", "output", "logger", "prompt", "prompt_file", "output_file", "generate"),
 }
 
+_log = logging.getLogger(__name__)
 Compose = Callable[[list[str]], DictConfig]
 Check = Callable[[Config], None]
 
@@ -58,7 +60,8 @@ def select(
         composer: composes overrides.
         check: raises UserError where the settings of a row make no sense.
 
-    Raises UserError for an unknown row, and for a key that both a row and the command line set.
+    Raises UserError for an unknown row, for a key that both a row and the command line set, and for a key that has no
+    effect.
     """
     check_grid(config)
     composer, texts = Composer(composer), named(config, overrides)
@@ -73,6 +76,7 @@ def select(
     if not texts and config.start is not None:
         raise UserError(f"start={config.start}: names a row of an experiment, and there is none")
     if not texts:
+        check_own(config, [override.key_or_group for override in parse(overrides)])
         return [_row(config.name, config, overrides, check)]
     names = [config.row] if config.row is not None else list(texts)
     shared = [
@@ -93,6 +97,12 @@ def select(
             rows.append(row)
         except (HydraException, OmegaConfBaseException, UserError) as error:
             raise UserError(f"row {name}: {one_line(error)}") from error
+    given = [override.key_or_group for override in parse(shared)]
+    if message := unused(given, [row.configs[0] for row in rows]):
+        every = [to_config(composer([*shared, *_split(name, text)])) for name, text in texts.items()]
+        if config.row is None or unused(given, every):
+            raise UserError(message)
+        _log.warning("row %s: %s, as another row is", config.row, message)
     return rows
 
 

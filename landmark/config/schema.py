@@ -116,7 +116,8 @@ class TrainerConfig:
     accelerator: str = "auto"
     devices: Union[int, str] = "auto"  # noqa: UP007 (OmegaConf reads no other spelling of a union of two)
     strategy: str = "auto"
-    threads: int | None = at_least(1, None)  # torch's; null: as torch decides
+    threads: int | None = at_least(1, None)  # torch's on a CPU; null: the fastest number, measured at the start
+    max_hours: float | None = at_least(0, 24.0)  # of a training on a CPU, as task=plan estimates; null: any number
     profiler: str | None = one_of(
         None, "simple", "advanced", "pytorch"
     )  # simple, advanced or pytorch: Lightning's, whose report goes to the run's folder
@@ -240,6 +241,8 @@ class Config:
     grid: GridConfig = field(default_factory=GridConfig)
     figure: str = "rows"  # of landmark.results.figures
     compare: dict[str, list[str]] = field(default_factory=dict)  # title to two rows, the better one expected first
+    next_commands: dict[str, str] = field(default_factory=dict)  # shown below the table: title to overrides, where
+    # {ROW} is the folder of a row's run and {stdlib} that of Python's standard library
     output: str = "outputs"  # folder of all that is made
     size: str = MISSING
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -295,10 +298,11 @@ T = TypeVar("T")
 
 
 def from_dict(schema: type[T], values: dict[str, Any]) -> T:
-    """The inverse of `dataclasses.asdict`."""
+    """The inverse of `dataclasses.asdict`; a value that an earlier version did not have is the default."""
     hints = get_type_hints(schema)
     arguments = {}
     for item in fields(schema):  # type: ignore[arg-type]
-        hint, value = hints[item.name], values[item.name]
-        arguments[item.name] = value if not is_dataclass(hint) else from_dict(hint, value)  # pyright: ignore
+        if item.name in values:
+            hint, value = hints[item.name], values[item.name]
+            arguments[item.name] = value if not is_dataclass(hint) else from_dict(hint, value)  # pyright: ignore
     return schema(**arguments)

@@ -1,10 +1,13 @@
 """A folder of the user's own documents: text files, or JSON lines with a `text`, as RedPajama's data files have them.
 
 Without folders for splits, splits are made: of every 50 documents (of all documents, if there are fewer than 50) the
-first is in validation, the second in test, the others in train.
+first is in validation, the second in test, the others in train. One or two documents are split by length: the first
+90 % of each is in train, the next 5 % in validation, the last 5 % in test, cut between words.
 """
 
 import json
+import logging
+import re
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -13,6 +16,8 @@ from landmark.data.sources import SPLITS, Document, Source, existing_folder, fin
 from landmark.utils.errors import UserError
 
 EVERY = 50
+ENDS = {"train": (0.0, 0.9), "validation": (0.9, 0.95), "test": (0.95, 1.0)}  # of documents that are split by length
+_log = logging.getLogger(__name__)
 _SUFFIXES = (".txt", ".jsonl", ".jsonl.gz")
 _LAYOUT = "*.txt or *.jsonl (.gz or not) with a text a line, in train/, validation/ and test/ or without splits"
 
@@ -22,25 +27,34 @@ class Documents(Source):
 
     name = "documents"
 
-    def __init__(self, root: Path):
-        """Raises UserError if a split is missing, or if there are fewer documents than splits."""
+    def __init__(self, root: Path, files: list[Path] | None = None):
+        """files: of the folder (None: all of text). Raises UserError if a split or every document is missing."""
         self.origin = str(root)
         self._root = root
-        self._files = [path for path in sorted(root.rglob("*")) if path.name.endswith(_SUFFIXES) and path.is_file()]
+        found = [path for path in sorted(root.rglob("*")) if path.name.endswith(_SUFFIXES)] if files is None else files
+        self._files = [path for path in found if path.is_file()]
         tops = {path.relative_to(root).parts[0] for path in self._files}
         self._every = None
         if not tops & set(SPLITS):
             self._every = min(EVERY, sum(1 for _ in islice(self._all(self._files), EVERY)))
         elif tops != set(SPLITS):
             raise UserError(f"documents: {root} holds {', '.join(sorted(tops))}: expected {', '.join(SPLITS)}")
-        if self._every is not None and self._every < len(SPLITS):
-            raise UserError(f"documents: {root} holds {self._every} documents, 3 at least are needed: {_LAYOUT}")
-        self.identity = {"corpus": self.name, "every": self._every, **fingerprint(root, self._files)}
+        if self._every == 0:
+            raise UserError(f"documents: {root} holds no document: {_LAYOUT}")
+        self._by_length = self._every is not None and self._every < len(SPLITS)
+        split = "by length" if self._by_length else self._every
+        self.identity = {"corpus": self.name, "every": split, **fingerprint(root, self._files)}
 
     def documents(self, split: str) -> Iterator[Document]:
         if self._every is None:
             folder = self._root / split
             yield from self._all([path for path in self._files if path.is_relative_to(folder)])
+            return
+        if self._by_length:
+            if split == "train":
+                _log.info("%s has %d document(s): 90 %% of the text is train, then 5 %% each", self._root, self._every)
+            for document in self._all(self._files):
+                yield Document(document.name, _part(document.text, *ENDS[split]))
             return
         place = {"validation": 0, "test": 1}
         for number, document in enumerate(self._all(self._files)):
@@ -50,17 +64,30 @@ class Documents(Source):
     def _all(self, files: list[Path]) -> Iterator[Document]:
         for path in files:
             name = path.relative_to(self._root).as_posix()
-            if path.suffix == ".txt":
+            if not path.name.endswith((".jsonl", ".jsonl.gz")):
                 yield Document(name, read_text(path))
             else:
                 yield from _lines(path, name)
 
 
 def make_source(path: Path | None) -> Documents:
-    """The documents in a folder. Raises UserError if no folder is given, or if it holds too few documents."""
+    """The documents in a folder, or one file. Raises UserError if neither is given, or if it holds no document."""
     if path is None:
         raise UserError(f"data.path=null: name the folder of your documents: {_LAYOUT}")
+    if path.expanduser().is_file():
+        file = path.expanduser().resolve()
+        return Documents(file.parent, [file])
     return Documents(existing_folder(path, _LAYOUT))
+
+
+def _part(text: str, start: float, stop: float) -> str:
+    """The text between two fractions of its length, each moved to the next white space."""
+
+    def cut(fraction: float) -> int:
+        space = re.compile(r"\s").search(text, round(fraction * len(text)))
+        return len(text) if space is None else space.start()
+
+    return text[cut(start) if start else 0 : cut(stop)]
 
 
 def _lines(path: Path, name: str) -> Iterator[Document]:

@@ -29,11 +29,3 @@ def evaluation_device(config: Config) -> str:
     if config.trainer.accelerator in ("gpu", "cuda"):
         raise UserError(f"trainer={config.trainer.name}: no GPU was found, use trainer=cpu")
     return "cpu"
-
-
-def set_threads(config: Config) -> None:
-    """Give torch the threads of `trainer.threads`, where they are set."""
-    if config.trainer.threads is not None:
-        import torch
-
-        torch.set_num_threads(config.trainer.threads)

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from landmark.config import Config
 from landmark.experiment import identity
-from landmark.experiment.devices import evaluation_device, set_threads
+from landmark.experiment.devices import evaluation_device
 from landmark.experiment.inputs import Inputs
-from landmark.experiment.jobs import RUN, Job, has_weights
+from landmark.experiment.jobs import RUN, Job
+from landmark.experiment.named_runs import has_weights
+from landmark.experiment.threads import set_threads
 from landmark.utils.errors import UserError
 from landmark.utils.files import read_json
 from landmark.utils.progress import ProgressBar
@@ -74,7 +76,7 @@ def load_trained(config: Config, folder: Path, inputs: Inputs) -> "tuple[Decoder
 
     tokenizer = inputs.tokenizer(config)
     if not has_weights(folder):
-        raise UserError(f"{folder} has no trained model: train it with task=train, or name another with run=FOLDER")
+        raise UserError(f"{folder} has no trained model: train it with task=train, or name another run=NAME")
     if (stored := read_json(folder / RUN)["tokenizer"]) != tokenizer.hash:
         raise UserError(
             f"{folder} was trained with another tokenizer ({stored[:10]}…) than tokenizer={tokenizer.name}: "

@@ -8,6 +8,7 @@ from landmark.config import Config, from_dict
 from landmark.config.rows import Row
 from landmark.experiment import identity
 from landmark.experiment.inputs import Inputs
+from landmark.experiment.named_runs import find_run, has_weights
 from landmark.utils.differences import difference
 from landmark.utils.errors import UserError
 from landmark.utils.files import read_json
@@ -72,12 +73,7 @@ def planned_jobs(row: Row, inputs: Inputs) -> list[Job]:
 
 def folder_of(config: Config, inputs: Inputs) -> Path:
     """Folder of the run that a configuration trains, or that its `run` names: needs no corpus in that case."""
-    return run_of(config, inputs).folder if config.run is None else Path(config.run)
-
-
-def has_weights(folder: Path) -> bool:
-    """Whether a run's folder holds a trained model."""
-    return (folder / "config.json").is_file() and any(folder.glob("model*.safetensors"))
+    return run_of(config, inputs).folder if config.run is None else find_run(config.run, config.output)
 
 
 def run_of(config: Config, inputs: Inputs) -> Run:
@@ -86,7 +82,7 @@ def run_of(config: Config, inputs: Inputs) -> Run:
     Raises UserError where `run` names a folder that was trained with another configuration.
     """
     if config.run is not None:
-        return _given_run(config, Path(config.run), inputs)
+        return _given_run(config, find_run(config.run, config.output), inputs)
     start = None
     if config.start_run is not None:
         start = run_of(from_dict(Config, config.start_run), inputs)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from landmark.config import Config
-from landmark.config.command_line import override_key
+from landmark.config.command_line import override_key, program
 from landmark.config.rows import cells, named
 from landmark.experiment.identity import digest
 from landmark.experiment.jobs import Job
@@ -60,6 +60,11 @@ class Launch:
         rest = [word for word in _effective(self.overrides) if override_key(word) not in _TITLED]
         return ", ".join([*self.labels.values(), *rest])
 
+    def has(self, overrides: Sequence[str]) -> bool:
+        """Whether it was launched with the settings of a command line, and perhaps with more."""
+        own = {*_OF_A_COMMAND, "experiment", "seed"}
+        return {word for word in _effective(overrides) if override_key(word) not in own} <= set(self.overrides)
+
     @property
     def id(self) -> str:
         return digest({"experiment": self.experiment, "overrides": sorted(_effective(self.overrides))})
@@ -67,7 +72,7 @@ class Launch:
     @property
     def command(self) -> str:
         """The command that makes what is missing."""
-        return shlex.join(["python", "run.py", *self.overrides])
+        return shlex.join([*program(), *self.overrides])
 
     def found(self, contents: Contents) -> dict[str, list[Record]]:
         """Records of the rows that have one for each seed."""
@@ -91,7 +96,7 @@ def launch_of(config: Config, overrides: Sequence[str], tokenizer: str, jobs: Se
     rows: dict[str, list[Entry]] = {name: [] for name in named(config) | named(config, overrides)}
     for job in jobs:
         name = None if job.run.is_given else job.run.folder.name
-        rows[job.name].append(Entry(job.config.seed, job.run.id, job.id, name))
+        rows.setdefault(job.name, []).append(Entry(job.config.seed, job.run.id, job.id, name))
     return Launch(
         experiment=config.name,
         overrides=[word for word in overrides if override_key(word) not in own],

@@ -117,8 +117,8 @@ def describe(costs: Sequence[Cost], machine: Machine) -> str:
     here_total = gpu_total = 0.0
     for cost in costs:
         speed, source = machine.speed(cost)
-        here, there = cost.flops / speed / _HOUR, cost.flops / GPU / _HOUR
-        if not cost.is_done:
+        here, there = _rounded(cost.flops / speed / _HOUR), _rounded(cost.flops / GPU / _HOUR)
+        if not cost.is_done:  # as they are shown, so that they add up to the total
             here_total, gpu_total = here_total + here, gpu_total + there
         total, body = cost.parameters
         size = f"{_short(total)}, {_short(body)} without embeddings" if cost.kind == "run" else ""
@@ -140,6 +140,19 @@ def describe(costs: Sequence[Cost], machine: Machine) -> str:
     )
 
 
+def too_long(cost: Cost, machine: Machine) -> str | None:
+    """A message where a training on the CPU would take longer than `trainer.max_hours`; None where it would not."""
+    limit, train = cost.config.trainer.max_hours, cost.config.train
+    hours = cost.flops / machine.speed(cost)[0] / _HOUR
+    if machine.gpus or limit is None or hours <= limit:
+        return None
+    return (
+        f"run {cost.name}: {train.steps:,} steps of {train.batch_size} × {train.length} tokens would take about "
+        f"{_hours(hours)} on this CPU ({_hours(cost.flops / GPU / _HOUR)} on {GPU_NAME}): choose size=nano, or set "
+        "trainer.max_hours=null to train it here all the same"
+    )
+
+
 def disk(missing: Sequence[Cost]) -> int:
     """Bytes that missing runs need: the weights of all, and meanwhile the three checkpoints of one."""
     sizes = [4 * cost.parameters[0] for cost in missing]
@@ -153,7 +166,17 @@ def _flops_per_token(config: Config, vocab_size: int, keys: float) -> float:
 
 
 def _hours(hours: float) -> str:
-    return f"{hours:,.1f} h" if hours >= 1 else f"{math.ceil(60 * hours)} min"
+    """Hours as a text: in hours, minutes or seconds."""
+    rounded = _rounded(hours)
+    if rounded >= 1:
+        return f"{rounded:,.1f} h"
+    return f"{60 * rounded:.0f} min" if rounded >= 1 / 60 else f"{_HOUR * rounded:.0f} s"
+
+
+def _rounded(hours: float) -> float:
+    """Up to a tenth of an hour, below an hour to a minute, below a minute to a second."""
+    step = 1 / 10 if hours >= 1 else 1 / 60 if hours >= 1 / 60 else 1 / _HOUR
+    return math.ceil(round(hours / step, 6)) * step
 
 
 def _short(value: float) -> str:

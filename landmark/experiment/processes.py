@@ -76,12 +76,17 @@ def die_with_parent() -> None:
 
 @contextmanager
 def _passed_on(process: subprocess.Popen[bytes]) -> Iterator[tuple[subprocess.Popen[bytes], list[int]]]:
-    """Pass the first signal on to a process: an interrupt unchanged, others as SIGTERM. Yields it and the signals."""
+    """Pass the first signal on to a process: an interrupt unchanged, others as SIGTERM; an interrupt after it kills.
+
+    Yields the process and the signals.
+    """
     received: list[int] = []
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         if not received:
             process.send_signal(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
+        elif number == signal.SIGINT:  # a second Ctrl-C; the others die with this process
+            process.kill()
         received.append(number)
 
     before = {number: signal.signal(number, pass_on) for number in _SIGNALS}

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from landmark.config.checks import beyond_training
 from landmark.config.rows import Row
+from landmark.experiment import plan
 from landmark.experiment.devices import device_count
 from landmark.experiment.evaluation import evaluate_row
 from landmark.experiment.inputs import Inputs
@@ -15,6 +16,7 @@ from landmark.experiment.records import Record, Records
 from landmark.experiment.training import train_run
 from landmark.tracking.tracker import Tracker
 from landmark.utils.errors import UserError
+from landmark.utils.hardware import cores
 
 _log = logging.getLogger(__name__)
 
@@ -53,6 +55,7 @@ class Runner:
                     f"train.batch_size={batch} cannot be shared evenly by {processes} devices: "
                     f"set trainer.devices to a number that divides it"
                 )
+            self._check_duration(job)
 
     def evaluate(self, job: Job) -> tuple[Record, bool]:
         """The record of a row, and whether it was made now."""
@@ -117,6 +120,21 @@ class Runner:
     def _labels(self, run: Run) -> dict[str, Any]:
         config = run.config
         return {"size": config.size, "data": config.data.name, "tokenizer": self.inputs.tokenizer(config).name}
+
+    def _check_duration(self, job: Job) -> None:
+        """Raise UserError where a training would take days on a CPU."""
+        config, place = job.config, job.config.trainer.accelerator
+        if self.is_trained(job.run) or config.model.name is not None or place not in ("auto", "cpu"):
+            return
+        cost = plan.run_cost(job.run.folder.name, config, self.inputs.tokenizer(config).vocab_size, is_done=False)
+        if place == "auto" and plan.too_long(cost, plan.Machine(cores(), 0, [])) is not None:
+            import torch
+
+            if torch.cuda.is_available():
+                return
+        machine = plan.Machine(cores(), 0, list(self.records.read_all().runs.values()))
+        if (message := plan.too_long(cost, machine)) is not None:
+            raise UserError(message)
 
     def _check_text(self, job: Job) -> None:
         from landmark.data import SyntheticCorpus, segments, task_corpus

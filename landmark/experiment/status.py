@@ -30,11 +30,7 @@ def states_of(launch: Launch, records: Records, contents: Contents) -> list[Stat
         attempt = attempts.get((kind, identity))
         if is_done or attempt is None:
             return State(title, "done" if is_done else "missing")
-        progress = _progress(attempt, records) if kind == "runs" else ""
-        if records.is_locked(kind, identity):
-            since = f"since {attempt['time']}, process {attempt['pid']} on {attempt['host']}"
-            return State(title, "running", progress + since)
-        return State(title, "failed", progress + (attempt["error"] or KILLED))
+        return State(title, *_state_of(attempt, records))
 
     runs: dict[str, State] = {}
     rows = []
@@ -47,6 +43,29 @@ def states_of(launch: Launch, records: Records, contents: Contents) -> list[Stat
             title = name if len(entries) == 1 else f"{name} seed {entry.seed}"
             rows.append(state(f"row {title}", "rows", entry.row, entry.row in contents.rows))
     return [*runs.values(), *rows]
+
+
+def free_states(records: Records, contents: Contents, launches: Sequence[Launch]) -> list[str]:
+    """Lines on the runs and rows of no experiment: free sweeps and single rows. Empty where there are none."""
+    entries = [entry for launch in launches for each in launch.rows.values() for entry in each]
+    done = [contents.rows[key] for key in contents.rows.keys() - {entry.row for entry in entries}]
+    notes = [
+        note for note in contents.attempts if note["id"] not in {e.row for e in entries} | {e.run for e in entries}
+    ]
+    counts = Counter("running" if records.is_locked(note["kind"], note["id"]) else "failed" for note in notes)
+    counts["done"] = len(done)
+    if not done and not notes:
+        return []
+    summary = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
+    return [
+        f"no experiment: {summary}",
+        *(f"  {_title(note)}  {'  '.join(_state_of(note, records))}" for note in notes),
+    ]
+
+
+def _title(note: Record) -> str:
+    name = Path(note["labels"]["run"]).name if note["kind"] == "runs" else note["labels"].get("row", note["id"])
+    return f"{note['kind'].removesuffix('s')} {name}"
 
 
 def describe(launch: Launch, states: Sequence[State], *, command: str | None = None, is_brief: bool = False) -> str:
@@ -68,6 +87,14 @@ def describe(launch: Launch, states: Sequence[State], *, command: str | None = N
     if counts["done"] < len(states):
         lines.append(f"  the rest: {command or launch.command}")
     return "\n".join([f"{launch.experiment} ({launch.settings}): {summary}", *lines])
+
+
+def _state_of(attempt: Record, records: Records) -> tuple[str, str]:
+    """State and note of work that has no record."""
+    progress = _progress(attempt, records) if attempt["kind"] == "runs" else ""
+    if records.is_locked(attempt["kind"], attempt["id"]):
+        return "running", f"{progress}since {attempt['time']}, process {attempt['pid']} on {attempt['host']}"
+    return "failed", progress + (attempt["error"] or KILLED)
 
 
 def _progress(attempt: Record, records: Records) -> str:

@@ -2,30 +2,29 @@
 
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from landmark.config import Config, from_dict, to_dict
-from landmark.experiment.devices import device_count, set_threads
+from landmark.config import Config
+from landmark.config.trained_with import read_launch, write_launch
+from landmark.experiment.devices import device_count
 from landmark.experiment.inputs import Inputs
 from landmark.experiment.jobs import RUN, Run
 from landmark.experiment.processes import errors_left_in, train_together
+from landmark.experiment.threads import set_threads
 from landmark.tracking.tracker import Tracker
 from landmark.utils.files import read_json, write_json
 
-LAUNCH = "launch.json"  # in a run's folder: its configuration, for processes that train it together
-SUMMARY = "summary.json"  # in the same folder: the results, written by the first of these processes
+SUMMARY = "summary.json"  # in a run's folder: the results, written by the first of the processes that train together
 
 
 def train_run(run: Run, inputs: Inputs) -> dict[str, Any]:
     """Train a run, or go on from its newest checkpoint. Returns its results (see `landmark.training.train`)."""
     write_json(run.folder / RUN, run.settings)
+    write_launch(run.folder, run.config, id=run.id, start_from=run.start_from)
     processes = device_count(run.config)
     if processes == 1:
         return train_here(run.config, run.folder, run.id, run.start_from, inputs)
-    config = to_dict(replace(run.config, rows={}, compare={}))
-    write_json(run.folder / LAUNCH, {"config": config, "id": run.id, "start_from": run.start_from})
     train_together(__name__, run.folder, processes)
     return read_json(run.folder / SUMMARY)
 
@@ -46,7 +45,7 @@ def train_here(config: Config, folder: Path, run: str, start_from: str | None, i
     from landmark.training import train
 
     tokenizer, corpus = inputs.tokenizer(config), inputs.corpus(config)
-    set_threads(config)
+    set_threads(config, folder)
     torch.manual_seed(config.seed)
     model = build(config.model, tokenizer, config.cmt.enabled, start_from)
     with Tracker().training(config, run, corpus, folder) as loggers:
@@ -60,8 +59,8 @@ def train_here(config: Config, folder: Path, run: str, start_from: str | None, i
 
 def _train_with_others(folder: Path) -> None:
     """One of several processes that train a run together, started by `train_run`."""
-    launch = read_json(folder / LAUNCH)
-    results = train_here(from_dict(Config, launch["config"]), folder, launch["id"], launch["start_from"], Inputs())
+    launch = read_launch(folder)
+    results = train_here(launch["config"], folder, launch["id"], launch["start_from"], Inputs())
     if os.environ["RANK"] == "0":
         write_json(folder / SUMMARY, results)
 

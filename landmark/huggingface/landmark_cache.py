@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 import os
 import shutil
@@ -47,10 +48,15 @@ class LandmarkCache(Cache):
     The samples of a batch share one memory as long as each chunk has the same number of tokens for all of them. For a
     padded batch `split` makes a cache of each sample, in `samples`; from then on `memory` is empty.
 
-    block_size: ℓ. settings: of `Memory`. Raises UserError for settings out of range.
+    block_size: ℓ. settings: of `Memory`. Raises UserError for one that it does not have, or
+    out of range.
     """
 
     def __init__(self, model: PreTrainedModel, block_size: int, **settings: Any):
+        own = {"block_size", "rope_base", "still_layers", "model", "backend"}
+        known = inspect.signature(Memory).parameters.keys() - own
+        if wrong := sorted(settings.keys() - known):
+            raise UserError(f"memory has no setting {', '.join(wrong)}: it has {', '.join(sorted(known))}")
         window: Any = window_size(model)
         self._chunk = _Chunk()
         super().__init__(

@@ -71,6 +71,8 @@ def check_settings(
             raise UserError(f"{name}={value}: must be one of {', '.join(choices)}")
     if candidates < 1:
         raise UserError(f"memory.candidates={candidates}: must be at least 1")
+    if index == "faiss" and candidates < k:
+        raise UserError(f"memory.candidates={candidates} is less than retrieval.k={k}: raise it to at least {k}")
     if index == "faiss" and max_blocks is not None:
         raise UserError(f"memory.index=faiss: the index cannot drop blocks, so memory.blocks={max_blocks} must be null")
     if index == "faiss" and scorer != "landmark":

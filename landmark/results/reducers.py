@@ -69,7 +69,7 @@ def provenance_of(record: Record) -> dict[str, str]:
         "commit": (made["commit"] or "unknown")[:10],
         "hardware": ", ".join([*hardware.get("gpus", []), f"{hardware['cpu']}, {hardware['cores']} cores"]),
         "versions": ", ".join(f"{name} {versions[name]}" for name in ("python", "torch") if versions.get(name)),
-        "command": f"python {made['command']}",
+        "command": whole_command(made["command"]),
     }
 
 
@@ -133,3 +133,8 @@ def cutoff(source: Source) -> str | None:
 def drop_rate_spread(source: Source) -> float | None:
     """Standard deviation over seeds."""
     return source.fold(statistics.stdev, "memory", "drop_rate") if len(source.records) > 1 else None
+
+
+def whole_command(words: str) -> str:
+    """A command as it is typed; records of early versions leave out `python`."""
+    return f"python {words}" if words.startswith("run.py") else words

@@ -15,7 +15,8 @@ from landmark.utils.significance import Difference, paired_difference
 class Table:
     """Rows in the experiment's order, the settings that they share, and sentences that compare pairs of them.
 
-    records: of each row, one per seed. cells: of those rows that make up a grid, the value on each axis.
+    records: of each row, one per seed. cells: of those rows that make up a grid, the value on each axis. asked: names
+    of all rows of the experiment, of which some may have no record yet; empty where these are all.
     """
 
     name: str
@@ -30,6 +31,12 @@ class Table:
     records: Mapping[str, Sequence[Record]] = field(default_factory=dict)
     figure: str = "rows"
     cells: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    asked: Sequence[str] = ()
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether rows are missing."""
+        return len(self.rows) < len(self.asked)
 
     @property
     def stem(self) -> str:
@@ -48,8 +55,9 @@ class Table:
             spread = "in brackets the 95 % interval"
         else:
             spread = "± standard error over segments"
+        part = f", {len(self.rows)} of {len(self.asked)} rows" if self.is_partial else ""
         return (
-            f"{self.name}: size {self.size}, data {self.data}, tokenizer {self.tokenizer}; "
+            f"{self.name}{part}: size {self.size}, data {self.data}, tokenizer {self.tokenizer}; "
             f"{self.split} split, {self.amount}; {spread}"
         )
 
@@ -61,6 +69,7 @@ def build(
     comparisons: Mapping[str, Sequence[str]] | None = None,
     figure: str = "rows",
     cells: Mapping[str, Mapping[str, str]] | None = None,
+    asked: Sequence[str] = (),
 ) -> Table:
     """The table of an experiment.
 
@@ -72,6 +81,7 @@ def build(
         figure: one of `landmark.results.figures.FIGURES`. With "lines", rows are compared with the first row of their
             length, else with the first of all.
         cells: of rows that make up a grid, the value on each axis.
+        asked: names of all rows of the experiment; by default these.
 
     Raises UserError where there are no rows, or where two of the paper's rows have the settings of one row.
     """
@@ -100,6 +110,7 @@ def build(
         records=rows,
         figure=figure,
         cells=cells or {},
+        asked=asked,
     )
 
 

@@ -141,7 +141,7 @@ def _trainer(config: "Config", run_dir: Path, **arguments: Any) -> Trainer:
 def _check_devices(trainer: Trainer, settings: "TrainConfig") -> None:
     if trainer.world_size > 1 and "TORCHELASTIC_RUN_ID" not in os.environ:
         raise UserError(
-            f"training on {trainer.world_size} devices must be started by torchrun, as run.py does; "
+            f"training on {trainer.world_size} devices must be started by torchrun, as the command `landmark` does; "
             "or set trainer.devices=1"
         )
     if settings.batch_size % trainer.world_size:

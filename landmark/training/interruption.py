@@ -1,4 +1,4 @@
-"""Signals with which a cluster ends a job.
+"""Signals with which a cluster ends a job, and Ctrl-C.
 
 Clusters send SIGTERM at preemption and some time before a kill, and SIGUSR1 or SIGUSR2 if the job requests it (Slurm:
 `--signal=USR1@120`; submitit: SIGUSR2). After a signal:
@@ -6,9 +6,12 @@ Clusters send SIGTERM at preemption and some time before a kill, and SIGUSR1 or 
 1. The current step is finished, and a checkpoint is written.
 2. The handler that was installed before ours is called, such as that of a launcher, which requeues the job.
 3. Without such a handler the training ends with `Stopped`.
+
+Ctrl-C is a signal like the others (SIGINT), except that a second one ends the training at once.
 """
 
 import logging
+import os
 import signal
 import threading
 from collections.abc import Callable
@@ -20,7 +23,8 @@ from lightning import Trainer
 
 from landmark.utils.errors import Stopped
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+INTERRUPTED = b"\nCtrl-C: finishing the step, then a checkpoint is written; press it again to stop at once\n"
 
 log = logging.getLogger(__name__)
 
@@ -57,14 +61,18 @@ class Interruption:
         return trainer.strategy.reduce_boolean_decision(self._came is not None, all=False)
 
     def pass_on(self, checkpoint: Path) -> None:
-        """Call the earlier handler of the signal. Raises Stopped if there is none."""
+        """Call the earlier handler of the signal. Raises Stopped if there is none but Python's own."""
         came, self._came = self._came or signal.SIGTERM, None
         before = self._before.get(came)
-        if callable(before):
+        if callable(before) and before is not signal.default_int_handler:
             log.warning("%s: %s is written", came.name, checkpoint)
             before(came, None)
         elif before != signal.SIG_IGN:
             raise Stopped(came, checkpoint)
 
     def _note(self, signum: int, frame: FrameType | None) -> None:
+        if signum == signal.SIGINT:
+            if self._came == signal.SIGINT:
+                raise KeyboardInterrupt
+            os.write(2, INTERRUPTED)  # a handler must not use a stream that it may have interrupted
         self._came = signal.Signals(signum)

@@ -3,17 +3,19 @@
 import subprocess
 from functools import cache
 
-from landmark.utils.locations import ROOT
+from landmark.utils.locations import INSTALLED, ROOT
 
 
 @cache
 def commit() -> str | None:
-    """The commit, with + where tracked files were changed; None outside a repository."""
+    """The commit, with + where tracked files were changed; None outside a repository, and where it is installed."""
     head = _git("rev-parse", "HEAD")
     return f"{head}+" if head and _git("status", "--porcelain", "--untracked-files=no") else head
 
 
 def _git(*arguments: str) -> str | None:
+    if INSTALLED:  # a repository around an installed package is another project's
+        return None
     command = ["git", "-C", str(ROOT), *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)

@@ -1,6 +1,7 @@
 """run.py as it is started from a shell: bad input is one line on stderr, the exit code is not 0, nothing is left."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,9 @@ from pathlib import Path
 import pytest
 
 RUN = Path(__file__).parents[2] / "run.py"
+
+
+KEPT = ("settings.py", "multirun.yaml")
 
 
 def start(folder, *arguments, **variables):
@@ -28,13 +32,28 @@ BAD = {
     "prompt of another task": (["prompt=hello"], "prompt=hello: is for task=generate and task=inspect"),
     "generate from no run": (
         ["task=generate", "run=nowhere", "tokenizer=bytes", "prompt=hello"],
-        "has no trained model",
+        "run=nowhere: no such run, outputs/runs has no run",
     ),
     "code in a configuration": (
         ["hydra.callbacks.table._target_=os.system"],
         "hydra.callbacks.table._target_=os.system",
     ),
     "report of nothing": (["task=report"], "outputs: there are no records to report"),
+    "output below a file": (
+        ["output=settings.py/x", "task=status"],
+        "settings.py/x: Not a directory: no folder",
+    ),
+    "output is a file": (["output=settings.py", "task=prepare"], "settings.py: File exists: no folder can be made"),
+    "output in no file system": (["output=/proc/x", "task=status"], "/proc/x: No such file or directory: no folder"),
+    "cache below a file": (
+        ["data.cache=settings.py/x", "data=stdlib", "tokenizer=bytes", "task=prepare"],
+        "settings.py/x: Not a directory: no folder can be made there",
+    ),
+    "signs of the grammar": (
+        ["task=generate", "prompt=Where? (there)"],
+        "prompt: Hydra's grammar cannot read the value Where? (there); if it is a text, quote it twice: "
+        "'prompt=\"Where? (there)\"'",
+    ),
     "missing corpus": (["tokenizer=bytes", "data.path=nowhere", "task=prepare"], "nowhere"),
 }
 
@@ -42,12 +61,32 @@ BAD = {
 @pytest.mark.parametrize("case", BAD)
 def test_bad_input_is_one_line(tmp_path, case):
     arguments, said = BAD[case]
+    (tmp_path / "settings.py").touch()
     done = start(tmp_path, *arguments)
     assert done.returncode == 2
     assert done.stderr.startswith("error: ")
     assert said in done.stderr
     assert done.stderr.count("\n") == 1
-    assert [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "multirun.yaml"] == []
+    assert [path for path in tmp_path.rglob("*") if path.is_file() and path.name not in KEPT] == []
+
+
+def test_nothing_asked_for_shows_what_there_is(tmp_path):
+    """No training of the paper's size begins."""
+    done = start(tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "  +experiment=table1_pg19               Table 1, PG-19: perplexity by evaluation length" in done.stdout
+    assert "  task=plan       print what is missing and what it costs; make nothing\n" in done.stdout
+    assert "python run.py +experiment=quickstart " in done.stdout
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "mine" / "experiment").mkdir(parents=True)
+    (tmp_path / "mine" / "experiment" / "pair.yaml").write_text(
+        "# @package _global_\n# Two rows. Of mine.\nname: pair\n"
+    )
+    assert re.search(r"\+experiment=pair +Two rows\n", start(tmp_path, "--config-dir", "mine").stdout)
+    helped = start(tmp_path, "--help").stdout
+    assert helped.startswith(done.stdout)
+    assert "model: landmark, llama" in helped
+    assert "  max_hours: 24.0\n" in helped
 
 
 def test_plan_of_the_quickstart(tmp_path):
@@ -60,7 +99,7 @@ def test_torchrun_is_not_for_the_user(tmp_path):
     """Its processes would wait for each other: one for the lock of a run, the other for the one that waits."""
     done = start(tmp_path, "+experiment=quickstart", "trainer=ddp", TORCHELASTIC_RUN_ID="1")
     assert done.returncode == 2
-    assert done.stderr.startswith("error: run.py starts the processes of a training itself: leave out torchrun")
+    assert done.stderr.startswith("error: this program starts the processes of a training itself: leave out torchrun")
 
 
 def test_status_of_all_experiments(tmp_path):

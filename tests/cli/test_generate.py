@@ -134,8 +134,7 @@ def test_a_plain_transformer_reads_both(ask):
         (["prompt=hello", "generate.limit=4"], "prompt 0 has 5 tokens, more than generate.limit=4"),
         (["prompt=hello", "generate.stop=[end]"], "generate.stop: 'end' is 3 tokens of tokenizer=bytes"),
         (["prompt=hello", "memory.load=nowhere"], "nowhere holds no saved memory"),
-        (["prompt=hello", "run=nowhere"], "nowhere has no trained model: train it"),
-        (["+experiment=figure3_passkey", "size=nano", "prompt=hello"], "task=generate: .* rows, choose one with row="),
+        (["prompt=hello", "run=nowhere"], "run=nowhere: no such run, .*/runs has no run"),
     ],
 )
 def test_bad_input_is_refused(ask, overrides, said):

@@ -65,7 +65,7 @@ def test_first_trains_then_evaluates(tmp_path):
     assert evaluated.returncode == 0, evaluated.stderr
     assert "written: " in evaluated.stdout  # the table, when all jobs are done
     (record,) = (tmp_path / "records" / "rows").iterdir()
-    alone = shlex.join(["run.py", *TINY, f"output={tmp_path}", "row=plain_512"])
+    alone = shlex.join(["python", "run.py", *TINY, f"output={tmp_path}", "row=plain_512"])
     assert read_json(record)["provenance"]["command"] == alone
 
 

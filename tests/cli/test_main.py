@@ -69,6 +69,19 @@ def test_seeds_train_a_run_each(work, capsys):
     assert "standard deviation over 2 seeds" in capsys.readouterr().out
 
 
+def test_a_training_of_days_on_a_cpu_is_asked_for(work):
+    endless = ("model=transformer", "train.steps=10000000")
+    said = r"10,000,000 steps of 4 × 512 .* h on this CPU .* on one H100\): choose size=nano, or set trainer.max_hours"
+    for trainer in ("cpu", "auto"):
+        with pytest.raises(UserError, match=said):
+            work(*endless, f"trainer={trainer}")
+    assert not (work.output / "runs").exists()
+    work(*endless, "trainer.max_hours=null")
+    assert work.trained == ["transformer"]
+    work(*endless, "eval.length=300")  # needs no training
+    assert len(work.evaluated) == 1
+
+
 def test_task_train_evaluates_nothing(work):
     work("+experiment=quickstart", "data=pg19", "task=train")
     assert (work.trained, work.evaluated) == (["transformer", "landmark"], [])
@@ -157,6 +170,11 @@ def test_folder_of_another_configuration_is_refused_with_the_difference(work):
         work("model=landmark", "model.block_size=32", f"run={folder}")
 
 
+def test_a_text_is_read_by_one_model(work):
+    with pytest.raises(UserError, match="task=generate: 5 rows, choose one with row="):
+        work("+experiment=quickstart", "data=pg19", "task=generate", "prompt=a")
+
+
 def test_folder_that_is_no_run_is_refused(work, tmp_path):
     with pytest.raises(UserError, match="run.json does not exist"):
         work("model=landmark", f"run={tmp_path}")
@@ -223,6 +241,7 @@ def test_task_table_reads_records_only_and_names_what_is_missing(work, capsys):
     work("+experiment=table1_pg19", "task=table")
     assert (work.trained, work.evaluated) == ([], [])
     said = capsys.readouterr().out
+    assert "table1_pg19, 2 of 13 rows: size nano" in said
     assert "11 of 13 rows have no record yet" in said
     assert "xl_2048" in said[said.index("have no record yet") :]
     assert "landmark_2048_k4 is better than plain_512" in said

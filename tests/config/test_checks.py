@@ -16,6 +16,8 @@ BAD = {
     "memory.tier=tape": "memory.tier=tape: must be one of device, cpu, disk",
     "memory.index=faiss memory.blocks=40": "memory.blocks=40 must be null",
     "memory.index=faiss retrieval.scorer=recent": "retrieval.scorer=recent must be landmark",
+    "memory.index=faiss memory.candidates=3": "memory.candidates=3 is less than retrieval.k=4: raise it to at least 4",
+    "train.length=50": "model.block_size=50: a window of train.length=50 has no room for a block and its landmark",
     "memory.index_type=hnsw": "memory.index_type=hnsw: must be one of flat, ivf",
     "memory.cache=0": "memory.cache=0: must be at least 1",
     "memory.folder=x": "memory.folder=x: memory.tier=device keeps no files there",

@@ -61,6 +61,31 @@ def test_key_inside_the_group_that_a_row_chooses_is_no_clash(chosen):
     assert rows[0].configs[0].model.block_size == 32
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("model=transformer retrieval.k=2", "retrieval.k has no effect on model=transformer: it is for landmark"),
+        ("model=transformer memory.blocks=9", "memory.blocks has no effect on model=transformer"),
+        ("model=transformer_xl memory.tier=disk", "memory.tier has no effect on model=transformer_xl"),
+        ("memory.window=100", "memory.window has no effect on model=landmark: it is for transformer"),
+        ("model=transformer memory.sinks=2", "memory.sinks has no effect here: it is for memory.window"),
+        ("memory.candidates=8", "memory.candidates has no effect here: it is for memory.index=faiss"),
+        ("memory.cache=8", "memory.cache has no effect here: it is for memory.tier=cpu or disk"),
+        ("+experiment=figure6_positional_jumps memory.window=9", "memory.window has no effect on model=landmark"),
+    ],
+)
+def test_a_setting_that_has_no_effect_is_refused(chosen, words, said):
+    with pytest.raises(UserError, match=said):
+        chosen(*words.split())
+
+
+def test_a_setting_that_has_an_effect_on_another_row_is_reported(chosen, caplog):
+    chosen("model.cache=128", rows={"a": "model=landmark", "b": "model=transformer_xl"})
+    assert caplog.text == ""
+    chosen("+experiment=table1_pg19", "row=plain_512", "model.block_size=25")
+    assert "row plain_512: model.block_size has no effect on model=transformer" in caplog.text
+
+
 def test_only_the_chosen_row_can_clash(chosen):
     (row,) = chosen("+experiment=table1_pg19", "retrieval.k=3", "row=plain_512")
     assert row.configs[0].retrieval.k == 3

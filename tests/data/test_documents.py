@@ -37,6 +37,23 @@ def test_few_documents_are_split_too(tmp_path):
     assert [read(tmp_path, split) for split in SPLITS] == [["text 2", "text 3"], ["text 0"], ["text 1"]]
 
 
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("is_file", [True, False])
+def test_a_book_is_split_by_length(tmp_path, caplog, count, is_file):
+    texts = [" ".join(f"word{number}" for number in range(start, start + 1000)) for start in (0, 5000)[:count]]
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "all.jsonl").write_text(lines(texts))
+    path = tmp_path / "mine" / "all.jsonl" if is_file else tmp_path / "mine"
+    with caplog.at_level("INFO"):
+        corpus = prepare("documents", load_tokenizer("bytes"), tmp_path / "cache", path=path, progress=False)
+    assert f"has {count} document(s): 90 % of the text is train, then 5 % each" in caplog.text
+    parts = {split: read(path, split) for split in SPLITS}
+    assert ["".join(each) for each in zip(*(parts[split] for split in SPLITS))] == texts
+    assert all(part.split()[-1] in text.split() for part, text in zip(parts["train"], texts))  # no word is cut
+    sizes = [corpus.manifest["splits"][split]["tokens"] for split in SPLITS]
+    assert [round(size / sum(sizes), 2) for size in sizes] == [0.9, 0.05, 0.05]
+
+
 def test_splits_that_are_there_are_kept(tmp_path):
     for split in SPLITS:
         (tmp_path / split).mkdir()
@@ -68,9 +85,9 @@ def test_folders_without_documents_are_refused(tmp_path):
         open_source("documents")
     with pytest.raises(UserError, match="is not a folder"):
         open_source("documents", tmp_path / "nowhere")
-    (tmp_path / "one.txt").write_text("text")
-    with pytest.raises(UserError, match="holds 1 documents, 3 at least"):
+    with pytest.raises(UserError, match="holds no document"):
         open_source("documents", tmp_path)
+    (tmp_path / "one.txt").write_text("text")
     (tmp_path / "train").mkdir()
     (tmp_path / "train" / "a.txt").write_text("text")
     with pytest.raises(UserError, match="expected train, validation, test"):

@@ -1,3 +1,5 @@
+import re
+
 import pytest
 
 from landmark.experiment.plan import GPU, Machine, describe, disk, parameters, row_cost, run_cost
@@ -77,3 +79,14 @@ def test_disk_is_weights_and_the_checkpoints_of_one(configure):
     weights = 4 * job.parameters[0]
     assert disk([job, job]) == 2 * weights + 9 * weights
     assert disk([]) == 0
+
+
+def test_the_hours_of_a_plan_add_up(configure):
+    """Each is rounded up as it is shown, and the total is the sum of what is shown."""
+    config = configure("size=nano", "model=transformer")
+    costs = [row_cost(f"row{number}", config, 320, False, 250_000) for number in range(7)]
+    lines = describe(costs, Machine(2, 0, [])).splitlines()
+    shown = [int(re.search(r"(\d+) s  ", line)[1]) for line in lines[1:8]]  # pyright: ignore
+    assert len(set(shown)) == 1
+    assert 0 < shown[0] < 60
+    assert f"about {sum(shown)} s here" in lines[-2]

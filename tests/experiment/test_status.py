@@ -81,9 +81,31 @@ def test_of_all_experiments_the_command_does_the_rest(work, capsys):
     assert (work.trained, work.evaluated) == ([], [])
 
 
-def test_settings_that_would_not_be_heard_are_refused(work):
-    with pytest.raises(UserError, match="leave out size=small, or name an [+]experiment"):
-        work.task("task=status", "size=small")
+def test_the_command_line_of_a_row_and_a_task_more(work, capsys):
+    """The arrow up, and `task=status`: of rows that are chosen, and of a row without an experiment."""
+    chosen = ("+experiment=quickstart", "data=pg19", "row=plain_512")
+    work(*chosen)
+    work(*chosen, "task=status")
+    assert "quickstart (nano, pg19, bytes, eval.tokens=8192): 2 done\n" in capsys.readouterr().out
+    free = ("model=landmark", "retrieval.k=2", "name=mine")
+    work(*free, "task=status")
+    assert "mine (nano, pg19, bytes, eval.tokens=8192, " in (said := capsys.readouterr().out)
+    assert said.splitlines()[0].endswith(": 2 missing")
+    work(*free)
+    work(*free, "task=status")
+    assert capsys.readouterr().out.splitlines()[-3].endswith(": 2 done")
+
+
+def test_status_of_all_knows_rows_of_no_experiment(work, capsys):
+    work("+experiment=quickstart", "data=pg19", "row=plain_512")
+    work("model=landmark", "retrieval.k=2")
+    work.fail_at, work.error = "other", ValueError("lost")
+    with pytest.raises(ValueError, match="lost"):
+        work("model=landmark", "retrieval.k=3", "name=other")
+    capsys.readouterr()
+    work.task("task=status", f"output={work.output}")
+    said = capsys.readouterr().out
+    assert "no experiment: 1 done, 1 failed\n  row other  failed  ValueError: lost\n" in said
 
 
 AT_WORK = """

@@ -10,6 +10,7 @@ import pytest
 
 from landmark.cli import main as app
 from landmark.config import to_config
+from landmark.config.trained_with import write_launch
 from landmark.inspector.trace import trace_retrieval
 from landmark.models import save
 from landmark.utils.errors import UserError
@@ -25,6 +26,8 @@ LONG = TEXT * 7  # more than a chunk of 250
 def trained(folder, **changed) -> None:
     save(model_of(**changed), folder)
     write_json(folder / "run.json", {"tokenizer": TOKENIZER.hash})
+    kind = changed.get("kind", "landmark")
+    write_launch(folder, to_config(compose_conf(["size=nano", "tokenizer=bytes", f"model={kind}"])))
 
 
 @pytest.fixture
@@ -43,7 +46,7 @@ def inspect(tmp_path, monkeypatch, capsys):
 
 
 def readme_command() -> list[str]:
-    text = (ROOT / "README.md").read_text(encoding="utf-8").replace("\\\n", " ")
+    text = (ROOT / "docs" / "read_a_text.md").read_text(encoding="utf-8").replace("\\\n", " ")
     (line,) = re.findall(r"^python run\.py (task=inspect .*)$", text, re.MULTILINE)
     return shlex.split(line)
 

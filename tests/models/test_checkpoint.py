@@ -27,7 +27,7 @@ def folder(tmp_path):
 def test_round_trip(folder):
     torch.manual_seed(0)
     expected = Decoder(CONFIG)
-    model = landmark.load(folder)
+    model = landmark.models.load(folder)
     assert model.config == CONFIG
     assert not model.training
     for name, tensor in expected.state_dict().items():

@@ -338,3 +338,18 @@ def test_widths_stand_across_and_the_widest_models_below():
     assert all(
         "width" not in each["tooltip"] and "-w" not in each["tooltip"] for each in below[0].spec["data"]["values"]
     )
+
+
+def test_a_partial_table_is_compared_with_the_experiments_first_row_or_not_at_all(make_record):
+    """Without that row the first of those that are there would silently take its place."""
+    _, selected = composed("table2_granularity")
+    names = [row.name for row in selected]
+
+    def titles(present):
+        records = {row.name: [made_up(row_record(row.configs[0], row.name, 4.5), "rows")] for row in present}
+        table = build("t", records, asked=names)
+        assert f"t, {len(present)} of {len(names)} rows: " in table.header
+        return [panel.title for line in panels(table) for panel in line]
+
+    assert f"Perplexity against {names[0]}" in titles(selected[:3])
+    assert not [title for title in titles(selected[1:3]) if "against" in title]

@@ -224,5 +224,5 @@ def test_without_records_nothing_is_written(work, tmp_path):
     with pytest.raises(UserError, match="there are no records to report"):
         work.task("task=report", f"output={tmp_path / 'none'}")
     assert not (tmp_path / "none").exists()
-    with pytest.raises(UserError, match="leave out size=small"):
-        work.task("task=report", "size=small", f"output={work.output}")
+    with pytest.raises(UserError, match="there are no records to report"):
+        work.task("+experiment=quickstart", "size=small", "task=report", f"output={work.output}")

@@ -1,4 +1,4 @@
-"""A training that a cluster signals ends with a checkpoint, or goes on where a launcher's handler says so."""
+"""A training that a signal or Ctrl-C ends with a checkpoint, or that goes on where a launcher's handler says so."""
 
 import os
 import re
@@ -49,13 +49,30 @@ def newest(folder):
 
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_stops_after_a_checkpoint(tmp_path, expected, number):
+    before = signal.getsignal(number)
     with pytest.raises(Stopped, match=str(128 + number)) as stop:
         run(make_config("transformer"), tmp_path, [Signal(number, 15)])
     assert newest(tmp_path) == "step-00000015.ckpt"
     assert f"stopped by {number.name}, {tmp_path}/run/checkpoints/step-00000015.ckpt is written" in stop.value.message
-    assert signal.getsignal(number) == signal.SIG_DFL
+    assert signal.getsignal(number) == before
     model, _ = run(make_config("transformer"), tmp_path)
     assert_same(model, expected)
+
+
+def test_a_second_interrupt_stops_at_once(tmp_path):
+    """Without a checkpoint: the newest is the last regular one."""
+
+    class Twice(Signal):
+        def log_metrics(self, metrics, step=None, **_):
+            if step == self.at:
+                os.kill(os.getpid(), self.number)
+                os.kill(os.getpid(), self.number)
+
+    with pytest.raises(SystemExit) as stop:
+        run(make_config("transformer"), tmp_path, [Twice(signal.SIGINT, 15)])
+    assert not isinstance(stop.value, Stopped)
+    assert stop.value.code == 1  # Lightning's, of an interrupt: the program makes one of it again
+    assert newest(tmp_path) < "step-00000015.ckpt"
 
 
 def test_a_launchers_handler_is_called_after_the_checkpoint(tmp_path, expected):

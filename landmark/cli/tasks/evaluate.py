@@ -20,7 +20,7 @@ def run(command: Command) -> tuple[dict[str, list[Record]], int]:
         record, is_new = command.runner.evaluate(job)
         records.setdefault(job.name, []).append(record)
         made += is_new
-        print(f"[{len(records)}/{len(command.rows)}] {job.name}: {_summary(record, is_new)}")
+        print(f"[{len(records)}/{len(command.rows)}] {job.name}: {_summary(record, is_new)}, {job.run.folder}")
     return records, made
 
 

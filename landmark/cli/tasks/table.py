@@ -1,10 +1,15 @@
 """task=table: print and draw the table of the rows that have a record."""
 
 import hashlib
+import shlex
+import sysconfig
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from landmark.cli.command import Command
+from landmark.config import Config
+from landmark.config.command_line import program
 from landmark.experiment.records import Record
 from landmark.results import render, tables
 from landmark.results.paper import read_paper
@@ -39,16 +44,34 @@ def show(command: Command, found: Mapping[str, Sequence[Record]]) -> None:
         comparisons=config.compare,
         figure=config.figure,
         cells={row.name: row.cell for row in command.rows if row.cell is not None},
+        asked=names,
     )
     print(f"\n{render.as_text(built)}")
     folder = command.runner.output / "tables"
     is_changed = not render.is_written(built, folder)
     paths = render.write(built, folder)
     print(f"written: {', '.join(str(path) for path in paths.values())}")
+    print(f"picture: {paths['png'].resolve().as_uri()}")
     if is_changed:
         _log(command, built, list(paths.values()), [record for records in found.values() for record in records])
     if missing:
         print(note)
+    for line in _next_commands(command, found):
+        print(line)
+
+
+def _next_commands(command: Command, found: Mapping[str, Sequence[Record]]) -> list[str]:
+    """The commands to try next, with the folders of the runs; those whose row has no record are left out."""
+    folders = {name: records[0]["labels"]["run"] for name, records in found.items()}
+    folders["stdlib"] = sysconfig.get_path("stdlib")
+    lines = []
+    for title, text in command.config.next_commands.items():
+        with suppress(KeyError):
+            words = [word.format_map(folders) for word in shlex.split(text)]
+            if Path(command.runner.output) != Path(Config.output):
+                words.append(f"output={command.runner.output}")
+            lines += [f"  # {title}", f"  {shlex.join([*program(), *words])}"]
+    return ["try next:", *lines] if lines else []
 
 
 def _log(command: Command, table: tables.Table, files: list[Path], records: list[Record]) -> None:

@@ -36,9 +36,10 @@ def _absolute(table: Table) -> Panel:
 
 
 def _relative(table: Table) -> list[Panel]:
-    """Ours with the standard error of the paired difference."""
+    """Ours with the standard error of the paired difference; nothing where the first row has no record yet."""
     base, looks = table.rows[0], _looks(table)
-    if len(table.rows) == 1 or base.perplexity is None:
+    is_base = not table.is_partial or base.name == table.asked[0]
+    if len(table.rows) == 1 or base.perplexity is None or not is_base:
         return []
     points = [dot(_kind(row), row.name, *change(row, base)) for row in table.rows if row.perplexity is not None]
     for label, look in (("paper", Look(INK, "square", filled=False)), ("poster", Look(INK, CROSS, filled=False))):

@@ -7,13 +7,14 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from landmark.config.command_line import program
 from landmark.experiment.launches import Launch, rows_without_launch
 from landmark.experiment.provenance import provenance
 from landmark.experiment.records import Contents, Records
 from landmark.results import paper, render, tables
 from landmark.results.columns import COLUMNS
 from landmark.results.figures.marks import Panel
-from landmark.results.reducers import Record, provenance_of
+from landmark.results.reducers import Record, provenance_of, whole_command
 from landmark.results.tables import Table
 from landmark.utils.locations import EXPERIMENTS
 from landmark.utils.metrics_csv import curve, metrics_so_far
@@ -73,12 +74,13 @@ def _table(launch: Launch, found: Mapping[str, list[Record]]) -> Table | None:
         comparisons=launch.compare,
         figure=launch.figure,
         cells=launch.cells,
+        asked=list(launch.rows),
     )
 
 
 def _section(key: str, title: str, claim: str, launch: Launch, table: Table | None, records: Records) -> Values:
     missing = [name for name in launch.rows if table is None or name not in table.records]
-    shared = ["python", "run.py", *(word for word in launch.overrides if not word.startswith("output="))]
+    shared = [*program(), *(word for word in launch.overrides if not word.startswith("output="))]
     commands = {name: shlex.join([*shared, f"row={name}"]) for name in launch.rows}
     return {
         "id": key,
@@ -96,7 +98,7 @@ def _section(key: str, title: str, claim: str, launch: Launch, table: Table | No
 
 
 def _other(key: str, title: str, table: Table) -> Values:
-    commands = {name: shlex.join(["python", "run.py", *_words(records[0])]) for name, records in table.records.items()}
+    commands = {name: shlex.join([*program(), *_words(records[0])]) for name, records in table.records.items()}
     return {
         "id": key,
         "name": "other",
@@ -115,7 +117,7 @@ def _other(key: str, title: str, table: Table) -> Values:
 def _shown(table: Table, commands: Mapping[str, str]) -> Values:
     _, cells = render.cells(table)
     return {
-        "header": table.header.removeprefix(f"{table.name}: "),
+        "header": table.header.removeprefix(table.name).lstrip(":, "),
         "columns": [{"title": title, "tooltip": COLUMNS[key].meaning} for key, title in render.columns(table).items()],
         "rows": [
             {"cells": texts, "source": _source(table.records[row.name], commands[row.name])}
@@ -153,7 +155,7 @@ def _source(records: Sequence[Record], command: str) -> Values:
     made = record["provenance"]
     return {
         "command": command,
-        "made by": f"python {made['command']}",
+        "made by": whole_command(made["command"]),
         "commit": made["commit"] or "unknown",
         "time": made["time"],
         "hardware": provenance_of(record)["hardware"],

@@ -1,0 +1,85 @@
+"""What can be launched: experiments, tasks, examples. The command shows it when it is given nothing to do."""
+
+import re
+import shlex
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+
+from landmark.config.command_line import program
+from landmark.utils.locations import CONF
+
+EXAMPLES = {
+    "+experiment=quickstart": "minutes on two CPU cores, no download",
+    "+experiment=quickstart task=plan": "its runs and rows, and what they cost here",
+    "+experiment=table1_pg19 size=nano tokenizer=gpt2_1024 data.path=DIR": "a table of the paper, small, books in DIR",
+    "task=status": "what has been done so far",
+    "task=generate run=latest prompt_file=FILE": "the last model continues a text",
+    "--help": "this page, and every setting with its default",
+}
+_CONFIG_DIR = ("--config-dir", "-cd")
+
+
+def own_folder(arguments: Sequence[str]) -> Path | None:
+    """The folder of settings that a command line names with --config-dir."""
+    for before, word in zip(["", *arguments], arguments):
+        name, _, value = word.partition("=")
+        if before in _CONFIG_DIR:
+            return Path(word)
+        if name in _CONFIG_DIR and value:
+            return Path(value)
+    return None
+
+
+def is_empty(arguments: Sequence[str]) -> bool:
+    """Whether a command line asks for nothing."""
+    return not [
+        word
+        for before, word in zip(["", *arguments], arguments)
+        if before not in _CONFIG_DIR and word.partition("=")[0] not in _CONFIG_DIR
+    ]
+
+
+def experiments(own: Path | None = None) -> dict[str, str]:
+    """The first sentence on each experiment, by its name. own: a folder of settings besides those of the package."""
+    files = [file for folder in (CONF, own) if folder for file in sorted((folder / "experiment").glob("*.yaml"))]
+    return {file.stem: _first_sentence(file.read_text(encoding="utf-8")) for file in files}
+
+
+def overview(tasks: Mapping[str, ModuleType], own: Path | None = None) -> str:
+    """The page.
+
+    tasks: their modules by name, whose first lines say what they do. own: as for `experiments`.
+    """
+    said = {f"task={name}": _after_colon(module.__doc__ or "") for name, module in sorted(tasks.items())}
+    first = shlex.join(program())
+    named = {f"+experiment={name}": text for name, text in experiments(own).items()}
+    return "\n".join(
+        [
+            f"{first} trains and evaluates models with landmark attention. Name an experiment or a task:",
+            *("", "Experiments (each trains what is missing, evaluates its rows and writes a table):", *_lines(named)),
+            *("", "Tasks (in place of training and evaluating):", *_lines(said)),
+            *("", "Examples:", *_lines({f"{first} {words}": text for words, text in EXAMPLES.items()})),
+        ]
+    )
+
+
+def _lines(texts: Mapping[str, str]) -> list[str]:
+    width = max(map(len, texts), default=0)
+    return [f"  {name:<{width}}  {text}".rstrip() for name, text in texts.items()]
+
+
+def _first_sentence(text: str) -> str:
+    comments = []
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            break
+        if not line.startswith("# @package"):
+            comments.append(line.lstrip("# "))
+    sentence = re.split(r"(?<=[.?])\s", " ".join(comments), maxsplit=1)[0].removesuffix(".")
+    return textwrap.shorten(sentence, 90, placeholder=" …")
+
+
+def _after_colon(text: str) -> str:
+    return text.partition("\n")[0].partition(": ")[2].removesuffix(".")

@@ -1,0 +1,26 @@
+"""The configuration that a run was trained with. Its folder keeps it, so that nobody has to type it again."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from landmark.config.schema import Config, from_dict, to_dict
+from landmark.utils.files import read_json, write_json
+
+LAUNCH = "launch.json"  # in a run's folder
+
+
+def write_launch(folder: Path, config: Config, **more: Any) -> None:
+    """Keep the configuration in a run's folder. more: what processes that train it together need besides."""
+    write_json(folder / LAUNCH, {"config": to_dict(replace(config, rows={}, compare={}, next_commands={})), **more})
+
+
+def read_launch(folder: Path) -> dict[str, Any]:
+    """What `write_launch` wrote, `config` as a Config. Raises UserError where there is none."""
+    launch = read_json(folder / LAUNCH)
+    return launch | {"config": from_dict(Config, launch["config"])}
+
+
+def trained_with(folder: Path) -> Config | None:
+    """The configuration of a run's training; None where its folder does not say, as those of early versions."""
+    return read_launch(folder)["config"] if (folder / LAUNCH).is_file() else None

@@ -1,0 +1,94 @@
+"""Threads of torch on a CPU: as many as are fastest while other work may keep some of the cores busy.
+
+Two threads on two busy cores wait for each other at every operation and can be ten times slower than one. So a short
+piece of training is timed with each number of threads when a training or an evaluation starts.
+"""
+
+import logging
+import os
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from landmark.config import Config
+from landmark.utils.errors import UserError
+from landmark.utils.files import read_json, write_json
+from landmark.utils.hardware import cores
+
+THREADS = "threads.json"  # in a run's folder: the number chosen, so that a training goes on bit for bit
+_FLOPS, _TIMES, _SECONDS = 5e8, 5, 2.0  # of a timed piece; how often and how long it is timed at most
+_GAIN = 1.1  # fewer threads than cores are used where they are this much faster
+_log = logging.getLogger(__name__)
+
+
+def set_threads(config: Config, run: Path | None = None) -> None:
+    """Give torch the threads of `trainer.threads`, of OMP_NUM_THREADS, or else the fastest number; on a GPU nothing.
+
+    run: folder of a training, which goes on with the threads that it began with on a machine of as many cores.
+    """
+    import torch
+
+    on_gpu = config.trainer.accelerator != "cpu" and torch.cuda.is_available()
+    if config.trainer.threads is not None:
+        torch.set_num_threads(config.trainer.threads)
+    elif not on_gpu and "OMP_NUM_THREADS" not in os.environ and cores() > 1:
+        torch.set_num_threads(_kept(run) or _choose(config, run))
+
+
+def fastest(seconds: Mapping[int, Sequence[float]]) -> int:
+    """The number of threads to use: the highest, unless another one is faster by a tenth.
+
+    seconds: measured with each number of threads.
+    """
+    medians = {threads: statistics.median(each) for threads, each in seconds.items()}
+    most, best = max(medians), min(medians, key=lambda threads: medians[threads])
+    return best if medians[most] > _GAIN * medians[best] else most
+
+
+def _kept(run: Path | None) -> int | None:
+    """The number that a training began with, where it was on as many cores."""
+    with suppress(UserError):
+        if run is not None and (kept := read_json(run / THREADS))["cores"] == cores():
+            return int(kept["threads"])
+    return None
+
+
+def _choose(config: Config, run: Path | None) -> int:
+    seconds = _measured(config, sorted({1, max(1, cores() // 2), cores()}))
+    chosen = fastest(seconds)
+    if run is not None:
+        write_json(run / THREADS, {"threads": chosen, "cores": cores()})
+    if chosen < cores():
+        gain = statistics.median(seconds[cores()]) / statistics.median(seconds[chosen])
+        _log.info(
+            "%d thread%s on %d cores: %.1f times as fast as %d here and now (trainer.threads=N sets another number)",
+            chosen, "s" * (chosen > 1), cores(), gain, cores(),
+        )  # fmt: skip
+    return chosen
+
+
+def _measured(config: Config, candidates: Sequence[int]) -> dict[int, list[float]]:
+    """Seconds of a perceptron's forward and backward pass of the model's width, the numbers of threads taking turns."""
+    import torch
+    import torch.nn.functional as F
+
+    width, inner = config.model.num_heads * config.model.head_dim, config.model.mlp_dim
+    tokens = max(16, min(config.train.batch_size * config.train.length, int(_FLOPS / (12 * width * inner))))
+    generator = torch.Generator().manual_seed(0)  # not the one that draws the weights
+    x = torch.randn(tokens, width, generator=generator)
+    first, second = (torch.randn(shape, generator=generator) for shape in ((inner, width), (width, inner)))
+    first.requires_grad_()
+    seconds: dict[int, list[float]] = {threads: [] for threads in candidates}
+    began = time.perf_counter()
+    for attempt in range(_TIMES + 1):
+        if attempt > 1 and time.perf_counter() - began > _SECONDS:
+            break
+        for threads in candidates:
+            torch.set_num_threads(threads)
+            started = time.perf_counter()
+            F.linear(F.gelu(F.linear(F.layer_norm(x, (width,)), first)), second).sum().backward()
+            if attempt:  # the first one starts the threads
+                seconds[threads].append(time.perf_counter() - started)
+    return seconds

@@ -1,0 +1,42 @@
+"""A trained run, opened in Python: its model and its tokenizer."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from landmark.config.trained_with import trained_with
+from landmark.data import load_tokenizer
+from landmark.models import load as load_model
+from landmark.utils.errors import UserError
+from landmark.utils.files import read_json
+
+if TYPE_CHECKING:
+    import torch
+
+    from landmark.data import Tokenizer
+    from landmark.models import LanguageModel
+
+
+def load(folder: str | Path, device: "str | torch.device" = "cpu") -> "tuple[LanguageModel, Tokenizer]":
+    """The model of a run, in evaluation mode, and the tokenizer that it was trained with.
+
+    folder: of the run, `outputs/runs/NAME`. Weights are read from safetensors; nothing in the folder is run. Raises
+    UserError for a file that is missing or damaged.
+    """
+    folder = Path(folder)
+    model = load_model(folder, device=device)
+    return model, tokenizer_of(folder)
+
+
+def tokenizer_of(folder: Path) -> "Tokenizer":
+    """The tokenizer that a run was trained with. Raises UserError where the folder does not say which one that is."""
+    wanted = read_json(folder / "run.json")["tokenizer"]
+    config = trained_with(folder)
+    if config is not None:
+        tokenizer = load_tokenizer(config.tokenizer.name, config.tokenizer.file, config.tokenizer.vocab_size)
+        if tokenizer.hash != wanted:
+            raise UserError(f"{folder}: tokenizer {tokenizer.name} is not the one that the run was trained with")
+        return tokenizer
+    for name in ("bytes", "code"):  # of a run of an early version, which keeps a hash alone
+        if (tokenizer := load_tokenizer(name)).hash == wanted:
+            return tokenizer
+    raise UserError(f"{folder} does not say which tokenizer it was trained with: open it with landmark.models.load")

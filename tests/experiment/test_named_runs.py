@@ -1,0 +1,91 @@
+"""`run=latest`, a name or a folder; and the settings that a run's folder knows."""
+
+import os
+
+import pytest
+
+from landmark.config import to_config
+from landmark.config.trained_with import trained_with, write_launch
+from landmark.experiment.named_runs import find_run, with_settings_of_run
+from landmark.utils.errors import UserError
+from landmark.utils.files import read_json, write_json
+from tests.configurations import compose_conf
+
+
+@pytest.fixture
+def output(tmp_path):
+    """Three trained runs, of which the second is the newest, and one in training."""
+    for age, name in (
+        (30, "landmark-stdlib-nano-aaa"),
+        (10, "landmark-stdlib-nano-bbb"),
+        (20, "transformer-pg19-nano-ccc"),
+    ):
+        folder = tmp_path / "runs" / name
+        folder.mkdir(parents=True)
+        (folder / "model.safetensors").touch()
+        (folder / "config.json").touch()
+        os.utime(folder / "config.json", (1e9 - age, 1e9 - age))
+    (tmp_path / "runs" / "landmark-stdlib-nano-ddd").mkdir()
+    return tmp_path
+
+
+def test_a_run_is_named(output, monkeypatch):
+    runs = output / "runs"
+    assert find_run("latest", output) == runs / "landmark-stdlib-nano-bbb"
+    assert (
+        find_run("transformer-pg19-nano-ccc", output) == find_run("ccc", output) == runs / "transformer-pg19-nano-ccc"
+    )
+    assert find_run(str(runs / "landmark-stdlib-nano-aaa"), "elsewhere") == runs / "landmark-stdlib-nano-aaa"
+    monkeypatch.chdir(runs)
+    assert find_run("landmark-stdlib-nano-aaa", "elsewhere").resolve() == runs / "landmark-stdlib-nano-aaa"
+
+
+def test_a_run_that_is_not_there_is_named_with_those_that_are(output):
+    with pytest.raises(UserError, match="run=zzz: no such run, .*runs has landmark-stdlib-nano-aaa, "):
+        find_run("zzz", output)
+    (output / "runs" / "transformer-pg19-nano-eaaa").mkdir()
+    with pytest.raises(UserError, match="run=aaa: is the end of several runs, .* has landmark-.*-aaa, transf.*-eaaa"):
+        find_run("aaa", output)
+
+
+def test_latest_of_nothing(tmp_path):
+    with pytest.raises(UserError, match="run=latest: .*runs has no trained run"):
+        find_run("latest", tmp_path)
+
+
+def test_the_settings_of_a_run_need_not_be_typed(output):
+    trained = to_config(
+        compose_conf(["size=nano", "tokenizer=bytes", "data=stdlib", "model=landmark", "train.steps=7"])
+    )
+    write_launch(output / "runs" / "landmark-stdlib-nano-bbb", trained)
+
+    def asked(*words):
+        words = [f"output={output}", *words]
+        return with_settings_of_run(to_config(compose_conf(words)), words)
+
+    read = asked("task=generate", "prompt=a", "run=latest")
+    assert (read.size, read.tokenizer, read.model, read.train) == (
+        trained.size,
+        trained.tokenizer,
+        trained.model,
+        trained.train,
+    )
+    assert read.data.name == "stdlib"
+    assert read.eval.tokens == trained.eval.tokens
+    own = asked("task=generate", "prompt=a", "run=latest", "tokenizer=gpt2", "model.backend=reference", "eval.tokens=5")
+    assert (own.tokenizer.name, own.model.backend, own.eval.tokens) == ("gpt2", "reference", 5)
+    assert own.model.num_layers == trained.model.num_layers
+    again = asked("+experiment=table1_pg19", "task=inspect", "prompt=a", "run=latest")  # the last command, and a task
+    assert (again.rows, again.model) == ({}, trained.model)
+    assert asked("task=generate", "prompt=a", "run=aaa").size == "paper"  # an early run's folder does not say
+
+
+def test_a_launch_of_an_earlier_version_is_read(output):
+    folder = output / "runs" / "landmark-stdlib-nano-bbb"
+    write_launch(folder, to_config(compose_conf(["size=nano"])))
+    old = read_json(folder / "launch.json")
+    del old["config"]["trainer"]["profiler"]
+    write_json(folder / "launch.json", old)
+    stored = trained_with(folder)
+    assert stored is not None
+    assert stored.trainer.profiler is None

@@ -16,7 +16,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from landmark.attention import landmark_attention
+from landmark.attention import landmark_attention, place_phase
 
 if TYPE_CHECKING:
     from landmark.huggingface.landmark_cache import LandmarkCache
@@ -45,6 +45,7 @@ class LandmarkWindow:
 
         Returns (B, H, T, d).
         """
+        self.phase = place_phase(self.phase, "auto", q, self.block_size)  # copied in the first layer alone
         return landmark_attention(q, k, v, block_size=self.block_size, phase=self.phase, scale=scale)
 
 

@@ -20,8 +20,8 @@ class BlockStore:
 
     max_blocks: most blocks kept; None: all. keep_means: whether to keep the mean of each block's keys.
     tier: where keys and values are stored (tiers.py); None: on the device.
-    landmarks: (B, H, capacity, d), landmark keys, on the device. means: the same of mean keys. A landmark's value is
-    never used, and not kept.
+    landmarks: (B, H, capacity, d), landmark keys, on the device, in float32 where blocks are in half precision, because
+        blocks are ranked by them. means: the same of mean keys. A landmark's value is never used, and not kept.
     """
 
     def __init__(self, max_blocks: int | None, keep_means: bool = False, tier: Tier | None = None):
@@ -31,6 +31,7 @@ class BlockStore:
         self.added = 0  # blocks ever added
         self.blocks_read = 0  # blocks of one head, counted at each read
         self.capacity = 0
+        self.dtype = torch.float32  # of keys and values
         self.landmarks = self.means = torch.empty(0)
         self.blocks: Blocks = DeviceBlocks()
 
@@ -38,7 +39,9 @@ class BlockStore:
         return min(self.added, self.capacity)
 
     def add(self, keys: Tensor, values: Tensor) -> None:
-        """Add n blocks, oldest first. keys, values: (B, H, n, W, d), keys rotated by their offsets.
+        """Add n blocks, oldest first.
+
+        keys, values: (B, H, n, W, d), keys rotated by their offsets; they are stored in the type of the values.
 
         Raises UserError where the tier has no room for them.
         """
@@ -49,10 +52,10 @@ class BlockStore:
             count = self.max_blocks
         if count == 0:
             return
-        self.reserve(min(self.added + count, self.max_blocks or self.added + count), keys[..., 1:, :])
+        self.reserve(min(self.added + count, self.max_blocks or self.added + count), values[..., 1:, :])
         for rows, part in self.runs(self.added, count):
             block_keys = keys[:, :, part, :-1]
-            self.blocks.write(rows.start, block_keys, values[:, :, part, :-1])
+            self.blocks.write(rows.start, block_keys.to(values.dtype), values[:, :, part, :-1])
             self.landmarks[:, :, rows] = keys[:, :, part, -1]
             if self.keep_means:
                 self.means[:, :, rows] = block_keys.mean(3)
@@ -65,11 +68,12 @@ class BlockStore:
         (batch, heads), dim = like.shape[:2], like.shape[-1]
         capacity = self.max_blocks or max(64, 1 << (blocks - 1).bit_length())
         if not self.capacity:
+            self.dtype = like.dtype
             self.blocks = self.tier.blocks(like, saved)
         self.blocks.reserve(capacity)
 
         def grown(old: Tensor) -> Tensor:
-            new = like.new_empty(batch, heads, capacity, dim)
+            new = like.new_empty(batch, heads, capacity, dim, dtype=torch.promote_types(like.dtype, torch.float32))
             if self.capacity:
                 new[:, :, : self.capacity] = old
             return new
@@ -100,7 +104,7 @@ class BlockStore:
     @property
     def block_bytes(self) -> int:
         """Bytes of the keys and values of one block and head."""
-        return 2 * self.block_shape.numel() * self.landmarks.element_size()
+        return 2 * self.block_shape.numel() * self.dtype.itemsize
 
     @property
     def bytes_kept(self) -> int:
@@ -120,7 +124,7 @@ class BlockStore:
         return self.blocks.fetch(places)
 
     def read_landmarks(self, places: Tensor) -> Tensor:
-        """Keys (n, d) of the landmarks at these places."""
+        """Keys (n, d) of the landmarks at these places, in the type of `landmarks`."""
         return self.landmarks.flatten(0, 2).index_select(0, places)
 
     def ages(self) -> Tensor:

@@ -30,7 +30,7 @@ def retrieve(
     """Choose the blocks that each query retrieves.
 
     Args:
-        rotated_queries: (S, B, T, H, d), scaled, and rotated for lag 1…S.
+        rotated_queries: (S, B, T, H, d), scaled, and rotated for lag 1…S, in the type of the store's landmarks.
         store: the layer's blocks.
         k: blocks to retrieve.
         granularity: as in `landmark.memory.Memory`.

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from landmark.attention import landmark_attention
+from landmark.attention import landmark_attention, place_phase
 from landmark.attention.causal import causal_attention
 from landmark.attention.key_offset import offset_keys
 from landmark.attention.landmark_keys import BlockMeans, bias_landmarks
@@ -200,7 +200,7 @@ class Decoder(LanguageModel):
             positions: (B, T) positions of the tokens (None: 0…T−1). Unused with a memory.
         """
         if isinstance(memory, Memory):
-            phase = torch.full((1,), memory.position % (memory.block_size + 1))
+            phase = torch.full((1,), memory.position % (memory.block_size + 1), device=tokens.device)
         is_landmark = self._landmarks(tokens, phase)
         if memory is None:
             attend = self._window_attention(tokens, phase, is_landmark, controlled, positions)
@@ -230,7 +230,7 @@ class Decoder(LanguageModel):
         config = self.config
         if config.block_size is None or not (config.key_offset or config.landmark_bias):
             return None
-        phase = torch.zeros(1, dtype=torch.int64) if phase is None else phase
+        phase = torch.zeros(1, dtype=torch.int64, device=tokens.device) if phase is None else phase
         return blocks_and_landmarks(phase.to(tokens.device), tokens.shape[1], config.block_size)[1]
 
     def _window_attention(
@@ -251,9 +251,11 @@ class Decoder(LanguageModel):
         config, means = self.config, None
         factors = self._factors(tokens.shape[1], positions)
         channels = channels_of(config.key_offset, config.head_dim)
+        if phase is not None and config.block_size is not None:
+            phase = place_phase(phase, config.backend, self.embedding.weight[:1, : config.head_dim], config.block_size)
         if config.landmark_key == "mean":
             assert config.block_size is not None
-            first = torch.zeros(1, dtype=torch.int64) if phase is None else phase
+            first = torch.zeros(1, dtype=torch.int64, device=tokens.device) if phase is None else phase
             means = BlockMeans.of_window(first, tokens.shape[1], config.block_size, self.embedding.weight)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, cmt: Tensor | None = None) -> Tensor:
@@ -275,7 +277,7 @@ class Decoder(LanguageModel):
 
         return attend
 
-    def window_losses(self, batch: WindowBatch) -> Iterator[tuple[Tensor, int]]:
+    def window_losses(self, batch: WindowBatch) -> Iterator[tuple[Tensor, Tensor]]:
         """Summed loss in nats, and the number of targets, of each window of a batch, in order.
 
         Plain and landmark models have one window. Transformer-XL reads a segment window by window. Each window attends

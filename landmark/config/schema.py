@@ -113,6 +113,7 @@ class TrainerConfig:
     devices: Union[int, str] = "auto"  # noqa: UP007 (OmegaConf reads no other spelling of a union of two)
     strategy: str = "auto"
     threads: int | None = at_least(1, None)  # torch's; null: as torch decides
+    matmul: str = one_of("auto", "highest", "medium")  # CPU, float32: PyTorch's precision; auto: the faster exact one
     profiler: str | None = one_of(
         None, "simple", "advanced", "pytorch"
     )  # simple, advanced or pytorch: Lightning's, whose report goes to the run's folder

@@ -31,9 +31,16 @@ def evaluation_device(config: Config) -> str:
     return "cpu"
 
 
-def set_threads(config: Config) -> None:
-    """Give torch the threads of `trainer.threads`, where they are set."""
-    if config.trainer.threads is not None:
-        import torch
+def set_up_processor(config: Config) -> None:
+    """Give torch the threads of `trainer.threads`, where they are set, and the float32 products of `trainer.matmul`.
 
+    Where a GPU computes, its products stay as they are.
+    """
+    import torch
+
+    from landmark.utils.matmul import set_matmul
+
+    if config.trainer.threads is not None:
         torch.set_num_threads(config.trainer.threads)
+    if config.trainer.accelerator == "cpu" or not torch.cuda.is_available():
+        set_matmul(config.trainer.matmul)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from landmark.config import Config
 from landmark.experiment import identity
-from landmark.experiment.devices import evaluation_device, set_threads
+from landmark.experiment.devices import evaluation_device, set_up_processor
 from landmark.experiment.inputs import Inputs
 from landmark.experiment.jobs import RUN, Job, has_weights
 from landmark.utils.errors import UserError
@@ -27,7 +27,7 @@ def evaluate_row(job: Job, inputs: Inputs) -> dict[str, Any]:
     from landmark.models import decoder_config, load
 
     config, tokenizer, corpus = job.config, inputs.tokenizer(job.config), inputs.corpus(job.config)
-    set_threads(config)
+    set_up_processor(config)
     shape = decoder_config(config.model, tokenizer, config.cmt.enabled)
     model = load(job.run.folder, shape, evaluation_device(config))
     if config.cmt.per_layer:
@@ -76,7 +76,7 @@ def load_trained(config: Config, folder: Path, inputs: Inputs) -> "tuple[Decoder
             f"{folder} was trained with another tokenizer ({stored[:10]}…) than tokenizer={tokenizer.name}: "
             "set tokenizer= to the one it was trained with"
         )
-    set_threads(config)
+    set_up_processor(config)
     model = load(folder, device=evaluation_device(config))
     if not isinstance(model, Decoder):
         raise UserError(f"{folder} holds a model of transformers: open it with landmark.huggingface.load")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from landmark.config import Config, from_dict, to_dict
-from landmark.experiment.devices import device_count, set_threads
+from landmark.experiment.devices import device_count, set_up_processor
 from landmark.experiment.inputs import Inputs
 from landmark.experiment.jobs import RUN, Run
 from landmark.experiment.processes import errors_left_in, train_together
@@ -46,7 +46,7 @@ def train_here(config: Config, folder: Path, run: str, start_from: str | None, i
     from landmark.training import train
 
     tokenizer, corpus = inputs.tokenizer(config), inputs.corpus(config)
-    set_threads(config)
+    set_up_processor(config)
     torch.manual_seed(config.seed)
     model = build(config.model, tokenizer, config.cmt.enabled, start_from)
     with Tracker().training(config, run, corpus, folder) as loggers:

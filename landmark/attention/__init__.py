@@ -12,8 +12,8 @@ from torch import Tensor
 
 from landmark.attention.blockwise import landmark_attention_blockwise
 from landmark.attention.context_miss_token import context_miss_scores
-from landmark.attention.fused.operators import DTYPES, HAS_TRITON, landmark_attention_fused
-from landmark.attention.fused.tuning import fits, gpu_of
+from landmark.attention.fused.operators import landmark_attention_fused
+from landmark.attention.fused.tuning import DTYPES, HAS_TRITON, fits, gpu_of
 from landmark.attention.inputs import AttentionInputs, as_autocast, without_autocast
 from landmark.attention.layout import check_controlled, check_phase
 from landmark.attention.packed import check_packed, longest, one_by_one

@@ -58,8 +58,8 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, *, prefix: int = 0, scale:
     """
     if k.shape[1] != q.shape[1]:
         k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
-    if prefix == 0:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
+    if prefix == 0 or q.shape[2] == 1:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=prefix == 0, scale=scale)
     q, k, v = as_autocast(q, k, v)
     with without_autocast(q):
         if has_flash(q.device.type):

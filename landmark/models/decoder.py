@@ -24,7 +24,7 @@ from landmark.attention.key_offset import offset_keys
 from landmark.attention.landmark_keys import BlockMeans, bias_landmarks
 from landmark.attention.layout import blocks_and_landmarks, insert_landmarks
 from landmark.attention.rotary import RotaryTable, rotary_factors, rotary_frequencies, rotate, rotate_cmt
-from landmark.memory import Memory, RecurrentMemory, SinkMemory
+from landmark.memory import Memory, RecurrentMemory, SinkMemory, UnlimitedMemory
 from landmark.models.config import DecoderConfig
 from landmark.models.language_model import LanguageModel, summed_loss
 from landmark.utils.channels import channels_of
@@ -139,9 +139,9 @@ class Decoder(LanguageModel):
             return RecurrentMemory(config.cache, **self.key_settings())
         return SinkMemory(**self.key_settings(), **settings) if settings else None
 
-    def unlimited_memory(self, tokens: int) -> RecurrentMemory:
+    def unlimited_memory(self, tokens: int) -> UnlimitedMemory:
         """An empty memory that keeps the keys and values of `tokens` tokens."""
-        return RecurrentMemory(tokens, **self.key_settings())
+        return UnlimitedMemory(tokens, **self.key_settings())
 
     def key_settings(self) -> dict[str, Any]:
         """Settings of a memory that say how this model's keys are made."""

@@ -139,6 +139,19 @@ def test_models_without_landmarks_read_offset_keys_in_chunks(config):
     assert not torch.allclose(tiny(TINY)(raw), other(raw)), "key_offset changes nothing"
 
 
+@torch.no_grad()
+def test_a_generated_token_copies_no_earlier_key():
+    model = tiny(TINY)
+    memory = model.unlimited_memory(501)
+    model(torch.randint(0, 50, (1, 500)), memory=memory)
+    with torch.profiler.profile(profile_memory=True) as profile:
+        model(torch.randint(0, 50, (1, 1)), memory=memory)
+    keys = 500 * TINY.num_heads * TINY.head_dim * 8  # bytes in float64
+    assert max(event.self_cpu_memory_usage for event in profile.events()) < keys
+    with pytest.raises(ValueError, match="502 tokens or more, and the memory is for 501"):
+        model(torch.randint(0, 50, (1, 1)), memory=memory)
+
+
 def test_blocks_of_equal_scores_weigh_as_much_as_their_tokens():
     """With the mean key, the bias log ℓ and no key of its own, a landmark makes landmark attention full attention."""
     keys = {"key_offset": 0, "rotary_fraction": 0, "landmark_key": "mean", "landmark_bias": True}

@@ -8,17 +8,12 @@ heads need no copies.
 
 from __future__ import annotations
 
-import importlib.util
-
 import torch
 from torch import Tensor
 
-from landmark.attention.fused.tuning import fits, gpu_of, is_interpreted, launch
+from landmark.attention.fused.tuning import DTYPES, fits, gpu_of, is_interpreted, launch
 from landmark.attention.inputs import AttentionInputs
 from landmark.utils.constants import LOG2_E
-
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
 @torch.library.custom_op("landmark::attention", mutates_args=())

@@ -8,6 +8,7 @@ fastest is kept in Triton's cache on disk. Small inputs, inputs that are not on 
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -17,16 +18,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 KERNELS = "forward", "backward_queries", "backward_keys"
 WORTH_TUNING = 1 << 17  # rows of all heads; smaller inputs use the default
 LARGEST_BLOCK = 1 << 15  # bytes of a block's padded keys: the gradients of a larger block do not fit into registers
 LONGEST_BLOCK = 128  # positions of a padded block: the softmax of a longer one does not fit into registers
+WIDE_HEADS = 64  # largest head dimension at which wide tiles of the forward pass spill no register on sm_90
 OLDEST = 80  # compute capability: for older GPUs Triton multiplies without matrix instructions
 
 # By kernel and GPU family: (queries of a tile, warps, pipeline stages, times 64 keys in a wide tile) for keys of
 # dimension 128 in half precision. The first is the default.
 CHOICES = {
-    ("forward", 90): [(128, 8, 2, 2), (128, 8, 2, 1), (128, 8, 3, 1), (64, 4, 2, 2), (64, 4, 3, 1)],
+    ("forward", 90): [(128, 8, 2, 1), (128, 8, 2, 2), (128, 8, 3, 1), (64, 4, 2, 2), (64, 4, 3, 1)],
     ("backward_queries", 90): [(128, 8, 2, 1), (128, 8, 1, 1), (64, 4, 1, 1), (64, 8, 2, 1)],
     ("backward_keys", 90): [(128, 8, 1, 1), (64, 8, 2, 1), (128, 8, 2, 1), (64, 4, 1, 1), (64, 8, 1, 1)],
     ("forward", 80): [(128, 8, 2, 1), (64, 8, 2, 1), (64, 8, 3, 1)],
@@ -36,7 +40,6 @@ CHOICES = {
 IN_FLOAT32 = [(32, 8, 1, 1), (16, 4, 1, 1)]  # multiplied in registers, without matrix instructions
 # The default with a context miss token, which needs more registers; missing: the first choice.
 WITH_CONTEXT_MISS = {
-    ("forward", 90): (128, 8, 2, 1),
     ("backward_keys", 90): (64, 8, 1, 1),
     ("forward", 80): (64, 8, 2, 1),
     ("backward_queries", 80): (64, 8, 1, 1),
@@ -78,7 +81,7 @@ class Tiles:
 def choices(kernel: str, block_size: int, dim: int, element_size: int, gpu: Gpu, cmt: bool) -> list[Tiles]:
     """Tiles that the GPU's shared memory holds, the default first.
 
-    A tile has about 64 keys, or more where a block is longer. Wider heads and longer blocks get fewer queries, and so do
+    A tile has about 64 keys, or more where a block is longer. Wider heads and longer blocks get fewer queries, so do
     GPUs with less shared memory. Registers that the defaults spill: benchmarks/results/ahead-of-time.md. Empty: the
     kernel cannot be launched.
 
@@ -98,6 +101,8 @@ def choices(kernel: str, block_size: int, dim: int, element_size: int, gpu: Gpu,
     tried = CHOICES[kernel, family] if element_size == 2 else IN_FLOAT32
     if cmt:
         tried = sorted(tried, key=lambda choice: choice != WITH_CONTEXT_MISS.get((kernel, family)))
+    elif (kernel, family) == ("forward", 90) and padded(dim) <= WIDE_HEADS:
+        tried = sorted(tried, key=lambda choice: -choice[3])
     for queries, warps, stages, times in tried:
         queries = max(16, queries // max(1, load))
         wide = group * (times if load <= 1 else 1)

@@ -11,11 +11,12 @@ import math
 import numpy as np
 
 
-def rotate(x: np.ndarray, position: int, base: float = 10000.0) -> np.ndarray:
-    """Rotary positions for one vector."""
-    out = np.empty_like(x)
-    for i in range(0, len(x), 2):
-        angle = position * base ** (-i / len(x))
+def rotate(x: np.ndarray, position: int, fraction: float = 1.0) -> np.ndarray:
+    """Rotary positions for one vector, of which the first `fraction` turns."""
+    out = x.copy()
+    turning = int(len(x) * fraction)
+    for i in range(0, turning, 2):
+        angle = position * 10000.0 ** (-i / turning)
         out[i] = x[i] * math.cos(angle) - x[i + 1] * math.sin(angle)
         out[i + 1] = x[i] * math.sin(angle) + x[i + 1] * math.cos(angle)
     return out
@@ -77,13 +78,27 @@ def offset_keys(k: np.ndarray, channels: int, block_size: int | None, phase: int
     return out
 
 
-def with_mean(gate: float, tokens: list, means: bool) -> float:
-    """A landmark's score, plus with `means` the mean score [(score, value)] of its block's tokens."""
-    return gate + sum(s for s, _ in tokens) / len(tokens) if means and tokens else gate
+def summary(kind: str, query: np.ndarray, keys: list[np.ndarray]) -> tuple[list[float], float]:
+    """The weights of a block's keys in its landmark's key, and the bias that goes with them.
+
+    kind: "token", "mean" or "pooled". query: the landmark's; it and the keys are rotated.
+    """
+    if kind == "token" or not keys:
+        return [0.0] * len(keys), 0.0
+    if kind == "mean":
+        return [1 / len(keys)] * len(keys), 0.0
+    weights = softmax([float(query @ key) / math.sqrt(len(query)) for key in keys])
+    return weights, -sum(w * math.log(w) for w in weights)
+
+
+def with_summary(gate: float, tokens: list, found: tuple[list[float], float], query: np.ndarray) -> float:
+    """A landmark's score, plus the weighed scores [(score, value)] of its block's tokens and the bias."""
+    weights, bias = found
+    return gate + sum(w * s for w, (s, _) in zip(weights, tokens, strict=True)) + bias * query[-1]
 
 
 def landmark_attention(
-    q, k, v, block_size: int, phase: int, prefix: int = 0, cmt=None, controlled=None, means: bool = False
+    q, k, v, block_size: int, phase: int, prefix: int = 0, cmt=None, controlled=None, landmark_key: str = "token"
 ) -> np.ndarray:
     """Output (T, d) of one head of a whole window.
 
@@ -95,10 +110,15 @@ def landmark_attention(
         prefix: keys before the first query.
         cmt: (d,), rotated key of the context miss token; None: there is none.
         controlled: (blocks,), bool, landmarks that it controls.
-        means: whether a landmark's key has the mean of its block's rotated keys added to it.
+        landmark_key: what landmarks' keys have added to them; not "token" only without a prefix.
     """
     width, dim = block_size + 1, q.shape[1]
     out = np.zeros_like(q)
+    summaries = {}
+    for j in range(len(k)):
+        if (phase + j) % width == block_size:
+            keys = list(k[max(0, j - block_size) : j])
+            summaries[(phase + j) // width] = summary(landmark_key, q[j - prefix], keys)
     for i in range(prefix, len(k)):
         score = {j: float(q[i - prefix] @ k[j]) / math.sqrt(dim) for j in range(i + 1)}
         own_block = (phase + i) // width
@@ -110,7 +130,7 @@ def landmark_attention(
                     local.append((score[j], v[j]))
             elif is_landmark:
                 block = blocks.setdefault(block, [None, []])
-                block[0] = with_mean(score[j], block[1], means)
+                block[0] = with_summary(score[j], block[1], summaries[(phase + j) // width], q[i - prefix])
             else:
                 blocks.setdefault(block, [None, []])[1].append((score[j], v[j]))
         free = [(g, t) for b, (g, t) in blocks.items() if cmt is None or not controlled[b]]
@@ -134,7 +154,9 @@ def memory_attention(
     cutoff: float = 0.0,
     mapping: str = "stingy",
     found: dict | None = None,
-    means: bool = False,
+    landmark_key: str = "token",
+    rotary_fraction: float = 1.0,
+    pooling=None,
 ) -> np.ndarray:
     """Output (H, T, d) of one sample.
 
@@ -150,11 +172,23 @@ def memory_attention(
         cutoff: weight of the context miss token below which a query retrieves nothing.
         mapping: "stingy" or "true".
         found: is filled, by (head, query), with the weights of the retrieved blocks and of the context miss token.
-        means: whether a landmark's key has the mean of its block's rotated keys added to it.
+        landmark_key: what landmarks' keys have added to them.
+        rotary_fraction: the part of a head's channels that turns.
+        pooling: (H, T, d), queries, not rotated, of which those of landmarks pool; None: q.
     """
     heads, total, dim = q.shape
     width = block_size + 1
     out = np.zeros_like(q)
+    pooling = q if pooling is None else pooling
+
+    def turned(x, position):
+        return rotate(x, position, rotary_fraction)
+
+    summaries = {}
+    for h in range(heads):
+        for end in range(block_size, total, width):
+            keys = [turned(k[h, end - block_size + o], o) for o in range(block_size)]
+            summaries[h, end // width] = summary(landmark_key, turned(pooling[h, end], block_size), keys)
     start = 0
     for chunk in chunks:
         stop = min(start + chunk, total)
@@ -164,15 +198,15 @@ def memory_attention(
         probability = np.zeros((heads, stop - start, len(kept)))
         for h in range(heads):
             for i in range(start, stop):
-                query = rotate(q[h, i], slots * width + i - fed * width)
+                query = turned(q[h, i], slots * width + i - fed * width)
                 scores = []
                 for b in kept:
                     age = fed - b
                     slot = slots - age if age <= k_blocks or mapping == "true" else 0
                     source = b if not tie or age <= k_blocks else fed - k_blocks - 1
-                    keys = [rotate(k[h, source * width + o], slot * width + o) for o in range(width)]
+                    keys = [turned(k[h, source * width + o], slot * width + o) for o in range(width)]
                     *tokens, gate = ((float(query @ key) / math.sqrt(dim), None) for key in keys)
-                    scores.append(with_mean(gate[0], tokens, means))
+                    scores.append(with_summary(gate[0], tokens, summaries[h, b], query))
                 probability[h, i - start] = softmax(scores) if scores else []
         for h in range(heads):
             for i in range(start, stop):
@@ -183,28 +217,28 @@ def memory_attention(
                 }[granularity]
                 best = sorted(range(len(kept)), key=lambda n: (rank[n], kept[n]), reverse=True)[:k_blocks]
                 chosen = sorted(kept[n] for n in best)
-                query = rotate(q[h, i], slots * width + i - fed * width)
+                query = turned(q[h, i], slots * width + i - fed * width)
                 blocks = []
                 for r, b in enumerate(chosen):
                     slot = r if fed - b > k_blocks else r + slots - len(chosen)
                     slot = slot if mapping == "stingy" else b
 
                     def score(offset, b=b, slot=slot, h=h, query=query):
-                        key = rotate(k[h, b * width + offset], slot * width + offset)
+                        key = turned(k[h, b * width + offset], slot * width + offset)
                         return float(query @ key) / math.sqrt(dim)
 
                     tokens = [(score(o), v[h, b * width + o]) for o in range(block_size)]
-                    blocks.append((with_mean(score(block_size), tokens, means), tokens))
+                    blocks.append((with_summary(score(block_size), tokens, summaries[h, b], query), tokens))
                 local = [[], {}]
                 for j in range(fed * width, i + 1):
-                    key = rotate(k[h, j], slots * width + j - fed * width)
+                    key = turned(k[h, j], slots * width + j - fed * width)
                     s = float(query @ key) / math.sqrt(dim)
                     if j // width == i // width:
                         if j % width != block_size:
                             local[0].append((s, v[h, j]))
                     elif j % width == block_size:
                         block = local[1].setdefault(j // width, [None, []])
-                        block[0] = with_mean(s, block[1], means)
+                        block[0] = with_summary(s, block[1], summaries[h, j // width], query)
                     else:
                         local[1].setdefault(j // width, [None, []])[1].append((s, v[h, j]))
                 inside = [(g, t) for g, t in local[1].values()]
@@ -213,7 +247,7 @@ def memory_attention(
                     if found is not None and blocks:
                         found[h, i] = dict(zip(chosen, outer_weights(local[0], blocks + inside)[1])), None
                     continue
-                cmt_score = float(query @ rotate(cmt[h], -1)) / math.sqrt(dim)
+                cmt_score = float(query @ turned(cmt[h], -1)) / math.sqrt(dim)
                 seen = [s for s, _ in local[0]] + [gate for gate, tokens in inside if tokens] + [cmt_score]
                 dropped = softmax(seen)[-1] < cutoff
                 read = [] if dropped else blocks

@@ -160,8 +160,12 @@ def _backward(
     padded_cmt = None if cmt is None else cmt.pad(alignment, work)
     for tile, outer, shift in zip(_tiles(alignment), saved[::2], saved[1::2], strict=True):
         queries, keys, tile_do = tile.queries(q), tile.keys(k), tile.queries(do)
-        # A weight is at most 1: where scores are so large that the difference is inexact, its exponential is not.
-        weights = tile.mask(tile.scores(q, k, scale, work)).sub_(shift[:, :, None]).clamp_(max=0).exp2_()
+        weights = tile.mask(tile.scores(q, k, scale, work)).sub_(shift[:, :, None])
+        if q.device.type != "cpu" or shift.masked_fill(outer == 0, 0).abs().amax() > 1 / torch.finfo(q.dtype).eps:
+            weights.clamp_(
+                max=0
+            )  # where scores are so large that the difference is inexact, a weight is still at most 1
+        weights.exp2_()
         _collect(tile, dv, product(weights.flatten(1, 2), tile_do, work("keys", *keys.shape)))
         d_scores = work("d_scores", len(q), keys.shape[1], queries.shape[1])
         d_scores = tile.blocked(product(tile.keys(v), tile_do.mT, d_scores)).mul_(weights)

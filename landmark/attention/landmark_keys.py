@@ -1,14 +1,23 @@
-"""Landmark keys that begin as a summary of their block: the landmark's own key plus the mean of the block's keys.
+"""Landmark keys that begin as a summary of their block: the landmark's own key plus weighted keys of its tokens.
 
-Keys are averaged after rotation, so a query's score with a landmark is the mean of its scores with the block's tokens
-plus what the landmark token adds. A landmark thus finds its block before it has learned anything. `landmark_key=token`
-is the paper's key, from the landmark token alone.
+A block should weigh as much as its tokens do together in full attention: exp(L), with L the log-sum-exp of a query's
+scores with them. For any weights p that sum to 1, with entropy H(p),
 
-The gate of a block should be as large as the weight of its ℓ tokens together, exp(L) with L the log-sum-exp of their
-scores; then landmark attention is full attention. With an equal score s for all, L = s + log ℓ. So the mean is short of
-log ℓ, and every block weighs as much as one token. `landmark_bias` adds this to the landmark's score, as a number of
-each head that is learned and begins at log ℓ. It needs a channel that positions do not turn, the last one: there
-queries are 1 and keys 0, those of landmarks the bias.
+    L ≥ Σ p_i (q·k_i/√d) + H(p),
+
+and both are equal where p is the softmax of these scores. The right-hand side is linear in the query, so one key for a
+block can give it: Σ p_i k_i, and H(p) as a bias. `model.landmark_key` chooses p:
+
+- "token": the landmark's own key alone, as in the paper.
+- "mean": p is uniform, so H(p) = log ℓ.
+- "pooled": p is the softmax of the *landmark's* query with the block's keys. The landmark learns which tokens later
+  queries will look for; a few of them then count as much as they do in full attention, where a mean divides their
+  scores by ℓ. Source: chunk keys with an entropy bias, HiLS (arXiv 2607.02980).
+
+Keys are summed after rotation. With equal scores landmark attention then *is* full attention, before anything is
+learned. The bias needs a channel that positions do not turn, the last one: there queries are 1 and keys 0, those of
+landmarks the bias (`model.landmark_bias`, which adds a learned number of each head: at first log ℓ, or with the entropy
+0).
 """
 
 from __future__ import annotations
@@ -22,19 +31,20 @@ from landmark.attention.layout import blocks_and_landmarks
 from landmark.utils.window_batch import most_blocks
 
 
-class BlockMeans(NamedTuple):
-    """The two matrices that add to each landmark of a window the mean of its block; the same for all layers.
+class WindowBlocks(NamedTuple):
+    """Which tokens of a window belong to which block; the same for all layers. Each is (B, blocks, T).
 
-    average: (B, blocks, T), rows of 1/n at the n normal tokens of a block. spread: (B, T, blocks), 1 at a landmark and
-    the block that it closes.
+    normal: bool, the normal tokens of a block. average: the same, divided by their number. landmark: 1 at the landmark
+    that closes a block.
     """
 
+    normal: Tensor
     average: Tensor
-    spread: Tensor
+    landmark: Tensor
 
     @staticmethod
-    def of_window(phase: Tensor, length: int, block_size: int, like: Tensor) -> BlockMeans:
-        """The means of a window.
+    def of(phase: Tensor, length: int, block_size: int, like: Tensor) -> WindowBlocks:
+        """The blocks of a window.
 
         Args:
             phase: (B or 1,), tokens missing from the first block.
@@ -47,12 +57,48 @@ class BlockMeans(NamedTuple):
         belongs = block[:, None] == blocks[:, None]
         normal = belongs & ~is_landmark[:, None]
         average = normal.to(like.dtype) / normal.sum(-1, keepdim=True).clamp(min=1)
-        spread = (belongs & is_landmark[:, None]).transpose(1, 2)
-        return BlockMeans(average, spread.to(like.dtype))
+        return WindowBlocks(normal, average, (belongs & is_landmark[:, None]).to(like.dtype))
 
-    def add_to(self, k: Tensor) -> Tensor:
-        """k: (B, H, T, d), rotated. Returns the same with the means added at landmarks."""
-        return k + self.spread[:, None] @ (self.average[:, None] @ k)
+    def add_means(self, k: Tensor) -> Tensor:
+        """Keys (B, H_kv, T, d), rotated, with the mean of its block added to each landmark."""
+        return k + self.landmark.transpose(1, 2)[:, None] @ (self.average[:, None] @ k)
+
+    def add_pooled(self, q: Tensor, k: Tensor) -> Tensor:
+        """Keys with the pooled keys of its block and their entropy added to each landmark.
+
+        q: (B, H, T, d), k: (B, H_kv, T, d), both rotated. Where query heads share keys, their mean query pools.
+        """
+        landmark = self.landmark[:, None]
+        weights, entropy = pooling(landmark @ shared_queries(q, k.shape[1]), k, self.normal[:, None])
+        return k + landmark.transpose(2, 3) @ with_bias(weights @ k, entropy)
+
+
+def shared_queries(q: Tensor, kv_heads: int) -> Tensor:
+    """The mean query of the heads that share keys: (B, H, T, d) → (B, H_kv, T, d)."""
+    return q if q.shape[1] == kv_heads else q.unflatten(1, (kv_heads, -1)).mean(2)
+
+
+def pooling(q: Tensor, k: Tensor, normal: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The weights of a block's tokens by its landmark's query, (…, n, T), and their entropy in nats, (…, n).
+
+    Args:
+        q: (…, n, d), the queries of landmarks, rotated.
+        k: (…, T, d), rotated.
+        normal: (…, n, T), bool, the normal tokens of each block; the others get no weight. None: all T are. A block
+            without any has the entropy 0.
+    """
+    scores = (q @ k.transpose(-1, -2)) * q.shape[-1] ** -0.5
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    if normal is not None:
+        scores = scores.masked_fill(~normal, torch.finfo(scores.dtype).min / 2)
+    logs = scores.log_softmax(-1)
+    weights = logs.exp() if normal is None else logs.exp() * normal
+    return weights.to(k.dtype), -(weights * logs).sum(-1).to(k.dtype)
+
+
+def with_bias(keys: Tensor, bias: Tensor) -> Tensor:
+    """Keys (…, d) whose last channel adds a bias (…) to the scores (divided by √d) of queries with a 1 there."""
+    return torch.cat([keys[..., :-1], keys[..., -1:] + bias[..., None] * keys.shape[-1] ** 0.5], -1)
 
 
 def bias_landmarks(q: Tensor, k: Tensor, is_landmark: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
@@ -72,6 +118,26 @@ def bias_landmarks(q: Tensor, k: Tensor, is_landmark: Tensor, bias: Tensor) -> t
     return torch.addcmul(last, q, 1 - last), torch.addcmul(k * (1 - last), at_landmarks.to(k.dtype), last)
 
 
-def add_means(blocks: Tensor) -> Tensor:
-    """Complete blocks (…, W, d) of rotated keys, the landmark last, with the mean of the others added to it."""
-    return torch.cat([blocks[..., :-1, :], blocks[..., -1:, :] + blocks[..., :-1, :].mean(-2, keepdim=True)], -2)
+def block_weights(q: Tensor, blocks: Tensor) -> Tensor:
+    """The pooling weights of complete blocks.
+
+    Args:
+        q: (B, H, n, d), the rotated query of each block's landmark.
+        blocks: (B, H_kv, n, W, d), rotated keys, the landmark last.
+
+    Returns (B, H_kv, n, ℓ).
+    """
+    return pooling(shared_queries(q, blocks.shape[1])[..., None, :], blocks[..., :-1, :])[0][..., 0, :]
+
+
+def add_summaries(blocks: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Complete blocks (…, W, d) of rotated keys, the landmark last, with their summary added to it.
+
+    weights: (…, ℓ), of the tokens, whose entropy is added as a bias; None: the mean, without a bias.
+    """
+    tokens, landmark = blocks[..., :-1, :], blocks[..., -1:, :]
+    if weights is None:
+        return torch.cat([tokens, landmark + tokens.mean(-2, keepdim=True)], -2)
+    weights = weights.to(blocks.dtype)
+    entropy = -torch.xlogy(weights, weights).sum(-1, keepdim=True)
+    return torch.cat([tokens, with_bias(landmark + weights[..., None, :] @ tokens, entropy)], -2)

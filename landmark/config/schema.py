@@ -47,8 +47,8 @@ class ModelConfig:
     rope_base: float = 10000.0
     key_offset: float | None = None  # fraction of a head's channels, the last ones, with the key of the token before
     rotary_fraction: float | None = None  # fraction of a head's channels, the first ones, that positions turn; null: 1
-    landmark_key: str | None = None  # landmark: token, or mean, which adds the mean of the block's keys; null: token
-    landmark_bias: bool | None = None  # landmark: learned numbers, at first log ℓ, on landmarks' scores; null: false
+    landmark_key: str | None = None  # landmark: token; mean, pooled: plus a summary of the block's keys; null: token
+    landmark_bias: bool | None = None  # landmark: learned numbers on landmarks' scores; null: false
     qk_norm: bool | None = None  # normalise queries and keys (RMS, learned scales) before positions; null: false
     initialisation: str | None = None  # gpt2: N(0, 0.02), or fan_in: N(0, 1/√inputs); null: gpt2
     backend: str = "auto"  # how attention is computed: auto, reference, blockwise or triton

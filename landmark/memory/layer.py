@@ -20,6 +20,7 @@ class LayerMemory:
         self.pending: tuple[Tensor, Tensor] | None = None  # keys and values (B, H, pending, d), not rotated
         self.last_key: Tensor | None = None  # of the last normal token, the channels that the next one takes
         self.chunk: tuple[Tensor, Tensor] | None = None  # the same of pending tokens and chunk, until the commit
+        self.weights: Tensor | None = None  # (B, H, n, ℓ) of the tokens of the chunk's complete blocks in pooled keys
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Add a chunk's keys and values (B, H, T, d) to the pending ones: (B, H, pending + T, d)."""

@@ -17,7 +17,7 @@ from landmark.attention.context_miss_token import context_miss_scores
 from landmark.attention.flash import attention_forward
 from landmark.attention.inputs import as_autocast, without_autocast
 from landmark.attention.key_offset import last_channels, offset_keys
-from landmark.attention.landmark_keys import add_means
+from landmark.attention.landmark_keys import add_summaries, block_weights
 from landmark.attention.rotary import RotaryTable, rotate, rotate_cmt
 from landmark.memory.block_attention import attend_to_blocks, attend_to_blocks_fused, merge
 from landmark.memory.block_store import BlockStore
@@ -91,11 +91,12 @@ class Memory:
             rope_base: base of the rotary positions; or (d/2,), radians per position of each pair.
             key_offset: fraction of each head's channels in which a key is that of the normal token before
                 (`landmark.attention.key_offset`).
-            landmark_key: "token", or "mean": plus the mean of the block's keys (`landmark.attention.landmark_keys`).
+            landmark_key: "token"; "mean": plus the mean of the block's keys; or "pooled": plus the keys weighed by the
+                landmark's query, and their entropy in the last channel (`landmark.attention.landmark_keys`).
             seed: of the random numbers of the scorer "random".
             tie_layers: layers in which all landmarks are the same vector, so that all blocks older than the last k have
-                the same score; there the newer ones are taken. None: the first layer, or with landmark_key="mean"
-                no layer.
+                the same score; there the newer ones are taken. None: the first layer, or with summaries of
+                blocks in their keys no layer.
             cutoff: a query retrieves nothing where the weight of the context miss token is below it, 0…1; one number,
                 or one for each layer. Default: every query retrieves.
             mapping: positions of blocks: "stingy" (Section 3.2.1), or "true", for which a model must be trained.
@@ -230,7 +231,7 @@ class Memory:
         k, v = state.append(self._offset(state, k, pending), v)
         self._length = q.shape[2]
         scale = 1 / math.sqrt(q.shape[-1])
-        out, lse = self._attend_locally(q, k, v, pending, scale)
+        out, lse = self._attend_locally(state, q, k, v, pending)
         distances = lag_distances(state.store.added, self.k, self.block_size + 1, self.mapping)
         cmt_weight = selection = None
         if cmt is not None:
@@ -272,17 +273,23 @@ class Memory:
             state.last_key = last_channels(k, channels, ends_on_landmark)
         return offset_keys(k, channels, is_landmark, previous)
 
-    def _attend_locally(self, q: Tensor, k: Tensor, v: Tensor, pending: int, scale: float) -> tuple[Tensor, Tensor]:
+    def _attend_locally(
+        self, state: LayerMemory, q: Tensor, k: Tensor, v: Tensor, pending: int
+    ) -> tuple[Tensor, Tensor]:
         """Output (B, H, T, d) and log-sum-exp (B, H, T) of attention to the chunk and the pending tokens."""
         factors = self._rotary(0, k.shape[2], q)
         q, k = rotate(q, factors[pending:]), rotate(k, factors)
-        full = k.shape[2] // (self.block_size + 1) * (self.block_size + 1)
-        if self.landmark_key == "mean" and full:
-            blocks = add_means(k[:, :, :full].unflatten(2, (-1, self.block_size + 1)))
-            k = torch.cat([blocks.flatten(2, 3), k[:, :, full:]], 2)
+        width = self.block_size + 1
+        full = k.shape[2] // width * width
+        if self.landmark_key != "token" and full:
+            blocks = k[:, :, :full].unflatten(2, (-1, width))
+            if self.landmark_key == "pooled":
+                state.weights = block_weights(q[:, :, self.block_size - pending : full - pending : width], blocks)
+            k = torch.cat([add_summaries(blocks, state.weights).flatten(2, 3), k[:, :, full:]], 2)
         seen = min(pending + 1, self.block_size)
         backend = backend_for(self.backend, q, self.block_size)
-        if backend != "triton" and k.shape[2] <= self.block_size + 1 and seen == min(k.shape[2], self.block_size):
+        scale = 1 / math.sqrt(q.shape[-1])
+        if backend != "triton" and k.shape[2] <= width and seen == min(k.shape[2], self.block_size):
             # While generating, all queries see the same normal tokens of one block, and no landmark.
             k, v = (x[:, :, :seen].repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
             return attention_forward(q, k, v, scale=scale)
@@ -364,5 +371,6 @@ class Memory:
             length = full if self.mapping == "true" else width
             factors = self._rotary(start, length, keys).unflatten(0, (-1, width))
             keys = rotate(keys.to(torch.promote_types(keys.dtype, torch.float32)), factors)
-            state.store.add(add_means(keys) if self.landmark_key == "mean" else keys, values)
+            state.store.add(keys if self.landmark_key == "token" else add_summaries(keys, state.weights), values)
+        state.weights = None
         state.pending = k[:, :, full:].clone(), v[:, :, full:].clone()

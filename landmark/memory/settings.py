@@ -10,7 +10,7 @@ GRANULARITIES = ("per_token_and_head", "per_head", "per_token")
 SCORERS = ("landmark", "recent", "random", "mean_key")
 TIERS = ("device", "cpu", "disk")
 MAPPINGS = ("stingy", "true")
-LANDMARK_KEYS = ("token", "mean")
+LANDMARK_KEYS = ("token", "mean", "pooled")
 INDICES = ("exact", "faiss")
 INDEX_TYPES = ("flat", "ivf")
 

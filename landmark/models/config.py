@@ -42,9 +42,9 @@ class DecoderConfig:
         key_offset: fraction of each head's channels, the last ones, in which a key is that of the normal token before
             (`landmark.attention.key_offset`).
         rotary_fraction: fraction of each head's channels, the first ones, that rotary positions turn.
-        landmark_key: "token", the paper's, or "mean": plus the mean of the block's keys
-            (`landmark.attention.landmark_keys`).
-        landmark_bias: whether each head adds a learned number, at first log ℓ, to the scores of landmarks (there too).
+        landmark_key: "token", the paper's; "mean": plus the mean of the block's keys; or "pooled": plus the block's
+            keys, weighed by the landmark's query (`landmark.attention.landmark_keys`).
+        landmark_bias: whether each head adds a learned number to the scores of landmarks (there too).
         qk_norm: whether queries and keys are divided by their root mean square, with learned scales, before positions.
         initialisation: "gpt2": N(0, 0.02), or "fan_in": N(0, 1/√inputs) for linear layers.
         architecture: module of `landmark.models` whose `Model` is built (None: the paper's decoder).
@@ -98,6 +98,8 @@ class DecoderConfig:
             raise UserError(f"model.landmark_key={self.landmark_key}: model={self.kind} has no landmarks")
         if self.landmark_bias and self.kind != "landmark":
             raise UserError(f"model.landmark_bias=true: model={self.kind} has no landmarks")
+        if self.landmark_key == "pooled" and not self.landmark_bias:
+            raise UserError("model.landmark_key=pooled adds an entropy to scores: it needs model.landmark_bias=true")
         if self.landmark_bias and channels_of(self.rotary_fraction, self.head_dim) == self.head_dim:
             raise UserError(
                 f"model.landmark_bias=true needs a channel that does not turn: lower "

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from landmark.attention import landmark_attention, place_phase
 from landmark.attention.causal import causal_attention
 from landmark.attention.key_offset import offset_keys
-from landmark.attention.landmark_keys import BlockMeans, bias_landmarks
+from landmark.attention.landmark_keys import WindowBlocks, bias_landmarks
 from landmark.attention.layout import blocks_and_landmarks, insert_landmarks
 from landmark.attention.rotary import RotaryTable, rotary_factors, rotary_frequencies, rotate, rotate_cmt
 from landmark.memory import Memory, RecurrentMemory, SinkMemory, UnlimitedMemory
@@ -47,7 +47,8 @@ class SelfAttention(nn.Module):
         self.landmark_bias = None
         if config.landmark_bias:
             assert config.block_size is not None
-            self.landmark_bias = nn.Parameter(torch.full((kv_heads,), math.log(config.block_size)))
+            start = 0.0 if config.landmark_key == "pooled" else math.log(config.block_size)
+            self.landmark_bias = nn.Parameter(torch.full((kv_heads,), start))
         self.query_norm, self.key_norm = (nn.RMSNorm(config.head_dim) if config.qk_norm else None for _ in range(2))
 
     def forward(self, x: Tensor, attend: Attend, is_landmark: Tensor | None = None) -> Tensor:
@@ -244,23 +245,24 @@ class Decoder(LanguageModel):
         """The attention of all layers over a whole window, with the parameters of `Memory.attend`.
 
         Keys are made in three steps: some channels take the key of the normal token before; rotation; landmarks get the
-        mean of their block.
+        summary of their block.
 
         Args: as in `hidden`, and is_landmark as `_landmarks` returns it.
         """
-        config, means = self.config, None
+        config, blocks = self.config, None
         factors = self._factors(tokens.shape[1], positions)
         channels = channels_of(config.key_offset, config.head_dim)
         if phase is not None and config.block_size is not None:
             phase = place_phase(phase, config.backend, self.embedding.weight[:1, : config.head_dim], config.block_size)
-        if config.landmark_key == "mean":
+        if config.landmark_key != "token":
             assert config.block_size is not None
             first = torch.zeros(1, dtype=torch.int64, device=tokens.device) if phase is None else phase
-            means = BlockMeans.of_window(first, tokens.shape[1], config.block_size, self.embedding.weight)
+            blocks = WindowBlocks.of(first, tokens.shape[1], config.block_size, self.embedding.weight)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, cmt: Tensor | None = None) -> Tensor:
             q, k = rotate(q, factors), rotate(offset_keys(k, channels, is_landmark), factors)
-            k = k if means is None else means.add_to(k)
+            if blocks is not None:
+                k = blocks.add_means(k) if config.landmark_key == "mean" else blocks.add_pooled(q, k)
             if config.kind != "landmark":
                 return causal_attention(q, k, v)
             assert config.block_size is not None

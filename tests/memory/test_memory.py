@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from landmark.attention.rotary import rotary_frequencies
 from landmark.memory import Memory
 from landmark.memory.positions import attending_lag, scoring_lag, slots
 from landmark.memory.settings import GRANULARITIES, LANDMARK_KEYS, MAPPINGS, check_settings
@@ -39,6 +40,7 @@ def readings(draw):
         "cutoff": draw(st.sampled_from([0.0, 0.2, 0.5, 0.8, 1.0])),
         "mapping": draw(st.sampled_from(MAPPINGS)),
         "key_offset": draw(st.sampled_from([0.0, 0.5, 1.0])),
+        "rotary_fraction": draw(st.sampled_from([0.5, 1.0])),
         "landmark_key": draw(st.sampled_from(LANDMARK_KEYS)),
         "seed": draw(st.integers(0, 1000)),
     }
@@ -51,6 +53,7 @@ def test_memory_equals_plain_loops(reading):
     generator = torch.Generator().manual_seed(reading["seed"])
     heads, kv_heads = reading["heads"]
     total = sum(reading["chunks"])
+    fraction = 0.5 if reading["landmark_key"] == "pooled" else reading["rotary_fraction"]  # a bias must not turn
     q = torch.randn(2, heads, total, 4, dtype=torch.float64, generator=generator)
     k, v = (torch.randn(2, kv_heads, total, 4, dtype=torch.float64, generator=generator) for _ in range(2))
     memory = Memory(
@@ -63,6 +66,7 @@ def test_memory_equals_plain_loops(reading):
         mapping=reading["mapping"],
         key_offset=reading["key_offset"],
         landmark_key=reading["landmark_key"],
+        rope_base=rotary_frequencies(4, 10000.0, fraction),
     )
     cmt = torch.randn(kv_heads, 4, dtype=torch.float64, generator=generator) if reading["cmt"] else None
     if reading["tie"]:  # as in layer 0: every landmark's key is the same
@@ -89,7 +93,9 @@ def test_memory_equals_plain_loops(reading):
             wide_cmt,
             reading["cutoff"],
             reading["mapping"],
-            means=reading["landmark_key"] == "mean",
+            landmark_key=reading["landmark_key"],
+            rotary_fraction=fraction,
+            pooling=q[sample].unflatten(0, (kv_heads, -1)).mean(1).repeat_interleave(heads // kv_heads, 0).numpy(),
         )
         np.testing.assert_allclose(out[sample], expected, atol=1e-10)
 

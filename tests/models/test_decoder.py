@@ -80,14 +80,14 @@ def test_transformer_xl_with_a_long_cache_is_the_plain_transformer():
 
 @pytest.mark.parametrize("cmt", [False, True])
 @pytest.mark.parametrize(("bias", "norm"), [(False, False), (True, True)])
-@pytest.mark.parametrize("landmark_key", ["token", "mean"])
+@pytest.mark.parametrize("landmark_key", ["token", "mean", "pooled"])
 @pytest.mark.parametrize("offset", [0, 0.5, 1])
 @pytest.mark.parametrize("rotary", [0, 0.5])
 def test_options_of_keys_read_in_chunks_as_in_one_window(offset, rotary, landmark_key, bias, norm, cmt):
     """Where all blocks are retrieved, chunk by chunk, token by token, and from a saved memory. With a context miss
     token the landmarks of a memory are controlled, those of a window are free: there one chunk is the reference."""
     keys = {"key_offset": offset, "rotary_fraction": rotary, "landmark_key": landmark_key}
-    keys |= {"landmark_bias": bias, "qk_norm": norm}
+    keys |= {"landmark_bias": bias or landmark_key == "pooled", "qk_norm": norm}
     model = tiny(replace(CMT if cmt else LANDMARK, **keys))
     raw = torch.randint(0, 50, (2, 29))
     if cmt:
@@ -99,9 +99,10 @@ def test_options_of_keys_read_in_chunks_as_in_one_window(offset, rotary, landmar
     torch.testing.assert_close(read, expected, atol=1e-10, rtol=0)
 
 
-def test_options_of_keys_on_every_backend():
+@pytest.mark.parametrize("landmark_key", ["mean", "pooled"])
+def test_options_of_keys_on_every_backend(landmark_key):
     """Windows cut anywhere, with their gradients. The fused kernels, interpreted, compute in float32."""
-    keys = {**LOOKING_BACK, "landmark_key": "mean", "landmark_bias": True}
+    keys = {**LOOKING_BACK, "landmark_key": landmark_key, "landmark_bias": True}
     tokens, phase = torch.randint(0, 50, (2, 23)), torch.tensor([2, 5])
     found = {}
     for backend in ("reference", "blockwise", "triton"):
@@ -114,9 +115,9 @@ def test_options_of_keys_on_every_backend():
             torch.testing.assert_close(ours, expected, atol=2e-4, rtol=2e-4)
 
 
-@pytest.mark.parametrize("landmark_key", ["token", "mean"])
+@pytest.mark.parametrize("landmark_key", ["token", "mean", "pooled"])
 def test_a_saved_memory_continues_with_the_key_before(landmark_key, tmp_path):
-    model = tiny(replace(LANDMARK, **LOOKING_BACK, landmark_key=landmark_key, landmark_bias=landmark_key == "mean"))
+    model = tiny(replace(LANDMARK, **LOOKING_BACK, landmark_key=landmark_key, landmark_bias=landmark_key != "token"))
     raw = torch.randint(0, 50, (1, 29))
     for cut in (7, 10):  # within a block, and behind a landmark
         memory, loaded = model.new_memory(k=9), model.new_memory(k=9)
@@ -152,9 +153,10 @@ def test_a_generated_token_copies_no_earlier_key():
         model(torch.randint(0, 50, (1, 1)), memory=memory)
 
 
-def test_blocks_of_equal_scores_weigh_as_much_as_their_tokens():
-    """With the mean key, the bias log ℓ and no key of its own, a landmark makes landmark attention full attention."""
-    keys = {"key_offset": 0, "rotary_fraction": 0, "landmark_key": "mean", "landmark_bias": True}
+@pytest.mark.parametrize("landmark_key", ["mean", "pooled"])
+def test_blocks_of_equal_scores_weigh_as_much_as_their_tokens(landmark_key):
+    """With the bias log ℓ or the entropy, and no key of its own, a landmark makes landmark attention full attention."""
+    keys = {"key_offset": 0, "rotary_fraction": 0, "landmark_key": landmark_key, "landmark_bias": True}
     model, plain = tiny(replace(LANDMARK, **keys)), tiny(replace(TINY, rotary_fraction=0))
     weights = {name: x for name, x in model.state_dict().items() if "bias" not in name}
     for layer in range(2):
@@ -231,8 +233,8 @@ def test_landmark_loss_counts_only_targets_and_uses_the_phase():
 
 
 def test_every_parameter_of_every_model_gets_a_gradient():
-    with_means = replace(CMT, **LOOKING_BACK, landmark_key="mean", landmark_bias=True)
-    looking_back = [with_means, *(replace(config, **LOOKING_BACK) for config in (TINY, XL))]
+    summaries = [replace(CMT, **LOOKING_BACK, landmark_key=key, landmark_bias=True) for key in ("mean", "pooled")]
+    looking_back = [*summaries, *(replace(config, **LOOKING_BACK) for config in (TINY, XL))]
     grouped = [replace(config, num_kv_heads=1) for config in (LANDMARK, CMT)]
     for config in (TINY, LANDMARK, XL, CMT, *grouped, *looking_back):
         model = tiny(config)

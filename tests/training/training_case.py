@@ -37,7 +37,7 @@ EXTRAS = "landmark_extras"  # with a context miss token, positional jumps, and a
 LOOKING_BACK = {
     "key_offset": 0.5,
     "rotary_fraction": 0.5,
-    "landmark_key": "mean",
+    "landmark_key": "pooled",
     "landmark_bias": True,
     "qk_norm": True,
     "initialisation": "fan_in",

@@ -33,7 +33,7 @@ CHOICES = {
     ("forward", 90): [(128, 8, 2, 1), (128, 8, 2, 2), (128, 8, 3, 1), (64, 4, 2, 2), (64, 4, 3, 1)],
     ("backward_queries", 90): [(128, 8, 2, 1), (128, 8, 1, 1), (64, 4, 1, 1), (64, 8, 2, 1)],
     ("backward_keys", 90): [(128, 8, 1, 1), (64, 8, 2, 1), (128, 8, 2, 1), (64, 4, 1, 1), (64, 8, 1, 1)],
-    ("forward", 80): [(128, 8, 2, 1), (64, 8, 2, 1), (64, 8, 3, 1)],
+    ("forward", 80): [(64, 8, 2, 1), (128, 8, 2, 1), (64, 8, 3, 1)],
     ("backward_queries", 80): [(64, 8, 2, 1), (64, 8, 1, 1), (32, 4, 2, 1)],
     ("backward_keys", 80): [(64, 8, 1, 1), (32, 8, 1, 1), (32, 8, 2, 1)],
 }
@@ -41,7 +41,6 @@ IN_FLOAT32 = [(32, 8, 1, 1), (16, 4, 1, 1)]  # multiplied in registers, without 
 # The default with a context miss token, which needs more registers; missing: the first choice.
 WITH_CONTEXT_MISS = {
     ("backward_keys", 90): (64, 8, 1, 1),
-    ("forward", 80): (64, 8, 2, 1),
     ("backward_queries", 80): (64, 8, 1, 1),
 }
 

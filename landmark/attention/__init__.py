@@ -13,7 +13,7 @@ from torch import Tensor
 from landmark.attention.blockwise import landmark_attention_blockwise
 from landmark.attention.context_miss_token import context_miss_scores
 from landmark.attention.fused.operators import landmark_attention_fused
-from landmark.attention.fused.tuning import DTYPES, HAS_TRITON, fits, gpu_of
+from landmark.attention.fused.tuning import DTYPES, HAS_TRITON, can_launch
 from landmark.attention.inputs import AttentionInputs, as_autocast, without_autocast
 from landmark.attention.layout import check_controlled, check_phase
 from landmark.attention.packed import check_packed, longest, one_by_one
@@ -36,7 +36,7 @@ def backend_for(name: str, like: Tensor, block_size: int) -> str:
         return name
     if not (HAS_TRITON and like.is_cuda and like.dtype in DTYPES):
         return "blockwise"
-    if fits(block_size, like.shape[-1], like.element_size(), gpu_of(like.device)):
+    if can_launch(block_size, like.shape[-1], like.element_size(), like.device):
         return "triton"
     _say_once(f"blocks of {block_size} tokens with heads of {like.shape[-1]} numbers of {like.dtype}")
     return "blockwise"

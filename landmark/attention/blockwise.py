@@ -161,10 +161,8 @@ def _backward(
     for tile, outer, shift in zip(_tiles(alignment), saved[::2], saved[1::2], strict=True):
         queries, keys, tile_do = tile.queries(q), tile.keys(k), tile.queries(do)
         weights = tile.mask(tile.scores(q, k, scale, work)).sub_(shift[:, :, None])
-        if q.device.type != "cpu" or shift.masked_fill(outer == 0, 0).abs().amax() > 1 / torch.finfo(q.dtype).eps:
-            weights.clamp_(
-                max=0
-            )  # where scores are so large that the difference is inexact, a weight is still at most 1
+        if _is_inexact(shift, outer):
+            weights.clamp_(max=0)  # a weight is at most 1
         weights.exp2_()
         _collect(tile, dv, product(weights.flatten(1, 2), tile_do, work("keys", *keys.shape)))
         d_scores = work("d_scores", len(q), keys.shape[1], queries.shape[1])
@@ -188,6 +186,13 @@ def _backward(
     alignment.unpad(dv, to_dv)
     for into in to_d_cmt:
         alignment.unpad(d_cmt, into[..., None])
+
+
+def _is_inexact(shift: Tensor, outer: Tensor) -> bool:
+    """Whether scores are so large that the difference to the shift is wrong by more than 1. On a GPU: always."""
+    if shift.device.type != "cpu":
+        return True  # reading would wait for the device
+    return float(shift.masked_fill(outer == 0, 0.0).abs().amax()) > 1 / torch.finfo(shift.dtype).eps
 
 
 def _collect(tile: Tile, total: Tensor, part: Tensor) -> None:

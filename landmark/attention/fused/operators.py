@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from landmark.attention.fused.tuning import DTYPES, fits, gpu_of, is_interpreted, launch
+from landmark.attention.fused.tuning import DTYPES, can_launch, is_interpreted, launch
 from landmark.attention.inputs import AttentionInputs
 from landmark.utils.constants import LOG2_E
 
@@ -136,7 +136,7 @@ def landmark_attention_fused(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
         raise ValueError(f"backend=triton: scale must be positive, got {scale}")
     if q.device.type == "cpu" and not is_interpreted():
         raise ValueError("backend=triton needs a GPU; to run it on a CPU, slowly, set TRITON_INTERPRET=1")
-    if not is_interpreted() and not fits(block_size, q.shape[3], q.element_size(), gpu_of(q.device)):
+    if not is_interpreted() and not can_launch(block_size, q.shape[3], q.element_size(), q.device):
         raise ValueError(
             f"backend=triton: blocks of {block_size} tokens with head dimension {q.shape[3]} in {q.dtype} do not fit "
             "into this GPU's shared memory and registers, or it is older than sm_80: use backend=blockwise"

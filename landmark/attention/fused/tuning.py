@@ -132,11 +132,19 @@ def padded(size: int) -> int:
     return max(16, 1 << (size - 1).bit_length())
 
 
-def fits(block_size: int, dim: int, element_size: int, gpu: Gpu) -> bool:
+@torch.compiler.assume_constant_result
+def can_launch(block_size: int, dim: int, element_size: int, device: torch.device) -> bool:
     """Whether the GPU's shared memory and registers hold whole blocks, as the kernels need.
 
-    Args: as in `choices`.
+    Args:
+        block_size, dim, element_size: as in `choices`.
+        device: the GPU.
     """
+    return _fits(block_size, dim, element_size, gpu_of(device))
+
+
+@functools.cache
+def _fits(block_size: int, dim: int, element_size: int, gpu: Gpu) -> bool:
     positions = padded(block_size + 1)
     if gpu.capability < OLDEST or positions > LONGEST_BLOCK or positions * padded(dim) * element_size > LARGEST_BLOCK:
         return False
@@ -224,7 +232,6 @@ def _tuned(kernel: str, tried: Sequence[Tiles]):
     return triton.autotune(configs, key, cache_results=True)(compiled_by_triton(kernel))
 
 
-@torch.compiler.assume_constant_result
 def gpu_of(device: torch.device) -> Gpu:
     """The GPU with this device; an A100 where kernels are interpreted."""
     if is_interpreted():

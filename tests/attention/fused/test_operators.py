@@ -232,7 +232,7 @@ def test_wide_tiles_of_newer_gpus(monkeypatch):
 
 def test_blocks_too_large_for_a_gpu_use_another_backend(monkeypatch):
     def chosen(gpu, block_size, dim=128, dtype=torch.bfloat16):
-        monkeypatch.setattr("landmark.attention.gpu_of", lambda device: GPUS[gpu])
+        monkeypatch.setattr(tuning, "gpu_of", lambda device: GPUS[gpu])
         q = mock.Mock(is_cuda=True, dtype=dtype, shape=(1, 1, 8, dim), element_size=lambda: dtype.itemsize)
         return backend_for("auto", q, block_size)
 

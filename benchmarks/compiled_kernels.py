@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -52,11 +52,11 @@ class Compiled:
     instructions: tuple[int, ...]
 
 
-def compiled(kernel: Callable[..., Any], options: dict[str, Any], arch: int, dtype: torch.dtype) -> Compiled:
+def compiled(kernel: Any, options: dict[str, Any], arch: int, dtype: torch.dtype) -> Compiled:
     """Compile a Triton kernel.
 
     Args:
-        kernel: the kernel.
+        kernel: a function of Triton.
         options: its compile-time constants, and Triton's num_warps and num_stages.
         arch: compute capability, 10 · major + minor version.
         dtype: of queries, keys and values.

@@ -84,7 +84,14 @@ class UnlimitedMemory(RecurrentMemory):
 
     @torch.no_grad()
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """As `RecurrentMemory.attend`. Raises ValueError for a text that is longer than the memory."""
+        """Attention of a chunk to the text before it and to itself.
+
+        Args:
+            layer: number of the layer.
+            q, k, v: (B, H, T, d), not rotated.
+
+        Returns (B, H, T, d). Raises ValueError for a text that is longer than the memory.
+        """
         start, stop = self._read, self._read + q.shape[2]
         if stop > self.cache:
             raise ValueError(f"the text has {stop} tokens or more, and the memory is for {self.cache}")
@@ -101,4 +108,5 @@ class UnlimitedMemory(RecurrentMemory):
         return causal_attention(rotate(q, factors), keys[:, :, :stop], values[:, :, :stop], prefix=start)
 
     def commit(self) -> None:
+        """End the chunk: the next one continues the text."""
         self._read, self._length = self._read + self._length, 0

@@ -24,7 +24,7 @@ KERNELS = "forward", "backward_queries", "backward_keys"
 WORTH_TUNING = 1 << 17  # rows of all heads; smaller inputs use the default
 LARGEST_BLOCK = 1 << 15  # bytes of a block's padded keys: the gradients of a larger block do not fit into registers
 LONGEST_BLOCK = 128  # positions of a padded block: the softmax of a longer one does not fit into registers
-WIDE_HEADS = 64  # largest head dimension at which wide tiles of the forward pass spill no register on sm_90
+NARROW_HEADS = 64  # largest dimension of heads that leave registers for larger tiles
 OLDEST = 80  # compute capability: for older GPUs Triton multiplies without matrix instructions
 
 # By kernel and GPU family: (queries of a tile, warps, pipeline stages, times 64 keys in a wide tile) for keys of
@@ -38,7 +38,8 @@ CHOICES = {
     ("backward_keys", 80): [(64, 8, 1, 1), (32, 8, 1, 1), (32, 8, 2, 1)],
 }
 IN_FLOAT32 = [(32, 8, 1, 1), (16, 4, 1, 1)]  # multiplied in registers, without matrix instructions
-# The default with a context miss token, which needs more registers; missing: the first choice.
+# The default with narrow heads, and with a context miss token, which needs more registers; missing: the first choice.
+WITH_NARROW_HEADS = {("forward", 90): (128, 8, 2, 2), ("forward", 80): (128, 8, 2, 1)}
 WITH_CONTEXT_MISS = {
     ("backward_keys", 90): (64, 8, 1, 1),
     ("backward_queries", 80): (64, 8, 1, 1),
@@ -98,10 +99,9 @@ def choices(kernel: str, block_size: int, dim: int, element_size: int, gpu: Gpu,
     found = []
     family = 90 if 90 <= gpu.capability < 120 else 80  # GPUs with as much shared memory as sm_90
     tried = CHOICES[kernel, family] if element_size == 2 else IN_FLOAT32
-    if cmt:
-        tried = sorted(tried, key=lambda choice: choice != WITH_CONTEXT_MISS.get((kernel, family)))
-    elif (kernel, family) == ("forward", 90) and padded(dim) <= WIDE_HEADS:
-        tried = sorted(tried, key=lambda choice: -choice[3])
+    narrow = WITH_NARROW_HEADS if padded(dim) <= NARROW_HEADS else {}
+    preferred = (WITH_CONTEXT_MISS if cmt else narrow).get((kernel, family))
+    tried = sorted(tried, key=lambda choice: choice != preferred)
     for queries, warps, stages, times in tried:
         queries = max(16, queries // max(1, load))
         wide = group * (times if load <= 1 else 1)
@@ -114,9 +114,13 @@ def choices(kernel: str, block_size: int, dim: int, element_size: int, gpu: Gpu,
 
 
 def shared_memory(kernel: str, tiles: Tiles, dim: int, element_size: int) -> int:
-    """Bytes of shared memory that a kernel takes at most with these tiles, found by compiling it.
+    """Bytes of shared memory that a kernel takes at most: a bound that compiled kernels keep.
 
-    kernel, dim, element_size: as in `choices`.
+    Args:
+        kernel: as in `choices`.
+        tiles: its tiles.
+        dim: as in `choices`.
+        element_size: as in `choices`.
     """
     columns = tiles.segment * max(tiles.group, tiles.wide)
     keys, queries = (rows * padded(dim) * element_size for rows in (columns, tiles.queries))

@@ -40,9 +40,8 @@ class Case:
 
 
 CASES = (
-    *(Case(90), Case(90, 64), Case(90, block=50), Case(90, cmt=True), Case(90, block=127)),
-    *(Case(80), Case(80, 64), Case(80, cmt=True), Case(80, dtype=torch.float32)),
-    *(Case(86), Case(86, 256), Case(120), Case(100)),
+    *(Case(90), Case(90, 64), Case(90, block=50), Case(90, cmt=True)),
+    *(Case(80), Case(80, 64), Case(86), Case(86, 256), Case(120)),
 )
 
 

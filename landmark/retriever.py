@@ -10,26 +10,33 @@ keeps the landmarks of all blocks, and scores each block for a text in three ste
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import json
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from landmark.attention.rotary import rotate
 from landmark.memory import Memory
 from landmark.utils.errors import UserError
+from landmark.utils.files import write_atomic
 
 if TYPE_CHECKING:
     from landmark.data.tokenizer import Tokenizer
 
 WINDOW = 10  # blocks of a document that are read together, and attend to each other as in training
 BATCH_SIZE = 8  # windows
+FORMAT = "1"  # of the file of an index
 
 
 @dataclass(frozen=True)
@@ -70,22 +77,85 @@ class Retriever:
         """The number of blocks in the index."""
         return len(self.blocks)
 
-    @torch.no_grad()
+    @property
+    def names(self) -> list[str]:
+        """The names of the documents, in the order in which they were added."""
+        return list(dict.fromkeys(block.document for block in self.blocks))
+
     def index(self, documents: Mapping[str, str] | Iterable[tuple[str, str]]) -> None:
-        """Add documents (name, text). The last block of each is padded with end of text.
+        """Add documents (name, text): all of them, or none where an error is raised. The last block of each is padded
+        with end of text.
+
+        Raises UserError for a document without text, and for a name that is there already.
+        """
+        named = _named(documents)
+        if known := sorted({name for name, _ in named} & set(self.names)):
+            raise UserError(f"{known[0]}: a document of this name is in the index already: use replace(documents)")
+        blocks, landmarks = self._landmarks_of(named)
+        self._put(self.blocks + blocks, _joined([self._landmarks, landmarks]))
+
+    add = index
+
+    def replace(self, documents: Mapping[str, str] | Iterable[tuple[str, str]]) -> None:
+        """Add documents (name, text) in place of those of the same names; all or nothing, as `index`.
 
         Raises UserError for a document without text.
         """
+        named = _named(documents)
+        blocks, landmarks = self._landmarks_of(named)
+        others, kept = self._without({name for name, _ in named})
+        self._put(others + blocks, _joined([kept, landmarks]))
+
+    def delete(self, *names: str) -> None:
+        """Remove documents. Raises UserError, and removes none, where one of the names is not in the index."""
+        if unknown := sorted(set(names) - set(self.names)):
+            raise UserError(f"{unknown[0]}: no document of this name is in the index")
+        self._put(*self._without(set(names)))
+
+    def save(self, path: str | Path) -> None:
+        """Write the index to a file. A retriever with the same model and tokenizer can `load` it."""
+        text = "\n".join(json.dumps(asdict(block), ensure_ascii=False) for block in self.blocks)
+        content = torch.frombuffer(bytearray(text.encode() or b"\n"), dtype=torch.uint8)
+        tensors = {f"layer.{layer}": x.contiguous() for layer, x in self._landmarks.items()}
+        write_atomic(path, save_tensors({"blocks": content, **tensors}, self._identity()))
+
+    def load(self, path: str | Path) -> None:
+        """Replace the index by a saved one.
+
+        Raises UserError, and leaves the index as it was, for a file that is missing or damaged, and for an index of
+        another model, tokenizer or block size.
+        """
+        try:
+            with safe_open(path, "pt", device=str(self._device)) as file:
+                found = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
+            lines = bytes(tensors.pop("blocks").cpu().numpy()).decode().split("\n")
+            blocks = [Block(**json.loads(line)) for line in lines if line]
+            landmarks = {int(name.removeprefix("layer.")): x for name, x in tensors.items()}
+            if any(x.shape[1] != len(blocks) for x in landmarks.values()) or (blocks and not landmarks):
+                raise ValueError("blocks are missing")
+        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+            raise UserError(f"{path}: no index, or a damaged one ({' '.join(str(error).split())[:200]})") from error
+        for name, value in self._identity().items():
+            if found.get(name) != value:
+                raise UserError(
+                    f"{path} is the index of another {name} ({found.get(name)}, here {value}): index the documents anew"
+                )
+        self._put(blocks, landmarks)
+
+    @torch.no_grad()
+    def _landmarks_of(self, documents: Sequence[tuple[str, str]]) -> tuple[list[Block], dict[int, Tensor]]:
+        """The blocks of documents, and their landmarks by layer, (H_kv, blocks, d)."""
+        blocks: list[Block] = []
         windows: list[np.ndarray] = []
-        named: Any = documents.items() if isinstance(documents, Mapping) else documents
-        for name, text in named:
-            blocks, ids = split_into_blocks(name, text, self._tokenizer, self.block_size)
-            self.blocks += blocks
+        for name, text in documents:
+            of_document, ids = split_into_blocks(name, text, self._tokenizer, self.block_size)
+            blocks += of_document
             windows += np.split(ids, range(WINDOW * self.block_size, len(ids), WINDOW * self.block_size))
         by_length: dict[int, list[int]] = defaultdict(list)
         for number, window in enumerate(windows):
             by_length[len(window)].append(number)
-        landmarks: list[dict[int, Tensor]] = [{} for _ in windows]  # of each window by layer, (H_kv, its blocks, d)
+        landmarks: list[dict[int, Tensor]] = [{} for _ in windows]
         for numbers in by_length.values():
             for start in range(0, len(numbers), BATCH_SIZE):
                 batch = numbers[start : start + BATCH_SIZE]
@@ -93,9 +163,33 @@ class Retriever:
                 for layer in memory.queries:
                     for number, of_window in zip(batch, memory.landmarks(layer), strict=True):
                         landmarks[number][layer] = of_window
-        parts = [self._landmarks, *landmarks] if self._landmarks else landmarks
-        if parts:
-            self._landmarks = {layer: torch.cat([part[layer] for part in parts], 1) for layer in parts[0]}
+        return blocks, _joined(landmarks)
+
+    def _without(self, names: set[str]) -> tuple[list[Block], dict[int, Tensor]]:
+        """The blocks and landmarks of all documents but these."""
+        kept = [number for number, block in enumerate(self.blocks) if block.document not in names]
+        landmarks = {layer: x[:, kept] for layer, x in self._landmarks.items()} if kept else {}
+        return [self.blocks[number] for number in kept], landmarks
+
+    def _put(self, blocks: list[Block], landmarks: dict[int, Tensor]) -> None:
+        self.blocks, self._landmarks = blocks, landmarks
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self._model.parameters()).device
+
+    def _identity(self) -> dict[str, str]:
+        """What must be the same where a saved index is loaded. The model: shapes and some numbers of each weight."""
+        digest = hashlib.sha256()
+        for name, weight in self._model.named_parameters():
+            some = weight.detach().flatten()[:: max(1, weight.numel() // 64)].double().cpu()
+            digest.update(f"{name} {tuple(weight.shape)} {some.tolist()}".encode())
+        return {
+            "format": FORMAT,
+            "model": digest.hexdigest(),
+            "tokenizer": self._tokenizer.hash,
+            "block_size": str(self.block_size),
+        }
 
     @torch.no_grad()
     def head_scores(self, text: str) -> dict[tuple[int, int], Tensor]:
@@ -119,28 +213,36 @@ class Retriever:
     def scores(self, text: str) -> Tensor:
         """Relevance of each block for a text, (blocks,): the mean over the chosen heads."""
         by_head = self.head_scores(text)
-        heads = list(by_head) if self.heads is None else self.heads
-        if unknown := [head for head in heads if tuple(head) not in by_head]:
+        heads = list(by_head) if self.heads is None else [tuple(h) if isinstance(h, list) else h for h in self.heads]
+        if unknown := [head for head in heads if head not in by_head]:
             raise UserError(f"heads={unknown}: the model has only the heads (layer, head) {list(by_head)}")
         return torch.stack([by_head[layer, head] for layer, head in heads]).mean(0)
 
-    def query(self, text: str, count: int = 10) -> list[ScoredBlock]:
-        """The `count` blocks that are most relevant for a text, best first."""
-        best = self.scores(text).topk(min(count, len(self)))
+    def query(self, text: str, count: int | None = None) -> list[ScoredBlock]:
+        """The `count` blocks that are most relevant for a text, best first. count: None, the best 10, or all if fewer.
+
+        Raises UserError for an empty text or index, and where the index has fewer blocks.
+        """
+        scores = self.scores(text)
+        best = scores.topk(_checked(count, len(self), "blocks"))
         found = zip(best.values.tolist(), best.indices.tolist(), strict=True)
         return [ScoredBlock(**vars(self.blocks[number]), score=score) for score, number in found]
 
-    def documents(self, text: str, count: int = 10) -> list[tuple[str, float]]:
-        """The `count` most relevant documents, best first; the score of a document is the highest of its blocks."""
+    def documents(self, text: str, count: int | None = None) -> list[tuple[str, float]]:
+        """The `count` most relevant documents, best first; the score of a document is the highest of its blocks.
+
+        count: None, the best 10, or all if fewer. Raises UserError for an empty text or index, and where the index has
+        fewer documents.
+        """
         best: dict[str, float] = {}
         for block, score in zip(self.blocks, self.scores(text).tolist(), strict=True):
             best[block.document] = max(score, best.get(block.document, -math.inf))
-        return sorted(best.items(), key=lambda item: -item[1])[:count]
+        return sorted(best.items(), key=lambda item: -item[1])[: _checked(count, len(best), "documents")]
 
     def _read(self, ids: np.ndarray) -> _QueryRecorder:
         max_blocks = max(1, ids.shape[1] // self.block_size)
         memory = _QueryRecorder(max_blocks=max_blocks, k=0, **self._memory_settings)
-        tokens = torch.from_numpy(ids).to(next(self._model.parameters()).device)
+        tokens = torch.from_numpy(ids).to(self._device)
         if hasattr(self._model, "landmarks"):
             cache = self._model.new_memory()
             cache.memory = memory
@@ -157,10 +259,12 @@ class _QueryRecorder(Memory):
         super().reset()
         self.queries: dict[int, Tensor] = {}  # by layer: (B, H, T, d), rotated as if each landmark were at lag 1
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, cmt: Tensor | None = None) -> Tensor:
+    def attend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, cmt: Tensor | None = None, sinks: Tensor | None = None
+    ) -> Tensor:
         exact = q.to(torch.promote_types(q.dtype, torch.float32))
-        self.queries[layer] = rotate(exact, self._rotary(self.block_size + 1, q.shape[2], q))
-        return super().attend(layer, q, k, v, cmt)
+        self.queries[layer] = rotate(exact, self._rotary_of(layer)(self.block_size + 1, q.shape[2], q))
+        return super().attend(layer, q, k, v, cmt, sinks)
 
     def landmarks(self, layer: int) -> Tensor:
         """Landmark keys (B, H_kv, blocks, d), oldest first."""
@@ -180,16 +284,41 @@ def split_into_blocks(name: str, text: str, tokenizer: Tokenizer, block_size: in
     Returns the blocks and the ids (blocks · ℓ,), int64, padded with end of text. Raises UserError for a document
     without text.
     """
-    ids = tokenizer.encode(text).astype(np.int64)
+    if not isinstance(text, str):
+        raise UserError(f"{name}: the document is of type {type(text).__name__}, not text")
+    ids, token_ends = tokenizer.encode_with_ends(text)
+    ids = ids.astype(np.int64)
     if not len(ids):
         raise UserError(f"{name}: the document has no text")
-    ends = [0, *np.cumsum(tokenizer.byte_lengths[ids]).tolist()]
+    content = text.encode()
+    ends = [0, *token_ends.tolist()[:-1], len(content)]
     bounds = [*range(0, len(ids), block_size), len(ids)]
-    blocks = [
-        Block(name, ends[start], ends[stop], tokenizer.decode(ids[start:stop]))
-        for start, stop in itertools.pairwise(bounds)
-    ]
+    spans = [(ends[start], ends[stop]) for start, stop in itertools.pairwise(bounds)]
+    blocks = [Block(name, start, stop, content[start:stop].decode(errors="replace")) for start, stop in spans]
     return blocks, np.pad(ids, (0, -len(ids) % block_size), constant_values=tokenizer.eot)
+
+
+def _named(documents: Mapping[str, str] | Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Documents as pairs of name and text. Raises UserError where a name comes twice."""
+    named: Any = list(documents.items() if isinstance(documents, Mapping) else documents)
+    if twice := [name for name, count in Counter(name for name, _ in named).items() if count > 1]:
+        raise UserError(f"{twice[0]}: two documents have this name: give each its own")
+    return named
+
+
+def _joined(parts: Sequence[dict[int, Tensor]]) -> dict[int, Tensor]:
+    """Landmarks by layer, one part after the other."""
+    parts = [part for part in parts if part]
+    return {layer: torch.cat([part[layer] for part in parts], 1) for layer in parts[0]} if parts else {}
+
+
+def _checked(count: int | None, there: int, what: str) -> int:
+    """The number of results to give. Raises UserError where it is no number from 1 to those there are."""
+    if count is None:
+        return min(10, there)
+    if not isinstance(count, int) or not 1 <= count <= there:
+        raise UserError(f"count={count}: must be from 1 to {there}, the number of {what} in the index")
+    return count
 
 
 def _as_landmark_tokenizer(tokenizer: Any) -> Tokenizer:
@@ -203,9 +332,10 @@ def _as_landmark_tokenizer(tokenizer: Any) -> Tokenizer:
 def _memory_settings(model: Any) -> dict[str, Any]:
     """The settings of `Memory` that say how the model's keys are made, its block size among them."""
     if hasattr(model, "landmarks"):
-        from landmark.huggingface.families import inverse_frequencies
+        from landmark.huggingface.families import memory_frequencies, still_layers
 
-        return {"block_size": model.landmarks.block_size, "rope_base": inverse_frequencies(model)}
+        positions = {"rope_base": memory_frequencies(model), "still_layers": still_layers(model)}
+        return {"block_size": model.landmarks.block_size, **positions}
     config: Any = getattr(model, "config", None)
     if getattr(config, "kind", None) != "landmark":
         raise UserError(f"{type(model).__name__} has no landmarks to retrieve by: give a landmark model")

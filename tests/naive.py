@@ -98,7 +98,16 @@ def with_summary(gate: float, tokens: list, found: tuple[list[float], float], qu
 
 
 def landmark_attention(
-    q, k, v, block_size: int, phase: int, prefix: int = 0, cmt=None, controlled=None, landmark_key: str = "token"
+    q,
+    k,
+    v,
+    block_size: int,
+    phase: int,
+    prefix: int = 0,
+    cmt=None,
+    controlled=None,
+    landmark_key: str = "token",
+    top_k=None,
 ) -> np.ndarray:
     """Output (T, d) of one head of a whole window.
 
@@ -111,6 +120,7 @@ def landmark_attention(
         cmt: (d,), rotated key of the context miss token; None: there is none.
         controlled: (blocks,), bool, landmarks that it controls.
         landmark_key: what landmarks' keys have added to them; not "token" only without a prefix.
+        top_k: earlier blocks that a query attends to; None: all.
     """
     width, dim = block_size + 1, q.shape[1]
     out = np.zeros_like(q)
@@ -118,7 +128,7 @@ def landmark_attention(
     for j in range(len(k)):
         if (phase + j) % width == block_size:
             keys = list(k[max(0, j - block_size) : j])
-            summaries[(phase + j) // width] = summary(landmark_key, q[j - prefix], keys)
+            summaries[(phase + j) // width] = summary(landmark_key, q[max(j - prefix, 0)], keys)
     for i in range(prefix, len(k)):
         score = {j: float(q[i - prefix] @ k[j]) / math.sqrt(dim) for j in range(i + 1)}
         own_block = (phase + i) // width
@@ -133,6 +143,9 @@ def landmark_attention(
                 block[0] = with_summary(score[j], block[1], summaries[(phase + j) // width], q[i - prefix])
             else:
                 blocks.setdefault(block, [None, []])[1].append((score[j], v[j]))
+        earlier = [(gate, b) for b, (gate, tokens) in blocks.items() if tokens]
+        best = {b for _, b in sorted(earlier, reverse=True)[:top_k]}
+        blocks = {b: blocks[b] for b in blocks if b in best}
         free = [(g, t) for b, (g, t) in blocks.items() if cmt is None or not controlled[b]]
         controlled_blocks = [(g, t) for b, (g, t) in blocks.items() if cmt is not None and controlled[b]]
         cmt_score = None if cmt is None else float(q[i - prefix] @ cmt) / math.sqrt(dim)

@@ -18,6 +18,7 @@ TINY = [
     *("train.steps=2", "train.batch_size=1", "train.validate_every=2", "train.validate_batches=1"),
 ]
 TEXT = ["data=stdlib", "data.max_documents=6", "eval.tokens=8192"]
+_MANY, _FEW = 50, 9  # of so many rows only the first few
 PROMPTS = ["eval.prompts=1", "eval.generated=1"]
 
 
@@ -35,10 +36,14 @@ def overrides(experiment, output):
     set_by_rows = {word.partition("=")[0] for row in named(config).values() for word in row.split()}
     given = [word for word in given if word.partition("=")[0] not in set_by_rows]
     amount = PROMPTS if config.data.name in SYNTHETIC else TEXT
+    if config.rows and "eval.task=" in str(config.rows):  # whose prompts are long in bytes
+        given = [word.replace("tokenizer=bytes", "tokenizer=code") for word in given]
     few = ["eval.prompts=1"] if config.data.name not in SYNTHETIC else []
     own = ("eval.prompts=", "eval.tokens=")  # long rows say how much they read
     long = [f"~rows.{name}" for name, row in named(config).items() if any(key in row for key in own)]
-    return [*given, *amount, *few, *long]
+    kept = [name for name in named(config) if f"~rows.{name}" not in long]
+    most = [] if len(kept) < _MANY else [f"~rows.{name}" for name in kept[_FEW:]]
+    return [*given, *amount, *few, *long, *most]
 
 
 def finetuning(output):

@@ -18,6 +18,7 @@ ALLOWED = {
     "huggingface": {"attention", "memory"},
     "models": {"attention", "memory", "huggingface", "config"},
     "retriever": {"attention", "memory", "huggingface", "data"},
+    "serving": {"huggingface"},
     "config": set(),
     "data": {"config"},
     "training": {"models", "data", "config"},

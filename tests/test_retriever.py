@@ -12,7 +12,7 @@ from landmark.attention.rotary import RotaryTable, rotate
 from landmark.data.named_tokenizers import load_tokenizer
 from landmark.memory import Memory
 from landmark.models import Decoder, DecoderConfig
-from landmark.retriever import WINDOW, Retriever
+from landmark.retriever import WINDOW, Retriever, split_into_blocks
 from landmark.utils.errors import UserError
 
 TOKENIZER = load_tokenizer("bytes")
@@ -86,7 +86,7 @@ def test_scores_are_softmaxes_over_landmarks(model):
 def test_spans_are_parts_of_the_documents(model):
     retriever = Retriever(model, TOKENIZER)
     retriever.index(TEXTS)
-    spans = retriever.query("heron", count=1000)
+    spans = retriever.query("heron", count=len(retriever))
     assert len(spans) == len(retriever) == sum(-(-len(text.encode()) // BLOCK) for text in TEXTS.values())
     assert [span.score for span in spans] == sorted((span.score for span in spans), reverse=True)
     for name, text in TEXTS.items():
@@ -101,7 +101,7 @@ def test_spans_are_parts_of_the_documents(model):
 def test_a_document_is_as_relevant_as_its_best_block(model):
     retriever = Retriever(model, TOKENIZER)
     retriever.index(TEXTS)
-    spans = retriever.query("two masts", count=1000)
+    spans = retriever.query("two masts", count=len(retriever))
     found = retriever.documents("two masts")
     assert found == sorted(found, key=lambda item: -item[1])
     assert dict(found) == {name: max(s.score for s in spans if s.document == name) for name in TEXTS}
@@ -140,6 +140,107 @@ def test_a_model_of_transformers_retrieves_as_its_memory_scores():
         torch.testing.assert_close(alone._landmarks[1][:, :1].double(), kept, rtol=0, atol=1e-5)
     assert len(frequency) * 2 == kept.shape[-1]
     assert retriever.query(text)[0].score >= retriever.query(text)[-1].score
+
+
+@pytest.mark.parametrize("change", ["index", "replace"])
+def test_a_change_that_fails_changes_nothing(model, change):
+    """Half of the new documents would otherwise leave texts beside the landmarks of other texts."""
+    retriever = Retriever(model, TOKENIZER)
+    retriever.index(TEXTS)
+    before, found = list(retriever.blocks), retriever.scores("heron")
+    bad = {"birds" if change == "replace" else "fish": "A pike waits in the reeds. ", "blank": ""}
+    with pytest.raises(UserError, match="blank: the document has no text"):
+        getattr(retriever, change)(bad)
+    assert retriever.blocks == before
+    assert torch.equal(retriever.scores("heron"), found)
+    with pytest.raises(UserError, match="birds: a document of this name"):
+        retriever.index({"fish": "A pike waits.", "birds": "again"})
+    with pytest.raises(UserError, match="nothing: no document of this name"):
+        retriever.delete("birds", "nothing")
+    with pytest.raises(UserError, match="two documents have this name"):
+        retriever.index([("fish", "A pike."), ("fish", "A trout.")])
+    assert retriever.blocks == before
+
+
+def test_added_replaced_and_deleted_documents_are_those_of_a_new_index(model):
+    changed = Retriever(model, TOKENIZER)
+    changed.index(TEXTS)
+    changed.add({"fish": "A pike waits in the reeds of the lake. "})
+    changed.replace({"ships": "A galley with forty oars. "})
+    changed.delete("birds")
+    assert changed.names == ["short", "fish", "ships"]
+    new = Retriever(model, TOKENIZER)
+    expected = {"short": TEXTS["short"], "fish": "A pike waits in the reeds of the lake. "}
+    new.index(expected | {"ships": "A galley with forty oars. "})
+    assert new.blocks == changed.blocks
+    torch.testing.assert_close(changed.scores("oars"), new.scores("oars"))
+    changed.delete(*changed.names)
+    assert len(changed) == 0
+    with pytest.raises(UserError, match="index is empty"):
+        changed.query("oars")
+
+
+def test_an_index_comes_back_from_disk(model, tmp_path):
+    retriever = Retriever(model, TOKENIZER)
+    retriever.index(TEXTS | {"lines": "one\u2028two\x85three\nfour"})
+    retriever.save(tmp_path / "index")
+    again = Retriever(model, TOKENIZER)
+    again.load(tmp_path / "index")
+    assert again.blocks == retriever.blocks
+    assert torch.equal(again.scores("heron"), retriever.scores("heron"))
+    again.delete("birds")
+    again.save(tmp_path / "index")
+    retriever.load(tmp_path / "index")
+    assert "birds" not in retriever.names
+
+
+def test_an_index_that_does_not_fit_is_refused(model, tmp_path):
+    retriever = Retriever(model, TOKENIZER)
+    retriever.index(TEXTS)
+    retriever.save(tmp_path / "index")
+    found = retriever.scores("heron")
+    (tmp_path / "damaged").write_bytes((tmp_path / "index").read_bytes()[:-9])
+    for name in ("nothing", "damaged"):
+        with pytest.raises(UserError, match=f"{name}: no index, or a damaged one"):
+            retriever.load(tmp_path / name)
+    assert torch.equal(retriever.scores("heron"), found)
+    with torch.no_grad():
+        next(model.parameters()).mul_(2)
+    with pytest.raises(UserError, match="another model"):
+        Retriever(model, TOKENIZER).load(tmp_path / "index")
+
+
+def test_spans_are_of_the_documents_own_bytes_where_the_tokenizer_changes_them():
+    """It lowers letters, takes accents off and puts a space in front, as tokenizers of real models do."""
+    pytest.importorskip("transformers")
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    from landmark.data.pretrained_tokenizer import PretrainedTokenizer
+
+    letters = {letter: number for number, letter in enumerate("▁abcdefghijklmnopqrstuvwxyz.,'?")}
+    inner = Tokenizer(models.BPE(vocab=letters, merges=[], unk_token="?"))
+    inner.normalizer = normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents(), normalizers.Lowercase()])
+    inner.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    tokenizer = PretrainedTokenizer(PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<eot>"))
+    text = "Élan vital, Ça va. Übung 'macht' den Meister."
+    blocks, ids = split_into_blocks("text", text, tokenizer, 6)
+    assert "".join(block.text for block in blocks) == text
+    assert [block.text for block in blocks[:2]] == ["Élan ", "vital,"]
+    assert all(text.encode()[block.start : block.stop].decode() == block.text for block in blocks)
+    assert len(ids) == 6 * len(blocks)
+
+
+def test_a_count_of_more_than_there_is_is_refused(model):
+    retriever = Retriever(model, TOKENIZER)
+    retriever.index(TEXTS)
+    assert len(retriever.query("heron")) == 10
+    assert len(retriever.documents("heron")) == 3
+    for count in (0, len(retriever) + 1, 2.0):
+        with pytest.raises(UserError, match=f"count={count}: must be from 1 to {len(retriever)}, the number of blocks"):
+            retriever.query("heron", count)
+    with pytest.raises(UserError, match="from 1 to 3, the number of documents"):
+        retriever.documents("heron", 4)
 
 
 def test_invalid_documents_texts_heads_and_models_are_refused(model):

@@ -75,8 +75,10 @@ def landmark_attention(
     prefix: int = ...,
     cmt: Tensor | None = ...,
     controlled: Tensor | None = ...,
+    sinks: Tensor | None = ...,
     cu_seqlens: Tensor | None = ...,
     scale: float | None = ...,
+    top_k: int | None = ...,
     backend: str = ...,
     return_lse: Literal[False] = ...,
 ) -> Tensor: ...
@@ -91,8 +93,10 @@ def landmark_attention(
     prefix: int = ...,
     cmt: Tensor | None = ...,
     controlled: Tensor | None = ...,
+    sinks: Tensor | None = ...,
     cu_seqlens: Tensor | None = ...,
     scale: float | None = ...,
+    top_k: int | None = ...,
     backend: str = ...,
     return_lse: Literal[True],
 ) -> tuple[Tensor, Tensor]: ...
@@ -106,8 +110,10 @@ def landmark_attention(
     prefix: int = 0,
     cmt: Tensor | None = None,
     controlled: Tensor | None = None,
+    sinks: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
     scale: float | None = None,
+    top_k: int | None = None,
     backend: str = "auto",
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -128,10 +134,14 @@ def landmark_attention(
             window; None: there is no such token.
         controlled: (B, blocks or more), bool, whether the context miss token controls the landmark of each block
             (context_miss_token.py). None: no landmark is controlled.
+        sinks: (H,), a learned score of each head for a place without a value, in the outer softmax; not together with
+            cmt. None: there are none.
         cu_seqlens: (documents + 1,), integer, from 0 to T, the rows where packed documents begin and end. They are
             packed into a batch of one, and do not see each other; phase and controlled are then given for each
             document. None: nothing is packed.
         scale: factor of the scores; None: 1/√d.
+        top_k: earlier blocks that a query attends to, those whose landmarks have the highest scores (top_k.py); None:
+            all. The fused kernels do not have it: "auto" then is "blockwise".
         backend: "reference" (explicit weights), "blockwise", "triton" (fused kernels, for GPUs) or "auto" (triton on a
             GPU, else blockwise).
         return_lse: whether to return the log-sum-exp too; default: the output alone.
@@ -142,10 +152,12 @@ def landmark_attention(
     the output of that landmark is 0.
 
     Raises ValueError for shapes that do not fit, a phase outside 0…block_size, controlled landmarks without a context
-    miss token, or an unknown backend.
+    miss token, an unknown backend, and top_k below 1 or with the backend "triton".
     """
     q, k, v = as_autocast(q, k, v)
-    backend = backend_for(backend, q, block_size)
+    if top_k is not None and (top_k < 1 or backend == "triton"):
+        raise ValueError(f"top_k={top_k}: must be at least 1, and the backend 'triton' does not have it")
+    backend = backend_for("blockwise" if top_k is not None and backend == "auto" else backend, q, block_size)
     batch, heads, queries, dim = q.shape
     if k.shape != v.shape or k.shape[0] != batch or k.shape[2] != prefix + queries or k.shape[3] != dim:
         raise ValueError(
@@ -157,16 +169,21 @@ def landmark_attention(
     samples = batch if cu_seqlens is None else check_packed(cu_seqlens, batch, queries, prefix)
     phase = check_phase(phase, samples, block_size, q.device if backend == "triton" else "cpu")
     scale = 1 / math.sqrt(dim) if scale is None else scale
+    if controlled is not None and cmt is None:
+        raise ValueError("controlled landmarks need a context miss token: pass its key as cmt")
+    if cmt is not None and sinks is not None:
+        raise ValueError("sinks and a context miss token exclude each other: pass one of them")
     cmt_scores = None
     if cmt is not None:
         cmt_scores = context_miss_scores(q, cmt, k.shape[1]) * scale
+    elif sinks is not None:  # a context miss token whose score is the same for all queries of a head
+        cmt_scores = sinks.to(q.dtype)[None, :, None].expand(batch, heads, queries).contiguous()
+    if cmt_scores is not None:
         length = prefix + queries if cu_seqlens is None else longest(cu_seqlens)
         controlled = check_controlled(controlled, samples, length, block_size, q.device)
-    elif controlled is not None:
-        raise ValueError("controlled landmarks need a context miss token: pass its key as cmt")
     if k.shape[1] != heads and backend != "triton":
         k, v = (x.repeat_interleave(heads // k.shape[1], dim=1) for x in (k, v))
-    inputs = AttentionInputs(q, k, v, block_size, phase, prefix, scale, cmt_scores, controlled, cu_seqlens)
+    inputs = AttentionInputs(q, k, v, block_size, phase, prefix, scale, cmt_scores, controlled, cu_seqlens, top_k)
     with without_autocast(q):
         if q.numel() == 0:
             out, lse = _of_no_query(q, k, v, cmt_scores)

@@ -3,7 +3,8 @@
 A tile holds the scores of a few blocks of queries against all blocks up to them, as (N, block, offset, query):
 
 1. inner: log-sum-exp over the offsets of each block, without landmarks; causal in the query's own block.
-2. gates: the landmark's score for an earlier block, the inner log-sum-exp for the query's own block.
+2. gates: the landmark's score for an earlier block, the inner log-sum-exp for the query's own block. With top_k only
+   the highest of the landmarks' scores stay.
 3. outer: softmax of the gates over blocks, and over the context miss token if there is one (context_miss_token.py).
 4. weights: exp(score − inner) · outer.
 
@@ -27,6 +28,7 @@ from landmark.attention.alignment import BlockAlignment, align_blocks
 from landmark.attention.blockwise_tiles import Tile, product
 from landmark.attention.context_miss_token import share_cmt_weight, shared_weight_gradient
 from landmark.attention.inputs import AttentionInputs
+from landmark.attention.top_k import keep_best
 from landmark.attention.workspace import Workspace, workspace
 from landmark.utils.constants import LOG2_E
 
@@ -78,6 +80,7 @@ def _forward(
     work: Workspace,
     out: Tensor,
     lse: Tensor,
+    top_k: int | None,
 ) -> list[Tensor]:
     """Write out and lse of the samples.
 
@@ -93,6 +96,8 @@ def _forward(
         gates, weights = tile.gates(scores), tile.mask(scores)
         total, inner = _exponentials(weights, 2)
         gates.masked_fill_(inner == -torch.inf, -torch.inf)  # an empty first block
+        if top_k is not None:
+            keep_best(gates, top_k, 1)
         cmt_gate = []
         if cmt is not None and padded_cmt is not None:
             cmt_gate = [share_cmt_weight(gates, tile.row_of(padded_cmt), tile.controlled(cmt.controlled))]
@@ -234,6 +239,7 @@ class _Blockwise(torch.autograd.Function):
         phase: Tensor,
         prefix: int,
         scale: float,
+        top_k: int | None,
     ) -> tuple[Tensor, Tensor]:
         (batch, heads, queries, _), width, phases = q.shape, block_size + 1, tuple(phase.tolist())
         chunks = _chunks(batch, heads, max(TILE_ROWS, width) * (prefix + queries))
@@ -242,7 +248,7 @@ class _Blockwise(torch.autograd.Function):
         work = workspace(q)
         for c, alignment in zip(chunks, alignments, strict=True):
             cmt = _context_miss(cmt_scores, controlled, c)
-            saved += _forward(q[c], k[c], v[c], cmt, alignment, scale, work, out[c], lse[c])
+            saved += _forward(q[c], k[c], v[c], cmt, alignment, scale, work, out[c], lse[c], top_k)
         cmt_weight = None if cmt_scores is None else (cmt_scores - lse).clamp(max=0).exp()
         ctx.save_for_backward(q, k, v, out, cmt_weight, controlled, *saved)
         ctx.chunks, ctx.alignments, ctx.scale = chunks, alignments, scale
@@ -262,7 +268,7 @@ class _Blockwise(torch.autograd.Function):
             into = [gradient[c] for gradient in gradients]
             cmt = _context_miss(cmt_weight, controlled, c)
             _backward(grad_out[c], q[c], k[c], v[c], cmt, out[c], kept, alignment, ctx.scale, work, into)
-        return *gradients, *[None] * (9 - len(gradients))
+        return *gradients, *[None] * (10 - len(gradients))
 
 
 def _context_miss(values: Tensor | None, controlled: Tensor | None, chunk: tuple[slice, slice]) -> _ContextMiss | None:
@@ -279,6 +285,6 @@ def landmark_attention_blockwise(inputs: AttentionInputs) -> tuple[Tensor, Tenso
     dtype = inputs.q.dtype
     compute = torch.promote_types(dtype, torch.float32)
     q, k, v, cmt_scores = (x if x is None else x.to(compute) for x in (inputs.q, inputs.k, inputs.v, inputs.cmt_scores))
-    settings = inputs.controlled, inputs.block_size, inputs.phase, inputs.prefix, inputs.scale
+    settings = inputs.controlled, inputs.block_size, inputs.phase, inputs.prefix, inputs.scale, inputs.top_k
     out, lse = _Blockwise.apply(q, k, v, cmt_scores, *settings)
     return out.to(dtype), lse

@@ -22,6 +22,7 @@ class AttentionInputs(NamedTuple):
     controlled: (samples, blocks), bool, landmarks that the token controls; None exactly where cmt_scores is None.
     cu_seqlens: (samples + 1,), the rows where packed samples begin and end; None: each element of the batch is one
         sample.
+    top_k: earlier blocks that a query attends to, those with the highest scores; None: all. Not for "triton".
     """
 
     q: Tensor
@@ -34,6 +35,7 @@ class AttentionInputs(NamedTuple):
     cmt_scores: Tensor | None = None
     controlled: Tensor | None = None
     cu_seqlens: Tensor | None = None
+    top_k: int | None = None
 
 
 def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:

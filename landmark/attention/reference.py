@@ -10,6 +10,7 @@ from torch import Tensor
 
 from landmark.attention.inputs import AttentionInputs
 from landmark.attention.layout import blocks_and_landmarks
+from landmark.attention.top_k import keep_best
 
 
 def grouped_softmax(scores: Tensor, groups: Tensor, num_groups: int) -> Tensor:
@@ -34,6 +35,7 @@ def landmark_attention_weights(
     bidirectional: bool = False,
     cmt_scores: Tensor | None = None,
     controlled: Tensor | None = None,
+    top_k: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Weights of landmark attention, AttWeight in the paper, and the log-sum-exp of each query's own (outer) group.
 
@@ -49,6 +51,7 @@ def landmark_attention_weights(
         controlled: (B, blocks), bool, landmarks that the context miss token controls: they form one more group, whose
             weights are multiplied by the token's weight. A query that sees none of them loses that weight. None: no
             landmark is controlled.
+        top_k: earlier blocks that a query attends to, those whose landmarks have the highest scores; None: all.
 
     Returns (B, H, T, S) and (B, H, T). Rows of weights sum to one, with two exceptions: a row that loses the weight of
     the context miss token, and the row of the landmark of an empty first block (weights 0, log-sum-exp −∞).
@@ -73,6 +76,9 @@ def landmark_attention_weights(
     num_groups = int(block.max()) + 1
     groups = torch.where(landmark_j, block_i, block_j)
     masked = scores.masked_fill(~visible, -torch.inf)
+    if top_k is not None:
+        landmarks = keep_best(masked.masked_fill(~landmark_j, -torch.inf), top_k, -1)
+        masked = torch.where(landmark_j, landmarks, masked)
     if cmt_scores is None:
         softmax = grouped_softmax(masked, groups, num_groups)
         landmark_weights = softmax
@@ -106,10 +112,10 @@ def _per_key(per_block: Tensor | None, block: Tensor) -> Tensor:
 
 def landmark_attention_reference(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
     """Output (B, H, T, d) and outer log-sum-exp (B, H, T) of landmark attention; autograd gives the gradients."""
-    q, k, v, block_size, phase, prefix, scale, cmt_scores, controlled, _ = inputs
+    q, k, v, block_size, phase, prefix, scale, cmt_scores, controlled, _, top_k = inputs
     scores = torch.einsum("bhid,bhjd->bhij", q, k) * scale
     cmt_scores = None if cmt_scores is None else cmt_scores.to(scores.dtype)
     weights, lse = landmark_attention_weights(
-        scores, block_size, phase, prefix, cmt_scores=cmt_scores, controlled=controlled
+        scores, block_size, phase, prefix, cmt_scores=cmt_scores, controlled=controlled, top_k=top_k
     )
     return torch.einsum("bhij,bhjd->bhid", weights, v), lse

@@ -7,7 +7,7 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from landmark.config.schema import SYNTHETIC, Config
-from landmark.utils.constants import DEFAULT_CHUNK, SHORTEST_REPEAT
+from landmark.utils.constants import DEFAULT_CHUNK, RULER_TASKS, SHORTEST_REPEAT
 from landmark.utils.errors import UserError
 
 # Keys and groups that have an effect on some models only.
@@ -74,7 +74,10 @@ def check_task(config: Config) -> None:
 
 
 def resolve(config: Config) -> Config:
-    """The configuration with `eval.local` filled in: null stands for the usual number of that kind of model."""
+    """The configuration with `eval.local` and `eval.generated` filled in: null stands for the usual number."""
+    if config.eval.generated is None:
+        generated = 10 if config.eval.task is None else RULER_TASKS[config.eval.task]
+        config = replace(config, eval=replace(config.eval, generated=generated))
     if config.eval.local is not None:
         return config
     natural = {
@@ -136,6 +139,25 @@ def _check_data(config: Config) -> None:
     if config.data.configs is not None and config.data.name != "arxiv_math":
         raise UserError(f"data.configs={config.data.configs}: data={config.data.name} has no configs to choose from")
     _check_repeats(config)
+    _check_training_k(config)
+    if (share := config.data.tasks) is not None:
+        if config.data.name in SYNTHETIC:
+            raise UserError(f"data.tasks={share}: data={config.data.name} is a task itself, set data.tasks=null")
+        if not 0 < share <= 1:
+            raise UserError(f"data.tasks={share}: must be a share of the training windows, above 0 and at most 1")
+
+
+def _check_training_k(config: Config) -> None:
+    """Numbers of blocks, for our landmark model."""
+    k = config.train.k
+    if k is None:
+        return
+    if config.model.kind != "landmark" or config.model.name or config.model.family:
+        raise UserError(f"train.k={k}: only our landmark model (model=landmark) chooses blocks in training")
+    if not k or min(k) < 1:
+        raise UserError(f"train.k={k}: must be numbers of blocks from 1 on, like [4] or [2,4,8], or null")
+    if config.model.backend == "triton":
+        raise UserError(f"train.k={k}: the fused kernels attend to all blocks, set model.backend=auto")
 
 
 def _check_repeats(config: Config) -> None:
@@ -224,7 +246,8 @@ def _check_positions(config: Config) -> None:
 
 def _check_evaluation(config: Config) -> None:
     settings, kind = config.eval, config.model.kind
-    reads_spans = config.data.name not in SYNTHETIC and (settings.probe is None or config.cmt.per_layer)
+    asks = settings.probe is not None or settings.task is not None
+    reads_spans = config.data.name not in SYNTHETIC and (not asks or config.cmt.per_layer)
     if reads_spans and settings.tokens is not None and settings.length > settings.span:
         raise UserError(
             f"eval.length={settings.length} is longer than eval.span={settings.span}: "
@@ -241,6 +264,20 @@ def _check_evaluation(config: Config) -> None:
         )
     if settings.probe is not None:
         _check_probe(config)
+    if settings.task is not None:
+        _check_task(config)
+    if config.retrieval.scorer == "given" and settings.task in (None, "cwe", "fwe"):
+        raise UserError("retrieval.scorer=given: the right blocks are known for eval.task=niah_… and vt alone")
+
+
+def _check_task(config: Config) -> None:
+    settings, task = config.eval, f"eval.task={config.eval.task}"
+    if config.data.name in SYNTHETIC:
+        raise UserError(f"{task}: data={config.data.name} has prompts of its own, choose the text of a corpus")
+    for key in ("probe", "retriever", "retrieval_statistics"):
+        if getattr(settings, key):
+            other = f"eval.{key}={str(getattr(settings, key)).lower()}"
+            raise UserError(f"{task} and {other}: a row measures one of them, leave out one")
 
 
 def _check_probe(config: Config) -> None:

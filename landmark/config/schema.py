@@ -7,9 +7,10 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from landmark.utils.constants import RULER_TASKS
 from landmark.utils.errors import UserError
 
-SYNTHETIC = ("passkey", "key_value")  # tasks: samples are made as needed, and answers to prompts are evaluated
+SYNTHETIC = ("passkey", "key_value", "mqar")  # tasks: samples are made as needed, and answers to prompts are evaluated
 POSITION_BIN = 64  # positions of a segment whose losses a record sums, for the curve over positions
 TASKS = (
     *("table", "evaluate", "train", "prepare", "plan"),
@@ -66,9 +67,11 @@ class DataConfig:
     configs: list[str] | None = None  # arxiv_math: which of the corpus's configs are taken; null: all
     bad_lines: str = one_of("stop", "skip")  # arxiv_math: stop at a line that cannot be read, or skip it
     repeats: list[float] | None = None  # text: shares of training windows with repeats, from first step to last
+    tasks: float | None = None  # text: share of training windows that are RULER's tasks on this text; null: none
     needles: int = at_least(1, 1)  # passkey: keys in a prompt, of which one is asked for
+    pairs: int = at_least(1, 8)  # mqar: pairs of a key and a value in a text
     dense: float = at_least(0, 0.5)  # passkey: fraction of the training samples that are dense
-    answer_weight: float = at_least(0, 10.0)  # passkey, key_value: loss weight of determined tokens
+    answer_weight: float = at_least(0, 10.0)  # passkey, key_value, tasks: loss weight of determined tokens
 
 
 @dataclass
@@ -88,6 +91,7 @@ class TrainConfig:
     batch_size: int = at_least(1)
     micro_batch: int | None = at_least(1, None)  # windows per device and pass; null: all at once
     length: int = at_least(1)  # tokens, landmarks included
+    k: list[int] | None = None  # landmark: earlier blocks that a query attends to, drawn for each step; null: all
     optimizer: str | None = one_of(None, "adamw", "muon")  # muon: for the matrices of linear layers; null: adamw
     muon_lr: float | None = None  # of these matrices, where the others have max_lr; null: max_lr
     max_lr: float = 2e-3
@@ -125,7 +129,7 @@ class RetrievalConfig:
 
     granularity: str = "per_token_and_head"  # the retrieved set may differ between: tokens and heads, heads, tokens
     k: int = 4  # blocks
-    scorer: str = "landmark"  # ranks the blocks; recent, random and mean_key are ablations
+    scorer: str = "landmark"  # ranks the blocks; recent, random, mean_key and given are ablations
 
 
 @dataclass
@@ -178,7 +182,8 @@ class EvalConfig:
     span: int = at_least(1, 4096)  # tokens of such a span
     batch_size: int | None = at_least(1, None)
     prompts: int = at_least(1, 50)  # of tasks with prompts; segments of a probe
-    generated: int = at_least(1, 10)  # tokens generated after a prompt
+    generated: int | None = at_least(1, None)  # tokens generated after a prompt; null: of a task as published, else 10
+    task: str | None = one_of(None, *RULER_TASKS)  # answer `prompts` questions of this task of RULER about the text
     retriever: str | None = one_of(
         None, "landmark", "bm25", "chance"
     )  # rank blocks for `prompts` halves of sentences by: landmark, bm25 or chance

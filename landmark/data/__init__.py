@@ -6,7 +6,7 @@ from landmark.data.preparation import find, prepare
 from landmark.data.segments import Segment, segments
 from landmark.data.sources import SPLITS
 from landmark.data.stream import Corpus, Stream, open_corpus
-from landmark.data.synthetic_corpus import SyntheticCorpus, synthetic_corpus
+from landmark.data.synthetic_corpus import SyntheticCorpus, synthetic_corpus, task_corpus
 from landmark.data.tokenizer import Tokenizer
 
 __all__ = [
@@ -23,5 +23,6 @@ __all__ = [
     "prepare",
     "segments",
     "synthetic_corpus",
+    "task_corpus",
     "text_size",
 ]

@@ -2,14 +2,18 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import lightning
 from torch.utils.data import DataLoader, IterableDataset
 
 from landmark.data.controlled_landmarks import ControlledLandmarks
+from landmark.data.mixed_windows import MixedWindows
 from landmark.data.positional_jumps import PositionalJumps
+from landmark.data.random_numbers import K, random_numbers
 from landmark.data.repeats import Repeats
+from landmark.data.ruler.essays import Essays
+from landmark.data.ruler.samples import RulerSamples
 from landmark.data.synthetic_corpus import SyntheticCorpus
 from landmark.data.synthetic_windows import SyntheticWindows
 from landmark.data.windows import TrainingWindows
@@ -21,6 +25,8 @@ if TYPE_CHECKING:
     from landmark.data.stream import Corpus
     from landmark.data.tokenizer import Tokenizer
 
+Windows = TrainingWindows | SyntheticWindows | MixedWindows
+
 
 class WindowDataModule(lightning.LightningDataModule):
     """Batches of windows from a corpus, as `config.train`, `config.model.block_size` and `config.seed` say.
@@ -30,7 +36,8 @@ class WindowDataModule(lightning.LightningDataModule):
     `start_step`, which is read when iteration begins: **to resume, set it before the loop**.
 
     Validation: `validate_batches` batches of the same size, with windows spread evenly over the validation split. They
-    are the same each time, shared among devices in the same way, and have neither repeats nor positional jumps.
+    are the same each time, shared among devices in the same way, have neither repeats nor positional jumps,
+    and read all blocks whatever `train.k` is.
     """
 
     def __init__(self, corpus: "Corpus | SyntheticCorpus", tokenizer: "Tokenizer", config: "Config"):
@@ -43,26 +50,33 @@ class WindowDataModule(lightning.LightningDataModule):
         length = config.train.length
         block_size = config.model.block_size if config.model.kind == "landmark" else None
 
+        settings: dict[str, Any] = {
+            "length": length,
+            "batch_size": config.train.batch_size,
+            "seed": config.seed,
+            "block_size": block_size,
+        }
+
         def windows(split: str, repeats: Repeats | None = None) -> TrainingWindows | SyntheticWindows:
-            settings = {
-                "length": length,
-                "batch_size": config.train.batch_size,
-                "seed": config.seed,
-                "block_size": block_size,
-            }
             if isinstance(corpus, SyntheticCorpus):
                 return SyntheticWindows(corpus, split, **settings)
             special = {"landmark": tokenizer.landmark, "eot": tokenizer.eot}
             return TrainingWindows(corpus.split(split), **settings, **special, repeats=repeats)
 
         shares = config.data.repeats
-        self.training = windows("train", None if shares is None else Repeats(shares, config.train.steps))
+        self.training: Windows = windows("train", None if shares is None else Repeats(shares, config.train.steps))
+        if config.data.tasks is not None and isinstance(self.training, TrainingWindows):
+            essays = Essays(cast("Corpus", corpus).split("train").tokens, tokenizer)
+            samples = SyntheticCorpus(RulerSamples(essays, config.data.answer_weight), tokenizer)
+            tasks = SyntheticWindows(samples, "train", **settings)
+            self.training = MixedWindows(self.training, tasks, config.data.tasks)
         self.validation = windows("validation")
         self._controlled = self._jumps = None
         if block_size is not None and config.cmt.enabled:
             self._controlled = ControlledLandmarks(config.model.num_layers, most_blocks(length, block_size))
         if block_size is not None and config.positions.p_jump > 1:
             self._jumps = PositionalJumps(length, block_size, config.positions.p_jump)
+        self._k = config.train.k
 
     def train_dataloader(self) -> DataLoader:
         """The batches of steps `start_step`, `start_step` + 1, …, without end."""
@@ -81,6 +95,9 @@ class WindowDataModule(lightning.LightningDataModule):
                 batch = replace(batch, controlled=self._controlled.of_step(self._seed, step, indices))
             if self._jumps is not None and batch.phase is not None:
                 batch = replace(batch, positions=self._jumps.positions(batch.phase, self._seed, step, indices))
+            if self._k is not None:
+                (drawn,) = random_numbers(self._seed, step, K, range(1))
+                batch = replace(batch, top_k=self._k[int(drawn) % len(self._k)])
             yield batch
             step += 1
 

@@ -34,17 +34,17 @@ class KeyValue(SyntheticData):
 
     def __init__(self, answer_weight: float = 10.0):
         self.answer_weight = answer_weight
-        self.sample_settings = {"answer_weight": answer_weight, "version": 5}
+        self.sample_settings = {"answer_weight": answer_weight, "version": 6}
         self.prompt_settings = {"version": 4}
 
     def sample(self, rng: np.random.Generator, length: int) -> Iterator[Piece]:
         """Pieces of a text: definitions, then queries for all of them in random orders until the text is full.
 
-        There are at least two definitions, and at most as many as leave room for a query for each; the logarithm of
-        their number is uniform.
+        There are at least two definitions, and at most as many as leave room for one query; the logarithm of their
+        number is uniform. So definitions are asked for near and far.
         """
         line = len("Qk\n")
-        room = min(len(KEYS), (length - len(QUERIES)) // (2 * line))
+        room = min(len(KEYS), (length - len(QUERIES)) // line - 1)
         pairs = _pairs(rng, int(2 * (max(2, room + 1) / 2) ** rng.random()))
         yield from _definitions(pairs)
         written = len(QUERIES) + line * len(pairs)

@@ -40,8 +40,21 @@ class PretrainedTokenizer(Tokenizer):
         super().__init__("pretrained", inner.eos_token_id, landmark, len(inner), pieces, backend=backend)
 
     def encode(self, text: str) -> np.ndarray:
-        ids = self.inner(text, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
-        return np.array(ids, dtype=self.dtype)
+        return np.array(self._encoded(text)["input_ids"], dtype=self.dtype)
+
+    def encode_with_ends(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        """As in `Tokenizer`. Where the ids do not spell the text, as after a normalisation or behind an added space, a
+        token ends with the character that the library tokenizers names, else with its own last byte."""
+        encoded = self._encoded(text, return_offsets_mapping=True)
+        ids = np.array(encoded["input_ids"], dtype=self.dtype)
+        if self.decode_bytes(ids) == text.encode():
+            return ids, self.byte_lengths[ids].cumsum()
+        bytes_before = np.array([0, *(len(character.encode()) for character in text)]).cumsum()
+        ends = bytes_before[[end for _, end in encoded["offset_mapping"]]]
+        return ids, np.maximum.accumulate(ends)
+
+    def _encoded(self, text: str, **settings: Any) -> Any:
+        return self.inner(text, add_special_tokens=False, split_special_tokens=True, verbose=False, **settings)
 
 
 def open_pretrained(folder: str | Path) -> PretrainedTokenizer:

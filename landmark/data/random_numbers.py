@@ -6,7 +6,8 @@ import numpy as np
 
 from landmark.data.sources import SPLITS
 
-STARTS, CONTROLLED, JUMPS, REPEATS = 0, 1, 2, 3  # independent streams of random numbers for the same seed and step
+# Independent streams of random numbers for the same seed and step.
+STARTS, CONTROLLED, JUMPS, REPEATS, K, TASKS = range(6)
 
 
 def random_numbers(seed: int, step: int, stream: int, indices: range, shape: tuple[int, ...] = ()) -> np.ndarray:
@@ -15,7 +16,7 @@ def random_numbers(seed: int, step: int, stream: int, indices: range, shape: tup
     Args:
         seed: seed of the training.
         step: optimizer step, from 0.
-        stream: STARTS, CONTROLLED, JUMPS or REPEATS.
+        stream: STARTS, CONTROLLED, JUMPS, REPEATS, K or TASKS.
         indices: windows within the batch of the step; the numbers of each do not depend on the other indices.
         shape: shape of the numbers of each window.
     """

@@ -6,13 +6,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from landmark.data.key_value import KeyValue
+from landmark.data.mqar import Mqar
 from landmark.data.passkey import Passkey
 from landmark.data.random_numbers import sample_generator
+from landmark.data.ruler import Ruler
+from landmark.data.ruler.essays import Essays
 from landmark.data.synthetic_data import Prompt, SyntheticData
 from landmark.data.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from landmark.config.schema import DataConfig
+    from landmark.config.schema import DataConfig, EvalConfig
+    from landmark.data.stream import Stream
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,10 @@ class SyntheticCorpus:
         """The split's first `count` prompts of at most `length` tokens."""
         return [self.data.prompt(sample_generator(split, length, n), length, self.tokenizer) for n in range(count)]
 
+    def check(self, split: str, length: int) -> None:
+        """Raise UserError if `length` tokens are too few for an evaluation."""
+        self.data.check(sample_generator(split, length, 0), length, self.tokenizer)
+
 
 def synthetic_corpus(data: "DataConfig", tokenizer: Tokenizer) -> SyntheticCorpus | None:
     """The synthetic data with the name `data.name`; None if this is the name of a corpus."""
@@ -46,4 +54,13 @@ def synthetic_corpus(data: "DataConfig", tokenizer: Tokenizer) -> SyntheticCorpu
         return SyntheticCorpus(Passkey(data.needles, data.dense, data.answer_weight), tokenizer)
     if data.name == "key_value":
         return SyntheticCorpus(KeyValue(data.answer_weight), tokenizer)
+    if data.name == "mqar":
+        return SyntheticCorpus(Mqar(data.pairs), tokenizer)
     return None
+
+
+def task_corpus(settings: "EvalConfig", stream: "Stream", tokenizer: Tokenizer) -> SyntheticCorpus:
+    """The prompts of `eval.task`, whose texts are made of a stream. `eval.generated` must be filled in."""
+    assert settings.task is not None
+    assert settings.generated is not None
+    return SyntheticCorpus(Ruler(settings.task, settings.generated, Essays(stream.tokens, tokenizer)), tokenizer)

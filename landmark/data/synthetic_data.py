@@ -16,10 +16,26 @@ Piece = tuple[str, float]
 
 @dataclass(frozen=True)
 class Prompt:
-    """The token ids that a model reads, and the answer that it should give."""
+    """The token ids that a model reads, and the answer that it should give.
+
+    evidence: tokens [first, stop) that state the answer, where it is known which.
+    """
 
     tokens: np.ndarray
     answer: str
+    evidence: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class Window:
+    """What a model reads in training, and what it should predict after each token. All are of one length.
+
+    weights: of the loss of each target; 0: no loss.
+    """
+
+    tokens: np.ndarray
+    targets: np.ndarray
+    weights: np.ndarray
 
 
 class SyntheticData:
@@ -37,13 +53,25 @@ class SyntheticData:
         """Pieces of a training text, of at least `length` bytes unless the text ends before."""
         raise NotImplementedError
 
+    def window(self, rng: np.random.Generator, length: int, tokenizer: Tokenizer) -> Window:
+        """The first `length` tokens of a training text, padded with end of text."""
+        return window_of(*encode(self.sample(rng, length), tokenizer), length, tokenizer.eot)
+
     def prompt(self, rng: np.random.Generator, length: int, tokenizer: Tokenizer) -> Prompt:
         """A prompt of at most `length` tokens. Raises UserError if `length` is too short for any prompt."""
         raise NotImplementedError
 
+    def check(self, rng: np.random.Generator, length: int, tokenizer: Tokenizer) -> None:
+        """Raise UserError if `length` tokens are too few for an evaluation."""
+        self.prompt(rng, length, tokenizer)
+
     def answered(self, text: str, answer: str) -> bool:
         """Whether a generated text gives the answer."""
         raise NotImplementedError
+
+    def score(self, text: str, answer: str) -> float:
+        """How much of the answer a generated text gives, 0…1."""
+        return int(self.answered(text, answer))
 
 
 def encode(pieces: Iterable[Piece], tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
@@ -51,6 +79,21 @@ def encode(pieces: Iterable[Piece], tokenizer: Tokenizer) -> tuple[np.ndarray, n
     encoded = [(tokenizer.encode(text).astype(np.int64), weight) for text, weight in pieces]
     ids = np.concatenate([ids for ids, _ in encoded])
     return ids, np.concatenate([np.full(len(ids), weight) for ids, weight in encoded])
+
+
+def window_of(ids: np.ndarray, weights: np.ndarray, length: int, eot: int) -> Window:
+    """A window of text, in which each token is followed by the next.
+
+    Args:
+        ids: (N,) of the text.
+        weights: (N,) of the loss of each id.
+        length: tokens of the window.
+        eot: end of text, with which a shorter text is padded.
+    """
+    padding = max(0, length + 1 - len(ids))
+    ids = np.concatenate([ids, np.full(padding, eot)])
+    weights = np.concatenate([weights, np.zeros(padding)])
+    return Window(ids[:length], ids[1 : length + 1], np.where(ids[:length] == eot, 0.0, weights[1 : length + 1]))
 
 
 def largest(fits: Callable[[int], bool], limit: int) -> int:

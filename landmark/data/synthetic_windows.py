@@ -16,7 +16,6 @@ import torch
 
 from landmark.data.random_numbers import sample_generator
 from landmark.data.synthetic_corpus import SyntheticCorpus
-from landmark.data.synthetic_data import encode
 from landmark.data.windows import raw_position
 from landmark.utils.constants import NO_LOSS
 from landmark.utils.window_batch import WindowBatch
@@ -48,7 +47,7 @@ class SyntheticWindows:
         self.length, self.batch_size, self.seed, self.block_size = length, batch_size, seed, block_size
         self._raw = length if block_size is None else length - length // (block_size + 1)
 
-    def batch(self, step: int, indices: range | None = None) -> WindowBatch:
+    def batch(self, step: int, indices: Sequence[int] | None = None) -> WindowBatch:
         """Samples `indices` (None: all) of the batch of a step."""
         chosen = range(self.batch_size) if indices is None else indices
         return self._make([sample_generator(self._split, self.seed, step, index) for index in chosen])
@@ -72,19 +71,14 @@ class SyntheticWindows:
 
     def _sample(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Tokens, targets and weights (T,) of a window; the mean weight of targets is one."""
-        ids, weight = encode(self._data.sample(rng, self._raw), self._tokenizer)
-        eot = self._tokenizer.eot
-        padding = max(0, self._raw + 2 - len(ids))
-        ids = np.concatenate([ids, np.full(padding, eot)])
-        weight = np.concatenate([weight, np.zeros(padding)])
+        window = self._data.window(rng, self._raw, self._tokenizer)
         if self.block_size is None:
-            tokens, targets, weights = ids[: self.length], ids[1 : self.length + 1], weight[1 : self.length + 1]
+            tokens, targets, weights = window.tokens, window.targets, window.weights
         else:
             raw, is_landmark = raw_position(np.arange(self.length), self.block_size)
-            tokens = np.where(is_landmark, self._tokenizer.landmark, ids[raw])
-            targets, weights = ids[raw + ~is_landmark], np.where(is_landmark, 0.0, weight[raw + ~is_landmark])
-        counted = (weights > 0) & (tokens != eot)
-        targets = np.where(counted, targets, NO_LOSS)
-        weights = np.where(counted, weights, 0.0)
-        weights = weights * counted.sum() / max(weights.sum(), 1e-9)
+            raw = np.minimum(raw, self._raw - 1)  # after a landmark at the end there is nothing
+            tokens = np.where(is_landmark, self._tokenizer.landmark, window.tokens[raw])
+            targets, weights = window.targets[raw], np.where(is_landmark, 0.0, window.weights[raw])
+        targets = np.where(weights > 0, targets, NO_LOSS)
+        weights = weights * (weights > 0).sum() / max(weights.sum(), 1e-9)
         return tokens.astype(np.int64), targets.astype(np.int64), weights.astype(np.float32)

@@ -38,6 +38,11 @@ class Tokenizer:
         """Ids of a text, without end of text. Text that looks like a special token is encoded as ordinary text."""
         raise NotImplementedError
 
+    def encode_with_ends(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        """Ids (n,) of a text, and the byte of the text at which each ends, (n,) int64."""
+        ids = self.encode(text)
+        return ids, self.byte_lengths[ids].cumsum()
+
     def decode_bytes(self, ids: Sequence[int] | np.ndarray, special: bytes = b"") -> bytes:
         """The bytes of ids, with `special` for each special or unused id."""
         return b"".join([self._pieces[token] or special for token in np.asarray(ids).tolist()])

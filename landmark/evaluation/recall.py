@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
 
 from landmark.data.synthetic_corpus import SyntheticCorpus
 from landmark.data.tokenizer import Tokenizer
 from landmark.evaluation.chunks import attention_size, chunk_length
 from landmark.evaluation.memories import add_counters, new_memory
 from landmark.evaluation.perplexity import TOKENS_AT_ONCE
+from landmark.memory import Memory
 from landmark.memory.counters import with_rates
 from landmark.utils.peak_memory import peak_memory_bytes, reset_peak_memory
 from landmark.utils.significance import clopper_pearson
@@ -40,17 +45,19 @@ def evaluate_recall(
         progress: called with tokens of the prompts read, and in all.
 
     Returns:
-        accuracy, accuracy_low and accuracy_high (Clopper–Pearson, 95 %), prompts, correct [0 or 1 for each], answers
+        accuracy, accuracy_low and accuracy_high (see `score_interval`), prompts, correct [0…1 for each], answers
         [[expected, generated]], tokens, keys_attended, landmarks_scored, seconds, tokens_per_second,
         peak_memory_bytes, memory.
 
     Raises UserError if the length is too short for a prompt.
     """
     settings = config.eval
+    assert settings.generated is not None
     local = chunk_length(model.config, settings.length, settings.local, config.memory.window)
     prompts = corpus.prompts(settings.split, settings.length, settings.prompts)
     at_once = settings.batch_size or max(1, TOKENS_AT_ONCE // local)
-    correct, answers = [0] * len(prompts), [["", ""]] * len(prompts)
+    correct: list[float] = [0] * len(prompts)
+    answers = [["", ""]] * len(prompts)
     counters: dict[str, Any] = {}
     done, total = 0, sum(len(prompt.tokens) for prompt in prompts)
     reset_peak_memory()
@@ -61,6 +68,9 @@ def evaluate_recall(
         for start in range(0, len(numbers), at_once):
             batch = numbers[start : start + at_once]
             memory = new_memory(model, config)
+            if config.retrieval.scorer == "given" and model.config.block_size is not None:
+                kept = memory if isinstance(memory, Memory) else memory.memory  # of a model of transformers
+                kept.given = evidence_blocks([prompts[n].evidence for n in batch], kept.block_size)
             generated = model.generate(
                 [prompts[n].tokens for n in batch],
                 settings.generated,
@@ -71,11 +81,11 @@ def evaluate_recall(
             for n, ids in zip(batch, generated, strict=True):
                 text = tokenizer.decode(ids)
                 answers[n] = [prompts[n].answer, text]
-                correct[n] = int(corpus.data.answered(text, prompts[n].answer))
+                correct[n] = corpus.data.score(text, prompts[n].answer)
             add_counters(counters, memory)
             done += sum(len(prompts[n].tokens) for n in batch)
     seconds = time.perf_counter() - started
-    low, high = clopper_pearson(sum(correct), len(correct))
+    low, high = score_interval(correct)
     counters = with_rates(counters)
     keys, scored = attention_size(model.config, config, settings.length, local, counters.get("drop_rate", 0.0))
     return {
@@ -93,3 +103,25 @@ def evaluate_recall(
         "peak_memory_bytes": peak_memory_bytes(),
         "memory": counters,
     }
+
+
+def score_interval(scores: Sequence[float]) -> tuple[float, float]:
+    """Bounds of the 95 % interval of a mean of scores 0…1: Clopper–Pearson's, in which a prompt is one trial.
+
+    Where prompts have several answers a score may be a part of one. The interval is then wider than it need be: a score
+    varies at most as a right or wrong answer with the same mean does.
+    """
+    total = round(sum(scores), 9)
+    return clopper_pearson(math.floor(total), len(scores))[0], clopper_pearson(math.ceil(total), len(scores))[1]
+
+
+def evidence_blocks(evidence: Sequence[Sequence[tuple[int, int]]], block_size: int) -> Tensor:
+    """The blocks that state the answers of a batch of prompts, (B, n) numbers from 0, padded with −1.
+
+    evidence: of each prompt, tokens [first, stop) that state the answer. block_size: ℓ.
+    """
+    blocks = [
+        sorted({token // block_size for first, stop in ranges for token in range(first, stop)}) for ranges in evidence
+    ]
+    most = max(1, *map(len, blocks))
+    return torch.tensor([each + [-1] * (most - len(each)) for each in blocks])

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
 def evaluate_row(job: Job, inputs: Inputs) -> dict[str, Any]:
     """The results of a row whose run is trained."""
-    from landmark.data import SyntheticCorpus
-    from landmark.evaluation import evaluate, evaluate_probe, evaluate_recall
+    from landmark.data import SyntheticCorpus, task_corpus
+    from landmark.data.mqar import Mqar
+    from landmark.evaluation import evaluate, evaluate_mqar, evaluate_probe, evaluate_recall
     from landmark.models import decoder_config, load
 
     config, tokenizer, corpus = job.config, inputs.tokenizer(job.config), inputs.corpus(job.config)
@@ -33,8 +34,11 @@ def evaluate_row(job: Job, inputs: Inputs) -> dict[str, Any]:
     if config.cmt.per_layer:
         config = _with_cutoffs(cast("Decoder", model), job, inputs)
     with ProgressBar(job.name) as progress:
+        if config.eval.task is not None:
+            corpus = task_corpus(config.eval, cast("Stream", corpus.split(config.eval.split)), tokenizer)
         if isinstance(corpus, SyntheticCorpus):
-            return evaluate_recall(model, corpus, tokenizer, config, progress)
+            ask = evaluate_mqar if isinstance(corpus.data, Mqar) else evaluate_recall
+            return ask(model, corpus, tokenizer, config, progress)
         if config.eval.retriever is not None:
             from landmark.evaluation.half_sentences import evaluate_half_sentences
 

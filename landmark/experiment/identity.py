@@ -6,12 +6,13 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from landmark.config import SYNTHETIC, Config
+from landmark.utils.constants import RULER_VERSION
 
 # Raised by hand when the same settings give other numbers than before.
 NUMERICS_VERSION = 1
 
 _OPTIMISATION = (
-    *("steps", "batch_size", "length", "precision"),
+    *("steps", "batch_size", "length", "k", "precision"),
     *("optimizer", "muon_lr", "max_lr", "start_lr", "final_lr", "warmup", "beta1", "beta2", "weight_decay"),
 )
 _OF_NAMED = ("kind", "block_size", "lora_rank")
@@ -36,6 +37,8 @@ def run_settings(config: Config, tokenizer_hash: str, stream_sha256: str, start:
     }
     if config.data.repeats is not None:
         settings["repeats"] = config.data.repeats
+    if config.data.tasks is not None:
+        settings["tasks"] = [config.data.tasks, config.data.answer_weight, RULER_VERSION]
     if config.model.name is not None:  # its shape is its own
         settings["model"] = {key: settings["model"][key] for key in _OF_NAMED if key in settings["model"]}
     if config.model.as_is:  # nothing is trained
@@ -71,6 +74,9 @@ def row_settings(config: Config, run: str, stream_sha256: str) -> dict[str, Any]
         settings |= {"prompts": config.eval.prompts, "generated": config.eval.generated, "tokens": None, "span": None}
     if config.eval.probe is not None:
         settings |= {"probe": config.eval.probe, "prompts": config.eval.prompts, "tokens": None, "span": None}
+    if config.eval.task is not None:
+        asked = {"task": config.eval.task, "task_version": RULER_VERSION, "generated": config.eval.generated}
+        settings |= asked | {"prompts": config.eval.prompts, "tokens": None, "span": None}
     if config.eval.retriever is not None:
         reading = {"split": config.eval.split, "stream": stream_sha256, "numerics": NUMERICS_VERSION}
         asked = {"retriever": config.eval.retriever, "prompts": config.eval.prompts, "seed": config.seed}
@@ -102,7 +108,8 @@ def row_settings(config: Config, run: str, stream_sha256: str) -> dict[str, Any]
 
 def layer_cutoffs_settings(config: Config, run: str, validation_sha256: str) -> dict[str, Any]:
     """All that decides the measurements for `cmt.per_layer`: settings of a row without cutoff, on validation text."""
-    read = replace(config, cmt=replace(config.cmt, cutoff=0.0, per_layer=False), eval=replace(config.eval, probe=None))
+    without = replace(config.eval, probe=None, task=None)
+    read = replace(config, cmt=replace(config.cmt, cutoff=0.0, per_layer=False), eval=without)
     return row_settings(read, run, validation_sha256) | {"split": "validation"}
 
 

@@ -119,13 +119,16 @@ class Runner:
         return {"size": config.size, "data": config.data.name, "tokenizer": self.inputs.tokenizer(config).name}
 
     def _check_text(self, job: Job) -> None:
-        from landmark.data import SyntheticCorpus, segments
+        from landmark.data import SyntheticCorpus, segments, task_corpus
         from landmark.data.probe_texts import probe_texts
         from landmark.data.stream import Stream
 
         settings, corpus = job.config.eval, self.inputs.corpus(job.config)
+        if settings.task is not None:
+            stream = cast(Stream, corpus.split(settings.split))
+            corpus = task_corpus(settings, stream, self.inputs.tokenizer(job.config))
         if isinstance(corpus, SyntheticCorpus):
-            corpus.prompts(settings.split, settings.length, 1)
+            corpus.check(settings.split, settings.length)
             return
         if settings.probe is not None:
             probe_texts(settings, cast(Stream, corpus.split(settings.split)), self.inputs.tokenizer(job.config))

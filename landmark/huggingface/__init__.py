@@ -1,30 +1,31 @@
 """Landmark attention in decoders of Hugging Face's transformers (the optional extra `hf`).
 
-It uses two extension points of transformers: a registered attention function and a cache.
+It uses two extension points of transformers: a registered attention function and a cache. To import it registers the
+models with landmarks, so that AutoModelForCausalLM opens them.
 """
 
 from __future__ import annotations
 
+from landmark.huggingface import classes as classes
 from landmark.huggingface.landmark_cache import LandmarkCache
-from landmark.huggingface.model import (
-    LANDMARK,
-    LandmarkModel,
-    LandmarkSettings,
-    attach,
-    load,
-    place_embedding,
-    wrap,
-)
+from landmark.huggingface.making_classes import register
+from landmark.huggingface.model import LandmarkModel, LandmarkSettings
 from landmark.huggingface.released import recover
+from landmark.huggingface.windows import LandmarkCollator
+from landmark.huggingface.wrapping import LANDMARK, attach, load, place_embedding, unwrap, wrap
 
 __all__ = [
     "LANDMARK",
     "LandmarkCache",
+    "LandmarkCollator",
     "LandmarkModel",
     "LandmarkSettings",
     "attach",
     "load",
     "place_embedding",
     "recover",
+    "unwrap",
     "wrap",
 ]
+
+register()

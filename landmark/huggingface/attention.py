@@ -8,45 +8,89 @@ implementation.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from landmark.attention import landmark_attention, place_phase
+from landmark.utils.errors import UserError
 
 if TYPE_CHECKING:
     from landmark.huggingface.landmark_cache import LandmarkCache
 
 Attention = Callable[..., tuple[Tensor, Tensor | None]]
+_BESIDE: ContextVar[Any] = ContextVar("landmarks", default=None)
+
+
+@contextmanager
+def beside(landmarks: LandmarkWindow | LandmarkCache) -> Iterator[None]:
+    """Give landmarks to attention in models whose layers do not pass on the keyword argument."""
+    token = _BESIDE.set(landmarks)
+    try:
+        yield
+    finally:
+        _BESIDE.reset(token)
 
 
 class LandmarkWindow:
     """Landmark attention inside whole windows, for training: nothing is kept.
 
-    phase: (B,), tokens missing from the first block of each window.
+    Args:
+        landmark_layers: numbers of the layers that use it.
+        block_size: ℓ.
+        phase: (B,), tokens missing from the first block of each window; with `cu_seqlens` (documents,).
+        cu_seqlens: as in `landmark.attention.landmark_attention`.
     """
 
-    def __init__(self, block_size: int, phase: Tensor):
-        self.block_size, self.phase = block_size, phase
+    def __init__(
+        self, landmark_layers: frozenset[int], block_size: int, phase: Tensor, cu_seqlens: Tensor | None = None
+    ):
+        self.landmark_layers, self.block_size, self.phase, self.cu_seqlens = (
+            landmark_layers,
+            block_size,
+            phase,
+            cu_seqlens,
+        )
+        self.attended: set[int] = set()
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, position_ids: Tensor) -> Tensor:
+    def attend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, sinks: Tensor | None = None
+    ) -> Tensor:
         """Attend inside the window.
 
         Args:
-            layer: number of the layer; not used.
+            layer: its number.
             q: (B, H, T, d), rotated.
             k, v: (B, H_kv, T, d), k rotated.
             scale: factor of the scores.
-            position_ids: (B, T); not used.
+            sinks: (H,), scores of a place without a value; None: there are none.
 
         Returns (B, H, T, d).
         """
+        self.attended.add(layer)
         self.phase = place_phase(self.phase, "auto", q, self.block_size)  # copied in the first layer alone
-        return landmark_attention(q, k, v, block_size=self.block_size, phase=self.phase, scale=scale)
+        settings = {"block_size": self.block_size, "phase": self.phase, "cu_seqlens": self.cu_seqlens, "scale": scale}
+        return landmark_attention(q, k, v, sinks=sinks, **settings)
+
+    def check(self) -> None:
+        """Raise UserError if a layer was computed without landmarks."""
+        check_attended(self.landmark_layers, self.attended)
+
+
+def check_attended(layers: frozenset[int], attended: set[int]) -> None:
+    """Raise UserError if some of the layers did not attend with landmarks."""
+    if missing := sorted(layers - attended):
+        raise UserError(
+            f"layers {missing} attended without landmarks: something replaced the model's attention; wrap the model "
+            "after all other changes to it"
+        )
 
 
 def _with_landmarks(original: Attention) -> Attention:
@@ -59,10 +103,16 @@ def _with_landmarks(original: Attention) -> Attention:
         landmarks: LandmarkWindow | LandmarkCache | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        if landmarks is None or kwargs.get("sliding_window") is not None:
-            return original(module, query, key, value, attention_mask, **kwargs)
+        if landmarks is None and not torch.compiler.is_compiling():
+            landmarks = _BESIDE.get()
         layer = int(module.layer_idx)  # pyright: ignore[reportArgumentType]
-        out = landmarks.attend(layer, query, key, value, scale=kwargs["scaling"], position_ids=kwargs["position_ids"])
+        if landmarks is None or layer not in landmarks.landmark_layers:
+            return original(module, query, key, value, attention_mask, **kwargs)
+        device = query.device.type
+        if torch.is_autocast_enabled(device):  # as for the original: queries and keys were rotated in another type
+            query, key, value = (x.to(torch.get_autocast_dtype(device)) for x in (query, key, value))
+        with torch.autocast(device, enabled=False):
+            out = landmarks.attend(layer, query, key, value, scale=kwargs["scaling"], sinks=kwargs.get("s_aux"))
         return out.transpose(1, 2).contiguous(), None
 
     return attention

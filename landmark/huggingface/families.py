@@ -4,72 +4,135 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from landmark.huggingface.attention import ATTENTION
 from landmark.utils.errors import UserError
 
-# Decoders that rotate whole heads, in pairs of element i and element i + d/2.
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma3_text")
+# Decoders that rotate heads, or their first channels, in pairs of element i and element i + r/2.
+FAMILIES = (
+    *("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma", "gemma2", "gemma3_text", "gemma3"),
+    *("phi", "phi3", "olmo2", "olmo3", "smollm3", "granite", "stablelm", "gpt_neox", "gpt_oss", "llama4_text"),
+)
+NOT_PASSED_ON = ("stablelm",)  # families whose layers pass no keyword arguments to attention
 STATIC = ("default", "linear", "llama3", "yarn")  # rope types whose frequencies do not depend on the length of the text
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 
 
 def check_model(model: Any) -> None:
     """Raise UserError, with the reason, if a model cannot have landmarks."""
-    config = getattr(model, "config", None)
     if not isinstance(model, PreTrainedModel) or not model.can_generate():
         raise UserError(f"{type(model).__name__} is not a causal language model of transformers")
-    if config._attn_implementation in ATTENTION.values():  # pyright: ignore[reportOptionalMemberAccess]
+    family, config = model.config.model_type, text_config(model)
+    implementation = str(config._attn_implementation)
+    if implementation in ATTENTION.values():
         raise UserError(f"{type(model).__name__} has landmarks already")
-    family = config.model_type  # pyright: ignore[reportOptionalMemberAccess]
     if family not in FAMILIES:
-        if not getattr(config, "rope_parameters", None):
-            raise UserError(f"{family}: has no rotary positions (RoPE), which the memory needs to move keys")
-        raise UserError(f"{family}: not one of the decoders that landmarks are known to fit: {', '.join(FAMILIES)}")
-    types = layer_types(model)
-    if FULL not in types:
+        raise UserError(_why_not(model))
+    if not landmark_layers(model):
         raise UserError(
-            f"{family}: every layer has a sliding window of {config.sliding_window}, so none can read earlier blocks; "  # pyright: ignore[reportOptionalMemberAccess]
-            "if the weights allow it, set model.config.sliding_window = None first"
+            f"{family}: every layer has a sliding window of {window_size(model)}, so none can read earlier blocks; "
+            f"{_without_windows(config)}"
         )
     if (kind := rope_parameters(model)["rope_type"]) not in STATIC:
         raise UserError(
             f"{family}: rope_type={kind} rotates keys by angles that depend on the length of the text; "
             f"supported are those that do not: {', '.join(STATIC)}"
         )
-    if (rotated := rope_parameters(model).get("partial_rotary_factor", 1.0)) != 1:
+    if family == "llama4_text" and (turned := sorted(landmark_layers(model) - still_layers(model))):
+        raise UserError(f"{family}: layers {turned} have full attention and rotate neighbouring channels together")
+    if implementation not in ATTENTION:
+        raise UserError(f"attn_implementation={implementation}: load the model with one of {', '.join(ATTENTION)}")
+    if cap := getattr(config, "attn_logit_softcapping", None):
         raise UserError(
-            f"{family}: partial_rotary_factor={rotated}: only heads that are rotated as a whole are supported"
+            f"{family}: attn_logit_softcapping={cap}: scores go through a tanh before the softmax, which landmark "
+            "attention does not compute; with attn_logit_softcapping=None it is another model, and must be trained anew"
         )
-    if config._attn_implementation not in ATTENTION:  # pyright: ignore[reportOptionalMemberAccess]
-        raise UserError(
-            f"attn_implementation={config._attn_implementation}: "  # pyright: ignore[reportOptionalMemberAccess]
-            f"load the model with one of {', '.join(ATTENTION)}"
-        )
-    for name in ("attention_dropout", "attn_logit_softcapping", "use_bidirectional_attention"):
+    for name in ("attention_dropout", "use_bidirectional_attention"):
         if value := getattr(config, name, None):
             raise UserError(f"{family}: {name}={value}: landmark attention does not support it, set it to 0 or None")
 
 
+def _why_not(model: PreTrainedModel) -> str:
+    """Why a model that is not of FAMILIES cannot have landmarks."""
+    family, config = model.config.model_type, text_config(model)
+    if config is not model.config:
+        inner = f"its decoder of text, {config.model_type}," if config.model_type in FAMILIES else "no decoder of text"
+        return f"{family}: reads more than text; landmarks fit {inner} loaded as a causal language model of its own"
+    if not getattr(config, "rope_parameters", None):
+        return f"{family}: has no rotary positions (RoPE), which the memory needs to move keys"
+    return f"{family}: not one of the decoders that landmarks are known to fit: {', '.join(FAMILIES)}"
+
+
+def _without_windows(config: Any) -> str:
+    """How to load a model without sliding windows."""
+    if getattr(config, "layer_types", None) is None:
+        return "if the weights allow it, set model.config.sliding_window = None first"
+    return (
+        "if the weights allow it, load the model with layer_types=['full_attention', …], one for each layer, and "
+        "sliding_window=None"
+    )
+
+
+def text_config(model: PreTrainedModel) -> Any:
+    """The configuration of the decoder of text, which may be a part of the model's."""
+    return model.config.get_text_config(decoder=True)
+
+
 def layer_types(model: PreTrainedModel) -> list[str]:
-    """The kind of attention of each layer, FULL or SLIDING."""
-    config = model.config
+    """The kind of attention of each layer: FULL, SLIDING or CHUNKED."""
+    config = text_config(model)
     if (types := getattr(config, "layer_types", None)) is not None:
         return list(types)
-    window = getattr(config, "sliding_window", None)
-    return [FULL if window is None else SLIDING] * config.num_hidden_layers
+    return [FULL if window_size(model) is None else SLIDING] * config.num_hidden_layers
+
+
+def window_size(model: PreTrainedModel) -> int | None:
+    """Tokens of the window of layers without full attention; None: there are none."""
+    config = text_config(model)
+    chunk = getattr(config, "attention_chunk_size", None)
+    return chunk if chunk is not None else getattr(config, "sliding_window", None)
+
+
+def landmark_layers(model: PreTrainedModel) -> frozenset[int]:
+    """The numbers of the layers that read with landmarks: those with full attention."""
+    return frozenset(number for number, kind in enumerate(layer_types(model)) if kind == FULL)
+
+
+def still_layers(model: PreTrainedModel) -> frozenset[int]:
+    """The numbers of the layers whose queries and keys are not rotated."""
+    rotates = getattr(text_config(model), "no_rope_layers", None) or ()  # despite its name, 1 for layers that rotate
+    return frozenset(number for number, each in enumerate(rotates) if not each)
 
 
 def rope_parameters(model: PreTrainedModel) -> dict[str, Any]:
     """The rotary settings of the layers with full attention."""
-    parameters = model.config.rope_parameters
+    parameters = text_config(model).rope_parameters
     return parameters.get(FULL, parameters)
 
 
+@torch.no_grad()
 def inverse_frequencies(model: PreTrainedModel) -> Tensor:
-    """Radians per position of each pair (d/2,) in layers with full attention, including the model's scaling."""
+    """Radians per position of each pair that rotates, (r/2,), in layers with full attention, after scaling."""
+    if model.config.model_type == "llama4_text":  # its layers with full attention do not rotate
+        return torch.zeros(0)
     rotary = cast(Any, model.get_decoder()).rotary_emb
     name = f"{FULL}_inv_freq" if hasattr(rotary, f"{FULL}_inv_freq") else "inv_freq"
-    return getattr(rotary, name)
+    frequencies = getattr(rotary, name)
+    if frequencies.is_meta:  # accelerate keeps the model's tensors elsewhere
+        kind = rope_parameters(model)["rope_type"]
+        compute = rotary.compute_default_rope_parameters if kind == "default" else ROPE_INIT_FUNCTIONS[kind]
+        layer = {"layer_type": FULL} if name != "inv_freq" else {}
+        frequencies = compute(text_config(model), device="cpu", **layer)[0]
+    return frequencies
+
+
+def memory_frequencies(model: PreTrainedModel) -> Tensor:
+    """Radians per position of each pair of a head, (d/2,): 0 for channels that do not rotate."""
+    config = text_config(model)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    frequencies = inverse_frequencies(model)
+    return torch.cat([frequencies, frequencies.new_zeros(head_dim // 2 - len(frequencies))])

@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicSlidingWindowLayer
 
-from landmark.huggingface.families import SLIDING, inverse_frequencies, layer_types
+from landmark.huggingface.attention import check_attended
+from landmark.huggingface.families import (
+    FULL,
+    inverse_frequencies,
+    landmark_layers,
+    layer_types,
+    memory_frequencies,
+    still_layers,
+    window_size,
+)
 from landmark.memory import Memory
 from landmark.utils.errors import UserError
+
+WINDOWS = "windows.safetensors"  # beside a saved memory: keys and values of layers with a sliding window
 
 
 class LandmarkCache(Cache):
@@ -20,75 +40,211 @@ class LandmarkCache(Cache):
 
     To transformers, its length is the number of the text's own tokens, without landmarks. For each chunk of a text:
 
-    1. the model asks for `positions` and calls `attend` in each layer with full attention;
+    1. inside `reading`, the model calls `attend` in each layer with full attention;
     2. `attend` undoes the rotation, because the memory assigns positions itself, and attends through the memory;
-    3. after the last layer, `commit` stores the chunk's blocks.
+    3. at the end of `reading` the chunk's blocks are stored. If a layer fails, nothing of the chunk is kept.
 
-    block_size: ℓ. settings: of `Memory`.
+    The samples of a batch share one memory as long as each chunk has the same number of tokens for all of them. For a
+    padded batch `split` makes a cache of each sample, in `samples`; from then on `memory` is empty.
+
+    block_size: ℓ. settings: of `Memory`. Raises UserError for settings out of range.
     """
 
     def __init__(self, model: PreTrainedModel, block_size: int, **settings: Any):
-        window: Any = getattr(model.config, "sliding_window", None)
-        types = layer_types(model)
+        window: Any = window_size(model)
+        self._chunk = _Chunk()
         super().__init__(
-            layers=[DynamicSlidingWindowLayer(window) if kind == SLIDING else _MemoryLayer() for kind in types]
+            layers=[
+                _MemoryLayer(self._chunk, number) if kind == FULL else DynamicSlidingWindowLayer(window)
+                for number, kind in enumerate(layer_types(model))
+            ]
         )
+        self.landmark_layers = landmark_layers(model)
         self._frequencies = inverse_frequencies(model)
-        self.slides = SLIDING in types
-        self.memory = Memory(block_size, rope_base=self._frequencies, **settings)
+        positions = {"rope_base": memory_frequencies(model), "still_layers": still_layers(model)}
+        self.memory = Memory(block_size, **positions, **settings)
+        self.samples: list[LandmarkCache] = []
+        self._columns = 0  # of a padded batch: tokens read, padding included
 
     @property
     def stats(self) -> dict[str, Any]:
-        """See `landmark.memory.Memory.stats`."""
+        """See `landmark.memory.Memory.stats`; a padded batch has those of its `samples` alone."""
         return self.memory.stats
 
-    def positions(self, length: int, device: torch.device) -> Tensor:
-        """Position ids (1, length) of the next tokens, landmarks included.
+    @property
+    def _windows(self) -> dict[int, DynamicSlidingWindowLayer]:
+        return {number: x for number, x in enumerate(self.layers) if isinstance(x, DynamicSlidingWindowLayer)}
 
-        Without layers with a sliding window all are 0: the rotation is the identity, and undoing it is exact.
+    @contextmanager
+    def reading(self, length: int, device: torch.device) -> Iterator[Tensor]:
+        """Read a chunk of `length` tokens, landmarks included.
+
+        Gives its position ids (1, length). Without layers with a sliding window all are 0: the rotation is the
+        identity, and undoing it is exact. Raises UserError if a layer did not attend with landmarks.
         """
-        if not self.slides:
-            return torch.zeros(1, length, dtype=torch.int64, device=device)
-        return torch.arange(self.memory.position, self.memory.position + length, device=device)[None]
+        positions = torch.zeros(1, length, dtype=torch.int64, device=device)
+        if self._windows:
+            positions = positions + torch.arange(self.memory.position, self.memory.position + length, device=device)
+        before = [(layer, vars(layer).copy()) for layer in self._windows.values()]
+        self._chunk.positions = positions
+        self._chunk.attended.clear()
+        try:
+            yield positions
+            check_attended(self.landmark_layers, self._chunk.attended)
+        except BaseException:
+            self.memory.discard()
+            for layer, content in before:
+                vars(layer).update(content)
+            raise
+        finally:
+            self._chunk.positions = None
+        self.memory.commit()
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, position_ids: Tensor) -> Tensor:
+    def attend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, sinks: Tensor | None = None
+    ) -> Tensor:
         """Attend to the chunk and to the memory.
 
         Args:
             layer: its number.
-            q: (B, H, T, d), rotated by position_ids.
-            k: (B, H_kv, T, d), rotated by position_ids.
+            q: (B, H, T, d), rotated by the model.
+            k: (B, H_kv, T, d), rotated by the model.
             v: (B, H_kv, T, d).
             scale: factor of the scores.
-            position_ids: (B or 1, T).
+            sinks: (H,), scores of a place without a value; None: there are none.
 
         Returns (B, H, T, d).
         """
-        q, k = (unrotate(x, position_ids, self._frequencies) for x in (q, k))
+        assert self._chunk.positions is not None  # or `_MemoryLayer.update` had raised
+        self._chunk.attended.add(layer)
+        if layer not in self.memory.still_layers:
+            q, k = (unrotate(x, self._chunk.positions.to(x.device), self._frequencies) for x in (q, k))
         rescale = scale * math.sqrt(q.shape[-1])
-        return self.memory.attend(layer, q if rescale == 1 else q * rescale, k, v)
-
-    def commit(self) -> None:
-        """End the chunk, in all layers."""
-        self.memory.commit()
+        return self.memory.attend(layer, q if rescale == 1 else q * rescale, k, v, sinks=sinks)
 
     def reset(self) -> None:
         """Forget everything: a new text begins."""
         super().reset()
         self.memory.reset()
+        self.samples, self._columns = [], 0
+
+    def save(self, folder: Path | str) -> None:
+        """Write everything to a new folder. A cache of the same model, on any tier, can `load` it.
+
+        Raises UserError, and leaves nothing behind, where the folder exists, the disk is full, or the batch is padded.
+        """
+        if self.samples:
+            raise UserError("a padded batch has a memory for each of its samples: save those of `samples`")
+        folder = Path(folder)
+        if folder.exists():
+            raise UserError(f"{folder} exists already: delete it, or save the memory to another folder")
+        tensors = {}
+        for number, layer in self._windows.items():
+            if layer.is_initialized:
+                content = {"keys": layer.keys, "values": layer.values, "length": torch.tensor(layer.cumulative_length)}
+                tensors |= {f"{number}.{name}": x.contiguous() for name, x in content.items() if x is not None}
+        partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
+        try:
+            self.memory.save(partial)
+            if tensors:
+                save_file(tensors, partial / WINDOWS)
+            partial.rename(folder)
+        except (OSError, SafetensorError) as error:
+            raise UserError(f"{folder}: the memory could not be saved ({error}), nothing is left of it") from error
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+    def load(self, folder: Path | str, device: str | torch.device = "cpu") -> None:
+        """Replace the content by that of a saved cache. device: of the loaded tensors.
+
+        Raises UserError as `Memory.load` does, and where the windows of sliding layers are missing.
+        """
+        tensors: dict[str, Tensor] = {}
+        if self._windows:
+            try:
+                tensors = load_file(Path(folder) / WINDOWS, device=str(device))
+            except (OSError, SafetensorError) as error:
+                raise UserError(f"{folder}/{WINDOWS} is missing or damaged: save the cache, not its memory") from error
+        self.memory.load(folder, device)
+        self.samples, self._columns = [], 0
+        for number, layer in self._windows.items():
+            layer.reset()
+            if f"{number}.keys" in tensors:
+                layer.lazy_initialization(tensors[f"{number}.keys"], tensors[f"{number}.values"])
+                layer.keys, layer.values = tensors[f"{number}.keys"], tensors[f"{number}.values"]
+                layer.cumulative_length = int(tensors[f"{number}.length"])
+
+    def select(self, samples: Tensor) -> LandmarkCache:
+        """A copy whose samples are these of the batch. samples: (n,), integer; one may occur more than once."""
+        chosen = copy.copy(self)
+        chosen._chunk = _Chunk()
+        if self.samples:
+            at = torch.zeros(1, dtype=torch.int64)
+            chosen.samples = [self.samples[number].select(at) for number in samples.tolist()]
+        chosen.memory = self.memory.select(samples)
+        chosen.layers = []
+        for number, layer in enumerate(self.layers):
+            copied = _MemoryLayer(chosen._chunk, number)
+            if isinstance(layer, DynamicSlidingWindowLayer):
+                copied = copy.copy(layer)
+                copied.batch_select_indices(samples)
+            chosen.layers.append(copied)
+        return chosen
+
+    def split(self, batch: int) -> list[LandmarkCache]:
+        """Give each of `batch` samples a cache of its own, in `samples`, and return them."""
+        if not self.samples:
+            columns = self.get_seq_length()
+            samples = [self.select(torch.tensor([number])) for number in range(batch)]
+            self.reset()
+            self.samples, self._columns = samples, columns
+        return self.samples
+
+    def advance(self, columns: int) -> None:
+        """A padded batch has read so many tokens more, padding included."""
+        self._columns += columns
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Tokens of the text read so far, without landmarks."""
+        """Tokens of the text read so far, without landmarks; of a padded batch, padding included."""
+        if self.samples:
+            return self._columns
         return self.memory.position - self.memory.position // (self.memory.block_size + 1)
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
         """For masks: keys of this layer before the next query, with landmarks."""
         return self.layers[layer_idx].get_seq_length()  # pyright: ignore[reportAttributeAccessIssue]
 
-    def _refuse(self, *_: Any, **__: Any) -> None:
-        raise UserError("a landmark memory cannot be reordered, repeated or cut, as beam and assisted search need")
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep these samples of the batch."""
+        if self.get_seq_length():
+            chosen = self.select(indices)
+            vars(self).update(vars(chosen))
 
-    reorder_cache = crop = batch_repeat_interleave = batch_select_indices = _refuse
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Put the samples into this order, as beam search does; the memory of a sample may be copied."""
+        if not torch.equal(beam_idx.cpu(), torch.arange(len(beam_idx))):
+            self.batch_select_indices(beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat each sample."""
+        self.batch_select_indices(torch.arange(self.batch_size).repeat_interleave(repeats))
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of the batch that was read; 0 before."""
+        pending = [layer.pending for layer in self.memory.layers.values() if layer.pending is not None]
+        return len(self.samples) or max((len(keys) for keys, _ in pending), default=0)
+
+    def crop(self, *_: Any, **__: Any) -> None:
+        raise UserError("a landmark memory cannot be cut back, as assisted generation needs")
+
+
+@dataclass
+class _Chunk:
+    """The chunk that is being read. positions: (1, T), None between chunks. attended: the layers that have attended."""
+
+    positions: Tensor | None = None
+    attended: set[int] = field(default_factory=set)
 
 
 class _MemoryLayer(CacheLayerMixin):
@@ -96,10 +252,19 @@ class _MemoryLayer(CacheLayerMixin):
 
     is_sliding = False
 
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        self.is_initialized = True
+    def __init__(self, chunk: _Chunk, number: int):
+        super().__init__()
+        self._chunk, self._number = chunk, number
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None: ...
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Raises UserError outside of `LandmarkCache.reading`, where attention would see the chunk alone."""
+        if self._chunk.positions is None:
+            raise UserError(
+                f"layer {self._number}: a landmark memory reached a model that does not read with landmarks; call the "
+                "model that `wrap` or `load` returned, and nothing below it"
+            )
         return key_states, value_states
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -117,10 +282,13 @@ class _MemoryLayer(CacheLayerMixin):
 def unrotate(x: Tensor, position_ids: Tensor, inverse_frequencies: Tensor) -> Tensor:
     """Undo a model's rotation of queries or keys.
 
-    x: (B, H, T, d), where elements i and i + d/2 form a pair; position_ids: (B or 1, T); inverse_frequencies: (d/2,),
-    radians a position. Returns (B, H, T, d) with the elements of a pair side by side, as in `landmark.memory`.
+    x: (B, H, T, d), of whose first r channels i and i + r/2 form a pair; position_ids: (B or 1, T);
+    inverse_frequencies: (r/2,), radians a position. Returns (B, H, T, d) with the elements of a pair side by side, as
+    in `landmark.memory`; channels that do not rotate stay where they are.
     """
-    angle = position_ids[:, None, :, None].float() * inverse_frequencies.float()  # as the model computes it
+    angle = position_ids[:, None, :, None].float() * inverse_frequencies.to(x.device).float()  # as the model does
     angle = angle.to(torch.promote_types(x.dtype, torch.float32))
-    pairs = torch.complex(*x.to(angle.dtype).chunk(2, -1)) * torch.polar(torch.ones_like(angle), -angle)
-    return torch.view_as_real(pairs).flatten(-2).to(x.dtype)
+    rotated, still = x.split([2 * angle.shape[-1], x.shape[-1] - 2 * angle.shape[-1]], -1)
+    pairs = torch.complex(*rotated.to(angle.dtype).chunk(2, -1)) * torch.polar(torch.ones_like(angle), -angle)
+    turned_back = torch.view_as_real(pairs).flatten(-2).to(x.dtype)
+    return torch.cat([turned_back, still], -1) if still.shape[-1] else turned_back

@@ -1,34 +1,31 @@
-"""A model of transformers that reads with landmarks: `wrap` it, then call it or `generate` as before."""
+"""A model of transformers that reads with landmarks: call it or `generate` as before (wrapping.py makes it)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
+from transformers.cache_utils import Cache
 from transformers.generation.configuration_utils import GenerationMode
-from transformers.generation.logits_process import LogitsProcessorList, SuppressTokensLogitsProcessor
+from transformers.generation.logits_process import LogitsProcessor, LogitsProcessorList
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from landmark.attention.layout import insert_landmarks
-from landmark.huggingface.attention import ATTENTION, LandmarkWindow
-from landmark.huggingface.families import check_model
+from landmark.huggingface.attention import ATTENTION, LandmarkWindow, beside
+from landmark.huggingface.families import NOT_PASSED_ON, check_model, landmark_layers
 from landmark.huggingface.landmark_cache import LandmarkCache
-from landmark.huggingface.safe_loading import open_model, open_tokenizer
-from landmark.utils.constants import DEFAULT_CHUNK, LANDMARK
+from landmark.huggingface.padding import check_positions, joined, of_columns
+from landmark.huggingface.windows import check_windows, next_labels
 from landmark.utils.errors import UserError
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-_Base: Any = object  # `attach` makes a class with LandmarkModel and the model's own class as bases
+_Base: Any = object  # a class of `landmark.huggingface.classes` has LandmarkModel and a class of transformers as bases
 
 SETTINGS = "landmark"  # in a model's configuration, and so in its config.json
-_MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
+_MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.BEAM_SEARCH, GenerationMode.BEAM_SAMPLE)
 
 
 @dataclass(frozen=True)
@@ -45,77 +42,36 @@ class LandmarkSettings:
     memory: dict[str, Any] = field(default_factory=dict)
 
 
-def wrap(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    block_size: int = 63,
-    memory: Mapping[str, Any] | None = None,
-    local: int = DEFAULT_CHUNK,
-) -> LandmarkModel:
-    """Make a decoder of transformers a `LandmarkModel` too, in place.
-
-    Args:
-        model: the decoder.
-        tokenizer: gets the token `<landmark>`, whose embedding is the mean of the others until it is trained.
-        block_size: ℓ, tokens a block.
-        memory: settings of `landmark.memory.Memory`, as {"k": 4, "max_blocks": 1000}. None: its defaults.
-        local: tokens of a prompt read at a time.
-
-    Returns the same model. Raises UserError for a model or settings that do not fit, and if the tokenizer has the token
-    already.
-    """
-    check_model(model)
-    if LANDMARK in tokenizer.get_vocab():
-        raise UserError(
-            f"the tokenizer has a token {LANDMARK} already: to go on with a model that was saved with landmarks, "
-            "use landmark.huggingface.load(folder)"
-        )
-    settings = LandmarkSettings(len(tokenizer), block_size, local, dict(memory or {}))
-    wrapped = attach(model, settings)
-    tokenizer.add_tokens([LANDMARK], special_tokens=True)
-    place_embedding(model, settings.token)
-    assert tokenizer.convert_tokens_to_ids(LANDMARK) == settings.token
-    return wrapped
-
-
-def load(folder: str | Path, **settings: Any) -> tuple[LandmarkModel, PreTrainedTokenizerBase]:
-    """Load a model and its tokenizer that `save_pretrained` wrote after `wrap`. settings: of `from_pretrained`.
-
-    Raises UserError if the folder holds none.
-    """
-    if not (Path(folder) / "config.json").is_file():
-        raise UserError(f"{folder} holds no config.json: name the folder that save_pretrained wrote")
-    return attach(open_model(folder, **settings)), open_tokenizer(folder)
-
-
-def attach(model: PreTrainedModel, settings: LandmarkSettings | None = None) -> LandmarkModel:
-    """Make a model that has the landmark's embedding already a `LandmarkModel` too, in place.
-
-    settings: None, the ones that it was saved with. Raises UserError for a model or settings that do not fit.
-    """
-    check_model(model)
-    if settings is None:
-        if (saved := getattr(model.config, SETTINGS, None)) is None:
-            raise UserError(f"{model.name_or_path} was not saved with landmarks: use landmark.huggingface.wrap")
-        settings = LandmarkSettings(**saved)
-    if settings.local < 1:
-        raise UserError(f"local={settings.local}: at least one token must be read at a time")
-    LandmarkCache(model, settings.block_size, **settings.memory)  # raises UserError for settings without meaning
-    setattr(model.config, SETTINGS, asdict(settings))
-    model.set_attn_implementation(ATTENTION[str(model.config._attn_implementation)])
-    base = type(model)
-    model.__class__ = type(base.__name__, (LandmarkModel, base), {"__module__": base.__module__})
-    return cast(LandmarkModel, model)
-
-
 class LandmarkModel(_Base):
     """A causal language model of transformers that can read with landmarks.
 
     - With a `LandmarkCache` as `past_key_values`, or in `generate`, the ids have no landmarks. The model reads `local`
       of them at a time, inserts the landmarks, and returns logits of the text's own tokens.
-    - With `phase`, the ids are whole windows with landmarks, as in fine-tuning.
+    - With `phase`, the ids are whole windows with landmarks, as in fine-tuning (`LandmarkCollator` makes them).
     - With neither, it is the original model.
     """
+
+    def __init__(self, config: Any, *args: Any, **kwargs: Any):
+        """A model with new weights, or one that `from_pretrained` fills. config: has the settings of the landmarks.
+
+        Raises UserError for a configuration without them, or of a model that cannot have landmarks.
+        """
+        settings = saved_settings(config)
+        super().__init__(config, *args, **kwargs)
+        prepare(cast(Any, self), settings)
+
+    @classmethod
+    def is_custom_code(cls) -> bool:
+        """False: its weights are named, in memory and in files, as those of the original model."""
+        return False
+
+    @classmethod
+    def _can_set_attn_implementation(cls) -> bool:  # transformers reads the source file of the class
+        return cls.__bases__[-1]._can_set_attn_implementation()
+
+    @classmethod
+    def _can_set_experts_implementation(cls) -> bool:
+        return cls.__bases__[-1]._can_set_experts_implementation()
 
     @property
     def landmarks(self) -> LandmarkSettings:
@@ -136,125 +92,250 @@ class LandmarkModel(_Base):
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         phase: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
         local: int | None = None,
         **kwargs: Any,
-    ) -> CausalLMOutputWithPast:
+    ) -> Any:
         """The original forward pass, or one with landmarks.
 
         Args:
             input_ids: (B, T); with a `LandmarkCache` required, and without landmarks.
-            attention_mask: (B, T) or None; a `LandmarkCache` allows no padding.
-            position_ids: as the original model.
+            attention_mask: (B, T) or (B, all tokens so far), 0 for padding. A `LandmarkCache` does not read padding;
+                windows may be padded on the right.
+            position_ids: as the original model; with a `LandmarkCache` those of the text, which it has anyway.
             past_key_values: a `LandmarkCache` for a text that continues, or a cache of the original model.
             inputs_embeds: as the original model.
-            labels: as the original model; a `LandmarkCache` allows none.
+            labels: as the original model, and for windows with `phase` too: landmarks are then not predicted, and the
+                target before a landmark is the token after it. A `LandmarkCache` allows none.
             use_cache: as the original model.
             logits_to_keep: as the original model; with a `LandmarkCache` a number.
-            phase: (B,), for windows with landmarks: tokens missing from the first block of each.
+            phase: (B,), for windows with landmarks: tokens missing from the first block of each; with `cu_seqlens`
+                (documents,).
+            cu_seqlens: (documents + 1,), where the documents of a packed row begin and end; they do not see each other.
             local: tokens of the text read at a time with a `LandmarkCache`. None: as the model was wrapped.
-            kwargs: as the original model.
+            kwargs: as the original model. Landmarks give no attention weights (`output_attentions`).
 
-        Raises UserError for arguments that a landmark memory does not allow.
+        Raises UserError for arguments that landmarks do not allow, and for labels that would train without landmarks.
         """
+        if isinstance(past_key_values, LandmarkCache) or phase is not None:
+            self._check_call(past_key_values, inputs_embeds, kwargs)
         if isinstance(past_key_values, LandmarkCache):
-            if input_ids is None or labels is not None:
-                raise UserError("with a landmark memory a text is read from input_ids, and has no labels")
-            if attention_mask is not None and not bool(attention_mask.all()):
-                raise UserError("a landmark memory reads no padding: give it texts of one length, or one at a time")
-            return self._read(input_ids, past_key_values, logits_to_keep, local or self.landmarks.local)
+            if input_ids is None or labels is not None or phase is not None:
+                raise UserError("with a landmark memory a text is read from input_ids; it has no labels and no phase")
+            reading = {"local": local or self.landmarks.local, **kwargs}
+            return self._read_batch(input_ids, past_key_values, attention_mask, position_ids, logits_to_keep, **reading)
+        if labels is not None and phase is None and self.training:
+            raise UserError(
+                "labels without phase would train the model without landmarks: make the batches with "
+                "landmark.huggingface.LandmarkCollator, or take the landmarks off with landmark.huggingface.unwrap"
+            )
+        given = {"labels": labels, "use_cache": use_cache, **kwargs}
+        window = None
         if phase is not None:
-            kwargs["landmarks"] = LandmarkWindow(self.landmarks.block_size, phase)
-        return super().forward(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            labels=labels,
-            use_cache=use_cache if phase is None else False,
-            logits_to_keep=logits_to_keep,
-            **kwargs,
-        )
+            block_size = self.landmarks.block_size
+            tokens = input_ids if inputs_embeds is None else inputs_embeds
+            bounds = {"past_key_values": past_key_values, "cu_seqlens": cu_seqlens}
+            check_windows(tokens, phase, block_size, attention_mask, **given, **bounds)
+            window = LandmarkWindow(landmark_layers(cast(Any, self)), block_size, phase, cu_seqlens)
+            if labels is not None and kwargs.get("shift_labels") is None:
+                given["shift_labels"] = next_labels(labels, phase, block_size, cu_seqlens)
+            given |= {"landmarks": window, "use_cache": False}
+            if self.config.model_type == "gemma3" and tokens is not None:  # which of the tokens are of images
+                given.setdefault("token_type_ids", torch.zeros(tokens.shape[:2], dtype=torch.int64, device=self.device))
+        with self._beside(window):
+            outputs = super().forward(
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                position_ids=position_ids,
+                past_key_values=past_key_values,
+                inputs_embeds=inputs_embeds,
+                logits_to_keep=logits_to_keep,
+                **given,
+            )
+        if window is not None:
+            window.check()
+        return outputs
+
+    def _beside(self, landmarks: Any) -> AbstractContextManager[None]:
+        """See `landmark.huggingface.attention.beside`; nothing for models that do not need it."""
+        if landmarks is None or self.config.model_type not in NOT_PASSED_ON:
+            return nullcontext()
+        return beside(landmarks)
+
+    def _check_call(self, cache: Any, inputs_embeds: Tensor | None, kwargs: dict[str, Any]) -> None:
+        """Raise UserError for arguments that landmarks do not allow."""
+        implementation = self.config._attn_implementation
+        if implementation not in ATTENTION.values():
+            again = ATTENTION.get(implementation, ATTENTION["sdpa"])
+            raise UserError(
+                f"attn_implementation={implementation} has no landmarks: call model.set_attn_implementation('{again}')"
+                ", or landmark.huggingface.unwrap(model) for the model without landmarks"
+            )
+        if kwargs.get("output_attentions") or self.config.output_attentions:
+            raise UserError("output_attentions: attention with landmarks gives no weights of single tokens")
+        if isinstance(cache, LandmarkCache) and kwargs.get("output_router_logits"):
+            raise UserError("output_router_logits: with a landmark memory the model returns logits and hidden states")
+        if kwargs.get("pixel_values") is not None:
+            raise UserError("pixel_values: landmarks read text; call the original model, or unwrap it, for images")
+        if isinstance(cache, LandmarkCache) and inputs_embeds is not None:
+            raise UserError("inputs_embeds: with a landmark memory a text is read from input_ids")
+
+    def _read_batch(
+        self,
+        ids: Tensor,
+        cache: LandmarkCache,
+        mask: Tensor | None,
+        position_ids: Tensor | None,
+        logits_to_keep: int | Tensor,
+        *,
+        local: int,
+        return_dict: bool | None = None,
+        output_hidden_states: bool | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Read more of each text of a batch. A padded batch is read sample by sample, without the padding.
+
+        Returns logits (B, T or logits_to_keep, vocabulary), 0 for padding.
+        """
+        batch, columns = ids.shape
+        if not isinstance(logits_to_keep, int):
+            raise UserError("logits_to_keep: with a landmark memory it must be a number")
+        hidden = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        mask = torch.ones_like(ids) if mask is None else of_columns(mask, columns)
+        check_positions(position_ids, mask, cache)
+        kept = logits_to_keep or columns
+        if not cache.samples and bool(mask.all()):
+            outputs = self._read(ids, cache, kept, local, hidden, kwargs)
+        else:
+            rows = []
+            for sample, row, own in zip(cache.split(batch), ids, mask.bool(), strict=True):
+                wanted = int(own[-kept:].sum())
+                read = self._read(row[own][None], sample, wanted, local, hidden, kwargs) if bool(own.any()) else None
+                rows.append((read, own[-kept:], own))
+            outputs = joined(rows, cache)
+            cache.advance(columns)
+        as_dict = self.config.return_dict if return_dict is None else return_dict
+        return outputs if as_dict else outputs.to_tuple()
 
     def _read(
-        self, ids: Tensor, cache: LandmarkCache, logits_to_keep: int | Tensor, local: int
+        self, ids: Tensor, cache: LandmarkCache, kept: int, local: int, hidden: bool | None, kwargs: dict[str, Any]
     ) -> CausalLMOutputWithPast:
-        """Read more of a text: insert landmarks, and return the logits of the text's own tokens."""
+        """Read more of a text of one length for all samples, without padding.
+
+        Args:
+            ids: (B, T), without landmarks.
+            cache: of the text so far.
+            kept: last tokens whose logits are returned.
+            local: tokens read at a time.
+            hidden: whether to return hidden states.
+            kwargs: of the original model.
+        """
         settings, memory = self.landmarks, cache.memory
         if ids.shape[1] > 1 and bool((ids == settings.token).any()):
             raise UserError(f"the ids hold landmarks ({settings.token}): leave them out, the model inserts them itself")
-        if not isinstance(logits_to_keep, int):
-            raise UserError("logits_to_keep: with a landmark memory it must be a number")
-        unwanted = ids.shape[1] - logits_to_keep if logits_to_keep else 0
-        logits = []
+        unwanted = ids.shape[1] - kept
+        logits, states = [], []
         for chunk in ids.split(local, 1):
             tokens, text_positions = insert_landmarks(chunk, memory.position, settings.block_size, settings.token)
-            outputs = super().forward(
-                input_ids=tokens,
-                position_ids=cache.positions(tokens.shape[1], tokens.device),
-                past_key_values=cache,
-                use_cache=True,
-                logits_to_keep=text_positions[max(0, unwanted) :],
-                landmarks=cache,
-            )
-            cache.commit()
+            with self._beside(cache), cache.reading(tokens.shape[1], tokens.device) as positions:
+                outputs = super().forward(
+                    input_ids=tokens,
+                    position_ids=positions,
+                    past_key_values=cache,
+                    use_cache=True,
+                    logits_to_keep=text_positions[max(0, unwanted) :],
+                    landmarks=cache,
+                    output_hidden_states=hidden,
+                    **kwargs,
+                )
             unwanted -= chunk.shape[1]
             logits.append(outputs.logits)
-        return CausalLMOutputWithPast(logits=torch.cat(logits, 1), past_key_values=cache)
+            if hidden:
+                states.append([state[:, text_positions] for state in outputs.hidden_states])
+        of_layers = tuple(torch.cat(layer, 1) for layer in zip(*states, strict=True)) if hidden else None
+        return CausalLMOutputWithPast(logits=torch.cat(logits, 1), past_key_values=cache, hidden_states=of_layers)
 
     def generate(
         self,
         inputs: Tensor | None = None,
         generation_config: GenerationConfig | None = None,
         logits_processor: LogitsProcessorList | None = None,
-        past_key_values: LandmarkCache | None = None,
+        past_key_values: Cache | None = None,
         **kwargs: Any,
     ) -> Any:
-        """transformers' `generate`, greedy or sampling, with a landmark memory.
+        """transformers' `generate`, greedy, sampling or by beam search, with a landmark memory.
 
         Ids that are given, streamed, counted by max_new_tokens and returned have no landmarks.
 
         Args:
-            inputs: ids (B, T).
+            inputs: ids (B, T), padded on the left where an `attention_mask` says so.
             generation_config: as in transformers.
             logits_processor: as in transformers.
-            past_key_values: a memory of the text read before. None: an empty one.
+            past_key_values: a memory of the text read before, which `inputs` repeats. None: an empty one. A cache of
+                transformers: the original model generates, without landmarks. For beams or several answers a copy of
+                the memory goes on, and the memory itself stays as it was.
             kwargs: as in transformers.
 
-        Raises UserError for beam and assisted search, and without a cache.
+        Raises UserError for assisted generation, and without a cache.
         """
+        never = LogitsProcessorList([*(logits_processor or []), _NoLandmark(self.landmarks.token)])
+        given = {"generation_config": generation_config, "logits_processor": never, **kwargs}
+        if past_key_values is not None and not isinstance(past_key_values, LandmarkCache):
+            return super().generate(inputs, past_key_values=past_key_values, **given)
         config, _ = self._prepare_generation_config(generation_config, **kwargs)
         mode = config.get_generation_mode(kwargs.get("assistant_model"))
         if mode not in _MODES:
             raise UserError(
-                f"{mode.value.replace('_', ' ')}: a landmark memory cannot go back; use greedy search or sampling"
+                f"{mode.value.replace('_', ' ')}: a landmark memory cannot go back; use greedy search, sampling or "
+                "beam search"
             )
         if not config.use_cache or (config.guidance_scale or 1) != 1:
-            raise UserError("use_cache=False, guidance_scale: they read the text without its landmark memory")
+            raise UserError(
+                "use_cache=False, guidance_scale: they read the text without its landmark memory; to generate without "
+                "landmarks pass past_key_values=DynamicCache()"
+            )
         cache = self.new_memory() if past_key_values is None else past_key_values
-        if not isinstance(cache, LandmarkCache):
-            raise UserError(f"past_key_values: must be made by new_memory(), not a {type(cache).__name__}")
-        never = SuppressTokensLogitsProcessor([self.landmarks.token], device=str(self.device))
-        return super().generate(
-            inputs,
-            generation_config=generation_config,
-            logits_processor=LogitsProcessorList([*(logits_processor or []), never]),
-            past_key_values=cache,
-            **kwargs,
+        repeats = max(config.num_beams or 1, config.num_return_sequences or 1)
+        if repeats > 1 and cache.batch_size:
+            cache = cache.select(torch.arange(cache.batch_size).repeat_interleave(repeats))
+        return super().generate(inputs, past_key_values=cache, **given)
+
+    def init_continuous_batching(self, *_: Any, **__: Any) -> Any:
+        """Raises UserError: the paged cache of transformers' continuous batching holds no landmark memory."""
+        raise UserError(
+            "continuous batching: its paged cache holds no landmark memory; generate with a padded batch, or serve the "
+            "model with `python -m landmark.serving`"
         )
 
-
-@torch.no_grad()
-def place_embedding(model: PreTrainedModel, token: int) -> None:
-    """Make room for a token and give it the mean embedding of the others."""
-    rows = len(embedding_weights(model)[0])
-    if token >= rows:
-        model.resize_token_embeddings(token + 1, mean_resizing=False)
-    for weight in embedding_weights(model):
-        others = torch.arange(rows, device=weight.device) != token
-        weight[token] = weight[:rows][others].mean(0)
+    generate_batch = continuous_batching_context_manager = init_continuous_batching
 
 
-def embedding_weights(model: PreTrainedModel) -> list[Tensor]:
-    """Weights of the input and of the output embedding; the same tensor if they are tied."""
-    return [cast(Any, layer).weight for layer in (model.get_input_embeddings(), model.get_output_embeddings())]
+def prepare(model: PreTrainedModel, settings: LandmarkSettings) -> None:
+    """Let attention use landmarks, and write the settings to the configuration, where `save_pretrained` finds them."""
+    implementation = str(model.config._attn_implementation)
+    if implementation not in ATTENTION.values():
+        check_model(model)
+        model.set_attn_implementation(ATTENTION[implementation])
+    setattr(model.config, SETTINGS, asdict(settings))
+
+
+def saved_settings(config: Any, name: str = "the configuration") -> LandmarkSettings:
+    """The settings that a configuration was saved with. Raises UserError if it has none."""
+    if (saved := getattr(config, SETTINGS, None)) is None:
+        raise UserError(f"{name} was not saved with landmarks: use landmark.huggingface.wrap")
+    names = {each.name for each in fields(LandmarkSettings)}
+    if not isinstance(saved, dict) or not {"token", "block_size", "local"} <= set(saved) <= names:
+        raise UserError(f"{name}: {SETTINGS}={saved}: must have the settings {', '.join(sorted(names))}")
+    return LandmarkSettings(**saved)
+
+
+class _NoLandmark(LogitsProcessor):
+    """No landmark is generated. A class of its own, because `generate` drops a processor of a class that it adds."""
+
+    def __init__(self, token: int):
+        self.token = token
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        scores = scores.clone()
+        scores[:, self.token] = -torch.inf
+        return scores

@@ -17,8 +17,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from landmark.huggingface.model import LandmarkModel, LandmarkSettings, attach, embedding_weights
+from landmark.huggingface.model import LandmarkModel, LandmarkSettings
 from landmark.huggingface.safe_loading import open_model, open_tokenizer
+from landmark.huggingface.wrapping import attach, embedding_weights
 from landmark.utils.constants import DEFAULT_CHUNK, LANDMARK
 from landmark.utils.errors import UserError
 from landmark.utils.files import read_json

@@ -10,6 +10,7 @@ from torch import Tensor
 from landmark.memory.block_files import SavedRows
 from landmark.memory.tiers import Blocks, DeviceBlocks, Fetched, Tier
 
+COPIED = 256  # blocks of a batch copied at a time
 ROWS = 64  # a store's rows are a multiple of this
 SPARE = 8  # of so many rows in use one more is reserved
 
@@ -87,6 +88,23 @@ class BlockStore:
         if self.keep_means:
             self.means = grown(self.means)
         self.capacity = capacity
+
+    def select(self, samples: Tensor, into: BlockStore) -> None:
+        """Copy the blocks of these samples (n,) of the batch to an empty store with the same settings."""
+        if not self.capacity:
+            return
+        like = self.landmarks.new_empty(len(samples), self.kv_heads, 0, *self.block_shape, dtype=self.dtype)
+        into.reserve(len(self), like)
+        into.added = self.added
+        here, on_cpu = samples.to(self.landmarks.device), samples.cpu()
+        for rows, _ in self.runs(self.added - len(self), len(self)):
+            for start in range(rows.start, rows.stop, COPIED):
+                stop = min(start + COPIED, rows.stop)
+                piece = self.blocks.rows(start, stop - start)[:, on_cpu].permute(3, 1, 2, 0, 4, 5)
+                into.blocks.write(start, *piece.to(like.device))
+        into.landmarks[:, :, : len(self)] = self.landmarks[here, :, : len(self)]
+        if self.keep_means:
+            into.means[:, :, : len(self)] = self.means[here, :, : len(self)]
 
     def runs(self, first: int, count: int) -> Iterator[tuple[slice, slice]]:
         """Blocks first … first+count−1 as runs of neighbouring rows: the rows, and which of the blocks they hold."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from landmark.attention.inputs import as_autocast, without_autocast
 from landmark.attention.key_offset import last_channels, offset_keys
 from landmark.attention.landmark_keys import add_summaries, block_weights
 from landmark.attention.rotary import RotaryTable, rotate, rotate_cmt
+from landmark.attention.sinks import with_sinks
 from landmark.memory.block_attention import attend_to_blocks, attend_to_blocks_fused, merge
 from landmark.memory.block_store import BlockStore
 from landmark.memory.counters import MemoryStatistics, with_rates
@@ -27,11 +29,12 @@ from landmark.memory.index import LandmarkIndex, import_faiss, retrieve_candidat
 from landmark.memory.layer import LayerMemory
 from landmark.memory.observer import Observer, Retrieval
 from landmark.memory.positions import attending_lag, lag_distances, rotate_queries
-from landmark.memory.retrieval import retrieve
+from landmark.memory.retrieval import retrieve, retrieve_given
 from landmark.memory.saving import Identity, load, save
 from landmark.memory.settings import check_settings
 from landmark.memory.tiers import Tier
 from landmark.utils.channels import channels_of
+from landmark.utils.errors import UserError
 
 
 class Memory:
@@ -63,6 +66,7 @@ class Memory:
         scorer: str = "landmark",
         tier: str = "device",
         rope_base: float | Tensor = 10000.0,
+        still_layers: Collection[int] = (),
         key_offset: float = 0.0,
         landmark_key: str = "token",
         seed: int = 0,
@@ -86,9 +90,11 @@ class Memory:
             k: blocks that a query retrieves, or fewer where fewer are kept.
             granularity: "per_token_and_head": each query of each head has its own set of retrieved blocks; "per_head":
                 the queries of a chunk share a set; "per_token": the heads share a set.
-            scorer: how blocks are ranked: by "landmark", or for ablations "recent", "random" or "mean_key".
+            scorer: how blocks are ranked: by "landmark", or for ablations "recent", "random", "mean_key" or "given", by
+                which the blocks of the attribute `given` come first: (B, n), their numbers in the text, from 0.
             tier: where blocks are kept: "device", "cpu" or "disk" (tiers.py). Results are the same, bit for bit.
             rope_base: base of the rotary positions; or (d/2,), radians per position of each pair.
+            still_layers: layers whose queries and keys are not rotated.
             key_offset: fraction of each head's channels in which a key is that of the normal token before
                 (`landmark.attention.key_offset`).
             landmark_key: "token"; "mean": plus the mean of the block's keys; or "pooled": plus the keys weighed by the
@@ -143,7 +149,9 @@ class Memory:
             tie_layers = (0,) if landmark_key == "token" else ()
         self.tie_layers = tie_layers if mapping == "stingy" else ()
         self.rope_base = rope_base.tolist() if isinstance(rope_base, Tensor) else rope_base
-        self._rotary = RotaryTable(rope_base)
+        self.still_layers = frozenset(still_layers)
+        self.given: Tensor | None = None
+        self._rotary, self._still = RotaryTable(rope_base), RotaryTable(torch.zeros(1))
         self.reset()
 
     def reset(self) -> None:
@@ -204,7 +212,9 @@ class Memory:
         return Identity(self.block_size, self.rope_base, self.mapping, self.key_offset, self.landmark_key, model)
 
     @torch.no_grad()
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, cmt: Tensor | None = None) -> Tensor:
+    def attend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, cmt: Tensor | None = None, sinks: Tensor | None = None
+    ) -> Tensor:
         """Attention of a chunk to itself, to the pending tokens before it and to the blocks that it retrieves.
 
         The chunk continues the committed text, and includes the landmarks that belong between its tokens.
@@ -214,14 +224,15 @@ class Memory:
             q: (B, H, T, d), not rotated: the memory assigns positions. Under autocast all is computed in its type.
             k, v: (B, H_kv, T, d), not rotated.
             cmt: (H_kv, d), the layer's key of the context miss token, not rotated; None: the model has no such token.
+            sinks: (H,), the layer's learned scores of a place without a value; None: the model has none.
 
         Returns (B, H, T, d).
         """
         q, k, v = as_autocast(q, k, v)
         with without_autocast(q):
-            return self._attend(layer, q, k, v, cmt)
+            return self._attend(layer, q, k, v, cmt, sinks)
 
-    def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, cmt: Tensor | None) -> Tensor:
+    def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, cmt: Tensor | None, sinks: Tensor | None) -> Tensor:
         if layer not in self.layers:
             self.layers[layer] = self.new_layer()
         state = self.layers[layer]
@@ -231,12 +242,15 @@ class Memory:
         k, v = state.append(self._offset(state, k, pending), v)
         self._length = q.shape[2]
         scale = 1 / math.sqrt(q.shape[-1])
-        out, lse = self._attend_locally(state, q, k, v, pending)
+        rotary = self._rotary_of(layer)
+        out, lse = self._attend_locally(state, rotary, q, k, v, pending)
+        if sinks is not None:
+            out, lse = with_sinks(out, lse, sinks)
         distances = lag_distances(state.store.added, self.k, self.block_size + 1, self.mapping)
         cmt_weight = selection = None
         if cmt is not None:
             start = pending + (distances[-1] if distances else 0)
-            cmt_weight = self._cmt_weight(q, cmt, lse, scale, start)
+            cmt_weight = self._cmt_weight(q, cmt, lse, rotary, scale, start)
             out = out * (1 - cmt_weight)[..., None].to(out.dtype)
         if self.k == 0 or len(state.store) == 0:
             return self._without_blocks(layer, out, cmt_weight)
@@ -249,7 +263,7 @@ class Memory:
                 return self._without_blocks(layer, out, cmt_weight)
         # Scores are float32 also in half precision, where rounding them would change which blocks are the best.
         exact = q.to(torch.promote_types(q.dtype, torch.float32))
-        rotated = rotate_queries(exact * scale, self._rotary, pending, distances, selection)
+        rotated = rotate_queries(exact * scale, rotary, pending, distances, selection)
         started = time.perf_counter()
         ages = self._retrieve(layer, state, rotated)
         self._statistics.seconds_searching += time.perf_counter() - started
@@ -273,11 +287,15 @@ class Memory:
             state.last_key = last_channels(k, channels, ends_on_landmark)
         return offset_keys(k, channels, is_landmark, previous)
 
+    def _rotary_of(self, layer: int) -> RotaryTable:
+        """The rotary positions of a layer."""
+        return self._still if layer in self.still_layers else self._rotary
+
     def _attend_locally(
-        self, state: LayerMemory, q: Tensor, k: Tensor, v: Tensor, pending: int
+        self, state: LayerMemory, rotary: RotaryTable, q: Tensor, k: Tensor, v: Tensor, pending: int
     ) -> tuple[Tensor, Tensor]:
         """Output (B, H, T, d) and log-sum-exp (B, H, T) of attention to the chunk and the pending tokens."""
-        factors = self._rotary(0, k.shape[2], q)
+        factors = rotary(0, k.shape[2], q)
         q, k = rotate(q, factors[pending:]), rotate(k, factors)
         width = self.block_size + 1
         full = k.shape[2] // width * width
@@ -296,10 +314,10 @@ class Memory:
         settings = {"block_size": self.block_size, "prefix": pending, "scale": scale, "backend": backend}
         return landmark_attention(q, k, v, **settings, return_lse=True)
 
-    def _cmt_weight(self, q: Tensor, cmt: Tensor, lse: Tensor, scale: float, start: int) -> Tensor:
+    def _cmt_weight(self, q: Tensor, cmt: Tensor, lse: Tensor, rotary: RotaryTable, scale: float, start: int) -> Tensor:
         """The weight S of the context miss token, (B, H, T), for queries at the positions from `start` on."""
-        rotated = rotate(q, self._rotary(start, q.shape[2], q))
-        return torch.sigmoid(context_miss_scores(rotated, rotate_cmt(cmt, self._rotary), len(cmt)) * scale - lse)
+        rotated = rotate(q, rotary(start, q.shape[2], q))
+        return torch.sigmoid(context_miss_scores(rotated, rotate_cmt(cmt, rotary), len(cmt)) * scale - lse)
 
     def _cutoff(self, layer: int) -> float:
         return self.cutoff[layer] if isinstance(self.cutoff, Sequence) else self.cutoff
@@ -318,6 +336,11 @@ class Memory:
         is_tied = layer in self.tie_layers
         if state.index is not None and not is_tied and len(state.store) > self.k:
             return retrieve_candidates(rotated_queries, state.store, state.index, **common)
+        if self.scorer == "given":
+            if self.given is None:
+                raise RuntimeError("scorer='given': set the memory's `given` to the numbers of the blocks first")
+            ages = state.store.added - self.given
+            return retrieve_given(state.store, ages, rotated_queries, self.k, self.granularity)
         generator = self._generator(layer, rotated_queries.device)
         return retrieve(rotated_queries, state.store, scorer=self.scorer, tie=is_tied, generator=generator, **common)
 
@@ -353,15 +376,49 @@ class Memory:
     @torch.no_grad()
     def commit(self) -> None:
         """End the chunk in every layer: store its complete blocks, and keep the other tokens as pending."""
-        for state in self.layers.values():
+        for layer, state in self.layers.items():
             if state.chunk is not None:
-                self._store_blocks(state, *state.chunk)
+                self._store_blocks(state, self._rotary_of(layer), *state.chunk)
                 state.chunk = None
         self.position += self._length
         self._statistics.chunks += bool(self._length)
         self._length = 0
 
-    def _store_blocks(self, state: LayerMemory, k: Tensor, v: Tensor) -> None:
+    def discard(self) -> None:
+        """Forget a chunk that is not committed: where a layer failed, no layer has read it.
+
+        Raises RuntimeError with key_offset, where the last key of the chunk before is overwritten already.
+        """
+        if self.key_offset:
+            raise RuntimeError("with key_offset a chunk cannot be discarded: load the memory again")
+        for state in self.layers.values():
+            state.chunk = state.weights = None
+        self._length = 0
+
+    def select(self, samples: Tensor) -> Memory:
+        """A copy whose samples are these of the batch, as beam search needs it. Its statistics begin anew.
+
+        samples: (n,), integer; a sample may occur more than once. Raises UserError for index="faiss".
+        """
+        if self.index == "faiss" and self.layers:
+            raise UserError("memory.index=faiss: its samples cannot be reordered; use memory.index=exact")
+        if self._length:
+            raise RuntimeError("a chunk is not committed yet: call commit() before select()")
+        chosen = copy.copy(self)
+        chosen.reset()
+        chosen.position = self.position
+        for layer, state in self.layers.items():
+            chosen.layers[layer] = copied = chosen.new_layer()
+            state.store.select(samples, copied.store)
+            copied.pending, copied.last_key = state.pending, state.last_key
+            if state.pending is not None:
+                keys, values = (x.index_select(0, samples.to(x.device)) for x in state.pending)
+                copied.pending = keys, values
+            if state.last_key is not None:
+                copied.last_key = state.last_key.index_select(0, samples.to(state.last_key.device))
+        return chosen
+
+    def _store_blocks(self, state: LayerMemory, rotary: RotaryTable, k: Tensor, v: Tensor) -> None:
         width = self.block_size + 1
         full = k.shape[2] // width * width
         if full:
@@ -369,7 +426,7 @@ class Memory:
             values = v[:, :, :full].unflatten(2, (-1, width))
             start = state.store.added * width if self.mapping == "true" else 0
             length = full if self.mapping == "true" else width
-            factors = self._rotary(start, length, keys).unflatten(0, (-1, width))
+            factors = rotary(start, length, keys).unflatten(0, (-1, width))
             keys = rotate(keys.to(torch.promote_types(keys.dtype, torch.float32)), factors)
             state.store.add(keys if self.landmark_key == "token" else add_summaries(keys, state.weights), values)
         state.weights = None

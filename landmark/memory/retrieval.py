@@ -72,6 +72,26 @@ def retrieve(
     return retrieved.sort(-1, descending=True).values
 
 
+def retrieve_given(store: BlockStore, given: Tensor, rotated_queries: Tensor, k: int, granularity: str) -> Tensor:
+    """Retrieve the same blocks for every query: those given, newest first, then the most recent others.
+
+    Args:
+        store: the layer's blocks.
+        given: (B, n), ages of blocks; those that are not in the store do not count.
+        rotated_queries: as for `retrieve`.
+        k: blocks to retrieve.
+        granularity: as for `retrieve`.
+
+    Returns ages as `retrieve` does.
+    """
+    _, batch, queries, heads, _ = rotated_queries.shape
+    shape = batch, 1 if granularity == "per_token" else heads, 1 if granularity == "per_head" else queries
+    ages = store.ages()
+    count = min(k, len(ages))
+    is_given = (given.to(ages.device)[:, :, None] == ages).any(1).float()
+    return _top(is_given, ages, count).sort(-1, descending=True).values[:, None, None].expand(*shape, count)
+
+
 def _parts(
     heads: int, queries: int, scores: int, granularity: str, device: torch.device
 ) -> Iterator[tuple[slice, slice]]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from landmark.utils.errors import UserError
 
 GRANULARITIES = ("per_token_and_head", "per_head", "per_token")
-SCORERS = ("landmark", "recent", "random", "mean_key")
+SCORERS = ("landmark", "recent", "random", "mean_key", "given")
 TIERS = ("device", "cpu", "disk")
 MAPPINGS = ("stingy", "true")
 LANDMARK_KEYS = ("token", "mean", "pooled")
@@ -36,6 +36,13 @@ def check_settings(
 
     Args: as in `landmark.memory.Memory`. A default here is a value that is always allowed.
     """
+    whole = {"model.block_size": block_size, "retrieval.k": k, "memory.blocks": max_blocks, "memory.cache": cache}
+    for name, value in (whole | {"memory.candidates": candidates}).items():
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+            raise UserError(f"{name}={value!r}: must be a whole number")
+    numbers = [key_offset, *(cutoff if isinstance(cutoff, list | tuple) else [cutoff])]
+    if not all(isinstance(value, int | float) for value in numbers):
+        raise UserError(f"cmt.cutoff={cutoff!r}, model.key_offset={key_offset!r}: must be numbers")
     if block_size < 1:
         raise UserError(f"model.block_size={block_size}: a block needs at least one token")
     if k < 0:

@@ -189,6 +189,7 @@ class Decoder(LanguageModel):
         memory: Memory | RecurrentMemory | None = None,
         controlled: Tensor | None = None,
         positions: Tensor | None = None,
+        top_k: int | None = None,
     ) -> Tensor:
         """Final hidden states (B, T, hidden) of ids that include landmarks already.
 
@@ -199,12 +200,13 @@ class Decoder(LanguageModel):
             controlled: (B, layers, blocks) landmarks that the context miss token controls (None: none). Unused with
                 a memory.
             positions: (B, T) positions of the tokens (None: 0…T−1). Unused with a memory.
+            top_k: earlier blocks that a query attends to (None: all). Unused with a memory, which has its own k.
         """
         if isinstance(memory, Memory):
             phase = torch.full((1,), memory.position % (memory.block_size + 1), device=tokens.device)
         is_landmark = self._landmarks(tokens, phase)
         if memory is None:
-            attend = self._window_attention(tokens, phase, is_landmark, controlled, positions)
+            attend = self._window_attention(tokens, phase, is_landmark, controlled, positions, top_k)
         else:
             attend = memory.attend
         x = self.embedding(tokens)
@@ -241,6 +243,7 @@ class Decoder(LanguageModel):
         is_landmark: Tensor | None,
         controlled: Tensor | None,
         positions: Tensor | None,
+        top_k: int | None,
     ) -> Callable[..., Tensor]:
         """The attention of all layers over a whole window, with the parameters of `Memory.attend`.
 
@@ -274,6 +277,7 @@ class Decoder(LanguageModel):
                 phase=phase,
                 cmt=None if cmt is None else rotate_cmt(cmt, self._rotary),
                 controlled=None if controlled is None else controlled[:, layer],
+                top_k=top_k,
                 backend=config.backend,
             )
 
@@ -287,7 +291,8 @@ class Decoder(LanguageModel):
         loss before the next one is computed.
         """
         if self.config.kind != "transformer_xl":
-            hidden = self.hidden(batch.tokens, batch.phase, controlled=batch.controlled, positions=batch.positions)
+            settings = {"controlled": batch.controlled, "positions": batch.positions, "top_k": batch.top_k}
+            hidden = self.hidden(batch.tokens, batch.phase, **settings)
             yield summed_loss(self.head(hidden), batch.targets, batch.weights)
             return
         assert self.config.window is not None

@@ -19,7 +19,7 @@ from transformers.utils import logging as transformers_logging
 
 from landmark.attention.layout import insert_landmarks
 from landmark.huggingface import LandmarkCache, LandmarkModel, LandmarkSettings, attach, place_embedding
-from landmark.huggingface.safe_loading import open_model
+from landmark.huggingface.safe_loading import folder_of, open_model
 from landmark.models.config import DecoderConfig
 from landmark.models.language_model import LanguageModel, summed_loss
 from landmark.utils.constants import DEFAULT_CHUNK
@@ -150,7 +150,7 @@ def _with_landmarks(model: PreTrainedModel, shape: DecoderConfig) -> LandmarkMod
         wrapped = attach(model, LandmarkSettings(shape.landmark_id, shape.block_size, DEFAULT_CHUNK))
         place_embedding(model, shape.landmark_id)
         return wrapped
-    wrapped = attach(model)
+    wrapped = model if isinstance(model, LandmarkModel) else attach(model)
     if (wrapped.landmarks.token, wrapped.landmarks.block_size) != (shape.landmark_id, shape.block_size):
         raise UserError(
             f"model.block_size={shape.block_size}: the model to start from has block_size="
@@ -162,32 +162,14 @@ def _with_landmarks(model: PreTrainedModel, shape: DecoderConfig) -> LandmarkMod
 def load_pretrained(folder: Path, expected: DecoderConfig | None = None) -> Pretrained:
     """Load a model that `Pretrained.save` wrote. Raises UserError if it is damaged, or not of the `expected` shape."""
     model = _open(folder)
-    if getattr(model.config, "landmark", None) is not None:
-        model = attach(model)
+    if getattr(model.config, "landmark", None) is not None and not isinstance(model, LandmarkModel):
+        model = attach(model)  # saved before models with landmarks had a type of their own
     loaded = Pretrained(model)
     for name in ("kind", "landmark_id", "block_size"):
         ours, theirs = getattr(expected or loaded.config, name), getattr(loaded.config, name)
         if ours != theirs:
             raise UserError(f"{folder} holds a model of another configuration: {name} is {theirs}, not {ours}")
     return loaded
-
-
-def folder_of(name: str) -> Path:
-    """The folder `name`, or that of the hub's model of this name, which is downloaded if it was not before.
-
-    Raises UserError if there is neither.
-    """
-    if Path(name).is_dir():
-        return Path(name)
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.model", "*.txt"]))
-    except Exception as error:
-        raise UserError(
-            f"model.name={name}: no such folder, and the hub did not give it ({type(error).__name__}): "
-            "name the folder that holds a model's config.json and weights"
-        ) from error
 
 
 def weights_sha256(name: str) -> str:
@@ -220,7 +202,7 @@ def _shape(model: PreTrainedModel) -> DecoderConfig:
         num_heads=config.num_attention_heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
         mlp_dim=config.intermediate_size,
-        num_kv_heads=config.num_key_value_heads,
+        num_kv_heads=getattr(config, "num_key_value_heads", config.num_attention_heads),
     )
     if not isinstance(model, LandmarkModel):
         return shape

@@ -10,8 +10,9 @@ from landmark.utils.errors import UserError
 from landmark.utils.files import write_json
 
 if TYPE_CHECKING:
-    from landmark.data.synthetic_windows import SyntheticWindows
-    from landmark.data.windows import TrainingWindows
+    from landmark.data.datamodule import Windows
+
+    pass
 
 REPORT = "not_finite.json"  # in a run's folder
 _SHOWN = 16  # windows named in the message
@@ -34,7 +35,7 @@ def check_finite(what: str, values: list[float], first: int) -> None:
             raise NotFinite(what, value, step)
 
 
-def diverged(error: NotFinite, windows: "TrainingWindows | SyntheticWindows", run_dir: Path, seed: int) -> UserError:
+def diverged(error: NotFinite, windows: "Windows", run_dir: Path, seed: int) -> UserError:
     """Write a report with the windows of the step to the run's folder, and return the error for the user.
 
     Args:

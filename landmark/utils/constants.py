@@ -6,4 +6,18 @@ DEFAULT_CHUNK = 250  # tokens that a landmark model reads at a time (the paper's
 LANDMARK = "<landmark>"  # text of the landmark in a tokenizer of transformers
 LOG2_E = math.log2(math.e)  # factor from nats to units of log 2, in which attention takes its exponentials
 NO_LOSS = -100  # target of a position without loss; PyTorch's cross entropy ignores it by default
+RULER_VERSION = 1  # of the texts of these tasks: raised where the same settings give others
+RULER_TASKS = {  # tokens that are generated for an answer, as published
+    "niah_single_1": 128,
+    "niah_single_2": 128,
+    "niah_single_3": 128,
+    "niah_multikey_1": 128,
+    "niah_multikey_2": 128,
+    "niah_multikey_3": 128,
+    "niah_multivalue": 128,
+    "niah_multiquery": 128,
+    "vt": 30,
+    "cwe": 120,
+    "fwe": 50,
+}
 SHORTEST_REPEAT = 8  # tokens of a repeated stretch of a training window (`data.repeats`)

@@ -25,6 +25,7 @@ class WindowBatch:
         weights: (B, T) float32, weight of the loss of each target, mean one. None: all one.
         controlled: (B, layers, blocks) bool, landmarks that the context miss token controls. None without that token.
         positions: (B, T) int64. None: 0…T−1.
+        top_k: earlier blocks that a query of a landmark model attends to. None: all.
     """
 
     tokens: Tensor
@@ -33,6 +34,7 @@ class WindowBatch:
     weights: Tensor | None = None
     controlled: Tensor | None = None
     positions: Tensor | None = None
+    top_k: int | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -47,5 +49,5 @@ class WindowBatch:
         return self._each(lambda x: x[rows])
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> WindowBatch:
-        given = {name: change(x) for name, x in vars(self).items() if x is not None}
+        given = {name: change(x) for name, x in vars(self).items() if isinstance(x, Tensor)}
         return replace(self, **given)

@@ -35,6 +35,7 @@ def test_samples_define_keys_and_ask_for_all_of_them_in_another_order():
         assert len(LINE.sub("", asked)) < 3, "cut at the end"
         count = len({key for key, _ in pairs})
         assert count == len(pairs)
+        assert set(queries) <= set(pairs)
         for start in range(0, len(queries) - count + 1, count):
             assert sorted(queries[start : start + count]) == sorted(pairs)
         counts.add(count)
@@ -43,7 +44,7 @@ def test_samples_define_keys_and_ask_for_all_of_them_in_another_order():
         at = [match.start(2) for match in LINE.finditer(text) if match.start() > text.index("==\n")]
         assert heaviest[: len(at)].tolist() == at, "the values"
     assert min(counts) == 2
-    assert max(counts) == (100 - 3) // 6
+    assert (100 - 3) // 6 < max(counts) <= (100 - 3) // 3 - 1, "few queries in some texts, at least one in all"
     assert False in orders
 
 

@@ -186,3 +186,21 @@ def test_a_model_as_it_is_has_no_training(configure, override):
     base = ("model=pretrained_base", "model.name=some-folder")
     found = [run_settings(configure(*base, *more), "t", "s", "weights") for more in ((), (override,))]
     assert found[0] == found[1]
+
+
+def test_a_task_is_part_of_a_row_that_asks_it(configure):
+    changes = (
+        ["eval.task=vt"],
+        ["eval.task=fwe"],
+        ["eval.task=vt", "eval.prompts=9"],
+        ["eval.task=vt", "eval.generated=5"],
+    )
+    assert len({row_id(configure(*change)) for change in [*changes, []]}) == 5
+    assert row_id(configure("eval.generated=5")) == row_id(configure())
+    assert row_id(configure("eval.task=vt", "eval.tokens=8192")) == row_id(configure("eval.task=vt"))
+
+
+def test_a_share_of_tasks_makes_another_run(configure):
+    changes = [], ["data.tasks=0.5"], ["data.tasks=0.1"], ["data.tasks=0.5", "data.answer_weight=2"]
+    assert len({run_id(configure(*change)) for change in changes}) == 4
+    assert run_id(configure("data.answer_weight=2")) == run_id(configure())

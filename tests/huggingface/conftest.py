@@ -8,13 +8,27 @@ pytest.importorskip("transformers", reason="the optional extra `hf` is not insta
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3Config,
     Gemma3TextConfig,
     GemmaConfig,
+    GPTNeoXConfig,
+    GptOssConfig,
+    GraniteConfig,
+    Llama4TextConfig,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
+    Olmo2Config,
+    Olmo3Config,
+    Phi3Config,
+    PhiConfig,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
+    SmolLM3Config,
+    StableLmConfig,
 )
 
 SHAPE = {"vocab_size": 257, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "head_dim": 16}
@@ -57,11 +71,42 @@ CONFIGS = {
     ),
 }
 
+WITHOUT_HEAD_DIM = {name: value for name, value in SHAPE.items() if name != "head_dim"}
+WITHOUT_KV = {name: value for name, value in WITHOUT_HEAD_DIM.items() if name != "num_key_value_heads"}
+HALF = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}
+PLAIN = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
+SLIDES = {"sliding_window": 12, "layer_types": ["sliding_attention", "full_attention", "full_attention"]}
+EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+VISION = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+VISION |= {"image_size": 8, "patch_size": 4}
+FURTHER = {  # tested in test_families.py alone
+    "mixtral": lambda: MixtralConfig(**SHAPE, **EXPERTS, sliding_window=None),
+    "qwen3_moe": lambda: Qwen3MoeConfig(**SHAPE, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24),
+    "phi3": lambda: Phi3Config(**WITHOUT_HEAD_DIM, sliding_window=None),
+    "olmo2": lambda: Olmo2Config(**WITHOUT_HEAD_DIM),
+    "olmo3": lambda: Olmo3Config(**WITHOUT_HEAD_DIM, **SLIDES),
+    "smollm3": lambda: SmolLM3Config(**WITHOUT_HEAD_DIM, no_rope_layers=[1, 0, 1]),
+    "granite": lambda: GraniteConfig(**WITHOUT_HEAD_DIM, attention_multiplier=0.2, residual_multiplier=0.7),
+    "gemma2": lambda: Gemma2Config(**SHAPE, **SLIDES, attn_logit_softcapping=None, query_pre_attn_scalar=9),
+    "gpt_oss": lambda: GptOssConfig(**SHAPE, **SLIDES, **EXPERTS, **PLAIN),
+    "gpt_neox": lambda: GPTNeoXConfig(**WITHOUT_KV, **HALF),
+    "stablelm": lambda: StableLmConfig(**WITHOUT_HEAD_DIM, **HALF),
+    "phi": lambda: PhiConfig(**WITHOUT_HEAD_DIM, **HALF),
+    "llama4_text": lambda: Llama4TextConfig(
+        **SHAPE, **EXPERTS, intermediate_size_mlp=48, attention_chunk_size=12, no_rope_layers=[1, 0, 0], moe_layers=[1]
+    ),
+    "gemma3_whole": lambda: Gemma3Config(
+        text_config={**SHAPE, **SLIDES, "query_pre_attn_scalar": 9}, vision_config=VISION, mm_tokens_per_image=4
+    ),
+}
+
 
 def make_model(family: str, implementation: str = "sdpa", seed: int = 0):
     """Random weights, norms and biases too."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(CONFIGS[family](), attn_implementation=implementation)
+    model = AutoModelForCausalLM.from_config({**CONFIGS, **FURTHER}[family](), attn_implementation=implementation)
+    if family in FURTHER and "experts" in str(model).lower():
+        model.set_experts_implementation("eager")  # the others have no float64
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * (0.3 if parameter.ndim == 1 else 0.2))

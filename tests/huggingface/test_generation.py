@@ -1,10 +1,12 @@
 """What transformers' own `generate` gives back, streams and counts, once a model has landmarks."""
 
+import copy
+
 import pytest
 import torch
-from transformers import DynamicCache, GenerationConfig
+from transformers import DynamicCache
 
-from landmark.huggingface import wrap
+from landmark.huggingface import unwrap, wrap
 from landmark.utils.errors import UserError
 from tests.huggingface.conftest import make_model
 
@@ -91,12 +93,9 @@ def test_new_memory_settings_limit_the_blocks(wrapped, ids):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"num_beams": 2}, "beam search"),
-        ({"generation_config": GenerationConfig(num_beams=3, do_sample=True)}, "beam sample"),
         ({"prompt_lookup_num_tokens": 3}, "assisted generation"),
         ({"use_cache": False}, "use_cache"),
         ({"guidance_scale": 2.0}, "guidance_scale"),
-        ({"past_key_values": DynamicCache()}, "new_memory"),
     ],
 )
 def test_modes_that_lose_the_memory_are_refused(wrapped, ids, settings, said):
@@ -113,16 +112,119 @@ def test_a_prompt_with_landmarks_is_refused(wrapped, ids, tokenizer):
         wrapped.generate(text, max_new_tokens=2)
 
 
-def test_padding_and_labels_are_refused(wrapped, ids):
-    mask = torch.ones_like(ids)
-    wrapped.generate(ids, attention_mask=mask, max_new_tokens=1)
-    mask[0, :3] = 0
-    with pytest.raises(UserError, match="padding"):
-        wrapped.generate(ids, attention_mask=mask, max_new_tokens=1)
+def test_labels_and_chosen_logits_are_refused(wrapped, ids):
     with pytest.raises(UserError, match="labels"):
         wrapped(ids, labels=ids, past_key_values=wrapped.new_memory())
     with pytest.raises(UserError, match="logits_to_keep"):
         wrapped(ids, logits_to_keep=torch.tensor([0]), past_key_values=wrapped.new_memory())
+
+
+def test_the_users_suppressed_tokens_are_not_generated(wrapped, ids):
+    """`generate` drops its own processor of a class that it is given."""
+    first = wrapped.generate(ids, max_new_tokens=1, do_sample=False)[:, -1].tolist()
+    found = wrapped.generate(ids, max_new_tokens=1, do_sample=False, suppress_tokens=first)[:, -1].tolist()
+    assert not set(first) & {*found}
+    assert wrapped.landmarks.token not in found
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@torch.no_grad()
+def test_the_score_of_a_beam_is_that_of_its_text(family, ids, tokenizer):
+    """Beams are reordered with their memory: the score of each is that of its text, read token by token."""
+    model = wrap(make_model(family), tokenizer, block_size=BLOCK, memory={"k": 2}, local=9).double()
+    settings = {"max_new_tokens": 11, "do_sample": False, "num_beams": 3, "num_return_sequences": 2}
+    found = model.generate(ids, return_dict_in_generate=True, output_scores=True, **settings)
+    assert found.sequences.shape == (4, 41)
+    for text, score in zip(found.sequences, found.sequences_scores, strict=True):
+        memory = model.new_memory()
+        prompt = model(text[None, :30], past_key_values=memory, logits_to_keep=1).logits
+        answer = [model(token.view(1, 1), past_key_values=memory).logits for token in text[30:-1]]
+        logits = torch.cat([prompt, *answer], 1)[0]  # transformers takes the softmax before it rules out tokens
+        losses = logits.log_softmax(-1).gather(1, text[30:, None])
+        torch.testing.assert_close(losses.sum() / 11, score.double(), rtol=0, atol=1e-5)
+    assert bool((text != model.landmarks.token).all())
+
+
+def test_beams_go_on_from_a_copy_of_a_memory(wrapped, ids):
+    memory = wrapped.new_memory()
+    wrapped(ids[:, :18], past_key_values=memory)
+    settings = {"max_new_tokens": 6, "do_sample": False, "num_beams": 2}
+    found = wrapped.generate(ids, past_key_values=memory, **settings)
+    assert memory.get_seq_length() == 18
+    assert memory.batch_size == 2
+    assert torch.equal(found, wrapped.generate(ids, **settings))
+
+
+@pytest.mark.parametrize("tier", ["device", "cpu", "disk"])
+def test_a_reordered_memory_is_that_of_the_reordered_text(wrapped, ids, tier):
+    memory = wrapped.new_memory(tier=tier)
+    wrapped(ids, past_key_values=memory)
+    order = torch.tensor([1, 1, 0])
+    memory.reorder_cache(order)
+    expected = wrapped.new_memory()
+    wrapped(ids[order], past_key_values=expected)
+    found, expected = (wrapped(ids[order, :9], past_key_values=each).logits for each in (memory, expected))
+    torch.testing.assert_close(found, expected)
+
+
+def test_generates_without_a_memory_on_request(wrapped, ids):
+    """With a cache of transformers it is the original model, except that it never says the landmark."""
+    plain = unwrap(copy.deepcopy(wrapped))
+    settings = {"max_new_tokens": 9, "do_sample": False}
+    found = wrapped.generate(ids, past_key_values=DynamicCache(), **settings)
+    assert torch.equal(found, plain.generate(ids, suppress_tokens=[wrapped.landmarks.token], **settings))
+    assert not torch.equal(found, wrapped.generate(ids, **settings))
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_a_prompt_in_chunks_is_the_prompt_at_once(family, ids, tokenizer):
+    """transformers' prefill_chunk_size, onto an empty memory and onto one that holds the beginning."""
+    model = wrap(make_model(family), tokenizer, block_size=BLOCK, memory={"k": 2}, local=9)
+    settings = {"max_new_tokens": 9, "do_sample": False}
+    expected = model.generate(ids, **settings)
+    assert torch.equal(model.generate(ids, prefill_chunk_size=9, **settings), expected)
+    memory = model.new_memory()
+    model(ids[:, :18], past_key_values=memory)
+    found = model.generate(ids, past_key_values=memory, prefill_chunk_size=9, **settings)
+    assert torch.equal(found, expected)
+    assert memory.get_seq_length() == 30 + 9 - 1
+
+
+@pytest.mark.parametrize("call", ["generate_batch", "init_continuous_batching", "continuous_batching_context_manager"])
+def test_continuous_batching_is_refused(wrapped, call):
+    with pytest.raises(UserError, match="continuous batching: its paged cache holds no landmark memory"):
+        getattr(wrapped, call)([[1, 2, 3]])
+
+
+@torch.no_grad()
+def test_hidden_states_and_tuples_are_those_of_the_text(wrapped, ids):
+    found = wrapped(ids, past_key_values=wrapped.new_memory(), output_hidden_states=True)
+    assert len(found.hidden_states) == 4
+    assert torch.equal(wrapped.lm_head(found.hidden_states[-1]), found.logits)
+    logits, memory, states = wrapped(
+        ids, past_key_values=wrapped.new_memory(), output_hidden_states=True, return_dict=False
+    )
+    assert torch.equal(logits, found.logits)
+    assert memory.get_seq_length() == 30
+    assert all(torch.equal(a, b) for a, b in zip(states, found.hidden_states, strict=True))
+    assert isinstance(wrapped(ids, phase=torch.zeros(2, dtype=torch.int64), return_dict=False), tuple)
+
+
+@torch.no_grad()
+def test_positions_other_than_the_texts_are_refused(wrapped, ids):
+    memory = wrapped.new_memory()
+    places = torch.arange(30).expand(2, -1)
+    found = wrapped(ids, past_key_values=memory, position_ids=places)
+    assert torch.equal(found.logits, wrapped(ids, past_key_values=wrapped.new_memory()).logits)
+    wrapped(ids[:, :4], past_key_values=memory, position_ids=places[:, :4] + 30)
+    with pytest.raises(UserError, match="position_ids"):
+        wrapped(ids, past_key_values=memory, position_ids=places)
+    with pytest.raises(UserError, match="output_attentions"):
+        wrapped(ids, past_key_values=memory, output_attentions=True)
+    with pytest.raises(UserError, match="inputs_embeds"):
+        wrapped(ids, past_key_values=memory, inputs_embeds=torch.zeros(2, 30, 32))
+    with pytest.raises(UserError, match="attention_mask"):
+        wrapped(ids, past_key_values=memory, attention_mask=torch.ones(2, 7))
 
 
 @pytest.mark.parametrize("tier", ["cpu", "disk"])
@@ -132,9 +234,9 @@ def test_blocks_on_other_tiers(wrapped, ids, tier, tmp_path):
     expected = wrapped(long, past_key_values=(here := wrapped.new_memory())).logits
     memory = wrapped.new_memory(tier=tier)
     assert torch.equal(wrapped(long, past_key_values=memory).logits, expected)
-    memory.memory.save(tmp_path / "kept")
+    memory.save(tmp_path / "kept")
     again = wrapped.new_memory(tier=tier)
-    again.memory.load(tmp_path / "kept")
+    again.load(tmp_path / "kept")
     found, expected = (wrapped(ids, past_key_values=cache).logits for cache in (again, here))
     assert torch.equal(found, expected)
 
@@ -149,3 +251,36 @@ def test_reads_under_autocast(family, tokenizer, ids):
         assert model(ids, phase=phase).logits.isfinite().all()
         ours = model(ids, past_key_values=model.new_memory()).logits
     assert (ours - exact).abs().median() < 0.05  # some query may choose another block
+
+
+@torch.no_grad()
+def test_layers_that_slide_are_saved_too(ids, tokenizer, tmp_path):
+    model = wrap(make_model("gemma3"), tokenizer, block_size=BLOCK, memory={"k": 2}, local=9)
+    memory = model.new_memory()
+    model(ids, past_key_values=memory)
+    memory.save(tmp_path / "kept")
+    again = model.new_memory()
+    again.load(tmp_path / "kept")
+    found, expected = (model(ids, past_key_values=cache).logits for cache in (again, memory))
+    assert torch.equal(found, expected)
+    (tmp_path / "kept" / "windows.safetensors").unlink()
+    with pytest.raises(UserError, match="save the cache, not its memory"):
+        model.new_memory().load(tmp_path / "kept")
+
+
+@torch.no_grad()
+def test_a_chunk_that_fails_leaves_the_memory_as_it_was(ids, tokenizer):
+    model = wrap(make_model("gemma3"), tokenizer, block_size=BLOCK, memory={"k": 2}, local=9)
+    memory, same = model.new_memory(), model.new_memory()
+    for each in (memory, same):
+        model(ids, past_key_values=each)
+
+    def fail(*_):
+        raise RuntimeError("out of memory")
+
+    hook = model.model.layers[2].register_forward_pre_hook(fail)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        model(ids[:, :7], past_key_values=memory)
+    hook.remove()
+    found, expected = (model(ids[:, :7], past_key_values=each).logits for each in (memory, same))
+    assert torch.equal(found, expected)

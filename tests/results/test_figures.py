@@ -33,6 +33,8 @@ SHOWN = {  # figure: an experiment that shows it
     "unique_blocks": "figure5_unique_blocks",
     "accuracy": "figure3_passkey",
     "recall": "retriever",
+    "tasks": "ruler",
+    "widths": "mqar",
 }
 
 
@@ -58,7 +60,7 @@ def composed(experiment):
 
 def made_up(record, figure):
     results, draw_from = record["results"], random.Random(record["labels"]["row"])
-    if figure in ("accuracy", "recall"):
+    if figure in ("accuracy", "recall", "tasks", "widths"):
         for key in ("perplexity", "perplexity_se", "nll", "bits_per_byte", "word_perplexity", "segments"):
             del results[key]
         if figure == "recall":

@@ -14,7 +14,9 @@ from landmark.results.figures import (
     positions,
     recall,
     rows,
+    tasks,
     unique_blocks,
+    widths,
 )
 from landmark.results.figures.drawing import png
 from landmark.results.figures.marks import Panel
@@ -29,7 +31,9 @@ FIGURES: dict[str, Callable[[Table], list[list[Panel]]]] = {
     "copying": copying.panels,
     "drop_rate": drop_rate.panels,
     "recall": recall.panels,
+    "tasks": tasks.panels,
     "unique_blocks": unique_blocks.panels,
+    "widths": widths.panels,
 }
 
 

@@ -1,0 +1,143 @@
+"""Tasks of RULER (Hsieh et al. 2024): questions about texts of any length, whose answers are known.
+
+The prompts are those of NVIDIA/RULER. Essays, and the words of `cwe`, are of the corpus at hand, not downloaded.
+"""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from landmark.data.ruler.essays import Essays
+from landmark.data.ruler.names import KEYS
+from landmark.data.ruler.needles import Needles
+from landmark.data.ruler.question import Material, Question, Task
+from landmark.data.ruler.variables import Variables
+from landmark.data.ruler.word_counts import CommonWords, FrequentWords
+from landmark.data.synthetic_data import Prompt, SyntheticData, too_short
+from landmark.data.tokenizer import Tokenizer
+from landmark.utils.constants import RULER_VERSION
+
+TASKS: dict[str, Task] = {
+    "niah_single_1": Needles("noise"),
+    "niah_single_2": Needles("essay"),
+    "niah_single_3": Needles("essay", numbers=False),
+    "niah_multikey_1": Needles("essay", keys=4),
+    "niah_multikey_2": Needles("needles"),
+    "niah_multikey_3": Needles("needles", words=False, numbers=False),
+    "niah_multivalue": Needles("essay", values=4),
+    "niah_multiquery": Needles("essay", keys=4, queries=4),
+    "vt": Variables(),
+    "cwe": CommonWords(),
+    "fwe": FrequentWords(),
+}
+
+
+class Ruler(SyntheticData):
+    """Prompts of one task.
+
+    The size of the text is found once for each length: the largest, up to one part in 64, for which prompt and answer
+    fit. A prompt that is too long even so gets a smaller text.
+    """
+
+    name = "ruler"
+
+    def __init__(self, task: str, generated: int, essays: Essays, made: Task | None = None):
+        """
+        Args:
+            task: one of `TASKS`.
+            generated: tokens that are left for the answer.
+            essays: the text of haystacks, and the words of lists.
+            made: makes the questions (None: the published task).
+        """
+        self.task, self.generated, self.essays = made or TASKS[task], generated, essays
+        self.prompt_settings: dict[str, Any] = {"task": task, "version": RULER_VERSION}
+        self.sample_settings = self.prompt_settings
+        self._sizes: dict[tuple[int, str], int] = {}
+        self._least: dict[tuple[int, str], int] = {}
+
+    def prompt(self, rng: np.random.Generator, length: int, tokenizer: Tokenizer) -> Prompt:
+        """A prompt that leaves room for the answer within `length` tokens. Its answers are parted by spaces."""
+        seed, room = int(rng.integers(1 << 62)), length - self.generated
+        size = self.size(length, tokenizer)
+        while True:
+            question = self.question(random.Random(seed), size, length)
+            tokens = tokenizer.encode(question.text).astype(np.int64)
+            if len(tokens) <= room or size == self.task.least:
+                break
+            size = max(self.task.least, size - max(1, size // 64))
+        if len(tokens) > room:
+            raise too_short(f"{self.prompt_settings['task']}", length, len(tokens) + self.generated)
+        return Prompt(tokens, " ".join(question.answers), evidence_ranges(question, tokens, tokenizer))
+
+    def question(self, rng: random.Random, size: int, length: int, first: int = 0) -> Question:
+        """A question about a text.
+
+        Args:
+            rng: draws everything that is random.
+            size: of the text, in units of the task.
+            length: tokens of the prompt and its answer together.
+            first: word of the essay to begin with.
+        """
+        return self.task.question(rng, size, length, self.material(size, first))
+
+    def material(self, size: int, first: int = 0) -> Material:
+        """What texts of some size are made of. first: word of the essay to begin with."""
+        in_essay = isinstance(self.task, Needles) and self.task.haystack == "essay"
+        essay = self.essays.words(first, size) if in_essay else []
+        words = self.essays.vocabulary if isinstance(self.task, CommonWords) else []
+        return Material(KEYS, words, essay)
+
+    def score(self, text: str, answer: str) -> float:
+        """The share of the answers that are in the text, in lower case (RULER's string_match_all)."""
+        answers = answer.lower().split()
+        return sum(each in text.lower() for each in answers) / len(answers)
+
+    def size(self, length: int, tokenizer: Tokenizer) -> int:
+        """The size of texts for a length, found by search."""
+        key = length, tokenizer.hash
+        if key not in self._sizes:
+            room = length - self.generated
+            self._sizes[key] = largest_size(lambda size: self._measure(size, length, tokenizer), room, self.task.least)
+        return self._sizes[key]
+
+    def fits(self, length: int, tokenizer: Tokenizer) -> bool:
+        """Whether a text of the least size, with its answer, fits into a length."""
+        key = length, tokenizer.hash
+        if key not in self._least:
+            self._least[key] = self._measure(self.task.least, length, tokenizer)
+        return self._least[key] <= length - self.generated
+
+    def _measure(self, size: int, length: int, tokenizer: Tokenizer) -> int:
+        """Tokens of a text of a size with its answer."""
+        question = self.question(random.Random(0), size, length)
+        return len(tokenizer.encode(f"{question.text} {self.task.reply(question.answers)}"))
+
+
+def largest_size(measure: Callable[[int], int], room: int, least: int) -> int:
+    """The largest size, up to one part in 64, whose measure is at most `room`; `least` if none is.
+
+    Args:
+        measure: tokens of a text of a size; grows with it.
+        room: most tokens.
+        least: the smallest size.
+    """
+    low, high = least, 2 * least + 8
+    while measure(high) <= room:
+        low, high = high, 2 * high
+    while high - low > max(1, low // 64):
+        middle = (low + high) // 2
+        low, high = (middle, high) if measure(middle) <= room else (low, middle)
+    return low
+
+
+def evidence_ranges(question: Question, tokens: np.ndarray, tokenizer: Tokenizer) -> tuple[tuple[int, int], ...]:
+    """For each part of a question's text that states an answer, its tokens [first, stop)."""
+    ends = np.cumsum(tokenizer.byte_lengths[tokens])
+    found = []
+    for part in question.evidence:
+        start = len(question.text[: question.text.index(part)].encode())
+        stop = start + len(part.encode())
+        found.append((int(np.searchsorted(ends, start, "right")), int(np.searchsorted(ends, stop, "left")) + 1))
+    return tuple(found)

@@ -1,0 +1,236 @@
+"""Our models in EleutherAI's lm-evaluation-harness (extra `eval`), read with their memory.
+
+    python -m landmark.evaluation.harness run --model landmark --model_args path=FOLDER,k=4 --tasks lambada_openai
+
+`python -m lm_eval` does not know the model `landmark`; this command makes it known and then is the harness's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from lm_eval.api.instance import Instance  # pyright: ignore[reportMissingImports]
+from lm_eval.api.model import TemplateLM  # pyright: ignore[reportMissingImports]
+from lm_eval.api.registry import register_model  # pyright: ignore[reportMissingImports]
+from lm_eval.models.utils import normalize_gen_kwargs  # pyright: ignore[reportMissingImports]
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window  # pyright: ignore[reportMissingImports]
+from torch import Tensor
+
+from landmark.data.named_tokenizers import load_tokenizer
+from landmark.data.pretrained_tokenizer import PretrainedTokenizer
+from landmark.data.tokenizer import Tokenizer
+from landmark.models import LanguageModel, load
+from landmark.models.sampling import Sampling
+from landmark.utils.constants import DEFAULT_CHUNK
+from landmark.utils.errors import UserError
+
+Request = tuple[Any, list[int], list[int]]  # the texts, ids of the context, ids of the continuation
+Answer = tuple[float, bool]  # log-probability in nats, whether each id is the most probable
+
+
+@register_model("landmark")
+class LandmarkLM(TemplateLM):
+    """A trained run, a model that `landmark.huggingface` saved, or a plain model of transformers.
+
+    Requests of the same length are read as a batch, without padding. A model with a memory reads a text of any length,
+    `local` tokens at a time; a plain one reads at most `max_length` tokens, at once.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        tokenizer: str | None = None,
+        tokenizer_file: str | None = None,
+        vocab_size: int | None = None,
+        local: int | None = None,
+        max_length: int | None = None,
+        max_gen_toks: int = 256,
+        batch_size: int | str = 1,
+        max_batch_size: int | None = None,
+        device: str | None = None,
+        **memory: Any,
+    ):
+        """
+        Args:
+            path: folder of the model.
+            tokenizer: `gpt2`, `code` or `bytes`, for our own models; else a folder with a tokenizer of transformers
+                (None: `path`).
+            tokenizer_file: ranks of `gpt2` (None: they are downloaded).
+            vocab_size: of `gpt2`, as in `load_tokenizer`.
+            local: tokens read at a time (None: 250 with landmarks, the window of Transformer-XL).
+            max_length: most tokens of a text (None: any number with a memory, else what the model was made for).
+            max_gen_toks: most tokens of an answer, where a task does not say.
+            batch_size: most texts that are read together; the harness's "auto" is not supported.
+            max_batch_size: not used; the harness gives it.
+            device: of torch (None: a GPU where there is one).
+            memory: settings of the landmark memory, such as k=4, granularity, tier, max_blocks.
+
+        Raises UserError for a path without a model, another batch size, and memory settings of a model without
+        landmarks.
+        """
+        super().__init__()
+        if not str(batch_size).isdigit() or int(batch_size) < 1:
+            raise UserError(f"batch_size={batch_size}: must be a number, at least 1")
+        self.batch_size, self.max_gen_toks = int(batch_size), int(max_gen_toks)
+        self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self.model: LanguageModel = load(Path(path), device=self._device)
+        own = tokenizer in ("gpt2", "code", "bytes")
+        folder = tokenizer_file if own else tokenizer or path
+        self._text: Tokenizer = load_tokenizer(tokenizer if own and tokenizer else "pretrained", folder, vocab_size)
+        self._settings = memory
+        if memory and self.model.config.kind != "landmark":
+            raise UserError(f"{', '.join(memory)}: {path} holds a {self.model.config.kind} model, without landmarks")
+        has_memory = self._new_memory() is not None
+        chunk = DEFAULT_CHUNK if self.model.config.kind == "landmark" else self.model.config.window
+        self._local = local or chunk
+        bare = getattr(self.model, "bare", None)
+        limit = None if has_memory or bare is None else getattr(bare.config, "max_position_embeddings", None)
+        self.max_length: int | None = max_length or limit
+
+    @property
+    def device(self) -> torch.device:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return self._device
+
+    @property
+    def eot_token_id(self) -> int:
+        return self._text.eot
+
+    @property
+    def prefix_token_id(self) -> int:
+        """The id before a text that has no context: beginning of text where the tokenizer has one."""
+        inner = getattr(self._text, "inner", None)
+        return self._text.eot if inner is None or inner.bos_token_id is None else inner.bos_token_id
+
+    @property
+    def tokenizer_name(self) -> str:
+        return self._text.name
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
+        """Ids of a text. add_special_tokens: for a tokenizer of transformers (None: as it usually does)."""
+        if not isinstance(self._text, PretrainedTokenizer):
+            return self._text.encode(string).tolist()
+        special = {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
+        return self._text.inner.encode(string, **special)
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+        """The log-probability of each whole text in nats: read once with a memory, else in windows of max_length."""
+        found = []
+        for request in requests:
+            ids, prefix = self.tok_encode(request.args[0]), self.prefix_token_id
+            most = self.max_length or max(1, len(ids))
+            windows = get_rolling_token_windows(ids, prefix_token=prefix, max_seq_len=most, context_len=1)
+            parts = [(None, *make_disjoint_window(window)) for window in windows]
+            found.append(sum(score for score, _ in self._loglikelihood_tokens(parts)))
+            self.cache_hook.add_partial("loglikelihood_rolling", request.args, found[-1])
+        return found
+
+    def _loglikelihood_tokens(
+        self, requests: Sequence[Request], disable_tqdm: bool = False, **kwargs: Any
+    ) -> list[Answer]:
+        """For each request the log-probability of its continuation, and whether it is the greedy one."""
+        texts = [[*context, *continuation] for _, context, continuation in requests]
+        if self.max_length is not None:
+            texts = [text[-(self.max_length + 1) :] for text in texts]
+        answers: list[Answer] = [(0.0, True)] * len(requests)
+        for numbers in self._batches([len(text) for text in texts]):
+            inputs = torch.tensor([texts[number][:-1] for number in numbers], device=self.device)
+            continuations = [requests[number][2] for number in numbers]
+            logits = self._logits(inputs, max(map(len, continuations)))
+            for number, continuation, each in zip(numbers, continuations, F.log_softmax(logits, -1), strict=True):
+                own, wanted = each[-len(continuation) :], torch.tensor(continuation, device=self.device)
+                score = own.gather(1, wanted[:, None]).sum()
+                answers[number] = float(score), bool((own.argmax(-1) == wanted).all())
+                if requests[number][0] is not None:
+                    self.cache_hook.add_partial("loglikelihood", requests[number][0], answers[number])
+        return answers
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """The text that follows each context, up to the first of its `until`, end of text, or max_gen_toks."""
+        answers = [""] * len(requests)
+        contexts = [self.tok_encode(request.args[0]) for request in requests]
+        options: list[dict[str, Any]] = [
+            {**normalize_gen_kwargs(request.args[1], self.max_gen_toks)} for request in requests
+        ]
+        for same in _groups([str(sorted(each.items(), key=str)) for each in options]):
+            settings = options[same[0]]
+            tokens, until = settings["max_gen_toks"], settings.get("until") or []
+            if self.max_length is not None:
+                for number in same:
+                    contexts[number] = contexts[number][-(self.max_length - tokens) :]
+            for chosen in self._batches([len(contexts[number]) for number in same]):
+                numbers = [same[place] for place in chosen]
+                texts = self._continue([contexts[number] for number in numbers], tokens, until, _sampling(settings))
+                for number, text in zip(numbers, texts, strict=True):
+                    answers[number] = text
+                    self.cache_hook.add_partial("generate_until", requests[number].args, text)
+        return answers
+
+    def _continue(self, contexts: list[list[int]], tokens: int, until: list[str], sampling: Sampling) -> list[str]:
+        """Texts that follow contexts of one length; generation ends when each has one of `until`."""
+        ids: list[list[int]] = [[] for _ in contexts]
+        settings = {"local": self._local, "memory": self._new_memory(), "sampling": sampling, "stop": [self._text.eot]}
+        texts = [""] * len(ids)
+        for step in self.model.stream(contexts, tokens, **settings):
+            for text, token in zip(ids, step, strict=True):
+                text += [] if token is None else [token]
+            texts = [self._text.decode(text) for text in ids]
+            if all(any(end in text for end in until) for text in texts):
+                break
+        return [_before(text, until) for text in texts]
+
+    @torch.no_grad()
+    def _logits(self, inputs: Tensor, last: int) -> Tensor:
+        """Logits (B, last, vocabulary) after the last tokens of the inputs (B, T)."""
+        memory = self._new_memory()
+        if memory is None:
+            return self.model(inputs)[:, -last:]
+        kept, start = [], 0
+        for chunk in inputs.split(self._local or inputs.shape[1], 1):
+            start += chunk.shape[1]
+            logits = self.model(chunk, memory=memory)
+            if start > inputs.shape[1] - last:
+                kept.append(logits)
+        return torch.cat(kept, 1)[:, -last:]
+
+    def _new_memory(self) -> Any:
+        return (
+            self.model.new_memory(**self._settings) if self.model.config.kind == "landmark" else self.model.new_memory()
+        )
+
+    def _batches(self, lengths: Sequence[int]) -> Iterator[list[int]]:
+        """Numbers of texts of the same length, at most `batch_size` together, the longest first."""
+        for same in sorted(_groups(lengths), key=lambda numbers: -lengths[numbers[0]]):
+            for start in range(0, len(same), self.batch_size):
+                yield same[start : start + self.batch_size]
+
+
+def _groups(keys: Sequence[Any]) -> list[list[int]]:
+    """The places of equal keys."""
+    found: dict[Any, list[int]] = {}
+    for place, key in enumerate(keys):
+        found.setdefault(key, []).append(place)
+    return list(found.values())
+
+
+def _before(text: str, until: Sequence[str]) -> str:
+    """The text before the first of some ends."""
+    for end in until:
+        text = text.split(end)[0] if end else text
+    return text
+
+
+def _sampling(settings: dict[str, Any]) -> Sampling:
+    """How tokens are drawn: the most probable one, unless a task asks for samples."""
+    if not settings.get("do_sample"):
+        return Sampling()
+    return Sampling(settings.get("temperature", 1.0), settings.get("top_k"), settings.get("top_p", 1.0))
+
+
+if __name__ == "__main__":
+    from lm_eval.__main__ import cli_evaluate  # pyright: ignore[reportMissingImports]
+
+    cli_evaluate()

@@ -1,0 +1,151 @@
+"""Windows with landmarks for fine-tuning with transformers' `Trainer`: a collator, and the targets of a window."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from landmark.attention.layout import check_phase, insert_landmarks
+from landmark.utils.constants import NO_LOSS
+from landmark.utils.errors import UserError
+
+
+class LandmarkCollator:
+    """Makes batches for `transformers.Trainer` from tokenised documents without landmarks.
+
+    Each document gets its landmarks, and is cut into windows of `length`; no text is lost. With ℓ = 3, L a landmark,
+    and length = 6, the document a b c d e f g becomes::
+
+        input_ids      a b c L d e     f L g        phase of the second window: 2
+        labels         a b c - d e     f - g        as transformers has them, at their own places
+        shift_labels   b c d - e f     g - -        the next token of the text; a landmark is neither target nor input
+
+    Without `packed`, windows are rows, padded on the right (`attention_mask`). With `packed` they follow one another in
+    one row without padding, and do not see each other (`cu_seqlens`, `position_ids`).
+
+    The features of a document: `input_ids`; `labels` where some tokens have no loss (NO_LOSS = −100); `attention_mask`
+    where some are padding, which is dropped.
+    """
+
+    def __init__(self, model: Any, length: int | None = None, packed: bool = False):
+        """
+        Args:
+            model: a model with landmarks.
+            length: most tokens of a window, landmarks included; None: documents are not cut.
+            packed: whether windows share one row.
+
+        Raises UserError for a model without landmarks, and for a length out of range.
+        """
+        bare = model.get_base_model() if hasattr(model, "get_base_model") else model
+        if not hasattr(bare, "landmarks"):
+            raise UserError(f"{type(bare).__name__} has no landmarks: wrap it with landmark.huggingface.wrap")
+        if length is not None and (not isinstance(length, int) or length < 2):
+            raise UserError(f"length={length}: a window must have at least 2 tokens")
+        self.token, self.block_size = bare.landmarks.token, bare.landmarks.block_size
+        self.length, self.packed = length, packed
+
+    def __call__(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+        """A batch of all windows of some documents. Raises UserError for a document that cannot be read."""
+        windows = [window for feature in features for window in self._windows(feature)]
+        phase = torch.tensor([window["phase"] for window in windows])
+        if self.packed:
+            lengths = torch.tensor([0, *(len(window["input_ids"]) for window in windows)])
+            row = {name: torch.cat([window[name] for window in windows])[None] for name in _COLUMNS}
+            positions = torch.cat([torch.arange(len(window["input_ids"])) for window in windows])[None]
+            return {**row, "phase": phase, "cu_seqlens": lengths.cumsum(0), "position_ids": positions}
+        pad = {"input_ids": 0, "labels": NO_LOSS, "shift_labels": NO_LOSS, "attention_mask": 0}
+        for window in windows:
+            window["attention_mask"] = torch.ones_like(window["input_ids"])
+        batch = {
+            name: torch.nn.utils.rnn.pad_sequence([window[name] for window in windows], True, value)
+            for name, value in pad.items()
+        }
+        return {**batch, "phase": phase}
+
+    def _windows(self, feature: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The windows of a document."""
+        ids = torch.as_tensor(feature["input_ids"])
+        labels = torch.as_tensor(feature.get("labels", ids)).clone()
+        if ids.ndim == 1 and not len(ids):
+            raise UserError("input_ids: the document has no text")
+        if ids.ndim != 1 or ids.shape != labels.shape or ids.is_floating_point():
+            raise UserError(
+                f"input_ids {tuple(ids.shape)}, labels {tuple(labels.shape)}: a document is one row of integers, and "
+                "its labels have its length"
+            )
+        if (mask := feature.get("attention_mask")) is not None:
+            own = torch.as_tensor(mask).bool()
+            ids, labels = ids[own], labels[own]
+        if not len(ids):
+            raise UserError("attention_mask: the document is nothing but padding")
+        if bool((ids == self.token).any()):
+            raise UserError(f"input_ids hold landmarks ({self.token}): leave them out, the collator inserts them")
+        tokens, own = (x.squeeze(0) for x in insert_landmarks(ids[None], 0, self.block_size, self.token))
+        in_view, targets = (torch.full_like(tokens, NO_LOSS) for _ in range(2))
+        in_view[own] = labels.to(tokens.dtype)
+        targets[own[:-1]] = labels[1:].to(tokens.dtype)
+        step = self.length or len(tokens)
+        return [
+            {
+                "input_ids": tokens[start : start + step],
+                "labels": in_view[start : start + step],
+                "shift_labels": targets[start : start + step],
+                "phase": start % (self.block_size + 1),
+            }
+            for start in range(0, len(tokens), step)
+        ]
+
+
+_COLUMNS = "input_ids", "labels", "shift_labels"
+
+
+def next_labels(labels: Tensor, phase: Tensor, block_size: int, cu_seqlens: Tensor | None = None) -> Tensor:
+    """The target of each token of windows with landmarks, (B, T): the label of the next token that is no landmark.
+
+    Args:
+        labels: (B, T), the token at each place, or NO_LOSS.
+        phase: (B,), tokens missing from the first block; with `cu_seqlens` (documents,).
+        block_size: ℓ.
+        cu_seqlens: (documents + 1,), bounds of documents packed into one row; None: nothing is packed.
+    """
+    if cu_seqlens is not None:
+        bounds = zip(cu_seqlens[:-1].tolist(), cu_seqlens[1:].tolist(), phase, strict=True)
+        parts = [next_labels(labels[:, a:b], each[None], block_size) for a, b, each in bounds]
+        return torch.cat(parts, 1)
+    length = labels.shape[1]
+    place = phase.to(labels.device)[:, None] + torch.arange(length, device=labels.device)
+    is_landmark = place % (block_size + 1) == block_size
+    after = torch.nn.functional.pad(labels, (0, 2), value=NO_LOSS)
+    next_is_landmark = (place + 1) % (block_size + 1) == block_size
+    targets = torch.where(next_is_landmark, after[:, 2:], after[:, 1:-1])
+    return targets.masked_fill(is_landmark, NO_LOSS)
+
+
+def check_windows(tokens: Tensor | None, phase: Tensor, block_size: int, mask: Tensor | None, **given: Any) -> None:
+    """Raise UserError for arguments of a model that windows with landmarks do not allow.
+
+    Args:
+        tokens: (B, T) or (B, T, D).
+        phase: (B,), or with `cu_seqlens` (documents,).
+        block_size: ℓ.
+        mask: the attention mask (B, T). Padding must be on the right, where no other token sees it.
+        given: other arguments of the model.
+    """
+    if tokens is None:
+        raise UserError("phase: give the windows too, as input_ids")
+    if given.get("past_key_values") is not None:
+        raise UserError("windows with phase are whole: they go on from no past_key_values")
+    if given.get("labels") is None and given.get("shift_labels") is not None:
+        raise UserError("shift_labels without labels, as label smoothing gives them: it would predict landmarks")
+    bounds = given.get("cu_seqlens")
+    try:
+        check_phase(phase, len(tokens) if bounds is None else len(bounds) - 1, block_size)
+    except (ValueError, AttributeError) as error:
+        raise UserError(f"phase: {error}") from error
+    if mask is None or torch.compiler.is_compiling():
+        return
+    if mask.ndim != 2 or bool((mask[:, 1:] > mask[:, :-1]).any()):
+        raise UserError("attention_mask: windows with landmarks may have padding on the right only")

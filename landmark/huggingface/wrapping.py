@@ -1,0 +1,164 @@
+"""Giving landmarks to a model of transformers, in place, and taking them off."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from types import MethodType
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from landmark.huggingface.attention import ATTENTION
+from landmark.huggingface.families import check_model, text_config
+from landmark.huggingface.making_classes import config_class, model_class
+from landmark.huggingface.model import SETTINGS, LandmarkModel, LandmarkSettings, prepare, saved_settings
+from landmark.huggingface.safe_loading import folder_of, open_model, open_tokenizer
+from landmark.memory import Memory
+from landmark.utils.constants import DEFAULT_CHUNK, LANDMARK
+from landmark.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def wrap(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    block_size: int = 63,
+    memory: Mapping[str, Any] | None = None,
+    local: int = DEFAULT_CHUNK,
+) -> LandmarkModel:
+    """Make a decoder of transformers a `LandmarkModel` too, in place.
+
+    Args:
+        model: the decoder.
+        tokenizer: gets the token `<landmark>`, whose embedding is the mean of the others until it is trained.
+        block_size: ℓ, tokens a block.
+        memory: settings of `landmark.memory.Memory`, as {"k": 4, "max_blocks": 1000}. None: its defaults.
+        local: tokens of a prompt read at a time.
+
+    Returns the same model. Raises UserError for a model or settings that do not fit, and if the tokenizer has the token
+    already.
+    """
+    check_model(model)
+    if LANDMARK in tokenizer.get_vocab():
+        raise UserError(
+            f"the tokenizer has a token {LANDMARK} already: to go on with a model that was saved with landmarks, "
+            "use landmark.huggingface.load(folder)"
+        )
+    if any(weight.is_meta for weight in embedding_weights(model)):
+        raise UserError(
+            "the model's embeddings are kept elsewhere (meta tensors), so none can be added: wrap the model on one "
+            "device, save it, and open it with landmark.huggingface.load(folder, device_map=…)"
+        )
+    if memory is not None and not isinstance(memory, Mapping):
+        raise UserError(f"memory={memory!r}: give settings by name, as {{'k': 4}}")
+    settings = LandmarkSettings(len(tokenizer), block_size, local, dict(memory or {}))
+    wrapped = attach(model, settings)
+    tokenizer.add_tokens([LANDMARK], special_tokens=True)
+    place_embedding(model, settings.token)
+    assert tokenizer.convert_tokens_to_ids(LANDMARK) == settings.token
+    return wrapped
+
+
+def load(folder: str | Path, **settings: Any) -> tuple[LandmarkModel, PreTrainedTokenizerBase]:
+    """Load a model and its tokenizer that `save_pretrained` wrote after `wrap`.
+
+    folder: the folder, or its name on the hub. settings: of `from_pretrained`. Raises UserError if there is none.
+    """
+    path = folder_of(str(folder))
+    if not (path / "config.json").is_file():
+        raise UserError(f"{path} holds no config.json: name the folder that save_pretrained wrote")
+    model = open_model(path, **settings)
+    return model if isinstance(model, LandmarkModel) else attach(model), open_tokenizer(path)
+
+
+def attach(model: PreTrainedModel, settings: LandmarkSettings | None = None) -> LandmarkModel:
+    """Make a model a `LandmarkModel` too, in place; its vocabulary has the landmark already.
+
+    settings: None, the ones that it was saved with. Raises UserError for a model or settings that do not fit.
+    """
+    check_model(model)
+    if settings is None:
+        settings = saved_settings(model.config, model.name_or_path or "the model")
+    check_settings(model, settings)
+    rebound = _own_forward(model)
+    base = type(model)
+    model.config.__class__ = config_class(type(model.config))
+    model.__class__ = model_class(base)
+    if rebound:
+        cast(Any, model)._old_forward = MethodType(type(model).forward, model)
+    prepare(model, settings)
+    return cast(LandmarkModel, model)
+
+
+def unwrap(model: LandmarkModel) -> PreTrainedModel:
+    """Take the landmarks off a model, in place: it is again of its class in transformers.
+
+    Its embedding keeps the row of `<landmark>`. Returns the same model. Raises UserError for one without landmarks.
+    """
+    if not isinstance(model, LandmarkModel):
+        raise UserError(f"{type(model).__name__} has no landmarks to take off")
+    plain = cast(Any, model)
+    rebound = _own_forward(plain)
+    names = {name: original for original, name in ATTENTION.items()}
+    plain.set_attn_implementation(names.get(plain.config._attn_implementation, plain.config._attn_implementation))
+    delattr(plain.config, SETTINGS)
+    plain.config.__class__ = type(plain.config).__bases__[-1]
+    plain.__class__ = type(plain).__bases__[-1]
+    if rebound:
+        plain._old_forward = MethodType(type(plain).forward, plain)
+    return plain
+
+
+def check_settings(model: PreTrainedModel, settings: LandmarkSettings) -> None:
+    """Raise UserError for settings out of range, of a wrong type, or unknown."""
+    for name in ("token", "block_size", "local"):
+        value = getattr(settings, name)
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise UserError(f"{name}={value!r}: must be a whole number")
+    if settings.local < 1:
+        raise UserError(f"local={settings.local}: at least one token must be read at a time")
+    fixed = ("self", "block_size", "rope_base", "still_layers")  # the model's own
+    allowed = [name for name in inspect.signature(Memory.__init__).parameters if name not in fixed]
+    if unknown := sorted(set(settings.memory) - set(allowed)):
+        raise UserError(f"memory: {', '.join(map(str, unknown))}: unknown; the settings are {', '.join(allowed)}")
+    Memory(settings.block_size, **settings.memory)
+    cutoff, layers = settings.memory.get("cutoff"), text_config(model).num_hidden_layers
+    if isinstance(cutoff, list | tuple) and len(cutoff) != layers:
+        raise UserError(f"memory: cutoff has {len(cutoff)} numbers: give one, or one for each of {layers} layers")
+
+
+def _own_forward(model: PreTrainedModel) -> bool:
+    """Whether the instance has accelerate's hook as its own `forward`, around that of its class.
+
+    Raises UserError for any other `forward` of its own: landmarks would never be used.
+    """
+    if "forward" not in vars(model):
+        return False
+    old = vars(model).get("_old_forward")
+    if hasattr(model, "_hf_hook") and getattr(old, "__func__", None) is type(model).forward:
+        return True
+    raise UserError(
+        f"{type(model).__name__}: this model has a forward of its own, as accelerator.prepare gives it: wrap it before"
+    )
+
+
+@torch.no_grad()
+def place_embedding(model: PreTrainedModel, token: int) -> None:
+    """Make room for a token and give it the mean embedding of the others."""
+    rows = len(embedding_weights(model)[0])
+    if token >= rows:
+        model.resize_token_embeddings(token + 1, mean_resizing=False)
+    for weight in embedding_weights(model):
+        others = torch.arange(rows, device=weight.device) != token
+        weight[token] = weight[:rows][others].mean(0)
+
+
+def embedding_weights(model: PreTrainedModel) -> list[Tensor]:
+    """Weights of the input and of the output embedding; the same tensor if they are tied."""
+    return [cast(Any, layer).weight for layer in (model.get_input_embeddings(), model.get_output_embeddings())]

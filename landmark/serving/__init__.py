@@ -1,0 +1,23 @@
+"""A server of models with landmarks that speaks OpenAI's protocol (the optional extra `serve`).
+
+`python -m landmark.serving FOLDER` starts it; `make_app` makes the application for another server.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from landmark.serving.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from landmark.serving.app import make_app
+
+__all__ = ["ServerSettings", "make_app"]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "make_app":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from landmark.serving.app import make_app  # it needs fastapi
+
+    return make_app

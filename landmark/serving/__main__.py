@@ -1,0 +1,50 @@
+"""`python -m landmark.serving FOLDER`: serve a model that was saved with landmarks."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from landmark.serving.settings import ServerSettings
+from landmark.utils.errors import UserError
+
+
+def main() -> None:
+    """Serve until interrupted. The key of the clients is in the environment, LANDMARK_API_KEY; several with commas."""
+    parser = argparse.ArgumentParser(prog="python -m landmark.serving", description=__doc__)
+    parser.add_argument("model", help="folder of a model with landmarks, or its name on the hub")
+    parser.add_argument("--memories", type=Path, default=Path("memories"), help="folder of sessions and documents")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--device", default="cpu", help="as cuda:0")
+    for name, meaning in (
+        ("body", "most bytes of a request"),
+        ("sessions", "most sessions and documents of a key"),
+        ("disk", "most bytes of all memories"),
+        ("tokens", "most tokens of an answer"),
+    ):
+        parser.add_argument(f"--{name}", type=int, default=getattr(ServerSettings, name), help=meaning)
+    given = parser.parse_args()
+    try:
+        keys = tuple(filter(None, os.environ.get("LANDMARK_API_KEY", "").split(",")))
+        if not keys:
+            raise UserError("LANDMARK_API_KEY is not set: it is the key that clients send")
+        limits = {name: getattr(given, name) for name in ("body", "sessions", "disk", "tokens")}
+        settings = ServerSettings(given.memories, keys, **limits)
+        try:
+            import uvicorn
+
+            from landmark.serving.app import make_app
+        except ImportError as error:
+            raise UserError(f"{error.name} is not installed: pip install 'landmark[serve]'") from error
+        from landmark.huggingface import load
+
+        model, tokenizer = load(given.model, device_map=given.device)
+    except UserError as error:
+        parser.exit(2, f"{error}\n")
+    uvicorn.run(make_app(model, tokenizer, settings, Path(given.model).name), host=given.host, port=given.port)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""Answers of a model with landmarks, token by token; requests take turns at the model."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopPLogitsWarper
+
+from landmark.utils.errors import UserError
+
+
+@dataclass
+class Answer:
+    """An answer while it is made. tokens: ids so far. finish: "stop" or "length" at the end, None before."""
+
+    prompt_tokens: int
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    finish: str | None = None
+
+
+class Answering:
+    """Reads prompts and samples answers. One step, a chunk of a prompt or a token, is computed at a time, and between
+    steps other requests take their turn.
+
+    model: a model with landmarks. tokenizer: of transformers.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any):
+        self.model, self.tokenizer = model.eval(), tokenizer
+        self._turn = threading.Lock()
+        ends = model.generation_config.eos_token_id
+        self._ends = set(ends if isinstance(ends, list) else [ends]) | {tokenizer.eos_token_id}
+
+    def ids(self, text: str) -> list[int]:
+        """Ids of a text without special tokens. Raises UserError for an empty one."""
+        ids = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        if not ids:
+            raise UserError("the prompt has no text")
+        return ids
+
+    def chat_ids(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        """Ids of messages, by the tokenizer's template for chats, or as lines of role and content without one."""
+        if self.tokenizer.chat_template:
+            return self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        lines = [f"{message['role']}: {message['content']}\n" for message in messages]
+        return self.ids("".join(lines) + "assistant:")
+
+    def read(self, ids: Sequence[int], cache: Any) -> Tensor:
+        """Read more of a text, and return the logits of the next token, (vocabulary,)."""
+        local, logits = self.model.landmarks.local, None
+        for start in range(0, len(ids), local):
+            chunk = torch.tensor([list(ids[start : start + local])], device=self.model.device)
+            with self._turn, torch.inference_mode():
+                logits = self.model(chunk, past_key_values=cache, logits_to_keep=1).logits[0, -1]
+        assert logits is not None
+        return logits
+
+    def answer(
+        self,
+        ids: Sequence[int],
+        cache: Any,
+        answer: Answer,
+        *,
+        most: int,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        stop: Sequence[str] = (),
+        seed: int | None = None,
+    ) -> Iterator[str]:
+        """Read a prompt, and give the text of the answer piece by piece.
+
+        Args:
+            ids: of the prompt.
+            cache: the memory, which reads the prompt and the answer.
+            answer: is filled.
+            most: tokens of the answer.
+            temperature: 0 for the most probable token each time.
+            top_p: the most probable tokens that together have this probability are sampled.
+            stop: texts that end the answer, and are not part of it.
+            seed: of the random numbers; None: another one each time.
+        """
+        generator = torch.Generator().manual_seed(seed) if seed is not None else None
+        warpers = LogitsProcessorList()
+        if temperature > 0:
+            warpers.append(TemperatureLogitsWarper(float(temperature)))
+        if temperature > 0 and top_p < 1:
+            warpers.append(TopPLogitsWarper(top_p))
+        logits, given = self.read(ids, cache), 0
+        while answer.finish is None:
+            logits = logits.clone()
+            logits[self.model.landmarks.token] = -torch.inf
+            no_ids: Any = torch.empty(1, 0, dtype=torch.int64)
+            scores = warpers(no_ids, cast(Any, logits[None].float().cpu()))[0]
+            token = int(scores.argmax()) if temperature == 0 else _sample(scores, generator)
+            if token in self._ends:
+                answer.finish = "stop"
+                text = answer.text
+            else:
+                answer.tokens.append(token)
+                text = self.tokenizer.decode(answer.tokens, skip_special_tokens=True)
+                answer.finish = "length" if len(answer.tokens) >= most else None
+            found = [at for each in stop if (at := text.find(each)) >= 0]
+            if found:
+                answer.finish, text = "stop", text[: min(found)]
+            answer.text = text
+            held = 0 if answer.finish else max(3 * text.endswith("\ufffd"), *(len(each) - 1 for each in stop), 0)
+            if len(text) - held > given:
+                yield text[given : len(text) - held]
+                given = len(text) - held
+            logits = self.read([token], cache) if answer.finish is None else logits
+        if answer.tokens and answer.finish == "length":
+            self.read(answer.tokens[-1:], cache)  # so that a session goes on behind the whole answer
+
+
+def _sample(scores: Tensor, generator: torch.Generator | None) -> int:
+    return int(torch.multinomial(scores.softmax(-1), 1, generator=generator))

@@ -1,0 +1,123 @@
+"""The memories of a server on disk: one for each session and each document of a key.
+
+A memory is a folder of `LandmarkCache.save`. Its content is replaced by writing the new folder, then renaming one link
+that names it, so that a server which is killed at any moment finds the memory before the request or after it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from landmark.serving.settings import ServerSettings
+from landmark.utils.errors import UserError
+from landmark.utils.files import read_json, write_json
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+CONTENT = "content.json"
+
+
+class Full(UserError):
+    """There is no room for another memory."""
+
+
+class Missing(UserError):
+    """There is no memory of this name."""
+
+
+class Busy(UserError):
+    """Another request uses this memory."""
+
+
+class Memories:
+    """The memories of all keys below a folder."""
+
+    def __init__(self, settings: ServerSettings, model: Any):
+        """settings: of the server. model: a model with landmarks, whose memories they are."""
+        self._settings, self._model = settings, model
+        self._used: set[Path] = set()
+        self._writing = threading.Lock()
+
+    @contextmanager
+    def using(self, key: str, kind: str, name: str) -> Iterator[None]:
+        """While a request uses a memory, raises Busy for another request that would change it."""
+        folder = self._folder(key, kind, name)
+        with self._writing:
+            if folder in self._used:
+                raise Busy(f"{kind[:-1]} {name} is answering another request: ask again after it")
+            self._used.add(folder)
+        try:
+            yield
+        finally:
+            with self._writing:
+                self._used.discard(folder)
+
+    def open(self, key: str, kind: str, name: str, *, must_exist: bool) -> Any:
+        """The memory, empty if it is new. Raises Missing where it must exist and does not.
+
+        Args:
+            key: of the client.
+            kind: "sessions" or "documents".
+            name: of the memory.
+            must_exist: whether a new one is an error.
+        """
+        folder, cache = self._folder(key, kind, name), self._model.new_memory()
+        if (folder / CONTENT).is_file():
+            cache.load(folder / read_json(folder / CONTENT)["memory"], self._model.device)
+        elif must_exist:
+            raise Missing(f"{kind[:-1]} {name}: there is none of this name")
+        return cache
+
+    def save(self, key: str, kind: str, name: str, cache: Any) -> None:
+        """Replace a memory. Raises Full, and leaves the one before, where a limit of the server is reached.
+
+        Args:
+            key: of the client.
+            kind: "sessions" or "documents".
+            name: of the memory.
+            cache: its new content.
+        """
+        folder = self._folder(key, kind, name)
+        with self._writing:
+            is_new = not (folder / CONTENT).is_file()
+            others = sum(1 for _ in folder.parent.parent.glob(f"*/*/{CONTENT}"))
+            if is_new and others >= self._settings.sessions:
+                raise Full(f"{others} sessions and documents: this server keeps no more; delete one")
+            used, more = _bytes_below(self._settings.folder), cache.stats["bytes_kept"]
+            if used + more > self._settings.disk:
+                raise Full(f"{used:,} bytes of memories: there is no room for {more:,} more; delete some")
+            before = None if is_new else read_json(folder / CONTENT)["memory"]
+            folder.mkdir(parents=True, exist_ok=True)
+            after = uuid.uuid4().hex
+            try:
+                cache.save(folder / after)
+                write_json(folder / CONTENT, {"memory": after, "tokens": cache.get_seq_length()})
+            except BaseException:
+                shutil.rmtree(folder / after, ignore_errors=True)
+                raise
+            if before is not None:
+                shutil.rmtree(folder / before, ignore_errors=True)
+
+    def delete(self, key: str, kind: str, name: str) -> None:
+        """Forget a memory. Raises Missing where there is none."""
+        folder = self._folder(key, kind, name)
+        if not (folder / CONTENT).is_file():
+            raise Missing(f"{kind[:-1]} {name}: there is none of this name")
+        (folder / CONTENT).unlink()
+        shutil.rmtree(folder, ignore_errors=True)
+
+    def _folder(self, key: str, kind: str, name: str) -> Path:
+        if not NAME.fullmatch(name):
+            raise UserError(f"{kind[:-1]}={name!r}: a name has 1 to 64 letters, digits, dots, dashes and underscores")
+        return self._settings.folder / hashlib.sha256(key.encode()).hexdigest()[:32] / kind / name
+
+
+def _bytes_below(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -1,0 +1,225 @@
+"""RULER's tasks: what their texts state, ask and leave room for; training windows of them; essays."""
+
+import random
+import re
+
+import numpy as np
+import pytest
+
+from landmark.data import SyntheticCorpus, load_tokenizer
+from landmark.data.mixed_windows import MixedWindows
+from landmark.data.ruler import TASKS, Ruler
+from landmark.data.ruler.essays import Essays
+from landmark.data.ruler.needles import DEPTHS
+from landmark.data.ruler.question import NOISE, Material
+from landmark.data.ruler.samples import RulerSamples
+from landmark.data.synthetic_windows import SyntheticWindows
+from landmark.data.windows import TrainingWindows
+from landmark.utils.constants import RULER_TASKS
+from landmark.utils.errors import UserError
+
+CODE = load_tokenizer("code")
+SENTENCES = " ".join(
+    f"The {noun} {verb} the {other} again."
+    for noun in ("boat", "crow")
+    for verb in ("sees", "hears")
+    for other in NOISE.split()
+)
+STREAM = CODE.encode(f"{SENTENCES} {' '.join('w' + letter * 3 for letter in 'abcdefghijklmnopqrstuvwxyz')} " * 40)
+ESSAYS = Essays(STREAM, CODE)
+NEEDLE = re.compile(r"One of the special magic (number|uuid)s for (\S+) is: ([0-9a-f-]+)\.")
+
+
+def corpus(task, generated=40, tokenizer=CODE, essays=ESSAYS):
+    return SyntheticCorpus(Ruler(task, generated, essays), tokenizer)
+
+
+def test_all_tasks_have_a_published_number_of_tokens():
+    assert list(TASKS) == list(RULER_TASKS)
+
+
+@pytest.mark.parametrize("length", [2048, 9000])
+@pytest.mark.parametrize("task", TASKS)
+def test_prompts_state_their_answers_and_leave_room_for_them(task, length):
+    prompts = corpus(task).prompts("test", length, 3)
+    texts = {CODE.decode(prompt.tokens) for prompt in prompts}
+    assert len(texts) == 3
+    for prompt in prompts:
+        text, answers = CODE.decode(prompt.tokens), prompt.answer.split()
+        assert 0.9 * length < len(prompt.tokens) <= length - 40
+        context = text[: text.rindex("What" if task.startswith("niah") else "Question:")]
+        assert all(answer in context for answer in answers)
+        assert Ruler.score(object.__new__(Ruler), f" {prompt.answer}.", prompt.answer) == 1
+        for first, stop in prompt.evidence:
+            part = CODE.decode(prompt.tokens[first:stop])
+            assert any(answer in part for answer in answers)
+            assert stop - first < 100
+        assert len(prompt.evidence) == (0 if task in ("cwe", "fwe") else len(answers))
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "code"])
+def test_a_prompt_is_a_function_of_split_length_and_number(tokenizer):
+    tokenizer = load_tokenizer(tokenizer)
+    one, two = (
+        corpus("niah_multiquery", tokenizer=tokenizer, essays=Essays(tokenizer.encode(SENTENCES), tokenizer))
+        for _ in range(2)
+    )
+    two.prompts("test", 3000, 1)
+    for a, b in zip(one.prompts("test", 2500, 3), two.prompts("test", 2500, 3), strict=True):
+        np.testing.assert_array_equal(a.tokens, b.tokens)
+    assert one.prompts("test", 2500, 1)[0].answer != one.prompts("validation", 2500, 1)[0].answer
+
+
+@pytest.mark.parametrize(
+    ("task", "needles", "keys", "asked", "kind"),
+    [
+        ("niah_single_1", 1, 1, 1, "number"),
+        ("niah_single_2", 1, 1, 1, "number"),
+        ("niah_single_3", 1, 1, 1, "uuid"),
+        ("niah_multikey_1", 4, 4, 1, "number"),
+        ("niah_multivalue", 4, 1, 4, "number"),
+        ("niah_multiquery", 4, 4, 4, "number"),
+    ],
+)
+def test_needles_are_as_many_as_published(task, needles, keys, asked, kind):
+    for prompt in corpus(task).prompts("test", 4000, 5):
+        text = CODE.decode(prompt.tokens)
+        found = NEEDLE.findall(text)
+        assert len(found) == needles
+        assert len({key for _, key, _ in found}) == keys
+        assert {each for each, *_ in found} == {kind}
+        assert len(prompt.answer.split()) == asked
+        stated = {value: key for _, key, value in found}
+        question = text[text.rindex("What") :]
+        assert all(stated[answer] in question for answer in prompt.answer.split())
+        assert ("are all" in question) == (asked > 1)
+        assert text.startswith("Some special magic" if asked > 1 else "A special magic")
+
+
+@pytest.mark.parametrize("task", ["niah_multikey_2", "niah_multikey_3"])
+def test_a_haystack_of_needles_has_the_key_once(task):
+    prompt = corpus(task).prompts("test", 6000, 1)[0]
+    text = CODE.decode(prompt.tokens)
+    keys = [key for _, key, value in NEEDLE.findall(text)]
+    assert len(keys) > 30
+    (asked,) = [key for _, key, value in NEEDLE.findall(text) if value == prompt.answer]
+    assert keys.count(asked) == 1
+    assert re.search(r"for (\S+) mentioned", text[text.rindex("What") :])[1] == asked
+
+
+def test_needles_stand_at_all_depths():
+    """Of an essay at one of forty depths, of noise after any sentence."""
+    places = []
+    for prompt in corpus("niah_single_1").prompts("test", 1500, 120):
+        places.append(prompt.evidence[0][0] / len(prompt.tokens))
+    assert min(places) < 0.15
+    assert max(places) > 0.75
+    essay = [f"{number}." for number in range(1000)]
+    depths = set()
+    for seed in range(200):
+        question = TASKS["niah_single_2"].question(random.Random(seed), 1000, 4096, Material(["a-b"], [], essay))
+        before = question.text[: question.text.index(question.evidence[0])].rstrip()
+        depths.add(int(before.split()[-1].rstrip(".")) + 1 if before.endswith(".") and before[-2].isdigit() else 0)
+    assert depths <= {int(1000 * depth / 100) for depth in DEPTHS}
+    assert len(depths) > 30
+
+
+def test_a_chain_of_variables_is_stated_in_order():
+    prompt = corpus("vt").prompts("test", 4000, 1)[0]
+    text = CODE.decode(prompt.tokens)
+    example, _, asked = text.rpartition("Memorize and track")
+    names, (value,) = prompt.answer.split(), set(re.findall(r"assigned the value (\d+)", asked))
+    assert len(names) == 5
+    assert {len(name) for name in names} == {5}
+    stated = re.findall(r"VAR ([A-Z]+) = (?:VAR )?(\w+)", asked)
+    assert stated == list(zip(names, [value, *names]))
+    assert re.search(r"they are:  [A-Z]{3}( [A-Z]{3}){4}\n", example)
+
+
+@pytest.mark.parametrize(("length", "often", "seldom"), [(2048, 6, 1), (9000, 30, 3)])
+def test_common_words_come_more_often_than_all_others(length, often, seldom):
+    prompt = corpus("cwe").prompts("test", length, 1)[0]
+    listed = CODE.decode(prompt.tokens).rpartition("Below is")[2].rpartition("\nQuestion")[0]
+    numbers, words = zip(*re.findall(r"(\d+)\. (\w+)", listed), strict=True)
+    assert [int(number) for number in numbers] == list(range(1, len(numbers) + 1))
+    counts = {word: words.count(word) for word in words}
+    answers = prompt.answer.split()
+    assert len(answers) == 10
+    assert {counts.pop(answer) for answer in answers} == {often}
+    assert set(counts.values()) <= {seldom}
+
+
+def test_frequent_words_follow_the_law():
+    prompt = corpus("fwe").prompts("test", 9000, 1)[0]
+    text = CODE.decode(prompt.tokens)
+    coded = text[text.index("coded words. ") + 13 : text.rindex("\nQuestion")].split()
+    counts = sorted(((coded.count(word), word) for word in set(coded)), reverse=True)
+    assert counts[0][1] == "..."
+    assert [word for _, word in counts[1:4]] == prompt.answer.split()
+    for rank, (count, _) in enumerate(counts[:6], 1):
+        assert count == pytest.approx(counts[0][0] / rank**2, abs=1)
+
+
+def test_a_text_that_cannot_be_so_short_is_refused():
+    with pytest.raises(UserError, match=r"eval\.length=100: a niah_multiquery prompt needs at least \d+ tokens"):
+        corpus("niah_multiquery").prompts("test", 100, 1)
+
+
+def test_essays_begin_again_after_their_end():
+    words = CODE.decode(STREAM).split()
+    assert ESSAYS.words(0, 5) == words[:5]
+    assert ESSAYS.words(len(words) - 2, 5) == [*words[-2:], *words[:3]]
+    assert ESSAYS.words(3 * len(words) + 1, 2) == words[1:3]
+    long = Essays(CODE.encode("".join(f"word{number} " for number in range(20_000))), CODE)
+    for count in (10, 4000, 9000, 20_000):  # words are not cut where the decoding pauses
+        assert long.words(count - 2, 2) == [f"word{count - 2}", f"word{count - 1}"]
+    with pytest.raises(UserError, match="no words"):
+        Essays(np.array([CODE.eot] * 5), CODE)
+
+
+@pytest.mark.parametrize("length", [300, 502])
+def test_training_windows_answer_questions_that_they_state(length):
+    samples, answered = RulerSamples(ESSAYS, answer_weight=7.0), 0
+    for seed in range(60):
+        window = samples.window(np.random.default_rng(seed), length, CODE)
+        assert {len(window.tokens), len(window.targets), len(window.weights)} == {length}
+        np.testing.assert_array_equal(window.tokens[1:], window.targets[:-1])
+        text = CODE.decode(window.tokens)
+        weighted = window.weights == 7
+        starts = np.flatnonzero(weighted[1:] & ~weighted[:-1]) + 1
+        for start in starts:
+            stop = start + int(np.argmin(weighted[start:])) if not weighted[start:].all() else length
+            for answer in re.findall(r"[\w-]{5,}", CODE.decode(window.targets[start:stop])):
+                if stop < length:
+                    assert text.count(answer) > 1 or "..." in text
+                    answered += 1
+        for found in NEEDLE.finditer(text):  # its key and its value are not predicted
+            place = len(CODE.encode(text[: found.start(3)]))
+            assert place >= length - 2 or not window.weights[place : place + 2].any()
+    assert answered > 60
+
+
+def test_windows_that_are_too_short_are_refused():
+    with pytest.raises(UserError, match=r"data\.tasks: no task fits into a window of 50 tokens: raise train\.length"):
+        RulerSamples(ESSAYS).window(np.random.default_rng(0), 50, CODE)
+
+
+def test_a_share_of_the_windows_is_tasks_and_the_others_stay_as_they_were():
+    settings = {"length": 306, "batch_size": 16, "seed": 3, "block_size": 50}
+    text = TrainingWindows(STREAM, **settings, landmark=CODE.landmark, eot=CODE.eot)
+    tasks = SyntheticWindows(SyntheticCorpus(RulerSamples(ESSAYS), CODE), "train", **settings)
+    mixed, counts = MixedWindows(text, tasks, 0.3), []
+    for step in range(6):
+        batch, before = mixed.batch(step), text.batch(step)
+        is_task = (batch.tokens != before.tokens).any(1)
+        counts.append(int(is_task.sum()))
+        assert batch.weights is not None
+        assert batch.phase is not None
+        assert before.phase is not None
+        assert (batch.phase[~is_task] == before.phase[~is_task]).all()
+        assert (batch.targets[~is_task] == before.targets[~is_task]).all()
+        assert (batch.weights[~is_task] == 1).all()
+        assert (batch.phase[is_task] == 0).all()
+        for part in (range(0, 8), range(8, 16)):  # devices share a batch
+            assert (mixed.batch(step, part).tokens == batch.tokens[part.start : part.stop]).all()
+    assert 0.15 < sum(counts) / 96 < 0.45

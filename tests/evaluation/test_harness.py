@@ -1,0 +1,207 @@
+"""Our models in lm-evaluation-harness, against its own model `hf` and against sums by hand; its tasks, offline."""
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
+
+import pytest
+
+pytest.importorskip("lm_eval", reason="the optional extra `eval` is not installed")
+pytest.importorskip("transformers", reason="the optional extra `hf` is not installed")
+
+import torch
+import torch.nn.functional as F
+from lm_eval import simple_evaluate
+from lm_eval.api.instance import Instance
+from lm_eval.api.registry import get_model
+from lm_eval.api.task import ConfigurableTask
+from lm_eval.models.huggingface import HFLM
+
+from landmark.evaluation.harness import LandmarkLM
+from landmark.huggingface import LandmarkSettings, attach, place_embedding
+from landmark.models import Decoder, DecoderConfig, save
+from landmark.utils.errors import UserError
+from tests.huggingface.conftest import make_model, make_tokenizer
+
+LINE = "the crow sees the boat, and the boat sees the crow; "
+PAIRS = [("the boat", " sees the crow"), ("a crow", " hears"), ("", "the crow sees"), (3 * LINE, "the boat")]
+DOCUMENTS = [LINE, 5 * LINE, "crow"]
+
+
+def requests(kind, *arguments):
+    return [Instance(kind, {}, each, number) for number, each in enumerate(arguments)]
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """A tiny Llama with a tokenizer of bytes."""
+    folder = tmp_path_factory.mktemp("plain")
+    model, tokenizer = make_model("llama"), make_tokenizer()
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def both(plain):
+    theirs = HFLM(pretrained=str(plain), device="cpu", batch_size=1, dtype="float32", add_bos_token=False)
+    return LandmarkLM(str(plain), device="cpu"), theirs
+
+
+@pytest.fixture(scope="module")
+def wrapped(plain, tmp_path_factory):
+    """The same model with landmarks after every 15 tokens."""
+    folder = tmp_path_factory.mktemp("wrapped")
+    model, tokenizer = make_model("llama"), make_tokenizer()
+    landmark = tokenizer.convert_tokens_to_ids("<landmark>")
+    if landmark is None or landmark == tokenizer.unk_token_id:
+        tokenizer.add_tokens(["<landmark>"], special_tokens=True)
+        landmark = tokenizer.convert_tokens_to_ids("<landmark>")
+    attach(model, LandmarkSettings(landmark, 15, 40))
+    place_embedding(model, landmark)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory):
+    """A decoder of ours, of bytes."""
+    folder = tmp_path_factory.mktemp("own")
+    torch.manual_seed(0)
+    shape = {"vocab_size": 320, "num_layers": 2, "num_heads": 2, "head_dim": 16, "mlp_dim": 64}
+    save(Decoder(DecoderConfig("landmark", **shape, landmark_id=257, block_size=15)), folder)
+    return folder
+
+
+def test_loglikelihoods_are_those_of_hf_to_the_last_bit(both):
+    asked = requests("loglikelihood", *PAIRS)
+    ours, theirs = (model.loglikelihood(asked, disable_tqdm=True) for model in both)
+    assert ours == theirs
+
+
+def test_rolling_loglikelihoods_are_those_of_hf_to_the_last_bit(both):
+    asked = requests("loglikelihood_rolling", *((text,) for text in DOCUMENTS))
+    ours, theirs = (model.loglikelihood_rolling(asked, disable_tqdm=True) for model in both)
+    assert ours == theirs
+
+
+def test_documents_longer_than_the_model_are_cut_into_the_windows_of_hf(plain):
+    ours = LandmarkLM(str(plain), device="cpu", max_length=64)
+    theirs = HFLM(pretrained=str(plain), device="cpu", dtype="float32", max_length=64, add_bos_token=False)
+    asked = requests("loglikelihood_rolling", *((text,) for text in DOCUMENTS))
+    assert ours.loglikelihood_rolling(asked) == theirs.loglikelihood_rolling(asked, disable_tqdm=True)
+    asked = requests("loglikelihood", *PAIRS)
+    assert ours.loglikelihood(asked) == theirs.loglikelihood(asked, disable_tqdm=True)
+
+
+def test_generated_texts_are_those_of_hf(both):
+    options = {"until": ["th"], "max_gen_toks": 12, "do_sample": False}
+    asked = requests("generate_until", *((text, options) for text in (LINE, 2 * LINE, "crow")))
+    ours, theirs = (model.generate_until(asked, disable_tqdm=True) for model in both)
+    assert ours == theirs
+    assert any(ours)
+
+
+@pytest.mark.parametrize("fixture", ["plain", "wrapped"])
+def test_batches_do_not_matter(fixture, request):
+    folder = request.getfixturevalue(fixture)
+    asked = requests("loglikelihood", *PAIRS, *((context, " sees the boat") for context, _ in PAIRS))
+    one, many = (
+        LandmarkLM(str(folder), device="cpu", batch_size=size).loglikelihood(asked, disable_tqdm=True)
+        for size in (1, 8)
+    )
+    assert [score for score, _ in one] == pytest.approx([score for score, _ in many], rel=1e-5)
+    assert [greedy for _, greedy in one] == [greedy for _, greedy in many]
+
+
+@pytest.mark.parametrize("k", [1, 100])
+def test_a_model_with_landmarks_is_read_with_its_memory(own, k):
+    model = LandmarkLM(str(own), tokenizer="bytes", device="cpu", local=20, k=k)
+    context, continuation = (4 * LINE).rstrip(), " the boat"
+    ((score, greedy),) = model.loglikelihood(requests("loglikelihood", (context, continuation)), disable_tqdm=True)
+    memory = model.model.new_memory(k=k)
+    ids = torch.tensor([model.tok_encode(context + continuation)])
+    with torch.no_grad():
+        logits = torch.cat([model.model(chunk, memory=memory) for chunk in ids[:, :-1].split(20, 1)], 1)
+    losses = F.cross_entropy(logits[0], ids[0, 1:], reduction="none")
+    assert score == pytest.approx(-float(losses[-len(continuation) :].sum()), rel=1e-5)
+    assert greedy is False
+    whole = model.loglikelihood_rolling(requests("loglikelihood_rolling", (context,)))[0]
+    assert whole < score
+
+
+def test_all_blocks_retrieved_are_the_whole_text_read_at_once(own):
+    """Where all blocks are retrieved, chunks make no difference but that of positions: one window without memory."""
+    short = LandmarkLM(str(own), tokenizer="bytes", device="cpu", local=20, k=100, mapping="true")
+    whole = LandmarkLM(str(own), tokenizer="bytes", device="cpu", local=1000, k=100, mapping="true")
+    asked = requests("loglikelihood", *PAIRS)
+    a, b = (model.loglikelihood(asked, disable_tqdm=True) for model in (short, whole))
+    assert [score for score, _ in a] == pytest.approx([score for score, _ in b], rel=1e-4)
+
+
+class Colours(ConfigurableTask):
+    """A task of the harness, of two questions with choices and one with an answer."""
+
+    VERSION = 1
+
+    def __init__(self, answer=None):
+        import datasets
+
+        questions = {"text": [2 * LINE, LINE], "choices": [[" crow", " boat"], [" sees", " hears"]], "label": [0, 1]}
+        self.made = datasets.Dataset.from_dict(questions)
+        config = {
+            "task": "colours",
+            "test_split": "test",
+            "output_type": "multiple_choice",
+            "doc_to_text": "{{text}}",
+            "doc_to_choice": "choices",
+            "doc_to_target": "label",
+            "metric_list": [{"metric": "acc"}],
+        }
+        super().__init__(config=config | (answer or {}))
+
+    def download(self, *_, **__):
+        self.dataset = {"test": self.made}
+
+
+def test_the_harness_evaluates_a_model_with_landmarks(wrapped):
+    model = get_model("landmark").create_from_arg_string(f"path={wrapped},k=2,tokenizer={wrapped}", {"device": "cpu"})
+    results = simple_evaluate(model=model, tasks=[Colours()], bootstrap_iters=0, verbosity="ERROR")
+    assert results is not None
+    assert results["results"]["colours"]["acc,none"] in (0.0, 0.5, 1.0)
+
+
+def test_the_harness_gives_plain_models_the_same_results_as_hf(both):
+    ours, theirs = (
+        simple_evaluate(model=model, tasks=[Colours()], bootstrap_iters=0, log_samples=True) for model in both
+    )
+    assert ours is not None
+    assert theirs is not None
+    found = [[sample["filtered_resps"] for sample in each["samples"]["colours"]] for each in (ours, theirs)]
+    assert found[0] == found[1]
+
+
+def test_rulers_own_task_runs_offline(wrapped):
+    """Frequent words, which needs no file of nltk's: made by the harness, answered by a model with a memory."""
+    pytest.importorskip("wonderwords")
+    model = LandmarkLM(str(wrapped), device="cpu", k=2)
+    results = simple_evaluate(
+        model=model,
+        tasks=["ruler_fwe"],
+        limit=1,
+        bootstrap_iters=0,
+        metadata={"tokenizer": str(wrapped), "max_seq_lengths": [1024]},
+        gen_kwargs={"max_gen_toks": 3},
+    )
+    assert results is not None
+    assert 0 <= results["results"]["ruler_fwe"]["1024,none"] <= 1
+
+
+def test_settings_that_make_no_sense_are_refused(plain, own):
+    with pytest.raises(UserError, match="without landmarks"):
+        LandmarkLM(str(plain), device="cpu", k=4)
+    with pytest.raises(UserError, match="batch_size=auto"):
+        LandmarkLM(str(plain), device="cpu", batch_size="auto")
+    with pytest.raises(UserError, match="retrieval.k=-1"):
+        LandmarkLM(str(own), tokenizer="bytes", device="cpu", k=-1)

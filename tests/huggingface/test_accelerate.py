@@ -1,0 +1,158 @@
+"""Models that accelerate has spread over devices or wrapped: they read with landmarks, or say that they cannot."""
+
+import json
+
+import pytest
+import torch
+from accelerate import Accelerator, cpu_offload, dispatch_model
+from accelerate.state import AcceleratorState
+
+from landmark.huggingface import attach, load, unwrap, wrap
+from landmark.utils.errors import UserError
+from tests.huggingface.conftest import make_model, make_tokenizer
+
+SETTINGS = {"block_size": 4, "memory": {"k": 2}, "local": 9}
+
+
+@pytest.fixture
+def ids():
+    return torch.randint(0, 256, (1, 40), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture
+def accelerator():
+    AcceleratorState._reset_state(True)
+    yield Accelerator(cpu=True, mixed_precision="bf16")
+    AcceleratorState._reset_state(True)
+
+
+def on_disk(layers=3):
+    """A device map: the layers on disk, all else on the CPU."""
+    below = {f"model.layers.{layer}": "disk" for layer in range(layers)}
+    return {"model.embed_tokens": "cpu", "model.rotary_emb": "cpu", "model.norm": "cpu", "lm_head": "cpu"} | below
+
+
+@torch.no_grad()
+def read(model, ids):
+    return model(ids, past_key_values=model.new_memory()).logits
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_a_model_that_was_dispatched_before_reads_with_landmarks(family, ids, tokenizer, tmp_path):
+    """accelerate's hook is the instance's own `forward`, around that of the class before."""
+    expected = read(wrap(make_model(family), tokenizer, **SETTINGS), ids)
+    model = dispatch_model(make_model(family), on_disk(), offload_dir=tmp_path / "offload")
+    assert "forward" in vars(model)
+    wrapped = wrap(model, make_tokenizer(), **SETTINGS)
+    assert next(wrapped.model.layers[0].parameters()).is_meta
+    torch.testing.assert_close(read(wrapped, ids), expected)
+    found = wrapped.generate(ids, max_new_tokens=9, do_sample=False)
+    assert found.shape == (1, 49)
+
+
+@pytest.mark.parametrize("buffers", [False, True])
+def test_a_model_in_the_cpus_memory_reads_with_landmarks(buffers, ids, tokenizer):
+    wrapped = wrap(make_model("llama3"), tokenizer, **SETTINGS)
+    expected = read(wrapped, ids)
+    cpu_offload(wrapped, execution_device="cpu", offload_buffers=buffers)
+    torch.testing.assert_close(read(wrapped, ids), expected)
+    assert "forward" in vars(unwrap(wrapped))
+    with torch.no_grad():
+        assert wrapped(ids).logits.shape == (1, 40, 258)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_loads_onto_several_places(family, ids, tokenizer, tmp_path):
+    wrapped = wrap(make_model(family), tokenizer, **SETTINGS)
+    expected = read(wrapped, ids)
+    wrapped.save_pretrained(tmp_path / "saved")
+    tokenizer.save_pretrained(tmp_path / "saved")
+    for device_map in ("auto", on_disk()):
+        again, _ = load(tmp_path / "saved", device_map=device_map, offload_folder=tmp_path / "offload")
+        torch.testing.assert_close(read(again, ids), expected)
+
+
+def test_a_folder_of_a_plain_type_loads_onto_several_places(ids, tokenizer, tmp_path):
+    """As folders were written before models with landmarks had a type of their own."""
+    wrapped = wrap(make_model("llama"), tokenizer, **SETTINGS)
+    expected = read(wrapped, ids)
+    wrapped.save_pretrained(tmp_path / "saved")
+    tokenizer.save_pretrained(tmp_path / "saved")
+    path = tmp_path / "saved" / "config.json"
+    settings = json.loads(path.read_text())
+    del settings["auto_map"]
+    path.write_text(json.dumps(settings | {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}))
+    again, _ = load(tmp_path / "saved", device_map=on_disk(), offload_folder=tmp_path / "offload")
+    assert "forward" in vars(again)
+    torch.testing.assert_close(read(again, ids), expected)
+
+
+def test_a_model_without_embeddings_in_memory_is_refused(tokenizer):
+    model = make_model("llama")
+    cpu_offload(model, execution_device="cpu")
+    with pytest.raises(UserError, match=r"embeddings are kept elsewhere .*load\(folder, device_map=…\)"):
+        wrap(model, tokenizer)
+
+
+def test_prepared_after_wrap_it_reads_with_landmarks(accelerator, ids, tokenizer):
+    wrapped = wrap(make_model("llama"), tokenizer, **SETTINGS)
+    expected = read(wrapped, ids)
+    prepared = accelerator.prepare(wrapped)
+    found = read(prepared, ids)
+    assert found.dtype == torch.float32
+    assert not torch.equal(found, expected)
+    assert (found - expected).norm() < 0.1 * expected.norm()
+    assert (wrapped(ids).logits - expected).norm() > 0.3 * expected.norm()
+
+
+def test_prepared_before_wrap_it_is_refused(accelerator, tokenizer):
+    """Its forward is closed around that of the class before, and cannot be bound anew."""
+    prepared = accelerator.prepare(make_model("llama"))
+    with pytest.raises(UserError, match="has a forward of its own.*accelerator.prepare.*wrap it before"):
+        wrap(prepared, tokenizer)
+    assert "<landmark>" not in tokenizer.get_vocab()
+
+
+def test_a_forward_of_anything_else_is_refused(tokenizer):
+    model = make_model("llama")
+    model.forward = lambda *args, **kwargs: type(model).forward(model, *args, **kwargs)
+    with pytest.raises(UserError, match="has a forward of its own"):
+        wrap(model, tokenizer)
+    model = make_model("llama")
+    wrapped = wrap(model, tokenizer)
+    wrapped.forward = wrapped.forward
+    with pytest.raises(UserError, match="has a forward of its own"):
+        unwrap(wrapped)
+    with pytest.raises(UserError, match="landmarks already"):
+        attach(wrapped)
+
+
+@torch.no_grad()
+def test_a_memory_that_reaches_attention_without_landmarks_is_refused(ids, tokenizer):
+    wrapped = wrap(make_model("llama"), tokenizer, **SETTINGS)
+    memory = wrapped.new_memory()
+    with pytest.raises(UserError, match="reached a model that does not read with landmarks"):
+        wrapped.model(ids, past_key_values=memory)
+    with pytest.raises(UserError, match="reached a model that does not read with landmarks"):
+        make_model("llama").generate(ids, past_key_values=memory, max_new_tokens=3)
+    assert memory.get_seq_length() == 0
+    expected = read(wrapped, ids)
+    wrapped.set_attn_implementation("sdpa")
+    for call in ({"past_key_values": memory}, {"phase": torch.zeros(1, dtype=torch.int64)}):
+        with pytest.raises(UserError, match=r"attn_implementation=sdpa has no landmarks: call .*'landmark_sdpa'"):
+            wrapped(ids, **call)
+    with pytest.raises(UserError, match="attn_implementation=sdpa"):
+        wrapped.generate(ids, max_new_tokens=3)
+    wrapped.set_attn_implementation("landmark_sdpa")
+    assert torch.equal(read(wrapped, ids), expected)
+
+
+@torch.no_grad()
+def test_a_layer_that_attends_on_its_own_is_noticed(ids, tokenizer):
+    wrapped = wrap(make_model("llama"), tokenizer, **SETTINGS)
+    attention = wrapped.model.layers[1].self_attn
+    plain = make_model("llama").model.layers[1].self_attn
+    attention.config = plain.config  # as libraries do that replace a layer's attention
+    for call in ({"past_key_values": wrapped.new_memory()}, {"phase": torch.zeros(1, dtype=torch.int64)}):
+        with pytest.raises(UserError, match=r"layers \[1\] attended without landmarks"):
+            wrapped(ids, **call)

@@ -1,0 +1,95 @@
+"""Batches of prompts of different lengths: each prompt is read as if it were alone."""
+
+import pytest
+import torch
+from transformers import pipeline
+
+from landmark.huggingface import wrap
+from landmark.utils.errors import UserError
+from tests.huggingface.conftest import make_model
+
+BLOCK = 4
+LENGTHS = 30, 3, 17, 1, 24
+
+
+@pytest.fixture(params=["llama", "gemma3"])
+def wrapped(request, tokenizer):
+    return wrap(make_model(request.param), tokenizer, block_size=BLOCK, memory={"k": 2}, local=9).double()
+
+
+@pytest.fixture
+def texts():
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randint(0, 256, (length,), generator=generator) for length in LENGTHS]
+
+
+def padded(texts, side):
+    """Ids and mask, (texts, longest)."""
+    masks = [torch.ones_like(text) for text in texts]
+    return [torch.nn.utils.rnn.pad_sequence(x, True, 0, padding_side=side) for x in (texts, masks)]
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@torch.no_grad()
+def test_padded_texts_are_read_as_one_by_one(wrapped, texts, side):
+    """To the last bit, in one call and in one that goes on."""
+    ids, mask = padded(texts, side)
+    memory = wrapped.new_memory()
+    found = wrapped(ids, attention_mask=mask, past_key_values=memory, output_hidden_states=True)
+    more = torch.arange(10 * len(texts)).view(len(texts), 10)
+    after = wrapped(more, attention_mask=torch.cat([mask, torch.ones_like(more)], 1), past_key_values=memory).logits
+    last = wrapped(ids, attention_mask=mask, past_key_values=wrapped.new_memory(), logits_to_keep=2).logits
+    assert memory.get_seq_length() == 40
+    for row, text in enumerate(texts):
+        alone, own = wrapped.new_memory(), mask[row].bool()
+        expected = wrapped(text[None], past_key_values=alone, output_hidden_states=True)
+        assert torch.equal(found.logits[row, own], expected.logits[0])
+        assert not found.logits[row, ~own].any()
+        assert torch.equal(found.hidden_states[1][row, own], expected.hidden_states[1][0])
+        torch.testing.assert_close(last[row], found.logits[row, -2:])
+        assert torch.equal(after[row], wrapped(more[row : row + 1], past_key_values=alone).logits[0])
+
+
+@pytest.mark.parametrize("settings", [{"do_sample": False}, {"do_sample": False, "num_beams": 2}])
+def test_padded_prompts_are_answered_as_one_by_one(wrapped, texts, settings):
+    ids, mask = padded(texts, "left")
+    found = wrapped.generate(ids, attention_mask=mask, max_new_tokens=12, **settings)
+    for row, text in enumerate(texts):
+        expected = wrapped.generate(text[None], max_new_tokens=12, **settings)
+        assert torch.equal(found[row, -12:], expected[0, -12:])
+
+
+def test_pipelines_answer_batches_as_one_by_one(tokenizer):
+    model = wrap(make_model("llama"), tokenizer, block_size=BLOCK, memory={"k": 2}, local=9).double()
+    tokenizer.pad_token, tokenizer.padding_side = "<eot>", "left"
+    tokenizer.model_input_names = ["input_ids", "attention_mask"]
+    answer = pipeline("text-generation", model=model, tokenizer=tokenizer)
+    prompts = ["a heron " * count for count in (1, 9, 4, 2, 7, 3, 5, 8)]
+    settings = {"max_new_tokens": 9, "do_sample": False}
+    together = answer(prompts, batch_size=8, **settings)
+    assert together == [answer(prompt, **settings) for prompt in prompts]
+
+
+def test_a_batch_becomes_padded_later(wrapped, texts):
+    """The first turn has one length, the second has not."""
+    same = torch.stack([texts[0][:11], texts[4][:11]])
+    ids, mask = padded([texts[1], texts[2]], "left")
+    memory = wrapped.new_memory()
+    with torch.no_grad():
+        wrapped(same, past_key_values=memory)
+        found = wrapped(ids, attention_mask=mask, past_key_values=memory).logits
+        for row, text in enumerate((texts[1], texts[2])):
+            alone = wrapped.new_memory()
+            wrapped(same[row : row + 1], past_key_values=alone)
+            expected = wrapped(text[None], past_key_values=alone).logits[0]
+            torch.testing.assert_close(found[row, mask[row].bool()], expected)
+
+
+def test_padding_alone_is_refused(wrapped, texts, tmp_path):
+    ids, mask = padded(texts, "left")
+    with pytest.raises(UserError, match="nothing but padding"):
+        wrapped(ids, attention_mask=0 * mask, past_key_values=wrapped.new_memory())
+    memory = wrapped.new_memory()
+    wrapped(ids, attention_mask=mask, past_key_values=memory)
+    with pytest.raises(UserError, match="save those of `samples`"):
+        memory.save(tmp_path / "kept")

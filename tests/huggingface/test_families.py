@@ -1,0 +1,213 @@
+"""Every family: bit for bit itself without landmarks, the paper's equations with them; and docs/families.md, its table.
+
+`python -m tests.huggingface.test_families` writes the table.
+"""
+
+import copy
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    AutoModelForCausalLM,
+    CLIPVisionConfig,
+    CohereConfig,
+    GPT2Config,
+    LlamaConfig,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+)
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from landmark.attention.layout import insert_landmarks
+from landmark.huggingface import unwrap, wrap
+from landmark.huggingface.attention import _eager
+from landmark.huggingface.families import (
+    FAMILIES,
+    inverse_frequencies,
+    landmark_layers,
+    layer_types,
+    memory_frequencies,
+    still_layers,
+    text_config,
+    window_size,
+)
+from landmark.utils.errors import UserError
+from tests.huggingface.conftest import CONFIGS, FURTHER, SHAPE, VISION, WITHOUT_HEAD_DIM, make_model, make_tokenizer
+
+BLOCK = 5
+PAGE = Path(__file__).parents[2] / "docs" / "families.md"
+PHASE: list[torch.Tensor] = []  # of the windows that `explicit` reads
+
+
+def implementation(family: str) -> str:
+    return "eager" if family in ("gpt_oss", "gemma2") else "sdpa"  # transformers has no other for these two
+
+
+def explicit(original, module, q, k, v, mask, **given):
+    """Attention by the paper's equations, each weight by itself; layers with a window as they are."""
+    if given.get("sliding_window") is not None or layer_types(module.owner())[module.layer_idx] != "full_attention":
+        return original(module, q, k, v, mask, **given)
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    scores, sinks = (q @ k.mT) * given["scaling"], given.get("s_aux")
+    weights = torch.zeros_like(scores)
+    for sample, phase in enumerate(PHASE[0].tolist()):
+        place = phase + torch.arange(q.shape[2])
+        block, is_landmark = place // (BLOCK + 1), place % (BLOCK + 1) == BLOCK
+        for i in range(q.shape[2]):
+            own = (block == block[i]) & ~is_landmark & (torch.arange(len(place)) <= i)
+            gates = is_landmark & (block < block[i])
+            row = scores[sample, :, i]
+            outer = torch.cat([row[:, own], row[:, gates]], 1)
+            if sinks is not None:
+                outer = torch.cat([outer, sinks[:, None].to(outer.dtype)], 1)
+            outer = outer.softmax(1)
+            weights[sample, :, i, own] = outer[:, : int(own.sum())]
+            for gate, number in zip(outer[:, int(own.sum()) :].T, block[gates].tolist()):
+                inside = (block == number) & ~is_landmark
+                weights[sample, :, i, inside] = gate[:, None] * row[:, inside].softmax(1)
+    return (weights @ v).transpose(1, 2).contiguous(), None
+
+
+for name, original in {"eager": _eager, "sdpa": ALL_ATTENTION_FUNCTIONS["sdpa"]}.items():
+    AttentionInterface.register(f"explicit_{name}", partial(explicit, original))
+    AttentionMaskInterface.register(f"explicit_{name}", ALL_MASK_ATTENTION_FUNCTIONS[name])
+
+
+def by_the_equations(wrapped, tokens, phase):
+    """Logits of windows, from the model's own class of transformers with `explicit` attention."""
+    plain = unwrap(copy.deepcopy(wrapped))
+    for module in plain.modules():
+        if hasattr(module, "layer_idx"):
+            object.__setattr__(module, "owner", lambda: plain)
+    plain.set_attn_implementation(f"explicit_{plain.config._attn_implementation}")
+    PHASE[:] = [phase]
+    return plain(tokens, use_cache=False).logits
+
+
+@pytest.mark.parametrize("family", FURTHER)
+@torch.no_grad()
+def test_a_further_family(family, tmp_path):
+    """In float64: (1) without landmarks the model itself; (2) windows by the equations; (3) a memory that retrieves
+    everything, fed in chunks, is one window; (4) it comes back from disk."""
+    model = make_model(family, implementation(family))
+    original = copy.deepcopy(model).double()
+    tokenizer = make_tokenizer()
+    wrapped = wrap(model, tokenizer, block_size=BLOCK, memory={"k": 2}, local=8).double()
+    ids = torch.randint(0, 256, (2, 40), generator=torch.Generator().manual_seed(1))
+    assert torch.equal(original(ids).logits, wrapped(ids).logits[..., :257])
+
+    phase = torch.tensor([0, 3])
+    tokens = torch.randint(0, 256, (2, 34), generator=torch.Generator().manual_seed(2))
+    tokens[(phase[:, None] + torch.arange(34)) % (BLOCK + 1) == BLOCK] = wrapped.landmarks.token
+    found = wrapped(tokens, phase=phase).logits
+    torch.testing.assert_close(found, by_the_equations(wrapped, tokens, phase), rtol=0, atol=1e-10)
+
+    tokens, own = insert_landmarks(ids, 0, BLOCK, wrapped.landmarks.token)
+    window = wrapped(tokens, phase=torch.zeros(2, dtype=torch.int64)).logits[:, own]
+    memory = wrapped.new_memory(k=100)
+    torch.testing.assert_close(wrapped(ids, past_key_values=memory).logits, window, rtol=0, atol=2e-4)
+    assert memory.stats["blocks_retrieved"] > 0
+    few = wrapped(ids, past_key_values=wrapped.new_memory(k=1)).logits
+    assert not torch.allclose(few, window, atol=1e-2)
+
+    wrapped.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float64, experts_implementation="eager").eval()
+    found, expected = (model(ids, past_key_values=model.new_memory()).logits for model in (again, wrapped))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)  # some constants are made in the type of the weights
+    answer = again.generate(ids, max_new_tokens=3, do_sample=False)
+    assert answer.shape == (2, 43)
+
+
+def refused():
+    """Models that cannot have landmarks, by a name for the table."""
+    dynamic = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    two_windows = {"sliding_window": 16, "layer_types": ["sliding_attention"] * 3}
+    llava = LlavaConfig(
+        vision_config=CLIPVisionConfig(**VISION, projection_dim=8),
+        text_config=LlamaConfig(**SHAPE),
+        image_token_index=1,
+    )
+    return {
+        "GPT-2": AutoModelForCausalLM.from_config(GPT2Config(vocab_size=257, n_embd=8, n_layer=1, n_head=1)),
+        "Cohere": AutoModelForCausalLM.from_config(CohereConfig(**WITHOUT_HEAD_DIM)),
+        "Llava": LlavaForConditionalGeneration(llava),
+        "Llama, dynamic NTK": AutoModelForCausalLM.from_config(LlamaConfig(**SHAPE, rope_parameters=dynamic)),
+        "Gemma 2 as released": AutoModelForCausalLM.from_config(type(FURTHER["gemma2"]())(**SHAPE)),
+        "Qwen 2, windows everywhere": AutoModelForCausalLM.from_config(
+            type(CONFIGS["qwen2"]())(**WITHOUT_HEAD_DIM, use_sliding_window=True, **two_windows)
+        ),
+    }
+
+
+def reason(model) -> str:
+    with pytest.raises(UserError) as error:
+        wrap(model, make_tokenizer())
+    return str(error.value)
+
+
+def particulars(model) -> str:
+    """What the model's layers are like, from the functions that the wrapping uses."""
+    config, said = text_config(model), []
+    kinds = set(layer_types(model)) - {"full_attention"}
+    if kinds:
+        said.append(f"{' and '.join(sorted(kinds)).replace('_', ' ')} of {window_size(model)} stays as it is")
+    if still := sorted(still_layers(model) & landmark_layers(model)):
+        said.append(f"layers without positions ({', '.join(map(str, still))})")
+    turning, all_pairs = len(inverse_frequencies(model)), len(memory_frequencies(model))
+    if 0 < turning < all_pairs:
+        said.append(f"{turning} of {all_pairs} pairs of channels rotate")
+    if any("sinks" in name for name, _ in model.named_parameters()):
+        said.append("attention sinks")
+    if any(getattr(config, name, None) for name in ("num_local_experts", "num_experts")):
+        said.append("experts")
+    if config is not model.config:
+        said.append("the part that reads text; images need the original model")
+    if model.config.model_type == "gemma2":
+        said.append("with attn_logit_softcapping=None only")
+    return "; ".join(said)
+
+
+def page() -> str:
+    """docs/families.md."""
+    rows = {}
+    for name in (*CONFIGS, *FURTHER):
+        model = make_model(name, implementation(name))
+        rows.setdefault(model.config.model_type, f"`{type(model).__name__}` | {particulars(model)}")
+    lines = [f"| `{family}` | {row} |" for family, row in rows.items()]
+    refusals = [f"| {name} | {reason(model)} |" for name, model in refused().items()]
+    return "\n".join(
+        [
+            "# Models of transformers that can have landmarks",
+            "",
+            "`python -m tests.huggingface.test_families` writes this page. For each family a tiny model of the real",
+            "class is tested in float64: without landmarks it is the original bit for bit; windows are the paper's",
+            "equations, weight by weight; a memory that retrieves every block is one long window. The numbers in the",
+            "column `layers` are those of the tiny models. Rotary positions may be scaled (linear, llama3, yarn).",
+            "",
+            "| model type | class | layers |",
+            "|---|---|---|",
+            *lines,
+            "",
+            "Refused, with the message of `wrap`:",
+            "",
+            "| model | message |",
+            "|---|---|",
+            *refusals,
+            "",
+        ]
+    )
+
+
+def test_the_page_has_every_family():
+    written = PAGE.read_text(encoding="utf-8")
+    assert written == page(), "run: python -m tests.huggingface.test_families"
+    assert all(f"| `{family}` |" in written for family in FAMILIES)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

@@ -1,0 +1,156 @@
+"""Fine-tuning with transformers' own Trainer: the windows, their loss, and what would train something else."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import DataCollatorForLanguageModeling, Trainer, TrainingArguments
+
+from landmark.attention.layout import insert_landmarks
+from landmark.huggingface import LandmarkCollator, wrap
+from landmark.huggingface.windows import next_labels
+from landmark.utils.errors import UserError
+from tests.huggingface.conftest import make_model
+
+BLOCK = 3
+LENGTHS = 23, 5, 40, 12
+
+
+@pytest.fixture(params=["llama", "gemma3"])
+def wrapped(request, tokenizer):
+    return wrap(make_model(request.param), tokenizer, block_size=BLOCK, memory={"k": 2}, local=9)
+
+
+@pytest.fixture
+def documents():
+    generator = torch.Generator().manual_seed(0)
+    return [{"input_ids": torch.randint(0, 256, (length,), generator=generator).tolist()} for length in LENGTHS]
+
+
+def losses(model, document, length):
+    """Of each predicted token of a document, window by window, from logits alone."""
+    ids = torch.tensor(document["input_ids"])
+    tokens, own = insert_landmarks(ids[None], 0, BLOCK, model.landmarks.token)
+    found = []
+    for start in range(0, tokens.shape[1], length):
+        phase = torch.tensor([start % (BLOCK + 1)])
+        logits = model(tokens[:, start : start + length], phase=phase).logits[0, :, :]
+        here = [(raw, at - start) for raw, at in enumerate(own.tolist()) if start <= at < start + length]
+        for raw, at in here:
+            if raw + 1 < len(ids):
+                found.append(F.cross_entropy(logits[at], ids[raw + 1]))
+    return torch.stack(found)
+
+
+def test_windows_and_labels_are_those_of_the_drawing(wrapped):
+    landmark = wrapped.landmarks.token
+    batch = LandmarkCollator(wrapped, length=6)([{"input_ids": [1, 2, 3, 4, 5, 6, 7]}])
+    assert batch["input_ids"].tolist() == [[1, 2, 3, landmark, 4, 5], [6, landmark, 7, 0, 0, 0]]
+    assert batch["labels"].tolist() == [[1, 2, 3, -100, 4, 5], [6, -100, 7, -100, -100, -100]]
+    assert batch["shift_labels"].tolist() == [[2, 3, 4, -100, 5, 6], [7, -100, -100, -100, -100, -100]]
+    assert batch["attention_mask"].tolist() == [[1] * 6, [1, 1, 1, 0, 0, 0]]
+    assert batch["phase"].tolist() == [0, 2]
+    packed = LandmarkCollator(wrapped, packed=True)([{"input_ids": [1, 2]}, {"input_ids": [3, 4, 5, 6]}])
+    assert packed["input_ids"].tolist() == [[1, 2, 3, 4, 5, landmark, 6]]
+    assert packed["cu_seqlens"].tolist() == [0, 2, 7]
+    assert packed["position_ids"].tolist() == [[0, 1, 0, 1, 2, 3, 4]]
+    masked = {"input_ids": [9, 1, 2, 3], "attention_mask": [0, 1, 1, 1], "labels": [-100, -100, 2, 3]}
+    batch = LandmarkCollator(wrapped)([masked])
+    assert batch["shift_labels"].tolist() == [[2, 3, -100, -100]]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@torch.no_grad()
+def test_the_loss_is_that_of_the_texts_own_tokens(wrapped, documents, packed):
+    """Of all documents in one batch, padded or packed: padding and other documents change nothing."""
+    batch = LandmarkCollator(wrapped, length=10, packed=packed)(documents)
+    expected = torch.cat([losses(wrapped, document, 10) for document in documents])
+    assert len(expected) == sum(LENGTHS) - len(LENGTHS)
+    torch.testing.assert_close(wrapped(**batch).loss, expected.mean())
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@torch.no_grad()
+def test_labels_alone_give_the_same_loss_inside_of_windows(wrapped, documents, packed):
+    """Without shift_labels: the target before a landmark is the token after it."""
+    batch = LandmarkCollator(wrapped, packed=packed)(documents)
+    expected = wrapped(**batch).loss
+    shifted = batch.pop("shift_labels")
+    found = next_labels(batch["labels"], batch["phase"], BLOCK, batch.get("cu_seqlens"))
+    assert torch.equal(found, shifted)
+    torch.testing.assert_close(wrapped(**batch).loss, expected)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_trainer_trains_with_landmarks(wrapped, documents, packed, tmp_path):
+    """Its first loss is that of the documents by hand, with gradients accumulated over batches of unequal size; then
+    the model learns them."""
+    with torch.no_grad():
+        expected = torch.cat([losses(wrapped, document, 16) for document in documents])
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path),
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+        per_device_eval_batch_size=4,
+        max_steps=12,
+        learning_rate=3e-3,
+        logging_steps=1,
+        report_to=[],
+        save_strategy="no",
+        use_cpu=True,
+        disable_tqdm=True,
+    )
+    collator = LandmarkCollator(wrapped, length=16, packed=packed)
+    trainer = Trainer(wrapped, arguments, data_collator=collator, train_dataset=documents, eval_dataset=documents)
+    before = trainer.evaluate()["eval_loss"]
+    assert math.isclose(before, expected.mean(), rel_tol=1e-4)
+    trainer.train()
+    first = next(entry["loss"] for entry in trainer.state.log_history if "loss" in entry)
+    assert math.isclose(first, expected.mean(), rel_tol=1e-3)
+    assert trainer.evaluate()["eval_loss"] < before - 1
+    wrapped.eval()
+    with torch.no_grad():
+        after = torch.cat([losses(wrapped, document, 16) for document in documents])
+    assert after.mean() < expected.mean() - 1
+
+
+def test_what_would_train_something_else_is_refused(wrapped, documents, tokenizer, tmp_path):
+    tokenizer.pad_token = "<eot>"
+    arguments = TrainingArguments(output_dir=str(tmp_path), max_steps=1, report_to=[], use_cpu=True, disable_tqdm=True)
+    plain = DataCollatorForLanguageModeling(tokenizer, mlm=False)
+    with pytest.raises(UserError, match="labels without phase would train the model without landmarks.*LandmarkColl"):
+        Trainer(wrapped, arguments, data_collator=plain, train_dataset=documents).train()
+    smoothing = TrainingArguments(
+        output_dir=str(tmp_path), max_steps=1, label_smoothing_factor=0.1, report_to=[], use_cpu=True, disable_tqdm=True
+    )
+    with pytest.raises(UserError, match="shift_labels without labels"):
+        Trainer(wrapped, smoothing, data_collator=LandmarkCollator(wrapped), train_dataset=documents).train()
+    phase, ids = torch.zeros(1, dtype=torch.int64), torch.ones(1, 6, dtype=torch.int64)
+    with pytest.raises(UserError, match="padding on the right only"):
+        wrapped(ids, phase=phase, attention_mask=torch.tensor([[0, 1, 1, 1, 1, 1]]))
+    with pytest.raises(UserError, match="windows with phase are whole"):
+        wrapped(ids, phase=phase, past_key_values=object())
+    with pytest.raises(UserError, match="phase"):
+        wrapped(ids, phase=torch.zeros(2, dtype=torch.int64))
+
+
+@pytest.mark.parametrize(
+    ("feature", "said"),
+    [
+        ({"input_ids": []}, "no text"),
+        ({"input_ids": [1, 257]}, "hold landmarks"),
+        ({"input_ids": [[1, 2]]}, "one row of integers"),
+        ({"input_ids": [1, 2], "labels": [1]}, "its labels have its length"),
+    ],
+)
+def test_documents_that_cannot_be_cut_are_refused(wrapped, feature, said):
+    with pytest.raises(UserError, match=said):
+        LandmarkCollator(wrapped)([feature])
+
+
+def test_models_and_lengths_that_do_not_fit_are_refused(wrapped):
+    with pytest.raises(UserError, match="has no landmarks"):
+        LandmarkCollator(make_model("llama"))
+    with pytest.raises(UserError, match="length=1"):
+        LandmarkCollator(wrapped, length=1)

@@ -1,0 +1,256 @@
+"""The server over a real port, asked by the real client of OpenAI and by 32 clients at once."""
+
+import json
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+import torch
+
+pytest.importorskip("transformers", reason="the optional extra `hf` is not installed")
+pytest.importorskip("fastapi", reason="the optional extra `serve` is not installed")
+pytest.importorskip("uvicorn", reason="the optional extra `serve` is not installed")
+pytest.importorskip("openai", reason="the client of OpenAI is not installed")
+
+import openai
+import uvicorn
+
+from landmark.huggingface import wrap
+from landmark.serving import ServerSettings, make_app
+from landmark.utils.errors import UserError
+from tests.huggingface.conftest import make_model, make_tokenizer
+
+pytestmark = pytest.mark.timeout(900)  # for a busy machine
+
+KEYS = "first-key", "second-key"
+LIMITS = {"body": 4000, "sessions": 40, "disk": 10 << 20, "tokens": 50}
+
+
+@pytest.fixture(scope="module")
+def model():
+    return wrap(make_model("gemma3"), make_tokenizer(), block_size=4, memory={"k": 2}, local=16)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return make_tokenizer()
+
+
+class Server:
+    """uvicorn in a thread, on a free port."""
+
+    def __init__(self, model, tokenizer, folder, **limits):
+        settings = ServerSettings(folder, KEYS, **{**LIMITS, **limits})
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        config = uvicorn.Config(make_app(model, tokenizer, settings), port=port, log_level="error")
+        self.server, self.folder = uvicorn.Server(config), folder
+        self.url = f"http://127.0.0.1:{port}/v1"
+        self.clients = {}
+        self.thread = threading.Thread(target=self.server.run, daemon=True)
+
+    def __enter__(self):
+        self.thread.start()
+        while not self.server.started:
+            assert self.thread.is_alive()
+            time.sleep(0.02)
+        return self
+
+    def __exit__(self, *_):
+        self.server.should_exit = True
+        self.thread.join(30)
+
+    def client(self, key=KEYS[0]):
+        if key not in self.clients:
+            self.clients[key] = openai.OpenAI(base_url=self.url, api_key=key, max_retries=0, timeout=800)
+        return self.clients[key]
+
+    def ask(self, prompt, key=KEYS[0], **given):
+        return self.client(key).completions.create(model="landmark", prompt=prompt, max_tokens=4, **given)
+
+
+@pytest.fixture(scope="module")
+def server(model, tokenizer, tmp_path_factory):
+    with Server(model, tokenizer, tmp_path_factory.mktemp("memories")) as running:
+        yield running
+
+
+@torch.no_grad()
+def greedily(model, tokenizer, *turns, count=4):
+    """The answers to turns of one session, read one after the other with one memory."""
+    memory, answers = model.new_memory(), []
+    for turn in turns:
+        ids, answer = tokenizer(turn)["input_ids"], []
+        logits = model(torch.tensor([ids]), past_key_values=memory, logits_to_keep=1).logits[0, -1]
+        while len(answer) < count:
+            logits[model.landmarks.token] = -torch.inf
+            answer.append(int(logits.argmax()))
+            if answer[-1] == tokenizer.eos_token_id:
+                answer.pop()
+                break
+            logits = model(torch.tensor([answer[-1:]]), past_key_values=memory).logits[0, -1]
+        answers.append(tokenizer.decode(answer))
+    return answers
+
+
+def test_completions_are_the_models_own(server, model, tokenizer):
+    prompt = "The heron waits. " * 4
+    expected = greedily(model, tokenizer, prompt)[0]
+    found = server.ask(prompt)
+    assert found.choices[0].text == expected
+    assert found.usage.prompt_tokens == len(prompt)
+    assert found.choices[0].finish_reason in ("length", "stop")
+    streamed = list(server.ask(prompt, stream=True))
+    assert "".join(chunk.choices[0].text for chunk in streamed) == expected
+    assert streamed[-1].choices[0].finish_reason == found.choices[0].finish_reason
+    assert [each.id for each in server.client().models.list()] == ["landmark"]
+    if len(expected) > 2:
+        assert server.ask(prompt, stop=expected[1:3]).choices[0].text == expected[: expected.find(expected[1:3])]
+    sampled = [server.ask(prompt, temperature=1.5, seed=seed).choices[0].text for seed in (1, 1, 2, 3, 4)]
+    assert sampled[0] == sampled[1]
+    assert len(set(sampled)) > 1
+
+
+def test_chats_are_read_as_their_template_says(server, model, tokenizer):
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who waits?"}]
+    expected = greedily(model, tokenizer, "system: Be brief.\nuser: Who waits?\nassistant:")[0]
+    chat = server.client().chat.completions
+    found = chat.create(model="landmark", messages=messages, max_tokens=4)
+    assert found.choices[0].message.content == expected
+    streamed = chat.create(model="landmark", messages=messages, max_tokens=4, stream=True)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in streamed) == expected
+
+
+def test_sessions_of_32_clients_at_once_are_apart(server, model, tokenizer):
+    """Each reads a text of its own in two turns; half of them stream. All answer as if they were alone."""
+    turns = [(f"{number} herons wait by the lake. ", f"And then {number * 7} came. ") for number in range(32)]
+    expected = [greedily(model, tokenizer, *each) for each in turns]
+    assert len({tuple(each) for each in expected}) > 16
+
+    def talk(number):
+        said = []
+        for turn in turns[number]:
+            asked = {"extra_body": {"session": f"client-{number}"}}
+            if number % 2:
+                stream = server.ask(turn, stream=True, **asked)
+                said.append("".join(chunk.choices[0].text for chunk in stream))
+            else:
+                said.append(server.ask(turn, **asked).choices[0].text)
+        return said
+
+    with ThreadPoolExecutor(32) as pool:
+        assert list(pool.map(talk, range(32))) == expected
+    client = httpx.Client(headers={"Authorization": f"Bearer {KEYS[0]}"})
+    for number in range(32):
+        assert client.delete(f"{server.url}/sessions/client-{number}").json()["deleted"]
+    assert client.delete(f"{server.url}/sessions/client-3").status_code == 404
+
+
+def test_another_key_does_not_see_a_session(server, model, tokenizer):
+    first, second = "A secret heron. ", "What was it? "
+    server.ask(first, extra_body={"session": "same"})
+    found = server.ask(second, KEYS[1], extra_body={"session": "same"}).choices[0].text
+    assert found == greedily(model, tokenizer, second)[0]
+    assert (
+        server.ask(second, extra_body={"session": "same"}).choices[0].text
+        == greedily(model, tokenizer, first, second)[1]
+    )
+
+
+def test_a_document_is_posted_once_and_asked_often(server, model, tokenizer):
+    text, question = "The report says that herons wait. " * 5, "Who waits? "
+    client = httpx.Client(headers={"Authorization": f"Bearer {KEYS[0]}"}, timeout=60)
+    posted = client.post(f"{server.url}/documents", json={"text": text}).json()
+    assert posted["tokens"] == len(text)
+    with torch.no_grad():
+        memory = model.new_memory()
+        model(torch.tensor([tokenizer(text)["input_ids"]]), past_key_values=memory)
+    expected = []
+    for asked in (question, question, "Where? "):
+        found = server.ask(asked, extra_body={"document": posted["id"]}).choices[0].text
+        expected.append(found)
+    assert expected[0] == expected[1]
+    server.ask(question, extra_body={"document": posted["id"], "session": "about-it"})
+    with pytest.raises(openai.BadRequestError, match="a document can only begin a new one"):
+        server.ask(question, extra_body={"document": posted["id"], "session": "about-it"})
+    with pytest.raises(openai.NotFoundError, match="there is none of this name"):
+        server.ask(question, KEYS[1], extra_body={"document": posted["id"]})
+
+
+def test_a_session_outlives_the_server(model, tokenizer, tmp_path):
+    turns = "Three herons. ", "How many? "
+    expected = greedily(model, tokenizer, *turns)
+    for turn, answer in zip(turns, expected, strict=True):
+        with Server(model, tokenizer, tmp_path) as running:
+            assert running.ask(turn, extra_body={"session": "long"}).choices[0].text == answer
+
+
+def test_keys_bodies_and_requests_that_are_wrong_are_refused(server):
+    with pytest.raises(openai.AuthenticationError, match="missing or wrong"):
+        server.ask("Hello", "another-key")
+    assert httpx.get(f"{server.url}/models").status_code == 401
+    with pytest.raises(openai.APIStatusError, match="more than 4,000 bytes") as error:
+        server.ask("x" * 5000)
+    assert error.value.status_code == 413
+    for given, said in (
+        ({"temperature": -1}, "temperature"),
+        ({"n": 3}, "n: "),
+        ({"extra_body": {"session": "../../etc"}}, "a name has 1 to 64"),
+        ({"extra_body": {"max_tokens": 0}}, "max_tokens"),
+    ):
+        with pytest.raises(openai.BadRequestError, match=said):
+            server.ask("Hello", **given)
+    with pytest.raises(openai.BadRequestError, match="the prompt has no text"):
+        server.ask("")
+
+
+def test_sessions_and_disk_have_an_end(model, tokenizer, tmp_path):
+    with Server(model, tokenizer, tmp_path / "few", sessions=2) as running:
+        for number in range(2):
+            running.ask("Hello. ", extra_body={"session": f"number-{number}"})
+        with pytest.raises(openai.InternalServerError, match="this server keeps no more") as error:
+            running.ask("Hello. ", extra_body={"session": "number-2"})
+        assert error.value.status_code == 507
+        running.ask("More. ", extra_body={"session": "number-1"})
+        streamed = running.ask("Hello. ", stream=True, extra_body={"session": "number-2"})
+        with pytest.raises(openai.APIError, match="this server keeps no more"):
+            list(streamed)
+    with (
+        Server(model, tokenizer, tmp_path / "small", disk=1000) as running,
+        pytest.raises(openai.InternalServerError, match="there is no room for"),
+    ):
+        running.ask("Hello. ", extra_body={"session": "one"})
+
+
+def test_a_session_answers_one_request_at_a_time(server):
+    """A stream that is not read to its end leaves the session as it was."""
+    server.ask("Once. ", extra_body={"session": "busy"})
+    body = {"prompt": "Then. ", "max_tokens": 50, "stream": True, "session": "busy"}
+    statuses = []
+
+    def ask():
+        given = httpx.post(
+            f"{server.url}/completions", json=body, headers={"Authorization": f"Bearer {KEYS[0]}"}, timeout=240
+        )
+        statuses.append((given.status_code, given.text))
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {status for status, _ in statuses} <= {200, 409}
+    assert any(status == 200 for status, _ in statuses)
+    refused = [json.loads(text)["error"]["message"] for status, text in statuses if status == 409]
+    assert all("is answering another request" in message for message in refused)
+
+
+def test_settings_out_of_range_are_refused(tmp_path):
+    with pytest.raises(UserError, match="at least one key"):
+        ServerSettings(tmp_path, ())
+    with pytest.raises(UserError, match="tokens=0"):
+        ServerSettings(tmp_path, KEYS, tokens=0)

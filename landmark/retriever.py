@@ -203,7 +203,7 @@ class Retriever:
         memory = self._read(ids.astype(np.int64)[None])
         scores = {}
         for layer, queries in memory.queries.items():
-            landmarks = self._landmarks[layer].to(queries.dtype)
+            landmarks = self._landmarks[layer]
             landmarks = landmarks.repeat_interleave(queries.shape[1] // len(landmarks), 0)
             logits = queries[0] @ landmarks.mT / math.sqrt(queries.shape[-1])
             for head, each in enumerate(logits.log_softmax(-1).mean(1)):
@@ -253,7 +253,7 @@ class Retriever:
 
 
 class _QueryRecorder(Memory):
-    """A memory that also keeps the queries of the last chunk."""
+    """A memory that also keeps the queries of the last chunk, in the type of landmarks."""
 
     def reset(self) -> None:
         super().reset()
@@ -262,7 +262,8 @@ class _QueryRecorder(Memory):
     def attend(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, cmt: Tensor | None = None, sinks: Tensor | None = None
     ) -> Tensor:
-        self.queries[layer] = rotate(q, self._rotary_of(layer)(self.block_size + 1, q.shape[2], q))
+        exact = q.to(torch.promote_types(q.dtype, torch.float32))
+        self.queries[layer] = rotate(exact, self._rotary_of(layer)(self.block_size + 1, q.shape[2], q))
         return super().attend(layer, q, k, v, cmt, sinks)
 
     def landmarks(self, layer: int) -> Tensor:

@@ -219,7 +219,7 @@ def memory_attention(
                     source = b if not tie or age <= k_blocks else fed - k_blocks - 1
                     keys = [turned(k[h, source * width + o], slot * width + o) for o in range(width)]
                     *tokens, gate = ((float(query @ key) / math.sqrt(dim), None) for key in keys)
-                    scores.append(with_summary(gate[0], tokens, summaries[h, b], query))
+                    scores.append(with_summary(gate[0], tokens, summaries[h, source], query))
                 probability[h, i - start] = softmax(scores) if scores else []
         for h in range(heads):
             for i in range(start, stop):

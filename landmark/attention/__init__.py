@@ -2,36 +2,66 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import warnings
 from typing import Literal, overload
 
+import torch
 from torch import Tensor
 
 from landmark.attention.blockwise import landmark_attention_blockwise
 from landmark.attention.context_miss_token import context_miss_scores
-from landmark.attention.fused.operators import DTYPES, HAS_TRITON, landmark_attention_fused
-from landmark.attention.fused.tuning import fits
-from landmark.attention.inputs import AttentionInputs
+from landmark.attention.fused.operators import landmark_attention_fused
+from landmark.attention.fused.tuning import DTYPES, HAS_TRITON, can_launch
+from landmark.attention.inputs import AttentionInputs, as_autocast, without_autocast
 from landmark.attention.layout import check_controlled, check_phase
 from landmark.attention.packed import check_packed, longest, one_by_one
 from landmark.attention.reference import landmark_attention_reference
 from landmark.utils.backends import BACKENDS
 
-__all__ = ["backend_for", "landmark_attention"]
+__all__ = ["backend_for", "landmark_attention", "place_phase"]
 
 
 def backend_for(name: str, like: Tensor, block_size: int) -> str:
     """The backend to use: `name`, or for "auto" the best one for these queries.
 
-    "auto" becomes "triton" on a GPU that can hold a block, else "blockwise". like: (…, d), a tensor with the type,
-    device and head dimension of the queries. Raises ValueError for an unknown name.
+    "auto" becomes "triton" on a GPU that can hold a block, else "blockwise", with a warning if the GPU is too small.
+    like: (…, d), a tensor with the type, device and head dimension of the queries. Raises ValueError for an unknown
+    name.
     """
     if name not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {name!r}")
     if name != "auto":
         return name
-    can = HAS_TRITON and like.is_cuda and like.dtype in DTYPES and fits(block_size, like.shape[-1], like.element_size())
-    return "triton" if can else "blockwise"
+    if not (HAS_TRITON and like.is_cuda and like.dtype in DTYPES):
+        return "blockwise"
+    if can_launch(block_size, like.shape[-1], like.element_size(), like.device):
+        return "triton"
+    _say_once(f"blocks of {block_size} tokens with heads of {like.shape[-1]} numbers of {like.dtype}")
+    return "blockwise"
+
+
+@functools.cache
+def _say_once(what: str) -> None:
+    warnings.warn(
+        f"backend=auto: {what} do not fit into this GPU's shared memory and registers, or it is older than the kernels "
+        "need: landmark attention is computed without them (blockwise), exact but slower",
+        stacklevel=4,
+    )
+
+
+def place_phase(phase: Tensor, name: str, like: Tensor, block_size: int) -> Tensor:
+    """The phase where the backend reads it: on the device of the queries for Triton's kernels, else on the CPU.
+
+    Called once for all layers, it spares each layer a copy, and a CUDA graph one that it forbids.
+
+    Args:
+        phase: (B,), tokens missing from the first block.
+        name, like, block_size: as in `backend_for`.
+    """
+    (like,) = as_autocast(like)
+    return phase.to(like.device if backend_for(name, like, block_size) == "triton" else "cpu")
 
 
 @overload
@@ -94,11 +124,11 @@ def landmark_attention(
     tokens of the block. A landmark's own weight is always 0.
 
     Args:
-        q: (B, H, T, d), already rotated.
+        q: (B, H, T, d), already rotated. Under autocast q, k and v are computed in its type.
         k, v: (B, H_kv, prefix + T, d), k rotated, H_kv a divisor of H. The queries belong to the last T keys.
         block_size: ℓ, normal tokens of a block.
-        phase: (B,), integer, tokens missing from the first block, 0…block_size; best on the CPU, also where
-            q is on a GPU. None: 0.
+        phase: (B,), integer, tokens missing from the first block, 0…block_size; best where `place_phase` puts it.
+            None: 0.
         prefix: keys before the first query.
         cmt: (H_kv, d), the rotated key of a context miss token (Appendix D), which has no value and no position in the
             window; None: there is no such token.
@@ -124,6 +154,7 @@ def landmark_attention(
     Raises ValueError for shapes that do not fit, a phase outside 0…block_size, controlled landmarks without a context
     miss token, an unknown backend, and top_k below 1 or with the backend "triton".
     """
+    q, k, v = as_autocast(q, k, v)
     if top_k is not None and (top_k < 1 or backend == "triton"):
         raise ValueError(f"top_k={top_k}: must be at least 1, and the backend 'triton' does not have it")
     backend = backend_for("blockwise" if top_k is not None and backend == "auto" else backend, q, block_size)
@@ -136,7 +167,7 @@ def landmark_attention(
     if heads % k.shape[1]:
         raise ValueError(f"{k.shape[1]} key/value heads do not divide {heads} query heads")
     samples = batch if cu_seqlens is None else check_packed(cu_seqlens, batch, queries, prefix)
-    phase = check_phase(phase, samples, block_size)
+    phase = check_phase(phase, samples, block_size, q.device if backend == "triton" else "cpu")
     scale = 1 / math.sqrt(dim) if scale is None else scale
     if controlled is not None and cmt is None:
         raise ValueError("controlled landmarks need a context miss token: pass its key as cmt")
@@ -149,13 +180,22 @@ def landmark_attention(
         cmt_scores = sinks.to(q.dtype)[None, :, None].expand(batch, heads, queries).contiguous()
     if cmt_scores is not None:
         length = prefix + queries if cu_seqlens is None else longest(cu_seqlens)
-        controlled = check_controlled(controlled, samples, length, block_size).to(q.device, non_blocking=True)
+        controlled = check_controlled(controlled, samples, length, block_size, q.device)
     if k.shape[1] != heads and backend != "triton":
         k, v = (x.repeat_interleave(heads // k.shape[1], dim=1) for x in (k, v))
     inputs = AttentionInputs(q, k, v, block_size, phase, prefix, scale, cmt_scores, controlled, cu_seqlens, top_k)
-    if backend == "triton":
-        out, lse = landmark_attention_fused(inputs)
-    else:
-        attend = landmark_attention_reference if backend == "reference" else landmark_attention_blockwise
-        out, lse = attend(inputs) if cu_seqlens is None else one_by_one(attend, inputs)
+    with without_autocast(q):
+        if q.numel() == 0:
+            out, lse = _of_no_query(q, k, v, cmt_scores)
+        elif backend == "triton":
+            out, lse = landmark_attention_fused(inputs)
+        else:
+            attend = landmark_attention_reference if backend == "reference" else landmark_attention_blockwise
+            out, lse = attend(inputs) if cu_seqlens is None else one_by_one(attend, inputs)
     return (out, lse) if return_lse else out
+
+
+def _of_no_query(q: Tensor, k: Tensor, v: Tensor, cmt_scores: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp, both empty, where there is no sample or no query; all gradients are 0."""
+    unused = k.sum() + v.sum() + (0 if cmt_scores is None else cmt_scores.sum())
+    return q + 0 * unused, q.new_zeros(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))

@@ -25,11 +25,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from landmark.attention.alignment import BlockAlignment, align_blocks
-from landmark.attention.blockwise_tiles import LOG2_E, Tile, product
+from landmark.attention.blockwise_tiles import Tile, product
 from landmark.attention.context_miss_token import share_cmt_weight, shared_weight_gradient
 from landmark.attention.inputs import AttentionInputs
 from landmark.attention.top_k import keep_best
 from landmark.attention.workspace import Workspace, workspace
+from landmark.utils.constants import LOG2_E
 
 TILE_ROWS = 102  # queries of a tile, in whole blocks
 TILE_SIZE = 1 << 20  # scores of the sequences computed together; they fit into the processor's cache
@@ -87,6 +88,7 @@ def _forward(
     exp2(score − shift).
     """
     q, k, v = _pad_all(q, k, v, alignment, work)
+    v, added = _part_not_finite(v, alignment)
     saved, padded_lse = [], work("lse", *q.shape[:2])
     padded_cmt = None if cmt is None else cmt.pad(alignment, work).mul_(LOG2_E)
     for tile in _tiles(alignment):
@@ -107,11 +109,24 @@ def _forward(
         shift = torch.where(outer > 0, shift + outer_lse[:, None], torch.inf)
         saved += [outer, shift]
         weights.mul_((outer / total)[:, :, None])
-        rows = work("rows", *tile.queries(q).shape)
-        alignment.unpad(product(weights.flatten(1, 2).mT, tile.keys(v), rows), out, tile.row)
+        rows = product(weights.flatten(1, 2).mT, tile.keys(v), work("rows", *tile.queries(q).shape))
+        rows = rows if added is None else rows + tile.queries(added)
+        alignment.unpad(rows, out, tile.row)
         torch.div(outer_lse, LOG2_E, out=tile.queries(padded_lse))
     alignment.unpad(padded_lse, lse)
     return saved
+
+
+def _part_not_finite(v: Tensor, alignment: BlockAlignment) -> tuple[Tensor, Tensor | None]:
+    """Padded values with 0 for NaN and ∞, and what these add to the output of each query that sees them, (N, rows, d).
+
+    In a matrix product a NaN reaches rows in which its weight is 0 too, those of earlier queries. None: all are finite.
+    """
+    if bool(v.sum().isfinite()):
+        return v, None
+    is_landmark = torch.arange(v.shape[1], device=v.device) % alignment.width == alignment.width - 1
+    kept = v.isfinite() | is_landmark[:, None]
+    return v.nan_to_num(0.0, 0.0, 0.0), v.masked_fill(kept, 0.0).cumsum(1)[:, alignment.first * alignment.width :]
 
 
 def _pad_all(
@@ -150,7 +165,10 @@ def _backward(
     padded_cmt = None if cmt is None else cmt.pad(alignment, work)
     for tile, outer, shift in zip(_tiles(alignment), saved[::2], saved[1::2], strict=True):
         queries, keys, tile_do = tile.queries(q), tile.keys(k), tile.queries(do)
-        weights = tile.mask(tile.scores(q, k, scale, work)).sub_(shift[:, :, None]).exp2_()
+        weights = tile.mask(tile.scores(q, k, scale, work)).sub_(shift[:, :, None])
+        if _is_inexact(shift, outer):
+            weights.clamp_(max=0)  # a weight is at most 1
+        weights.exp2_()
         _collect(tile, dv, product(weights.flatten(1, 2), tile_do, work("keys", *keys.shape)))
         d_scores = work("d_scores", len(q), keys.shape[1], queries.shape[1])
         d_scores = tile.blocked(product(tile.keys(v), tile_do.mT, d_scores)).mul_(weights)
@@ -173,6 +191,13 @@ def _backward(
     alignment.unpad(dv, to_dv)
     for into in to_d_cmt:
         alignment.unpad(d_cmt, into[..., None])
+
+
+def _is_inexact(shift: Tensor, outer: Tensor) -> bool:
+    """Whether scores are so large that the difference to the shift is wrong by more than 1. On a GPU: always."""
+    if shift.device.type != "cpu":
+        return True  # reading would wait for the device
+    return float(shift.masked_fill(outer == 0, 0.0).abs().amax()) > 1 / torch.finfo(shift.dtype).eps
 
 
 def _collect(tile: Tile, total: Tensor, part: Tensor) -> None:
@@ -224,7 +249,7 @@ class _Blockwise(torch.autograd.Function):
         for c, alignment in zip(chunks, alignments, strict=True):
             cmt = _context_miss(cmt_scores, controlled, c)
             saved += _forward(q[c], k[c], v[c], cmt, alignment, scale, work, out[c], lse[c], top_k)
-        cmt_weight = None if cmt_scores is None else (cmt_scores - lse).exp()
+        cmt_weight = None if cmt_scores is None else (cmt_scores - lse).clamp(max=0).exp()
         ctx.save_for_backward(q, k, v, out, cmt_weight, controlled, *saved)
         ctx.chunks, ctx.alignments, ctx.scale = chunks, alignments, scale
         ctx.mark_non_differentiable(lse)

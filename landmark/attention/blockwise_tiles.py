@@ -5,7 +5,6 @@ N: sequences (the heads of some samples). Padded tensors are (N, rows, …), see
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -13,8 +12,7 @@ from torch import Tensor
 
 from landmark.attention.alignment import BlockAlignment
 from landmark.attention.workspace import Workspace
-
-LOG2_E = math.log2(math.e)
+from landmark.utils.constants import LOG2_E
 
 
 def product(a: Tensor, b: Tensor, out: Tensor, scale: float = 1.0) -> Tensor:
@@ -89,8 +87,10 @@ class Tile:
         return gates
 
     def mask(self, scores: Tensor) -> Tensor:
-        """Put −∞ in the scores, in place, of landmarks, padding, and later tokens of the query's own block."""
+        """Put −∞ in the scores, in place, of landmarks, padding, later blocks, and later tokens of the own block."""
         scores[:, :, -1] = -torch.inf
+        for block in range(self.start + 1, self.stop):
+            scores[:, block, :, : (block - self.start) * self.alignment.width] = -torch.inf
         if self.alignment.hidden is not None:
             first = scores[:, 0, :-1].unflatten(0, (-1, self.alignment.heads))
             first.masked_fill_(self.alignment.hidden, -torch.inf)

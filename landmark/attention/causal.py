@@ -8,8 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn.attention.bias import causal_lower_right
 
-from landmark.attention.flash import attention_backward, attention_forward
+from landmark.attention.flash import attention_backward, attention_forward, has_flash
+from landmark.attention.inputs import as_autocast, without_autocast
 
 
 class _PrefixAttention(torch.autograd.Function):
@@ -43,8 +45,11 @@ class _PrefixAttention(torch.autograd.Function):
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, *, prefix: int = 0, scale: float | None = None) -> Tensor:
     """Causal softmax attention of T queries, which belong to the last T of prefix + T keys.
 
+    With a prefix, PyTorch's own attention takes a mask on a GPU, whose kernels know this one without reading it; on the
+    CPU, where they would read a mask of T · (prefix + T) numbers, attention is merged from two parts without a mask.
+
     Args:
-        q: (B, H, T, d), already rotated.
+        q: (B, H, T, d), already rotated. Under autocast q, k and v are computed in its type.
         k, v: (B, H_kv, prefix + T, d), k rotated, H_kv a divisor of H.
         prefix: keys before the first query.
         scale: factor of the scores; None: 1/√d.
@@ -53,6 +58,11 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, *, prefix: int = 0, scale:
     """
     if k.shape[1] != q.shape[1]:
         k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
-    if prefix == 0:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
-    return _PrefixAttention.apply(q, k, v, prefix, 1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+    if prefix == 0 or q.shape[2] == 1:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=prefix == 0, scale=scale)
+    q, k, v = as_autocast(q, k, v)
+    with without_autocast(q):
+        if has_flash(q.device.type):
+            return _PrefixAttention.apply(q, k, v, prefix, 1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+        mask = causal_lower_right(q.shape[2], k.shape[2])
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)

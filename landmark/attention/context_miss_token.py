@@ -14,6 +14,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from landmark.attention.inputs import without_autocast
+
 
 def context_miss_scores(q: Tensor, cmt: Tensor, kv_heads: int) -> Tensor:
     """Scores of the token (B, H, T), not scaled, in float32 or float64.
@@ -25,7 +27,7 @@ def context_miss_scores(q: Tensor, cmt: Tensor, kv_heads: int) -> Tensor:
         raise ValueError(f"cmt must have shape ({kv_heads}, {dim}), one key for each head, got {tuple(cmt.shape)}")
     compute = torch.promote_types(q.dtype, torch.float32)
     cmt = cmt.repeat_interleave(heads // kv_heads, 0)
-    with torch.autocast(q.device.type, enabled=False):
+    with without_autocast(q):
         return torch.einsum("bhtd,hd->bht", q.to(compute), cmt.to(compute))
 
 

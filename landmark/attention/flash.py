@@ -1,7 +1,7 @@
 """Plain attention that also returns its log-sum-exp, forward and backward, so that attention to parts can be merged.
 
 On the CPU it uses PyTorch's own flash kernels. On another device, or where this version of PyTorch lacks the kernels,
-it computes the same with explicit weights, and warns once.
+the forward pass computes the same with explicit weights, and warns once; there is no backward pass.
 """
 
 from __future__ import annotations
@@ -16,16 +16,18 @@ _FORWARD = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu"
 _BACKWARD = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu_backward", None)
 
 
+def has_flash(device: str) -> bool:
+    """Whether PyTorch has flash kernels that return the log-sum-exp for this type of device."""
+    return device == "cpu" and _FORWARD is not None and _BACKWARD is not None
+
+
 @functools.cache
-def _has_flash(device: str) -> bool:
-    if device == "cpu" and _FORWARD is not None and _BACKWARD is not None:
-        return True
+def _warn(device: str) -> None:
     warnings.warn(
         f"torch {torch.__version__} has no flash attention with a log-sum-exp for device {device!r}: "
         "attention in parts falls back to plain PyTorch, exact but slower",
-        stacklevel=4,
+        stacklevel=3,
     )
-    return False
 
 
 def attention_forward(q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool = False) -> tuple[Tensor, Tensor]:
@@ -39,9 +41,10 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: 
 
     Returns (B, H, T, d) and, in float32 for half precision, (B, H, T).
     """
-    if _has_flash(q.device.type):
+    if has_flash(q.device.type):
         assert _FORWARD is not None
         return _FORWARD(q, k, v, 0.0, causal, scale=scale)
+    _warn(q.device.type)
     scores = _scores(q, k, scale, causal)
     lse = scores.logsumexp(-1)
     weights = (scores - lse[..., None]).exp()
@@ -62,7 +65,7 @@ def attention_backward(
     """Gradients of q, k and v where the weights are w = exp(s − lse), for *any* `out` and `lse`.
 
     The gradient of the scores is ds = w·(grad_out·v − grad_out·out), as in every flash backward pass. `out` and `lse`
-    may belong to these keys alone, or to a softmax over more keys.
+    may belong to these keys alone, or to a softmax over more keys. Only where `has_flash`.
 
     Args:
         grad_out: (B, H, T, d).
@@ -72,17 +75,8 @@ def attention_backward(
 
     Returns the three gradients, in the shapes of q, k and v.
     """
-    if _has_flash(q.device.type):
-        assert _BACKWARD is not None
-        return _BACKWARD(grad_out, q, k, v, out, lse, 0.0, causal, scale=scale)
-    weights = (_scores(q, k, scale, causal) - lse[..., None]).exp()
-    grad = grad_out.to(weights.dtype)
-    row = (grad * out.to(weights.dtype)).sum(-1, keepdim=True)
-    grad_scores = weights * (grad @ v.to(weights.dtype).transpose(-1, -2) - row) * scale
-    grad_q = grad_scores @ k.to(weights.dtype)
-    grad_k = grad_scores.transpose(-1, -2) @ q.to(weights.dtype)
-    grad_v = weights.transpose(-1, -2) @ grad
-    return grad_q.to(q.dtype), grad_k.to(k.dtype), grad_v.to(v.dtype)
+    assert _BACKWARD is not None
+    return _BACKWARD(grad_out, q, k, v, out, lse, 0.0, causal, scale=scale)
 
 
 def _scores(q: Tensor, k: Tensor, scale: float, causal: bool) -> Tensor:

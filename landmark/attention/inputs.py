@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 
@@ -34,3 +36,21 @@ class AttentionInputs(NamedTuple):
     controlled: Tensor | None = None
     cu_seqlens: Tensor | None = None
     top_k: int | None = None
+
+
+def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """The tensors in the type that an enclosing `torch.autocast` computes attention in; without one, as they are.
+
+    Rotary positions and norms return float32 under autocast, projections half precision. As for PyTorch's own
+    attention, all become one type; float64 is left alone.
+    """
+    kind = tensors[0].device.type
+    if not torch.is_autocast_enabled(kind):
+        return tensors
+    dtype = torch.get_autocast_dtype(kind)
+    return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in tensors)
+
+
+def without_autocast(like: Tensor) -> AbstractContextManager[object]:
+    """A context in which the operations on the tensor's device compute in the types of their arguments."""
+    return torch.autocast(like.device.type, enabled=False)

@@ -138,5 +138,6 @@ def add_summaries(blocks: Tensor, weights: Tensor | None = None) -> Tensor:
     tokens, landmark = blocks[..., :-1, :], blocks[..., -1:, :]
     if weights is None:
         return torch.cat([tokens, landmark + tokens.mean(-2, keepdim=True)], -2)
+    weights = weights.to(blocks.dtype)
     entropy = -torch.xlogy(weights, weights).sum(-1, keepdim=True)
     return torch.cat([tokens, with_bias(landmark + weights[..., None, :] @ tokens, entropy)], -2)

@@ -13,20 +13,26 @@ from torch import Tensor
 from landmark.utils.window_batch import most_blocks
 
 
-def check_phase(phase: Tensor | None, batch: int, block_size: int) -> Tensor:
-    """The phase as an int64 tensor (B,) on its device; None: zeros on the CPU.
+def check_phase(phase: Tensor | None, batch: int, block_size: int, device: torch.device | str = "cpu") -> Tensor:
+    """The phase as an integer tensor (B,).
+
+    Args:
+        phase: (B,); stays on its device. None: zeros.
+        batch: B.
+        block_size: ℓ, normal tokens of a block.
+        device: of these zeros; they are made there, because a copy to the device would wait for it.
 
     Raises ValueError for a wrong shape, and for a value outside 0…block_size where `can_read` allows reading it.
     """
     if block_size < 1:
         raise ValueError(f"block_size must be at least 1, got {block_size}")
     if phase is None:
-        return torch.zeros(batch, dtype=torch.int64)
+        return torch.zeros(batch, dtype=torch.int32, device=device)
     if phase.shape != (batch,):
         raise ValueError(f"phase must have shape ({batch},), one number for each sample, got {tuple(phase.shape)}")
     if can_read(phase) and not bool(((phase >= 0) & (phase <= block_size)).all()):
         raise ValueError(f"phase must lie in 0…block_size={block_size}, got {phase.tolist()}")
-    return phase.to(torch.int64)
+    return phase if phase.dtype == torch.int32 else phase.to(torch.int64)
 
 
 def can_read(x: Tensor) -> bool:
@@ -34,23 +40,26 @@ def can_read(x: Tensor) -> bool:
     return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
-def check_controlled(controlled: Tensor | None, batch: int, length: int, block_size: int) -> Tensor:
-    """Whether the context miss token controls each block's landmark, (B, blocks), bool.
+def check_controlled(
+    controlled: Tensor | None, batch: int, length: int, block_size: int, device: torch.device
+) -> Tensor:
+    """Whether the context miss token controls each block's landmark, (B, blocks), bool, on the device.
 
     Args:
         controlled: (B, blocks or more); None: no landmark is controlled.
         batch: B.
         length: tokens of a window, landmarks included.
         block_size: ℓ, normal tokens of a block.
+        device: of the result.
 
     Raises ValueError where a sample or a block is missing.
     """
     blocks = most_blocks(length, block_size)
     if controlled is None:
-        return torch.zeros(batch, blocks, dtype=torch.bool)
+        return torch.zeros(batch, blocks, dtype=torch.bool, device=device)
     if controlled.ndim != 2 or len(controlled) != batch or controlled.shape[1] < blocks:
         raise ValueError(f"controlled must have shape ({batch}, {blocks} or more), got {tuple(controlled.shape)}")
-    return controlled.to(torch.bool)
+    return controlled.to(device, torch.bool, non_blocking=True)
 
 
 def blocks_and_landmarks(phase: Tensor, length: int, block_size: int) -> tuple[Tensor, Tensor]:

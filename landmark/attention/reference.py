@@ -114,6 +114,7 @@ def landmark_attention_reference(inputs: AttentionInputs) -> tuple[Tensor, Tenso
     """Output (B, H, T, d) and outer log-sum-exp (B, H, T) of landmark attention; autograd gives the gradients."""
     q, k, v, block_size, phase, prefix, scale, cmt_scores, controlled, _, top_k = inputs
     scores = torch.einsum("bhid,bhjd->bhij", q, k) * scale
+    cmt_scores = None if cmt_scores is None else cmt_scores.to(scores.dtype)
     weights, lse = landmark_attention_weights(
         scores, block_size, phase, prefix, cmt_scores=cmt_scores, controlled=controlled, top_k=top_k
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from landmark.attention.fused.rotation import can_rotate, rotation
 from landmark.utils.channels import channels_of
 
 
@@ -49,8 +50,11 @@ def rotary_frequencies(head_dim: int, base: float, fraction: float) -> float | T
 def rotate(x: Tensor, factors: Tensor) -> Tensor:
     """Rotate the pairs of `x` by `factors`.
 
-    x: (…, d); factors: broadcastable to (…, d/2). Returns x's dtype; half precision is rotated in float32.
+    x: (…, d); factors: broadcastable to (…, d/2). Returns x's dtype; half precision is rotated in float32. On a GPU one
+    kernel does it (fused/rotation.py).
     """
+    if can_rotate(x, factors):
+        return rotation(x, torch.view_as_real(factors.resolve_conj()), False)
     real = x if x.dtype in (torch.float32, torch.float64) else x.float()
     pairs = torch.view_as_complex(real.unflatten(-1, (-1, 2)))
     return torch.view_as_real(pairs * factors).flatten(-2).to(x.dtype)

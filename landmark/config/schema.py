@@ -118,6 +118,7 @@ class TrainerConfig:
     strategy: str = "auto"
     threads: int | None = at_least(1, None)  # torch's on a CPU; null: the fastest number, measured at the start
     max_hours: float | None = at_least(0, 24.0)  # of a training on a CPU, as task=plan estimates; null: any number
+    matmul: str = one_of("auto", "highest", "medium")  # CPU, float32: PyTorch's precision; auto: the faster exact one
     profiler: str | None = one_of(
         None, "simple", "advanced", "pytorch"
     )  # simple, advanced or pytorch: Lightning's, whose report goes to the run's folder

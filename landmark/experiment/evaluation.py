@@ -11,7 +11,7 @@ from landmark.experiment.devices import evaluation_device
 from landmark.experiment.inputs import Inputs
 from landmark.experiment.jobs import RUN, Job
 from landmark.experiment.named_runs import has_weights
-from landmark.experiment.threads import set_threads
+from landmark.experiment.processor import set_up_processor
 from landmark.utils.errors import UserError
 from landmark.utils.files import read_json
 from landmark.utils.progress import ProgressBar
@@ -30,7 +30,7 @@ def evaluate_row(job: Job, inputs: Inputs) -> dict[str, Any]:
     from landmark.models import decoder_config, load
 
     config, tokenizer, corpus = job.config, inputs.tokenizer(job.config), inputs.corpus(job.config)
-    set_threads(config)
+    set_up_processor(config)
     shape = decoder_config(config.model, tokenizer, config.cmt.enabled)
     model = load(job.run.folder, shape, evaluation_device(config))
     if config.cmt.per_layer:
@@ -82,7 +82,7 @@ def load_trained(config: Config, folder: Path, inputs: Inputs) -> "tuple[Decoder
             f"{folder} was trained with another tokenizer ({stored[:10]}…) than tokenizer={tokenizer.name}: "
             "set tokenizer= to the one it was trained with"
         )
-    set_threads(config)
+    set_up_processor(config)
     model = load(folder, device=evaluation_device(config))
     if not isinstance(model, Decoder):
         raise UserError(f"{folder} holds a model of transformers: open it with landmark.huggingface.load")

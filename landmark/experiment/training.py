@@ -11,7 +11,7 @@ from landmark.experiment.devices import device_count
 from landmark.experiment.inputs import Inputs
 from landmark.experiment.jobs import RUN, Run
 from landmark.experiment.processes import errors_left_in, train_together
-from landmark.experiment.threads import set_threads
+from landmark.experiment.processor import set_up_processor
 from landmark.tracking.tracker import Tracker
 from landmark.utils.files import read_json, write_json
 
@@ -45,7 +45,7 @@ def train_here(config: Config, folder: Path, run: str, start_from: str | None, i
     from landmark.training import train
 
     tokenizer, corpus = inputs.tokenizer(config), inputs.corpus(config)
-    set_threads(config, folder)
+    set_up_processor(config, folder)
     torch.manual_seed(config.seed)
     model = build(config.model, tokenizer, config.cmt.enabled, start_from)
     with Tracker().training(config, run, corpus, folder) as loggers:

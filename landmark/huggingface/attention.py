@@ -19,7 +19,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from landmark.attention import landmark_attention
+from landmark.attention import landmark_attention, place_phase
 from landmark.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -75,6 +75,7 @@ class LandmarkWindow:
         Returns (B, H, T, d).
         """
         self.attended.add(layer)
+        self.phase = place_phase(self.phase, "auto", q, self.block_size)  # copied in the first layer alone
         settings = {"block_size": self.block_size, "phase": self.phase, "cu_seqlens": self.cu_seqlens, "scale": scale}
         return landmark_attention(q, k, v, sinks=sinks, **settings)
 

@@ -8,13 +8,15 @@ if TYPE_CHECKING:
     from landmark.memory.memory import Memory as Memory
     from landmark.memory.sinks import SinkMemory as SinkMemory
     from landmark.memory.transformer_xl import RecurrentMemory as RecurrentMemory
+    from landmark.memory.transformer_xl import UnlimitedMemory as UnlimitedMemory
 
 _PUBLIC = {
     "Memory": "landmark.memory.memory",
     "RecurrentMemory": "landmark.memory.transformer_xl",
     "SinkMemory": "landmark.memory.sinks",
+    "UnlimitedMemory": "landmark.memory.transformer_xl",
 }
-__all__ = ["Memory", "RecurrentMemory", "SinkMemory"]
+__all__ = ["Memory", "RecurrentMemory", "SinkMemory", "UnlimitedMemory"]
 
 
 def __getattr__(name: str) -> Any:

@@ -113,7 +113,8 @@ def _attend_shared(rotated_queries: Tensor, store: BlockStore, ages: Tensor, lag
     q = rotated_queries.permute(0, 1, 3, 2, 4)[lags - 1, samples, q_heads]  # (B, H, q, T, d)
     places = ((samples * store.kv_heads + kv_heads) * store.capacity + rows).flatten()
     blocks = store.fetch(places)
-    gates = torch.einsum("bhqtd,bhqd->bhtq", q, store.read_landmarks(places).view(batch, heads, count, dim))
+    landmarks = store.read_landmarks(places).view(batch, heads, count, dim)
+    gates = torch.einsum("bhqtd,bhqd->bhtq", q.to(landmarks.dtype), landmarks)
     keys, values = blocks.read_keys()[:, None], blocks.read_values()[:, None]
     out, _ = attention_forward(q.reshape(-1, 1, queries, dim), keys, values, scale=1.0)
     return out.view(batch, heads, count, queries, dim).transpose(2, 3), gates
@@ -166,9 +167,9 @@ def _attend_grouped(
     stored = kv * capacity + row[:, None]  # (tiles, together)
     flat_queries = rotated_queries.reshape(-1, together * dim)
     out = flat_queries.new_empty(count_tiles, tile, together, dim)
-    gates = flat_queries.new_empty(count_tiles, tile, together)
+    gates = store.landmarks.new_empty(count_tiles, tile, together)
     step = max(1, FETCHED_AT_ONCE // (together * store.block_shape.numel()))
-    buffer = store.landmarks.new_empty(min(step, count_tiles) * together, *store.block_shape)  # allocation is slow
+    buffer = flat_queries.new_empty(min(step, count_tiles) * together, *store.block_shape)  # allocation is slow
     for start in range(0, count_tiles, step):
         part = slice(start, min(start + step, count_tiles))
         q = flat_queries.index_select(0, rows[part.start * tile : part.stop * tile])
@@ -178,7 +179,7 @@ def _attend_grouped(
         weights = torch.bmm(q, fetched.read_keys(blocks).mT).softmax(-1)
         block_out = torch.bmm(weights, fetched.read_values(blocks))
         out[part] = block_out.unflatten(0, (-1, together)).transpose(1, 2)
-        gate = torch.bmm(q, store.read_landmarks(chosen)[..., None])
+        gate = torch.bmm(q.to(gates.dtype), store.read_landmarks(chosen)[..., None])
         gates[part] = gate.view(-1, together, tile).transpose(1, 2)
 
     def untile(x: Tensor) -> Tensor:

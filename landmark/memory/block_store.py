@@ -11,19 +11,22 @@ from landmark.memory.block_files import SavedRows
 from landmark.memory.tiers import Blocks, DeviceBlocks, Fetched, Tier
 
 COPIED = 256  # blocks of a batch copied at a time
+ROWS = 64  # a store's rows are a multiple of this
+SPARE = 8  # of so many rows in use one more is reserved
 
 
 class BlockStore:
     """Keys, values and landmark keys of complete blocks.
 
     Keys are stored rotated by their offsets 0…ℓ in the block (`landmark.attention.rotary`), and never rotated again.
-    Block number n, counted from the first block ever added, is in row n mod capacity. Without `max_blocks` the capacity
-    doubles when it is full. The *age* of a block is 1 for the newest one, 2 for the one before, and so on.
+    Block number n, counted from the first block ever added, is in row n mod capacity. A full store grows by an eighth,
+    up to `max_blocks`, so it never holds much more than it needs. The *age* of a block is 1 for the newest one, 2 for
+    the one before, and so on.
 
     max_blocks: most blocks kept; None: all. keep_means: whether to keep the mean of each block's keys.
     tier: where keys and values are stored (tiers.py); None: on the device.
-    landmarks: (B, H, capacity, d), landmark keys, on the device. means: the same of mean keys. A landmark's value is
-    never used, and not kept.
+    landmarks: (B, H, capacity, d), landmark keys, on the device, in float32 where blocks are in half precision, because
+        blocks are ranked by them. means: the same of mean keys. A landmark's value is never used, and not kept.
     """
 
     def __init__(self, max_blocks: int | None, keep_means: bool = False, tier: Tier | None = None):
@@ -33,6 +36,7 @@ class BlockStore:
         self.added = 0  # blocks ever added
         self.blocks_read = 0  # blocks of one head, counted at each read
         self.capacity = 0
+        self.dtype = torch.float32  # of keys and values
         self.landmarks = self.means = torch.empty(0)
         self.blocks: Blocks = DeviceBlocks()
 
@@ -40,7 +44,9 @@ class BlockStore:
         return min(self.added, self.capacity)
 
     def add(self, keys: Tensor, values: Tensor) -> None:
-        """Add n blocks, oldest first. keys, values: (B, H, n, W, d), keys rotated by their offsets.
+        """Add n blocks, oldest first.
+
+        keys, values: (B, H, n, W, d), keys rotated by their offsets; they are stored in the type of the values.
 
         Raises UserError where the tier has no room for them.
         """
@@ -51,10 +57,10 @@ class BlockStore:
             count = self.max_blocks
         if count == 0:
             return
-        self.reserve(min(self.added + count, self.max_blocks or self.added + count), keys[..., 1:, :])
+        self.reserve(min(self.added + count, self.max_blocks or self.added + count), values[..., 1:, :])
         for rows, part in self.runs(self.added, count):
             block_keys = keys[:, :, part, :-1]
-            self.blocks.write(rows.start, block_keys, values[:, :, part, :-1])
+            self.blocks.write(rows.start, block_keys.to(values.dtype), values[:, :, part, :-1])
             self.landmarks[:, :, rows] = keys[:, :, part, -1]
             if self.keep_means:
                 self.means[:, :, rows] = block_keys.mean(3)
@@ -65,13 +71,15 @@ class BlockStore:
         if blocks <= self.capacity:
             return
         (batch, heads), dim = like.shape[:2], like.shape[-1]
-        capacity = self.max_blocks or max(64, 1 << (blocks - 1).bit_length())
+        capacity = -(-(blocks + blocks // SPARE) // ROWS) * ROWS
+        capacity = min(capacity, self.max_blocks or capacity)
         if not self.capacity:
+            self.dtype = like.dtype
             self.blocks = self.tier.blocks(like, saved)
         self.blocks.reserve(capacity)
 
         def grown(old: Tensor) -> Tensor:
-            new = like.new_empty(batch, heads, capacity, dim)
+            new = like.new_empty(batch, heads, capacity, dim, dtype=torch.promote_types(like.dtype, torch.float32))
             if self.capacity:
                 new[:, :, : self.capacity] = old
             return new
@@ -85,8 +93,8 @@ class BlockStore:
         """Copy the blocks of these samples (n,) of the batch to an empty store with the same settings."""
         if not self.capacity:
             return
-        like = self.landmarks.new_empty(len(samples), self.kv_heads, 0, *self.block_shape)
-        into.reserve(self.capacity, like)
+        like = self.landmarks.new_empty(len(samples), self.kv_heads, 0, *self.block_shape, dtype=self.dtype)
+        into.reserve(len(self), like)
         into.added = self.added
         here, on_cpu = samples.to(self.landmarks.device), samples.cpu()
         for rows, _ in self.runs(self.added - len(self), len(self)):
@@ -94,9 +102,9 @@ class BlockStore:
                 stop = min(start + COPIED, rows.stop)
                 piece = self.blocks.rows(start, stop - start)[:, on_cpu].permute(3, 1, 2, 0, 4, 5)
                 into.blocks.write(start, *piece.to(like.device))
-        into.landmarks.copy_(self.landmarks.index_select(0, here))
+        into.landmarks[:, :, : len(self)] = self.landmarks[here, :, : len(self)]
         if self.keep_means:
-            into.means.copy_(self.means.index_select(0, here))
+            into.means[:, :, : len(self)] = self.means[here, :, : len(self)]
 
     def runs(self, first: int, count: int) -> Iterator[tuple[slice, slice]]:
         """Blocks first … first+count−1 as runs of neighbouring rows: the rows, and which of the blocks they hold."""
@@ -119,7 +127,7 @@ class BlockStore:
     @property
     def block_bytes(self) -> int:
         """Bytes of the keys and values of one block and head."""
-        return 2 * self.block_shape.numel() * self.landmarks.element_size()
+        return 2 * self.block_shape.numel() * self.dtype.itemsize
 
     @property
     def bytes_kept(self) -> int:
@@ -139,7 +147,7 @@ class BlockStore:
         return self.blocks.fetch(places)
 
     def read_landmarks(self, places: Tensor) -> Tensor:
-        """Keys (n, d) of the landmarks at these places."""
+        """Keys (n, d) of the landmarks at these places, in the type of `landmarks`."""
         return self.landmarks.flatten(0, 2).index_select(0, places)
 
     def ages(self) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor
 from landmark.attention import backend_for, landmark_attention
 from landmark.attention.context_miss_token import context_miss_scores
 from landmark.attention.flash import attention_forward
+from landmark.attention.inputs import as_autocast, without_autocast
 from landmark.attention.key_offset import last_channels, offset_keys
 from landmark.attention.landmark_keys import add_summaries, block_weights
 from landmark.attention.rotary import RotaryTable, rotate, rotate_cmt
@@ -220,13 +221,18 @@ class Memory:
 
         Args:
             layer: number of the layer.
-            q: (B, H, T, d), not rotated: the memory assigns positions.
+            q: (B, H, T, d), not rotated: the memory assigns positions. Under autocast all is computed in its type.
             k, v: (B, H_kv, T, d), not rotated.
             cmt: (H_kv, d), the layer's key of the context miss token, not rotated; None: the model has no such token.
             sinks: (H,), the layer's learned scores of a place without a value; None: the model has none.
 
         Returns (B, H, T, d).
         """
+        q, k, v = as_autocast(q, k, v)
+        with without_autocast(q):
+            return self._attend(layer, q, k, v, cmt, sinks)
+
+    def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, cmt: Tensor | None, sinks: Tensor | None) -> Tensor:
         if layer not in self.layers:
             self.layers[layer] = self.new_layer()
         state = self.layers[layer]
@@ -255,11 +261,13 @@ class Memory:
             if selection.is_empty:
                 self._statistics.searches_skipped += 1
                 return self._without_blocks(layer, out, cmt_weight)
-        rotated = rotate_queries(q * scale, rotary, pending, distances, selection)
+        # Scores are float32 also in half precision, where rounding them would change which blocks are the best.
+        exact = q.to(torch.promote_types(q.dtype, torch.float32))
+        rotated = rotate_queries(exact * scale, rotary, pending, distances, selection)
         started = time.perf_counter()
         ages = self._retrieve(layer, state, rotated)
         self._statistics.seconds_searching += time.perf_counter() - started
-        out, weights = self._attend_and_merge(state.store, rotated, ages, (out, lse), selection)
+        out, weights = self._attend_and_merge(state.store, rotated.to(q.dtype), ages, (out, lse), selection)
         if selection is not None:
             ages = selection.mask_ages(ages)
         self._statistics.count_retrieved(ages, q[..., 0].numel(), selection)
@@ -419,7 +427,7 @@ class Memory:
             start = state.store.added * width if self.mapping == "true" else 0
             length = full if self.mapping == "true" else width
             factors = rotary(start, length, keys).unflatten(0, (-1, width))
-            keys = rotate(keys, factors)
+            keys = rotate(keys.to(torch.promote_types(keys.dtype, torch.float32)), factors)
             state.store.add(keys if self.landmark_key == "token" else add_summaries(keys, state.weights), values)
         state.weights = None
         state.pending = k[:, :, full:].clone(), v[:, :, full:].clone()

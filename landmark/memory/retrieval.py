@@ -14,6 +14,7 @@ from landmark.memory.positions import scoring_lag
 SCORED_AT_ONCE = {"cpu": 1 << 21}  # by device: scores computed together; on the CPU they fit into its cache
 SCORED_ELSEWHERE = 1 << 27
 GROUP = 32  # scores of a group in `_highest`
+YOUNGEST = (1 << 31) - 1  # recency of a block of age 0, in `_top_packed`
 
 
 def retrieve(
@@ -30,7 +31,7 @@ def retrieve(
     """Choose the blocks that each query retrieves.
 
     Args:
-        rotated_queries: (S, B, T, H, d), scaled, and rotated for lag 1…S.
+        rotated_queries: (S, B, T, H, d), scaled, and rotated for lag 1…S, in the type of the store's landmarks.
         store: the layer's blocks.
         k: blocks to retrieve.
         granularity: as in `landmark.memory.Memory`.
@@ -150,15 +151,25 @@ def _top(scores: Tensor, ages: Tensor, count: int) -> Tensor:
     """Ages of the blocks with the `count` highest scores, in any order; among equal scores the newer block."""
     if count == len(ages):
         return ages.expand(*scores.shape[:-1], count)
+    if scores.device.type != "cpu" and scores.dtype == torch.float32:  # reading `tied` would stall the device
+        return _top_packed(scores, ages, count)
     values, indices = _highest(scores, count + 1)
     best = ages[indices[..., :count]]
     tied = values[..., -1] == values[..., -2]  # a tie matters only between the last score taken and the first one left
-    if scores.device.type != "cpu":  # reading `tied` would stall the device
-        newer = _newer(scores, values[..., -1:], ages, count)
-        return torch.where(tied[..., None], newer, best)
     if bool(tied.any()):
         best[tied] = _newer(scores[tied], values[tied][..., -1:], ages, count)
     return best
+
+
+def _top_packed(scores: Tensor, ages: Tensor, count: int) -> Tensor:
+    """`_top` of float32 scores in one pass, which reads nothing on the CPU: the order of integers is that of the pairs.
+
+    The high half of each integer is the score, the low half the recency. The bits of a float, read as an integer, have
+    its order; those of negative ones are turned round.
+    """
+    bits = (scores + 0.0).view(torch.int32)  # −0 becomes 0
+    bits = (bits ^ ((bits >> 31) & YOUNGEST)).to(torch.int64)
+    return YOUNGEST - (_highest((bits << 32) | (YOUNGEST - ages), count)[0] & YOUNGEST)
 
 
 def _newer(scores: Tensor, edge: Tensor, ages: Tensor, count: int) -> Tensor:

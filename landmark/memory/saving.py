@@ -162,11 +162,11 @@ def _fill(store: BlockStore, added: int, kept: int, parts: dict[str, Tensor], pa
     """Put saved blocks into an empty store: all, or the newest ones if it keeps fewer."""
     landmarks = parts["landmarks"]
     batch, heads, _, dim = landmarks.shape
-    like = landmarks.new_empty(batch, heads, 0, block_size, dim)
+    like = parts["pending_keys"].new_empty(batch, heads, 0, block_size, dim)
     if store.keep_means and "means" not in parts:
         raise UserError(f"{path.parent} was saved without the mean keys that retrieval.scorer=mean_key ranks by")
     wanted = min(kept, store.max_blocks or kept)
-    row_bytes = 2 * batch * heads * block_size * dim * landmarks.element_size()
+    row_bytes = 2 * batch * heads * block_size * dim * like.element_size()
     if (size := path.stat().st_size if path.is_file() else 0) < kept * row_bytes:
         raise UserError(f"{path} is cut short: it has {size:,} bytes of {kept * row_bytes:,}; save the memory again")
     in_place = store.tier.name == "disk" and store.max_blocks is None

@@ -16,6 +16,8 @@ from torch import Tensor
 from landmark.memory.block_cache import BlockCache, TierCounts
 from landmark.memory.block_files import FileRows, SavedRows
 
+PAGE = 256  # rows of a page in the CPU's memory
+
 
 class Fetched(NamedTuple):
     """Blocks on the compute device. keys, values: (m, ℓ, d). rows: (n,), the rows of the requested blocks."""
@@ -143,32 +145,54 @@ class CachedBlocks:
 
 
 class HostRows:
-    """Rows (capacity, B, H, 2, ℓ, d) in the CPU's memory. pinned: so that a GPU can copy from it directly."""
+    """Rows (B, H, 2, ℓ, d) in the CPU's memory, in pages of PAGE rows that are made when they are written to.
+
+    So a full store is not copied to grow, and little more memory is held, or pinned, than is needed. pinned: so that a
+    GPU can copy from it directly.
+    """
 
     def __init__(self, pinned: bool):
         self._pinned = pinned
-        self._rows = torch.empty(0)
+        self._pages: list[Tensor] = []  # each (PAGE, B, H, 2, ℓ, d)
+        self._like = torch.empty(0)
 
     @property
     def bytes_kept(self) -> int:
-        return self._rows.nbytes
+        return sum(page.nbytes for page in self._pages)
 
     def reserve(self, capacity: int, like: Tensor) -> None:
-        before = self._rows
-        self._rows = torch.empty(capacity, *like.shape[1:], dtype=like.dtype, pin_memory=self._pinned)
-        if len(before):
-            self._rows[: len(before)] = before
+        """like: (0, B, H, 2, ℓ, d)."""
+        self._like = like
 
     def write(self, row: int, blocks: Tensor) -> None:
-        self._rows[row : row + len(blocks)] = blocks
+        """Write blocks (n, B, H, 2, ℓ, d) to the rows from `row` on."""
+        while row + len(blocks) > len(self._pages) * PAGE:
+            shape, dtype = self._like.shape[1:], self._like.dtype
+            self._pages.append(torch.empty(PAGE, *shape, dtype=dtype, pin_memory=self._pinned))
+        while len(blocks):
+            page, first = divmod(row, PAGE)
+            count = min(len(blocks), PAGE - first)
+            self._pages[page][first : first + count] = blocks[:count]
+            row, blocks = row + count, blocks[count:]
 
     def read(self, rows: Tensor, out: Tensor) -> Tensor:
         """Read rows into out, (n, B·H·2·ℓ·d)."""
-        return torch.index_select(self._rows.flatten(1), 0, rows, out=out)
+        return self._read(rows, out, PAGE)
 
     def read_blocks(self, places: Tensor, out: Tensor) -> Tensor:
         """Read blocks of one head into out, (n, 2·ℓ·d). places: (n,), indices among all rows, samples and heads."""
-        return torch.index_select(self._rows.flatten(0, 2).flatten(1), 0, places, out=out)
+        return self._read(places, out, PAGE * self._like.shape[1] * self._like.shape[2])
+
+    def _read(self, places: Tensor, out: Tensor, pieces: int) -> Tensor:
+        """Read pieces as wide as out at these places. pieces: of a page."""
+        page = places // pieces
+        for number in page.unique().tolist():
+            here = (page == number).nonzero().squeeze(1)
+            held = self._pages[number].view(pieces, -1)
+            if len(here) == len(places):
+                return torch.index_select(held, 0, places - number * pieces, out=out)
+            out.index_copy_(0, here, held.index_select(0, places[here] - number * pieces))
+        return out
 
 
 def by_row(keys: Tensor, values: Tensor) -> Tensor:

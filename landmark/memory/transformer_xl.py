@@ -62,3 +62,51 @@ class RecurrentMemory:
     def commit(self) -> None:
         """End the window: its last keys and values become the cache of the next one."""
         self._kept, self._next = self._next, {}
+
+
+class UnlimitedMemory(RecurrentMemory):
+    """The keys and values of a whole text, with which a plain transformer generates; without gradient.
+
+    Keys are rotated once, to their positions in the text, and written to buffers that hold the longest text. So a token
+    takes no copy of the keys before it.
+    """
+
+    def __init__(self, tokens: int, rope_base: float | Tensor = 10000.0, key_offset: float = 0.0):
+        """Start with nothing read.
+
+        tokens: of the longest text. rope_base, key_offset: as in `landmark.memory.Memory`.
+        """
+        super().__init__(tokens, rope_base, key_offset)
+
+    def reset(self) -> None:
+        super().reset()
+        self._read = self._length = 0  # tokens of the text so far, and of the present chunk
+
+    @torch.no_grad()
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attention of a chunk to the text before it and to itself.
+
+        Args:
+            layer: number of the layer.
+            q, k, v: (B, H, T, d), not rotated.
+
+        Returns (B, H, T, d). Raises ValueError for a text that is longer than the memory.
+        """
+        start, stop = self._read, self._read + q.shape[2]
+        if stop > self.cache:
+            raise ValueError(f"the text has {stop} tokens or more, and the memory is for {self.cache}")
+        self._length = q.shape[2]
+        channels = channels_of(self.key_offset, k.shape[-1])
+        previous, self._last_key[layer] = self._last_key.get(layer), last_channels(k, channels)
+        if layer not in self._kept:
+            batch, heads, _, dim = k.shape
+            self._kept[layer] = k.new_empty(batch, heads, self.cache, dim), v.new_empty(batch, heads, self.cache, dim)
+        keys, values = self._kept[layer]
+        factors = self._rotary(start, q.shape[2], q)
+        keys[:, :, start:stop] = rotate(offset_keys(k, channels, previous=previous), factors)
+        values[:, :, start:stop] = v
+        return causal_attention(rotate(q, factors), keys[:, :, :stop], values[:, :, :stop], prefix=start)
+
+    def commit(self) -> None:
+        """End the chunk: the next one continues the text."""
+        self._read, self._length = self._read + self._length, 0

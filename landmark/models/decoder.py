@@ -18,13 +18,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from landmark.attention import landmark_attention
+from landmark.attention import landmark_attention, place_phase
 from landmark.attention.causal import causal_attention
 from landmark.attention.key_offset import offset_keys
 from landmark.attention.landmark_keys import WindowBlocks, bias_landmarks
 from landmark.attention.layout import blocks_and_landmarks, insert_landmarks
 from landmark.attention.rotary import RotaryTable, rotary_factors, rotary_frequencies, rotate, rotate_cmt
-from landmark.memory import Memory, RecurrentMemory, SinkMemory
+from landmark.memory import Memory, RecurrentMemory, SinkMemory, UnlimitedMemory
 from landmark.models.config import DecoderConfig
 from landmark.models.language_model import LanguageModel, summed_loss
 from landmark.utils.channels import channels_of
@@ -140,9 +140,9 @@ class Decoder(LanguageModel):
             return RecurrentMemory(config.cache, **self.key_settings())
         return SinkMemory(**self.key_settings(), **settings) if settings else None
 
-    def unlimited_memory(self, tokens: int) -> RecurrentMemory:
+    def unlimited_memory(self, tokens: int) -> UnlimitedMemory:
         """An empty memory that keeps the keys and values of `tokens` tokens."""
-        return RecurrentMemory(tokens, **self.key_settings())
+        return UnlimitedMemory(tokens, **self.key_settings())
 
     def key_settings(self) -> dict[str, Any]:
         """Settings of a memory that say how this model's keys are made."""
@@ -203,7 +203,7 @@ class Decoder(LanguageModel):
             top_k: earlier blocks that a query attends to (None: all). Unused with a memory, which has its own k.
         """
         if isinstance(memory, Memory):
-            phase = torch.full((1,), memory.position % (memory.block_size + 1))
+            phase = torch.full((1,), memory.position % (memory.block_size + 1), device=tokens.device)
         is_landmark = self._landmarks(tokens, phase)
         if memory is None:
             attend = self._window_attention(tokens, phase, is_landmark, controlled, positions, top_k)
@@ -233,7 +233,7 @@ class Decoder(LanguageModel):
         config = self.config
         if config.block_size is None or not (config.key_offset or config.landmark_bias):
             return None
-        phase = torch.zeros(1, dtype=torch.int64) if phase is None else phase
+        phase = torch.zeros(1, dtype=torch.int64, device=tokens.device) if phase is None else phase
         return blocks_and_landmarks(phase.to(tokens.device), tokens.shape[1], config.block_size)[1]
 
     def _window_attention(
@@ -255,9 +255,11 @@ class Decoder(LanguageModel):
         config, blocks = self.config, None
         factors = self._factors(tokens.shape[1], positions)
         channels = channels_of(config.key_offset, config.head_dim)
+        if phase is not None and config.block_size is not None:
+            phase = place_phase(phase, config.backend, self.embedding.weight[:1, : config.head_dim], config.block_size)
         if config.landmark_key != "token":
             assert config.block_size is not None
-            first = torch.zeros(1, dtype=torch.int64) if phase is None else phase
+            first = torch.zeros(1, dtype=torch.int64, device=tokens.device) if phase is None else phase
             blocks = WindowBlocks.of(first, tokens.shape[1], config.block_size, self.embedding.weight)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, cmt: Tensor | None = None) -> Tensor:
@@ -281,7 +283,7 @@ class Decoder(LanguageModel):
 
         return attend
 
-    def window_losses(self, batch: WindowBatch) -> Iterator[tuple[Tensor, int]]:
+    def window_losses(self, batch: WindowBatch) -> Iterator[tuple[Tensor, Tensor]]:
         """Summed loss in nats, and the number of targets, of each window of a batch, in order.
 
         Plain and landmark models have one window. Transformer-XL reads a segment window by window. Each window attends

@@ -54,7 +54,7 @@ class LanguageModel(nn.Module):
         """Logits of the next token (B, T, vocabulary) after raw ids (B, T), or with `last` (B, 1, vocabulary)."""
         raise NotImplementedError
 
-    def window_losses(self, batch: WindowBatch) -> Iterator[tuple[Tensor, int]]:
+    def window_losses(self, batch: WindowBatch) -> Iterator[tuple[Tensor, Tensor]]:
         """Summed loss in nats, and number of targets, of each window of a batch."""
         raise NotImplementedError
 
@@ -149,8 +149,10 @@ class LanguageModel(nn.Module):
         return {"landmark": DEFAULT_CHUNK, "transformer_xl": self.config.window or length}.get(self.config.kind, length)
 
 
-def summed_loss(logits: Tensor, targets: Tensor, weights: Tensor | None) -> tuple[Tensor, int]:
+def summed_loss(logits: Tensor, targets: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
     """The sum of all weighted losses, in nats, and the number of targets; a target of NO_LOSS is left out of both.
+
+    Both are on the device: reading the number here would wait for the device at each micro-batch.
 
     logits: (B, T, vocabulary). targets: (B, T). weights: (B, T), of each loss (None: all 1).
     """
@@ -159,7 +161,7 @@ def summed_loss(logits: Tensor, targets: Tensor, weights: Tensor | None) -> tupl
     loss = F.cross_entropy(logits, targets.flatten(), ignore_index=NO_LOSS, reduction=reduction)
     if weights is not None:
         loss = (loss * weights.flatten()).sum()
-    return loss, int((targets != NO_LOSS).sum())
+    return loss, (targets != NO_LOSS).sum()
 
 
 def _check(prompts: list[Tensor], config: DecoderConfig, limit: int | None) -> None:
@@ -192,4 +194,6 @@ def _without_landmark(logits: Tensor, config: DecoderConfig) -> Tensor:
     """Logits (B, V) with −∞ for the landmark, which is never predicted."""
     if config.landmark_id is None:
         return logits
-    return logits.index_fill(1, torch.tensor([config.landmark_id], device=logits.device), -torch.inf)
+    logits = logits.clone()
+    logits[:, config.landmark_id] = -torch.inf
+    return logits

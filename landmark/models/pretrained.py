@@ -76,7 +76,7 @@ class Pretrained(LanguageModel):
     def unlimited_memory(self, tokens: int) -> DynamicCache:
         return DynamicCache(config=self.bare.config)
 
-    def window_losses(self, batch: WindowBatch) -> Iterator[tuple[Tensor, int]]:
+    def window_losses(self, batch: WindowBatch) -> Iterator[tuple[Tensor, Tensor]]:
         """Summed loss in nats, and the number of targets, of the one window of a batch."""
         settings = {} if batch.phase is None else {"phase": batch.phase}
         logits = self.model(input_ids=batch.tokens, use_cache=False, **settings).logits

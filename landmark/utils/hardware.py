@@ -9,11 +9,12 @@ from typing import Any
 
 
 def hardware() -> dict[str, Any]:
-    """CPU, cores that may be used, and GPUs where torch is loaded and sees any."""
+    """CPU and cores that may be used; where torch is loaded, its threads, its float32 products, and its GPUs."""
     found: dict[str, Any] = {"cpu": _cpu(), "cores": cores()}
     torch = sys.modules.get("torch")
     if torch is not None:
         found["threads"] = torch.get_num_threads()
+        found["matmul"] = torch.get_float32_matmul_precision()  # of float32 (`trainer.matmul`)
         if torch.cuda.is_available():
             found["gpus"] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return found

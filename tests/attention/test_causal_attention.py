@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from landmark.attention import flash
+from landmark.attention import causal, flash
 from landmark.attention.causal import causal_attention
 from landmark.attention.rotary import RotaryTable, rotary_factors, rotate
 
@@ -11,7 +11,7 @@ from landmark.attention.rotary import RotaryTable, rotary_factors, rotate
 @pytest.mark.parametrize("has_flash", [True, False])
 @pytest.mark.parametrize("prefix", [0, 1, 7, 40])
 def test_prefix_attention_equals_masked_softmax(prefix, has_flash, monkeypatch):
-    monkeypatch.setattr(flash, "_has_flash", lambda device: has_flash)
+    monkeypatch.setattr(causal, "has_flash", lambda device: has_flash)
     q = torch.randn(2, 4, 11, 8, dtype=torch.float64, requires_grad=True)
     k = torch.randn(2, 2, 11 + prefix, 8, dtype=torch.float64, requires_grad=True)
     v = torch.randn(2, 2, 11 + prefix, 8, dtype=torch.float64, requires_grad=True)
@@ -52,9 +52,28 @@ def test_half_precision_keeps_its_type_and_odd_dimensions_are_refused():
         rotary_factors(torch.arange(2), 5, 10000.0, torch.float32)
 
 
+def test_on_a_gpu_no_weights_are_written_out(monkeypatch):
+    monkeypatch.setattr(causal, "has_flash", lambda device: False)  # as on a GPU; there not even the mask is read
+    q, k, v = (torch.randn(2, 4, length, 8, requires_grad=True) for length in (30, 90, 90))
+    with torch.profiler.profile(record_shapes=True) as profile:
+        causal_attention(q, k, v, prefix=60).sum().backward()
+    read = [shape for event in profile.events() for shape in event.input_shapes]
+    assert [2, 4, 90, 8] in read
+    assert not [shape for shape in read if len(shape) == 4 and shape[:3] == [2, 4, 30] and shape[3] > 8]
+
+
+@torch.no_grad()
+def test_under_autocast_types_may_be_mixed():
+    q, k, v = torch.randn(2, 4, 11, 8), torch.randn(2, 4, 18, 8), torch.randn(2, 4, 18, 8).bfloat16()
+    with torch.autocast("cpu", torch.bfloat16):
+        ours = causal_attention(q, k, v, prefix=7)
+    torch.testing.assert_close(ours, causal_attention(q.bfloat16(), k.bfloat16(), v, prefix=7), atol=0, rtol=0)
+
+
 def test_the_fallback_warns_once():
-    flash._has_flash.cache_clear()
+    q = torch.empty(1, 1, 2, 4, device="meta")
+    flash._warn.cache_clear()
     with pytest.warns(UserWarning, match="falls back to plain PyTorch"):
-        assert not flash._has_flash("meta")
-    flash._has_flash("meta")  # a second warning would be an error of pytest.warns' absence
-    flash._has_flash.cache_clear()
+        flash.attention_forward(q, q, q, scale=1.0)
+    flash.attention_forward(q, q, q, scale=1.0)  # a second warning would be an error of pytest.warns' absence
+    flash._warn.cache_clear()

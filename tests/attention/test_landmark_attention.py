@@ -132,6 +132,58 @@ def test_uninitialised_memory_is_never_read(cmt):
     assert_same(ours, run(shape, "reference"), 1e-10)
 
 
+@pytest.mark.parametrize("backend", ["blockwise", "reference", "triton"])
+@pytest.mark.parametrize(("batch", "queries", "prefix"), [(0, 5, 3), (2, 0, 3), (2, 0, 0)])
+def test_no_sample_and_no_query_give_nothing(batch, queries, prefix, backend):
+    shape = {"batch": batch, "heads": 2, "kv_heads": 1, "queries": queries, "prefix": prefix, "dim": 4, "seed": 0}
+    shape |= {"block_size": 6, "phase": None, "cmt": True}
+    out, lse, *gradients = run(shape, backend, torch.float32)
+    assert out.shape == (batch, 2, queries, 4)
+    assert lse.shape == (batch, 2, queries)
+    assert not any(bool(gradient.any()) for gradient in gradients)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_numbers_that_are_not_finite_reach_only_queries_that_see_them(value):
+    q, k, v = (x.detach() for x in inputs(2, 2, 2, 60, 9, 4))
+    settings = {"block_size": 6, "phase": torch.tensor([2, 0]), "prefix": 9, "backend": "blockwise"}
+    expected = landmark_attention(q, k, v, **settings)
+    for at in (31, 32):  # 32 is a landmark of the first sample
+        for x in (k, v):
+            before = x[:, :, at].clone()
+            x[:, :, at] = value
+            ours = landmark_attention(q, k, v, **settings)
+            x[:, :, at] = before
+            torch.testing.assert_close(ours[:, :, : at - 9], expected[:, :, : at - 9])
+    assert not ours[1, :, 32 - 9 :].isfinite().any()
+    torch.testing.assert_close(ours[0], expected[0])  # the value of a landmark is never used
+
+
+def test_a_context_miss_token_in_half_precision():
+    tensors = [x.detach() for x in inputs(2, 2, 1, 40, 9, 4, dtype=torch.bfloat16)]
+    tensors.append(torch.randn(1, 4, generator=torch.Generator().manual_seed(1)).bfloat16())
+    controlled = torch.rand(2, 9, generator=torch.Generator().manual_seed(2)) < 0.5
+
+    def attend(q, k, v, cmt):
+        settings = {"block_size": 6, "prefix": 9, "controlled": controlled, "backend": "reference"}
+        return landmark_attention(q, k, v, cmt=cmt, **settings)
+
+    ours = attend(*tensors)
+    assert ours.dtype == torch.bfloat16
+    torch.testing.assert_close(ours.double(), attend(*(x.double() for x in tensors)), atol=0.05, rtol=0.05)
+
+
+@pytest.mark.parametrize("backend", ["blockwise", "reference", "triton"])
+def test_under_autocast_types_may_be_mixed(backend):
+    q, k, v = (x.detach() for x in inputs(2, 2, 1, 40, 9, 4, dtype=torch.float32))
+    settings = {"block_size": 6, "prefix": 9, "cmt": torch.randn(1, 4), "backend": backend}
+    with torch.autocast("cpu", torch.float16):
+        ours = landmark_attention(q, k, v.half(), **settings)
+    assert ours.dtype == torch.float16
+    expected = landmark_attention(q.half(), k.half(), v.half(), **settings)
+    torch.testing.assert_close(ours, expected, atol=0, rtol=0)
+
+
 class LargestTensor(TorchDispatchMode):
     """The most numbers that any operation's result held in memory of its own."""
 

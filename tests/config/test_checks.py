@@ -13,6 +13,7 @@ BAD = {
     "eval.split=train": "eval.split=train: must be one of validation, test",
     "retrieval.scorer=best": "retrieval.scorer=best: must be one of landmark, recent",
     "retrieval.granularity=none": "must be one of per_token_and_head",
+    "trainer.matmul=low": "trainer.matmul=low: must be one of auto, highest, medium",
     "memory.tier=tape": "memory.tier=tape: must be one of device, cpu, disk",
     "memory.index=faiss memory.blocks=40": "memory.blocks=40 must be null",
     "memory.index=faiss retrieval.scorer=recent": "retrieval.scorer=recent must be landmark",

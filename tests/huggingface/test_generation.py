@@ -242,6 +242,18 @@ def test_blocks_on_other_tiers(wrapped, ids, tier, tmp_path):
 
 
 @torch.no_grad()
+def test_reads_under_autocast(family, tokenizer, ids):
+    """Rotary positions make queries and keys float32 there, values stay in half precision."""
+    model = wrap(make_model(family), tokenizer, block_size=BLOCK, memory={"k": 2}, local=9)
+    phase = torch.zeros(len(ids), dtype=torch.int64)
+    exact = model(ids, past_key_values=model.new_memory()).logits
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model(ids, phase=phase).logits.isfinite().all()
+        ours = model(ids, past_key_values=model.new_memory()).logits
+    assert (ours - exact).abs().median() < 0.05  # some query may choose another block
+
+
+@torch.no_grad()
 def test_layers_that_slide_are_saved_too(ids, tokenizer, tmp_path):
     model = wrap(make_model("gemma3"), tokenizer, block_size=BLOCK, memory={"k": 2}, local=9)
     memory = model.new_memory()

@@ -139,6 +139,32 @@ def test_equal_scores_are_taken_by_recency():
         )
 
 
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_half_precision_retrieves_what_exact_scores_of_its_numbers_choose(granularity):
+    """Chunks of 40 queries choose 4 of up to 160 blocks, as the same numbers do in float64."""
+    chosen = {}
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 640, 16, generator=generator).bfloat16() for _ in range(3))
+    for dtype in (torch.bfloat16, torch.float64):
+        chosen[dtype] = []
+        memory = Memory(3, granularity=granularity, observer=lambda seen, into=chosen[dtype]: into.append(seen.ages))
+        feed(memory, q.to(dtype), k.to(dtype), v.to(dtype), [40] * 16)
+    different = [(a != b).any(-1) for a, b in zip(chosen[torch.bfloat16], chosen[torch.float64], strict=True)]
+    assert torch.cat([x.flatten() for x in different]).float().mean() < 0.002  # rounded scores: 0.1 to 0.5
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_under_autocast_types_may_be_mixed(granularity):
+    q, k, v = (torch.randn(1, 2, 120, 4) for _ in range(3))
+    cmt = torch.randn(2, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        ours = feed(Memory(5, k=2, granularity=granularity), q, k, v.bfloat16(), [40, 60, 20], cmt=cmt)
+    expected = feed(
+        Memory(5, k=2, granularity=granularity), q.bfloat16(), k.bfloat16(), v.bfloat16(), [40, 60, 20], cmt=cmt
+    )
+    torch.testing.assert_close(ours, expected, atol=0, rtol=0)
+
+
 def test_first_layer_is_decided_by_construction():
     """Landmarks equal only up to rounding must not scatter the choice."""
     q, k, v = torch.randn(3, 1, 2, 60, 4, dtype=torch.float32)

@@ -22,6 +22,7 @@ from landmark.attention.fused.tiles import (
     query_rows,
     softmax_in_blocks,
     store_rows,
+    wide_tiles,
 )
 
 
@@ -45,7 +46,7 @@ def _gradients(
     score = gate
     if CMT:
         gate = tl.where(in_softmax, gate + shift[:, None], gate)
-    outer = tl.exp2(gate - lse[:, None])
+    outer = tl.exp2(tl.minimum(gate - lse[:, None], 0.0))  # at most 1, also where the difference is inexact
     weights = exponentials * (outer / total)[:, :, None]
     products = tl.reshape(tl.dot(do, tl.trans(v), input_precision=PRECISION), (M, GROUP, SEGMENT))
     summed = tl.sum(weights * products, axis=2)  # P_ib·D_ib
@@ -55,7 +56,9 @@ def _gradients(
     d_shift = tl.zeros((M,), tl.float32)
     if CMT:
         d_shift = tl.sum(tl.where((controlled != 0)[None, :], d_gate, 0.0), axis=1)
-        d_gate -= tl.where(in_softmax, tl.exp2(score - controlled_lse[:, None]) * d_cmt_score[:, None], 0.0)
+        d_gate -= tl.where(
+            in_softmax, tl.exp2(tl.minimum(score - controlled_lse[:, None], 0.0)) * d_cmt_score[:, None], 0.0
+        )
     d_scores = tl.where(is_landmark, d_gate[:, :, None], d_scores)
     return tl.reshape(weights, (M, GROUP * SEGMENT)), tl.reshape(d_scores, (M, GROUP * SEGMENT)), d_shift
 
@@ -80,12 +83,13 @@ def backward_queries(
     dq_b, dq_h, dq_t, dq_d,
     samples, blocks, rows, prefix, heads, group, scale, natural_scale,
     W: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, M: tl.constexpr, GROUP: tl.constexpr,
-    SEGMENT: tl.constexpr, CMT: tl.constexpr, PACKED: tl.constexpr, LEAN: tl.constexpr, PRECISION: tl.constexpr,
+    WIDE: tl.constexpr, SEGMENT: tl.constexpr, CMT: tl.constexpr, PACKED: tl.constexpr, LEAN: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """For M queries of one head: their gradient, D_i (Delta), and the gradient of the context miss token's score."""
     head, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     sample, begin, queries, phase, tile_of_queries, tiles = find_tile(
-        tl.program_id(0), batch, Phase, Starts, samples, rows, W, M, False, PACKED
+        tl.program_id(0), batch, Phase, Starts, samples, rows, M, False, PACKED
     )
     if tile_of_queries >= tiles:
         return
@@ -109,12 +113,14 @@ def backward_queries(
         shift, controlled_lse, cmt_score, unseen = _load_cmt(CmtScores, ControlledLse, of_row, row_ok)
     dq = tl.zeros((M, BLOCK_D), tl.float32)
     d_shift = tl.zeros((M,), tl.float32)
-    for tile in tl.range(0, first // GROUP, disable_licm=LEAN):
+    end, narrow, before, left_out = wide_tiles(first, last, GROUP, WIDE)
+    for tile in tl.range(1, end, disable_licm=LEAN):
         dq, d_shift = _backward_queries_tile(
             q, k_base, v_base, do, dq, d_shift, delta, lse, rows_key, own, shift, controlled_lse, controlled_base, tile,
-            phase, length, blocks, scale, k_t, k_d, v_t, v_d, W, D, BLOCK_D, M, GROUP, SEGMENT, False, CMT, PRECISION,
+            phase, length, blocks, scale, k_t, k_d, v_t, v_d, W, D, BLOCK_D, M, WIDE, SEGMENT, False, CMT, PRECISION,
         )  # fmt: skip
-    for tile in tl.range(first // GROUP, last // GROUP + 1, disable_licm=LEAN):
+    for number in tl.range(0, narrow, disable_licm=LEAN):
+        tile = tl.where(number < before, number, number + left_out)
         dq, d_shift = _backward_queries_tile(
             q, k_base, v_base, do, dq, d_shift, delta, lse, rows_key, own, shift, controlled_lse, controlled_base, tile,
             phase, length, blocks, scale, k_t, k_d, v_t, v_d, W, D, BLOCK_D, M, GROUP, SEGMENT, True, CMT, PRECISION,
@@ -140,7 +146,7 @@ def _backward_queries_tile(
     W: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, M: tl.constexpr, GROUP: tl.constexpr,
     SEGMENT: tl.constexpr, MIXED: tl.constexpr, CMT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    start, place, valid = key_columns(tile, phase, length, W, GROUP, SEGMENT)
+    start, place, valid = key_columns(tile, phase, length, W, GROUP, SEGMENT, MIXED)
     k = load_rows(k_base, start, place, valid, k_t, k_d, D, BLOCK_D)
     v = load_rows(v_base, start, place, valid, v_t, v_d, D, BLOCK_D)
     controlled = load_controlled(controlled_base, tile, blocks, GROUP, CMT)
@@ -164,7 +170,7 @@ def backward_keys(
     """Gradients of the keys and values of GROUP blocks of one key head, from all query heads that share it."""
     kv_head, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     sample, begin, length, phase, tile, tiles = find_tile(
-        tl.program_id(0), batch, Phase, Starts, samples, prefix + rows, W, GROUP * W, True, PACKED
+        tl.program_id(0), batch, Phase, Starts, samples, prefix + rows, GROUP * W, True, PACKED
     )
     if tile >= tiles:
         return
@@ -178,9 +184,11 @@ def backward_keys(
     dk = tl.zeros((GROUP * SEGMENT, BLOCK_D), tl.float32)
     dv = tl.zeros((GROUP * SEGMENT, BLOCK_D), tl.float32)
     # Tiles of queries before `start` see none of the keys; from `beyond` on all blocks of the keys are earlier ones.
+    # The first tile of keys may hold an incomplete block.
     start = tl.maximum(tile * GROUP * W - phase - prefix, 0) // M
-    beyond = tl.cdiv(tl.maximum((tile + 1) * GROUP * W - phase - prefix, 0), M)
     end = tl.cdiv(queries, M)
+    beyond = tl.cdiv(tl.maximum((tile + 1) * GROUP * W - phase - prefix, 0), M)
+    beyond = tl.where((tile == 0) & (phase > 0), end, beyond)
     for member in range(0, group):
         head = kv_head * group + member
         q_base = Q + batch * q_b + head * q_h + tl.cast(begin, tl.int64) * q_t

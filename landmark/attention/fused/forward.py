@@ -29,6 +29,7 @@ from landmark.attention.fused.tiles import (
     query_rows,
     softmax_in_blocks,
     store_rows,
+    wide_tiles,
 )
 
 
@@ -38,7 +39,8 @@ def forward(
     q_b, q_h, q_t, q_d, k_b, k_h, k_t, k_d, v_b, v_h, v_t, v_d, o_b, o_h, o_t, o_d,
     samples, blocks, rows, prefix, heads, group, scale,
     W: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, M: tl.constexpr, GROUP: tl.constexpr,
-    SEGMENT: tl.constexpr, CMT: tl.constexpr, PACKED: tl.constexpr, LEAN: tl.constexpr, PRECISION: tl.constexpr,
+    WIDE: tl.constexpr, SEGMENT: tl.constexpr, CMT: tl.constexpr, PACKED: tl.constexpr, LEAN: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Output and log-sum-exp of M queries of one head. The latest queries, which see the most keys, come first.
 
@@ -47,7 +49,7 @@ def forward(
     """
     head, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     sample, begin, queries, phase, tile_of_queries, tiles = find_tile(
-        tl.program_id(0), batch, Phase, Starts, samples, rows, W, M, False, PACKED
+        tl.program_id(0), batch, Phase, Starts, samples, rows, M, False, PACKED
     )
     if tile_of_queries >= tiles:
         return
@@ -73,12 +75,14 @@ def forward(
     running = tl.full((M,), float("-inf"), tl.float32)
     weight = tl.zeros((M,), tl.float32)
     acc = tl.zeros((M, BLOCK_D), tl.float32)
-    for tile in tl.range(0, first // GROUP, disable_licm=LEAN):
+    end, narrow, before, left_out = wide_tiles(first, last, GROUP, WIDE)
+    for tile in tl.range(1, end, disable_licm=LEAN):
         running, weight, acc = _forward_tile(
             q, k_base, v_base, controlled_base, running, weight, acc, rows_key, own, shift, tile, phase,
-            length, blocks, scale, k_t, k_d, v_t, v_d, W, D, BLOCK_D, M, GROUP, SEGMENT, False, CMT, PRECISION,
+            length, blocks, scale, k_t, k_d, v_t, v_d, W, D, BLOCK_D, M, WIDE, SEGMENT, False, CMT, PRECISION,
         )  # fmt: skip
-    for tile in tl.range(first // GROUP, last // GROUP + 1, disable_licm=LEAN):
+    for number in tl.range(0, narrow, disable_licm=LEAN):
+        tile = tl.where(number < before, number, number + left_out)
         running, weight, acc = _forward_tile(
             q, k_base, v_base, controlled_base, running, weight, acc, rows_key, own, shift, tile, phase,
             length, blocks, scale, k_t, k_d, v_t, v_d, W, D, BLOCK_D, M, GROUP, SEGMENT, True, CMT, PRECISION,
@@ -104,7 +108,7 @@ def _forward_tile(
     W: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, M: tl.constexpr, GROUP: tl.constexpr,
     SEGMENT: tl.constexpr, MIXED: tl.constexpr, CMT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    start, place, valid = key_columns(tile, phase, length, W, GROUP, SEGMENT)
+    start, place, valid = key_columns(tile, phase, length, W, GROUP, SEGMENT, MIXED)
     k = load_rows(k_base, start, place, valid, k_t, k_d, D, BLOCK_D)
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     exponentials, total, gate, earlier, _ = softmax_in_blocks(

@@ -8,18 +8,12 @@ heads need no copies.
 
 from __future__ import annotations
 
-import importlib.util
-import math
-
 import torch
 from torch import Tensor
 
-from landmark.attention.fused.tuning import fits, is_interpreted, launch
+from landmark.attention.fused.tuning import DTYPES, can_launch, is_interpreted, launch
 from landmark.attention.inputs import AttentionInputs
-
-LOG2_E = math.log2(math.e)
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-HAS_TRITON = importlib.util.find_spec("triton") is not None
+from landmark.utils.constants import LOG2_E
 
 
 @torch.library.custom_op("landmark::attention", mutates_args=())
@@ -118,9 +112,10 @@ def _keep(ctx, inputs, output) -> None:
 
 
 def _backward(ctx, grad_out: Tensor, *_):
-    sizes = (ctx.block_size, ctx.prefix, ctx.scale)
-    dq, dk, dv, d_cmt_scores = _attention_backward(grad_out, *ctx.saved_tensors, *sizes)
-    return dq, dk, dv, None, None, d_cmt_scores if ctx.saved_tensors[8] is not None else None, *[None] * 4
+    saved = ctx.saved_tensors  # activation checkpointing allows reading them once
+    dq, dk, dv, d_cmt_scores = _attention_backward(grad_out, *saved, ctx.block_size, ctx.prefix, ctx.scale)
+    has_cmt = ctx.needs_input_grad[5]
+    return dq, dk, dv, None, None, d_cmt_scores if has_cmt else None, *[None] * 4
 
 
 _attention.register_autograd(_backward, setup_context=_keep)
@@ -141,10 +136,10 @@ def landmark_attention_fused(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
         raise ValueError(f"backend=triton: scale must be positive, got {scale}")
     if q.device.type == "cpu" and not is_interpreted():
         raise ValueError("backend=triton needs a GPU; to run it on a CPU, slowly, set TRITON_INTERPRET=1")
-    if not is_interpreted() and not fits(block_size, q.shape[3], q.element_size()):
+    if not is_interpreted() and not can_launch(block_size, q.shape[3], q.element_size(), q.device):
         raise ValueError(
             f"backend=triton: blocks of {block_size} tokens with head dimension {q.shape[3]} in {q.dtype} do not fit "
-            "into a GPU's shared memory: use backend=blockwise"
+            "into this GPU's shared memory and registers, or it is older than sm_80: use backend=blockwise"
         )
     dtype = q.dtype
     if is_interpreted() and dtype == torch.bfloat16:  # the interpreter does not support it

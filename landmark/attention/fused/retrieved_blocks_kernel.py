@@ -8,7 +8,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
+from landmark.utils import constants
+
+LOG2_E: tl.constexpr = tl.constexpr(constants.LOG2_E)
 
 
 @triton.jit(do_not_specialize=["queries"])

@@ -15,7 +15,7 @@ import triton.language as tl
 
 
 @triton.jit
-def find_tile(program, batch, Phase, Starts, samples, rows, W, STEP, OF_BLOCKS: tl.constexpr, PACKED: tl.constexpr):
+def find_tile(program, batch, Phase, Starts, samples, rows, STEP, OF_BLOCKS: tl.constexpr, PACKED: tl.constexpr):
     """The sample of this program: its number, first row, length, phase, the program's tile in it, its number of tiles.
 
     STEP: rows of a tile; with OF_BLOCKS, positions of a tile, which begins with a whole block. PACKED: the samples
@@ -58,13 +58,36 @@ def query_rows(tile, phase, prefix, queries, M: tl.constexpr, W: tl.constexpr):
 
 
 @triton.jit
-def key_columns(tile, phase, length, W: tl.constexpr, GROUP: tl.constexpr, SEGMENT: tl.constexpr):
-    """A tile of keys: its first key, and for each column the distance from that key and whether there is a key."""
+def key_columns(
+    tile, phase, length, W: tl.constexpr, GROUP: tl.constexpr, SEGMENT: tl.constexpr, EDGE: tl.constexpr = True
+):
+    """A tile of keys: its first key, and for each column the distance from that key and whether there is a key.
+
+    EDGE: whether the tile may reach beyond the window.
+    """
     column = tl.arange(0, GROUP * SEGMENT)
     offset = column % SEGMENT
     start = tile * GROUP * W - phase
     place = column // SEGMENT * W + offset
-    return start, place, (offset < W) & (start + place >= 0) & (start + place < length)
+    valid = offset < W
+    if EDGE:
+        valid = valid & (start + place >= 0) & (start + place < length)
+    return start, place, valid
+
+
+@triton.jit
+def wide_tiles(first, last, GROUP: tl.constexpr, WIDE: tl.constexpr):
+    """How tiles of GROUP and of WIDE blocks cover the keys of a tile of queries. first, last: blocks of these queries.
+
+    Wide tiles from the second one on hold complete blocks that are earlier than all queries, and need no mask. The
+    keys before them, where the window may begin, and those after them are in narrow tiles.
+
+    Returns the wide tiles 1 … end−1; the number of narrow tiles; how many of them are before the wide ones; and how
+    many numbers are left out there: the narrow tile n is tile n, or n plus this number.
+    """
+    end = tl.maximum(first // WIDE, 1)
+    left_out = (end - 1) * (WIDE // GROUP)
+    return end, last // GROUP + 1 - left_out, WIDE // GROUP, left_out
 
 
 @triton.jit
@@ -109,8 +132,8 @@ def softmax_in_blocks(
 ):  # fmt: skip
     """Softmax within the blocks of a tile of scores (M, columns).
 
-    rows_key: (M,), the key of each query. own: (M,), its own block. MIXED: whether some block of the tile is a query's
-    own block or later; else all are earlier.
+    rows_key: (M,), the key of each query. own: (M,), its own block. MIXED: whether a block of the tile may be a query's
+    own block or later, or incomplete; else all are earlier, and complete.
 
     Returns the exponentials (M, GROUP, SEGMENT); their sums, the gates, and whether the block is earlier than the
     query's own, each (M, GROUP); and whether a column is a landmark, (1, 1, SEGMENT).
@@ -118,27 +141,29 @@ def softmax_in_blocks(
     scores = tl.reshape(scores, (M, GROUP, SEGMENT))
     offset = tl.arange(0, SEGMENT)[None, :]
     block = tile * GROUP + tl.arange(0, GROUP)[:, None]
-    key = block * W + offset - phase
-    is_token = (offset < W - 1) & (key >= 0) & (key < length)
     is_landmark = (offset == W - 1)[None, :, :]
-    gate = tl.sum(tl.where(is_landmark, scores, 0.0), axis=2) * scale
+    gate = tl.sum(tl.where(is_landmark, scores, -0.0), axis=2) * scale  # compilers leave out x + (−0), but not x + 0
+    if MIXED:
+        key = block * W + offset - phase
+        visible = ((offset < W - 1) & (key >= 0) & (key < length))[None, :, :]
+        visible = visible & (key[None, :, :] <= rows_key[:, None, None])
+    else:
+        visible = (offset < W - 1)[None, :, :]
+    scores = tl.where(visible, scores, float("-inf"))
     block = tile * GROUP + tl.arange(0, GROUP)[None, :]
     earlier = block < own[:, None]
-    if MIXED:
-        visible = is_token[None, :, :] & (key[None, :, :] <= rows_key[:, None, None])
-        scores = tl.where(visible, scores, float("-inf"))
-    else:
-        scores = tl.where(is_token[None, :, :], scores, float("-inf"))
     largest = tl.max(scores, axis=2)
-    largest = tl.where(largest == float("-inf"), 0.0, largest) * scale
+    if MIXED:
+        largest = tl.where(largest == float("-inf"), 0.0, largest)
+    largest = largest * scale
     exponentials = tl.exp2(scores * scale - largest[:, :, None])
     total = tl.sum(exponentials, axis=2)
-    empty = total == 0.0
-    total = tl.where(empty, 1.0, total)
     if MIXED:
+        empty = total == 0.0
+        total = tl.where(empty, 1.0, total)
         gate = tl.where(block == own[:, None], largest + tl.log2(total), gate)
         gate = tl.where(block <= own[:, None], gate, float("-inf"))
-    gate = tl.where(empty, float("-inf"), gate)
+        gate = tl.where(empty, float("-inf"), gate)
     return exponentials, total, gate, earlier, is_landmark
 
 

@@ -8,82 +8,127 @@ fastest is kept in Triton's cache on disk. Small inputs, inputs that are not on 
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+KERNELS = "forward", "backward_queries", "backward_keys"
 WORTH_TUNING = 1 << 17  # rows of all heads; smaller inputs use the default
-LARGEST_BLOCK = 1 << 16  # bytes of a block's padded keys; with values and a tile of queries they fill shared memory
+LARGEST_BLOCK = 1 << 15  # bytes of a block's padded keys: the gradients of a larger block do not fit into registers
+LONGEST_BLOCK = 128  # positions of a padded block: the softmax of a longer one does not fit into registers
+NARROW_HEADS = 64  # largest dimension of heads that leave registers for larger tiles
+OLDEST = 80  # compute capability: for older GPUs Triton multiplies without matrix instructions
 
-# By kernel and GPU family: (queries of a tile, warps, pipeline stages) for 64 keys of dimension 128 in half precision.
-# The first is the default.
+# By kernel and GPU family: (queries of a tile, warps, pipeline stages, times 64 keys in a wide tile) for keys of
+# dimension 128 in half precision. The first is the default.
 CHOICES = {
-    ("forward", 90): [(128, 8, 2), (128, 8, 3), (64, 4, 2), (64, 4, 3)],
-    ("backward_queries", 90): [(128, 8, 2), (128, 8, 1), (64, 4, 1), (64, 8, 2)],
-    ("backward_keys", 90): [(128, 8, 1), (64, 4, 1), (64, 8, 1)],
-    ("forward", 80): [(128, 8, 2), (64, 8, 2), (64, 8, 3)],
-    ("backward_queries", 80): [(64, 8, 2), (64, 8, 1), (32, 4, 2)],
-    ("backward_keys", 80): [(64, 8, 1), (32, 8, 1)],
+    ("forward", 90): [(128, 8, 2, 1), (128, 8, 2, 2), (128, 8, 3, 1), (64, 4, 2, 2), (64, 4, 3, 1)],
+    ("backward_queries", 90): [(128, 8, 2, 1), (128, 8, 1, 1), (64, 4, 1, 1), (64, 8, 2, 1)],
+    ("backward_keys", 90): [(128, 8, 1, 1), (64, 8, 2, 1), (128, 8, 2, 1), (64, 4, 1, 1), (64, 8, 1, 1)],
+    ("forward", 80): [(64, 8, 2, 1), (128, 8, 2, 1), (64, 8, 3, 1)],
+    ("backward_queries", 80): [(64, 8, 2, 1), (64, 8, 1, 1), (32, 4, 2, 1)],
+    ("backward_keys", 80): [(64, 8, 1, 1), (32, 8, 1, 1), (32, 8, 2, 1)],
 }
-IN_FLOAT32 = [(32, 8, 1), (16, 4, 1)]  # multiplied in registers, without matrix instructions
-# The default with a context miss token, which needs more registers; missing: the first choice.
+IN_FLOAT32 = [(32, 8, 1, 1), (16, 4, 1, 1)]  # multiplied in registers, without matrix instructions
+# The default with narrow heads, and with a context miss token, which needs more registers; missing: the first choice.
+WITH_NARROW_HEADS = {("forward", 90): (128, 8, 2, 2), ("forward", 80): (128, 8, 2, 1)}
 WITH_CONTEXT_MISS = {
-    ("backward_keys", 90): (64, 8, 1),
-    ("forward", 80): (64, 8, 2),
-    ("backward_queries", 80): (64, 8, 1),
+    ("backward_keys", 90): (64, 8, 1, 1),
+    ("backward_queries", 80): (64, 8, 1, 1),
 }
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What the choice of tiles depends on.
+
+    capability: compute capability, 10 · major + minor version. shared_memory: bytes that a program may have.
+    """
+
+    capability: int
+    shared_memory: int
+
+
+A100 = Gpu(80, 163 << 10)
 
 
 @dataclass(frozen=True)
 class Tiles:
     """Sizes of the tiles of a kernel.
 
-    queries: of a tile. group: blocks of a tile of keys. segment: columns of each block. warps, stages: of a program.
-    lean: whether loop invariants are computed again for each tile of a loop, which needs fewer registers on sm_90.
+    queries: of a tile. group: blocks of a tile of keys. wide: blocks of a tile of keys that needs no mask, a multiple
+    of group. segment: columns of each block. warps, stages: of a program. lean: whether loop invariants are computed
+    again for each tile of a loop, which needs fewer registers on sm_90.
     """
 
     queries: int
     group: int
+    wide: int
     segment: int
     warps: int
     stages: int
     lean: bool
 
 
-def choices(kernel: str, block_size: int, dim: int, element_size: int, capability: int, cmt: bool) -> list[Tiles]:
-    """Tiles to choose from, the default first: about 64 keys at a time, more where a block is longer.
+def choices(kernel: str, block_size: int, dim: int, element_size: int, gpu: Gpu, cmt: bool) -> list[Tiles]:
+    """Tiles that the GPU's shared memory holds, the default first.
 
-    Compiled for sm_80 and sm_90, half precision, d = 64 and 128 and blocks up to 64, the default spills no register,
-    except 48 bytes in backward_keys with a context miss token on sm_80 with d = 64. Wider heads and longer blocks get
-    fewer queries.
+    A tile has about 64 keys, or more where a block is longer. Wider heads and longer blocks get fewer queries, so do
+    GPUs with less shared memory. Registers that the defaults spill: benchmarks/results/ahead-of-time.md. Empty: the
+    kernel cannot be launched.
 
     Args:
         kernel: "forward", "backward_queries" or "backward_keys".
         block_size: ℓ, normal tokens of a block.
         dim: d, numbers of a head.
         element_size: bytes of a number.
-        capability: compute capability of the GPU, 10 · major + minor version.
+        gpu: the GPU.
         cmt: whether there is a context miss token.
     """
     segment = 1 << block_size.bit_length()  # the power of two from ℓ+1 up
     group = max(1, 64 // segment)
     load = group * segment * padded(dim) * element_size // (64 * 128 * 2)  # 1 at 64 halves of dimension 128
     found = []
-    family = 90 if 90 <= capability < 120 else 80  # GPUs with as much shared memory as sm_90
+    family = 90 if 90 <= gpu.capability < 120 else 80  # GPUs with as much shared memory as sm_90
     tried = CHOICES[kernel, family] if element_size == 2 else IN_FLOAT32
-    if cmt:
-        tried = sorted(tried, key=lambda choice: choice != WITH_CONTEXT_MISS.get((kernel, family)))
-    for queries, warps, stages in tried:
+    narrow = WITH_NARROW_HEADS if padded(dim) <= NARROW_HEADS else {}
+    preferred = (WITH_CONTEXT_MISS if cmt else narrow).get((kernel, family))
+    tried = sorted(tried, key=lambda choice: choice != preferred)
+    for queries, warps, stages, times in tried:
         queries = max(16, queries // max(1, load))
-        chosen = Tiles(queries, group, segment, warps, stages if load <= 1 else 1, lean=family == 90)
-        if chosen not in found:
+        wide = group * (times if load <= 1 else 1)
+        chosen = Tiles(queries, group, wide, segment, warps, stages if load <= 1 else 1, lean=family == 90)
+        while chosen.queries > 16 and shared_memory(kernel, chosen, dim, element_size) > gpu.shared_memory:
+            chosen = replace(chosen, queries=chosen.queries // 2)
+        if chosen not in found and shared_memory(kernel, chosen, dim, element_size) <= gpu.shared_memory:
             found.append(chosen)
     return found
+
+
+def shared_memory(kernel: str, tiles: Tiles, dim: int, element_size: int) -> int:
+    """Bytes of shared memory that a kernel takes at most: a bound that compiled kernels keep.
+
+    Args:
+        kernel: as in `choices`.
+        tiles: its tiles.
+        dim: as in `choices`.
+        element_size: as in `choices`.
+    """
+    columns = tiles.segment * max(tiles.group, tiles.wide)
+    keys, queries = (rows * padded(dim) * element_size for rows in (columns, tiles.queries))
+    scores = tiles.queries * columns * element_size
+    if kernel == "backward_keys":
+        scores *= element_size // 2
+        return 2 * keys + 2 * tiles.stages * queries + scores + 1024
+    return 2 * tiles.stages * keys + max(queries * (1 if kernel == "forward" else 2), scores) + 1024
 
 
 def padded(size: int) -> int:
@@ -91,9 +136,23 @@ def padded(size: int) -> int:
     return max(16, 1 << (size - 1).bit_length())
 
 
-def fits(block_size: int, dim: int, element_size: int) -> bool:
-    """Whether shared memory holds a whole block of keys and values, as the gradient of keys needs."""
-    return padded(block_size + 1) * padded(dim) * element_size <= LARGEST_BLOCK
+@torch.compiler.assume_constant_result
+def can_launch(block_size: int, dim: int, element_size: int, device: torch.device) -> bool:
+    """Whether the GPU's shared memory and registers hold whole blocks, as the kernels need.
+
+    Args:
+        block_size, dim, element_size: as in `choices`.
+        device: the GPU.
+    """
+    return _fits(block_size, dim, element_size, gpu_of(device))
+
+
+@functools.cache
+def _fits(block_size: int, dim: int, element_size: int, gpu: Gpu) -> bool:
+    positions = padded(block_size + 1)
+    if gpu.capability < OLDEST or positions > LONGEST_BLOCK or positions * padded(dim) * element_size > LARGEST_BLOCK:
+        return False
+    return all(choices(kernel, block_size, dim, element_size, gpu, cmt=True) for kernel in KERNELS)
 
 
 def is_interpreted() -> bool:
@@ -128,8 +187,7 @@ def launch(kernel: str, *arguments: Any, over: Tensor, block_size: int, cmt: boo
         samples: number of samples packed into the rows; None: each element of the batch is one sample.
     """
     batch, heads, rows, dim = over.shape
-    capability = 80 if is_interpreted() else _capability(over.device)
-    tried = choices(kernel, block_size, dim, over.element_size(), capability, cmt)
+    tried = choices(kernel, block_size, dim, over.element_size(), gpu_of(over.device), cmt)
 
     def grid(chosen: dict[str, Any]) -> tuple[int, int, int]:
         step = chosen["GROUP"] * (block_size + 1) if kernel == "backward_keys" else chosen["M"]
@@ -140,7 +198,7 @@ def launch(kernel: str, *arguments: Any, over: Tensor, block_size: int, cmt: boo
     fixed = constants(block_size, dim, over.dtype, cmt=cmt, packed=samples is not None)
     with on_device_of(over):
         if torch.are_deterministic_algorithms_enabled() or is_interpreted() or batch * heads * rows < WORTH_TUNING:
-            compiled_by_triton(kernel)[grid](*arguments, **fixed, **as_options(tried[0]))
+            compiled_by_triton(kernel)[grid](*arguments, **fixed, **as_options(kernel, tried[0]))
         else:
             _tuned(kernel, tuple(tried))[grid](*arguments, **fixed)
 
@@ -157,9 +215,10 @@ def on_device_of(x: Tensor) -> AbstractContextManager[object]:
     return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
 
 
-def as_options(chosen: Tiles) -> dict[str, int]:
+def as_options(kernel: str, chosen: Tiles) -> dict[str, int]:
     """The tiles by the names of Triton's compile-time constants and options."""
     sizes = {"M": chosen.queries, "GROUP": chosen.group, "SEGMENT": chosen.segment, "LEAN": chosen.lean}
+    sizes |= {"WIDE": chosen.wide} if kernel != "backward_keys" else {}
     return sizes | {"num_warps": chosen.warps, "num_stages": chosen.stages}
 
 
@@ -170,14 +229,16 @@ def _tuned(kernel: str, tried: Sequence[Tiles]):
 
     configs = []
     for chosen in tried:
-        sizes = as_options(chosen)
+        sizes = as_options(kernel, chosen)
         options = {name: sizes.pop(name) for name in ("num_warps", "num_stages")}
         configs.append(triton.Config(sizes, **options))
     key = ["W", "D", "CMT", "PACKED"]
     return triton.autotune(configs, key, cache_results=True)(compiled_by_triton(kernel))
 
 
-@functools.cache
-def _capability(device: torch.device) -> int:
-    major, minor = torch.cuda.get_device_capability(device)
-    return 10 * major + minor
+def gpu_of(device: torch.device) -> Gpu:
+    """The GPU with this device; an A100 where kernels are interpreted."""
+    if is_interpreted():
+        return A100
+    properties = torch.cuda.get_device_properties(device)
+    return Gpu(10 * properties.major + properties.minor, properties.shared_memory_per_block_optin)

@@ -1,4 +1,4 @@
-"""Threads of torch on a CPU: as many as are fastest while other work may keep some of the cores busy.
+"""How torch uses a CPU: its float32 products, and as many threads as are fastest beside other work.
 
 Two threads on two busy cores wait for each other at every operation and can be ten times slower than one. So a short
 piece of training is timed with each number of threads when a training or an evaluation starts.
@@ -11,30 +11,43 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from landmark.config import Config
 from landmark.utils.errors import UserError
 from landmark.utils.files import read_json, write_json
-from landmark.utils.hardware import cores
+from landmark.utils.hardware import cores, hardware
 
-THREADS = "threads.json"  # in a run's folder: the number chosen, so that a training goes on bit for bit
+PROCESSOR = "processor.json"  # in a run's folder: what was chosen, so that a training goes on bit for bit
 _FLOPS, _TIMES, _SECONDS = 5e8, 5, 2.0  # of a timed piece; how often and how long it is timed at most
 _GAIN = 1.1  # fewer threads than cores are used where they are this much faster
 _log = logging.getLogger(__name__)
 
 
-def set_threads(config: Config, run: Path | None = None) -> None:
-    """Give torch the threads of `trainer.threads`, of OMP_NUM_THREADS, or else the fastest number; on a GPU nothing.
+def set_up_processor(config: Config, run: Path | None = None) -> None:
+    """Give torch its threads and its float32 products on a CPU; where a GPU computes, only threads that are asked for.
 
-    run: folder of a training, which goes on with the threads that it began with on a machine of as many cores.
+    Threads are those of `trainer.threads`, of OMP_NUM_THREADS, or else the fastest number; products those of
+    `trainer.matmul` (`landmark.utils.matmul`).
+
+    run: folder of a training, which goes on with what was chosen when it began, on a machine of the same kind.
     """
     import torch
 
+    from landmark.utils.matmul import set_matmul
+
     on_gpu = config.trainer.accelerator != "cpu" and torch.cuda.is_available()
+    kept, chosen = _kept(run), {}
     if config.trainer.threads is not None:
         torch.set_num_threads(config.trainer.threads)
     elif not on_gpu and "OMP_NUM_THREADS" not in os.environ and cores() > 1:
-        torch.set_num_threads(_kept(run) or _choose(config, run))
+        chosen["threads"] = kept.get("threads") or _choose(config)
+        torch.set_num_threads(chosen["threads"])
+    if not on_gpu:
+        matmul = set_matmul(kept.get("matmul", "auto") if config.trainer.matmul == "auto" else config.trainer.matmul)
+        chosen |= {"matmul": matmul} if config.trainer.matmul == "auto" else {}
+    if run is not None and not chosen.items() <= kept.items():
+        write_json(run / PROCESSOR, kept | chosen | _machine())
 
 
 def fastest(seconds: Mapping[int, Sequence[float]]) -> int:
@@ -47,19 +60,21 @@ def fastest(seconds: Mapping[int, Sequence[float]]) -> int:
     return best if medians[most] > _GAIN * medians[best] else most
 
 
-def _kept(run: Path | None) -> int | None:
-    """The number that a training began with, where it was on as many cores."""
+def _machine() -> dict[str, Any]:
+    return {"cpu": hardware()["cpu"], "cores": cores()}
+
+
+def _kept(run: Path | None) -> dict[str, Any]:
+    """What a training began with, where it was on the same processor with as many cores."""
     with suppress(UserError):
-        if run is not None and (kept := read_json(run / THREADS))["cores"] == cores():
-            return int(kept["threads"])
-    return None
+        if run is not None and _machine().items() <= (kept := read_json(run / PROCESSOR)).items():
+            return kept
+    return {}
 
 
-def _choose(config: Config, run: Path | None) -> int:
+def _choose(config: Config) -> int:
     seconds = _measured(config, sorted({1, max(1, cores() // 2), cores()}))
     chosen = fastest(seconds)
-    if run is not None:
-        write_json(run / THREADS, {"threads": chosen, "cores": cores()})
     if chosen < cores():
         gain = statistics.median(seconds[cores()]) / statistics.median(seconds[chosen])
         _log.info(

@@ -1,0 +1,155 @@
+"""Compiles the fused kernels for GPUs that need not be there: `python -m benchmarks.compiled_kernels sm_90 "128 50"`.
+
+The arguments are a GPU's architecture and cases, "HEAD_DIM BLOCK_SIZE [cmt] [packed] [float32]". For each case it
+prints as JSON what each kernel takes in its default configuration. A process of its own: under TRITON_INTERPRET=1
+nothing can be compiled.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+import triton
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from landmark.attention.fused import retrieved_blocks as block_kernel
+from landmark.attention.fused import tuning
+from landmark.attention.fused.retrieved_blocks_kernel import retrieved_blocks
+from landmark.attention.fused.tuning import A100, KERNELS, Gpu, Tiles
+
+POINTERS = dict.fromkeys(
+    ("Lse", "Delta", "Landmarks", "DCmtScores", "CmtScores", "ControlledLse", "LocalLse", "Weight"), "fp32"
+)
+POINTERS |= {"Phase": "i32", "Starts": "i32", "Controlled": "i8", "Selected": "i8"}
+POINTERS |= dict.fromkeys(("Rows", "Places", "Lags"), "i64")
+GPUS = {80: A100, 86: Gpu(86, 99 << 10), 90: Gpu(90, 227 << 10), 100: Gpu(100, 227 << 10), 120: Gpu(120, 99 << 10)}
+MATRIX = re.compile(r"\b(HMMA|HGMMA|QGMMA|IMMA|UTCHMMA|UTCQMMA|FFMA|FFMA2)\b")
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What a compiled kernel takes.
+
+    registers: of a thread. stack: bytes of a thread, where spilled registers go. shared: bytes of shared memory.
+    allowed: the most that `landmark.attention.fused.tuning` expects the kernel to take, or the GPU has.
+    by_warps: matrix products that are not those of a group of warps (wgmma, from sm_90 on). instructions: of a warp in
+    each innermost loop with matrix products, in order; one pass of such a loop is a tile of keys, or of queries.
+    """
+
+    registers: int
+    stack: int
+    shared: int
+    allowed: int
+    by_warps: int
+    instructions: tuple[int, ...]
+
+
+def compiled(kernel: Any, options: dict[str, Any], arch: int, dtype: torch.dtype) -> Compiled:
+    """Compile a Triton kernel.
+
+    Args:
+        kernel: a function of Triton.
+        options: its compile-time constants, and Triton's num_warps and num_stages.
+        arch: compute capability, 10 · major + minor version.
+        dtype: of queries, keys and values.
+    """
+    compiler = {name: options[name] for name in ("num_warps", "num_stages")}
+    signature, constants, attributes = {}, {}, {}
+    of_numbers = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}[dtype]
+    for number, parameter in enumerate(kernel.params):
+        name = parameter.name
+        value = 1 if name.endswith("_d") else options.get(name)  # heads are stored number by number, as they always are
+        if value is not None:
+            signature[name], constants[number,] = "constexpr", value
+            continue
+        is_pointer = name[0].isupper()
+        signature[name] = f"*{POINTERS.get(name, of_numbers)}" if is_pointer else "fp32" if "scale" in name else "i32"
+        if is_pointer or name[1:2] == "_" or name[2:3] == "_":  # addresses and strides
+            attributes[number,] = [["tt.divisibility", 16]]
+    source = ASTSource(kernel, signature, constexprs=constants, attrs=attributes)
+    made = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=compiler)
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(made.asm["cubin"])
+        file.flush()
+        used = _cuobjdump("--dump-resource-usage", file.name)
+        sass = _cuobjdump("--dump-sass", file.name)
+    found = {name: int(number) for name, number in re.findall(r"\b(REG|STACK):(\d+)", used)}
+    by_warps = made.asm["ttgir"].count("= tt.dot ")
+    allowed = GPUS[arch].shared_memory
+    return Compiled(found["REG"], found["STACK"], made.metadata.shared, allowed, by_warps, tuple(_loops(sass)))
+
+
+def _cuobjdump(option: str, path: str) -> str:
+    command = [knobs.nvidia.cuobjdump.path, option, path]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def _loops(sass: str) -> Iterator[int]:
+    """The number of instructions of each innermost loop that holds matrix products.
+
+    sass: lines such as `/*0a40*/  @P0 BRA 0x7b0 ;`; a branch to a smaller address closes a loop.
+    """
+    lines = re.findall(r"/\*([0-9a-f]{4,})\*/\s+([^;]+);", sass)
+    instructions = [(int(address, 16), text) for address, text in lines if "NOP" not in text]
+    branches = [(at, re.search(r"\bBRA\S*\s.*?(0x[0-9a-f]+)", text)) for at, text in instructions]
+    loops = [(int(to[1], 16), at) for at, to in branches if to and int(to[1], 16) < at]
+    for first, last in sorted(loops):
+        if any(first <= other and end <= last and (other, end) != (first, last) for other, end in loops):
+            continue
+        body = [text for at, text in instructions if first <= at <= last]
+        if sum(bool(MATRIX.search(text)) for text in body) >= 2:
+            yield len(body)
+
+
+def with_tiles(
+    name: str, tiles: Tiles, *, block_size: int, dim: int, dtype: torch.dtype, arch: int, cmt: bool, packed: bool
+) -> Compiled:
+    """A kernel of landmark attention compiled with these tiles.
+
+    Args:
+        name: "forward", "backward_queries" or "backward_keys".
+        tiles: the sizes of its tiles.
+        block_size: ℓ, normal tokens of a block.
+        dim: d, numbers of a head.
+        dtype: of queries, keys and values.
+        arch: compute capability, 10 · major + minor version.
+        cmt: whether there is a context miss token.
+        packed: whether samples are packed into one row.
+    """
+    options = tuning.as_options(name, tiles) | tuning.constants(block_size, dim, dtype, cmt=cmt, packed=packed)
+    expected = min(GPUS[arch].shared_memory, tuning.shared_memory(name, tiles, dim, dtype.itemsize))
+    return replace(compiled(tuning.compiled_by_triton(name), options, arch, dtype), allowed=expected)
+
+
+def all_kernels(
+    arch: int, dim: int, block_size: int, dtype: torch.dtype, cmt: bool, packed: bool
+) -> dict[str, Compiled]:
+    """By name, in their default configurations."""
+    used = {}
+    shape = {"block_size": block_size, "dim": dim, "dtype": dtype, "arch": arch, "cmt": cmt}
+    for name in KERNELS:
+        tiles = tuning.choices(name, block_size, dim, dtype.itemsize, GPUS[arch], cmt)[0]
+        used[name] = with_tiles(name, tiles, **shape, packed=packed)
+    for shared in (False, True):
+        options = block_kernel.constants(block_size, dim, dtype, shared=shared)
+        options |= {"LOCAL": not cmt, "WEIGHTED": cmt, "MASKED": cmt}
+        used[f"retrieved_blocks, {shared=}"] = compiled(retrieved_blocks, options, arch, dtype)
+    return used
+
+
+if __name__ == "__main__":
+    arch, found = int(sys.argv[1].removeprefix("sm_")), {}
+    for words in sys.argv[2:]:
+        dim, block_size, *flags = words.split()
+        dtype = torch.float32 if "float32" in flags else torch.bfloat16
+        kernels = all_kernels(arch, int(dim), int(block_size), dtype, "cmt" in flags, "packed" in flags)
+        found[words] = {name: asdict(used) for name, used in kernels.items()}
+    print(json.dumps(found))

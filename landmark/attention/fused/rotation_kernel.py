@@ -1,0 +1,31 @@
+"""Rotary positions as a Triton kernel. Its arguments are those of rotation.py."""
+
+from __future__ import annotations
+
+# Triton's language only looks like Python.
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
+import triton
+import triton.language as tl
+
+
+@triton.jit(do_not_specialize=["length", "heads"])
+def rotation(
+    X, Factors, Out,
+    x_b, x_h, x_t, x_d, f_b, f_h, f_t, o_b, o_h, o_t, o_d,
+    length, heads, direction,
+    PAIRS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Rotate ROWS rows of one head by their angles, times `direction` (1, or −1 for the gradient), in float32."""
+    head, batch = tl.program_id(1).to(tl.int64) % heads, tl.program_id(1).to(tl.int64) // heads
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+    pair = tl.arange(0, BLOCK)[None, :]
+    here = (row < length) & (pair < PAIRS)
+    factors = Factors + batch * f_b + head * f_h + row * f_t + 2 * pair
+    cosine = tl.load(factors, mask=here, other=0.0)
+    sine = tl.load(factors + 1, mask=here, other=0.0) * direction
+    at = X + batch * x_b + head * x_h + row * x_t + 2 * pair * x_d
+    even = tl.load(at, mask=here, other=0.0).to(tl.float32)
+    odd = tl.load(at + x_d, mask=here, other=0.0).to(tl.float32)
+    out = Out + batch * o_b + head * o_h + row * o_t + 2 * pair * o_d
+    tl.store(out, (even * cosine - odd * sine).to(Out.dtype.element_ty), mask=here)
+    tl.store(out + o_d, (even * sine + odd * cosine).to(Out.dtype.element_ty), mask=here)

@@ -1,0 +1,57 @@
+"""How many threads torch gets on a CPU, and how it multiplies."""
+
+import pytest
+import torch
+
+from landmark.experiment.processor import PROCESSOR, fastest, set_up_processor
+from landmark.utils.files import read_json, write_json
+from landmark.utils.hardware import cores, hardware
+
+
+@pytest.fixture(autouse=True)
+def restored(monkeypatch):
+    before, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    yield
+    torch.set_num_threads(before)
+    torch.set_float32_matmul_precision(precision)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "chosen"),
+    [
+        ({1: [2.0, 2.1, 2.0], 2: [1.1, 1.0, 9.0]}, 2),  # two idle cores, once interrupted
+        ({1: [2.0, 2.1, 2.0], 2: [19.0, 21.0, 1.0]}, 1),  # two busy ones
+        ({1: [2.0], 2: [2.1]}, 2),  # no matter
+        ({1: [4.0], 4: [1.0], 8: [3.0]}, 4),
+    ],
+)
+def test_the_fastest_number_is_taken(seconds, chosen):
+    assert fastest(seconds) == chosen
+
+
+@pytest.mark.skipif(cores() == 1, reason="one core leaves no choice")
+def test_a_number_is_measured_kept_and_taken_again(configure, tmp_path):
+    config = configure("size=nano", "trainer=cpu")
+    state = torch.get_rng_state()
+    set_up_processor(config, tmp_path)
+    assert torch.equal(torch.get_rng_state(), state)  # the weights are the same
+    kept, found = read_json(tmp_path / PROCESSOR), hardware()
+    assert kept == {name: found[name] for name in ("cpu", "cores", "threads", "matmul")}
+    for threads, matmul in ((1, "medium"), (cores(), "highest")):
+        write_json(tmp_path / PROCESSOR, kept | {"threads": threads, "matmul": matmul})
+        set_up_processor(config, tmp_path)
+        assert (torch.get_num_threads(), torch.get_float32_matmul_precision()) == (threads, matmul)
+    write_json(tmp_path / PROCESSOR, kept | {"threads": 77, "cores": cores() + 1})  # began on another machine
+    set_up_processor(config, tmp_path)
+    assert torch.get_num_threads() <= cores()
+
+
+def test_a_number_that_is_asked_for_is_not_measured(configure, tmp_path, monkeypatch):
+    set_up_processor(configure("trainer.threads=1", "trainer.matmul=medium", "trainer=cpu"), tmp_path)
+    assert torch.get_num_threads() == 1
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    set_up_processor(configure("trainer.matmul=medium", "trainer=cpu"), tmp_path)
+    assert torch.get_num_threads() == 1
+    assert torch.get_float32_matmul_precision() == "medium"
+    assert not (tmp_path / PROCESSOR).exists()

@@ -1,0 +1,38 @@
+"""The rows of a store grow with its blocks, and the best blocks are found in one pass."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from landmark.memory.block_store import ROWS, SPARE, BlockStore
+from landmark.memory.retrieval import _top, _top_packed
+from landmark.memory.tiers import Tier
+
+
+@pytest.mark.parametrize("tier", ["device", "cpu"])
+@pytest.mark.parametrize("max_blocks", [None, 700, 5000])
+def test_a_store_reserves_little_more_than_it_holds(max_blocks, tier):
+    store = BlockStore(max_blocks, tier=Tier(tier, cache=1))
+    stored = torch.randn(1, 2, 1000, 4, 2, generator=torch.Generator().manual_seed(0))
+    for part in stored.split(3, 2):
+        store.add(part, part + 1)
+        assert store.capacity <= len(store) * (1 + 1 / SPARE) + ROWS
+    kept = min(max_blocks or 1000, 1000)
+    rows = store.rows(torch.arange(kept, 0, -1))
+    places = torch.cat([rows, rows + store.capacity])
+    fetched = store.fetch(places)
+    assert torch.equal(fetched.read_keys().unflatten(0, (2, -1)), stored[0, :, -kept:, :-1])
+    assert torch.equal(fetched.read_values().unflatten(0, (2, -1)), stored[0, :, -kept:, :-1] + 1)
+    assert torch.equal(store.landmarks[0][:, rows], stored[0, :, -kept:, -1])
+
+
+@given(st.integers(2, 300), st.integers(1, 9), st.integers(0, 5), st.integers(0, 1000))
+def test_one_pass_over_integers_finds_the_best_and_of_equal_ones_the_newer(blocks, count, steps, seed):
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.randn(3, 2, blocks, generator=generator)
+    scores = (scores * steps).round() / 2 if steps else scores  # many ties; 0 and -0 among them
+    scores[0, 0, 0] = -torch.inf
+    ages, count = torch.randperm(blocks, generator=generator) + 1, min(count, blocks - 1)
+    ours, expected = (top(scores, ages, count).sort(-1).values for top in (_top_packed, _top))
+    assert torch.equal(ours, expected)

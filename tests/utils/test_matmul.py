@@ -1,0 +1,32 @@
+"""How the CPU multiplies float32 matrices: chosen, said, and always as exact as float32 is."""
+
+import pytest
+import torch
+
+from landmark.experiment.devices import set_up_processor
+from landmark.utils import matmul
+from landmark.utils.hardware import hardware
+
+
+@pytest.fixture(autouse=True)
+def _as_before():
+    before = torch.get_float32_matmul_precision()
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+def test_the_probe_takes_no_precision_that_rounds():
+    assert matmul.probe() in (matmul.HIGHEST, matmul.MEDIUM)
+    assert torch.get_float32_matmul_precision() == "highest", "the probe leaves the setting as it was"
+    matmul.set_matmul("auto")
+    a, b = torch.randn(16, 102, 128), torch.randn(16, 128, 510)
+    exact = a.double() @ b.double()
+    assert ((a @ b).double() - exact).abs().max() <= 2e-6 * exact.abs().max()
+
+
+def test_a_record_says_what_was_chosen(configure):
+    for setting in ("medium", "highest"):
+        set_up_processor(configure("trainer=cpu", f"trainer.matmul={setting}"))
+        assert hardware()["matmul"] == setting
+    set_up_processor(configure("trainer=cpu"))
+    assert hardware()["matmul"] == matmul.probe()

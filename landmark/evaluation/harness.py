@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -152,9 +152,8 @@ class LandmarkLM(TemplateLM):
         """The text that follows each context, up to the first of its `until`, end of text, or max_gen_toks."""
         answers = [""] * len(requests)
         contexts = [self.tok_encode(request.args[0]) for request in requests]
-        options: list[dict[str, Any]] = [
-            {**normalize_gen_kwargs(request.args[1], self.max_gen_toks)} for request in requests
-        ]
+        arguments = [cast("tuple[str, dict[str, Any]]", request.args) for request in requests]
+        options: list[dict[str, Any]] = [{**normalize_gen_kwargs(given, self.max_gen_toks)} for _, given in arguments]
         for same in _groups([str(sorted(each.items(), key=str)) for each in options]):
             settings = options[same[0]]
             tokens, until = settings["max_gen_toks"], settings.get("until") or []

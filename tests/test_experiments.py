@@ -18,7 +18,7 @@ TINY = [
     *("train.steps=2", "train.batch_size=1", "train.validate_every=2", "train.validate_batches=1"),
 ]
 TEXT = ["data=stdlib", "data.max_documents=6", "eval.tokens=8192"]
-_MANY, _FEW = 50, 9  # of so many rows only the first few
+_MANY, _FEW = 60, 9  # of so many rows only the first few
 PROMPTS = ["eval.prompts=1", "eval.generated=1"]
 
 

@@ -116,7 +116,7 @@ def test_no_file_and_no_network_says_what_to_set(monkeypatch):
 
 
 def test_unknown_tokenizer_and_needless_file_are_refused(tmp_path: Path):
-    with pytest.raises(UserError, match="gpt2, code, bytes or pretrained"):
+    with pytest.raises(UserError, match="gpt2, code, bytes, symbols or pretrained"):
         load_tokenizer("words")
     with pytest.raises(UserError, match="bytes has no file"):
         load_tokenizer("bytes", tmp_path)

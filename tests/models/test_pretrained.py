@@ -7,11 +7,11 @@ import torch
 
 pytest.importorskip("transformers", reason="the optional extra `hf` is not installed")
 
-from landmark import load as load_model
 from landmark.config.schema import DataConfig, ModelConfig, TrainerConfig
 from landmark.huggingface import LandmarkModel
 from landmark.huggingface import load as load_wrapped
 from landmark.models import build, decoder_config, save
+from landmark.models import load as load_model
 from landmark.models.pretrained import load_pretrained, start_from, weights_sha256
 from landmark.training import train
 from landmark.utils.errors import UserError

@@ -83,7 +83,7 @@ def test_what_a_record_holds_is_text(browser, page):
     (cells,) = rows_shown(browser, "o3")
     assert cells[0] == HOSTILE
     browser.click("#o3 .more")
-    assert f"python {HOSTILE}" in browser.texts("#o3 .source dd")
+    assert HOSTILE in browser.texts("#o3 .source dd")
     assert browser.errors() == []
 
 

@@ -185,9 +185,16 @@ def launch(kernel: str, *arguments: Any, over: Tensor, block_size: int, cmt: boo
         block_size: ℓ, normal tokens of a block.
         cmt: whether there is a context miss token.
         samples: number of samples packed into the rows; None: each element of the batch is one sample.
+
+    Raises ValueError where no tile fits.
     """
     batch, heads, rows, dim = over.shape
     tried = choices(kernel, block_size, dim, over.element_size(), gpu_of(over.device), cmt)
+    if not tried:
+        raise ValueError(
+            f"block_size={block_size} and heads of {dim} numbers do not fit into the GPU's shared memory: "
+            "use backend='auto' or 'blockwise'"
+        )
 
     def grid(chosen: dict[str, Any]) -> tuple[int, int, int]:
         step = chosen["GROUP"] * (block_size + 1) if kernel == "backward_keys" else chosen["M"]

@@ -115,8 +115,14 @@ def test_half_precision(dtype, block_size):
 
 
 def test_long_heads_and_blocks():
-    for shape in ({"dim": 256, "queries": 40}, {"dim": 80, "block_size": 255, "phase": [255, 100], "queries": 70}):
+    for shape in ({"dim": 256, "block_size": 31, "phase": [31, 7], "queries": 40}, {"dim": 80, "block_size": 127, "phase": [127, 100], "queries": 70}):
         assert_as_exact_as_pytorch(SHAPE | shape | {"heads": 1, "cmt": False}, torch.float32)
+
+
+def test_blocks_that_no_tile_holds_are_refused():
+    q, k, v = torch.randn(3, 1, 1, 300, 80)
+    with pytest.raises(ValueError, match="block_size=255 and heads of 80 numbers do not fit"):
+        landmark_attention(q, k, v, block_size=255, backend="triton")
 
 
 def test_every_number_is_written():
@@ -270,7 +276,7 @@ def test_no_register_is_spilled_and_shared_memory_suffices(arch):
     assert list(found) == cases
     for case, kernels in found.items():
         for kernel, used in kernels.items():
-            spilled = 48 if (arch, case, kernel) == ("sm_80", "64 63 cmt", "backward_keys") else 0
+            spilled = 64 if (arch, case, kernel) == ("sm_80", "64 63 cmt", "backward_keys") else 0
             assert used["stack"] <= (256 if "float32" in case else spilled), (case, kernel, used)
             assert used["shared"] <= used["allowed"], (case, kernel, used)
             by_groups = (arch == "sm_90" and "float32" not in case) or "shared=False" in kernel

@@ -10,7 +10,6 @@ keeps the landmarks of all blocks, and scores each block for a text in three ste
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import math
@@ -30,6 +29,7 @@ from landmark.attention.rotary import rotate
 from landmark.memory import Memory
 from landmark.utils.errors import UserError
 from landmark.utils.files import write_atomic
+from landmark.utils.weights import weights_digest
 
 if TYPE_CHECKING:
     from landmark.data.tokenizer import Tokenizer
@@ -179,14 +179,10 @@ class Retriever:
         return next(self._model.parameters()).device
 
     def _identity(self) -> dict[str, str]:
-        """What must be the same where a saved index is loaded. The model: shapes and some numbers of each weight."""
-        digest = hashlib.sha256()
-        for name, weight in self._model.named_parameters():
-            some = weight.detach().flatten()[:: max(1, weight.numel() // 64)].double().cpu()
-            digest.update(f"{name} {tuple(weight.shape)} {some.tolist()}".encode())
+        """What must be the same where a saved index is loaded."""
         return {
             "format": FORMAT,
-            "model": digest.hexdigest(),
+            "model": weights_digest(self._model),
             "tokenizer": self._tokenizer.hash,
             "block_size": str(self.block_size),
         }

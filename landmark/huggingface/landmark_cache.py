@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,9 @@ from landmark.huggingface.families import (
 )
 from landmark.memory import Memory
 from landmark.utils.errors import UserError
+from landmark.utils.weights import weights_digest
 
+FIXED = frozenset({"self", "block_size", "rope_base", "still_layers", "model", "backend"})  # `Memory`'s, not settings
 WINDOWS = "windows.safetensors"  # beside a saved memory: keys and values of layers with a sliding window
 
 
@@ -53,8 +56,7 @@ class LandmarkCache(Cache):
     """
 
     def __init__(self, model: PreTrainedModel, block_size: int, **settings: Any):
-        own = {"block_size", "rope_base", "still_layers", "model", "backend"}
-        known = inspect.signature(Memory).parameters.keys() - own
+        known = inspect.signature(Memory).parameters.keys() - FIXED
         if wrong := sorted(settings.keys() - known):
             raise UserError(f"memory has no setting {', '.join(wrong)}: it has {', '.join(sorted(known))}")
         window: Any = window_size(model)
@@ -68,9 +70,10 @@ class LandmarkCache(Cache):
         self.landmark_layers = landmark_layers(model)
         self._frequencies = inverse_frequencies(model)
         positions = {"rope_base": memory_frequencies(model), "still_layers": still_layers(model)}
-        self.memory = Memory(block_size, **positions, **settings)
+        self.memory = Memory(block_size, model=partial(weights_digest, model), **positions, **settings)
         self.samples: list[LandmarkCache] = []
         self._columns = 0  # of a padded batch: tokens read, padding included
+        self._torn = False  # whether only some samples of a padded batch have read the last tokens
 
     @property
     def stats(self) -> dict[str, Any]:
@@ -132,7 +135,7 @@ class LandmarkCache(Cache):
         """Forget everything: a new text begins."""
         super().reset()
         self.memory.reset()
-        self.samples, self._columns = [], 0
+        self.samples, self._columns, self._torn = [], 0, False
 
     def save(self, folder: Path | str) -> None:
         """Write everything to a new folder. A cache of the same model, on any tier, can `load` it.
@@ -163,7 +166,8 @@ class LandmarkCache(Cache):
     def load(self, folder: Path | str, device: str | torch.device = "cpu") -> None:
         """Replace the content by that of a saved cache. device: of the loaded tensors.
 
-        Raises UserError as `Memory.load` does, and where the windows of sliding layers are missing.
+        Raises UserError as `Memory.load` does, for a cache of a model with other weights too, and where the windows of
+        sliding layers are missing.
         """
         tensors: dict[str, Tensor] = {}
         if self._windows:
@@ -172,7 +176,7 @@ class LandmarkCache(Cache):
             except (OSError, SafetensorError) as error:
                 raise UserError(f"{folder}/{WINDOWS} is missing or damaged: save the cache, not its memory") from error
         self.memory.load(folder, device)
-        self.samples, self._columns = [], 0
+        self.samples, self._columns, self._torn = [], 0, False
         for number, layer in self._windows.items():
             layer.reset()
             if f"{number}.keys" in tensors:
@@ -206,8 +210,26 @@ class LandmarkCache(Cache):
             self.samples, self._columns = samples, columns
         return self.samples
 
-    def advance(self, columns: int) -> None:
-        """A padded batch has read so many tokens more, padding included."""
+    def check_batch(self, batch: int) -> None:
+        """Raise UserError where a batch of so many texts cannot go on with this memory."""
+        if self._torn:
+            raise UserError("an error left the texts of the batch read to different places: reset() the memory")
+        if self.batch_size and batch != self.batch_size:
+            raise UserError(f"the ids are of {batch} texts, the memory is of {self.batch_size}")
+
+    @contextmanager
+    def reading_samples(self, batch: int, columns: int) -> Iterator[list[LandmarkCache]]:
+        """Read `columns` tokens more of each of `batch` texts, padding included.
+
+        Gives a cache for each. After an error when some have read more, the memory can only be reset.
+        """
+        samples = self.split(batch)
+        before = [sample.memory.position for sample in samples]
+        try:
+            yield samples
+        except BaseException:
+            self._torn = [sample.memory.position for sample in samples] != before
+            raise
         self._columns += columns
 
     def get_seq_length(self, layer_idx: int = 0) -> int:

@@ -119,6 +119,10 @@ class LandmarkModel(_Base):
         """
         if isinstance(past_key_values, LandmarkCache) or phase is not None:
             self._check_call(past_key_values, inputs_embeds, kwargs)
+        if cu_seqlens is not None and (isinstance(past_key_values, LandmarkCache) or phase is None):
+            raise UserError("cu_seqlens: only for packed windows with landmarks, together with phase")
+        if local is not None and local < 1:
+            raise UserError(f"local={local}: at least one token must be read at a time")
         if isinstance(past_key_values, LandmarkCache):
             if input_ids is None or labels is not None or phase is not None:
                 raise UserError("with a landmark memory a text is read from input_ids; it has no labels and no phase")
@@ -160,6 +164,11 @@ class LandmarkModel(_Base):
         """See `landmark.huggingface.attention.beside`; nothing for models that do not need it."""
         if landmarks is None or self.config.model_type not in NOT_PASSED_ON:
             return nullcontext()
+        if self.training and any(getattr(module, "gradient_checkpointing", False) for module in self.modules()):
+            raise UserError(
+                f"{self.config.model_type}: gradient checkpointing would give wrong gradients, because the layers pass "
+                "no landmarks on when they are computed again: turn it off"
+            )
         return beside(landmarks)
 
     def _check_call(self, cache: Any, inputs_embeds: Tensor | None, kwargs: dict[str, Any]) -> None:
@@ -201,6 +210,7 @@ class LandmarkModel(_Base):
         if not isinstance(logits_to_keep, int):
             raise UserError("logits_to_keep: with a landmark memory it must be a number")
         hidden = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        cache.check_batch(batch)
         mask = torch.ones_like(ids) if mask is None else of_columns(mask, columns)
         check_positions(position_ids, mask, cache)
         kept = logits_to_keep or columns
@@ -208,12 +218,12 @@ class LandmarkModel(_Base):
             outputs = self._read(ids, cache, kept, local, hidden, kwargs)
         else:
             rows = []
-            for sample, row, own in zip(cache.split(batch), ids, mask.bool(), strict=True):
-                wanted = int(own[-kept:].sum())
-                read = self._read(row[own][None], sample, wanted, local, hidden, kwargs) if bool(own.any()) else None
-                rows.append((read, own[-kept:], own))
-            outputs = joined(rows, cache)
-            cache.advance(columns)
+            with cache.reading_samples(batch, columns) as samples:
+                for sample, row, own in zip(samples, ids, mask.bool(), strict=True):
+                    wanted, has_text = int(own[-kept:].sum()), bool(own.any())
+                    read = self._read(row[own][None], sample, wanted, local, hidden, kwargs) if has_text else None
+                    rows.append((read, own[-kept:], own))
+                outputs = joined(rows, cache)
         as_dict = self.config.return_dict if return_dict is None else return_dict
         return outputs if as_dict else outputs.to_tuple()
 

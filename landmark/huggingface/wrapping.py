@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from landmark.huggingface.attention import ATTENTION
 from landmark.huggingface.families import check_model, text_config
+from landmark.huggingface.landmark_cache import FIXED
 from landmark.huggingface.making_classes import config_class, model_class
 from landmark.huggingface.model import SETTINGS, LandmarkModel, LandmarkSettings, prepare, saved_settings
 from landmark.huggingface.safe_loading import folder_of, open_model, open_tokenizer
@@ -123,8 +124,7 @@ def check_settings(model: PreTrainedModel, settings: LandmarkSettings) -> None:
             raise UserError(f"{name}={value!r}: must be a whole number")
     if settings.local < 1:
         raise UserError(f"local={settings.local}: at least one token must be read at a time")
-    fixed = ("self", "block_size", "rope_base", "still_layers")  # the model's own
-    allowed = [name for name in inspect.signature(Memory.__init__).parameters if name not in fixed]
+    allowed = [name for name in inspect.signature(Memory.__init__).parameters if name not in FIXED]
     if unknown := sorted(set(settings.memory) - set(allowed)):
         raise UserError(f"memory: {', '.join(map(str, unknown))}: unknown; the settings are {', '.join(allowed)}")
     Memory(settings.block_size, **settings.memory)

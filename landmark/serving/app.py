@@ -4,11 +4,13 @@ import hmac
 import json
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import nullcontext
 from typing import Annotated, Any, Literal
 
+import anyio
 from fastapi import Depends, FastAPI, HTTPException, Request
+from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel, Field
@@ -96,9 +98,9 @@ def make_app(model: Any, tokenizer: Any, settings: ServerSettings, name: str = "
             choice = {"index": 0, "finish_reason": answer.finish, "logprobs": None, **shape.whole(text)}
             return {**head, "object": shape.object, "choices": [choice], "usage": _usage(answer)}
         first = next(pieces, None)  # errors before the first token have a status of their own
-        return StreamingResponse(_events(first, pieces, answer, head, shape), media_type="text/event-stream")
+        return _Stream(_events(first, pieces, answer, head, shape), pieces)
 
-    def _pieces(asked: Asked, ids: list[int], client: str, answer: Answer) -> Iterator[str]:
+    def _pieces(asked: Asked, ids: list[int], client: str, answer: Answer) -> Generator[str]:
         """Pieces of an answer; a session is saved before the last one is given, or not at all."""
         most = min(asked.max_tokens or asked.max_completion_tokens or settings.tokens, settings.tokens)
         stop = [asked.stop] if isinstance(asked.stop, str) else asked.stop or []
@@ -154,6 +156,22 @@ def make_app(model: Any, tokenizer: Any, settings: ServerSettings, name: str = "
     return app
 
 
+class _Stream(StreamingResponse):
+    """The events of a streamed answer. Where the client goes away, the session that answers is free again at once."""
+
+    def __init__(self, events: Generator[str], pieces: Generator[str]):
+        super().__init__(events, media_type="text/event-stream")
+        self._generators = events, pieces
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            with anyio.CancelScope(shield=True):
+                for each in self._generators:
+                    await run_in_threadpool(each.close)
+
+
 class _Shape:
     """How one kind of completion writes its text."""
 
@@ -180,8 +198,8 @@ def _usage(answer: Answer) -> dict[str, int]:
 
 
 def _events(
-    first: str | None, pieces: Iterator[str], answer: Answer, head: dict[str, Any], shape: _Shape
-) -> Iterator[str]:
+    first: str | None, pieces: Generator[str], answer: Answer, head: dict[str, Any], shape: _Shape
+) -> Generator[str]:
     """The server-sent events of a streamed answer; an error becomes an event too."""
 
     def event(text: str | None, finish: str | None = None) -> str:

@@ -43,20 +43,21 @@ class Memories:
         """settings: of the server. model: a model with landmarks, whose memories they are."""
         self._settings, self._model = settings, model
         self._used: set[Path] = set()
+        self._counting = threading.RLock()  # of `_used`; a collected generator may ask for it anywhere
         self._writing = threading.Lock()
 
     @contextmanager
     def using(self, key: str, kind: str, name: str) -> Iterator[None]:
         """While a request uses a memory, raises Busy for another request that would change it."""
         folder = self._folder(key, kind, name)
-        with self._writing:
+        with self._counting:
             if folder in self._used:
                 raise Busy(f"{kind[:-1]} {name} is answering another request: ask again after it")
             self._used.add(folder)
         try:
             yield
         finally:
-            with self._writing:
+            with self._counting:
                 self._used.discard(folder)
 
     def open(self, key: str, kind: str, name: str, *, must_exist: bool) -> Any:
@@ -70,9 +71,14 @@ class Memories:
         """
         folder, cache = self._folder(key, kind, name), self._model.new_memory()
         if (folder / CONTENT).is_file():
-            cache.load(folder / read_json(folder / CONTENT)["memory"], self._model.device)
+            try:
+                cache.load(folder / read_json(folder / CONTENT)["memory"], self._model.device)
+            except (OSError, UserError) as error:
+                if (folder / CONTENT).is_file():
+                    raise
+                raise _missing(kind, name) from error  # deleted meanwhile
         elif must_exist:
-            raise Missing(f"{kind[:-1]} {name}: there is none of this name")
+            raise _missing(kind, name)
         return cache
 
     def save(self, key: str, kind: str, name: str, cache: Any) -> None:
@@ -108,15 +114,20 @@ class Memories:
     def delete(self, key: str, kind: str, name: str) -> None:
         """Forget a memory. Raises Missing where there is none."""
         folder = self._folder(key, kind, name)
-        if not (folder / CONTENT).is_file():
-            raise Missing(f"{kind[:-1]} {name}: there is none of this name")
-        (folder / CONTENT).unlink()
-        shutil.rmtree(folder, ignore_errors=True)
+        with self._writing:
+            if not (folder / CONTENT).is_file():
+                raise _missing(kind, name)
+            (folder / CONTENT).unlink()
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _folder(self, key: str, kind: str, name: str) -> Path:
         if not NAME.fullmatch(name):
             raise UserError(f"{kind[:-1]}={name!r}: a name has 1 to 64 letters, digits, dots, dashes and underscores")
         return self._settings.folder / hashlib.sha256(key.encode()).hexdigest()[:32] / kind / name
+
+
+def _missing(kind: str, name: str) -> Missing:
+    return Missing(f"{kind[:-1]} {name}: there is none of this name")
 
 
 def _bytes_below(folder: Path) -> int:

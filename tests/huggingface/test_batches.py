@@ -93,3 +93,39 @@ def test_padding_alone_is_refused(wrapped, texts, tmp_path):
     wrapped(ids, attention_mask=mask, past_key_values=memory)
     with pytest.raises(UserError, match="save those of `samples`"):
         memory.save(tmp_path / "kept")
+
+
+@torch.no_grad()
+def test_a_batch_that_fails_part_way_is_not_read_on(wrapped, texts):
+    """The first text has read more, the others have not."""
+    ids, mask = padded(texts, "left")
+    memory, calls = wrapped.new_memory(), []
+    wrapped(ids, attention_mask=mask, past_key_values=memory)
+
+    def fail(*_):
+        calls.append(1)
+        if len(calls) == 2:
+            raise RuntimeError("out of memory")
+
+    hook = wrapped.model.layers[2].register_forward_pre_hook(fail)
+    more = torch.arange(4 * len(texts)).view(len(texts), 4)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        wrapped(more, past_key_values=memory)
+    hook.remove()
+    with pytest.raises(UserError, match=r"different places: reset\(\)"):
+        wrapped(more, past_key_values=memory)
+    memory.reset()
+    assert torch.equal(
+        wrapped(ids, attention_mask=mask, past_key_values=memory).logits,
+        wrapped(ids, attention_mask=mask, past_key_values=wrapped.new_memory()).logits,
+    )
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("is_padded", [False, True])
+def test_a_batch_of_another_size_is_refused(wrapped, texts, is_padded):
+    ids, mask = padded(texts, "left")
+    memory = wrapped.new_memory()
+    wrapped(ids, attention_mask=mask if is_padded else None, past_key_values=memory)
+    with pytest.raises(UserError, match="the ids are of 2 texts, the memory is of 5"):
+        wrapped(ids[:2], past_key_values=memory)

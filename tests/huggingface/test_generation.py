@@ -284,3 +284,25 @@ def test_a_chunk_that_fails_leaves_the_memory_as_it_was(ids, tokenizer):
     hook.remove()
     found, expected = (model(ids[:, :7], past_key_values=each).logits for each in (memory, same))
     assert torch.equal(found, expected)
+
+
+@torch.no_grad()
+def test_a_memory_of_another_model_is_refused(ids, tokenizer, tmp_path):
+    """Of the same shape; only its weights differ."""
+    one = wrap(make_model("llama"), copy.deepcopy(tokenizer), block_size=BLOCK, memory={"k": 2}, local=9)
+    other = wrap(make_model("llama", seed=1), tokenizer, block_size=BLOCK, memory={"k": 2}, local=9)
+    memory = one.new_memory()
+    one(ids, past_key_values=memory)
+    memory.save(tmp_path / "kept")
+    with pytest.raises(UserError, match="read by another model"):
+        other.new_memory().load(tmp_path / "kept")
+
+
+def test_arguments_without_effect_are_refused(wrapped, ids):
+    bounds = torch.tensor([0, 10, 30])
+    with pytest.raises(UserError, match="cu_seqlens"):
+        wrapped(ids, cu_seqlens=bounds)
+    with pytest.raises(UserError, match="cu_seqlens"):
+        wrapped(ids, past_key_values=wrapped.new_memory(), cu_seqlens=bounds)
+    with pytest.raises(UserError, match="local=0"):
+        wrapped(ids, past_key_values=wrapped.new_memory(), local=0)

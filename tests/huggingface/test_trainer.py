@@ -154,3 +154,14 @@ def test_models_and_lengths_that_do_not_fit_are_refused(wrapped):
         LandmarkCollator(make_model("llama"))
     with pytest.raises(UserError, match="length=1"):
         LandmarkCollator(wrapped, length=1)
+
+
+def test_gradient_checkpointing_without_landmarks_is_refused(tokenizer):
+    """StableLM's layers pass no landmarks on: when they are computed again, they would attend without landmarks."""
+    model = wrap(make_model("stablelm"), tokenizer, block_size=BLOCK).train()
+    ids, phase = torch.ones(1, 6, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+    model.gradient_checkpointing_enable({"use_reentrant": True})
+    with pytest.raises(UserError, match="stablelm: gradient checkpointing"):
+        model(ids, labels=ids, phase=phase)
+    model.gradient_checkpointing_disable()
+    model(ids, labels=ids, phase=phase).loss.backward()

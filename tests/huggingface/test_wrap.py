@@ -112,6 +112,7 @@ def test_a_model_that_cannot_have_landmarks_is_refused(case, tokenizer):
         ({"local": 0}, "local=0"),
         ({"local": 2.5}, "local=2.5: must be a whole number"),
         ({"block_size": "63"}, "block_size='63': must be a whole number"),
+        ({"memory": {"backend": "torch"}}, "memory: backend: unknown"),
         ({"memory": {"blocks": 9}}, "memory: blocks: unknown"),
         ({"memory": {"k": "4"}}, "retrieval.k='4': must be a whole number"),
         ({"memory": {"max_blocks": 9.5}}, "memory.blocks=9.5: must be a whole number"),

@@ -1,0 +1,63 @@
+"""Memories on disk that several requests save, open and delete at once."""
+
+import threading
+
+import pytest
+import torch
+
+pytest.importorskip("transformers", reason="the optional extra `hf` is not installed")
+
+from landmark.huggingface import wrap
+from landmark.serving.memories import CONTENT, Memories, Missing
+from landmark.serving.settings import ServerSettings
+from tests.huggingface.conftest import make_model, make_tokenizer
+
+KEY = "a-key"
+
+
+@pytest.fixture(scope="module")
+def model():
+    return wrap(make_model("gemma3"), make_tokenizer(), block_size=4, memory={"k": 2}, local=16)
+
+
+@torch.no_grad()
+def read(model, count):
+    """A memory of a text of so many tokens."""
+    memory = model.new_memory()
+    model(torch.arange(count)[None] % 256, past_key_values=memory)
+    return memory
+
+
+def test_a_memory_is_not_deleted_while_another_is_saved(model, tmp_path):
+    """Saving walks through the files of all memories."""
+    memories = Memories(ServerSettings(tmp_path, (KEY,)), model)
+    memories.save(KEY, "documents", "one", read(model, 30))
+    deleting = threading.Thread(target=memories.delete, args=(KEY, "documents", "one"))
+    with memories._writing:
+        deleting.start()
+        deleting.join(0.3)
+        assert list(tmp_path.rglob(CONTENT))
+    deleting.join()
+    assert not list(tmp_path.rglob(CONTENT))
+
+
+def test_a_document_that_is_deleted_while_it_is_opened_is_missing(model, tmp_path):
+    memories, memory, errors = Memories(ServerSettings(tmp_path, (KEY,)), model), read(model, 30), []
+
+    def open_it():
+        while True:
+            try:
+                memories.open(KEY, "documents", "one", must_exist=True)
+            except Exception as error:
+                errors.append(error)
+                return
+
+    for _ in range(20):
+        memories.save(KEY, "documents", "one", memory)
+        opening = [threading.Thread(target=open_it) for _ in range(3)]
+        for thread in opening:
+            thread.start()
+        memories.delete(KEY, "documents", "one")
+        for thread in opening:
+            thread.join()
+    assert {type(error) for error in errors} == {Missing}

@@ -238,7 +238,6 @@ def test_a_session_answers_one_request_at_a_time(model, tokenizer, tmp_path):
             body = {
                 "prompt": "Never read. ",
                 "max_tokens": 100_000,
-                "temperature": 2,
                 "stream": True,
                 "session": "busy",
             }

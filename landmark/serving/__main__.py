@@ -27,7 +27,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=getattr(ServerSettings, name), help=meaning)
     given = parser.parse_args()
     try:
-        keys = tuple(filter(None, os.environ.get("LANDMARK_API_KEY", "").split(",")))
+        keys = tuple(filter(None, map(str.strip, os.environ.get("LANDMARK_API_KEY", "").split(","))))
         if not keys:
             raise UserError("LANDMARK_API_KEY is not set: it is the key that clients send")
         limits = {name: getattr(given, name) for name in ("body", "sessions", "disk", "tokens")}

@@ -8,10 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
+from jinja2 import TemplateError
 from torch import Tensor
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopPLogitsWarper
 
 from landmark.utils.errors import UserError
+
+LEAST_TEMPERATURE = 1e-3  # below it float32 scores would overflow
 
 
 @dataclass
@@ -45,9 +48,15 @@ class Answering:
         return ids
 
     def chat_ids(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        """Ids of messages, by the tokenizer's template for chats, or as lines of role and content without one."""
+        """Ids of messages, by the tokenizer's template for chats, or as lines of role and content without one.
+
+        Raises UserError for messages that the template refuses.
+        """
         if self.tokenizer.chat_template:
-            return self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+            try:
+                return self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+            except TemplateError as error:
+                raise UserError(f"messages: the model's template refuses them ({error})") from error
         lines = [f"{message['role']}: {message['content']}\n" for message in messages]
         return self.ids("".join(lines) + "assistant:")
 
@@ -80,18 +89,22 @@ class Answering:
             cache: the memory, which reads the prompt and the answer.
             answer: is filled.
             most: tokens of the answer.
-            temperature: 0 for the most probable token each time.
+            temperature: 0, or nearly 0, for the most probable token each time.
             top_p: the most probable tokens that together have this probability are sampled.
             stop: texts that end the answer, and are not part of it.
             seed: of the random numbers; None: another one each time.
         """
+        if cache.get_seq_length() and len(ids) > 1 and ids[0] == self.tokenizer.bos_token_id:
+            ids = ids[1:]  # the text has begun
+            answer.prompt_tokens -= 1
+        temperature = temperature if temperature >= LEAST_TEMPERATURE else 0
         generator = torch.Generator().manual_seed(seed) if seed is not None else None
         warpers = LogitsProcessorList()
         if temperature > 0:
             warpers.append(TemperatureLogitsWarper(float(temperature)))
         if temperature > 0 and top_p < 1:
             warpers.append(TopPLogitsWarper(top_p))
-        logits, given = self.read(ids, cache), 0
+        logits, given, end = self.read(ids, cache), 0, None
         while answer.finish is None:
             logits = logits.clone()
             logits[self.model.landmarks.token] = -torch.inf
@@ -99,7 +112,7 @@ class Answering:
             scores = warpers(no_ids, cast(Any, logits[None].float().cpu()))[0]
             token = int(scores.argmax()) if temperature == 0 else _sample(scores, generator)
             if token in self._ends:
-                answer.finish = "stop"
+                answer.finish, end = "stop", token
                 text = answer.text
             else:
                 answer.tokens.append(token)
@@ -114,8 +127,8 @@ class Answering:
                 yield text[given : len(text) - held]
                 given = len(text) - held
             logits = self.read([token], cache) if answer.finish is None else logits
-        if answer.tokens and answer.finish == "length":
-            self.read(answer.tokens[-1:], cache)  # so that a session goes on behind the whole answer
+        if end is not None or answer.finish == "length":
+            self.read([answer.tokens[-1] if end is None else end], cache)  # a session goes on behind the whole answer
 
 
 def _sample(scores: Tensor, generator: torch.Generator | None) -> int:

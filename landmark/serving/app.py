@@ -4,7 +4,7 @@ import hmac
 import json
 import time
 import uuid
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import nullcontext
 from typing import Annotated, Any, Literal
 
@@ -13,7 +13,8 @@ from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.datastructures import Headers
 
 from landmark.serving.answering import Answer, Answering
 from landmark.serving.memories import Busy, Full, Memories, Missing
@@ -24,17 +25,31 @@ from landmark.utils.errors import UserError
 class Asked(BaseModel):
     """What both kinds of completions have. session: goes on with this memory. document: starts from this one."""
 
+    model_config = ConfigDict(extra="forbid")
+
     model: str = ""
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     temperature: float = Field(0.0, ge=0, le=2)
     top_p: float = Field(1.0, gt=0, le=1)
     stop: str | list[str] | None = None
-    seed: int | None = None
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     n: Literal[1] = 1
     stream: bool = False
     session: str | None = None
     document: str | None = None
+    # Fields of OpenAI's clients that change no answer here, with the values for which this is right.
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    stream_options: dict[str, Any] | None = None
+    presence_penalty: float | None = Field(None, ge=0, le=0)
+    frequency_penalty: float | None = Field(None, ge=0, le=0)
+    best_of: Literal[1] | None = None
+    echo: Literal[False] | None = None
+    logprobs: Literal[False] | None = None
+    suffix: Literal[""] | None = None
 
 
 class Completion(Asked):
@@ -59,6 +74,8 @@ class Chat(Asked):
 class Document(BaseModel):
     """The body of /v1/documents."""
 
+    model_config = ConfigDict(extra="forbid")
+
     text: str
 
 
@@ -78,15 +95,13 @@ def make_app(model: Any, tokenizer: Any, settings: ServerSettings, name: str = "
     """
     answering, memories = Answering(model, tokenizer), Memories(settings, model)
     app = FastAPI(title="landmark", docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_middleware(_LimitedBody, most=settings.body)
+    app.add_middleware(_Guarded, keys=settings.keys, most=settings.body)
     _answer_errors(app)
 
     def key(request: Request) -> str:
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        for each in settings.keys:
-            if scheme.lower() == "bearer" and hmac.compare_digest(given.encode(), each.encode()):
-                return each
-        raise HTTPException(401, "the API key is missing or wrong")
+        found = _key(request.headers, settings.keys)
+        assert found is not None  # or _Guarded had answered
+        return found
 
     def complete(asked: Asked, ids: list[int], client: str, kind: str) -> Any:
         answer = Answer(len(ids))
@@ -115,6 +130,8 @@ def make_app(model: Any, tokenizer: Any, settings: ServerSettings, name: str = "
                 if cache.get_seq_length():
                     raise UserError(f"session {session} has begun: a document can only begin a new one")
                 cache = memories.open(client, "documents", asked.document, must_exist=True)
+            if session is not None and sampling["stop"]:
+                raise UserError("stop: a session reads all that the model says; leave stop or session out")
             last = None
             for piece in answering.answer(ids, cache, answer, most=most, seed=asked.seed, **sampling):
                 if last is not None:
@@ -214,6 +231,9 @@ def _events(
         yield event(None, answer.finish)
     except UserError as error:
         yield f"data: {json.dumps(_error(str(error), 'server_error'))}\n\n"
+    except Exception:
+        yield f"data: {json.dumps(_error('the server failed', 'server_error'))}\n\n"
+        raise
     yield "data: [DONE]\n\n"
 
 
@@ -240,15 +260,26 @@ def _answer_errors(app: FastAPI) -> None:
         return JSONResponse(_error(f"{where}: {one['msg']}", "invalid_request_error"), 400)
 
 
-class _LimitedBody:
-    """Answers 413 to a request whose body is longer than `most` bytes, whatever its headers say."""
+def _key(headers: Headers, keys: Sequence[str]) -> str | None:
+    """The key that a request has; None: none of them."""
+    scheme, _, given = headers.get("authorization", "").partition(" ")
+    same = (each for each in keys if hmac.compare_digest(given.encode("latin-1"), each.encode()))
+    return next(same, None) if scheme.lower() == "bearer" else None
 
-    def __init__(self, app: Any, most: int):
-        self._app, self._most = app, most
+
+class _Guarded:
+    """Answers 401 to a request without a key, before its body is read, and 413 to a body of more than `most` bytes."""
+
+    def __init__(self, app: Any, keys: Sequence[str], most: int):
+        self._app, self._keys, self._most = app, keys, most
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
+            return
+        if _key(Headers(scope=scope), self._keys) is None:
+            refused = _error("the API key is missing or wrong", "authentication_error")
+            await JSONResponse(refused, 401)(scope, receive, send)
             return
         body, more = bytearray(), True
         while more:

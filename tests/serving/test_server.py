@@ -1,6 +1,7 @@
 """The server over a real port, asked by the real client of OpenAI and by 32 clients at once."""
 
 import contextlib
+import copy
 import gc
 import socket
 import threading
@@ -81,9 +82,9 @@ def server(model, tokenizer, tmp_path_factory):
 
 
 @torch.no_grad()
-def greedily(model, tokenizer, *turns, count=4):
-    """The answers to turns of one session, read one after the other with one memory."""
-    memory, answers = model.new_memory(), []
+def greedily(model, tokenizer, *turns, count=4, memory=None):
+    """The answers to turns of one session, read one after the other with one memory. None: an empty one."""
+    memory, answers = memory or model.new_memory(), []
     for turn in turns:
         ids, answer = tokenizer(turn)["input_ids"], []
         logits = model(torch.tensor([ids]), past_key_values=memory, logits_to_keep=1).logits[0, -1]
@@ -170,11 +171,9 @@ def test_a_document_is_posted_once_and_asked_often(server, model, tokenizer):
     with torch.no_grad():
         memory = model.new_memory()
         model(torch.tensor([tokenizer(text)["input_ids"]]), past_key_values=memory)
-    expected = []
     for asked in (question, question, "Where? "):
         found = server.ask(asked, extra_body={"document": posted["id"]}).choices[0].text
-        expected.append(found)
-    assert expected[0] == expected[1]
+        assert found == greedily(model, tokenizer, asked, memory=copy.deepcopy(memory))[0]
     server.ask(question, extra_body={"document": posted["id"], "session": "about-it"})
     with pytest.raises(openai.BadRequestError, match="a document can only begin a new one"):
         server.ask(question, extra_body={"document": posted["id"], "session": "about-it"})
@@ -202,11 +201,41 @@ def test_keys_bodies_and_requests_that_are_wrong_are_refused(server):
         ({"n": 3}, "n: "),
         ({"extra_body": {"session": "../../etc"}}, "a name has 1 to 64"),
         ({"extra_body": {"max_tokens": 0}}, "max_tokens"),
+        ({"seed": 2**70}, "seed"),
+        ({"extra_body": {"sesion": "a"}}, "sesion"),
+        ({"presence_penalty": 1}, "presence_penalty"),
     ):
         with pytest.raises(openai.BadRequestError, match=said):
             server.ask("Hello", **given)
     with pytest.raises(openai.BadRequestError, match="the prompt has no text"):
         server.ask("")
+    harmless = {"user": "me", "n": 1, "presence_penalty": 0, "frequency_penalty": 0.0}
+    assert server.ask("Hello", temperature=1e-40, **harmless).choices[0].text == server.ask("Hello").choices[0].text
+    refused = httpx.post(f"{server.url}/completions", content=b"x" * 5000)
+    assert refused.status_code == 401, "the body was read before the key"
+
+
+def test_a_template_that_refuses_a_role_is_the_clients_error(model, tmp_path):
+    """The template itself is used, and its beginning of a text is read once in a session."""
+    tokenizer = make_tokenizer()
+    tokenizer.bos_token = "<eot>"
+    tokenizer.chat_template = (
+        "{{ bos_token }}{% for message in messages %}{% if message.role == 'system' %}"
+        "{{ raise_exception('no system role') }}{% endif %}[{{ message.content }}]{% endfor %}"
+    )
+    user = [{"role": "user", "content": "Who waits?"}]
+    with Server(model, tokenizer, tmp_path) as running:
+        chat = running.client().chat.completions
+
+        def ask(**given):
+            found = chat.create(model="landmark", messages=user, max_tokens=4, extra_body=given)
+            return found.choices[0].message.content
+
+        expected = greedily(model, tokenizer, "<eot>[Who waits?]", "[Who waits?]")
+        assert ask() == expected[0]
+        assert [ask(session="twice") for _ in range(2)] == expected
+        with pytest.raises(openai.BadRequestError, match="no system role"):
+            chat.create(model="landmark", messages=[{"role": "system", "content": "Be brief."}])
 
 
 def test_sessions_and_disk_have_an_end(model, tokenizer, tmp_path):
@@ -243,7 +272,8 @@ def test_a_session_answers_one_request_at_a_time(model, tokenizer, tmp_path):
             }
             headers = {"Authorization": f"Bearer {KEYS[0]}"}
             with httpx.stream("POST", f"{running.url}/completions", json=body, headers=headers, timeout=60) as stream:
-                next(stream.iter_bytes())
+                events = stream.iter_bytes()  # httpx closes the stream when nothing holds this
+                next(events)
                 with pytest.raises(openai.ConflictError, match="is answering another request"):
                     running.ask(second, **asked)
             found, until = None, time.monotonic() + 30

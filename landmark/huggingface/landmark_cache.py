@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from safetensors.torch import save as save_tensors
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicSlidingWindowLayer
@@ -33,6 +34,7 @@ from landmark.huggingface.families import (
 )
 from landmark.memory import Memory
 from landmark.utils.errors import UserError
+from landmark.utils.files import write_atomic
 from landmark.utils.weights import weights_digest
 
 FIXED = frozenset({"self", "block_size", "rope_base", "still_layers", "model", "backend"})  # `Memory`'s, not settings
@@ -156,7 +158,7 @@ class LandmarkCache(Cache):
         try:
             self.memory.save(partial)
             if tensors:
-                save_file(tensors, partial / WINDOWS)
+                write_atomic(partial / WINDOWS, save_tensors(tensors))
             partial.rename(folder)
         except (OSError, SafetensorError) as error:
             raise UserError(f"{folder}: the memory could not be saved ({error}), nothing is left of it") from error

@@ -12,7 +12,7 @@ import shutil
 import threading
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,10 @@ class Memories:
         self._used: set[Path] = set()
         self._counting = threading.RLock()  # of `_used`; a collected generator may ask for it anywhere
         self._writing = threading.Lock()
+        for folder in settings.folder.glob("*/*/*"):
+            if re.fullmatch("[0-9a-f]{32}/(sessions|documents)", folder.parent.relative_to(settings.folder).as_posix()):
+                with suppress(UserError):  # a damaged memory is an error where it is asked for
+                    _remove_left_over(folder)
 
     @contextmanager
     def using(self, key: str, kind: str, name: str) -> Iterator[None]:
@@ -99,17 +103,15 @@ class Memories:
             used, more = _bytes_below(self._settings.folder), cache.stats["bytes_kept"]
             if used + more > self._settings.disk:
                 raise Full(f"{used:,} bytes of memories: there is no room for {more:,} more; delete some")
-            before = None if is_new else read_json(folder / CONTENT)["memory"]
             folder.mkdir(parents=True, exist_ok=True)
             after = uuid.uuid4().hex
             try:
                 cache.save(folder / after)
+                if (used := _bytes_below(self._settings.folder)) > self._settings.disk:
+                    raise Full(f"there is no room: with this memory all would have {used:,} bytes; delete some")
                 write_json(folder / CONTENT, {"memory": after, "tokens": cache.get_seq_length()})
-            except BaseException:
-                shutil.rmtree(folder / after, ignore_errors=True)
-                raise
-            if before is not None:
-                shutil.rmtree(folder / before, ignore_errors=True)
+            finally:
+                _remove_left_over(folder)
 
     def delete(self, key: str, kind: str, name: str) -> None:
         """Forget a memory. Raises Missing where there is none."""
@@ -128,6 +130,15 @@ class Memories:
 
 def _missing(kind: str, name: str) -> Missing:
     return Missing(f"{kind[:-1]} {name}: there is none of this name")
+
+
+def _remove_left_over(folder: Path) -> None:
+    """Delete what `save` left in a memory's folder before it failed or was killed: all but its content."""
+    kept = {folder / CONTENT, folder / read_json(folder / CONTENT)["memory"]} if (folder / CONTENT).is_file() else set()
+    for path in set(folder.iterdir()) - kept:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    if not kept:
+        folder.rmdir()
 
 
 def _bytes_below(folder: Path) -> int:

@@ -8,7 +8,7 @@ import torch
 pytest.importorskip("transformers", reason="the optional extra `hf` is not installed")
 
 from landmark.huggingface import wrap
-from landmark.serving.memories import CONTENT, Memories, Missing
+from landmark.serving.memories import CONTENT, Full, Memories, Missing
 from landmark.serving.settings import ServerSettings
 from tests.huggingface.conftest import make_model, make_tokenizer
 
@@ -61,3 +61,31 @@ def test_a_document_that_is_deleted_while_it_is_opened_is_missing(model, tmp_pat
         for thread in opening:
             thread.join()
     assert {type(error) for error in errors} == {Missing}
+
+
+def test_the_bytes_on_disk_count(model, tmp_path):
+    """Pending tokens and sliding windows are bytes too, and are not in the statistics of a memory."""
+    memory = read(model, 3)
+    assert memory.stats["bytes_kept"] == 0
+    memories = Memories(ServerSettings(tmp_path, (KEY,), disk=100), model)
+    with pytest.raises(Full, match="no room"):
+        memories.save(KEY, "sessions", "one", memory)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_what_a_killed_server_left_is_deleted(model, tmp_path):
+    """A memory that was never finished, and the one before or after of a memory that was replaced."""
+    settings, memory = ServerSettings(tmp_path, (KEY,)), read(model, 30)
+    memories = Memories(settings, model)
+    memories.save(KEY, "sessions", "one", memory)
+    folder = next(tmp_path.rglob(CONTENT)).parent
+    for left in (folder / "old", folder / ".new.7.partial", folder.with_name("two") / "new"):
+        memory.save(left)
+    (tmp_path / "notes").mkdir()
+    assert Memories(settings, model).open(KEY, "sessions", "one", must_exist=True).get_seq_length() == 30
+    assert len(list(folder.iterdir())) == 2
+    assert [path.name for path in folder.parent.iterdir()] == ["one"]
+    memory.save(folder / "old")
+    memories.save(KEY, "sessions", "one", memory)
+    assert len(list(folder.iterdir())) == 2
+    assert (tmp_path / "notes").is_dir()

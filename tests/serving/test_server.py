@@ -82,8 +82,9 @@ def server(model, tokenizer, tmp_path_factory):
 
 
 @torch.no_grad()
-def greedily(model, tokenizer, *turns, count=4, memory=None):
+def greedily(model, tokenizer, *turns, count=4, memory=None, end=None):
     """The answers to turns of one session, read one after the other with one memory. None: an empty one."""
+    end = tokenizer.eos_token_id if end is None else end
     memory, answers = memory or model.new_memory(), []
     for turn in turns:
         ids, answer = tokenizer(turn)["input_ids"], []
@@ -91,10 +92,10 @@ def greedily(model, tokenizer, *turns, count=4, memory=None):
         while len(answer) < count:
             logits[model.landmarks.token] = -torch.inf
             answer.append(int(logits.argmax()))
-            if answer[-1] == tokenizer.eos_token_id:
+            logits = model(torch.tensor([answer[-1:]]), past_key_values=memory).logits[0, -1]
+            if answer[-1] == end:
                 answer.pop()
                 break
-            logits = model(torch.tensor([answer[-1:]]), past_key_values=memory).logits[0, -1]
         answers.append(tokenizer.decode(answer))
     return answers
 
@@ -152,6 +153,19 @@ def test_sessions_of_32_clients_at_once_are_apart(server, model, tokenizer):
     assert client.delete(f"{server.url}/sessions/client-3").status_code == 404
 
 
+def test_a_session_reads_the_end_of_an_answer(tokenizer, tmp_path):
+    """The model was trained on texts in which each answer has its end."""
+    model = wrap(make_model("gemma3"), make_tokenizer(), block_size=4, memory={"k": 2}, local=16)
+    turns = "Two herons. ", "Which? "
+    ids = torch.tensor([tokenizer(turns[0])["input_ids"]])
+    said = model.generate(ids, max_new_tokens=4, do_sample=False)[0, ids.shape[1] :].tolist()
+    model.generation_config.eos_token_id = end = said[-1]
+    expected = greedily(model, tokenizer, *turns, count=12, end=end)
+    with Server(model, tokenizer, tmp_path) as running:
+        asked = {"extra_body": {"session": "ends", "max_tokens": 12}}
+        assert [running.ask(turn, **asked).choices[0].text for turn in turns] == expected
+
+
 def test_another_key_does_not_see_a_session(server, model, tokenizer):
     first, second = "A secret heron. ", "What was it? "
     server.ask(first, extra_body={"session": "same"})
@@ -202,6 +216,7 @@ def test_keys_bodies_and_requests_that_are_wrong_are_refused(server):
         ({"extra_body": {"session": "../../etc"}}, "a name has 1 to 64"),
         ({"extra_body": {"max_tokens": 0}}, "max_tokens"),
         ({"seed": 2**70}, "seed"),
+        ({"stop": "a", "extra_body": {"session": "stopped"}}, "leave stop or session out"),
         ({"extra_body": {"sesion": "a"}}, "sesion"),
         ({"presence_penalty": 1}, "presence_penalty"),
     ):

@@ -177,7 +177,11 @@ def landmark_attention(
     if cmt is not None:
         cmt_scores = context_miss_scores(q, cmt, k.shape[1]) * scale
     elif sinks is not None:  # a context miss token whose score is the same for all queries of a head
-        cmt_scores = sinks.to(q.dtype)[None, :, None].expand(batch, heads, queries).contiguous()
+        cmt_scores = (
+            sinks.to(torch.promote_types(q.dtype, torch.float32))[None, :, None]
+            .expand(batch, heads, queries)
+            .contiguous()
+        )
     if cmt_scores is not None:
         length = prefix + queries if cu_seqlens is None else longest(cu_seqlens)
         controlled = check_controlled(controlled, samples, length, block_size, q.device)

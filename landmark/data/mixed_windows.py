@@ -28,8 +28,7 @@ class MixedWindows:
         """Windows `indices` (None: all) of the batch of a step; the first step is 0."""
         indices = range(self.batch_size) if indices is None else indices
         batch = self._text.batch(step, indices)
-        drawn = random_numbers(self._text.seed, step, TASKS, indices)
-        rows = np.flatnonzero((drawn >> np.uint64(11)) * 2.0**-53 < self.share)
+        rows = np.flatnonzero(self._are_tasks(step, indices))
         if len(rows) == 0:
             return batch
         tasks = self._tasks.batch(step, [indices[row] for row in rows])
@@ -40,5 +39,10 @@ class MixedWindows:
         return made
 
     def starts(self, step: int) -> np.ndarray:
-        """Where the windows of text begin, as in `TrainingWindows`."""
-        return self._text.starts(step)
+        """Where the windows of a step begin, as in `TrainingWindows`; −1 for a task, which has no place in the text."""
+        return np.where(self._are_tasks(step, range(self.batch_size)), -1, self._text.starts(step))
+
+    def _are_tasks(self, step: int, indices: range) -> np.ndarray:
+        """Which windows of a step are tasks, bool."""
+        drawn = random_numbers(self._text.seed, step, TASKS, indices)
+        return (drawn >> np.uint64(11)) * 2.0**-53 < self.share

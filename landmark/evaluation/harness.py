@@ -149,7 +149,10 @@ class LandmarkLM(TemplateLM):
         return answers
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """The text that follows each context, up to the first of its `until`, end of text, or max_gen_toks."""
+        """The text that follows each context, up to the first of its `until`, end of text, or max_gen_toks.
+
+        Raises UserError where max_gen_toks leaves no room for a context.
+        """
         answers = [""] * len(requests)
         contexts = [self.tok_encode(request.args[0]) for request in requests]
         arguments = [cast("tuple[str, dict[str, Any]]", request.args) for request in requests]
@@ -158,6 +161,10 @@ class LandmarkLM(TemplateLM):
             settings = options[same[0]]
             tokens, until = settings["max_gen_toks"], settings.get("until") or []
             if self.max_length is not None:
+                if tokens >= self.max_length:
+                    raise UserError(
+                        f"max_gen_toks={tokens}: leaves no room for a prompt within max_length={self.max_length}"
+                    )
                 for number in same:
                     contexts[number] = contexts[number][-(self.max_length - tokens) :]
             for chosen in self._batches([len(contexts[number]) for number in same]):

@@ -35,6 +35,8 @@ def run_settings(config: Config, tokenizer_hash: str, stream_sha256: str, start:
         "tokenizer": tokenizer_hash,
         "stream": stream_sha256,
     }
+    if config.trainer.matmul == "medium":  # some processors then round; "auto" takes it only where it is as exact
+        settings["matmul"] = "medium"
     if config.data.repeats is not None:
         settings["repeats"] = config.data.repeats
     if config.data.tasks is not None:

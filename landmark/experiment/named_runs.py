@@ -11,6 +11,8 @@ from landmark.config.trained_with import trained_with
 from landmark.utils.errors import UserError
 
 _TAKEN = ("size", "model", "data", "tokenizer", "train", "cmt", "positions")  # groups that decide a training
+# Settings of those groups that say how a trained model is read, which the row that trained the run does not decide.
+_OF_READING = {"model": {"backend"}, "cmt": {"cutoff", "cutoffs", "per_layer"}, "positions": {"mapping"}}
 _TAKEN_KEYS = ("eval.split", "eval.tokens")  # that the size decides
 
 
@@ -62,7 +64,7 @@ def with_settings_of_run(config: Config, overrides: Sequence[str]) -> Config:
 
 
 def _merged(name: str, config: Config, stored: Config, keys: set[str]) -> object:
-    """The run's group of settings, with those keys of it that the command line sets."""
+    """The run's group of settings, with those keys of it that the command line sets or that say how it is read."""
     given, group = getattr(config, name), getattr(stored, name)
-    own = {key.partition(".")[2] for key in keys if key.startswith(f"{name}.")}
+    own = {key.partition(".")[2] for key in keys if key.startswith(f"{name}.")} | _OF_READING.get(name, set())
     return replace(group, **{key: getattr(given, key) for key in own}) if own else group

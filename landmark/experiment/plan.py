@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from landmark.config import Config
+from landmark.config import SYNTHETIC, Config
 from landmark.utils.flops import flops_per_token, keys_per_query
 
 # FLOP/s that a model of this kind is assumed to reach where nothing was measured: peak × utilisation.
@@ -93,10 +93,11 @@ def row_cost(name: str, config: Config, vocab_size: int, is_done: bool, split_to
         config: of the row.
         vocab_size: padded size of the vocabulary.
         is_done: whether the row has a record.
-        split_tokens: tokens of the evaluated split, or of all prompts; None where unknown.
+        split_tokens: tokens of the evaluated split; None where unknown.
     """
     settings, model, memory = config.eval, config.model, config.memory
-    tokens = float(settings.tokens or split_tokens or 0)
+    has_prompts = settings.task is not None or settings.probe is not None or config.data.name in SYNTHETIC
+    tokens = float(settings.prompts * settings.length if has_prompts else settings.tokens or split_tokens or 0)
     local = settings.local or settings.length
     keys = keys_per_query(local)
     if model.kind == "landmark" and model.block_size:

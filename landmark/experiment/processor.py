@@ -18,7 +18,7 @@ from landmark.utils.errors import UserError
 from landmark.utils.files import read_json, write_json
 from landmark.utils.hardware import cores, hardware
 
-PROCESSOR = "processor.json"  # in a run's folder: what was chosen, so that a training goes on bit for bit
+PROCESSOR = "processor.json"  # in a run's folder: what was used, so that a training goes on bit for bit
 _FLOPS, _TIMES, _SECONDS = 5e8, 5, 2.0  # of a timed piece; how often and how long it is timed at most
 _GAIN = 1.1  # fewer threads than cores are used where they are this much faster
 _log = logging.getLogger(__name__)
@@ -28,26 +28,31 @@ def set_up_processor(config: Config, run: Path | None = None) -> None:
     """Give torch its threads and its float32 products on a CPU; where a GPU computes, only threads that are asked for.
 
     Threads are those of `trainer.threads`, of OMP_NUM_THREADS, or else the fastest number; products those of
-    `trainer.matmul` (`landmark.utils.matmul`).
+    `trainer.matmul` (`landmark.utils.matmul`). Processes that train together do not probe: they could find different
+    answers.
 
-    run: folder of a training, which goes on with what was chosen when it began, on a machine of the same kind.
+    run: folder of a training, which goes on as it began, on a machine of the same kind, unless the user names others.
     """
     import torch
 
     from landmark.utils.matmul import set_matmul
 
     on_gpu = config.trainer.accelerator != "cpu" and torch.cuda.is_available()
-    kept, chosen = _kept(run), {}
     if config.trainer.threads is not None:
         torch.set_num_threads(config.trainer.threads)
-    elif not on_gpu and "OMP_NUM_THREADS" not in os.environ and cores() > 1:
-        chosen["threads"] = kept.get("threads") or _choose(config)
-        torch.set_num_threads(chosen["threads"])
-    if not on_gpu:
-        matmul = set_matmul(kept.get("matmul", "auto") if config.trainer.matmul == "auto" else config.trainer.matmul)
-        chosen |= {"matmul": matmul} if config.trainer.matmul == "auto" else {}
-    if run is not None and not chosen.items() <= kept.items():
-        write_json(run / PROCESSOR, kept | chosen | _machine())
+    if on_gpu:
+        return
+    kept, matmul = _kept(run), config.trainer.matmul
+    if config.trainer.threads is None and "OMP_NUM_THREADS" not in os.environ:
+        if "threads" in kept:
+            torch.set_num_threads(kept["threads"])
+        elif cores() > 1:
+            torch.set_num_threads(_choose(config))
+    if matmul == "auto":
+        matmul = kept.get("matmul") or ("highest" if "TORCHELASTIC_RUN_ID" in os.environ else "auto")
+    used = {"threads": torch.get_num_threads(), "matmul": set_matmul(matmul)}
+    if run is not None and os.environ.get("RANK", "0") == "0" and not used.items() <= kept.items():
+        write_json(run / PROCESSOR, used | _machine())
 
 
 def fastest(seconds: Mapping[int, Sequence[float]]) -> int:

@@ -36,6 +36,7 @@ class Runner:
         self.inputs = Inputs()
         self.tracker = Tracker()
         self._sentences: set[tuple[str, int, int]] = set()  # checked already
+        self._durations: set[str] = set()  # identities of the runs that are checked already
 
     def jobs(self, rows: Sequence[Row]) -> list[Job]:
         """What the rows need, in their order. Raises UserError where a corpus or a tokenizer cannot be used."""
@@ -55,7 +56,11 @@ class Runner:
                     f"train.batch_size={batch} cannot be shared evenly by {processes} devices: "
                     f"set trainer.devices to a number that divides it"
                 )
-            self._check_duration(job)
+            run: Run | None = job.run
+            while run is not None and run.id not in self._durations:
+                self._check_duration(run)
+                self._durations.add(run.id)
+                run = run.start
 
     def evaluate(self, job: Job) -> tuple[Record, bool]:
         """The record of a row, and whether it was made now."""
@@ -121,12 +126,12 @@ class Runner:
         config = run.config
         return {"size": config.size, "data": config.data.name, "tokenizer": self.inputs.tokenizer(config).name}
 
-    def _check_duration(self, job: Job) -> None:
+    def _check_duration(self, run: Run) -> None:
         """Raise UserError where a training would take days on a CPU."""
-        config, place = job.config, job.config.trainer.accelerator
-        if self.is_trained(job.run) or config.model.name is not None or place not in ("auto", "cpu"):
+        config, place = run.config, run.config.trainer.accelerator
+        if self.is_trained(run) or config.model.name is not None or place not in ("auto", "cpu"):
             return
-        cost = plan.run_cost(job.run.folder.name, config, self.inputs.tokenizer(config).vocab_size, is_done=False)
+        cost = plan.run_cost(run.folder.name, config, self.inputs.tokenizer(config).vocab_size, is_done=False)
         if place == "auto" and plan.too_long(cost, plan.Machine(cores(), 0, [])) is not None:
             import torch
 

@@ -48,10 +48,9 @@ def states_of(launch: Launch, records: Records, contents: Contents) -> list[Stat
 def free_states(records: Records, contents: Contents, launches: Sequence[Launch]) -> list[str]:
     """Lines on the runs and rows of no experiment: free sweeps and single rows. Empty where there are none."""
     entries = [entry for launch in launches for each in launch.rows.values() for entry in each]
-    done = [contents.rows[key] for key in contents.rows.keys() - {entry.row for entry in entries}]
-    notes = [
-        note for note in contents.attempts if note["id"] not in {e.row for e in entries} | {e.run for e in entries}
-    ]
+    rows, runs = {entry.row for entry in entries}, {entry.run for entry in entries}
+    done = [contents.rows[key] for key in contents.rows.keys() - rows]
+    notes = [note for note in contents.attempts if note["id"] not in rows | runs]
     counts = Counter("running" if records.is_locked(note["kind"], note["id"]) else "failed" for note in notes)
     counts["done"] = len(done)
     if not done and not notes:

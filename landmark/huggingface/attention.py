@@ -20,6 +20,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from landmark.attention import landmark_attention, place_phase
+from landmark.attention.inputs import as_autocast, without_autocast
 from landmark.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -108,10 +109,8 @@ def _with_landmarks(original: Attention) -> Attention:
         layer = int(module.layer_idx)  # pyright: ignore[reportArgumentType]
         if landmarks is None or layer not in landmarks.landmark_layers:
             return original(module, query, key, value, attention_mask, **kwargs)
-        device = query.device.type
-        if torch.is_autocast_enabled(device):  # as for the original: queries and keys were rotated in another type
-            query, key, value = (x.to(torch.get_autocast_dtype(device)) for x in (query, key, value))
-        with torch.autocast(device, enabled=False):
+        query, key, value = as_autocast(query, key, value)
+        with without_autocast(query):
             out = landmarks.attend(layer, query, key, value, scale=kwargs["scaling"], sinks=kwargs.get("s_aux"))
         return out.transpose(1, 2).contiguous(), None
 

@@ -158,6 +158,7 @@ class Memory:
         """Forget everything, statistics included: a new text begins."""
         self.position = 0  # stream positions committed, landmarks included
         self._length = 0  # tokens of the current chunk, landmarks included
+        self._torn = False  # whether a commit ended midway: some layers then have the chunk, and others do not
         self.layers: dict[int, LayerMemory] = {}
         self._statistics = MemoryStatistics()
         self._tier = Tier(self.tier, self.folder, self.cache)
@@ -186,8 +187,10 @@ class Memory:
     def save(self, folder: Path | str) -> None:
         """Write everything to a new folder. A memory of the same model, on any tier, can `load` it.
 
-        Raises UserError, and leaves nothing behind, where the folder exists or the disk is full.
+        Raises UserError, and leaves nothing behind, where the folder exists or the disk is full; RuntimeError where a
+        commit failed.
         """
+        self._check_whole()
         save(Path(folder), self._identity(), self.position, self.layers)
 
     def load(self, folder: Path | str, device: str | torch.device = "cpu") -> None:
@@ -226,18 +229,22 @@ class Memory:
             cmt: (H_kv, d), the layer's key of the context miss token, not rotated; None: the model has no such token.
             sinks: (H,), the layer's learned scores of a place without a value; None: the model has none.
 
-        Returns (B, H, T, d).
+        Returns (B, H, T, d). Raises RuntimeError where the last chunk is not committed, or its commit failed.
         """
         q, k, v = as_autocast(q, k, v)
         with without_autocast(q):
             return self._attend(layer, q, k, v, cmt, sinks)
 
     def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, cmt: Tensor | None, sinks: Tensor | None) -> Tensor:
+        self._check_whole()
         if layer not in self.layers:
             self.layers[layer] = self.new_layer()
         state = self.layers[layer]
         if state.chunk is not None:
-            raise RuntimeError(f"layer {layer} has attended to this chunk already: call commit() before the next chunk")
+            raise RuntimeError(
+                f"layer {layer} has attended to this chunk already: call commit() before the next chunk, or discard() "
+                "after an error"
+            )
         pending = self.position % (self.block_size + 1)
         k, v = state.append(self._offset(state, k, pending), v)
         self._length = q.shape[2]
@@ -375,11 +382,20 @@ class Memory:
 
     @torch.no_grad()
     def commit(self) -> None:
-        """End the chunk in every layer: store its complete blocks, and keep the other tokens as pending."""
-        for layer, state in self.layers.items():
-            if state.chunk is not None:
-                self._store_blocks(state, self._rotary_of(layer), *state.chunk)
-                state.chunk = None
+        """End the chunk in every layer: store its complete blocks, and keep the other tokens as pending.
+
+        Raises UserError where the disk is full. Layers then differ, and the memory refuses to go on until it is loaded
+        again or `reset`.
+        """
+        self._check_whole()
+        try:
+            for layer, state in self.layers.items():
+                if state.chunk is not None:
+                    self._store_blocks(state, self._rotary_of(layer), *state.chunk)
+                    state.chunk = None
+        except BaseException:
+            self._torn = True
+            raise
         self.position += self._length
         self._statistics.chunks += bool(self._length)
         self._length = 0
@@ -398,8 +414,10 @@ class Memory:
     def select(self, samples: Tensor) -> Memory:
         """A copy whose samples are these of the batch, as beam search needs it. Its statistics begin anew.
 
-        samples: (n,), integer; a sample may occur more than once. Raises UserError for index="faiss".
+        samples: (n,), integer; a sample may occur more than once. Raises UserError for index="faiss",
+        RuntimeError where a chunk is not committed, or its commit failed.
         """
+        self._check_whole()
         if self.index == "faiss" and self.layers:
             raise UserError("memory.index=faiss: its samples cannot be reordered; use memory.index=exact")
         if self._length:
@@ -417,6 +435,10 @@ class Memory:
             if state.last_key is not None:
                 copied.last_key = state.last_key.index_select(0, samples.to(state.last_key.device))
         return chosen
+
+    def _check_whole(self) -> None:
+        if self._torn:
+            raise RuntimeError("a commit failed and layers differ: load the memory again, or reset() it")
 
     def _store_blocks(self, state: LayerMemory, rotary: RotaryTable, k: Tensor, v: Tensor) -> None:
         width = self.block_size + 1

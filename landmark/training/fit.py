@@ -51,7 +51,8 @@ def train(
     """Train `model` in place for `train.steps` steps in all and save its weights in `run_dir`.
 
     1. Find the newest whole checkpoint in `run_dir`/checkpoints. A finished run has one of its last step.
-    2. Train from there. On the CPU, with the same number of threads, the result is the same bit for bit.
+    2. Train from there. On the CPU, with the same number of threads and the same `trainer.matmul`, the result is the
+       same bit for bit.
     3. Save the weights. The checkpoints stay: the caller writes the record and then calls `discard_checkpoints`.
 
     Args:
@@ -71,8 +72,6 @@ def train(
     if a loss or a weight is not finite. Raises Stopped, after a checkpoint, if a signal ended the training.
     """
     settings = config.train
-    if config.trainer.threads:
-        torch.set_num_threads(config.trainer.threads)
     folder = run_dir / "checkpoints"
     folder.mkdir(parents=True, exist_ok=True)
     (run_dir / REPORT).unlink(missing_ok=True)

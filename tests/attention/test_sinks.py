@@ -45,3 +45,14 @@ def test_not_together_with_a_context_miss_token():
     q, k, v, sinks = inputs(6)
     with pytest.raises(ValueError, match="exclude each other"):
         landmark_attention(q, k, v, block_size=4, sinks=sinks, cmt=k[0, :, 0])
+
+
+def test_scores_keep_their_precision_beside_half_precision():
+    """Under autocast q is bfloat16; a score between two of its numbers is not rounded."""
+    q, k, v, _ = (x.float() for x in inputs(31))
+    sinks = torch.full((4,), 8.0 + 1 / 64)  # rounded it would be 8
+    with torch.autocast("cpu", torch.bfloat16):
+        settings = {"block_size": 4, "backend": "blockwise", "return_lse": True}
+        lse = landmark_attention(q, k, v, **settings)[1]
+        found = landmark_attention(q, k, v, sinks=sinks, **settings)[1]
+    torch.testing.assert_close(found, torch.logaddexp(lse, sinks[:, None]), rtol=0, atol=1e-3)

@@ -82,6 +82,14 @@ def test_a_training_of_days_on_a_cpu_is_asked_for(work):
     assert len(work.evaluated) == 1
 
 
+def test_a_run_to_start_from_is_not_trained_for_days_either(work):
+    rows = ["+rows.long='model=llama train.steps=10000000'"]
+    rows += ["+rows.next='model=llama_landmark start=long train.steps=5'"]
+    with pytest.raises(UserError, match=r"10,000,000 steps of 4 × 512 .* h on this CPU"):
+        work(*rows, "row=next")
+    assert not (work.output / "runs").exists()
+
+
 def test_task_train_evaluates_nothing(work):
     work("+experiment=quickstart", "data=pg19", "task=train")
     assert (work.trained, work.evaluated) == (["transformer", "landmark"], [])

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from landmark.cli import main as app
+from landmark.cli.tasks.evaluate import summary
 from landmark.config import to_config
 from landmark.experiment.records import Records
 from landmark.results import render, tables
@@ -28,6 +29,17 @@ ROWS = {
     "books_96": "model=landmark eval.length=96 eval.tokens=4096",
 }
 COMPARE = {"same": "landmark_96,plain_96", "longer": "landmark_240,landmark_96", "other": "landmark_96,books_96"}
+
+
+def test_answers_that_are_right_in_part_are_a_share():
+    def said(*correct):
+        results = {"correct": correct, "prompts": len(correct), "accuracy": sum(correct) / len(correct), "seconds": 3}
+        return summary({"results": results}, True)
+
+    assert said(1, 0, 1) == "2 of 3 prompts answered, 3 s"
+    assert said(1.0, 0.0) == "1 of 2 prompts answered, 3 s"
+    assert said(1.0, 1 / 3, 0.3) == "54.4 % of the answers to 3 prompts given, 3 s"
+    assert said(0.5, 0.5) == "50.0 % of the answers to 2 prompts given, 3 s"
 
 
 def start(books, output, *given):

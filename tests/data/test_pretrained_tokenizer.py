@@ -12,6 +12,8 @@ from transformers import PreTrainedTokenizerFast
 
 from landmark.data.named_tokenizers import load_tokenizer
 from landmark.data.pretrained_tokenizer import PretrainedTokenizer, open_pretrained
+from landmark.data.ruler import evidence_ranges
+from landmark.data.ruler.question import Question
 from landmark.utils.errors import UserError
 from tests.huggingface.conftest import make_tokenizer
 
@@ -44,6 +46,19 @@ def test_merged_pieces_are_bytes_too():
     tokenizer = PretrainedTokenizer(of_pieces())
     ids = tokenizer.encode("ab a")
     assert [tokenizer.decode_bytes([id]) for id in ids] == [b"ab", b" a"]
+
+
+def test_evidence_is_found_where_the_tokenizer_changes_the_text():
+    """It takes accents off, and puts a space in front."""
+    tokenizer = of_pieces()
+    backend = tokenizer.backend_tokenizer
+    without_accents = [normalizers.NFD(), normalizers.StripAccents(), normalizers.Prepend("▁")]
+    backend.normalizer = normalizers.Sequence([*without_accents, normalizers.Replace(" ", "▁")])
+    tokenizer = PretrainedTokenizer(tokenizer)
+    text = "Élève naïve. " * 20 + "The number for crow is: 1234567. Où?"
+    ids, ends = tokenizer.encode_with_ends(text)
+    ((first, stop),) = evidence_ranges(Question(text, ("1234567",), ("The number for crow is: 1234567.",)), ends)
+    assert tokenizer.decode(ids[first:stop]) == "The number for crow is: 1234567."
 
 
 def test_the_landmark_is_added_once():

@@ -95,6 +95,13 @@ def test_documents_longer_than_the_model_are_cut_into_the_windows_of_hf(plain):
     assert ours.loglikelihood(asked) == theirs.loglikelihood(asked, disable_tqdm=True)
 
 
+@pytest.mark.parametrize("tokens", [64, 65])
+def test_an_answer_that_leaves_no_room_for_a_prompt_is_refused(plain, tokens):
+    model = LandmarkLM(str(plain), device="cpu", max_length=64)
+    with pytest.raises(UserError, match=f"max_gen_toks={tokens}: leaves no room for a prompt within max_length=64"):
+        model.generate_until(requests("generate_until", (LINE, {"until": [], "max_gen_toks": tokens})))
+
+
 def test_generated_texts_are_those_of_hf(both):
     options = {"until": ["th"], "max_gen_toks": 12, "do_sample": False}
     asked = requests("generate_until", *((text, options) for text in (LINE, 2 * LINE, "crow")))

@@ -54,4 +54,30 @@ def test_a_number_that_is_asked_for_is_not_measured(configure, tmp_path, monkeyp
     set_up_processor(configure("trainer.matmul=medium", "trainer=cpu"), tmp_path)
     assert torch.get_num_threads() == 1
     assert torch.get_float32_matmul_precision() == "medium"
+
+
+def test_a_training_goes_on_with_what_was_asked_for_when_it_began(configure, tmp_path, monkeypatch):
+    begun, resumed = configure("trainer=cpu", "trainer.threads=3", "trainer.matmul=medium"), configure("trainer=cpu")
+    set_up_processor(begun, tmp_path / "asked")
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")  # torch has 3 already
+    set_up_processor(configure("trainer=cpu", "trainer.matmul=medium"), tmp_path / "environment")
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    for folder in ("asked", "environment"):
+        torch.set_num_threads(1)
+        torch.set_float32_matmul_precision("highest")
+        set_up_processor(resumed, tmp_path / folder)
+        assert (torch.get_num_threads(), torch.get_float32_matmul_precision()) == (3, "medium")
+        set_up_processor(configure("trainer=cpu", "trainer.threads=2", "trainer.matmul=highest"), tmp_path / folder)
+        assert (torch.get_num_threads(), torch.get_float32_matmul_precision()) == (2, "highest")
+
+
+def test_processes_together_do_not_probe_and_the_first_one_writes(configure, tmp_path, monkeypatch):
+    monkeypatch.setattr("landmark.utils.matmul.probe", lambda: "medium")  # what another process may find
+    for name, value in {"OMP_NUM_THREADS": "1", "TORCHELASTIC_RUN_ID": "none", "RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    set_up_processor(configure("trainer=cpu"), tmp_path)
+    assert torch.get_float32_matmul_precision() == "highest"
     assert not (tmp_path / PROCESSOR).exists()
+    monkeypatch.setenv("RANK", "0")
+    set_up_processor(configure("trainer=cpu"), tmp_path)
+    assert read_json(tmp_path / PROCESSOR)["matmul"] == "highest"

@@ -231,8 +231,22 @@ def test_attending_twice_without_commit_is_refused():
     memory = Memory(3)
     x = torch.randn(1, 1, 5, 4)
     memory.attend(0, x, x, x)
-    with pytest.raises(RuntimeError, match="commit"):
+    with pytest.raises(RuntimeError, match=r"commit\(\) before the next chunk, or discard\(\) after an error"):
         memory.attend(0, x, x, x)
+
+
+def test_a_chunk_that_failed_midway_is_discarded_and_read_again():
+    x = torch.randn(1, 1, 12, 4)
+    memory, other = Memory(3, k=2), Memory(3, k=2)
+    for each in (memory, other):
+        for layer in (0, 1):
+            each.attend(layer, *[x[:, :, :5]] * 3)
+        each.commit()
+    memory.attend(0, *[x[:, :, 5:]] * 3)  # layer 1 is not reached
+    memory.discard()
+    for layer in (0, 1):
+        found, expected = (each.attend(layer, *[x[:, :, 5:]] * 3) for each in (memory, other))
+        assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize(

@@ -190,3 +190,44 @@ def test_a_write_that_fails_says_where(monkeypatch, tmp_path, number, said):
     with pytest.raises(UserError, match=f"memory.folder={tmp_path}: {said}"):
         feed(memory, q[:, :, 20:], k[:, :, 20:], v[:, :, 20:], [20])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_memory_whose_layers_differ_is_not_used(monkeypatch, tmp_path):
+    """The disk becomes full after the first of two layers has stored the chunk."""
+    q, k, v, _ = texts(60)
+    saved, write = tmp_path / "saved", os.pwrite
+    memory = Memory(3, k=2, tier="disk", folder=tmp_path)
+
+    def read(memory, start):
+        part = slice(start, start + 20)
+        for layer in (0, 1):
+            out = memory.attend(layer, q[:, :, part], k[:, :, part], v[:, :, part])
+        memory.commit()
+        return out
+
+    read(memory, 0)
+    memory.save(saved)
+    added = memory.layers[0].store.added
+
+    def full_soon(*arguments):
+        if memory.layers[0].store.added > added:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(*arguments)
+
+    monkeypatch.setattr(os, "pwrite", full_soon)
+    with pytest.raises(UserError, match="no room for"):
+        read(memory, 20)
+    monkeypatch.undo()
+    assert memory.layers[0].store.added > memory.layers[1].store.added
+    memory.discard()
+    uses = (lambda: read(memory, 20), lambda: memory.save(tmp_path / "torn"), memory.commit)
+    for use in (*uses, lambda: memory.select(torch.tensor([0]))):
+        with pytest.raises(RuntimeError, match="a commit failed and layers differ: load the memory again, or reset"):
+            use()
+    assert not (tmp_path / "torn").exists()
+    memory.load(saved)
+    other = Memory(3, k=2)
+    read(other, 0)
+    assert torch.equal(read(memory, 20), read(other, 20))
+    memory.reset()
+    read(memory, 0)

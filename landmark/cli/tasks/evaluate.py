@@ -20,7 +20,7 @@ def run(command: Command) -> tuple[dict[str, list[Record]], int]:
         record, is_new = command.runner.evaluate(job)
         records.setdefault(job.name, []).append(record)
         made += is_new
-        print(f"[{len(records)}/{len(command.rows)}] {job.name}: {_summary(record, is_new)}, {job.run.folder}")
+        print(f"[{len(records)}/{len(command.rows)}] {job.name}: {summary(record, is_new)}, {job.run.folder}")
     return records, made
 
 
@@ -34,14 +34,17 @@ def _check_trained(command: Command, jobs: Sequence[Job]) -> None:
         raise UserError(f"row {missing[0].name}: its run is not trained yet, `{suggested}` trains it")
 
 
-def _summary(record: Record, is_new: bool) -> str:
+def summary(record: Record, is_new: bool) -> str:
+    """What a row measured, in some words. is_new: whether it was evaluated now."""
     results = record["results"]
     how = f"{results['seconds']:.0f} s" if is_new else "from its record"
     if "recall_at_10" in results:
         recall = f"{100 * results['recall_at_1']:.2f} % first, {100 * results['recall_at_10']:.2f} % among ten"
         return f"of {results['prompts']} texts {recall}, {how}"
     if "accuracy" in results:
-        return f"{sum(results['correct'])} of {results['prompts']} prompts answered, {how}"
+        if any(share % 1 for share in results["correct"]):  # prompts with several answers
+            return f"{100 * results['accuracy']:.1f} % of the answers to {results['prompts']} prompts given, {how}"
+        return f"{sum(results['correct']):.0f} of {results['prompts']} prompts answered, {how}"
     if "second_copy" in results:
         return f"first copy {results['first_copy']:.4f}, second {results['second_copy']:.4f} nats a token, {how}"
     if "recall" in results:

@@ -21,7 +21,7 @@ def run(command: Command) -> None:
         is_evaluated = job.is_known and runner.records.find("rows", job.id) is not None
         name = job.run.folder.name
         costs.setdefault(f"run {name}", plan.run_cost(name, job.config, vocab_size, is_trained))
-        tokens = _evaluated_tokens(command, job)
+        tokens = _split_tokens(command, job)
         title = job.name if seeds[job.name] == 1 else f"{job.name} seed {job.config.seed}"
         costs[f"row {title}"] = plan.row_cost(title, job.config, vocab_size, is_evaluated, tokens)
     gpus = 0 if config.trainer.accelerator == "cpu" else min(count_gpus(), device_count(config))
@@ -34,16 +34,14 @@ def run(command: Command) -> None:
         _suggest_cluster(command, list(costs.values()))
 
 
-def _evaluated_tokens(command: Command, job: Job) -> int | None:
-    """Tokens of the evaluated split or prompts; None where the corpus is not prepared."""
+def _split_tokens(command: Command, job: Job) -> int | None:
+    """Tokens of the evaluated split; None where the corpus is not prepared, or has no text of its own."""
     from landmark.data import SyntheticCorpus
 
     if not job.is_known:
         return None
-    settings, corpus = job.config.eval, command.runner.inputs.corpus(job.config)
-    if isinstance(corpus, SyntheticCorpus):
-        return settings.prompts * settings.length
-    return len(corpus.split(settings.split))
+    corpus = command.runner.inputs.corpus(job.config)
+    return None if isinstance(corpus, SyntheticCorpus) else len(corpus.split(job.config.eval.split))
 
 
 def _suggest_cluster(command: Command, costs: Sequence[plan.Cost]) -> None:

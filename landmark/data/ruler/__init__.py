@@ -63,13 +63,13 @@ class Ruler(SyntheticData):
         size = self.size(length, tokenizer)
         while True:
             question = self.question(random.Random(seed), size, length)
-            tokens = tokenizer.encode(question.text).astype(np.int64)
+            tokens, ends = tokenizer.encode_with_ends(question.text)
             if len(tokens) <= room or size == self.task.least:
                 break
             size = max(self.task.least, size - max(1, size // 64))
         if len(tokens) > room:
             raise too_short(f"{self.prompt_settings['task']}", length, len(tokens) + self.generated)
-        return Prompt(tokens, " ".join(question.answers), evidence_ranges(question, tokens, tokenizer))
+        return Prompt(tokens.astype(np.int64), " ".join(question.answers), evidence_ranges(question, ends))
 
     def question(self, rng: random.Random, size: int, length: int, first: int = 0) -> Question:
         """A question about a text.
@@ -132,9 +132,11 @@ def largest_size(measure: Callable[[int], int], room: int, least: int) -> int:
     return low
 
 
-def evidence_ranges(question: Question, tokens: np.ndarray, tokenizer: Tokenizer) -> tuple[tuple[int, int], ...]:
-    """For each part of a question's text that states an answer, its tokens [first, stop)."""
-    ends = np.cumsum(tokenizer.byte_lengths[tokens])
+def evidence_ranges(question: Question, ends: np.ndarray) -> tuple[tuple[int, int], ...]:
+    """For each part of a question's text that states an answer, its tokens [first, stop).
+
+    ends: the byte of the text at which each token ends, (n,), as `Tokenizer.encode_with_ends` gives it.
+    """
     found = []
     for part in question.evidence:
         start = len(question.text[: question.text.index(part)].encode())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +12,10 @@ from landmark.data.mqar import Mqar
 from landmark.data.random_numbers import sample_generator
 from landmark.data.synthetic_corpus import SyntheticCorpus
 from landmark.data.tokenizer import Tokenizer
-from landmark.evaluation.chunks import attention_size, chunk_length
-from landmark.evaluation.memories import add_counters, new_memory
-from landmark.evaluation.perplexity import TOKENS_AT_ONCE, inference, segment_logits
-from landmark.memory.counters import with_rates
+from landmark.evaluation.measurement import Measurement
+from landmark.evaluation.memories import new_memory
+from landmark.evaluation.perplexity import inference, segment_logits
 from landmark.utils.constants import NO_LOSS
-from landmark.utils.peak_memory import peak_memory_bytes, reset_peak_memory
 from landmark.utils.significance import mean_and_error, share_interval
 
 if TYPE_CHECKING:
@@ -50,32 +47,27 @@ def evaluate_mqar(
     """
     settings = config.eval
     assert isinstance(corpus.data, Mqar)
-    local = chunk_length(model.config, settings.length, settings.local, config.memory.window)
+    measured = Measurement(model, config)
+    local, batch_size, device = measured.local, measured.batch_size, measured.device
     drawn = [sample_generator(settings.split, settings.length, number) for number in range(settings.prompts)]
     texts = [corpus.data.text(rng, settings.length, tokenizer) for rng in drawn]
     tokens, targets = (torch.from_numpy(np.stack(arrays)) for arrays in zip(*texts, strict=True))
     tokens = torch.nn.functional.pad(tokens, (0, 1))  # `segment_logits` does not read the last one
-    batch_size = settings.batch_size or max(1, TOKENS_AT_ONCE // local)
-    device = next(model.parameters()).device
     right: list[int] = []
-    counters: dict[str, Any] = {}
-    reset_peak_memory()
-    started = time.perf_counter()
+    measured.start()
     for start in range(0, len(tokens), batch_size):
         memory = new_memory(model, config)
         batch = tokens[start : start + batch_size].to(device)
         with inference(model, config):
             best = [logits.argmax(-1).cpu() for logits, _ in segment_logits(model, batch, local, memory)]
         right += (torch.cat(best, 1) == targets[start : start + batch_size]).sum(1).tolist()
-        add_counters(counters, memory)
+        measured.add(memory)
         if progress is not None:
             progress(len(right), len(tokens))
-    seconds = time.perf_counter() - started
+    measured.stop()
     asked = (targets != NO_LOSS).sum(1).tolist()
     counted = [[number, queries, hits] for number, (queries, hits) in enumerate(zip(asked, right, strict=True))]
     low, high = share_interval(counted)
-    counters = with_rates(counters)
-    keys, scored = attention_size(model.config, config, settings.length, local, counters.get("drop_rate", 0.0))
     return {
         "recall": mean_and_error(counted)[0],
         "recall_low": low,
@@ -83,10 +75,5 @@ def evaluate_mqar(
         "prompts": len(texts),
         "correct": right,
         "tokens": sum(asked),
-        "keys_attended": keys,
-        "landmarks_scored": scored,
-        "seconds": seconds,
-        "tokens_per_second": len(texts) * settings.length / seconds,
-        "peak_memory_bytes": peak_memory_bytes(),
-        "memory": counters,
+        **measured.entries(len(texts) * settings.length),
     }

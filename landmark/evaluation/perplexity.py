@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -18,18 +17,15 @@ from landmark.data.bytes_and_words import text_size
 from landmark.data.segments import segments
 from landmark.data.stream import Stream
 from landmark.data.tokenizer import Tokenizer
-from landmark.evaluation.chunks import attention_size, chunk_length, penultimate_chunk_start
-from landmark.evaluation.memories import add_counters, new_memory
+from landmark.evaluation.chunks import penultimate_chunk_start
+from landmark.evaluation.measurement import Measurement
+from landmark.evaluation.memories import new_memory
 from landmark.evaluation.retrieval_statistics import RetrievalStatistics
-from landmark.memory.counters import with_rates
-from landmark.utils.peak_memory import peak_memory_bytes, reset_peak_memory
 from landmark.utils.significance import mean_and_error
 
 if TYPE_CHECKING:
     from landmark.config import Config
     from landmark.models import LanguageModel
-
-TOKENS_AT_ONCE = 4096  # tokens of the chunks of a batch, without a setting of the batch size
 
 
 def evaluate(
@@ -58,19 +54,16 @@ def evaluate(
     Raises UserError if the settings do not fit the split or the model.
     """
     settings = config.eval
-    local = chunk_length(model.config, settings.length, settings.local, config.memory.window)
+    measured = Measurement(model, config)
+    local, batch_size, device = measured.local, measured.batch_size, measured.device
     cut = segments(len(stream), settings.length, settings.tokens, settings.span)
-    batch_size = settings.batch_size or max(1, TOKENS_AT_ONCE // local)
-    device = next(model.parameters()).device
     sums, positions = [], np.zeros((-(-settings.length // POSITION_BIN), 2))
-    counters: dict[str, Any] = {}
     retrieval = None
     if settings.retrieval_statistics:
         start = penultimate_chunk_start(model.config, settings.length, local, config.retrieval.k)
         retrieval = RetrievalStatistics(start + start // (model.config.block_size or 1))
-    reset_peak_memory()
-    total = sum(segment.counted for segment in cut)
-    done, started = 0, time.perf_counter()
+    done, total = 0, sum(segment.counted for segment in cut)
+    measured.start()
     for start in range(0, len(cut), batch_size):
         batch = cut[start : start + batch_size]
         tokens = np.stack([stream.tokens[s.start : s.start + s.length + 1] for s in batch]).astype(np.int64)
@@ -83,15 +76,13 @@ def evaluate(
             bins = np.arange(skipped, segment.length) // POSITION_BIN
             positions[:, 0] += np.bincount(bins, minlength=len(positions))
             positions[:, 1] += np.bincount(bins, loss[skipped:], minlength=len(positions))
-        add_counters(counters, memory)
+        measured.add(memory)
         done += sum(segment.counted for segment in batch)
         if progress is not None:
             progress(done, total)
-    seconds = time.perf_counter() - started
+    measured.stop()
     mean, error = mean_and_error(sums)
     size = text_size(stream.tokens, [segment.targets for segment in cut], tokenizer)
-    counters = with_rates(counters)
-    keys, scored = attention_size(model.config, config, settings.length, local, counters.get("drop_rate", 0.0))
     results = {
         "tokens": done,
         "nll": mean,
@@ -102,12 +93,7 @@ def evaluate(
         "word_perplexity": math.exp(min(700.0, mean * done / max(1, size.words))),
         "segments": sums,
         "position_nll": positions.tolist(),
-        "keys_attended": keys,
-        "landmarks_scored": scored,
-        "seconds": seconds,
-        "tokens_per_second": sum(s.length for s in cut) / seconds,
-        "peak_memory_bytes": peak_memory_bytes(),
-        "memory": counters,
+        **measured.entries(sum(s.length for s in cut)),
     }
     return results if retrieval is None else results | {"retrieval": retrieval.summary()}
 

@@ -8,7 +8,6 @@ tokens that it was not trained for).
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +17,10 @@ import torch
 from landmark.data.probe_texts import probe_texts
 from landmark.data.stream import Stream
 from landmark.data.tokenizer import Tokenizer
-from landmark.evaluation.chunks import attention_size, chunk_length
-from landmark.evaluation.memories import add_counters, new_memory
-from landmark.evaluation.perplexity import TOKENS_AT_ONCE, inference, segment_logits, token_losses
+from landmark.evaluation.measurement import Measurement
+from landmark.evaluation.memories import new_memory
+from landmark.evaluation.perplexity import inference, segment_logits, token_losses
 from landmark.evaluation.retrieval_map import RetrievalMap
-from landmark.memory.counters import with_rates
-from landmark.utils.peak_memory import peak_memory_bytes, reset_peak_memory
 from landmark.utils.significance import mean_and_error, share_interval
 
 if TYPE_CHECKING:
@@ -62,17 +59,14 @@ def evaluate_probe(
     Raises UserError if the settings do not fit the split, the tokenizer or the model.
     """
     settings = config.eval
-    local = chunk_length(model.config, settings.length, settings.local, config.memory.window)
+    measured = Measurement(model, config)
+    local, batch_size, device = measured.local, measured.batch_size, measured.device
     texts = probe_texts(settings, stream, tokenizer)
-    batch_size = settings.batch_size or max(1, TOKENS_AT_ONCE // local)
-    device = next(model.parameters()).device
     losses, hits = [], []
-    counters: dict[str, Any] = {}
     observer = None
     if settings.probe == "copy" and model.config.kind == "landmark" and model.config.block_size is not None:
         observer = RetrievalMap(settings.length, local, model.config.block_size)
-    reset_peak_memory()
-    started = time.perf_counter()
+    measured.start()
     for start in range(0, len(texts.tokens), batch_size):
         tokens = torch.from_numpy(texts.tokens[start : start + batch_size]).to(device)
         memory = new_memory(model, config, observer)
@@ -83,10 +77,10 @@ def evaluate_probe(
             ]
         losses.append(torch.cat([loss for loss, _ in read], 1).double().cpu().numpy())
         hits.append(torch.cat([hit for _, hit in read], 1).cpu().numpy())
-        add_counters(counters, memory)
+        measured.add(memory)
         if progress is not None:
             progress(min(start + batch_size, len(texts.tokens)), len(texts.tokens))
-    seconds = time.perf_counter() - started
+    measured.stop()
 
     def sums(values: list[np.ndarray], positions: range) -> list[list[float]]:
         """Of each segment; the token at position p is predicted at p − 1."""
@@ -95,9 +89,6 @@ def evaluate_probe(
 
     counted = sums(losses, texts.counted)
     mean, error = mean_and_error(counted)
-    counters = with_rates(counters)
-    # The last token of a segment is predicted and not read.
-    keys, scored = attention_size(model.config, config, settings.length - 1, local, counters.get("drop_rate", 0.0))
     results = {
         "prompts": len(texts.tokens),
         "tokens": len(texts.counted) * len(texts.tokens),
@@ -106,12 +97,8 @@ def evaluate_probe(
         "perplexity": math.exp(mean),
         "perplexity_se": math.exp(mean) * error,
         "segments": counted,
-        "keys_attended": keys,
-        "landmarks_scored": scored,
-        "seconds": seconds,
-        "tokens_per_second": texts.tokens.size / seconds,
-        "peak_memory_bytes": peak_memory_bytes(),
-        "memory": counters,
+        # The last token of a segment is predicted and not read.
+        **measured.entries(texts.tokens.size, settings.length - 1),
     }
     if settings.probe == "copy":
         compared = sums(losses, texts.compared)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -13,12 +12,9 @@ from torch import Tensor
 
 from landmark.data.synthetic_corpus import SyntheticCorpus
 from landmark.data.tokenizer import Tokenizer
-from landmark.evaluation.chunks import attention_size, chunk_length
-from landmark.evaluation.memories import add_counters, new_memory
-from landmark.evaluation.perplexity import TOKENS_AT_ONCE
+from landmark.evaluation.measurement import Measurement
+from landmark.evaluation.memories import new_memory
 from landmark.memory import Memory
-from landmark.memory.counters import with_rates
-from landmark.utils.peak_memory import peak_memory_bytes, reset_peak_memory
 from landmark.utils.significance import clopper_pearson
 
 if TYPE_CHECKING:
@@ -53,20 +49,17 @@ def evaluate_recall(
     """
     settings = config.eval
     assert settings.generated is not None
-    local = chunk_length(model.config, settings.length, settings.local, config.memory.window)
+    measured = Measurement(model, config)
     prompts = corpus.prompts(settings.split, settings.length, settings.prompts)
-    at_once = settings.batch_size or max(1, TOKENS_AT_ONCE // local)
     correct: list[float] = [0] * len(prompts)
     answers = [["", ""]] * len(prompts)
-    counters: dict[str, Any] = {}
     done, total = 0, sum(len(prompt.tokens) for prompt in prompts)
-    reset_peak_memory()
-    started = time.perf_counter()
+    measured.start()
     by_length = sorted(range(len(prompts)), key=lambda n: len(prompts[n].tokens))
     for _, same in groupby(by_length, key=lambda n: len(prompts[n].tokens)):
         numbers = list(same)
-        for start in range(0, len(numbers), at_once):
-            batch = numbers[start : start + at_once]
+        for start in range(0, len(numbers), measured.batch_size):
+            batch = numbers[start : start + measured.batch_size]
             memory = new_memory(model, config)
             if config.retrieval.scorer == "given" and model.config.block_size is not None:
                 kept = memory if isinstance(memory, Memory) else memory.memory  # of a model of transformers
@@ -74,7 +67,7 @@ def evaluate_recall(
             generated = model.generate(
                 [prompts[n].tokens for n in batch],
                 settings.generated,
-                local=local,
+                local=measured.local,
                 memory=memory,
                 progress=None if progress is None else lambda read, _, before=done: progress(before + read, total),
             )
@@ -82,12 +75,10 @@ def evaluate_recall(
                 text = tokenizer.decode(ids)
                 answers[n] = [prompts[n].answer, text]
                 correct[n] = corpus.data.score(text, prompts[n].answer)
-            add_counters(counters, memory)
+            measured.add(memory)
             done += sum(len(prompts[n].tokens) for n in batch)
-    seconds = time.perf_counter() - started
+    measured.stop()
     low, high = score_interval(correct)
-    counters = with_rates(counters)
-    keys, scored = attention_size(model.config, config, settings.length, local, counters.get("drop_rate", 0.0))
     return {
         "accuracy": sum(correct) / len(correct),
         "accuracy_low": low,
@@ -96,12 +87,7 @@ def evaluate_recall(
         "correct": correct,
         "answers": answers,
         "tokens": done,
-        "keys_attended": keys,
-        "landmarks_scored": scored,
-        "seconds": seconds,
-        "tokens_per_second": done / seconds,
-        "peak_memory_bytes": peak_memory_bytes(),
-        "memory": counters,
+        **measured.entries(done),
     }
 
 

@@ -1,9 +1,10 @@
 """How torch uses a CPU: its float32 products, and as many threads as are fastest beside other work.
 
 Two threads on two busy cores wait for each other at every operation and can be ten times slower than one. So a short
-piece of training is timed with each number of threads when a training or an evaluation starts.
+piece of training is timed with each number of threads, once in a process for each shape of model.
 """
 
+import functools
 import logging
 import os
 import statistics
@@ -78,7 +79,14 @@ def _kept(run: Path | None) -> dict[str, Any]:
 
 
 def _choose(config: Config) -> int:
-    seconds = _measured(config, sorted({1, max(1, cores() // 2), cores()}))
+    model, train = config.model, config.train
+    return _fastest_for(model.num_heads * model.head_dim, model.mlp_dim, train.batch_size * train.length)
+
+
+@functools.cache
+def _fastest_for(width: int, inner: int, tokens: int) -> int:
+    """The number of threads for models of this shape, measured once in a process. Arguments: as of `_measured`."""
+    seconds = _measured(width, inner, tokens, sorted({1, max(1, cores() // 2), cores()}))
     chosen = fastest(seconds)
     if chosen < cores():
         gain = statistics.median(seconds[cores()]) / statistics.median(seconds[chosen])
@@ -89,13 +97,19 @@ def _choose(config: Config) -> int:
     return chosen
 
 
-def _measured(config: Config, candidates: Sequence[int]) -> dict[int, list[float]]:
-    """Seconds of a perceptron's forward and backward pass of the model's width, the numbers of threads taking turns."""
+def _measured(width: int, inner: int, tokens: int, candidates: Sequence[int]) -> dict[int, list[float]]:
+    """Seconds of a perceptron's forward and backward pass, the numbers of threads taking turns.
+
+    Args:
+        width: of the model.
+        inner: of the perceptron.
+        tokens: of a batch; a part of them is timed.
+        candidates: numbers of threads.
+    """
     import torch
     import torch.nn.functional as F
 
-    width, inner = config.model.num_heads * config.model.head_dim, config.model.mlp_dim
-    tokens = max(16, min(config.train.batch_size * config.train.length, int(_FLOPS / (12 * width * inner))))
+    tokens = max(16, min(tokens, int(_FLOPS / (12 * width * inner))))
     generator = torch.Generator().manual_seed(0)  # not the one that draws the weights
     x = torch.randn(tokens, width, generator=generator)
     first, second = (torch.randn(shape, generator=generator) for shape in ((inner, width), (width, inner)))

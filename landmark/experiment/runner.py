@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -137,9 +138,13 @@ class Runner:
 
             if torch.cuda.is_available():
                 return
-        machine = plan.Machine(cores(), 0, list(self.records.read_all().runs.values()))
-        if (message := plan.too_long(cost, machine)) is not None:
+        if (message := plan.too_long(cost, self._processor)) is not None:
             raise UserError(message)
+
+    @cached_property
+    def _processor(self) -> plan.Machine:
+        """This machine without its GPUs, and the trainings so far."""
+        return plan.Machine(cores(), 0, list(self.records.read_all().runs.values()))
 
     def _check_text(self, job: Job) -> None:
         from landmark.data import SyntheticCorpus, segments, task_corpus

@@ -44,9 +44,7 @@ class RecurrentMemory:
 
         Returns (B, H, T, d).
         """
-        channels = channels_of(self.key_offset, k.shape[-1])
-        previous, self._last_key[layer] = self._last_key.get(layer), last_channels(k, channels).detach()
-        k = offset_keys(k, channels, previous=previous)
+        k = self._offset(layer, k)
         if layer in self._kept:
             kept_k, kept_v = self._kept[layer]
             k, v = torch.cat([kept_k, k], 2), torch.cat([kept_v, v], 2)
@@ -54,6 +52,12 @@ class RecurrentMemory:
         prefix = k.shape[2] - q.shape[2]
         factors = self._rotary(0, k.shape[2], q)
         return causal_attention(rotate(q, factors[prefix:]), rotate(k, factors), v, prefix=prefix)
+
+    def _offset(self, layer: int, k: Tensor) -> Tensor:
+        """Keys, some channels from the token before (`key_offset`); those of the last token are kept for the next."""
+        channels = channels_of(self.key_offset, k.shape[-1])
+        previous, self._last_key[layer] = self._last_key.get(layer), last_channels(k, channels).detach()
+        return offset_keys(k, channels, previous=previous)
 
     def _keep(self, x: Tensor) -> Tensor:
         """The keys or values (B, H, n, d), of those of cache and window, that the next window sees."""
@@ -96,14 +100,12 @@ class UnlimitedMemory(RecurrentMemory):
         if stop > self.cache:
             raise ValueError(f"the text has {stop} tokens or more, and the memory is for {self.cache}")
         self._length = q.shape[2]
-        channels = channels_of(self.key_offset, k.shape[-1])
-        previous, self._last_key[layer] = self._last_key.get(layer), last_channels(k, channels)
         if layer not in self._kept:
             batch, heads, _, dim = k.shape
             self._kept[layer] = k.new_empty(batch, heads, self.cache, dim), v.new_empty(batch, heads, self.cache, dim)
         keys, values = self._kept[layer]
         factors = self._rotary(start, q.shape[2], q)
-        keys[:, :, start:stop] = rotate(offset_keys(k, channels, previous=previous), factors)
+        keys[:, :, start:stop] = rotate(self._offset(layer, k), factors)
         values[:, :, start:stop] = v
         return causal_attention(rotate(q, factors), keys[:, :, :stop], values[:, :, :stop], prefix=start)
 

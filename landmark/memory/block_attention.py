@@ -26,7 +26,7 @@ def attend_to_blocks(
     Args:
         rotated_queries: (S, B, n, H, d), scaled, and rotated for lag 1…S.
         store: the layer's blocks.
-        ages: (B, H or 1, n or 1, q), the retrieved blocks; 1 is the newest block.
+        ages: (B, H, H_kv or 1, n or 1, q), the retrieved blocks; 1 is the newest block.
         lags: shape of ages, the lag of each block (positions.py).
         selected: (B, H, n), bool, queries that retrieve; None: all do.
 
@@ -34,8 +34,9 @@ def attend_to_blocks(
     for queries that do not retrieve.
     """
     if selected is not None:
-        ages, lags = (x.expand(*selected.shape, -1) for x in (ages, lags))
+        ages, lags = (_for_each_head(x, selected.shape[1]).expand(*selected.shape, -1) for x in (ages, lags))
     elif ages.shape[2] == 1:
+        ages, lags = (_for_each_head(x, rotated_queries.shape[3]) for x in (ages, lags))
         return _attend_shared(rotated_queries, store, ages, lags)
     return _attend_grouped(rotated_queries, store, ages, lags, selected)
 
@@ -80,6 +81,7 @@ def attend_to_blocks_fused(
     """
     _, batch, queries, heads, _ = rotated_queries.shape
     selected = None if selection is None else selection.selected
+    ages, lags = (_for_each_head(x, heads) for x in (ages, lags))
     if selected is not None:
         ages, lags = (x.expand(-1, -1, queries, -1) for x in (ages, lags))
     samples = torch.arange(batch, device=rotated_queries.device)[:, None, None, None]
@@ -99,6 +101,11 @@ def attend_to_blocks_fused(
     weight = selection.gather(selection.cmt_weight)
     out = attend_to_retrieved_blocks(*tensors, weight=weight, selected=selected)
     return selection.scatter_add(local[0], out)
+
+
+def _for_each_head(chosen: Tensor, heads: int) -> Tensor:
+    """The blocks of each query head, where heads that share keys choose together; (B, 1, …) stays as it is."""
+    return chosen if chosen.shape[1] == 1 else chosen.repeat_interleave(heads // chosen.shape[1], 1)
 
 
 def _attend_shared(rotated_queries: Tensor, store: BlockStore, ages: Tensor, lags: Tensor) -> tuple[Tensor, Tensor]:

@@ -156,7 +156,7 @@ def _windows(model: "LanguageModel", length: int) -> int:
 def training_flops_per_token(model: "LanguageModel", length: int) -> float:
     """Training FLOPs of a token, a mean over windows of `length` tokens."""
     shape = model.config
-    keys = keys_per_query(length, shape.window, shape.cache)
+    keys = length if shape.masked else keys_per_query(length, shape.window, shape.cache)
     return flops_per_token(model.num_parameters(), shape.num_layers, shape.hidden_dim, keys)
 
 

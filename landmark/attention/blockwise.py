@@ -244,12 +244,15 @@ class _Blockwise(torch.autograd.Function):
         prefix: int,
         scale: float,
         top_k: int | None,
-        *sight: int,
+        local_blocks: int,
+        bidirectional: bool,
     ) -> tuple[Tensor, Tensor]:
         (batch, heads, queries, _), width, phases = q.shape, block_size + 1, tuple(phase.tolist())
         chunks = _chunks(batch, heads, max(TILE_ROWS, width) * (prefix + queries))
         alignments = [
-            align_blocks(width, phases[samples], prefix, queries, h.stop - h.start, q.device, *sight)
+            align_blocks(
+                width, phases[samples], prefix, queries, h.stop - h.start, q.device, local_blocks, bidirectional
+            )
             for samples, h in chunks
         ]
         out, lse, saved = _rows_first(q), q.new_empty(q.shape[:3]), []
@@ -294,6 +297,5 @@ def landmark_attention_blockwise(inputs: AttentionInputs) -> tuple[Tensor, Tenso
     compute = torch.promote_types(dtype, torch.float32)
     q, k, v, cmt_scores = (x if x is None else x.to(compute) for x in (inputs.q, inputs.k, inputs.v, inputs.cmt_scores))
     settings = inputs.controlled, inputs.block_size, inputs.phase, inputs.prefix, inputs.scale, inputs.top_k
-    sight = inputs.local_blocks, inputs.bidirectional
-    out, lse = _Blockwise.apply(q, k, v, cmt_scores, *settings, *sight)
+    out, lse = _Blockwise.apply(q, k, v, cmt_scores, *settings, inputs.local_blocks, inputs.bidirectional)
     return out.to(dtype), lse

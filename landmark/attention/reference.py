@@ -71,10 +71,10 @@ def landmark_attention_weights(
     if bidirectional:
         local = (block_i - block_j).abs() <= local_blocks
     index = torch.arange(keys, device=scores.device)
-    in_sight = (index[None, :] <= index[prefix:, None]) | bidirectional
+    reached = (index[None, :] <= index[prefix:, None]) | bidirectional
     empty = (phase == block_size)[:, None, None, None] & (block_j == 0)
-    visible = in_sight & ~(landmark_j & local) & ~(landmark_j & empty)
-    itself = torch.zeros_like(in_sight)
+    visible = reached & ~(landmark_j & local) & ~(landmark_j & empty)
+    itself = torch.zeros_like(reached)
     if landmarks_see_own_block:
         landmark_i = is_landmark[:, None, prefix:, None]
         itself = landmark_i & (index[None, :] == index[prefix:, None])

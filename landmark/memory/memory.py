@@ -164,6 +164,7 @@ class Memory:
         """Forget everything, statistics included: a new text begins."""
         self.position = 0  # stream positions committed, landmarks included
         self._length = 0  # tokens of the current chunk, landmarks included
+        self._expected = 0  # blocks of the text, as far as it is known
         self._torn = False  # whether a commit ended midway: some layers then have the chunk, and others do not
         self.layers: dict[int, LayerMemory] = {}
         self._statistics = MemoryStatistics()
@@ -189,6 +190,10 @@ class Memory:
         """An empty layer with the memory's settings."""
         index = LandmarkIndex(self.index_type, self.candidates) if self.index == "faiss" else None
         return LayerMemory(BlockStore(self.max_blocks, self.scorer == "mean_key", self._tier), index)
+
+    def expect(self, blocks: int) -> None:
+        """Reserve room at once, and no more than needed, for a text of so many complete blocks, past ones included."""
+        self._expected = blocks
 
     def save(self, folder: Path | str) -> None:
         """Write everything to a new folder. A memory of the same model, on any tier, can `load` it.
@@ -484,6 +489,7 @@ class Memory:
             length = full if self.mapping == "true" else width
             factors = rotary(start, length, keys).unflatten(0, (-1, width))
             keys = rotate(keys.to(torch.promote_types(keys.dtype, torch.float32)), factors)
+            state.store.reserve(min(self._expected, self.max_blocks or self._expected), values[..., 1:, :])
             weights = None if weights is None else weights[:, :, :count]
             state.store.add(keys if self.landmark_key == "token" else add_summaries(keys, weights), values)
         kept = k.shape[2] // width - count

@@ -34,17 +34,17 @@ def test_output_equals_plain_loops(length, block_size, phases, prefix, top_k, lo
         return torch.randn(len(phase), 2, tokens, 4, dtype=torch.float64, generator=generator)
 
     q, k, v = draw(length), draw(prefix + length), draw(prefix + length)
-    sight = {"top_k": top_k, "local_blocks": local_blocks, "bidirectional": bidirectional}
+    options = {"top_k": top_k, "local_blocks": local_blocks, "bidirectional": bidirectional}
     token = {"sinks": torch.zeros(2, dtype=torch.float64)} if sinks else {}
     loops = {"cmt": np.zeros(4), "controlled": np.zeros(80, bool)} if sinks else {}
     for backend in BACKENDS:
         out = landmark_attention(
-            q, k, v, block_size=block_size, phase=phase, prefix=prefix, backend=backend, **sight, **token
+            q, k, v, block_size=block_size, phase=phase, prefix=prefix, backend=backend, **options, **token
         )
         for b in range(len(phase)):
             for h in range(2):
                 each = [x[b, h].numpy() for x in (q, k, v)]
-                expected = naive.landmark_attention(*each, block_size, int(phase[b]), prefix, **sight, **loops)
+                expected = naive.landmark_attention(*each, block_size, int(phase[b]), prefix, **options, **loops)
                 np.testing.assert_allclose(out[b, h], expected, atol=1e-10)
 
 
@@ -66,9 +66,9 @@ def test_gradients_of_tiles_are_those_of_explicit_weights(
     found = []
     for backend in BACKENDS:
         q, k, v = leaves.clone().requires_grad_().unbind(0)
-        sight = {"top_k": top_k, "local_blocks": local_blocks, "bidirectional": bidirectional}
+        options = {"top_k": top_k, "local_blocks": local_blocks, "bidirectional": bidirectional}
         out, lse = landmark_attention(
-            q, k, v, block_size=block_size, phase=phase, backend=backend, return_lse=True, **sight
+            q, k, v, block_size=block_size, phase=phase, backend=backend, return_lse=True, **options
         )
         found.append([out, lse, *torch.autograd.grad((out * upstream).sum(), (q, k, v))])
     for ours, expected in zip(*found, strict=True):
@@ -76,10 +76,10 @@ def test_gradients_of_tiles_are_those_of_explicit_weights(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("sight", [{"local_blocks": 1}, {"bidirectional": True}, {"bidirectional": True, "top_k": 2}])
-def test_gradients_are_those_of_finite_differences(backend, sight):
+@pytest.mark.parametrize("options", [{"local_blocks": 1}, {"bidirectional": True}, {"bidirectional": True, "top_k": 2}])
+def test_gradients_are_those_of_finite_differences(backend, options):
     leaves = [torch.randn(1, 1, 14, 3, dtype=torch.float64, requires_grad=True) for _ in range(3)]
-    settings = {"block_size": 2, "phase": torch.tensor([1]), "backend": backend, **sight}
+    settings = {"block_size": 2, "phase": torch.tensor([1]), "backend": backend, **options}
     assert torch.autograd.gradcheck(lambda *x: landmark_attention(*x, **settings), leaves)
 
 
@@ -87,8 +87,8 @@ def test_gradients_are_those_of_finite_differences(backend, sight):
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_a_window_of_all_blocks_is_attention_to_all_normal_tokens(backend, bidirectional):
     q, k, v = torch.randn(3, 2, 2, 41, 8, dtype=torch.float64)
-    sight = {"local_blocks": 9, "bidirectional": bidirectional}
-    out = landmark_attention(q, k, v, block_size=4, backend=backend, **sight)
+    options = {"local_blocks": 9, "bidirectional": bidirectional}
+    out = landmark_attention(q, k, v, block_size=4, backend=backend, **options)
     normal = torch.arange(41) % 5 != 4
     mask = normal & (torch.ones(41, 41, dtype=torch.bool).tril() | bidirectional)
     torch.testing.assert_close(out, torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask))
@@ -108,11 +108,11 @@ def test_both_directions_are_a_mirror(backend):
 def test_packed_documents_do_not_see_each_other(backend):
     q, k, v = torch.randn(3, 1, 2, 50, 8, dtype=torch.float64)
     bounds, phase = torch.tensor([0, 13, 13, 31, 50]), torch.tensor([0, 2, 4, 1])
-    sight = {"block_size": 4, "bidirectional": True, "local_blocks": 1, "backend": backend}
-    out = landmark_attention(q, k, v, phase=phase, cu_seqlens=bounds, **sight)
+    options = {"block_size": 4, "bidirectional": True, "local_blocks": 1, "backend": backend}
+    out = landmark_attention(q, k, v, phase=phase, cu_seqlens=bounds, **options)
     for n, (start, end) in enumerate(zip(bounds.tolist(), bounds.tolist()[1:])):
         part = [x[:, :, start:end] for x in (q, k, v)]
-        torch.testing.assert_close(out[:, :, start:end], landmark_attention(*part, phase=phase[n : n + 1], **sight))
+        torch.testing.assert_close(out[:, :, start:end], landmark_attention(*part, phase=phase[n : n + 1], **options))
 
 
 @pytest.mark.parametrize(

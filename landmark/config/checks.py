@@ -178,8 +178,17 @@ def _check_data(config: Config) -> None:
 
 
 def _check_training_k(config: Config) -> None:
-    """Numbers of blocks, for our landmark model."""
-    k = config.train.k
+    """Numbers of blocks, for our landmark model, and what training with a memory needs."""
+    k, local = config.train.k, config.train.local
+    if local is not None:
+        if k is None:
+            raise UserError(f"train.local={local}: a memory needs the number of blocks it retrieves, like train.k=[4]")
+        if local >= config.train.length:
+            raise UserError(
+                f"train.local={local}: must be less than train.length={config.train.length}, of which it is a part"
+            )
+        if config.cmt.enabled or config.positions.p_jump > 1:
+            raise UserError(f"train.local={local}: training with a memory goes without cmt=on and positions=jumps")
     if k is None:
         return
     if config.model.kind != "landmark" or config.model.name or config.model.family:
@@ -275,6 +284,8 @@ def _check_masked(config: Config) -> None:
         raise UserError(f"model.masked=true: data={config.data.name}, data.tasks: tokens of text are hidden")
     if resolve(config).eval.local != config.eval.length:
         raise UserError(f"model.masked=true: reads a text at once, leave out eval.local={config.eval.local}")
+    if config.train.local is not None:
+        raise UserError(f"train.local={config.train.local}: a masked model reads its windows at once, leave it out")
     if config.task in ("generate", "inspect"):
         raise UserError(f"task={config.task}: a masked model continues no text, choose a model without model.masked")
     usual = {"memory": type(config.memory)(), "retrieval": type(config.retrieval)()}

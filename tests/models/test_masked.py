@@ -138,6 +138,7 @@ def test_identities_tell_masked_models_apart():
         (lambda c: setattr(c.model, "backend", "triton"), "model.masked=true: the fused kernels"),
         (lambda c: setattr(c.data, "name", "passkey"), "model.masked=true: data=passkey"),
         (lambda c: setattr(c.eval, "local", 250), "leave out eval.local=250"),
+        (lambda c: (setattr(c.train, "local", 20), setattr(c.train, "k", [2])), "train.local=20: a masked model"),
         (lambda c: setattr(c.memory, "blocks", 10), "memory.blocks=10: a masked model has no memory"),
         (lambda c: setattr(c.retrieval, "scorer", "recent"), "retrieval.scorer=recent: a masked model"),
         (lambda c: setattr(c.retrieval, "k", 0), "retrieval.k=0: must be at least 1"),

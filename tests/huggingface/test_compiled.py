@@ -1,4 +1,4 @@
-"""`torch.compile` of a wrapped model: windows and the model without landmarks in one graph, the memory outside of it."""
+"""`torch.compile` of a wrapped model: windows and the plain model in one graph, the memory outside of it."""
 
 import pytest
 import torch

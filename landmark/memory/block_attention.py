@@ -177,8 +177,11 @@ def _attend_grouped(
         q = q.view(shape).transpose(1, 2).flatten(0, 1).flatten(1, 2)
         chosen = stored[part].flatten()
         blocks, keys = store.fetch(chosen), buffer[: len(chosen)]
+        values = keys
+        if q.requires_grad:  # the backward pass needs both
+            keys, values = torch.empty_like(keys), torch.empty_like(keys)
         weights = torch.bmm(q, blocks.read_keys(keys).mT).softmax(-1)
-        block_out = torch.bmm(weights, blocks.read_values(keys))
+        block_out = torch.bmm(weights, blocks.read_values(values))
         out[part] = block_out.view(-1, fetched, tile, *shape[3:]).transpose(1, 2)
         gate = torch.bmm(q.to(gates.dtype), store.read_landmarks(chosen)[..., None])
         gates[part] = gate.view(-1, fetched, tile, shape[3]).transpose(1, 2)

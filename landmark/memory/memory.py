@@ -81,6 +81,7 @@ class Memory:
         index: str = "exact",
         index_type: str = "ivf",
         candidates: int = 16,
+        gradient: bool = False,
     ):
         """Start with nothing read.
 
@@ -117,6 +118,8 @@ class Memory:
             index: "exact": all landmarks are scored; "faiss": of the older ones only `candidates` (index.py).
             index_type: "ivf", an inverted file, approximate, or "flat". Used with index="faiss" only.
             candidates: landmarks that the index finds for each query. Used with index="faiss" only.
+            gradient: whether `attend` has a gradient, of the chunk's queries, keys and values; what is committed has
+                none. For training; with "per_token_and_head" or "per_token", and without a context miss token.
 
         Raises UserError for a setting out of range, and for index="faiss" where faiss is not installed.
         """
@@ -145,6 +148,7 @@ class Memory:
         self.folder, self.cache = None if folder is None else Path(folder), cache
         self.index, self.index_type, self.candidates = index, index_type, candidates
         self.key_offset, self.landmark_key = key_offset, landmark_key
+        self.gradient = gradient
         if tie_layers is None:
             tie_layers = (0,) if landmark_key == "token" else ()
         self.tie_layers = tie_layers if mapping == "stingy" else ()
@@ -219,7 +223,6 @@ class Memory:
         model = None if self.model is None else self.model()
         return Identity(self.block_size, self.rope_base, self.mapping, self.key_offset, self.landmark_key, model)
 
-    @torch.no_grad()
     def attend(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, cmt: Tensor | None = None, sinks: Tensor | None = None
     ) -> Tensor:
@@ -237,7 +240,7 @@ class Memory:
         Returns (B, H, T, d). Raises RuntimeError where the last chunk is not committed, or its commit failed.
         """
         q, k, v = as_autocast(q, k, v)
-        with without_autocast(q):
+        with torch.set_grad_enabled(self.gradient and torch.is_grad_enabled()), without_autocast(q):
             return self._attend(layer, q, k, v, cmt, sinks)
 
     def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, cmt: Tensor | None, sinks: Tensor | None) -> Tensor:
@@ -277,7 +280,7 @@ class Memory:
         exact = q.to(torch.promote_types(q.dtype, torch.float32))
         rotated = rotate_queries(exact * scale, rotary, pending, distances, selection)
         started = time.perf_counter()
-        ages = self._retrieve(layer, state, rotated)
+        ages = self._retrieve(layer, state, rotated.detach())
         self._statistics.seconds_searching += time.perf_counter() - started
         out, weights = self._attend_and_merge(state.store, rotated.to(q.dtype), ages, (out, lse), selection)
         if selection is not None:
@@ -296,7 +299,7 @@ class Memory:
         is_landmark = torch.arange(pending, end, device=k.device)[None] % (self.block_size + 1) == self.block_size
         previous, ends_on_landmark = state.last_key, end % (self.block_size + 1) == 0
         if k.shape[2] > ends_on_landmark:
-            state.last_key = last_channels(k, channels, ends_on_landmark)
+            state.last_key = last_channels(k, channels, ends_on_landmark).detach()
         return offset_keys(k, channels, is_landmark, previous)
 
     def _rotary_of(self, layer: int) -> RotaryTable:
@@ -379,7 +382,8 @@ class Memory:
         """
         is_stingy = self.mapping == "stingy"
         lags = attending_lag(ages, self.k, len(rotated_queries)) if is_stingy else torch.ones_like(ages)
-        if backend_for(self.backend, rotated_queries, self.block_size) == "triton":
+        fused = backend_for(self.backend, rotated_queries, self.block_size) == "triton"
+        if fused and not rotated_queries.requires_grad:
             return attend_to_blocks_fused(rotated_queries, store, ages, lags, local, selection), None
         selected = None if selection is None else selection.selected
         block_out, gates = attend_to_blocks(rotated_queries, store, ages, lags, selected)

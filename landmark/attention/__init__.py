@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from landmark.attention.blockwise import landmark_attention_blockwise
+from landmark.attention.blockwise_operator import landmark_attention_in_graph
 from landmark.attention.context_miss_token import context_miss_scores
 from landmark.attention.fused.operators import landmark_attention_fused
 from landmark.attention.fused.tuning import DTYPES, HAS_TRITON, can_launch
@@ -200,7 +201,7 @@ def landmark_attention(
             .contiguous()
         )
     if cmt_scores is not None:
-        length = prefix + queries if cu_seqlens is None else longest(cu_seqlens)
+        length = prefix + queries if cu_seqlens is None or controlled is None else longest(cu_seqlens)
         controlled = check_controlled(controlled, samples, length, block_size, q.device)
     if k.shape[1] != heads and backend != "triton":
         k, v = (x.repeat_interleave(heads // k.shape[1], dim=1) for x in (k, v))
@@ -211,6 +212,8 @@ def landmark_attention(
             out, lse = _of_no_query(q, k, v, cmt_scores)
         elif backend == "triton":
             out, lse = landmark_attention_fused(inputs)
+        elif backend == "blockwise" and torch.compiler.is_compiling():
+            out, lse = landmark_attention_in_graph(inputs)
         else:
             attend = landmark_attention_reference if backend == "reference" else landmark_attention_blockwise
             out, lse = attend(inputs) if cu_seqlens is None else one_by_one(attend, inputs)

@@ -1,4 +1,4 @@
-"""How torch uses a CPU: its float32 products, and as many threads as are fastest beside other work.
+"""How torch uses a CPU: its float32 products, its memory, and as many threads as are fastest beside other work.
 
 Two threads on two busy cores wait for each other at every operation and can be ten times slower than one. So a short
 piece of training is timed with each number of threads, once in a process for each shape of model.
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 def set_up_processor(config: Config, run: Path | None = None) -> None:
-    """Give torch its threads and its float32 products on a CPU; where a GPU computes, only threads that are asked for.
+    """Give torch its threads, float32 products and memory on a CPU; where a GPU computes, only threads asked for.
 
     Threads are those of `trainer.threads`, of OMP_NUM_THREADS, or else the fastest number; products those of
     `trainer.matmul` (`landmark.utils.matmul`). Processes that train together do not probe: they could find different
@@ -36,6 +36,7 @@ def set_up_processor(config: Config, run: Path | None = None) -> None:
     """
     import torch
 
+    from landmark.utils.allocator import reuse_freed_memory
     from landmark.utils.matmul import set_matmul
 
     on_gpu = config.trainer.accelerator != "cpu" and torch.cuda.is_available()
@@ -43,6 +44,7 @@ def set_up_processor(config: Config, run: Path | None = None) -> None:
         torch.set_num_threads(config.trainer.threads)
     if on_gpu:
         return
+    reuse_freed_memory()
     kept, matmul = _kept(run), config.trainer.matmul
     if config.trainer.threads is None and "OMP_NUM_THREADS" not in os.environ:
         if "threads" in kept:

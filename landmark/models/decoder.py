@@ -28,6 +28,7 @@ from landmark.memory import Memory, RecurrentMemory, SinkMemory, UnlimitedMemory
 from landmark.models.config import DecoderConfig
 from landmark.models.language_model import LanguageModel, summed_loss
 from landmark.utils.channels import channels_of
+from landmark.utils.constants import NO_LOSS
 from landmark.utils.errors import UserError
 from landmark.utils.window_batch import WindowBatch
 
@@ -293,7 +294,7 @@ class Decoder(LanguageModel):
         if self.config.kind != "transformer_xl":
             settings = {"controlled": batch.controlled, "positions": batch.positions, "top_k": batch.top_k}
             hidden = self.hidden(batch.tokens, batch.phase, **settings)
-            yield summed_loss(self.head(hidden), batch.targets, batch.weights)
+            yield self._loss(hidden, batch.targets, batch.weights)
             return
         assert self.config.window is not None
         memory = self.new_memory()
@@ -302,5 +303,15 @@ class Decoder(LanguageModel):
             window = slice(start, start + self.config.window)
             weights = None if batch.weights is None else batch.weights[:, window]
             hidden = self.hidden(batch.tokens[:, window], memory=memory)
-            yield summed_loss(self.head(hidden), batch.targets[:, window], weights)
+            yield self._loss(hidden, batch.targets[:, window], weights)
             memory.commit()
+
+    def _loss(self, hidden: Tensor, targets: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The result of `summed_loss`. Where fewer than half of the positions have a target, only they get logits.
+
+        That is so on the CPU; on a GPU counting them would wait for the device. Shapes: (B, T, hidden_dim), (B, T).
+        """
+        if targets.device.type == "cpu" and 2 * int((scored := targets != NO_LOSS).sum()) < targets.numel():
+            hidden, targets = hidden[scored][None], targets[scored][None]
+            weights = None if weights is None else weights[scored][None]
+        return summed_loss(self.head(hidden), targets, weights)

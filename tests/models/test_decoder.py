@@ -7,6 +7,8 @@ import torch
 
 from landmark.memory import RecurrentMemory
 from landmark.models import Decoder, DecoderConfig
+from landmark.models.language_model import summed_loss
+from landmark.utils.constants import NO_LOSS
 from landmark.utils.errors import UserError
 from landmark.utils.window_batch import WindowBatch
 
@@ -305,3 +307,31 @@ def test_a_memory_of_another_block_size_is_refused():
         tiny(LANDMARK)(torch.zeros(1, 3, dtype=torch.int64), memory=Memory(7))
     with pytest.raises(UserError, match="RecurrentMemory"):
         tiny(LANDMARK)(torch.zeros(1, 3, dtype=torch.int64), memory=RecurrentMemory(4))
+
+
+@pytest.mark.parametrize("config", [TINY, LANDMARK, XL], ids=["plain", "landmark", "xl"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_only_positions_with_a_target_get_logits(config, weighted, monkeypatch):
+    """Loss and gradients are those of all logits; the head sees the scored positions alone, if they are few."""
+    tokens = torch.randint(0, 50, (2, 12), generator=torch.Generator().manual_seed(3))
+    targets = torch.full((2, 12), NO_LOSS)
+    targets[0, 3], targets[1, 2], targets[1, 9] = 7, 8, 9
+    weights = torch.rand(2, 12, dtype=torch.float64) if weighted else None
+    batch = WindowBatch(tokens, targets, weights=weights, phase=torch.zeros(2, dtype=torch.int64))
+    model = tiny(config)
+    seen = []
+    head = model.head
+    monkeypatch.setattr(model, "head", lambda hidden: seen.append(hidden.shape[:2].numel()) or head(hidden))
+
+    losses = sum(loss for loss, _ in model.window_losses(batch))
+    losses.backward()
+    assert sum(seen) == 3
+    gradients = [parameter.grad.clone() for parameter in model.parameters()]
+
+    model.zero_grad()
+    monkeypatch.setattr(Decoder, "_loss", lambda self, h, t, w: summed_loss(self.head(h), t, w))
+    every = sum(loss for loss, _ in model.window_losses(batch))
+    every.backward()
+    assert torch.allclose(losses, every, rtol=1e-12, atol=0)
+    for gradient, parameter in zip(gradients, model.parameters(), strict=True):
+        assert torch.allclose(gradient, parameter.grad, rtol=1e-10, atol=1e-14)

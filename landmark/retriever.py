@@ -335,4 +335,6 @@ def _memory_settings(model: Any) -> dict[str, Any]:
     config: Any = getattr(model, "config", None)
     if getattr(config, "kind", None) != "landmark":
         raise UserError(f"{type(model).__name__} has no landmarks to retrieve by: give a landmark model")
+    if config.local_blocks:
+        raise UserError(f"model.local_blocks={config.local_blocks}: the last blocks of a text stay out of the memory")
     return {"block_size": config.block_size, **model.key_settings()}

@@ -79,6 +79,8 @@ def landmark_attention(
     cu_seqlens: Tensor | None = ...,
     scale: float | None = ...,
     top_k: int | None = ...,
+    local_blocks: int = ...,
+    bidirectional: bool = ...,
     backend: str = ...,
     return_lse: Literal[False] = ...,
 ) -> Tensor: ...
@@ -97,6 +99,8 @@ def landmark_attention(
     cu_seqlens: Tensor | None = ...,
     scale: float | None = ...,
     top_k: int | None = ...,
+    local_blocks: int = ...,
+    bidirectional: bool = ...,
     backend: str = ...,
     return_lse: Literal[True],
 ) -> tuple[Tensor, Tensor]: ...
@@ -114,10 +118,12 @@ def landmark_attention(
     cu_seqlens: Tensor | None = None,
     scale: float | None = None,
     top_k: int | None = None,
+    local_blocks: int = 0,
+    bidirectional: bool = False,
     backend: str = "auto",
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Causal attention in which the landmark that closes a block gates the attention to it (Section 3.1).
+    """Attention in which the landmark that closes a block gates the attention to it (Section 3.1), causal by default.
 
     A window holds a landmark after every `block_size` normal tokens. A query attends to the tokens of its own block and
     of earlier blocks. The weight of an earlier block comes from the score of its landmark, and is shared out over the
@@ -140,8 +146,13 @@ def landmark_attention(
             packed into a batch of one, and do not see each other; phase and controlled are then given for each
             document. None: nothing is packed.
         scale: factor of the scores; None: 1/√d.
-        top_k: earlier blocks that a query attends to, those whose landmarks have the highest scores (top_k.py); None:
-            all. The fused kernels do not have it: "auto" then is "blockwise".
+        top_k: gated blocks that a query attends to, those whose landmarks have the highest scores (top_k.py); None:
+            all. The fused kernels have none of top_k, local_blocks and bidirectional: "auto" then is "blockwise".
+        local_blocks: blocks before the query's own whose tokens it sees as those of its own block, without their
+            landmarks: a window of at least ℓ · local_blocks tokens.
+        bidirectional: whether queries see later tokens and blocks as they see earlier ones (Appendix F). A last block
+            whose landmark is not in the window then has no gate, and only its own tokens see it. Without a prefix and
+            a context miss token.
         backend: "reference" (explicit weights), "blockwise", "triton" (fused kernels, for GPUs) or "auto" (triton on a
             GPU, else blockwise).
         return_lse: whether to return the log-sum-exp too; default: the output alone.
@@ -152,12 +163,18 @@ def landmark_attention(
     the output of that landmark is 0.
 
     Raises ValueError for shapes that do not fit, a phase outside 0…block_size, controlled landmarks without a context
-    miss token, an unknown backend, and top_k below 1 or with the backend "triton".
+    miss token, an unknown backend, and for options out of range, that exclude each other, or that the backend lacks.
     """
     q, k, v = as_autocast(q, k, v)
-    if top_k is not None and (top_k < 1 or backend == "triton"):
-        raise ValueError(f"top_k={top_k}: must be at least 1, and the backend 'triton' does not have it")
-    backend = backend_for("blockwise" if top_k is not None and backend == "auto" else backend, q, block_size)
+    if (top_k is not None and top_k < 1) or local_blocks < 0:
+        raise ValueError(f"top_k={top_k}, local_blocks={local_blocks}: must be at least 1 and 0")
+    if bidirectional and (prefix or cmt is not None):
+        raise ValueError(f"bidirectional=True: a whole window without prefix={prefix} and context miss token is read")
+    if top_k is not None or local_blocks or bidirectional:
+        if backend == "triton":
+            raise ValueError("top_k=, local_blocks=, bidirectional=: the backend 'triton' does not have them")
+        backend = "blockwise" if backend == "auto" else backend
+    backend = backend_for(backend, q, block_size)
     batch, heads, queries, dim = q.shape
     if k.shape != v.shape or k.shape[0] != batch or k.shape[2] != prefix + queries or k.shape[3] != dim:
         raise ValueError(
@@ -187,7 +204,8 @@ def landmark_attention(
         controlled = check_controlled(controlled, samples, length, block_size, q.device)
     if k.shape[1] != heads and backend != "triton":
         k, v = (x.repeat_interleave(heads // k.shape[1], dim=1) for x in (k, v))
-    inputs = AttentionInputs(q, k, v, block_size, phase, prefix, scale, cmt_scores, controlled, cu_seqlens, top_k)
+    of_window = block_size, phase, prefix, scale, cmt_scores, controlled, cu_seqlens
+    inputs = AttentionInputs(q, k, v, *of_window, top_k, local_blocks, bidirectional)
     with without_autocast(q):
         if q.numel() == 0:
             out, lse = _of_no_query(q, k, v, cmt_scores)

@@ -1,10 +1,10 @@
 """Landmark attention in tiles of whole blocks: exact, O(T·d + T·T/W) memory, no T×T tensor.
 
-A tile holds the scores of a few blocks of queries against all blocks up to them, as (N, block, offset, query):
+A tile holds the scores of a few blocks of queries against all blocks that they see, as (N, block, offset, query):
 
 1. inner: log-sum-exp over the offsets of each block, without landmarks; causal in the query's own block.
-2. gates: the landmark's score for an earlier block, the inner log-sum-exp for the query's own block. With top_k only
-   the highest of the landmarks' scores stay.
+2. gates: the landmark's score for a gated block, the inner log-sum-exp for the query's own block and for others that
+   are local, which so share one softmax. With top_k only the highest of the landmarks' scores stay.
 3. outer: softmax of the gates over blocks, and over the context miss token if there is one (context_miss_token.py).
 4. weights: exp(score − inner) · outer.
 
@@ -101,11 +101,12 @@ def _forward(
         cmt_gate = []
         if cmt is not None and padded_cmt is not None:
             cmt_gate = [share_cmt_weight(gates, tile.row_of(padded_cmt), tile.controlled(cmt.controlled))]
-        tile.own(gates).copy_(tile.own(inner))
+        for lag in tile.local:
+            tile.own(gates, lag).copy_(tile.own(inner, lag))
         shift = inner - gates
         gates = torch.cat([gates, *cmt_gate], 1) if cmt_gate else gates
         outer_total, outer_lse = _exponentials(gates, 1)
-        outer = gates.div_(outer_total[:, None])[:, : tile.stop]
+        outer = gates.div_(outer_total[:, None])[:, : tile.end]
         shift = torch.where(outer > 0, shift + outer_lse[:, None], torch.inf)
         saved += [outer, shift]
         weights.mul_((outer / total)[:, :, None])
@@ -120,9 +121,10 @@ def _forward(
 def _part_not_finite(v: Tensor, alignment: BlockAlignment) -> tuple[Tensor, Tensor | None]:
     """Padded values with 0 for NaN and ∞, and what these add to the output of each query that sees them, (N, rows, d).
 
-    In a matrix product a NaN reaches rows in which its weight is 0 too, those of earlier queries. None: all are finite.
+    In a matrix product a NaN reaches rows in which its weight is 0 too, those of earlier queries. None: all are finite,
+    or queries see later ones too.
     """
-    if bool(v.sum().isfinite()):
+    if alignment.bidirectional or bool(v.sum().isfinite()):
         return v, None
     is_landmark = torch.arange(v.shape[1], device=v.device) % alignment.width == alignment.width - 1
     kept = v.isfinite() | is_landmark[:, None]
@@ -144,6 +146,7 @@ def _pad_all(
 
 def _backward(
     do: Tensor,
+    d_lse: Tensor | None,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -158,6 +161,8 @@ def _backward(
     """Write the samples' gradients of q, k and v, and of the context miss token's scores if there is one."""
     to_dq, to_dk, to_dv, *to_d_cmt = gradients
     row_mean = (do * out).sum(-1, keepdim=True)  # D_i
+    if d_lse is not None:
+        row_mean -= d_lse[..., None]  # the derivative of the log-sum-exp is the weight, from which D_i is subtracted
     q, k, v = _pad_all(q, k, v, alignment, work)
     do = alignment.pad(do, work("do", *q.shape))
     row_mean = alignment.pad(row_mean, work("row_mean", *q.shape[:2], 1))
@@ -175,14 +180,16 @@ def _backward(
         total = d_scores.sum(2)  # P_ib·D_ib
         own_mean = tile.queries(row_mean).mT  # (N, 1, query)
         mean = total / outer.clamp(min=torch.finfo(outer.dtype).tiny)  # D_ib
-        tile.own(mean).copy_(tile.own(own_mean.expand_as(mean)))
+        for lag in tile.local:
+            tile.own(mean, lag).copy_(tile.own(own_mean.expand_as(mean), lag))
         d_scores.addcmul_(weights, mean[:, :, None], value=-1)
         if cmt is not None and padded_cmt is not None:
             controlled = tile.controlled(cmt.controlled)
             own_mean, d_tile = shared_weight_gradient(total, own_mean, tile.row_of(padded_cmt), controlled)
             tile.row_of(d_cmt).copy_(d_tile)
         d_gates = torch.addcmul(total, outer, own_mean, value=-1)
-        tile.own(d_gates).zero_()
+        for lag in tile.local:
+            tile.own(d_gates, lag).zero_()
         d_scores[:, :, -1] = d_gates
         d_scores = d_scores.flatten(1, 2)
         alignment.unpad(product(d_scores.mT, keys, work("rows", *queries.shape), scale), to_dq, tile.row)
@@ -240,10 +247,17 @@ class _Blockwise(torch.autograd.Function):
         prefix: int,
         scale: float,
         top_k: int | None,
+        local_blocks: int,
+        bidirectional: bool,
     ) -> tuple[Tensor, Tensor]:
         (batch, heads, queries, _), width, phases = q.shape, block_size + 1, tuple(phase.tolist())
         chunks = _chunks(batch, heads, max(TILE_ROWS, width) * (prefix + queries))
-        alignments = [align_blocks(width, phases[s], prefix, queries, h.stop - h.start, q.device) for s, h in chunks]
+        alignments = [
+            align_blocks(
+                width, phases[samples], prefix, queries, h.stop - h.start, q.device, local_blocks, bidirectional
+            )
+            for samples, h in chunks
+        ]
         out, lse, saved = _rows_first(q), q.new_empty(q.shape[:3]), []
         work = workspace(q)
         for c, alignment in zip(chunks, alignments, strict=True):
@@ -252,13 +266,17 @@ class _Blockwise(torch.autograd.Function):
         cmt_weight = None if cmt_scores is None else (cmt_scores - lse).clamp(max=0).exp()
         ctx.save_for_backward(q, k, v, out, cmt_weight, controlled, *saved)
         ctx.chunks, ctx.alignments, ctx.scale = chunks, alignments, scale
-        ctx.mark_non_differentiable(lse)
+        ctx.set_materialize_grads(False)
+        if cmt_scores is not None:
+            ctx.mark_non_differentiable(lse)
         return out, lse
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad_out: Tensor, _grad_lse: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx, grad_out: Tensor | None, grad_lse: Tensor | None):  # pyright: ignore[reportIncompatibleMethodOverride]
         q, k, v, out, cmt_weight, controlled, *saved = ctx.saved_tensors
+        if grad_out is None:
+            grad_out = torch.zeros_like(out)
         gradients = [_rows_first(q), _rows_first(k), _rows_first(v)]
         gradients += [] if cmt_weight is None else [torch.empty_like(cmt_weight)]
         work = workspace(q)
@@ -267,8 +285,9 @@ class _Blockwise(torch.autograd.Function):
             kept, saved = saved[:count], saved[count:]
             into = [gradient[c] for gradient in gradients]
             cmt = _context_miss(cmt_weight, controlled, c)
-            _backward(grad_out[c], q[c], k[c], v[c], cmt, out[c], kept, alignment, ctx.scale, work, into)
-        return *gradients, *[None] * (10 - len(gradients))
+            d_lse = None if grad_lse is None else grad_lse[c]
+            _backward(grad_out[c], d_lse, q[c], k[c], v[c], cmt, out[c], kept, alignment, ctx.scale, work, into)
+        return *gradients, *[None] * (12 - len(gradients))
 
 
 def _context_miss(values: Tensor | None, controlled: Tensor | None, chunk: tuple[slice, slice]) -> _ContextMiss | None:
@@ -278,13 +297,13 @@ def _context_miss(values: Tensor | None, controlled: Tensor | None, chunk: tuple
 
 
 def landmark_attention_blockwise(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
-    """Output (B, H, T, d) and, without gradient, outer log-sum-exp (B, H, T) of landmark attention.
+    """Output (B, H, T, d) and outer log-sum-exp (B, H, T) of landmark attention.
 
-    Inputs in half precision are computed in float32.
+    With a context miss token the log-sum-exp has no gradient. Inputs in half precision are computed in float32.
     """
     dtype = inputs.q.dtype
     compute = torch.promote_types(dtype, torch.float32)
     q, k, v, cmt_scores = (x if x is None else x.to(compute) for x in (inputs.q, inputs.k, inputs.v, inputs.cmt_scores))
     settings = inputs.controlled, inputs.block_size, inputs.phase, inputs.prefix, inputs.scale, inputs.top_k
-    out, lse = _Blockwise.apply(q, k, v, cmt_scores, *settings)
+    out, lse = _Blockwise.apply(q, k, v, cmt_scores, *settings, inputs.local_blocks, inputs.bidirectional)
     return out.to(dtype), lse

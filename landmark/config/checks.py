@@ -27,6 +27,7 @@ READ_BY = {
     "model.block_size": ("landmark",),
     "model.landmark_key": ("landmark",),
     "model.landmark_bias": ("landmark",),
+    "model.local_blocks": ("landmark",),
     "model.window": ("transformer_xl",),
     "model.cache": ("transformer_xl",),
     "cmt": ("landmark",),
@@ -49,6 +50,8 @@ def check(config: Config) -> None:
     _check_evaluation(config)
     _check_cmt(config)
     _check_positions(config)
+    if config.model.masked:
+        _check_masked(config)
     if not 0 < config.generate.top_p <= 1:
         raise UserError(f"generate.top_p={config.generate.top_p}: must be above 0 and at most 1")
 
@@ -80,6 +83,8 @@ def resolve(config: Config) -> Config:
         config = replace(config, eval=replace(config.eval, generated=generated))
     if config.eval.local is not None:
         return config
+    if config.model.masked:
+        return replace(config, eval=replace(config.eval, local=config.eval.length))
     natural = {
         "transformer": min(config.memory.window or config.eval.length, config.eval.length),
         "landmark": min(DEFAULT_CHUNK, config.eval.length),
@@ -173,8 +178,17 @@ def _check_data(config: Config) -> None:
 
 
 def _check_training_k(config: Config) -> None:
-    """Numbers of blocks, for our landmark model."""
-    k = config.train.k
+    """Numbers of blocks, for our landmark model, and what training with a memory needs."""
+    k, local = config.train.k, config.train.local
+    if local is not None:
+        if k is None:
+            raise UserError(f"train.local={local}: a memory needs the number of blocks it retrieves, like train.k=[4]")
+        if local >= config.train.length:
+            raise UserError(
+                f"train.local={local}: must be less than train.length={config.train.length}, of which it is a part"
+            )
+        if config.cmt.enabled or config.positions.p_jump > 1:
+            raise UserError(f"train.local={local}: training with a memory goes without cmt=on and positions=jumps")
     if k is None:
         return
     if config.model.kind != "landmark" or config.model.name or config.model.family:
@@ -239,6 +253,8 @@ def _check_training(config: Config) -> None:
         raise UserError(f"train.muon_lr={train.muon_lr}: is for train.optimizer=muon")
     if config.model.kind == "transformer_xl" and config.trainer.strategy == "fsdp":
         raise UserError("model=transformer_xl: its windows are trained one by one, which fsdp cannot, use trainer=ddp")
+    if train.local is not None and config.trainer.strategy == "fsdp":
+        raise UserError(f"train.local={train.local}: chunks are trained one by one, which fsdp cannot, use trainer=ddp")
     for name in ("start_lr", "max_lr", "final_lr", "muon_lr"):
         if getattr(train, name) is not None and getattr(train, name) <= 0:
             raise UserError(f"train.{name}={getattr(train, name)}: must be above 0")
@@ -262,6 +278,29 @@ def _check_cmt(config: Config) -> None:
             f"cmt.per_layer=true: with retrieval.k={config.retrieval.k} and eval.length={config.eval.length}, "
             f"eval.local={resolve(config).eval.local} nothing is ever looked up"
         )
+
+
+def _check_masked(config: Config) -> None:
+    """A masked model reads whole texts of a corpus, without a memory."""
+    if config.data.name in SYNTHETIC or config.data.tasks is not None:
+        raise UserError(f"model.masked=true: data={config.data.name}, data.tasks: tokens of text are hidden")
+    if resolve(config).eval.local != config.eval.length:
+        raise UserError(f"model.masked=true: reads a text at once, leave out eval.local={config.eval.local}")
+    if config.train.local is not None:
+        raise UserError(f"train.local={config.train.local}: a masked model reads its windows at once, leave it out")
+    if config.task in ("generate", "inspect"):
+        raise UserError(f"task={config.task}: a masked model continues no text, choose a model without model.masked")
+    usual = {"memory": type(config.memory)(), "retrieval": type(config.retrieval)()}
+    for group, own in usual.items():
+        for item in fields(own):
+            key, value = f"{group}.{item.name}", getattr(getattr(config, group), item.name)
+            if value != getattr(own, item.name) and key != "retrieval.k":
+                raise UserError(f"{key}={value}: a masked model has no memory, only retrieval.k has an effect")
+    for key in ("probe", "task", "retriever", "retrieval_statistics"):
+        if getattr(config.eval, key):
+            raise UserError(f"eval.{key}: a masked model is measured by its perplexity, leave it out")
+    if config.model.kind == "landmark" and config.retrieval.k < 1:
+        raise UserError(f"retrieval.k={config.retrieval.k}: must be at least 1 for a masked model")
 
 
 def _check_positions(config: Config) -> None:

@@ -42,6 +42,7 @@ class ModelConfig:
     num_heads: int = MISSING
     head_dim: int = MISSING
     mlp_dim: int = MISSING
+    num_kv_heads: int | None = at_least(1, None)  # heads of keys and values, shared by groups; null: num_heads
     block_size: int | None = None  # landmark: normal tokens per block
     window: int | None = None  # transformer_xl: tokens per window
     cache: int | None = None  # transformer_xl: earlier keys kept
@@ -50,6 +51,8 @@ class ModelConfig:
     rotary_fraction: float | None = None  # fraction of a head's channels, the first ones, that positions turn; null: 1
     landmark_key: str | None = None  # landmark: token; mean, pooled: plus a summary of the block's keys; null: token
     landmark_bias: bool | None = None  # landmark: learned numbers on landmarks' scores; null: false
+    local_blocks: int | None = at_least(0, None)  # landmark: blocks seen without landmarks beside the own; null: 0
+    masked: bool | None = None  # see later tokens too, and predict hidden ones, 15 %; null: false
     qk_norm: bool | None = None  # normalise queries and keys (RMS, learned scales) before positions; null: false
     initialisation: str | None = None  # gpt2: N(0, 0.02), or fan_in: N(0, 1/√inputs); null: gpt2
     backend: str = "auto"  # how attention is computed: auto, reference, blockwise or triton
@@ -92,6 +95,7 @@ class TrainConfig:
     micro_batch: int | None = at_least(1, None)  # windows per device and pass; null: all at once
     length: int = at_least(1)  # tokens, landmarks included
     k: list[int] | None = None  # landmark: earlier blocks that a query attends to, drawn for each step; null: all
+    local: int | None = at_least(1, None)  # landmark: tokens read at a time, with a memory; null: whole windows
     optimizer: str | None = one_of(None, "adamw", "muon")  # muon: for the matrices of linear layers; null: adamw
     muon_lr: float | None = None  # of these matrices, where the others have max_lr; null: max_lr
     max_lr: float = 2e-3
@@ -129,7 +133,7 @@ class TrainerConfig:
 class RetrievalConfig:
     """Which blocks a landmark model retrieves."""
 
-    granularity: str = "per_token_and_head"  # the retrieved set may differ between: tokens and heads, heads, tokens
+    granularity: str = "per_token_and_head"  # what has its own set: per_token_and_head, _and_group, …
     k: int = 4  # blocks
     scorer: str = "landmark"  # ranks the blocks; recent, random, mean_key and given are ablations
 

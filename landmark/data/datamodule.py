@@ -8,6 +8,7 @@ import lightning
 from torch.utils.data import DataLoader, IterableDataset
 
 from landmark.data.controlled_landmarks import ControlledLandmarks
+from landmark.data.masked_tokens import MaskedTokens
 from landmark.data.mixed_windows import MixedWindows
 from landmark.data.positional_jumps import PositionalJumps
 from landmark.data.random_numbers import K, random_numbers
@@ -38,7 +39,7 @@ class WindowDataModule(lightning.LightningDataModule):
 
     Validation: `validate_batches` batches of the same size, with windows spread evenly over the validation split. They
     are the same each time, shared among devices in the same way, have neither repeats nor positional jumps,
-    and read all blocks whatever `train.k` is.
+    and are read at once with all blocks, whatever `train.k` and `train.local` are.
     """
 
     def __init__(self, corpus: "Corpus | SyntheticCorpus", tokenizer: "Tokenizer", config: "Config"):
@@ -56,7 +57,7 @@ class WindowDataModule(lightning.LightningDataModule):
             "length": length,
             "batch_size": config.train.batch_size,
             "seed": config.seed,
-            "block_size": block_size,
+            "block_size": None if config.train.local else block_size,  # a memory inserts landmarks itself
         }
 
         def windows(split: str, repeats: Repeats | None = None) -> TrainingWindows | SyntheticWindows:
@@ -72,13 +73,17 @@ class WindowDataModule(lightning.LightningDataModule):
             samples = SyntheticCorpus(RulerSamples(essays, config.data.answer_weight), tokenizer)
             tasks = SyntheticWindows(samples, "train", **settings)
             self.training = MixedWindows(self.training, tasks, config.data.tasks)
+        settings["block_size"] = block_size
         self.validation = windows("validation")
         self._controlled = self._jumps = None
         if block_size is not None and config.cmt.enabled:
             self._controlled = ControlledLandmarks(config.model.num_layers, most_blocks(length, block_size))
         if block_size is not None and config.positions.p_jump > 1:
             self._jumps = PositionalJumps(length, block_size, config.positions.p_jump)
-        self._k = config.train.k
+        self._k, self._local = config.train.k, config.train.local
+        self._masks = None
+        if config.model.masked:
+            self._masks = MaskedTokens(tokenizer.mask, (tokenizer.landmark, tokenizer.eot))
 
     def train_dataloader(self) -> DataLoader:
         """The batches of steps `start_step`, `start_step` + 1, …, without end."""
@@ -99,7 +104,9 @@ class WindowDataModule(lightning.LightningDataModule):
                 batch = replace(batch, positions=self._jumps.positions(batch.phase, self._seed, step, indices))
             if self._k is not None:
                 (drawn,) = random_numbers(self._seed, step, K, range(1))
-                batch = replace(batch, top_k=self._k[int(drawn) % len(self._k)])
+                batch = replace(batch, top_k=self._k[int(drawn) % len(self._k)], local=self._local)
+            if self._masks is not None:
+                batch = self._masks.of_step(batch, self._seed, step, indices)
             if self.micro_batch is None:
                 yield batch
             else:
@@ -115,6 +122,8 @@ class WindowDataModule(lightning.LightningDataModule):
             batch = self.validation.at(numbers)
             if self._controlled is not None:
                 batch = replace(batch, controlled=self._controlled.of_validation(numbers))
+            if self._masks is not None:
+                batch = self._masks.of_validation(batch, numbers)
             yield batch
 
     def _share(self) -> range:

@@ -12,7 +12,7 @@ from landmark.utils.constants import RULER_VERSION
 NUMERICS_VERSION = 1
 
 _OPTIMISATION = (
-    *("steps", "batch_size", "length", "k", "precision"),
+    *("steps", "batch_size", "length", "k", "local", "precision"),
     *("optimizer", "muon_lr", "max_lr", "start_lr", "final_lr", "warmup", "beta1", "beta2", "weight_decay"),
 )
 _OF_NAMED = ("kind", "block_size", "lora_rank")
@@ -105,6 +105,8 @@ def row_settings(config: Config, run: str, stream_sha256: str) -> dict[str, Any]
         settings |= {"window": config.memory.window, "sinks": config.memory.sinks}
     if kind == "transformer_xl":
         settings["cache"] = config.model.cache
+    if config.model.masked:
+        settings["masked"] = True
     return settings
 
 

@@ -43,7 +43,8 @@ class Memory:
     For each chunk every layer calls `attend`:
 
     1. Attend locally: to the chunk itself and to the pending tokens before it, which belong to the last, incomplete
-       block. This also gives the weight S of a context miss token; a query with S below the cutoff stops here.
+       block and to `local_blocks` complete ones before it. This also gives the weight S of a context miss token; a
+       query with S below the cutoff stops here.
     2. Retrieve, score: each query against the landmark of every block, both at their stingy positions.
     3. Retrieve, reduce: where queries or heads choose together (the granularity), the softmax of each one's scores over
        the landmarks, and the maximum of these probabilities.
@@ -81,6 +82,8 @@ class Memory:
         index: str = "exact",
         index_type: str = "ivf",
         candidates: int = 16,
+        local_blocks: int = 0,
+        gradient: bool = False,
     ):
         """Start with nothing read.
 
@@ -88,8 +91,9 @@ class Memory:
             block_size: ℓ, normal tokens of a block.
             max_blocks: most blocks kept in each layer; the oldest are dropped first. None: all are kept.
             k: blocks that a query retrieves, or fewer where fewer are kept.
-            granularity: "per_token_and_head": each query of each head has its own set of retrieved blocks; "per_head":
-                the queries of a chunk share a set; "per_token": the heads share a set.
+            granularity: "per_token_and_head": each query of each head has its own set of retrieved blocks;
+                "per_token_and_group": the heads that share keys share a set; "per_token": all heads share a set;
+                "per_head": the queries of a chunk share a set.
             scorer: how blocks are ranked: by "landmark", or for ablations "recent", "random", "mean_key" or "given", by
                 which the blocks of the attribute `given` come first: (B, n), their numbers in the text, from 0.
             tier: where blocks are kept: "device", "cpu" or "disk" (tiers.py). Results are the same, bit for bit.
@@ -117,6 +121,10 @@ class Memory:
             index: "exact": all landmarks are scored; "faiss": of the older ones only `candidates` (index.py).
             index_type: "ivf", an inverted file, approximate, or "flat". Used with index="faiss" only.
             candidates: landmarks that the index finds for each query. Used with index="faiss" only.
+            local_blocks: blocks before a query's own that it always sees, without their landmarks. They stay pending,
+                and are retrieved only when they are further away.
+            gradient: whether `attend` has a gradient, of the chunk's queries, keys and values; what is committed has
+                none. For training; with "per_token_and_head" or "per_token", and without a context miss token.
 
         Raises UserError for a setting out of range, and for index="faiss" where faiss is not installed.
         """
@@ -135,6 +143,7 @@ class Memory:
             index=index,
             index_type=index_type,
             candidates=candidates,
+            local_blocks=local_blocks,
         )
         if index == "faiss":
             import_faiss()
@@ -144,7 +153,8 @@ class Memory:
         self.seed, self.observer, self.model, self.backend = seed, observer, model, backend
         self.folder, self.cache = None if folder is None else Path(folder), cache
         self.index, self.index_type, self.candidates = index, index_type, candidates
-        self.key_offset, self.landmark_key = key_offset, landmark_key
+        self.key_offset, self.landmark_key, self.local_blocks = key_offset, landmark_key, local_blocks
+        self.gradient = gradient
         if tie_layers is None:
             tie_layers = (0,) if landmark_key == "token" else ()
         self.tie_layers = tie_layers if mapping == "stingy" else ()
@@ -158,6 +168,7 @@ class Memory:
         """Forget everything, statistics included: a new text begins."""
         self.position = 0  # stream positions committed, landmarks included
         self._length = 0  # tokens of the current chunk, landmarks included
+        self._expected = 0  # blocks of the text, as far as it is known
         self._torn = False  # whether a commit ended midway: some layers then have the chunk, and others do not
         self.layers: dict[int, LayerMemory] = {}
         self._statistics = MemoryStatistics()
@@ -183,6 +194,10 @@ class Memory:
         """An empty layer with the memory's settings."""
         index = LandmarkIndex(self.index_type, self.candidates) if self.index == "faiss" else None
         return LayerMemory(BlockStore(self.max_blocks, self.scorer == "mean_key", self._tier), index)
+
+    def expect(self, blocks: int) -> None:
+        """Reserve room at once, and no more than needed, for a text of so many complete blocks, past ones included."""
+        self._expected = blocks
 
     def save(self, folder: Path | str) -> None:
         """Write everything to a new folder. A memory of the same model, on any tier, can `load` it.
@@ -212,9 +227,9 @@ class Memory:
 
     def _identity(self) -> Identity:
         model = None if self.model is None else self.model()
-        return Identity(self.block_size, self.rope_base, self.mapping, self.key_offset, self.landmark_key, model)
+        keys = self.key_offset, self.landmark_key, self.local_blocks
+        return Identity(self.block_size, self.rope_base, self.mapping, *keys, model)
 
-    @torch.no_grad()
     def attend(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, cmt: Tensor | None = None, sinks: Tensor | None = None
     ) -> Tensor:
@@ -232,7 +247,7 @@ class Memory:
         Returns (B, H, T, d). Raises RuntimeError where the last chunk is not committed, or its commit failed.
         """
         q, k, v = as_autocast(q, k, v)
-        with without_autocast(q):
+        with torch.set_grad_enabled(self.gradient and torch.is_grad_enabled()), without_autocast(q):
             return self._attend(layer, q, k, v, cmt, sinks)
 
     def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, cmt: Tensor | None, sinks: Tensor | None) -> Tensor:
@@ -245,7 +260,7 @@ class Memory:
                 f"layer {layer} has attended to this chunk already: call commit() before the next chunk, or discard() "
                 "after an error"
             )
-        pending = self.position % (self.block_size + 1)
+        pending = state.num_pending
         k, v = state.append(self._offset(state, k, pending), v)
         self._length = q.shape[2]
         scale = 1 / math.sqrt(q.shape[-1])
@@ -263,7 +278,7 @@ class Memory:
             return self._without_blocks(layer, out, cmt_weight)
         self._statistics.searches += 1
         if cmt_weight is not None:
-            selection = select_queries(cmt_weight, self._cutoff(layer), self.granularity)
+            selection = select_queries(cmt_weight, self._cutoff(layer), self.granularity, k.shape[1])
             self._statistics.count_dropped(layer, selection.retrieves)
             if selection.is_empty:
                 self._statistics.searches_skipped += 1
@@ -272,7 +287,7 @@ class Memory:
         exact = q.to(torch.promote_types(q.dtype, torch.float32))
         rotated = rotate_queries(exact * scale, rotary, pending, distances, selection)
         started = time.perf_counter()
-        ages = self._retrieve(layer, state, rotated)
+        ages = self._retrieve(layer, state, rotated.detach())
         self._statistics.seconds_searching += time.perf_counter() - started
         out, weights = self._attend_and_merge(state.store, rotated.to(q.dtype), ages, (out, lse), selection)
         if selection is not None:
@@ -291,7 +306,7 @@ class Memory:
         is_landmark = torch.arange(pending, end, device=k.device)[None] % (self.block_size + 1) == self.block_size
         previous, ends_on_landmark = state.last_key, end % (self.block_size + 1) == 0
         if k.shape[2] > ends_on_landmark:
-            state.last_key = last_channels(k, channels, ends_on_landmark)
+            state.last_key = last_channels(k, channels, ends_on_landmark).detach()
         return offset_keys(k, channels, is_landmark, previous)
 
     def _rotary_of(self, layer: int) -> RotaryTable:
@@ -309,17 +324,39 @@ class Memory:
         if self.landmark_key != "token" and full:
             blocks = k[:, :, :full].unflatten(2, (-1, width))
             if self.landmark_key == "pooled":
-                state.weights = block_weights(q[:, :, self.block_size - pending : full - pending : width], blocks)
+                state.weights = self._pool(state, q, blocks, pending)
             k = torch.cat([add_summaries(blocks, state.weights).flatten(2, 3), k[:, :, full:]], 2)
-        seen = min(pending + 1, self.block_size)
-        backend = backend_for(self.backend, q, self.block_size)
+        backend = "blockwise" if self.local_blocks and self.backend == "auto" else self.backend
+        backend = backend_for(backend, q, self.block_size)
         scale = 1 / math.sqrt(q.shape[-1])
-        if backend != "triton" and k.shape[2] <= width and seen == min(k.shape[2], self.block_size):
-            # While generating, all queries see the same normal tokens of one block, and no landmark.
-            k, v = (x[:, :, :seen].repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+        is_local = k.shape[2] <= width * (self.local_blocks + 1)
+        seen, total = (tokens - tokens // width for tokens in (pending + 1, k.shape[2]))
+        if backend != "triton" and is_local and seen == total:
+            # While generating, all queries see the same normal tokens, and no landmark.
+            normal = slice(total)
+            if k.shape[2] > width:
+                normal = (torch.arange(k.shape[2], device=k.device) % width != self.block_size).nonzero()[:, 0]
+            k, v = (x[:, :, normal].repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
             return attention_forward(q, k, v, scale=scale)
         settings = {"block_size": self.block_size, "prefix": pending, "scale": scale, "backend": backend}
-        return landmark_attention(q, k, v, **settings, return_lse=True)
+        return landmark_attention(q, k, v, **settings, local_blocks=self.local_blocks, return_lse=True)
+
+    def _pool(self, state: LayerMemory, q: Tensor, blocks: Tensor, pending: int) -> Tensor:
+        """The weights of the tokens of all complete blocks in pooled keys; those of pending blocks are known already.
+
+        Args:
+            state: the layer's.
+            q: (B, H, T, d), rotated queries of the chunk.
+            blocks: (B, H_kv, n, W, d), rotated keys.
+            pending: number of pending tokens before the first query.
+        """
+        width, known = self.block_size + 1, pending // (self.block_size + 1)
+        if known == blocks.shape[2]:
+            assert state.weights is not None
+            return state.weights
+        first = known * width + self.block_size - pending
+        weights = block_weights(q[:, :, first : blocks.shape[2] * width - pending : width], blocks[:, :, known:])
+        return weights if state.weights is None else torch.cat([state.weights, weights], 2)
 
     def _cmt_weight(self, q: Tensor, cmt: Tensor, lse: Tensor, rotary: RotaryTable, scale: float, start: int) -> Tensor:
         """The weight S of the context miss token, (B, H, T), for queries at the positions from `start` on."""
@@ -338,7 +375,7 @@ class Memory:
         return out
 
     def _retrieve(self, layer: int, state: LayerMemory, rotated_queries: Tensor) -> Tensor:
-        """Ages (B, H or 1, T or 1, q) of the retrieved blocks, oldest first; 1 is the newest block."""
+        """Ages (B, H, H_kv or 1, T or 1, q) of the retrieved blocks, oldest first; 1 is the newest block."""
         common = {"k": self.k, "granularity": self.granularity, "num_recent": self._num_recent}
         is_tied = layer in self.tie_layers
         if state.index is not None and not is_tied and len(state.store) > self.k:
@@ -374,7 +411,8 @@ class Memory:
         """
         is_stingy = self.mapping == "stingy"
         lags = attending_lag(ages, self.k, len(rotated_queries)) if is_stingy else torch.ones_like(ages)
-        if backend_for(self.backend, rotated_queries, self.block_size) == "triton":
+        fused = backend_for(self.backend, rotated_queries, self.block_size) == "triton"
+        if fused and not rotated_queries.requires_grad:
             return attend_to_blocks_fused(rotated_queries, store, ages, lags, local, selection), None
         selected = None if selection is None else selection.selected
         block_out, gates = attend_to_blocks(rotated_queries, store, ages, lags, selected)
@@ -408,7 +446,9 @@ class Memory:
         if self.key_offset:
             raise RuntimeError("with key_offset a chunk cannot be discarded: load the memory again")
         for state in self.layers.values():
-            state.chunk = state.weights = None
+            known = state.num_pending // (self.block_size + 1)
+            state.weights = state.weights[:, :, :known] if known and state.weights is not None else None
+            state.chunk = None
         self._length = 0
 
     def select(self, samples: Tensor) -> Memory:
@@ -428,12 +468,14 @@ class Memory:
         for layer, state in self.layers.items():
             chosen.layers[layer] = copied = chosen.new_layer()
             state.store.select(samples, copied.store)
-            copied.pending, copied.last_key = state.pending, state.last_key
+            copied.pending, copied.last_key, copied.weights = state.pending, state.last_key, state.weights
             if state.pending is not None:
                 keys, values = (x.index_select(0, samples.to(x.device)) for x in state.pending)
                 copied.pending = keys, values
             if state.last_key is not None:
                 copied.last_key = state.last_key.index_select(0, samples.to(state.last_key.device))
+            if state.weights is not None:
+                copied.weights = state.weights.index_select(0, samples.to(state.weights.device))
         return chosen
 
     def _check_whole(self) -> None:
@@ -442,7 +484,8 @@ class Memory:
 
     def _store_blocks(self, state: LayerMemory, rotary: RotaryTable, k: Tensor, v: Tensor) -> None:
         width = self.block_size + 1
-        full = k.shape[2] // width * width
+        count = max(0, k.shape[2] // width - self.local_blocks)
+        full, weights = count * width, state.weights
         if full:
             keys = k[:, :, :full].unflatten(2, (-1, width))
             values = v[:, :, :full].unflatten(2, (-1, width))
@@ -450,6 +493,9 @@ class Memory:
             length = full if self.mapping == "true" else width
             factors = rotary(start, length, keys).unflatten(0, (-1, width))
             keys = rotate(keys.to(torch.promote_types(keys.dtype, torch.float32)), factors)
-            state.store.add(keys if self.landmark_key == "token" else add_summaries(keys, state.weights), values)
-        state.weights = None
+            state.store.reserve(min(self._expected, self.max_blocks or self._expected), values[..., 1:, :])
+            weights = None if weights is None else weights[:, :, :count]
+            state.store.add(keys if self.landmark_key == "token" else add_summaries(keys, weights), values)
+        kept = k.shape[2] // width - count
+        state.weights = state.weights[:, :, count:].clone() if kept and state.weights is not None else None
         state.pending = k[:, :, full:].clone(), v[:, :, full:].clone()

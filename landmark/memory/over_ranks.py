@@ -17,11 +17,13 @@ import torch
 from torch import Tensor
 
 from landmark.memory.block_attention import attend_to_blocks, merge
+from landmark.memory.block_files import SavedRows
 from landmark.memory.block_store import BlockStore
 from landmark.memory.cutoff import QuerySelection
 from landmark.memory.layer import LayerMemory
 from landmark.memory.memory import Memory
 from landmark.memory.positions import attending_lag, scoring_lag
+from landmark.memory.settings import choosing_heads
 from landmark.utils.errors import UserError
 from landmark.utils.ranks import Ranks
 
@@ -35,14 +37,23 @@ class SharedStore(BlockStore):
     def __init__(self, own: BlockStore, ranks: Ranks) -> None:
         super().__init__(None)
         self.own, self._ranks = own, ranks
+        self._kv_heads = 0
 
     def __len__(self) -> int:
         return self.added
 
     def add(self, keys: Tensor, values: Tensor) -> None:
+        self._kv_heads = keys.shape[1]
         first = (self._ranks.rank - self.added) % self._ranks.size
         self.own.add(*(x[:, :, first :: self._ranks.size] for x in (keys, values)))
         self.added += keys.shape[2]
+
+    def reserve(self, blocks: int, like: Tensor, saved: SavedRows | None = None) -> None:
+        self.own.reserve(-(-blocks // self._ranks.size), like)
+
+    @property
+    def kv_heads(self) -> int:
+        return self._kv_heads
 
     def own_ages(self) -> Tensor:
         """Ages, among all blocks, of those that this process has, newest first: (n,)."""
@@ -77,9 +88,9 @@ class MemoryOverRanks(Memory):
             block_size: ℓ, normal tokens of a block.
             ranks: the processes.
             settings: of `Memory`. Raises UserError for those that need all blocks in one process: `max_blocks`, a
-                `scorer` other than "landmark", and `index`.
+                `scorer` other than "landmark", and `index`; and for `gradient`.
         """
-        needed = {"max_blocks": None, "scorer": "landmark", "index": "exact"}
+        needed = {"max_blocks": None, "scorer": "landmark", "index": "exact", "gradient": False}
         for name, value in needed.items():
             if settings.get(name, value) != value:
                 raise UserError(f"{name}={settings[name]}: a memory over several processes has only {name}={value}")
@@ -104,7 +115,12 @@ class MemoryOverRanks(Memory):
         scores, ages = self._own_scores(store, rotated_queries, layer in self.tie_layers)
         if self.granularity != "per_token_and_head":
             everywhere = torch.stack(self.ranks.gathered(scores.logsumexp(-1))).logsumexp(0)
-            scores = (scores - everywhere[..., None]).amax(2 if self.granularity == "per_head" else 1, keepdim=True)
+            scores = scores - everywhere[..., None]
+            if self.granularity == "per_head":
+                scores = scores.amax(2, keepdim=True)
+            else:
+                choosing = choosing_heads(self.granularity, scores.shape[1], store.kv_heads)
+                scores = scores.unflatten(1, (choosing, -1)).amax(2)
         scores, order = scores.sort(dim=-1, descending=True, stable=True)  # of equal scores the newer block first
         scores, ages = scores[..., : self.k], ages[order[..., : self.k]]
         room = 0, self.k - scores.shape[-1]
@@ -157,6 +173,7 @@ class MemoryOverRanks(Memory):
             here, is_own = store.ages_here(ages)
             selected = None if selection is None else selection.selected
             block_out, gates = attend_to_blocks(rotated_queries, store.own, here, lags, selected)
+            is_own = is_own.repeat_interleave(heads // is_own.shape[1], 1)  # heads may choose together
             gates = gates.masked_fill(~is_own, -torch.inf)
         largest = self.ranks.largest(gates.amax(-1, keepdim=True))
         weights = (gates - largest).exp()

@@ -14,7 +14,16 @@ if TYPE_CHECKING:
     from landmark.config.schema import ModelConfig
 
 INITIALISATIONS = ("gpt2", "fan_in")
-_WITH_DEFAULTS = ("key_offset", "rotary_fraction", "landmark_key", "landmark_bias", "qk_norm", "initialisation")
+_WITH_DEFAULTS = (
+    "key_offset",
+    "rotary_fraction",
+    "landmark_key",
+    "landmark_bias",
+    "local_blocks",
+    "qk_norm",
+    "initialisation",
+    "masked",
+)
 KINDS = ("transformer", "landmark", "transformer_xl")
 
 
@@ -47,6 +56,9 @@ class DecoderConfig:
         landmark_bias: whether each head adds a learned number to the scores of landmarks (there too).
         qk_norm: whether queries and keys are divided by their root mean square, with learned scales, before positions.
         initialisation: "gpt2": N(0, 0.02), or "fan_in": N(0, 1/√inputs) for linear layers.
+        local_blocks: blocks before a query's own whose tokens a landmark model sees without their landmarks.
+        masked: whether tokens see later ones too, and hidden tokens are predicted instead of the next ones (Appendix
+            F). A transformer or a landmark model without a context miss token; it has no memory.
         architecture: module of `landmark.models` whose `Model` is built (None: the paper's decoder).
     """
 
@@ -71,6 +83,8 @@ class DecoderConfig:
     qk_norm: bool = False
     initialisation: str = "gpt2"
     architecture: str | None = field(default=None, repr=False)
+    local_blocks: int = field(default=0, repr=False)  # a saved memory has it beside the model's fingerprint
+    masked: bool = field(default=False, repr=False)
 
     def __post_init__(self):
         for name, choices in (
@@ -98,6 +112,14 @@ class DecoderConfig:
             raise UserError(f"model.landmark_key={self.landmark_key}: model={self.kind} has no landmarks")
         if self.landmark_bias and self.kind != "landmark":
             raise UserError(f"model.landmark_bias=true: model={self.kind} has no landmarks")
+        if self.local_blocks and self.kind != "landmark":
+            raise UserError(f"model.local_blocks={self.local_blocks}: model={self.kind} has no landmarks")
+        if (self.local_blocks or self.masked) and self.backend == "triton":
+            name = "masked=true" if self.masked else f"local_blocks={self.local_blocks}"
+            raise UserError(f"model.{name}: the fused kernels do not have it, set model.backend=auto")
+        if self.masked and (self.kind == "transformer_xl" or self.cmt):
+            what = "cmt=on" if self.cmt else f"model={self.kind}"
+            raise UserError(f"model.masked=true: {what} reads a text in one direction, leave out one of them")
         if self.landmark_key == "pooled" and not self.landmark_bias:
             raise UserError("model.landmark_key=pooled adds an entropy to scores: it needs model.landmark_bias=true")
         if self.landmark_bias and channels_of(self.rotary_fraction, self.head_dim) == self.head_dim:
@@ -139,6 +161,7 @@ def decoder_config(model: ModelConfig, tokenizer: Vocabulary, cmt: bool = False)
         num_layers=model.num_layers,
         num_heads=model.num_heads,
         head_dim=model.head_dim,
+        num_kv_heads=model.num_kv_heads,
         mlp_dim=model.mlp_dim,
         landmark_id=tokenizer.landmark if is_landmark else None,
         block_size=model.block_size if is_landmark else None,

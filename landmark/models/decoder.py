@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from landmark.attention import landmark_attention, place_phase
-from landmark.attention.causal import causal_attention
+from landmark.attention.causal import causal_attention, full_attention
 from landmark.attention.key_offset import offset_keys
 from landmark.attention.landmark_keys import WindowBlocks, bias_landmarks
 from landmark.attention.layout import blocks_and_landmarks, insert_landmarks
@@ -134,9 +134,11 @@ class Decoder(LanguageModel):
         """An empty memory that fits this model.
 
         settings: of `Memory` for a landmark model; of `SinkMemory` for a plain transformer, which keeps nothing without
-        settings (None); Transformer-XL has none. Raises UserError for a cutoff that does not fit the model.
+        settings (None); Transformer-XL has none. Raises UserError for a cutoff that does not fit the model, and for a
+        masked model, which has no memory.
         """
         config = self.config
+        self._check_memory()
         if config.kind == "landmark":
             assert config.block_size is not None
             cutoff = settings.get("cutoff")
@@ -152,13 +154,23 @@ class Decoder(LanguageModel):
         return SinkMemory(**self.key_settings(), **settings) if settings else None
 
     def unlimited_memory(self, tokens: int) -> UnlimitedMemory:
-        """An empty memory that keeps the keys and values of `tokens` tokens."""
+        """An empty memory that keeps the keys and values of `tokens` tokens. Raises UserError for a masked model."""
+        self._check_memory()
         return UnlimitedMemory(tokens, **self.key_settings())
+
+    def _check_memory(self) -> None:
+        if self.config.masked:
+            raise UserError(
+                "model.masked=true: the model reads whole texts in both directions, it has no memory and "
+                "continues no text"
+            )
 
     def key_settings(self) -> dict[str, Any]:
         """Settings of a memory that say how this model's keys are made."""
         settings = {"rope_base": self._rope_base, "key_offset": self.config.key_offset}
-        return settings | ({"landmark_key": self.config.landmark_key} if self.config.kind == "landmark" else {})
+        if self.config.kind != "landmark":
+            return settings
+        return settings | {"landmark_key": self.config.landmark_key, "local_blocks": self.config.local_blocks}
 
     def fingerprint(self) -> str:
         """Hex SHA-256 of configuration and weights. A saved memory can only be loaded by the model that made it."""
@@ -167,31 +179,46 @@ class Decoder(LanguageModel):
             digest.update(name.encode() + tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
 
-    def forward(self, tokens: Tensor, memory: Memory | RecurrentMemory | None = None, last: bool = False) -> Tensor:
+    def forward(
+        self,
+        tokens: Tensor,
+        memory: Memory | RecurrentMemory | None = None,
+        last: bool = False,
+        top_k: int | None = None,
+    ) -> Tensor:
         """Logits of the next raw token after each raw token, (B, T, vocabulary).
 
-        tokens: (B, T) raw ids; landmarks are inserted here. memory: the tokens continue its text, and are committed to
-        it (None: they are a text of their own). last: whether to return only the logits (B, 1, vocabulary) after the
-        last token. Raises UserError for a memory of another kind or block size.
+        A masked model returns the logits of each raw token itself.
+
+        Args:
+            tokens: (B, T) raw ids; landmarks are inserted here.
+            memory: the tokens continue its text, and are committed to it (None: they are a text of their own).
+            last: whether to return only the logits (B, 1, vocabulary) after the last token.
+            top_k: blocks that a token attends to beside its own (None: all). Unused with a memory, which has its own k.
+
+        Raises UserError for a memory of another kind or block size.
         """
-        if self.config.kind != "landmark":
-            hidden = self.hidden(tokens, memory=memory)
-        else:
-            assert self.config.block_size is not None
-            assert self.config.landmark_id is not None
-            if memory is not None and not isinstance(memory, Memory):
-                raise UserError(f"a landmark model reads with a Memory, not with a {type(memory).__name__}")
-            if memory is not None and memory.block_size != self.config.block_size:
-                raise UserError(
-                    f"the memory has block_size={memory.block_size}, the model {self.config.block_size}: "
-                    "make it with model.new_memory(…)"
-                )
-            position = memory.position if memory is not None else 0
-            tokens, raw = insert_landmarks(tokens, position, self.config.block_size, self.config.landmark_id)
-            hidden = self.hidden(tokens, memory=memory)[:, raw]
+        hidden = self._read(tokens, memory, top_k)
         if memory is not None:
             memory.commit()
         return self.head(hidden[:, -1:] if last else hidden)
+
+    def _read(self, tokens: Tensor, memory: Memory | RecurrentMemory | None, top_k: int | None = None) -> Tensor:
+        """Final hidden states (B, T, hidden_dim) of raw tokens, which are not committed. As `forward`."""
+        if self.config.kind != "landmark":
+            return self.hidden(tokens, memory=memory)
+        assert self.config.block_size is not None
+        assert self.config.landmark_id is not None
+        if memory is not None and not isinstance(memory, Memory):
+            raise UserError(f"a landmark model reads with a Memory, not with a {type(memory).__name__}")
+        if memory is not None and memory.block_size != self.config.block_size:
+            raise UserError(
+                f"the memory has block_size={memory.block_size}, the model {self.config.block_size}: "
+                "make it with model.new_memory(…)"
+            )
+        position = memory.position if memory is not None else 0
+        tokens, raw = insert_landmarks(tokens, position, self.config.block_size, self.config.landmark_id)
+        return self.hidden(tokens, memory=memory, top_k=top_k)[:, raw]
 
     def hidden(
         self,
@@ -211,7 +238,7 @@ class Decoder(LanguageModel):
             controlled: (B, layers, blocks) landmarks that the context miss token controls (None: none). Unused with
                 a memory.
             positions: (B, T) positions of the tokens (None: 0…T−1). Unused with a memory.
-            top_k: earlier blocks that a query attends to (None: all). Unused with a memory, which has its own k.
+            top_k: gated blocks that a query attends to (None: all). Unused with a memory, which has its own k.
         """
         if isinstance(memory, Memory):
             phase = torch.full((1,), memory.position % (memory.block_size + 1), device=tokens.device)
@@ -276,7 +303,7 @@ class Decoder(LanguageModel):
             if blocks is not None:
                 k = blocks.add_means(k) if config.landmark_key == "mean" else blocks.add_pooled(q, k)
             if config.kind != "landmark":
-                return causal_attention(q, k, v)
+                return full_attention(q, k, v) if config.masked else causal_attention(q, k, v)
             assert config.block_size is not None
             return landmark_attention(
                 q,
@@ -287,6 +314,8 @@ class Decoder(LanguageModel):
                 cmt=None if cmt is None else rotate_cmt(cmt, self._rotary),
                 controlled=None if controlled is None else controlled[:, layer],
                 top_k=top_k,
+                local_blocks=config.local_blocks,
+                bidirectional=config.masked,
                 backend=config.backend,
             )
 
@@ -295,22 +324,23 @@ class Decoder(LanguageModel):
     def window_losses(self, batch: WindowBatch) -> Iterator[tuple[Tensor, Tensor]]:
         """Summed loss in nats, and the number of targets, of each window of a batch, in order.
 
-        Plain and landmark models have one window. Transformer-XL reads a segment window by window. Each window attends
-        to the cached keys and values of earlier windows, which carry no gradient; so backward can be called on each
-        loss before the next one is computed.
+        Plain and landmark models have one window. Transformer-XL reads a segment window by window, and a landmark model
+        a batch with `local` chunk by chunk. Each attends to the keys and values of earlier ones, cached or retrieved,
+        which carry no gradient; so backward can be called on each loss before the next one is computed.
         """
-        if self.config.kind != "transformer_xl":
+        if self.config.kind != "transformer_xl" and batch.local is None:
             settings = {"controlled": batch.controlled, "positions": batch.positions, "top_k": batch.top_k}
             hidden = self.hidden(batch.tokens, batch.phase, **settings)
             yield self._loss(hidden, batch.targets, batch.weights)
             return
-        assert self.config.window is not None
-        memory = self.new_memory()
+        length = batch.local or self.config.window
+        memory = self.new_memory(k=batch.top_k, gradient=True) if batch.local else self.new_memory()
         assert memory is not None
-        for start in range(0, batch.tokens.shape[1], self.config.window):
-            window = slice(start, start + self.config.window)
+        assert length is not None
+        for start in range(0, batch.tokens.shape[1], length):
+            window = slice(start, start + length)
             weights = None if batch.weights is None else batch.weights[:, window]
-            hidden = self.hidden(batch.tokens[:, window], memory=memory)
+            hidden = self._read(batch.tokens[:, window], memory)
             yield self._loss(hidden, batch.targets[:, window], weights)
             memory.commit()
 

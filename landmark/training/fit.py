@@ -3,7 +3,7 @@
 import logging
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ from landmark.training.micro_batches import micro_batches
 from landmark.training.progress_callback import ProgressCallback
 from landmark.training.sharding import gathered, strategy
 from landmark.utils.errors import UserError
-from landmark.utils.flops import flops_per_token, keys_per_query, peak_flops
+from landmark.utils.flops import flops_per_token, peak_flops, training_keys
 from landmark.utils.peak_memory import reset_peak_memory
 from landmark.utils.team import first_says, started_together
 
@@ -85,7 +85,7 @@ def train(
         log_every=settings.log_every,
         validate_every=settings.validate_every,
         tokens_per_step=settings.batch_size * settings.length,
-        flops_per_token=training_flops_per_token(model, settings.length),
+        flops_per_token=training_flops_per_token(model, settings.length, settings.local, settings.k),
     )
     with _quiet_lightning(), Interruption(settings.log_every) as interruption:
         trainer = _trainer(
@@ -102,7 +102,7 @@ def train(
         _check_devices(trainer, settings)
         peak = peak_flops(_device_name(trainer), settings.precision)
         measurements.peak_flops = peak and peak * trainer.world_size
-        module = LanguageModelTraining(model, settings, windows=_windows(model, settings.length))
+        module = LanguageModelTraining(model, settings, windows=_windows(model, settings))
         if module.automatic_optimization:
             data.micro_batch = settings.micro_batch
             parts = micro_batches(settings.batch_size, settings.micro_batch, trainer.world_size)
@@ -155,14 +155,24 @@ def _check_devices(trainer: Trainer, settings: "TrainConfig") -> None:
         )
 
 
-def _windows(model: "LanguageModel", length: int) -> int:
-    return math.ceil(length / model.config.window) if model.config.window else 1
+def _windows(model: "LanguageModel", settings: "TrainConfig") -> int:
+    window = settings.local or model.config.window
+    return math.ceil(settings.length / window) if window else 1
 
 
-def training_flops_per_token(model: "LanguageModel", length: int) -> float:
-    """Training FLOPs of a token, a mean over windows of `length` tokens."""
+def training_flops_per_token(
+    model: "LanguageModel", length: int, local: int | None = None, k: Sequence[int] | None = None
+) -> float:
+    """Training FLOPs of a token, a mean over windows of `length` tokens.
+
+    Args:
+        model: the model.
+        length: tokens of a window.
+        local, k: as in `landmark.utils.flops.training_keys`.
+    """
     shape = model.config
-    keys = keys_per_query(length, shape.window, shape.cache)
+    of_model = shape.block_size, shape.window, shape.cache
+    keys = length if shape.masked else training_keys(length, of_model, local, k)
     return flops_per_token(model.num_parameters(), shape.num_layers, shape.hidden_dim, keys)
 
 

@@ -19,6 +19,7 @@ CASES = (
     {"granularity": "per_token_and_head"},
     {"granularity": "per_head"},
     {"granularity": "per_token"},
+    {"granularity": "per_token_and_group"},
     {"granularity": "per_token_and_head", "mapping": "true"},
     {"granularity": "per_token_and_head", "landmark_key": "mean", "tie_layers": ()},
 )

@@ -84,12 +84,12 @@ def test_transformer_xl_with_a_long_cache_is_the_plain_transformer():
 @pytest.mark.parametrize(("bias", "norm"), [(False, False), (True, True)])
 @pytest.mark.parametrize("landmark_key", ["token", "mean", "pooled"])
 @pytest.mark.parametrize("offset", [0, 0.5, 1])
-@pytest.mark.parametrize("rotary", [0, 0.5])
-def test_options_of_keys_read_in_chunks_as_in_one_window(offset, rotary, landmark_key, bias, norm, cmt):
+@pytest.mark.parametrize(("rotary", "local_blocks"), [(0, 0), (0.5, 0), (0.5, 2)])
+def test_options_of_keys_read_in_chunks_as_in_one_window(offset, rotary, local_blocks, landmark_key, bias, norm, cmt):
     """Where all blocks are retrieved, chunk by chunk, token by token, and from a saved memory. With a context miss
     token the landmarks of a memory are controlled, those of a window are free: there one chunk is the reference."""
     keys = {"key_offset": offset, "rotary_fraction": rotary, "landmark_key": landmark_key}
-    keys |= {"landmark_bias": bias or landmark_key == "pooled", "qk_norm": norm}
+    keys |= {"landmark_bias": bias or landmark_key == "pooled", "qk_norm": norm, "local_blocks": local_blocks}
     model = tiny(replace(CMT if cmt else LANDMARK, **keys))
     raw = torch.randint(0, 50, (2, 29))
     if cmt:
@@ -117,9 +117,11 @@ def test_options_of_keys_on_every_backend(landmark_key):
             torch.testing.assert_close(ours, expected, atol=2e-4, rtol=2e-4)
 
 
+@pytest.mark.parametrize("local_blocks", [0, 2])
 @pytest.mark.parametrize("landmark_key", ["token", "mean", "pooled"])
-def test_a_saved_memory_continues_with_the_key_before(landmark_key, tmp_path):
-    model = tiny(replace(LANDMARK, **LOOKING_BACK, landmark_key=landmark_key, landmark_bias=landmark_key != "token"))
+def test_a_saved_memory_continues_with_the_key_before(landmark_key, local_blocks, tmp_path):
+    keys = {"landmark_key": landmark_key, "landmark_bias": landmark_key != "token", "local_blocks": local_blocks}
+    model = tiny(replace(LANDMARK, **LOOKING_BACK, **keys))
     raw = torch.randint(0, 50, (1, 29))
     for cut in (7, 10):  # within a block, and behind a landmark
         memory, loaded = model.new_memory(k=9), model.new_memory(k=9)
@@ -127,6 +129,22 @@ def test_a_saved_memory_continues_with_the_key_before(landmark_key, tmp_path):
         memory.save(tmp_path / str(cut))
         loaded.load(tmp_path / str(cut))
         torch.testing.assert_close(model(raw[:, cut:], memory=loaded), model(raw)[:, cut:], atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("landmark_key", ["mean", "pooled"])
+def test_local_blocks_are_kept_where_samples_are_reordered_or_a_chunk_fails(landmark_key):
+    """Their keys, and the weights of their tokens in pooled keys, go with the pending tokens."""
+    keys = {"landmark_key": landmark_key, "landmark_bias": True, "local_blocks": 2}
+    model = tiny(replace(LANDMARK, rotary_fraction=0.5, **keys))
+    raw = torch.randint(0, 50, (2, 41))
+    expected, memory = model(raw), model.new_memory(k=9)
+    model(raw[:, :23], memory=memory)
+    turned = memory.select(torch.tensor([1, 0]))
+    model.hidden(raw[:, 23:29], memory=memory)
+    memory.discard()
+    for each, rows in ((memory, raw), (turned, raw.flip(0))):
+        read = model(rows[:, 23:], memory=each)
+        torch.testing.assert_close(read if each is memory else read.flip(0), expected[:, 23:], atol=1e-10, rtol=0)
 
 
 @pytest.mark.parametrize("config", [TINY, XL])
@@ -335,3 +353,62 @@ def test_only_positions_with_a_target_get_logits(config, weighted, monkeypatch):
     assert torch.allclose(losses, every, rtol=1e-12, atol=0)
     for gradient, parameter in zip(gradients, model.parameters(), strict=True):
         assert torch.allclose(gradient, parameter.grad, rtol=1e-10, atol=1e-14)
+
+
+def chunked_batch(length=37, chunk=11, k=2):
+    tokens = torch.randint(0, 50, (2, length), generator=torch.Generator().manual_seed(4))
+    return WindowBatch(tokens, tokens.roll(-1, 1), top_k=k, local=chunk)
+
+
+@pytest.mark.parametrize("options", [{}, {"landmark_key": "mean", **LOOKING_BACK}], ids=["paper", "recipe"])
+def test_training_with_a_memory_has_the_losses_of_reading(options):
+    model, batch = tiny(replace(LANDMARK, **options)), chunked_batch()
+    losses = [loss.item() for loss, _ in model.window_losses(batch)]
+    memory, read = model.new_memory(k=2), []
+    with torch.no_grad():
+        for chunk, targets in zip(batch.tokens.split(11, 1), batch.targets.split(11, 1), strict=True):
+            read.append(summed_loss(model(chunk, memory=memory), targets, None)[0].item())
+    assert losses == pytest.approx(read, rel=1e-12)
+
+
+@pytest.mark.parametrize("landmark_key", ["token", "mean", "pooled"])
+def test_gradients_of_training_with_a_memory(landmark_key):
+    """Of the last chunk's loss, by finite differences: what earlier chunks left in the memory is a constant."""
+    options = {} if landmark_key == "token" else {**LOOKING_BACK, "landmark_bias": True}
+    model, batch = tiny(replace(LANDMARK, landmark_key=landmark_key, **options)), chunked_batch()
+    chunks = batch.tokens.split(11, 1)
+
+    def last_loss() -> torch.Tensor:
+        memory = model.new_memory(k=2, gradient=True)
+        with torch.no_grad():
+            for parameter, old in zip(model.parameters(), before, strict=True):
+                new, parameter.data = parameter.data, old
+                changed.append(new)
+            for chunk in chunks[:-1]:
+                model.hidden(chunk, memory=memory)
+                memory.commit()
+            for parameter, new in zip(model.parameters(), changed, strict=True):
+                parameter.data = new
+            changed.clear()
+        return model.head(model.hidden(chunks[-1], memory=memory)).logsumexp(-1).sum()
+
+    before, changed = [parameter.data.clone() for parameter in model.parameters()], []
+    last_loss().backward()
+    for name, parameter in model.named_parameters():
+        direction = torch.randn(parameter.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+        step = 1e-5
+        parameter.data += step * direction
+        above = last_loss().item()
+        parameter.data -= 2 * step * direction
+        below = last_loss().item()
+        parameter.data += step * direction
+        expected = (parameter.grad * direction).sum().item() if parameter.grad is not None else 0.0
+        assert expected == pytest.approx((above - below) / (2 * step), rel=1e-5, abs=1e-6), name
+
+
+def test_a_memory_keeps_no_graph():
+    """Backward of each loss before the next one is computed; the memory has tensors without gradient only."""
+    model, batch = tiny(replace(LANDMARK, landmark_key="mean", **LOOKING_BACK)), chunked_batch()
+    for loss, _ in model.window_losses(batch):
+        loss.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())

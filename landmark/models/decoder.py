@@ -88,6 +88,12 @@ class Block(nn.Module):
 
         The token attends to nothing, so no attention is added to its state; its key goes to `attend`. It is computed
         here because the weights of a block may be whole only while the block is called (`trainer=fsdp`).
+
+        Args:
+            x: (B, T, hidden).
+            attend: attention of queries, keys and values (B, H, T, d); with the token its key as `cmt` too.
+            is_landmark: (B or 1, T), bool; None: there are no landmarks.
+            cmt: the state of the context miss token before this block; None: the model has none.
         """
         if cmt is not None:
             attend = partial(attend, cmt=self.attention.key(self.attention_norm(cmt)))

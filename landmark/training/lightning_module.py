@@ -71,6 +71,14 @@ class LanguageModelTraining(LightningModule):
             loss.backward(torch.full_like(loss, self.trainer.accumulate_grad_batches), *args, **kwargs)
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+        """Take a step, and free the gradients, whose memory the next forward pass needs.
+
+        Args:
+            epoch: unused.
+            batch_idx: number of the micro-batch.
+            optimizer: Lightning's wrapper.
+            optimizer_closure: Lightning's forward and backward pass.
+        """
         set_learning_rate(optimizer.param_groups, self.global_step, self.train_settings)
         with self._mixed_precision():
             super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)

@@ -1,4 +1,4 @@
-"""Search of a memory by an index of its landmarks: time and blocks found, against a scan of all landmarks.
+"""Search of a memory by an index of its landmarks, or by groups of them: time and blocks found, against a scan.
 
 The landmarks are those of a text, read by a trained model or, without `--run`, by random weights.
 """
@@ -16,17 +16,20 @@ from benchmarks.growth import decoder, scale
 from benchmarks.report import Report, Row
 from benchmarks.settings import BLOCK_SIZE, Options, Say
 from benchmarks.timing import Spread, interleave, ratios
+from landmark.attention.hierarchy import Hierarchy, first_bias
 from landmark.data import load_tokenizer
 from landmark.data.sources import open_source
 from landmark.memory import Memory
 from landmark.memory import memory as memory_module
 from landmark.memory.block_store import BlockStore
+from landmark.memory.hierarchy import Descent, GroupKeys
 from landmark.memory.index import LandmarkIndex, retrieve_candidates
 from landmark.models import Decoder, load
 from landmark.utils.constants import DEFAULT_CHUNK
 
 SCAN, FLAT, INVERTED = "scan of all landmarks", "faiss, flat", "faiss, inverted file"
 KINDS = {FLAT: "flat", INVERTED: "ivf"}
+HIERARCHIES = {"two levels of groups of 8": (8, 2), "four levels of groups of 8": (8, 4)}  # fan-out, levels
 CHUNK, TOKEN, BUILD, RECALL = (
     "search for a chunk",
     "search for a token",
@@ -75,9 +78,8 @@ def run(options: Options, say: Say) -> Report:
             ]
         rows += measure(context, searches, size)
     whose = "a trained model" if options.run else "random weights"
-    pays = [
-        f"{what} takes less time by {name} {faster_from(rows, what, name)}" for what in (CHUNK, TOKEN) for name in KINDS
-    ]
+    found = ((what, name) for what in (CHUNK, TOKEN) for name in (*KINDS, *HIERARCHIES))
+    pays = [f"{what} takes less time by {name} {faster_from(rows, what, name)}" for what, name in found]
     return Report(rows, [f"Landmarks of {whose}, {layers(searches)}: {'; '.join(pays)}."])
 
 
@@ -176,12 +178,21 @@ def measure(context: int, searches: list[Search], size: Scale) -> list[Row]:
         started = time.perf_counter()
         found[name] = candidates(searches, made)
         making[name] = [time.perf_counter() - started]
+    groups = {name: [GroupKeys(*shape) for _ in searches] for name, shape in HIERARCHIES.items()}
+    for name, made in groups.items():
+        started = time.perf_counter()
+        for each, keys in zip(searches, made, strict=True):
+            keys.update(each.store)
+        making[name] = [time.perf_counter() - started]
+        found[name] = descents(searches, made)
     scanned = scan(searches)
     for what, asked in ((CHUNK, searches), (TOKEN, [one_token(each) for each in searches])):
         functions: dict[str, Callable[[], object]] = {SCAN: lambda asked=asked: scan(asked)}
         for name, made in indices.items():
             functions[name] = lambda asked=asked, made=made: candidates(asked, made)
-        add(what, "ms", 1e3, interleave(functions, rounds=size.rounds), SCAN)
+        for name, made in groups.items():
+            functions[name] = lambda asked=asked, made=made: descents(asked, made)
+        add(what, "ms", 1e3, interleave(functions, rounds=size.rounds, clock=time.process_time), SCAN)
     add(BUILD, "ms", 1e3, making, FLAT)
     recalls = {name: [recall(each, scanned)] for name, each in found.items()}
     add(RECALL, "share", 1.0, {SCAN: [1.0], **recalls}, SCAN)
@@ -208,6 +219,21 @@ def candidates(searches: list[Search], indices: list[LandmarkIndex]) -> list[Ten
         )
         for each, index in zip(searches, indices, strict=True)
     ]
+
+
+def descents(searches: list[Search], groups: list[GroupKeys]) -> list[Tensor]:
+    """The blocks that descents through groups find.
+
+    The time does not depend on the landmarks, so those of a model that was trained without groups will do.
+    """
+    found = []
+    for each, made in zip(searches, groups, strict=True):
+        heads = each.rotated_queries.shape[3]
+        hierarchy = Hierarchy(made.fan_out, first_bias(made.fan_out, len(made.counts), heads))
+        descent = Descent(each.store, made, hierarchy, each.settings["num_recent"], tie=False)
+        descent.score_open(each.rotated_queries)
+        found.append(descent.retrieve(each.rotated_queries, each.settings["k"], None)[0])
+    return found
 
 
 def recall(found: list[Tensor], scanned: list[Tensor]) -> float:

@@ -14,6 +14,7 @@ from landmark.attention.blockwise import landmark_attention_blockwise
 from landmark.attention.context_miss_token import context_miss_scores
 from landmark.attention.fused.operators import landmark_attention_fused
 from landmark.attention.fused.tuning import DTYPES, HAS_TRITON, can_launch
+from landmark.attention.hierarchy import Hierarchy, check_gates
 from landmark.attention.inputs import AttentionInputs, as_autocast, without_autocast
 from landmark.attention.layout import check_controlled, check_phase
 from landmark.attention.packed import check_packed, longest, one_by_one
@@ -79,6 +80,8 @@ def landmark_attention(
     cu_seqlens: Tensor | None = ...,
     scale: float | None = ...,
     top_k: int | None = ...,
+    hierarchy: Hierarchy | None = ...,
+    gates: Tensor | None = ...,
     backend: str = ...,
     return_lse: Literal[False] = ...,
 ) -> Tensor: ...
@@ -97,6 +100,8 @@ def landmark_attention(
     cu_seqlens: Tensor | None = ...,
     scale: float | None = ...,
     top_k: int | None = ...,
+    hierarchy: Hierarchy | None = ...,
+    gates: Tensor | None = ...,
     backend: str = ...,
     return_lse: Literal[True],
 ) -> tuple[Tensor, Tensor]: ...
@@ -114,6 +119,8 @@ def landmark_attention(
     cu_seqlens: Tensor | None = None,
     scale: float | None = None,
     top_k: int | None = None,
+    hierarchy: Hierarchy | None = None,
+    gates: Tensor | None = None,
     backend: str = "auto",
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -142,6 +149,10 @@ def landmark_attention(
         scale: factor of the scores; None: 1/√d.
         top_k: earlier blocks that a query attends to, those whose landmarks have the highest scores (top_k.py); None:
             all. The fused kernels do not have it: "auto" then is "blockwise".
+        hierarchy: groups of landmarks that have gates too, with a bias for each of H_kv heads (hierarchy.py). None:
+            there are none. The fused kernels do not have it: "auto" then is "blockwise".
+        gates: (B, H, T, blocks), scores of the landmarks in place of q·k/√d, as `hierarchy.adjust` makes them; −∞ for
+            blocks that a query does not see. None: the landmarks' own. As for hierarchy, and not together with it.
         backend: "reference" (explicit weights), "blockwise", "triton" (fused kernels, for GPUs) or "auto" (triton on a
             GPU, else blockwise).
         return_lse: whether to return the log-sum-exp too; default: the output alone.
@@ -152,12 +163,16 @@ def landmark_attention(
     the output of that landmark is 0.
 
     Raises ValueError for shapes that do not fit, a phase outside 0…block_size, controlled landmarks without a context
-    miss token, an unknown backend, and top_k below 1 or with the backend "triton".
+    miss token, an unknown backend, top_k below 1, and top_k, hierarchy or gates with the backend "triton".
     """
     q, k, v = as_autocast(q, k, v)
     if top_k is not None and (top_k < 1 or backend == "triton"):
         raise ValueError(f"top_k={top_k}: must be at least 1, and the backend 'triton' does not have it")
-    backend = backend_for("blockwise" if top_k is not None and backend == "auto" else backend, q, block_size)
+    has_gates = hierarchy is not None or gates is not None
+    if has_gates and backend == "triton":
+        raise ValueError("hierarchy, gates: the backend 'triton' does not have them, use 'auto'")
+    is_plain = top_k is None and not has_gates
+    backend = backend_for(backend if is_plain or backend != "auto" else "blockwise", q, block_size)
     batch, heads, queries, dim = q.shape
     if k.shape != v.shape or k.shape[0] != batch or k.shape[2] != prefix + queries or k.shape[3] != dim:
         raise ValueError(
@@ -187,7 +202,10 @@ def landmark_attention(
         controlled = check_controlled(controlled, samples, length, block_size, q.device)
     if k.shape[1] != heads and backend != "triton":
         k, v = (x.repeat_interleave(heads // k.shape[1], dim=1) for x in (k, v))
-    inputs = AttentionInputs(q, k, v, block_size, phase, prefix, scale, cmt_scores, controlled, cu_seqlens, top_k)
+    if has_gates:
+        hierarchy = check_gates(hierarchy, gates, q, prefix, block_size, cu_seqlens)
+    of_window = block_size, phase, prefix, scale, cmt_scores, controlled, cu_seqlens
+    inputs = AttentionInputs(q, k, v, *of_window, top_k, hierarchy, gates)
     with without_autocast(q):
         if q.numel() == 0:
             out, lse = _of_no_query(q, k, v, cmt_scores)

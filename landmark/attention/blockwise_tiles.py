@@ -86,6 +86,10 @@ class Tile:
             gates[:, block, : (block - self.start + 1) * self.alignment.width] = -torch.inf
         return gates
 
+    def given_gates(self, padded: Tensor) -> Tensor:
+        """Scores given for landmarks: (N, rows, blocks), in nats, → (N, block, query); −∞ where a block is not seen."""
+        return self.queries(padded)[..., : self.stop].mT.contiguous() * LOG2_E
+
     def mask(self, scores: Tensor) -> Tensor:
         """Put −∞ in the scores, in place, of landmarks, padding, later blocks, and later tokens of the own block."""
         scores[:, :, -1] = -torch.inf

@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from landmark.attention.hierarchy import Hierarchy
+
 
 class AttentionInputs(NamedTuple):
     """The arguments of `landmark.attention.landmark_attention`, checked and with their defaults filled in.
@@ -23,6 +25,8 @@ class AttentionInputs(NamedTuple):
     cu_seqlens: (samples + 1,), the rows where packed samples begin and end; None: each element of the batch is one
         sample.
     top_k: earlier blocks that a query attends to, those with the highest scores; None: all. Not for "triton".
+    hierarchy: groups of landmarks, with a bias for each of H heads; None: there are none. Not for "triton".
+    gates: (B, H, T, blocks), scores that take the place of those of the landmarks; None: these. Not for "triton".
     """
 
     q: Tensor
@@ -36,6 +40,8 @@ class AttentionInputs(NamedTuple):
     controlled: Tensor | None = None
     cu_seqlens: Tensor | None = None
     top_k: int | None = None
+    hierarchy: Hierarchy | None = None
+    gates: Tensor | None = None
 
 
 def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:

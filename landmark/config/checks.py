@@ -27,6 +27,8 @@ READ_BY = {
     "model.block_size": ("landmark",),
     "model.landmark_key": ("landmark",),
     "model.landmark_bias": ("landmark",),
+    "model.fan_out": ("landmark",),
+    "model.levels": ("landmark",),
     "model.window": ("transformer_xl",),
     "model.cache": ("transformer_xl",),
     "cmt": ("landmark",),

@@ -50,6 +50,8 @@ class ModelConfig:
     rotary_fraction: float | None = None  # fraction of a head's channels, the first ones, that positions turn; null: 1
     landmark_key: str | None = None  # landmark: token; mean, pooled: plus a summary of the block's keys; null: token
     landmark_bias: bool | None = None  # landmark: learned numbers on landmarks' scores; null: false
+    fan_out: int | None = at_least(2, None)  # landmark: blocks of a group, which has a gate too; null: no groups
+    levels: int | None = at_least(1, None)  # of groups: of blocks, of such groups, and so on; null: 1
     qk_norm: bool | None = None  # normalise queries and keys (RMS, learned scales) before positions; null: false
     initialisation: str | None = None  # gpt2: N(0, 0.02), or fan_in: N(0, 1/√inputs); null: gpt2
     backend: str = "auto"  # how attention is computed: auto, reference, blockwise or triton

@@ -14,7 +14,16 @@ if TYPE_CHECKING:
     from landmark.config.schema import ModelConfig
 
 INITIALISATIONS = ("gpt2", "fan_in")
-_WITH_DEFAULTS = ("key_offset", "rotary_fraction", "landmark_key", "landmark_bias", "qk_norm", "initialisation")
+_WITH_DEFAULTS = (
+    "key_offset",
+    "rotary_fraction",
+    "landmark_key",
+    "landmark_bias",
+    "fan_out",
+    "levels",
+    "qk_norm",
+    "initialisation",
+)
 KINDS = ("transformer", "landmark", "transformer_xl")
 
 
@@ -47,6 +56,9 @@ class DecoderConfig:
         landmark_bias: whether each head adds a learned number to the scores of landmarks (there too).
         qk_norm: whether queries and keys are divided by their root mean square, with learned scales, before positions.
         initialisation: "gpt2": N(0, 0.02), or "fan_in": N(0, 1/√inputs) for linear layers.
+        fan_out: m, nodes of a group in a hierarchy of landmarks (`landmark.attention.hierarchy`); None: no groups. The
+            bias of groups, log m, is learned with landmark_bias.
+        levels: of groups.
         architecture: module of `landmark.models` whose `Model` is built (None: the paper's decoder).
     """
 
@@ -71,6 +83,8 @@ class DecoderConfig:
     qk_norm: bool = False
     initialisation: str = "gpt2"
     architecture: str | None = field(default=None, repr=False)
+    fan_out: int | None = field(default=None, repr=False)
+    levels: int = field(default=1, repr=False)
 
     def __post_init__(self):
         for name, choices in (
@@ -98,6 +112,14 @@ class DecoderConfig:
             raise UserError(f"model.landmark_key={self.landmark_key}: model={self.kind} has no landmarks")
         if self.landmark_bias and self.kind != "landmark":
             raise UserError(f"model.landmark_bias=true: model={self.kind} has no landmarks")
+        if self.fan_out is not None and self.kind != "landmark":
+            raise UserError(f"model.fan_out={self.fan_out}: model={self.kind} has no landmarks")
+        if self.fan_out is None and self.levels != 1:
+            raise UserError(f"model.levels={self.levels}: are levels of groups of landmarks, set model.fan_out")
+        if self.fan_out is not None and (self.fan_out < 2 or self.levels < 1):
+            raise UserError(f"model.fan_out={self.fan_out}, model.levels={self.levels}: must be at least 2 and 1")
+        if self.fan_out is not None and self.backend == "triton":
+            raise UserError(f"model.fan_out={self.fan_out}: the fused kernels do not have it, set model.backend=auto")
         if self.landmark_key == "pooled" and not self.landmark_bias:
             raise UserError("model.landmark_key=pooled adds an entropy to scores: it needs model.landmark_bias=true")
         if self.landmark_bias and channels_of(self.rotary_fraction, self.head_dim) == self.head_dim:

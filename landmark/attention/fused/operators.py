@@ -127,7 +127,7 @@ def landmark_attention_fused(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
     Inputs are float32, bfloat16 or float16; sums are float32. Raises ValueError for inputs that the kernels cannot
     compute.
     """
-    q, k, v, block_size, phase, prefix, scale, cmt_scores, controlled, cu_seqlens, _ = inputs
+    q, k, v, block_size, phase, prefix, scale, cmt_scores, controlled, cu_seqlens, *_ = inputs
     if q.dtype not in DTYPES:
         raise ValueError(f"backend=triton: q must be of type {', '.join(map(str, DTYPES))}, got {q.dtype}")
     if k.dtype != q.dtype or v.dtype != q.dtype:

@@ -149,6 +149,7 @@ def _pad_all(
 
 def _backward(
     do: Tensor,
+    d_lse: Tensor | None,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -166,6 +167,8 @@ def _backward(
     assert to_dk is not None
     assert to_dv is not None
     row_mean = (do * out).sum(-1, keepdim=True)  # D_i
+    if d_lse is not None:
+        row_mean -= d_lse[..., None]  # the derivative of the log-sum-exp is the weight, from which D_i is subtracted
     q, k, v = _pad_all(q, k, v, alignment, work)
     do = alignment.pad(do, work("do", *q.shape))
     row_mean = alignment.pad(row_mean, work("row_mean", *q.shape[:2], 1))
@@ -265,13 +268,17 @@ class _Blockwise(torch.autograd.Function):
         ctx.save_for_backward(q, k, v, out, cmt_weight, controlled, *saved)
         ctx.chunks, ctx.alignments, ctx.scale = chunks, alignments, scale
         ctx.gates_shape = None if gates is None else gates.shape
-        ctx.mark_non_differentiable(lse)
+        ctx.set_materialize_grads(False)
+        if cmt_scores is not None:
+            ctx.mark_non_differentiable(lse)
         return out, lse
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad_out: Tensor, _grad_lse: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx, grad_out: Tensor | None, grad_lse: Tensor | None):  # pyright: ignore[reportIncompatibleMethodOverride]
         q, k, v, out, cmt_weight, controlled, *saved = ctx.saved_tensors
+        if grad_out is None:
+            grad_out = torch.zeros_like(out)
         d_cmt = None if cmt_weight is None else torch.empty_like(cmt_weight)
         d_gates = None if ctx.gates_shape is None else q.new_zeros(ctx.gates_shape)
         gradients = [_rows_first(q), _rows_first(k), _rows_first(v), d_cmt, d_gates]
@@ -281,7 +288,8 @@ class _Blockwise(torch.autograd.Function):
             kept, saved = saved[:count], saved[count:]
             into = [_part(gradient, c) for gradient in gradients]
             cmt = _context_miss(cmt_weight, controlled, c)
-            _backward(grad_out[c], q[c], k[c], v[c], cmt, out[c], kept, alignment, ctx.scale, work, into)
+            d_lse = None if grad_lse is None else grad_lse[c]
+            _backward(grad_out[c], d_lse, q[c], k[c], v[c], cmt, out[c], kept, alignment, ctx.scale, work, into)
         return *gradients[:-1], *[None] * 6, d_gates
 
 
@@ -296,9 +304,9 @@ def _context_miss(values: Tensor | None, controlled: Tensor | None, chunk: tuple
 
 
 def landmark_attention_blockwise(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
-    """Output (B, H, T, d) and, without gradient, outer log-sum-exp (B, H, T) of landmark attention.
+    """Output (B, H, T, d) and outer log-sum-exp (B, H, T) of landmark attention.
 
-    Inputs in half precision are computed in float32.
+    With a context miss token the log-sum-exp has no gradient. Inputs in half precision are computed in float32.
     """
     dtype = inputs.q.dtype
     compute = torch.promote_types(dtype, torch.float32)

@@ -175,8 +175,17 @@ def _check_data(config: Config) -> None:
 
 
 def _check_training_k(config: Config) -> None:
-    """Numbers of blocks, for our landmark model."""
-    k = config.train.k
+    """Numbers of blocks, for our landmark model, and what training with a memory needs."""
+    k, local = config.train.k, config.train.local
+    if local is not None:
+        if k is None:
+            raise UserError(f"train.local={local}: a memory needs the number of blocks it retrieves, like train.k=[4]")
+        if local >= config.train.length:
+            raise UserError(
+                f"train.local={local}: must be less than train.length={config.train.length}, of which it is a part"
+            )
+        if config.cmt.enabled or config.positions.p_jump > 1:
+            raise UserError(f"train.local={local}: training with a memory goes without cmt=on and positions=jumps")
     if k is None:
         return
     if config.model.kind != "landmark" or config.model.name or config.model.family:

@@ -94,6 +94,7 @@ class TrainConfig:
     micro_batch: int | None = at_least(1, None)  # windows per device and pass; null: all at once
     length: int = at_least(1)  # tokens, landmarks included
     k: list[int] | None = None  # landmark: earlier blocks that a query attends to, drawn for each step; null: all
+    local: int | None = at_least(1, None)  # landmark: tokens read at a time, with a memory; null: whole windows
     optimizer: str | None = one_of(None, "adamw", "muon")  # muon: for the matrices of linear layers; null: adamw
     muon_lr: float | None = None  # of these matrices, where the others have max_lr; null: max_lr
     max_lr: float = 2e-3

@@ -37,7 +37,7 @@ class WindowDataModule(lightning.LightningDataModule):
 
     Validation: `validate_batches` batches of the same size, with windows spread evenly over the validation split. They
     are the same each time, shared among devices in the same way, have neither repeats nor positional jumps,
-    and read all blocks whatever `train.k` is.
+    and are read at once with all blocks, whatever `train.k` and `train.local` are.
     """
 
     def __init__(self, corpus: "Corpus | SyntheticCorpus", tokenizer: "Tokenizer", config: "Config"):
@@ -54,7 +54,7 @@ class WindowDataModule(lightning.LightningDataModule):
             "length": length,
             "batch_size": config.train.batch_size,
             "seed": config.seed,
-            "block_size": block_size,
+            "block_size": None if config.train.local else block_size,  # a memory inserts landmarks itself
         }
 
         def windows(split: str, repeats: Repeats | None = None) -> TrainingWindows | SyntheticWindows:
@@ -70,13 +70,14 @@ class WindowDataModule(lightning.LightningDataModule):
             samples = SyntheticCorpus(RulerSamples(essays, config.data.answer_weight), tokenizer)
             tasks = SyntheticWindows(samples, "train", **settings)
             self.training = MixedWindows(self.training, tasks, config.data.tasks)
+        settings["block_size"] = block_size
         self.validation = windows("validation")
         self._controlled = self._jumps = None
         if block_size is not None and config.cmt.enabled:
             self._controlled = ControlledLandmarks(config.model.num_layers, most_blocks(length, block_size))
         if block_size is not None and config.positions.p_jump > 1:
             self._jumps = PositionalJumps(length, block_size, config.positions.p_jump)
-        self._k = config.train.k
+        self._k, self._local = config.train.k, config.train.local
 
     def train_dataloader(self) -> DataLoader:
         """The batches of steps `start_step`, `start_step` + 1, …, without end."""
@@ -97,7 +98,7 @@ class WindowDataModule(lightning.LightningDataModule):
                 batch = replace(batch, positions=self._jumps.positions(batch.phase, self._seed, step, indices))
             if self._k is not None:
                 (drawn,) = random_numbers(self._seed, step, K, range(1))
-                batch = replace(batch, top_k=self._k[int(drawn) % len(self._k)])
+                batch = replace(batch, top_k=self._k[int(drawn) % len(self._k)], local=self._local)
             yield batch
             step += 1
 

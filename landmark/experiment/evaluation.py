@@ -35,12 +35,13 @@ def evaluate_row(job: Job, inputs: Inputs) -> dict[str, Any]:
     model = load(job.run.folder, shape, evaluation_device(config))
     if config.cmt.per_layer:
         config = _with_cutoffs(cast("Decoder", model), job, inputs)
-    with ProgressBar(job.name) as progress:
+    recalls_pairs = isinstance(corpus, SyntheticCorpus) and isinstance(corpus.data, Mqar)
+    counts_texts = recalls_pairs or config.eval.probe is not None or config.eval.retriever is not None
+    with ProgressBar(job.name, " texts" if counts_texts else "tok") as progress:
         if config.eval.task is not None:
             corpus = task_corpus(config.eval, cast("Stream", corpus.split(config.eval.split)), tokenizer)
         if isinstance(corpus, SyntheticCorpus):
-            ask = evaluate_mqar if isinstance(corpus.data, Mqar) else evaluate_recall
-            return ask(model, corpus, tokenizer, config, progress)
+            return (evaluate_mqar if recalls_pairs else evaluate_recall)(model, corpus, tokenizer, config, progress)
         if config.eval.retriever is not None:
             from landmark.evaluation.half_sentences import evaluate_half_sentences
 
@@ -62,7 +63,7 @@ def _with_cutoffs(model: "Decoder", job: Job, inputs: Inputs) -> Config:
     stream = cast("Stream", inputs.corpus(config).split("validation"))
     measured = identity.digest(identity.layer_cutoffs_settings(config, job.run.id, stream.sha256))
     path = job.run.folder / f"cutoffs-{measured}.json"
-    with ProgressBar(f"{job.name}, cutoffs") as progress:
+    with ProgressBar(f"{job.name}, cutoffs", " tests") as progress:
         chosen = choose_cutoffs(model, stream, inputs.tokenizer(config), config, path, progress)
     return replace(config, cmt=replace(config.cmt, cutoff=0.0, cutoffs=chosen, per_layer=False))
 

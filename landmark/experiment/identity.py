@@ -12,7 +12,7 @@ from landmark.utils.constants import RULER_VERSION
 NUMERICS_VERSION = 1
 
 _OPTIMISATION = (
-    *("steps", "batch_size", "length", "k", "precision"),
+    *("steps", "batch_size", "length", "k", "local", "precision"),
     *("optimizer", "muon_lr", "max_lr", "start_lr", "final_lr", "warmup", "beta1", "beta2", "weight_decay"),
 )
 _OF_NAMED = ("kind", "block_size", "lora_rank")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from landmark.config import SYNTHETIC, Config
-from landmark.utils.flops import flops_per_token, keys_per_query
+from landmark.utils.flops import flops_per_token, keys_per_query, training_keys
 
 # FLOP/s that a model of this kind is assumed to reach where nothing was measured: peak × utilisation.
 CPU_CORE = 4.0e10
@@ -81,7 +81,9 @@ def run_cost(name: str, config: Config, vocab_size: int, is_done: bool) -> Cost:
     """
     train, model = config.train, config.model
     tokens = float(train.steps) * train.batch_size * train.length
-    flops = tokens * _flops_per_token(config, vocab_size, keys_per_query(train.length, model.window, model.cache))
+    shape = model.block_size, model.window, model.cache
+    keys = training_keys(train.length, shape, train.local, train.k)
+    flops = tokens * _flops_per_token(config, vocab_size, keys)
     return Cost("run", name, config, is_done, tokens, flops, parameters(config, vocab_size))
 
 

@@ -243,6 +243,7 @@ class LandmarkModel(_Base):
         settings, memory = self.landmarks, cache.memory
         if ids.shape[1] > 1 and bool((ids == settings.token).any()):
             raise UserError(f"the ids hold landmarks ({settings.token}): leave them out, the model inserts them itself")
+        memory.expect((cache.get_seq_length() + ids.shape[1]) // settings.block_size)
         unwanted = ids.shape[1] - kept
         logits, states = [], []
         for chunk in ids.split(local, 1):

@@ -125,31 +125,33 @@ def _attend_grouped(
 ) -> tuple[Tensor, Tensor]:
     """`attend_to_blocks` where each query has blocks of its own.
 
-    1. Sort the pairs of query and block by *owner* and block. An owner is a head of a sample, or with "per_token" a
-       whole sample, whose heads choose together and then share a tile.
+    1. Sort the pairs of query and block by *owner* and block. An owner is a key/value head of a sample, whose query
+       heads read the same blocks, or with "per_token" a whole sample, whose heads choose together.
     2. Put the queries of an owner that chose the same block into tiles, so that a block is fetched once for a tile.
     3. Attend tile by tile, and put the results back in the order of the queries.
     """
     _, batch, queries, heads, dim = rotated_queries.shape
-    owner_heads, count = ages.shape[1], ages.shape[-1]
-    together = heads // owner_heads  # heads of one owner
+    choosing, count = ages.shape[1], ages.shape[-1]  # heads that choose by themselves: H, or 1 with "per_token"
     kv_heads, capacity = store.kv_heads, store.capacity
     device = rotated_queries.device
+    fetched = kv_heads if choosing == 1 else 1  # key/value heads of an owner, whose blocks a tile fetches together
+    together = heads // choosing  # query heads of a row of a tile
+    owners = batch * kv_heads // fetched
 
     # `group`: owner and block of each pair, as one number. Sorted, the pairs of a group are neighbours.
-    owners = torch.arange(batch * owner_heads, device=device)
-    group = (store.rows(ages).flatten(0, 1).flatten(1) + owners[:, None] * capacity).flatten()
-    sample, head = owners // owner_heads, owners % owner_heads
-    source = ((lags - 1).flatten(0, 1) * batch + sample[:, None, None]) * queries
-    source = source + torch.arange(queries, device=device)[:, None]
-    source = (source * owner_heads + head[:, None, None]).flatten()  # row of `rotated_queries`
+    sample = torch.arange(batch, device=device)[:, None, None, None]
+    head = torch.arange(choosing, device=device)[:, None, None]
+    owner = sample * (kv_heads // fetched) + head * kv_heads // heads
+    group = (store.rows(ages) + owner * capacity).flatten()
+    source = ((lags - 1) * batch + sample) * queries + torch.arange(queries, device=device)[:, None]
+    source = (source * choosing + head).flatten()  # row of `rotated_queries`
     kept = None
     if selected is not None:
         kept = selected.flatten().repeat_interleave(count).nonzero().squeeze(1)
         group, source = group[kept], source[kept]
     group, order = group.sort()
     number = torch.cat([group.new_zeros(1), (group[1:] != group[:-1]).cumsum(0)])  # of the pair's group
-    groups = int(number[-1]) + 1 if device.type == "cpu" else min(len(group), len(owners) * len(store))
+    groups = int(number[-1]) + 1 if device.type == "cpu" else min(len(group), owners * len(store))
     sizes = group.new_zeros(groups).scatter_add_(0, number, torch.ones_like(number))
     tile, count_tiles = _tiling(sizes, len(group))
     tiles = (sizes + tile - 1) // tile
@@ -161,33 +163,35 @@ def _attend_grouped(
     of_tile = torch.searchsorted(last, torch.arange(count_tiles, device=device), right=True).clamp(max=groups - 1)
     of_tile = group.new_zeros(groups).scatter(0, number, group)[of_tile]
 
-    owner, row = of_tile // capacity, of_tile % capacity
-    first_head = (owner % owner_heads * together)[:, None] + torch.arange(together, device=device)
-    kv = (owner // owner_heads * kv_heads)[:, None] + first_head * kv_heads // heads
-    stored = kv * capacity + row[:, None]  # (tiles, together)
+    of_head = of_tile // capacity * fetched
+    stored = (of_head[:, None] + torch.arange(fetched, device=device)) * capacity + (of_tile % capacity)[:, None]
     flat_queries = rotated_queries.reshape(-1, together * dim)
-    out = flat_queries.new_empty(count_tiles, tile, together, dim)
-    gates = store.landmarks.new_empty(count_tiles, tile, together)
-    step = max(1, FETCHED_AT_ONCE // (together * store.block_shape.numel()))
-    buffer = flat_queries.new_empty(min(step, count_tiles) * together, *store.block_shape)  # allocation is slow
+    shape = -1, tile, fetched, together // fetched, dim
+    out = flat_queries.new_empty(count_tiles, *shape[1:])
+    gates = store.landmarks.new_empty(count_tiles, *shape[1:-1])
+    step = max(1, FETCHED_AT_ONCE // (fetched * store.block_shape.numel()))
+    buffer = flat_queries.new_empty(min(step, count_tiles) * fetched, *store.block_shape)  # allocation is slow
     for start in range(0, count_tiles, step):
         part = slice(start, min(start + step, count_tiles))
         q = flat_queries.index_select(0, rows[part.start * tile : part.stop * tile])
-        q = q.view(-1, tile, together, dim).transpose(1, 2).flatten(0, 1)
+        q = q.view(shape).transpose(1, 2).flatten(0, 1).flatten(1, 2)
         chosen = stored[part].flatten()
-        fetched, blocks = store.fetch(chosen), buffer[: len(chosen)]
-        weights = torch.bmm(q, fetched.read_keys(blocks).mT).softmax(-1)
-        block_out = torch.bmm(weights, fetched.read_values(blocks))
-        out[part] = block_out.unflatten(0, (-1, together)).transpose(1, 2)
+        blocks, keys = store.fetch(chosen), buffer[: len(chosen)]
+        values = keys
+        if q.requires_grad:  # the backward pass needs both
+            keys, values = torch.empty_like(keys), torch.empty_like(keys)
+        weights = torch.bmm(q, blocks.read_keys(keys).mT).softmax(-1)
+        block_out = torch.bmm(weights, blocks.read_values(values))
+        out[part] = block_out.view(-1, fetched, tile, *shape[3:]).transpose(1, 2)
         gate = torch.bmm(q.to(gates.dtype), store.read_landmarks(chosen)[..., None])
-        gates[part] = gate.view(-1, together, tile).transpose(1, 2)
+        gates[part] = gate.view(-1, fetched, tile, shape[3]).transpose(1, 2)
 
     def untile(x: Tensor) -> Tensor:
-        """(tiles, tile, together, …) → (B, H, n, q, …)."""
+        """(tiles, tile, fetched, together / fetched, …) → (B, H, n, q, …)."""
         x = x.flatten(0, 1).index_select(0, back)
         if kept is not None:
             x = x.new_zeros(ages.numel(), *x.shape[1:]).index_copy_(0, kept, x)
-        x = x.view(batch, owner_heads, queries, count, together, -1)
+        x = x.view(batch, choosing, queries, count, together, -1)
         return x.permute(0, 1, 4, 2, 3, 5).flatten(1, 2)
 
     return untile(out), untile(gates).squeeze(-1)

@@ -12,16 +12,16 @@ from landmark.memory.tiers import Blocks, DeviceBlocks, Fetched, Tier
 
 COPIED = 256  # blocks of a batch copied at a time
 ROWS = 64  # a store's rows are a multiple of this
-SPARE = 8  # of so many rows in use one more is reserved
+SPARE = 8  # for so many rows at least one more is added
 
 
 class BlockStore:
     """Keys, values and landmark keys of complete blocks.
 
     Keys are stored rotated by their offsets 0…ℓ in the block (`landmark.attention.rotary`), and never rotated again.
-    Block number n, counted from the first block ever added, is in row n mod capacity. A full store grows by an eighth,
-    up to `max_blocks`, so it never holds much more than it needs. The *age* of a block is 1 for the newest one, 2 for
-    the one before, and so on.
+    Block number n, counted from the first block ever added, is in row n mod capacity. A full store grows by an eighth
+    at least, up to `max_blocks`, so it never holds much more than it needs. The *age* of a block is 1 for the newest
+    one, 2 for the one before, and so on.
 
     max_blocks: most blocks kept; None: all. keep_means: whether to keep the mean of each block's keys.
     tier: where keys and values are stored (tiers.py); None: on the device.
@@ -71,7 +71,7 @@ class BlockStore:
         if blocks <= self.capacity:
             return
         (batch, heads), dim = like.shape[:2], like.shape[-1]
-        capacity = -(-(blocks + blocks // SPARE) // ROWS) * ROWS
+        capacity = max(blocks, -(-(self.capacity + self.capacity // SPARE) // ROWS) * ROWS)
         capacity = min(capacity, self.max_blocks or capacity)
         if not self.capacity:
             self.dtype = like.dtype

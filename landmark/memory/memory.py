@@ -84,6 +84,7 @@ class Memory:
         index: str = "exact",
         index_type: str = "ivf",
         candidates: int = 16,
+        gradient: bool = False,
         fan_out: int | None = None,
         levels: int = 1,
     ):
@@ -122,6 +123,8 @@ class Memory:
             index: "exact": all landmarks are scored; "faiss": of the older ones only `candidates` (index.py).
             index_type: "ivf", an inverted file, approximate, or "flat". Used with index="faiss" only.
             candidates: landmarks that the index finds for each query. Used with index="faiss" only.
+            gradient: whether `attend` has a gradient, of the chunk's queries, keys and values; what is committed has
+                none. For training; with "per_token_and_head" or "per_token", and without a context miss token.
             fan_out: m, nodes of a group in a hierarchy of landmarks (`landmark.attention.hierarchy`). A memory with
                 groups keeps all blocks, and neither granularity, scorer nor index can be chosen. None: no groups.
             levels: of groups.
@@ -156,6 +159,7 @@ class Memory:
         self.index, self.index_type, self.candidates = index, index_type, candidates
         self.fan_out, self.levels = fan_out, levels
         self.key_offset, self.landmark_key = key_offset, landmark_key
+        self.gradient = gradient
         if tie_layers is None:
             tie_layers = (0,) if landmark_key == "token" else ()
         self.tie_layers = tie_layers if mapping == "stingy" else ()
@@ -169,6 +173,7 @@ class Memory:
         """Forget everything, statistics included: a new text begins."""
         self.position = 0  # stream positions committed, landmarks included
         self._length = 0  # tokens of the current chunk, landmarks included
+        self._expected = 0  # blocks of the text, as far as it is known
         self._torn = False  # whether a commit ended midway: some layers then have the chunk, and others do not
         self.layers: dict[int, LayerMemory] = {}
         self._statistics = MemoryStatistics()
@@ -196,6 +201,10 @@ class Memory:
         index = LandmarkIndex(self.index_type, self.candidates) if self.index == "faiss" else None
         groups = None if self.fan_out is None else GroupKeys(self.fan_out, self.levels)
         return LayerMemory(BlockStore(self.max_blocks, self.scorer == "mean_key", self._tier), index, groups)
+
+    def expect(self, blocks: int) -> None:
+        """Reserve room at once, and no more than needed, for a text of so many complete blocks, past ones included."""
+        self._expected = blocks
 
     def save(self, folder: Path | str) -> None:
         """Write everything to a new folder. A memory of the same model, on any tier, can `load` it.
@@ -227,7 +236,6 @@ class Memory:
         model = None if self.model is None else self.model()
         return Identity(self.block_size, self.rope_base, self.mapping, self.key_offset, self.landmark_key, model)
 
-    @torch.no_grad()
     def attend(
         self,
         layer: int,
@@ -253,7 +261,7 @@ class Memory:
         Returns (B, H, T, d). Raises RuntimeError where the last chunk is not committed, or its commit failed.
         """
         q, k, v = as_autocast(q, k, v)
-        with without_autocast(q):
+        with torch.set_grad_enabled(self.gradient and torch.is_grad_enabled()), without_autocast(q):
             return self._attend(layer, q, k, v, cmt, sinks, group_bias)
 
     def _attend(
@@ -310,7 +318,7 @@ class Memory:
             rotated = rotate_queries(exact, rotary, pending, distances, selection)
         started = time.perf_counter()
         if descent is None:
-            ages, shift = self._retrieve(layer, state, rotated), None
+            ages, shift = self._retrieve(layer, state, rotated.detach()), None
         else:
             ages, shift = descent.retrieve(rotated, self.k, selection)
         self._statistics.seconds_searching += time.perf_counter() - started
@@ -331,7 +339,7 @@ class Memory:
         is_landmark = torch.arange(pending, end, device=k.device)[None] % (self.block_size + 1) == self.block_size
         previous, ends_on_landmark = state.last_key, end % (self.block_size + 1) == 0
         if k.shape[2] > ends_on_landmark:
-            state.last_key = last_channels(k, channels, ends_on_landmark)
+            state.last_key = last_channels(k, channels, ends_on_landmark).detach()
         return offset_keys(k, channels, is_landmark, previous)
 
     def _descent(self, layer: int, store: BlockStore, groups: GroupKeys, bias: Tensor | None, q: Tensor) -> Descent:
@@ -433,7 +441,8 @@ class Memory:
         """
         is_stingy = self.mapping == "stingy"
         lags = attending_lag(ages, self.k, len(rotated_queries)) if is_stingy else torch.ones_like(ages)
-        if self._backend_for(rotated_queries) == "triton":
+        fused = self._backend_for(rotated_queries) == "triton"
+        if fused and not rotated_queries.requires_grad:
             return attend_to_blocks_fused(rotated_queries, store, ages, lags, local, selection), None
         selected = None if selection is None else selection.selected
         block_out, gates = attend_to_blocks(rotated_queries, store, ages, lags, selected)
@@ -510,6 +519,7 @@ class Memory:
             length = full if self.mapping == "true" else width
             factors = rotary(start, length, keys).unflatten(0, (-1, width))
             keys = rotate(keys.to(torch.promote_types(keys.dtype, torch.float32)), factors)
+            state.store.reserve(min(self._expected, self.max_blocks or self._expected), values[..., 1:, :])
             state.store.add(keys if self.landmark_key == "token" else add_summaries(keys, state.weights), values)
         state.weights = None
         state.pending = k[:, :, full:].clone(), v[:, :, full:].clone()

@@ -13,7 +13,7 @@ from landmark.memory.positions import scoring_lag
 
 SCORED_AT_ONCE = {"cpu": 1 << 21}  # by device: scores computed together; on the CPU they fit into its cache
 SCORED_ELSEWHERE = 1 << 27
-GROUP = 32  # scores of a group in `_highest`
+GROUP = 32  # most scores of a group in `_highest`
 YOUNGEST = (1 << 31) - 1  # recency of a block of age 0, in `_top_packed`
 
 
@@ -179,14 +179,17 @@ def _newer(scores: Tensor, edge: Tensor, ages: Tensor, count: int) -> Tensor:
 
 
 def _highest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """`topk` in two passes: the highest scores are in the groups of GROUP scores with the highest maxima."""
-    columns = scores.shape[-1] // GROUP
+    """`topk` in two passes: the highest scores are in the groups of scores with the highest maxima."""
+    group = GROUP
+    if scores.device.type == "cpu":  # so that both passes are short
+        group = max(1, min(GROUP, math.isqrt(scores.shape[-1] // (2 * count))))
+    columns = scores.shape[-1] // group
     if columns <= count:
         return scores.topk(count, dim=-1)
-    grouped = scores[..., : columns * GROUP].unflatten(-1, (GROUP, columns))
+    grouped = scores[..., : columns * group].unflatten(-1, (group, columns))
     chosen = grouped.amax(-2).topk(count, dim=-1, sorted=False).indices
-    inside = (chosen[..., None] + torch.arange(0, columns * GROUP, columns, device=scores.device)).flatten(-2)
-    rest = torch.arange(columns * GROUP, scores.shape[-1], device=scores.device).expand(*inside.shape[:-1], -1)
+    inside = (chosen[..., None] + torch.arange(0, columns * group, columns, device=scores.device)).flatten(-2)
+    rest = torch.arange(columns * group, scores.shape[-1], device=scores.device).expand(*inside.shape[:-1], -1)
     candidates = torch.cat([inside, rest], -1)
     best = scores.gather(-1, candidates).topk(count, dim=-1)
     return best.values, candidates.gather(-1, best.indices)

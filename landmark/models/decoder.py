@@ -172,24 +172,27 @@ class Decoder(LanguageModel):
         it (None: they are a text of their own). last: whether to return only the logits (B, 1, vocabulary) after the
         last token. Raises UserError for a memory of another kind or block size.
         """
-        if self.config.kind != "landmark":
-            hidden = self.hidden(tokens, memory=memory)
-        else:
-            assert self.config.block_size is not None
-            assert self.config.landmark_id is not None
-            if memory is not None and not isinstance(memory, Memory):
-                raise UserError(f"a landmark model reads with a Memory, not with a {type(memory).__name__}")
-            if memory is not None and memory.block_size != self.config.block_size:
-                raise UserError(
-                    f"the memory has block_size={memory.block_size}, the model {self.config.block_size}: "
-                    "make it with model.new_memory(…)"
-                )
-            position = memory.position if memory is not None else 0
-            tokens, raw = insert_landmarks(tokens, position, self.config.block_size, self.config.landmark_id)
-            hidden = self.hidden(tokens, memory=memory)[:, raw]
+        hidden = self._read(tokens, memory)
         if memory is not None:
             memory.commit()
         return self.head(hidden[:, -1:] if last else hidden)
+
+    def _read(self, tokens: Tensor, memory: Memory | RecurrentMemory | None) -> Tensor:
+        """Final hidden states (B, T, hidden_dim) of raw tokens, which are not committed. As `forward`."""
+        if self.config.kind != "landmark":
+            return self.hidden(tokens, memory=memory)
+        assert self.config.block_size is not None
+        assert self.config.landmark_id is not None
+        if memory is not None and not isinstance(memory, Memory):
+            raise UserError(f"a landmark model reads with a Memory, not with a {type(memory).__name__}")
+        if memory is not None and memory.block_size != self.config.block_size:
+            raise UserError(
+                f"the memory has block_size={memory.block_size}, the model {self.config.block_size}: "
+                "make it with model.new_memory(…)"
+            )
+        position = memory.position if memory is not None else 0
+        tokens, raw = insert_landmarks(tokens, position, self.config.block_size, self.config.landmark_id)
+        return self.hidden(tokens, memory=memory)[:, raw]
 
     def hidden(
         self,
@@ -301,22 +304,23 @@ class Decoder(LanguageModel):
     def window_losses(self, batch: WindowBatch) -> Iterator[tuple[Tensor, Tensor]]:
         """Summed loss in nats, and the number of targets, of each window of a batch, in order.
 
-        Plain and landmark models have one window. Transformer-XL reads a segment window by window. Each window attends
-        to the cached keys and values of earlier windows, which carry no gradient; so backward can be called on each
-        loss before the next one is computed.
+        Plain and landmark models have one window. Transformer-XL reads a segment window by window, and a landmark model
+        a batch with `local` chunk by chunk. Each attends to the keys and values of earlier ones, cached or retrieved,
+        which carry no gradient; so backward can be called on each loss before the next one is computed.
         """
-        if self.config.kind != "transformer_xl":
+        if self.config.kind != "transformer_xl" and batch.local is None:
             settings = {"controlled": batch.controlled, "positions": batch.positions, "top_k": batch.top_k}
             hidden = self.hidden(batch.tokens, batch.phase, **settings)
             yield self._loss(hidden, batch.targets, batch.weights)
             return
-        assert self.config.window is not None
-        memory = self.new_memory()
+        length = batch.local or self.config.window
+        memory = self.new_memory(k=batch.top_k, gradient=True) if batch.local else self.new_memory()
         assert memory is not None
-        for start in range(0, batch.tokens.shape[1], self.config.window):
-            window = slice(start, start + self.config.window)
+        assert length is not None
+        for start in range(0, batch.tokens.shape[1], length):
+            window = slice(start, start + length)
             weights = None if batch.weights is None else batch.weights[:, window]
-            hidden = self.hidden(batch.tokens[:, window], memory=memory)
+            hidden = self._read(batch.tokens[:, window], memory)
             yield self._loss(hidden, batch.targets[:, window], weights)
             memory.commit()
 

@@ -4,7 +4,7 @@ import logging
 import math
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ from landmark.training.metrics_csv_logger import MetricsCsvLogger
 from landmark.training.progress_callback import ProgressCallback
 from landmark.training.sharding import gathered, strategy
 from landmark.utils.errors import UserError
-from landmark.utils.flops import flops_per_token, keys_per_query, peak_flops
+from landmark.utils.flops import flops_per_token, peak_flops, training_keys
 from landmark.utils.peak_memory import reset_peak_memory
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def train(
         log_every=settings.log_every,
         validate_every=settings.validate_every,
         tokens_per_step=settings.batch_size * settings.length,
-        flops_per_token=training_flops_per_token(model, settings.length),
+        flops_per_token=training_flops_per_token(model, settings.length, settings.local, settings.k),
     )
     with _quiet_lightning(), Interruption(settings.log_every) as interruption:
         trainer = _trainer(
@@ -101,7 +101,7 @@ def train(
         _check_devices(trainer, settings)
         peak = peak_flops(_device_name(trainer), settings.precision)
         measurements.peak_flops = peak and peak * trainer.world_size
-        module = LanguageModelTraining(model, settings, windows=_windows(model, settings.length))
+        module = LanguageModelTraining(model, settings, windows=_windows(model, settings))
         model.train()
         reset_peak_memory()
         try:
@@ -149,14 +149,23 @@ def _check_devices(trainer: Trainer, settings: "TrainConfig") -> None:
         )
 
 
-def _windows(model: "LanguageModel", length: int) -> int:
-    return math.ceil(length / model.config.window) if model.config.window else 1
+def _windows(model: "LanguageModel", settings: "TrainConfig") -> int:
+    window = settings.local or model.config.window
+    return math.ceil(settings.length / window) if window else 1
 
 
-def training_flops_per_token(model: "LanguageModel", length: int) -> float:
-    """Training FLOPs of a token, a mean over windows of `length` tokens."""
+def training_flops_per_token(
+    model: "LanguageModel", length: int, local: int | None = None, k: Sequence[int] | None = None
+) -> float:
+    """Training FLOPs of a token, a mean over windows of `length` tokens.
+
+    Args:
+        model: the model.
+        length: tokens of a window.
+        local, k: as in `landmark.utils.flops.training_keys`.
+    """
     shape = model.config
-    keys = keys_per_query(length, shape.window, shape.cache)
+    keys = training_keys(length, (shape.block_size, shape.window, shape.cache), local, k)
     return flops_per_token(model.num_parameters(), shape.num_layers, shape.hidden_dim, keys)
 
 

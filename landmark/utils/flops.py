@@ -1,5 +1,7 @@
 """FLOPs of a training step and peak FLOP/s of devices, for the model FLOPs utilisation (MFU)."""
 
+from collections.abc import Sequence
+
 # Dense bfloat16 matrix FLOP/s from the vendors' data sheets (without sparsity); the first matching name is used.
 PEAK_BF16_FLOPS = {
     "GB200": 2500e12,
@@ -36,6 +38,26 @@ def keys_per_query(length: int, window: int | None = None, cache: int | None = N
         size = min(window, length - start)
         total += size * ((size + 1) / 2 + min(start, cache or 0))
     return total / length
+
+
+def training_keys(
+    length: int,
+    shape: tuple[int | None, int | None, int | None],
+    local: int | None = None,
+    k: Sequence[int] | None = None,
+) -> float:
+    """Mean number of keys that a query attends to in training.
+
+    Args:
+        length: tokens of a window.
+        shape: block size ℓ of a landmark model; window and cache of a recurrent model.
+        local: tokens that a landmark model reads at a time, with a memory.
+        k: numbers of blocks that it then retrieves.
+    """
+    block_size, window, cache = shape
+    if local is not None and k is not None and block_size is not None:
+        window, cache = local, round(sum(k) / len(k) * block_size)
+    return keys_per_query(length, window, cache)
 
 
 def flops_per_token(parameters: int, num_layers: int, width: int, keys: float) -> float:

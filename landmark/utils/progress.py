@@ -5,14 +5,17 @@ from collections.abc import Callable
 
 
 class ProgressBar:
-    """A progress bar over tokens. It appears after 2 seconds; without a terminal it prints every 15 seconds."""
+    """A progress bar. It appears after 2 seconds; without a terminal it prints every 15 seconds.
 
-    def __init__(self, name: str) -> None:
+    unit: of the counts that it is given.
+    """
+
+    def __init__(self, name: str, unit: str = "tok") -> None:
         from tqdm import tqdm
 
         every = 0.2 if sys.stderr.isatty() else 15.0  # seconds
         self.bar = tqdm(
-            desc=name, unit="tok", unit_scale=True, mininterval=every, delay=2.0, leave=False, ncols=80
+            desc=name, unit=unit, unit_scale=True, mininterval=every, delay=2.0, leave=False, ncols=80
         )  # fmt: skip
 
     def __enter__(self) -> Callable[[int, int], None]:

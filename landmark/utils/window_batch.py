@@ -26,6 +26,8 @@ class WindowBatch:
         controlled: (B, layers, blocks) bool, landmarks that the context miss token controls. None without that token.
         positions: (B, T) int64. None: 0…T−1.
         top_k: earlier blocks that a query of a landmark model attends to. None: all.
+        local: tokens that a landmark model reads at a time, with a memory of the window's earlier blocks, of which a
+            query retrieves `top_k`; the tokens are then without landmarks. None: the window is read at once.
     """
 
     tokens: Tensor
@@ -35,6 +37,7 @@ class WindowBatch:
     controlled: Tensor | None = None
     positions: Tensor | None = None
     top_k: int | None = None
+    local: int | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -183,3 +183,33 @@ def test_nothing_inexact_is_timed_on_a_gpu():
 
     with mock.patch.object(gpu, "landmark_attention", wrong), pytest.raises(exactness.Inexact, match="d=16, W=8"):
         gpu.check(gpu.Shape(40, 16, 8, 1, gpu.QUICK))
+
+
+def test_a_wrapped_model_is_measured_beside_the_plain_one(tmp_path):
+    pytest.importorskip("transformers", reason="the optional extra `hf` is not installed")
+    from benchmarks import wrapped
+
+    assert wrapped.main(["--quick", "--longest", "100", "--out", str(tmp_path), "--note", "A busy machine."]) == 0
+    rows = read_rows(tmp_path)
+    measured = {(row["part"], row["setting"]) for row in rows}
+    assert measured == {
+        ("prefill", "96 tokens"),
+        ("decode", "after 96 tokens"),
+        ("memory", "keys and values of 96 tokens"),
+        ("memory", "peak of a process, 96 tokens"),
+    }
+    assert [row["measured"] for row in rows] == [wrapped.PLAIN, wrapped.OURS] * 4
+    assert all(0 < float(row["value"]) < math.inf and 0 < float(row["ratio"]) < math.inf for row in rows)
+    (table,) = tmp_path.glob("*-wrapped.md")
+    assert "A busy machine." in table.read_text(encoding="utf-8")
+
+
+def test_a_wrapped_model_that_is_inexact_is_not_timed(monkeypatch):
+    pytest.importorskip("transformers", reason="the optional extra `hf` is not installed")
+    from benchmarks import wrapped
+    from landmark.huggingface import LandmarkCache
+
+    attend = LandmarkCache.attend
+    monkeypatch.setattr(LandmarkCache, "attend", lambda *args, **given: attend(*args, **given) * 1.001)
+    with pytest.raises(exactness.Inexact, match="wrapped"):
+        wrapped.check()

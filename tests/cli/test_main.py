@@ -273,6 +273,13 @@ def test_table_of_nothing_is_refused_and_makes_nothing(work):
     assert not work.output.exists()
 
 
+def test_only_the_first_of_many_missing_rows_are_named(work):
+    with pytest.raises(UserError, match=r"rows have no record yet") as raised:
+        work("+experiment=ruler", "task=table")
+    assert str(raised.value).endswith(", …")
+    assert len(str(raised.value)) < 700
+
+
 def test_part_of_a_grid_is_evaluated_without_a_table(work):
     work("+experiment=sweep_k_local", "retrieval.k=2")
     assert work.evaluated == ["plain_512", "xl_2048", "k2_local150", "k2_local250", "k2_local350"]

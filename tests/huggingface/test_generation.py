@@ -90,6 +90,17 @@ def test_new_memory_settings_limit_the_blocks(wrapped, ids):
     assert memory.stats["blocks_kept"] == 3
 
 
+@torch.no_grad()
+def test_a_prompt_takes_no_more_memory_than_its_blocks(wrapped):
+    """Beside a plain model's cache, of one key and one value a token, there is a landmark's key for each block."""
+    ids = torch.randint(0, 256, (1, 300))
+    memory = wrapped.new_memory()
+    wrapped(ids, past_key_values=memory)
+    per_key = 3 * 2 * 16 * 4  # layers, heads of keys, channels, bytes
+    blocks = 300 // BLOCK
+    assert memory.stats["bytes_kept"] == blocks * (2 * BLOCK + 1) * per_key
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [

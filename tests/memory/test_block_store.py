@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from landmark.memory.block_store import ROWS, SPARE, BlockStore
-from landmark.memory.retrieval import _top, _top_packed
+from landmark.memory.retrieval import _highest, _top, _top_packed
 from landmark.memory.tiers import Tier
 
 
@@ -36,3 +36,23 @@ def test_one_pass_over_integers_finds_the_best_and_of_equal_ones_the_newer(block
     ages, count = torch.randperm(blocks, generator=generator) + 1, min(count, blocks - 1)
     ours, expected = (top(scores, ages, count).sort(-1).values for top in (_top_packed, _top))
     assert torch.equal(ours, expected)
+
+
+@given(st.integers(1, 3000), st.integers(1, 9), st.integers(0, 1000))
+def test_two_passes_find_the_highest_scores(blocks, count, seed):
+    scores = torch.randn(3, blocks, generator=torch.Generator().manual_seed(seed))
+    count = min(count, blocks)
+    values, indices = _highest(scores, count)
+    assert torch.equal(values, scores.sort(-1, descending=True).values[:, :count])
+    assert torch.equal(scores.gather(-1, indices), values)
+
+
+def test_a_store_that_knows_what_comes_reserves_no_more():
+    store = BlockStore(None)
+    stored = torch.randn(1, 2, 500, 4, 2, generator=torch.Generator().manual_seed(0))
+    store.reserve(500, stored[..., 1:, :])
+    for part in stored.split(7, 2):
+        store.add(part, part)
+    assert store.capacity == len(store) == 500
+    store.add(stored[:, :, :1], stored[:, :, :1])
+    assert store.capacity >= 500 * (1 + 1 / SPARE)

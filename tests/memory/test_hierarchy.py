@@ -162,6 +162,21 @@ def test_every_tier_and_a_saved_memory_give_the_same(tier, tmp_path):
     torch.testing.assert_close(swapped.attend(1, *chunk, group_bias=bias)[0], expected[1, :, 50:80])
 
 
+def test_a_memory_for_training_has_the_gradients_of_finite_differences():
+    """Of the chunk, and of the biases of groups; the blocks in memory have none."""
+    reading = {"block_size": 2, "fan_out": 2, "levels": 2, "mapping": "stingy", "heads": (2, 1), "seed": 0}
+    q, k, v, bias = (x[:1] if x.ndim == 4 else x for x in text(reading, 46))
+
+    def second(*chunk):
+        memory = memory_of(reading, k=3, gradient=True)
+        memory.attend(1, q[:, :, :40], k[:, :, :40], v[:, :, :40], group_bias=chunk[-1])
+        memory.commit()
+        return memory.attend(1, *chunk[:3], group_bias=chunk[3])
+
+    leaves = [x[:, :, 40:].clone().requires_grad_() for x in (q, k, v)]
+    assert torch.autograd.gradcheck(second, [*leaves, bias.requires_grad_()])
+
+
 @given(readings(), st.sampled_from([0.0, 0.5, 0.9]))
 @settings(max_examples=12, deadline=None)
 def test_a_cutoff_drops_lookups_and_changes_nothing_else(reading, cutoff):

@@ -335,3 +335,62 @@ def test_only_positions_with_a_target_get_logits(config, weighted, monkeypatch):
     assert torch.allclose(losses, every, rtol=1e-12, atol=0)
     for gradient, parameter in zip(gradients, model.parameters(), strict=True):
         assert torch.allclose(gradient, parameter.grad, rtol=1e-10, atol=1e-14)
+
+
+def chunked_batch(length=37, chunk=11, k=2):
+    tokens = torch.randint(0, 50, (2, length), generator=torch.Generator().manual_seed(4))
+    return WindowBatch(tokens, tokens.roll(-1, 1), top_k=k, local=chunk)
+
+
+@pytest.mark.parametrize("options", [{}, {"landmark_key": "mean", **LOOKING_BACK}], ids=["paper", "recipe"])
+def test_training_with_a_memory_has_the_losses_of_reading(options):
+    model, batch = tiny(replace(LANDMARK, **options)), chunked_batch()
+    losses = [loss.item() for loss, _ in model.window_losses(batch)]
+    memory, read = model.new_memory(k=2), []
+    with torch.no_grad():
+        for chunk, targets in zip(batch.tokens.split(11, 1), batch.targets.split(11, 1), strict=True):
+            read.append(summed_loss(model(chunk, memory=memory), targets, None)[0].item())
+    assert losses == pytest.approx(read, rel=1e-12)
+
+
+@pytest.mark.parametrize("landmark_key", ["token", "mean", "pooled"])
+def test_gradients_of_training_with_a_memory(landmark_key):
+    """Of the last chunk's loss, by finite differences: what earlier chunks left in the memory is a constant."""
+    options = {} if landmark_key == "token" else {**LOOKING_BACK, "landmark_bias": True}
+    model, batch = tiny(replace(LANDMARK, landmark_key=landmark_key, **options)), chunked_batch()
+    chunks = batch.tokens.split(11, 1)
+
+    def last_loss() -> torch.Tensor:
+        memory = model.new_memory(k=2, gradient=True)
+        with torch.no_grad():
+            for parameter, old in zip(model.parameters(), before, strict=True):
+                new, parameter.data = parameter.data, old
+                changed.append(new)
+            for chunk in chunks[:-1]:
+                model.hidden(chunk, memory=memory)
+                memory.commit()
+            for parameter, new in zip(model.parameters(), changed, strict=True):
+                parameter.data = new
+            changed.clear()
+        return model.head(model.hidden(chunks[-1], memory=memory)).logsumexp(-1).sum()
+
+    before, changed = [parameter.data.clone() for parameter in model.parameters()], []
+    last_loss().backward()
+    for name, parameter in model.named_parameters():
+        direction = torch.randn(parameter.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+        step = 1e-5
+        parameter.data += step * direction
+        above = last_loss().item()
+        parameter.data -= 2 * step * direction
+        below = last_loss().item()
+        parameter.data += step * direction
+        expected = (parameter.grad * direction).sum().item() if parameter.grad is not None else 0.0
+        assert expected == pytest.approx((above - below) / (2 * step), rel=1e-5, abs=1e-6), name
+
+
+def test_a_memory_keeps_no_graph():
+    """Backward of each loss before the next one is computed; the memory has tensors without gradient only."""
+    model, batch = tiny(replace(LANDMARK, landmark_key="mean", **LOOKING_BACK)), chunked_batch()
+    for loss, _ in model.window_losses(batch):
+        loss.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())

@@ -16,6 +16,8 @@ from landmark.results.paper import read_paper
 from landmark.tracking.wandb_run import mode
 from landmark.utils.errors import UserError
 
+_NAMED = 13  # rows without a record that are named; experiments have up to 145
+
 
 def run(command: Command) -> None:
     """Show the rows that have a record for each seed. Raises UserError as `show`, and for a damaged record."""
@@ -34,7 +36,7 @@ def show(command: Command, found: Mapping[str, Sequence[Record]]) -> None:
     config, names = command.config, [row.name for row in command.rows]
     missing = [name for name in names if name not in found]
     note = f"{len(missing)} of {len(names)} rows have no record yet, `{command.suggest()}` makes them: "
-    note += ", ".join(missing)
+    note += ", ".join(missing[:_NAMED]) + (", …" if len(missing) > _NAMED else "")
     if not found:
         raise UserError(note)
     built = tables.build(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.growth import decoder, scale
-from benchmarks.report import Report, Row
+from benchmarks.report import Report, Row, Target
 from benchmarks.settings import BLOCK_SIZE, Options, Say
 from benchmarks.timing import Spread, interleave, ratios
 from landmark.attention.hierarchy import Hierarchy, first_bias
@@ -36,7 +36,9 @@ CHUNK, TOKEN, BUILD, RECALL = (
     "making the index",
     "share of a scan's blocks found",
 )
+BOUNDED, BOXES = "share of landmarks that bounds leave to score", "boxes of 8 landmarks"
 CANDIDATES = 16
+TARGETS = {1_000_000: Target("≤", 0.15), 4_000_000: Target("≤", 0.08)}  # of a token, by descents
 
 
 @dataclass(frozen=True)
@@ -169,7 +171,8 @@ def measure(context: int, searches: list[Search], size: Scale) -> list[Row]:
             spread = Spread.of([factor * value for value in each])
             base = values.get(against, each)
             setting = f"{what}, {context:,} tokens"
-            rows.append(Row("search", setting, name, against, unit, spread, ratios(each, base), context=context))
+            target = TARGETS.get(context) if what == TOKEN and name in HIERARCHIES else None
+            rows.append(Row("search", setting, name, against, unit, spread, ratios(each, base), target, context))
 
     indices = {name: [LandmarkIndex(kind, CANDIDATES) for _ in searches] for name, kind in KINDS.items()}
     found: dict[str, list[Tensor]] = {}
@@ -196,6 +199,8 @@ def measure(context: int, searches: list[Search], size: Scale) -> list[Row]:
     add(BUILD, "ms", 1e3, making, FLAT)
     recalls = {name: [recall(each, scanned)] for name, each in found.items()}
     add(RECALL, "share", 1.0, {SCAN: [1.0], **recalls}, SCAN)
+    if context <= size.read:
+        add(BOUNDED, "share", 1.0, {BOXES: [left_by_boxes(searches, 8)]}, BOXES)
     return rows
 
 
@@ -234,6 +239,26 @@ def descents(searches: list[Search], groups: list[GroupKeys]) -> list[Tensor]:
         descent.score_open(each.rotated_queries)
         found.append(descent.retrieve(each.rotated_queries, each.settings["k"], None)[0])
     return found
+
+
+def left_by_boxes(searches: list[Search], size: int) -> float:
+    """The share of landmarks that an exact search with bounds would have to score.
+
+    The box of a group of `size` neighbouring landmarks has the least and the largest number of each channel. The score of
+    a landmark in it is at most the sum over channels of the larger product with one of the two. A search that visits
+    groups by these bounds, best first, may stop at the k-th best score.
+    """
+    shares = []
+    for each in searches:
+        groups = len(each.store) // size
+        keys = each.store.landmarks[:, :, : groups * size]
+        q = each.rotated_queries[-1].transpose(1, 2)
+        keys = keys.repeat_interleave(q.shape[1] // keys.shape[1], 1)
+        least, largest = keys.unflatten(2, (groups, size)).aminmax(dim=3)
+        bounds = q.clamp(min=0) @ largest.mT + q.clamp(max=0) @ least.mT
+        best = (q @ keys.mT).topk(min(each.settings["k"], keys.shape[2])).values[..., -1:]
+        shares.append((bounds >= best).float().mean())
+    return float(torch.stack(shares).mean())
 
 
 def recall(found: list[Tensor], scanned: list[Tensor]) -> float:

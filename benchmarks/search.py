@@ -244,8 +244,8 @@ def descents(searches: list[Search], groups: list[GroupKeys]) -> list[Tensor]:
 def left_by_boxes(searches: list[Search], size: int) -> float:
     """The share of landmarks that an exact search with bounds would have to score.
 
-    The box of a group of `size` neighbouring landmarks has the least and the largest number of each channel. The score of
-    a landmark in it is at most the sum over channels of the larger product with one of the two. A search that visits
+    The box of a group of `size` neighbouring landmarks has the least and the largest number of each channel. The score
+    of a landmark in it is at most the sum over channels of the larger product with one of the two. A search that visits
     groups by these bounds, best first, may stop at the k-th best score.
     """
     shares = []

@@ -36,7 +36,7 @@ class Scale:
     lengths: tokens of the prompt, and the rounds in which it is read. tokens: generated in each round, of `decoding`.
     """
 
-    lengths: tuple[tuple[int, int], ...] = ((4_096, 7), (16_384, 5), (65_536, 2))
+    lengths: tuple[tuple[int, int], ...] = ((4_096, 7), (16_384, 3), (65_536, 1))
     layers: int = 6
     heads: int = 9
     kv_heads: int = 3
@@ -75,7 +75,7 @@ def run(size: Scale, quick: bool, clock: Callable[[], float], say: Say) -> Itera
         caches: dict[str, Any] = {}
         say(f"prompts of {length:,} tokens")
         readers = {name: reader(model, ids, caches, name) for name, model in models.items()}
-        seconds = interleave(readers, rounds=rounds, warmup=int(rounds > 2), clock=clock)
+        seconds = interleave(readers, rounds=rounds, warmup=int(length == size.lengths[0][0]), clock=clock)
         target = {OURS: PREFILL[length]} if length in PREFILL else None
         yield from compare("prefill", f"{length:,} tokens", "tokens/s", per_second(length, seconds), PLAIN, target)
         kept = {PLAIN: bytes_of(caches[PLAIN]), OURS: bytes_kept(caches[OURS])}

@@ -335,6 +335,8 @@ def _memory_settings(model: Any) -> dict[str, Any]:
     config: Any = getattr(model, "config", None)
     if getattr(config, "kind", None) != "landmark":
         raise UserError(f"{type(model).__name__} has no landmarks to retrieve by: give a landmark model")
+    if config.local_blocks:
+        raise UserError(f"model.local_blocks={config.local_blocks}: the last blocks of a text stay out of the memory")
     if config.fan_out is not None:
         raise UserError(f"model.fan_out={config.fan_out}: a retriever ranks blocks alone, give a model without groups")
     return {"block_size": config.block_size, **model.key_settings()}

@@ -139,6 +139,8 @@ def landmark_attention(
     controlled=None,
     landmark_key: str = "token",
     top_k=None,
+    local_blocks: int = 0,
+    bidirectional: bool = False,
     fan_out: int = 0,
     bias: tuple | list = (),
 ) -> np.ndarray:
@@ -153,7 +155,9 @@ def landmark_attention(
         cmt: (d,), rotated key of the context miss token; None: there is none.
         controlled: (blocks,), bool, landmarks that it controls.
         landmark_key: what landmarks' keys have added to them; not "token" only without a prefix.
-        top_k: earlier blocks that a query attends to; None: all.
+        top_k: gated blocks that a query attends to; None: all.
+        local_blocks: blocks beside the query's own that it sees without landmarks.
+        bidirectional: whether later tokens are seen too; then a block whose landmark is not there has no gate.
         fan_out, bias: of a hierarchy of landmarks (`block_weights`); an empty bias: there is none.
     """
     width, dim = block_size + 1, q.shape[1]
@@ -164,12 +168,13 @@ def landmark_attention(
             keys = list(k[max(0, j - block_size) : j])
             summaries[(phase + j) // width] = summary(landmark_key, q[max(j - prefix, 0)], keys)
     for i in range(prefix, len(k)):
-        score = {j: float(q[i - prefix] @ k[j]) / math.sqrt(dim) for j in range(i + 1)}
+        seen = range(len(k) if bidirectional else i + 1)
+        score = {j: float(q[i - prefix] @ k[j]) / math.sqrt(dim) for j in seen}
         own_block = (phase + i) // width
         local, blocks = [], {}
-        for j in range(i + 1):
+        for j in seen:
             block, is_landmark = (phase + j) // width, (phase + j) % width == block_size
-            if block == own_block:
+            if abs(block - own_block) <= local_blocks:
                 if not is_landmark:
                     local.append((score[j], v[j]))
             elif is_landmark:
@@ -188,8 +193,8 @@ def landmark_attention(
                 for weight, (_, value) in zip(softmax([s for s, _ in blocks[b][1]]), blocks[b][1], strict=True):
                     out[i - prefix] += gate * weight * value
             continue
-        earlier = [(gate, b) for b, (gate, tokens) in blocks.items() if tokens]
-        best = {b for _, b in sorted(earlier, reverse=True)[:top_k]}
+        gated = [(gate, b) for b, (gate, tokens) in blocks.items() if tokens and gate is not None]
+        best = {b for _, b in sorted(gated, reverse=True)[:top_k]}
         blocks = {b: blocks[b] for b in blocks if b in best}
         free = [(g, t) for b, (g, t) in blocks.items() if cmt is None or not controlled[b]]
         controlled_blocks = [(g, t) for b, (g, t) in blocks.items() if cmt is not None and controlled[b]]
@@ -215,6 +220,8 @@ def memory_attention(
     landmark_key: str = "token",
     rotary_fraction: float = 1.0,
     pooling=None,
+    local_blocks: int = 0,
+    kv_heads: int | None = None,
 ) -> np.ndarray:
     """Output (H, T, d) of one sample.
 
@@ -233,8 +240,11 @@ def memory_attention(
         landmark_key: what landmarks' keys have added to them.
         rotary_fraction: the part of a head's channels that turns.
         pooling: (H, T, d), queries, not rotated, of which those of landmarks pool; None: q.
+        local_blocks: blocks before a query's own that it sees without landmarks, and that are not in the memory yet.
+        kv_heads: groups of heads that choose together with "per_token_and_group"; None: as many as heads.
     """
     heads, total, dim = q.shape
+    kv_heads = kv_heads or heads
     width = block_size + 1
     out = np.zeros_like(q)
     pooling = q if pooling is None else pooling
@@ -250,7 +260,7 @@ def memory_attention(
     start = 0
     for chunk in chunks:
         stop = min(start + chunk, total)
-        fed = start // width
+        fed = max(0, start // width - local_blocks)
         kept = list(range(max(0, fed - max_blocks) if max_blocks is not None else 0, fed))
         slots = min(fed, k_blocks + 1) if mapping == "stingy" else fed
         probability = np.zeros((heads, stop - start, len(kept)))
@@ -268,8 +278,10 @@ def memory_attention(
                 probability[h, i - start] = softmax(scores) if scores else []
         for h in range(heads):
             for i in range(start, stop):
+                group = [each for each in range(heads) if each * kv_heads // heads == h * kv_heads // heads]
                 rank = {
                     "per_token_and_head": probability[h, i - start],
+                    "per_token_and_group": probability[group, i - start].max(0) if len(kept) else [],
                     "per_head": probability[h].max(0) if len(kept) else [],
                     "per_token": probability[:, i - start].max(0) if len(kept) else [],
                 }[granularity]
@@ -291,7 +303,7 @@ def memory_attention(
                 for j in range(fed * width, i + 1):
                     key = turned(k[h, j], slots * width + j - fed * width)
                     s = float(query @ key) / math.sqrt(dim)
-                    if j // width == i // width:
+                    if i // width - j // width <= local_blocks:
                         if j % width != block_size:
                             local[0].append((s, v[h, j]))
                     elif j % width == block_size:

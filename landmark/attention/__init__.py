@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from landmark.attention.blockwise import landmark_attention_blockwise
+from landmark.attention.blockwise_operator import landmark_attention_in_graph
 from landmark.attention.context_miss_token import context_miss_scores
 from landmark.attention.fused.operators import landmark_attention_fused
 from landmark.attention.fused.tuning import DTYPES, HAS_TRITON, can_launch
@@ -80,6 +81,8 @@ def landmark_attention(
     cu_seqlens: Tensor | None = ...,
     scale: float | None = ...,
     top_k: int | None = ...,
+    local_blocks: int = ...,
+    bidirectional: bool = ...,
     hierarchy: Hierarchy | None = ...,
     gates: Tensor | None = ...,
     backend: str = ...,
@@ -100,6 +103,8 @@ def landmark_attention(
     cu_seqlens: Tensor | None = ...,
     scale: float | None = ...,
     top_k: int | None = ...,
+    local_blocks: int = ...,
+    bidirectional: bool = ...,
     hierarchy: Hierarchy | None = ...,
     gates: Tensor | None = ...,
     backend: str = ...,
@@ -119,12 +124,14 @@ def landmark_attention(
     cu_seqlens: Tensor | None = None,
     scale: float | None = None,
     top_k: int | None = None,
+    local_blocks: int = 0,
+    bidirectional: bool = False,
     hierarchy: Hierarchy | None = None,
     gates: Tensor | None = None,
     backend: str = "auto",
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Causal attention in which the landmark that closes a block gates the attention to it (Section 3.1).
+    """Attention in which the landmark that closes a block gates the attention to it (Section 3.1), causal by default.
 
     A window holds a landmark after every `block_size` normal tokens. A query attends to the tokens of its own block and
     of earlier blocks. The weight of an earlier block comes from the score of its landmark, and is shared out over the
@@ -147,12 +154,18 @@ def landmark_attention(
             packed into a batch of one, and do not see each other; phase and controlled are then given for each
             document. None: nothing is packed.
         scale: factor of the scores; None: 1/√d.
-        top_k: earlier blocks that a query attends to, those whose landmarks have the highest scores (top_k.py); None:
-            all. The fused kernels do not have it: "auto" then is "blockwise".
+        top_k: gated blocks that a query attends to, those whose landmarks have the highest scores (top_k.py); None:
+            all. The fused kernels have none of top_k, local_blocks, bidirectional, hierarchy and gates: "auto" then is
+            "blockwise".
+        local_blocks: blocks before the query's own whose tokens it sees as those of its own block, without their
+            landmarks: a window of at least ℓ · local_blocks tokens.
+        bidirectional: whether queries see later tokens and blocks as they see earlier ones (Appendix F). A last block
+            whose landmark is not in the window then has no gate, and only its own tokens see it. Without a prefix and
+            a context miss token.
         hierarchy: groups of landmarks that have gates too, with a bias for each of H_kv heads (hierarchy.py). None:
-            there are none. The fused kernels do not have it: "auto" then is "blockwise".
+            there are none.
         gates: (B, H, T, blocks), scores of the landmarks in place of q·k/√d, as `hierarchy.adjust` makes them; −∞ for
-            blocks that a query does not see. None: the landmarks' own. As for hierarchy, and not together with it.
+            blocks that a query does not see. None: the landmarks' own. Not together with hierarchy.
         backend: "reference" (explicit weights), "blockwise", "triton" (fused kernels, for GPUs) or "auto" (triton on a
             GPU, else blockwise).
         return_lse: whether to return the log-sum-exp too; default: the output alone.
@@ -163,16 +176,22 @@ def landmark_attention(
     the output of that landmark is 0.
 
     Raises ValueError for shapes that do not fit, a phase outside 0…block_size, controlled landmarks without a context
-    miss token, an unknown backend, top_k below 1, and top_k, hierarchy or gates with the backend "triton".
+    miss token, an unknown backend, and for options out of range, that exclude each other, or that the backend lacks.
     """
     q, k, v = as_autocast(q, k, v)
-    if top_k is not None and (top_k < 1 or backend == "triton"):
-        raise ValueError(f"top_k={top_k}: must be at least 1, and the backend 'triton' does not have it")
+    if (top_k is not None and top_k < 1) or local_blocks < 0:
+        raise ValueError(f"top_k={top_k}, local_blocks={local_blocks}: must be at least 1 and 0")
+    if bidirectional and (prefix or cmt is not None):
+        raise ValueError(f"bidirectional=True: a whole window without prefix={prefix} and context miss token is read")
     has_gates = hierarchy is not None or gates is not None
-    if has_gates and backend == "triton":
-        raise ValueError("hierarchy, gates: the backend 'triton' does not have them, use 'auto'")
-    is_plain = top_k is None and not has_gates
-    backend = backend_for(backend if is_plain or backend != "auto" else "blockwise", q, block_size)
+    if has_gates and (local_blocks or bidirectional):
+        raise ValueError("hierarchy, gates: leave out local_blocks and bidirectional, which have no groups")
+    if top_k is not None or local_blocks or bidirectional or has_gates:
+        if backend == "triton":
+            names = "top_k=, local_blocks=, bidirectional=, hierarchy=, gates="
+            raise ValueError(f"{names}: the backend 'triton' does not have them")
+        backend = "blockwise" if backend == "auto" else backend
+    backend = backend_for(backend, q, block_size)
     batch, heads, queries, dim = q.shape
     if k.shape != v.shape or k.shape[0] != batch or k.shape[2] != prefix + queries or k.shape[3] != dim:
         raise ValueError(
@@ -198,19 +217,21 @@ def landmark_attention(
             .contiguous()
         )
     if cmt_scores is not None:
-        length = prefix + queries if cu_seqlens is None else longest(cu_seqlens)
+        length = prefix + queries if cu_seqlens is None or controlled is None else longest(cu_seqlens)
         controlled = check_controlled(controlled, samples, length, block_size, q.device)
     if k.shape[1] != heads and backend != "triton":
         k, v = (x.repeat_interleave(heads // k.shape[1], dim=1) for x in (k, v))
     if has_gates:
         hierarchy = check_gates(hierarchy, gates, q, prefix, block_size, cu_seqlens)
     of_window = block_size, phase, prefix, scale, cmt_scores, controlled, cu_seqlens
-    inputs = AttentionInputs(q, k, v, *of_window, top_k, hierarchy, gates)
+    inputs = AttentionInputs(q, k, v, *of_window, top_k, local_blocks, bidirectional, hierarchy, gates)
     with without_autocast(q):
         if q.numel() == 0:
             out, lse = _of_no_query(q, k, v, cmt_scores)
         elif backend == "triton":
             out, lse = landmark_attention_fused(inputs)
+        elif backend == "blockwise" and torch.compiler.is_compiling():
+            out, lse = landmark_attention_in_graph(inputs)
         else:
             attend = landmark_attention_reference if backend == "reference" else landmark_attention_blockwise
             out, lse = attend(inputs) if cu_seqlens is None else one_by_one(attend, inputs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -23,6 +23,9 @@ class BlockAlignment:
     future: (W, W, 1), indexed by the offsets of a key and of a query in one block: whether the key is hidden from the
         query, because it is later or the block's landmark.
     hidden: (n, 1, ℓ, 1), whether a token of the first block is padding; None: there is no padding.
+    local_blocks: blocks beside a query's own that no landmark gates.
+    bidirectional: whether queries see later blocks.
+    behind: (n, 1, up to 2, W, 1), whether a row of the last blocks is padding; None: causality hides it.
     """
 
     width: int
@@ -32,6 +35,9 @@ class BlockAlignment:
     heads: int
     future: Tensor
     hidden: Tensor | None
+    local_blocks: int = 0
+    bidirectional: bool = False
+    behind: Tensor | None = None
 
     @property
     def blocks(self) -> int:
@@ -68,7 +74,14 @@ class BlockAlignment:
 
 @functools.lru_cache(256)
 def align_blocks(
-    width: int, phases: tuple[int, ...], prefix: int, queries: int, heads: int, device: torch.device
+    width: int,
+    phases: tuple[int, ...],
+    prefix: int,
+    queries: int,
+    heads: int,
+    device: torch.device,
+    local_blocks: int = 0,
+    bidirectional: bool = False,
 ) -> BlockAlignment:
     """The alignment of the windows of a batch, computed once for the same arguments.
 
@@ -79,9 +92,16 @@ def align_blocks(
         queries: T.
         heads: H.
         device: where the masks are.
+        local_blocks, bidirectional: as in `BlockAlignment`.
     """
     offset = torch.arange(width, device=device)
     future = (offset[:, None] > offset) | (offset[:, None] == width - 1)
     hidden = offset[:-1] < torch.tensor(phases, device=device)[:, None]
     hidden = hidden[:, None, :, None] if any(phases) else None
-    return BlockAlignment(width, phases, prefix, queries, heads, future[..., None], hidden)
+    alignment = BlockAlignment(width, phases, prefix, queries, heads, future[..., None], hidden, local_blocks)
+    if not bidirectional:
+        return alignment
+    last = torch.arange(alignment.blocks * width, device=device)[-2 * width :]
+    ends = prefix + queries + torch.tensor(phases, device=device)
+    behind = (last >= ends[:, None]).unflatten(1, (-1, width))[:, None, ..., None]
+    return replace(alignment, bidirectional=True, behind=behind)

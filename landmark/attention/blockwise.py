@@ -1,10 +1,11 @@
 """Landmark attention in tiles of whole blocks: exact, O(T·d + T·T/W) memory, no T×T tensor.
 
-A tile holds the scores of a few blocks of queries against all blocks up to them, as (N, block, offset, query):
+A tile holds the scores of a few blocks of queries against all blocks that they see, as (N, block, offset, query):
 
 1. inner: log-sum-exp over the offsets of each block, without landmarks; causal in the query's own block.
-2. gates: the landmark's score for an earlier block, the inner log-sum-exp for the query's own block. With top_k only
-   the highest of the landmarks' scores stay. With a hierarchy the scores are adjusted before (hierarchy.py).
+2. gates: the landmark's score for a gated block, the inner log-sum-exp for the query's own block and for others that
+   are local, which so share one softmax. With top_k only the highest of the landmarks' scores stay.
+   With a hierarchy these are adjusted before (hierarchy.py).
 3. outer: softmax of the gates over blocks, and over the context miss token if there is one (context_miss_token.py).
 4. weights: exp(score − inner) · outer.
 
@@ -106,11 +107,12 @@ def _forward(
         cmt_gate = []
         if cmt is not None and padded_cmt is not None:
             cmt_gate = [share_cmt_weight(gates, tile.row_of(padded_cmt), tile.controlled(cmt.controlled))]
-        tile.own(gates).copy_(tile.own(inner))
+        for lag in tile.local:
+            tile.own(gates, lag).copy_(tile.own(inner, lag))
         shift = inner - gates
         gates = torch.cat([gates, *cmt_gate], 1) if cmt_gate else gates
         outer_total, outer_lse = _exponentials(gates, 1)
-        outer = gates.div_(outer_total[:, None])[:, : tile.stop]
+        outer = gates.div_(outer_total[:, None])[:, : tile.end]
         shift = torch.where(outer > 0, shift + outer_lse[:, None], torch.inf)
         saved += [outer, shift]
         weights.mul_((outer / total)[:, :, None])
@@ -125,9 +127,10 @@ def _forward(
 def _part_not_finite(v: Tensor, alignment: BlockAlignment) -> tuple[Tensor, Tensor | None]:
     """Padded values with 0 for NaN and ∞, and what these add to the output of each query that sees them, (N, rows, d).
 
-    In a matrix product a NaN reaches rows in which its weight is 0 too, those of earlier queries. None: all are finite.
+    In a matrix product a NaN reaches rows in which its weight is 0 too, those of earlier queries. None: all are finite,
+    or queries see later ones too.
     """
-    if bool(v.sum().isfinite()):
+    if alignment.bidirectional or bool(v.sum().isfinite()):
         return v, None
     is_landmark = torch.arange(v.shape[1], device=v.device) % alignment.width == alignment.width - 1
     kept = v.isfinite() | is_landmark[:, None]
@@ -186,16 +189,18 @@ def _backward(
         total = d_scores.sum(2)  # P_ib·D_ib
         own_mean = tile.queries(row_mean).mT  # (N, 1, query)
         mean = total / outer.clamp(min=torch.finfo(outer.dtype).tiny)  # D_ib
-        tile.own(mean).copy_(tile.own(own_mean.expand_as(mean)))
+        for lag in tile.local:
+            tile.own(mean, lag).copy_(tile.own(own_mean.expand_as(mean), lag))
         d_scores.addcmul_(weights, mean[:, :, None], value=-1)
         if cmt is not None and padded_cmt is not None:
             controlled = tile.controlled(cmt.controlled)
             own_mean, d_tile = shared_weight_gradient(total, own_mean, tile.row_of(padded_cmt), controlled)
             tile.row_of(d_cmt).copy_(d_tile)
         d_gates = torch.addcmul(total, outer, own_mean, value=-1)
-        tile.own(d_gates).zero_()
+        for lag in tile.local:
+            tile.own(d_gates, lag).zero_()
         if to_d_gates is not None:
-            alignment.unpad(d_gates.mT, to_d_gates[..., : tile.stop], tile.row)
+            alignment.unpad(d_gates.mT, to_d_gates[..., : tile.end], tile.row)
             d_gates = 0
         d_scores[:, :, -1] = d_gates
         d_scores = d_scores.flatten(1, 2)
@@ -254,11 +259,18 @@ class _Blockwise(torch.autograd.Function):
         prefix: int,
         scale: float,
         top_k: int | None,
+        local_blocks: int,
+        bidirectional: bool,
         gates: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         (batch, heads, queries, _), width, phases = q.shape, block_size + 1, tuple(phase.tolist())
         chunks = _chunks(batch, heads, max(TILE_ROWS, width) * (prefix + queries))
-        alignments = [align_blocks(width, phases[s], prefix, queries, h.stop - h.start, q.device) for s, h in chunks]
+        alignments = [
+            align_blocks(
+                width, phases[samples], prefix, queries, h.stop - h.start, q.device, local_blocks, bidirectional
+            )
+            for samples, h in chunks
+        ]
         out, lse, saved = _rows_first(q), q.new_empty(q.shape[:3]), []
         work = workspace(q)
         for c, alignment in zip(chunks, alignments, strict=True):
@@ -290,7 +302,7 @@ class _Blockwise(torch.autograd.Function):
             cmt = _context_miss(cmt_weight, controlled, c)
             d_lse = None if grad_lse is None else grad_lse[c]
             _backward(grad_out[c], d_lse, q[c], k[c], v[c], cmt, out[c], kept, alignment, ctx.scale, work, into)
-        return *gradients[:-1], *[None] * 6, d_gates
+        return *gradients[:-1], *[None] * 8, d_gates
 
 
 def _part(x: Tensor | None, chunk: tuple[slice, slice]) -> Tensor | None:
@@ -318,5 +330,6 @@ def landmark_attention_blockwise(inputs: AttentionInputs) -> tuple[Tensor, Tenso
         scores, own = landmark_scores(q, k, inputs.block_size, inputs.phase, inputs.prefix, inputs.scale)
         gates = adjust(scores, own, inputs.hierarchy)[0]
     settings = inputs.controlled, inputs.block_size, inputs.phase, inputs.prefix, inputs.scale, inputs.top_k
-    out, lse = _Blockwise.apply(q, k, v, cmt_scores, *settings, gates)
+    sight = inputs.local_blocks, inputs.bidirectional
+    out, lse = _Blockwise.apply(q, k, v, cmt_scores, *settings, *sight, gates)
     return out.to(dtype), lse

@@ -24,7 +24,9 @@ class AttentionInputs(NamedTuple):
     controlled: (samples, blocks), bool, landmarks that the token controls; None exactly where cmt_scores is None.
     cu_seqlens: (samples + 1,), the rows where packed samples begin and end; None: each element of the batch is one
         sample.
-    top_k: earlier blocks that a query attends to, those with the highest scores; None: all. Not for "triton".
+    top_k: gated blocks that a query attends to, those with the highest scores; None: all. Not for "triton".
+    local_blocks: blocks beside a query's own whose tokens it sees without their landmarks. Not for "triton".
+    bidirectional: whether a query sees later blocks too. Not for "triton".
     hierarchy: groups of landmarks, with a bias for each of H heads; None: there are none. Not for "triton".
     gates: (B, H, T, blocks), scores that take the place of those of the landmarks; None: these. Not for "triton".
     """
@@ -40,6 +42,8 @@ class AttentionInputs(NamedTuple):
     controlled: Tensor | None = None
     cu_seqlens: Tensor | None = None
     top_k: int | None = None
+    local_blocks: int = 0
+    bidirectional: bool = False
     hierarchy: Hierarchy | None = None
     gates: Tensor | None = None
 

@@ -33,10 +33,12 @@ def landmark_attention_weights(
     block_size: int,
     phase: Tensor,
     prefix: int = 0,
-    bidirectional: bool = False,
     cmt_scores: Tensor | None = None,
     controlled: Tensor | None = None,
     top_k: int | None = None,
+    local_blocks: int = 0,
+    bidirectional: bool = False,
+    landmarks_see_own_block: bool = False,
     gates: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Weights of landmark attention, AttWeight in the paper, and the log-sum-exp of each query's own (outer) group.
@@ -46,14 +48,18 @@ def landmark_attention_weights(
         block_size: ℓ, normal tokens of a block.
         phase: (B,), tokens missing from the first block.
         prefix: keys before the first query.
-        bidirectional: whether later tokens are visible too, and a landmark sees only its own block and itself: a
-            variant from the second reproduction of the paper.
         cmt_scores: (B, H, T), scores of the context miss token, which joins the outer group (Appendix D); None: there
             is no such token.
         controlled: (B, blocks), bool, landmarks that the context miss token controls: they form one more group, whose
             weights are multiplied by the token's weight. A query that sees none of them loses that weight. None: no
             landmark is controlled.
-        top_k: earlier blocks that a query attends to, those whose landmarks have the highest scores; None: all.
+        top_k: gated blocks that a query attends to, those whose landmarks have the highest scores; None: all.
+        local_blocks: blocks before the query's own, and without causality after it too, whose tokens are in its own
+            group: no landmark gates them.
+        bidirectional: whether later tokens are visible too (Appendix F). A last block without its landmark, as the
+            window ends before it, is then seen by its own tokens and where it is local.
+        landmarks_see_own_block: whether a landmark sees only its own block and itself: with `bidirectional` the
+            variant of the second reproduction of the paper.
         gates: (B, H, T, blocks or more), scores of the landmarks in place of those at their keys; None: these.
 
     Returns (B, H, T, S) and (B, H, T). Rows of weights sum to one, with two exceptions: a row that loses the weight of
@@ -64,22 +70,25 @@ def landmark_attention_weights(
     block, is_landmark = blocks_and_landmarks(phase, keys, block_size)
     block_i, block_j = block[:, None, prefix:, None], block[:, None, None, :]
     landmark_j = is_landmark[:, None, None, :]
-    own_block = block_i == block_j
-    index = torch.arange(keys, device=scores.device)
-    causal = index[None, :] <= index[prefix:, None]
-    empty = (phase == block_size)[:, None, None, None] & (block_j == 0)
-    visible = causal & ~(landmark_j & own_block) & ~(landmark_j & empty)
-    itself = torch.zeros_like(causal)
+    local = (block_i >= block_j) & (block_i - block_j <= local_blocks)
     if bidirectional:
+        local = (block_i - block_j).abs() <= local_blocks
+    index = torch.arange(keys, device=scores.device)
+    reached = (index[None, :] <= index[prefix:, None]) | bidirectional
+    empty = (phase == block_size)[:, None, None, None] & (block_j == 0)
+    visible = reached & ~(landmark_j & local) & ~(landmark_j & empty)
+    itself = torch.zeros_like(reached)
+    if landmarks_see_own_block:
         landmark_i = is_landmark[:, None, prefix:, None]
         itself = landmark_i & (index[None, :] == index[prefix:, None])
-        visible = torch.where(landmark_i, own_block, ~(landmark_j & own_block))
+        visible = torch.where(landmark_i, block_i == block_j, visible)
 
-    # G_ij: a normal token is in the group of its block, the landmark of another block in the group of the query.
+    # G_ij: a normal token is in the group of its block, or of the query where it is local; the landmark of another
+    # block is in the group of the query.
     num_groups = int(block.max()) + 1
     if gates is not None:
         scores = torch.where(landmark_j, gates.gather(-1, block_j.expand_as(scores)), scores)
-    groups = torch.where(landmark_j, block_i, block_j)
+    groups = torch.where(landmark_j | local, block_i, block_j)
     masked = scores.masked_fill(~visible, -torch.inf)
     if top_k is not None:
         landmarks = keep_best(masked.masked_fill(~landmark_j, -torch.inf), top_k, -1)
@@ -96,11 +105,11 @@ def landmark_attention_weights(
         softmax, cmt_weight = softmax[..., :-1], softmax[..., -1:]
         landmark_weights = torch.where(controlled_j, softmax * cmt_weight, softmax)
 
-    # S_{i,p_j}: the weight of the landmark that closes the block of key j; 1 in the query's own block.
+    # S_{i,p_j}: the weight of the landmark that closes the block of key j; 1 where key j is local.
     gates = scores.new_zeros(*scores.shape[:-1], num_groups)
     to_gate = block_j.expand_as(scores)
     gates = gates.scatter_add(-1, to_gate, landmark_weights.masked_fill(~landmark_j, 0.0))
-    gate = gates.gather(-1, to_gate).masked_fill(own_block, 1.0)
+    gate = gates.gather(-1, to_gate).masked_fill(local, 1.0)
     weights = (softmax * gate).masked_fill(landmark_j & ~itself, 0.0)
 
     outer = (groups == block_i).expand_as(scores)
@@ -155,13 +164,13 @@ def _per_key(per_block: Tensor | None, block: Tensor) -> Tensor:
 
 def landmark_attention_reference(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
     """Output (B, H, T, d) and outer log-sum-exp (B, H, T) of landmark attention; autograd gives the gradients."""
-    q, k, v, block_size, phase, prefix, scale, cmt_scores, controlled, _, top_k, hierarchy, gates = inputs
+    q, k, v, block_size, phase, prefix, scale, cmt_scores, controlled, _, top_k, *sight, hierarchy, gates = inputs
     scores = torch.einsum("bhid,bhjd->bhij", q, k) * scale
     cmt_scores = None if cmt_scores is None else cmt_scores.to(scores.dtype)
     if hierarchy is not None:
         of_landmarks, own = landmark_scores(q, k, block_size, phase, prefix, scale)
         gates = product_of_gates(of_landmarks, own, hierarchy)
     weights, lse = landmark_attention_weights(
-        scores, block_size, phase, prefix, cmt_scores=cmt_scores, controlled=controlled, top_k=top_k, gates=gates
+        scores, block_size, phase, prefix, cmt_scores, controlled, top_k, *sight, gates=gates
     )
     return torch.einsum("bhij,bhjd->bhid", weights, v), lse

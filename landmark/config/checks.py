@@ -27,6 +27,7 @@ READ_BY = {
     "model.block_size": ("landmark",),
     "model.landmark_key": ("landmark",),
     "model.landmark_bias": ("landmark",),
+    "model.local_blocks": ("landmark",),
     "model.fan_out": ("landmark",),
     "model.levels": ("landmark",),
     "model.window": ("transformer_xl",),
@@ -51,6 +52,8 @@ def check(config: Config) -> None:
     _check_evaluation(config)
     _check_cmt(config)
     _check_positions(config)
+    if config.model.masked:
+        _check_masked(config)
     if not 0 < config.generate.top_p <= 1:
         raise UserError(f"generate.top_p={config.generate.top_p}: must be above 0 and at most 1")
 
@@ -82,6 +85,8 @@ def resolve(config: Config) -> Config:
         config = replace(config, eval=replace(config.eval, generated=generated))
     if config.eval.local is not None:
         return config
+    if config.model.masked:
+        return replace(config, eval=replace(config.eval, local=config.eval.length))
     natural = {
         "transformer": min(config.memory.window or config.eval.length, config.eval.length),
         "landmark": min(DEFAULT_CHUNK, config.eval.length),
@@ -273,6 +278,29 @@ def _check_cmt(config: Config) -> None:
             f"cmt.per_layer=true: with retrieval.k={config.retrieval.k} and eval.length={config.eval.length}, "
             f"eval.local={resolve(config).eval.local} nothing is ever looked up"
         )
+
+
+def _check_masked(config: Config) -> None:
+    """A masked model reads whole texts of a corpus, without a memory."""
+    if config.data.name in SYNTHETIC or config.data.tasks is not None:
+        raise UserError(f"model.masked=true: data={config.data.name}, data.tasks: tokens of text are hidden")
+    if resolve(config).eval.local != config.eval.length:
+        raise UserError(f"model.masked=true: reads a text at once, leave out eval.local={config.eval.local}")
+    if config.train.local is not None:
+        raise UserError(f"train.local={config.train.local}: a masked model reads its windows at once, leave it out")
+    if config.task in ("generate", "inspect"):
+        raise UserError(f"task={config.task}: a masked model continues no text, choose a model without model.masked")
+    usual = {"memory": type(config.memory)(), "retrieval": type(config.retrieval)()}
+    for group, own in usual.items():
+        for item in fields(own):
+            key, value = f"{group}.{item.name}", getattr(getattr(config, group), item.name)
+            if value != getattr(own, item.name) and key != "retrieval.k":
+                raise UserError(f"{key}={value}: a masked model has no memory, only retrieval.k has an effect")
+    for key in ("probe", "task", "retriever", "retrieval_statistics"):
+        if getattr(config.eval, key):
+            raise UserError(f"eval.{key}: a masked model is measured by its perplexity, leave it out")
+    if config.model.kind == "landmark" and config.retrieval.k < 1:
+        raise UserError(f"retrieval.k={config.retrieval.k}: must be at least 1 for a masked model")
 
 
 def _check_positions(config: Config) -> None:

@@ -42,6 +42,7 @@ class ModelConfig:
     num_heads: int = MISSING
     head_dim: int = MISSING
     mlp_dim: int = MISSING
+    num_kv_heads: int | None = at_least(1, None)  # heads of keys and values, shared by groups; null: num_heads
     block_size: int | None = None  # landmark: normal tokens per block
     window: int | None = None  # transformer_xl: tokens per window
     cache: int | None = None  # transformer_xl: earlier keys kept
@@ -50,6 +51,8 @@ class ModelConfig:
     rotary_fraction: float | None = None  # fraction of a head's channels, the first ones, that positions turn; null: 1
     landmark_key: str | None = None  # landmark: token; mean, pooled: plus a summary of the block's keys; null: token
     landmark_bias: bool | None = None  # landmark: learned numbers on landmarks' scores; null: false
+    local_blocks: int | None = at_least(0, None)  # landmark: blocks seen without landmarks beside the own; null: 0
+    masked: bool | None = None  # see later tokens too, and predict hidden ones, 15 %; null: false
     fan_out: int | None = at_least(2, None)  # landmark: blocks of a group, which has a gate too; null: no groups
     levels: int | None = at_least(1, None)  # of groups: of blocks, of such groups, and so on; null: 1
     qk_norm: bool | None = None  # normalise queries and keys (RMS, learned scales) before positions; null: false
@@ -131,7 +134,7 @@ class TrainerConfig:
 class RetrievalConfig:
     """Which blocks a landmark model retrieves."""
 
-    granularity: str = "per_token_and_head"  # the retrieved set may differ between: tokens and heads, heads, tokens
+    granularity: str = "per_token_and_head"  # what has its own set: per_token_and_head, _and_group, …
     k: int = 4  # blocks
     scorer: str = "landmark"  # ranks the blocks; recent, random, mean_key and given are ablations
 

@@ -8,6 +8,7 @@ import lightning
 from torch.utils.data import DataLoader, IterableDataset
 
 from landmark.data.controlled_landmarks import ControlledLandmarks
+from landmark.data.masked_tokens import MaskedTokens
 from landmark.data.mixed_windows import MixedWindows
 from landmark.data.positional_jumps import PositionalJumps
 from landmark.data.random_numbers import K, random_numbers
@@ -78,6 +79,9 @@ class WindowDataModule(lightning.LightningDataModule):
         if block_size is not None and config.positions.p_jump > 1:
             self._jumps = PositionalJumps(length, block_size, config.positions.p_jump)
         self._k, self._local = config.train.k, config.train.local
+        self._masks = None
+        if config.model.masked:
+            self._masks = MaskedTokens(tokenizer.mask, (tokenizer.landmark, tokenizer.eot))
 
     def train_dataloader(self) -> DataLoader:
         """The batches of steps `start_step`, `start_step` + 1, …, without end."""
@@ -99,6 +103,8 @@ class WindowDataModule(lightning.LightningDataModule):
             if self._k is not None:
                 (drawn,) = random_numbers(self._seed, step, K, range(1))
                 batch = replace(batch, top_k=self._k[int(drawn) % len(self._k)], local=self._local)
+            if self._masks is not None:
+                batch = self._masks.of_step(batch, self._seed, step, indices)
             yield batch
             step += 1
 
@@ -110,6 +116,8 @@ class WindowDataModule(lightning.LightningDataModule):
             batch = self.validation.at(numbers)
             if self._controlled is not None:
                 batch = replace(batch, controlled=self._controlled.of_validation(numbers))
+            if self._masks is not None:
+                batch = self._masks.of_validation(batch, numbers)
             yield batch
 
     def _share(self) -> range:

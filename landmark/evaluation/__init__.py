@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from landmark.evaluation.cutoffs import choose_cutoffs as choose_cutoffs
+    from landmark.evaluation.masked import evaluate_masked as evaluate_masked
     from landmark.evaluation.mqar import evaluate_mqar as evaluate_mqar
     from landmark.evaluation.perplexity import evaluate as evaluate
     from landmark.evaluation.probes import evaluate_probe as evaluate_probe
@@ -14,11 +15,12 @@ if TYPE_CHECKING:
 _MODULES = {
     "choose_cutoffs": "cutoffs",
     "evaluate": "perplexity",
+    "evaluate_masked": "masked",
     "evaluate_mqar": "mqar",
     "evaluate_probe": "probes",
     "evaluate_recall": "recall",
 }
-__all__ = ["choose_cutoffs", "evaluate", "evaluate_mqar", "evaluate_probe", "evaluate_recall"]
+__all__ = ["choose_cutoffs", "evaluate", "evaluate_masked", "evaluate_mqar", "evaluate_probe", "evaluate_recall"]
 
 
 def __getattr__(name: str) -> Any:

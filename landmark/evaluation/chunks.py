@@ -68,6 +68,10 @@ def attention_size(
         dropped: share of lookups that the context miss token drops; their blocks are not counted.
     """
     memory, block = config.memory, model.block_size
+    if model.masked:  # reads whole texts; a last block without a landmark is seen by its own tokens alone
+        own = (1 + 2 * model.local_blocks) * (block or 0)
+        gated = max(0, length // block - 1 - 2 * model.local_blocks) if block else 0
+        return (min(length, own + config.retrieval.k * block), gated) if block else (length, 0.0)
     if model.kind != "landmark" or block is None:
         kept = model.cache or 0
         if model.kind == "transformer":
@@ -77,9 +81,11 @@ def attention_size(
     for start in range(0, length, local):
         queries = min(local, length - start)
         blocks, pending = divmod(start, block)
+        near = min(blocks, model.local_blocks)
+        blocks, pending = blocks - near, pending + near * block
         kept = blocks if memory.blocks is None else min(blocks, memory.blocks)
         keys += queries * (queries + 1) // 2
         keys += queries * (pending + (1 - dropped) * min(config.retrieval.k, kept) * block)
         scored += queries * (1 - dropped) * (kept if config.retrieval.scorer in ("landmark", "mean_key") else 0)
-        scored += sum((pending + query) // block for query in range(queries))
+        scored += sum(max(0, (pending + query) // block - model.local_blocks) for query in range(queries))
     return keys / length, scored / length

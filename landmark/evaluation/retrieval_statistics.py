@@ -62,8 +62,8 @@ class RetrievalStatistics:
 def distinct(ages: Tensor, kept: int, kv_heads: int) -> tuple[Tensor, Tensor]:
     """Distinct blocks, and distinct pairs of key/value head and block, of each sample, both (B,).
 
-    ages: (B, H or 1, T or 1, q), of the blocks retrieved, 1 the newest, 0 for none. kept: number of blocks in memory. A
-    block that heads choose together is needed by every key/value head; query heads that share one need it once.
+    ages: (B, H, H_kv or 1, T or 1, q), of retrieved blocks, 1 the newest, 0 for none. kept: blocks in memory. A block
+    that heads choose together is needed by every key/value head; query heads that share one need it once.
     """
     ages = ages.flatten(2)
     seen = torch.zeros(*ages.shape[:2], kept + 1, dtype=torch.bool, device=ages.device).scatter(2, ages, True)[..., 1:]

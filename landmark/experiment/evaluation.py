@@ -26,7 +26,7 @@ def evaluate_row(job: Job, inputs: Inputs) -> dict[str, Any]:
     """The results of a row whose run is trained."""
     from landmark.data import SyntheticCorpus, task_corpus
     from landmark.data.mqar import Mqar
-    from landmark.evaluation import evaluate, evaluate_mqar, evaluate_probe, evaluate_recall
+    from landmark.evaluation import evaluate, evaluate_masked, evaluate_mqar, evaluate_probe, evaluate_recall
     from landmark.models import decoder_config, load
 
     config, tokenizer, corpus = job.config, inputs.tokenizer(job.config), inputs.corpus(job.config)
@@ -48,6 +48,7 @@ def evaluate_row(job: Job, inputs: Inputs) -> dict[str, Any]:
             streams = {split: corpus.split(split) for split in ("validation", config.eval.split)}
             return evaluate_half_sentences(model, streams, tokenizer, config, progress)
         measure = evaluate if config.eval.probe is None else evaluate_probe
+        measure = evaluate_masked if config.model.masked else measure
         results = measure(model, corpus.split(config.eval.split), tokenizer, config, progress)
     # One segment has no standard error.
     undefined = {key: None for key, value in results.items() if key.endswith("_se") and not math.isfinite(value)}

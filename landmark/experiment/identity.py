@@ -105,6 +105,8 @@ def row_settings(config: Config, run: str, stream_sha256: str) -> dict[str, Any]
         settings |= {"window": config.memory.window, "sinks": config.memory.sinks}
     if kind == "transformer_xl":
         settings["cache"] = config.model.cache
+    if config.model.masked:
+        settings["masked"] = True
     return settings
 
 

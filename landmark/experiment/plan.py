@@ -82,7 +82,7 @@ def run_cost(name: str, config: Config, vocab_size: int, is_done: bool) -> Cost:
     train, model = config.train, config.model
     tokens = float(train.steps) * train.batch_size * train.length
     shape = model.block_size, model.window, model.cache
-    keys = training_keys(train.length, shape, train.local, train.k)
+    keys = train.length if model.masked else training_keys(train.length, shape, train.local, train.k)
     flops = tokens * _flops_per_token(config, vocab_size, keys)
     return Cost("run", name, config, is_done, tokens, flops, parameters(config, vocab_size))
 
@@ -101,11 +101,11 @@ def row_cost(name: str, config: Config, vocab_size: int, is_done: bool, split_to
     has_prompts = settings.task is not None or settings.probe is not None or config.data.name in SYNTHETIC
     tokens = float(settings.prompts * settings.length if has_prompts else settings.tokens or split_tokens or 0)
     local = settings.local or settings.length
-    keys = keys_per_query(local)
+    keys = settings.length if model.masked else keys_per_query(local)
     if model.kind == "landmark" and model.block_size:
         width = model.block_size + 1
         tokens *= width / model.block_size
-        keys += config.retrieval.k * width + settings.length / model.block_size
+        keys += 0 if model.masked else config.retrieval.k * width + settings.length / model.block_size
     elif model.kind == "transformer_xl":
         keys = keys_per_query(settings.length, local, model.cache)
     elif memory.window is not None:

@@ -189,6 +189,7 @@ class LandmarkModel(_Base):
         if isinstance(cache, LandmarkCache) and inputs_embeds is not None:
             raise UserError("inputs_embeds: with a landmark memory a text is read from input_ids")
 
+    @torch.compiler.disable
     def _read_batch(
         self,
         ids: Tensor,

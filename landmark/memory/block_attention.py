@@ -26,7 +26,7 @@ def attend_to_blocks(
     Args:
         rotated_queries: (S, B, n, H, d), scaled, and rotated for lag 1…S.
         store: the layer's blocks.
-        ages: (B, H or 1, n or 1, q), the retrieved blocks; 1 is the newest block.
+        ages: (B, H, H_kv or 1, n or 1, q), the retrieved blocks; 1 is the newest block.
         lags: shape of ages, the lag of each block (positions.py).
         selected: (B, H, n), bool, queries that retrieve; None: all do.
 
@@ -34,8 +34,9 @@ def attend_to_blocks(
     for queries that do not retrieve.
     """
     if selected is not None:
-        ages, lags = (x.expand(*selected.shape, -1) for x in (ages, lags))
+        ages, lags = (_for_each_head(x, selected.shape[1]).expand(*selected.shape, -1) for x in (ages, lags))
     elif ages.shape[2] == 1:
+        ages, lags = (_for_each_head(x, rotated_queries.shape[3]) for x in (ages, lags))
         return _attend_shared(rotated_queries, store, ages, lags)
     return _attend_grouped(rotated_queries, store, ages, lags, selected)
 
@@ -80,6 +81,7 @@ def attend_to_blocks_fused(
     """
     _, batch, queries, heads, _ = rotated_queries.shape
     selected = None if selection is None else selection.selected
+    ages, lags = (_for_each_head(x, heads) for x in (ages, lags))
     if selected is not None:
         ages, lags = (x.expand(-1, -1, queries, -1) for x in (ages, lags))
     samples = torch.arange(batch, device=rotated_queries.device)[:, None, None, None]
@@ -99,6 +101,11 @@ def attend_to_blocks_fused(
     weight = selection.gather(selection.cmt_weight)
     out = attend_to_retrieved_blocks(*tensors, weight=weight, selected=selected)
     return selection.scatter_add(local[0], out)
+
+
+def _for_each_head(chosen: Tensor, heads: int) -> Tensor:
+    """The blocks of each query head, where heads that share keys choose together; (B, 1, …) stays as it is."""
+    return chosen if chosen.shape[1] == 1 else chosen.repeat_interleave(heads // chosen.shape[1], 1)
 
 
 def _attend_shared(rotated_queries: Tensor, store: BlockStore, ages: Tensor, lags: Tensor) -> tuple[Tensor, Tensor]:
@@ -131,7 +138,7 @@ def _attend_grouped(
     3. Attend tile by tile, and put the results back in the order of the queries.
     """
     _, batch, queries, heads, dim = rotated_queries.shape
-    choosing, count = ages.shape[1], ages.shape[-1]  # heads that choose by themselves: H, or 1 with "per_token"
+    choosing, count = ages.shape[1], ages.shape[-1]  # heads, or groups, that choose by themselves: H, H_kv or 1
     kv_heads, capacity = store.kv_heads, store.capacity
     device = rotated_queries.device
     fetched = kv_heads if choosing == 1 else 1  # key/value heads of an owner, whose blocks a tile fetches together
@@ -141,7 +148,7 @@ def _attend_grouped(
     # `group`: owner and block of each pair, as one number. Sorted, the pairs of a group are neighbours.
     sample = torch.arange(batch, device=device)[:, None, None, None]
     head = torch.arange(choosing, device=device)[:, None, None]
-    owner = sample * (kv_heads // fetched) + head * kv_heads // heads
+    owner = sample * (kv_heads // fetched) + head * kv_heads // choosing
     group = (store.rows(ages) + owner * capacity).flatten()
     source = ((lags - 1) * batch + sample) * queries + torch.arange(queries, device=device)[:, None]
     source = (source * choosing + head).flatten()  # row of `rotated_queries`

@@ -41,7 +41,10 @@ class MemoryStatistics:
         self._dropped[layer] = counts + self._dropped.get(layer, 0)
 
     def count_retrieved(self, ages: Tensor, queries: int, selection: QuerySelection | None) -> None:
-        """Count a chunk's retrieval. ages: (B, H or 1, n or 1, q), of retrieved blocks, 0 for none. queries: B·H·T."""
+        """Count a chunk's retrieval.
+
+        ages: (B, H, H_kv or 1, n or 1, q), of retrieved blocks, 0 for none. queries: B·H·T.
+        """
         blocks, lookups = ages.numel(), queries
         if selection is not None and selection.selected is not None:
             blocks, lookups = int((ages > 0).sum()), int(selection.selected.sum())

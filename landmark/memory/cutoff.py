@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from landmark.memory.settings import choosing_heads
+
 
 @dataclass(frozen=True)
 class QuerySelection:
@@ -40,10 +42,10 @@ class QuerySelection:
         return index.view(*index.shape, *[1] * (x.ndim - 3)).expand(*index.shape, *x.shape[3:])
 
     def mask_ages(self, ages: Tensor) -> Tensor:
-        """Ages (B, H or 1, n or 1, q) of retrieved blocks, set to 0 where no query that retrieves uses them."""
+        """Ages (B, H, H_kv or 1, n or 1, q) of retrieved blocks, 0 where no query that retrieves uses them."""
         if self.selected is None:
             return ages
-        read = self.selected.any(1, keepdim=True) if ages.shape[1] == 1 else self.selected
+        read = self.selected.unflatten(1, (ages.shape[1], -1)).any(2)
         return ages * (read.any(2, keepdim=True) if ages.shape[2] == 1 else read)[..., None]
 
     @property
@@ -51,17 +53,27 @@ class QuerySelection:
         return self.indices is not None and self.indices.shape[2] == 0
 
 
-def select_queries(cmt_weight: Tensor, cutoff: float, granularity: str) -> QuerySelection:
-    """Select the queries with a weight of at least the cutoff. cmt_weight: (B, H, T).
+def select_queries(cmt_weight: Tensor, cutoff: float, granularity: str, kv_heads: int) -> QuerySelection:
+    """Select the queries with a weight of at least the cutoff.
 
     With "per_head" all queries of a chunk choose together: all are selected if one retrieves. With "per_token" all
-    heads choose together: a query is selected if it retrieves in one head. With a cutoff of 0 all retrieve, and the
-    weights are not read.
+    heads choose together: a query is selected if it retrieves in one head; with "per_token_and_group" the heads that
+    share keys do. With a cutoff of 0 all retrieve, and the weights are not read.
+
+    Args:
+        cmt_weight: (B, H, T).
+        cutoff: 0…1.
+        granularity: as in `landmark.memory.Memory`.
+        kv_heads: H_kv.
     """
     retrieves = cmt_weight >= cutoff
     if cutoff == 0:
         return QuerySelection(cmt_weight, retrieves)
-    searched = retrieves.any(1, keepdim=True) if granularity == "per_token" else retrieves
+    heads = retrieves.shape[1]
+    choosing = choosing_heads(granularity, heads, kv_heads)
+    searched = retrieves.unflatten(1, (choosing, -1)).any(2)
+    if choosing > 1:
+        searched = searched.repeat_interleave(heads // choosing, 1)
     count = int(searched.sum(-1).max())
     if granularity == "per_head" and count:
         count = retrieves.shape[2]

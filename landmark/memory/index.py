@@ -20,6 +20,7 @@ from torch import Tensor
 
 from landmark.memory.block_store import BlockStore
 from landmark.memory.positions import scoring_lag
+from landmark.memory.settings import choosing_heads
 from landmark.utils.errors import UserError
 
 POINTS_PER_LIST = 40  # landmarks that faiss needs to train one list
@@ -110,8 +111,9 @@ def retrieve_candidates(
         scores = scores - scores.logsumexp(-1, keepdim=True)
     if granularity == "per_head":
         scores, ages = (x.flatten(2)[:, :, None] for x in (scores, ages))
-    elif granularity == "per_token":
-        scores, ages = (x.transpose(1, 2).flatten(2)[:, None] for x in (scores, ages))
+    elif granularity != "per_token_and_head":
+        choosing = choosing_heads(granularity, heads, store.kv_heads)
+        scores, ages = (x.unflatten(1, (choosing, -1)).transpose(2, 3).flatten(3) for x in (scores, ages))
     return _best(scores, ages, recent).sort(-1, descending=True).values
 
 

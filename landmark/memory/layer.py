@@ -11,7 +11,7 @@ from landmark.memory.index import LandmarkIndex
 
 
 class LayerMemory:
-    """The blocks of one layer, and its tokens that are not yet in a complete block.
+    """The blocks of one layer, and its pending tokens, which are not stored in blocks yet.
 
     index: index of the blocks' landmarks; None: all landmarks are scored.
     groups: keys of the groups of landmarks; None: the model has no such groups.
@@ -22,7 +22,12 @@ class LayerMemory:
         self.pending: tuple[Tensor, Tensor] | None = None  # keys and values (B, H, pending, d), not rotated
         self.last_key: Tensor | None = None  # of the last normal token, the channels that the next one takes
         self.chunk: tuple[Tensor, Tensor] | None = None  # the same of pending tokens and chunk, until the commit
-        self.weights: Tensor | None = None  # (B, H, n, ℓ) of the tokens of the chunk's complete blocks in pooled keys
+        self.weights: Tensor | None = None  # (B, H, n, ℓ) of the tokens of complete blocks in pooled keys
+
+    @property
+    def num_pending(self) -> int:
+        """Tokens that are pending, landmarks included."""
+        return 0 if self.pending is None else self.pending[0].shape[2]
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Add a chunk's keys and values (B, H, T, d) to the pending ones: (B, H, pending + T, d)."""

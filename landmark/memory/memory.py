@@ -45,7 +45,8 @@ class Memory:
     For each chunk every layer calls `attend`:
 
     1. Attend locally: to the chunk itself and to the pending tokens before it, which belong to the last, incomplete
-       block. This also gives the weight S of a context miss token; a query with S below the cutoff stops here.
+       block and to `local_blocks` complete ones before it. This also gives the weight S of a context miss token; a
+       query with S below the cutoff stops here.
     2. Retrieve, score: each query against the landmark of every block, both at their stingy positions.
        In a hierarchy of landmarks (hierarchy.py) this is a descent: the k best groups, then the k best blocks in them.
     3. Retrieve, reduce: where queries or heads choose together (the granularity), the softmax of each one's scores over
@@ -84,6 +85,7 @@ class Memory:
         index: str = "exact",
         index_type: str = "ivf",
         candidates: int = 16,
+        local_blocks: int = 0,
         gradient: bool = False,
         fan_out: int | None = None,
         levels: int = 1,
@@ -94,8 +96,9 @@ class Memory:
             block_size: ℓ, normal tokens of a block.
             max_blocks: most blocks kept in each layer; the oldest are dropped first. None: all are kept.
             k: blocks that a query retrieves, or fewer where fewer are kept.
-            granularity: "per_token_and_head": each query of each head has its own set of retrieved blocks; "per_head":
-                the queries of a chunk share a set; "per_token": the heads share a set.
+            granularity: "per_token_and_head": each query of each head has its own set of retrieved blocks;
+                "per_token_and_group": the heads that share keys share a set; "per_token": all heads share a set;
+                "per_head": the queries of a chunk share a set.
             scorer: how blocks are ranked: by "landmark", or for ablations "recent", "random", "mean_key" or "given", by
                 which the blocks of the attribute `given` come first: (B, n), their numbers in the text, from 0.
             tier: where blocks are kept: "device", "cpu" or "disk" (tiers.py). Results are the same, bit for bit.
@@ -123,6 +126,8 @@ class Memory:
             index: "exact": all landmarks are scored; "faiss": of the older ones only `candidates` (index.py).
             index_type: "ivf", an inverted file, approximate, or "flat". Used with index="faiss" only.
             candidates: landmarks that the index finds for each query. Used with index="faiss" only.
+            local_blocks: blocks before a query's own that it always sees, without their landmarks. They stay pending,
+                and are retrieved only when they are further away.
             gradient: whether `attend` has a gradient, of the chunk's queries, keys and values; what is committed has
                 none. For training; with "per_token_and_head" or "per_token", and without a context miss token.
             fan_out: m, nodes of a group in a hierarchy of landmarks (`landmark.attention.hierarchy`). A memory with
@@ -146,6 +151,7 @@ class Memory:
             index=index,
             index_type=index_type,
             candidates=candidates,
+            local_blocks=local_blocks,
             fan_out=fan_out,
             levels=levels,
         )
@@ -157,8 +163,8 @@ class Memory:
         self.seed, self.observer, self.model, self.backend = seed, observer, model, backend
         self.folder, self.cache = None if folder is None else Path(folder), cache
         self.index, self.index_type, self.candidates = index, index_type, candidates
+        self.key_offset, self.landmark_key, self.local_blocks = key_offset, landmark_key, local_blocks
         self.fan_out, self.levels = fan_out, levels
-        self.key_offset, self.landmark_key = key_offset, landmark_key
         self.gradient = gradient
         if tie_layers is None:
             tie_layers = (0,) if landmark_key == "token" else ()
@@ -234,7 +240,8 @@ class Memory:
 
     def _identity(self) -> Identity:
         model = None if self.model is None else self.model()
-        return Identity(self.block_size, self.rope_base, self.mapping, self.key_offset, self.landmark_key, model)
+        keys = self.key_offset, self.landmark_key, self.local_blocks
+        return Identity(self.block_size, self.rope_base, self.mapping, *keys, model)
 
     def attend(
         self,
@@ -283,7 +290,7 @@ class Memory:
                 f"layer {layer} has attended to this chunk already: call commit() before the next chunk, or discard() "
                 "after an error"
             )
-        pending = self.position % (self.block_size + 1)
+        pending = state.num_pending
         k, v = state.append(self._offset(state, k, pending), v)
         self._length = q.shape[2]
         scale = 1 / math.sqrt(q.shape[-1])
@@ -309,7 +316,7 @@ class Memory:
             return self._without_blocks(layer, out, cmt_weight)
         self._statistics.searches += 1
         if cmt_weight is not None:
-            selection = select_queries(cmt_weight, self._cutoff(layer), self.granularity)
+            selection = select_queries(cmt_weight, self._cutoff(layer), self.granularity, k.shape[1])
             self._statistics.count_dropped(layer, selection.retrieves)
             if selection.is_empty:
                 self._statistics.searches_skipped += 1
@@ -370,22 +377,43 @@ class Memory:
         if self.landmark_key != "token" and full:
             blocks = k[:, :, :full].unflatten(2, (-1, width))
             if self.landmark_key == "pooled":
-                state.weights = block_weights(q[:, :, self.block_size - pending : full - pending : width], blocks)
+                state.weights = self._pool(state, q, blocks, pending)
             k = torch.cat([add_summaries(blocks, state.weights).flatten(2, 3), k[:, :, full:]], 2)
-        seen = min(pending + 1, self.block_size)
-        backend = self._backend_for(q)
+        backend = self._backend_for(q, has_kernel=not self.local_blocks)
         scale = 1 / math.sqrt(q.shape[-1])
-        if backend != "triton" and k.shape[2] <= width and seen == min(k.shape[2], self.block_size):
-            # While generating, all queries see the same normal tokens of one block, and no landmark.
-            k, v = (x[:, :, :seen].repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+        is_local = k.shape[2] <= width * (self.local_blocks + 1)
+        seen, total = (tokens - tokens // width for tokens in (pending + 1, k.shape[2]))
+        if backend != "triton" and is_local and seen == total:
+            # While generating, all queries see the same normal tokens, and no landmark.
+            normal = slice(total)
+            if k.shape[2] > width:
+                normal = (torch.arange(k.shape[2], device=k.device) % width != self.block_size).nonzero()[:, 0]
+            k, v = (x[:, :, normal].repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
             return attention_forward(q, k, v, scale=scale)
         settings = {"block_size": self.block_size, "prefix": pending, "scale": scale, "backend": backend}
         gates = None if descent is None else descent.local_gates(q, k, self.block_size, pending)
-        return landmark_attention(q, k, v, **settings, gates=gates, return_lse=True)
+        return landmark_attention(q, k, v, **settings, local_blocks=self.local_blocks, gates=gates, return_lse=True)
 
-    def _backend_for(self, like: Tensor) -> str:
-        has_kernel = self.fan_out is None or self.backend != "auto"
-        return backend_for(self.backend if has_kernel else "blockwise", like, self.block_size)
+    def _backend_for(self, like: Tensor, has_kernel: bool = True) -> str:
+        is_blockwise = self.backend == "auto" and (self.fan_out is not None or not has_kernel)
+        return backend_for("blockwise" if is_blockwise else self.backend, like, self.block_size)
+
+    def _pool(self, state: LayerMemory, q: Tensor, blocks: Tensor, pending: int) -> Tensor:
+        """The weights of the tokens of all complete blocks in pooled keys; those of pending blocks are known already.
+
+        Args:
+            state: the layer's.
+            q: (B, H, T, d), rotated queries of the chunk.
+            blocks: (B, H_kv, n, W, d), rotated keys.
+            pending: number of pending tokens before the first query.
+        """
+        width, known = self.block_size + 1, pending // (self.block_size + 1)
+        if known == blocks.shape[2]:
+            assert state.weights is not None
+            return state.weights
+        first = known * width + self.block_size - pending
+        weights = block_weights(q[:, :, first : blocks.shape[2] * width - pending : width], blocks[:, :, known:])
+        return weights if state.weights is None else torch.cat([state.weights, weights], 2)
 
     def _cmt_weight(self, q: Tensor, cmt: Tensor, lse: Tensor, rotary: RotaryTable, scale: float, start: int) -> Tensor:
         """The weight S of the context miss token, (B, H, T), for queries at the positions from `start` on."""
@@ -404,7 +432,7 @@ class Memory:
         return out
 
     def _retrieve(self, layer: int, state: LayerMemory, rotated_queries: Tensor) -> Tensor:
-        """Ages (B, H or 1, T or 1, q) of the retrieved blocks, oldest first; 1 is the newest block."""
+        """Ages (B, H, H_kv or 1, T or 1, q) of the retrieved blocks, oldest first; 1 is the newest block."""
         common = {"k": self.k, "granularity": self.granularity, "num_recent": self._num_recent}
         is_tied = layer in self.tie_layers
         if state.index is not None and not is_tied and len(state.store) > self.k:
@@ -477,7 +505,9 @@ class Memory:
         if self.key_offset:
             raise RuntimeError("with key_offset a chunk cannot be discarded: load the memory again")
         for state in self.layers.values():
-            state.chunk = state.weights = None
+            known = state.num_pending // (self.block_size + 1)
+            state.weights = state.weights[:, :, :known] if known and state.weights is not None else None
+            state.chunk = None
         self._length = 0
 
     def select(self, samples: Tensor) -> Memory:
@@ -497,12 +527,14 @@ class Memory:
         for layer, state in self.layers.items():
             chosen.layers[layer] = copied = chosen.new_layer()
             state.store.select(samples, copied.store)
-            copied.pending, copied.last_key = state.pending, state.last_key
+            copied.pending, copied.last_key, copied.weights = state.pending, state.last_key, state.weights
             if state.pending is not None:
                 keys, values = (x.index_select(0, samples.to(x.device)) for x in state.pending)
                 copied.pending = keys, values
             if state.last_key is not None:
                 copied.last_key = state.last_key.index_select(0, samples.to(state.last_key.device))
+            if state.weights is not None:
+                copied.weights = state.weights.index_select(0, samples.to(state.weights.device))
         return chosen
 
     def _check_whole(self) -> None:
@@ -511,7 +543,8 @@ class Memory:
 
     def _store_blocks(self, state: LayerMemory, rotary: RotaryTable, k: Tensor, v: Tensor) -> None:
         width = self.block_size + 1
-        full = k.shape[2] // width * width
+        count = max(0, k.shape[2] // width - self.local_blocks)
+        full, weights = count * width, state.weights
         if full:
             keys = k[:, :, :full].unflatten(2, (-1, width))
             values = v[:, :, :full].unflatten(2, (-1, width))
@@ -520,6 +553,8 @@ class Memory:
             factors = rotary(start, length, keys).unflatten(0, (-1, width))
             keys = rotate(keys.to(torch.promote_types(keys.dtype, torch.float32)), factors)
             state.store.reserve(min(self._expected, self.max_blocks or self._expected), values[..., 1:, :])
-            state.store.add(keys if self.landmark_key == "token" else add_summaries(keys, state.weights), values)
-        state.weights = None
+            weights = None if weights is None else weights[:, :, :count]
+            state.store.add(keys if self.landmark_key == "token" else add_summaries(keys, weights), values)
+        kept = k.shape[2] // width - count
+        state.weights = state.weights[:, :, count:].clone() if kept and state.weights is not None else None
         state.pending = k[:, :, full:].clone(), v[:, :, full:].clone()

@@ -17,8 +17,8 @@ class Retrieval:
 
     layer: number of the layer. position: stream position of the chunk's first token, landmarks included.
     store: the layer's blocks.
-    ages: (B, H or 1, n or 1, q), of the retrieved blocks, oldest first; 1 is the newest block, 0 no block. n is T, or
-        fewer with a cutoff. q is 0 where nothing is retrieved.
+    ages: (B, H, H_kv or 1, n or 1, q), of the retrieved blocks, oldest first; 1 is the newest block, 0 no block. n is
+        T, or fewer with a cutoff. q is 0 where nothing is retrieved.
     weights: (B, H, n, q), each block's share of a query's attention. None: not known, because a fused kernel ran.
     cmt_weight: (B, H, T), the weight S of the context miss token. None: the model has no such token.
     selection: the queries that retrieve. None: all.
@@ -39,7 +39,8 @@ class Retrieval:
         """
         if self.weights is None:
             raise ValueError("the weights are not known with the backend triton: give the memory the backend blockwise")
-        ages, weights, selection = self.ages.expand(*self.weights.shape), self.weights, self.selection
+        weights, selection = self.weights, self.selection
+        ages = self.ages.repeat_interleave(weights.shape[1] // self.ages.shape[1], 1).expand(*weights.shape)
         if selection is None:
             return ages, weights
         if selection.selected is not None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from landmark.memory.block_store import BlockStore
 from landmark.memory.positions import scoring_lag
+from landmark.memory.settings import choosing_heads
 
 SCORED_AT_ONCE = {"cpu": 1 << 21}  # by device: scores computed together; on the CPU they fit into its cache
 SCORED_ELSEWHERE = 1 << 27
@@ -43,11 +44,12 @@ def retrieve(
             the stingy mapping, 0 with true positions.
 
     Returns the ages of the retrieved blocks, oldest first, int64 (B, H, T, q) with q = min(k, blocks kept); T is 1 for
-    "per_head" and H is 1 for "per_token". Age 1 is the newest block. Among equal scores the newer blocks are chosen.
+    "per_head", and H is 1 for "per_token" and H_kv for "per_token_and_group". Age 1 is the newest block. Among equal
+    scores the newer blocks are chosen.
     """
     _, batch, queries, heads, _ = rotated_queries.shape
     count, device = min(k, len(store)), rotated_queries.device
-    shape = batch, 1 if granularity == "per_token" else heads, 1 if granularity == "per_head" else queries
+    shape = _sets(granularity, rotated_queries, store)
     if scorer == "recent" or count == len(store):
         return torch.arange(count, 0, -1, device=device).expand(*shape, count)
     if scorer == "random":
@@ -66,8 +68,10 @@ def retrieve(
         # The maximum of log-probabilities ranks as that of probabilities, without underflow.
         if granularity == "per_head":
             scores, part = (scores - normaliser()[..., None]).amax(2, keepdim=True), slice(None)
-        elif granularity == "per_token":
-            scores, of_heads = (scores - normaliser()[..., None]).amax(1, keepdim=True), slice(None)
+        elif granularity != "per_token_and_head":
+            of_heads = kv if granularity == "per_token_and_group" else slice(0, 1)
+            scores = scores - normaliser()[..., None]
+            scores = scores.unflatten(1, (of_heads.stop - of_heads.start, -1)).amax(2)
         retrieved[:, of_heads, part] = _top(scores, ages, count)
     return retrieved.sort(-1, descending=True).values
 
@@ -84,12 +88,16 @@ def retrieve_given(store: BlockStore, given: Tensor, rotated_queries: Tensor, k:
 
     Returns ages as `retrieve` does.
     """
-    _, batch, queries, heads, _ = rotated_queries.shape
-    shape = batch, 1 if granularity == "per_token" else heads, 1 if granularity == "per_head" else queries
-    ages = store.ages()
+    shape, ages = _sets(granularity, rotated_queries, store), store.ages()
     count = min(k, len(ages))
     is_given = (given.to(ages.device)[:, :, None] == ages).any(1).float()
     return _top(is_given, ages, count).sort(-1, descending=True).values[:, None, None].expand(*shape, count)
+
+
+def _sets(granularity: str, rotated_queries: Tensor, store: BlockStore) -> tuple[int, int, int]:
+    """Sets of blocks that are chosen, (B, heads, queries)."""
+    _, batch, queries, heads, _ = rotated_queries.shape
+    return batch, choosing_heads(granularity, heads, store.kv_heads), 1 if granularity == "per_head" else queries
 
 
 def _parts(

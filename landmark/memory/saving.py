@@ -27,6 +27,7 @@ SETTINGS = {
     "mapping": "positions.mapping",
     "key_offset": "model.key_offset",
     "landmark_key": "model.landmark_key",
+    "local_blocks": "model.local_blocks",
 }
 CONTENT, TENSORS = "memory.json", "tensors.safetensors"
 PIECE = 1 << 24  # bytes of blocks read or written at a time
@@ -44,6 +45,7 @@ class Identity:
     mapping: str
     key_offset: float
     landmark_key: str
+    local_blocks: int
     model: str | None
 
 
@@ -96,7 +98,7 @@ def load(
     """
     if not (folder / CONTENT).is_file():
         raise UserError(f"{folder} holds no saved memory: {CONTENT} is missing")
-    content = read_json(folder / CONTENT)
+    content = {"local_blocks": 0, **read_json(folder / CONTENT)}  # earlier versions had none
     _check(identity, max_blocks, content, folder)
     try:
         with safe_open(inside(folder, TENSORS), "pt", device=str(device)) as tensors:
@@ -111,7 +113,7 @@ def load(
         parts = {name.partition(".")[2]: x for name, x in loaded.items() if name.startswith(f"{layer}.")}
         layers[int(layer)] = state = new_layer()
         state.pending = parts["pending_keys"], parts["pending_values"]
-        state.last_key = parts.get("last_key")
+        state.last_key, state.weights = parts.get("last_key"), parts.get("pending_weights")
         if counts["kept"]:
             _fill(state.store, counts["added"], counts["kept"], parts, path, content["block_size"])
     return content["position"], layers
@@ -129,6 +131,8 @@ def _write_layers(layers: dict[int, LayerMemory], folder: Path) -> None:
         tensors[f"{layer}.pending_keys"], tensors[f"{layer}.pending_values"] = map(Tensor.contiguous, state.pending)
         if state.last_key is not None:
             tensors[f"{layer}.last_key"] = state.last_key.contiguous()
+        if state.weights is not None:
+            tensors[f"{layer}.pending_weights"] = state.weights.contiguous()
         with open(folder / f"layer-{layer}.blocks", "wb") as file:
             for rows in runs:
                 step = max(1, PIECE // (store.block_bytes * store.landmarks[:, :, 0, 0].numel()))

@@ -6,13 +6,18 @@ from collections.abc import Sequence
 
 from landmark.utils.errors import UserError
 
-GRANULARITIES = ("per_token_and_head", "per_head", "per_token")
+GRANULARITIES = ("per_token_and_head", "per_token_and_group", "per_head", "per_token")
 SCORERS = ("landmark", "recent", "random", "mean_key", "given")
 TIERS = ("device", "cpu", "disk")
 MAPPINGS = ("stingy", "true")
 LANDMARK_KEYS = ("token", "mean", "pooled")
 INDICES = ("exact", "faiss")
 INDEX_TYPES = ("flat", "ivf")
+
+
+def choosing_heads(granularity: str, heads: int, kv_heads: int) -> int:
+    """How many heads, or groups of them, choose blocks of their own: H, H_kv or 1."""
+    return {"per_token": 1, "per_token_and_group": kv_heads}.get(granularity, heads)
 
 
 def check_settings(
@@ -31,6 +36,7 @@ def check_settings(
     index: str = "exact",
     index_type: str = "flat",
     candidates: int = 1,
+    local_blocks: int = 0,
     fan_out: int | None = None,
     levels: int = 1,
 ) -> None:
@@ -39,7 +45,8 @@ def check_settings(
     Args: as in `landmark.memory.Memory`. A default here is a value that is always allowed.
     """
     whole = {"model.block_size": block_size, "retrieval.k": k, "memory.blocks": max_blocks, "memory.cache": cache}
-    for name, value in (whole | {"memory.candidates": candidates}).items():
+    whole |= {"memory.candidates": candidates, "model.local_blocks": local_blocks}
+    for name, value in whole.items():
         if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
             raise UserError(f"{name}={value!r}: must be a whole number")
     numbers = [key_offset, *(cutoff if isinstance(cutoff, list | tuple) else [cutoff])]
@@ -47,6 +54,8 @@ def check_settings(
         raise UserError(f"cmt.cutoff={cutoff!r}, model.key_offset={key_offset!r}: must be numbers")
     if block_size < 1:
         raise UserError(f"model.block_size={block_size}: a block needs at least one token")
+    if local_blocks < 0:
+        raise UserError(f"model.local_blocks={local_blocks}: the number of blocks cannot be negative")
     if k < 0:
         raise UserError(f"retrieval.k={k}: the number of retrieved blocks cannot be negative")
     if max_blocks is not None and max_blocks < max(k, 1):
@@ -81,6 +90,7 @@ def check_settings(
             ("retrieval.scorer", scorer, "landmark"),
             ("memory.index", index, "exact"),
             ("memory.blocks", max_blocks, None),
+            ("model.local_blocks", local_blocks, 0),
         ):
             if value != only:
                 only = "null" if only is None else only

@@ -21,8 +21,10 @@ _WITH_DEFAULTS = (
     "landmark_bias",
     "fan_out",
     "levels",
+    "local_blocks",
     "qk_norm",
     "initialisation",
+    "masked",
 )
 KINDS = ("transformer", "landmark", "transformer_xl")
 
@@ -56,6 +58,9 @@ class DecoderConfig:
         landmark_bias: whether each head adds a learned number to the scores of landmarks (there too).
         qk_norm: whether queries and keys are divided by their root mean square, with learned scales, before positions.
         initialisation: "gpt2": N(0, 0.02), or "fan_in": N(0, 1/√inputs) for linear layers.
+        local_blocks: blocks before a query's own whose tokens a landmark model sees without their landmarks.
+        masked: whether tokens see later ones too, and hidden tokens are predicted instead of the next ones (Appendix
+            F). A transformer or a landmark model without a context miss token; it has no memory.
         fan_out: m, nodes of a group in a hierarchy of landmarks (`landmark.attention.hierarchy`); None: no groups. The
             bias of groups, log m, is learned with landmark_bias.
         levels: of groups.
@@ -83,6 +88,8 @@ class DecoderConfig:
     qk_norm: bool = False
     initialisation: str = "gpt2"
     architecture: str | None = field(default=None, repr=False)
+    local_blocks: int = field(default=0, repr=False)  # a saved memory has it beside the model's fingerprint
+    masked: bool = field(default=False, repr=False)
     fan_out: int | None = field(default=None, repr=False)
     levels: int = field(default=1, repr=False)
 
@@ -112,12 +119,23 @@ class DecoderConfig:
             raise UserError(f"model.landmark_key={self.landmark_key}: model={self.kind} has no landmarks")
         if self.landmark_bias and self.kind != "landmark":
             raise UserError(f"model.landmark_bias=true: model={self.kind} has no landmarks")
+        if self.local_blocks and self.kind != "landmark":
+            raise UserError(f"model.local_blocks={self.local_blocks}: model={self.kind} has no landmarks")
+        if (self.local_blocks or self.masked) and self.backend == "triton":
+            name = "masked=true" if self.masked else f"local_blocks={self.local_blocks}"
+            raise UserError(f"model.{name}: the fused kernels do not have it, set model.backend=auto")
+        if self.masked and (self.kind == "transformer_xl" or self.cmt):
+            what = "cmt=on" if self.cmt else f"model={self.kind}"
+            raise UserError(f"model.masked=true: {what} reads a text in one direction, leave out one of them")
         if self.fan_out is not None and self.kind != "landmark":
             raise UserError(f"model.fan_out={self.fan_out}: model={self.kind} has no landmarks")
         if self.fan_out is None and self.levels != 1:
             raise UserError(f"model.levels={self.levels}: are levels of groups of landmarks, set model.fan_out")
         if self.fan_out is not None and (self.fan_out < 2 or self.levels < 1):
             raise UserError(f"model.fan_out={self.fan_out}, model.levels={self.levels}: must be at least 2 and 1")
+        if self.fan_out is not None and (self.local_blocks or self.masked):
+            name = "masked=true" if self.masked else f"local_blocks={self.local_blocks}"
+            raise UserError(f"model.{name}: goes without groups of landmarks, set model.fan_out=null")
         if self.fan_out is not None and self.backend == "triton":
             raise UserError(f"model.fan_out={self.fan_out}: the fused kernels do not have it, set model.backend=auto")
         if self.landmark_key == "pooled" and not self.landmark_bias:
@@ -161,6 +179,7 @@ def decoder_config(model: ModelConfig, tokenizer: Vocabulary, cmt: bool = False)
         num_layers=model.num_layers,
         num_heads=model.num_heads,
         head_dim=model.head_dim,
+        num_kv_heads=model.num_kv_heads,
         mlp_dim=model.mlp_dim,
         landmark_id=tokenizer.landmark if is_landmark else None,
         block_size=model.block_size if is_landmark else None,

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from landmark.attention import landmark_attention, place_phase
-from landmark.attention.causal import causal_attention
+from landmark.attention.causal import causal_attention, full_attention
 from landmark.attention.hierarchy import Hierarchy, first_bias
 from landmark.attention.key_offset import offset_keys
 from landmark.attention.landmark_keys import WindowBlocks, bias_landmarks
@@ -129,9 +129,11 @@ class Decoder(LanguageModel):
         """An empty memory that fits this model.
 
         settings: of `Memory` for a landmark model; of `SinkMemory` for a plain transformer, which keeps nothing without
-        settings (None); Transformer-XL has none. Raises UserError for a cutoff that does not fit the model.
+        settings (None); Transformer-XL has none. Raises UserError for a cutoff that does not fit the model, and for a
+        masked model, which has no memory.
         """
         config = self.config
+        self._check_memory()
         if config.kind == "landmark":
             assert config.block_size is not None
             cutoff = settings.get("cutoff")
@@ -147,15 +149,23 @@ class Decoder(LanguageModel):
         return SinkMemory(**self.key_settings(), **settings) if settings else None
 
     def unlimited_memory(self, tokens: int) -> UnlimitedMemory:
-        """An empty memory that keeps the keys and values of `tokens` tokens."""
+        """An empty memory that keeps the keys and values of `tokens` tokens. Raises UserError for a masked model."""
+        self._check_memory()
         return UnlimitedMemory(tokens, **self.key_settings())
+
+    def _check_memory(self) -> None:
+        if self.config.masked:
+            raise UserError(
+                "model.masked=true: the model reads whole texts in both directions, it has no memory and "
+                "continues no text"
+            )
 
     def key_settings(self) -> dict[str, Any]:
         """Settings of a memory that say how this model's keys are made."""
         settings = {"rope_base": self._rope_base, "key_offset": self.config.key_offset}
         if self.config.kind != "landmark":
             return settings
-        names = "landmark_key", "fan_out", "levels"
+        names = "landmark_key", "local_blocks", "fan_out", "levels"
         return settings | {name: getattr(self.config, name) for name in names}
 
     def fingerprint(self) -> str:
@@ -165,19 +175,31 @@ class Decoder(LanguageModel):
             digest.update(name.encode() + tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
 
-    def forward(self, tokens: Tensor, memory: Memory | RecurrentMemory | None = None, last: bool = False) -> Tensor:
+    def forward(
+        self,
+        tokens: Tensor,
+        memory: Memory | RecurrentMemory | None = None,
+        last: bool = False,
+        top_k: int | None = None,
+    ) -> Tensor:
         """Logits of the next raw token after each raw token, (B, T, vocabulary).
 
-        tokens: (B, T) raw ids; landmarks are inserted here. memory: the tokens continue its text, and are committed to
-        it (None: they are a text of their own). last: whether to return only the logits (B, 1, vocabulary) after the
-        last token. Raises UserError for a memory of another kind or block size.
+        A masked model returns the logits of each raw token itself.
+
+        Args:
+            tokens: (B, T) raw ids; landmarks are inserted here.
+            memory: the tokens continue its text, and are committed to it (None: they are a text of their own).
+            last: whether to return only the logits (B, 1, vocabulary) after the last token.
+            top_k: blocks that a token attends to beside its own (None: all). Unused with a memory, which has its own k.
+
+        Raises UserError for a memory of another kind or block size.
         """
-        hidden = self._read(tokens, memory)
+        hidden = self._read(tokens, memory, top_k)
         if memory is not None:
             memory.commit()
         return self.head(hidden[:, -1:] if last else hidden)
 
-    def _read(self, tokens: Tensor, memory: Memory | RecurrentMemory | None) -> Tensor:
+    def _read(self, tokens: Tensor, memory: Memory | RecurrentMemory | None, top_k: int | None = None) -> Tensor:
         """Final hidden states (B, T, hidden_dim) of raw tokens, which are not committed. As `forward`."""
         if self.config.kind != "landmark":
             return self.hidden(tokens, memory=memory)
@@ -192,7 +214,7 @@ class Decoder(LanguageModel):
             )
         position = memory.position if memory is not None else 0
         tokens, raw = insert_landmarks(tokens, position, self.config.block_size, self.config.landmark_id)
-        return self.hidden(tokens, memory=memory)[:, raw]
+        return self.hidden(tokens, memory=memory, top_k=top_k)[:, raw]
 
     def hidden(
         self,
@@ -212,7 +234,7 @@ class Decoder(LanguageModel):
             controlled: (B, layers, blocks) landmarks that the context miss token controls (None: none). Unused with
                 a memory.
             positions: (B, T) positions of the tokens (None: 0…T−1). Unused with a memory.
-            top_k: earlier blocks that a query attends to (None: all). Unused with a memory, which has its own k.
+            top_k: gated blocks that a query attends to (None: all). Unused with a memory, which has its own k.
         """
         if isinstance(memory, Memory):
             phase = torch.full((1,), memory.position % (memory.block_size + 1), device=tokens.device)
@@ -284,7 +306,7 @@ class Decoder(LanguageModel):
             if blocks is not None:
                 k = blocks.add_means(k) if config.landmark_key == "mean" else blocks.add_pooled(q, k)
             if config.kind != "landmark":
-                return causal_attention(q, k, v)
+                return full_attention(q, k, v) if config.masked else causal_attention(q, k, v)
             assert config.block_size is not None
             return landmark_attention(
                 q,
@@ -295,6 +317,8 @@ class Decoder(LanguageModel):
                 cmt=None if cmt is None else rotate_cmt(cmt, self._rotary),
                 controlled=None if controlled is None else controlled[:, layer],
                 top_k=top_k,
+                local_blocks=config.local_blocks,
+                bidirectional=config.masked,
                 hierarchy=None if group_bias is None else Hierarchy(config.fan_out or 0, group_bias),
                 backend=config.backend,
             )

@@ -41,9 +41,10 @@ def main() -> None:
         from landmark.huggingface import load
 
         model, tokenizer = load(given.model, device_map=given.device)
+        app = make_app(model, tokenizer, settings, Path(given.model).name)
     except UserError as error:
         parser.exit(2, f"{error}\n")
-    uvicorn.run(make_app(model, tokenizer, settings, Path(given.model).name), host=given.host, port=given.port)
+    uvicorn.run(app, host=given.host, port=given.port)
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@ import hmac
 import json
 import time
 import uuid
-from collections.abc import Callable, Generator, Sequence
-from contextlib import nullcontext
+from collections.abc import AsyncIterator, Callable, Generator, Sequence
+from contextlib import asynccontextmanager, nullcontext
 from typing import Annotated, Any, Literal
 
 import anyio
@@ -13,70 +13,13 @@ from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
-from pydantic import BaseModel, ConfigDict, Field
 from starlette.datastructures import Headers
 
 from landmark.serving.answering import Answer, Answering
 from landmark.serving.memories import Busy, Full, Memories, Missing
+from landmark.serving.requests import Asked, Chat, Completion, Document
 from landmark.serving.settings import ServerSettings
 from landmark.utils.errors import UserError
-
-
-class Asked(BaseModel):
-    """What both kinds of completions have. session: goes on with this memory. document: starts from this one."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    model: str = ""
-    max_tokens: int | None = Field(None, ge=1)
-    max_completion_tokens: int | None = Field(None, ge=1)
-    temperature: float = Field(0.0, ge=0, le=2)
-    top_p: float = Field(1.0, gt=0, le=1)
-    stop: str | list[str] | None = None
-    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
-    n: Literal[1] = 1
-    stream: bool = False
-    session: str | None = None
-    document: str | None = None
-    # Fields of OpenAI's clients that change no answer here, with the values for which this is right.
-    user: str | None = None
-    metadata: dict[str, str] | None = None
-    store: bool | None = None
-    service_tier: str | None = None
-    stream_options: dict[str, Any] | None = None
-    presence_penalty: float | None = Field(None, ge=0, le=0)
-    frequency_penalty: float | None = Field(None, ge=0, le=0)
-    best_of: Literal[1] | None = None
-    echo: Literal[False] | None = None
-    logprobs: Literal[False] | None = None
-    suffix: Literal[""] | None = None
-
-
-class Completion(Asked):
-    """The body of /v1/completions."""
-
-    prompt: str
-
-
-class Message(BaseModel):
-    """One message of a chat."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str
-
-
-class Chat(Asked):
-    """The body of /v1/chat/completions."""
-
-    messages: list[Message] = Field(min_length=1)
-
-
-class Document(BaseModel):
-    """The body of /v1/documents."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    text: str
 
 
 def make_app(model: Any, tokenizer: Any, settings: ServerSettings, name: str = "landmark") -> FastAPI:
@@ -94,7 +37,13 @@ def make_app(model: Any, tokenizer: Any, settings: ServerSettings, name: str = "
     stays as it is. With both, a new session begins with the document.
     """
     answering, memories = Answering(model, tokenizer), Memories(settings, model)
-    app = FastAPI(title="landmark", docs_url=None, redoc_url=None, openapi_url=None)
+
+    @asynccontextmanager
+    async def while_it_serves(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        memories.close()
+
+    app = FastAPI(title="landmark", docs_url=None, redoc_url=None, openapi_url=None, lifespan=while_it_serves)
     app.add_middleware(_Guarded, keys=settings.keys, most=settings.body)
     _answer_errors(app)
 
@@ -113,7 +62,8 @@ def make_app(model: Any, tokenizer: Any, settings: ServerSettings, name: str = "
             choice = {"index": 0, "finish_reason": answer.finish, "logprobs": None, **shape.whole(text)}
             return {**head, "object": shape.object, "choices": [choice], "usage": _usage(answer)}
         first = next(pieces, None)  # errors before the first token have a status of their own
-        return _Stream(_events(first, pieces, answer, head, shape), pieces)
+        with_usage = asked.stream_options is not None and asked.stream_options.include_usage
+        return _Stream(_events(first, pieces, answer, head, shape, with_usage), pieces)
 
     def _pieces(asked: Asked, ids: list[int], client: str, answer: Answer) -> Generator[str]:
         """Pieces of an answer; a session is saved before the last one is given, or not at all."""
@@ -152,7 +102,7 @@ def make_app(model: Any, tokenizer: Any, settings: ServerSettings, name: str = "
 
     @app.post("/v1/chat/completions")
     def chat_completions(asked: Chat, client: Annotated[str, Depends(key)]) -> Any:
-        ids = answering.chat_ids([message.model_dump() for message in asked.messages])
+        ids = answering.chat_ids([message.as_dict() for message in asked.messages])
         return complete(asked, ids, client, "chatcmpl")
 
     @app.post("/v1/documents")
@@ -215,13 +165,31 @@ def _usage(answer: Answer) -> dict[str, int]:
 
 
 def _events(
-    first: str | None, pieces: Generator[str], answer: Answer, head: dict[str, Any], shape: _Shape
+    first: str | None,
+    pieces: Generator[str],
+    answer: Answer,
+    head: dict[str, Any],
+    shape: _Shape,
+    with_usage: bool,
 ) -> Generator[str]:
-    """The server-sent events of a streamed answer; an error becomes an event too."""
+    """The server-sent events of a streamed answer; an error becomes an event too.
+
+    Args:
+        first: piece of the answer; None: it has no text.
+        pieces: those after it.
+        answer: is filled by `pieces`.
+        head: what all events have.
+        shape: of the completion.
+        with_usage: whether a last event, without text, has the numbers of tokens; all others then have none, null.
+    """
+    usage = {"usage": None} if with_usage else {}
 
     def event(text: str | None, finish: str | None = None) -> str:
         choice = {"index": 0, "finish_reason": finish, "logprobs": None, **shape.part(text)}
-        return f"data: {json.dumps({**head, 'object': shape.chunk, 'choices': [choice]})}\n\n"
+        return data({**head, "object": shape.chunk, "choices": [choice], **usage})
+
+    def data(content: dict[str, Any]) -> str:
+        return f"data: {json.dumps(content)}\n\n"
 
     try:
         if first is not None:
@@ -229,10 +197,12 @@ def _events(
         for piece in pieces:
             yield event(piece)
         yield event(None, answer.finish)
+        if with_usage:
+            yield data({**head, "object": shape.chunk, "choices": [], "usage": _usage(answer)})
     except UserError as error:
-        yield f"data: {json.dumps(_error(str(error), 'server_error'))}\n\n"
+        yield data(_error(str(error), "server_error"))
     except Exception:
-        yield f"data: {json.dumps(_error('the server failed', 'server_error'))}\n\n"
+        yield data(_error("the server failed", "server_error"))
         raise
     yield "data: [DONE]\n\n"
 

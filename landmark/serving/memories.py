@@ -1,12 +1,15 @@
 """The memories of a server on disk: one for each session and each document of a key.
 
 A memory is a folder of `LandmarkCache.save`. Its content is replaced by writing the new folder, then renaming one link
-that names it, so that a server which is killed at any moment finds the memory before the request or after it.
+that names it, so that a server which is killed at any moment finds the memory before the request or after it. One
+server at a time has the folder; the system takes the lock from a server that dies.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
+import platform
 import re
 import shutil
 import threading
@@ -16,12 +19,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from landmark.serving.settings import ServerSettings
 from landmark.utils.errors import UserError
 from landmark.utils.files import read_json, write_json
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 CONTENT = "content.json"
+LOCK, OWNER = ".lock", "server.json"  # of the folder: locked by the server that has it, and who that is
 
 
 class Full(UserError):
@@ -40,8 +46,12 @@ class Memories:
     """The memories of all keys below a folder."""
 
     def __init__(self, settings: ServerSettings, model: Any):
-        """settings: of the server. model: a model with landmarks, whose memories they are."""
+        """settings: of the server. model: a model with landmarks, whose memories they are.
+
+        Raises UserError where another server has the folder, or it cannot be written to.
+        """
         self._settings, self._model = settings, model
+        self._lock = _locked(settings.folder)
         self._used: set[Path] = set()
         self._counting = threading.RLock()  # of `_used`; a collected generator may ask for it anywhere
         self._writing = threading.Lock()
@@ -49,6 +59,10 @@ class Memories:
             if re.fullmatch("[0-9a-f]{32}/(sessions|documents)", folder.parent.relative_to(settings.folder).as_posix()):
                 with suppress(UserError):  # a damaged memory is an error where it is asked for
                     _remove_left_over(folder)
+
+    def close(self) -> None:
+        """Leave the folder to another server."""
+        self._lock.release()
 
     @contextmanager
     def using(self, key: str, kind: str, name: str) -> Iterator[None]:
@@ -126,6 +140,26 @@ class Memories:
         if not NAME.fullmatch(name):
             raise UserError(f"{kind[:-1]}={name!r}: a name has 1 to 64 letters, digits, dots, dashes and underscores")
         return self._settings.folder / hashlib.sha256(key.encode()).hexdigest()[:32] / kind / name
+
+
+def _locked(folder: Path) -> FileLock:
+    """The lock of a server's folder, held by this process. Raises UserError where another process holds it."""
+    lock = FileLock(folder / LOCK, thread_local=False)  # a server stops in another thread
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=0)
+        write_json(folder / OWNER, {"host": platform.node(), "pid": os.getpid()})
+    except Timeout:
+        owner = {"host": "another machine", "pid": "unknown"}
+        with suppress(UserError, OSError):  # it may be about to write
+            owner = read_json(folder / OWNER)
+        raise UserError(
+            f"{folder}: a server (process {owner['pid']} on {owner['host']}) keeps its memories here: stop it, or name "
+            "another folder with --memories"
+        ) from None
+    except OSError as error:
+        raise UserError(f"{folder}: memories cannot be kept here ({error.strerror})") from error
+    return lock
 
 
 def _missing(kind: str, name: str) -> Missing:

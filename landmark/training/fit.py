@@ -165,7 +165,8 @@ def training_flops_per_token(
         local, k: as in `landmark.utils.flops.training_keys`.
     """
     shape = model.config
-    keys = training_keys(length, (shape.block_size, shape.window, shape.cache), local, k)
+    of_model = shape.block_size, shape.window, shape.cache
+    keys = length if shape.masked else training_keys(length, of_model, local, k)
     return flops_per_token(model.num_parameters(), shape.num_layers, shape.hidden_dim, keys)
 
 

@@ -144,6 +144,10 @@ def test_packed_documents_have_groups_of_their_own():
     ("change", "message"),
     [
         ({"hierarchy": Hierarchy(2, torch.zeros(1, 2)), "backend": "triton"}, "hierarchy"),
+        (
+            {"hierarchy": Hierarchy(2, torch.zeros(1, 2)), "bidirectional": True},
+            "leave out local_blocks",
+        ),
         ({"hierarchy": Hierarchy(1, torch.zeros(1, 2))}, "fan_out"),
         ({"hierarchy": Hierarchy(2, torch.zeros(1, 3))}, "divisor of 2 heads"),
         ({"gates": torch.zeros(1, 2, 9, 1)}, r"gates must have shape \(1, 2, 9, 4\)"),

@@ -302,7 +302,8 @@ def test_bidirectional_weights_are_those_of_the_second_reproduction():
     scores = torch.tensor([1.0, 2, 3, 1, 2, 3], dtype=torch.float64).log().expand(1, 1, 6, 6)
     normal, first, second = [1, 2, 0, 1, 2, 0], [1, 2, 3, 0, 0, 0], [0, 0, 0, 1, 2, 3]
     expected = torch.tensor([normal, normal, first, normal, normal, second], dtype=torch.float64) / 6
-    weights, _ = landmark_attention_weights(scores, 2, torch.tensor([0]), bidirectional=True)
+    variant = {"bidirectional": True, "landmarks_see_own_block": True}
+    weights, _ = landmark_attention_weights(scores, 2, torch.tensor([0]), **variant)
     torch.testing.assert_close(weights[0, 0], expected)
 
 

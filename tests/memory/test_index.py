@@ -89,6 +89,7 @@ def test_few_candidates_by_the_definition(granularity):
                     probability[head, t, a] = math.exp(score) / total
         reduced = {
             "per_token_and_head": probability,
+            "per_token_and_group": probability.reshape(2, 2, 5, 13).max(1),
             "per_head": probability.max(1, keepdims=True),
             "per_token": probability.max(0, keepdims=True),
         }[granularity]

@@ -42,6 +42,7 @@ def readings(draw):
         "key_offset": draw(st.sampled_from([0.0, 0.5, 1.0])),
         "rotary_fraction": draw(st.sampled_from([0.5, 1.0])),
         "landmark_key": draw(st.sampled_from(LANDMARK_KEYS)),
+        "local_blocks": draw(st.sampled_from([0, 0, 1, 2])),
         "seed": draw(st.integers(0, 1000)),
     }
 
@@ -66,6 +67,7 @@ def test_memory_equals_plain_loops(reading):
         mapping=reading["mapping"],
         key_offset=reading["key_offset"],
         landmark_key=reading["landmark_key"],
+        local_blocks=reading["local_blocks"],
         rope_base=rotary_frequencies(4, 10000.0, fraction),
     )
     cmt = torch.randn(kv_heads, 4, dtype=torch.float64, generator=generator) if reading["cmt"] else None
@@ -95,6 +97,8 @@ def test_memory_equals_plain_loops(reading):
             reading["mapping"],
             landmark_key=reading["landmark_key"],
             rotary_fraction=fraction,
+            local_blocks=reading["local_blocks"],
+            kv_heads=kv_heads,
             pooling=q[sample].unflatten(0, (kv_heads, -1)).mean(1).repeat_interleave(heads // kv_heads, 0).numpy(),
         )
         np.testing.assert_allclose(out[sample], expected, atol=1e-10)
@@ -253,6 +257,7 @@ def test_a_chunk_that_failed_midway_is_discarded_and_read_again():
     ("setting", "message"),
     [
         ({"k": -1}, "retrieval.k=-1"),
+        ({"local_blocks": -1}, "model.local_blocks=-1"),
         ({"k": 4, "max_blocks": 3}, "memory.blocks=3 is less than retrieval.k=4"),
         ({"granularity": "per_block"}, "retrieval.granularity=per_block"),
         ({"scorer": "best"}, "retrieval.scorer=best"),
@@ -267,3 +272,18 @@ def test_bad_settings_are_refused(setting, message):
         check_settings(**values)
     with pytest.raises(UserError, match=message):
         Memory(5, **setting)
+
+
+def test_heads_that_share_keys_share_their_blocks():
+    """One set for each key head, whose blocks are read once for the group; two groups still differ."""
+    q = torch.randn(1, 4, 120, 8, dtype=torch.float64)
+    k, v = torch.randn(2, 1, 2, 120, 8, dtype=torch.float64)
+    seen = []
+    memory = Memory(3, k=2, granularity="per_token_and_group", observer=seen.append)
+    feed(memory, q, k, v, [100, 20])
+    ages = seen[1].ages
+    assert ages.shape == (1, 2, 20, 2)
+    assert (ages[:, 0] != ages[:, 1]).any()
+    per_head, _ = seen[1].per_query()
+    assert torch.equal(per_head, ages.repeat_interleave(2, 1))
+    assert memory.stats["retrievals"] == 2 * 20

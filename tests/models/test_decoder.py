@@ -84,12 +84,12 @@ def test_transformer_xl_with_a_long_cache_is_the_plain_transformer():
 @pytest.mark.parametrize(("bias", "norm"), [(False, False), (True, True)])
 @pytest.mark.parametrize("landmark_key", ["token", "mean", "pooled"])
 @pytest.mark.parametrize("offset", [0, 0.5, 1])
-@pytest.mark.parametrize("rotary", [0, 0.5])
-def test_options_of_keys_read_in_chunks_as_in_one_window(offset, rotary, landmark_key, bias, norm, cmt):
+@pytest.mark.parametrize(("rotary", "local_blocks"), [(0, 0), (0.5, 0), (0.5, 2)])
+def test_options_of_keys_read_in_chunks_as_in_one_window(offset, rotary, local_blocks, landmark_key, bias, norm, cmt):
     """Where all blocks are retrieved, chunk by chunk, token by token, and from a saved memory. With a context miss
     token the landmarks of a memory are controlled, those of a window are free: there one chunk is the reference."""
     keys = {"key_offset": offset, "rotary_fraction": rotary, "landmark_key": landmark_key}
-    keys |= {"landmark_bias": bias or landmark_key == "pooled", "qk_norm": norm}
+    keys |= {"landmark_bias": bias or landmark_key == "pooled", "qk_norm": norm, "local_blocks": local_blocks}
     model = tiny(replace(CMT if cmt else LANDMARK, **keys))
     raw = torch.randint(0, 50, (2, 29))
     if cmt:
@@ -117,9 +117,11 @@ def test_options_of_keys_on_every_backend(landmark_key):
             torch.testing.assert_close(ours, expected, atol=2e-4, rtol=2e-4)
 
 
+@pytest.mark.parametrize("local_blocks", [0, 2])
 @pytest.mark.parametrize("landmark_key", ["token", "mean", "pooled"])
-def test_a_saved_memory_continues_with_the_key_before(landmark_key, tmp_path):
-    model = tiny(replace(LANDMARK, **LOOKING_BACK, landmark_key=landmark_key, landmark_bias=landmark_key != "token"))
+def test_a_saved_memory_continues_with_the_key_before(landmark_key, local_blocks, tmp_path):
+    keys = {"landmark_key": landmark_key, "landmark_bias": landmark_key != "token", "local_blocks": local_blocks}
+    model = tiny(replace(LANDMARK, **LOOKING_BACK, **keys))
     raw = torch.randint(0, 50, (1, 29))
     for cut in (7, 10):  # within a block, and behind a landmark
         memory, loaded = model.new_memory(k=9), model.new_memory(k=9)
@@ -127,6 +129,22 @@ def test_a_saved_memory_continues_with_the_key_before(landmark_key, tmp_path):
         memory.save(tmp_path / str(cut))
         loaded.load(tmp_path / str(cut))
         torch.testing.assert_close(model(raw[:, cut:], memory=loaded), model(raw)[:, cut:], atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("landmark_key", ["mean", "pooled"])
+def test_local_blocks_are_kept_where_samples_are_reordered_or_a_chunk_fails(landmark_key):
+    """Their keys, and the weights of their tokens in pooled keys, go with the pending tokens."""
+    keys = {"landmark_key": landmark_key, "landmark_bias": True, "local_blocks": 2}
+    model = tiny(replace(LANDMARK, rotary_fraction=0.5, **keys))
+    raw = torch.randint(0, 50, (2, 41))
+    expected, memory = model(raw), model.new_memory(k=9)
+    model(raw[:, :23], memory=memory)
+    turned = memory.select(torch.tensor([1, 0]))
+    model.hidden(raw[:, 23:29], memory=memory)
+    memory.discard()
+    for each, rows in ((memory, raw), (turned, raw.flip(0))):
+        read = model(rows[:, 23:], memory=each)
+        torch.testing.assert_close(read if each is memory else read.flip(0), expected[:, 23:], atol=1e-10, rtol=0)
 
 
 @pytest.mark.parametrize("config", [TINY, XL])

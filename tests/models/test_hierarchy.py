@@ -57,6 +57,8 @@ def test_the_fingerprint_of_other_models_is_that_of_before():
         ({"fan_out": 1}, "model.fan_out=1, model.levels=1: must be at least 2 and 1"),
         ({"fan_out": None}, "model.levels=2: are levels of groups"),
         ({"backend": "triton"}, "fused kernels"),
+        ({"local_blocks": 1}, "model.local_blocks=1: goes without groups"),
+        ({"masked": True}, "model.masked=true: goes without groups"),
         ({"kind": "transformer", "landmark_key": "token", "landmark_bias": False}, "no landmarks"),
     ],
 )

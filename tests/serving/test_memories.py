@@ -1,5 +1,8 @@
 """Memories on disk that several requests save, open and delete at once."""
 
+import signal
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -10,6 +13,7 @@ pytest.importorskip("transformers", reason="the optional extra `hf` is not insta
 from landmark.huggingface import wrap
 from landmark.serving.memories import CONTENT, Full, Memories, Missing
 from landmark.serving.settings import ServerSettings
+from landmark.utils.errors import UserError
 from tests.huggingface.conftest import make_model, make_tokenizer
 
 KEY = "a-key"
@@ -70,7 +74,7 @@ def test_the_bytes_on_disk_count(model, tmp_path):
     memories = Memories(ServerSettings(tmp_path, (KEY,), disk=100), model)
     with pytest.raises(Full, match="no room"):
         memories.save(KEY, "sessions", "one", memory)
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert not [path for path in tmp_path.glob("*/**/*") if path.is_file()]
 
 
 def test_what_a_killed_server_left_is_deleted(model, tmp_path):
@@ -82,10 +86,52 @@ def test_what_a_killed_server_left_is_deleted(model, tmp_path):
     for left in (folder / "old", folder / ".new.7.partial", folder.with_name("two") / "new"):
         memory.save(left)
     (tmp_path / "notes").mkdir()
-    assert Memories(settings, model).open(KEY, "sessions", "one", must_exist=True).get_seq_length() == 30
+    memories.close()
+    memories = Memories(settings, model)
+    assert memories.open(KEY, "sessions", "one", must_exist=True).get_seq_length() == 30
     assert len(list(folder.iterdir())) == 2
     assert [path.name for path in folder.parent.iterdir()] == ["one"]
     memory.save(folder / "old")
     memories.save(KEY, "sessions", "one", memory)
     assert len(list(folder.iterdir())) == 2
     assert (tmp_path / "notes").is_dir()
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from landmark.serving.memories import Memories
+from landmark.serving.settings import ServerSettings
+from landmark.utils.errors import UserError
+try:
+    memories = Memories(ServerSettings(Path(sys.argv[1]), ("a-key",)), None)
+except UserError as error:
+    sys.exit(str(error))
+print("here", flush=True)
+time.sleep(600)
+"""
+
+
+def test_one_server_at_a_time_has_a_folder(tmp_path):
+    """Each of two would delete what the other is about to save. The lock of one that was killed is no more."""
+    folder = tmp_path / "memories"
+    start = [sys.executable, "-c", HOLD, str(folder)]
+    first = subprocess.Popen(start, stdout=subprocess.PIPE, text=True)
+    try:
+        assert first.stdout.readline() == "here\n"
+        second = subprocess.run(start, capture_output=True, text=True, timeout=300, check=False)
+        assert second.returncode == 1
+        assert second.stderr.count("\n") == 1
+        assert f"a server (process {first.pid} on " in second.stderr
+        with pytest.raises(UserError, match="keeps its memories here: stop it, or name another folder"):
+            Memories(ServerSettings(folder, (KEY,)), None)
+    finally:
+        first.send_signal(signal.SIGKILL)
+        first.wait()
+    Memories(ServerSettings(folder, (KEY,)), None).close()
+
+
+def test_a_folder_that_cannot_be_written_to_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(UserError, match="memories cannot be kept here"):
+        Memories(ServerSettings(tmp_path / "file", (KEY,)), None)

@@ -22,6 +22,7 @@ import uvicorn
 
 from landmark.huggingface import wrap
 from landmark.serving import ServerSettings, make_app
+from landmark.serving.__main__ import main
 from landmark.utils.errors import UserError
 from tests.huggingface.conftest import make_model, make_tokenizer
 
@@ -116,6 +117,40 @@ def test_completions_are_the_models_own(server, model, tokenizer):
     sampled = [server.ask(prompt, temperature=1.5, seed=seed).choices[0].text for seed in (1, 1, 2, 3, 4)]
     assert sampled[0] == sampled[1]
     assert len(set(sampled)) > 1
+
+
+def test_a_stream_counts_its_tokens_on_request(server):
+    """As OpenAI does: a last chunk without a choice has the usage, and the others have none."""
+    prompt = "The heron waits. "
+    expected = server.ask(prompt).usage
+    counted = {"stream": True, "stream_options": {"include_usage": True}}
+    *parts, last = server.ask(prompt, **counted)
+    assert last.choices == []
+    assert last.usage == expected
+    assert all(part.usage is None and "usage" in part.model_fields_set for part in parts)
+    messages = [{"role": "user", "content": "Who waits?"}]
+    *_, last = server.client().chat.completions.create(model="landmark", messages=messages, max_tokens=4, **counted)
+    assert last.choices == []
+    assert last.usage.total_tokens == last.usage.prompt_tokens + last.usage.completion_tokens
+    assert all(part.choices for part in server.ask(prompt, stream=True))
+    with pytest.raises(openai.BadRequestError, match="stream_options is for a streamed answer"):
+        server.ask(prompt, stream_options={"include_usage": True})
+
+
+def test_a_message_may_come_in_parts(server):
+    whole, parts = "Who waits? Where?", [{"type": "text", "text": each} for each in ("Who waits? ", "Where?")]
+    said = [
+        server.client()
+        .chat.completions.create(model="landmark", messages=[{"role": "user", "content": each}], max_tokens=4)
+        .choices[0]
+        .message.content
+        for each in (whole, parts)
+    ]
+    assert said[0] == said[1]
+    with pytest.raises(openai.BadRequestError, match="messages"):
+        server.client().chat.completions.create(
+            model="landmark", messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
+        )
 
 
 def test_chats_are_read_as_their_template_says(server, model, tokenizer):
@@ -299,6 +334,17 @@ def test_a_session_answers_one_request_at_a_time(model, tokenizer, tmp_path):
             assert found.choices[0].text == greedily(model, tokenizer, first, second)[1]
     finally:
         gc.enable()
+
+
+def test_a_second_server_of_a_folder_ends_with_one_line(server, model, tokenizer, tmp_path, monkeypatch, capsys):
+    model.save_pretrained(tmp_path), tokenizer.save_pretrained(tmp_path)
+    monkeypatch.setenv("LANDMARK_API_KEY", "a-key")
+    monkeypatch.setattr("sys.argv", ["serving", str(tmp_path), "--memories", str(server.folder)])
+    with pytest.raises(SystemExit) as error:
+        main()
+    assert error.value.code == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert "keeps its memories here: stop it, or name another folder with --memories" in said
 
 
 def test_settings_out_of_range_are_refused(tmp_path):

@@ -13,7 +13,7 @@ from landmark.training import discard_checkpoints
 from landmark.training.checkpointing import checkpoint_path, checkpoints, hash_path
 from landmark.utils.errors import UserError
 from landmark.utils.metrics_csv import read_metrics
-from tests.training.training_case import KINDS, make_config, run
+from tests.training.training_case import KINDS, MASKED, make_config, run
 
 ROOT = Path(__file__).parents[2]
 MEASURED = (
@@ -66,6 +66,15 @@ def test_killed_run_ends_bit_for_bit_the_same(uninterrupted, tmp_path):
     assert [row["step"] for row in measured(tmp_path)] == sorted({*range(3, 41, 3), *range(10, 41, 10)})
     for name in ("steps", "train_loss", "validation_loss", "validation_perplexity"):
         assert resumed_summary[name] == summary[name]
+
+
+def test_a_killed_masked_training_ends_bit_for_bit_the_same(tmp_path):
+    model, summary = run(make_config(MASKED), tmp_path / "whole")
+    train_until_killed(MASKED, tmp_path / "killed", "log", 30)
+    resumed, resumed_summary = run(make_config(MASKED), tmp_path / "killed")
+    assert_same_weights(model, resumed)
+    assert measured(tmp_path / "killed") == measured(tmp_path / "whole")
+    assert resumed_summary["validation_loss"] == summary["validation_loss"]
 
 
 def test_killed_while_writing_a_checkpoint(plain, tmp_path):

@@ -42,13 +42,14 @@ LOOKING_BACK = {
     "qk_norm": True,
     "initialisation": "fan_in",
 }
+MASKED = "landmark_mlm"
 KINDS = ("transformer", "landmark", "transformer_xl", EXTRAS)
 TOKENIZER = load_tokenizer("bytes")
 
 
 def make_config(kind: str, **changes: Any) -> Config:
     """Two layers, 40 steps; logs, validation and checkpoints fall on different steps."""
-    extras, kind = kind == EXTRAS, "landmark" if kind == EXTRAS else kind
+    extras, masked, kind = kind == EXTRAS, kind == MASKED, "landmark" if kind in (EXTRAS, MASKED) else kind
     model = ModelConfig(
         kind=kind,
         num_layers=2,
@@ -58,6 +59,7 @@ def make_config(kind: str, **changes: Any) -> Config:
         block_size=5 if kind == "landmark" else None,
         window=16 if kind == "transformer_xl" else None,
         cache=16 if kind == "transformer_xl" else None,
+        masked=True if masked else None,
         **(LOOKING_BACK if extras else {}),
     )
     settings = {"steps": 40, "batch_size": 4, "micro_batch": 3, "length": 48}

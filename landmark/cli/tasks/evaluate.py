@@ -50,4 +50,5 @@ def summary(record: Record, is_new: bool) -> str:
     if "recall" in results:
         return f"{100 * results['recall']:.1f} % of {results['tokens']} values recalled, {how}"
     error = "" if results["perplexity_se"] is None else f" ± {results['perplexity_se']:.2f}"
-    return f"perplexity {results['perplexity']:.2f}{error}, {results['bits_per_byte']:.4f} bits/byte, {how}"
+    bits = f"{results['bits_per_byte']:.4f} bits/byte" if "bits_per_byte" in results else "of hidden tokens"
+    return f"perplexity {results['perplexity']:.2f}{error}, {bits}, {how}"

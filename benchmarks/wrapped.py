@@ -147,7 +147,8 @@ def writer(model: Any, ids: Tensor, cache: Any, count: int) -> Any:
 
 
 def bytes_of(cache: DynamicCache) -> int:
-    return sum(x.nbytes for layer in cache.layers for x in (layer.keys, layer.values) if x is not None)
+    kept = (getattr(layer, name, None) for layer in cache.layers for name in ("keys", "values"))
+    return sum(x.nbytes for x in kept if x is not None)
 
 
 def bytes_kept(cache: Any) -> int:

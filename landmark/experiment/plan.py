@@ -65,7 +65,8 @@ def parameters(config: Config, vocab_size: int) -> tuple[int, int]:
     """Parameters of the decoder, with and without embeddings (tied to the head)."""
     model = config.model
     width = model.num_heads * model.head_dim
-    layer = 4 * width * width + 2 * width * model.mlp_dim + 2 * width
+    keys = (model.num_kv_heads or model.num_heads) * model.head_dim
+    layer = 2 * width * (width + keys) + 2 * width * model.mlp_dim + 2 * width
     body = model.num_layers * layer + width + width * config.cmt.enabled
     return body + vocab_size * width, body
 

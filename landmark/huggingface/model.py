@@ -127,7 +127,8 @@ class LandmarkModel(_Base):
             if input_ids is None or labels is not None or phase is not None:
                 raise UserError("with a landmark memory a text is read from input_ids; it has no labels and no phase")
             reading = {"local": local or self.landmarks.local, **kwargs}
-            return self._read_batch(input_ids, past_key_values, attention_mask, position_ids, logits_to_keep, **reading)
+            given = input_ids, past_key_values, attention_mask, position_ids, logits_to_keep
+            return self._read_batch(*given, **reading)  # pyright: ignore[reportCallIssue]
         if labels is not None and phase is None and self.training:
             raise UserError(
                 "labels without phase would train the model without landmarks: make the batches with "

@@ -204,7 +204,7 @@ def check_decoder(model: ModelConfig, cmt: bool = False) -> DecoderConfig:
     Raises UserError as `DecoderConfig` does, and for an option of our decoder in a model of transformers.
     """
     if model.name is not None or model.family is not None:
-        for name in _WITH_DEFAULTS:
+        for name in (*_WITH_DEFAULTS, "num_kv_heads"):
             if (value := getattr(model, name)) is not None:
                 raise UserError(f"model.{name}={value}: is for our decoder, not models of transformers")
     return decoder_config(model, _AnyVocabulary(), cmt)

@@ -38,7 +38,14 @@ class MaskedTokens:
     kept: Sequence[int]
 
     def of_step(self, batch: WindowBatch, seed: int, step: int, indices: range) -> WindowBatch:
-        """Some windows of a step with hidden tokens, and those as targets, as a function of seed, step and index."""
+        """Some windows of a step with hidden tokens, and those as targets, as a function of seed, step and index.
+
+        Args:
+            batch: the windows.
+            seed: seed of the training.
+            step: optimizer step, from 0.
+            indices: of the windows within the batch of the step.
+        """
         return self._hide(batch, random_numbers(seed, step, MASKS, indices, (batch.tokens.shape[1],)))
 
     def of_validation(self, batch: WindowBatch, windows: Sequence[int] | np.ndarray) -> WindowBatch:

@@ -1,5 +1,7 @@
 """Local blocks, and both directions: against plain loops and finite differences."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -34,17 +36,19 @@ def test_output_equals_plain_loops(length, block_size, phases, prefix, top_k, lo
         return torch.randn(len(phase), 2, tokens, 4, dtype=torch.float64, generator=generator)
 
     q, k, v = draw(length), draw(prefix + length), draw(prefix + length)
-    options = {"top_k": top_k, "local_blocks": local_blocks, "bidirectional": bidirectional}
-    token = {"sinks": torch.zeros(2, dtype=torch.float64)} if sinks else {}
-    loops = {"cmt": np.zeros(4), "controlled": np.zeros(80, bool)} if sinks else {}
+    options: dict[str, Any] = {"top_k": top_k, "local_blocks": local_blocks, "bidirectional": bidirectional}
+    token: dict[str, Any] = {"sinks": torch.zeros(2, dtype=torch.float64)} if sinks else {}
+    loops: dict[str, Any] = {"cmt": np.zeros(4), "controlled": np.zeros(80, bool)} if sinks else {}
     for backend in BACKENDS:
         out = landmark_attention(
             q, k, v, block_size=block_size, phase=phase, prefix=prefix, backend=backend, **options, **token
         )
         for b in range(len(phase)):
             for h in range(2):
-                each = [x[b, h].numpy() for x in (q, k, v)]
-                expected = naive.landmark_attention(*each, block_size, int(phase[b]), prefix, **options, **loops)
+                q_bh, k_bh, v_bh = (x[b, h].numpy() for x in (q, k, v))
+                expected = naive.landmark_attention(
+                    q_bh, k_bh, v_bh, block_size, int(phase[b]), prefix, **options, **loops
+                )
                 np.testing.assert_allclose(out[b, h], expected, atol=1e-10)
 
 
@@ -66,7 +70,7 @@ def test_gradients_of_tiles_are_those_of_explicit_weights(
     found = []
     for backend in BACKENDS:
         q, k, v = leaves.clone().requires_grad_().unbind(0)
-        options = {"top_k": top_k, "local_blocks": local_blocks, "bidirectional": bidirectional}
+        options: dict[str, Any] = {"top_k": top_k, "local_blocks": local_blocks, "bidirectional": bidirectional}
         out, lse = landmark_attention(
             q, k, v, block_size=block_size, phase=phase, backend=backend, return_lse=True, **options
         )

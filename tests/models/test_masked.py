@@ -2,6 +2,7 @@
 
 import hashlib
 from dataclasses import replace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from landmark.evaluation import evaluate_masked
 from landmark.experiment.checks import check
 from landmark.experiment.identity import row_settings, run_settings
 from landmark.models import DecoderConfig
+from landmark.models.decoder import Block
 from landmark.utils.constants import NO_LOSS
 from landmark.utils.errors import UserError
 from landmark.utils.window_batch import WindowBatch
@@ -60,7 +62,7 @@ def test_a_layer_is_plain_loops(top_k):
     """One layer of a whole text, with the best blocks before and after a token's own."""
     model = tiny(replace(BOTH, num_layers=1))
     raw, seen = torch.randint(0, 50, (1, 20)), {}
-    block = model.blocks[0]
+    block = cast(Block, model.blocks[0])
     original = block.attention.out.forward
     block.attention.out.forward = lambda x: original(seen.setdefault("out", x))
     model(raw, top_k=top_k)
@@ -90,8 +92,15 @@ def test_masked_perplexity_by_hand(kind, k, tmp_path):
     config = make_config(kind)
     config.model.masked, config.retrieval.k = True, k
     config.eval.length, config.eval.tokens, config.eval.span, config.eval.batch_size = 60, 512, 256, 3
-    shape = {"vocab_size": 320, "num_layers": 2, "num_heads": 2, "head_dim": 8, "mlp_dim": 32, "masked": True}
-    landmarks = {"landmark_id": 257, "block_size": 5} if kind == "landmark" else {}
+    shape: dict[str, Any] = {
+        "vocab_size": 320,
+        "num_layers": 2,
+        "num_heads": 2,
+        "head_dim": 8,
+        "mlp_dim": 32,
+        "masked": True,
+    }
+    landmarks: dict[str, Any] = {"landmark_id": 257, "block_size": 5} if kind == "landmark" else {}
     model = tiny(DecoderConfig(kind, **shape, **landmarks)).eval()
     found = evaluate_masked(model, stream, TOKENIZER, checks.resolve(config))
     masks, losses, places = MaskedTokens(TOKENIZER.mask, (257, 256)), [], []

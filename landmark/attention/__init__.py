@@ -230,7 +230,7 @@ def landmark_attention(
             out, lse = _of_no_query(q, k, v, cmt_scores)
         elif backend == "triton":
             out, lse = landmark_attention_fused(inputs)
-        elif backend == "blockwise" and torch.compiler.is_compiling():
+        elif backend == "blockwise" and torch.compiler.is_compiling() and not has_gates:  # no operator has gates
             out, lse = landmark_attention_in_graph(inputs)
         else:
             attend = landmark_attention_reference if backend == "reference" else landmark_attention_blockwise

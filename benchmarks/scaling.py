@@ -218,8 +218,8 @@ backward pass. For the run with the shortest step:
 
 {traffic}
 
-With eight GPUs this is {share} of a step if nothing overlaps; the hours above do not include it. A run trains on one
-node; several nodes are not supported.
+With eight GPUs this is {share} of a step if nothing overlaps; the hours above do not include it. A run can train on
+several nodes ([how](../docs/cluster.md)); the links between nodes, which are slower, have not been measured.
 
 ## Commands
 

@@ -17,7 +17,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     # Processes of this machine, so many at a time.
     "joblib": {"n_jobs": 2},
     # An array, one task a job. A job that is preempted or runs out of time is queued again, and goes on from its last
-    # checkpoint. One that trains on several GPUs (trainer=ddp) takes them on one node: hydra.launcher.gpus_per_node.
+    # checkpoint. One that trains on several GPUs (trainer=ddp) takes them on one node: hydra.launcher.gpus_per_node;
+    # on several nodes it is started once for each GPU: hydra.launcher.nodes and .tasks_per_node (docs/cluster.md).
     "submitit_slurm": {
         "name": "landmark",
         "timeout_min": 24 * 60,

@@ -28,9 +28,12 @@ from landmark.config.composer import parse
 from landmark.config.messages import one_line
 from landmark.config.rows import Compose, compose_job, named
 from landmark.experiment.named_runs import with_settings_of_run
+from landmark.experiment.team import joined
+from landmark.experiment.training import train_as_told
 from landmark.results.figures import check_figure
 from landmark.utils.errors import UserError
 from landmark.utils.locations import CONF
+from landmark.utils.team import started_together
 
 _MODULES = (dashboard, evaluate, generate, inspect, plan, prepare, report, status, table, train)
 TASKS = {module.__name__.rpartition(".")[2]: module for module in _MODULES}
@@ -66,12 +69,9 @@ def main() -> None:
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
 def launch(composed: DictConfig) -> None:
     """One job. A launcher gathers the errors of the jobs that it started, and `main` reports them."""
-    with nullcontext() if launcher() else reported():
-        if "TORCHELASTIC_RUN_ID" in os.environ:
-            raise UserError(
-                "this program starts the processes of a training itself: leave out torchrun and set trainer=ddp"
-            )
-        run(to_config(composed), list(HydraConfig.get().overrides.task))
+    with nullcontext() if launcher() else reported(), joined(train_as_told) as works:
+        if works:
+            run(to_config(composed), list(HydraConfig.get().overrides.task))
 
 
 def run(config: Config, overrides: list[str], compose: Compose = compose_job) -> None:
@@ -105,6 +105,9 @@ class TableAtEnd(Callback):
     """A callback of Hydra: after a multirun over rows, or keys of the grid, it prints the table of the records."""
 
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
+        team = started_together()
+        if team is not None and team.rank > 0:
+            return
         with reported():
             overrides = list(config.hydra.overrides.task)
             parsed = parse(overrides)

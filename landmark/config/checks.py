@@ -253,8 +253,10 @@ def _check_training(config: Config) -> None:
         raise UserError(f"train.warmup={train.warmup}: must be a fraction of the steps, between 0 and 1")
     if train.muon_lr is not None and train.optimizer != "muon":
         raise UserError(f"train.muon_lr={train.muon_lr}: is for train.optimizer=muon")
-    if train.optimizer == "muon" and config.trainer.strategy == "fsdp":
-        raise UserError("train.optimizer=muon: needs whole matrices, use another trainer than fsdp, or recipe=paper")
+    if config.model.kind == "transformer_xl" and config.trainer.strategy == "fsdp":
+        raise UserError("model=transformer_xl: its windows are trained one by one, which fsdp cannot, use trainer=ddp")
+    if train.local is not None and config.trainer.strategy == "fsdp":
+        raise UserError(f"train.local={train.local}: chunks are trained one by one, which fsdp cannot, use trainer=ddp")
     for name in ("start_lr", "max_lr", "final_lr", "muon_lr"):
         if getattr(train, name) is not None and getattr(train, name) <= 0:
             raise UserError(f"train.{name}={getattr(train, name)}: must be above 0")

@@ -121,6 +121,7 @@ class TrainerConfig:
     name: str = "auto"
     accelerator: str = "auto"
     devices: Union[int, str] = "auto"  # noqa: UP007 (OmegaConf reads no other spelling of a union of two)
+    num_nodes: int | None = at_least(1, None)  # machines; null: those on which torchrun or srun started the command
     strategy: str = "auto"
     threads: int | None = at_least(1, None)  # torch's on a CPU; null: the fastest number, measured at the start
     max_hours: float | None = at_least(0, 24.0)  # of a training on a CPU, as task=plan estimates; null: any number

@@ -18,6 +18,7 @@ from landmark.data.ruler.samples import RulerSamples
 from landmark.data.synthetic_corpus import SyntheticCorpus
 from landmark.data.synthetic_windows import SyntheticWindows
 from landmark.data.windows import TrainingWindows
+from landmark.utils.constants import NO_LOSS
 from landmark.utils.errors import UserError
 from landmark.utils.window_batch import WindowBatch, most_blocks
 
@@ -33,8 +34,8 @@ class WindowDataModule(lightning.LightningDataModule):
     """Batches of windows from a corpus, as `config.train`, `config.model.block_size` and `config.seed` say.
 
     Training: an endless iterator with one item for each optimizer step: this device's share of the effective batch of B
-    windows (device r of n: windows r·B/n … (r+1)·B/n − 1). The trainer cuts micro-batches. The first step is
-    `start_step`, which is read when iteration begins: **to resume, set it before the loop**.
+    windows (device r of n: windows r·B/n … (r+1)·B/n − 1); or with `micro_batch` one item for each part of so many
+    windows. The first step is `start_step`. Both are read when iteration begins: **to resume, set it before the loop**.
 
     Validation: `validate_batches` batches of the same size, with windows spread evenly over the validation split. They
     are the same each time, shared among devices in the same way, have neither repeats nor positional jumps,
@@ -45,6 +46,7 @@ class WindowDataModule(lightning.LightningDataModule):
         """Raises UserError when a split is too short for a window."""
         super().__init__()
         self.start_step = 0
+        self.micro_batch: int | None = None
         self._batch_size = config.train.batch_size
         self._validate_batches = config.train.validate_batches
         self._seed = config.seed
@@ -105,7 +107,11 @@ class WindowDataModule(lightning.LightningDataModule):
                 batch = replace(batch, top_k=self._k[int(drawn) % len(self._k)], local=self._local)
             if self._masks is not None:
                 batch = self._masks.of_step(batch, self._seed, step, indices)
-            yield batch
+            if self.micro_batch is None:
+                yield batch
+            else:
+                targets = int((batch.targets != NO_LOSS).sum())
+                yield from (replace(part, batch_targets=targets) for part in batch.cut(self.micro_batch))
             step += 1
 
     def _validation_batches(self) -> Iterator[WindowBatch]:

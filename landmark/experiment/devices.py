@@ -1,11 +1,24 @@
 """Where to compute: devices, and how many processes a training takes."""
 
 from landmark.config import Config
+from landmark.experiment.team import for_team
 from landmark.utils.errors import UserError
+from landmark.utils.team import started_together
 
 
 def device_count(config: Config) -> int:
-    """Processes that a training takes: one per device."""
+    """Processes that a training takes: one per device; those that torchrun or srun started, where one of them did.
+
+    Raises UserError where several machines are asked for and this process is alone.
+    """
+    if (team := started_together()) is not None:
+        for_team(config, team)
+        return team.size
+    if (config.trainer.num_nodes or 1) > 1:
+        raise UserError(
+            f"trainer.num_nodes={config.trainer.num_nodes}: this process is alone; start the command on every machine, "
+            "with srun or with torchrun --nnodes (docs/cluster.md)"
+        )
     devices = config.trainer.devices
     if isinstance(devices, int):
         return devices

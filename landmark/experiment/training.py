@@ -1,4 +1,4 @@
-"""Training a run: in this process, or in one process per device, which torchrun starts."""
+"""Training a run: in this process, with others that were started beside it, or in processes started here."""
 
 import os
 import sys
@@ -12,8 +12,12 @@ from landmark.experiment.inputs import Inputs
 from landmark.experiment.jobs import RUN, Run
 from landmark.experiment.processes import errors_left_in, train_together
 from landmark.experiment.processor import set_up_processor
+from landmark.experiment.team import for_team, tell
 from landmark.tracking.tracker import Tracker
 from landmark.utils.files import read_json, write_json
+from landmark.utils.team import started_together
+
+_Told = tuple[Config, Path, str, str | None, dict[str, Any]]  # arguments of `train_here`
 
 SUMMARY = "summary.json"  # in a run's folder: the results, written by the first of the processes that train together
 
@@ -23,13 +27,24 @@ def train_run(run: Run, inputs: Inputs) -> dict[str, Any]:
     write_json(run.folder / RUN, run.settings)
     write_launch(run.folder, run.config, id=run.id, start_from=run.start_from)
     processes = device_count(run.config)
+    if (team := started_together()) is not None:
+        told: _Told = for_team(run.config, team), run.folder.absolute(), run.id, run.start_from, run.settings
+        tell(told)
+        return train_here(*told, inputs)
     if processes == 1:
-        return train_here(run.config, run.folder, run.id, run.start_from, inputs)
+        return train_here(run.config, run.folder, run.id, run.start_from, run.settings, inputs)
     train_together(__name__, run.folder, processes)
     return read_json(run.folder / SUMMARY)
 
 
-def train_here(config: Config, folder: Path, run: str, start_from: str | None, inputs: Inputs) -> dict[str, Any]:
+def train_as_told(told: _Told) -> None:
+    """Train with the first of several processes, which told what (`landmark.experiment.team`)."""
+    train_here(*told, Inputs())
+
+
+def train_here(
+    config: Config, folder: Path, run: str, start_from: str | None, settings: dict[str, Any], inputs: Inputs
+) -> dict[str, Any]:
     """Train in this process.
 
     Args:
@@ -37,6 +52,7 @@ def train_here(config: Config, folder: Path, run: str, start_from: str | None, i
         folder: of the run; its settings are there already.
         run: identity of the run.
         start_from: folder, or name on the hub, of the weights to start from; None draws them anew.
+        settings: that decide the run's weights.
         inputs: opens the tokenizer and the corpus.
     """
     import torch
@@ -50,7 +66,7 @@ def train_here(config: Config, folder: Path, run: str, start_from: str | None, i
     model = build(config.model, tokenizer, config.cmt.enabled, start_from)
     with Tracker().training(config, run, corpus, folder) as loggers:
         try:
-            return train(model, corpus, tokenizer, config, folder, loggers, read_json(folder / RUN))
+            return train(model, corpus, tokenizer, config, folder, loggers, settings)
         except SystemExit as stop:
             if stop.code == 1:  # Lightning turns an interrupt into this exit
                 raise KeyboardInterrupt from stop
@@ -60,7 +76,8 @@ def train_here(config: Config, folder: Path, run: str, start_from: str | None, i
 def _train_with_others(folder: Path) -> None:
     """One of several processes that train a run together, started by `train_run`."""
     launch = read_launch(folder)
-    results = train_here(launch["config"], folder, launch["id"], launch["start_from"], Inputs())
+    settings = read_json(folder / RUN)
+    results = train_here(launch["config"], folder, launch["id"], launch["start_from"], settings, Inputs())
     if os.environ["RANK"] == "0":
         write_json(folder / SUMMARY, results)
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -86,8 +86,20 @@ class Block(nn.Module):
         self.mlp_in = nn.Linear(config.hidden_dim, config.mlp_dim, bias=False)
         self.mlp_out = nn.Linear(config.mlp_dim, config.hidden_dim, bias=False)
 
-    def forward(self, x: Tensor, attend: Attend, is_landmark: Tensor | None = None) -> Tensor:
-        return self.feed_forward(x + self.attention(self.attention_norm(x), attend, is_landmark))
+    def forward(
+        self, x: Tensor, attend: Callable[..., Tensor], is_landmark: Tensor | None = None, cmt: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """The hidden states (B, T, hidden), and the state (1, hidden) of the context miss token, after this block.
+
+        The token attends to nothing, so no attention is added to its state; its key goes to `attend`. It is computed
+        here because the weights of a block may be whole only while the block is called (`trainer=fsdp`).
+        """
+        if cmt is not None:
+            attend = partial(attend, cmt=self.attention.key(self.attention_norm(cmt)))
+        if self.attention.group_bias is not None:
+            attend = partial(attend, group_bias=self.attention.group_bias)
+        x = self.feed_forward(x + self.attention(self.attention_norm(x), attend, is_landmark))
+        return x, None if cmt is None else self.feed_forward(cmt)
 
     def feed_forward(self, x: Tensor) -> Tensor:
         """The perceptron after attention: (…, hidden) → (…, hidden)."""
@@ -244,13 +256,9 @@ class Decoder(LanguageModel):
         else:
             attend = memory.attend
         x = self.embedding(tokens)
-        cmt = None if self.cmt is None else self.cmt.weight  # attends to nothing: no attention is added
-        for layer, block in enumerate(cast(Iterable[Block], self.blocks)):
-            settings = {} if cmt is None else {"cmt": block.attention.key(block.attention_norm(cmt))}
-            if block.attention.group_bias is not None:
-                settings["group_bias"] = block.attention.group_bias
-            x = block(x, partial(attend, layer, **settings), is_landmark)
-            cmt = None if cmt is None else block.feed_forward(cmt)
+        cmt = None if self.cmt is None else self.cmt.weight
+        for layer, block in enumerate(self.blocks):
+            x, cmt = block(x, partial(attend, layer), is_landmark, cmt)
         return self.norm(x)
 
     def head(self, hidden: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 
 from landmark.training.interruption import Interruption
+from landmark.training.micro_batches import ends_step
 from landmark.utils.differences import difference
 from landmark.utils.errors import UserError
 from landmark.utils.files import name_in_errors, sha256_file, sync_folder, write_atomic
@@ -115,6 +116,8 @@ class CheckpointCallback(Checkpoint):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, batch: Any, batch_idx: int
     ) -> None:
+        if not ends_step(trainer, batch_idx):
+            return
         step = trainer.global_step
         stop = self.interruption.stop_requested(trainer)
         if step % self.every == 0 or step == self.last_step or stop:

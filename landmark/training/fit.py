@@ -2,7 +2,6 @@
 
 import logging
 import math
-import os
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,11 +22,13 @@ from landmark.training.interruption import Interruption
 from landmark.training.lightning_module import LanguageModelTraining
 from landmark.training.measurement_callback import MeasurementCallback
 from landmark.training.metrics_csv_logger import MetricsCsvLogger
+from landmark.training.micro_batches import micro_batches
 from landmark.training.progress_callback import ProgressCallback
 from landmark.training.sharding import gathered, strategy
 from landmark.utils.errors import UserError
 from landmark.utils.flops import flops_per_token, peak_flops, training_keys
 from landmark.utils.peak_memory import reset_peak_memory
+from landmark.utils.team import first_says, started_together
 
 if TYPE_CHECKING:
     from landmark.config.schema import Config, TrainConfig
@@ -75,7 +76,7 @@ def train(
     folder = run_dir / "checkpoints"
     folder.mkdir(parents=True, exist_ok=True)
     (run_dir / REPORT).unlink(missing_ok=True)
-    path, step = find_checkpoint(folder, identity) or (None, 0)
+    path, step = first_says(lambda: find_checkpoint(folder, identity)) or (None, 0)
 
     data = WindowDataModule(corpus, tokenizer, config)
     data.start_step = step
@@ -90,7 +91,7 @@ def train(
         trainer = _trainer(
             config,
             run_dir,
-            strategy=strategy(config.trainer.strategy, model),
+            strategy=strategy(config.trainer.strategy),
             callbacks=[
                 measurements,
                 ProgressCallback(measurements, run_dir.name),
@@ -102,6 +103,10 @@ def train(
         peak = peak_flops(_device_name(trainer), settings.precision)
         measurements.peak_flops = peak and peak * trainer.world_size
         module = LanguageModelTraining(model, settings, windows=_windows(model, settings))
+        if module.automatic_optimization:
+            data.micro_batch = settings.micro_batch
+            parts = micro_batches(settings.batch_size, settings.micro_batch, trainer.world_size)
+            trainer.accumulate_grad_batches = parts
         model.train()
         reset_peak_memory()
         try:
@@ -123,6 +128,7 @@ def _trainer(config: "Config", run_dir: Path, **arguments: Any) -> Trainer:
             default_root_dir=run_dir,
             accelerator=config.trainer.accelerator,
             devices=config.trainer.devices,
+            num_nodes=config.trainer.num_nodes or 1,
             precision=config.train.precision,  # pyright: ignore[reportArgumentType]
             max_steps=config.train.steps,
             plugins=[AtomicCheckpointIO()],
@@ -138,7 +144,7 @@ def _trainer(config: "Config", run_dir: Path, **arguments: Any) -> Trainer:
 
 
 def _check_devices(trainer: Trainer, settings: "TrainConfig") -> None:
-    if trainer.world_size > 1 and "TORCHELASTIC_RUN_ID" not in os.environ:
+    if trainer.world_size > 1 and started_together() is None:
         raise UserError(
             f"training on {trainer.world_size} devices must be started by torchrun, as the command `landmark` does; "
             "or set trainer.devices=1"

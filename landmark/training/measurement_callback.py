@@ -6,12 +6,13 @@ from typing import Any
 
 import torch
 from lightning import Callback, LightningModule, Trainer
-from lightning.pytorch.strategies import FSDPStrategy
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import Tensor
 
 from landmark.training.divergence import NotFinite, check_finite
-from landmark.training.lightning_module import LanguageModelTraining
+from landmark.training.lightning_module import STEP_LOSS, LanguageModelTraining
+from landmark.training.micro_batches import ends_step
+from landmark.training.sharding import is_sharded, own_share
 from landmark.utils.peak_memory import peak_memory_bytes
 
 
@@ -82,8 +83,10 @@ class MeasurementCallback(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, batch: Any, batch_idx: int
     ) -> None:
+        if not ends_step(trainer, batch_idx):
+            return
         assert isinstance(outputs, dict)
-        self._unread.append(outputs["loss"])
+        self._unread.append(outputs[STEP_LOSS])
         step = trainer.global_step
         row: dict[str, float] = {}
         if self._is_logged(step):
@@ -97,7 +100,7 @@ class MeasurementCallback(Callback):
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         self._read_losses(trainer)
-        finite = torch.stack([parameter.isfinite().all() for parameter in pl_module.parameters()]).all()
+        finite = torch.stack([own_share(parameter).isfinite().all() for parameter in pl_module.parameters()]).all()
         if not trainer.strategy.reduce_boolean_decision(bool(finite), all=True):
             raise NotFinite("a weight", math.nan, trainer.global_step)  # its loss was finite
         checkpoint["measurements"] = {
@@ -173,9 +176,9 @@ def gradient_norm(trainer: Trainer, module: LightningModule) -> Tensor:
 
     With `trainer=fsdp` the squared norms of the devices are added up, because each has a share of the gradients.
     """
-    gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
+    gradients = [own_share(parameter.grad) for parameter in module.parameters() if parameter.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients).to(module.device)
-    if isinstance(trainer.strategy, FSDPStrategy):
+    if is_sharded(module):
         total = trainer.strategy.reduce(norm.square(), reduce_op="sum")
         assert isinstance(total, Tensor)
         return total.sqrt()

@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
+
+from landmark.training.sharding import share
 
 if TYPE_CHECKING:
     from landmark.config.schema import TrainConfig
@@ -79,9 +82,26 @@ class MuonAndAdamW(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Take a step with both, after calling the closure. Returns what it returns."""
         loss = None if closure is None else closure()
-        self._muon.step()
+        if isinstance(self.param_groups[0]["params"][0], DTensor):
+            self._step_on_whole_matrices()
+        else:
+            self._muon.step()
         self._adamw.step()
         return loss
+
+    @torch.no_grad()
+    def _step_on_whole_matrices(self) -> None:
+        """The step of one device, on matrices that are shared out (`trainer=fsdp`): gathered one after the other."""
+        (group,) = self.param_groups[:1]
+        settings = {name: group[name] for name in self._muon.defaults}
+        for weight in (weight for weight in group["params"] if weight.grad is not None):
+            state, matrix = self.state[weight], weight.detach().full_tensor()
+            matrix.grad = weight.grad.full_tensor()
+            alone = torch.optim.Muon([matrix], **settings)
+            alone.state[matrix] |= {name: momentum.full_tensor() for name, momentum in state.items()}
+            alone.step()
+            weight.copy_(share(matrix, weight))
+            state |= {name: share(momentum, weight) for name, momentum in alone.state[matrix].items()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)

@@ -9,6 +9,7 @@ from lightning.pytorch.utilities.types import STEP_OUTPUT
 from tqdm import tqdm
 
 from landmark.training.measurement_callback import MeasurementCallback
+from landmark.training.micro_batches import ends_step
 
 SECONDS_BETWEEN_LINES = 15.0
 
@@ -46,7 +47,7 @@ class ProgressCallback(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, batch: Any, batch_idx: int
     ) -> None:
-        if not trainer.is_global_zero:
+        if not trainer.is_global_zero or not ends_step(trainer, batch_idx):
             return
         step, steps = trainer.global_step, self.measurements.steps
         if self._bar is not None:

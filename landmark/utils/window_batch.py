@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -28,6 +28,7 @@ class WindowBatch:
         top_k: earlier blocks that a query of a landmark model attends to. None: all.
         local: tokens that a landmark model reads at a time, with a memory of the window's earlier blocks, of which a
             query retrieves `top_k`; the tokens are then without landmarks. None: the window is read at once.
+        batch_targets: targets of the device's whole batch, of which these windows are a part. None: they are all of it.
     """
 
     tokens: Tensor
@@ -38,6 +39,7 @@ class WindowBatch:
     positions: Tensor | None = None
     top_k: int | None = None
     local: int | None = None
+    batch_targets: int | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -50,6 +52,12 @@ class WindowBatch:
     def rows(self, rows: slice) -> WindowBatch:
         """Some of the windows."""
         return self._each(lambda x: x[rows])
+
+    def cut(self, size: int | None) -> Iterator[WindowBatch]:
+        """Parts of `size` windows each, the last one perhaps of fewer (None: the whole batch)."""
+        size = size or len(self)
+        for start in range(0, len(self), size):
+            yield self.rows(slice(start, start + size))
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> WindowBatch:
         given = {name: change(x) for name, x in vars(self).items() if isinstance(x, Tensor)}

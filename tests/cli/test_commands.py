@@ -95,13 +95,6 @@ def test_plan_of_the_quickstart(tmp_path):
     assert "missing: 2 runs, 5 rows" in done.stdout
 
 
-def test_torchrun_is_not_for_the_user(tmp_path):
-    """Its processes would wait for each other: one for the lock of a run, the other for the one that waits."""
-    done = start(tmp_path, "+experiment=quickstart", "trainer=ddp", TORCHELASTIC_RUN_ID="1")
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: this program starts the processes of a training itself: leave out torchrun")
-
-
 def test_status_of_all_experiments(tmp_path):
     done = start(tmp_path, "task=status")
     assert (done.returncode, done.stderr) == (0, "")

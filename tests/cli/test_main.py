@@ -231,9 +231,8 @@ def test_a_launchers_exit_is_no_interrupt(books, tmp_path, monkeypatch, code, ra
     monkeypatch.setattr("landmark.training.train", train)
     overrides = [f"data.path={books}", f"output={tmp_path}", "tokenizer=bytes", "size=nano", "logger=csv"]
     config = to_config(compose_conf([*overrides, "model=transformer"]))
-    write_json(tmp_path / "run.json", {})
     with pytest.raises(raised):
-        training.train_here(config, tmp_path, "run", None, Inputs())
+        training.train_here(config, tmp_path, "run", None, {}, Inputs())
 
 
 def test_uneven_shares_are_refused_before_anything_is_trained(work):

@@ -198,3 +198,34 @@ def test_cadences_may_change_on_resumption(plain, tmp_path):
     interrupted(tmp_path)
     resumed, _ = run(make_config("transformer", checkpoint_every=5, log_every=7, validate_every=9), tmp_path)
     assert_same_weights(model, resumed)
+
+
+def test_checkpoint_of_manual_optimisation(plain, tmp_path):
+    """As all were once: to Lightning a batch was a step, and only manual steps were counted."""
+    folder, model, _ = plain
+    interrupted(tmp_path)
+    for path in checkpoints(tmp_path / "run" / "checkpoints"):
+        checkpoint = torch.load(path, weights_only=True)
+        step, loops = checkpoint["global_step"], checkpoint["loops"]["fit_loop"]
+        steps = loops["epoch_loop.automatic_optimization.optim_progress"]["optimizer"]["step"]
+        for span in ("total", "current"):
+            seen = {"ready": step, "started": step, "processed": step, "completed": step - 1}
+            loops["epoch_loop.batch_progress"][span] = seen
+            steps[span] = {"ready": 0, "completed": 0}
+            loops["epoch_loop.manual_optimization.optim_step_progress"][span] = {"ready": step, "completed": step}
+        torch.save(checkpoint, path)
+        hash_path(path).write_text(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n")
+    resumed, _ = run(make_config("transformer"), tmp_path)
+    assert_same_weights(model, resumed)
+    assert measured(tmp_path) == measured(folder)
+
+
+def test_micro_batches_may_change_on_resumption(plain, tmp_path):
+    """Steps then have another number of parts: no step is lost, and sums are rounded in another way."""
+    folder, model, _ = plain
+    interrupted(tmp_path)
+    resumed, summary = run(make_config("transformer", micro_batch=1), tmp_path)
+    assert summary["steps"] == 40
+    assert [row["step"] for row in measured(tmp_path)] == [row["step"] for row in measured(folder)]
+    for name, weight in model.state_dict().items():
+        torch.testing.assert_close(resumed.state_dict()[name], weight, rtol=0, atol=1e-4)

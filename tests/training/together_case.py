@@ -29,10 +29,13 @@ class Stop(DummyLogger):
             raise KeyError("stop")
 
 
-def train(folder, kind, stop=None, **changes):
+def train(folder, kind, stop=None, strategy="auto", **changes):
     """In float64, so that sums in another order differ in the fifteenth digit and not the sixth."""
-    config = make_config(kind, steps=24, precision="64-true", **changes)
-    model = make_model(config).double()  # a checkpoint's weights are read before Lightning makes them float64
+    config = make_config(kind, **{"steps": 24, "precision": "64-true"} | changes)
+    config.trainer.strategy = strategy
+    model = make_model(config)
+    if config.train.precision != "bf16-mixed":
+        model.double()  # a checkpoint's weights are read before Lightning makes them float64
     (folder / "run").mkdir(parents=True, exist_ok=True)
     loggers = [] if stop is None else [Stop(stop)]
     with nullcontext() if stop is None else suppress(KeyError):
@@ -40,8 +43,12 @@ def train(folder, kind, stop=None, **changes):
         train_model(model, corpus, TOKENIZER, config, folder / "run", loggers, identity_of(config, corpus))
 
 
+def train_all(root, plan):
+    for name, case in plan.items():
+        train(root / name, **case)
+
+
 if __name__ == "__main__":
     root = Path(sys.argv[1])
     with errors_left_in(root):
-        for name, case in read_json(root / "plan.json").items():
-            train(root / name, **case)
+        train_all(root, read_json(root / "plan.json"))

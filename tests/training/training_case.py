@@ -133,10 +133,10 @@ def kill_at(event: str, step: int) -> None:
     elif event == "term":
         training_step = LanguageModelTraining.training_step
 
-        def step_and_be_terminated(self, batch):
+        def step_and_be_terminated(self, batch, batch_idx):
             if self.global_step == step - 1 and self.trainer.global_rank == self.trainer.world_size - 1:
                 os.kill(os.getpid(), signal.SIGTERM)
-            return training_step(self, batch)
+            return training_step(self, batch, batch_idx)
 
         LanguageModelTraining.training_step = step_and_be_terminated
     else:

@@ -1,0 +1,115 @@
+"""Bytes that processes send for one layer of a long window, or of a long memory, beside ring attention.
+
+    unshare --net sh -c 'ip link set lo up; torchrun --standalone --nproc-per-node=4 -m benchmarks.ranks'
+
+Measured: what the loopback interface sent, which has no other traffic in a network namespace of its own. Formula: n
+processes, H heads of d channels of 4 bytes, k blocks a query, a memory of N tokens read c at a time.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from landmark.attention import landmark_attention
+from landmark.attention.context_parallel import attention_over_ranks
+from landmark.memory.over_ranks import MemoryOverRanks
+from landmark.utils.ranks import Ranks
+
+HEADS, DIM, LENGTH, BLOCK, K, LOCAL = 8, 64, 2048, 63, 4, 256
+FLOAT = 4  # bytes
+
+
+def on_loopback() -> int:
+    """Bytes that the loopback interface has sent."""
+    (line,) = (line for line in Path("/proc/net/dev").read_text().splitlines() if line.strip().startswith("lo:"))
+    return int(line.split()[9])
+
+
+def measured(ranks: Ranks, work: Callable[[], object], tokens: int, times: int = 4) -> tuple[float, float]:
+    """Bytes a token that all processes sent, by the interface and by the count of `Ranks`."""
+    work()
+    dist.barrier()
+    before, ranks.sent = on_loopback(), 0.0
+    for _ in range(times):
+        work()
+    dist.barrier()
+    return (on_loopback() - before) / times / tokens, ranks.size * ranks.sent / times / tokens
+
+
+def ring(ranks: Ranks, k: Tensor, v: Tensor) -> None:
+    """What ring attention sends in a forward pass: keys and values go round."""
+    for _ in range(ranks.size - 1):
+        k, v = ranks.passed_on(k), ranks.passed_on(v)
+
+
+def filled(ranks: Ranks, tokens: int) -> MemoryOverRanks:
+    """A memory of one layer with this many tokens."""
+    memory = MemoryOverRanks(BLOCK, ranks, k=K, tie_layers=())
+    for _ in range(tokens // LOCAL):
+        memory.attend(0, *(torch.randn(1, HEADS, LOCAL, DIM) for _ in range(3)))
+        memory.commit()
+    return memory
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)  # the same text everywhere
+    ranks, channels = Ranks(), HEADS * DIM * FLOAT
+    n = ranks.size
+    own = [torch.randn(1, HEADS, LENGTH // n, DIM) for _ in range(3)]
+    attend = functools.partial(landmark_attention, block_size=BLOCK, phase=torch.zeros(1, dtype=torch.int64))
+    rows = [
+        (
+            f"a window of {LENGTH} tokens, heads exchanged",
+            "4 (n−1)/n · 4Hd",
+            4 * (n - 1) / n * channels,
+            *measured(ranks, lambda: attention_over_ranks(attend, *own, ranks), LENGTH),
+        ),
+        (
+            f"a window of {LENGTH} tokens, ring",
+            "2 (n−1) · 4Hd",
+            2 * (n - 1) * channels,
+            *measured(ranks, lambda: ring(ranks, *own[1:]), LENGTH),
+        ),
+    ]
+    for tokens in (4096, 16384):
+        memory, chunk = filled(ranks, tokens), [torch.randn(1, HEADS, LOCAL, DIM) for _ in range(3)]
+
+        def read(memory: MemoryOverRanks = memory, chunk: list[Tensor] = chunk) -> None:
+            memory.attend(0, *chunk)
+            memory.discard()
+
+        best, merged = n * (n - 1) * K * (FLOAT + 8), 2 * (n - 1) * FLOAT * (DIM + 2)
+        rows.append(
+            (
+                f"a memory of {tokens} tokens, shared out",
+                "H (12 n(n−1) k + 8 (n−1)(d+2))",
+                HEADS * (best + merged),
+                *measured(ranks, read, LOCAL),
+            )
+        )
+        stored = [torch.randn(1, HEADS, tokens // n, DIM) for _ in range(2)]
+        rows.append(
+            (
+                f"a memory of {tokens} tokens, ring",
+                "2 (n−1) N/c · 4Hd",
+                2 * (n - 1) * tokens / LOCAL * channels,
+                *measured(ranks, functools.partial(ring, ranks, *stored), LOCAL, 1),
+            )
+        )
+    if ranks.rank == 0:
+        print(f"{n} processes, H={HEADS}, d={DIM}, k={K}, chunks of c={LOCAL} tokens; bytes a token, forward\n")
+        print("| one layer | formula | by it | counted | measured |\n| --- | --- | ---: | ---: | ---: |")
+        for name, formula, value, interface, counted in rows:
+            assert math.isclose(counted, value), (name, counted, value)
+            print(f"| {name} | {formula} | {value:,.0f} | {counted:,.0f} | {interface:,.0f} |")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

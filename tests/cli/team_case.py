@@ -1,0 +1,33 @@
+"""The command line in one of several processes, the last of which kills itself once, after step 5.
+
+python -m tests.cli.team_case MARK ARGUMENTS…: it leaves the file MARK when it does.
+"""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+from landmark.cli.main import main
+from landmark.training.progress_callback import ProgressCallback
+from landmark.utils.team import started_together
+
+
+def kill_once(mark: Path) -> None:
+    team = started_together()
+    assert team is not None
+    is_last = team.rank == team.size - 1
+    shown = ProgressCallback.on_train_batch_end
+
+    def show_and_die(self, trainer, *arguments):
+        shown(self, trainer, *arguments)
+        if trainer.global_step == 5 and is_last and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    ProgressCallback.on_train_batch_end = show_and_die
+
+
+if __name__ == "__main__":
+    kill_once(Path(sys.argv.pop(1)))
+    main()

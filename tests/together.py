@@ -1,0 +1,46 @@
+"""Real processes that work together over gloo, forked from one that has imported what they need.
+
+Each has the variables that torchrun sets: to import torch and Lightning in every process would take most of the time.
+"""
+
+import multiprocessing
+import os
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_MODULES = ["tests.training.together_case", "landmark.memory", "torch.distributed.tensor"]
+
+
+def together(count: int, function: Callable[..., Any], *arguments: Any, timeout: float = 280) -> None:
+    """Call a function of a module in `count` processes. Raises AssertionError if one of them fails or does not end."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_MODULES)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    started = [
+        context.Process(target=_one, args=(rank, count, port, function, arguments), daemon=True)
+        for rank in range(count)
+    ]
+    for process in started:
+        process.start()
+    try:
+        for process in started:
+            process.join(timeout)
+        assert [process.exitcode for process in started] == [0] * count
+    finally:
+        for process in started:
+            process.kill()
+
+
+def _one(rank: int, count: int, port: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    torch.set_num_threads(1)
+    os.environ |= {
+        **{"RANK": str(rank), "LOCAL_RANK": str(rank), "GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "test"},
+        **{"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)},
+        **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
+    }
+    function(*arguments)

@@ -1,4 +1,4 @@
-"""Search of a memory by an index of its landmarks: time and blocks found, against a scan of all landmarks.
+"""Search of a memory by an index of its landmarks, or by groups of them: time and blocks found, against a scan.
 
 The landmarks are those of a text, read by a trained model or, without `--run`, by random weights.
 """
@@ -13,27 +13,32 @@ import torch
 from torch import Tensor
 
 from benchmarks.growth import decoder, scale
-from benchmarks.report import Report, Row
+from benchmarks.report import Report, Row, Target
 from benchmarks.settings import BLOCK_SIZE, Options, Say
 from benchmarks.timing import Spread, interleave, ratios
+from landmark.attention.hierarchy import Hierarchy, first_bias
 from landmark.data import load_tokenizer
 from landmark.data.sources import open_source
 from landmark.memory import Memory
 from landmark.memory import memory as memory_module
 from landmark.memory.block_store import BlockStore
+from landmark.memory.hierarchy import Descent, GroupKeys
 from landmark.memory.index import LandmarkIndex, retrieve_candidates
 from landmark.models import Decoder, load
 from landmark.utils.constants import DEFAULT_CHUNK
 
 SCAN, FLAT, INVERTED = "scan of all landmarks", "faiss, flat", "faiss, inverted file"
 KINDS = {FLAT: "flat", INVERTED: "ivf"}
+HIERARCHIES = {"two levels of groups of 8": (8, 2), "four levels of groups of 8": (8, 4)}  # fan-out, levels
 CHUNK, TOKEN, BUILD, RECALL = (
     "search for a chunk",
     "search for a token",
     "making the index",
     "share of a scan's blocks found",
 )
+BOUNDED, BOXES = "share of landmarks that bounds leave to score", "boxes of 8 landmarks"
 CANDIDATES = 16
+TARGETS = {1_000_000: Target("≤", 0.15), 4_000_000: Target("≤", 0.08)}  # of a token, by descents
 
 
 @dataclass(frozen=True)
@@ -75,9 +80,8 @@ def run(options: Options, say: Say) -> Report:
             ]
         rows += measure(context, searches, size)
     whose = "a trained model" if options.run else "random weights"
-    pays = [
-        f"{what} takes less time by {name} {faster_from(rows, what, name)}" for what in (CHUNK, TOKEN) for name in KINDS
-    ]
+    found = ((what, name) for what in (CHUNK, TOKEN) for name in (*KINDS, *HIERARCHIES))
+    pays = [f"{what} takes less time by {name} {faster_from(rows, what, name)}" for what, name in found]
     return Report(rows, [f"Landmarks of {whose}, {layers(searches)}: {'; '.join(pays)}."])
 
 
@@ -167,7 +171,8 @@ def measure(context: int, searches: list[Search], size: Scale) -> list[Row]:
             spread = Spread.of([factor * value for value in each])
             base = values.get(against, each)
             setting = f"{what}, {context:,} tokens"
-            rows.append(Row("search", setting, name, against, unit, spread, ratios(each, base), context=context))
+            target = TARGETS.get(context) if what == TOKEN and name in HIERARCHIES else None
+            rows.append(Row("search", setting, name, against, unit, spread, ratios(each, base), target, context))
 
     indices = {name: [LandmarkIndex(kind, CANDIDATES) for _ in searches] for name, kind in KINDS.items()}
     found: dict[str, list[Tensor]] = {}
@@ -176,15 +181,26 @@ def measure(context: int, searches: list[Search], size: Scale) -> list[Row]:
         started = time.perf_counter()
         found[name] = candidates(searches, made)
         making[name] = [time.perf_counter() - started]
+    groups = {name: [GroupKeys(*shape) for _ in searches] for name, shape in HIERARCHIES.items()}
+    for name, made in groups.items():
+        started = time.perf_counter()
+        for each, keys in zip(searches, made, strict=True):
+            keys.update(each.store)
+        making[name] = [time.perf_counter() - started]
+        found[name] = descents(searches, made)
     scanned = scan(searches)
     for what, asked in ((CHUNK, searches), (TOKEN, [one_token(each) for each in searches])):
         functions: dict[str, Callable[[], object]] = {SCAN: lambda asked=asked: scan(asked)}
         for name, made in indices.items():
             functions[name] = lambda asked=asked, made=made: candidates(asked, made)
-        add(what, "ms", 1e3, interleave(functions, rounds=size.rounds), SCAN)
+        for name, made in groups.items():
+            functions[name] = lambda asked=asked, made=made: descents(asked, made)
+        add(what, "ms", 1e3, interleave(functions, rounds=size.rounds, clock=time.process_time), SCAN)
     add(BUILD, "ms", 1e3, making, FLAT)
     recalls = {name: [recall(each, scanned)] for name, each in found.items()}
     add(RECALL, "share", 1.0, {SCAN: [1.0], **recalls}, SCAN)
+    if context <= size.read:
+        add(BOUNDED, "share", 1.0, {BOXES: [left_by_boxes(searches, 8)]}, BOXES)
     return rows
 
 
@@ -208,6 +224,41 @@ def candidates(searches: list[Search], indices: list[LandmarkIndex]) -> list[Ten
         )
         for each, index in zip(searches, indices, strict=True)
     ]
+
+
+def descents(searches: list[Search], groups: list[GroupKeys]) -> list[Tensor]:
+    """The blocks that descents through groups find.
+
+    The time does not depend on the landmarks, so those of a model that was trained without groups will do.
+    """
+    found = []
+    for each, made in zip(searches, groups, strict=True):
+        heads = each.rotated_queries.shape[3]
+        hierarchy = Hierarchy(made.fan_out, first_bias(made.fan_out, len(made.counts), heads))
+        descent = Descent(each.store, made, hierarchy, each.settings["num_recent"], tie=False)
+        descent.score_open(each.rotated_queries)
+        found.append(descent.retrieve(each.rotated_queries, each.settings["k"], None)[0])
+    return found
+
+
+def left_by_boxes(searches: list[Search], size: int) -> float:
+    """The share of landmarks that an exact search with bounds would have to score.
+
+    The box of a group of `size` neighbouring landmarks has the least and the largest number of each channel. The score
+    of a landmark in it is at most the sum over channels of the larger product with one of the two. A search that visits
+    groups by these bounds, best first, may stop at the k-th best score.
+    """
+    shares = []
+    for each in searches:
+        groups = len(each.store) // size
+        keys = each.store.landmarks[:, :, : groups * size]
+        q = each.rotated_queries[-1].transpose(1, 2)
+        keys = keys.repeat_interleave(q.shape[1] // keys.shape[1], 1)
+        least, largest = keys.unflatten(2, (groups, size)).aminmax(dim=3)
+        bounds = q.clamp(min=0) @ largest.mT + q.clamp(max=0) @ least.mT
+        best = (q @ keys.mT).topk(min(each.settings["k"], keys.shape[2])).values[..., -1:]
+        shares.append((bounds >= best).float().mean())
+    return float(torch.stack(shares).mean())
 
 
 def recall(found: list[Tensor], scanned: list[Tensor]) -> float:

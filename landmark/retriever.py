@@ -256,11 +256,11 @@ class _QueryRecorder(Memory):
         self.queries: dict[int, Tensor] = {}  # by layer: (B, H, T, d), rotated as if each landmark were at lag 1
 
     def attend(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, cmt: Tensor | None = None, sinks: Tensor | None = None
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, *more: Tensor | None, **named: Tensor | None
     ) -> Tensor:
         exact = q.to(torch.promote_types(q.dtype, torch.float32))
         self.queries[layer] = rotate(exact, self._rotary_of(layer)(self.block_size + 1, q.shape[2], q))
-        return super().attend(layer, q, k, v, cmt, sinks)
+        return super().attend(layer, q, k, v, *more, **named)
 
     def landmarks(self, layer: int) -> Tensor:
         """Landmark keys (B, H_kv, blocks, d), oldest first."""
@@ -337,4 +337,6 @@ def _memory_settings(model: Any) -> dict[str, Any]:
         raise UserError(f"{type(model).__name__} has no landmarks to retrieve by: give a landmark model")
     if config.local_blocks:
         raise UserError(f"model.local_blocks={config.local_blocks}: the last blocks of a text stay out of the memory")
+    if config.fan_out is not None:
+        raise UserError(f"model.fan_out={config.fan_out}: a retriever ranks blocks alone, give a model without groups")
     return {"block_size": config.block_size, **model.key_settings()}

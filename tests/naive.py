@@ -66,6 +66,37 @@ def outer_weights(local, blocks, cmt_score=None, controlled=()) -> tuple[list[fl
     return outer, gates
 
 
+def block_weights(local, blocks: dict, own: int, fan_out: int, bias: list[float]) -> tuple[list[float], dict]:
+    """Weights of the tokens of a query's own block, and by number those of earlier blocks in a hierarchy of landmarks.
+
+    Args:
+        local: [(score, value)] of the tokens of the query's own block.
+        blocks: by number the score of each earlier block that has tokens.
+        own: number of the query's own block.
+        fan_out: nodes of a group.
+        bias: of the groups of each level.
+    """
+    levels = [dict(blocks)]
+    for level, of_level in enumerate(bias, 1):
+        complete = range(own // fan_out**level)
+        children = [[s for n, s in levels[-1].items() if n // fan_out == group] for group in complete]
+        levels.append({group: sum(c) / len(c) + of_level for group, c in zip(complete, children, strict=True)})
+    levels.append({})
+    roots = [
+        (level, n) for level in range(len(bias) + 1) for n in levels[level] if n // fan_out not in levels[level + 1]
+    ]
+    outer = softmax([s for s, _ in local] + [levels[level][n] for level, n in roots])
+
+    def weight(level: int, n: int) -> float:
+        if (level, n) in roots:
+            return outer[len(local) + roots.index((level, n))]
+        siblings = [other for other in levels[level] if other // fan_out == n // fan_out]
+        gate = softmax([levels[level][other] for other in siblings])[siblings.index(n)]
+        return weight(level + 1, n // fan_out) * gate
+
+    return outer[: len(local)], {b: weight(0, b) for b in blocks}
+
+
 def offset_keys(k: np.ndarray, channels: int, block_size: int | None, phase: int = 0) -> np.ndarray:
     """Keys (T, d) of a text or window whose last channels are those of the normal token before. None: no landmarks."""
     out, before = k.copy(), None
@@ -110,6 +141,8 @@ def landmark_attention(
     top_k=None,
     local_blocks: int = 0,
     bidirectional: bool = False,
+    fan_out: int = 0,
+    bias: tuple | list = (),
 ) -> np.ndarray:
     """Output (T, d) of one head of a whole window.
 
@@ -125,6 +158,7 @@ def landmark_attention(
         top_k: gated blocks that a query attends to; None: all.
         local_blocks: blocks beside the query's own that it sees without landmarks.
         bidirectional: whether later tokens are seen too; then a block whose landmark is not there has no gate.
+        fan_out, bias: of a hierarchy of landmarks (`block_weights`); an empty bias: there is none.
     """
     width, dim = block_size + 1, q.shape[1]
     out = np.zeros_like(q)
@@ -148,6 +182,17 @@ def landmark_attention(
                 block[0] = with_summary(score[j], block[1], summaries[(phase + j) // width], q[i - prefix])
             else:
                 blocks.setdefault(block, [None, []])[1].append((score[j], v[j]))
+        if len(bias):
+            seen = {b: gate for b, (gate, tokens) in blocks.items() if tokens}
+            if not local and not seen:
+                continue
+            own, gates = block_weights(local, seen, own_block, fan_out, list(bias))
+            for weight, (_, value) in zip(own, local, strict=True):
+                out[i - prefix] += weight * value
+            for b, gate in gates.items():
+                for weight, (_, value) in zip(softmax([s for s, _ in blocks[b][1]]), blocks[b][1], strict=True):
+                    out[i - prefix] += gate * weight * value
+            continue
         gated = [(gate, b) for b, (gate, tokens) in blocks.items() if tokens and gate is not None]
         best = {b for _, b in sorted(gated, reverse=True)[:top_k]}
         blocks = {b: blocks[b] for b in blocks if b in best}

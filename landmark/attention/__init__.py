@@ -15,6 +15,7 @@ from landmark.attention.blockwise_operator import landmark_attention_in_graph
 from landmark.attention.context_miss_token import context_miss_scores
 from landmark.attention.fused.operators import landmark_attention_fused
 from landmark.attention.fused.tuning import DTYPES, HAS_TRITON, can_launch
+from landmark.attention.hierarchy import Hierarchy, check_gates
 from landmark.attention.inputs import AttentionInputs, as_autocast, without_autocast
 from landmark.attention.layout import check_controlled, check_phase
 from landmark.attention.packed import check_packed, longest, one_by_one
@@ -82,6 +83,8 @@ def landmark_attention(
     top_k: int | None = ...,
     local_blocks: int = ...,
     bidirectional: bool = ...,
+    hierarchy: Hierarchy | None = ...,
+    gates: Tensor | None = ...,
     backend: str = ...,
     return_lse: Literal[False] = ...,
 ) -> Tensor: ...
@@ -102,6 +105,8 @@ def landmark_attention(
     top_k: int | None = ...,
     local_blocks: int = ...,
     bidirectional: bool = ...,
+    hierarchy: Hierarchy | None = ...,
+    gates: Tensor | None = ...,
     backend: str = ...,
     return_lse: Literal[True],
 ) -> tuple[Tensor, Tensor]: ...
@@ -121,6 +126,8 @@ def landmark_attention(
     top_k: int | None = None,
     local_blocks: int = 0,
     bidirectional: bool = False,
+    hierarchy: Hierarchy | None = None,
+    gates: Tensor | None = None,
     backend: str = "auto",
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -148,12 +155,17 @@ def landmark_attention(
             document. None: nothing is packed.
         scale: factor of the scores; None: 1/√d.
         top_k: gated blocks that a query attends to, those whose landmarks have the highest scores (top_k.py); None:
-            all. The fused kernels have none of top_k, local_blocks and bidirectional: "auto" then is "blockwise".
+            all. The fused kernels have none of top_k, local_blocks, bidirectional, hierarchy and gates: "auto" then is
+            "blockwise".
         local_blocks: blocks before the query's own whose tokens it sees as those of its own block, without their
             landmarks: a window of at least ℓ · local_blocks tokens.
         bidirectional: whether queries see later tokens and blocks as they see earlier ones (Appendix F). A last block
             whose landmark is not in the window then has no gate, and only its own tokens see it. Without a prefix and
             a context miss token.
+        hierarchy: groups of landmarks that have gates too, with a bias for each of H_kv heads (hierarchy.py). None:
+            there are none.
+        gates: (B, H, T, blocks), scores of the landmarks in place of q·k/√d, as `hierarchy.adjust` makes them; −∞ for
+            blocks that a query does not see. None: the landmarks' own. Not together with hierarchy.
         backend: "reference" (explicit weights), "blockwise", "triton" (fused kernels, for GPUs) or "auto" (triton on a
             GPU, else blockwise).
         return_lse: whether to return the log-sum-exp too; default: the output alone.
@@ -171,9 +183,13 @@ def landmark_attention(
         raise ValueError(f"top_k={top_k}, local_blocks={local_blocks}: must be at least 1 and 0")
     if bidirectional and (prefix or cmt is not None):
         raise ValueError(f"bidirectional=True: a whole window without prefix={prefix} and context miss token is read")
-    if top_k is not None or local_blocks or bidirectional:
+    has_gates = hierarchy is not None or gates is not None
+    if has_gates and (local_blocks or bidirectional):
+        raise ValueError("hierarchy, gates: leave out local_blocks and bidirectional, which have no groups")
+    if top_k is not None or local_blocks or bidirectional or has_gates:
         if backend == "triton":
-            raise ValueError("top_k=, local_blocks=, bidirectional=: the backend 'triton' does not have them")
+            names = "top_k=, local_blocks=, bidirectional=, hierarchy=, gates="
+            raise ValueError(f"{names}: the backend 'triton' does not have them")
         backend = "blockwise" if backend == "auto" else backend
     backend = backend_for(backend, q, block_size)
     batch, heads, queries, dim = q.shape
@@ -205,14 +221,16 @@ def landmark_attention(
         controlled = check_controlled(controlled, samples, length, block_size, q.device)
     if k.shape[1] != heads and backend != "triton":
         k, v = (x.repeat_interleave(heads // k.shape[1], dim=1) for x in (k, v))
+    if has_gates:
+        hierarchy = check_gates(hierarchy, gates, q, prefix, block_size, cu_seqlens)
     of_window = block_size, phase, prefix, scale, cmt_scores, controlled, cu_seqlens
-    inputs = AttentionInputs(q, k, v, *of_window, top_k, local_blocks, bidirectional)
+    inputs = AttentionInputs(q, k, v, *of_window, top_k, local_blocks, bidirectional, hierarchy, gates)
     with without_autocast(q):
         if q.numel() == 0:
             out, lse = _of_no_query(q, k, v, cmt_scores)
         elif backend == "triton":
             out, lse = landmark_attention_fused(inputs)
-        elif backend == "blockwise" and torch.compiler.is_compiling():
+        elif backend == "blockwise" and torch.compiler.is_compiling() and not has_gates:  # no operator has gates
             out, lse = landmark_attention_in_graph(inputs)
         else:
             attend = landmark_attention_reference if backend == "reference" else landmark_attention_blockwise

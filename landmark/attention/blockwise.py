@@ -5,6 +5,7 @@ A tile holds the scores of a few blocks of queries against all blocks that they 
 1. inner: log-sum-exp over the offsets of each block, without landmarks; causal in the query's own block.
 2. gates: the landmark's score for a gated block, the inner log-sum-exp for the query's own block and for others that
    are local, which so share one softmax. With top_k only the highest of the landmarks' scores stay.
+   With a hierarchy these are adjusted before (hierarchy.py).
 3. outer: softmax of the gates over blocks, and over the context miss token if there is one (context_miss_token.py).
 4. weights: exp(score − inner) · outer.
 
@@ -27,6 +28,7 @@ from torch.autograd.function import once_differentiable
 from landmark.attention.alignment import BlockAlignment, align_blocks
 from landmark.attention.blockwise_tiles import Tile, product
 from landmark.attention.context_miss_token import share_cmt_weight, shared_weight_gradient
+from landmark.attention.hierarchy import adjust, landmark_scores
 from landmark.attention.inputs import AttentionInputs
 from landmark.attention.top_k import keep_best
 from landmark.attention.workspace import Workspace, workspace
@@ -81,6 +83,7 @@ def _forward(
     out: Tensor,
     lse: Tensor,
     top_k: int | None,
+    given: Tensor | None,
 ) -> list[Tensor]:
     """Write out and lse of the samples.
 
@@ -90,10 +93,13 @@ def _forward(
     q, k, v = _pad_all(q, k, v, alignment, work)
     v, added = _part_not_finite(v, alignment)
     saved, padded_lse = [], work("lse", *q.shape[:2])
+    if given is not None:
+        given = alignment.pad(given, work("gates", *q.shape[:2], given.shape[-1]))
     padded_cmt = None if cmt is None else cmt.pad(alignment, work).mul_(LOG2_E)
     for tile in _tiles(alignment):
         scores = tile.scores(q, k, scale, work)
-        gates, weights = tile.gates(scores), tile.mask(scores)
+        gates = tile.gates(scores) if given is None else tile.given_gates(given)
+        weights = tile.mask(scores)
         total, inner = _exponentials(weights, 2)
         gates.masked_fill_(inner == -torch.inf, -torch.inf)  # an empty first block
         if top_k is not None:
@@ -156,10 +162,13 @@ def _backward(
     alignment: BlockAlignment,
     scale: float,
     work: Workspace,
-    gradients: list[Tensor],
+    gradients: list[Tensor | None],
 ) -> None:
-    """Write the samples' gradients of q, k and v, and of the context miss token's scores if there is one."""
-    to_dq, to_dk, to_dv, *to_d_cmt = gradients
+    """Write the samples' gradients of q, k, v, and, if given, of the context miss token's scores and of the gates."""
+    to_dq, to_dk, to_dv, to_d_cmt, to_d_gates = gradients
+    assert to_dq is not None
+    assert to_dk is not None
+    assert to_dv is not None
     row_mean = (do * out).sum(-1, keepdim=True)  # D_i
     if d_lse is not None:
         row_mean -= d_lse[..., None]  # the derivative of the log-sum-exp is the weight, from which D_i is subtracted
@@ -190,14 +199,17 @@ def _backward(
         d_gates = torch.addcmul(total, outer, own_mean, value=-1)
         for lag in tile.local:
             tile.own(d_gates, lag).zero_()
+        if to_d_gates is not None:
+            alignment.unpad(d_gates.mT, to_d_gates[..., : tile.end], tile.row)
+            d_gates = 0
         d_scores[:, :, -1] = d_gates
         d_scores = d_scores.flatten(1, 2)
         alignment.unpad(product(d_scores.mT, keys, work("rows", *queries.shape), scale), to_dq, tile.row)
         _collect(tile, dk, product(d_scores, queries, work("keys", *keys.shape), scale))
     alignment.unpad(dk, to_dk)
     alignment.unpad(dv, to_dv)
-    for into in to_d_cmt:
-        alignment.unpad(d_cmt, into[..., None])
+    if to_d_cmt is not None:
+        alignment.unpad(d_cmt, to_d_cmt[..., None])
 
 
 def _is_inexact(shift: Tensor, outer: Tensor) -> bool:
@@ -249,6 +261,7 @@ class _Blockwise(torch.autograd.Function):
         top_k: int | None,
         local_blocks: int,
         bidirectional: bool,
+        gates: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         (batch, heads, queries, _), width, phases = q.shape, block_size + 1, tuple(phase.tolist())
         chunks = _chunks(batch, heads, max(TILE_ROWS, width) * (prefix + queries))
@@ -262,10 +275,11 @@ class _Blockwise(torch.autograd.Function):
         work = workspace(q)
         for c, alignment in zip(chunks, alignments, strict=True):
             cmt = _context_miss(cmt_scores, controlled, c)
-            saved += _forward(q[c], k[c], v[c], cmt, alignment, scale, work, out[c], lse[c], top_k)
+            saved += _forward(q[c], k[c], v[c], cmt, alignment, scale, work, out[c], lse[c], top_k, _part(gates, c))
         cmt_weight = None if cmt_scores is None else (cmt_scores - lse).clamp(max=0).exp()
         ctx.save_for_backward(q, k, v, out, cmt_weight, controlled, *saved)
         ctx.chunks, ctx.alignments, ctx.scale = chunks, alignments, scale
+        ctx.gates_shape = None if gates is None else gates.shape
         ctx.set_materialize_grads(False)
         if cmt_scores is not None:
             ctx.mark_non_differentiable(lse)
@@ -277,17 +291,22 @@ class _Blockwise(torch.autograd.Function):
         q, k, v, out, cmt_weight, controlled, *saved = ctx.saved_tensors
         if grad_out is None:
             grad_out = torch.zeros_like(out)
-        gradients = [_rows_first(q), _rows_first(k), _rows_first(v)]
-        gradients += [] if cmt_weight is None else [torch.empty_like(cmt_weight)]
+        d_cmt = None if cmt_weight is None else torch.empty_like(cmt_weight)
+        d_gates = None if ctx.gates_shape is None else q.new_zeros(ctx.gates_shape)
+        gradients = [_rows_first(q), _rows_first(k), _rows_first(v), d_cmt, d_gates]
         work = workspace(q)
         for c, alignment in zip(ctx.chunks, ctx.alignments, strict=True):
             count = 2 * len(_tiles(alignment))
             kept, saved = saved[:count], saved[count:]
-            into = [gradient[c] for gradient in gradients]
+            into = [_part(gradient, c) for gradient in gradients]
             cmt = _context_miss(cmt_weight, controlled, c)
             d_lse = None if grad_lse is None else grad_lse[c]
             _backward(grad_out[c], d_lse, q[c], k[c], v[c], cmt, out[c], kept, alignment, ctx.scale, work, into)
-        return *gradients, *[None] * (12 - len(gradients))
+        return *gradients[:-1], *[None] * 8, d_gates
+
+
+def _part(x: Tensor | None, chunk: tuple[slice, slice]) -> Tensor | None:
+    return None if x is None else x[chunk]
 
 
 def _context_miss(values: Tensor | None, controlled: Tensor | None, chunk: tuple[slice, slice]) -> _ContextMiss | None:
@@ -304,6 +323,13 @@ def landmark_attention_blockwise(inputs: AttentionInputs) -> tuple[Tensor, Tenso
     dtype = inputs.q.dtype
     compute = torch.promote_types(dtype, torch.float32)
     q, k, v, cmt_scores = (x if x is None else x.to(compute) for x in (inputs.q, inputs.k, inputs.v, inputs.cmt_scores))
+    gates = inputs.gates if inputs.gates is None else inputs.gates.to(compute)
+    if inputs.hierarchy is not None:
+        assert q is not None
+        assert k is not None
+        scores, own = landmark_scores(q, k, inputs.block_size, inputs.phase, inputs.prefix, inputs.scale)
+        gates = adjust(scores, own, inputs.hierarchy)[0]
     settings = inputs.controlled, inputs.block_size, inputs.phase, inputs.prefix, inputs.scale, inputs.top_k
-    out, lse = _Blockwise.apply(q, k, v, cmt_scores, *settings, inputs.local_blocks, inputs.bidirectional)
+    sight = inputs.local_blocks, inputs.bidirectional
+    out, lse = _Blockwise.apply(q, k, v, cmt_scores, *settings, *sight, gates)
     return out.to(dtype), lse

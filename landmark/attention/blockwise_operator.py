@@ -96,7 +96,7 @@ def _blockwise_backward(
         of_document = parts[4] if cmt_scores is not None else None, own, block_size, phase[document]
         kept = _Kept()
         sight = prefix, scale, top_k, local_blocks, bidirectional
-        _Blockwise.forward(kept, parts[1], parts[2], parts[3], *of_document, *sight)
+        _Blockwise.forward(kept, parts[1], parts[2], parts[3], *of_document, *sight, None)
         for into, found in zip(gradients, _Blockwise.backward(kept, parts[0], None), strict=False):
             assert found is not None
             into[:, :, rows] = found
@@ -129,7 +129,7 @@ def landmark_attention_in_graph(inputs: AttentionInputs) -> tuple[Tensor, Tensor
 
     Returns the output (B, H, T, d) and, without gradient, the outer log-sum-exp (B, H, T).
     """
-    q, k, v, block_size, phase, prefix, scale, cmt_scores, controlled, cu_seqlens, *sight = inputs
+    q, k, v, block_size, phase, prefix, scale, cmt_scores, controlled, cu_seqlens, *sight, _, _ = inputs
     tensors = q, k, v, cmt_scores, phase, controlled, cu_seqlens
     out, lse = _blockwise(*tensors, block_size, prefix, scale, *sight)
     return out, lse.detach()

@@ -110,6 +110,10 @@ class Tile:
         """Put −∞ in the scores (N, block, offset, query) of padding in the last blocks, in place."""
         scores[:, -behind.shape[2] :].unflatten(0, (-1, self.alignment.heads)).masked_fill_(behind, -torch.inf)
 
+    def given_gates(self, padded: Tensor) -> Tensor:
+        """Scores given for landmarks: (N, rows, blocks), in nats, → (N, block, query); −∞ where a block is not seen."""
+        return self.queries(padded)[..., : self.end].mT.contiguous() * LOG2_E
+
     def mask(self, scores: Tensor) -> Tensor:
         """Put −∞ in the scores, in place, of landmarks and padding, and unless bidirectional of all later tokens."""
         scores[:, :, -1] = -torch.inf

@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from landmark.attention.hierarchy import Hierarchy
+
 
 class AttentionInputs(NamedTuple):
     """The arguments of `landmark.attention.landmark_attention`, checked and with their defaults filled in.
@@ -25,6 +27,8 @@ class AttentionInputs(NamedTuple):
     top_k: gated blocks that a query attends to, those with the highest scores; None: all. Not for "triton".
     local_blocks: blocks beside a query's own whose tokens it sees without their landmarks. Not for "triton".
     bidirectional: whether a query sees later blocks too. Not for "triton".
+    hierarchy: groups of landmarks, with a bias for each of H heads; None: there are none. Not for "triton".
+    gates: (B, H, T, blocks), scores that take the place of those of the landmarks; None: these. Not for "triton".
     """
 
     q: Tensor
@@ -40,6 +44,8 @@ class AttentionInputs(NamedTuple):
     top_k: int | None = None
     local_blocks: int = 0
     bidirectional: bool = False
+    hierarchy: Hierarchy | None = None
+    gates: Tensor | None = None
 
 
 def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:

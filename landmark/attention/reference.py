@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from landmark.attention.hierarchy import Hierarchy, landmark_scores
 from landmark.attention.inputs import AttentionInputs
 from landmark.attention.layout import blocks_and_landmarks
 from landmark.attention.top_k import keep_best
@@ -38,6 +39,7 @@ def landmark_attention_weights(
     local_blocks: int = 0,
     bidirectional: bool = False,
     landmarks_see_own_block: bool = False,
+    gates: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Weights of landmark attention, AttWeight in the paper, and the log-sum-exp of each query's own (outer) group.
 
@@ -58,6 +60,7 @@ def landmark_attention_weights(
             window ends before it, is then seen by its own tokens and where it is local.
         landmarks_see_own_block: whether a landmark sees only its own block and itself: with `bidirectional` the
             variant of the second reproduction of the paper.
+        gates: (B, H, T, blocks or more), scores of the landmarks in place of those at their keys; None: these.
 
     Returns (B, H, T, S) and (B, H, T). Rows of weights sum to one, with two exceptions: a row that loses the weight of
     the context miss token, and the row of the landmark of an empty first block (weights 0, log-sum-exp −∞).
@@ -83,6 +86,8 @@ def landmark_attention_weights(
     # G_ij: a normal token is in the group of its block, or of the query where it is local; the landmark of another
     # block is in the group of the query.
     num_groups = int(block.max()) + 1
+    if gates is not None:
+        scores = torch.where(landmark_j, gates.gather(-1, block_j.expand_as(scores)), scores)
     groups = torch.where(landmark_j | local, block_i, block_j)
     masked = scores.masked_fill(~visible, -torch.inf)
     if top_k is not None:
@@ -112,6 +117,44 @@ def landmark_attention_weights(
     return weights, lse if cmt_scores is None else torch.logaddexp(lse, cmt_scores)
 
 
+def product_of_gates(scores: Tensor, own: Tensor, hierarchy: Hierarchy) -> Tensor:
+    """Scores of blocks that have, in one softmax, the weights of a hierarchy (hierarchy.py), by loops over its nodes.
+
+    Args:
+        scores: (B, H, T, blocks), of landmarks, −∞ where a query does not see them.
+        own: (B, T), the number of each query's own block.
+        hierarchy: with a bias for each of H heads.
+
+    Returns (B, H, T, blocks): the score of a block's largest complete node, which takes part in the outer softmax, plus
+    the logarithm of the product of the gates from there down to the block.
+    """
+    fan_out, bias = hierarchy
+    levels, seen = [scores], scores > -torch.inf
+    for of_level in bias:
+        groups = levels[-1].split(fan_out, -1)
+        levels.append(torch.stack([_mean_seen(group) for group in groups], -1) + of_level[:, None, None])
+    adjusted = []
+    for block in range(scores.shape[-1]):
+        outer, product = scores[..., block], torch.ones_like(scores[..., block])
+        for level in range(1, len(levels)):
+            node = block // fan_out ** (level - 1)
+            group = node // fan_out
+            complete = (group < own // fan_out**level)[:, None]
+            among = levels[level - 1].split(fan_out, -1)[group]
+            gate = grouped_softmax(among, torch.zeros_like(among, dtype=torch.int64), 1)[..., node % fan_out]
+            product = torch.where(complete, product * gate, product)
+            outer = torch.where(complete, levels[level][..., group], outer)
+        product = product.masked_fill(~seen[..., block], 1.0)
+        adjusted.append((outer + product.log()).masked_fill(~seen[..., block], -torch.inf))
+    return torch.stack(adjusted, -1)
+
+
+def _mean_seen(scores: Tensor) -> Tensor:
+    """Mean over the last dimension of the scores that are not −∞; 0 where there is none."""
+    seen = scores > -torch.inf
+    return scores.masked_fill(~seen, 0.0).sum(-1) / seen.sum(-1).clamp(min=1)
+
+
 def _per_key(per_block: Tensor | None, block: Tensor) -> Tensor:
     """The value of each key's block: (B, blocks), bool → (B, 1, 1, S). None: False."""
     if per_block is None:
@@ -121,10 +164,13 @@ def _per_key(per_block: Tensor | None, block: Tensor) -> Tensor:
 
 def landmark_attention_reference(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
     """Output (B, H, T, d) and outer log-sum-exp (B, H, T) of landmark attention; autograd gives the gradients."""
-    q, k, v, block_size, phase, prefix, scale, cmt_scores, controlled, _, top_k, local_blocks, bidirectional = inputs
+    q, k, v, block_size, phase, prefix, scale, cmt_scores, controlled, _, top_k, *sight, hierarchy, gates = inputs
     scores = torch.einsum("bhid,bhjd->bhij", q, k) * scale
     cmt_scores = None if cmt_scores is None else cmt_scores.to(scores.dtype)
+    if hierarchy is not None:
+        of_landmarks, own = landmark_scores(q, k, block_size, phase, prefix, scale)
+        gates = product_of_gates(of_landmarks, own, hierarchy)
     weights, lse = landmark_attention_weights(
-        scores, block_size, phase, prefix, cmt_scores, controlled, top_k, local_blocks, bidirectional
+        scores, block_size, phase, prefix, cmt_scores, controlled, top_k, *sight, gates=gates
     )
     return torch.einsum("bhij,bhjd->bhid", weights, v), lse

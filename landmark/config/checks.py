@@ -28,6 +28,8 @@ READ_BY = {
     "model.landmark_key": ("landmark",),
     "model.landmark_bias": ("landmark",),
     "model.local_blocks": ("landmark",),
+    "model.fan_out": ("landmark",),
+    "model.levels": ("landmark",),
     "model.window": ("transformer_xl",),
     "model.cache": ("transformer_xl",),
     "cmt": ("landmark",),

@@ -53,6 +53,8 @@ class ModelConfig:
     landmark_bias: bool | None = None  # landmark: learned numbers on landmarks' scores; null: false
     local_blocks: int | None = at_least(0, None)  # landmark: blocks seen without landmarks beside the own; null: 0
     masked: bool | None = None  # see later tokens too, and predict hidden ones, 15 %; null: false
+    fan_out: int | None = at_least(2, None)  # landmark: blocks of a group, which has a gate too; null: no groups
+    levels: int | None = at_least(1, None)  # of groups: of blocks, of such groups, and so on; null: 1
     qk_norm: bool | None = None  # normalise queries and keys (RMS, learned scales) before positions; null: false
     initialisation: str | None = None  # gpt2: N(0, 0.02), or fan_in: N(0, 1/√inputs); null: gpt2
     backend: str = "auto"  # how attention is computed: auto, reference, blockwise or triton

@@ -15,6 +15,7 @@ def check(config: Config) -> None:
     local = chunk_length(shape, settings.length, settings.local, config.memory.window)
     if config.model.kind == "landmark":
         memory = memory_settings(config)
-        check_settings(**{key: value for key, value in memory.items() if key not in ("folder", "seed")})
+        of_memory = {key: value for key, value in memory.items() if key not in ("folder", "seed")}
+        check_settings(**of_memory, fan_out=shape.fan_out, levels=shape.levels)
     if settings.retrieval_statistics:
         penultimate_chunk_start(shape, settings.length, local, config.retrieval.k)

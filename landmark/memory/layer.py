@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from landmark.memory.block_store import BlockStore
+from landmark.memory.hierarchy import GroupKeys
 from landmark.memory.index import LandmarkIndex
 
 
@@ -13,10 +14,11 @@ class LayerMemory:
     """The blocks of one layer, and its pending tokens, which are not stored in blocks yet.
 
     index: index of the blocks' landmarks; None: all landmarks are scored.
+    groups: keys of the groups of landmarks; None: the model has no such groups.
     """
 
-    def __init__(self, store: BlockStore, index: LandmarkIndex | None = None):
-        self.store, self.index = store, index
+    def __init__(self, store: BlockStore, index: LandmarkIndex | None = None, groups: GroupKeys | None = None):
+        self.store, self.index, self.groups = store, index, groups
         self.pending: tuple[Tensor, Tensor] | None = None  # keys and values (B, H, pending, d), not rotated
         self.last_key: Tensor | None = None  # of the last normal token, the channels that the next one takes
         self.chunk: tuple[Tensor, Tensor] | None = None  # the same of pending tokens and chunk, until the commit

@@ -16,6 +16,7 @@ from torch import Tensor
 from landmark.attention import backend_for, landmark_attention
 from landmark.attention.context_miss_token import context_miss_scores
 from landmark.attention.flash import attention_forward
+from landmark.attention.hierarchy import Hierarchy, first_bias
 from landmark.attention.inputs import as_autocast, without_autocast
 from landmark.attention.key_offset import last_channels, offset_keys
 from landmark.attention.landmark_keys import add_summaries, block_weights
@@ -25,6 +26,7 @@ from landmark.memory.block_attention import attend_to_blocks, attend_to_blocks_f
 from landmark.memory.block_store import BlockStore
 from landmark.memory.counters import MemoryStatistics, with_rates
 from landmark.memory.cutoff import QuerySelection, select_queries
+from landmark.memory.hierarchy import Descent, GroupKeys
 from landmark.memory.index import LandmarkIndex, import_faiss, retrieve_candidates
 from landmark.memory.layer import LayerMemory
 from landmark.memory.observer import Observer, Retrieval
@@ -46,6 +48,7 @@ class Memory:
        block and to `local_blocks` complete ones before it. This also gives the weight S of a context miss token; a
        query with S below the cutoff stops here.
     2. Retrieve, score: each query against the landmark of every block, both at their stingy positions.
+       In a hierarchy of landmarks (hierarchy.py) this is a descent: the k best groups, then the k best blocks in them.
     3. Retrieve, reduce: where queries or heads choose together (the granularity), the softmax of each one's scores over
        the landmarks, and the maximum of these probabilities.
     4. Retrieve, choose: the k blocks with the highest scores.
@@ -84,6 +87,8 @@ class Memory:
         candidates: int = 16,
         local_blocks: int = 0,
         gradient: bool = False,
+        fan_out: int | None = None,
+        levels: int = 1,
     ):
         """Start with nothing read.
 
@@ -125,6 +130,9 @@ class Memory:
                 and are retrieved only when they are further away.
             gradient: whether `attend` has a gradient, of the chunk's queries, keys and values; what is committed has
                 none. For training; with "per_token_and_head" or "per_token", and without a context miss token.
+            fan_out: m, nodes of a group in a hierarchy of landmarks (`landmark.attention.hierarchy`). A memory with
+                groups keeps all blocks, and neither granularity, scorer nor index can be chosen. None: no groups.
+            levels: of groups.
 
         Raises UserError for a setting out of range, and for index="faiss" where faiss is not installed.
         """
@@ -144,6 +152,8 @@ class Memory:
             index_type=index_type,
             candidates=candidates,
             local_blocks=local_blocks,
+            fan_out=fan_out,
+            levels=levels,
         )
         if index == "faiss":
             import_faiss()
@@ -154,6 +164,7 @@ class Memory:
         self.folder, self.cache = None if folder is None else Path(folder), cache
         self.index, self.index_type, self.candidates = index, index_type, candidates
         self.key_offset, self.landmark_key, self.local_blocks = key_offset, landmark_key, local_blocks
+        self.fan_out, self.levels = fan_out, levels
         self.gradient = gradient
         if tie_layers is None:
             tie_layers = (0,) if landmark_key == "token" else ()
@@ -178,14 +189,15 @@ class Memory:
     def stats(self) -> dict[str, Any]:
         """Counts since the last reset, and current sizes; see `landmark.memory.counters.MemoryStatistics`."""
         stores = [layer.store for layer in self.layers.values()]
+        of_groups = sum(0 if layer.groups is None else layer.groups.nbytes for layer in self.layers.values())
         return with_rates(
             {
                 **self._statistics.counts(),
                 "blocks_read": sum(s.blocks_read for s in stores),
                 "bytes_read": sum(s.blocks_read * s.block_bytes for s in stores),
                 "blocks_kept": max((len(s) for s in stores), default=0),
-                "bytes_kept": sum(s.bytes_kept for s in stores),
-                "device_bytes_kept": sum(s.device_bytes_kept for s in stores),
+                "bytes_kept": sum(s.bytes_kept for s in stores) + of_groups,
+                "device_bytes_kept": sum(s.device_bytes_kept for s in stores) + of_groups,
                 **(asdict(self._tier.counts) if self.tier != "device" else {}),
             }
         )
@@ -193,7 +205,8 @@ class Memory:
     def new_layer(self) -> LayerMemory:
         """An empty layer with the memory's settings."""
         index = LandmarkIndex(self.index_type, self.candidates) if self.index == "faiss" else None
-        return LayerMemory(BlockStore(self.max_blocks, self.scorer == "mean_key", self._tier), index)
+        groups = None if self.fan_out is None else GroupKeys(self.fan_out, self.levels)
+        return LayerMemory(BlockStore(self.max_blocks, self.scorer == "mean_key", self._tier), index, groups)
 
     def expect(self, blocks: int) -> None:
         """Reserve room at once, and no more than needed, for a text of so many complete blocks, past ones included."""
@@ -231,7 +244,14 @@ class Memory:
         return Identity(self.block_size, self.rope_base, self.mapping, *keys, model)
 
     def attend(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, cmt: Tensor | None = None, sinks: Tensor | None = None
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cmt: Tensor | None = None,
+        sinks: Tensor | None = None,
+        group_bias: Tensor | None = None,
     ) -> Tensor:
         """Attention of a chunk to itself, to the pending tokens before it and to the blocks that it retrieves.
 
@@ -243,14 +263,24 @@ class Memory:
             k, v: (B, H_kv, T, d), not rotated.
             cmt: (H_kv, d), the layer's key of the context miss token, not rotated; None: the model has no such token.
             sinks: (H,), the layer's learned scores of a place without a value; None: the model has none.
+            group_bias: (levels, H_kv), the layer's, added to the scores of groups of landmarks; None: log m.
 
         Returns (B, H, T, d). Raises RuntimeError where the last chunk is not committed, or its commit failed.
         """
         q, k, v = as_autocast(q, k, v)
         with torch.set_grad_enabled(self.gradient and torch.is_grad_enabled()), without_autocast(q):
-            return self._attend(layer, q, k, v, cmt, sinks)
+            return self._attend(layer, q, k, v, cmt, sinks, group_bias)
 
-    def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, cmt: Tensor | None, sinks: Tensor | None) -> Tensor:
+    def _attend(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cmt: Tensor | None,
+        sinks: Tensor | None,
+        group_bias: Tensor | None,
+    ) -> Tensor:
         self._check_whole()
         if layer not in self.layers:
             self.layers[layer] = self.new_layer()
@@ -265,10 +295,18 @@ class Memory:
         self._length = q.shape[2]
         scale = 1 / math.sqrt(q.shape[-1])
         rotary = self._rotary_of(layer)
-        out, lse = self._attend_locally(state, rotary, q, k, v, pending)
+        distances = lag_distances(state.store.added, self.k, self.block_size + 1, self.mapping)
+        # Scores are float32 also in half precision, where rounding them would change which blocks are the best.
+        exact = q.to(torch.promote_types(q.dtype, torch.float32)) * scale
+        descent = rotated = None
+        if state.groups is not None:
+            descent = self._descent(layer, state.store, state.groups, group_bias, q)
+            if len(state.store):
+                rotated = rotate_queries(exact, rotary, pending, distances, None)
+                descent.score_open(rotated)
+        out, lse = self._attend_locally(state, rotary, q, k, v, pending, descent)
         if sinks is not None:
             out, lse = with_sinks(out, lse, sinks)
-        distances = lag_distances(state.store.added, self.k, self.block_size + 1, self.mapping)
         cmt_weight = selection = None
         if cmt is not None:
             start = pending + (distances[-1] if distances else 0)
@@ -283,13 +321,15 @@ class Memory:
             if selection.is_empty:
                 self._statistics.searches_skipped += 1
                 return self._without_blocks(layer, out, cmt_weight)
-        # Scores are float32 also in half precision, where rounding them would change which blocks are the best.
-        exact = q.to(torch.promote_types(q.dtype, torch.float32))
-        rotated = rotate_queries(exact * scale, rotary, pending, distances, selection)
+        if rotated is None or (selection is not None and selection.indices is not None):
+            rotated = rotate_queries(exact, rotary, pending, distances, selection)
         started = time.perf_counter()
-        ages = self._retrieve(layer, state, rotated.detach())
+        if descent is None:
+            ages, shift = self._retrieve(layer, state, rotated.detach()), None
+        else:
+            ages, shift = descent.retrieve(rotated, self.k, selection)
         self._statistics.seconds_searching += time.perf_counter() - started
-        out, weights = self._attend_and_merge(state.store, rotated.to(q.dtype), ages, (out, lse), selection)
+        out, weights = self._attend_and_merge(state.store, rotated.to(q.dtype), ages, (out, lse), selection, shift)
         if selection is not None:
             ages = selection.mask_ages(ages)
         self._statistics.count_retrieved(ages, q[..., 0].numel(), selection)
@@ -309,12 +349,25 @@ class Memory:
             state.last_key = last_channels(k, channels, ends_on_landmark).detach()
         return offset_keys(k, channels, is_landmark, previous)
 
+    def _descent(self, layer: int, store: BlockStore, groups: GroupKeys, bias: Tensor | None, q: Tensor) -> Descent:
+        bias = first_bias(groups.fan_out, self.levels, 1) if bias is None else bias
+        bias = bias.to(q.device, torch.promote_types(q.dtype, torch.float32))
+        hierarchy = Hierarchy(groups.fan_out, bias).for_heads(q.shape[1])
+        return Descent(store, groups, hierarchy, self._num_recent, layer in self.tie_layers)
+
     def _rotary_of(self, layer: int) -> RotaryTable:
         """The rotary positions of a layer."""
         return self._still if layer in self.still_layers else self._rotary
 
     def _attend_locally(
-        self, state: LayerMemory, rotary: RotaryTable, q: Tensor, k: Tensor, v: Tensor, pending: int
+        self,
+        state: LayerMemory,
+        rotary: RotaryTable,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        pending: int,
+        descent: Descent | None,
     ) -> tuple[Tensor, Tensor]:
         """Output (B, H, T, d) and log-sum-exp (B, H, T) of attention to the chunk and the pending tokens."""
         factors = rotary(0, k.shape[2], q)
@@ -326,8 +379,7 @@ class Memory:
             if self.landmark_key == "pooled":
                 state.weights = self._pool(state, q, blocks, pending)
             k = torch.cat([add_summaries(blocks, state.weights).flatten(2, 3), k[:, :, full:]], 2)
-        backend = "blockwise" if self.local_blocks and self.backend == "auto" else self.backend
-        backend = backend_for(backend, q, self.block_size)
+        backend = self._backend_for(q, has_kernel=not self.local_blocks)
         scale = 1 / math.sqrt(q.shape[-1])
         is_local = k.shape[2] <= width * (self.local_blocks + 1)
         seen, total = (tokens - tokens // width for tokens in (pending + 1, k.shape[2]))
@@ -339,7 +391,12 @@ class Memory:
             k, v = (x[:, :, normal].repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
             return attention_forward(q, k, v, scale=scale)
         settings = {"block_size": self.block_size, "prefix": pending, "scale": scale, "backend": backend}
-        return landmark_attention(q, k, v, **settings, local_blocks=self.local_blocks, return_lse=True)
+        gates = None if descent is None else descent.local_gates(q, k, self.block_size, pending)
+        return landmark_attention(q, k, v, **settings, local_blocks=self.local_blocks, gates=gates, return_lse=True)
+
+    def _backend_for(self, like: Tensor, has_kernel: bool = True) -> str:
+        is_blockwise = self.backend == "auto" and (self.fan_out is not None or not has_kernel)
+        return backend_for("blockwise" if is_blockwise else self.backend, like, self.block_size)
 
     def _pool(self, state: LayerMemory, q: Tensor, blocks: Tensor, pending: int) -> Tensor:
         """The weights of the tokens of all complete blocks in pooled keys; those of pending blocks are known already.
@@ -404,18 +461,20 @@ class Memory:
         ages: Tensor,
         local: tuple[Tensor, Tensor],
         selection: QuerySelection | None,
+        shift: Tensor | None,
     ) -> tuple[Tensor, Tensor | None]:
         """Output (B, H, T, d) and the weights of the blocks (B, H, T or n, q), which are None with the fused kernel.
 
-        local: output and log-sum-exp of local attention.
+        local: output and log-sum-exp of local attention. shift: what is added to the gates (B, H, n, q).
         """
         is_stingy = self.mapping == "stingy"
         lags = attending_lag(ages, self.k, len(rotated_queries)) if is_stingy else torch.ones_like(ages)
-        fused = backend_for(self.backend, rotated_queries, self.block_size) == "triton"
+        fused = self._backend_for(rotated_queries) == "triton"
         if fused and not rotated_queries.requires_grad:
             return attend_to_blocks_fused(rotated_queries, store, ages, lags, local, selection), None
         selected = None if selection is None else selection.selected
         block_out, gates = attend_to_blocks(rotated_queries, store, ages, lags, selected)
+        gates = gates if shift is None else gates + shift
         return merge(local, block_out, gates, selection)
 
     @torch.no_grad()

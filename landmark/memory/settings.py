@@ -37,6 +37,8 @@ def check_settings(
     index_type: str = "flat",
     candidates: int = 1,
     local_blocks: int = 0,
+    fan_out: int | None = None,
+    levels: int = 1,
 ) -> None:
     """Raise UserError, naming the setting, for a value out of range or for two values that exclude each other.
 
@@ -80,6 +82,21 @@ def check_settings(
             raise UserError(f"{name}={value}: must be one of {', '.join(choices)}")
     if candidates < 1:
         raise UserError(f"memory.candidates={candidates}: must be at least 1")
+    if fan_out is not None and (fan_out < 2 or levels < 1):
+        raise UserError(f"model.fan_out={fan_out}, model.levels={levels}: must be at least 2 and 1")
+    if fan_out is not None:
+        for name, value, only in (
+            ("retrieval.granularity", granularity, "per_token_and_head"),
+            ("retrieval.scorer", scorer, "landmark"),
+            ("memory.index", index, "exact"),
+            ("memory.blocks", max_blocks, None),
+            ("model.local_blocks", local_blocks, 0),
+        ):
+            if value != only:
+                only = "null" if only is None else only
+                raise UserError(
+                    f"{name}={value}: with model.fan_out={fan_out} blocks are found by their groups, set {only}"
+                )
     if index == "faiss" and candidates < k:
         raise UserError(f"memory.candidates={candidates} is less than retrieval.k={k}: raise it to at least {k}")
     if index == "faiss" and max_blocks is not None:

@@ -19,6 +19,8 @@ _WITH_DEFAULTS = (
     "rotary_fraction",
     "landmark_key",
     "landmark_bias",
+    "fan_out",
+    "levels",
     "local_blocks",
     "qk_norm",
     "initialisation",
@@ -59,6 +61,9 @@ class DecoderConfig:
         local_blocks: blocks before a query's own whose tokens a landmark model sees without their landmarks.
         masked: whether tokens see later ones too, and hidden tokens are predicted instead of the next ones (Appendix
             F). A transformer or a landmark model without a context miss token; it has no memory.
+        fan_out: m, nodes of a group in a hierarchy of landmarks (`landmark.attention.hierarchy`); None: no groups. The
+            bias of groups, log m, is learned with landmark_bias.
+        levels: of groups.
         architecture: module of `landmark.models` whose `Model` is built (None: the paper's decoder).
     """
 
@@ -85,6 +90,8 @@ class DecoderConfig:
     architecture: str | None = field(default=None, repr=False)
     local_blocks: int = field(default=0, repr=False)  # a saved memory has it beside the model's fingerprint
     masked: bool = field(default=False, repr=False)
+    fan_out: int | None = field(default=None, repr=False)
+    levels: int = field(default=1, repr=False)
 
     def __post_init__(self):
         for name, choices in (
@@ -120,6 +127,17 @@ class DecoderConfig:
         if self.masked and (self.kind == "transformer_xl" or self.cmt):
             what = "cmt=on" if self.cmt else f"model={self.kind}"
             raise UserError(f"model.masked=true: {what} reads a text in one direction, leave out one of them")
+        if self.fan_out is not None and self.kind != "landmark":
+            raise UserError(f"model.fan_out={self.fan_out}: model={self.kind} has no landmarks")
+        if self.fan_out is None and self.levels != 1:
+            raise UserError(f"model.levels={self.levels}: are levels of groups of landmarks, set model.fan_out")
+        if self.fan_out is not None and (self.fan_out < 2 or self.levels < 1):
+            raise UserError(f"model.fan_out={self.fan_out}, model.levels={self.levels}: must be at least 2 and 1")
+        if self.fan_out is not None and (self.local_blocks or self.masked):
+            name = "masked=true" if self.masked else f"local_blocks={self.local_blocks}"
+            raise UserError(f"model.{name}: goes without groups of landmarks, set model.fan_out=null")
+        if self.fan_out is not None and self.backend == "triton":
+            raise UserError(f"model.fan_out={self.fan_out}: the fused kernels do not have it, set model.backend=auto")
         if self.landmark_key == "pooled" and not self.landmark_bias:
             raise UserError("model.landmark_key=pooled adds an entropy to scores: it needs model.landmark_bias=true")
         if self.landmark_bias and channels_of(self.rotary_fraction, self.head_dim) == self.head_dim:

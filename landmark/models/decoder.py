@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from landmark.attention import landmark_attention, place_phase
 from landmark.attention.causal import causal_attention, full_attention
+from landmark.attention.hierarchy import Hierarchy, first_bias
 from landmark.attention.key_offset import offset_keys
 from landmark.attention.landmark_keys import WindowBlocks, bias_landmarks
 from landmark.attention.layout import blocks_and_landmarks, insert_landmarks
@@ -50,6 +51,10 @@ class SelfAttention(nn.Module):
             assert config.block_size is not None
             start = 0.0 if config.landmark_key == "pooled" else math.log(config.block_size)
             self.landmark_bias = nn.Parameter(torch.full((kv_heads,), start))
+        self.group_bias = None
+        if config.fan_out is not None:
+            bias = first_bias(config.fan_out, config.levels, kv_heads)
+            self.group_bias = nn.Parameter(bias, requires_grad=config.landmark_bias)
         self.query_norm, self.key_norm = (nn.RMSNorm(config.head_dim) if config.qk_norm else None for _ in range(2))
 
     def forward(self, x: Tensor, attend: Attend, is_landmark: Tensor | None = None) -> Tensor:
@@ -97,6 +102,8 @@ class Block(nn.Module):
         """
         if cmt is not None:
             attend = partial(attend, cmt=self.attention.key(self.attention_norm(cmt)))
+        if self.attention.group_bias is not None:
+            attend = partial(attend, group_bias=self.attention.group_bias)
         x = self.feed_forward(x + self.attention(self.attention_norm(x), attend, is_landmark))
         return x, None if cmt is None else self.feed_forward(cmt)
 
@@ -124,7 +131,7 @@ class Decoder(LanguageModel):
     def _initialise(self) -> None:
         """N(0, 0.02), or for linear layers N(0, 1/√inputs); output projections divided by √(2·layers)."""
         for name, parameter in self.named_parameters():
-            if parameter.ndim == 2:
+            if parameter.ndim == 2 and not name.endswith("bias"):
                 is_linear = name.startswith("blocks.")
                 std = parameter.shape[1] ** -0.5 if is_linear and self.config.initialisation == "fan_in" else 0.02
                 is_output = name.endswith(("attention.out.weight", "mlp_out.weight"))
@@ -176,7 +183,8 @@ class Decoder(LanguageModel):
         settings = {"rope_base": self._rope_base, "key_offset": self.config.key_offset}
         if self.config.kind != "landmark":
             return settings
-        return settings | {"landmark_key": self.config.landmark_key, "local_blocks": self.config.local_blocks}
+        names = "landmark_key", "local_blocks", "fan_out", "levels"
+        return settings | {name: getattr(self.config, name) for name in names}
 
     def fingerprint(self) -> str:
         """Hex SHA-256 of configuration and weights. A saved memory can only be loaded by the model that made it."""
@@ -298,13 +306,16 @@ class Decoder(LanguageModel):
         factors = self._factors(tokens.shape[1], positions)
         channels = channels_of(config.key_offset, config.head_dim)
         if phase is not None and config.block_size is not None:
-            phase = place_phase(phase, config.backend, self.embedding.weight[:1, : config.head_dim], config.block_size)
+            backend = config.backend if config.fan_out is None or config.backend != "auto" else "blockwise"
+            phase = place_phase(phase, backend, self.embedding.weight[:1, : config.head_dim], config.block_size)
         if config.landmark_key != "token":
             assert config.block_size is not None
             first = torch.zeros(1, dtype=torch.int64, device=tokens.device) if phase is None else phase
             blocks = WindowBlocks.of(first, tokens.shape[1], config.block_size, self.embedding.weight)
 
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, cmt: Tensor | None = None) -> Tensor:
+        def attend(
+            layer: int, q: Tensor, k: Tensor, v: Tensor, cmt: Tensor | None = None, group_bias: Tensor | None = None
+        ) -> Tensor:
             q, k = rotate(q, factors), rotate(offset_keys(k, channels, is_landmark), factors)
             if blocks is not None:
                 k = blocks.add_means(k) if config.landmark_key == "mean" else blocks.add_pooled(q, k)
@@ -322,6 +333,7 @@ class Decoder(LanguageModel):
                 top_k=top_k,
                 local_blocks=config.local_blocks,
                 bidirectional=config.masked,
+                hierarchy=None if group_bias is None else Hierarchy(config.fan_out or 0, group_bias),
                 backend=config.backend,
             )
 

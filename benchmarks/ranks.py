@@ -68,7 +68,7 @@ def main() -> None:
             f"a window of {LENGTH} tokens, heads exchanged",
             "4 (n−1)/n · 4Hd",
             4 * (n - 1) / n * channels,
-            *measured(ranks, lambda: attention_over_ranks(attend, *own, ranks), LENGTH),
+            *measured(ranks, lambda: attention_over_ranks(attend, own[0], own[1], own[2], ranks), LENGTH),
         ),
         (
             f"a window of {LENGTH} tokens, ring",

@@ -164,13 +164,14 @@ def _per_key(per_block: Tensor | None, block: Tensor) -> Tensor:
 
 def landmark_attention_reference(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
     """Output (B, H, T, d) and outer log-sum-exp (B, H, T) of landmark attention; autograd gives the gradients."""
-    q, k, v, block_size, phase, prefix, scale, cmt_scores, controlled, _, top_k, *sight, hierarchy, gates = inputs
+    q, k, v, block_size, phase, prefix, scale, cmt_scores, controlled, *_ = inputs
     scores = torch.einsum("bhid,bhjd->bhij", q, k) * scale
     cmt_scores = None if cmt_scores is None else cmt_scores.to(scores.dtype)
-    if hierarchy is not None:
+    gates, sight = inputs.gates, (inputs.top_k, inputs.local_blocks, inputs.bidirectional)
+    if inputs.hierarchy is not None:
         of_landmarks, own = landmark_scores(q, k, block_size, phase, prefix, scale)
-        gates = product_of_gates(of_landmarks, own, hierarchy)
+        gates = product_of_gates(of_landmarks, own, inputs.hierarchy)
     weights, lse = landmark_attention_weights(
-        scores, block_size, phase, prefix, cmt_scores, controlled, top_k, *sight, gates=gates
+        scores, block_size, phase, prefix, cmt_scores, controlled, *sight, gates=gates
     )
     return torch.einsum("bhij,bhjd->bhid", weights, v), lse

@@ -88,9 +88,9 @@ class MemoryOverRanks(Memory):
             block_size: ℓ, normal tokens of a block.
             ranks: the processes.
             settings: of `Memory`. Raises UserError for those that need all blocks in one process: `max_blocks`, a
-                `scorer` other than "landmark", and `index`; and for `gradient`.
+                `scorer` other than "landmark", and `index`; and for `gradient` and `fan_out`.
         """
-        needed = {"max_blocks": None, "scorer": "landmark", "index": "exact", "gradient": False}
+        needed = {"max_blocks": None, "scorer": "landmark", "index": "exact", "gradient": False, "fan_out": None}
         for name, value in needed.items():
             if settings.get(name, value) != value:
                 raise UserError(f"{name}={settings[name]}: a memory over several processes has only {name}={value}")
@@ -161,9 +161,11 @@ class MemoryOverRanks(Memory):
         ages: Tensor,
         local: tuple[Tensor, Tensor],
         selection: QuerySelection | None,
+        shift: Tensor | None,
     ) -> tuple[Tensor, None]:
-        """As `Memory` does, without the weights of single blocks."""
+        """As `Memory` does, without the weights of single blocks, and without a hierarchy."""
         assert isinstance(store, SharedStore)
+        assert shift is None
         is_stingy = self.mapping == "stingy"
         lags = attending_lag(ages, self.k, len(rotated_queries)) if is_stingy else torch.ones_like(ages)
         _, batch, queries, heads, dim = rotated_queries.shape

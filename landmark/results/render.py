@@ -7,12 +7,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from landmark.results.columns import COLUMNS
+from landmark.results.columns import COLUMNS, TableRow
 from landmark.results.figures import draw, draw_positions
 from landmark.results.tables import Table
 from landmark.utils.files import write_atomic
 
 _LEFT = 2  # columns of words
+_COMMANDS = 3  # so many of one place are listed
 
 
 def is_written(table: Table, folder: Path) -> bool:
@@ -98,4 +99,18 @@ def _below(table: Table) -> Sequence[str]:
     if table.published:
         size = "attention size, " if any(row.attention_size is not None for row in table.rows) else ""
         notes.append(f"{size}paper, poster: the paper's columns; keys attended: ours, the mean over queries")
-    return ["", *notes, *table.comparisons, *dict.fromkeys(row.measured for row in table.rows)]
+    return ["", *notes, *table.comparisons, *_measured(table.rows)]
+
+
+def _measured(rows: Sequence[TableRow]) -> list[str]:
+    """Where the numbers come from, a sentence for each command; of many at one place the first is named."""
+    places: dict[str, dict[str, None]] = {}
+    for row in rows:
+        places.setdefault(row.measured.rpartition(" by `")[0], {})[row.command] = None
+    told = []
+    for place, commands in places.items():
+        if len(commands) <= _COMMANDS:
+            told += [f"{place} by `{command}`" for command in commands]
+        else:
+            told.append(f"{place} by {len(commands)} commands, listed in the CSV, the first `{next(iter(commands))}`")
+    return told

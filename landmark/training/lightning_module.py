@@ -82,7 +82,7 @@ class LanguageModelTraining(LightningModule):
         set_learning_rate(optimizer.param_groups, self.global_step, self.train_settings)
         with self._mixed_precision():
             super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
-        optimizer.zero_grad()  # the next forward pass needs the memory
+        optimizer.zero_grad()
 
     def validation_step(self, batch: WindowBatch) -> dict[str, Tensor]:
         """The summed `loss` in nats and the number of `targets` of one batch, on this device."""

@@ -2,6 +2,7 @@ import csv
 import io
 import math
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -141,6 +142,13 @@ def test_every_number_says_where_it_was_measured(table1):
     row = next(csv.DictReader(io.StringIO(render.as_csv(table1))))
     assert row["command"] == "python run.py +experiment=made_up"
     assert (row["commit"], row["hardware"]) == ("0123456789", "an abacus, 2 cores")
+
+
+def test_many_commands_of_one_place_are_counted(table1):
+    rows = [replace(row, command=f"python run.py row={row.name}") for row in table1.rows]
+    said = [line for line in render.as_text(replace(table1, rows=rows)).splitlines() if line.startswith("measured at")]
+    assert len(said) == 1
+    assert f"by {len(rows)} commands, listed in the CSV, the first `python run.py row=plain_512`" in said[0]
 
 
 def test_written_table_is_recognised(table1, tmp_path):

@@ -69,9 +69,12 @@ class GroupKeys:
 class NodeScores:
     """Scores of a layer's nodes for some queries, not adjusted.
 
-    rotated_queries: (S, B, T, H, d), scaled, and rotated for lag 1…S. store, groups: of the layer. hierarchy: with a
-    bias for each of H heads. num_recent: number of newest blocks that have their own lag. tie: whether the landmarks
-    of all older blocks count as one and the same vector.
+    Args:
+        rotated_queries: (S, B, T, H, d), scaled, and rotated for lag 1…S.
+        store, groups: of the layer.
+        hierarchy: with a bias for each of H heads.
+        num_recent: number of newest blocks that have their own lag.
+        tie: whether the landmarks of all older blocks count as one and the same vector.
     """
 
     def __init__(
@@ -165,8 +168,11 @@ class Descent:
        nodes, so the scores of these are adjusted too, for each query.
     3. `retrieve`: the descent.
 
-    store, groups: of the layer. hierarchy: with a bias for each of H heads. num_recent: number of newest blocks that
-    have their own lag. tie: whether the landmarks of all older blocks count as one and the same vector.
+    Args:
+        store, groups: of the layer.
+        hierarchy: with a bias for each of H heads.
+        num_recent: number of newest blocks that have their own lag.
+        tie: whether the landmarks of all older blocks count as one and the same vector.
     """
 
     def __init__(self, store: BlockStore, groups: GroupKeys, hierarchy: Hierarchy, num_recent: int, tie: bool):

@@ -85,7 +85,7 @@ def test_nothing_asked_for_shows_what_there_is(tmp_path):
     assert re.search(r"\+experiment=pair +Two rows\n", start(tmp_path, "--config-dir", "mine").stdout)
     helped = start(tmp_path, "--help").stdout
     assert helped.startswith(done.stdout)
-    assert "model: landmark, llama" in helped
+    assert "model: landmark, landmark_mlm, llama" in helped
     assert "  max_hours: 24.0\n" in helped
 
 

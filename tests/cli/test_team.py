@@ -94,7 +94,8 @@ def test_a_killed_process_is_restarted_and_goes_on(machines, tmp_path):
     """From its last checkpoint, bit for bit: SIGKILL of the second process after step 5."""
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
     command = ["-m", "tests.cli.team_case", str(tmp_path / "killed"), *TINY, f"output={tmp_path / 'output'}"]
-    process = start(*torchrun, *command)
+    # Else PyTorch keeps one store for all starts, and a process may read from it where the killed ones listened.
+    process = start(*torchrun, *command, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
     _, errors = process.communicate(timeout=280)
     assert process.returncode == 0, errors
     assert (tmp_path / "killed").exists()

@@ -135,10 +135,10 @@ def datamodule(
     config = SimpleNamespace(
         seed=5,
         data=SimpleNamespace(repeats=None, tasks=None),
-        model=SimpleNamespace(kind=kind, block_size=7, num_layers=2),
+        model=SimpleNamespace(kind=kind, block_size=7, num_layers=2, masked=False),
         cmt=SimpleNamespace(enabled=cmt and kind == "landmark"),
         positions=SimpleNamespace(p_jump=p_jump),
-        train=SimpleNamespace(steps=9, batch_size=batch_size, length=30, validate_batches=3, k=None),
+        train=SimpleNamespace(steps=9, batch_size=batch_size, length=30, validate_batches=3, k=None, local=None),
     )
     module = WindowDataModule(corpus, SimpleNamespace(landmark=LANDMARK, eot=EOT), config)  # pyright: ignore
     module.trainer = SimpleNamespace(global_rank=rank, world_size=devices)  # pyright: ignore

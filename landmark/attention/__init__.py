@@ -170,10 +170,11 @@ def landmark_attention(
             GPU, else blockwise).
         return_lse: whether to return the log-sum-exp too; default: the output alone.
 
-    Returns (B, H, T, d), and with `return_lse` also the log-sum-exp (B, H, T) of each query's outer softmax, in nats
-    and without gradient. The outer softmax is over the tokens of the query's block, the earlier landmarks that are
-    free, and the context miss token. A window that starts on a landmark (phase = block_size) has an empty first block:
-    the output of that landmark is 0.
+    Returns (B, H, T, d), and with `return_lse` also the log-sum-exp (B, H, T) of each query's outer softmax, in nats;
+    it has a gradient with the backend "reference", and with "blockwise" where nothing is compiled and there is no
+    context miss token. The outer softmax is over the tokens of the query's block, the earlier landmarks that are free,
+    and the context miss token. A window that starts on a landmark (phase = block_size) has an empty first block: the
+    output of that landmark is 0.
 
     Raises ValueError for shapes that do not fit, a phase outside 0…block_size, controlled landmarks without a context
     miss token, an unknown backend, and for options out of range, that exclude each other, or that the backend lacks.

@@ -37,7 +37,9 @@ from landmark.utils.errors import UserError
 from landmark.utils.files import write_atomic
 from landmark.utils.weights import weights_digest
 
-FIXED = frozenset({"self", "block_size", "rope_base", "still_layers", "model", "backend"})  # `Memory`'s, not settings
+# Of `Memory`, but not settings of a wrapped model, whose windows have neither a hierarchy nor local blocks.
+FIXED = frozenset({"self", "block_size", "rope_base", "still_layers", "model", "backend", "gradient"})
+FIXED |= {"local_blocks", "fan_out", "levels"}
 WINDOWS = "windows.safetensors"  # beside a saved memory: keys and values of layers with a sliding window
 
 

@@ -107,6 +107,8 @@ def test_a_model_that_cannot_have_landmarks_is_refused(case, tokenizer):
         ({"block_size": 0}, "block_size=0"),
         ({"memory": {"k": -1}}, "retrieval.k=-1"),
         ({"memory": {"kk": 4}}, "memory: kk: unknown; the settings are max_blocks, k, "),
+        ({"memory": {"gradient": True}}, "memory: gradient: unknown; the settings are max_blocks, k, "),
+        ({"memory": {"fan_out": 8}}, "memory: fan_out: unknown; the settings are max_blocks, k, "),
         ({"memory": {"k": 4, "max_blocks": 2}}, "memory.blocks=2"),
         ({"memory": {"granularity": "per_layer"}}, "per_layer"),
         ({"local": 0}, "local=0"),

@@ -2,6 +2,7 @@
 
 import json
 import struct
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,8 +37,17 @@ class OfflineRun:
 
 
 def read_offline(folder: Path) -> list[OfflineRun]:
-    """The runs below `folder`/wandb, in the order in which they began."""
-    return [_read(path) for path in sorted(folder.glob("wandb/offline-run-*/*.wandb"))]
+    """The runs below `folder`/wandb, in the order in which they began.
+
+    W&B's service may still be writing: it gets 30 seconds to end each run.
+    """
+    runs = []
+    for _ in range(60):
+        runs = [_read(path) for path in sorted(folder.glob("wandb/offline-run-*/*.wandb"))]
+        if all(run.exit_code is not None for run in runs):
+            break
+        time.sleep(0.5)
+    return runs
 
 
 def _read(path: Path) -> OfflineRun:

@@ -43,6 +43,14 @@ def assert_same(model, expected):
         assert torch.equal(weight, expected[name]), name
 
 
+@pytest.fixture(autouse=True)
+def interrupts_are_heard():
+    """A shell starts its background processes with SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def newest(folder):
     return checkpoints(folder / "run" / "checkpoints")[0].name
 

@@ -25,18 +25,24 @@ from landmark.utils.backends import BACKENDS
 __all__ = ["backend_for", "landmark_attention", "place_phase"]
 
 
-def backend_for(name: str, like: Tensor, block_size: int) -> str:
+def backend_for(name: str, like: Tensor, block_size: int, has_kernel: bool = True) -> str:
     """The backend to use: `name`, or for "auto" the best one for these queries.
 
     "auto" becomes "triton" on a GPU that can hold a block, else "blockwise", with a warning if the GPU is too small.
-    like: (…, d), a tensor with the type, device and head dimension of the queries. Raises ValueError for an unknown
-    name.
+
+    Args:
+        name: a backend, or "auto".
+        like: (…, d), a tensor with the type, device and head dimension of the queries.
+        block_size: ℓ, normal tokens of a block.
+        has_kernel: whether the fused kernels have the options that are used.
+
+    Raises ValueError for an unknown name.
     """
     if name not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {name!r}")
     if name != "auto":
         return name
-    if not (HAS_TRITON and like.is_cuda and like.dtype in DTYPES):
+    if not (has_kernel and HAS_TRITON and like.is_cuda and like.dtype in DTYPES):
         return "blockwise"
     if can_launch(block_size, like.shape[-1], like.element_size(), like.device):
         return "triton"
@@ -53,17 +59,17 @@ def _say_once(what: str) -> None:
     )
 
 
-def place_phase(phase: Tensor, name: str, like: Tensor, block_size: int) -> Tensor:
+def place_phase(phase: Tensor, name: str, like: Tensor, block_size: int, has_kernel: bool = True) -> Tensor:
     """The phase where the backend reads it: on the device of the queries for Triton's kernels, else on the CPU.
 
     Called once for all layers, it spares each layer a copy, and a CUDA graph one that it forbids.
 
     Args:
         phase: (B,), tokens missing from the first block.
-        name, like, block_size: as in `backend_for`.
+        name, like, block_size, has_kernel: as in `backend_for`.
     """
     (like,) = as_autocast(like)
-    return phase.to(like.device if backend_for(name, like, block_size) == "triton" else "cpu")
+    return phase.to(like.device if backend_for(name, like, block_size, has_kernel) == "triton" else "cpu")
 
 
 @overload
@@ -187,12 +193,11 @@ def landmark_attention(
     has_gates = hierarchy is not None or gates is not None
     if has_gates and (local_blocks or bidirectional):
         raise ValueError("hierarchy, gates: leave out local_blocks and bidirectional, which have no groups")
-    if top_k is not None or local_blocks or bidirectional or has_gates:
-        if backend == "triton":
-            names = "top_k=, local_blocks=, bidirectional=, hierarchy=, gates="
-            raise ValueError(f"{names}: the backend 'triton' does not have them")
-        backend = "blockwise" if backend == "auto" else backend
-    backend = backend_for(backend, q, block_size)
+    has_kernel = not (top_k is not None or local_blocks or bidirectional or has_gates)
+    if backend == "triton" and not has_kernel:
+        names = "top_k=, local_blocks=, bidirectional=, hierarchy=, gates="
+        raise ValueError(f"{names}: the backend 'triton' does not have them")
+    backend = backend_for(backend, q, block_size, has_kernel)
     batch, heads, queries, dim = q.shape
     if k.shape != v.shape or k.shape[0] != batch or k.shape[2] != prefix + queries or k.shape[3] != dim:
         raise ValueError(
@@ -212,11 +217,8 @@ def landmark_attention(
     if cmt is not None:
         cmt_scores = context_miss_scores(q, cmt, k.shape[1]) * scale
     elif sinks is not None:  # a context miss token whose score is the same for all queries of a head
-        cmt_scores = (
-            sinks.to(torch.promote_types(q.dtype, torch.float32))[None, :, None]
-            .expand(batch, heads, queries)
-            .contiguous()
-        )
+        of_heads = sinks.to(torch.promote_types(q.dtype, torch.float32))[None, :, None]
+        cmt_scores = of_heads.expand(batch, heads, queries).contiguous()
     if cmt_scores is not None:
         length = prefix + queries if cu_seqlens is None or controlled is None else longest(cu_seqlens)
         controlled = check_controlled(controlled, samples, length, block_size, q.device)
@@ -235,7 +237,7 @@ def landmark_attention(
             out, lse = landmark_attention_in_graph(inputs)
         else:
             attend = landmark_attention_reference if backend == "reference" else landmark_attention_blockwise
-            out, lse = attend(inputs) if cu_seqlens is None else one_by_one(attend, inputs)
+            out, lse = one_by_one(attend, inputs)
     return (out, lse) if return_lse else out
 
 

@@ -6,48 +6,37 @@ operator the functions of blockwise.py. Its backward pass computes the forward p
 
 from __future__ import annotations
 
-import itertools
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from landmark.attention.blockwise import _Blockwise, landmark_attention_blockwise
 from landmark.attention.inputs import AttentionInputs
-from landmark.attention.packed import one_by_one
+from landmark.attention.packed import documents, one_by_one
+
+_TENSORS = ("q", "k", "v", "cmt_scores", "phase", "controlled", "cu_seqlens")  # autograd keeps them
+_NUMBERS = ("block_size", "prefix", "scale", "top_k", "local_blocks", "bidirectional")
+_SCHEMA = (
+    "Tensor q, Tensor k, Tensor v, Tensor? cmt_scores, Tensor phase, Tensor? controlled, Tensor? cu_seqlens, "
+    "int block_size, int prefix, float scale, int? top_k, int local_blocks, bool bidirectional"
+)
 
 
-def _attend(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
-    if inputs.cu_seqlens is None:
-        return landmark_attention_blockwise(inputs)
-    return one_by_one(landmark_attention_blockwise, inputs)
+def _inputs(arguments: tuple[Any, ...]) -> AttentionInputs:
+    return AttentionInputs(**dict(zip(_TENSORS + _NUMBERS, arguments, strict=True)))
 
 
-@torch.library.custom_op("landmark::blockwise", mutates_args=())
-def _blockwise(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cmt_scores: Tensor | None,
-    phase: Tensor,
-    controlled: Tensor | None,
-    cu_seqlens: Tensor | None,
-    block_size: int,
-    prefix: int,
-    scale: float,
-    top_k: int | None,
-    local_blocks: int,
-    bidirectional: bool,
-) -> tuple[Tensor, Tensor]:
+@torch.library.custom_op("landmark::blockwise", mutates_args=(), schema=f"({_SCHEMA}) -> (Tensor, Tensor)")
+def _blockwise(*arguments: Any) -> tuple[Tensor, Tensor]:
     """Output (B, H, T, d) and outer log-sum-exp (B, H, T). The arguments are those of `AttentionInputs`."""
     with torch.no_grad():
-        settings = block_size, phase, prefix, scale, cmt_scores, controlled, cu_seqlens, top_k
-        settings = *settings, local_blocks, bidirectional
-        out, lse = _attend(AttentionInputs(q, k, v, *settings))
+        out, lse = one_by_one(landmark_attention_blockwise, _inputs(arguments))
     return out.contiguous(), lse.contiguous()
 
 
 @_blockwise.register_fake
-def _(q, k, v, cmt_scores, phase, controlled, cu_seqlens, block_size, prefix, scale, top_k, *_):
+def _(q, *_):
     lse = q.new_empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))
     return q.new_empty(q.shape), lse
 
@@ -65,60 +54,47 @@ class _Kept:
     def set_materialize_grads(self, _: bool) -> None: ...
 
 
-@torch.library.custom_op("landmark::blockwise_backward", mutates_args=())
-def _blockwise_backward(
-    grad_out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cmt_scores: Tensor | None,
-    phase: Tensor,
-    controlled: Tensor | None,
-    cu_seqlens: Tensor | None,
-    block_size: int,
-    prefix: int,
-    scale: float,
-    top_k: int | None,
-    local_blocks: int,
-    bidirectional: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+@torch.library.custom_op(
+    "landmark::blockwise_backward",
+    mutates_args=(),
+    schema=f"(Tensor grad_out, {_SCHEMA}) -> (Tensor, Tensor, Tensor, Tensor)",
+)
+def _blockwise_backward(grad_out: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v and of the context miss token's scores, which are empty where there are none."""
-    tensors = [q, k, v, *([] if cmt_scores is None else [cmt_scores])]
+    inputs = _inputs(arguments)
+    tensors = [inputs.q, inputs.k, inputs.v, *([] if inputs.cmt_scores is None else [inputs.cmt_scores])]
     gradients = [torch.zeros_like(x, memory_format=torch.contiguous_format) for x in tensors]
-    bounds = [0, q.shape[2]] if cu_seqlens is None else cu_seqlens.tolist()
-    for i, (start, end) in enumerate(itertools.pairwise(bounds)):
-        if start == end:
-            continue
-        rows = slice(None) if cu_seqlens is None else slice(start, end)
-        document = slice(None) if cu_seqlens is None else slice(i, i + 1)
-        parts = [x[:, :, rows].to(torch.promote_types(x.dtype, torch.float32)) for x in (grad_out, *tensors)]
-        own = None if controlled is None else controlled[document]
-        of_document = parts[4] if cmt_scores is not None else None, own, block_size, phase[document]
+    for rows, own in documents(inputs):
+        compute = torch.promote_types(own.q.dtype, torch.float32)
+        cmt_scores = None if own.cmt_scores is None else own.cmt_scores.to(compute)
         kept = _Kept()
-        sight = prefix, scale, top_k, local_blocks, bidirectional
-        _Blockwise.forward(kept, parts[1], parts[2], parts[3], *of_document, *sight, None)
-        for into, found in zip(gradients, _Blockwise.backward(kept, parts[0], None), strict=False):
-            assert found is not None
-            into[:, :, rows] = found
+        numbers = own.block_size, own.phase, own.prefix, own.scale, own.top_k, own.local_blocks, own.bidirectional
+        q, k, v = (x.to(compute) for x in (own.q, own.k, own.v))
+        _Blockwise.forward(kept, q, k, v, cmt_scores, own.controlled, *numbers, None)
+        found = _Blockwise.backward(kept, grad_out[:, :, rows].to(compute), None)
+        for into, gradient in zip(gradients, found, strict=False):
+            assert gradient is not None
+            into[:, :, rows] = gradient
     dq, dk, dv, *d_cmt_scores = gradients
-    return dq, dk, dv, d_cmt_scores[0] if d_cmt_scores else q.new_empty(0)
+    return dq, dk, dv, d_cmt_scores[0] if d_cmt_scores else inputs.q.new_empty(0)
 
 
 @_blockwise_backward.register_fake
-def _(grad_out, q, k, v, cmt_scores, phase, controlled, cu_seqlens, block_size, prefix, scale, top_k, *_):
+def _(_, q, k, v, cmt_scores, *__):
     d_cmt_scores = q.new_empty(0) if cmt_scores is None else cmt_scores.new_empty(cmt_scores.shape)
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), d_cmt_scores
 
 
 def _keep(ctx, inputs, output) -> None:
-    tensors, ctx.settings = inputs[:7], inputs[7:]
+    tensors, ctx.numbers = inputs[: len(_TENSORS)], inputs[len(_TENSORS) :]
     ctx.save_for_backward(*tensors)
 
 
 def _backward(ctx, grad_out: Tensor, _):
     saved = ctx.saved_tensors  # activation checkpointing allows reading them once
-    *gradients, d_cmt_scores = _blockwise_backward(grad_out.contiguous(), *saved, *ctx.settings)
-    return *gradients, d_cmt_scores if ctx.needs_input_grad[3] else None, *[None] * 9
+    *gradients, d_cmt_scores = _blockwise_backward(grad_out.contiguous(), *saved, *ctx.numbers)
+    others = len(_TENSORS + _NUMBERS) - 4
+    return *gradients, d_cmt_scores if ctx.needs_input_grad[3] else None, *[None] * others
 
 
 _blockwise.register_autograd(_backward, setup_context=_keep)
@@ -129,7 +105,5 @@ def landmark_attention_in_graph(inputs: AttentionInputs) -> tuple[Tensor, Tensor
 
     Returns the output (B, H, T, d) and, without gradient, the outer log-sum-exp (B, H, T).
     """
-    q, k, v, block_size, phase, prefix, scale, cmt_scores, controlled, cu_seqlens, *sight, _, _ = inputs
-    tensors = q, k, v, cmt_scores, phase, controlled, cu_seqlens
-    out, lse = _blockwise(*tensors, block_size, prefix, scale, *sight)
+    out, lse = _blockwise(*(getattr(inputs, name) for name in _TENSORS + _NUMBERS))
     return out, lse.detach()

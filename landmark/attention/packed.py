@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -41,17 +41,17 @@ def longest(cu_seqlens: Tensor) -> int:
     return int(cu_seqlens.diff().max()) if can_read(cu_seqlens) else 1
 
 
-def one_by_one(
-    attend: Callable[[AttentionInputs], tuple[Tensor, Tensor]], inputs: AttentionInputs
-) -> tuple[Tensor, Tensor]:
-    """Output (1, H, T, d) and log-sum-exp (1, H, T) of a backend that is called for each document separately."""
-    assert inputs.cu_seqlens is not None
-    outs, lses = [], []
+def documents(inputs: AttentionInputs) -> Iterator[tuple[slice, AttentionInputs]]:
+    """The rows and the inputs of each document that has tokens; all of them, where nothing is packed."""
+    if inputs.cu_seqlens is None:
+        yield slice(None), inputs
+        return
     for i, (start, end) in enumerate(itertools.pairwise(inputs.cu_seqlens.tolist())):
         if start == end:
             continue
         rows, document = slice(start, end), slice(i, i + 1)
-        out, lse = attend(
+        yield (
+            rows,
             inputs._replace(
                 q=inputs.q[:, :, rows],
                 k=inputs.k[:, :, rows],
@@ -60,8 +60,15 @@ def one_by_one(
                 cmt_scores=None if inputs.cmt_scores is None else inputs.cmt_scores[:, :, rows],
                 controlled=None if inputs.controlled is None else inputs.controlled[document],
                 cu_seqlens=None,
-            )
+            ),
         )
-        outs.append(out)
-        lses.append(lse)
+
+
+def one_by_one(
+    attend: Callable[[AttentionInputs], tuple[Tensor, Tensor]], inputs: AttentionInputs
+) -> tuple[Tensor, Tensor]:
+    """Output (B, H, T, d) and log-sum-exp (B, H, T) of a backend that is called for each document separately."""
+    if inputs.cu_seqlens is None:
+        return attend(inputs)
+    outs, lses = zip(*(attend(document) for _, document in documents(inputs)), strict=True)
     return torch.cat(outs, 2), torch.cat(lses, 2)

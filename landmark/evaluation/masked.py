@@ -6,21 +6,19 @@ others, earlier or later, whose landmarks have the highest scores.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from landmark.config.schema import POSITION_BIN
 from landmark.data.masked_tokens import MaskedTokens
 from landmark.data.segments import segments
 from landmark.data.stream import Stream
 from landmark.data.tokenizer import Tokenizer
+from landmark.evaluation.losses import SegmentLosses
 from landmark.evaluation.measurement import Measurement
 from landmark.evaluation.perplexity import inference, token_losses
-from landmark.utils.significance import mean_and_error
 
 if TYPE_CHECKING:
     from landmark.config import Config
@@ -54,7 +52,7 @@ def evaluate_masked(
     cut = segments(len(stream), settings.length, settings.tokens, settings.span)
     masks = MaskedTokens(tokenizer.mask, (tokenizer.landmark, tokenizer.eot))
     blocks = {"top_k": config.retrieval.k} if model.config.kind == "landmark" else {}
-    sums, positions = [], np.zeros((-(-settings.length // POSITION_BIN), 2))
+    counted = SegmentLosses(settings.length)
     done, total = 0, sum(segment.length for segment in cut)
     measured.start()
     for start in range(0, len(cut), measured.batch_size):
@@ -67,24 +65,10 @@ def evaluate_masked(
             losses = token_losses(logits.to(torch.promote_types(logits.dtype, torch.float32)), tokens)
         for segment, loss, is_hidden in zip(batch, losses.double().cpu().numpy(), hidden.cpu().numpy(), strict=True):
             places = np.arange(segment.length - segment.counted, segment.length)
-            places = places[is_hidden[places]]
-            sums.append([segment.start + segment.length - segment.counted, len(places), float(loss[places].sum())])
-            bins = places // POSITION_BIN
-            positions[:, 0] += np.bincount(bins, minlength=len(positions))
-            positions[:, 1] += np.bincount(bins, loss[places], minlength=len(positions))
+            counted.add(segment.start + segment.length - segment.counted, loss, places[is_hidden[places]])
         measured.add(None)
         done += sum(segment.length for segment in batch)
         if progress is not None:
             progress(done, total)
     measured.stop()
-    mean, error = mean_and_error(sums)
-    return {
-        "tokens": sum(each[1] for each in sums),
-        "nll": mean,
-        "nll_se": error,
-        "perplexity": math.exp(mean),
-        "perplexity_se": math.exp(mean) * error,
-        "segments": sums,
-        "position_nll": positions.tolist(),
-        **measured.entries(total),
-    }
+    return counted.entries() | measured.entries(total)

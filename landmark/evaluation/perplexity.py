@@ -12,16 +12,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from landmark.config.schema import POSITION_BIN
 from landmark.data.bytes_and_words import text_size
 from landmark.data.segments import segments
 from landmark.data.stream import Stream
 from landmark.data.tokenizer import Tokenizer
 from landmark.evaluation.chunks import penultimate_chunk_start
+from landmark.evaluation.losses import SegmentLosses
 from landmark.evaluation.measurement import Measurement
 from landmark.evaluation.memories import new_memory
 from landmark.evaluation.retrieval_statistics import RetrievalStatistics
-from landmark.utils.significance import mean_and_error
 
 if TYPE_CHECKING:
     from landmark.config import Config
@@ -57,7 +56,7 @@ def evaluate(
     measured = Measurement(model, config)
     local, batch_size, device = measured.local, measured.batch_size, measured.device
     cut = segments(len(stream), settings.length, settings.tokens, settings.span)
-    sums, positions = [], np.zeros((-(-settings.length // POSITION_BIN), 2))
+    counted = SegmentLosses(settings.length)
     retrieval = None
     if settings.retrieval_statistics:
         start = penultimate_chunk_start(model.config, settings.length, local, config.retrieval.k)
@@ -71,28 +70,18 @@ def evaluate(
         with inference(model, config):
             losses = segment_losses(model, torch.from_numpy(tokens).to(device), local, memory).cpu().numpy()
         for segment, loss in zip(batch, losses, strict=True):
-            skipped = segment.length - segment.counted
-            sums.append([segment.targets[0], segment.counted, float(loss[skipped:].sum())])
-            bins = np.arange(skipped, segment.length) // POSITION_BIN
-            positions[:, 0] += np.bincount(bins, minlength=len(positions))
-            positions[:, 1] += np.bincount(bins, loss[skipped:], minlength=len(positions))
+            counted.add(segment.targets[0], loss, np.arange(segment.length - segment.counted, segment.length))
         measured.add(memory)
         done += sum(segment.counted for segment in batch)
         if progress is not None:
             progress(done, total)
     measured.stop()
-    mean, error = mean_and_error(sums)
-    size = text_size(stream.tokens, [segment.targets for segment in cut], tokenizer)
+    losses = counted.entries()
+    size, nats = text_size(stream.tokens, [segment.targets for segment in cut], tokenizer), losses["nll"] * done
     results = {
-        "tokens": done,
-        "nll": mean,
-        "nll_se": error,
-        "perplexity": math.exp(mean),
-        "perplexity_se": math.exp(mean) * error,
-        "bits_per_byte": mean * done / size.num_bytes / math.log(2),
-        "word_perplexity": math.exp(min(700.0, mean * done / max(1, size.words))),
-        "segments": sums,
-        "position_nll": positions.tolist(),
+        **losses,
+        "bits_per_byte": nats / size.num_bytes / math.log(2),
+        "word_perplexity": math.exp(min(700.0, nats / max(1, size.words))),
         **measured.entries(sum(s.length for s in cut)),
     }
     return results if retrieval is None else results | {"retrieval": retrieval.summary()}

@@ -7,7 +7,6 @@ tokens that it was not trained for).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ import torch
 from landmark.data.probe_texts import probe_texts
 from landmark.data.stream import Stream
 from landmark.data.tokenizer import Tokenizer
+from landmark.evaluation.losses import loss_entries
 from landmark.evaluation.measurement import Measurement
 from landmark.evaluation.memories import new_memory
 from landmark.evaluation.perplexity import inference, segment_logits, token_losses
@@ -88,22 +88,17 @@ def evaluate_probe(
         return [[start, len(positions), value.item()] for start, value in zip(texts.starts, summed, strict=True)]
 
     counted = sums(losses, texts.counted)
-    mean, error = mean_and_error(counted)
     results = {
         "prompts": len(texts.tokens),
-        "tokens": len(texts.counted) * len(texts.tokens),
-        "nll": mean,
-        "nll_se": error,
-        "perplexity": math.exp(mean),
-        "perplexity_se": math.exp(mean) * error,
-        "segments": counted,
+        **loss_entries(counted),
         # The last token of a segment is predicted and not read.
         **measured.entries(texts.tokens.size, settings.length - 1),
     }
     if settings.probe == "copy":
         compared = sums(losses, texts.compared)
         first, first_error = mean_and_error(compared)
-        own = {"first_copy": first, "first_copy_se": first_error, "second_copy": mean, "second_copy_se": error}
+        own = {"first_copy": first, "first_copy_se": first_error}
+        own |= {"second_copy": results["nll"], "second_copy_se": results["nll_se"]}
         copy_map = None if observer is None else observer.summary(len(texts.tokens))
         own |= {"first_segments": compared} | ({} if copy_map is None else {"copy_map": copy_map})
         return results | own

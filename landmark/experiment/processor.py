@@ -18,6 +18,7 @@ from landmark.config import Config
 from landmark.utils.errors import UserError
 from landmark.utils.files import read_json, write_json
 from landmark.utils.hardware import cores, hardware
+from landmark.utils.team import started_together
 
 PROCESSOR = "processor.json"  # in a run's folder: what was used, so that a training goes on bit for bit
 _FLOPS, _TIMES, _SECONDS = 5e8, 5, 2.0  # of a timed piece; how often and how long it is timed at most
@@ -29,8 +30,8 @@ def set_up_processor(config: Config, run: Path | None = None) -> None:
     """Give torch its threads and its float32 products on a CPU; where a GPU computes, only threads that are asked for.
 
     Threads are those of `trainer.threads`, of OMP_NUM_THREADS, or else the fastest number; products those of
-    `trainer.matmul` (`landmark.utils.matmul`). Processes that train together do not probe: they could find different
-    answers.
+    `trainer.matmul` (`landmark.utils.matmul`). Processes that train together do not probe, as they could find different
+    answers: they share the machine's cores evenly, and compute products exactly.
 
     run: folder of a training, which goes on as it began, on a machine of the same kind, unless the user names others.
     """
@@ -43,16 +44,19 @@ def set_up_processor(config: Config, run: Path | None = None) -> None:
         torch.set_num_threads(config.trainer.threads)
     if on_gpu:
         return
-    kept, matmul = _kept(run), config.trainer.matmul
+    team, kept, matmul = started_together(), _kept(run), config.trainer.matmul
     if config.trainer.threads is None and "OMP_NUM_THREADS" not in os.environ:
         if "threads" in kept:
             torch.set_num_threads(kept["threads"])
+        elif team is not None:
+            torch.set_num_threads(max(1, min(cores(), (os.cpu_count() or 1) // team.local_size)))
         elif cores() > 1:
             torch.set_num_threads(_choose(config))
     if matmul == "auto":
-        matmul = kept.get("matmul") or ("highest" if "TORCHELASTIC_RUN_ID" in os.environ else "auto")
+        matmul = kept.get("matmul") or ("auto" if team is None else "highest")
     used = {"threads": torch.get_num_threads(), "matmul": set_matmul(matmul)}
-    if run is not None and os.environ.get("RANK", "0") == "0" and not used.items() <= kept.items():
+    is_first = team is None or team.rank == 0
+    if run is not None and is_first and not used.items() <= kept.items():
         write_json(run / PROCESSOR, used | _machine())
 
 

@@ -296,13 +296,17 @@ class Memory:
         scale = 1 / math.sqrt(q.shape[-1])
         rotary = self._rotary_of(layer)
         distances = lag_distances(state.store.added, self.k, self.block_size + 1, self.mapping)
-        # Scores are float32 also in half precision, where rounding them would change which blocks are the best.
-        exact = q.to(torch.promote_types(q.dtype, torch.float32)) * scale
+
+        def rotated_queries(selection: QuerySelection | None) -> Tensor:
+            # Scores are float32 also in half precision, where rounding them would change which blocks are the best.
+            exact = q.to(torch.promote_types(q.dtype, torch.float32)) * scale
+            return rotate_queries(exact, rotary, pending, distances, selection)
+
         descent = rotated = None
         if state.groups is not None:
             descent = self._descent(layer, state.store, state.groups, group_bias, q)
             if len(state.store):
-                rotated = rotate_queries(exact, rotary, pending, distances, None)
+                rotated = rotated_queries(None)
                 descent.score_open(rotated)
         out, lse = self._attend_locally(state, rotary, q, k, v, pending, descent)
         if sinks is not None:
@@ -322,7 +326,7 @@ class Memory:
                 self._statistics.searches_skipped += 1
                 return self._without_blocks(layer, out, cmt_weight)
         if rotated is None or (selection is not None and selection.indices is not None):
-            rotated = rotate_queries(exact, rotary, pending, distances, selection)
+            rotated = rotated_queries(selection)
         started = time.perf_counter()
         if descent is None:
             ages, shift = self._retrieve(layer, state, rotated.detach()), None
@@ -379,7 +383,7 @@ class Memory:
             if self.landmark_key == "pooled":
                 state.weights = self._pool(state, q, blocks, pending)
             k = torch.cat([add_summaries(blocks, state.weights).flatten(2, 3), k[:, :, full:]], 2)
-        backend = self._backend_for(q, has_kernel=not self.local_blocks)
+        backend = backend_for(self.backend, q, self.block_size, self.fan_out is None and not self.local_blocks)
         scale = 1 / math.sqrt(q.shape[-1])
         is_local = k.shape[2] <= width * (self.local_blocks + 1)
         seen, total = (tokens - tokens // width for tokens in (pending + 1, k.shape[2]))
@@ -393,10 +397,6 @@ class Memory:
         settings = {"block_size": self.block_size, "prefix": pending, "scale": scale, "backend": backend}
         gates = None if descent is None else descent.local_gates(q, k, self.block_size, pending)
         return landmark_attention(q, k, v, **settings, local_blocks=self.local_blocks, gates=gates, return_lse=True)
-
-    def _backend_for(self, like: Tensor, has_kernel: bool = True) -> str:
-        is_blockwise = self.backend == "auto" and (self.fan_out is not None or not has_kernel)
-        return backend_for("blockwise" if is_blockwise else self.backend, like, self.block_size)
 
     def _pool(self, state: LayerMemory, q: Tensor, blocks: Tensor, pending: int) -> Tensor:
         """The weights of the tokens of all complete blocks in pooled keys; those of pending blocks are known already.
@@ -450,6 +450,10 @@ class Memory:
         """How many of the newest blocks have their own lag; with true positions all blocks share one."""
         return self.k if self.mapping == "stingy" else 0
 
+    def _lags(self, ages: Tensor, slots: int) -> Tensor:
+        """The lag at which each retrieved block is attended to, of the shape of its age."""
+        return attending_lag(ages, self.k, slots) if self.mapping == "stingy" else torch.ones_like(ages)
+
     def _generator(self, layer: int, device: torch.device) -> torch.Generator:
         seed = hash((self.seed, self.position, layer)) & 0x7FFF_FFFF
         return torch.Generator(device).manual_seed(seed)
@@ -467,10 +471,9 @@ class Memory:
 
         local: output and log-sum-exp of local attention. shift: what is added to the gates (B, H, n, q).
         """
-        is_stingy = self.mapping == "stingy"
-        lags = attending_lag(ages, self.k, len(rotated_queries)) if is_stingy else torch.ones_like(ages)
-        fused = self._backend_for(rotated_queries) == "triton"
-        if fused and not rotated_queries.requires_grad:
+        lags = self._lags(ages, len(rotated_queries))
+        backend = backend_for(self.backend, rotated_queries, self.block_size, self.fan_out is None)
+        if backend == "triton" and not rotated_queries.requires_grad:
             return attend_to_blocks_fused(rotated_queries, store, ages, lags, local, selection), None
         selected = None if selection is None else selection.selected
         block_out, gates = attend_to_blocks(rotated_queries, store, ages, lags, selected)

@@ -22,7 +22,7 @@ from landmark.memory.block_store import BlockStore
 from landmark.memory.cutoff import QuerySelection
 from landmark.memory.layer import LayerMemory
 from landmark.memory.memory import Memory
-from landmark.memory.positions import attending_lag, scoring_lag
+from landmark.memory.positions import scoring_lag
 from landmark.memory.settings import choosing_heads
 from landmark.utils.errors import UserError
 from landmark.utils.ranks import Ranks
@@ -166,8 +166,7 @@ class MemoryOverRanks(Memory):
         """As `Memory` does, without the weights of single blocks, and without a hierarchy."""
         assert isinstance(store, SharedStore)
         assert shift is None
-        is_stingy = self.mapping == "stingy"
-        lags = attending_lag(ages, self.k, len(rotated_queries)) if is_stingy else torch.ones_like(ages)
+        lags = self._lags(ages, len(rotated_queries))
         _, batch, queries, heads, dim = rotated_queries.shape
         gates = rotated_queries.new_full((batch, heads, queries, ages.shape[-1]), -torch.inf)
         block_out = rotated_queries.new_zeros(*gates.shape, dim)

@@ -306,8 +306,9 @@ class Decoder(LanguageModel):
         factors = self._factors(tokens.shape[1], positions)
         channels = channels_of(config.key_offset, config.head_dim)
         if phase is not None and config.block_size is not None:
-            backend = config.backend if config.fan_out is None or config.backend != "auto" else "blockwise"
-            phase = place_phase(phase, backend, self.embedding.weight[:1, : config.head_dim], config.block_size)
+            has_kernel = not (top_k is not None or config.local_blocks or config.masked or config.fan_out is not None)
+            like = self.embedding.weight[:1, : config.head_dim]
+            phase = place_phase(phase, config.backend, like, config.block_size, has_kernel)
         if config.landmark_key != "token":
             assert config.block_size is not None
             first = torch.zeros(1, dtype=torch.int64, device=tokens.device) if phase is None else phase

@@ -230,9 +230,9 @@ class TableRow:
         return cls(**{key: each.reduce(source) for key, each in COLUMNS.items()})
 
     @property
-    def measured(self) -> str:
-        """Where the numbers come from, in a sentence."""
-        return f"measured at commit {self.commit} on {self.hardware} ({self.versions}) by `{self.command}`"
+    def place(self) -> str:
+        """Where the numbers come from."""
+        return f"measured at commit {self.commit} on {self.hardware} ({self.versions})"
 
     @property
     def series(self) -> str:

@@ -106,7 +106,7 @@ def _measured(rows: Sequence[TableRow]) -> list[str]:
     """Where the numbers come from, a sentence for each command; of many at one place the first is named."""
     places: dict[str, dict[str, None]] = {}
     for row in rows:
-        places.setdefault(row.measured.rpartition(" by `")[0], {})[row.command] = None
+        places.setdefault(row.place, {})[row.command] = None
     told = []
     for place, commands in places.items():
         if len(commands) <= _COMMANDS:

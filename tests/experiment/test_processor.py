@@ -71,13 +71,23 @@ def test_a_training_goes_on_with_what_was_asked_for_when_it_began(configure, tmp
         assert (torch.get_num_threads(), torch.get_float32_matmul_precision()) == (2, "highest")
 
 
-def test_processes_together_do_not_probe_and_the_first_one_writes(configure, tmp_path, monkeypatch):
+LAUNCHERS = {
+    "torchrun": {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "RANK": "{rank}"},
+    "srun": {"SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "2", "SLURM_PROCID": "{rank}"},
+}
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_processes_together_do_not_probe_and_the_first_one_writes(launcher, configure, tmp_path, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr("landmark.utils.matmul.probe", lambda: "medium")  # what another process may find
-    for name, value in {"OMP_NUM_THREADS": "1", "TORCHELASTIC_RUN_ID": "none", "RANK": "1"}.items():
-        monkeypatch.setenv(name, value)
-    set_up_processor(configure("trainer=cpu"), tmp_path)
-    assert torch.get_float32_matmul_precision() == "highest"
-    assert not (tmp_path / PROCESSOR).exists()
-    monkeypatch.setenv("RANK", "0")
-    set_up_processor(configure("trainer=cpu"), tmp_path)
-    assert read_json(tmp_path / PROCESSOR)["matmul"] == "highest"
+    monkeypatch.setattr("landmark.experiment.processor._choose", lambda config: pytest.fail("probed"))
+    monkeypatch.setattr("landmark.experiment.processor.cores", lambda: 8)
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    for rank in "10":
+        for name, value in LAUNCHERS[launcher].items():
+            monkeypatch.setenv(name, value.format(rank=rank))
+        set_up_processor(configure("trainer=cpu"), tmp_path)
+        assert (torch.get_num_threads(), torch.get_float32_matmul_precision()) == (4, "highest")
+        assert (tmp_path / PROCESSOR).exists() == (rank == "0")
+    assert read_json(tmp_path / PROCESSOR).items() >= {"threads": 4, "matmul": "highest"}.items()

@@ -22,6 +22,12 @@ def rotate(x: np.ndarray, position: int, fraction: float = 1.0) -> np.ndarray:
     return out
 
 
+def scaled(query: np.ndarray, key: np.ndarray, softcap: float | None = None) -> float:
+    """The score of a key, with a cap if there is one."""
+    score = float(query @ key) / math.sqrt(len(query))
+    return score if softcap is None else softcap * math.tanh(score / softcap)
+
+
 def softmax(scores: list[float]) -> list[float]:
     top = max(scores)
     weights = [math.exp(s - top) for s in scores]
@@ -118,7 +124,7 @@ def summary(kind: str, query: np.ndarray, keys: list[np.ndarray]) -> tuple[list[
         return [0.0] * len(keys), 0.0
     if kind == "mean":
         return [1 / len(keys)] * len(keys), 0.0
-    weights = softmax([float(query @ key) / math.sqrt(len(query)) for key in keys])
+    weights = softmax([scaled(query, key) for key in keys])
     return weights, -sum(w * math.log(w) for w in weights)
 
 
@@ -143,6 +149,7 @@ def landmark_attention(
     bidirectional: bool = False,
     fan_out: int = 0,
     bias: tuple | list = (),
+    softcap: float | None = None,
 ) -> np.ndarray:
     """Output (T, d) of one head of a whole window.
 
@@ -159,6 +166,7 @@ def landmark_attention(
         local_blocks: blocks beside the query's own that it sees without landmarks.
         bidirectional: whether later tokens are seen too; then a block whose landmark is not there has no gate.
         fan_out, bias: of a hierarchy of landmarks (`block_weights`); an empty bias: there is none.
+        softcap: cap of the scores; only with landmark_key="token".
     """
     width, dim = block_size + 1, q.shape[1]
     out = np.zeros_like(q)
@@ -169,7 +177,7 @@ def landmark_attention(
             summaries[(phase + j) // width] = summary(landmark_key, q[max(j - prefix, 0)], keys)
     for i in range(prefix, len(k)):
         seen = range(len(k) if bidirectional else i + 1)
-        score = {j: float(q[i - prefix] @ k[j]) / math.sqrt(dim) for j in seen}
+        score = {j: scaled(q[i - prefix], k[j], softcap) for j in seen}
         own_block = (phase + i) // width
         local, blocks = [], {}
         for j in seen:
@@ -198,7 +206,7 @@ def landmark_attention(
         blocks = {b: blocks[b] for b in blocks if b in best}
         free = [(g, t) for b, (g, t) in blocks.items() if cmt is None or not controlled[b]]
         controlled_blocks = [(g, t) for b, (g, t) in blocks.items() if cmt is not None and controlled[b]]
-        cmt_score = None if cmt is None else float(q[i - prefix] @ cmt) / math.sqrt(dim)
+        cmt_score = None if cmt is None else scaled(q[i - prefix], cmt)
         out[i - prefix] = grouped_attention(local, free, dim, cmt_score, controlled_blocks)
     return out
 
@@ -222,6 +230,7 @@ def memory_attention(
     pooling=None,
     local_blocks: int = 0,
     kv_heads: int | None = None,
+    softcap: float | None = None,
 ) -> np.ndarray:
     """Output (H, T, d) of one sample.
 
@@ -242,6 +251,7 @@ def memory_attention(
         pooling: (H, T, d), queries, not rotated, of which those of landmarks pool; None: q.
         local_blocks: blocks before a query's own that it sees without landmarks, and that are not in the memory yet.
         kv_heads: groups of heads that choose together with "per_token_and_group"; None: as many as heads.
+        softcap: cap of the scores; only with landmark_key="token".
     """
     heads, total, dim = q.shape
     kv_heads = kv_heads or heads
@@ -273,7 +283,7 @@ def memory_attention(
                     slot = slots - age if age <= k_blocks or mapping == "true" else 0
                     source = b if not tie or age <= k_blocks else fed - k_blocks - 1
                     keys = [turned(k[h, source * width + o], slot * width + o) for o in range(width)]
-                    *tokens, gate = ((float(query @ key) / math.sqrt(dim), None) for key in keys)
+                    *tokens, gate = ((scaled(query, key, softcap), None) for key in keys)
                     scores.append(with_summary(gate[0], tokens, summaries[h, source], query))
                 probability[h, i - start] = softmax(scores) if scores else []
         for h in range(heads):
@@ -295,14 +305,14 @@ def memory_attention(
 
                     def score(offset, b=b, slot=slot, h=h, query=query):
                         key = turned(k[h, b * width + offset], slot * width + offset)
-                        return float(query @ key) / math.sqrt(dim)
+                        return scaled(query, key, softcap)
 
                     tokens = [(score(o), v[h, b * width + o]) for o in range(block_size)]
                     blocks.append((with_summary(score(block_size), tokens, summaries[h, b], query), tokens))
                 local = [[], {}]
                 for j in range(fed * width, i + 1):
                     key = turned(k[h, j], slots * width + j - fed * width)
-                    s = float(query @ key) / math.sqrt(dim)
+                    s = scaled(query, key, softcap)
                     if i // width - j // width <= local_blocks:
                         if j % width != block_size:
                             local[0].append((s, v[h, j]))
@@ -317,7 +327,7 @@ def memory_attention(
                     if found is not None and blocks:
                         found[h, i] = dict(zip(chosen, outer_weights(local[0], blocks + inside)[1])), None
                     continue
-                cmt_score = float(query @ turned(cmt[h], -1)) / math.sqrt(dim)
+                cmt_score = scaled(query, turned(cmt[h], -1))
                 seen = [s for s, _ in local[0]] + [gate for gate, tokens in inside if tokens] + [cmt_score]
                 dropped = softmax(seen)[-1] < cutoff
                 read = [] if dropped else blocks

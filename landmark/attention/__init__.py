@@ -89,6 +89,7 @@ def landmark_attention(
     top_k: int | None = ...,
     local_blocks: int = ...,
     bidirectional: bool = ...,
+    softcap: float | None = ...,
     hierarchy: Hierarchy | None = ...,
     gates: Tensor | None = ...,
     backend: str = ...,
@@ -111,6 +112,7 @@ def landmark_attention(
     top_k: int | None = ...,
     local_blocks: int = ...,
     bidirectional: bool = ...,
+    softcap: float | None = ...,
     hierarchy: Hierarchy | None = ...,
     gates: Tensor | None = ...,
     backend: str = ...,
@@ -132,6 +134,7 @@ def landmark_attention(
     top_k: int | None = None,
     local_blocks: int = 0,
     bidirectional: bool = False,
+    softcap: float | None = None,
     hierarchy: Hierarchy | None = None,
     gates: Tensor | None = None,
     backend: str = "auto",
@@ -161,13 +164,15 @@ def landmark_attention(
             document. None: nothing is packed.
         scale: factor of the scores; None: 1/√d.
         top_k: gated blocks that a query attends to, those whose landmarks have the highest scores (top_k.py); None:
-            all. The fused kernels have none of top_k, local_blocks, bidirectional, hierarchy and gates: "auto" then is
-            "blockwise".
+            all. The fused kernels have none of top_k, local_blocks, bidirectional, softcap, hierarchy and gates: "auto"
+            then is "blockwise".
         local_blocks: blocks before the query's own whose tokens it sees as those of its own block, without their
             landmarks: a window of at least ℓ · local_blocks tokens.
         bidirectional: whether queries see later tokens and blocks as they see earlier ones (Appendix F). A last block
             whose landmark is not in the window then has no gate, and only its own tokens see it. Without a prefix and
             a context miss token.
+        softcap: every score s, also of a landmark, becomes softcap·tanh(s / softcap) (softcap.py). Not together with
+            cmt, hierarchy or gates. None: scores stay as they are.
         hierarchy: groups of landmarks that have gates too, with a bias for each of H_kv heads (hierarchy.py). None:
             there are none.
         gates: (B, H, T, blocks), scores of the landmarks in place of q·k/√d, as `hierarchy.adjust` makes them; −∞ for
@@ -193,9 +198,11 @@ def landmark_attention(
     has_gates = hierarchy is not None or gates is not None
     if has_gates and (local_blocks or bidirectional):
         raise ValueError("hierarchy, gates: leave out local_blocks and bidirectional, which have no groups")
-    has_kernel = not (top_k is not None or local_blocks or bidirectional or has_gates)
+    if softcap is not None and (softcap <= 0 or has_gates or cmt is not None):
+        raise ValueError(f"softcap={softcap}: must be above 0, and without cmt, hierarchy and gates, which have no cap")
+    has_kernel = not (top_k is not None or local_blocks or bidirectional or softcap is not None or has_gates)
     if backend == "triton" and not has_kernel:
-        names = "top_k=, local_blocks=, bidirectional=, hierarchy=, gates="
+        names = "top_k=, local_blocks=, bidirectional=, softcap=, hierarchy=, gates="
         raise ValueError(f"{names}: the backend 'triton' does not have them")
     backend = backend_for(backend, q, block_size, has_kernel)
     batch, heads, queries, dim = q.shape
@@ -227,7 +234,7 @@ def landmark_attention(
     if has_gates:
         hierarchy = check_gates(hierarchy, gates, q, prefix, block_size, cu_seqlens)
     of_window = block_size, phase, prefix, scale, cmt_scores, controlled, cu_seqlens
-    inputs = AttentionInputs(q, k, v, *of_window, top_k, local_blocks, bidirectional, hierarchy, gates)
+    inputs = AttentionInputs(q, k, v, *of_window, top_k, local_blocks, bidirectional, softcap, hierarchy, gates)
     with without_autocast(q):
         if q.numel() == 0:
             out, lse = _of_no_query(q, k, v, cmt_scores)

@@ -30,6 +30,7 @@ from landmark.attention.blockwise_tiles import Tile, product
 from landmark.attention.context_miss_token import share_cmt_weight, shared_weight_gradient
 from landmark.attention.hierarchy import adjust, landmark_scores
 from landmark.attention.inputs import AttentionInputs
+from landmark.attention.softcap import slope
 from landmark.attention.top_k import keep_best
 from landmark.attention.workspace import Workspace, workspace
 from landmark.utils.constants import LOG2_E
@@ -79,6 +80,7 @@ def _forward(
     cmt: _ContextMiss | None,
     alignment: BlockAlignment,
     scale: float,
+    cap: float | None,
     work: Workspace,
     out: Tensor,
     lse: Tensor,
@@ -97,7 +99,7 @@ def _forward(
         given = alignment.pad(given, work("gates", *q.shape[:2], given.shape[-1]))
     padded_cmt = None if cmt is None else cmt.pad(alignment, work).mul_(LOG2_E)
     for tile in _tiles(alignment):
-        scores = tile.scores(q, k, scale, work)
+        scores = tile.scores(q, k, scale, cap, work)
         gates = tile.gates(scores) if given is None else tile.given_gates(given)
         weights = tile.mask(scores)
         total, inner = _exponentials(weights, 2)
@@ -161,6 +163,7 @@ def _backward(
     saved: list[Tensor],
     alignment: BlockAlignment,
     scale: float,
+    cap: float | None,
     work: Workspace,
     gradients: list[Tensor | None],
 ) -> None:
@@ -179,7 +182,10 @@ def _backward(
     padded_cmt = None if cmt is None else cmt.pad(alignment, work)
     for tile, outer, shift in zip(_tiles(alignment), saved[::2], saved[1::2], strict=True):
         queries, keys, tile_do = tile.queries(q), tile.keys(k), tile.queries(do)
-        weights = tile.mask(tile.scores(q, k, scale, work)).sub_(shift[:, :, None])
+        scores, flattening = tile.scores(q, k, scale, cap, work), None
+        if cap is not None:
+            flattening = slope(scores, cap * LOG2_E, work("slope", *scores.shape))
+        weights = tile.mask(scores).sub_(shift[:, :, None])
         if _is_inexact(shift, outer):
             weights.clamp_(max=0)  # a weight is at most 1
         weights.exp2_()
@@ -203,6 +209,8 @@ def _backward(
             alignment.unpad(d_gates.mT, to_d_gates[..., : tile.end], tile.row)
             d_gates = 0
         d_scores[:, :, -1] = d_gates
+        if flattening is not None:
+            d_scores.mul_(flattening)
         d_scores = d_scores.flatten(1, 2)
         alignment.unpad(product(d_scores.mT, keys, work("rows", *queries.shape), scale), to_dq, tile.row)
         _collect(tile, dk, product(d_scores, queries, work("keys", *keys.shape), scale))
@@ -261,6 +269,7 @@ class _Blockwise(torch.autograd.Function):
         top_k: int | None,
         local_blocks: int,
         bidirectional: bool,
+        softcap: float | None,
         gates: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         (batch, heads, queries, _), width, phases = q.shape, block_size + 1, tuple(phase.tolist())
@@ -275,10 +284,11 @@ class _Blockwise(torch.autograd.Function):
         work = workspace(q)
         for c, alignment in zip(chunks, alignments, strict=True):
             cmt = _context_miss(cmt_scores, controlled, c)
-            saved += _forward(q[c], k[c], v[c], cmt, alignment, scale, work, out[c], lse[c], top_k, _part(gates, c))
+            of_scores, into = (scale, softcap, work), (out[c], lse[c])
+            saved += _forward(q[c], k[c], v[c], cmt, alignment, *of_scores, *into, top_k, _part(gates, c))
         cmt_weight = None if cmt_scores is None else (cmt_scores - lse).clamp(max=0).exp()
         ctx.save_for_backward(q, k, v, out, cmt_weight, controlled, *saved)
-        ctx.chunks, ctx.alignments, ctx.scale = chunks, alignments, scale
+        ctx.chunks, ctx.alignments, ctx.scale, ctx.softcap = chunks, alignments, scale, softcap
         ctx.gates_shape = None if gates is None else gates.shape
         ctx.set_materialize_grads(False)
         if cmt_scores is not None:
@@ -301,8 +311,9 @@ class _Blockwise(torch.autograd.Function):
             into = [_part(gradient, c) for gradient in gradients]
             cmt = _context_miss(cmt_weight, controlled, c)
             d_lse = None if grad_lse is None else grad_lse[c]
-            _backward(grad_out[c], d_lse, q[c], k[c], v[c], cmt, out[c], kept, alignment, ctx.scale, work, into)
-        return *gradients[:-1], *[None] * 8, d_gates
+            of_scores = ctx.scale, ctx.softcap, work
+            _backward(grad_out[c], d_lse, q[c], k[c], v[c], cmt, out[c], kept, alignment, *of_scores, into)
+        return *gradients[:-1], *[None] * 9, d_gates
 
 
 def _part(x: Tensor | None, chunk: tuple[slice, slice]) -> Tensor | None:
@@ -330,6 +341,6 @@ def landmark_attention_blockwise(inputs: AttentionInputs) -> tuple[Tensor, Tenso
         scores, own = landmark_scores(q, k, inputs.block_size, inputs.phase, inputs.prefix, inputs.scale)
         gates = adjust(scores, own, inputs.hierarchy)[0]
     settings = inputs.controlled, inputs.block_size, inputs.phase, inputs.prefix, inputs.scale, inputs.top_k
-    sight = inputs.local_blocks, inputs.bidirectional
+    sight = inputs.local_blocks, inputs.bidirectional, inputs.softcap
     out, lse = _Blockwise.apply(q, k, v, cmt_scores, *settings, *sight, gates)
     return out.to(dtype), lse

@@ -16,10 +16,11 @@ from landmark.attention.inputs import AttentionInputs
 from landmark.attention.packed import documents, one_by_one
 
 _TENSORS = ("q", "k", "v", "cmt_scores", "phase", "controlled", "cu_seqlens")  # autograd keeps them
-_NUMBERS = ("block_size", "prefix", "scale", "top_k", "local_blocks", "bidirectional")
+_NUMBERS = ("block_size", "prefix", "scale", "top_k", "local_blocks", "bidirectional", "softcap")
 _SCHEMA = (
     "Tensor q, Tensor k, Tensor v, Tensor? cmt_scores, Tensor phase, Tensor? controlled, Tensor? cu_seqlens, "
-    "int block_size, int prefix, float scale, int? top_k, int local_blocks, bool bidirectional"
+    "int block_size, int prefix, float scale, int? top_k, int local_blocks, bool bidirectional, "
+    "float? softcap"
 )
 
 
@@ -68,9 +69,10 @@ def _blockwise_backward(grad_out: Tensor, *arguments: Any) -> tuple[Tensor, Tens
         compute = torch.promote_types(own.q.dtype, torch.float32)
         cmt_scores = None if own.cmt_scores is None else own.cmt_scores.to(compute)
         kept = _Kept()
-        numbers = own.block_size, own.phase, own.prefix, own.scale, own.top_k, own.local_blocks, own.bidirectional
+        numbers = own.block_size, own.phase, own.prefix, own.scale, own.top_k
+        sight = own.local_blocks, own.bidirectional, own.softcap
         q, k, v = (x.to(compute) for x in (own.q, own.k, own.v))
-        _Blockwise.forward(kept, q, k, v, cmt_scores, own.controlled, *numbers, None)
+        _Blockwise.forward(kept, q, k, v, cmt_scores, own.controlled, *numbers, *sight, None)
         found = _Blockwise.backward(kept, grad_out[:, :, rows].to(compute), None)
         for into, gradient in zip(gradients, found, strict=False):
             assert gradient is not None

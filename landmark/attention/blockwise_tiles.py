@@ -82,17 +82,21 @@ class Tile:
         """
         return x.unflatten(-1, (-1, self.alignment.width)).diagonal(lag - self.start, 1, x.ndim - 1)
 
-    def scores(self, q: Tensor, k: Tensor, scale: float, work: Workspace) -> Tensor:
+    def scores(self, q: Tensor, k: Tensor, scale: float, cap: float | None, work: Workspace) -> Tensor:
         """Scores (N, block, offset, query) of all keys, in units of log 2.
 
         Args:
             q, k: (N, rows, d), padded.
             scale: factor of the scores.
+            cap: of the scores, in nats; None: there is none.
             work: workspace that holds the result.
         """
         keys, queries = self.keys(k), self.queries(q)
         scores = work("scores", len(q), keys.shape[1], queries.shape[1])
-        return self.blocked(product(keys, queries.mT, scores, scale * LOG2_E))
+        product(keys, queries.mT, scores, scale * LOG2_E)
+        if cap is not None:
+            scores.div_(cap * LOG2_E).tanh_().mul_(cap * LOG2_E)
+        return self.blocked(scores)
 
     def gates(self, scores: Tensor) -> Tensor:
         """Scores of the landmarks (N, block, query), −∞ for the query's local blocks and those it does not see."""

@@ -12,6 +12,8 @@ import warnings
 import torch
 from torch import Tensor
 
+from landmark.attention.softcap import capped
+
 _FORWARD = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
 _BACKWARD = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu_backward", None)
 
@@ -30,7 +32,9 @@ def _warn(device: str) -> None:
     )
 
 
-def attention_forward(q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool = False) -> tuple[Tensor, Tensor]:
+def attention_forward(
+    q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool = False, softcap: float | None = None
+) -> tuple[Tensor, Tensor]:
     """Softmax attention and its log-sum-exp.
 
     Args:
@@ -38,14 +42,16 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: 
         k, v: (B, H, S, d).
         scale: factor of the scores.
         causal: whether to hide keys j > i from query i, both counted from 0.
+        softcap: cap of the scores (softcap.py), which flash kernels do not have; None: there is none.
 
     Returns (B, H, T, d) and, in float32 for half precision, (B, H, T).
     """
-    if has_flash(q.device.type):
-        assert _FORWARD is not None
-        return _FORWARD(q, k, v, 0.0, causal, scale=scale)
-    _warn(q.device.type)
-    scores = _scores(q, k, scale, causal)
+    if softcap is None:
+        if has_flash(q.device.type):
+            assert _FORWARD is not None
+            return _FORWARD(q, k, v, 0.0, causal, scale=scale)
+        _warn(q.device.type)
+    scores = _scores(q, k, scale, causal, softcap)
     lse = scores.logsumexp(-1)
     weights = (scores - lse[..., None]).exp()
     return (weights @ v.to(weights.dtype)).to(q.dtype), lse
@@ -79,9 +85,9 @@ def attention_backward(
     return _BACKWARD(grad_out, q, k, v, out, lse, 0.0, causal, scale=scale)
 
 
-def _scores(q: Tensor, k: Tensor, scale: float, causal: bool) -> Tensor:
+def _scores(q: Tensor, k: Tensor, scale: float, causal: bool, softcap: float | None) -> Tensor:
     compute = torch.promote_types(q.dtype, torch.float32)
-    scores = q.to(compute) @ k.to(compute).transpose(-1, -2) * scale
+    scores = capped(q.to(compute) @ k.to(compute).transpose(-1, -2) * scale, softcap)
     if causal:
         hidden = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).triu(1)
         scores = scores.masked_fill(hidden, -torch.inf)

@@ -27,6 +27,7 @@ class AttentionInputs(NamedTuple):
     top_k: gated blocks that a query attends to, those with the highest scores; None: all. Not for "triton".
     local_blocks: blocks beside a query's own whose tokens it sees without their landmarks. Not for "triton".
     bidirectional: whether a query sees later blocks too. Not for "triton".
+    softcap: cap of the scores, in nats (softcap.py); None: there is none. Not for "triton".
     hierarchy: groups of landmarks, with a bias for each of H heads; None: there are none. Not for "triton".
     gates: (B, H, T, blocks), scores that take the place of those of the landmarks; None: these. Not for "triton".
     """
@@ -44,6 +45,7 @@ class AttentionInputs(NamedTuple):
     top_k: int | None = None
     local_blocks: int = 0
     bidirectional: bool = False
+    softcap: float | None = None
     hierarchy: Hierarchy | None = None
     gates: Tensor | None = None
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from landmark.attention.hierarchy import Hierarchy, landmark_scores
 from landmark.attention.inputs import AttentionInputs
 from landmark.attention.layout import blocks_and_landmarks
+from landmark.attention.softcap import capped
 from landmark.attention.top_k import keep_best
 
 
@@ -165,7 +166,7 @@ def _per_key(per_block: Tensor | None, block: Tensor) -> Tensor:
 def landmark_attention_reference(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
     """Output (B, H, T, d) and outer log-sum-exp (B, H, T) of landmark attention; autograd gives the gradients."""
     q, k, v, block_size, phase, prefix, scale, cmt_scores, controlled, *_ = inputs
-    scores = torch.einsum("bhid,bhjd->bhij", q, k) * scale
+    scores = capped(torch.einsum("bhid,bhjd->bhij", q, k) * scale, inputs.softcap)
     cmt_scores = None if cmt_scores is None else cmt_scores.to(scores.dtype)
     gates, sight = inputs.gates, (inputs.top_k, inputs.local_blocks, inputs.bidirectional)
     if inputs.hierarchy is not None:

@@ -62,7 +62,15 @@ class LandmarkWindow:
         self.attended: set[int] = set()
 
     def attend(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, sinks: Tensor | None = None
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        scale: float,
+        sinks: Tensor | None = None,
+        softcap: float | None = None,
     ) -> Tensor:
         """Attend inside the window.
 
@@ -72,13 +80,15 @@ class LandmarkWindow:
             k, v: (B, H_kv, T, d), k rotated.
             scale: factor of the scores.
             sinks: (H,), scores of a place without a value; None: there are none.
+            softcap: cap of the scores; None: there is none.
 
         Returns (B, H, T, d).
         """
         self.attended.add(layer)
-        self.phase = place_phase(self.phase, "auto", q, self.block_size)  # copied in the first layer alone
+        # Copied in the first layer alone.
+        self.phase = place_phase(self.phase, "auto", q, self.block_size, has_kernel=softcap is None)
         settings = {"block_size": self.block_size, "phase": self.phase, "cu_seqlens": self.cu_seqlens, "scale": scale}
-        return landmark_attention(q, k, v, sinks=sinks, **settings)
+        return landmark_attention(q, k, v, sinks=sinks, softcap=softcap, **settings)
 
     def check(self) -> None:
         """Raise UserError if a layer was computed without landmarks."""
@@ -111,7 +121,8 @@ def _with_landmarks(original: Attention) -> Attention:
             return original(module, query, key, value, attention_mask, **kwargs)
         query, key, value = as_autocast(query, key, value)
         with without_autocast(query):
-            out = landmarks.attend(layer, query, key, value, scale=kwargs["scaling"], sinks=kwargs.get("s_aux"))
+            of_scores = {"scale": kwargs["scaling"], "sinks": kwargs.get("s_aux"), "softcap": kwargs.get("softcap")}
+            out = landmarks.attend(layer, query, key, value, **of_scores)
         return out.transpose(1, 2).contiguous(), None
 
     return attention

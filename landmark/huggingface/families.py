@@ -18,6 +18,7 @@ FAMILIES = (
     *("phi", "phi3", "olmo2", "olmo3", "smollm3", "granite", "stablelm", "gpt_neox", "gpt_oss", "llama4_text"),
 )
 NOT_PASSED_ON = ("stablelm",)  # families whose layers pass no keyword arguments to attention
+CAPPED = ("gemma2",)  # families that can have a cap of the scores; others ignore attn_logit_softcapping
 STATIC = ("default", "linear", "llama3", "yarn")  # rope types whose frequencies do not depend on the length of the text
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 
@@ -46,11 +47,6 @@ def check_model(model: Any) -> None:
         raise UserError(f"{family}: layers {turned} have full attention and rotate neighbouring channels together")
     if implementation not in ATTENTION:
         raise UserError(f"attn_implementation={implementation}: load the model with one of {', '.join(ATTENTION)}")
-    if cap := getattr(config, "attn_logit_softcapping", None):
-        raise UserError(
-            f"{family}: attn_logit_softcapping={cap}: scores go through a tanh before the softmax, which landmark "
-            "attention does not compute; with attn_logit_softcapping=None it is another model, and must be trained anew"
-        )
     for name in ("attention_dropout", "use_bidirectional_attention"):
         if value := getattr(config, name, None):
             raise UserError(f"{family}: {name}={value}: landmark attention does not support it, set it to 0 or None")
@@ -112,6 +108,11 @@ def rope_parameters(model: PreTrainedModel) -> dict[str, Any]:
     """The rotary settings of the layers with full attention."""
     parameters = text_config(model).rope_parameters
     return parameters.get(FULL, parameters)
+
+
+def softcap_of(model: PreTrainedModel) -> float | None:
+    """The cap of the scores, which go through a tanh before the softmax; None: there is none."""
+    return model.config.attn_logit_softcapping if model.config.model_type in CAPPED else None
 
 
 @torch.no_grad()

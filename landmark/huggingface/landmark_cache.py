@@ -29,6 +29,7 @@ from landmark.huggingface.families import (
     landmark_layers,
     layer_types,
     memory_frequencies,
+    softcap_of,
     still_layers,
     window_size,
 )
@@ -39,7 +40,7 @@ from landmark.utils.weights import weights_digest
 
 # Of `Memory`, but not settings of a wrapped model, whose windows have neither a hierarchy nor local blocks.
 FIXED = frozenset({"self", "block_size", "rope_base", "still_layers", "model", "backend", "gradient"})
-FIXED |= {"local_blocks", "fan_out", "levels"}
+FIXED |= {"local_blocks", "fan_out", "levels", "softcap"}
 WINDOWS = "windows.safetensors"  # beside a saved memory: keys and values of layers with a sliding window
 
 
@@ -74,7 +75,8 @@ class LandmarkCache(Cache):
         self.landmark_layers = landmark_layers(model)
         self._frequencies = inverse_frequencies(model)
         positions = {"rope_base": memory_frequencies(model), "still_layers": still_layers(model)}
-        self.memory = Memory(block_size, model=partial(weights_digest, model), **positions, **settings)
+        own = {"model": partial(weights_digest, model), "softcap": softcap_of(model)}
+        self.memory = Memory(block_size, **own, **positions, **settings)
         self.samples: list[LandmarkCache] = []
         self._columns = 0  # of a padded batch: tokens read, padding included
         self._torn = False  # whether only some samples of a padded batch have read the last tokens
@@ -114,7 +116,15 @@ class LandmarkCache(Cache):
         self.memory.commit()
 
     def attend(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, sinks: Tensor | None = None
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        scale: float,
+        sinks: Tensor | None = None,
+        softcap: float | None = None,
     ) -> Tensor:
         """Attend to the chunk and to the memory.
 
@@ -125,9 +135,11 @@ class LandmarkCache(Cache):
             v: (B, H_kv, T, d).
             scale: factor of the scores.
             sinks: (H,), scores of a place without a value; None: there are none.
+            softcap: cap of the scores, which the memory knows; None: there is none.
 
         Returns (B, H, T, d).
         """
+        assert softcap == self.memory.softcap
         assert self._chunk.positions is not None  # or `_MemoryLayer.update` had raised
         self._chunk.attended.add(layer)
         if layer not in self.memory.still_layers:

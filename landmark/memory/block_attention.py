@@ -10,6 +10,7 @@ from torch import Tensor
 
 from landmark.attention.flash import attention_forward
 from landmark.attention.fused.retrieved_blocks import attend_to_retrieved_blocks
+from landmark.attention.softcap import capped
 from landmark.memory.block_store import BlockStore
 from landmark.memory.cutoff import QuerySelection
 
@@ -19,7 +20,12 @@ FETCHED_AT_ONCE = 1 << 20  # numbers of keys, and of values, that fit into the p
 
 
 def attend_to_blocks(
-    rotated_queries: Tensor, store: BlockStore, ages: Tensor, lags: Tensor, selected: Tensor | None = None
+    rotated_queries: Tensor,
+    store: BlockStore,
+    ages: Tensor,
+    lags: Tensor,
+    selected: Tensor | None = None,
+    softcap: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attend to each retrieved block separately.
 
@@ -29,6 +35,7 @@ def attend_to_blocks(
         ages: (B, H, H_kv or 1, n or 1, q), the retrieved blocks; 1 is the newest block.
         lags: shape of ages, the lag of each block (positions.py).
         selected: (B, H, n), bool, queries that retrieve; None: all do.
+        softcap: cap of the scores, and of the gates; None: there is none.
 
     Returns the output for each block (B, H, n, q, d), and its gate (B, H, n, q), the score of its landmark. Both are 0
     for queries that do not retrieve.
@@ -37,8 +44,8 @@ def attend_to_blocks(
         ages, lags = (_for_each_head(x, selected.shape[1]).expand(*selected.shape, -1) for x in (ages, lags))
     elif ages.shape[2] == 1:
         ages, lags = (_for_each_head(x, rotated_queries.shape[3]) for x in (ages, lags))
-        return _attend_shared(rotated_queries, store, ages, lags)
-    return _attend_grouped(rotated_queries, store, ages, lags, selected)
+        return _attend_shared(rotated_queries, store, ages, lags, softcap)
+    return _attend_grouped(rotated_queries, store, ages, lags, selected, softcap)
 
 
 def merge(
@@ -108,7 +115,9 @@ def _for_each_head(chosen: Tensor, heads: int) -> Tensor:
     return chosen if chosen.shape[1] == 1 else chosen.repeat_interleave(heads // chosen.shape[1], 1)
 
 
-def _attend_shared(rotated_queries: Tensor, store: BlockStore, ages: Tensor, lags: Tensor) -> tuple[Tensor, Tensor]:
+def _attend_shared(
+    rotated_queries: Tensor, store: BlockStore, ages: Tensor, lags: Tensor, softcap: float | None
+) -> tuple[Tensor, Tensor]:
     """`attend_to_blocks` where all queries of a head retrieve the same blocks: plain attention to each block."""
     _, batch, queries, heads, dim = rotated_queries.shape
     count = ages.shape[-1]
@@ -121,14 +130,19 @@ def _attend_shared(rotated_queries: Tensor, store: BlockStore, ages: Tensor, lag
     places = ((samples * store.kv_heads + kv_heads) * store.capacity + rows).flatten()
     blocks = store.fetch(places)
     landmarks = store.read_landmarks(places).view(batch, heads, count, dim)
-    gates = torch.einsum("bhqtd,bhqd->bhtq", q.to(landmarks.dtype), landmarks)
+    gates = capped(torch.einsum("bhqtd,bhqd->bhtq", q.to(landmarks.dtype), landmarks), softcap)
     keys, values = blocks.read_keys()[:, None], blocks.read_values()[:, None]
-    out, _ = attention_forward(q.reshape(-1, 1, queries, dim), keys, values, scale=1.0)
+    out, _ = attention_forward(q.reshape(-1, 1, queries, dim), keys, values, scale=1.0, softcap=softcap)
     return out.view(batch, heads, count, queries, dim).transpose(2, 3), gates
 
 
 def _attend_grouped(
-    rotated_queries: Tensor, store: BlockStore, ages: Tensor, lags: Tensor, selected: Tensor | None
+    rotated_queries: Tensor,
+    store: BlockStore,
+    ages: Tensor,
+    lags: Tensor,
+    selected: Tensor | None,
+    softcap: float | None,
 ) -> tuple[Tensor, Tensor]:
     """`attend_to_blocks` where each query has blocks of its own.
 
@@ -187,10 +201,10 @@ def _attend_grouped(
         values = keys
         if q.requires_grad:  # the backward pass needs both
             keys, values = torch.empty_like(keys), torch.empty_like(keys)
-        weights = torch.bmm(q, blocks.read_keys(keys).mT).softmax(-1)
+        weights = capped(torch.bmm(q, blocks.read_keys(keys).mT), softcap).softmax(-1)
         block_out = torch.bmm(weights, blocks.read_values(values))
         out[part] = block_out.view(-1, fetched, tile, *shape[3:]).transpose(1, 2)
-        gate = torch.bmm(q.to(gates.dtype), store.read_landmarks(chosen)[..., None])
+        gate = capped(torch.bmm(q.to(gates.dtype), store.read_landmarks(chosen)[..., None]), softcap)
         gates[part] = gate.view(-1, fetched, tile, shape[3]).transpose(1, 2)
 
     def untile(x: Tensor) -> Tensor:

@@ -89,6 +89,7 @@ class Memory:
         gradient: bool = False,
         fan_out: int | None = None,
         levels: int = 1,
+        softcap: float | None = None,
     ):
         """Start with nothing read.
 
@@ -133,6 +134,8 @@ class Memory:
             fan_out: m, nodes of a group in a hierarchy of landmarks (`landmark.attention.hierarchy`). A memory with
                 groups keeps all blocks, and neither granularity, scorer nor index can be chosen. None: no groups.
             levels: of groups.
+            softcap: cap of all scores (`landmark.attention`); neither with fan_out, index="faiss" nor a context miss
+                token. None: there is none.
 
         Raises UserError for a setting out of range, and for index="faiss" where faiss is not installed.
         """
@@ -154,6 +157,7 @@ class Memory:
             local_blocks=local_blocks,
             fan_out=fan_out,
             levels=levels,
+            softcap=softcap,
         )
         if index == "faiss":
             import_faiss()
@@ -165,7 +169,7 @@ class Memory:
         self.index, self.index_type, self.candidates = index, index_type, candidates
         self.key_offset, self.landmark_key, self.local_blocks = key_offset, landmark_key, local_blocks
         self.fan_out, self.levels = fan_out, levels
-        self.gradient = gradient
+        self.gradient, self.softcap = gradient, softcap
         if tie_layers is None:
             tie_layers = (0,) if landmark_key == "token" else ()
         self.tie_layers = tie_layers if mapping == "stingy" else ()
@@ -313,6 +317,8 @@ class Memory:
             out, lse = with_sinks(out, lse, sinks)
         cmt_weight = selection = None
         if cmt is not None:
+            if self.softcap is not None:
+                raise ValueError("softcap: the scores of a context miss token have no cap")
             start = pending + (distances[-1] if distances else 0)
             cmt_weight = self._cmt_weight(q, cmt, lse, rotary, scale, start)
             out = out * (1 - cmt_weight)[..., None].to(out.dtype)
@@ -383,7 +389,7 @@ class Memory:
             if self.landmark_key == "pooled":
                 state.weights = self._pool(state, q, blocks, pending)
             k = torch.cat([add_summaries(blocks, state.weights).flatten(2, 3), k[:, :, full:]], 2)
-        backend = backend_for(self.backend, q, self.block_size, self.fan_out is None and not self.local_blocks)
+        backend = backend_for(self.backend, q, self.block_size, self._has_kernel and not self.local_blocks)
         scale = 1 / math.sqrt(q.shape[-1])
         is_local = k.shape[2] <= width * (self.local_blocks + 1)
         seen, total = (tokens - tokens // width for tokens in (pending + 1, k.shape[2]))
@@ -393,10 +399,11 @@ class Memory:
             if k.shape[2] > width:
                 normal = (torch.arange(k.shape[2], device=k.device) % width != self.block_size).nonzero()[:, 0]
             k, v = (x[:, :, normal].repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
-            return attention_forward(q, k, v, scale=scale)
+            return attention_forward(q, k, v, scale=scale, softcap=self.softcap)
         settings = {"block_size": self.block_size, "prefix": pending, "scale": scale, "backend": backend}
+        settings |= {"local_blocks": self.local_blocks, "softcap": self.softcap}
         gates = None if descent is None else descent.local_gates(q, k, self.block_size, pending)
-        return landmark_attention(q, k, v, **settings, local_blocks=self.local_blocks, gates=gates, return_lse=True)
+        return landmark_attention(q, k, v, **settings, gates=gates, return_lse=True)
 
     def _pool(self, state: LayerMemory, q: Tensor, blocks: Tensor, pending: int) -> Tensor:
         """The weights of the tokens of all complete blocks in pooled keys; those of pending blocks are known already.
@@ -443,7 +450,13 @@ class Memory:
             ages = state.store.added - self.given
             return retrieve_given(state.store, ages, rotated_queries, self.k, self.granularity)
         generator = self._generator(layer, rotated_queries.device)
-        return retrieve(rotated_queries, state.store, scorer=self.scorer, tie=is_tied, generator=generator, **common)
+        of_scores = {"scorer": self.scorer, "tie": is_tied, "generator": generator, "softcap": self.softcap}
+        return retrieve(rotated_queries, state.store, **of_scores, **common)
+
+    @property
+    def _has_kernel(self) -> bool:
+        """Whether the fused kernels have the memory's options."""
+        return self.fan_out is None and self.softcap is None
 
     @property
     def _num_recent(self) -> int:
@@ -472,11 +485,11 @@ class Memory:
         local: output and log-sum-exp of local attention. shift: what is added to the gates (B, H, n, q).
         """
         lags = self._lags(ages, len(rotated_queries))
-        backend = backend_for(self.backend, rotated_queries, self.block_size, self.fan_out is None)
+        backend = backend_for(self.backend, rotated_queries, self.block_size, self._has_kernel)
         if backend == "triton" and not rotated_queries.requires_grad:
             return attend_to_blocks_fused(rotated_queries, store, ages, lags, local, selection), None
         selected = None if selection is None else selection.selected
-        block_out, gates = attend_to_blocks(rotated_queries, store, ages, lags, selected)
+        block_out, gates = attend_to_blocks(rotated_queries, store, ages, lags, selected, self.softcap)
         gates = gates if shift is None else gates + shift
         return merge(local, block_out, gates, selection)
 

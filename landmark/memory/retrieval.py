@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from landmark.attention.softcap import capped
 from landmark.memory.block_store import BlockStore
 from landmark.memory.positions import scoring_lag
 from landmark.memory.settings import choosing_heads
@@ -28,6 +29,7 @@ def retrieve(
     tie: bool,
     generator: torch.Generator,
     num_recent: int,
+    softcap: float | None = None,
 ) -> Tensor:
     """Choose the blocks that each query retrieves.
 
@@ -42,6 +44,7 @@ def retrieve(
         generator: random numbers of the scorer "random".
         num_recent: number of newest blocks that have their own lag; all older ones are scored at lag S. It is k with
             the stingy mapping, 0 with true positions.
+        softcap: cap of the scores; None: there is none.
 
     Returns the ages of the retrieved blocks, oldest first, int64 (B, H, T, q) with q = min(k, blocks kept); T is 1 for
     "per_head", and H is 1 for "per_token" and H_kv for "per_token_and_group". Age 1 is the newest block. Among equal
@@ -64,7 +67,7 @@ def retrieve(
         size = batch * (of_heads.stop - of_heads.start) * (part.stop - part.start) * len(store)
         buffer = buffer if buffer.numel() >= size else rotated_queries.new_empty(size)  # allocating memory is slow
         q = rotated_queries[:, :, part, of_heads]
-        scores, ages, normaliser = _scores(q, summaries[:, kv], store, num_recent, tie, buffer[:size])
+        scores, ages, normaliser = _scores(q, summaries[:, kv], store, num_recent, tie, softcap, buffer[:size])
         # The maximum of log-probabilities ranks as that of probabilities, without underflow.
         if granularity == "per_head":
             scores, part = (scores - normaliser()[..., None]).amax(2, keepdim=True), slice(None)
@@ -119,7 +122,13 @@ def _parts(
 
 
 def _scores(
-    rotated_queries: Tensor, summaries: Tensor, store: BlockStore, num_recent: int, tie: bool, buffer: Tensor
+    rotated_queries: Tensor,
+    summaries: Tensor,
+    store: BlockStore,
+    num_recent: int,
+    tie: bool,
+    softcap: float | None,
+    buffer: Tensor,
 ) -> tuple[Tensor, Tensor, Callable[[], Tensor]]:
     """Scores (B, H, T, n) of n blocks, their ages (n,), and a function for the log-sum-exp over all blocks kept.
 
@@ -134,7 +143,7 @@ def _scores(
 
     def against(ages: Tensor, dimensions: str, q: Tensor) -> Tensor:
         keys = summaries[:, :, store.rows(ages)].repeat_interleave(group, 1)
-        return torch.einsum(f"{dimensions},bhnd->bhtn", q, keys)
+        return capped(torch.einsum(f"{dimensions},bhnd->bhtn", q, keys), softcap)
 
     lag = scoring_lag(recent_ages, num_recent, slots)
     scores = against(recent_ages, "nbthd", rotated_queries[lag - 1])
@@ -151,6 +160,8 @@ def _scores(
     scan = rotated_queries[-1].transpose(1, 2).reshape(-1, group * queries, keys.shape[-1])
     everything = buffer.view(len(scan), -1, keys.shape[2])
     everything = torch.bmm(scan, keys.flatten(0, 1).mT, out=everything).view(len(keys), heads, queries, -1)
+    if softcap is not None:
+        everything.div_(softcap).tanh_().mul_(softcap)
     everything[..., store.rows(recent_ages)] = scores
     return everything, store.ages(), lambda: everything.logsumexp(-1)
 

@@ -39,6 +39,7 @@ def check_settings(
     local_blocks: int = 0,
     fan_out: int | None = None,
     levels: int = 1,
+    softcap: float | None = None,
 ) -> None:
     """Raise UserError, naming the setting, for a value out of range or for two values that exclude each other.
 
@@ -97,6 +98,10 @@ def check_settings(
                 raise UserError(
                     f"{name}={value}: with model.fan_out={fan_out} blocks are found by their groups, set {only}"
                 )
+    if softcap is not None and softcap <= 0:
+        raise UserError(f"softcap={softcap}: must be above 0")
+    if softcap is not None and (fan_out is not None or index == "faiss"):
+        raise UserError(f"softcap={softcap}: groups of landmarks (fan_out) and memory.index=faiss do not cap scores")
     if index == "faiss" and candidates < k:
         raise UserError(f"memory.candidates={candidates} is less than retrieval.k={k}: raise it to at least {k}")
     if index == "faiss" and max_blocks is not None:

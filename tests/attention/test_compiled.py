@@ -19,6 +19,7 @@ def cases():
             "sinks": torch.randn(4, generator=generator, requires_grad=True),
             "top_k": 2,
         },
+        "a cap of the scores": {"phase": torch.tensor([0, 4]), "softcap": 0.5},
         "both directions, local blocks": {"phase": torch.tensor([0, 4]), "bidirectional": True, "local_blocks": 1},
     }
 

@@ -1,4 +1,4 @@
-"""Local blocks, and both directions: against plain loops and finite differences."""
+"""Local blocks, both directions, and a cap of the scores: against plain loops and finite differences."""
 
 from typing import Any
 
@@ -23,10 +23,13 @@ BACKENDS = ["reference", "blockwise"]
     local_blocks=st.integers(0, 4),
     bidirectional=st.booleans(),
     sinks=st.booleans(),
+    softcap=st.one_of(st.none(), st.floats(0.2, 3)),
     seed=st.integers(0, 1000),
 )
 @settings(max_examples=80, deadline=None)
-def test_output_equals_plain_loops(length, block_size, phases, prefix, top_k, local_blocks, bidirectional, sinks, seed):
+def test_output_equals_plain_loops(
+    length, block_size, phases, prefix, top_k, local_blocks, bidirectional, sinks, softcap, seed
+):
     """Windows cut anywhere, of different phases, that end before a landmark or on one; empty first blocks."""
     generator = torch.Generator().manual_seed(seed)
     phase = torch.tensor([min(each, block_size) for each in phases])
@@ -37,6 +40,7 @@ def test_output_equals_plain_loops(length, block_size, phases, prefix, top_k, lo
 
     q, k, v = draw(length), draw(prefix + length), draw(prefix + length)
     options: dict[str, Any] = {"top_k": top_k, "local_blocks": local_blocks, "bidirectional": bidirectional}
+    options["softcap"] = softcap
     token: dict[str, Any] = {"sinks": torch.zeros(2, dtype=torch.float64)} if sinks else {}
     loops: dict[str, Any] = {"cmt": np.zeros(4), "controlled": np.zeros(80, bool)} if sinks else {}
     for backend in BACKENDS:
@@ -59,10 +63,11 @@ def test_output_equals_plain_loops(length, block_size, phases, prefix, top_k, lo
     top_k=st.one_of(st.none(), st.integers(1, 4)),
     local_blocks=st.integers(0, 3),
     bidirectional=st.booleans(),
+    softcap=st.one_of(st.none(), st.floats(0.2, 3)),
 )
 @settings(max_examples=80, deadline=None)
 def test_gradients_of_tiles_are_those_of_explicit_weights(
-    length, block_size, phases, top_k, local_blocks, bidirectional
+    length, block_size, phases, top_k, local_blocks, bidirectional, softcap
 ):
     phase = torch.tensor([min(each, block_size) for each in phases])
     leaves = torch.randn(3, len(phase), 2, length, 4, dtype=torch.float64)
@@ -71,6 +76,7 @@ def test_gradients_of_tiles_are_those_of_explicit_weights(
     for backend in BACKENDS:
         q, k, v = leaves.clone().requires_grad_().unbind(0)
         options: dict[str, Any] = {"top_k": top_k, "local_blocks": local_blocks, "bidirectional": bidirectional}
+        options["softcap"] = softcap
         out, lse = landmark_attention(
             q, k, v, block_size=block_size, phase=phase, backend=backend, return_lse=True, **options
         )
@@ -81,7 +87,9 @@ def test_gradients_of_tiles_are_those_of_explicit_weights(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("options", [{"local_blocks": 1}, {"bidirectional": True}, {"bidirectional": True, "top_k": 2}])
+@pytest.mark.parametrize(
+    "options", [{"local_blocks": 1}, {"bidirectional": True}, {"bidirectional": True, "top_k": 2}, {"softcap": 0.7}]
+)
 def test_gradients_are_those_of_finite_differences(backend, options):
     leaves = [torch.randn(1, 1, 14, 3, dtype=torch.float64, requires_grad=True) for _ in range(3)]
     settings = {"block_size": 2, "phase": torch.tensor([1]), "backend": backend, **options}
@@ -128,9 +136,13 @@ def test_packed_documents_do_not_see_each_other(backend):
         {"bidirectional": True, "backend": "triton"},
         {"bidirectional": True, "prefix": 3},
         {"bidirectional": True, "cmt": torch.zeros(1, 4)},
+        {"softcap": 0.0},
+        {"softcap": 1.0, "backend": "triton"},
+        {"softcap": 1.0, "cmt": torch.zeros(1, 4)},
+        {"softcap": 1.0, "gates": torch.zeros(1, 1, 6, 2)},
     ],
 )
 def test_what_it_cannot_do_is_refused(wrong):
     q, k, v = torch.randn(3, 1, 1, 6, 4)
-    with pytest.raises(ValueError, match="local_blocks=|bidirectional="):
+    with pytest.raises(ValueError, match="local_blocks=|bidirectional=|softcap="):
         landmark_attention(q[:, :, wrong.get("prefix", 0) :], k, v, block_size=2, **wrong)

@@ -87,7 +87,7 @@ FURTHER = {  # tested in test_families.py alone
     "olmo3": lambda: Olmo3Config(**WITHOUT_HEAD_DIM, **SLIDES),
     "smollm3": lambda: SmolLM3Config(**WITHOUT_HEAD_DIM, no_rope_layers=[1, 0, 1]),
     "granite": lambda: GraniteConfig(**WITHOUT_HEAD_DIM, attention_multiplier=0.2, residual_multiplier=0.7),
-    "gemma2": lambda: Gemma2Config(**SHAPE, **SLIDES, attn_logit_softcapping=None, query_pre_attn_scalar=9),
+    "gemma2": lambda: Gemma2Config(**SHAPE, **SLIDES, attn_logit_softcapping=2.0, query_pre_attn_scalar=9),
     "gpt_oss": lambda: GptOssConfig(**SHAPE, **SLIDES, **EXPERTS, **PLAIN),
     "gpt_neox": lambda: GPTNeoXConfig(**WITHOUT_KV, **HALF),
     "stablelm": lambda: StableLmConfig(**WITHOUT_HEAD_DIM, **HALF),

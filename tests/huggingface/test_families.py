@@ -32,6 +32,7 @@ from landmark.huggingface.families import (
     landmark_layers,
     layer_types,
     memory_frequencies,
+    softcap_of,
     still_layers,
     text_config,
     window_size,
@@ -53,7 +54,8 @@ def explicit(original, module, q, k, v, mask, **given):
     if given.get("sliding_window") is not None or layer_types(module.owner())[module.layer_idx] != "full_attention":
         return original(module, q, k, v, mask, **given)
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
-    scores, sinks = (q @ k.mT) * given["scaling"], given.get("s_aux")
+    scores, sinks, cap = (q @ k.mT) * given["scaling"], given.get("s_aux"), given.get("softcap")
+    scores = scores if cap is None else cap * torch.tanh(scores / cap)
     weights = torch.zeros_like(scores)
     for sample, phase in enumerate(PHASE[0].tolist()):
         place = phase + torch.arange(q.shape[2])
@@ -137,7 +139,6 @@ def refused():
         "Cohere": AutoModelForCausalLM.from_config(CohereConfig(**WITHOUT_HEAD_DIM)),
         "Llava": LlavaForConditionalGeneration(llava),
         "Llama, dynamic NTK": AutoModelForCausalLM.from_config(LlamaConfig(**SHAPE, rope_parameters=dynamic)),
-        "Gemma 2 as released": AutoModelForCausalLM.from_config(type(FURTHER["gemma2"]())(**SHAPE)),
         "Qwen 2, windows everywhere": AutoModelForCausalLM.from_config(
             type(CONFIGS["qwen2"]())(**WITHOUT_HEAD_DIM, use_sliding_window=True, **two_windows)
         ),
@@ -167,8 +168,8 @@ def particulars(model) -> str:
         said.append("experts")
     if config is not model.config:
         said.append("the part that reads text; images need the original model")
-    if model.config.model_type == "gemma2":
-        said.append("with attn_logit_softcapping=None only")
+    if cap := softcap_of(model):
+        said.append(f"scores have a cap (here {cap:g})")
     return "; ".join(said)
 
 

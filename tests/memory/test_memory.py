@@ -27,7 +27,8 @@ def feed(memory, q, k, v, chunks, layer=1, **settings):
 
 @st.composite
 def readings(draw):
-    k = draw(st.integers(0, 4))
+    k, has_cmt, landmark_key = draw(st.integers(0, 4)), draw(st.booleans()), draw(st.sampled_from(LANDMARK_KEYS))
+    can_cap = not has_cmt and landmark_key == "token"
     return {
         "chunks": draw(st.lists(st.integers(1, 14), min_size=1, max_size=6)),
         "block_size": draw(st.integers(1, 5)),
@@ -36,12 +37,13 @@ def readings(draw):
         "granularity": draw(st.sampled_from(GRANULARITIES)),
         "heads": draw(st.sampled_from([(1, 1), (2, 2), (4, 2)])),
         "tie": draw(st.booleans()),
-        "cmt": draw(st.booleans()),
+        "cmt": has_cmt,
         "cutoff": draw(st.sampled_from([0.0, 0.2, 0.5, 0.8, 1.0])),
         "mapping": draw(st.sampled_from(MAPPINGS)),
         "key_offset": draw(st.sampled_from([0.0, 0.5, 1.0])),
         "rotary_fraction": draw(st.sampled_from([0.5, 1.0])),
-        "landmark_key": draw(st.sampled_from(LANDMARK_KEYS)),
+        "landmark_key": landmark_key,
+        "softcap": draw(st.one_of(st.none(), st.floats(1, 3))) if can_cap else None,
         "local_blocks": draw(st.sampled_from([0, 0, 1, 2])),
         "seed": draw(st.integers(0, 1000)),
     }
@@ -68,6 +70,7 @@ def test_memory_equals_plain_loops(reading):
         key_offset=reading["key_offset"],
         landmark_key=reading["landmark_key"],
         local_blocks=reading["local_blocks"],
+        softcap=reading["softcap"],
         rope_base=rotary_frequencies(4, 10000.0, fraction),
     )
     cmt = torch.randn(kv_heads, 4, dtype=torch.float64, generator=generator) if reading["cmt"] else None
@@ -99,6 +102,7 @@ def test_memory_equals_plain_loops(reading):
             rotary_fraction=fraction,
             local_blocks=reading["local_blocks"],
             kv_heads=kv_heads,
+            softcap=reading["softcap"],
             pooling=q[sample].unflatten(0, (kv_heads, -1)).mean(1).repeat_interleave(heads // kv_heads, 0).numpy(),
         )
         np.testing.assert_allclose(out[sample], expected, atol=1e-10)

@@ -143,7 +143,8 @@ class LandmarkCache(Cache):
         assert self._chunk.positions is not None  # or `_MemoryLayer.update` had raised
         self._chunk.attended.add(layer)
         if layer not in self.memory.still_layers:
-            q, k = (unrotate(x, self._chunk.positions.to(x.device), self._frequencies) for x in (q, k))
+            positions = self._chunk.positions.to(q.device) if self._windows else None
+            q, k = (unrotate(x, positions, self._frequencies) for x in (q, k))
         rescale = scale * math.sqrt(q.shape[-1])
         return self.memory.attend(layer, q if rescale == 1 else q * rescale, k, v, sinks=sinks)
 
@@ -323,16 +324,20 @@ class _MemoryLayer(CacheLayerMixin):
     def reset(self) -> None: ...
 
 
-def unrotate(x: Tensor, position_ids: Tensor, inverse_frequencies: Tensor) -> Tensor:
+def unrotate(x: Tensor, position_ids: Tensor | None, inverse_frequencies: Tensor) -> Tensor:
     """Undo a model's rotation of queries or keys.
 
-    x: (B, H, T, d), of whose first r channels i and i + r/2 form a pair; position_ids: (B or 1, T);
-    inverse_frequencies: (r/2,), radians a position. Returns (B, H, T, d) with the elements of a pair side by side, as
-    in `landmark.memory`; channels that do not rotate stay where they are.
+    x: (B, H, T, d), of whose first r channels i and i + r/2 form a pair; position_ids: (B or 1, T), None: all are 0,
+    and nothing is turned; inverse_frequencies: (r/2,), radians a position. Returns (B, H, T, d) with the elements of a
+    pair side by side, as in `landmark.memory`; channels that do not rotate stay where they are.
     """
-    angle = position_ids[:, None, :, None].float() * inverse_frequencies.to(x.device).float()  # as the model does
-    angle = angle.to(torch.promote_types(x.dtype, torch.float32))
-    rotated, still = x.split([2 * angle.shape[-1], x.shape[-1] - 2 * angle.shape[-1]], -1)
-    pairs = torch.complex(*rotated.to(angle.dtype).chunk(2, -1)) * torch.polar(torch.ones_like(angle), -angle)
-    turned_back = torch.view_as_real(pairs).flatten(-2).to(x.dtype)
+    turning = 2 * len(inverse_frequencies)
+    rotated, still = x.split([turning, x.shape[-1] - turning], -1)
+    pairs = torch.stack(rotated.chunk(2, -1), -1)
+    if position_ids is not None:
+        angle = position_ids[:, None, :, None].float() * inverse_frequencies.to(x.device).float()  # as the model does
+        angle = angle.to(torch.promote_types(x.dtype, torch.float32))
+        turn = torch.polar(torch.ones_like(angle), -angle)
+        pairs = torch.view_as_real(torch.view_as_complex(pairs.to(angle.dtype)) * turn)
+    turned_back = pairs.flatten(-2).to(x.dtype)
     return torch.cat([turned_back, still], -1) if still.shape[-1] else turned_back

@@ -18,20 +18,21 @@ def main() -> None:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--device", default="cpu", help="as cuda:0")
-    for name, meaning in (
+    limits = (
         ("body", "most bytes of a request"),
         ("sessions", "most sessions and documents of a key"),
         ("disk", "most bytes of all memories"),
         ("tokens", "most tokens of an answer"),
-    ):
+        ("requests", "most requests that are answered at once; others wait"),
+    )
+    for name, meaning in limits:
         parser.add_argument(f"--{name}", type=int, default=getattr(ServerSettings, name), help=meaning)
     given = parser.parse_args()
     try:
         keys = tuple(filter(None, map(str.strip, os.environ.get("LANDMARK_API_KEY", "").split(","))))
         if not keys:
             raise UserError("LANDMARK_API_KEY is not set: it is the key that clients send")
-        limits = {name: getattr(given, name) for name in ("body", "sessions", "disk", "tokens")}
-        settings = ServerSettings(given.memories, keys, **limits)
+        settings = ServerSettings(given.memories, keys, **{name: getattr(given, name) for name, _ in limits})
         try:
             import uvicorn
 

@@ -105,6 +105,7 @@ class Answering:
         if temperature > 0 and top_p < 1:
             warpers.append(TopPLogitsWarper(top_p))
         logits, given, end = self.read(ids, cache), 0, None
+        decoding = Decoding(self.tokenizer, answer.tokens)
         while answer.finish is None:
             logits = logits.clone()
             logits[self.model.landmarks.token] = -torch.inf
@@ -113,22 +114,43 @@ class Answering:
             token = int(scores.argmax()) if temperature == 0 else _sample(scores, generator)
             if token in self._ends:
                 answer.finish, end = "stop", token
-                text = answer.text
             else:
                 answer.tokens.append(token)
-                text = self.tokenizer.decode(answer.tokens, skip_special_tokens=True)
                 answer.finish = "length" if len(answer.tokens) >= most else None
-            found = [at for each in stop if (at := text.find(each)) >= 0]
+            text = decoding.text(whole=answer.finish is not None)
+            found = [at for each in stop if (at := text.find(each, given)) >= 0]
             if found:
                 answer.finish, text = "stop", text[: min(found)]
             answer.text = text
-            held = 0 if answer.finish else max(3 * text.endswith("\ufffd"), *(len(each) - 1 for each in stop), 0)
+            held = 0 if answer.finish else max((len(each) - 1 for each in stop), default=0)
             if len(text) - held > given:
                 yield text[given : len(text) - held]
                 given = len(text) - held
             logits = self.read([token], cache) if answer.finish is None else logits
         if end is not None or answer.finish == "length":
             self.read([answer.tokens[-1] if end is None else end], cache)  # a session goes on behind the whole answer
+
+
+class Decoding:
+    """The text of tokens that come one by one: only the last ones are decoded again, with those before as context."""
+
+    def __init__(self, tokenizer: Any, tokens: list[int]):
+        self._tokenizer, self._tokens = tokenizer, tokens
+        self._text, self._context, self._done = "", 0, 0
+
+    def text(self, whole: bool) -> str:
+        """The text so far; unless `whole`, without a last character of which only some bytes are there."""
+        before = self._decode(self._tokens[self._context : self._done])
+        new = self._decode(self._tokens[self._context :])[len(before) :]
+        if not whole and new.endswith("\ufffd"):  # three bytes of four at most
+            return self._text + new[:-3]
+        if new:
+            self._text += new
+            self._context, self._done = self._done, len(self._tokens)
+        return self._text
+
+    def _decode(self, tokens: list[int]) -> str:
+        return self._tokenizer.decode(tokens, skip_special_tokens=True)
 
 
 def _sample(scores: Tensor, generator: torch.Generator | None) -> int:

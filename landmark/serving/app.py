@@ -37,9 +37,11 @@ def make_app(model: Any, tokenizer: Any, settings: ServerSettings, name: str = "
     stays as it is. With both, a new session begins with the document.
     """
     answering, memories = Answering(model, tokenizer), Memories(settings, model)
+    described = {"id": name, "object": "model", "created": 0, "owned_by": "landmark"}
 
     @asynccontextmanager
     async def while_it_serves(_: FastAPI) -> AsyncIterator[None]:
+        anyio.to_thread.current_default_thread_limiter().total_tokens = settings.requests
         yield
         memories.close()
 
@@ -47,7 +49,7 @@ def make_app(model: Any, tokenizer: Any, settings: ServerSettings, name: str = "
     app.add_middleware(_Guarded, keys=settings.keys, most=settings.body)
     _answer_errors(app)
 
-    def key(request: Request) -> str:
+    async def key(request: Request) -> str:
         found = _key(request.headers, settings.keys)
         assert found is not None  # or _Guarded had answered
         return found
@@ -92,9 +94,16 @@ def make_app(model: Any, tokenizer: Any, settings: ServerSettings, name: str = "
             if last is not None:
                 yield last
 
+    # Answered without a thread, while all threads have requests that wait for the model.
     @app.get("/v1/models")
-    def models(client: Annotated[str, Depends(key)]) -> dict[str, Any]:
-        return {"object": "list", "data": [{"id": name, "object": "model", "created": 0, "owned_by": "landmark"}]}
+    async def models(client: Annotated[str, Depends(key)]) -> dict[str, Any]:
+        return {"object": "list", "data": [described]}
+
+    @app.get("/v1/models/{asked:path}")
+    async def one_model(asked: str, client: Annotated[str, Depends(key)]) -> dict[str, Any]:
+        if asked != name:
+            raise Missing(f"there is no model {asked}: this server has {name}")
+        return described
 
     @app.post("/v1/completions")
     def completions(asked: Completion, client: Annotated[str, Depends(key)]) -> Any:

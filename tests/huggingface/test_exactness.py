@@ -206,7 +206,8 @@ def test_unrotate_undoes_the_models_rotation():
     a, b = x.chunk(2, -1)
     turned = torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], -1)
     torch.testing.assert_close(unrotate(turned, positions, frequency), side_by_side(x), rtol=0, atol=2e-6)
-    assert torch.equal(unrotate(x, torch.zeros(1, 30, dtype=torch.int64), frequency), side_by_side(x))
+    for none in (torch.zeros(1, 30, dtype=torch.int64), None):
+        assert torch.equal(unrotate(x, none, frequency), side_by_side(x))
 
 
 def test_a_window_of_another_phase_is_another_loss(tokenizer):

@@ -18,11 +18,14 @@ pytest.importorskip("uvicorn", reason="the optional extra `serve` is not install
 pytest.importorskip("openai", reason="the client of OpenAI is not installed")
 
 import openai
+import tokenizers
 import uvicorn
+from transformers import PreTrainedTokenizerFast
 
 from landmark.huggingface import wrap
 from landmark.serving import ServerSettings, make_app
 from landmark.serving.__main__ import main
+from landmark.serving.answering import Answering, Decoding
 from landmark.utils.errors import UserError
 from tests.huggingface.conftest import make_model, make_tokenizer
 
@@ -112,6 +115,9 @@ def test_completions_are_the_models_own(server, model, tokenizer):
     assert "".join(chunk.choices[0].text for chunk in streamed) == expected
     assert streamed[-1].choices[0].finish_reason == found.choices[0].finish_reason
     assert [each.id for each in server.client().models.list()] == ["landmark"]
+    assert server.client().models.retrieve("landmark").id == "landmark"
+    with pytest.raises(openai.NotFoundError, match="there is no model gpt/4: this server has landmark"):
+        server.client().models.retrieve("gpt/4")
     if len(expected) > 2:
         assert server.ask(prompt, stop=expected[1:3]).choices[0].text == expected[: expected.find(expected[1:3])]
     sampled = [server.ask(prompt, temperature=1.5, seed=seed).choices[0].text for seed in (1, 1, 2, 3, 4)]
@@ -135,6 +141,61 @@ def test_a_stream_counts_its_tokens_on_request(server):
     assert all(part.choices for part in server.ask(prompt, stream=True))
     with pytest.raises(openai.BadRequestError, match="stream_options is for a streamed answer"):
         server.ask(prompt, stream_options={"include_usage": True})
+
+
+def test_a_client_is_answered_while_many_wait_for_the_model(model, tokenizer, tmp_path, monkeypatch):
+    """More than the 40 threads that a server has by default."""
+    waiting, go_on, read = threading.Semaphore(0), threading.Event(), Answering.read
+
+    def slow(*given):
+        waiting.release()
+        assert go_on.wait(100)
+        return read(*given)
+
+    monkeypatch.setattr(Answering, "read", slow)
+    with Server(model, tokenizer, tmp_path) as running, ThreadPoolExecutor(50) as pool:
+        client = running.client()
+        answers = [pool.submit(running.ask, "The heron waits. ") for _ in range(50)]
+        try:
+            assert all(waiting.acquire(timeout=100) for _ in answers)
+            assert client.models.retrieve("landmark").id == "landmark"
+        finally:
+            go_on.set()
+        assert len({each.result().choices[0].text for each in answers}) == 1
+
+
+@pytest.mark.parametrize("kind", ["bytes", "words that begin with a space"])
+def test_a_text_is_decoded_as_its_tokens_come(kind):
+    """Letters of several bytes come whole, or at the very end as far as they go; spaces between words stay."""
+    text = "Zwölf Reiher — 十二只苍鹭 🪶🪶, naïve. "
+    tokenizer = make_tokenizer()
+    if kind != "bytes":
+        words = {f"▁{word}": number for number, word in enumerate(text.split())}
+        pieces = tokenizers.Tokenizer(tokenizers.models.WordLevel({**words, "?": len(words)}, unk_token="?"))
+        pieces.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+        pieces.decoder = tokenizers.decoders.Metaspace()
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=pieces)
+    ids = tokenizer(text * 3)["input_ids"]
+    for count in range(1, len(ids) + 1):
+        tokens, seen = [], [""]
+        decoding = Decoding(tokenizer, tokens)
+        for number, token in enumerate(ids[:count], 1):
+            tokens.append(token)
+            seen.append(decoding.text(whole=number == count))
+            assert seen[-1].startswith(seen[-2])
+            assert "\ufffd" not in seen[-1] or number == count
+        assert seen[-1] == tokenizer.decode(tokens)
+
+
+def test_bytes_that_are_no_letters_are_shown_as_they_come():
+    tokenizer, tokens, seen = make_tokenizer(), [], ""
+    broken = tokenizer("🪶")["input_ids"][1]  # a byte in the middle of a letter
+    decoding = Decoding(tokenizer, tokens)
+    for number in range(1, 50):
+        tokens.append(broken)
+        seen = decoding.text(whole=False)
+        assert len(seen) >= number - 3
+    assert tokenizer.decode(tokens).startswith(seen)
 
 
 def test_a_message_may_come_in_parts(server):

@@ -32,6 +32,7 @@ class RawBooks(Source):
     """`<root>/{train,validation,test}/<number>.txt`, books in the order of their Gutenberg numbers."""
 
     name = "pg19"
+    part = 250
 
     def __init__(self, root: Path):
         self.origin = str(root)
@@ -65,6 +66,7 @@ class ParquetBooks(Source):
     """
 
     name = "pg19"
+    part = 250
 
     def __init__(self, root: Path | None = None):
         self.origin = HUB_NAME if root is None else str(root)

@@ -1,40 +1,32 @@
 """Preparing a corpus: tokenise every document in parallel, in constant memory, into one file per split.
 
-The files are written to a temporary folder, which is renamed when all files are on disk; so a prepared folder is always
-complete. The next preparation deletes the temporary folder of a killed one.
+Processes of one machine, or of several that share the folder, prepare a corpus together (parts.py). The files are
+written to a temporary folder, which is renamed when all are on disk; so a prepared folder is always complete.
 """
 
+import functools
 import hashlib
 import json
 import logging
 import os
 import shutil
 import sys
-import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import numpy as np
-from filelock import AcquireReturnProxy, FileLock, Timeout
+from filelock import FileLock
 from tqdm import tqdm
 
-from landmark.data.bytes_and_words import count_words
-from landmark.data.sources import SPLITS, Document, FirstDocuments, Source, open_source
+from landmark.data.parts import Elsewhere, Parts
+from landmark.data.sources import SPLITS, FirstDocuments, Source, open_source
 from landmark.data.stream import FORMAT, MANIFEST, VERIFIED, Corpus, open_corpus, remember_verified
 from landmark.data.tokenizer import Tokenizer
 from landmark.utils.errors import UserError
-from landmark.utils.files import name_in_errors, sync_folder, write_json
+from landmark.utils.files import sync_folder, write_json
 from landmark.utils.hardware import cores
 
 _log = logging.getLogger(__name__)
-_In = TypeVar("_In")
-_Out = TypeVar("_Out")
-
-_CAPACITY = 2_000_000  # characters in memory per worker, so that others continue while one has a long document
-_LEAST_SIZE = 10_000  # a shorter document counts as so many characters, because tiny ones take memory too
 
 
 def prepare(
@@ -50,7 +42,8 @@ def prepare(
 ) -> Corpus:
     """Open a corpus as token streams; tokenise it first if it is not prepared yet.
 
-    If several processes need the same corpus, one prepares it and the others wait.
+    If several processes need the same corpus, they share the work. After an error or a kill, parts that are done are
+    not done again.
 
     Args:
         name: module of `landmark.data` that reads the corpus.
@@ -71,10 +64,8 @@ def prepare(
     if (folder / MANIFEST).exists():
         return open_corpus(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(folder):
-        if not (folder / MANIFEST).exists():
-            _prepare(source, tokenizer, folder, workers or cores(), progress)
-        return open_corpus(folder)
+    _prepare(source, tokenizer, folder, workers or cores(), progress)
+    return open_corpus(folder)
 
 
 def find(
@@ -113,45 +104,67 @@ def _folder(source: Source, tokenizer: Tokenizer, cache: Path) -> Path:
     return cache.expanduser().absolute() / f"{source.name}-{tokenizer.name}-{digest[:10]}"
 
 
-def _locked(folder: Path) -> AcquireReturnProxy:
-    """The lock of a folder, for a with block; the system also releases it when the process dies."""
-    lock = FileLock(folder.with_name(f".{folder.name}.lock"))
-    try:
-        return lock.acquire(timeout=0)
-    except Timeout:
-        _log.warning("another process is preparing %s: waiting for it", folder)
-        return lock.acquire()
-
-
 def _prepare(source: Source, tokenizer: Tokenizer, folder: Path, workers: int, progress: bool) -> None:
-    partial = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
-    started = time.monotonic()
+    partial = folder.with_name(f".{folder.name}.partial-{source.part}")
+    partial.mkdir(exist_ok=True)
     try:
-        splits = {split: _write_split(source, split, tokenizer, partial, workers, progress) for split in SPLITS}
-        manifest = {
-            "format": FORMAT,
-            "source": {**source.identity, "origin": source.origin},
-            "tokenizer": {
-                "name": tokenizer.name,
-                "hash": tokenizer.hash,
-                "vocab_size": tokenizer.vocab_size,
-                "eot": tokenizer.eot,
-                "landmark": tokenizer.landmark,
-            },
-            "dtype": tokenizer.dtype.str,
-            "splits": splits,
-            "seconds": round(time.monotonic() - started, 3),
-        }
-        write_json(partial / MANIFEST, manifest)
-        remember_verified(partial)
-        _discard_without_manifest(folder)
-        os.rename(partial, folder)
-        sync_folder(folder.parent)
+        _make(source, tokenizer, folder, partial, workers, progress)
+    except Elsewhere:
+        pass
     except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
+        if not any(partial.glob("*.bin")):  # no part is done, or being done by another process
+            shutil.rmtree(partial, ignore_errors=True)
         raise
+    shutil.rmtree(partial, ignore_errors=True)
+
+
+def _make(source: Source, tokenizer: Tokenizer, folder: Path, partial: Path, workers: int, progress: bool) -> None:
+    """Tokenise the parts together with other processes, and join them where no other process does."""
+
+    @functools.cache
+    def say_waiting() -> None:
+        _log.warning("other processes are preparing %s too: waiting for them", folder)
+
+    def is_over() -> bool:
+        return (folder / MANIFEST).exists()
+
+    splits = {split: Parts(source, split, tokenizer, partial, is_over) for split in SPLITS}
+    for split, parts in splits.items():
+        with _bar(f"{source.name} {split}", source.num_bytes(split), progress) as bar:
+            parts.tokenise(workers, bar, say_waiting)
+    with FileLock(folder.with_name(f".{folder.name}.lock")):
+        if is_over():
+            return
+        whole = partial / "whole"
+        shutil.rmtree(whole, ignore_errors=True)  # of a process that was killed while it joined
+        whole.mkdir()
+        try:
+            _join(source, tokenizer, splits, whole)
+            _discard_without_manifest(folder)
+            os.rename(whole, folder)
+        except BaseException:
+            shutil.rmtree(whole, ignore_errors=True)
+            raise
+        sync_folder(folder.parent)
+
+
+def _join(source: Source, tokenizer: Tokenizer, splits: Mapping[str, Parts], folder: Path) -> None:
+    """Write the files of a prepared corpus."""
+    manifest = {
+        "format": FORMAT,
+        "source": {**source.identity, "origin": source.origin},
+        "tokenizer": {
+            "name": tokenizer.name,
+            "hash": tokenizer.hash,
+            "vocab_size": tokenizer.vocab_size,
+            "eot": tokenizer.eot,
+            "landmark": tokenizer.landmark,
+        },
+        "dtype": tokenizer.dtype.str,
+        "splits": {split: parts.join(folder / f"{split}.bin") for split, parts in splits.items()},
+    }
+    write_json(folder / MANIFEST, manifest)
+    remember_verified(folder)
 
 
 def _discard_without_manifest(folder: Path) -> None:
@@ -164,75 +177,6 @@ def _discard_without_manifest(folder: Path) -> None:
         folder.rmdir()
     except OSError:
         raise UserError(f"{folder} holds files that are not a prepared corpus: move them away") from None
-
-
-def _write_split(
-    source: Source, split: str, tokenizer: Tokenizer, folder: Path, workers: int, progress: bool
-) -> dict[str, Any]:
-    def tokenise(document: Document) -> tuple[np.ndarray, int, int]:
-        text = document.text.encode()
-        return tokenizer.encode(document.text), len(text), count_words(text)
-
-    def size(document: Document) -> int:
-        return max(len(document.text), _LEAST_SIZE)
-
-    file = f"{split}.bin"
-    end = np.array([tokenizer.eot], dtype=tokenizer.dtype).tobytes()
-    digest = hashlib.sha256()
-    tokens = documents = num_bytes = words = 0
-    filled = (document for document in source.documents(split) if document.text)
-    with (
-        name_in_errors(folder / file),
-        open(folder / file, "wb") as output,
-        _bar(f"{source.name} {split}", source.num_bytes(split), progress) as bar,
-    ):
-        for ids, text_bytes, text_words in _map_in_order(tokenise, filled, workers, size, _CAPACITY * workers):
-            for part in (ids.tobytes(), end):
-                output.write(part)
-                digest.update(part)
-            tokens += len(ids) + 1
-            documents += 1
-            num_bytes += text_bytes
-            words += text_words
-            bar.set_postfix_str(f"{documents} documents, {tokens / 1e6:.1f} M tokens", refresh=False)
-            bar.update(text_bytes)
-        output.flush()
-        os.fsync(output.fileno())
-    if not documents:
-        raise UserError(f"{source.name}: split {split!r} of {source.origin} has no text: every document is empty")
-    return {
-        "file": file,
-        "tokens": tokens,
-        "documents": documents,
-        "bytes": num_bytes,
-        "words": words,
-        "sha256": digest.hexdigest(),
-        **source.report(split),
-    }
-
-
-def _map_in_order(
-    function: Callable[[_In], _Out], items: Iterable[_In], workers: int, size: Callable[[_In], int], capacity: int
-) -> Iterator[_Out]:
-    """Results in the order of the items.
-
-    At most two items per worker are in memory, or more if their sizes add up to less than `capacity`.
-    """
-    with ThreadPoolExecutor(workers) as pool:
-        waiting: deque[tuple[Future[_Out], int]] = deque()
-        total = 0
-        try:
-            for item in items:
-                waiting.append((pool.submit(function, item), size(item)))
-                total += size(item)
-                while len(waiting) >= 2 * workers and total >= capacity:
-                    future, freed = waiting.popleft()
-                    total -= freed
-                    yield future.result()
-            while waiting:
-                yield waiting.popleft()[0].result()
-        finally:
-            pool.shutdown(cancel_futures=True)
 
 
 def _bar(title: str, total: int | None, progress: bool) -> tqdm:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,8 +15,10 @@ import numpy as np
 import pytest
 
 from landmark.data import SPLITS, Tokenizer, find, open_corpus, prepare
-from landmark.data.preparation import _map_in_order
+from landmark.data.parts import Parts, map_in_order
 from landmark.data.sources import open_source, read_text
+from landmark.data.stream import Stream
+from landmark.data.windows import TrainingWindows
 from landmark.utils.errors import UserError
 from landmark.utils.files import sha256_file
 
@@ -103,7 +106,7 @@ def test_few_items_are_in_memory_at_a_time(window: int, most: int):
             yield number
 
     results = []
-    for result in _map_in_order(lambda number: number * 2, items(), 3, size=lambda _: 10, capacity=window):
+    for result in map_in_order(lambda number: number * 2, items(), 3, size=lambda _: 10, capacity=window):
         alive -= 1
         results.append(result)
     assert results == list(range(0, 400, 2))
@@ -121,7 +124,7 @@ def test_small_items_do_not_wait_for_a_large_one_before_them():
                 assert others_done.acquire(timeout=10), "the others wait"
         return number
 
-    results = _map_in_order(work, range(100), 2, size=lambda number: 1 if number else 50, capacity=100)
+    results = map_in_order(work, range(100), 2, size=lambda number: 1 if number else 50, capacity=100)
     assert list(results) == list(range(100))
 
 
@@ -187,29 +190,47 @@ def test_a_folder_that_is_not_ours_is_not_deleted(books: Path, byte_tokenizer: T
     assert (corpus.folder / "thesis.txt").exists()
 
 
-def test_failure_leaves_nothing_behind(books: Path, byte_tokenizer: Tokenizer, tmp_path: Path):
+def test_failure_leaves_whole_parts_or_nothing(books: Path, byte_tokenizer: Tokenizer, tmp_path: Path):
     (books / "test" / "7.txt").write_bytes(b"\xff")
     with pytest.raises(UserError, match=r"7\.txt is not UTF-8"):
         prepare("pg19", byte_tokenizer, tmp_path / "cache", path=books, progress=False)
     (books / "test" / "7.txt").write_bytes(b"")
     with pytest.raises(UserError, match=r"split 'test' of .* has no text"):
         prepare("pg19", byte_tokenizer, tmp_path / "cache", path=books, progress=False)
-    assert [file for file in (tmp_path / "cache").iterdir() if file.suffix != ".lock"] == []
+    left = [file for file in (tmp_path / "cache").glob(".*/*") if file.suffix != ".lock"]
+    assert {file.stem for file in left if file.suffix == ".bin"} == {file.stem for file in left}
+    assert {file.stem for file in left if file.suffix == ".json"} == {file.stem for file in left}
+    for file in (books / "train").iterdir():
+        file.write_bytes(b"\xff")
+    with pytest.raises(UserError, match="is not UTF-8"):
+        prepare("pg19", byte_tokenizer, tmp_path / "other", path=books, progress=False)
+    assert list((tmp_path / "other").iterdir()) == []
 
 
-def test_callers_wait_for_each_other(books: Path, byte_tokenizer: Tokenizer, tmp_path: Path, monkeypatch):
-    from landmark.data import preparation
+@pytest.mark.parametrize("part", [1, 2, 3, 4])
+def test_parts_make_one_stream(books: Path, byte_tokenizer: Tokenizer, tmp_path: Path, monkeypatch, part: int):
+    """Also where the last part is empty, and where a part has no text."""
+    (books / "train" / "3.txt").write_text("")
+    whole = prepare("pg19", byte_tokenizer, tmp_path / "whole", path=books, progress=False)
+    monkeypatch.setattr("landmark.data.pg19.RawBooks.part", part)
+    joined = prepare("pg19", byte_tokenizer, tmp_path / "joined", path=books, progress=False)
+    assert contents(joined.folder) == contents(whole.folder)
+    assert joined.manifest == whole.manifest
+    assert [file.name for file in (tmp_path / "joined").iterdir() if file.suffix != ".lock"] == [joined.folder.name]
 
-    made = []
-    actual = preparation._prepare
 
-    def slow(*arguments):
-        made.append(1)
-        time.sleep(0.3)
-        actual(*arguments)
+def test_callers_at_once_share_the_work(books: Path, byte_tokenizer: Tokenizer, tmp_path: Path, monkeypatch):
+    for number in range(100, 140):
+        (books / "train" / f"{number}.txt").write_text(f"{number} " * 20)
+    monkeypatch.setattr("landmark.data.pg19.RawBooks.part", 2)
+    corpora, written, write = [], [], Parts._write
 
-    monkeypatch.setattr(preparation, "_prepare", slow)
-    corpora = []
+    def slow(parts, number, *others):
+        time.sleep(0.02)
+        written.append((parts._split, number, threading.current_thread().name))
+        return write(parts, number, *others)
+
+    monkeypatch.setattr(Parts, "_write", slow)
 
     def one() -> None:
         corpora.append(prepare("pg19", byte_tokenizer, tmp_path / "c", path=books, progress=False))
@@ -219,41 +240,87 @@ def test_callers_wait_for_each_other(books: Path, byte_tokenizer: Tokenizer, tmp
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(made) == 1
     assert len(corpora) == 3
+    of_train = [(number, name) for split, number, name in written if split == "train"]
+    assert {number for number, _ in of_train} >= set(range(22))
+    assert len({number for number, _ in of_train}) == len(of_train), "a part was made twice"
+    assert len({name for _, name in of_train}) == 3, "a thread did nothing"
+    assert not list((tmp_path / "c").glob(".*partial*"))
+    monkeypatch.undo()
+    alone = prepare("pg19", byte_tokenizer, tmp_path / "alone", path=books, progress=False)
+    assert contents(alone.folder) == contents(corpora[0].folder)
 
 
 KILLED = """
 import sys, time
-import landmark.data.preparation as preparation
-from landmark.data import load_tokenizer
+import landmark.data.pg19 as pg19
+from landmark.data import load_tokenizer, prepare
 
 class Slow(type(load_tokenizer("bytes"))):
     def encode(self, text):
         time.sleep(0.03)
         return super().encode(text)
 
-preparation.prepare("pg19", Slow(), sys.argv[1], path=sys.argv[2], workers=2, progress=False)
+pg19.RawBooks.part = 50
+prepare("pg19", Slow(), sys.argv[1], path=sys.argv[2], workers=2, progress=False)
 """
 
 
-def test_killed_half_way_it_starts_again_cleanly(books: Path, byte_tokenizer: Tokenizer, tmp_path: Path):
+@pytest.mark.parametrize("with_another", [False, True])
+def test_killed_half_way_parts_that_are_done_stay(
+    books: Path, byte_tokenizer: Tokenizer, tmp_path: Path, monkeypatch, with_another: bool
+):
+    """One that goes on, or another one that was waiting, makes what is missing, and nothing again."""
     for number in range(100, 400):
         (books / "train" / f"{number}.txt").write_text(f"{number} " * 2000)
-    cache = tmp_path / "cache"
+    monkeypatch.setattr("landmark.data.pg19.RawBooks.part", 50)
+    cache, corpora, encoded = tmp_path / "cache", [], []
+    encode = type(byte_tokenizer).encode
+    monkeypatch.setattr(
+        type(byte_tokenizer), "encode", lambda self, text: encoded.append(text[:4]) or encode(self, text)
+    )
+
+    def one() -> None:
+        corpora.append(prepare("pg19", byte_tokenizer, cache, path=books, progress=False))
+
+    other = threading.Thread(target=one)
     process = subprocess.Popen([sys.executable, "-c", KILLED, str(cache), str(books)])
     try:
-        wait_until(lambda: any(file.stat().st_size > 100_000 for file in cache.glob(".*.partial/train.bin")))
+        wait_until(lambda: list(cache.glob(".*/train-000001.json")) and list(cache.glob(".*/train-000002.bin")))
+        if with_another:
+            other.start()
+            wait_until(lambda: list(cache.glob(".*/train-000006.json")))
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
-    assert list(cache.glob(".*.partial"))
-    assert find("pg19", byte_tokenizer, cache, path=books) is None
-
-    corpus = prepare("pg19", byte_tokenizer, cache, path=books, progress=False)
-    assert not list(cache.glob(".*.partial"))
+    assert list(cache.glob(".*partial*"))
+    if not with_another:
+        assert find("pg19", byte_tokenizer, cache, path=books) is None
+        other.start()
+    other.join()
+    assert not list(cache.glob(".*partial*"))
+    (corpus,) = corpora
+    assert "100 " not in encoded
+    assert {"210 ", "399 "} <= set(encoded)
+    monkeypatch.undo()
     undisturbed = prepare("pg19", byte_tokenizer, tmp_path / "other", path=books, progress=False)
     assert contents(corpus.folder) == contents(undisturbed.folder)
+
+
+def test_a_stream_is_not_read_into_memory(tmp_path: Path):
+    """Windows are cut from a file of a thousand million tokens; no more than they is ever in memory."""
+    file = tmp_path / "train.bin"
+    with open(file, "wb") as sparse:
+        sparse.truncate(2 * 10**9)
+    stream = Stream(file, np.memmap(file, dtype="<u2", mode="r"), "", 1, 1, 1)
+    windows = TrainingWindows(stream, length=512, batch_size=8, seed=0, block_size=50, landmark=5, eot=4)
+    assert windows.num_starts > 10**9
+    tracemalloc.start()
+    batches = [windows.batch(step).tokens for step in range(20)]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert {tuple(batch.shape) for batch in batches} == {(8, 512)}
+    assert peak < 10 << 20
 
 
 def wait_until(condition, seconds: float = 30) -> None:

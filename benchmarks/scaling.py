@@ -73,6 +73,18 @@ def costs(experiment: str) -> tuple[dict[str, Cost], list[Cost]]:
     return runs, evaluations
 
 
+def every_run() -> list[Cost]:
+    """The runs of all experiments."""
+    return list(_once(costs(experiment)[0] for experiment in EXPERIMENTS).values())
+
+
+def _once(experiments: Iterable[dict[str, Cost]]) -> dict[str, Cost]:
+    every: dict[str, Cost] = {}
+    for runs in experiments:
+        every |= {run: job for run, job in runs.items() if run not in every}
+    return every
+
+
 def described(config: Config) -> str:
     """A name for a run that differs from those of the other runs."""
     extras = ["context miss token"] * config.cmt.enabled + ["positional jumps"] * (config.positions.kind == "jumps")
@@ -116,9 +128,7 @@ def report(output: Path | None = None) -> str:
     """The text of scaling.md."""
     assumed = utilisations(output)
     made = {experiment: costs(experiment) for experiment in EXPERIMENTS}
-    every: dict[str, Cost] = {}
-    for runs, _ in made.values():
-        every |= {run: job for run, job in runs.items() if run not in every}
+    every = _once(runs for runs, _ in made.values())
 
     def hours(runs: Iterable[Cost]) -> list[str]:
         runs = list(runs)

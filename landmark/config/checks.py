@@ -227,9 +227,10 @@ def _check_transformers(config: Config) -> None:
     if model.architecture is not None and (model.name is not None or model.family is not None):
         raise UserError(f"model.architecture={model.architecture}: leave out model.name and model.family")
     if model.name is None and model.family is None:
-        for key, value in (("model.lora_rank", model.lora_rank), ("start", config.start)):
-            if value is not None:
-                raise UserError(f"{key}={value}: is for models of transformers, see model.name and model.family")
+        if model.lora_rank is not None:
+            raise UserError(
+                f"model.lora_rank={model.lora_rank}: is for models of transformers, see model.name and model.family"
+            )
         return
     if model.lora_rank is not None and model.name is None and config.start is None:
         raise UserError(f"model.lora_rank={model.lora_rank}: adapters need a trained model, set model.name")

@@ -21,11 +21,18 @@ def build(model: ModelConfig, tokenizer: Vocabulary, cmt: bool = False, start: s
         tokenizer: has the vocabulary and the landmark's id; with `start`, a transformers tokenizer is saved with the
             model.
         cmt: whether the model has a context miss token.
-        start: folder, or name on the hub, of a transformers model whose training is continued (None: new weights).
+        start: folder of a model whose training is continued, or of one of transformers its name on the hub (None: new
+            weights).
+
+    Raises UserError where the model in `start` has another shape, or none is there.
     """
     config = decoder_config(model, tokenizer, cmt)
-    if start is None and model.family is None:
-        return new_decoder(config)
+    if model.family is None and model.name is None:
+        if start is None:
+            return new_decoder(config)
+        from landmark.models.checkpoint import load
+
+        return load(start, config).train()
     from landmark.models import pretrained
 
     if start is None:

@@ -200,7 +200,6 @@ def test_a_prompt_and_a_memory_belong_to_a_task(configure, overrides, said):
     [
         (("model=landmark", "model.as_is=true"), r"model\.as_is=true"),
         (("model=landmark", "model.lora_rank=4"), r"model\.lora_rank=4: is for models of transformers"),
-        (("model=landmark", "start=base"), "start=base: is for models of transformers"),
         (("model=llama_landmark", "model.lora_rank=4"), "adapters need a trained model"),
         (("model=llama", "model.name=x"), "leave out model.family and start"),
         (("model=llama", "model.architecture=x"), "leave out model.name and model.family"),

@@ -1,0 +1,325 @@
+"""What 1, 8, 64 and 512 GPUs do, by a simulation of a training step: `python -m benchmarks.simulation`.
+
+It writes docs/scaling.md. A step is a list of layers; each is computed in turn, and the network sends what the layers
+need or have made, one thing at a time, while others are computed. What is assumed stands in `Machine`.
+"""
+
+import csv
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from benchmarks.scaling import CPU_RESULTS, PEAK, every_run, table
+from landmark.experiment.plan import Cost
+from landmark.utils.files import write_atomic
+from landmark.utils.flops import keys_per_query
+from landmark.utils.locations import ROOT
+
+PATH = ROOT / "docs" / "scaling.md"
+GPUS = (1, 8, 64, 512)
+HALF, SINGLE = 2, 4  # bytes of a number
+STATE = 16  # bytes of a weight in training: itself, its gradient and two moments, in float32
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Nodes of H100s, by their data sheets, and what is assumed of them.
+
+    peak: FLOP/s, dense bfloat16. utilisation: the share of it that matrix products reach, assumed. attention: time of
+    landmark attention by that of causal flash attention, assumed. node: GPUs of a node. link: bytes/s that a GPU sends
+    to others of its node. fabric: bytes/s that a node sends to others. reached: share of both that collective
+    operations reach, assumed. latency: seconds of each of their steps, assumed. memory: bytes of a GPU. bandwidth:
+    bytes/s of its memory.
+    """
+
+    peak: float = PEAK
+    utilisation: float = 0.4
+    attention: float = 1.3
+    node: int = 8
+    link: float = 450e9
+    fabric: float = 8 * 50e9
+    reached: float = 0.8
+    latency: float = 10e-6
+    memory: float = 80e9
+    bandwidth: float = 3.35e12
+
+    def ring(self, size: float, gpus: int) -> float:
+        """Seconds to gather `size` bytes from all GPUs to all, or to sum them into shares."""
+        if gpus == 1:
+            return 0.0
+        speed = self.link if gpus <= self.node else min(self.link, self.fabric)
+        return (gpus - 1) / gpus * size / (speed * self.reached) + self.latency * (gpus - 1).bit_length()
+
+
+@dataclass(frozen=True)
+class Model:
+    """The shape of a decoder. matrices: of the MLP, 3 where it is gated. tied: whether table and head are one."""
+
+    layers: int
+    width: int
+    heads: int
+    kv_heads: int
+    mlp: int
+    matrices: int
+    vocabulary: int
+    tied: bool
+
+    @property
+    def dim(self) -> int:
+        return self.width // self.heads
+
+    @property
+    def layer(self) -> int:
+        """Weights of a layer."""
+        return 2 * self.width * (self.width + self.kv_heads * self.dim) + self.matrices * self.width * self.mlp
+
+    @property
+    def weights(self) -> int:
+        return self.layers * self.layer + self.vocabulary * self.width * (1 if self.tied else 2)
+
+
+PAPER = Model(12, 1024, 8, 8, 4096, 2, 50304, tied=True)
+LLAMA = Model(32, 4096, 32, 8, 14336, 3, 128256, tied=False)  # Llama 3 8B
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is trained.
+
+    tokens: of a step, of all GPUs. keys: mean number that a query attends to. sharded: whether weights, gradients and
+    moments are shared out (FSDP), or kept by each GPU (DDP). together: GPUs that share a window. recomputes: whether
+    the forward pass is done again in the backward pass.
+    """
+
+    model: Model
+    tokens: float
+    keys: float
+    sharded: bool
+    together: int = 1
+    recomputes: bool = False
+
+
+@dataclass(frozen=True)
+class Step:
+    """seconds: of a step. computing: those in which a GPU computes."""
+
+    seconds: float
+    computing: float
+
+    @property
+    def waiting(self) -> float:
+        """The share in which it waits."""
+        return max(0.0, 1 - self.computing / self.seconds)
+
+
+def simulate(work: Work, gpus: int, machine: Machine) -> Step:
+    """A step, from the first layer's forward pass to the last gradient."""
+    model, own = work.model, work.tokens / gpus
+    products = 2 * own / (machine.utilisation * machine.peak)  # seconds of a weight
+    attention = 4 * own * work.keys * model.width / (machine.utilisation * machine.peak) * machine.attention
+    head = model.vocabulary * model.width
+    forward = [*[products * model.layer + attention] * model.layers, products * head]
+    weights = [*[model.layer] * model.layers, model.weights - model.layers * model.layer]
+    sent = own * (2 * model.heads + 2 * model.kv_heads) * model.dim * HALF  # queries, keys, values and outputs
+    exchange = machine.ring(sent, work.together) if work.together > 1 else 0.0
+    exchanges = [*[exchange] * model.layers, 0.0]
+    backward = [(3 if work.recomputes else 2) * each for each in forward]
+    again = 2 if work.recomputes else 1
+
+    computed = network = 0.0
+    for size, seconds, wait in zip(weights, forward, exchanges, strict=True):
+        if work.sharded:
+            network += machine.ring(size * HALF, gpus)
+            computed = max(computed, network)
+        computed += seconds + wait
+    for size, seconds, wait in zip(reversed(weights), reversed(backward), reversed(exchanges), strict=True):
+        computed += seconds + again * wait
+        if gpus > 1:
+            times = 1 if work.sharded else 2  # shares of the sum, or the sum for all
+            network = max(network, computed) + times * machine.ring(size * SINGLE, gpus)
+    return Step(max(computed, network), sum(forward) + sum(backward))
+
+
+def fits(work: Work, gpus: int, machine: Machine, window: float) -> bool:
+    """Whether states, copies of the weights, and the inputs of all layers of a window fit into a GPU's memory."""
+    model = work.model
+    states = STATE * model.weights / (gpus if work.sharded else 1)
+    copies = HALF * model.weights if work.sharded else 0
+    inputs = window / work.together * model.width * model.layers * HALF
+    return states + copies + inputs < 0.9 * machine.memory
+
+
+def of_paper(run: Cost) -> Work:
+    """A run of the paper's size. Its mean number of keys follows from its FLOPs."""
+    keys = (run.flops / run.tokens - 6 * PAPER.weights) / (12 * PAPER.layers * PAPER.width)
+    return Work(PAPER, run.tokens / run.config.train.steps, keys, sharded=False)
+
+
+def shortest(runs: Sequence[Cost], gpus: int, machine: Machine) -> tuple[float, int]:
+    """Hours to train all runs, and on how many GPUs each of them: the fastest way."""
+    ways = []
+    for each in (2**n for n in range(8)):  # the paper's batch has 128 windows
+        if each <= gpus:
+            ends = [0.0] * (gpus // each)
+            hours = [simulate(of_paper(run), each, machine).seconds * run.config.train.steps / 3600 for run in runs]
+            for one in sorted(hours, reverse=True):
+                ends.sort()
+                ends[0] += one
+            ways.append((max(ends), each))
+    return min(ways)
+
+
+def of_step(runs: Sequence[Cost], machine: Machine) -> Iterable[list[str]]:
+    """A line for each number of GPUs: a step of the landmark model, and all runs."""
+    landmark = of_paper(next(run for run in runs if run.name.startswith("landmark")))
+    alone = simulate(landmark, 1, machine).seconds
+    for gpus in GPUS:
+        hours, each = shortest(runs, gpus, machine)
+        most = min(gpus, 128)
+        step = simulate(landmark, most, machine)
+        speedup = f"{alone / step.seconds:.0f}" + (f" (on {most})" if most < gpus else "")
+        yield [str(gpus), f"{1e3 * step.seconds:.0f}", speedup, f"{step.waiting:.0%}", f"{hours:.1f}", str(each)]
+
+
+def of_llama(machine: Machine) -> Iterable[list[str]]:
+    """A line for each window and number of GPUs."""
+    for window, keys, name in (
+        (32_768, keys_per_query(32_768), "32 K, whole"),
+        (131_072, keys_per_query(131_072), "128 K, whole"),
+        (1_048_576, keys_per_query(1_048_576), "1 M, whole"),
+        (4_096, keys_per_query(4_096) + 4 * 63, "any length, 4 K at a time with a memory"),
+    ):
+        for gpus in GPUS[1:]:
+            together = LLAMA.kv_heads if window > 4_096 else 1
+            work = Work(LLAMA, max(1 << 22, window * gpus / together), keys, True, together, recomputes=True)
+            step = simulate(work, gpus, machine)
+            speed = work.tokens / step.seconds
+            told = [f"{speed:,.0f}", f"{1e9 / speed / 3600:,.1f}", f"{step.waiting:.0%}"]
+            yield [name, str(gpus), *(told if fits(work, gpus, machine, window) else ["does not fit", "", ""])]
+
+
+def of_memory(machine: Machine) -> Iterable[list[str]]:
+    """A line for each length and number of GPUs: a memory of the Llama, and a token that is generated."""
+    model, block, k = LLAMA, 63, 4
+    for tokens, gpus in ((131_072, 1), (1_048_576, 1), (1_048_576, 2), (1_048_576, 8)):
+        kept = tokens * model.layers * model.kv_heads * model.dim * HALF * (2 + 1 / block)
+        scanned = tokens / block / gpus * model.layers * model.kv_heads * model.dim * HALF
+        read = (model.layers * k * block * 2 * model.kv_heads * model.dim + model.weights) * HALF
+        sent = model.heads * (12 * (gpus - 1) * k + 8 * (gpus - 1) / gpus * (model.dim + 2))  # of each process
+        hops = model.layers * (machine.ring(sent, gpus) + machine.latency * (gpus > 1))
+        dense = (tokens * model.layers * 2 * model.kv_heads * model.dim + model.weights) * HALF / machine.bandwidth
+        floor = (scanned + read) / machine.bandwidth + hops
+        fitting = "" if kept / gpus + HALF * model.weights < machine.memory else ", does not fit"
+        times = [f"{1e3 * floor:.1f}", f"{1e3 * dense / gpus:.1f}"]
+        yield [f"{tokens:,}", str(gpus), f"{kept / gpus / 1e9:.0f}{fitting}", *times]
+
+
+def of_data() -> Iterable[list[str]]:
+    """A line for each corpus and number of cores; the speed of two was measured."""
+    with open(CPU_RESULTS, encoding="utf-8") as file:
+        (speed,) = (float(row["value"]) for row in csv.DictReader(file) if row["measured"] == "landmark.data.prepare")
+    for name, tokens, text in (("PG-19", 2.0e9, 11.0e9), ("10¹² tokens", 1e12, 4.5e12)):
+        for machines, cores in ((1, 2), (1, 64), (16, 64)):
+            work, read = tokens / (speed / 2 * cores * machines), text / READ
+            hours = [f"{each / 3600:,.2f}" for each in (work, read, max(work, read))]
+            yield [name, f"{machines} × {cores}", *hours, f"{2 * tokens * HALF / 1e9:,.0f}"]
+
+
+def report() -> str:
+    """The text of docs/scaling.md."""
+    runs = every_run()
+    machine, thin = Machine(), replace(Machine(), fabric=50e9)
+    step = ["GPUs", "ms a step", "speed-up", "waiting", "h, all eight runs", "GPUs of a run"]
+    llama = ["window", "GPUs", "tokens/s", "h for 10⁹ tokens", "waiting"]
+    return TEXT.format(
+        machine=machine,
+        peak=f"{machine.peak / 1e12:.0f}",
+        link=f"{machine.link / 1e9:.0f}",
+        adapter=f"{machine.fabric / 8e9:.0f}",
+        latency=f"{machine.latency * 1e6:.0f}",
+        bandwidth=f"{machine.bandwidth / 1e12:.2f}",
+        weights=f"{PAPER.weights / 1e6:.0f}",
+        llama_weights=f"{LLAMA.weights / 1e9:.1f}",
+        llama_groups=LLAMA.kv_heads,
+        step=table(step, of_step(runs, machine)),
+        thin=table(step, of_step(runs, thin)),
+        llama=table(llama, of_llama(machine)),
+        memory=table(
+            ["tokens", "GPUs", "GB of each", "ms a token, at least", "dense attention, at least"], of_memory(machine)
+        ),
+        data=table(
+            ["corpus", "machines × cores", "h to tokenise", "h to read", "h", "GB of disk while joining"], of_data()
+        ),
+    )
+
+
+READ = 1e9  # bytes/s of text that each process reads, assumed
+
+TEXT = """# What 1, 8, 64 and 512 GPUs do
+
+`python -m benchmarks.simulation` writes this page, and a test compares the two. **No number of a GPU here was
+measured.** The program simulates a training step: layers are computed one after the other, and the network sends
+one thing at a time while they are. The bytes are those that the [programs send](../benchmarks/ranks.md), which were
+counted and measured; so was the speed of tokenising, on two CPU cores. All else follows from these assumptions:
+
+| assumed | value | from |
+| --- | ---: | --- |
+| matrix products of an H100 | {machine.utilisation:.0%} of {peak} TFLOP/s | data sheet; the share is assumed |
+| landmark attention | {machine.attention} × causal flash attention | the aim for GPUs; 1.09 to 1.35 on CPUs |
+| a GPU sends to its node of {machine.node} | {machine.reached:.0%} of {link} GB/s | data sheet; the share is assumed |
+| a node sends to others | {machine.reached:.0%} of 8 adapters of {adapter} GB/s | data sheet; the share is assumed |
+| each of the log₂ n steps of a collective operation | {latency} µs | assumed |
+| memory read | {bandwidth} TB/s | data sheet |
+
+`waiting` is the share of a step in which GPUs compute nothing. `python -m benchmarks.simulation` with other numbers
+in `Machine` tells what they change.
+
+## The paper's models
+
+A step has 128 windows of 512 tokens, so a run has no use for more than 128 GPUs ({weights} M weights,
+`trainer=ddp`, gradients in float32). `ms a step`, `speed-up` and `waiting` are of the landmark model on all GPUs;
+the hours are those of all eight [runs](../benchmarks/scaling.md) when each has as many GPUs as is fastest.
+
+{step}
+
+With one adapter a node:
+
+{thin}
+
+Small models on many GPUs wait for their gradients. Several runs beside each other use a cluster better than one run
+on all of it.
+
+## A model of 8 B weights, trained on long windows
+
+The shape of Llama 3 8B ({llama_weights} B weights). `trainer=fsdp`: weights, gradients and moments are shared out,
+the forward pass is done again in the backward pass. A step has four million tokens, or a window for each group. A
+whole window is shared by {llama_groups} GPUs, as many as there are heads of keys
+(`landmark.attention.context_parallel`, not yet a setting of trainings). Read 4096 tokens at a time with a memory
+(`train.local`), of which each query sees four blocks of 63, a text of any length costs the same a token; then no
+GPUs share a window.
+
+{llama}
+
+## A memory of 8 B weights' keys and values
+
+`landmark.memory.over_ranks` shares out blocks, and each process has the whole model in bfloat16. A generated token
+reads the model, all landmarks of its share, and four blocks a layer; the least time is that of reading these bytes
+and of the messages. Dense attention reads all keys and values.
+
+{memory}
+
+## Data
+
+`task=prepare` on machines that share a file system ([how](cluster.md#preparing-a-large-corpus)). Two cores tokenise
+with GPT-2's vocabulary at the measured speed; more are assumed to be faster in proportion. Each process reads the
+whole text, at 1 GB/s.
+
+{data}
+"""
+
+
+def main() -> None:
+    write_atomic(PATH, report())
+
+
+if __name__ == "__main__":
+    main()

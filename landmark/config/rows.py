@@ -153,6 +153,9 @@ def _with_start(config: Config, texts: dict[str, str], shared: list[str], compos
     if base.start is not None:
         raise UserError(f"start={config.start}: that row starts from another, {base.start}")
     check_settings(base)
+    shapes = [(replace(one.model, backend=""), one.cmt.enabled) for one in (base, config)]
+    if config.model.family is None and shapes[0] != shapes[1]:
+        raise UserError(f"start={config.start}: that row's model has another shape: give both the same model settings")
     base = replace(resolve(base), seed=config.seed, seeds=None, rows={}, compare={})
     return replace(config, start_run=to_dict(base))
 

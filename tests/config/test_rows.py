@@ -216,6 +216,9 @@ def test_a_start_that_is_no_row_is_refused(composer):
         rows = {**config.rows, "odd": f"model=llama_landmark start={text} eval.length=512"}
         with pytest.raises(UserError, match=said):
             select(replace(config, rows=rows), overrides, composer, check)
+    mixed = ["model=landmark", "tokenizer=bytes", "size=nano", "+rows={a: 'model.block_size=9', b: 'start=a'}"]
+    with pytest.raises(UserError, match="start=a: that row's model has another shape"):
+        select(to_config(composer(mixed)), mixed, composer, check)
     alone = ["model=llama_landmark", "start=base_512", "tokenizer=bytes", "size=nano"]
     with pytest.raises(UserError, match="there is none"):
         select(to_config(composer(alone)), alone, composer, check)

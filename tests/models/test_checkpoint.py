@@ -1,13 +1,14 @@
 """Weights on disk: whole or not at all, and only for the model they belong to."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
 import landmark
-from landmark.models import Decoder, DecoderConfig, save
+from landmark.models import Decoder, DecoderConfig, build, save
 from landmark.models.checkpoint import load
 from landmark.models.construction import new_decoder
 from landmark.utils.errors import UserError
@@ -62,6 +63,26 @@ def test_another_configuration_is_refused_and_the_difference_shown(folder):
     with pytest.raises(UserError, match="num_layers is 2, not 3; block_size is 5, not 7"):
         load(folder, expected)
     load(folder, replace(CONFIG, backend="reference"))
+
+
+def test_a_training_starts_from_it(folder, configure):
+    """The weights are those of the folder, whatever would have been drawn, and are trained on."""
+    shape = ("model.num_layers=2", "model.num_heads=2", "model.head_dim=8", "model.mlp_dim=32", "model.block_size=5")
+    config, vocabulary = (
+        configure("model=landmark", "recipe=paper", *shape),
+        SimpleNamespace(vocab_size=64, landmark=60),
+    )
+    model = build(config.model, vocabulary, start=str(folder))
+    assert model.training
+    for name, tensor in load(folder).state_dict().items():
+        assert torch.equal(model.state_dict()[name], tensor)
+    assert not torch.equal(build(config.model, vocabulary).state_dict()["embedding.weight"], tensor_of(folder))
+    with pytest.raises(UserError, match="block_size is 5, not 7"):
+        build(replace(config.model, block_size=7), vocabulary, start=str(folder))
+
+
+def tensor_of(folder):
+    return load(folder).state_dict()["embedding.weight"]
 
 
 def test_files_cut_short_are_refused(folder):

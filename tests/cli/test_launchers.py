@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -23,8 +24,13 @@ TINY = [
 ]
 SBATCH = """#!/bin/bash
 last=$(sed -n 's/^#SBATCH --array=0-\\([0-9]*\\)%.*/\\1/p' "$1")
-export SLURM_ARRAY_JOB_ID=7 SLURM_NTASKS=1 SLURM_JOB_NUM_NODES=1 SLURM_NODEID=0 SLURM_PROCID=0 SLURM_LOCALID=0
-(for task in $(seq 0 "$last"); do SLURM_JOB_ID=7$task SLURM_ARRAY_TASK_ID=$task bash "$1"; done) >/dev/null 2>&1 &
+export SLURM_NTASKS=1 SLURM_JOB_NUM_NODES=1 SLURM_NODEID=0 SLURM_PROCID=0 SLURM_LOCALID=0
+if [[ -z $last ]]; then
+  SLURM_JOB_ID=7 bash "$1" >/dev/null 2>&1 &
+else
+  export SLURM_ARRAY_JOB_ID=7
+  (for task in $(seq 0 "$last"); do SLURM_JOB_ID=7$task SLURM_ARRAY_TASK_ID=$task bash "$1"; done) >/dev/null 2>&1 &
+fi
 echo "Submitted batch job 7"
 """
 SRUN = """#!/bin/bash
@@ -34,8 +40,19 @@ while [[ $1 == --* ]]; do
 done
 "$@" >"${output//%t/0}" 2>&1
 """
+SRUN_ON_TWO = """#!/bin/bash
+while [[ $1 == --* ]]; do
+  [[ $1 == --output ]] && shift && output=${1//%j/$SLURM_JOB_ID}
+  shift
+done
+export SLURM_STEP_ID=0 SLURM_NTASKS=2 SLURM_NTASKS_PER_NODE=1 SLURM_NNODES=2 SLURM_NODELIST=127.0.0.1
+for node in 0 1; do
+  SLURM_PROCID=$node SLURM_NODEID=$node SLURM_LOCALID=0 "$@" >"${output//%t/$node}" 2>&1 &
+done
+wait
+"""
 SACCT = """#!/bin/bash
-printf 'JobID|State|NodeList\\n7_0|RUNNING|here\\n7_1|RUNNING|here\\n'
+printf 'JobID|State|NodeList\\n7|RUNNING|here\\n7_0|RUNNING|here\\n7_1|RUNNING|here\\n'
 """
 
 
@@ -69,16 +86,20 @@ def test_first_trains_then_evaluates(tmp_path):
     assert read_json(record)["provenance"]["command"] == alone
 
 
-def test_slurm_gets_an_array(tmp_path):
-    tools = tmp_path / "bin"
+def slurm(folder, srun=SRUN):
+    """An environment in which Slurm's commands are stand-ins."""
+    tools = folder / "bin"
     tools.mkdir()
-    for name, text in (("sbatch", SBATCH), ("srun", SRUN), ("sacct", SACCT)):
+    for name, text in (("sbatch", SBATCH), ("srun", srun), ("sacct", SACCT)):
         (tools / name).write_text(text)
         (tools / name).chmod(0o755)
+    return os.environ | {"PATH": f"{tools}:{os.environ['PATH']}"}
+
+
+def test_slurm_gets_an_array(tmp_path):
     arguments = ["-m", *TINY, f"output={tmp_path}", "task=plan", "row=plain_512,landmark_2048"]
     cluster = ["hydra/launcher=submitit_slurm", "hydra.launcher.partition=gpu", "hydra.launcher.gpus_per_node=4"]
-    environment = os.environ | {"PATH": f"{tools}:{os.environ['PATH']}"}
-    done = start(*arguments, *cluster, environment=environment)
+    done = start(*arguments, *cluster, environment=slurm(tmp_path))
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "sweeps" / ".submitit"
     script = (folder / "7" / "7_submission.sh").read_text()
@@ -86,6 +107,27 @@ def test_slurm_gets_an_array(tmp_path):
     assert asked <= set(re.findall(r"^#SBATCH --(.*)$", script, re.M))
     for task in (0, 1):
         assert "missing: 1 runs, 1 rows" in (folder / f"7_{task}" / f"7_{task}_0_log.out").read_text()
+
+
+def test_a_job_of_slurm_trains_on_two_machines(tmp_path):
+    """A process on each, of which the first prepares, tells the other what to train, and writes the record."""
+    arguments = ["-m", *TINY, f"output={tmp_path}", "task=train", "row=plain_512", "trainer=ddp"]
+    cluster = ["hydra/launcher=submitit_slurm", "hydra.launcher.nodes=2", "hydra.launcher.tasks_per_node=1"]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    environment = slurm(tmp_path, SRUN_ON_TWO) | {"MASTER_PORT": port}
+    done = start(*arguments, *cluster, "trainer.accelerator=cpu", environment=environment)
+    folder = tmp_path / "sweeps" / ".submitit" / "7"
+    logs = [file.read_text() for file in sorted(folder.glob("7_*_log.*"))]
+    assert done.returncode == 0, (done.stderr, logs)
+    assert "#SBATCH --nodes=2" in (folder / "7_submission.sh").read_text()
+    (record,) = (tmp_path / "records" / "runs").iterdir()
+    assert read_json(record)["results"]["steps"] == 2
+    first, second = ("".join(file.read_text() for file in folder.glob(f"7_{node}_log.*")) for node in (0, 1))
+    assert "training for 2 steps" in first
+    assert "training for 2 steps" not in second
+    assert {file.name for file in folder.glob("*_result.pkl")} == {"7_0_result.pkl", "7_1_result.pkl"}
 
 
 def test_joblib_works_on_each(tmp_path):

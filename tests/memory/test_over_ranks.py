@@ -83,6 +83,31 @@ def check_window() -> None:
             attention_over_ranks(attend, *(x[:, :2] for x in own), ranks)
 
 
+def check_a_million_tokens() -> None:
+    """The last two chunks retrieve from all 4096 blocks, a quarter of them in each process."""
+    ranks, size = join(), 1 << 11
+    one, shared = Memory(255, k=2), MemoryOverRanks(255, ranks, k=2)
+    generator = torch.Generator().manual_seed(0)
+    retrieved: list[torch.Tensor] = []
+    one.observer = lambda seen: retrieved.append(seen.ages)
+    for number in range(1 << 9):
+        one.k = shared.k = 2 if number > (1 << 9) - 3 else 0
+        q, k, v = (torch.randn(1, 1, size, 4, dtype=torch.float64, generator=generator) for _ in range(3))
+        out = shared.attend(1, q, k, v)
+        if ranks.rank == 0:
+            torch.testing.assert_close(out, one.attend(1, q, k, v), **EXACT)
+            one.commit()
+        shared.commit()
+    assert shared.position == 1 << 20
+    assert len(shared.layers[1].store.own) == 1 << 10
+    if ranks.rank == 0:
+        assert sum(int((ages > 2048).sum()) for ages in retrieved) > 1000, "few queries retrieve what is far"
+
+
+def test_a_million_tokens_over_four_processes():
+    together(4, check_a_million_tokens)
+
+
 @pytest.mark.parametrize("processes", [2, 4])
 @pytest.mark.parametrize("check", [check_memory, check_window])
 def test_processes_together_are_as_one(processes, check):

@@ -8,7 +8,7 @@ processes, H heads of d channels of 4 bytes, k blocks a query, a memory of N tok
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -18,10 +18,17 @@ from torch import Tensor
 from landmark.attention import landmark_attention
 from landmark.attention.context_parallel import attention_over_ranks
 from landmark.memory.over_ranks import MemoryOverRanks
+from landmark.results.figures import drawing
+from landmark.results.figures.marks import Point, curves, point
+from landmark.results.figures.style import COLOURS, Look
+from landmark.utils.files import write_atomic
 from landmark.utils.ranks import Ranks
 
 HEADS, DIM, LENGTH, BLOCK, K, LOCAL = 8, 64, 2048, 63, 4, 256
 FLOAT = 4  # bytes
+OURS, RING = "blocks stay, outputs are sent", "ring attention"
+LENGTHS = (1024, 4096, 16384, 65536)  # of a memory
+PICTURE = Path(__file__).parent / "ranks.png"
 
 
 def on_loopback() -> int:
@@ -35,6 +42,7 @@ def measured(ranks: Ranks, work: Callable[[], object], tokens: int, times: int =
     work()
     dist.barrier()
     before, ranks.sent = on_loopback(), 0.0
+    dist.barrier()  # or others had begun to send
     for _ in range(times):
         work()
     dist.barrier()
@@ -54,6 +62,14 @@ def filled(ranks: Ranks, tokens: int) -> MemoryOverRanks:
         memory.attend(0, *(torch.randn(1, HEADS, LOCAL, DIM) for _ in range(3)))
         memory.commit()
     return memory
+
+
+def draw(points: Sequence[Point], processes: int) -> bytes:
+    """A PNG: bytes sent for a token against the length of the memory."""
+    x = {"title": "tokens in memory", "scale": {"type": "log"}, "axis": {"values": LENGTHS, "format": ",d"}}
+    y = {"title": "bytes sent for a token, one layer", "scale": {"type": "log"}, "axis": {"format": "~s"}}
+    looks = {OURS: Look(COLOURS["landmark"]), RING: Look(COLOURS["transformer"], "square", filled=False)}
+    return drawing.png(f"{processes} processes", [[curves("A memory over several processes", points, looks, x, y)]])
 
 
 def main() -> None:
@@ -77,7 +93,8 @@ def main() -> None:
             *measured(ranks, lambda: ring(ranks, *own[1:]), LENGTH),
         ),
     ]
-    for tokens in (4096, 16384):
+    points: list[Point] = []
+    for tokens in LENGTHS:
         memory, chunk = filled(ranks, tokens), [torch.randn(1, HEADS, LOCAL, DIM) for _ in range(3)]
 
         def read(memory: MemoryOverRanks = memory, chunk: list[Tensor] = chunk) -> None:
@@ -93,6 +110,7 @@ def main() -> None:
                 *measured(ranks, read, LOCAL),
             )
         )
+        points.append(point(OURS, tokens, rows[-1][-2]))
         stored = [torch.randn(1, HEADS, tokens // n, DIM) for _ in range(2)]
         rows.append(
             (
@@ -102,12 +120,14 @@ def main() -> None:
                 *measured(ranks, functools.partial(ring, ranks, *stored), LOCAL, 1),
             )
         )
+        points.append(point(RING, tokens, rows[-1][-2]))
     if ranks.rank == 0:
         print(f"{n} processes, H={HEADS}, d={DIM}, k={K}, chunks of c={LOCAL} tokens; bytes a token, forward\n")
         print("| one layer | formula | by it | counted | measured |\n| --- | --- | ---: | ---: | ---: |")
         for name, formula, value, interface, counted in rows:
             assert math.isclose(counted, value), (name, counted, value)
             print(f"| {name} | {formula} | {value:,.0f} | {counted:,.0f} | {interface:,.0f} |")
+        write_atomic(PICTURE, draw(points, n))
     dist.destroy_process_group()
 
 

@@ -44,7 +44,14 @@ class Parts:
     """The parts of one split, in a folder that all processes see."""
 
     def __init__(self, source: Source, split: str, tokenizer: Tokenizer, folder: Path, is_over: Callable[[], bool]):
-        """is_over: whether another process has finished the corpus, after which the folder is gone."""
+        """
+        Args:
+            source: of the documents.
+            split: which of its splits.
+            tokenizer: encodes the documents.
+            folder: of the parts.
+            is_over: whether another process has finished the corpus, after which the folder is gone.
+        """
         self._source, self._split, self._tokenizer, self._folder = source, split, tokenizer, folder
         self._is_over = is_over
         self._documents: Iterator[Document] = iter(())
@@ -206,9 +213,14 @@ def _concatenate(files: Iterable[Path], target: Path) -> str:
 def map_in_order(
     function: Callable[[_In], _Out], items: Iterable[_In], workers: int, size: Callable[[_In], int], capacity: int
 ) -> Iterator[_Out]:
-    """Results in the order of the items.
+    """Results in the order of the items, a few of which are in memory at a time.
 
-    At most two items per worker are in memory, or more if their sizes add up to less than `capacity`.
+    Args:
+        function: gives the result of an item.
+        items: read as they are needed.
+        workers: threads.
+        size: of an item.
+        capacity: more than two items per worker are in memory only while their sizes add up to less than this.
     """
     with ThreadPoolExecutor(workers) as pool:
         waiting: deque[tuple[Future[_Out], int]] = deque()

@@ -12,8 +12,8 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
+from landmark.models.architecture import new_decoder
 from landmark.models.config import DecoderConfig
-from landmark.models.construction import new_decoder
 from landmark.models.decoder import Decoder
 from landmark.models.language_model import LanguageModel
 from landmark.utils.errors import UserError

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from landmark.models.config import DecoderConfig, Vocabulary, decoder_config
-from landmark.models.decoder import Decoder
+from landmark.models import checkpoint
+from landmark.models.architecture import new_decoder
+from landmark.models.config import Vocabulary, decoder_config
 from landmark.models.language_model import LanguageModel
-from landmark.utils.extensions import load_extension
 
 if TYPE_CHECKING:
     from landmark.config.schema import ModelConfig
@@ -30,22 +30,9 @@ def build(model: ModelConfig, tokenizer: Vocabulary, cmt: bool = False, start: s
     if model.family is None and model.name is None:
         if start is None:
             return new_decoder(config)
-        from landmark.models.checkpoint import load
-
-        return load(start, config).train()
+        return checkpoint.load(start, config).train()
     from landmark.models import pretrained
 
     if start is None:
         return pretrained.new_of_family(str(model.family), config)
     return pretrained.start_from(start, config, model.lora_rank, getattr(tokenizer, "inner", None))
-
-
-def new_decoder(config: DecoderConfig) -> Decoder:
-    """The paper's decoder, or the `Model` of the module that `config.architecture` names.
-
-    Raises UserError if there is no such module.
-    """
-    name = config.architecture
-    if name is None:
-        return Decoder(config)
-    return load_extension("landmark.models", name, "Model", key="model.architecture")(config)

@@ -9,8 +9,8 @@ from safetensors.torch import save_file
 
 import landmark
 from landmark.models import Decoder, DecoderConfig, build, save
+from landmark.models.architecture import new_decoder
 from landmark.models.checkpoint import load
-from landmark.models.construction import new_decoder
 from landmark.utils.errors import UserError
 
 CONFIG = DecoderConfig(

@@ -159,14 +159,14 @@ class Parts:
                     bar.update(text_bytes)
                 output.flush()
                 os.fsync(output.fileno())
+            is_last = self._read < (number + 1) * self._source.part
+            counts = {"tokens": tokens, "documents": documents, "bytes": num_bytes, "words": words}
+            report = self._source.report(self._split) if is_last else {}  # all documents are read then
+            entry = {**counts, "sha256": digest.hexdigest(), "is_last": is_last, "report": report}
+            write_json(file.with_suffix(".json"), entry)
         except BaseException:
             file.unlink(missing_ok=True)
             raise
-        is_last = self._read < (number + 1) * self._source.part
-        counts = {"tokens": tokens, "documents": documents, "bytes": num_bytes, "words": words}
-        report = self._source.report(self._split) if is_last else {}  # all documents are read then
-        entry = {**counts, "sha256": digest.hexdigest(), "is_last": is_last, "report": report}
-        write_json(file.with_suffix(".json"), entry)
         return entry
 
     def _documents_of(self, number: int) -> Iterator[Document]:

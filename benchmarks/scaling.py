@@ -44,11 +44,16 @@ class Cluster:
 
     def hours(self, runs: Iterable[Cost], utilisation: float) -> float:
         """Hours until all runs are trained, if the longest start first."""
-        ends = [0.0] * self.nodes
-        for run in sorted(runs, key=lambda run: run.flops, reverse=True):
-            ends.sort()
-            ends[0] += run.flops / (self.gpus * utilisation * PEAK) / 3600
-        return max(ends)
+        return time_in_turns((run.flops / (self.gpus * utilisation * PEAK) / 3600 for run in runs), self.nodes)
+
+
+def time_in_turns(times: Iterable[float], places: int) -> float:
+    """When all pieces of work are done, if the longest start first, each at the first place that is free."""
+    ends = [0.0] * places
+    for time in sorted(times, reverse=True):
+        ends.sort()
+        ends[0] += time
+    return max(ends)
 
 
 CLUSTERS = {"1 GPU": Cluster(1, 1), "4 GPUs": Cluster(1, 4), "32 GPUs": Cluster(4, 8)}

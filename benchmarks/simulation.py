@@ -8,7 +8,7 @@ import csv
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from benchmarks.scaling import CPU_RESULTS, PEAK, every_run, table
+from benchmarks.scaling import CPU_RESULTS, PEAK, every_run, table, time_in_turns
 from landmark.experiment.plan import Cost
 from landmark.utils.files import write_atomic
 from landmark.utils.flops import keys_per_query
@@ -159,12 +159,8 @@ def shortest(runs: Sequence[Cost], gpus: int, machine: Machine) -> tuple[float, 
     ways = []
     for each in (2**n for n in range(8)):  # the paper's batch has 128 windows
         if each <= gpus:
-            ends = [0.0] * (gpus // each)
             hours = [simulate(of_paper(run), each, machine).seconds * run.config.train.steps / 3600 for run in runs]
-            for one in sorted(hours, reverse=True):
-                ends.sort()
-                ends[0] += one
-            ways.append((max(ends), each))
+            ways.append((time_in_turns(hours, gpus // each), each))
     return min(ways)
 
 

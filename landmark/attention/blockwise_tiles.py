@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from landmark.attention.alignment import BlockAlignment
+from landmark.attention.softcap import capped_in_place
 from landmark.attention.workspace import Workspace
 from landmark.utils.constants import LOG2_E
 
@@ -94,9 +95,7 @@ class Tile:
         keys, queries = self.keys(k), self.queries(q)
         scores = work("scores", len(q), keys.shape[1], queries.shape[1])
         product(keys, queries.mT, scores, scale * LOG2_E)
-        if cap is not None:
-            scores.div_(cap * LOG2_E).tanh_().mul_(cap * LOG2_E)
-        return self.blocked(scores)
+        return self.blocked(capped_in_place(scores, None if cap is None else cap * LOG2_E))
 
     def gates(self, scores: Tensor) -> Tensor:
         """Scores of the landmarks (N, block, query), −∞ for the query's local blocks and those it does not see."""

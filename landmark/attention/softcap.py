@@ -10,6 +10,11 @@ def capped(scores: Tensor, cap: float | None) -> Tensor:
     return scores if cap is None else (scores / cap).tanh() * cap
 
 
+def capped_in_place(scores: Tensor, cap: float | None) -> Tensor:
+    """`capped`, overwriting the scores."""
+    return scores if cap is None else scores.div_(cap).tanh_().mul_(cap)
+
+
 def slope(scores: Tensor, cap: float, out: Tensor) -> Tensor:
     """The derivative of capped scores with respect to those without a cap, 1 − (capped / cap)², written to `out`."""
     return out.copy_(scores).div_(cap).square_().neg_().add_(1)

@@ -12,8 +12,8 @@ kill, so that preparing goes on where it stopped.
 
 import hashlib
 import os
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -33,6 +33,7 @@ _Out = TypeVar("_Out")
 
 _CAPACITY = 2_000_000  # characters in memory per worker, so that others continue while one has a long document
 _LEAST_SIZE = 10_000  # a shorter document counts as so many characters, because tiny ones take memory too
+_COUNTS = ("tokens", "documents", "bytes", "words")  # of a part, and of a stream
 _COPIED_AT_ONCE = 1 << 24  # bytes
 
 
@@ -56,6 +57,7 @@ class Parts:
         self._is_over = is_over
         self._documents: Iterator[Document] = iter(())
         self._read = -1  # documents that were read; −1: not begun
+        self._shown: Counter[str] = Counter()  # of all parts so far, for the progress bar
 
     def tokenise(self, workers: int, bar: tqdm, say_waiting: Callable[[], object]) -> None:
         """Return when every part is done. Raises Elsewhere where another process finishes the corpus meanwhile.
@@ -65,17 +67,15 @@ class Parts:
             bar: shows the progress, parts of other processes included.
             say_waiting: called before waiting for other processes.
         """
-        done: dict[int, dict[str, Any]] = {}
+        ends: dict[int, bool] = {}  # by the numbers of parts that are done
         for waits in (False, True):
-            number, is_last = 0, False
-            while not is_last:
-                if number not in done:
-                    entry = self._entry(number) or self._work(number, workers, bar, waits, say_waiting)
+            number = 0
+            while number == 0 or not ends.get(number - 1, False):
+                if number not in ends:
+                    entry = self._done(number, bar) or self._work(number, workers, bar, waits, say_waiting)
                     if entry is not None:
-                        done[number] = entry
-                        bar.set_postfix_str(_so_far(done.values()), refresh=False)
-                        bar.update(sum(each["bytes"] for each in done.values()) - bar.n)
-                is_last, number = number in done and done[number]["is_last"], number + 1
+                        ends[number] = entry["is_last"]
+                number += 1
 
     def join(self, target: Path) -> dict[str, Any]:
         """Write the stream from its parts, which are all done. Returns its counts for the manifest.
@@ -94,21 +94,32 @@ class Parts:
             sha256 = filled[0][1]["sha256"]
         else:
             sha256 = _concatenate([file for file, _ in filled], target)
-        counts = {name: sum(entry[name] for entry in done) for name in ("tokens", "documents", "bytes", "words")}
+        counts = {name: sum(entry[name] for entry in done) for name in _COUNTS}
         return {"file": target.name, **counts, "sha256": sha256, **done[-1]["report"]}
 
     def _file(self, number: int) -> Path:
         return self._folder / f"{self._split}-{number:06d}.bin"
 
-    def _entry(self, number: int) -> dict[str, Any] | None:
-        """The counts of a part; None: it is not done."""
+    def _done(self, number: int, bar: tqdm) -> dict[str, Any] | None:
+        """The counts of a part that was done before, or by another process; None: it is not done."""
         file = self._file(number).with_suffix(".json")
         try:
-            return read_json(file) if file.exists() else None
+            if not file.exists():
+                return None
+            entry = read_json(file)
         except UserError:
             if self._is_over():  # and the file is gone
                 raise Elsewhere from None
             raise
+        self._show({name: entry[name] for name in _COUNTS}, bar)
+        return entry
+
+    def _show(self, counts: dict[str, int], bar: tqdm) -> None:
+        """Add documents to the progress."""
+        self._shown.update(counts)
+        shown = f"{self._shown['documents']} documents, {self._shown['tokens'] / 1e6:.1f} M tokens"
+        bar.set_postfix_str(shown, refresh=False)
+        bar.update(counts["bytes"])
 
     def _work(
         self, number: int, workers: int, bar: tqdm, waits: bool, say_waiting: Callable[[], object]
@@ -129,14 +140,14 @@ class Parts:
         try:
             if self._is_over():
                 raise Elsewhere
-            return self._entry(number) or self._write(number, workers, bar)
+            return self._done(number, bar) or self._write(number, workers, bar)
         finally:
             lock.release()
 
     def _write(self, number: int, workers: int, bar: tqdm) -> dict[str, Any]:
         tokenizer, file = self._tokenizer, self._file(number)
         end, digest = np.array([tokenizer.eot], dtype=tokenizer.dtype).tobytes(), hashlib.sha256()
-        tokens = documents = num_bytes = words = 0
+        counts: Counter[str] = Counter(dict.fromkeys(_COUNTS, 0))
 
         def tokenise(document: Document) -> tuple[np.ndarray, int, int]:
             text = document.text.encode()
@@ -152,15 +163,12 @@ class Parts:
                     for part in (ids.tobytes(), end):
                         output.write(part)
                         digest.update(part)
-                    tokens += len(ids) + 1
-                    documents += 1
-                    num_bytes += text_bytes
-                    words += text_words
-                    bar.update(text_bytes)
+                    added = {"tokens": len(ids) + 1, "documents": 1, "bytes": text_bytes, "words": text_words}
+                    counts.update(added)
+                    self._show(added, bar)
                 output.flush()
                 os.fsync(output.fileno())
             is_last = self._read < (number + 1) * self._source.part
-            counts = {"tokens": tokens, "documents": documents, "bytes": num_bytes, "words": words}
             report = self._source.report(self._split) if is_last else {}  # all documents are read then
             entry = {**counts, "sha256": digest.hexdigest(), "is_last": is_last, "report": report}
             write_json(file.with_suffix(".json"), entry)
@@ -181,11 +189,6 @@ class Parts:
             self._read += 1
             if self._read > first:
                 yield document
-
-
-def _so_far(done: Collection[dict[str, Any]]) -> str:
-    documents, tokens = (sum(each[name] for each in done) for name in ("documents", "tokens"))
-    return f"{documents} documents, {tokens / 1e6:.1f} M tokens"
 
 
 def _link(file: Path, target: Path) -> None:

@@ -76,10 +76,10 @@ def evaluate(
         if progress is not None:
             progress(done, total)
     measured.stop()
-    losses = counted.entries()
-    size, nats = text_size(stream.tokens, [segment.targets for segment in cut], tokenizer), losses["nll"] * done
+    entries = counted.entries()
+    size, nats = text_size(stream.tokens, [segment.targets for segment in cut], tokenizer), entries["nll"] * done
     results = {
-        **losses,
+        **entries,
         "bits_per_byte": nats / size.num_bytes / math.log(2),
         "word_perplexity": math.exp(min(700.0, nats / max(1, size.words))),
         **measured.entries(sum(s.length for s in cut)),

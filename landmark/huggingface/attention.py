@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +40,18 @@ def beside(landmarks: LandmarkWindow | LandmarkCache) -> Iterator[None]:
         _BESIDE.reset(token)
 
 
+class Scoring(NamedTuple):
+    """How a layer makes scores, as its model says.
+
+    scale: factor of the scores. sinks: (H,), scores of a place without a value; None: there are none. softcap: cap of
+    the scores; None: there is none.
+    """
+
+    scale: float
+    sinks: Tensor | None = None
+    softcap: float | None = None
+
+
 class LandmarkWindow:
     """Landmark attention inside whole windows, for training: nothing is kept.
 
@@ -61,34 +73,22 @@ class LandmarkWindow:
         )
         self.attended: set[int] = set()
 
-    def attend(
-        self,
-        layer: int,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        scale: float,
-        sinks: Tensor | None = None,
-        softcap: float | None = None,
-    ) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
         """Attend inside the window.
 
         Args:
             layer: its number.
             q: (B, H, T, d), rotated.
             k, v: (B, H_kv, T, d), k rotated.
-            scale: factor of the scores.
-            sinks: (H,), scores of a place without a value; None: there are none.
-            softcap: cap of the scores; None: there is none.
+            scoring: of the layer.
 
         Returns (B, H, T, d).
         """
         self.attended.add(layer)
         # Copied in the first layer alone.
-        self.phase = place_phase(self.phase, "auto", q, self.block_size, has_kernel=softcap is None)
-        settings = {"block_size": self.block_size, "phase": self.phase, "cu_seqlens": self.cu_seqlens, "scale": scale}
-        return landmark_attention(q, k, v, sinks=sinks, softcap=softcap, **settings)
+        self.phase = place_phase(self.phase, "auto", q, self.block_size, has_kernel=scoring.softcap is None)
+        settings = {"block_size": self.block_size, "phase": self.phase, "cu_seqlens": self.cu_seqlens}
+        return landmark_attention(q, k, v, **settings, **scoring._asdict())
 
     def check(self) -> None:
         """Raise UserError if a layer was computed without landmarks."""
@@ -121,8 +121,8 @@ def _with_landmarks(original: Attention) -> Attention:
             return original(module, query, key, value, attention_mask, **kwargs)
         query, key, value = as_autocast(query, key, value)
         with without_autocast(query):
-            of_scores = {"scale": kwargs["scaling"], "sinks": kwargs.get("s_aux"), "softcap": kwargs.get("softcap")}
-            out = landmarks.attend(layer, query, key, value, **of_scores)
+            scoring = Scoring(kwargs["scaling"], kwargs.get("s_aux"), kwargs.get("softcap"))
+            out = landmarks.attend(layer, query, key, value, scoring)
         return out.transpose(1, 2).contiguous(), None
 
     return attention

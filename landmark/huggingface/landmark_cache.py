@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicSlidingWindowLayer
 
-from landmark.huggingface.attention import check_attended
+from landmark.huggingface.attention import Scoring, check_attended
 from landmark.huggingface.families import (
     FULL,
     inverse_frequencies,
@@ -115,17 +115,7 @@ class LandmarkCache(Cache):
             self._chunk.positions = None
         self.memory.commit()
 
-    def attend(
-        self,
-        layer: int,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        scale: float,
-        sinks: Tensor | None = None,
-        softcap: float | None = None,
-    ) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
         """Attend to the chunk and to the memory.
 
         Args:
@@ -133,20 +123,18 @@ class LandmarkCache(Cache):
             q: (B, H, T, d), rotated by the model.
             k: (B, H_kv, T, d), rotated by the model.
             v: (B, H_kv, T, d).
-            scale: factor of the scores.
-            sinks: (H,), scores of a place without a value; None: there are none.
-            softcap: cap of the scores, which the memory knows; None: there is none.
+            scoring: of the layer; the memory knows its cap.
 
         Returns (B, H, T, d).
         """
-        assert softcap == self.memory.softcap
+        assert scoring.softcap == self.memory.softcap
         assert self._chunk.positions is not None  # or `_MemoryLayer.update` had raised
         self._chunk.attended.add(layer)
         if layer not in self.memory.still_layers:
             positions = self._chunk.positions.to(q.device) if self._windows else None
             q, k = (unrotate(x, positions, self._frequencies) for x in (q, k))
-        rescale = scale * math.sqrt(q.shape[-1])
-        return self.memory.attend(layer, q if rescale == 1 else q * rescale, k, v, sinks=sinks)
+        rescale = scoring.scale * math.sqrt(q.shape[-1])
+        return self.memory.attend(layer, q if rescale == 1 else q * rescale, k, v, sinks=scoring.sinks)
 
     def reset(self) -> None:
         """Forget everything: a new text begins."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from landmark.attention.softcap import capped
+from landmark.attention.softcap import capped, capped_in_place
 from landmark.memory.block_store import BlockStore
 from landmark.memory.positions import scoring_lag
 from landmark.memory.settings import choosing_heads
@@ -160,8 +160,7 @@ def _scores(
     scan = rotated_queries[-1].transpose(1, 2).reshape(-1, group * queries, keys.shape[-1])
     everything = buffer.view(len(scan), -1, keys.shape[2])
     everything = torch.bmm(scan, keys.flatten(0, 1).mT, out=everything).view(len(keys), heads, queries, -1)
-    if softcap is not None:
-        everything.div_(softcap).tanh_().mul_(softcap)
+    capped_in_place(everything, softcap)
     everything[..., store.rows(recent_ages)] = scores
     return everything, store.ages(), lambda: everything.logsumexp(-1)
 

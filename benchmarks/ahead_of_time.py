@@ -1,8 +1,8 @@
 """What the fused kernels take on GPUs that need not be there: `python -m benchmarks.ahead_of_time`.
 
 Each kernel is compiled with its default tiles. A row says how many registers, bytes of stack (spilled registers) and of
-shared memory it takes, and how many instructions a warp executes for 64 keys (backward_keys: for 64 queries) where no
-mask is needed, and at the edge of a window.
+shared memory it takes, and how many instructions a warp executes for 64 keys (backward_keys, and backward, which does
+the work of both others: for 64 queries) where no mask is needed, and at the edge of a window.
 """
 
 import argparse
@@ -69,28 +69,19 @@ def measured(cases: Sequence[Case]) -> Iterator[dict[str, Any]]:
     for case in cases:
         for kernel in KERNELS:
             size = case.dtype.itemsize
-            tiles = tuning.choices(kernel, case.block, case.dim, size, GPUS[case.target], case.cmt)[0]
-            made = with_tiles(
-                kernel,
-                tiles,
-                block_size=case.block,
-                dim=case.dim,
-                dtype=case.dtype,
-                arch=case.target,
-                cmt=case.cmt,
-                packed=False,
-            )
-            yield row(case, kernel, tiles, made)
+            shape = {"block_size": case.block, "dim": case.dim, "dtype": case.dtype, "arch": case.target}
+            for tiles in tuning.choices(kernel, case.block, case.dim, size, GPUS[case.target], case.cmt)[:1]:
+                yield row(case, kernel, tiles, with_tiles(kernel, tiles, **shape, cmt=case.cmt, packed=False))
 
 
 def row(case: Case, kernel: str, tiles: Tiles, made: Compiled) -> dict[str, Any]:
     """Values by column."""
     first = 1 if case.cmt and kernel == "forward" else 0  # the loop before it sums the controlled landmarks
     plain, edge = made.instructions[first : first + 2]
-    if kernel == "backward_keys":
+    if tuning.is_over_keys(kernel):
         plain, edge = edge, plain
     narrow, wide = (tiles.segment * blocks for blocks in (tiles.group, tiles.wide))
-    at_once = (tiles.queries, tiles.queries) if kernel == "backward_keys" else (wide, narrow)
+    at_once = (tiles.queries, tiles.queries) if tuning.is_over_keys(kernel) else (wide, narrow)
     return {
         "GPU": f"sm_{case.target}",
         "type": str(case.dtype).removeprefix("torch."),
@@ -99,7 +90,7 @@ def row(case: Case, kernel: str, tiles: Tiles, made: Compiled) -> dict[str, Any]
         "CMT": "yes" if case.cmt else "no",
         "kernel": kernel,
         "queries": tiles.queries,
-        "keys": narrow if kernel == "backward_keys" else f"{wide}, {narrow}" if wide != narrow else narrow,
+        "keys": narrow if tuning.is_over_keys(kernel) else f"{wide}, {narrow}" if wide != narrow else narrow,
         "warps": tiles.warps,
         "stages": tiles.stages,
         "registers": made.registers,
@@ -124,7 +115,7 @@ def as_markdown(rows: Sequence[dict[str, Any]], origin: dict[str, str]) -> str:
     lines += [f"| {' | '.join(map(str, each.values()))} |" for each in rows]
     legend = (
         "Default tiles; compiled without a GPU. keys: of a tile, first where no mask is needed. instructions: of a "
-        "warp for 64 keys (backward_keys: 64 queries), counted in the machine code of the innermost loop."
+        "warp for 64 keys (backward, backward_keys: 64 queries), counted in the machine code of the innermost loop."
     )
     where = f"Made at commit {origin['commit'][:10]} ({origin['versions']}) by `{origin['command']}`."
     return "\n".join([*lines, "", legend, where]) + "\n"

@@ -26,7 +26,7 @@ from landmark.attention.fused.retrieved_blocks_kernel import retrieved_blocks
 from landmark.attention.fused.tuning import A100, KERNELS, Gpu, Tiles
 
 POINTERS = dict.fromkeys(
-    ("Lse", "Delta", "Landmarks", "DCmtScores", "CmtScores", "ControlledLse", "LocalLse", "Weight"), "fp32"
+    ("Lse", "Delta", "DqSum", "Landmarks", "DCmtScores", "CmtScores", "ControlledLse", "LocalLse", "Weight"), "fp32"
 )
 POINTERS |= {"Phase": "i32", "Starts": "i32", "Controlled": "i8", "Selected": "i8"}
 POINTERS |= dict.fromkeys(("Rows", "Places", "Lags"), "i64")
@@ -115,7 +115,7 @@ def with_tiles(
     """A kernel of landmark attention compiled with these tiles.
 
     Args:
-        name: "forward", "backward_queries" or "backward_keys".
+        name: of `landmark.attention.fused.tuning.KERNELS`.
         tiles: the sizes of its tiles.
         block_size: ℓ, normal tokens of a block.
         dim: d, numbers of a head.
@@ -136,8 +136,8 @@ def all_kernels(
     used = {}
     shape = {"block_size": block_size, "dim": dim, "dtype": dtype, "arch": arch, "cmt": cmt}
     for name in KERNELS:
-        tiles = tuning.choices(name, block_size, dim, dtype.itemsize, GPUS[arch], cmt)[0]
-        used[name] = with_tiles(name, tiles, **shape, packed=packed)
+        for tiles in tuning.choices(name, block_size, dim, dtype.itemsize, GPUS[arch], cmt)[:1]:
+            used[name] = with_tiles(name, tiles, **shape, packed=packed)
     for shared in (False, True):
         options = block_kernel.constants(block_size, dim, dtype, shared=shared)
         options |= {"LOCAL": not cmt, "WEIGHTED": cmt, "MASKED": cmt}

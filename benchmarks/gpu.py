@@ -25,7 +25,8 @@ from landmark.memory import Memory
 from landmark.memory.settings import GRANULARITIES
 
 RESULTS = Path(__file__).parent / "results"
-OURS, FLASH, CUDNN, FLEX, BLOCKWISE = "landmark, triton", "flash SDPA", "cuDNN SDPA", "FlexAttention", "blockwise"
+OURS, PAIR = "landmark, triton", "landmark, triton, deterministic"
+FLASH, CUDNN, FLEX, BLOCKWISE = "flash SDPA", "cuDNN SDPA", "FlexAttention", "blockwise"
 PASSES = ("forward", "backward", "both")
 WORK = {"forward": 2, "backward": 5, "both": 7}  # matrix products of flash attention, half of each masked
 TARGETS = {64: Target("≤", 1.15), 51: Target("≤", 1.3)}  # of forward and backward together from T=4096 up, by W
@@ -226,6 +227,7 @@ def measure(shape: Shape, say: Say) -> Iterator[Row]:
     attends = {
         FLASH: causal(SDPBackend.FLASH_ATTENTION if is_gpu else None, shape.group),
         OURS: landmark(shape, "triton"),
+        PAIR: landmark(shape, "triton"),
     }
     if is_gpu:
         attends[CUDNN] = causal(SDPBackend.CUDNN_ATTENTION, shape.group)
@@ -237,10 +239,12 @@ def measure(shape: Shape, say: Say) -> Iterator[Row]:
     for name, attend in attends.items():
         try:
             step = passes(attend, inputs, grad)
+            if name == PAIR:
+                step = {what: partial(deterministic, run) for what, run in step.items()}
             for run in step.values():
                 run()
         except RuntimeError as error:  # a kernel that is missing here, or out of memory
-            if name in (OURS, FLASH):
+            if name in (OURS, PAIR, FLASH):
                 raise
             say(f"{name} is left out: {str(error).splitlines()[0]}")
         else:
@@ -274,6 +278,18 @@ def passes(attend: Attention, inputs: Sequence[Tensor], grad: Tensor) -> dict[st
         "backward": lambda: torch.autograd.grad(out, inputs, grad, retain_graph=True),
         "both": lambda: torch.autograd.grad(attend(*inputs), inputs, grad),
     }
+
+
+def deterministic(run: Callable[[], object]) -> None:
+    """Run with the kernels that give the same numbers every time, without filling new memory with NaN."""
+    of_memory: Any = torch.utils.deterministic
+    fills, of_memory.fill_uninitialized_memory = of_memory.fill_uninitialized_memory, False
+    torch.use_deterministic_algorithms(True)
+    try:
+        run()
+    finally:
+        torch.use_deterministic_algorithms(False)
+        of_memory.fill_uninitialized_memory = fills
 
 
 def timed(functions: Mapping[str, Callable[[], object]], scale: Scale) -> dict[str, list[float]]:

@@ -1,8 +1,12 @@
-"""The backward pass of landmark attention as two Triton kernels, for queries and for keys and values.
+"""The backward pass of landmark attention as Triton kernels, for queries and for keys and values, or one for both.
 
-So no program adds to numbers that another one wrote. Both kernels compute the scores again, with P_ib = 2^(gate − lse);
-the mean D_ib of a block is a sum over its segment. The kernel for queries runs first. It writes D_i and the gradient of
-the context miss token's score, and the kernel for keys reads them. README.md of landmark.attention has the derivation.
+Both kernels of the pair compute the scores again, with P_ib = 2^(gate − lse); the mean D_ib of a block is a sum over
+its segment. The kernel for queries runs first. It writes D_i and the gradient of the context miss token's score, and
+the kernel for keys reads them. No program adds to numbers that another one wrote, so results are the same every time.
+
+The kernel for keys alone can do it all (ALL): with the scores that it has it also adds to the gradient of the queries,
+in an order that differs from run to run. It takes five matrix products where the pair takes seven. README.md of
+landmark.attention has the derivation.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import triton
 import triton.language as tl
 
 from landmark.attention.fused.tiles import (
+    add_rows,
     controlled_landmarks,
     find_tile,
     key_columns,
@@ -160,14 +165,18 @@ def _backward_queries_tile(
 
 @triton.jit(do_not_specialize=["samples", "blocks", "rows", "prefix"])
 def backward_keys(
-    Q, K, V, Do, Delta, Lse, Dk, Dv, DCmtScores, Phase, Starts, CmtScores, ControlledLse, Controlled,
+    Q, K, V, Do, Delta, Lse, Dk, Dv, DCmtScores, DqSum, Phase, Starts, CmtScores, ControlledLse, Controlled,
     q_b, q_h, q_t, q_d, k_b, k_h, k_t, k_d, v_b, v_h, v_t, v_d, do_b, do_h, do_t, do_d,
     dk_b, dk_h, dk_t, dk_d, dv_b, dv_h, dv_t, dv_d,
     samples, blocks, rows, prefix, heads, group, scale, natural_scale,
     W: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, M: tl.constexpr, GROUP: tl.constexpr,
-    SEGMENT: tl.constexpr, CMT: tl.constexpr, PACKED: tl.constexpr, LEAN: tl.constexpr, PRECISION: tl.constexpr,
+    SEGMENT: tl.constexpr, CMT: tl.constexpr, PACKED: tl.constexpr, LEAN: tl.constexpr, ALL: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of the keys and values of GROUP blocks of one key head, from all query heads that share it."""
+    """Gradients of the keys and values of GROUP blocks of one key head, from all query heads that share it.
+
+    DqSum: (B, H, rows, D), float32, to which ALL adds the gradient of the queries, without the factor of the scores.
+    """
     kv_head, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     sample, begin, length, phase, tile, tiles = find_tile(
         tl.program_id(0), batch, Phase, Starts, samples, prefix + rows, GROUP * W, True, PACKED
@@ -197,16 +206,16 @@ def backward_keys(
         for tile_of_queries in tl.range(start, tl.minimum(beyond, end), disable_licm=LEAN):
             dk, dv = _backward_keys_tile(
                 q_base, do_base, k, v, dk, dv, Delta + of_head, Lse + of_head, CmtScores + of_head,
-                ControlledLse + of_head, DCmtScores + of_head, controlled, tile_of_queries, tile, phase, prefix,
-                queries, scale, q_t, q_d, do_t, do_d,
-                W, D, BLOCK_D, M, GROUP, SEGMENT, True, CMT, PRECISION,
+                ControlledLse + of_head, DCmtScores + of_head, DqSum + of_head * D, controlled, tile_of_queries, tile,
+                phase, prefix, queries, scale, q_t, q_d, do_t, do_d,
+                W, D, BLOCK_D, M, GROUP, SEGMENT, True, CMT, ALL, PRECISION,
             )  # fmt: skip
         for tile_of_queries in tl.range(tl.maximum(beyond, start), end, disable_licm=LEAN):
             dk, dv = _backward_keys_tile(
                 q_base, do_base, k, v, dk, dv, Delta + of_head, Lse + of_head, CmtScores + of_head,
-                ControlledLse + of_head, DCmtScores + of_head, controlled, tile_of_queries, tile, phase, prefix,
-                queries, scale, q_t, q_d, do_t, do_d,
-                W, D, BLOCK_D, M, GROUP, SEGMENT, False, CMT, PRECISION,
+                ControlledLse + of_head, DCmtScores + of_head, DqSum + of_head * D, controlled, tile_of_queries, tile,
+                phase, prefix, queries, scale, q_t, q_d, do_t, do_d,
+                W, D, BLOCK_D, M, GROUP, SEGMENT, False, CMT, ALL, PRECISION,
             )  # fmt: skip
     dk_base = Dk + batch * dk_b + kv_head * dk_h + tl.cast(begin, tl.int64) * dk_t
     dv_base = Dv + batch * dv_b + kv_head * dv_h + tl.cast(begin, tl.int64) * dv_t
@@ -216,10 +225,10 @@ def backward_keys(
 
 @triton.jit
 def _backward_keys_tile(
-    q_base, do_base, k, v, dk, dv, delta_base, lse_base, cmt_base, controlled_lse_base, d_cmt_base, controlled,
+    q_base, do_base, k, v, dk, dv, delta_base, lse_base, cmt_base, controlled_lse_base, d_cmt_base, dq_base, controlled,
     tile_of_queries, tile, phase, prefix, queries, scale, q_t, q_d, do_t, do_d,
     W: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, M: tl.constexpr, GROUP: tl.constexpr,
-    SEGMENT: tl.constexpr, MIXED: tl.constexpr, CMT: tl.constexpr, PRECISION: tl.constexpr,
+    SEGMENT: tl.constexpr, MIXED: tl.constexpr, CMT: tl.constexpr, ALL: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     local, row, row_ok, rows_key, own, _, _ = query_rows(tile_of_queries, phase, prefix, queries, M, W)
     q = load_rows(q_base, tile_of_queries * M, local, row_ok, q_t, q_d, D, BLOCK_D)
@@ -238,4 +247,7 @@ def _backward_keys_tile(
     )  # fmt: skip
     dv += tl.dot(tl.trans(weights.to(do.dtype)), do, input_precision=PRECISION)
     dk += tl.dot(tl.trans(d_scores.to(q.dtype)), q, input_precision=PRECISION)
+    if ALL:
+        dq = tl.dot(d_scores.to(k.dtype), k, input_precision=PRECISION)
+        add_rows(dq_base, tile_of_queries * M, local, row_ok, dq, D, BLOCK_D)
     return dk, dv

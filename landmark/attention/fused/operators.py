@@ -1,9 +1,9 @@
 """Landmark attention by Triton kernels, as operators that `torch.compile` and autograd know.
 
-The kernels are in forward.py and backward.py. One kernel computes the gradient of queries, another the gradients of
-keys and values. So no program adds to numbers that another one wrote, and results are the same every time. The kernels
-read on the device where blocks begin, so that Python does not wait for the device. Fewer key/value heads than query
-heads need no copies.
+The kernels are in forward.py and backward.py. Under `torch.use_deterministic_algorithms(True)`, with a context miss
+token, and where its tiles do not fit, a pair of kernels computes the gradients, the same numbers every time; otherwise
+one kernel, which adds the gradient of the queries up in any order. The kernels read on the device where blocks begin,
+so that Python does not wait for the device. Fewer key/value heads than query heads need no copies.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from landmark.attention.fused.tuning import DTYPES, can_launch, is_interpreted, launch
+from landmark.attention.fused.tuning import DTYPES, can_launch, is_in_one, is_interpreted, launch
 from landmark.attention.inputs import AttentionInputs
 from landmark.utils.constants import LOG2_E
 
@@ -93,10 +93,19 @@ def _attention_backward(
     sizes = (*_sizes(q, k, phase, controlled, prefix), scale * LOG2_E, scale)
     samples = None if starts is None else len(phase)
     settings = {"block_size": block_size, "cmt": cmt_scores is not None, "samples": samples}
-    tensors = (q, k, v, do, out, lse, dq, delta, d_cmt_scores, *of_samples)
-    launch("backward_queries", *tensors, *strides, *out.stride(), *dq.stride(), *sizes, over=q, **settings)
-    tensors = (q, k, v, do, delta, lse, dk, dv, d_cmt_scores, *of_samples)
-    launch("backward_keys", *tensors, *strides, *dk.stride(), *dv.stride(), *sizes, over=k, **settings)
+    in_one = is_in_one(q, block_size, cmt=cmt_scores is not None)
+    dq_sum = delta
+    if in_one:
+        delta = (do.float() * out.float()).sum(-1)
+        dq_sum = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
+    else:
+        tensors = (q, k, v, do, out, lse, dq, delta, d_cmt_scores, *of_samples)
+        launch("backward_queries", *tensors, *strides, *out.stride(), *dq.stride(), *sizes, over=q, **settings)
+    tensors = (q, k, v, do, delta, lse, dk, dv, d_cmt_scores, dq_sum, *of_samples)
+    kernel = "backward" if in_one else "backward_keys"
+    launch(kernel, *tensors, *strides, *dk.stride(), *dv.stride(), *sizes, over=k, **settings)
+    if in_one:
+        torch.mul(dq_sum, scale, out=dq)
     return dq, dk, dv, d_cmt_scores
 
 

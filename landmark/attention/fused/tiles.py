@@ -116,6 +116,13 @@ def store_rows(base, start, place, valid, stride, stride_d, x, D: tl.constexpr, 
 
 
 @triton.jit
+def add_rows(base, start, place, valid, x, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Add x (places, BLOCK_D) to the rows start + place of a matrix (rows, D) of sums, where valid."""
+    pointers, mask = _matrix(base, start, place, valid, D, 1, D, BLOCK_D)
+    tl.atomic_add(pointers, x, mask=mask, sem="relaxed")
+
+
+@triton.jit
 def load_controlled(base, tile, blocks, GROUP: tl.constexpr, CMT: tl.constexpr):
     """For each block of a tile of keys (GROUP,): not 0 where the context miss token controls its landmark."""
     block = tile * GROUP + tl.arange(0, GROUP)

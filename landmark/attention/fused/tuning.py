@@ -20,7 +20,8 @@ from torch import Tensor
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-KERNELS = "forward", "backward_queries", "backward_keys"
+PAIR = "backward_queries", "backward_keys"  # the gradients by two kernels, the same numbers every time
+KERNELS = "forward", "backward", *PAIR  # "backward": all gradients, without a context miss token
 WORTH_TUNING = 1 << 17  # rows of all heads; smaller inputs use the default
 LARGEST_BLOCK = 1 << 15  # bytes of a block's padded keys: the gradients of a larger block do not fit into registers
 LONGEST_BLOCK = 128  # positions of a padded block: the softmax of a longer one does not fit into registers
@@ -33,13 +34,15 @@ CHOICES = {
     ("forward", 90): [(128, 8, 2, 1), (128, 8, 2, 2), (128, 8, 3, 1), (64, 4, 2, 2), (64, 4, 3, 1)],
     ("backward_queries", 90): [(128, 8, 2, 1), (128, 8, 1, 1), (64, 4, 1, 1), (64, 8, 2, 1)],
     ("backward_keys", 90): [(128, 8, 1, 1), (64, 8, 2, 1), (128, 8, 2, 1), (64, 4, 1, 1), (64, 8, 1, 1)],
+    ("backward", 90): [(128, 8, 1, 1), (128, 8, 2, 1), (64, 8, 1, 1)],
     ("forward", 80): [(64, 8, 2, 1), (128, 8, 2, 1), (64, 8, 3, 1)],
     ("backward_queries", 80): [(64, 8, 2, 1), (64, 8, 1, 1), (32, 4, 2, 1)],
     ("backward_keys", 80): [(64, 8, 1, 1), (32, 8, 1, 1), (32, 8, 2, 1)],
+    ("backward", 80): [(64, 8, 1, 1), (32, 8, 1, 1), (32, 4, 1, 1)],
 }
 IN_FLOAT32 = [(32, 8, 1, 1), (16, 4, 1, 1)]  # multiplied in registers, without matrix instructions
 # The default with narrow heads, and with a context miss token, which needs more registers; missing: the first choice.
-WITH_NARROW_HEADS = {("forward", 90): (128, 8, 2, 2), ("forward", 80): (128, 8, 2, 1)}
+WITH_NARROW_HEADS = {("forward", 90): (128, 8, 2, 2), ("forward", 80): (128, 8, 2, 1), ("backward", 80): (32, 4, 1, 1)}
 WITH_CONTEXT_MISS = {
     ("backward_keys", 90): (64, 8, 1, 1),
     ("backward_queries", 80): (64, 8, 1, 1),
@@ -83,10 +86,11 @@ def choices(kernel: str, block_size: int, dim: int, element_size: int, gpu: Gpu,
 
     A tile has about 64 keys, or more where a block is longer. Wider heads and longer blocks get fewer queries, so do
     GPUs with less shared memory. Registers that the defaults spill: benchmarks/results/ahead-of-time.md. Empty: the
-    kernel cannot be launched.
+    kernel cannot be launched. "backward" does not know the context miss token, and spills registers in float32
+    and with wider tiles.
 
     Args:
-        kernel: "forward", "backward_queries" or "backward_keys".
+        kernel: of `KERNELS`.
         block_size: ℓ, normal tokens of a block.
         dim: d, numbers of a head.
         element_size: bytes of a number.
@@ -96,6 +100,8 @@ def choices(kernel: str, block_size: int, dim: int, element_size: int, gpu: Gpu,
     segment = 1 << block_size.bit_length()  # the power of two from ℓ+1 up
     group = max(1, 64 // segment)
     load = group * segment * padded(dim) * element_size // (64 * 128 * 2)  # 1 at 64 halves of dimension 128
+    if kernel == "backward" and (cmt or load > 1 or element_size > 2):
+        return []
     found = []
     family = 90 if 90 <= gpu.capability < 120 else 80  # GPUs with as much shared memory as sm_90
     tried = CHOICES[kernel, family] if element_size == 2 else IN_FLOAT32
@@ -117,7 +123,7 @@ def shared_memory(kernel: str, tiles: Tiles, dim: int, element_size: int) -> int
     """Bytes of shared memory that a kernel takes at most: a bound that compiled kernels keep.
 
     Args:
-        kernel: as in `choices`.
+        kernel: of `KERNELS`.
         tiles: its tiles.
         dim: as in `choices`.
         element_size: as in `choices`.
@@ -125,10 +131,15 @@ def shared_memory(kernel: str, tiles: Tiles, dim: int, element_size: int) -> int
     columns = tiles.segment * max(tiles.group, tiles.wide)
     keys, queries = (rows * padded(dim) * element_size for rows in (columns, tiles.queries))
     scores = tiles.queries * columns * element_size
-    if kernel == "backward_keys":
+    if is_over_keys(kernel):
         scores *= element_size // 2
-        return 2 * keys + 2 * tiles.stages * queries + scores + 1024
+        return (3 if kernel == "backward" else 2) * keys + 2 * tiles.stages * queries + scores + 1024
     return 2 * tiles.stages * keys + max(queries * (1 if kernel == "forward" else 2), scores) + 1024
+
+
+def is_over_keys(kernel: str) -> bool:
+    """Whether a program has a tile of keys and goes over the queries; else the other way round."""
+    return kernel in ("backward", "backward_keys")
 
 
 def padded(size: int) -> int:
@@ -152,7 +163,20 @@ def _fits(block_size: int, dim: int, element_size: int, gpu: Gpu) -> bool:
     positions = padded(block_size + 1)
     if gpu.capability < OLDEST or positions > LONGEST_BLOCK or positions * padded(dim) * element_size > LARGEST_BLOCK:
         return False
-    return all(choices(kernel, block_size, dim, element_size, gpu, cmt=True) for kernel in KERNELS)
+    return all(choices(kernel, block_size, dim, element_size, gpu, cmt=True) for kernel in ("forward", *PAIR))
+
+
+def is_in_one(q: Tensor, block_size: int, *, cmt: bool) -> bool:
+    """Whether one kernel computes all gradients, which adds in any order: not where algorithms must be deterministic.
+
+    Args:
+        q: (B, H, T, d).
+        block_size: ℓ, normal tokens of a block.
+        cmt: whether there is a context miss token.
+    """
+    if torch.are_deterministic_algorithms_enabled():
+        return False
+    return bool(choices("backward", block_size, q.shape[3], q.element_size(), gpu_of(q.device), cmt))
 
 
 def is_interpreted() -> bool:
@@ -179,7 +203,7 @@ def launch(kernel: str, *arguments: Any, over: Tensor, block_size: int, cmt: boo
     """Run a kernel over tiles of queries, or of keys.
 
     Args:
-        kernel: "forward", "backward_queries" or "backward_keys".
+        kernel: of `KERNELS`.
         arguments: of the kernel, without its compile-time constants.
         over: (B, H, rows, d), the queries or keys.
         block_size: ℓ, normal tokens of a block.
@@ -197,9 +221,9 @@ def launch(kernel: str, *arguments: Any, over: Tensor, block_size: int, cmt: boo
         )
 
     def grid(chosen: dict[str, Any]) -> tuple[int, int, int]:
-        step = chosen["GROUP"] * (block_size + 1) if kernel == "backward_keys" else chosen["M"]
+        step = chosen["GROUP"] * (block_size + 1) if is_over_keys(kernel) else chosen["M"]
         # A first block may be short, and so may each sample's first and last tile.
-        tiles = -(-(rows + block_size) // step) if kernel == "backward_keys" else -(-rows // step)
+        tiles = -(-(rows + block_size) // step) if is_over_keys(kernel) else -(-rows // step)
         return tiles if samples is None else rows // step + 2 * samples, heads, batch
 
     fixed = constants(block_size, dim, over.dtype, cmt=cmt, packed=samples is not None)
@@ -214,7 +238,9 @@ def compiled_by_triton(kernel: str) -> Any:
     """The kernel with this name. Triton is imported here, when a kernel is first run."""
     from landmark.attention.fused import backward, forward
 
-    return getattr(forward if kernel == "forward" else backward, kernel)
+    return {"forward": forward.forward, "backward_queries": backward.backward_queries}.get(
+        kernel, backward.backward_keys
+    )
 
 
 def on_device_of(x: Tensor) -> AbstractContextManager[object]:
@@ -225,7 +251,7 @@ def on_device_of(x: Tensor) -> AbstractContextManager[object]:
 def as_options(kernel: str, chosen: Tiles) -> dict[str, int]:
     """The tiles by the names of Triton's compile-time constants and options."""
     sizes = {"M": chosen.queries, "GROUP": chosen.group, "SEGMENT": chosen.segment, "LEAN": chosen.lean}
-    sizes |= {"WIDE": chosen.wide} if kernel != "backward_keys" else {}
+    sizes |= {"ALL": kernel == "backward"} if is_over_keys(kernel) else {"WIDE": chosen.wide}
     return sizes | {"num_warps": chosen.warps, "num_stages": chosen.stages}
 
 
@@ -240,7 +266,8 @@ def _tuned(kernel: str, tried: Sequence[Tiles]):
         options = {name: sizes.pop(name) for name in ("num_warps", "num_stages")}
         configs.append(triton.Config(sizes, **options))
     key = ["W", "D", "CMT", "PACKED"]
-    return triton.autotune(configs, key, cache_results=True)(compiled_by_triton(kernel))
+    sums = ["DqSum"] if kernel == "backward" else []  # to which each measurement adds
+    return triton.autotune(configs, key, reset_to_zero=sums, cache_results=True)(compiled_by_triton(kernel))
 
 
 def gpu_of(device: torch.device) -> Gpu:

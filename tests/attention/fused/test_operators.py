@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
 
@@ -18,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 import landmark.attention
 from landmark.attention import backend_for, landmark_attention, place_phase
-from landmark.attention.fused import tuning
+from landmark.attention.fused import operators, tuning
 from landmark.attention.fused.tuning import A100, KERNELS, Gpu, choices, shared_memory
 from landmark.utils.window_batch import most_blocks
 
@@ -103,6 +104,28 @@ def test_outputs_and_gradients_of_any_shape(shape):
     assert_as_exact_as_pytorch(shape, torch.float32)
 
 
+@contextmanager
+def in_one():
+    """One kernel computes all gradients in float32 too, as it does in half precision on GPUs."""
+    asked = []
+
+    def as_in_half_precision(kernel, block_size, dim, element_size, gpu, cmt):
+        asked.append(kernel)
+        return choices(kernel, block_size, dim, 2 if kernel == "backward" else element_size, gpu, cmt)
+
+    with mock.patch.object(tuning, "choices", as_in_half_precision):
+        yield
+    assert "backward" in asked
+    assert "backward_keys" not in asked
+
+
+@given(shapes().filter(lambda shape: shape["block_size"] < 64))
+@settings(max_examples=8, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+def test_gradients_of_any_shape_by_one_kernel(shape):
+    with in_one():
+        assert_as_exact_as_pytorch(shape | {"cmt": False}, torch.float32)
+
+
 SHAPE = {"batch": 2, "heads": 2, "kv_heads": 1, "queries": 140, "prefix": 9, "lengths": None, "dim": 16, "seed": 0}
 SHAPE |= {"block_size": 50, "phase": [50, 7], "cmt": True}
 
@@ -129,6 +152,20 @@ def test_blocks_that_no_tile_holds_are_refused():
     q, k, v = torch.randn(3, 1, 1, 300, 80)
     with pytest.raises(ValueError, match="block_size=255 and heads of 80 numbers do not fit"):
         landmark_attention(q, k, v, block_size=255, backend="triton")
+
+
+def test_deterministic_algorithms_take_the_pair_of_kernels(monkeypatch):
+    launched = []
+    monkeypatch.setattr(operators, "launch", lambda kernel, *_, **__: launched.append(kernel))
+    for deterministic in (False, True):
+        torch.use_deterministic_algorithms(deterministic)
+        try:
+            run(SHAPE | {"cmt": False}, "triton", torch.float16)
+        finally:
+            torch.use_deterministic_algorithms(False)
+    run(SHAPE, "triton", torch.float16)
+    pair = ["forward", "backward_queries", "backward_keys"]
+    assert launched == ["forward", "backward", *pair, *pair]
 
 
 def test_every_number_is_written():

@@ -25,6 +25,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from landmark.attention.layout import blocks_and_landmarks
@@ -101,17 +102,19 @@ def with_bias(keys: Tensor, bias: Tensor) -> Tensor:
     return torch.cat([keys[..., :-1], keys[..., -1:] + bias[..., None] * keys.shape[-1] ** 0.5], -1)
 
 
-def bias_landmarks(q: Tensor, k: Tensor, is_landmark: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+def bias_landmarks(q: Tensor, k: Tensor, is_landmark: Tensor | None, bias: Tensor) -> tuple[Tensor, Tensor]:
     """Queries and keys that add a bias to the scores of landmarks, by their last channel.
 
     Args:
         q: (B, H, T, d).
         k: (B, H_kv, T, d).
-        is_landmark: (B or 1, T), bool.
+        is_landmark: (B or 1, T), bool; None: none of them is.
         bias: (H_kv,), added to scores that are divided by √d.
 
     Returns tensors of the same shapes.
     """
+    if is_landmark is None:
+        return F.pad(q[..., :-1], (0, 1), value=1.0), F.pad(k[..., :-1], (0, 1))
     last = k.new_zeros(k.shape[-1])
     last[-1] = 1  # made on the device: nothing is copied to it
     at_landmarks = is_landmark[:, None, :, None] * (bias * k.shape[-1] ** 0.5)[:, None, None]

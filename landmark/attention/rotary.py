@@ -6,6 +6,8 @@ once, by their offsets 0…ℓ in the block, and each query by its distance from
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -74,6 +76,7 @@ class RotaryTable:
     def __init__(self, base: float | Tensor = 10000.0):
         self.base = base
         self._tables: dict[tuple[int, torch.device, bool], Tensor] = {}
+        self._last: tuple[tuple[object, ...], Tensor] = (), torch.empty(0)
 
     def __call__(self, start: int, length: int, like: Tensor) -> Tensor:
         """Factors (length, d/2) of positions start … start+length−1, for rotating tensors such as `like` (…, d)."""
@@ -83,3 +86,14 @@ class RotaryTable:
             positions = torch.arange(max(1024, 2 * (start + length)), device=like.device)
             table = self._tables[key] = rotary_factors(positions, like.shape[-1], self.base, like.dtype)
         return table[start : start + length]
+
+    def several(self, starts: Sequence[int], length: int, like: Tensor) -> Tensor:
+        """Factors as above from several starts, (starts, length, d/2), kept until others are asked for.
+
+        starts: at least one, the last one largest.
+        """
+        key = (tuple(starts), length, like.shape[-1], like.device, like.dtype == torch.float64)
+        if self._last[0] != key:
+            table = self(0, starts[-1] + length, like)
+            self._last = key, torch.stack([table[start : start + length] for start in starts])
+        return self._last[1]

@@ -67,11 +67,16 @@ def merge(
     if selection is None:
         weights = torch.cat([lse[..., None], gates.to(lse.dtype)], -1).softmax(-1).to(out.dtype)
         of_blocks = weights[..., 1:]
-        return weights[..., :1] * out + torch.einsum("bhtq,bhtqd->bhtd", of_blocks, block_out), of_blocks
+        return weights[..., :1] * out + _weighted(of_blocks, block_out), of_blocks
     weights = gates.to(lse.dtype).softmax(-1) * selection.gather(selection.cmt_weight)[..., None]
     if selection.selected is not None:
         weights = weights * selection.selected[..., None]
-    return selection.scatter_add(out, torch.einsum("bhtq,bhtqd->bhtd", weights.to(out.dtype), block_out)), weights
+    return selection.scatter_add(out, _weighted(weights.to(out.dtype), block_out)), weights
+
+
+def _weighted(weights: Tensor, block_out: Tensor) -> Tensor:
+    """Σ_q of weights (B, H, n, q) times block_out (B, H, n, q, d)."""
+    return (weights[..., None, :] @ block_out)[..., 0, :]
 
 
 def attend_to_blocks_fused(
@@ -112,7 +117,7 @@ def attend_to_blocks_fused(
 
 def _for_each_head(chosen: Tensor, heads: int) -> Tensor:
     """The blocks of each query head, where heads that share keys choose together; (B, 1, …) stays as it is."""
-    return chosen if chosen.shape[1] == 1 else chosen.repeat_interleave(heads // chosen.shape[1], 1)
+    return chosen if chosen.shape[1] in (1, heads) else chosen.repeat_interleave(heads // chosen.shape[1], 1)
 
 
 def _attend_shared(
@@ -120,17 +125,16 @@ def _attend_shared(
 ) -> tuple[Tensor, Tensor]:
     """`attend_to_blocks` where all queries of a head retrieve the same blocks: plain attention to each block."""
     _, batch, queries, heads, dim = rotated_queries.shape
-    count = ages.shape[-1]
-    rows = store.rows(ages[:, :, 0])  # (B, H, q)
-    lags = lags[:, :, 0]
-    samples = torch.arange(batch, device=rotated_queries.device)[:, None, None]
-    q_heads = torch.arange(heads, device=rotated_queries.device)[None, :, None]
-    kv_heads = q_heads * store.kv_heads // heads
-    q = rotated_queries.permute(0, 1, 3, 2, 4)[lags - 1, samples, q_heads]  # (B, H, q, T, d)
-    places = ((samples * store.kv_heads + kv_heads) * store.capacity + rows).flatten()
+    count, device = ages.shape[-1], rotated_queries.device
+    samples = torch.arange(batch, device=device)[:, None, None]
+    q_heads = torch.arange(heads, device=device)[None, :, None]
+    q = rotated_queries.permute(0, 1, 3, 2, 4)[lags[:, :, 0] - 1, samples, q_heads]  # (B, H, q, T, d)
+    first = torch.arange(0, batch * store.kv_heads * store.capacity, store.capacity, device=device)
+    first = _for_each_head(first.view(batch, -1, 1), heads)
+    places = (first + store.rows(ages[:, :, 0])).flatten()  # (B, H, q)
     blocks = store.fetch(places)
     landmarks = store.read_landmarks(places).view(batch, heads, count, dim)
-    gates = capped(torch.einsum("bhqtd,bhqd->bhtq", q.to(landmarks.dtype), landmarks), softcap)
+    gates = capped((q.to(landmarks.dtype) @ landmarks[..., None])[..., 0].mT, softcap)
     keys, values = blocks.read_keys()[:, None], blocks.read_values()[:, None]
     out, _ = attention_forward(q.reshape(-1, 1, queries, dim), keys, values, scale=1.0, softcap=softcap)
     return out.view(batch, heads, count, queries, dim).transpose(2, 3), gates

@@ -38,6 +38,7 @@ class BlockStore:
         self.capacity = 0
         self.dtype = torch.float32  # of keys and values
         self.landmarks = self.means = torch.empty(0)
+        self._ages = 0, 0, torch.empty(0, dtype=torch.int64)  # with `added` and `capacity` at the time
         self.blocks: Blocks = DeviceBlocks()
 
     def __len__(self) -> int:
@@ -151,9 +152,12 @@ class BlockStore:
         return self.landmarks.flatten(0, 2).index_select(0, places)
 
     def ages(self) -> Tensor:
-        """The age of the block in each row in use, (blocks,)."""
-        rows = torch.arange(len(self), device=self.landmarks.device)
-        return (self.added - 1 - rows) % max(1, self.capacity) + 1
+        """The age of the block in each row in use, (blocks,), the same tensor until a block is added."""
+        if self._ages[:2] != (self.added, self.capacity):
+            rows = torch.arange(len(self), device=self.landmarks.device)
+            ages = (self.added - 1 - rows) % max(1, self.capacity) + 1
+            self._ages = self.added, self.capacity, ages
+        return self._ages[2]
 
     def rows(self, ages: Tensor) -> Tensor:
         """The row of the block of each age; the inverse of `ages`."""

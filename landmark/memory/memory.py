@@ -352,9 +352,11 @@ class Memory:
         channels = channels_of(self.key_offset, k.shape[-1])
         if channels == 0:
             return k
-        end = pending + k.shape[2]
-        is_landmark = torch.arange(pending, end, device=k.device)[None] % (self.block_size + 1) == self.block_size
-        previous, ends_on_landmark = state.last_key, end % (self.block_size + 1) == 0
+        end, width = pending + k.shape[2], self.block_size + 1
+        is_landmark = None
+        if end // width > pending // width:
+            is_landmark = torch.arange(pending, end, device=k.device)[None] % width == self.block_size
+        previous, ends_on_landmark = state.last_key, end % width == 0
         if k.shape[2] > ends_on_landmark:
             state.last_key = last_channels(k, channels, ends_on_landmark).detach()
         return offset_keys(k, channels, is_landmark, previous)
@@ -398,7 +400,9 @@ class Memory:
             normal = slice(total)
             if k.shape[2] > width:
                 normal = (torch.arange(k.shape[2], device=k.device) % width != self.block_size).nonzero()[:, 0]
-            k, v = (x[:, :, normal].repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+            k, v = k[:, :, normal], v[:, :, normal]
+            if (group := q.shape[1] // k.shape[1]) > 1:
+                k, v = (x.repeat_interleave(group, 1) for x in (k, v))
             return attention_forward(q, k, v, scale=scale, softcap=self.softcap)
         settings = {"block_size": self.block_size, "prefix": pending, "scale": scale, "backend": backend}
         settings |= {"local_blocks": self.local_blocks, "softcap": self.softcap}
@@ -573,4 +577,6 @@ class Memory:
             state.store.add(keys if self.landmark_key == "token" else add_summaries(keys, weights), values)
         kept = k.shape[2] // width - count
         state.weights = state.weights[:, :, count:].clone() if kept and state.weights is not None else None
-        state.pending = k[:, :, full:].clone(), v[:, :, full:].clone()
+        if full:
+            k, v = k[:, :, full:].clone(), v[:, :, full:].clone()
+        state.pending = k.detach(), v.detach()

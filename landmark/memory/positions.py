@@ -49,8 +49,8 @@ def attending_lag(age: Tensor, k: int, slots: int) -> Tensor:
     on, the others fill the slots nearest to the chunk. There may be an empty slot between the two kinds.
     """
     retrieved = age.shape[-1]
-    rank = torch.arange(retrieved, device=age.device)
-    return torch.where(age > k, slots - rank, retrieved - rank)
+    lag = torch.arange(retrieved, 0, -1, device=age.device)
+    return lag.expand(age.shape) if slots == retrieved else lag + (age > k) * (slots - retrieved)
 
 
 def rotate_queries(
@@ -66,10 +66,10 @@ def rotate_queries(
         selection: the queries that retrieve; None: all.
     """
     queries = q.shape[2]
-    table = rotary(0, pending + queries + distances[-1], q)
     if selection is None or selection.indices is None:
-        factors = torch.stack([table[pending + distance :][:queries] for distance in distances])[:, None, :, None]
+        factors = rotary.several([pending + distance for distance in distances], queries, q)[:, None, :, None]
     else:
+        table = rotary(0, pending + queries + distances[-1], q)
         position = selection.indices.transpose(1, 2) + pending
         factors = torch.stack([table[position + distance] for distance in distances])
         q = selection.gather(q)

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from landmark.attention.softcap import capped, capped_in_place
 from landmark.memory.block_store import BlockStore
-from landmark.memory.positions import scoring_lag
 from landmark.memory.settings import choosing_heads
 
 SCORED_AT_ONCE = {"cpu": 1 << 21}  # by device: scores computed together; on the CPU they fit into its cache
 SCORED_ELSEWHERE = 1 << 27
 GROUP = 32  # most scores of a group in `_highest`
+FEW = 1 << 14  # scores of which a CPU finds the highest sooner in one pass
 YOUNGEST = (1 << 31) - 1  # recency of a block of age 0, in `_top_packed`
 
 
@@ -135,33 +135,30 @@ def _scores(
     The function returns (B, H, T). With `tie` only the newest of the older blocks are among the n. summaries:
     (B, H_kv, capacity, d), landmarks or mean keys. buffer: memory for the scores.
     """
-    slots, _, queries, heads, _ = rotated_queries.shape
-    group = heads // summaries.shape[1]
-    recent = min(num_recent, len(store))
+    _, _, queries, heads, _ = rotated_queries.shape
+    group, recent = heads // summaries.shape[1], min(num_recent, len(store))
     older = len(store) - recent
-    recent_ages = torch.arange(1, recent + 1, device=rotated_queries.device)
+    lagged = rotated_queries[:recent].flip(0)  # for the recent blocks, the oldest of them first
 
-    def against(ages: Tensor, dimensions: str, q: Tensor) -> Tensor:
-        keys = summaries[:, :, store.rows(ages)].repeat_interleave(group, 1)
+    def against(rows: Tensor | slice, dimensions: str, q: Tensor) -> Tensor:
+        keys = summaries[:, :, rows]
+        keys = keys if group == 1 else keys.repeat_interleave(group, 1)
         return capped(torch.einsum(f"{dimensions},bhnd->bhtn", q, keys), softcap)
 
-    lag = scoring_lag(recent_ages, num_recent, slots)
-    scores = against(recent_ages, "nbthd", rotated_queries[lag - 1])
     if tie:
-        ages = torch.arange(recent + 1, recent + 1 + min(older, max(num_recent, 1)), device=rotated_queries.device)
-        shared = against(ages[:1], "bthd", rotated_queries[-1])
-        all_older = shared + math.log(older)
-        return (
-            torch.cat([scores, shared.expand(-1, -1, -1, len(ages))], -1),
-            torch.cat([recent_ages, ages]),
-            lambda: torch.cat([scores, all_older], -1).logsumexp(-1),
-        )
+        same = max(1, min(older, num_recent))  # of the older blocks
+        ages = torch.arange(recent + same, 0, -1, device=rotated_queries.device)
+        shared = against(store.rows(ages[same - 1 : same]), "bthd", rotated_queries[-1])
+        scores = against(store.rows(ages[same:]), "nbthd", lagged)
+        every = torch.cat([shared + math.log(older), scores], -1)
+        return torch.cat([shared.expand(-1, -1, -1, same), scores], -1), ages, lambda: every.logsumexp(-1)
     keys = summaries[:, :, : len(store)]
     scan = rotated_queries[-1].transpose(1, 2).reshape(-1, group * queries, keys.shape[-1])
     everything = buffer.view(len(scan), -1, keys.shape[2])
     everything = torch.bmm(scan, keys.flatten(0, 1).mT, out=everything).view(len(keys), heads, queries, -1)
     capped_in_place(everything, softcap)
-    everything[..., store.rows(recent_ages)] = scores
+    for rows, part in store.runs(store.added - recent, recent):
+        everything[..., rows] = against(rows, "nbthd", lagged[part])
     return everything, store.ages(), lambda: everything.logsumexp(-1)
 
 
@@ -198,6 +195,8 @@ def _newer(scores: Tensor, edge: Tensor, ages: Tensor, count: int) -> Tensor:
 
 def _highest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """`topk` in two passes: the highest scores are in the groups of scores with the highest maxima."""
+    if scores.device.type == "cpu" and scores.numel() <= FEW:
+        return scores.topk(count, dim=-1)
     group = GROUP
     if scores.device.type == "cpu":  # so that both passes are short
         group = max(1, min(GROUP, math.isqrt(scores.shape[-1] // (2 * count))))

@@ -58,13 +58,12 @@ class SelfAttention(nn.Module):
         self.query_norm, self.key_norm = (nn.RMSNorm(config.head_dim) if config.qk_norm else None for _ in range(2))
 
     def forward(self, x: Tensor, attend: Attend, is_landmark: Tensor | None = None) -> Tensor:
-        """x: (B, T, hidden) → (B, T, hidden). is_landmark: (B or 1, T), required with a landmark bias."""
+        """x: (B, T, hidden) → (B, T, hidden). is_landmark: (B or 1, T), for a landmark bias; None: none of them is."""
         qkv = self.qkv(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
         q, k, v = qkv.split(self.heads, dim=1)
         if self.query_norm is not None and self.key_norm is not None:
             q, k = self.query_norm(q), self.key_norm(k)
         if self.landmark_bias is not None:
-            assert is_landmark is not None
             q, k = bias_landmarks(q, k, is_landmark, self.landmark_bias)
         return self.out(attend(q, k, v).transpose(1, 2).flatten(2))
 
@@ -254,9 +253,11 @@ class Decoder(LanguageModel):
             positions: (B, T) positions of the tokens (None: 0…T−1). Unused with a memory.
             top_k: gated blocks that a query attends to (None: all). Unused with a memory, which has its own k.
         """
-        if isinstance(memory, Memory):
-            phase = torch.full((1,), memory.position % (memory.block_size + 1), device=tokens.device)
-        is_landmark = self._landmarks(tokens, phase)
+        is_landmark = None
+        if not isinstance(memory, Memory):
+            is_landmark = self._landmarks(tokens, phase)
+        elif (first := memory.position % (memory.block_size + 1)) + tokens.shape[1] > memory.block_size:
+            is_landmark = self._landmarks(tokens, torch.full((1,), first, device=tokens.device))
         if memory is None:
             attend = self._window_attention(tokens, phase, is_landmark, controlled, positions, top_k)
         else:

@@ -92,6 +92,7 @@ def landmark_attention(
     softcap: float | None = ...,
     hierarchy: Hierarchy | None = ...,
     gates: Tensor | None = ...,
+    empty: Tensor | None = ...,
     backend: str = ...,
     return_lse: Literal[False] = ...,
 ) -> Tensor: ...
@@ -115,6 +116,7 @@ def landmark_attention(
     softcap: float | None = ...,
     hierarchy: Hierarchy | None = ...,
     gates: Tensor | None = ...,
+    empty: Tensor | None = ...,
     backend: str = ...,
     return_lse: Literal[True],
 ) -> tuple[Tensor, Tensor]: ...
@@ -137,6 +139,7 @@ def landmark_attention(
     softcap: float | None = None,
     hierarchy: Hierarchy | None = None,
     gates: Tensor | None = None,
+    empty: Tensor | None = None,
     backend: str = "auto",
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -164,8 +167,8 @@ def landmark_attention(
             document. None: nothing is packed.
         scale: factor of the scores; None: 1/√d.
         top_k: gated blocks that a query attends to, those whose landmarks have the highest scores (top_k.py); None:
-            all. The fused kernels have none of top_k, local_blocks, bidirectional, softcap, hierarchy and gates: "auto"
-            then is "blockwise".
+            all. The fused kernels have none of top_k, local_blocks, bidirectional, softcap, hierarchy, gates and empty:
+            "auto" then is "blockwise".
         local_blocks: blocks before the query's own whose tokens it sees as those of its own block, without their
             landmarks: a window of at least ℓ · local_blocks tokens.
         bidirectional: whether queries see later tokens and blocks as they see earlier ones (Appendix F). A last block
@@ -177,6 +180,9 @@ def landmark_attention(
             there are none.
         gates: (B, H, T, blocks), scores of the landmarks in place of q·k/√d, as `hierarchy.adjust` makes them; −∞ for
             blocks that a query does not see. None: the landmarks' own. Not together with hierarchy.
+        empty: (B, prefix + T), bool, places without a token, which a block that ends early has before its landmark.
+            Nothing attends to them, and the outputs there have no meaning. Not together with
+            bidirectional, cu_seqlens, hierarchy or gates. None: there are none.
         backend: "reference" (explicit weights), "blockwise", "triton" (fused kernels, for GPUs) or "auto" (triton on a
             GPU, else blockwise).
         return_lse: whether to return the log-sum-exp too; default: the output alone.
@@ -200,9 +206,12 @@ def landmark_attention(
         raise ValueError("hierarchy, gates: leave out local_blocks and bidirectional, which have no groups")
     if softcap is not None and (softcap <= 0 or has_gates or cmt is not None):
         raise ValueError(f"softcap={softcap}: must be above 0, and without cmt, hierarchy and gates, which have no cap")
-    has_kernel = not (top_k is not None or local_blocks or bidirectional or softcap is not None or has_gates)
+    if empty is not None and (bidirectional or has_gates or cu_seqlens is not None):
+        raise ValueError("empty: leave out bidirectional, cu_seqlens, hierarchy and gates")
+    has_option = top_k is not None or local_blocks or bidirectional or softcap is not None or empty is not None
+    has_kernel = not (has_option or has_gates)
     if backend == "triton" and not has_kernel:
-        names = "top_k=, local_blocks=, bidirectional=, softcap=, hierarchy=, gates="
+        names = "top_k=, local_blocks=, bidirectional=, softcap=, hierarchy=, gates=, empty="
         raise ValueError(f"{names}: the backend 'triton' does not have them")
     backend = backend_for(backend, q, block_size, has_kernel)
     batch, heads, queries, dim = q.shape
@@ -211,6 +220,8 @@ def landmark_attention(
             f"k and v must have shape ({batch}, heads, prefix + T = {prefix + queries}, {dim}), "
             f"got {tuple(k.shape)} and {tuple(v.shape)}"
         )
+    if empty is not None and (empty.shape != (batch, prefix + queries) or empty.dtype != torch.bool):
+        raise ValueError(f"empty must be bool of shape ({batch}, {prefix + queries}), got {tuple(empty.shape)}")
     if heads % k.shape[1]:
         raise ValueError(f"{k.shape[1]} key/value heads do not divide {heads} query heads")
     samples = batch if cu_seqlens is None else check_packed(cu_seqlens, batch, queries, prefix)
@@ -234,13 +245,14 @@ def landmark_attention(
     if has_gates:
         hierarchy = check_gates(hierarchy, gates, q, prefix, block_size, cu_seqlens)
     of_window = block_size, phase, prefix, scale, cmt_scores, controlled, cu_seqlens
-    inputs = AttentionInputs(q, k, v, *of_window, top_k, local_blocks, bidirectional, softcap, hierarchy, gates)
+    inputs = AttentionInputs(q, k, v, *of_window, top_k, local_blocks, bidirectional, softcap, hierarchy, gates, empty)
     with without_autocast(q):
         if q.numel() == 0:
             out, lse = _of_no_query(q, k, v, cmt_scores)
         elif backend == "triton":
             out, lse = landmark_attention_fused(inputs)
-        elif backend == "blockwise" and torch.compiler.is_compiling() and not has_gates:  # no operator has gates
+        elif backend == "blockwise" and torch.compiler.is_compiling() and not has_gates and empty is None:
+            # the operator has neither gates nor empty places
             out, lse = landmark_attention_in_graph(inputs)
         else:
             attend = landmark_attention_reference if backend == "reference" else landmark_attention_blockwise

@@ -26,6 +26,7 @@ class BlockAlignment:
     local_blocks: blocks beside a query's own that no landmark gates.
     bidirectional: whether queries see later blocks.
     behind: (n, 1, up to 2, W, 1), whether a row of the last blocks is padding; None: causality hides it.
+    empty: (n, 1, blocks, W, 1), whether a row is a place without a token; None: there are none.
     """
 
     width: int
@@ -38,6 +39,7 @@ class BlockAlignment:
     local_blocks: int = 0
     bidirectional: bool = False
     behind: Tensor | None = None
+    empty: Tensor | None = None
 
     @property
     def blocks(self) -> int:
@@ -64,6 +66,13 @@ class BlockAlignment:
             low, high = max(start, rows.start), min(stop, rows.stop)
             if low < high:
                 sample[:, low - rows.start : high - rows.start] = part[:, low - start : high - start]
+
+    def with_empty(self, empty: Tensor) -> BlockAlignment:
+        """The same windows, whose keys have empty places: (n, prefix + T), bool."""
+        padded = empty.new_zeros(len(empty), self.blocks * self.width)
+        for sample, part, rows in zip(empty, padded, self._rows(empty.shape[1]), strict=True):
+            part[rows] = sample
+        return replace(self, empty=padded.unflatten(1, (-1, self.width))[:, None, ..., None])
 
     def _rows(self, length: int) -> Iterator[slice]:
         """The rows of each sample's queries, or keys, in the padded tensor."""

@@ -2,7 +2,8 @@
 
 A tile holds the scores of a few blocks of queries against all blocks that they see, as (N, block, offset, query):
 
-1. inner: log-sum-exp over the offsets of each block, without landmarks; causal in the query's own block.
+1. inner: log-sum-exp over the offsets of each block, without landmarks and empty places; causal in the query's own
+   block.
 2. gates: the landmark's score for a gated block, the inner log-sum-exp for the query's own block and for others that
    are local, which so share one softmax. With top_k only the highest of the landmarks' scores stay.
    With a hierarchy these are adjusted before (hierarchy.py).
@@ -103,7 +104,7 @@ def _forward(
         gates = tile.gates(scores) if given is None else tile.given_gates(given)
         weights = tile.mask(scores)
         total, inner = _exponentials(weights, 2)
-        gates.masked_fill_(inner == -torch.inf, -torch.inf)  # an empty first block
+        gates.masked_fill_(inner == -torch.inf, -torch.inf)  # a first block without tokens
         if top_k is not None:
             keep_best(gates, top_k, 1)
         cmt_gate = []
@@ -271,6 +272,7 @@ class _Blockwise(torch.autograd.Function):
         bidirectional: bool,
         softcap: float | None,
         gates: Tensor | None,
+        empty: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         (batch, heads, queries, _), width, phases = q.shape, block_size + 1, tuple(phase.tolist())
         chunks = _chunks(batch, heads, max(TILE_ROWS, width) * (prefix + queries))
@@ -280,6 +282,8 @@ class _Blockwise(torch.autograd.Function):
             )
             for samples, h in chunks
         ]
+        if empty is not None:
+            alignments = [a.with_empty(empty[c[0]]) for a, c in zip(alignments, chunks, strict=True)]
         out, lse, saved = _rows_first(q), q.new_empty(q.shape[:3]), []
         work = workspace(q)
         for c, alignment in zip(chunks, alignments, strict=True):
@@ -313,7 +317,7 @@ class _Blockwise(torch.autograd.Function):
             d_lse = None if grad_lse is None else grad_lse[c]
             of_scores = ctx.scale, ctx.softcap, work
             _backward(grad_out[c], d_lse, q[c], k[c], v[c], cmt, out[c], kept, alignment, *of_scores, into)
-        return *gradients[:-1], *[None] * 9, d_gates
+        return *gradients[:-1], *[None] * 9, d_gates, None
 
 
 def _part(x: Tensor | None, chunk: tuple[slice, slice]) -> Tensor | None:
@@ -342,5 +346,5 @@ def landmark_attention_blockwise(inputs: AttentionInputs) -> tuple[Tensor, Tenso
         gates = adjust(scores, own, inputs.hierarchy)[0]
     settings = inputs.controlled, inputs.block_size, inputs.phase, inputs.prefix, inputs.scale, inputs.top_k
     sight = inputs.local_blocks, inputs.bidirectional, inputs.softcap
-    out, lse = _Blockwise.apply(q, k, v, cmt_scores, *settings, *sight, gates)
+    out, lse = _Blockwise.apply(q, k, v, cmt_scores, *settings, *sight, gates, inputs.empty)
     return out.to(dtype), lse

@@ -118,8 +118,11 @@ class Tile:
         return self.queries(padded)[..., : self.end].mT.contiguous() * LOG2_E
 
     def mask(self, scores: Tensor) -> Tensor:
-        """Put −∞ in the scores, in place, of landmarks and padding, and unless bidirectional of all later tokens."""
+        """Put −∞ in the scores, in place, of landmarks, padding and empty places, and of later tokens if causal."""
         scores[:, :, -1] = -torch.inf
+        if self.alignment.empty is not None:
+            by_sample = scores.unflatten(0, (-1, self.alignment.heads))
+            by_sample.masked_fill_(self.alignment.empty[:, :, : self.end], -torch.inf)
         if self.alignment.hidden is not None:
             first = scores[:, 0, :-1].unflatten(0, (-1, self.alignment.heads))
             first.masked_fill_(self.alignment.hidden, -torch.inf)

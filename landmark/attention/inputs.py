@@ -30,6 +30,8 @@ class AttentionInputs(NamedTuple):
     softcap: cap of the scores, in nats (softcap.py); None: there is none. Not for "triton".
     hierarchy: groups of landmarks, with a bias for each of H heads; None: there are none. Not for "triton".
     gates: (B, H, T, blocks), scores that take the place of those of the landmarks; None: these. Not for "triton".
+    empty: (B, prefix + T), bool, places without a token, to which nothing attends; None: there are none. Not for
+        "triton".
     """
 
     q: Tensor
@@ -48,6 +50,7 @@ class AttentionInputs(NamedTuple):
     softcap: float | None = None
     hierarchy: Hierarchy | None = None
     gates: Tensor | None = None
+    empty: Tensor | None = None
 
 
 def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:

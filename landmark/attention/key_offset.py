@@ -20,7 +20,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def offset_keys(k: Tensor, channels: int, is_landmark: Tensor | None = None, previous: Tensor | None = None) -> Tensor:
+def offset_keys(
+    k: Tensor,
+    channels: int,
+    is_landmark: Tensor | None = None,
+    previous: Tensor | None = None,
+    empty: Tensor | None = None,
+) -> Tensor:
     """Keys whose last channels are those of the normal token before.
 
     Args:
@@ -29,12 +35,16 @@ def offset_keys(k: Tensor, channels: int, is_landmark: Tensor | None = None, pre
         is_landmark: (B or 1, T), bool; None: there are no landmarks.
         previous: (B, H, 1, channels), of the last normal token before k, as `last_channels` returns; None: k begins a
             text, whose first normal token keeps its own key.
+        empty: (B, T), bool, places without a token, which are passed over; together with is_landmark. None: there are
+            none.
 
     Returns (B, H, T, d).
     """
     if channels == 0:
         return k
     own = k[..., -channels:]
+    if empty is not None and is_landmark is not None:
+        return torch.cat([k[..., :-channels], _of_token_before(own, ~(is_landmark | empty), previous)], -1)
     one_back = torch.cat([own[:, :, :1] if previous is None else previous, own[:, :, :-1]], 2)
     shifted = one_back
     if is_landmark is not None:
@@ -46,10 +56,29 @@ def offset_keys(k: Tensor, channels: int, is_landmark: Tensor | None = None, pre
     return torch.cat([k[..., :-channels], shifted], -1)
 
 
-def last_channels(k: Tensor, channels: int, ends_on_landmark: bool = False) -> Tensor:
+def _of_token_before(own: Tensor, is_token: Tensor, previous: Tensor | None) -> Tensor:
+    """For each token the channels of the one before, other places as they are.
+
+    Args:
+        own: (B, H, T, channels).
+        is_token: (B, T), bool.
+        previous: as in `offset_keys`.
+    """
+    places = torch.arange(own.shape[2], device=own.device)
+    latest = torch.where(is_token, places, -1).cummax(1).values
+    before = F.pad(latest[:, :-1], (1, 0), value=-1)  # −1: `previous`
+    source = torch.where(is_token & (before >= 0), before, places)
+    shifted = own.gather(2, source[:, None, :, None].expand(own.shape))
+    if previous is None:
+        return shifted
+    follows = is_token & (before < 0)
+    return torch.where(follows[:, None, :, None], previous, shifted)
+
+
+def last_channels(k: Tensor, channels: int, after: int = 0) -> Tensor:
     """The last normal token's part of k, (B, H, 1, channels): the `previous` of the keys that follow k.
 
-    k, channels: as in `offset_keys`. ends_on_landmark: whether the last key is a landmark's.
+    k, channels: as in `offset_keys`. after: keys of a landmark and of empty places after it.
     """
-    at = k.shape[2] - 1 - ends_on_landmark
+    at = k.shape[2] - 1 - after
     return k[:, :, at : at + 1, k.shape[-1] - channels :]

@@ -44,7 +44,7 @@ class WindowBlocks(NamedTuple):
     landmark: Tensor
 
     @staticmethod
-    def of(phase: Tensor, length: int, block_size: int, like: Tensor) -> WindowBlocks:
+    def of(phase: Tensor, length: int, block_size: int, like: Tensor, empty: Tensor | None = None) -> WindowBlocks:
         """The blocks of a window.
 
         Args:
@@ -52,11 +52,14 @@ class WindowBlocks(NamedTuple):
             length: T, landmarks included.
             block_size: ℓ.
             like: a tensor with the keys' type and device.
+            empty: (B, T), bool, places without a token; None: there are none.
         """
         block, is_landmark = blocks_and_landmarks(phase.to(like.device), length, block_size)
         blocks = torch.arange(most_blocks(length, block_size), device=like.device)
         belongs = block[:, None] == blocks[:, None]
         normal = belongs & ~is_landmark[:, None]
+        if empty is not None:
+            normal = normal & ~empty[:, None]
         average = normal.to(like.dtype) / normal.sum(-1, keepdim=True).clamp(min=1)
         return WindowBlocks(normal, average, (belongs & is_landmark[:, None]).to(like.dtype))
 
@@ -133,14 +136,25 @@ def block_weights(q: Tensor, blocks: Tensor) -> Tensor:
     return pooling(shared_queries(q, blocks.shape[1])[..., None, :], blocks[..., :-1, :])[0][..., 0, :]
 
 
-def add_summaries(blocks: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Complete blocks (…, W, d) of rotated keys, the landmark last, with their summary added to it.
+def add_summaries(blocks: Tensor, weights: Tensor | None = None, sizes: Tensor | None = None) -> Tensor:
+    """Complete blocks (…, n, W, d) of rotated keys, the landmark last, with their summary added to it.
 
-    weights: (…, ℓ), of the tokens, whose entropy is added as a bias; None: the mean, without a bias.
+    Args:
+        blocks: (…, n, W, d).
+        weights: (…, n, ℓ), of the tokens, whose entropy is added as a bias; None: the mean, without a bias.
+        sizes: (n,), tokens of each block, which are at its first places; for the mean. None: ℓ.
     """
     tokens, landmark = blocks[..., :-1, :], blocks[..., -1:, :]
     if weights is None:
-        return torch.cat([tokens, landmark + tokens.mean(-2, keepdim=True)], -2)
+        return torch.cat([tokens, landmark + mean_of_tokens(tokens, sizes)[..., None, :]], -2)
     weights = weights.to(blocks.dtype)
     entropy = -torch.xlogy(weights, weights).sum(-1, keepdim=True)
     return torch.cat([tokens, with_bias(landmark + weights[..., None, :] @ tokens, entropy)], -2)
+
+
+def mean_of_tokens(tokens: Tensor, sizes: Tensor | None) -> Tensor:
+    """The mean of each block's keys or values: (…, n, ℓ, d) → (…, n, d). sizes: (n,), the first ones count; None: ℓ."""
+    if sizes is None:
+        return tokens.mean(-2)
+    average = (torch.arange(tokens.shape[-2], device=tokens.device) < sizes[:, None]) / sizes[:, None]
+    return (average.to(tokens.dtype)[:, None] @ tokens)[..., 0, :]

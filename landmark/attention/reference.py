@@ -41,6 +41,7 @@ def landmark_attention_weights(
     bidirectional: bool = False,
     landmarks_see_own_block: bool = False,
     gates: Tensor | None = None,
+    empty: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Weights of landmark attention, AttWeight in the paper, and the log-sum-exp of each query's own (outer) group.
 
@@ -62,9 +63,11 @@ def landmark_attention_weights(
         landmarks_see_own_block: whether a landmark sees only its own block and itself: with `bidirectional` the
             variant of the second reproduction of the paper.
         gates: (B, H, T, blocks or more), scores of the landmarks in place of those at their keys; None: these.
+        empty: (B, S), bool, places without a token, to which nothing attends; None: there are none.
 
     Returns (B, H, T, S) and (B, H, T). Rows of weights sum to one, with two exceptions: a row that loses the weight of
-    the context miss token, and the row of the landmark of an empty first block (weights 0, log-sum-exp −∞).
+    the context miss token, and rows of the landmark and the empty places of a first block without tokens (weights 0,
+    log-sum-exp −∞).
     """
     queries, keys = scores.shape[-2:]
     phase = phase.to(scores.device)
@@ -76,8 +79,12 @@ def landmark_attention_weights(
         local = (block_i - block_j).abs() <= local_blocks
     index = torch.arange(keys, device=scores.device)
     reached = (index[None, :] <= index[prefix:, None]) | bidirectional
-    empty = (phase == block_size)[:, None, None, None] & (block_j == 0)
-    visible = reached & ~(landmark_j & local) & ~(landmark_j & empty)
+    holds_token = ~is_landmark if empty is None else ~is_landmark & ~empty
+    tokens = torch.zeros_like(block).scatter_add(1, block, holds_token.to(block.dtype))  # of each block, by its number
+    without_tokens = (tokens.gather(1, block) == 0)[:, None, None, :]
+    visible = reached & ~(landmark_j & local) & ~(landmark_j & without_tokens)
+    if empty is not None:
+        visible = visible & ~empty[:, None, None, :]
     itself = torch.zeros_like(reached)
     if landmarks_see_own_block:
         landmark_i = is_landmark[:, None, prefix:, None]
@@ -173,6 +180,6 @@ def landmark_attention_reference(inputs: AttentionInputs) -> tuple[Tensor, Tenso
         of_landmarks, own = landmark_scores(q, k, block_size, phase, prefix, scale)
         gates = product_of_gates(of_landmarks, own, inputs.hierarchy)
     weights, lse = landmark_attention_weights(
-        scores, block_size, phase, prefix, cmt_scores, controlled, *sight, gates=gates
+        scores, block_size, phase, prefix, cmt_scores, controlled, *sight, gates=gates, empty=inputs.empty
     )
     return torch.einsum("bhij,bhjd->bhid", weights, v), lse

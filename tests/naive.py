@@ -150,6 +150,7 @@ def landmark_attention(
     fan_out: int = 0,
     bias: tuple | list = (),
     softcap: float | None = None,
+    landmark_values: bool = False,
 ) -> np.ndarray:
     """Output (T, d) of one head of a whole window.
 
@@ -167,6 +168,7 @@ def landmark_attention(
         bidirectional: whether later tokens are seen too; then a block whose landmark is not there has no gate.
         fan_out, bias: of a hierarchy of landmarks (`block_weights`); an empty bias: there is none.
         softcap: cap of the scores; only with landmark_key="token".
+        landmark_values: whether other blocks than the best are one token each, with the landmark's value.
     """
     width, dim = block_size + 1, q.shape[1]
     out = np.zeros_like(q)
@@ -203,7 +205,8 @@ def landmark_attention(
             continue
         gated = [(gate, b) for b, (gate, tokens) in blocks.items() if tokens and gate is not None]
         best = {b for _, b in sorted(gated, reverse=True)[:top_k]}
-        blocks = {b: blocks[b] for b in blocks if b in best}
+        short = {b: (gate, [(0.0, v[(b + 1) * width - 1 - phase])]) for gate, b in gated if b not in best}
+        blocks = {b: blocks[b] for b in blocks if b in best} | (short if landmark_values else {})
         free = [(g, t) for b, (g, t) in blocks.items() if cmt is None or not controlled[b]]
         controlled_blocks = [(g, t) for b, (g, t) in blocks.items() if cmt is not None and controlled[b]]
         cmt_score = None if cmt is None else scaled(q[i - prefix], cmt)

@@ -93,6 +93,7 @@ def landmark_attention(
     hierarchy: Hierarchy | None = ...,
     gates: Tensor | None = ...,
     empty: Tensor | None = ...,
+    landmark_values: bool = ...,
     backend: str = ...,
     return_lse: Literal[False] = ...,
 ) -> Tensor: ...
@@ -117,6 +118,7 @@ def landmark_attention(
     hierarchy: Hierarchy | None = ...,
     gates: Tensor | None = ...,
     empty: Tensor | None = ...,
+    landmark_values: bool = ...,
     backend: str = ...,
     return_lse: Literal[True],
 ) -> tuple[Tensor, Tensor]: ...
@@ -140,6 +142,7 @@ def landmark_attention(
     hierarchy: Hierarchy | None = None,
     gates: Tensor | None = None,
     empty: Tensor | None = None,
+    landmark_values: bool = False,
     backend: str = "auto",
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -183,6 +186,9 @@ def landmark_attention(
         empty: (B, prefix + T), bool, places without a token, which a block that ends early has before its landmark.
             Nothing attends to them, and the outputs there have no meaning. Not together with
             bidirectional, cu_seqlens, hierarchy or gates. None: there are none.
+        landmark_values: whether the blocks that top_k leaves out are read by their landmarks' values, each as one token
+            (top_k.py). Not together with bidirectional, hierarchy, gates or cmt; without effect where top_k leaves out
+            none.
         backend: "reference" (explicit weights), "blockwise", "triton" (fused kernels, for GPUs) or "auto" (triton on a
             GPU, else blockwise).
         return_lse: whether to return the log-sum-exp too; default: the output alone.
@@ -208,6 +214,9 @@ def landmark_attention(
         raise ValueError(f"softcap={softcap}: must be above 0, and without cmt, hierarchy and gates, which have no cap")
     if empty is not None and (bidirectional or has_gates or cu_seqlens is not None):
         raise ValueError("empty: leave out bidirectional, cu_seqlens, hierarchy and gates")
+    if landmark_values and (bidirectional or has_gates or cmt is not None):
+        raise ValueError("landmark_values: leave out bidirectional, hierarchy, gates and cmt")
+    landmark_values = landmark_values and top_k is not None
     has_option = top_k is not None or local_blocks or bidirectional or softcap is not None or empty is not None
     has_kernel = not (has_option or has_gates)
     if backend == "triton" and not has_kernel:
@@ -245,14 +254,15 @@ def landmark_attention(
     if has_gates:
         hierarchy = check_gates(hierarchy, gates, q, prefix, block_size, cu_seqlens)
     of_window = block_size, phase, prefix, scale, cmt_scores, controlled, cu_seqlens
-    inputs = AttentionInputs(q, k, v, *of_window, top_k, local_blocks, bidirectional, softcap, hierarchy, gates, empty)
+    inputs = AttentionInputs(q, k, v, *of_window, top_k, local_blocks, bidirectional, softcap, hierarchy, gates)
+    inputs = inputs._replace(empty=empty, landmark_values=landmark_values)
+    is_in_operator = not (has_gates or landmark_values) and empty is None
     with without_autocast(q):
         if q.numel() == 0:
             out, lse = _of_no_query(q, k, v, cmt_scores)
         elif backend == "triton":
             out, lse = landmark_attention_fused(inputs)
-        elif backend == "blockwise" and torch.compiler.is_compiling() and not has_gates and empty is None:
-            # the operator has neither gates nor empty places
+        elif backend == "blockwise" and torch.compiler.is_compiling() and is_in_operator:
             out, lse = landmark_attention_in_graph(inputs)
         else:
             attend = landmark_attention_reference if backend == "reference" else landmark_attention_blockwise

@@ -87,11 +87,12 @@ def _forward(
     lse: Tensor,
     top_k: int | None,
     given: Tensor | None,
+    landmark_values: bool,
 ) -> list[Tensor]:
     """Write out and lse of the samples.
 
     Returns two tensors (N, block, query) for each tile: the outer weights, and the shift in weights =
-    exp2(score − shift).
+    exp2(score − shift), ∞ where tokens have no weight.
     """
     q, k, v = _pad_all(q, k, v, alignment, work)
     v, added = _part_not_finite(v, alignment)
@@ -105,7 +106,10 @@ def _forward(
         weights = tile.mask(scores)
         total, inner = _exponentials(weights, 2)
         gates.masked_fill_(inner == -torch.inf, -torch.inf)  # a first block without tokens
-        if top_k is not None:
+        left_out = None
+        if top_k is not None and landmark_values:
+            left_out = (keep_best(gates.clone(), top_k, 1) == -torch.inf) & (gates > -torch.inf)
+        elif top_k is not None:
             keep_best(gates, top_k, 1)
         cmt_gate = []
         if cmt is not None and padded_cmt is not None:
@@ -116,9 +120,12 @@ def _forward(
         gates = torch.cat([gates, *cmt_gate], 1) if cmt_gate else gates
         outer_total, outer_lse = _exponentials(gates, 1)
         outer = gates.div_(outer_total[:, None])[:, : tile.end]
-        shift = torch.where(outer > 0, shift + outer_lse[:, None], torch.inf)
+        is_spread = outer > 0 if left_out is None else (outer > 0) & ~left_out
+        shift = torch.where(is_spread, shift + outer_lse[:, None], torch.inf)
         saved += [outer, shift]
-        weights.mul_((outer / total)[:, :, None])
+        weights.mul_(((outer if left_out is None else outer.masked_fill(left_out, 0.0)) / total)[:, :, None])
+        if left_out is not None:
+            weights[:, :, -1] = outer.masked_fill(~left_out, 0.0)
         rows = product(weights.flatten(1, 2).mT, tile.keys(v), work("rows", *tile.queries(q).shape))
         rows = rows if added is None else rows + tile.queries(added)
         alignment.unpad(rows, out, tile.row)
@@ -167,6 +174,7 @@ def _backward(
     cap: float | None,
     work: Workspace,
     gradients: list[Tensor | None],
+    landmark_values: bool,
 ) -> None:
     """Write the samples' gradients of q, k, v, and, if given, of the context miss token's scores and of the gates."""
     to_dq, to_dk, to_dv, to_d_cmt, to_d_gates = gradients
@@ -190,6 +198,8 @@ def _backward(
         if _is_inexact(shift, outer):
             weights.clamp_(max=0)  # a weight is at most 1
         weights.exp2_()
+        if landmark_values:
+            weights[:, :, -1] = outer.masked_fill(shift.isfinite(), 0.0)
         _collect(tile, dv, product(weights.flatten(1, 2), tile_do, work("keys", *keys.shape)))
         d_scores = work("d_scores", len(q), keys.shape[1], queries.shape[1])
         d_scores = tile.blocked(product(tile.keys(v), tile_do.mT, d_scores)).mul_(weights)
@@ -273,6 +283,7 @@ class _Blockwise(torch.autograd.Function):
         softcap: float | None,
         gates: Tensor | None,
         empty: Tensor | None = None,
+        landmark_values: bool = False,
     ) -> tuple[Tensor, Tensor]:
         (batch, heads, queries, _), width, phases = q.shape, block_size + 1, tuple(phase.tolist())
         chunks = _chunks(batch, heads, max(TILE_ROWS, width) * (prefix + queries))
@@ -289,10 +300,12 @@ class _Blockwise(torch.autograd.Function):
         for c, alignment in zip(chunks, alignments, strict=True):
             cmt = _context_miss(cmt_scores, controlled, c)
             of_scores, into = (scale, softcap, work), (out[c], lse[c])
-            saved += _forward(q[c], k[c], v[c], cmt, alignment, *of_scores, *into, top_k, _part(gates, c))
+            of_gates = top_k, _part(gates, c), landmark_values
+            saved += _forward(q[c], k[c], v[c], cmt, alignment, *of_scores, *into, *of_gates)
         cmt_weight = None if cmt_scores is None else (cmt_scores - lse).clamp(max=0).exp()
         ctx.save_for_backward(q, k, v, out, cmt_weight, controlled, *saved)
         ctx.chunks, ctx.alignments, ctx.scale, ctx.softcap = chunks, alignments, scale, softcap
+        ctx.landmark_values = landmark_values
         ctx.gates_shape = None if gates is None else gates.shape
         ctx.set_materialize_grads(False)
         if cmt_scores is not None:
@@ -316,8 +329,9 @@ class _Blockwise(torch.autograd.Function):
             cmt = _context_miss(cmt_weight, controlled, c)
             d_lse = None if grad_lse is None else grad_lse[c]
             of_scores = ctx.scale, ctx.softcap, work
-            _backward(grad_out[c], d_lse, q[c], k[c], v[c], cmt, out[c], kept, alignment, *of_scores, into)
-        return *gradients[:-1], *[None] * 9, d_gates, None
+            tensors = grad_out[c], d_lse, q[c], k[c], v[c], cmt, out[c], kept
+            _backward(*tensors, alignment, *of_scores, into, ctx.landmark_values)
+        return *gradients[:-1], *[None] * 9, d_gates, None, None
 
 
 def _part(x: Tensor | None, chunk: tuple[slice, slice]) -> Tensor | None:
@@ -346,5 +360,5 @@ def landmark_attention_blockwise(inputs: AttentionInputs) -> tuple[Tensor, Tenso
         gates = adjust(scores, own, inputs.hierarchy)[0]
     settings = inputs.controlled, inputs.block_size, inputs.phase, inputs.prefix, inputs.scale, inputs.top_k
     sight = inputs.local_blocks, inputs.bidirectional, inputs.softcap
-    out, lse = _Blockwise.apply(q, k, v, cmt_scores, *settings, *sight, gates, inputs.empty)
+    out, lse = _Blockwise.apply(q, k, v, cmt_scores, *settings, *sight, gates, inputs.empty, inputs.landmark_values)
     return out.to(dtype), lse

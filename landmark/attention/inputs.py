@@ -32,6 +32,7 @@ class AttentionInputs(NamedTuple):
     gates: (B, H, T, blocks), scores that take the place of those of the landmarks; None: these. Not for "triton".
     empty: (B, prefix + T), bool, places without a token, to which nothing attends; None: there are none. Not for
         "triton".
+    landmark_values: whether blocks that top_k leaves out are read by the values of their landmarks (top_k.py).
     """
 
     q: Tensor
@@ -51,6 +52,7 @@ class AttentionInputs(NamedTuple):
     hierarchy: Hierarchy | None = None
     gates: Tensor | None = None
     empty: Tensor | None = None
+    landmark_values: bool = False
 
 
 def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:

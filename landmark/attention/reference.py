@@ -42,6 +42,7 @@ def landmark_attention_weights(
     landmarks_see_own_block: bool = False,
     gates: Tensor | None = None,
     empty: Tensor | None = None,
+    landmark_values: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Weights of landmark attention, AttWeight in the paper, and the log-sum-exp of each query's own (outer) group.
 
@@ -64,6 +65,7 @@ def landmark_attention_weights(
             variant of the second reproduction of the paper.
         gates: (B, H, T, blocks or more), scores of the landmarks in place of those at their keys; None: these.
         empty: (B, S), bool, places without a token, to which nothing attends; None: there are none.
+        landmark_values: whether the landmarks of blocks that top_k leaves out keep their weight, for their own values.
 
     Returns (B, H, T, S) and (B, H, T). Rows of weights sum to one, with two exceptions: a row that loses the weight of
     the context miss token, and rows of the landmark and the empty places of a first block without tokens (weights 0,
@@ -98,9 +100,13 @@ def landmark_attention_weights(
         scores = torch.where(landmark_j, gates.gather(-1, block_j.expand_as(scores)), scores)
     groups = torch.where(landmark_j | local, block_i, block_j)
     masked = scores.masked_fill(~visible, -torch.inf)
+    read = torch.zeros_like(masked, dtype=torch.bool)  # landmarks that are read in place of their blocks
     if top_k is not None:
         landmarks = keep_best(masked.masked_fill(~landmark_j, -torch.inf), top_k, -1)
-        masked = torch.where(landmark_j, landmarks, masked)
+        if landmark_values:
+            read = landmark_j & (landmarks == -torch.inf) & (masked > -torch.inf)
+        else:
+            masked = torch.where(landmark_j, landmarks, masked)
     if cmt_scores is None:
         softmax = grouped_softmax(masked, groups, num_groups)
         landmark_weights = softmax
@@ -116,9 +122,10 @@ def landmark_attention_weights(
     # S_{i,p_j}: the weight of the landmark that closes the block of key j; 1 where key j is local.
     gates = scores.new_zeros(*scores.shape[:-1], num_groups)
     to_gate = block_j.expand_as(scores)
-    gates = gates.scatter_add(-1, to_gate, landmark_weights.masked_fill(~landmark_j, 0.0))
+    gates = gates.scatter_add(-1, to_gate, landmark_weights.masked_fill(~landmark_j | read, 0.0))
     gate = gates.gather(-1, to_gate).masked_fill(local, 1.0)
     weights = (softmax * gate).masked_fill(landmark_j & ~itself, 0.0)
+    weights = torch.where(read, landmark_weights, weights)
 
     outer = (groups == block_i).expand_as(scores)
     lse = masked.masked_fill(~outer, -torch.inf).logsumexp(-1).view(*scores.shape[:2], queries)
@@ -180,6 +187,15 @@ def landmark_attention_reference(inputs: AttentionInputs) -> tuple[Tensor, Tenso
         of_landmarks, own = landmark_scores(q, k, block_size, phase, prefix, scale)
         gates = product_of_gates(of_landmarks, own, inputs.hierarchy)
     weights, lse = landmark_attention_weights(
-        scores, block_size, phase, prefix, cmt_scores, controlled, *sight, gates=gates, empty=inputs.empty
+        scores,
+        block_size,
+        phase,
+        prefix,
+        cmt_scores,
+        controlled,
+        *sight,
+        gates=gates,
+        empty=inputs.empty,
+        landmark_values=inputs.landmark_values,
     )
     return torch.einsum("bhij,bhjd->bhid", weights, v), lse

@@ -104,7 +104,9 @@ def with_bias(keys: Tensor, bias: Tensor) -> Tensor:
     return torch.cat([keys[..., :-1], keys[..., -1:] + bias[..., None] * keys.shape[-1] ** 0.5], -1)
 
 
-def bias_landmarks(q: Tensor, k: Tensor, is_landmark: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+def bias_landmarks(
+    q: Tensor, k: Tensor, is_landmark: Tensor, bias: Tensor, shift: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Queries and keys that add a bias to the scores of landmarks, by their last channel.
 
     Args:
@@ -112,6 +114,7 @@ def bias_landmarks(q: Tensor, k: Tensor, is_landmark: Tensor, bias: Tensor) -> t
         k: (B, H_kv, T, d).
         is_landmark: (B or 1, T), bool.
         bias: (H_kv,), added to scores that are divided by √d.
+        shift: (B, T), what is added to the bias at each landmark; None: 0.
 
     Returns tensors of the same shapes.
     """
@@ -153,5 +156,6 @@ def mean_of_tokens(tokens: Tensor, sizes: Tensor | None) -> Tensor:
     """The mean of each block's keys or values: (…, n, ℓ, d) → (…, n, d). sizes: (n,), the first ones count; None: ℓ."""
     if sizes is None:
         return tokens.mean(-2)
-    average = (torch.arange(tokens.shape[-2], device=tokens.device) < sizes[:, None]) / sizes[:, None]
-    return (average.to(tokens.dtype)[:, None] @ tokens)[..., 0, :]
+    counted = torch.arange(tokens.shape[-2], device=tokens.device) < sizes[:, None]
+    average = counted / sizes[:, None].to(tokens.dtype)
+    return (average[:, None] @ tokens)[..., 0, :]

@@ -38,6 +38,8 @@ class GPT2Vocabulary:
     vocab_size: int = 50304
     eot: int = 50256
     landmark: int = 50260
+    sentence_ends: tuple[int, ...] = ()  # the pieces of text are not known
+    line_ends: tuple[int, ...] = ()
 
 
 class Headless(Decoder):

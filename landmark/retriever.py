@@ -337,6 +337,10 @@ def _memory_settings(model: Any) -> dict[str, Any]:
         raise UserError(f"{type(model).__name__} has no landmarks to retrieve by: give a landmark model")
     if config.local_blocks:
         raise UserError(f"model.local_blocks={config.local_blocks}: the last blocks of a text stay out of the memory")
+    if config.block_ends != "fixed":
+        raise UserError(
+            f"model.block_ends={config.block_ends}: a retriever has blocks of one size, give a model with fixed"
+        )
     if config.fan_out is not None:
         raise UserError(f"model.fan_out={config.fan_out}: a retriever ranks blocks alone, give a model without groups")
     return {"block_size": config.block_size, **model.key_settings()}

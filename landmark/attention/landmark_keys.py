@@ -156,5 +156,6 @@ def mean_of_tokens(tokens: Tensor, sizes: Tensor | None) -> Tensor:
     """The mean of each block's keys or values: (…, n, ℓ, d) → (…, n, d). sizes: (n,), the first ones count; None: ℓ."""
     if sizes is None:
         return tokens.mean(-2)
-    average = (torch.arange(tokens.shape[-2], device=tokens.device) < sizes[:, None]) / sizes[:, None]
-    return (average.to(tokens.dtype)[:, None] @ tokens)[..., 0, :]
+    counted = torch.arange(tokens.shape[-2], device=tokens.device) < sizes[:, None]
+    average = counted / sizes[:, None].to(tokens.dtype)
+    return (average[:, None] @ tokens)[..., 0, :]

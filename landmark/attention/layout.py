@@ -3,13 +3,20 @@
 After every ℓ = `block_size` normal tokens of a stream there is one landmark, so a block with its landmark is W = ℓ+1
 positions wide. A window may be cut anywhere. Its *phase* is the stream position of its first token modulo W, which is
 the number of tokens missing from its first block.
+
+Where blocks end early (`landmark.utils.block_places`) the places between their last token and their landmark are empty.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from landmark.utils.block_ends import BlockEnds
+from landmark.utils.block_places import closed_blocks, places_of_tokens
 from landmark.utils.window_batch import most_blocks
 
 
@@ -97,3 +104,49 @@ def insert_landmarks(tokens: Tensor, position: int, block_size: int, landmark: i
     with_landmarks = tokens.new_full((tokens.shape[0], total), landmark)
     with_landmarks[:, at] = tokens
     return with_landmarks, at
+
+
+class Placed(NamedTuple):
+    """Raw tokens at the places of blocks that may end early.
+
+    tokens: (B, T) ids, the landmark's at landmarks and empty places. places: (B, n), where the raw tokens stand. empty:
+    (B, T), bool.
+    """
+
+    tokens: Tensor
+    places: Tensor
+    empty: Tensor
+
+
+def place_tokens(tokens: Tensor, filled: int, ends: BlockEnds, landmark: int) -> Placed:
+    """Put raw tokens into blocks that end where the rule says; a landmark follows its block at once.
+
+    Args:
+        tokens: (B, n), raw ids.
+        filled: tokens of the first block before them, in each sample.
+        ends: the rule.
+        landmark: id of the landmark token.
+
+    Texts of a batch that take fewer places than the longest one have empty places behind them.
+    """
+    width = ends.block_size + 1
+    found = []
+    for text in tokens.cpu().numpy():
+        found.append(places_of_tokens(closed_blocks(text, ends, filled), len(text), width, filled))
+    places = torch.stack([torch.from_numpy(at) for at, _ in found]).to(tokens.device)
+    total = max(count for _, count in found)
+    placed = tokens.new_full((len(tokens), total), landmark).scatter(1, places, tokens)
+    is_landmark = (torch.arange(total, device=tokens.device) + filled) % width == ends.block_size
+    is_token = torch.zeros_like(placed, dtype=torch.bool).scatter(1, places, torch.ones_like(places, dtype=torch.bool))
+    return Placed(placed, places, ~is_token & ~is_landmark)
+
+
+def log_fullness(empty: Tensor, block_size: int, dtype: torch.dtype) -> Tensor:
+    """log(n / ℓ) at each place that follows the n tokens of a block and its empty places, so at landmarks: (B, T).
+
+    empty: (B, T), bool. block_size: ℓ. dtype: of the result.
+    """
+    place = torch.arange(empty.shape[1], device=empty.device)
+    latest = F.pad(torch.where(empty, -1, place).cummax(1).values[:, :-1], (1, 0), value=-1)
+    empty_places = (place - 1 - latest).clamp(max=block_size - 1)  # behind a text of a batch there are more
+    return torch.log1p(-empty_places.to(dtype) / block_size)

@@ -28,6 +28,8 @@ READ_BY = {
     "model.landmark_key": ("landmark",),
     "model.landmark_bias": ("landmark",),
     "model.local_blocks": ("landmark",),
+    "model.block_ends": ("landmark",),
+    "model.least_block_size": ("landmark",),
     "model.fan_out": ("landmark",),
     "model.levels": ("landmark",),
     "model.window": ("transformer_xl",),
@@ -54,6 +56,8 @@ def check(config: Config) -> None:
     _check_positions(config)
     if config.model.masked:
         _check_masked(config)
+    if config.model.block_ends not in (None, "fixed"):
+        _check_block_ends(config)
     if not 0 < config.generate.top_p <= 1:
         raise UserError(f"generate.top_p={config.generate.top_p}: must be above 0 and at most 1")
 
@@ -304,6 +308,25 @@ def _check_masked(config: Config) -> None:
             raise UserError(f"eval.{key}: a masked model is measured by its perplexity, leave it out")
     if config.model.kind == "landmark" and config.retrieval.k < 1:
         raise UserError(f"retrieval.k={config.retrieval.k}: must be at least 1 for a masked model")
+
+
+def _check_block_ends(config: Config) -> None:
+    """Blocks of different lengths are for texts that are trained in windows, and read one by one."""
+    name = f"model.block_ends={config.model.block_ends}"
+    if config.data.name in SYNTHETIC or config.data.tasks is not None:
+        raise UserError(f"{name}: data={config.data.name}, data.tasks={config.data.tasks}: blocks end in text alone")
+    if config.task == "inspect":
+        raise UserError(f"{name}: task=inspect shows blocks of one size, choose a model without model.block_ends")
+    settings = config.eval
+    for key, value in (
+        ("train.local", config.train.local),
+        ("eval.probe", "copy" if settings.probe == "copy" else None),
+        ("eval.retriever", settings.retriever),
+        ("eval.retrieval_statistics", settings.retrieval_statistics or None),
+        ("eval.batch_size", settings.batch_size if (settings.batch_size or 1) > 1 else None),
+    ):
+        if value is not None:
+            raise UserError(f"{name}: goes without {key}={str(value).lower()}, leave it out")
 
 
 def _check_positions(config: Config) -> None:

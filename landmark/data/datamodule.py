@@ -18,6 +18,7 @@ from landmark.data.ruler.samples import RulerSamples
 from landmark.data.synthetic_corpus import SyntheticCorpus
 from landmark.data.synthetic_windows import SyntheticWindows
 from landmark.data.windows import TrainingWindows
+from landmark.utils.block_ends import block_ends
 from landmark.utils.constants import NO_LOSS
 from landmark.utils.errors import UserError
 from landmark.utils.window_batch import WindowBatch, most_blocks
@@ -60,11 +61,15 @@ class WindowDataModule(lightning.LightningDataModule):
             "block_size": None if config.train.local else block_size,  # a memory inserts landmarks itself
         }
 
+        ends = None
+        if block_size is not None:
+            ends = block_ends(config.model.block_ends, block_size, config.model.least_block_size, tokenizer)
+
         def windows(split: str, repeats: Repeats | None = None) -> TrainingWindows | SyntheticWindows:
             if isinstance(corpus, SyntheticCorpus):
                 return SyntheticWindows(corpus, split, **settings)
             special = {"landmark": tokenizer.landmark, "eot": tokenizer.eot}
-            return TrainingWindows(corpus.split(split), **settings, **special, repeats=repeats)
+            return TrainingWindows(corpus.split(split), **settings, **special, repeats=repeats, ends=ends)
 
         shares = config.data.repeats
         self.training: Windows = windows("train", None if shares is None else Repeats(shares, config.train.steps))

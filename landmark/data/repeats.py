@@ -44,7 +44,8 @@ class Repeats:
         """For each raw token of some windows of a step the raw token that it is a copy of, or itself.
 
         Args:
-            sizes: (indices,) raw tokens of each window, those that are only predicted included; at least 16.
+            sizes: (indices,) raw tokens of each window, those that are only predicted included. A window of fewer than
+                16 has no repeats.
             seed: seed of the training.
             step: optimizer step, from 0.
             indices: windows within the batch of the step; the repeats of each do not depend on the other indices.
@@ -55,7 +56,7 @@ class Repeats:
         drawn = random_numbers(seed, step, REPEATS, indices, (2 + 3 * _MOST,))
         origins = np.tile(np.arange(sizes.max(initial=0)), (len(sizes), 1))
         for window, (chosen, *numbers) in enumerate(drawn.tolist()):
-            if _fraction(chosen) < self.share(step):
+            if _fraction(chosen) < self.share(step) and sizes[window] >= 2 * SHORTEST_REPEAT:
                 for source, target, length in _stretches(int(sizes[window]), numbers):
                     origins[window, target : target + length] = origins[window, source : source + length]
         return origins

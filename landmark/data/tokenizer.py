@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from landmark.utils.block_ends import line_ends, sentence_ends
 from landmark.utils.errors import UserError
 
 
@@ -46,6 +47,16 @@ class Tokenizer:
         if mask >= self.vocab_size or self._pieces[mask] or mask == self.eot:
             raise UserError(f"tokenizer={self.name}: has no unused id for the mask, choose gpt2, code or bytes")
         return mask
+
+    @property
+    def sentence_ends(self) -> tuple[int, ...]:
+        """The ids that end a sentence (`landmark.utils.block_ends`)."""
+        return sentence_ends(self._pieces)
+
+    @property
+    def line_ends(self) -> tuple[int, ...]:
+        """The ids that end a line (`landmark.utils.block_ends`)."""
+        return line_ends(self._pieces)
 
     def encode(self, text: str) -> np.ndarray:
         """Ids of a text, without end of text. Text that looks like a special token is encoded as ordinary text."""

@@ -12,6 +12,15 @@ window of T = 9 from position 1 on, so with the phase 1::
 
 A landmark is never predicted: the target before a landmark is the token after it. So targets reach at most two
 positions past the window. There is no loss (`-`, NO_LOSS) where the input is a landmark or end of text.
+
+With blocks that end early (`landmark.utils.block_places`) the view has empty places `·` too, which hold the landmark's
+id, and have no loss. With ℓ = 5, and a sentence that ends at c::
+
+    position         0  1  2  3  4  5  6  7  8 …
+    view             a  b  c  ·  ·  L  d  e  E …
+    window: tokens      b  c  L  L  L  d  e
+    window: targets     c  d  -  -  -  e  E
+    window: empty             ·  ·
 """
 
 from collections.abc import Sequence
@@ -21,6 +30,8 @@ import numpy as np
 import torch
 
 from landmark.data.random_numbers import STARTS, random_numbers
+from landmark.utils.block_ends import BlockEnds
+from landmark.utils.block_places import BlockStarts, closed_blocks
 from landmark.utils.constants import NO_LOSS
 from landmark.utils.errors import UserError
 from landmark.utils.window_batch import WindowBatch
@@ -59,6 +70,7 @@ class TrainingWindows:
         landmark: int,
         eot: int,
         repeats: "Repeats | None" = None,
+        ends: BlockEnds | None = None,
     ):
         """
         Args:
@@ -69,7 +81,9 @@ class TrainingWindows:
             block_size: ℓ (None: no landmarks).
             landmark: id of the landmark.
             eot: id of end of text.
-            repeats: the repeated stretches of the windows of `batch` (None: there are none).
+            repeats: the repeated stretches of the windows of `batch` (None: there are none). Blocks end where those of
+                the stream do, also within a copy.
+            ends: the rule by which blocks end early (None: all have ℓ tokens).
 
         Raises UserError where the stream is too short, or a setting out of range.
         """
@@ -81,7 +95,11 @@ class TrainingWindows:
         self._tokens = np.asarray(stream if isinstance(stream, np.ndarray) else stream.tokens)
         self.length, self.batch_size, self.seed, self.block_size = length, batch_size, seed, block_size
         self._landmark, self._eot, self._repeats = landmark, eot, repeats
-        self.num_starts = viewed_length(len(self._tokens), block_size) - length - 1
+        self._blocks = None
+        if ends is not None:
+            self._blocks = BlockStarts(closed_blocks(self._tokens, ends), len(self._tokens), ends.block_size + 1)
+        places = self._blocks.num_places if self._blocks else viewed_length(len(self._tokens), block_size)
+        self.num_starts = places - length - 1
         """Number of possible starts."""
         if self.num_starts < 1:
             raise UserError(
@@ -108,11 +126,16 @@ class TrainingWindows:
         if len(starts) and not 0 <= starts.min() <= starts.max() < self.num_starts:
             raise ValueError(f"a window of {self.length} must start in 0..{self.num_starts - 1}")
         position = starts[:, None] + np.arange(self.length)
+        empty = None
         if self.block_size is None:
             raw, is_landmark, phase = position, np.zeros(position.shape, dtype=bool), None
         else:
-            raw, is_landmark = raw_position(position, self.block_size)
             phase = torch.from_numpy(starts % (self.block_size + 1))
+            if self._blocks is None:
+                raw, is_landmark = raw_position(position, self.block_size)
+            else:
+                raw, is_landmark, empty = self._blocks.tokens(position)
+                is_landmark = is_landmark | empty  # to both the same is done
         target = raw + ~is_landmark
         if self._repeats is not None and repeats_of is not None:
             first = raw[:, :1]
@@ -122,7 +145,8 @@ class TrainingWindows:
         targets = self._tokens[target].astype(np.int64)
         tokens[is_landmark] = self._landmark
         targets[is_landmark | (tokens == self._eot)] = NO_LOSS
-        return WindowBatch(torch.from_numpy(tokens), torch.from_numpy(targets), phase)
+        without_token = None if empty is None else torch.from_numpy(empty)
+        return WindowBatch(torch.from_numpy(tokens), torch.from_numpy(targets), phase, empty=without_token)
 
     def evenly_spaced(self, count: int) -> np.ndarray:
         """Starts spread evenly over the view, for validation, (count,) int64."""

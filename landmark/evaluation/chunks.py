@@ -56,7 +56,12 @@ def penultimate_chunk_start(model: DecoderConfig, length: int, local: int, k: in
 
 
 def attention_size(
-    model: DecoderConfig, config: Config, length: int, local: int, dropped: float = 0.0
+    model: DecoderConfig,
+    config: Config,
+    length: int,
+    local: int,
+    dropped: float = 0.0,
+    block_tokens: float | None = None,
 ) -> tuple[float, float]:
     """Keys of normal tokens attended to, and landmarks scored, each a mean over the queries of a segment.
 
@@ -66,8 +71,9 @@ def attention_size(
         length: tokens of a segment.
         local: tokens of a chunk.
         dropped: share of lookups that the context miss token drops; their blocks are not counted.
+        block_tokens: mean tokens of a block, where blocks end early: the result is then approximate. None: ℓ.
     """
-    memory, block = config.memory, model.block_size
+    memory, block = config.memory, block_tokens or model.block_size
     if model.masked:  # reads whole texts; a last block without a landmark is seen by its own tokens alone
         own = (1 + 2 * model.local_blocks) * (block or 0)
         gated = max(0, length // block - 1 - 2 * model.local_blocks) if block else 0

@@ -16,6 +16,7 @@ def check(config: Config) -> None:
     if config.model.kind == "landmark":
         memory = memory_settings(config)
         of_memory = {key: value for key, value in memory.items() if key not in ("folder", "seed")}
-        check_settings(**of_memory, fan_out=shape.fan_out, levels=shape.levels)
+        groups = {"fan_out": shape.fan_out, "levels": shape.levels}
+        check_settings(**of_memory, **groups, uneven=shape.ends is not None)
     if settings.retrieval_statistics:
         penultimate_chunk_start(shape, settings.length, local, config.retrieval.k)

@@ -136,7 +136,13 @@ def _attend_shared(
     landmarks = store.read_landmarks(places).view(batch, heads, count, dim)
     gates = capped((q.to(landmarks.dtype) @ landmarks[..., None])[..., 0].mT, softcap)
     keys, values = blocks.read_keys()[:, None], blocks.read_values()[:, None]
-    out, _ = attention_forward(q.reshape(-1, 1, queries, dim), keys, values, scale=1.0, softcap=softcap)
+    q = q.reshape(-1, 1, queries, dim)
+    is_token = store.is_token(places)
+    if is_token is None:
+        out, _ = attention_forward(q, keys, values, scale=1.0, softcap=softcap)
+    else:
+        scores = capped(q @ keys.mT, softcap).masked_fill(~is_token[:, None, None], -torch.inf)
+        out = scores.softmax(-1) @ values
     return out.view(batch, heads, count, queries, dim).transpose(2, 3), gates
 
 
@@ -205,8 +211,10 @@ def _attend_grouped(
         values = keys
         if q.requires_grad:  # the backward pass needs both
             keys, values = torch.empty_like(keys), torch.empty_like(keys)
-        weights = capped(torch.bmm(q, blocks.read_keys(keys).mT), softcap).softmax(-1)
-        block_out = torch.bmm(weights, blocks.read_values(values))
+        scores = capped(torch.bmm(q, blocks.read_keys(keys).mT), softcap)
+        if (is_token := store.is_token(chosen)) is not None:
+            scores = scores.masked_fill(~is_token[:, None], -torch.inf)
+        block_out = torch.bmm(scores.softmax(-1), blocks.read_values(values))
         out[part] = block_out.view(-1, fetched, tile, *shape[3:]).transpose(1, 2)
         gate = capped(torch.bmm(q.to(gates.dtype), store.read_landmarks(chosen)[..., None]), softcap)
         gates[part] = gate.view(-1, fetched, tile, shape[3]).transpose(1, 2)

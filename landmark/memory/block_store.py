@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from landmark.attention.landmark_keys import mean_of_tokens
 from landmark.memory.block_files import SavedRows
 from landmark.memory.tiers import Blocks, DeviceBlocks, Fetched, Tier
 
@@ -25,6 +27,7 @@ class BlockStore:
 
     max_blocks: most blocks kept; None: all. keep_means: whether to keep the mean of each block's keys.
     tier: where keys and values are stored (tiers.py); None: on the device.
+    sizes: (capacity,), tokens of each block, which stand at its first places; None: all have ℓ.
     landmarks: (B, H, capacity, d), landmark keys, on the device, in float32 where blocks are in half precision, because
         blocks are ranked by them. means: the same of mean keys. A landmark's value is never used, and not kept.
     """
@@ -39,15 +42,18 @@ class BlockStore:
         self.dtype = torch.float32  # of keys and values
         self.landmarks = self.means = torch.empty(0)
         self._ages = 0, 0, torch.empty(0, dtype=torch.int64)  # with `added` and `capacity` at the time
+        self.sizes: Tensor | None = None
         self.blocks: Blocks = DeviceBlocks()
 
     def __len__(self) -> int:
         return min(self.added, self.capacity)
 
-    def add(self, keys: Tensor, values: Tensor) -> None:
+    def add(self, keys: Tensor, values: Tensor, sizes: Tensor | None = None) -> None:
         """Add n blocks, oldest first.
 
-        keys, values: (B, H, n, W, d), keys rotated by their offsets; they are stored in the type of the values.
+        Args:
+            keys, values: (B, H, n, W, d), keys rotated by their offsets; they are stored in the type of the values.
+            sizes: (n,), their tokens, given for all blocks of the store or for none (None: ℓ).
 
         Raises UserError where the tier has no room for them.
         """
@@ -55,16 +61,21 @@ class BlockStore:
         if self.max_blocks is not None and count > self.max_blocks:
             self.added += count - self.max_blocks
             keys, values = keys[:, :, -self.max_blocks :], values[:, :, -self.max_blocks :]
+            sizes = None if sizes is None else sizes[-self.max_blocks :]
             count = self.max_blocks
         if count == 0:
             return
+        if sizes is not None and self.sizes is None:
+            self.sizes = sizes.new_empty(self.capacity)
         self.reserve(min(self.added + count, self.max_blocks or self.added + count), values[..., 1:, :])
         for rows, part in self.runs(self.added, count):
             block_keys = keys[:, :, part, :-1]
             self.blocks.write(rows.start, block_keys.to(values.dtype), values[:, :, part, :-1])
             self.landmarks[:, :, rows] = keys[:, :, part, -1]
             if self.keep_means:
-                self.means[:, :, rows] = block_keys.mean(3)
+                self.means[:, :, rows] = mean_of_tokens(block_keys, None if sizes is None else sizes[part])
+            if sizes is not None and self.sizes is not None:
+                self.sizes[rows] = sizes[part]
         self.added += count
 
     def reserve(self, blocks: int, like: Tensor, saved: SavedRows | None = None) -> None:
@@ -88,6 +99,8 @@ class BlockStore:
         self.landmarks = grown(self.landmarks)
         if self.keep_means:
             self.means = grown(self.means)
+        if self.sizes is not None:
+            self.sizes = F.pad(self.sizes, (0, capacity - len(self.sizes)))
         self.capacity = capacity
 
     def select(self, samples: Tensor, into: BlockStore) -> None:
@@ -97,6 +110,7 @@ class BlockStore:
         like = self.landmarks.new_empty(len(samples), self.kv_heads, 0, *self.block_shape, dtype=self.dtype)
         into.reserve(len(self), like)
         into.added = self.added
+        into.sizes = None if self.sizes is None else F.pad(self.sizes[: len(self)], (0, into.capacity - len(self)))
         here, on_cpu = samples.to(self.landmarks.device), samples.cpu()
         for rows, _ in self.runs(self.added - len(self), len(self)):
             for start in range(rows.start, rows.stop, COPIED):
@@ -146,6 +160,13 @@ class BlockStore:
         """
         self.blocks_read += len(places)
         return self.blocks.fetch(places)
+
+    def is_token(self, places: Tensor) -> Tensor | None:
+        """Which offsets 0…ℓ−1 of the blocks at these places (n,) hold a token, (n, ℓ); None: all do."""
+        if self.sizes is None:
+            return None
+        offsets = torch.arange(self.block_shape[0], device=places.device)
+        return offsets < self.sizes[places % self.capacity][:, None]
 
     def read_landmarks(self, places: Tensor) -> Tensor:
         """Keys (n, d) of the landmarks at these places, in the type of `landmarks`."""

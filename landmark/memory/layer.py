@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from landmark.memory.block_store import BlockStore
@@ -22,6 +23,7 @@ class LayerMemory:
         self.pending: tuple[Tensor, Tensor] | None = None  # keys and values (B, H, pending, d), not rotated
         self.last_key: Tensor | None = None  # of the last normal token, the channels that the next one takes
         self.chunk: tuple[Tensor, Tensor] | None = None  # the same of pending tokens and chunk, until the commit
+        self.empty: Tensor | None = None  # (1, pending + T), bool: which of these are empty places
         self.weights: Tensor | None = None  # (B, H, n, ℓ) of the tokens of complete blocks in pooled keys
 
     @property
@@ -29,8 +31,13 @@ class LayerMemory:
         """Tokens that are pending, landmarks included."""
         return 0 if self.pending is None else self.pending[0].shape[2]
 
-    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Add a chunk's keys and values (B, H, T, d) to the pending ones: (B, H, pending + T, d)."""
+    def append(self, k: Tensor, v: Tensor, empty: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Add a chunk's keys and values (B, H, T, d) to the pending ones: (B, H, pending + T, d).
+
+        empty: (1, T), bool, its places without a token; None: there are none. Pending tokens belong to a block that is
+        not complete, so there are none among them.
+        """
+        self.empty = None if empty is None else F.pad(empty, (self.num_pending, 0))
         if self.pending is not None:
             k, v = torch.cat([self.pending[0], k], 2), torch.cat([self.pending[1], v], 2)
         self.chunk = k, v

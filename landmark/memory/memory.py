@@ -90,6 +90,7 @@ class Memory:
         fan_out: int | None = None,
         levels: int = 1,
         softcap: float | None = None,
+        uneven: bool = False,
     ):
         """Start with nothing read.
 
@@ -136,6 +137,8 @@ class Memory:
             levels: of groups.
             softcap: cap of all scores (`landmark.attention`); neither with fan_out, index="faiss" nor a context miss
                 token. None: there is none.
+            uneven: whether blocks may end early, with empty places before their landmark, which `attend` is told. For
+                one text, in "device", without an index, groups, local blocks, pooled keys and a context miss token.
 
         Raises UserError for a setting out of range, and for index="faiss" where faiss is not installed.
         """
@@ -158,6 +161,7 @@ class Memory:
             fan_out=fan_out,
             levels=levels,
             softcap=softcap,
+            uneven=uneven,
         )
         if index == "faiss":
             import_faiss()
@@ -169,7 +173,7 @@ class Memory:
         self.index, self.index_type, self.candidates = index, index_type, candidates
         self.key_offset, self.landmark_key, self.local_blocks = key_offset, landmark_key, local_blocks
         self.fan_out, self.levels = fan_out, levels
-        self.gradient, self.softcap = gradient, softcap
+        self.gradient, self.softcap, self.uneven = gradient, softcap, uneven
         if tie_layers is None:
             tie_layers = (0,) if landmark_key == "token" else ()
         self.tie_layers = tie_layers if mapping == "stingy" else ()
@@ -203,8 +207,15 @@ class Memory:
                 "bytes_kept": sum(s.bytes_kept for s in stores) + of_groups,
                 "device_bytes_kept": sum(s.device_bytes_kept for s in stores) + of_groups,
                 **(asdict(self._tier.counts) if self.tier != "device" else {}),
+                **(self._tokens_in_blocks() if self.uneven else {}),
             }
         )
+
+    def _tokens_in_blocks(self) -> dict[str, int]:
+        store = next((layer.store for layer in self.layers.values()), None)
+        count = 0 if store is None else len(store)
+        sizes = None if store is None else store.sizes
+        return {"uneven_blocks": count, "uneven_block_tokens": 0 if sizes is None else int(sizes[:count].sum())}
 
     def new_layer(self) -> LayerMemory:
         """An empty layer with the memory's settings."""
@@ -244,7 +255,7 @@ class Memory:
 
     def _identity(self) -> Identity:
         model = None if self.model is None else self.model()
-        keys = self.key_offset, self.landmark_key, self.local_blocks
+        keys = self.key_offset, self.landmark_key, self.local_blocks, self.uneven
         return Identity(self.block_size, self.rope_base, self.mapping, *keys, model)
 
     def attend(
@@ -256,6 +267,7 @@ class Memory:
         cmt: Tensor | None = None,
         sinks: Tensor | None = None,
         group_bias: Tensor | None = None,
+        empty: Tensor | None = None,
     ) -> Tensor:
         """Attention of a chunk to itself, to the pending tokens before it and to the blocks that it retrieves.
 
@@ -268,12 +280,17 @@ class Memory:
             cmt: (H_kv, d), the layer's key of the context miss token, not rotated; None: the model has no such token.
             sinks: (H,), the layer's learned scores of a place without a value; None: the model has none.
             group_bias: (levels, H_kv), the layer's, added to the scores of groups of landmarks; None: log m.
+            empty: (1, T), bool, places of the chunk without a token, required exactly where the memory is uneven. Their
+                outputs have no meaning.
 
-        Returns (B, H, T, d). Raises RuntimeError where the last chunk is not committed, or its commit failed.
+        Returns (B, H, T, d). Raises RuntimeError where the last chunk is not committed, or its commit failed;
+        ValueError for a batch or a context miss token where the memory is uneven.
         """
+        if self.uneven != (empty is not None) or (self.uneven and (len(q) > 1 or cmt is not None)):
+            raise ValueError("empty: is for one text, in a memory with uneven=True, without a context miss token")
         q, k, v = as_autocast(q, k, v)
         with torch.set_grad_enabled(self.gradient and torch.is_grad_enabled()), without_autocast(q):
-            return self._attend(layer, q, k, v, cmt, sinks, group_bias)
+            return self._attend(layer, q, k, v, cmt, sinks, group_bias, empty)
 
     def _attend(
         self,
@@ -284,6 +301,7 @@ class Memory:
         cmt: Tensor | None,
         sinks: Tensor | None,
         group_bias: Tensor | None,
+        empty: Tensor | None,
     ) -> Tensor:
         self._check_whole()
         if layer not in self.layers:
@@ -295,7 +313,7 @@ class Memory:
                 "after an error"
             )
         pending = state.num_pending
-        k, v = state.append(self._offset(state, k, pending), v)
+        k, v = state.append(self._offset(state, k, pending, empty), v, empty)
         self._length = q.shape[2]
         scale = 1 / math.sqrt(q.shape[-1])
         rotary = self._rotary_of(layer)
@@ -347,19 +365,20 @@ class Memory:
             self.observer(Retrieval(layer, self.position, state.store, ages, weights, cmt_weight, selection))
         return out
 
-    def _offset(self, state: LayerMemory, k: Tensor, pending: int) -> Tensor:
+    def _offset(self, state: LayerMemory, k: Tensor, pending: int, empty: Tensor | None) -> Tensor:
         """A chunk's keys, some channels from the normal token before; those of its last token are kept for the next."""
         channels = channels_of(self.key_offset, k.shape[-1])
         if channels == 0:
             return k
-        end, width = pending + k.shape[2], self.block_size + 1
-        is_landmark = None
+        end, width, is_landmark = pending + k.shape[2], self.block_size + 1, None
         if end // width > pending // width:
             is_landmark = torch.arange(pending, end, device=k.device)[None] % width == self.block_size
-        previous, ends_on_landmark = state.last_key, end % width == 0
-        if k.shape[2] > ends_on_landmark:
-            state.last_key = last_channels(k, channels, ends_on_landmark).detach()
-        return offset_keys(k, channels, is_landmark, previous)
+        previous, after = state.last_key, int(end % width == 0)
+        if after and empty is not None:  # the landmark, and the empty places before it
+            after = 1 + int((empty[0, :-1].flip(0).cumsum(0) == torch.arange(1, k.shape[2], device=k.device)).sum())
+        if k.shape[2] > after:
+            state.last_key = last_channels(k, channels, after).detach()
+        return offset_keys(k, channels, is_landmark, previous, empty)
 
     def _descent(self, layer: int, store: BlockStore, groups: GroupKeys, bias: Tensor | None, q: Tensor) -> Descent:
         bias = first_bias(groups.fan_out, self.levels, 1) if bias is None else bias
@@ -390,11 +409,14 @@ class Memory:
             blocks = k[:, :, :full].unflatten(2, (-1, width))
             if self.landmark_key == "pooled":
                 state.weights = self._pool(state, q, blocks, pending)
-            k = torch.cat([add_summaries(blocks, state.weights).flatten(2, 3), k[:, :, full:]], 2)
+            summarised = add_summaries(blocks, state.weights, self._sizes(state, full // width))
+            k = torch.cat([summarised.flatten(2, 3), k[:, :, full:]], 2)
         backend = backend_for(self.backend, q, self.block_size, self._has_kernel and not self.local_blocks)
         scale = 1 / math.sqrt(q.shape[-1])
         is_local = k.shape[2] <= width * (self.local_blocks + 1)
         seen, total = (tokens - tokens // width for tokens in (pending + 1, k.shape[2]))
+        if state.empty is not None:
+            total -= int(state.empty.sum())
         if backend != "triton" and is_local and seen == total:
             # While generating, all queries see the same normal tokens, and no landmark.
             normal = slice(total)
@@ -405,9 +427,16 @@ class Memory:
                 k, v = (x.repeat_interleave(group, 1) for x in (k, v))
             return attention_forward(q, k, v, scale=scale, softcap=self.softcap)
         settings = {"block_size": self.block_size, "prefix": pending, "scale": scale, "backend": backend}
-        settings |= {"local_blocks": self.local_blocks, "softcap": self.softcap}
+        settings |= {"local_blocks": self.local_blocks, "softcap": self.softcap, "empty": state.empty}
         gates = None if descent is None else descent.local_gates(q, k, self.block_size, pending)
         return landmark_attention(q, k, v, **settings, gates=gates, return_lse=True)
+
+    def _sizes(self, state: LayerMemory, count: int) -> Tensor | None:
+        """The tokens of the first `count` complete blocks of pending tokens and chunk, (count,); None: all have ℓ."""
+        if state.empty is None:
+            return None
+        width = self.block_size + 1
+        return self.block_size - state.empty[0, : count * width].view(count, width).sum(1)
 
     def _pool(self, state: LayerMemory, q: Tensor, blocks: Tensor, pending: int) -> Tensor:
         """The weights of the tokens of all complete blocks in pooled keys; those of pending blocks are known already.
@@ -460,7 +489,7 @@ class Memory:
     @property
     def _has_kernel(self) -> bool:
         """Whether the fused kernels have the memory's options."""
-        return self.fan_out is None and self.softcap is None
+        return self.fan_out is None and self.softcap is None and not self.uneven
 
     @property
     def _num_recent(self) -> int:
@@ -574,7 +603,9 @@ class Memory:
             keys = rotate(keys.to(torch.promote_types(keys.dtype, torch.float32)), factors)
             state.store.reserve(min(self._expected, self.max_blocks or self._expected), values[..., 1:, :])
             weights = None if weights is None else weights[:, :, :count]
-            state.store.add(keys if self.landmark_key == "token" else add_summaries(keys, weights), values)
+            sizes = self._sizes(state, count)
+            keys = keys if self.landmark_key == "token" else add_summaries(keys, weights, sizes)
+            state.store.add(keys, values, sizes)
         kept = k.shape[2] // width - count
         state.weights = state.weights[:, :, count:].clone() if kept and state.weights is not None else None
         if full:

@@ -42,7 +42,8 @@ class SharedStore(BlockStore):
     def __len__(self) -> int:
         return self.added
 
-    def add(self, keys: Tensor, values: Tensor) -> None:
+    def add(self, keys: Tensor, values: Tensor, sizes: Tensor | None = None) -> None:
+        assert sizes is None
         self._kv_heads = keys.shape[1]
         first = (self._ranks.rank - self.added) % self._ranks.size
         self.own.add(*(x[:, :, first :: self._ranks.size] for x in (keys, values)))
@@ -88,10 +89,10 @@ class MemoryOverRanks(Memory):
             block_size: ℓ, normal tokens of a block.
             ranks: the processes.
             settings: of `Memory`. Raises UserError for those that need all blocks in one process: `max_blocks`, a
-                `scorer` other than "landmark", and `index`; and for `gradient`, `fan_out` and `softcap`.
+                `scorer` other than "landmark", and `index`; and for `gradient`, `fan_out`, `softcap` and `uneven`.
         """
         needed = {"max_blocks": None, "scorer": "landmark", "index": "exact", "gradient": False}
-        needed |= {"fan_out": None, "softcap": None}
+        needed |= {"fan_out": None, "softcap": None, "uneven": False}
         for name, value in needed.items():
             if settings.get(name, value) != value:
                 raise UserError(f"{name}={settings[name]}: a memory over several processes has only {name}={value}")

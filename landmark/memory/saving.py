@@ -28,6 +28,7 @@ SETTINGS = {
     "key_offset": "model.key_offset",
     "landmark_key": "model.landmark_key",
     "local_blocks": "model.local_blocks",
+    "uneven": "uneven blocks (model.block_ends)",
 }
 CONTENT, TENSORS = "memory.json", "tensors.safetensors"
 PIECE = 1 << 24  # bytes of blocks read or written at a time
@@ -46,6 +47,7 @@ class Identity:
     key_offset: float
     landmark_key: str
     local_blocks: int
+    uneven: bool
     model: str | None
 
 
@@ -98,7 +100,7 @@ def load(
     """
     if not (folder / CONTENT).is_file():
         raise UserError(f"{folder} holds no saved memory: {CONTENT} is missing")
-    content = {"local_blocks": 0, **read_json(folder / CONTENT)}  # earlier versions had none
+    content = {"local_blocks": 0, "uneven": False, **read_json(folder / CONTENT)}  # earlier versions had none
     _check(identity, max_blocks, content, folder)
     try:
         with safe_open(inside(folder, TENSORS), "pt", device=str(device)) as tensors:
@@ -127,6 +129,8 @@ def _write_layers(layers: dict[int, LayerMemory], folder: Path) -> None:
         for name, x in {"landmarks": store.landmarks, "means": store.means}.items():
             if x.numel():
                 tensors[f"{layer}.{name}"] = torch.cat([x[:, :, rows] for rows in runs], 2).contiguous()
+        if store.sizes is not None:
+            tensors[f"{layer}.sizes"] = torch.cat([store.sizes[rows] for rows in runs])
         assert state.pending is not None
         tensors[f"{layer}.pending_keys"], tensors[f"{layer}.pending_values"] = map(Tensor.contiguous, state.pending)
         if state.last_key is not None:
@@ -176,6 +180,8 @@ def _fill(store: BlockStore, added: int, kept: int, parts: dict[str, Tensor], pa
     in_place = store.tier.name == "disk" and store.max_blocks is None
     store.reserve(min(added, store.max_blocks or added), like, SavedRows(path, kept) if in_place else None)
     store.added = added
+    if "sizes" in parts:
+        store.sizes = parts["sizes"].new_empty(store.capacity)
     with open(path, "rb") as file:
         file.seek((kept - wanted) * row_bytes)
         for rows, part in store.runs(added - wanted, wanted):
@@ -183,6 +189,8 @@ def _fill(store: BlockStore, added: int, kept: int, parts: dict[str, Tensor], pa
             store.landmarks[:, :, rows] = landmarks[:, :, of_saved]
             if store.keep_means:
                 store.means[:, :, rows] = parts["means"][:, :, of_saved]
+            if store.sizes is not None:
+                store.sizes[rows] = parts["sizes"][of_saved]
             step = max(1, PIECE // row_bytes)
             for start in range(rows.start, rows.stop, step) if not in_place else ():
                 count = min(step, rows.stop - start)

@@ -40,6 +40,7 @@ def check_settings(
     fan_out: int | None = None,
     levels: int = 1,
     softcap: float | None = None,
+    uneven: bool = False,
 ) -> None:
     """Raise UserError, naming the setting, for a value out of range or for two values that exclude each other.
 
@@ -102,6 +103,19 @@ def check_settings(
         raise UserError(f"softcap={softcap}: must be above 0")
     if softcap is not None and (fan_out is not None or index == "faiss"):
         raise UserError(f"softcap={softcap}: groups of landmarks (fan_out) and memory.index=faiss do not cap scores")
+    if uneven:
+        for name, value, only in (
+            ("memory.tier", tier, "device"),
+            ("memory.index", index, "exact"),
+            ("model.fan_out", fan_out, None),
+            ("model.local_blocks", local_blocks, 0),
+        ):
+            if value != only:
+                only = "null" if only is None else only
+                raise UserError(f"{name}={value}: blocks that end early (model.block_ends) go without, set {only}")
+        if landmark_key == "pooled" or scorer == "given":
+            name = "retrieval.scorer=given" if scorer == "given" else "model.landmark_key=pooled"
+            raise UserError(f"{name}: is for blocks of one size, blocks that end early (model.block_ends) have none")
     if index == "faiss" and candidates < k:
         raise UserError(f"memory.candidates={candidates} is less than retrieval.k={k}: raise it to at least {k}")
     if index == "faiss" and max_blocks is not None:

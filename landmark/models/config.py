@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from landmark.memory.settings import LANDMARK_KEYS
 from landmark.utils.backends import BACKENDS
+from landmark.utils.block_ends import BLOCK_ENDS, BlockEnds, Ids, block_ends
 from landmark.utils.channels import channels_of
 from landmark.utils.errors import UserError
 
@@ -22,6 +23,8 @@ _WITH_DEFAULTS = (
     "fan_out",
     "levels",
     "local_blocks",
+    "block_ends",
+    "least_block_size",
     "qk_norm",
     "initialisation",
     "masked",
@@ -64,6 +67,11 @@ class DecoderConfig:
         fan_out: m, nodes of a group in a hierarchy of landmarks (`landmark.attention.hierarchy`); None: no groups. The
             bias of groups, log m, is learned with landmark_bias.
         levels: of groups.
+        block_ends: one of BLOCK_ENDS: all blocks of a landmark model have ℓ tokens, or they end early, where sentences
+            or lines and documents do (`landmark.utils.block_places`).
+        least_block_size: tokens of a block from which on it may end early; required where blocks do.
+        end_ids: ids at which it may end; required there.
+        document_end: id of end of text; required there.
         architecture: module of `landmark.models` whose `Model` is built (None: the paper's decoder).
     """
 
@@ -92,6 +100,10 @@ class DecoderConfig:
     masked: bool = field(default=False, repr=False)
     fan_out: int | None = field(default=None, repr=False)
     levels: int = field(default=1, repr=False)
+    block_ends: str = field(default="fixed", repr=False)
+    least_block_size: int | None = field(default=None, repr=False)
+    end_ids: tuple[int, ...] = field(default=(), repr=False)
+    document_end: int | None = field(default=None, repr=False)
 
     def __post_init__(self):
         for name, choices in (
@@ -99,6 +111,7 @@ class DecoderConfig:
             ("backend", BACKENDS),
             ("landmark_key", LANDMARK_KEYS),
             ("initialisation", INITIALISATIONS),
+            ("block_ends", BLOCK_ENDS),
         ):
             if (value := getattr(self, name)) not in choices:
                 raise UserError(f"model.{name}={value}: must be one of {', '.join(choices)}")
@@ -151,13 +164,48 @@ class DecoderConfig:
             raise UserError("model.kind=landmark: the model needs the landmark's token id (landmark_id)")
         if self.cmt and self.kind != "landmark":
             raise UserError(f"cmt=on: model={self.kind} has no landmarks that a context miss token could control")
+        object.__setattr__(self, "end_ids", tuple(self.end_ids))  # a list where it was read from a file
+        self._check_block_ends()
+
+    def _check_block_ends(self) -> None:
+        least, name = self.least_block_size, f"model.block_ends={self.block_ends}"
+        if self.block_ends == "fixed":
+            if least is not None:
+                raise UserError(f"model.least_block_size={least}: is for model.block_ends=sentences or lines")
+            return
+        if self.kind != "landmark" or self.block_size is None:
+            raise UserError(f"{name}: model={self.kind} has no landmarks")
+        if least is None or not 1 <= least <= self.block_size:
+            raise UserError(f"model.least_block_size={least}: must be from 1 to model.block_size={self.block_size}")
+        if not self.end_ids or self.document_end is None:
+            raise UserError(f"{name}: needs the ids at which blocks end (end_ids, document_end)")
+        for option, value, only in (
+            ("model.landmark_key", "pooled" if self.landmark_key == "pooled" else None, "token or mean"),
+            ("model.local_blocks", self.local_blocks or None, "0"),
+            ("model.masked", self.masked or None, "null"),
+            ("model.fan_out", self.fan_out, "null"),
+            ("cmt", "on" if self.cmt else None, "off"),
+            ("model.backend", "triton" if self.backend == "triton" else None, "auto"),
+        ):
+            if value is not None:
+                raise UserError(f"{name}: goes without {option}={value}, set {option}={only}")
+
+    @property
+    def ends(self) -> BlockEnds | None:
+        """The rule by which blocks end early; None: all have ℓ tokens."""
+        if self.block_ends == "fixed":
+            return None
+        assert self.block_size is not None
+        assert self.least_block_size is not None
+        assert self.document_end is not None
+        return BlockEnds(self.block_size, self.least_block_size, self.end_ids, self.document_end)
 
     @property
     def hidden_dim(self) -> int:
         return self.num_heads * self.head_dim
 
 
-class Vocabulary(Protocol):
+class Vocabulary(Ids, Protocol):
     """The attributes of a tokenizer that a model needs."""
 
     @property
@@ -173,6 +221,11 @@ def decoder_config(model: ModelConfig, tokenizer: Vocabulary, cmt: bool = False)
     `DecoderConfig` does.
     """
     is_landmark, is_xl = model.kind == "landmark", model.kind == "transformer_xl"
+    options = {name: value for name in _WITH_DEFAULTS if (value := getattr(model, name)) is not None}
+    if model.block_ends in BLOCK_ENDS and is_landmark and model.block_size is not None:
+        ends = block_ends(model.block_ends, model.block_size, model.least_block_size, tokenizer)
+        if ends is not None:
+            options |= {"least_block_size": ends.least, "end_ids": ends.ends, "document_end": ends.document_end}
     return DecoderConfig(
         kind=model.kind,
         vocab_size=tokenizer.vocab_size,
@@ -189,13 +242,16 @@ def decoder_config(model: ModelConfig, tokenizer: Vocabulary, cmt: bool = False)
         backend=model.backend,
         cmt=cmt,
         architecture=model.architecture,
-        **{name: value for name in _WITH_DEFAULTS if (value := getattr(model, name)) is not None},
+        **options,
     )
 
 
 class _AnyVocabulary(NamedTuple):
     vocab_size: int = 1
     landmark: int = 0
+    eot: int = 0
+    sentence_ends: tuple[int, ...] = (0,)
+    line_ends: tuple[int, ...] = (0,)
 
 
 def check_decoder(model: ModelConfig, cmt: bool = False) -> DecoderConfig:

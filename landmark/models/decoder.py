@@ -22,8 +22,8 @@ from landmark.attention import landmark_attention, place_phase
 from landmark.attention.causal import causal_attention, full_attention
 from landmark.attention.hierarchy import Hierarchy, first_bias
 from landmark.attention.key_offset import offset_keys
-from landmark.attention.landmark_keys import WindowBlocks, bias_landmarks
-from landmark.attention.layout import blocks_and_landmarks, insert_landmarks
+from landmark.attention.landmark_keys import WindowBlocks, bias_landmarks, with_bias
+from landmark.attention.layout import blocks_and_landmarks, insert_landmarks, log_fullness, place_tokens
 from landmark.attention.rotary import RotaryTable, rotary_factors, rotary_frequencies, rotate, rotate_cmt
 from landmark.memory import Memory, RecurrentMemory, SinkMemory, UnlimitedMemory
 from landmark.models.config import DecoderConfig
@@ -183,7 +183,8 @@ class Decoder(LanguageModel):
         if self.config.kind != "landmark":
             return settings
         names = "landmark_key", "local_blocks", "fan_out", "levels"
-        return settings | {name: getattr(self.config, name) for name in names}
+        settings |= {name: getattr(self.config, name) for name in names}
+        return settings | ({} if self.config.ends is None else {"uneven": True})
 
     def fingerprint(self) -> str:
         """Hex SHA-256 of configuration and weights. A saved memory can only be loaded by the model that made it."""
@@ -230,6 +231,17 @@ class Decoder(LanguageModel):
                 "make it with model.new_memory(…)"
             )
         position = memory.position if memory is not None else 0
+        if (ends := self.config.ends) is not None:
+            if memory is not None and len(tokens) > 1:
+                raise UserError(
+                    f"model.block_ends={self.config.block_ends}: a memory reads one text, not {len(tokens)} together, "
+                    "whose blocks end at other places"
+                )
+            tokens, places, empty = place_tokens(
+                tokens, position % (ends.block_size + 1), ends, self.config.landmark_id
+            )
+            hidden = self.hidden(tokens, memory=memory, top_k=top_k, empty=empty)
+            return hidden.gather(1, places[..., None].expand(-1, -1, hidden.shape[-1]))
         tokens, raw = insert_landmarks(tokens, position, self.config.block_size, self.config.landmark_id)
         return self.hidden(tokens, memory=memory, top_k=top_k)[:, raw]
 
@@ -241,6 +253,7 @@ class Decoder(LanguageModel):
         controlled: Tensor | None = None,
         positions: Tensor | None = None,
         top_k: int | None = None,
+        empty: Tensor | None = None,
     ) -> Tensor:
         """Final hidden states (B, T, hidden) of ids that include landmarks already.
 
@@ -252,6 +265,7 @@ class Decoder(LanguageModel):
                 a memory.
             positions: (B, T) positions of the tokens (None: 0…T−1). Unused with a memory.
             top_k: gated blocks that a query attends to (None: all). Unused with a memory, which has its own k.
+            empty: (B, T), bool, places without a token, whose hidden states have no meaning (None: there are none).
         """
         is_landmark = None
         if not isinstance(memory, Memory):
@@ -259,10 +273,13 @@ class Decoder(LanguageModel):
         elif (first := memory.position % (memory.block_size + 1)) + tokens.shape[1] > memory.block_size:
             is_landmark = self._landmarks(tokens, torch.full((1,), first, device=tokens.device))
         if memory is None:
-            attend = self._window_attention(tokens, phase, is_landmark, controlled, positions, top_k)
+            attend = self._window_attention(tokens, phase, is_landmark, controlled, positions, top_k, empty)
         else:
-            attend = memory.attend
+            attend = memory.attend if empty is None else partial(memory.attend, empty=empty)
         x = self.embedding(tokens)
+        if empty is not None and is_landmark is not None and self.config.landmark_bias:
+            assert self.config.block_size is not None
+            attend = _with_bias_of_size(attend, log_fullness(empty, self.config.block_size, x.dtype) * is_landmark)
         cmt = None if self.cmt is None else self.cmt.weight
         for layer, block in enumerate(self.blocks):
             x, cmt = block(x, partial(attend, layer), is_landmark, cmt)
@@ -295,6 +312,7 @@ class Decoder(LanguageModel):
         controlled: Tensor | None,
         positions: Tensor | None,
         top_k: int | None,
+        empty: Tensor | None,
     ) -> Callable[..., Tensor]:
         """The attention of all layers over a whole window, with the parameters of `Memory.attend`.
 
@@ -308,17 +326,18 @@ class Decoder(LanguageModel):
         channels = channels_of(config.key_offset, config.head_dim)
         if phase is not None and config.block_size is not None:
             has_kernel = not (top_k is not None or config.local_blocks or config.masked or config.fan_out is not None)
+            has_kernel = has_kernel and empty is None
             like = self.embedding.weight[:1, : config.head_dim]
             phase = place_phase(phase, config.backend, like, config.block_size, has_kernel)
         if config.landmark_key != "token":
             assert config.block_size is not None
             first = torch.zeros(1, dtype=torch.int64, device=tokens.device) if phase is None else phase
-            blocks = WindowBlocks.of(first, tokens.shape[1], config.block_size, self.embedding.weight)
+            blocks = WindowBlocks.of(first, tokens.shape[1], config.block_size, self.embedding.weight, empty)
 
         def attend(
             layer: int, q: Tensor, k: Tensor, v: Tensor, cmt: Tensor | None = None, group_bias: Tensor | None = None
         ) -> Tensor:
-            q, k = rotate(q, factors), rotate(offset_keys(k, channels, is_landmark), factors)
+            q, k = rotate(q, factors), rotate(offset_keys(k, channels, is_landmark, empty=empty), factors)
             if blocks is not None:
                 k = blocks.add_means(k) if config.landmark_key == "mean" else blocks.add_pooled(q, k)
             if config.kind != "landmark":
@@ -336,6 +355,7 @@ class Decoder(LanguageModel):
                 local_blocks=config.local_blocks,
                 bidirectional=config.masked,
                 hierarchy=None if group_bias is None else Hierarchy(config.fan_out or 0, group_bias),
+                empty=empty,
                 backend=config.backend,
             )
 
@@ -350,6 +370,7 @@ class Decoder(LanguageModel):
         """
         if self.config.kind != "transformer_xl" and batch.local is None:
             settings = {"controlled": batch.controlled, "positions": batch.positions, "top_k": batch.top_k}
+            settings |= {"empty": batch.empty}
             hidden = self.hidden(batch.tokens, batch.phase, **settings)
             yield self._loss(hidden, batch.targets, batch.weights)
             return
@@ -373,3 +394,15 @@ class Decoder(LanguageModel):
             hidden, targets = hidden[scored][None], targets[scored][None]
             weights = None if weights is None else weights[scored][None]
         return summed_loss(self.head(hidden), targets, weights)
+
+
+def _with_bias_of_size(attend: Callable[..., Tensor], bias: Tensor) -> Callable[..., Tensor]:
+    """Attention whose landmarks have their bias log ℓ, or what is learned in its place, lowered to that of n tokens.
+
+    attend: with the parameters of `Memory.attend`. bias: (B, T), log(n / ℓ) at landmarks, else 0.
+    """
+
+    def biased(layer: int, q: Tensor, k: Tensor, v: Tensor, **others: Any) -> Tensor:
+        return attend(layer, q, with_bias(k, bias[:, None].to(k.dtype)), v, **others)
+
+    return biased

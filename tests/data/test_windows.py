@@ -9,11 +9,14 @@ from hypothesis import strategies as st
 
 from landmark.data.datamodule import WindowDataModule
 from landmark.data.random_numbers import CONTROLLED, JUMPS, REPEATS, STARTS, random_numbers
+from landmark.data.repeats import Repeats
 from landmark.data.windows import TrainingWindows, raw_position, viewed_length
+from landmark.utils.block_ends import BlockEnds
 from landmark.utils.constants import NO_LOSS
 from landmark.utils.errors import UserError
 
 LANDMARK, EOT = 60000, 50000
+_MODEL = {"block_size": 7, "num_layers": 2, "masked": False, "block_ends": None, "least_block_size": None}
 raw_streams = st.lists(st.integers(0, 9) | st.just(EOT), min_size=8, max_size=80).map(
     lambda ids: np.array(ids, dtype=np.uint16)
 )
@@ -135,7 +138,7 @@ def datamodule(
     config = SimpleNamespace(
         seed=5,
         data=SimpleNamespace(repeats=None, tasks=None),
-        model=SimpleNamespace(kind=kind, block_size=7, num_layers=2, masked=False),
+        model=SimpleNamespace(**_MODEL, kind=kind),
         cmt=SimpleNamespace(enabled=cmt and kind == "landmark"),
         positions=SimpleNamespace(p_jump=p_jump),
         train=SimpleNamespace(steps=9, batch_size=batch_size, length=30, validate_batches=3, k=None, local=None),
@@ -198,3 +201,63 @@ def test_part_of_a_batch_has_its_controlled_landmarks_and_positions():
     assert torch.equal(part.positions, whole.positions[1:3])
     assert part.weights is None
     assert replace(part, weights=torch.ones(2, 30)).rows(slice(0, 1)).weights is not None
+
+
+SENTENCES = st.lists(st.sampled_from([1, 2, 3, 7, EOT]), min_size=8, max_size=80).map(
+    lambda ids: np.array(ids, dtype=np.uint16)
+)
+
+
+def early(raw: np.ndarray, block_size: int, least: int) -> list[tuple[int, str]]:
+    """The view of blocks that end at id 7 or end of text, written out: ids and kinds of places."""
+    view, size = [], 0
+    for token in raw.tolist():
+        view.append((token, "token"))
+        size += 1
+        if size == block_size or token == EOT or (token == 7 and size >= least):
+            view += [(LANDMARK, "empty")] * (block_size - size) + [(LANDMARK, "landmark")]
+            size = 0
+    while view and view[-1][1] != "token":
+        view.pop()
+    return view
+
+
+@given(SENTENCES, block_sizes, st.integers(1, 12), st.integers(1, 20))
+def test_windows_of_blocks_that_end_early(raw: np.ndarray, block_size: int, least: int, length: int):
+    """Every window against the view written out; the next token is predicted, and empty places have no loss."""
+    least = min(least, block_size)
+    view = early(raw, block_size, least)
+    assume(len(view) - length - 1 >= 1)
+    settings = {"length": length, "batch_size": 1, "seed": 0, "block_size": block_size, "landmark": LANDMARK}
+    windows = TrainingWindows(raw, **settings, eot=EOT, ends=BlockEnds(block_size, least, (7,), EOT))
+    assert windows.num_starts == len(view) - length - 1
+    batch = windows.at(range(windows.num_starts))
+    assert batch.empty is not None
+    assert batch.phase is not None
+    assert batch.phase.tolist() == [start % (block_size + 1) for start in range(windows.num_starts)]
+    for start in range(windows.num_starts):
+        for offset, (token, kind) in enumerate(view[start : start + length]):
+            assert batch.tokens[start, offset] == token
+            assert batch.empty[start, offset] == (kind == "empty")
+            following = next(token for token, kind in view[start + offset + 1 :] if kind == "token")
+            expected = following if kind == "token" and token != EOT else NO_LOSS
+            assert batch.targets[start, offset] == expected
+
+
+def test_repeats_in_blocks_that_end_early_copy_tokens_alone():
+    """Blocks stay where those of the stream are; each token is followed by its own target."""
+    generator = np.random.default_rng(0)
+    raw = generator.integers(0, 40, 3000).astype(np.uint16)
+    settings = {"length": 90, "batch_size": 50, "seed": 1, "block_size": 7, "landmark": LANDMARK, "eot": EOT}
+    settings["ends"] = BlockEnds(7, 3, (7, 8), EOT)
+    plain = TrainingWindows(raw, **settings).batch(0)
+    repeated = TrainingWindows(raw, **settings, repeats=Repeats([1.0], 10)).batch(0)
+    assert plain.empty is not None
+    assert repeated.empty is not None
+    assert torch.equal(plain.empty, repeated.empty)
+    assert torch.equal(plain.tokens == LANDMARK, repeated.tokens == LANDMARK)
+    changed = (plain.tokens != repeated.tokens).any(1)
+    assert changed.all()
+    for tokens, targets in zip(repeated.tokens, repeated.targets, strict=True):
+        kept = tokens != LANDMARK
+        assert torch.equal(tokens[kept][1:], targets[kept][:-1])

@@ -28,6 +28,7 @@ READ_BY = {
     "model.landmark_key": ("landmark",),
     "model.landmark_bias": ("landmark",),
     "model.local_blocks": ("landmark",),
+    "model.landmark_values": ("landmark",),
     "model.block_ends": ("landmark",),
     "model.least_block_size": ("landmark",),
     "model.fan_out": ("landmark",),
@@ -195,6 +196,11 @@ def _check_training_k(config: Config) -> None:
             )
         if config.cmt.enabled or config.positions.p_jump > 1:
             raise UserError(f"train.local={local}: training with a memory goes without cmt=on and positions=jumps")
+    if config.model.landmark_values and (k is None or local is not None):
+        raise UserError(
+            "model.landmark_values=true: landmarks learn their values where blocks are left out of a window, "
+            "set train.k=[2,4,8] and train.local=null"
+        )
     if k is None:
         return
     if config.model.kind != "landmark" or config.model.name or config.model.family:

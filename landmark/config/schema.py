@@ -52,6 +52,7 @@ class ModelConfig:
     landmark_key: str | None = None  # landmark: token; mean, pooled: plus a summary of the block's keys; null: token
     landmark_bias: bool | None = None  # landmark: learned numbers on landmarks' scores; null: false
     local_blocks: int | None = at_least(0, None)  # landmark: blocks seen without landmarks beside the own; null: 0
+    landmark_values: bool | None = None  # landmark: read blocks by their landmarks' values if not the best; null: false
     block_ends: str | None = None  # landmark: fixed, or at sentences or lines, and documents; null: fixed
     least_block_size: int | None = at_least(1, None)  # tokens from which on a block may end there; null: half a block
     masked: bool | None = None  # see later tokens too, and predict hidden ones, 15 %; null: false

@@ -25,22 +25,32 @@ class BlockStore:
     at least, up to `max_blocks`, so it never holds much more than it needs. The *age* of a block is 1 for the newest
     one, 2 for the one before, and so on.
 
-    max_blocks: most blocks kept; None: all. keep_means: whether to keep the mean of each block's keys.
-    tier: where keys and values are stored (tiers.py); None: on the device.
     sizes: (capacity,), tokens of each block, which stand at its first places; None: all have ℓ.
     landmarks: (B, H, capacity, d), landmark keys, on the device, in float32 where blocks are in half precision, because
-        blocks are ranked by them. means: the same of mean keys. A landmark's value is never used, and not kept.
+        blocks are ranked by them. means, landmark_values: the same of mean keys, and of the landmarks' values.
+
+    Args:
+        max_blocks: most blocks kept; None: all.
+        keep_means: whether to keep the mean of each block's keys.
+        tier: where keys and values are stored (tiers.py); None: on the device.
+        keep_landmark_values: whether to keep the landmarks' values.
     """
 
-    def __init__(self, max_blocks: int | None, keep_means: bool = False, tier: Tier | None = None):
+    def __init__(
+        self,
+        max_blocks: int | None,
+        keep_means: bool = False,
+        tier: Tier | None = None,
+        keep_landmark_values: bool = False,
+    ):
         self.max_blocks = max_blocks
-        self.keep_means = keep_means
+        self.keep_means, self.keep_landmark_values = keep_means, keep_landmark_values
         self.tier = tier or Tier()
         self.added = 0  # blocks ever added
         self.blocks_read = 0  # blocks of one head, counted at each read
         self.capacity = 0
         self.dtype = torch.float32  # of keys and values
-        self.landmarks = self.means = torch.empty(0)
+        self.landmarks = self.means = self.landmark_values = torch.empty(0)
         self._ages = 0, 0, torch.empty(0, dtype=torch.int64)  # with `added` and `capacity` at the time
         self.sizes: Tensor | None = None
         self.blocks: Blocks = DeviceBlocks()
@@ -74,6 +84,8 @@ class BlockStore:
             self.landmarks[:, :, rows] = keys[:, :, part, -1]
             if self.keep_means:
                 self.means[:, :, rows] = mean_of_tokens(block_keys, None if sizes is None else sizes[part])
+            if self.keep_landmark_values:
+                self.landmark_values[:, :, rows] = values[:, :, part, -1]
             if sizes is not None and self.sizes is not None:
                 self.sizes[rows] = sizes[part]
         self.added += count
@@ -99,6 +111,8 @@ class BlockStore:
         self.landmarks = grown(self.landmarks)
         if self.keep_means:
             self.means = grown(self.means)
+        if self.keep_landmark_values:
+            self.landmark_values = grown(self.landmark_values)
         if self.sizes is not None:
             self.sizes = F.pad(self.sizes, (0, capacity - len(self.sizes)))
         self.capacity = capacity
@@ -120,6 +134,8 @@ class BlockStore:
         into.landmarks[:, :, : len(self)] = self.landmarks[here, :, : len(self)]
         if self.keep_means:
             into.means[:, :, : len(self)] = self.means[here, :, : len(self)]
+        if self.keep_landmark_values:
+            into.landmark_values[:, :, : len(self)] = self.landmark_values[here, :, : len(self)]
 
     def runs(self, first: int, count: int) -> Iterator[tuple[slice, slice]]:
         """Blocks first … first+count−1 as runs of neighbouring rows: the rows, and which of the blocks they hold."""
@@ -146,12 +162,16 @@ class BlockStore:
 
     @property
     def bytes_kept(self) -> int:
-        return self.blocks.bytes_kept + self.landmarks.nbytes + self.means.nbytes
+        return self.blocks.bytes_kept + self._bytes_of_landmarks
 
     @property
     def device_bytes_kept(self) -> int:
         """The part of `bytes_kept` on the compute device, including the cache of a slower tier."""
-        return self.blocks.device_bytes_kept + self.landmarks.nbytes + self.means.nbytes
+        return self.blocks.device_bytes_kept + self._bytes_of_landmarks
+
+    @property
+    def _bytes_of_landmarks(self) -> int:
+        return self.landmarks.nbytes + self.means.nbytes + self.landmark_values.nbytes
 
     def fetch(self, places: Tensor) -> Fetched:
         """Bring blocks to the compute device. places: (n,), blocks of one head, indices in (B, H, capacity) flattened.

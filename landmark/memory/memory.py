@@ -28,6 +28,7 @@ from landmark.memory.counters import MemoryStatistics, with_rates
 from landmark.memory.cutoff import QuerySelection, select_queries
 from landmark.memory.hierarchy import Descent, GroupKeys
 from landmark.memory.index import LandmarkIndex, import_faiss, retrieve_candidates
+from landmark.memory.landmark_values import merge_with_landmarks
 from landmark.memory.layer import LayerMemory
 from landmark.memory.observer import Observer, Retrieval
 from landmark.memory.positions import attending_lag, lag_distances, rotate_queries
@@ -91,6 +92,7 @@ class Memory:
         levels: int = 1,
         softcap: float | None = None,
         uneven: bool = False,
+        landmark_values: bool = False,
     ):
         """Start with nothing read.
 
@@ -139,6 +141,8 @@ class Memory:
                 token. None: there is none.
             uneven: whether blocks may end early, with empty places before their landmark, which `attend` is told. For
                 one text, in "device", without an index, groups, local blocks, pooled keys and a context miss token.
+            landmark_values: whether the blocks that are not retrieved are read by the values of their landmarks
+                (landmark_values.py); without an index, groups, and a context miss token.
 
         Raises UserError for a setting out of range, and for index="faiss" where faiss is not installed.
         """
@@ -162,6 +166,7 @@ class Memory:
             levels=levels,
             softcap=softcap,
             uneven=uneven,
+            landmark_values=landmark_values,
         )
         if index == "faiss":
             import_faiss()
@@ -174,6 +179,7 @@ class Memory:
         self.key_offset, self.landmark_key, self.local_blocks = key_offset, landmark_key, local_blocks
         self.fan_out, self.levels = fan_out, levels
         self.gradient, self.softcap, self.uneven = gradient, softcap, uneven
+        self.landmark_values = landmark_values
         if tie_layers is None:
             tie_layers = (0,) if landmark_key == "token" else ()
         self.tie_layers = tie_layers if mapping == "stingy" else ()
@@ -221,7 +227,8 @@ class Memory:
         """An empty layer with the memory's settings."""
         index = LandmarkIndex(self.index_type, self.candidates) if self.index == "faiss" else None
         groups = None if self.fan_out is None else GroupKeys(self.fan_out, self.levels)
-        return LayerMemory(BlockStore(self.max_blocks, self.scorer == "mean_key", self._tier), index, groups)
+        store = BlockStore(self.max_blocks, self.scorer == "mean_key", self._tier, self.landmark_values)
+        return LayerMemory(store, index, groups)
 
     def expect(self, blocks: int) -> None:
         """Reserve room at once, and no more than needed, for a text of so many complete blocks, past ones included."""
@@ -255,7 +262,7 @@ class Memory:
 
     def _identity(self) -> Identity:
         model = None if self.model is None else self.model()
-        keys = self.key_offset, self.landmark_key, self.local_blocks, self.uneven
+        keys = self.key_offset, self.landmark_key, self.local_blocks, self.uneven, self.landmark_values
         return Identity(self.block_size, self.rope_base, self.mapping, *keys, model)
 
     def attend(
@@ -335,8 +342,8 @@ class Memory:
             out, lse = with_sinks(out, lse, sinks)
         cmt_weight = selection = None
         if cmt is not None:
-            if self.softcap is not None:
-                raise ValueError("softcap: the scores of a context miss token have no cap")
+            if self.softcap is not None or self.landmark_values:
+                raise ValueError("softcap, landmark_values: leave out the context miss token")
             start = pending + (distances[-1] if distances else 0)
             cmt_weight = self._cmt_weight(q, cmt, lse, rotary, scale, start)
             out = out * (1 - cmt_weight)[..., None].to(out.dtype)
@@ -489,7 +496,7 @@ class Memory:
     @property
     def _has_kernel(self) -> bool:
         """Whether the fused kernels have the memory's options."""
-        return self.fan_out is None and self.softcap is None and not self.uneven
+        return self.fan_out is None and self.softcap is None and not (self.uneven or self.landmark_values)
 
     @property
     def _num_recent(self) -> int:
@@ -524,6 +531,10 @@ class Memory:
         selected = None if selection is None else selection.selected
         block_out, gates = attend_to_blocks(rotated_queries, store, ages, lags, selected, self.softcap)
         gates = gates if shift is None else gates + shift
+        if self.landmark_values:
+            return merge_with_landmarks(
+                local, block_out, gates, rotated_queries, store, ages, self._num_recent, self.softcap
+            )
         return merge(local, block_out, gates, selection)
 
     @torch.no_grad()

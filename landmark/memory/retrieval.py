@@ -97,6 +97,13 @@ def retrieve_given(store: BlockStore, given: Tensor, rotated_queries: Tensor, k:
     return _top(is_given, ages, count).sort(-1, descending=True).values[:, None, None].expand(*shape, count)
 
 
+def scores_of_all(rotated_queries: Tensor, store: BlockStore, num_recent: int, softcap: float | None) -> Tensor:
+    """The scores of all landmarks by their rows, (B, H, T, blocks). Args: as for `retrieve`."""
+    _, batch, queries, heads, _ = rotated_queries.shape
+    buffer = rotated_queries.new_empty(batch * heads * queries * len(store))
+    return _scores(rotated_queries, store.landmarks, store, num_recent, False, softcap, buffer)[0]
+
+
 def _sets(granularity: str, rotated_queries: Tensor, store: BlockStore) -> tuple[int, int, int]:
     """Sets of blocks that are chosen, (B, heads, queries)."""
     _, batch, queries, heads, _ = rotated_queries.shape

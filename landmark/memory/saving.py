@@ -29,6 +29,7 @@ SETTINGS = {
     "landmark_key": "model.landmark_key",
     "local_blocks": "model.local_blocks",
     "uneven": "uneven blocks (model.block_ends)",
+    "landmark_values": "model.landmark_values",
 }
 CONTENT, TENSORS = "memory.json", "tensors.safetensors"
 PIECE = 1 << 24  # bytes of blocks read or written at a time
@@ -48,6 +49,7 @@ class Identity:
     landmark_key: str
     local_blocks: int
     uneven: bool
+    landmark_values: bool
     model: str | None
 
 
@@ -100,7 +102,8 @@ def load(
     """
     if not (folder / CONTENT).is_file():
         raise UserError(f"{folder} holds no saved memory: {CONTENT} is missing")
-    content = {"local_blocks": 0, "uneven": False, **read_json(folder / CONTENT)}  # earlier versions had none
+    earlier = {"local_blocks": 0, "uneven": False, "landmark_values": False}  # versions that had no such settings
+    content = earlier | read_json(folder / CONTENT)
     _check(identity, max_blocks, content, folder)
     try:
         with safe_open(inside(folder, TENSORS), "pt", device=str(device)) as tensors:
@@ -126,8 +129,8 @@ def _write_layers(layers: dict[int, LayerMemory], folder: Path) -> None:
     for layer, state in layers.items():
         store = state.store
         runs = [rows for rows, _ in store.runs(store.added - len(store), len(store))]
-        for name, x in {"landmarks": store.landmarks, "means": store.means}.items():
-            if x.numel():
+        for name in ("landmarks", "means", "landmark_values"):
+            if (x := getattr(store, name)).numel():
                 tensors[f"{layer}.{name}"] = torch.cat([x[:, :, rows] for rows in runs], 2).contiguous()
         if store.sizes is not None:
             tensors[f"{layer}.sizes"] = torch.cat([store.sizes[rows] for rows in runs])
@@ -189,6 +192,8 @@ def _fill(store: BlockStore, added: int, kept: int, parts: dict[str, Tensor], pa
             store.landmarks[:, :, rows] = landmarks[:, :, of_saved]
             if store.keep_means:
                 store.means[:, :, rows] = parts["means"][:, :, of_saved]
+            if store.keep_landmark_values:
+                store.landmark_values[:, :, rows] = parts["landmark_values"][:, :, of_saved]
             if store.sizes is not None:
                 store.sizes[rows] = parts["sizes"][of_saved]
             step = max(1, PIECE // row_bytes)

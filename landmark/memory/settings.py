@@ -41,6 +41,7 @@ def check_settings(
     levels: int = 1,
     softcap: float | None = None,
     uneven: bool = False,
+    landmark_values: bool = False,
 ) -> None:
     """Raise UserError, naming the setting, for a value out of range or for two values that exclude each other.
 
@@ -116,6 +117,11 @@ def check_settings(
         if landmark_key == "pooled" or scorer == "given":
             name = "retrieval.scorer=given" if scorer == "given" else "model.landmark_key=pooled"
             raise UserError(f"{name}: is for blocks of one size, blocks that end early (model.block_ends) have none")
+    if landmark_values and (fan_out is not None or index == "faiss" or k == 0):
+        raise UserError(
+            "model.landmark_values=true: every block is scored, and the best retrieved; leave out model.fan_out, "
+            "memory.index=faiss and retrieval.k=0"
+        )
     if index == "faiss" and candidates < k:
         raise UserError(f"memory.candidates={candidates} is less than retrieval.k={k}: raise it to at least {k}")
     if index == "faiss" and max_blocks is not None:

@@ -23,6 +23,7 @@ _WITH_DEFAULTS = (
     "fan_out",
     "levels",
     "local_blocks",
+    "landmark_values",
     "block_ends",
     "least_block_size",
     "qk_norm",
@@ -62,6 +63,8 @@ class DecoderConfig:
         qk_norm: whether queries and keys are divided by their root mean square, with learned scales, before positions.
         initialisation: "gpt2": N(0, 0.02), or "fan_in": N(0, 1/√inputs) for linear layers.
         local_blocks: blocks before a query's own whose tokens a landmark model sees without their landmarks.
+        landmark_values: whether blocks that are not among the best are read by their landmarks' values
+            (`landmark.attention.top_k`); for a landmark model without groups and context miss token.
         masked: whether tokens see later ones too, and hidden tokens are predicted instead of the next ones (Appendix
             F). A transformer or a landmark model without a context miss token; it has no memory.
         fan_out: m, nodes of a group in a hierarchy of landmarks (`landmark.attention.hierarchy`); None: no groups. The
@@ -104,6 +107,7 @@ class DecoderConfig:
     least_block_size: int | None = field(default=None, repr=False)
     end_ids: tuple[int, ...] = field(default=(), repr=False)
     document_end: int | None = field(default=None, repr=False)
+    landmark_values: bool = field(default=False, repr=False)
 
     def __post_init__(self):
         for name, choices in (
@@ -140,6 +144,10 @@ class DecoderConfig:
         if self.masked and (self.kind == "transformer_xl" or self.cmt):
             what = "cmt=on" if self.cmt else f"model={self.kind}"
             raise UserError(f"model.masked=true: {what} reads a text in one direction, leave out one of them")
+        if self.landmark_values and (self.kind != "landmark" or self.cmt or self.masked or self.fan_out is not None):
+            raise UserError(
+                "model.landmark_values=true: is for model=landmark without cmt, model.masked, model.fan_out"
+            )
         if self.fan_out is not None and self.kind != "landmark":
             raise UserError(f"model.fan_out={self.fan_out}: model={self.kind} has no landmarks")
         if self.fan_out is None and self.levels != 1:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from landmark.data.positional_jumps import PositionalJumps
 from landmark.data.windows import TrainingWindows
 from landmark.models import Decoder, DecoderConfig, load, save
 from landmark.models.config import decoder_config
@@ -127,6 +128,26 @@ def test_training_with_the_best_blocks_and_any_phase_on_both_backends():
         found.append([loss, *torch.autograd.grad(loss, list(model.parameters()))])
     for ours, expected in zip(*found, strict=True):
         torch.testing.assert_close(ours, expected, atol=1e-9, rtol=1e-9)
+
+
+def test_positions_may_jump_after_landmarks():
+    """They count places: without a jump nothing changes, and jumps are computed alike on both backends."""
+    stream = text(200, 6)[0].numpy()
+    batch = TrainingWindows(
+        stream, length=40, batch_size=1, seed=0, block_size=5, landmark=LANDMARK, eot=EOT, ends=CONFIG.ends
+    ).at([3, 17, 30])
+    assert batch.phase is not None
+    found = []
+    for backend in ("reference", "blockwise"):
+        model = tiny(replace(CONFIG, **RECIPE, backend=backend))
+        ((plain, _),) = model.window_losses(batch)
+        ((same, _),) = model.window_losses(replace(batch, positions=torch.arange(40).expand(3, -1)))
+        torch.testing.assert_close(same, plain, atol=1e-9, rtol=0)
+        positions = PositionalJumps(40, 5, 50).positions(batch.phase, 0, 0, range(3))
+        ((jumped, _),) = model.window_losses(replace(batch, positions=positions))
+        assert not torch.isclose(jumped, plain)
+        found.append(jumped)
+    torch.testing.assert_close(found[1], found[0])
 
 
 def test_generation_is_that_of_reading_anew():

@@ -25,6 +25,15 @@ from landmark.utils.backends import BACKENDS
 __all__ = ["backend_for", "landmark_attention", "place_phase"]
 
 
+def without_kernel(**options: object) -> list[str]:
+    """Those of these options of `landmark_attention` that are set: the fused kernels do not have them.
+
+    options: top_k, local_blocks, bidirectional, softcap, hierarchy, gates, empty or landmark_values, by name. None,
+    False and 0 are not set.
+    """
+    return [name for name, value in options.items() if isinstance(value, Tensor) or (value is not None and bool(value))]
+
+
 def backend_for(name: str, like: Tensor, block_size: int, has_kernel: bool = True) -> str:
     """The backend to use: `name`, or for "auto" the best one for these queries.
 
@@ -217,12 +226,11 @@ def landmark_attention(
     if landmark_values and (bidirectional or has_gates or cmt is not None):
         raise ValueError("landmark_values: leave out bidirectional, hierarchy, gates and cmt")
     landmark_values = landmark_values and top_k is not None
-    has_option = top_k is not None or local_blocks or bidirectional or softcap is not None or empty is not None
-    has_kernel = not (has_option or has_gates)
-    if backend == "triton" and not has_kernel:
-        names = "top_k=, local_blocks=, bidirectional=, softcap=, hierarchy=, gates=, empty="
-        raise ValueError(f"{names}: the backend 'triton' does not have them")
-    backend = backend_for(backend, q, block_size, has_kernel)
+    options = {"top_k": top_k, "local_blocks": local_blocks, "bidirectional": bidirectional, "softcap": softcap}
+    lacking = without_kernel(**options, hierarchy=hierarchy, gates=gates, empty=empty)
+    if backend == "triton" and lacking:
+        raise ValueError(f"{'=, '.join(lacking)}=: the backend 'triton' does not have it")
+    backend = backend_for(backend, q, block_size, not lacking)
     batch, heads, queries, dim = q.shape
     if k.shape != v.shape or k.shape[0] != batch or k.shape[2] != prefix + queries or k.shape[3] != dim:
         raise ValueError(

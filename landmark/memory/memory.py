@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from landmark.attention import backend_for, landmark_attention
+from landmark.attention import backend_for, landmark_attention, without_kernel
 from landmark.attention.context_miss_token import context_miss_scores
 from landmark.attention.flash import attention_forward
 from landmark.attention.hierarchy import Hierarchy, first_bias
@@ -418,7 +418,7 @@ class Memory:
                 state.weights = self._pool(state, q, blocks, pending)
             summarised = add_summaries(blocks, state.weights, self._sizes(state, full // width))
             k = torch.cat([summarised.flatten(2, 3), k[:, :, full:]], 2)
-        backend = backend_for(self.backend, q, self.block_size, self._has_kernel and not self.local_blocks)
+        backend = self._backend(q, local_blocks=self.local_blocks)
         scale = 1 / math.sqrt(q.shape[-1])
         is_local = k.shape[2] <= width * (self.local_blocks + 1)
         seen, total = (tokens - tokens // width for tokens in (pending + 1, k.shape[2]))
@@ -493,10 +493,11 @@ class Memory:
         of_scores = {"scorer": self.scorer, "tie": is_tied, "generator": generator, "softcap": self.softcap}
         return retrieve(rotated_queries, state.store, **of_scores, **common)
 
-    @property
-    def _has_kernel(self) -> bool:
-        """Whether the fused kernels have the memory's options."""
-        return self.fan_out is None and self.softcap is None and not (self.uneven or self.landmark_values)
+    def _backend(self, like: Tensor, **options: object) -> str:
+        """The backend for tensors like this, with the memory's options and others of `landmark_attention`."""
+        of_memory = {"hierarchy": self.fan_out, "softcap": self.softcap, "empty": self.uneven}
+        lacking = without_kernel(**of_memory, landmark_values=self.landmark_values, **options)
+        return backend_for(self.backend, like, self.block_size, not lacking)
 
     @property
     def _num_recent(self) -> int:
@@ -525,8 +526,7 @@ class Memory:
         local: output and log-sum-exp of local attention. shift: what is added to the gates (B, H, n, q).
         """
         lags = self._lags(ages, len(rotated_queries))
-        backend = backend_for(self.backend, rotated_queries, self.block_size, self._has_kernel)
-        if backend == "triton" and not rotated_queries.requires_grad:
+        if self._backend(rotated_queries) == "triton" and not rotated_queries.requires_grad:
             return attend_to_blocks_fused(rotated_queries, store, ages, lags, local, selection), None
         selected = None if selection is None else selection.selected
         block_out, gates = attend_to_blocks(rotated_queries, store, ages, lags, selected, self.softcap)

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from landmark.attention import landmark_attention, place_phase
+from landmark.attention import landmark_attention, place_phase, without_kernel
 from landmark.attention.causal import causal_attention, full_attention
 from landmark.attention.hierarchy import Hierarchy, first_bias
 from landmark.attention.key_offset import offset_keys
@@ -325,10 +325,10 @@ class Decoder(LanguageModel):
         factors = self._factors(tokens.shape[1], positions)
         channels = channels_of(config.key_offset, config.head_dim)
         if phase is not None and config.block_size is not None:
-            has_kernel = not (top_k is not None or config.local_blocks or config.masked or config.fan_out is not None)
-            has_kernel = has_kernel and empty is None
+            options = {"top_k": top_k, "local_blocks": config.local_blocks, "bidirectional": config.masked}
+            lacking = without_kernel(**options, hierarchy=config.fan_out, empty=empty)
             like = self.embedding.weight[:1, : config.head_dim]
-            phase = place_phase(phase, config.backend, like, config.block_size, has_kernel)
+            phase = place_phase(phase, config.backend, like, config.block_size, not lacking)
         if config.landmark_key != "token":
             assert config.block_size is not None
             first = torch.zeros(1, dtype=torch.int64, device=tokens.device) if phase is None else phase

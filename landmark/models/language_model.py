@@ -111,10 +111,8 @@ class LanguageModel(nn.Module):
         if self.config.block_ends != "fixed":
             groups = [[n] for n in by_length]
         if memory is not None and not callable(memory) and len(groups) > 1:
-            raise UserError(
-                "prompts of several lengths, or of blocks that end early, cannot continue one memory: pass a function "
-                "for memories"
-            )
+            which = "of several lengths" if self.config.block_ends == "fixed" else "whose blocks end early"
+            raise UserError(f"prompts {which} cannot continue one memory: pass a function for memories")
         device, generators = next(self.parameters()).device, [sampling.generator(n) for n in range(len(rows))]
         states: list[tuple[list[int], Any, Tensor]] = []
         read, total = 0, sum(map(len, rows))

@@ -242,7 +242,7 @@ def test_a_memory_reads_one_text():
     model = tiny(CONFIG)
     with pytest.raises(UserError, match="a memory reads one text, not 2 together"):
         model(text(9).expand(2, -1), memory=model.new_memory())
-    with pytest.raises(UserError, match="or of blocks that end early, cannot continue one memory"):
+    with pytest.raises(UserError, match="prompts whose blocks end early cannot continue one memory"):
         model.generate([[1, 2], [2, 1]], 3, memory=model.new_memory())
 
 

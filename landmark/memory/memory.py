@@ -13,13 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from landmark.attention import backend_for, landmark_attention, without_kernel
+from landmark.attention import backend_for, without_kernel
 from landmark.attention.context_miss_token import context_miss_scores
-from landmark.attention.flash import attention_forward
 from landmark.attention.hierarchy import Hierarchy, first_bias
 from landmark.attention.inputs import as_autocast, without_autocast
-from landmark.attention.key_offset import last_channels, offset_keys
-from landmark.attention.landmark_keys import add_summaries, block_weights
+from landmark.attention.landmark_keys import add_summaries
 from landmark.attention.rotary import RotaryTable, rotate, rotate_cmt
 from landmark.attention.sinks import with_sinks
 from landmark.memory.block_attention import attend_to_blocks, attend_to_blocks_fused, merge
@@ -30,13 +28,13 @@ from landmark.memory.hierarchy import Descent, GroupKeys
 from landmark.memory.index import LandmarkIndex, import_faiss, retrieve_candidates
 from landmark.memory.landmark_values import merge_with_landmarks
 from landmark.memory.layer import LayerMemory
+from landmark.memory.local_attention import LocalAttention
 from landmark.memory.observer import Observer, Retrieval
 from landmark.memory.positions import attending_lag, lag_distances, rotate_queries
 from landmark.memory.retrieval import retrieve, retrieve_given
 from landmark.memory.saving import Identity, load, save
 from landmark.memory.settings import check_settings
 from landmark.memory.tiers import Tier
-from landmark.utils.channels import channels_of
 from landmark.utils.errors import UserError
 
 
@@ -185,6 +183,7 @@ class Memory:
         self.tie_layers = tie_layers if mapping == "stingy" else ()
         self.rope_base = rope_base.tolist() if isinstance(rope_base, Tensor) else rope_base
         self.still_layers = frozenset(still_layers)
+        self._local = LocalAttention(block_size, key_offset, landmark_key, local_blocks, softcap)
         self.given: Tensor | None = None
         self._rotary, self._still = RotaryTable(rope_base), RotaryTable(torch.zeros(1))
         self.reset()
@@ -320,7 +319,7 @@ class Memory:
                 "after an error"
             )
         pending = state.num_pending
-        k, v = state.append(self._offset(state, k, pending, empty), v, empty)
+        k, v = state.append(self._local.offset(state, k, pending, empty), v, empty)
         self._length = q.shape[2]
         scale = 1 / math.sqrt(q.shape[-1])
         rotary = self._rotary_of(layer)
@@ -337,7 +336,9 @@ class Memory:
             if len(state.store):
                 rotated = rotated_queries(None)
                 descent.score_open(rotated)
-        out, lse = self._attend_locally(state, rotary, q, k, v, pending, descent)
+        out, lse = self._local.attend(
+            state, rotary, q, k, v, pending, descent, self._backend(q, local_blocks=self.local_blocks)
+        )
         if sinks is not None:
             out, lse = with_sinks(out, lse, sinks)
         cmt_weight = selection = None
@@ -372,21 +373,6 @@ class Memory:
             self.observer(Retrieval(layer, self.position, state.store, ages, weights, cmt_weight, selection))
         return out
 
-    def _offset(self, state: LayerMemory, k: Tensor, pending: int, empty: Tensor | None) -> Tensor:
-        """A chunk's keys, some channels from the normal token before; those of its last token are kept for the next."""
-        channels = channels_of(self.key_offset, k.shape[-1])
-        if channels == 0:
-            return k
-        end, width, is_landmark = pending + k.shape[2], self.block_size + 1, None
-        if end // width > pending // width:
-            is_landmark = torch.arange(pending, end, device=k.device)[None] % width == self.block_size
-        previous, after = state.last_key, int(end % width == 0)
-        if after and empty is not None:  # the landmark, and the empty places before it
-            after = 1 + int((empty[0, :-1].flip(0).cumsum(0) == torch.arange(1, k.shape[2], device=k.device)).sum())
-        if k.shape[2] > after:
-            state.last_key = last_channels(k, channels, after).detach()
-        return offset_keys(k, channels, is_landmark, previous, empty)
-
     def _descent(self, layer: int, store: BlockStore, groups: GroupKeys, bias: Tensor | None, q: Tensor) -> Descent:
         bias = first_bias(groups.fan_out, self.levels, 1) if bias is None else bias
         bias = bias.to(q.device, torch.promote_types(q.dtype, torch.float32))
@@ -396,71 +382,6 @@ class Memory:
     def _rotary_of(self, layer: int) -> RotaryTable:
         """The rotary positions of a layer."""
         return self._still if layer in self.still_layers else self._rotary
-
-    def _attend_locally(
-        self,
-        state: LayerMemory,
-        rotary: RotaryTable,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        pending: int,
-        descent: Descent | None,
-    ) -> tuple[Tensor, Tensor]:
-        """Output (B, H, T, d) and log-sum-exp (B, H, T) of attention to the chunk and the pending tokens."""
-        factors = rotary(0, k.shape[2], q)
-        q, k = rotate(q, factors[pending:]), rotate(k, factors)
-        width = self.block_size + 1
-        full = k.shape[2] // width * width
-        if self.landmark_key != "token" and full:
-            blocks = k[:, :, :full].unflatten(2, (-1, width))
-            if self.landmark_key == "pooled":
-                state.weights = self._pool(state, q, blocks, pending)
-            summarised = add_summaries(blocks, state.weights, self._sizes(state, full // width))
-            k = torch.cat([summarised.flatten(2, 3), k[:, :, full:]], 2)
-        backend = self._backend(q, local_blocks=self.local_blocks)
-        scale = 1 / math.sqrt(q.shape[-1])
-        is_local = k.shape[2] <= width * (self.local_blocks + 1)
-        seen, total = (tokens - tokens // width for tokens in (pending + 1, k.shape[2]))
-        if state.empty is not None:
-            total -= int(state.empty.sum())
-        if backend != "triton" and is_local and seen == total:
-            # While generating, all queries see the same normal tokens, and no landmark.
-            normal = slice(total)
-            if k.shape[2] > width:
-                normal = (torch.arange(k.shape[2], device=k.device) % width != self.block_size).nonzero()[:, 0]
-            k, v = k[:, :, normal], v[:, :, normal]
-            if (group := q.shape[1] // k.shape[1]) > 1:
-                k, v = (x.repeat_interleave(group, 1) for x in (k, v))
-            return attention_forward(q, k, v, scale=scale, softcap=self.softcap)
-        settings = {"block_size": self.block_size, "prefix": pending, "scale": scale, "backend": backend}
-        settings |= {"local_blocks": self.local_blocks, "softcap": self.softcap, "empty": state.empty}
-        gates = None if descent is None else descent.local_gates(q, k, self.block_size, pending)
-        return landmark_attention(q, k, v, **settings, gates=gates, return_lse=True)
-
-    def _sizes(self, state: LayerMemory, count: int) -> Tensor | None:
-        """The tokens of the first `count` complete blocks of pending tokens and chunk, (count,); None: all have ℓ."""
-        if state.empty is None:
-            return None
-        width = self.block_size + 1
-        return self.block_size - state.empty[0, : count * width].view(count, width).sum(1)
-
-    def _pool(self, state: LayerMemory, q: Tensor, blocks: Tensor, pending: int) -> Tensor:
-        """The weights of the tokens of all complete blocks in pooled keys; those of pending blocks are known already.
-
-        Args:
-            state: the layer's.
-            q: (B, H, T, d), rotated queries of the chunk.
-            blocks: (B, H_kv, n, W, d), rotated keys.
-            pending: number of pending tokens before the first query.
-        """
-        width, known = self.block_size + 1, pending // (self.block_size + 1)
-        if known == blocks.shape[2]:
-            assert state.weights is not None
-            return state.weights
-        first = known * width + self.block_size - pending
-        weights = block_weights(q[:, :, first : blocks.shape[2] * width - pending : width], blocks[:, :, known:])
-        return weights if state.weights is None else torch.cat([state.weights, weights], 2)
 
     def _cmt_weight(self, q: Tensor, cmt: Tensor, lse: Tensor, rotary: RotaryTable, scale: float, start: int) -> Tensor:
         """The weight S of the context miss token, (B, H, T), for queries at the positions from `start` on."""
@@ -614,7 +535,7 @@ class Memory:
             keys = rotate(keys.to(torch.promote_types(keys.dtype, torch.float32)), factors)
             state.store.reserve(min(self._expected, self.max_blocks or self._expected), values[..., 1:, :])
             weights = None if weights is None else weights[:, :, :count]
-            sizes = self._sizes(state, count)
+            sizes = self._local.sizes(state, count)
             keys = keys if self.landmark_key == "token" else add_summaries(keys, weights, sizes)
             state.store.add(keys, values, sizes)
         kept = k.shape[2] // width - count

@@ -16,7 +16,7 @@ def check(config: Config) -> None:
     if config.model.kind == "landmark":
         memory = memory_settings(config)
         of_memory = {key: value for key, value in memory.items() if key not in ("folder", "seed")}
-        groups = {"fan_out": shape.fan_out, "levels": shape.levels}
-        check_settings(**of_memory, **groups, uneven=shape.ends is not None)
+        of_model = {"fan_out": shape.fan_out, "levels": shape.levels, "landmark_values": shape.landmark_values}
+        check_settings(**of_memory, **of_model, uneven=shape.ends is not None)
     if settings.retrieval_statistics:
         penultimate_chunk_start(shape, settings.length, local, config.retrieval.k)

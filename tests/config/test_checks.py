@@ -71,6 +71,7 @@ BAD = {
     "model.block_ends=lines data=passkey": "model.block_ends=lines: data=passkey, data.tasks=None: blocks end in text",
     "model.landmark_values=true": "model.landmark_values=true: landmarks learn their values where blocks are left out",
     "model.landmark_values=true train.k=[4] train.local=100": "set train.k=[2,4,8] and train.local=null",
+    "model.landmark_values=true train.k=[4] memory.index=faiss": "model.landmark_values=true: every block is scored",
     "model.landmark_values=true train.k=[4] cmt=on": "model.landmark_values=true: is for model=landmark without cmt",
     "model.block_ends=lines data.tasks=0.5": "model.block_ends=lines: data=pg19, data.tasks=0.5: blocks end in text",
     "model.block_ends=lines train.k=[4] train.local=100": "model.block_ends=lines: goes without train.local=100",

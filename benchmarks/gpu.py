@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -18,15 +18,22 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from benchmarks import report
 from benchmarks.exactness import Inexact, check_float32
 from benchmarks.report import Report, Row, Target
+from benchmarks.settings import BLOCK_SIZE
 from benchmarks.timing import Spread, interleave, ratios
 from landmark.attention import landmark_attention
 from landmark.attention.fused.tuning import is_interpreted
-from landmark.memory import Memory
+from landmark.memory import Memory, UnlimitedMemory
 from landmark.memory.settings import GRANULARITIES
+
+if TYPE_CHECKING:
+    from benchmarks.growth import Scale as Growth
 
 RESULTS = Path(__file__).parent / "results"
 OURS, PAIR = "landmark, triton", "landmark, triton, deterministic"
 FLASH, CUDNN, FLEX, BLOCKWISE = "flash SDPA", "cuDNN SDPA", "FlexAttention", "blockwise"
+DECODED, DENSE, FLOOR = "landmark, k = 4", "plain transformer, all keys", "moving the bytes it must read"
+FASTER = {4_000: 1.0, 128_000: 0.2}  # most of the plain transformer's time, by tokens before
+ROOM = 10_000  # tokens that are generated at most
 PASSES = ("forward", "backward", "both")
 WORK = {"forward": 2, "backward": 5, "both": 7}  # matrix products of flash attention, half of each masked
 TARGETS = {64: Target("≤", 1.15), 51: Target("≤", 1.3)}  # of forward and backward together from T=4096 up, by W
@@ -55,7 +62,7 @@ class Scale:
     rounds: int = 5
     at_least: float = 0.01  # seconds of a round
     sizes: tuple[str, ...] = ("small", "paper")
-    memories: tuple[int, ...] = (4_000, 16_000, 64_000, 256_000, 1_000_000)
+    memories: tuple[int, ...] = (4_000, 32_000, 128_000, 256_000, 1_000_000)
 
 
 QUICK = Scale(
@@ -329,23 +336,58 @@ def training(scale: Scale, say: Say) -> Iterator[Row]:
         yield from report.compare("training", setting, "ms", taken, PLAIN, {LANDMARK: Target("≤", 1.1)})
 
 
+class Filled(UnlimitedMemory):
+    """Random keys and values of a whole text."""
+
+    def __init__(self, size: "Growth", context: int, like: Tensor):
+        super().__init__(context + ROOM)
+        shape = 1, size.num_heads, self.cache, size.head_dim
+        for layer in range(size.num_layers):
+            self._kept[layer] = torch.randn(shape).to(like), torch.randn(shape).to(like)
+        self._read = context
+
+
 def decoding(scale: Scale, say: Say) -> Iterator[Row]:
-    """The time of a token after a memory of random blocks: 3 layers, each reads its retrieved blocks in one launch."""
+    """The time of a token after a memory of random blocks: 3 layers, each reads its retrieved blocks in one launch.
+
+    Beside it a plain transformer that attends to all keys, and the time of moving what a token must read.
+    """
     from benchmarks.growth import Scale as Growth
     from benchmarks.growth import decoder, filled_at_random
 
     size = Growth()
-    model = decoder(size, "landmark").to(scale.device, scale.dtype)
-    functions = {}
+    model, plain = (decoder(size, kind).to(scale.device, scale.dtype) for kind in ("landmark", "transformer"))
+    like, token = model.embedding.weight, torch.zeros(1, 1, dtype=torch.int64, device=scale.device)
+    bandwidth, ours = copied_per_second(scale), {}
     for context in scale.memories:
         say(f"a token after {context:,} tokens")
         with torch.device(scale.device):
             memory = filled_at_random(model, size, context, scale.dtype)
-        token = torch.zeros(1, 1, dtype=torch.int64, device=scale.device)
-        functions[f"{context:,} tokens"] = torch.no_grad()(partial(model, token, memory=memory))
-    seconds = report.milliseconds(timed(functions, scale))
-    first, *_, last = functions
-    yield from report.compare("decoding", "a token", "ms", seconds, first, {last: Target("≤", 2.0)})
+        step = torch.no_grad()(partial(model, token, memory=memory))
+        functions = {DECODED: step, DENSE: torch.no_grad()(partial(plain, token, memory=Filled(size, context, like)))}
+        seconds = timed(functions, scale)
+        ours[f"{context:,} tokens"] = seconds[DECODED]
+        seconds[FLOOR] = [bytes_of_token(model, size, context) / bandwidth] * scale.rounds
+        target = {DECODED: Target("≤", FASTER[context])} if context in FASTER else None
+        taken = report.milliseconds(seconds)
+        yield from report.compare("decoding", f"after {context:,} tokens", "ms", taken, DENSE, target)
+    first, *_, last = ours
+    yield from report.compare("decoding", "a token", "ms", report.milliseconds(ours), first, {last: Target("≤", 2.0)})
+
+
+def copied_per_second(scale: Scale) -> float:
+    """Bytes that a copy of a large tensor reads and writes in a second."""
+    large = torch.empty(1 << (30 if scale.device == "cuda" else 20), dtype=torch.int8, device=scale.device)
+    seconds = timed({FLOOR: partial(torch.clone, large)}, scale)[FLOOR]
+    return 2 * large.numel() / min(seconds)
+
+
+def bytes_of_token(model: torch.nn.Module, size: "Growth", context: int) -> int:
+    """Bytes that a token must read: weights, the landmarks of all blocks in float32, and the blocks it retrieves."""
+    weights = sum(x.nbytes for x in model.parameters())
+    width = size.num_layers * size.num_heads * size.head_dim
+    itemsize = next(model.parameters()).itemsize
+    return weights + width * (context // BLOCK_SIZE * 4 + 2 * size.k * BLOCK_SIZE * itemsize)
 
 
 PARTS = {"kernels": kernels, "training": training, "decoding": decoding}

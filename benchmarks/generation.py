@@ -11,19 +11,17 @@ from transformers import DynamicCache, LlamaConfig, LlamaModel
 
 from benchmarks.growth import TimedRetrieve
 from benchmarks.report import Report, Row, Target, compare, milliseconds
-from benchmarks.settings import BLOCK_SIZE, Headless, Options, Say
+from benchmarks.settings import BLOCK_SIZE, VOCABULARY, Headless, Options, Say, decoder
 from benchmarks.timing import Spread, interleave, ratios
 from landmark.memory import Memory
 from landmark.memory import memory as memory_module
-from landmark.models import DecoderConfig
+from landmark.utils.constants import DEFAULT_CHUNK
 
 TIERS = ("device", "disk")
 TOTAL, NO_SCAN = "a token", "the same, less its scan"
 TARGET = Target("≤", 1.2)
 OURS, DENSE, LLAMA = "landmarks", "plain transformer, all keys", "Llama of transformers, DynamicCache"
 BESIDE = {2_000: {LLAMA: Target("≤", 1.2)}, 16_000: {DENSE: Target("≤", 0.6)}}  # of their time, by tokens before
-READ_AT_ONCE = 250
-VOCABULARY = 320
 BLOCKS_AT_ONCE = 1000  # added together while a memory is filled
 
 
@@ -47,7 +45,7 @@ def scale(quick: bool) -> Scale:
 
 def run(options: Options, say: Say) -> Report:
     size = scale(options.quick)
-    model = landmark(size)
+    model = decoder(size, "landmark")
     rows: list[Row] = []
     for context in contexts_beside(options.quick):
         say(f"beside others, after {context:,} tokens")
@@ -72,14 +70,6 @@ def run(options: Options, say: Say) -> Report:
     return Report(rows)
 
 
-def landmark(size: Scale, **settings) -> Headless:
-    """A model with random weights. settings: of `DecoderConfig`, in place of a landmark model's."""
-    settings = settings or {"kind": "landmark", "landmark_id": 257, "block_size": BLOCK_SIZE}
-    names = "num_layers", "num_heads", "head_dim", "mlp_dim"
-    widths = {name: getattr(size, name) for name in names}
-    return Headless(DecoderConfig(vocab_size=VOCABULARY, **widths, **settings)).eval()
-
-
 def contexts_beside(quick: bool) -> tuple[int, ...]:
     """Tokens before those that are generated beside other models."""
     return (500,) if quick else tuple(BESIDE)
@@ -89,9 +79,9 @@ def contexts_beside(quick: bool) -> tuple[int, ...]:
 def beside(model: Headless, size: Scale, context: int) -> list[Row]:
     """Tokens that landmarks, a plain transformer and one of transformers generate in turn, hidden states alone."""
     ids = torch.randint(0, 256, (1, context))
-    memory, everything = model.new_memory(k=size.k), landmark(size, kind="transformer")
+    memory, everything = model.new_memory(k=size.k), decoder(size, "transformer")
     kept, cache, llama = everything.unlimited_memory(context + 10_000), DynamicCache(), llama_of(size)
-    for part in ids.split(READ_AT_ONCE, 1):
+    for part in ids.split(DEFAULT_CHUNK, 1):
         model(part, memory=memory)
         everything(part, memory=kept)
         llama(part, past_key_values=cache, use_cache=True)

@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from benchmarks import report
 from benchmarks.exactness import Inexact, check_float32
 from benchmarks.report import Report, Row, Target
-from benchmarks.settings import BLOCK_SIZE
+from benchmarks.settings import BLOCK_SIZE, decoder
 from benchmarks.timing import Spread, interleave, ratios
 from landmark.attention import landmark_attention
 from landmark.attention.fused.tuning import is_interpreted
@@ -343,7 +343,8 @@ class Filled(UnlimitedMemory):
         super().__init__(context + ROOM)
         shape = 1, size.num_heads, self.cache, size.head_dim
         for layer in range(size.num_layers):
-            self._kept[layer] = torch.randn(shape).to(like), torch.randn(shape).to(like)
+            keys, values = (torch.randn(shape, dtype=like.dtype, device=like.device) for _ in range(2))
+            self._kept[layer] = keys, values
         self._read = context
 
 
@@ -353,7 +354,7 @@ def decoding(scale: Scale, say: Say) -> Iterator[Row]:
     Beside it a plain transformer that attends to all keys, and the time of moving what a token must read.
     """
     from benchmarks.growth import Scale as Growth
-    from benchmarks.growth import decoder, filled_at_random
+    from benchmarks.growth import filled_at_random
 
     size = Growth()
     model, plain = (decoder(size, kind).to(scale.device, scale.dtype) for kind in ("landmark", "transformer"))

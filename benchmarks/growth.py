@@ -10,14 +10,13 @@ import torch
 from torch import Tensor
 
 from benchmarks.report import Report, Row, Target
-from benchmarks.settings import BLOCK_SIZE, Headless, Options, Say
+from benchmarks.settings import BLOCK_SIZE, Headless, Options, Say, decoder
 from benchmarks.timing import Spread, interleave, ratios
 from landmark.attention.causal import causal_attention
 from landmark.attention.rotary import RotaryTable, rotate
 from landmark.data.stdlib import StandardLibrary
 from landmark.memory import Memory
 from landmark.memory import memory as memory_module
-from landmark.models import DecoderConfig
 from landmark.utils.constants import DEFAULT_CHUNK
 
 LANDMARK = "landmark, per_token_and_head"
@@ -156,20 +155,6 @@ def rows(size: Scale, what: str, values: ByContext, unit: str, factor: float) ->
         for (competitor, context), each in values.items()
         if competitor == name
     ]
-
-
-def decoder(size: Scale, kind: str) -> Headless:
-    config = DecoderConfig(
-        kind=kind,
-        vocab_size=320,
-        num_layers=size.num_layers,
-        num_heads=size.num_heads,
-        head_dim=size.head_dim,
-        mlp_dim=size.mlp_dim,
-        landmark_id=257 if kind == "landmark" else None,
-        block_size=BLOCK_SIZE if kind == "landmark" else None,
-    )
-    return Headless(config).eval()
 
 
 def text(context: int) -> Tensor:

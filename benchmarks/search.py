@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.growth import decoder, scale
+from benchmarks.growth import scale
 from benchmarks.report import Report, Row, Target
-from benchmarks.settings import BLOCK_SIZE, Options, Say
+from benchmarks.settings import BLOCK_SIZE, Options, Say, decoder
 from benchmarks.timing import Spread, interleave, ratios
 from landmark.attention.hierarchy import Hierarchy, first_bias
 from landmark.data import load_tokenizer

@@ -4,17 +4,19 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from hydra import compose, initialize_config_dir
 from torch import Tensor
 
 from landmark.config import Config, register, to_config
-from landmark.models import Decoder
+from landmark.models import Decoder, DecoderConfig
 from landmark.utils.locations import ROOT
 
 THREADS = int(os.environ.get("OMP_NUM_THREADS", "2"))
 BLOCK_SIZE = 50
+VOCABULARY = 320  # of bytes
 
 Say = Callable[[str], None]
 
@@ -47,6 +49,34 @@ class Headless(Decoder):
 
     def head(self, hidden: Tensor) -> Tensor:
         return hidden
+
+
+class Widths(Protocol):
+    """The shape of a model."""
+
+    @property
+    def num_layers(self) -> int: ...
+    @property
+    def num_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def mlp_dim(self) -> int: ...
+
+
+def decoder(size: Widths, kind: str) -> Headless:
+    """A model of bytes with random weights, "landmark" or "transformer"."""
+    config = DecoderConfig(
+        kind=kind,
+        vocab_size=VOCABULARY,
+        num_layers=size.num_layers,
+        num_heads=size.num_heads,
+        head_dim=size.head_dim,
+        mlp_dim=size.mlp_dim,
+        landmark_id=257 if kind == "landmark" else None,
+        block_size=BLOCK_SIZE if kind == "landmark" else None,
+    )
+    return Headless(config).eval()
 
 
 def use_threads() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import warnings
+from collections.abc import Sequence
 from typing import Literal, overload
 
 import torch
@@ -22,7 +23,7 @@ from landmark.attention.packed import check_packed, longest, one_by_one
 from landmark.attention.reference import landmark_attention_reference
 from landmark.utils.backends import BACKENDS
 
-__all__ = ["backend_for", "landmark_attention", "place_phase"]
+__all__ = ["backend_for", "check_kernel", "landmark_attention", "place_phase", "without_kernel"]
 
 
 def without_kernel(**options: object) -> list[str]:
@@ -31,7 +32,13 @@ def without_kernel(**options: object) -> list[str]:
     options: top_k, local_blocks, bidirectional, softcap, hierarchy, gates, empty or landmark_values, by name. None,
     False and 0 are not set.
     """
-    return [name for name, value in options.items() if isinstance(value, Tensor) or (value is not None and bool(value))]
+    return [name for name, value in options.items() if isinstance(value, Tensor) or bool(value)]
+
+
+def check_kernel(name: str, lacking: Sequence[str]) -> None:
+    """Raise ValueError where the backend `name` is "triton" and there are options that the fused kernels lack."""
+    if name == "triton" and lacking:
+        raise ValueError(f"{'=, '.join(lacking)}=: the backend 'triton' does not have it")
 
 
 def backend_for(name: str, like: Tensor, block_size: int, has_kernel: bool = True) -> str:
@@ -228,8 +235,7 @@ def landmark_attention(
     landmark_values = landmark_values and top_k is not None
     options = {"top_k": top_k, "local_blocks": local_blocks, "bidirectional": bidirectional, "softcap": softcap}
     lacking = without_kernel(**options, hierarchy=hierarchy, gates=gates, empty=empty)
-    if backend == "triton" and lacking:
-        raise ValueError(f"{'=, '.join(lacking)}=: the backend 'triton' does not have it")
+    check_kernel(backend, lacking)
     backend = backend_for(backend, q, block_size, not lacking)
     batch, heads, queries, dim = q.shape
     if k.shape != v.shape or k.shape[0] != batch or k.shape[2] != prefix + queries or k.shape[3] != dim:

@@ -120,12 +120,12 @@ def _forward(
         gates = torch.cat([gates, *cmt_gate], 1) if cmt_gate else gates
         outer_total, outer_lse = _exponentials(gates, 1)
         outer = gates.div_(outer_total[:, None])[:, : tile.end]
-        is_spread = outer > 0 if left_out is None else (outer > 0) & ~left_out
-        shift = torch.where(is_spread, shift + outer_lse[:, None], torch.inf)
+        spread = outer if left_out is None else outer.masked_fill(left_out, 0.0)  # over the tokens of each block
+        shift = torch.where(spread > 0, shift + outer_lse[:, None], torch.inf)
         saved += [outer, shift]
-        weights.mul_(((outer if left_out is None else outer.masked_fill(left_out, 0.0)) / total)[:, :, None])
+        weights.mul_((spread / total)[:, :, None])
         if left_out is not None:
-            weights[:, :, -1] = outer.masked_fill(~left_out, 0.0)
+            weights[:, :, -1] = outer - spread
         rows = product(weights.flatten(1, 2).mT, tile.keys(v), work("rows", *tile.queries(q).shape))
         rows = rows if added is None else rows + tile.queries(added)
         alignment.unpad(rows, out, tile.row)
@@ -195,7 +195,7 @@ def _backward(
         if cap is not None:
             flattening = slope(scores, cap * LOG2_E, work("slope", *scores.shape))
         weights = tile.mask(scores).sub_(shift[:, :, None])
-        if _is_inexact(shift, outer):
+        if _is_inexact(shift):
             weights.clamp_(max=0)  # a weight is at most 1
         weights.exp2_()
         if landmark_values:
@@ -231,11 +231,11 @@ def _backward(
         alignment.unpad(d_cmt, to_d_cmt[..., None])
 
 
-def _is_inexact(shift: Tensor, outer: Tensor) -> bool:
+def _is_inexact(shift: Tensor) -> bool:
     """Whether scores are so large that the difference to the shift is wrong by more than 1. On a GPU: always."""
     if shift.device.type != "cpu":
         return True  # reading would wait for the device
-    return float(shift.masked_fill(outer == 0, 0.0).abs().amax()) > 1 / torch.finfo(shift.dtype).eps
+    return float(shift.masked_fill(shift == torch.inf, 0.0).abs().amax()) > 1 / torch.finfo(shift.dtype).eps
 
 
 def _collect(tile: Tile, total: Tensor, part: Tensor) -> None:

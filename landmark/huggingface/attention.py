@@ -19,7 +19,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from landmark.attention import landmark_attention, place_phase
+from landmark.attention import landmark_attention, place_phase, without_kernel
 from landmark.attention.inputs import as_autocast, without_autocast
 from landmark.utils.errors import UserError
 
@@ -86,7 +86,7 @@ class LandmarkWindow:
         """
         self.attended.add(layer)
         # Copied in the first layer alone.
-        self.phase = place_phase(self.phase, "auto", q, self.block_size, has_kernel=scoring.softcap is None)
+        self.phase = place_phase(self.phase, "auto", q, self.block_size, not without_kernel(softcap=scoring.softcap))
         settings = {"block_size": self.block_size, "phase": self.phase, "cu_seqlens": self.cu_seqlens}
         return landmark_attention(q, k, v, **settings, **scoring._asdict())
 

@@ -41,9 +41,9 @@ def attend_to_blocks(
     for queries that do not retrieve.
     """
     if selected is not None:
-        ages, lags = (_for_each_head(x, selected.shape[1]).expand(*selected.shape, -1) for x in (ages, lags))
+        ages, lags = (for_each_head(x, selected.shape[1]).expand(*selected.shape, -1) for x in (ages, lags))
     elif ages.shape[2] == 1:
-        ages, lags = (_for_each_head(x, rotated_queries.shape[3]) for x in (ages, lags))
+        ages, lags = (for_each_head(x, rotated_queries.shape[3]) for x in (ages, lags))
         return _attend_shared(rotated_queries, store, ages, lags, softcap)
     return _attend_grouped(rotated_queries, store, ages, lags, selected, softcap)
 
@@ -67,14 +67,14 @@ def merge(
     if selection is None:
         weights = torch.cat([lse[..., None], gates.to(lse.dtype)], -1).softmax(-1).to(out.dtype)
         of_blocks = weights[..., 1:]
-        return weights[..., :1] * out + _weighted(of_blocks, block_out), of_blocks
+        return weights[..., :1] * out + weighted_sum(of_blocks, block_out), of_blocks
     weights = gates.to(lse.dtype).softmax(-1) * selection.gather(selection.cmt_weight)[..., None]
     if selection.selected is not None:
         weights = weights * selection.selected[..., None]
-    return selection.scatter_add(out, _weighted(weights.to(out.dtype), block_out)), weights
+    return selection.scatter_add(out, weighted_sum(weights.to(out.dtype), block_out)), weights
 
 
-def _weighted(weights: Tensor, block_out: Tensor) -> Tensor:
+def weighted_sum(weights: Tensor, block_out: Tensor) -> Tensor:
     """Σ_q of weights (B, H, n, q) times block_out (B, H, n, q, d)."""
     return (weights[..., None, :] @ block_out)[..., 0, :]
 
@@ -93,7 +93,7 @@ def attend_to_blocks_fused(
     """
     _, batch, queries, heads, _ = rotated_queries.shape
     selected = None if selection is None else selection.selected
-    ages, lags = (_for_each_head(x, heads) for x in (ages, lags))
+    ages, lags = (for_each_head(x, heads) for x in (ages, lags))
     if selected is not None:
         ages, lags = (x.expand(-1, -1, queries, -1) for x in (ages, lags))
     samples = torch.arange(batch, device=rotated_queries.device)[:, None, None, None]
@@ -115,7 +115,7 @@ def attend_to_blocks_fused(
     return selection.scatter_add(local[0], out)
 
 
-def _for_each_head(chosen: Tensor, heads: int) -> Tensor:
+def for_each_head(chosen: Tensor, heads: int) -> Tensor:
     """The blocks of each query head, where heads that share keys choose together; (B, 1, …) stays as it is."""
     return chosen if chosen.shape[1] in (1, heads) else chosen.repeat_interleave(heads // chosen.shape[1], 1)
 
@@ -130,7 +130,7 @@ def _attend_shared(
     q_heads = torch.arange(heads, device=device)[None, :, None]
     q = rotated_queries.permute(0, 1, 3, 2, 4)[lags[:, :, 0] - 1, samples, q_heads]  # (B, H, q, T, d)
     first = torch.arange(0, batch * store.kv_heads * store.capacity, store.capacity, device=device)
-    first = _for_each_head(first.view(batch, -1, 1), heads)
+    first = for_each_head(first.view(batch, -1, 1), heads)
     places = (first + store.rows(ages[:, :, 0])).flatten()  # (B, H, q)
     blocks = store.fetch(places)
     landmarks = store.read_landmarks(places).view(batch, heads, count, dim)

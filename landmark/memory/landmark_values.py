@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from landmark.memory.block_attention import for_each_head, weighted_sum
 from landmark.memory.block_store import BlockStore
 from landmark.memory.retrieval import scores_of_all
 
@@ -39,10 +40,9 @@ def merge_with_landmarks(
     """
     out, lse = local
     heads, count = out.shape[1], len(store)
-    rows = store.rows(ages).repeat_interleave(heads // ages.shape[1], 1).expand(*gates.shape)
+    rows = for_each_head(store.rows(ages), heads).expand(*gates.shape)
     others = scores_of_all(rotated_queries, store, num_recent, softcap).scatter(-1, rows, -torch.inf)
     weights = torch.cat([lse[..., None], gates.to(lse.dtype), others.to(lse.dtype)], -1).softmax(-1).to(out.dtype)
     of_local, of_blocks, of_landmarks = weights.split([1, gates.shape[-1], count], -1)
     values = store.landmark_values[:, :, :count].to(out.dtype).repeat_interleave(heads // store.kv_heads, 1)
-    read = (of_blocks[..., None, :] @ block_out)[..., 0, :] + of_landmarks @ values
-    return of_local * out + read, of_blocks
+    return of_local * out + weighted_sum(of_blocks, block_out) + of_landmarks @ values, of_blocks

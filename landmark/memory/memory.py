@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from landmark.attention import backend_for, without_kernel
+from landmark.attention import backend_for, check_kernel, without_kernel
 from landmark.attention.context_miss_token import context_miss_scores
 from landmark.attention.hierarchy import Hierarchy, first_bias
 from landmark.attention.inputs import as_autocast, without_autocast
@@ -418,6 +418,7 @@ class Memory:
         """The backend for tensors like this, with the memory's options and others of `landmark_attention`."""
         of_memory = {"hierarchy": self.fan_out, "softcap": self.softcap, "empty": self.uneven}
         lacking = without_kernel(**of_memory, landmark_values=self.landmark_values, **options)
+        check_kernel(self.backend, lacking)
         return backend_for(self.backend, like, self.block_size, not lacking)
 
     @property

@@ -88,32 +88,26 @@ def check_settings(
     if fan_out is not None and (fan_out < 2 or levels < 1):
         raise UserError(f"model.fan_out={fan_out}, model.levels={levels}: must be at least 2 and 1")
     if fan_out is not None:
-        for name, value, only in (
+        _check_only(
+            f"with model.fan_out={fan_out} blocks are found by their groups",
             ("retrieval.granularity", granularity, "per_token_and_head"),
             ("retrieval.scorer", scorer, "landmark"),
             ("memory.index", index, "exact"),
             ("memory.blocks", max_blocks, None),
             ("model.local_blocks", local_blocks, 0),
-        ):
-            if value != only:
-                only = "null" if only is None else only
-                raise UserError(
-                    f"{name}={value}: with model.fan_out={fan_out} blocks are found by their groups, set {only}"
-                )
+        )
     if softcap is not None and softcap <= 0:
         raise UserError(f"softcap={softcap}: must be above 0")
     if softcap is not None and (fan_out is not None or index == "faiss"):
         raise UserError(f"softcap={softcap}: groups of landmarks (fan_out) and memory.index=faiss do not cap scores")
     if uneven:
-        for name, value, only in (
+        _check_only(
+            "blocks that end early (model.block_ends) go without",
             ("memory.tier", tier, "device"),
             ("memory.index", index, "exact"),
             ("model.fan_out", fan_out, None),
             ("model.local_blocks", local_blocks, 0),
-        ):
-            if value != only:
-                only = "null" if only is None else only
-                raise UserError(f"{name}={value}: blocks that end early (model.block_ends) go without, set {only}")
+        )
         if landmark_key == "pooled" or scorer == "given":
             name = "retrieval.scorer=given" if scorer == "given" else "model.landmark_key=pooled"
             raise UserError(f"{name}: is for blocks of one size, blocks that end early (model.block_ends) have none")
@@ -128,3 +122,10 @@ def check_settings(
         raise UserError(f"memory.index=faiss: the index cannot drop blocks, so memory.blocks={max_blocks} must be null")
     if index == "faiss" and scorer != "landmark":
         raise UserError(f"memory.index=faiss: it ranks by landmarks, so retrieval.scorer={scorer} must be landmark")
+
+
+def _check_only(why: str, *settings: tuple[str, object, object]) -> None:
+    """Raise UserError, and say why, for a setting (name, value, only) whose value is not the only one allowed."""
+    for name, value, only in settings:
+        if value != only:
+            raise UserError(f"{name}={value}: {why}, set {'null' if only is None else only}")

@@ -72,6 +72,8 @@ def test_a_model_reads_in_chunks_as_in_a_window():
 def test_what_scores_no_block_or_not_all_is_refused(setting):
     with pytest.raises(UserError, match="model.landmark_values=true: every block is scored"):
         Memory(BLOCK, landmark_values=True, **setting)
+    with pytest.raises(ValueError, match="landmark_values=: the backend 'triton' does not have it"):
+        Memory(BLOCK, landmark_values=True, backend="triton").attend(0, *torch.randn(3, 1, 2, 5, 8))
     memory = Memory(BLOCK, landmark_values=True)
     with pytest.raises(ValueError, match="leave out the context miss token"):
         memory.attend(0, *torch.randn(3, 1, 2, 5, 8), cmt=torch.randn(2, 8))

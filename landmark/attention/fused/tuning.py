@@ -238,9 +238,8 @@ def compiled_by_triton(kernel: str) -> Any:
     """The kernel with this name. Triton is imported here, when a kernel is first run."""
     from landmark.attention.fused import backward, forward
 
-    return {"forward": forward.forward, "backward_queries": backward.backward_queries}.get(
-        kernel, backward.backward_keys
-    )
+    name = "backward_keys" if is_over_keys(kernel) else kernel
+    return getattr(forward if kernel == "forward" else backward, name)
 
 
 def on_device_of(x: Tensor) -> AbstractContextManager[object]:

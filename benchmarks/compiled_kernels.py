@@ -21,15 +21,17 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from landmark.attention.fused import retrieved_blocks as block_kernel
+from landmark.attention.fused import top_k_landmarks as search_kernel
 from landmark.attention.fused import tuning
 from landmark.attention.fused.retrieved_blocks_kernel import retrieved_blocks
+from landmark.attention.fused.top_k_landmarks_kernel import top_k_landmarks
 from landmark.attention.fused.tuning import A100, KERNELS, Gpu, Tiles
 
 POINTERS = dict.fromkeys(
     ("Lse", "Delta", "DqSum", "Landmarks", "DCmtScores", "CmtScores", "ControlledLse", "LocalLse", "Weight"), "fp32"
 )
 POINTERS |= {"Phase": "i32", "Starts": "i32", "Controlled": "i8", "Selected": "i8"}
-POINTERS |= dict.fromkeys(("Rows", "Places", "Lags"), "i64")
+POINTERS |= dict.fromkeys(("Ages", "Rows", "Best"), "i64")
 GPUS = {80: A100, 86: Gpu(86, 99 << 10), 90: Gpu(90, 227 << 10), 100: Gpu(100, 227 << 10), 120: Gpu(120, 99 << 10)}
 MATRIX = re.compile(r"\b(HMMA|HGMMA|QGMMA|IMMA|UTCHMMA|UTCQMMA|FFMA|FFMA2)\b")
 
@@ -140,8 +142,11 @@ def all_kernels(
             used[name] = with_tiles(name, tiles, **shape, packed=packed)
     for shared in (False, True):
         options = block_kernel.constants(block_size, dim, dtype, shared=shared)
-        options |= {"LOCAL": not cmt, "WEIGHTED": cmt, "MASKED": cmt}
+        options |= {"LOCAL": not cmt, "WEIGHTED": cmt, "MASKED": cmt, "IN_PLACE": not cmt}
         used[f"retrieved_blocks, {shared=}"] = compiled(retrieved_blocks, options, arch, dtype)
+    for rows in (1, 16):
+        options = search_kernel.constants(rows, dim, k=4)
+        used[f"top_k_landmarks, {rows=}"] = compiled(top_k_landmarks, options, arch, torch.float32)
     return used
 
 

@@ -83,21 +83,40 @@ def attend_to_blocks_fused(
     rotated_queries: Tensor,
     store: BlockStore,
     ages: Tensor,
-    lags: Tensor,
+    num_recent: int,
     local: tuple[Tensor, Tensor],
     selection: QuerySelection | None,
 ) -> Tensor:
     """`attend_to_blocks` and `merge` in one kernel, which reads the blocks where they are stored.
 
-    Args: as in `attend_to_blocks` and `merge`. Returns the output (B, H, T, d).
+    Args: as in `attend_to_blocks` and `merge`; num_recent: of the newest blocks, how many have a lag of their own.
+
+    Returns the output (B, H, T, d).
     """
+    heads, selected = rotated_queries.shape[3], None if selection is None else selection.selected
+    count = ages.numel() // ages.shape[1] * heads
+    rows, blocks = None, store.in_place(count) if selected is None else None
+    if blocks is None:
+        rows, blocks = _fetched_rows(rotated_queries, store, ages, selected)
+    of_store = {"added": store.added, "recent": num_recent, "rows": rows}
+    tensors = rotated_queries, *blocks, store.landmarks, ages
+    if selection is None:
+        return attend_to_retrieved_blocks(*tensors, **of_store, local=local)
+    weight = selection.gather(selection.cmt_weight)
+    out = attend_to_retrieved_blocks(*tensors, **of_store, weight=weight, selected=selected)
+    return selection.scatter_add(local[0], out)
+
+
+def _fetched_rows(
+    rotated_queries: Tensor, store: BlockStore, ages: Tensor, selected: Tensor | None
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """Fetch the blocks of the queries that retrieve: their rows (B, H, n or 1, q), and keys and values (m, ℓ, d)."""
     _, batch, queries, heads, _ = rotated_queries.shape
-    selected = None if selection is None else selection.selected
-    ages, lags = (for_each_head(x, heads) for x in (ages, lags))
+    ages = for_each_head(ages, heads)
     if selected is not None:
-        ages, lags = (x.expand(-1, -1, queries, -1) for x in (ages, lags))
-    samples = torch.arange(batch, device=rotated_queries.device)[:, None, None, None]
-    kv_heads = torch.arange(heads, device=rotated_queries.device)[None, :, None, None] * store.kv_heads // heads
+        ages = ages.expand(-1, -1, queries, -1)
+    samples = torch.arange(batch, device=ages.device)[:, None, None, None]
+    kv_heads = torch.arange(heads, device=ages.device)[None, :, None, None] * store.kv_heads // heads
     places = (samples * store.kv_heads + kv_heads) * store.capacity + store.rows(ages)  # (B, H, n or 1, q)
     if selected is None:
         blocks = store.fetch(places.flatten())
@@ -106,13 +125,7 @@ def attend_to_blocks_fused(
         blocks = store.fetch(places[selected].flatten())
         rows = torch.zeros_like(places)
         rows[selected] = blocks.rows.view(-1, places.shape[-1])
-    landmarks = store.landmarks.flatten(0, 2)
-    tensors = (rotated_queries, blocks.keys, blocks.values, landmarks, rows, places, lags)
-    if selection is None:
-        return attend_to_retrieved_blocks(*tensors, local=local)
-    weight = selection.gather(selection.cmt_weight)
-    out = attend_to_retrieved_blocks(*tensors, weight=weight, selected=selected)
-    return selection.scatter_add(local[0], out)
+    return rows, (blocks.keys, blocks.values)
 
 
 def for_each_head(chosen: Tensor, heads: int) -> Tensor:

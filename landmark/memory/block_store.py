@@ -181,6 +181,13 @@ class BlockStore:
         self.blocks_read += len(places)
         return self.blocks.fetch(places)
 
+    def in_place(self, count: int) -> tuple[Tensor, Tensor] | None:
+        """Keys and values of all blocks, (B·H·capacity, ℓ, d), to read `count` of them; None: not on the device."""
+        if not isinstance(self.blocks, DeviceBlocks):
+            return None
+        self.blocks_read += count
+        return self.blocks.keys.flatten(0, 2), self.blocks.values.flatten(0, 2)
+
     def is_token(self, places: Tensor) -> Tensor | None:
         """Which offsets 0…ℓ−1 of the blocks at these places (n,) hold a token, (n, ℓ); None: all do."""
         if self.sizes is None:

@@ -412,7 +412,8 @@ class Memory:
             return retrieve_given(state.store, ages, rotated_queries, self.k, self.granularity)
         generator = self._generator(layer, rotated_queries.device)
         of_scores = {"scorer": self.scorer, "tie": is_tied, "generator": generator, "softcap": self.softcap}
-        return retrieve(rotated_queries, state.store, **of_scores, **common)
+        fused = self._backend(rotated_queries) == "triton"
+        return retrieve(rotated_queries, state.store, **of_scores, **common, fused=fused)
 
     def _backend(self, like: Tensor, **options: object) -> str:
         """The backend for tensors like this, with the memory's options and others of `landmark_attention`."""
@@ -447,9 +448,9 @@ class Memory:
 
         local: output and log-sum-exp of local attention. shift: what is added to the gates (B, H, n, q).
         """
-        lags = self._lags(ages, len(rotated_queries))
         if self._backend(rotated_queries) == "triton" and not rotated_queries.requires_grad:
-            return attend_to_blocks_fused(rotated_queries, store, ages, lags, local, selection), None
+            return attend_to_blocks_fused(rotated_queries, store, ages, self._num_recent, local, selection), None
+        lags = self._lags(ages, len(rotated_queries))
         selected = None if selection is None else selection.selected
         block_out, gates = attend_to_blocks(rotated_queries, store, ages, lags, selected, self.softcap)
         gates = gates if shift is None else gates + shift

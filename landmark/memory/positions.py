@@ -73,4 +73,7 @@ def rotate_queries(
         position = selection.indices.transpose(1, 2) + pending
         factors = torch.stack([table[position + distance] for distance in distances])
         q = selection.gather(q)
-    return rotate(q.transpose(1, 2), factors)
+    q = q.transpose(1, 2)
+    lags = len(factors)
+    factors = factors.expand(-1, len(q), *factors.shape[2:]).flatten(1, 2)  # (S, B·T, H or 1, d/2)
+    return rotate(q.flatten(0, 1).expand(lags, -1, -1, -1), factors).unflatten(1, q.shape[:2])

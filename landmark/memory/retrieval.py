@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from landmark.attention.fused.top_k_landmarks import MOST, YOUNGEST, top_k_landmarks
 from landmark.attention.softcap import capped, capped_in_place
 from landmark.memory.block_store import BlockStore
 from landmark.memory.settings import choosing_heads
@@ -16,7 +17,6 @@ SCORED_AT_ONCE = {"cpu": 1 << 21}  # by device: scores computed together; on the
 SCORED_ELSEWHERE = 1 << 27
 GROUP = 32  # most scores of a group in `_highest`
 FEW = 1 << 14  # scores of which a CPU finds the highest sooner in one pass
-YOUNGEST = (1 << 31) - 1  # recency of a block of age 0, in `_top_packed`
 
 
 def retrieve(
@@ -30,6 +30,7 @@ def retrieve(
     generator: torch.Generator,
     num_recent: int,
     softcap: float | None = None,
+    fused: bool = False,
 ) -> Tensor:
     """Choose the blocks that each query retrieves.
 
@@ -45,6 +46,7 @@ def retrieve(
         num_recent: number of newest blocks that have their own lag; all older ones are scored at lag S. It is k with
             the stingy mapping, 0 with true positions.
         softcap: cap of the scores; None: there is none.
+        fused: whether a Triton kernel may choose, where it can.
 
     Returns the ages of the retrieved blocks, oldest first, int64 (B, H, T, q) with q = min(k, blocks kept); T is 1 for
     "per_head", and H is 1 for "per_token" and H_kv for "per_token_and_group". Age 1 is the newest block. Among equal
@@ -60,6 +62,10 @@ def retrieve(
         return _top(scores, store.ages(), count).sort(-1, descending=True).values
     tie = tie and scorer == "landmark"
     summaries = store.means if scorer == "mean_key" else store.landmarks
+    by_itself = granularity == "per_token_and_head" and not tie and softcap is None
+    if fused and by_itself and summaries.dtype == torch.float32 and count <= MOST:
+        of_store = {"added": store.added, "blocks": len(store), "recent": num_recent}
+        return top_k_landmarks(rotated_queries, summaries, **of_store, k=count).sort(-1, descending=True).values
     retrieved = torch.empty(*shape, count, dtype=torch.int64, device=device)
     group, buffer = heads // summaries.shape[1], rotated_queries.new_empty(0)
     for kv, part in _parts(summaries.shape[1], queries, batch * group * len(store), granularity, device):

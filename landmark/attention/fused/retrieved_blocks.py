@@ -24,10 +24,11 @@ def attend_to_retrieved_blocks(
     keys: Tensor,
     values: Tensor,
     landmarks: Tensor,
-    rows: Tensor,
-    places: Tensor,
-    lags: Tensor,
+    ages: Tensor,
     *,
+    added: int,
+    recent: int,
+    rows: Tensor | None = None,
     local: tuple[Tensor, Tensor] | None = None,
     weight: Tensor | None = None,
     selected: Tensor | None = None,
@@ -37,11 +38,14 @@ def attend_to_retrieved_blocks(
     Args:
         rotated_queries: (S, B, T, H, d), scaled, and rotated for lag 1…S.
         keys, values: (m, ℓ, d), blocks of one head each.
-        landmarks: (n, d), keys of landmarks.
-        rows: (B, H, T or 1, q), integer, the row in keys and values of each of a query's q blocks; 1 where all queries
-            share their blocks.
-        places: shape of rows, the row in landmarks of the block's landmark.
-        lags: shape of rows, the lag 1…S of the block (landmark/memory/positions.py).
+        landmarks: (B, H_kv, capacity, d), keys of landmarks; block number n, counted from the first one ever added, is
+            in row n mod capacity.
+        ages: (B, H, H_kv or 1, T or 1, q), integer, the blocks of each query, oldest first; 1 is the newest block. 1
+            where all heads, or all queries, share their blocks.
+        added: blocks ever added.
+        recent: number of newest blocks with a lag of their own (`landmark.memory.positions.attending_lag`).
+        rows: (B, H, T or 1, q), the row of each block in keys and values; None: these are (B, H_kv, capacity, ℓ, d),
+            flattened, with the rows of landmarks.
         local: output (B, H, T, d) and log-sum-exp (B, H, T) of local attention; None: attention to the blocks alone.
         weight: (B, H, T), factor of the output; None: 1.
         selected: (B, H, T), bool, queries that retrieve; the output of others is 0. None: all retrieve.
@@ -50,23 +54,28 @@ def attend_to_retrieved_blocks(
     """
     from landmark.attention.fused.retrieved_blocks_kernel import retrieved_blocks
 
-    _, batch, queries, heads, dim = rotated_queries.shape
-    shared = rows.shape[2] == 1 and queries > 1
-    rows, places, lags = (x.expand(batch, heads, -1, -1).contiguous() for x in (rows, places, lags))
+    lags, batch, queries, heads, dim = rotated_queries.shape
+    rows_of_landmarks = landmarks.flatten(0, 2)
+    sets, count = ages.shape[1], ages.shape[-1]
+    shared = ages.shape[2] == 1 and queries > 1 and (rows is None or rows.shape[2] == 1)
+    rows = None if rows is None else rows.expand(batch, heads, -1, -1).contiguous()
     out = rotated_queries.new_empty(batch, heads, queries, dim)
     local_out, local_lse = (out, out) if local is None else (x.contiguous() for x in local)
     weight = None if weight is None else weight.float().contiguous()
     selected = None if selected is None else selected.to(torch.int8).contiguous()
     options = constants(keys.shape[1], dim, rotated_queries.dtype, shared=shared)
+    ages = ages if shared else ages.expand(-1, -1, queries, -1)
     with on_device_of(rotated_queries):
         retrieved_blocks[(-(-queries // options["M"]), heads, batch)](
-            *(rotated_queries, keys, values, landmarks, rows, places, lags, local_out, local_lse),
+            *(rotated_queries, keys, values, rows_of_landmarks, ages, ages if rows is None else rows),
+            *(local_out, local_lse),
             *(out if weight is None else weight, out if selected is None else selected, out),
-            *(*rotated_queries.stride(), *keys.stride(), *values.stride(), *landmarks.stride()),
-            *(queries, heads, rows.shape[3]),
+            *(*rotated_queries.stride(), *keys.stride(), *values.stride(), *rows_of_landmarks.stride(), *ages.stride()),
+            *(queries, heads, landmarks.shape[1], sets, count, added, landmarks.shape[2], lags, recent),
             LOCAL=local is not None,
             WEIGHTED=weight is not None,
             MASKED=selected is not None,
+            IN_PLACE=rows is None,
             **options,
         )
     return out

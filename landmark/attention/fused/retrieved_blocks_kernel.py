@@ -13,13 +13,14 @@ from landmark.utils import constants
 LOG2_E: tl.constexpr = tl.constexpr(constants.LOG2_E)
 
 
-@triton.jit(do_not_specialize=["queries"])
+@triton.jit(do_not_specialize=["queries", "added", "capacity", "lags"])
 def retrieved_blocks(
-    Q, Keys, Values, Landmarks, Rows, Places, Lags, LocalOut, LocalLse, Weight, Selected, Out,
-    q_s, q_b, q_t, q_h, q_d, k_n, k_t, k_d, v_n, v_t, v_d, l_n, l_d,
-    queries, heads, count,
+    Q, Keys, Values, Landmarks, Ages, Rows, LocalOut, LocalLse, Weight, Selected, Out,
+    q_s, q_b, q_t, q_h, q_d, k_n, k_t, k_d, v_n, v_t, v_d, l_n, l_d, a_b, a_h, a_t, a_d,
+    queries, heads, kv_heads, sets, count, added, capacity, lags, recent,
     L: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, SEGMENT: tl.constexpr, M: tl.constexpr,
     SHARED: tl.constexpr, LOCAL: tl.constexpr, WEIGHTED: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
+    IN_PLACE: tl.constexpr,
 ):  # fmt: skip
     """Output of M queries of one head that share their blocks, or of one query, by an online softmax over blocks."""
     head, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
@@ -38,20 +39,26 @@ def retrieved_blocks(
         running = tl.load(LocalLse + of_row, mask=row_ok, other=0.0).to(tl.float32) * LOG2_E
         total = tl.where(running == float("-inf"), 0.0, 1.0)
         acc = tl.load(LocalOut + at, mask=here, other=0.0).to(tl.float32) * total[:, None]
-    sets = head_of_sample * count
+    kv_head = head * kv_heads // heads
+    of_ages = Ages + batch * a_b + (head * sets // heads) * a_h
+    of_rows = Rows + head_of_sample * count
+    read = count
     if not SHARED:
-        sets = (head_of_sample * queries + tl.program_id(0)) * count
+        of_ages += tl.program_id(0).to(tl.int64) * a_t
+        of_rows = Rows + (head_of_sample * queries + tl.program_id(0)) * count
         if MASKED:
-            count = tl.where(tl.load(Selected + head_of_sample * queries + tl.program_id(0)) != 0, count, 0)
+            read = tl.where(tl.load(Selected + head_of_sample * queries + tl.program_id(0)) != 0, count, 0)
     offset = tl.arange(0, SEGMENT)
     of_query = Q + batch * q_b + head * q_h + row[:, None].to(tl.int64) * q_t + d[None, :] * q_d
     in_block = offset[:, None] * k_t + d[None, :] * k_d
     in_values = offset[:, None] * v_t + d[None, :] * v_d
     token = (offset < L)[:, None] & d_ok[None, :]
-    for r in range(0, count):
-        block = tl.load(Rows + sets + r).to(tl.int64)
-        place = tl.load(Places + sets + r).to(tl.int64)
-        lag = tl.load(Lags + sets + r).to(tl.int64)
+    of_store = (batch * kv_heads + kv_head) * capacity
+    for r in range(0, read):
+        age = tl.load(of_ages + r * a_d).to(tl.int64)
+        place = of_store + (added - age) % capacity
+        block = place if IN_PLACE else tl.load(of_rows + r).to(tl.int64)
+        lag = tl.maximum(1, count - r + tl.where(age > recent, lags - count, 0)).to(tl.int64)
         q = tl.load(of_query + (lag - 1) * q_s, mask=here, other=0.0)
         k = tl.load(Keys + block * k_n + in_block, mask=token, other=0.0)
         landmark = tl.load(Landmarks + place * l_n + d * l_d, mask=d_ok, other=0.0)
@@ -70,8 +77,8 @@ def retrieved_blocks(
         if SHARED:
             acc = acc * rescale[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
         else:
-            read = tl.sum(tl.reshape(weights, (SEGMENT, 1)) * v.to(tl.float32), axis=0)
-            acc = acc * rescale[:, None] + read[None, :]
+            of_block = tl.sum(tl.reshape(weights, (SEGMENT, 1)) * v.to(tl.float32), axis=0)
+            acc = acc * rescale[:, None] + of_block[None, :]
         total = total * rescale + share
         running = larger
     acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]

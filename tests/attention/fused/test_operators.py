@@ -320,10 +320,11 @@ def test_no_register_is_spilled_and_shared_memory_suffices(arch):
     for case, kernels in found.items():
         for kernel, used in kernels.items():
             spilled = 64 if (arch, case, kernel) == ("sm_80", "64 63 cmt", "backward_keys") else 0
-            assert used["stack"] <= (256 if "float32" in case else spilled), (case, kernel, used)
+            assert used["stack"] <= (272 if "float32" in case else spilled), (case, kernel, used)
             assert used["shared"] <= used["allowed"], (case, kernel, used)
-            by_groups = (arch == "sm_90" and "float32" not in case) or "shared=False" in kernel
-            assert (used["by_warps"] == 0) == by_groups, (case, kernel, used)
+            by_groups = arch == "sm_90" and "float32" not in case and "top_k" not in kernel
+            no_products = kernel.endswith(("shared=False", "rows=1"))
+            assert (used["by_warps"] == 0) == (by_groups or no_products), (case, kernel, used)
 
 
 def test_tiles_hold_whole_blocks():

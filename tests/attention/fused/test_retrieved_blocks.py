@@ -6,20 +6,25 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from landmark.attention.fused.retrieved_blocks import attend_to_retrieved_blocks
+from landmark.memory.positions import attending_lag
 
 
 @st.composite
 def shapes(draw):
     queries = draw(st.integers(1, 30))
     return {
-        "lags": draw(st.integers(1, 3)),
+        "kv_heads": draw(st.integers(1, 2)),
+        "group": draw(st.integers(1, 2)),
+        "choosing": draw(st.sampled_from(["heads", "kv_heads", "one"])),
         "batch": draw(st.integers(1, 2)),
         "queries": queries,
-        "heads": draw(st.integers(1, 2)),
         "dim": draw(st.sampled_from([4, 16, 20])),
         "block_size": draw(st.sampled_from([1, 5, 16, 50])),
-        "stored": draw(st.integers(1, 5)),
+        "capacity": draw(st.integers(4, 7)),
+        "dropped": draw(st.integers(0, 9)),
         "count": draw(st.integers(1, 4)),
+        "stingy": draw(st.booleans()),
+        "in_place": draw(st.booleans()),
         "shared": draw(st.booleans()),
         "local": draw(st.booleans()),
         "weighted": draw(st.booleans()),
@@ -34,21 +39,26 @@ def inputs(shape, dtype):
     def normal(*size):
         return torch.randn(*size, dtype=torch.float64, generator=generator).to(dtype)
 
-    def index(high):
-        return torch.randint(0, high, (batch, heads, sets, shape["count"]), generator=generator)
-
-    batch, heads, queries, dim = (shape[name] for name in ("batch", "heads", "queries", "dim"))
-    sets = 1 if shape["shared"] else queries
-    stored = shape["stored"]
+    batch, kv_heads, queries, dim, capacity = (shape[n] for n in ("batch", "kv_heads", "queries", "dim", "capacity"))
+    heads, count = kv_heads * shape["group"], shape["count"]
+    sets = {"heads": heads, "kv_heads": kv_heads, "one": 1}[shape["choosing"]], 1 if shape["shared"] else queries
+    order = torch.rand(batch, *sets, capacity, generator=generator).argsort(-1)
+    ages = 1 + order[..., :count].sort(-1, descending=True).values
     arguments = [
-        normal(shape["lags"], batch, queries, heads, dim),
-        *(normal(stored, shape["block_size"], dim) for _ in range(2)),
-        normal(stored + 2, dim),
-        *(index(stored), index(stored + 2), 1 + index(shape["lags"])),
+        normal(count + 1 if shape["stingy"] else 1, batch, queries, heads, dim),
+        *(normal(batch * kv_heads * capacity, shape["block_size"], dim) for _ in range(2)),
+        normal(batch, kv_heads, capacity, dim),
+        ages,
     ]
     lse = normal(batch, heads, queries).masked_fill(torch.rand(queries, generator=generator) < 0.1, -torch.inf)
     local = normal(batch, heads, queries, dim), lse
-    optional = {"local": local if shape["local"] else None}
+    optional = {"added": capacity + shape["dropped"], "recent": count if shape["stingy"] else 0, "rows": None}
+    if not shape["in_place"]:
+        optional["rows"] = places(ages, heads, kv_heads, capacity, optional["added"])
+        moved = torch.randperm(batch * kv_heads * capacity, generator=generator)
+        optional["rows"] = moved[optional["rows"]]
+        arguments[1:3] = [torch.empty_like(x).index_copy_(0, moved, x) for x in arguments[1:3]]
+    optional["local"] = local if shape["local"] else None
     weight = torch.rand(batch, heads, queries, generator=generator).to(dtype)
     optional["weight"] = weight if shape["weighted"] else None
     selected = torch.rand(batch, heads, queries, generator=generator) < 0.7
@@ -56,20 +66,31 @@ def inputs(shape, dtype):
     return arguments, optional
 
 
-def written_out(arguments, local, weight, selected):
-    rotated, keys, values, landmarks, rows, places, lags = arguments
-    _, batch, queries, heads, dim = rotated.shape
+def places(ages, heads, kv_heads, capacity, added):
+    """Where the blocks are in (B, H_kv, capacity), flattened: (B, H, T or 1, q)."""
+    ages = ages.repeat_interleave(heads // ages.shape[1], 1)
+    batch, head = torch.arange(len(ages))[:, None, None, None], torch.arange(heads)[:, None, None]
+    return (batch * kv_heads + head * kv_heads // heads) * capacity + (added - ages) % capacity
+
+
+def written_out(arguments, added, recent, rows, local, weight, selected):
+    rotated, keys, values, landmarks, ages = arguments
+    lags, batch, queries, heads, dim = rotated.shape
+    here = places(ages, heads, *landmarks.shape[1:3], added)
+    rows = here if rows is None else rows
+    lag = attending_lag(ages, recent, lags) if recent else torch.ones_like(ages)
+    lag = lag.repeat_interleave(heads // ages.shape[1], 1)
     out = rotated.new_zeros(batch, heads, queries, dim)
     for b in range(batch):
         for h in range(heads):
             for t in range(queries):
                 if selected is not None and not selected[b, h, t]:
                     continue
-                chosen = [x[b, h, 0 if x.shape[2] == 1 else t].tolist() for x in (rows, places, lags)]
                 gates, outs = [], []
-                for row, place, lag in zip(*chosen, strict=True):
-                    q = rotated[lag - 1, b, t, h]
-                    gates.append(q @ landmarks[place])
+                chosen = [x[b, h, 0 if x.shape[2] == 1 else t].tolist() for x in (rows, here, lag)]
+                for row, place, of_block in zip(*chosen, strict=True):
+                    q = rotated[of_block - 1, b, t, h]
+                    gates.append(q @ landmarks.flatten(0, 2)[place])
                     outs.append((keys[row] @ q).softmax(0) @ values[row])
                 if local is not None:
                     gates.append(local[1][b, h, t])
@@ -83,20 +104,30 @@ def written_out(arguments, local, weight, selected):
 @given(shapes())
 @settings(max_examples=25, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 def test_any_shape(shape):
-    exact = written_out(*(lambda x: (x[0], *x[1].values()))(inputs(shape, torch.float64)))
+    arguments, optional = inputs(shape, torch.float64)
+    exact = written_out(arguments, **optional)
     arguments, optional = inputs(shape, torch.float32)
     torch.testing.assert_close(attend_to_retrieved_blocks(*arguments, **optional).double(), exact, atol=2e-5, rtol=1e-5)
 
 
-SHAPE = {"lags": 3, "batch": 1, "queries": 70, "heads": 2, "dim": 16, "block_size": 63, "stored": 5, "count": 4}
-SHAPE |= {"local": True, "weighted": True, "masked": True, "seed": 0}
+SHAPE = {"batch": 1, "queries": 70, "kv_heads": 1, "group": 2, "dim": 16, "block_size": 63, "capacity": 5, "count": 4}
+SHAPE |= {
+    "choosing": "heads",
+    "dropped": 3,
+    "stingy": True,
+    "in_place": True,
+    "local": True,
+    "weighted": True,
+    "masked": True,
+    "seed": 0,
+}
 
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_half_precision_and_every_number_written(shared):
     shape = SHAPE | {"shared": shared}
     arguments, optional = inputs(shape, torch.float16)
-    exact = written_out([x.double() if x.is_floating_point() else x for x in arguments], *_double(optional))
+    exact = written_out([x.double() if x.is_floating_point() else x for x in arguments], **_double(optional))
     torch.use_deterministic_algorithms(True)  # fills new memory with NaN
     try:
         out = attend_to_retrieved_blocks(*arguments, **optional)
@@ -107,7 +138,7 @@ def test_half_precision_and_every_number_written(shared):
 
 def _double(optional):
     out, lse = optional["local"]
-    return (out.double(), lse.double()), optional["weight"].double(), optional["selected"]
+    return optional | {"local": (out.double(), lse.double()), "weight": optional["weight"].double()}
 
 
 def test_strided_keys_and_values():

@@ -1,0 +1,59 @@
+"""The best landmarks of each tile of landmarks as a Triton kernel. Its arguments are those of top_k_landmarks.py."""
+
+from __future__ import annotations
+
+# Triton's language only looks like Python.
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
+import triton
+import triton.language as tl
+
+NOTHING: tl.constexpr = tl.constexpr(-(1 << 63))
+
+
+@triton.jit(do_not_specialize=["queries", "added", "capacity", "recent", "blocks"])
+def top_k_landmarks(
+    Q, Oldest, Landmarks, Best,
+    q_s, q_b, q_t, q_h, q_d, l_b, l_h, l_n, l_d,
+    queries, heads, kv_heads, added, capacity, blocks, recent,
+    K: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
+    """Pairs of score and recency, as integers, of the K best of N landmarks, for M queries of the heads of a group.
+
+    Oldest: Q at the last lag.
+    """
+    of_kv = tl.program_id(2).to(tl.int64)
+    batch, kv_head, group = of_kv // kv_heads, of_kv % kv_heads, heads // kv_heads
+    row = tl.program_id(1) * M + tl.arange(0, M)
+    query, head = (row // group).to(tl.int64), kv_head * group + row % group
+    d = tl.arange(0, BLOCK_D)
+    here = (query < queries)[:, None] & (d < D)[None, :]
+    of_query = batch * q_b + query[:, None] * q_t + head[:, None] * q_h + d[None, :] * q_d
+    first = tl.program_id(0) * N
+    place = first + tl.arange(0, N)
+    of_head = Landmarks + batch * l_b + kv_head * l_h
+    of_landmark = of_head + place[:, None].to(tl.int64) * l_n + d[None, :] * l_d
+    landmarks = tl.load(of_landmark, mask=(place < blocks)[:, None] & (d < D)[None, :], other=0.0)
+    q = tl.load(Oldest + of_query, mask=here, other=0.0)
+    if M == 1:
+        scores = tl.sum(landmarks * q, axis=1)[None, :]
+    else:
+        scores = tl.dot(q, tl.trans(landmarks), input_precision="ieee")
+    of_lag = Q + of_query
+    for age in range(1, recent + 1):  # blocks with a lag of their own
+        newer = (added - age) % capacity
+        if (newer >= first) & (newer < first + N):
+            landmark = tl.load(of_head + newer.to(tl.int64) * l_n + d * l_d, mask=d < D, other=0.0)
+            q = tl.load(of_lag, mask=here, other=0.0)
+            scores = tl.where((place == newer)[None, :], tl.sum(q * landmark[None, :], axis=1)[:, None], scores)
+        of_lag += q_s
+    # The bits of a float, read as an integer, have its order; those of negative ones are turned round. −0 becomes 0.
+    bits = (scores + 0.0).to(tl.int32, bitcast=True)
+    bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    recency = 0x7FFFFFFF - ((added - 1 - place) % capacity + 1)
+    pairs = (bits.to(tl.int64) << 32) | recency.to(tl.int64)[None, :]
+    pairs = tl.where((place < blocks)[None, :], pairs, NOTHING)
+    of_best = Best + (((batch * heads + head) * queries + query) * tl.num_programs(0) + tl.program_id(0)) * K
+    for rank in tl.static_range(K):
+        best = tl.max(pairs, axis=1)
+        tl.store(of_best + rank, best, mask=query < queries)
+        pairs = tl.where(pairs == best[:, None], NOTHING, pairs)

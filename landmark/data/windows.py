@@ -29,9 +29,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from landmark.data.block_starts import stored_block_starts
 from landmark.data.random_numbers import STARTS, random_numbers
 from landmark.utils.block_ends import BlockEnds
-from landmark.utils.block_places import BlockStarts, closed_blocks
+from landmark.utils.block_places import BlockPlaces, block_starts
 from landmark.utils.constants import NO_LOSS
 from landmark.utils.errors import UserError
 from landmark.utils.window_batch import WindowBatch
@@ -97,7 +98,8 @@ class TrainingWindows:
         self._landmark, self._eot, self._repeats = landmark, eot, repeats
         self._blocks = None
         if ends is not None:
-            self._blocks = BlockStarts(closed_blocks(self._tokens, ends), len(self._tokens), ends.block_size + 1)
+            starts = block_starts(stream, ends) if isinstance(stream, np.ndarray) else stored_block_starts(stream, ends)
+            self._blocks = BlockPlaces(starts, ends.block_size + 1)
         places = self._blocks.num_places if self._blocks else viewed_length(len(self._tokens), block_size)
         self.num_starts = places - length - 1
         """Number of possible starts."""

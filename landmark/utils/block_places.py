@@ -14,7 +14,9 @@ tokens alone, so a text is cut in the same way at once, in chunks and token by t
 from __future__ import annotations
 
 import math
+from array import array
 from bisect import bisect_left
+from collections.abc import Callable
 
 import numpy as np
 
@@ -23,12 +25,18 @@ from landmark.utils.block_ends import BlockEnds
 PIECE = 1 << 20  # tokens of a stream that are looked at together
 
 
-def closed_blocks(tokens: np.ndarray, ends: BlockEnds, filled: int = 0) -> np.ndarray:
+def closed_blocks(
+    tokens: np.ndarray, ends: BlockEnds, filled: int = 0, progress: Callable[[int, int], None] | None = None
+) -> np.ndarray:
     """For each block that closes in a text the number of tokens read up to there, rising, int64.
 
-    tokens: (n,) ids. ends: the rule. filled: tokens of the first block before the text.
+    Args:
+        tokens: (n,) ids.
+        ends: the rule.
+        filled: tokens of the first block before the text.
+        progress: is called with the tokens done and n.
     """
-    found: list[int] = []
+    found = array("q")
     start = -filled
     for first in range(0, len(tokens), PIECE):
         piece = tokens[first : first + PIECE + ends.block_size]
@@ -44,7 +52,9 @@ def closed_blocks(tokens: np.ndarray, ends: BlockEnds, filled: int = 0) -> np.nd
                 break
             start = int(stop)
             found.append(start)
-    return np.array(found, dtype=np.int64)
+        if progress is not None:
+            progress(min(first + PIECE, len(tokens)), len(tokens))
+    return np.frombuffer(found, dtype=np.int64)
 
 
 def places_of_tokens(closed: np.ndarray, count: int, width: int, filled: int = 0) -> tuple[np.ndarray, int]:
@@ -63,17 +73,22 @@ def places_of_tokens(closed: np.ndarray, count: int, width: int, filled: int = 0
     return places, len(closed) * width + count - int(starts[-1]) - filled
 
 
-class BlockStarts:
-    """The blocks of a whole stream, to find the token at any place of it."""
+def block_starts(tokens: np.ndarray, ends: BlockEnds, progress: Callable[[int, int], None] | None = None) -> np.ndarray:
+    """The first token of each block of a stream, and at last the number of its tokens; args as for `closed_blocks`."""
+    return np.concatenate([[0], closed_blocks(tokens, ends, progress=progress), [len(tokens)]])
 
-    def __init__(self, closed: np.ndarray, count: int, width: int):
-        """Args as in `places_of_tokens`."""
-        self._starts = np.concatenate([[0], closed, [count]])
-        self._width = width
-        in_last = count - int(self._starts[-2])
-        if len(closed) and in_last == 0:  # the places behind the last token are left out
-            in_last = count - int(self._starts[-3]) - width
-        self.num_places = len(closed) * width + in_last
+
+class BlockPlaces:
+    """The places of a whole stream, to find the token at each."""
+
+    def __init__(self, starts: np.ndarray, width: int):
+        """starts: as `block_starts` returns them. width: W, places of a block."""
+        self._starts, self._width = np.asarray(starts), width
+        count, blocks = int(starts[-1]), len(starts) - 2
+        in_last = count - int(starts[-2])
+        if blocks and in_last == 0:  # the places behind the last token are left out
+            in_last = count - int(starts[-3]) - width
+        self.num_places = blocks * width + in_last
         """Places up to the last token."""
 
     def tokens(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from landmark.utils import block_places
 from landmark.utils.block_ends import BlockEnds, line_ends, sentence_ends
-from landmark.utils.block_places import BlockStarts, closed_blocks, places_of_tokens
+from landmark.utils.block_places import BlockPlaces, block_starts, closed_blocks, places_of_tokens
 
 STOP, EOT, LANDMARK = 7, 9, 11
 texts = st.lists(st.sampled_from([1, 2, 3, 4, STOP, EOT]), max_size=60).map(lambda ids: np.array(ids, dtype=np.int64))
@@ -39,7 +39,7 @@ def test_the_drawn_example():
 
 
 def _drawn(rule, tokens):
-    view = BlockStarts(closed_blocks(tokens, rule), len(tokens), rule.block_size + 1)
+    view = BlockPlaces(block_starts(tokens, rule), rule.block_size + 1)
     token, is_landmark, is_empty = view.tokens(np.arange(view.num_places))
     return ["L" if lm else "·" if e else int(tokens[t]) for t, lm, e in zip(token, is_landmark, is_empty, strict=True)]
 
@@ -54,7 +54,7 @@ def test_the_places_of_a_stream_are_those_written_out(rule, tokens):
 
 @given(rules(), texts)
 def test_at_a_landmark_and_an_empty_place_stands_the_next_token(rule, tokens):
-    view = BlockStarts(closed_blocks(tokens, rule), len(tokens), rule.block_size + 1)
+    view = BlockPlaces(block_starts(tokens, rule), rule.block_size + 1)
     token, is_landmark, is_empty = view.tokens(np.arange(view.num_places))
     following = 0
     for number, other in zip(token.tolist(), (is_landmark | is_empty).tolist(), strict=True):

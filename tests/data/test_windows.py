@@ -244,20 +244,30 @@ def test_windows_of_blocks_that_end_early(raw: np.ndarray, block_size: int, leas
             assert batch.targets[start, offset] == expected
 
 
-def test_repeats_in_blocks_that_end_early_copy_tokens_alone():
-    """Blocks stay where those of the stream are; each token is followed by its own target."""
+def test_windows_with_repeats_are_cut_where_their_own_sentences_end():
+    """Each is the view of its own tokens written out, with the tokens of its first block before it."""
     generator = np.random.default_rng(0)
     raw = generator.integers(0, 40, 3000).astype(np.uint16)
-    settings = {"length": 90, "batch_size": 50, "seed": 1, "block_size": 7, "landmark": LANDMARK, "eot": EOT}
-    settings["ends"] = BlockEnds(7, 3, (7, 8), EOT)
-    plain = TrainingWindows(raw, **settings).batch(0)
-    repeated = TrainingWindows(raw, **settings, repeats=Repeats([1.0], 10)).batch(0)
+    raw[raw == 39] = EOT
+    block_size, least, length = 7, 3, 90
+    settings = {"length": length, "batch_size": 50, "seed": 1, "block_size": block_size, "landmark": LANDMARK}
+    settings |= {"eot": EOT, "ends": BlockEnds(block_size, least, (7,), EOT)}
+    windows = TrainingWindows(raw, **settings, repeats=Repeats([1.0], 10))
+    plain, repeated, starts = TrainingWindows(raw, **settings).batch(0), windows.batch(0), windows.starts(0)
     assert plain.empty is not None
     assert repeated.empty is not None
-    assert torch.equal(plain.empty, repeated.empty)
-    assert torch.equal(plain.tokens == LANDMARK, repeated.tokens == LANDMARK)
-    changed = (plain.tokens != repeated.tokens).any(1)
-    assert changed.all()
-    for tokens, targets in zip(repeated.tokens, repeated.targets, strict=True):
-        kept = tokens != LANDMARK
-        assert torch.equal(tokens[kept][1:], targets[kept][:-1])
+    assert (plain.tokens != repeated.tokens).any(1).all()
+    assert (plain.empty != repeated.empty).any(), "no window was cut anew"
+    whole = early(raw, block_size, least)
+    for window, start in enumerate(starts.tolist()):
+        offset = start % (block_size + 1)
+        before = [token for token, kind in whole[start - offset : start] if kind == "token"]
+        is_token = repeated.tokens[window] != LANDMARK
+        text = repeated.tokens[window][is_token]
+        view = early(np.array([*before, *text.tolist()]), block_size, least)[offset:]
+        for place, (token, kind) in enumerate(view[:length]):
+            assert repeated.tokens[window, place] == token
+            assert repeated.empty[window, place] == (kind == "empty")
+        expected = torch.where(text[:-1] == EOT, NO_LOSS, text[1:])
+        assert torch.equal(repeated.targets[window][is_token][:-1], expected)
+        assert (repeated.targets[window][~is_token] == NO_LOSS).all()

@@ -186,8 +186,8 @@ def landmark_attention(
             document. None: nothing is packed.
         scale: factor of the scores; None: 1/√d.
         top_k: gated blocks that a query attends to, those whose landmarks have the highest scores (top_k.py); None:
-            all. The fused kernels have none of top_k, local_blocks, bidirectional, softcap, hierarchy, gates and empty:
-            "auto" then is "blockwise".
+            all. The fused kernels have none of top_k, local_blocks, bidirectional, softcap, hierarchy and gates, and
+            empty only without cmt and sinks: "auto" then is "blockwise".
         local_blocks: blocks before the query's own whose tokens it sees as those of its own block, without their
             landmarks: a window of at least ℓ · local_blocks tokens.
         bidirectional: whether queries see later tokens and blocks as they see earlier ones (Appendix F). A last block
@@ -234,7 +234,8 @@ def landmark_attention(
         raise ValueError("landmark_values: leave out bidirectional, hierarchy, gates and cmt")
     landmark_values = landmark_values and top_k is not None
     options = {"top_k": top_k, "local_blocks": local_blocks, "bidirectional": bidirectional, "softcap": softcap}
-    lacking = without_kernel(**options, hierarchy=hierarchy, gates=gates, empty=empty)
+    uneven = empty if cmt is not None or sinks is not None else None  # the kernels have one of the two
+    lacking = without_kernel(**options, hierarchy=hierarchy, gates=gates, empty=uneven)
     check_kernel(backend, lacking)
     backend = backend_for(backend, q, block_size, not lacking)
     batch, heads, queries, dim = q.shape

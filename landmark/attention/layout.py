@@ -141,6 +141,21 @@ def place_tokens(tokens: Tensor, filled: int, ends: BlockEnds, landmark: int) ->
     return Placed(placed, places, ~is_token & ~is_landmark)
 
 
+def sizes_of_blocks(empty: Tensor, phase: Tensor, block_size: int) -> Tensor:
+    """The tokens of each block of windows, which stand at its first places, (B, blocks), int32; ℓ where none is empty.
+
+    Args:
+        empty: (B, T), bool.
+        phase: (B,), places of its first block before each window; they count as tokens.
+        block_size: ℓ.
+    """
+    width, length = block_size + 1, empty.shape[1]
+    place = phase.to(empty.device)[:, None] + torch.arange(length, device=empty.device)
+    sizes = phase.new_full((len(empty), (length + block_size) // width + 1), block_size, device=empty.device)
+    first = torch.where(empty, place % width, block_size).to(sizes.dtype)
+    return sizes.scatter_reduce(1, (place // width).long(), first, "amin").to(torch.int32)
+
+
 def log_fullness(empty: Tensor, block_size: int, dtype: torch.dtype) -> Tensor:
     """log(n / ℓ) at each place that follows the n tokens of a block and its empty places, so at landmarks: (B, T).
 

@@ -98,7 +98,7 @@ def attend_to_blocks_fused(
     rows, blocks = None, store.in_place(count) if selected is None else None
     if blocks is None:
         rows, blocks = _fetched_rows(rotated_queries, store, ages, selected)
-    of_store = {"added": store.added, "recent": num_recent, "rows": rows}
+    of_store = {"added": store.added, "recent": num_recent, "rows": rows, "sizes": store.sizes}
     tensors = rotated_queries, *blocks, store.landmarks, ages
     if selection is None:
         return attend_to_retrieved_blocks(*tensors, **of_store, local=local)

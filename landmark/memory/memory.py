@@ -417,7 +417,7 @@ class Memory:
 
     def _backend(self, like: Tensor, **options: object) -> str:
         """The backend for tensors like this, with the memory's options and others of `landmark_attention`."""
-        of_memory = {"hierarchy": self.fan_out, "softcap": self.softcap, "empty": self.uneven}
+        of_memory = {"hierarchy": self.fan_out, "softcap": self.softcap}
         lacking = without_kernel(**of_memory, landmark_values=self.landmark_values, **options)
         check_kernel(self.backend, lacking)
         return backend_for(self.backend, like, self.block_size, not lacking)

@@ -193,7 +193,6 @@ class DecoderConfig:
             ("model.masked", self.masked or None, "null"),
             ("model.fan_out", self.fan_out, "null"),
             ("cmt", "on" if self.cmt else None, "off"),
-            ("model.backend", "triton" if self.backend == "triton" else None, "auto"),
         ):
             if value is not None:
                 raise UserError(f"{name}: goes without {option}={value}, set {option}={only}")

@@ -326,7 +326,7 @@ class Decoder(LanguageModel):
         channels = channels_of(config.key_offset, config.head_dim)
         if phase is not None and config.block_size is not None:
             options = {"top_k": top_k, "local_blocks": config.local_blocks, "bidirectional": config.masked}
-            lacking = without_kernel(**options, hierarchy=config.fan_out, empty=empty)
+            lacking = without_kernel(**options, hierarchy=config.fan_out)
             like = self.embedding.weight[:1, : config.head_dim]
             phase = place_phase(phase, config.backend, like, config.block_size, not lacking)
         if config.landmark_key != "token":

@@ -141,6 +141,36 @@ def test_a_batch_of_many_tiles_and_parts():
     torch.testing.assert_close(out.double(), expected, atol=2e-5, rtol=2e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("in_any_order", [True, False])
+def test_fused_kernels_have_the_numbers_of_the_tiles(dtype, in_any_order):
+    """With their gradients, for windows cut anywhere, with queries behind a prefix, and blocks without a token."""
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-2
+    for seed in range(3):
+        generator = np.random.default_rng(seed)
+        block_size, length = int(generator.integers(1, 20)), int(generator.integers(40, 150))
+        phases = [0, int(generator.integers(block_size + 1))]
+        sizes = [generator.integers(1, block_size + 1, length).tolist() for _ in phases]
+        places = [cut(s, block_size, phase, length) for s, phase in zip(sizes, phases, strict=True)]
+        (q, k, v), arguments = tensors(block_size, phases, places, prefix=7 * seed, seed=seed)
+        arguments["empty"][1, -2 * block_size - 2 :] = True  # behind a text that is shorter than the other
+        is_token = ~arguments["empty"][:, None, 7 * seed :, None]
+        upstream = torch.randn(q.shape, generator=torch.Generator().manual_seed(seed)) * is_token
+        found = []
+        torch.use_deterministic_algorithms(not in_any_order)
+        try:
+            for backend in ("triton", "blockwise"):
+                leaves = [x.to(dtype if backend == "triton" else torch.float64).requires_grad_() for x in (q, k, v)]
+                out, lse = landmark_attention(*leaves, **arguments, backend=backend, return_lse=True)
+                gradients = torch.autograd.grad(out, leaves, upstream.to(out.dtype))
+                seen = is_token & lse.isfinite()[..., None]
+                found.append([out.where(seen, 0), lse[..., None].where(seen, 0), *gradients])
+        finally:
+            torch.use_deterministic_algorithms(False)
+        for ours, expected in zip(*found, strict=True):
+            torch.testing.assert_close(ours.double(), expected.double(), atol=tolerance, rtol=tolerance)
+
+
 def test_whole_blocks_have_the_numbers_of_no_mask_bit_for_bit():
     q, k, v = torch.randn(3, 2, 2, 70, 8)
     arguments = {"block_size": 9, "phase": torch.tensor([0, 4])}
@@ -201,7 +231,7 @@ def test_summaries_of_complete_blocks_are_of_their_tokens():
         ({"bidirectional": True}, "empty: leave out bidirectional"),
         ({"cu_seqlens": torch.tensor([0, 12])}, "empty: leave out"),
         ({"gates": torch.zeros(1, 1, 12, 3)}, "empty: leave out"),
-        ({"backend": "triton"}, "empty="),
+        ({"backend": "triton", "sinks": torch.zeros(2)}, "empty="),
         ({"empty": torch.zeros(1, 11, dtype=torch.bool)}, r"empty must be bool of shape \(1, 12\)"),
         ({"empty": torch.zeros(1, 12)}, "empty must be bool"),
     ],

@@ -150,6 +150,22 @@ def test_positions_may_jump_after_landmarks():
     torch.testing.assert_close(found[1], found[0])
 
 
+def test_the_fused_kernels_read_and_train_as_the_tiles_do():
+    """In a window with its gradient, in chunks, and token by token, where a ring of blocks drops the oldest."""
+    models = [tiny(replace(CONFIG, **RECIPE, backend=backend)).float() for backend in ("triton", "blockwise")]
+    raw, found = text(40, 5), []
+    for model in models:
+        memory = model.new_memory(k=2, max_blocks=4)
+        with torch.no_grad():
+            read = torch.cat([model(part, memory=memory) for part in raw.split([17, 1, 1, 1, 20], 1)], 1)
+        whole = model(raw)
+        whole.logsumexp(-1).sum().backward()
+        found.append([read, whole.detach(), *(p.grad for p in model.parameters() if p.grad is not None)])
+    assert len(found[0]) == len(found[1]) > 10
+    for ours, expected in zip(*found, strict=True):
+        torch.testing.assert_close(ours, expected, atol=1e-3 * float(expected.abs().max()), rtol=1e-3)
+
+
 def test_generation_is_that_of_reading_anew():
     model = tiny(replace(CONFIG, **RECIPE))
     prompts = [text(17, 1)[0], text(17, 2)[0], text(9, 3)[0]]
@@ -259,7 +275,6 @@ def test_a_memory_reads_one_text():
         ({"local_blocks": 1}, "goes without model.local_blocks=1, set model.local_blocks=0"),
         ({"fan_out": 4}, "goes without model.fan_out=4"),
         ({"masked": True}, "goes without model.masked=True"),
-        ({"backend": "triton"}, "goes without model.backend=triton, set model.backend=auto"),
         ({**RECIPE, "landmark_key": "pooled"}, "goes without model.landmark_key=pooled"),
     ],
 )

@@ -24,6 +24,7 @@ from landmark.attention.fused.tiles import (
     key_columns,
     load_controlled,
     load_rows,
+    load_sizes,
     query_rows,
     softmax_in_blocks,
     store_rows,
@@ -33,9 +34,9 @@ from landmark.attention.fused.tiles import (
 
 @triton.jit
 def _gradients(
-    q, k, v, do, delta, lse, rows_key, own, shift, controlled_lse, d_cmt_score, controlled, tile, phase, length, scale,
-    W: tl.constexpr, GROUP: tl.constexpr, SEGMENT: tl.constexpr, M: tl.constexpr, MIXED: tl.constexpr,
-    CMT: tl.constexpr, PRECISION: tl.constexpr,
+    q, k, v, do, delta, lse, rows_key, own, shift, controlled_lse, d_cmt_score, controlled, sizes, tile, phase, length,
+    scale, W: tl.constexpr, GROUP: tl.constexpr, SEGMENT: tl.constexpr, M: tl.constexpr, MIXED: tl.constexpr,
+    CMT: tl.constexpr, UNEVEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Weights and gradients of the scores, both (M, columns), and the gradient of the shift, (M,).
 
@@ -45,7 +46,7 @@ def _gradients(
     """
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     exponentials, total, gate, earlier, is_landmark = softmax_in_blocks(
-        scores, rows_key, own, tile, phase, length, scale, W, GROUP, SEGMENT, M, MIXED
+        scores, rows_key, own, sizes, tile, phase, length, scale, W, GROUP, SEGMENT, M, MIXED, UNEVEN
     )
     in_softmax = earlier & (controlled != 0)[None, :]
     score = gate
@@ -83,13 +84,13 @@ def _load_cmt(CmtScores, ControlledLse, of_row, row_ok):
 
 @triton.jit(do_not_specialize=["samples", "blocks", "rows", "prefix"])
 def backward_queries(
-    Q, K, V, Do, Out, Lse, Dq, Delta, DCmtScores, Phase, Starts, CmtScores, ControlledLse, Controlled,
+    Q, K, V, Do, Out, Lse, Dq, Delta, DCmtScores, Phase, Starts, CmtScores, ControlledLse, Controlled, Sizes,
     q_b, q_h, q_t, q_d, k_b, k_h, k_t, k_d, v_b, v_h, v_t, v_d, do_b, do_h, do_t, do_d, o_b, o_h, o_t, o_d,
     dq_b, dq_h, dq_t, dq_d,
     samples, blocks, rows, prefix, heads, group, scale, natural_scale,
     W: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, M: tl.constexpr, GROUP: tl.constexpr,
-    WIDE: tl.constexpr, SEGMENT: tl.constexpr, CMT: tl.constexpr, PACKED: tl.constexpr, LEAN: tl.constexpr,
-    PRECISION: tl.constexpr,
+    WIDE: tl.constexpr, SEGMENT: tl.constexpr, CMT: tl.constexpr, UNEVEN: tl.constexpr, PACKED: tl.constexpr,
+    LEAN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """For M queries of one head: their gradient, D_i (Delta), and the gradient of the context miss token's score."""
     head, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
@@ -111,7 +112,7 @@ def backward_queries(
     tl.store(Delta + of_row, delta, mask=row_ok)
     lse = tl.load(Lse + of_row, mask=row_ok, other=0.0)
     lse = tl.where(lse == float("-inf"), 0.0, lse)
-    controlled_base = Controlled + sample * blocks
+    controlled_base, sizes_base = Controlled + sample * blocks, Sizes + sample * blocks
     nothing = tl.zeros((M,), tl.float32)
     shift, controlled_lse = nothing, nothing
     if CMT:
@@ -121,14 +122,16 @@ def backward_queries(
     end, narrow, before, left_out = wide_tiles(first, last, GROUP, WIDE)
     for tile in tl.range(1, end, disable_licm=LEAN):
         dq, d_shift = _backward_queries_tile(
-            q, k_base, v_base, do, dq, d_shift, delta, lse, rows_key, own, shift, controlled_lse, controlled_base, tile,
-            phase, length, blocks, scale, k_t, k_d, v_t, v_d, W, D, BLOCK_D, M, WIDE, SEGMENT, False, CMT, PRECISION,
+            q, k_base, v_base, do, dq, d_shift, delta, lse, rows_key, own, shift, controlled_lse, controlled_base,
+            sizes_base, tile, phase, length, blocks, scale, k_t, k_d, v_t, v_d,
+            W, D, BLOCK_D, M, WIDE, SEGMENT, False, CMT, UNEVEN, PRECISION,
         )  # fmt: skip
     for number in tl.range(0, narrow, disable_licm=LEAN):
         tile = tl.where(number < before, number, number + left_out)
         dq, d_shift = _backward_queries_tile(
-            q, k_base, v_base, do, dq, d_shift, delta, lse, rows_key, own, shift, controlled_lse, controlled_base, tile,
-            phase, length, blocks, scale, k_t, k_d, v_t, v_d, W, D, BLOCK_D, M, GROUP, SEGMENT, True, CMT, PRECISION,
+            q, k_base, v_base, do, dq, d_shift, delta, lse, rows_key, own, shift, controlled_lse, controlled_base,
+            sizes_base, tile, phase, length, blocks, scale, k_t, k_d, v_t, v_d,
+            W, D, BLOCK_D, M, GROUP, SEGMENT, True, CMT, UNEVEN, PRECISION,
         )  # fmt: skip
     if CMT:
         tl.store(DCmtScores + of_row, tl.where(unseen, -delta * tl.exp2(cmt_score - lse), d_shift), mask=row_ok)
@@ -146,32 +149,33 @@ def backward_queries(
 
 @triton.jit
 def _backward_queries_tile(
-    q, k_base, v_base, do, dq, d_shift, delta, lse, rows_key, own, shift, controlled_lse, controlled_base, tile, phase,
-    length, blocks, scale, k_t, k_d, v_t, v_d,
+    q, k_base, v_base, do, dq, d_shift, delta, lse, rows_key, own, shift, controlled_lse, controlled_base, sizes_base,
+    tile, phase, length, blocks, scale, k_t, k_d, v_t, v_d,
     W: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, M: tl.constexpr, GROUP: tl.constexpr,
-    SEGMENT: tl.constexpr, MIXED: tl.constexpr, CMT: tl.constexpr, PRECISION: tl.constexpr,
+    SEGMENT: tl.constexpr, MIXED: tl.constexpr, CMT: tl.constexpr, UNEVEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     start, place, valid = key_columns(tile, phase, length, W, GROUP, SEGMENT, MIXED)
     k = load_rows(k_base, start, place, valid, k_t, k_d, D, BLOCK_D)
     v = load_rows(v_base, start, place, valid, v_t, v_d, D, BLOCK_D)
     controlled = load_controlled(controlled_base, tile, blocks, GROUP, CMT)
+    sizes = load_sizes(sizes_base, tile, blocks, GROUP, UNEVEN)
     nothing = tl.zeros((M,), tl.float32)
     _, d_scores, more = _gradients(
-        q, k, v, do, delta, lse, rows_key, own, shift, controlled_lse, nothing, controlled, tile, phase, length,
-        scale, W, GROUP, SEGMENT, M, MIXED, CMT, PRECISION,
+        q, k, v, do, delta, lse, rows_key, own, shift, controlled_lse, nothing, controlled, sizes, tile, phase,
+        length, scale, W, GROUP, SEGMENT, M, MIXED, CMT, UNEVEN, PRECISION,
     )  # fmt: skip
     return dq + tl.dot(d_scores.to(k.dtype), k, input_precision=PRECISION), d_shift + more
 
 
 @triton.jit(do_not_specialize=["samples", "blocks", "rows", "prefix"])
 def backward_keys(
-    Q, K, V, Do, Delta, Lse, Dk, Dv, DCmtScores, DqSum, Phase, Starts, CmtScores, ControlledLse, Controlled,
+    Q, K, V, Do, Delta, Lse, Dk, Dv, DCmtScores, DqSum, Phase, Starts, CmtScores, ControlledLse, Controlled, Sizes,
     q_b, q_h, q_t, q_d, k_b, k_h, k_t, k_d, v_b, v_h, v_t, v_d, do_b, do_h, do_t, do_d,
     dk_b, dk_h, dk_t, dk_d, dv_b, dv_h, dv_t, dv_d,
     samples, blocks, rows, prefix, heads, group, scale, natural_scale,
     W: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, M: tl.constexpr, GROUP: tl.constexpr,
-    SEGMENT: tl.constexpr, CMT: tl.constexpr, PACKED: tl.constexpr, LEAN: tl.constexpr, ALL: tl.constexpr,
-    PRECISION: tl.constexpr,
+    SEGMENT: tl.constexpr, CMT: tl.constexpr, UNEVEN: tl.constexpr, PACKED: tl.constexpr, LEAN: tl.constexpr,
+    ALL: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Gradients of the keys and values of GROUP blocks of one key head, from all query heads that share it.
 
@@ -190,6 +194,7 @@ def backward_keys(
     k = load_rows(k_base, first, place, valid, k_t, k_d, D, BLOCK_D)
     v = load_rows(v_base, first, place, valid, v_t, v_d, D, BLOCK_D)
     controlled = load_controlled(Controlled + sample * blocks, tile, blocks, GROUP, CMT)
+    sizes = load_sizes(Sizes + sample * blocks, tile, blocks, GROUP, UNEVEN)
     dk = tl.zeros((GROUP * SEGMENT, BLOCK_D), tl.float32)
     dv = tl.zeros((GROUP * SEGMENT, BLOCK_D), tl.float32)
     # Tiles of queries before `start` see none of the keys; from `beyond` on all blocks of the keys are earlier ones.
@@ -206,16 +211,16 @@ def backward_keys(
         for tile_of_queries in tl.range(start, tl.minimum(beyond, end), disable_licm=LEAN):
             dk, dv = _backward_keys_tile(
                 q_base, do_base, k, v, dk, dv, Delta + of_head, Lse + of_head, CmtScores + of_head,
-                ControlledLse + of_head, DCmtScores + of_head, DqSum + of_head * D, controlled, tile_of_queries, tile,
-                phase, prefix, queries, scale, q_t, q_d, do_t, do_d,
-                W, D, BLOCK_D, M, GROUP, SEGMENT, True, CMT, ALL, PRECISION,
+                ControlledLse + of_head, DCmtScores + of_head, DqSum + of_head * D, controlled, sizes, tile_of_queries,
+                tile, phase, prefix, queries, scale, q_t, q_d, do_t, do_d,
+                W, D, BLOCK_D, M, GROUP, SEGMENT, True, CMT, UNEVEN, ALL, PRECISION,
             )  # fmt: skip
         for tile_of_queries in tl.range(tl.maximum(beyond, start), end, disable_licm=LEAN):
             dk, dv = _backward_keys_tile(
                 q_base, do_base, k, v, dk, dv, Delta + of_head, Lse + of_head, CmtScores + of_head,
-                ControlledLse + of_head, DCmtScores + of_head, DqSum + of_head * D, controlled, tile_of_queries, tile,
-                phase, prefix, queries, scale, q_t, q_d, do_t, do_d,
-                W, D, BLOCK_D, M, GROUP, SEGMENT, False, CMT, ALL, PRECISION,
+                ControlledLse + of_head, DCmtScores + of_head, DqSum + of_head * D, controlled, sizes, tile_of_queries,
+                tile, phase, prefix, queries, scale, q_t, q_d, do_t, do_d,
+                W, D, BLOCK_D, M, GROUP, SEGMENT, False, CMT, UNEVEN, ALL, PRECISION,
             )  # fmt: skip
     dk_base = Dk + batch * dk_b + kv_head * dk_h + tl.cast(begin, tl.int64) * dk_t
     dv_base = Dv + batch * dv_b + kv_head * dv_h + tl.cast(begin, tl.int64) * dv_t
@@ -226,9 +231,10 @@ def backward_keys(
 @triton.jit
 def _backward_keys_tile(
     q_base, do_base, k, v, dk, dv, delta_base, lse_base, cmt_base, controlled_lse_base, d_cmt_base, dq_base, controlled,
-    tile_of_queries, tile, phase, prefix, queries, scale, q_t, q_d, do_t, do_d,
+    sizes, tile_of_queries, tile, phase, prefix, queries, scale, q_t, q_d, do_t, do_d,
     W: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, M: tl.constexpr, GROUP: tl.constexpr,
-    SEGMENT: tl.constexpr, MIXED: tl.constexpr, CMT: tl.constexpr, ALL: tl.constexpr, PRECISION: tl.constexpr,
+    SEGMENT: tl.constexpr, MIXED: tl.constexpr, CMT: tl.constexpr, UNEVEN: tl.constexpr, ALL: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     local, row, row_ok, rows_key, own, _, _ = query_rows(tile_of_queries, phase, prefix, queries, M, W)
     q = load_rows(q_base, tile_of_queries * M, local, row_ok, q_t, q_d, D, BLOCK_D)
@@ -242,8 +248,8 @@ def _backward_keys_tile(
         shift, controlled_lse, _, _ = _load_cmt(cmt_base, controlled_lse_base, row, row_ok)
         d_cmt_score = tl.load(d_cmt_base + row, mask=row_ok, other=0.0)
     weights, d_scores, _ = _gradients(
-        q, k, v, do, delta, lse, rows_key, own, shift, controlled_lse, d_cmt_score, controlled, tile, phase,
-        prefix + queries, scale, W, GROUP, SEGMENT, M, MIXED, CMT, PRECISION,
+        q, k, v, do, delta, lse, rows_key, own, shift, controlled_lse, d_cmt_score, controlled, sizes, tile,
+        phase, prefix + queries, scale, W, GROUP, SEGMENT, M, MIXED, CMT, UNEVEN, PRECISION,
     )  # fmt: skip
     dv += tl.dot(tl.trans(weights.to(do.dtype)), do, input_precision=PRECISION)
     dk += tl.dot(tl.trans(d_scores.to(q.dtype)), q, input_precision=PRECISION)

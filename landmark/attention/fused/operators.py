@@ -13,6 +13,7 @@ from torch import Tensor
 
 from landmark.attention.fused.tuning import DTYPES, can_launch, is_in_one, is_interpreted, launch
 from landmark.attention.inputs import AttentionInputs
+from landmark.attention.layout import sizes_of_blocks
 from landmark.utils.constants import LOG2_E
 
 
@@ -25,6 +26,7 @@ def _attention(
     starts: Tensor | None,
     cmt_scores: Tensor | None,
     controlled: Tensor | None,
+    sizes: Tensor | None,
     block_size: int,
     prefix: int,
     scale: float,
@@ -32,38 +34,42 @@ def _attention(
     """Output (B, H, T, d), and two log-sum-exps (B, H, T) in units of log 2: outer, and of controlled landmarks alone.
 
     phase: (samples,), int32. starts: (samples + 1,), int32, rows where packed samples begin and end. cmt_scores:
-    (B, H, T), float32, in nats. controlled: (samples, blocks), int8. Without cmt_scores the last output is empty.
+    (B, H, T), float32, in nats. controlled: (samples, blocks), int8. sizes: (samples, blocks), int32, tokens of each
+    block, without cmt_scores (None: ℓ). Without cmt_scores the last output is empty.
     """
     out = torch.empty_like(q)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     controlled_lse = torch.empty_like(lse) if cmt_scores is not None else lse.new_empty(0)
     launch(
         "forward",
-        *(q, k, v, out, lse, *_of_samples(lse, phase, starts, cmt_scores, controlled_lse, controlled)),
+        *(q, k, v, out, lse, *_of_samples(lse, phase, starts, cmt_scores, controlled_lse, controlled, sizes)),
         *(*q.stride(), *k.stride(), *v.stride(), *out.stride()),
-        *(*_sizes(q, k, phase, controlled, prefix), scale * LOG2_E),
+        *(*_shape(q, k, phase, controlled, sizes, prefix), scale * LOG2_E),
         over=q,
         block_size=block_size,
         cmt=cmt_scores is not None,
         samples=None if starts is None else len(phase),
+        uneven=sizes is not None,
     )
     return out, lse, controlled_lse
 
 
-def _of_samples(unused: Tensor, phase, starts, cmt_scores, controlled_lse, controlled) -> tuple[Tensor, ...]:
+def _of_samples(unused: Tensor, phase, starts, cmt_scores, controlled_lse, controlled, sizes) -> tuple[Tensor, ...]:
     """The tensors of samples and context miss token, with another tensor, which is never read, for None."""
     cmt_scores = unused if cmt_scores is None else cmt_scores * LOG2_E
-    starts, controlled = (phase if x is None else x for x in (starts, controlled))
-    return phase.contiguous(), starts.contiguous(), cmt_scores.contiguous(), controlled_lse, controlled.contiguous()
+    starts, controlled, sizes = ((phase if x is None else x).contiguous() for x in (starts, controlled, sizes))
+    return phase.contiguous(), starts, cmt_scores.contiguous(), controlled_lse, controlled, sizes
 
 
-def _sizes(q: Tensor, k: Tensor, phase: Tensor, controlled: Tensor | None, prefix: int) -> tuple[int, ...]:
-    blocks = 0 if controlled is None else controlled.shape[1]
+def _shape(
+    q: Tensor, k: Tensor, phase: Tensor, controlled: Tensor | None, sizes: Tensor | None, prefix: int
+) -> tuple[int, ...]:
+    blocks = next((x.shape[1] for x in (controlled, sizes) if x is not None), 0)
     return len(phase), blocks, q.shape[2], prefix, q.shape[1], q.shape[1] // k.shape[1]
 
 
 @_attention.register_fake
-def _(q, k, v, phase, starts, cmt_scores, controlled, block_size, prefix, scale):
+def _(q, k, v, phase, starts, cmt_scores, controlled, sizes, block_size, prefix, scale):
     lse = q.new_empty(q.shape[:3], dtype=torch.float32)
     return torch.empty_like(q), lse, torch.empty_like(lse) if cmt_scores is not None else lse.new_empty(0)
 
@@ -81,6 +87,7 @@ def _attention_backward(
     starts: Tensor | None,
     cmt_scores: Tensor | None,
     controlled: Tensor | None,
+    sizes: Tensor | None,
     block_size: int,
     prefix: int,
     scale: float,
@@ -88,11 +95,11 @@ def _attention_backward(
     """Gradients of q, k, v and, in nats, of the context miss token's scores (B, H, T)."""
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     delta, d_cmt_scores = torch.empty_like(lse), torch.empty_like(lse if cmt_scores is not None else controlled_lse)
-    of_samples = _of_samples(lse, phase, starts, cmt_scores, controlled_lse, controlled)
+    of_samples = _of_samples(lse, phase, starts, cmt_scores, controlled_lse, controlled, sizes)
     strides = (*q.stride(), *k.stride(), *v.stride(), *do.stride())
-    sizes = (*_sizes(q, k, phase, controlled, prefix), scale * LOG2_E, scale)
-    samples = None if starts is None else len(phase)
-    settings = {"block_size": block_size, "cmt": cmt_scores is not None, "samples": samples}
+    shape = (*_shape(q, k, phase, controlled, sizes, prefix), scale * LOG2_E, scale)
+    samples, uneven = None if starts is None else len(phase), sizes is not None
+    settings = {"block_size": block_size, "cmt": cmt_scores is not None, "samples": samples, "uneven": uneven}
     in_one = is_in_one(q, block_size, cmt=cmt_scores is not None)
     dq_sum = delta
     if in_one:
@@ -100,31 +107,31 @@ def _attention_backward(
         dq_sum = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
     else:
         tensors = (q, k, v, do, out, lse, dq, delta, d_cmt_scores, *of_samples)
-        launch("backward_queries", *tensors, *strides, *out.stride(), *dq.stride(), *sizes, over=q, **settings)
+        launch("backward_queries", *tensors, *strides, *out.stride(), *dq.stride(), *shape, over=q, **settings)
     tensors = (q, k, v, do, delta, lse, dk, dv, d_cmt_scores, dq_sum, *of_samples)
     kernel = "backward" if in_one else "backward_keys"
-    launch(kernel, *tensors, *strides, *dk.stride(), *dv.stride(), *sizes, over=k, **settings)
+    launch(kernel, *tensors, *strides, *dk.stride(), *dv.stride(), *shape, over=k, **settings)
     if in_one:
         torch.mul(dq_sum, scale, out=dq)
     return dq, dk, dv, d_cmt_scores
 
 
 @_attention_backward.register_fake
-def _(do, q, k, v, out, lse, controlled_lse, phase, starts, cmt_scores, controlled, block_size, prefix, scale):
+def _(do, q, k, v, out, lse, controlled_lse, phase, starts, cmt_scores, controlled, sizes, block_size, prefix, scale):
     d_cmt_scores = torch.empty_like(lse if cmt_scores is not None else controlled_lse)
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), d_cmt_scores
 
 
 def _keep(ctx, inputs, output) -> None:
-    q, k, v, phase, starts, cmt_scores, controlled, ctx.block_size, ctx.prefix, ctx.scale = inputs
-    ctx.save_for_backward(q, k, v, *output, phase, starts, cmt_scores, controlled)
+    q, k, v, phase, starts, cmt_scores, controlled, sizes, ctx.block_size, ctx.prefix, ctx.scale = inputs
+    ctx.save_for_backward(q, k, v, *output, phase, starts, cmt_scores, controlled, sizes)
 
 
 def _backward(ctx, grad_out: Tensor, *_):
     saved = ctx.saved_tensors  # activation checkpointing allows reading them once
     dq, dk, dv, d_cmt_scores = _attention_backward(grad_out, *saved, ctx.block_size, ctx.prefix, ctx.scale)
     has_cmt = ctx.needs_input_grad[5]
-    return dq, dk, dv, None, None, d_cmt_scores if has_cmt else None, *[None] * 4
+    return dq, dk, dv, None, None, d_cmt_scores if has_cmt else None, *[None] * 5
 
 
 _attention.register_autograd(_backward, setup_context=_keep)
@@ -157,5 +164,6 @@ def landmark_attention_fused(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
     starts = None if cu_seqlens is None else cu_seqlens.to(q.device, torch.int32, non_blocking=True)
     cmt_scores = None if cmt_scores is None else cmt_scores.float()
     controlled = None if controlled is None else controlled.to(torch.int8)
-    out, lse, _ = _attention(q, k, v, phase, starts, cmt_scores, controlled, block_size, prefix, scale)
+    sizes = None if inputs.empty is None else sizes_of_blocks(inputs.empty, phase, block_size)
+    out, lse, _ = _attention(q, k, v, phase, starts, cmt_scores, controlled, sizes, block_size, prefix, scale)
     return out.to(dtype), (lse / LOG2_E).detach()

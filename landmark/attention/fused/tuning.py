@@ -184,7 +184,9 @@ def is_interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def constants(block_size: int, dim: int, dtype: torch.dtype, *, cmt: bool, packed: bool) -> dict[str, Any]:
+def constants(
+    block_size: int, dim: int, dtype: torch.dtype, *, cmt: bool, packed: bool, uneven: bool = False
+) -> dict[str, Any]:
     """Compile-time constants of a kernel, except those of its tiles.
 
     Args:
@@ -193,13 +195,16 @@ def constants(block_size: int, dim: int, dtype: torch.dtype, *, cmt: bool, packe
         dtype: type of queries, keys and values.
         cmt: whether there is a context miss token.
         packed: whether samples are packed into one row.
+        uneven: whether blocks may have fewer than ℓ tokens.
     """
     precision = "ieee" if dtype == torch.float32 else "tf32"
     fixed = {"W": block_size + 1, "D": dim, "BLOCK_D": padded(dim), "PRECISION": precision}
-    return fixed | {"CMT": cmt, "PACKED": packed}
+    return fixed | {"CMT": cmt, "PACKED": packed, "UNEVEN": uneven}
 
 
-def launch(kernel: str, *arguments: Any, over: Tensor, block_size: int, cmt: bool, samples: int | None) -> None:
+def launch(
+    kernel: str, *arguments: Any, over: Tensor, block_size: int, cmt: bool, samples: int | None, uneven: bool
+) -> None:
     """Run a kernel over tiles of queries, or of keys.
 
     Args:
@@ -209,6 +214,7 @@ def launch(kernel: str, *arguments: Any, over: Tensor, block_size: int, cmt: boo
         block_size: ℓ, normal tokens of a block.
         cmt: whether there is a context miss token.
         samples: number of samples packed into the rows; None: each element of the batch is one sample.
+        uneven: whether blocks may have fewer than ℓ tokens.
 
     Raises ValueError where no tile fits.
     """
@@ -226,7 +232,7 @@ def launch(kernel: str, *arguments: Any, over: Tensor, block_size: int, cmt: boo
         tiles = -(-(rows + block_size) // step) if is_over_keys(kernel) else -(-rows // step)
         return tiles if samples is None else rows // step + 2 * samples, heads, batch
 
-    fixed = constants(block_size, dim, over.dtype, cmt=cmt, packed=samples is not None)
+    fixed = constants(block_size, dim, over.dtype, cmt=cmt, packed=samples is not None, uneven=uneven)
     with on_device_of(over):
         if torch.are_deterministic_algorithms_enabled() or is_interpreted() or batch * heads * rows < WORTH_TUNING:
             compiled_by_triton(kernel)[grid](*arguments, **fixed, **as_options(kernel, tried[0]))
@@ -264,7 +270,7 @@ def _tuned(kernel: str, tried: Sequence[Tiles]):
         sizes = as_options(kernel, chosen)
         options = {name: sizes.pop(name) for name in ("num_warps", "num_stages")}
         configs.append(triton.Config(sizes, **options))
-    key = ["W", "D", "CMT", "PACKED"]
+    key = ["W", "D", "CMT", "UNEVEN", "PACKED"]
     sums = ["DqSum"] if kernel == "backward" else []  # to which each measurement adds
     return triton.autotune(configs, key, reset_to_zero=sums, cache_results=True)(compiled_by_triton(kernel))
 

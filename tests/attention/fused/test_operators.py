@@ -205,7 +205,8 @@ def test_operator_passes_opcheck(cmt):
     q, k, v = (torch.randn(1, 2, 20, 8, requires_grad=True) for _ in range(3))
     phase = torch.zeros(1, dtype=torch.int32)
     of_cmt = torch.randn(1, 2, 20, requires_grad=True), torch.ones(1, 3, dtype=torch.int8)
-    arguments = (q, k, v, phase, None, *(of_cmt if cmt else (None, None)), 6, 0, 0.3)
+    sizes = None if cmt else torch.tensor([[6, 3, 6, 1]], dtype=torch.int32)
+    arguments = (q, k, v, phase, None, *(of_cmt if cmt else (None, None)), sizes, 6, 0, 0.3)
     torch.library.opcheck(torch.ops.landmark.attention.default, arguments)
 
 
@@ -310,7 +311,16 @@ def test_no_choice_exceeds_the_shared_memory_of_a_gpu():
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 def test_no_register_is_spilled_and_shared_memory_suffices(arch):
-    cases = ["64 50", "128 50", "64 63 packed", "128 63", "64 63 cmt", "128 50 cmt packed", "128 63 float32"]
+    cases = [
+        "64 50",
+        "128 50",
+        "64 63 packed",
+        "128 63",
+        "128 50 uneven",
+        "64 63 cmt",
+        "128 50 cmt packed",
+        "128 63 float32",
+    ]
     command = [sys.executable, "-m", "benchmarks.compiled_kernels", arch, *cases]
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)

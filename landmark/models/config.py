@@ -28,6 +28,7 @@ _WITH_DEFAULTS = (
     "least_block_size",
     "qk_norm",
     "initialisation",
+    "induction_heads",
     "masked",
 )
 KINDS = ("transformer", "landmark", "transformer_xl")
@@ -62,6 +63,9 @@ class DecoderConfig:
         landmark_bias: whether each head adds a learned number to the scores of landmarks (there too).
         qk_norm: whether queries and keys are divided by their root mean square, with learned scales, before positions.
         initialisation: "gpt2": N(0, 0.02), or "fan_in": N(0, 1/√inputs) for linear layers.
+        induction_heads: heads of keys, the last ones of the middle layer, that begin as induction heads: in the
+            channels of key_offset their queries and keys have the same weights, so that a query finds tokens that
+            follow an earlier occurrence of its own token (Olsson et al. 2022). They are trained as the others are.
         local_blocks: blocks before a query's own whose tokens a landmark model sees without their landmarks.
         landmark_values: whether blocks that are not among the best are read by their landmarks' values
             (`landmark.attention.top_k`); for a landmark model without groups and context miss token.
@@ -108,6 +112,7 @@ class DecoderConfig:
     end_ids: tuple[int, ...] = field(default=(), repr=False)
     document_end: int | None = field(default=None, repr=False)
     landmark_values: bool = field(default=False, repr=False)
+    induction_heads: int = field(default=0, repr=False)
 
     def __post_init__(self):
         for name, choices in (
@@ -132,6 +137,10 @@ class DecoderConfig:
         for name in ("key_offset", "rotary_fraction"):
             if not 0 <= (value := getattr(self, name)) <= 1:
                 raise UserError(f"model.{name}={value}: must be from 0 to 1, a fraction of a head's channels")
+        if self.induction_heads and not channels_of(self.key_offset, self.head_dim):
+            raise UserError(f"model.induction_heads={self.induction_heads}: needs model.key_offset above 0")
+        if not 0 <= self.induction_heads <= (most := self.num_kv_heads or self.num_heads):
+            raise UserError(f"model.induction_heads={self.induction_heads}: must be from 0 to the {most} heads of keys")
         if self.landmark_key != "token" and self.kind != "landmark":
             raise UserError(f"model.landmark_key={self.landmark_key}: model={self.kind} has no landmarks")
         if self.landmark_bias and self.kind != "landmark":

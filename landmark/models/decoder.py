@@ -67,6 +67,14 @@ class SelfAttention(nn.Module):
             q, k = bias_landmarks(q, k, is_landmark, self.landmark_bias)
         return self.out(attend(q, k, v).transpose(1, 2).flatten(2))
 
+    @torch.no_grad()
+    def begin_as_induction_heads(self, count: int, channels: int) -> None:
+        """Give the last `count` heads of keys, in the last `channels` channels, the weights of one of their queries."""
+        heads, kv_heads, _ = self.heads
+        q, k, _ = self.qkv.weight.unflatten(0, (-1, self.head_dim)).split(self.heads)
+        group = heads // kv_heads
+        k[-count:, -channels:] = q[group - 1 :: group][-count:, -channels:]
+
     def key(self, x: Tensor) -> Tensor:
         """The keys of one hidden state, without queries and values: (1, hidden) → (H_kv, d)."""
         weight = self.qkv.weight.unflatten(0, (-1, self.head_dim)).split(self.heads)[1]
@@ -128,13 +136,22 @@ class Decoder(LanguageModel):
         self._initialise()
 
     def _initialise(self) -> None:
-        """N(0, 0.02), or for linear layers N(0, 1/√inputs); output projections divided by √(2·layers)."""
+        """N(0, 0.02), or for linear layers N(0, 1/√inputs); output projections divided by √(2·layers).
+
+        Induction heads are in the middle layer, after layers that can prepare its inputs and before others that can use
+        what it finds.
+        """
         for name, parameter in self.named_parameters():
             if parameter.ndim == 2 and not name.endswith("bias"):
                 is_linear = name.startswith("blocks.")
                 std = parameter.shape[1] ** -0.5 if is_linear and self.config.initialisation == "fan_in" else 0.02
                 is_output = name.endswith(("attention.out.weight", "mlp_out.weight"))
                 nn.init.normal_(parameter, std=std / (2 * self.config.num_layers) ** 0.5 if is_output else std)
+        if self.config.induction_heads:
+            channels = channels_of(self.config.key_offset, self.config.head_dim)
+            middle = self.blocks[self.config.num_layers // 2]
+            assert isinstance(middle, Block)
+            middle.attention.begin_as_induction_heads(self.config.induction_heads, channels)
 
     def input_embeddings(self) -> nn.Embedding:
         return self.embedding

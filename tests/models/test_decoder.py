@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from landmark.attention.key_offset import offset_keys
 from landmark.memory import RecurrentMemory
 from landmark.models import Decoder, DecoderConfig
 from landmark.models.language_model import summed_loss
@@ -207,6 +208,50 @@ def test_fan_in_initialisation():
             expected = parameter.shape[1] ** -0.5 if "blocks" in name else 0.02
             expected /= 4 if name.endswith(("out.weight", "mlp_out.weight")) else 1
             assert parameter.std().item() == pytest.approx(expected, rel=0.05), name
+
+
+@pytest.mark.parametrize("kv_heads", [None, 2])
+def test_induction_heads_find_what_follows_an_earlier_occurrence(kv_heads):
+    """Before any training; only the keys of these heads, in the channels of the token before, differ from a start."""
+    shape = {"num_layers": 3, "num_heads": 4, "head_dim": 64, "vocab_size": 512, "num_kv_heads": kv_heads}
+    config = replace(TINY, **shape, **LOOKING_BACK)
+    plain, model = (tiny_start(replace(config, induction_heads=count)) for count in (0, 1))
+    for name, parameter in model.named_parameters():
+        same = torch.equal(parameter, plain.get_parameter(name))
+        assert same == (name != "blocks.1.attention.qkv.weight"), name
+    attention, heads = model.blocks[1].attention, kv_heads or 4
+    changed = (attention.qkv.weight != plain.blocks[1].attention.qkv.weight).any(1).nonzero().squeeze(1)
+    last = (4 + heads) * 64  # the end of the keys
+    assert changed.tolist() == list(range(last - 32, last))
+    tokens = torch.randperm(512)[:40].repeat(2)[None]
+    found = []
+
+    def attend(q, k, v):
+        k = offset_keys(k, 32, None).repeat_interleave(4 // heads, 1)
+        found.append((q[..., 32:] @ k[..., 32:].mT)[0, -1])
+        return v.repeat_interleave(4 // heads, 1)
+
+    x = model.blocks[1].attention_norm(model.embedding(tokens))
+    attention(x, attend)
+    for query in range(41, 80):  # the first token has the key of no other
+        assert int(found[0][query, : query + 1].argmax()) == query - 39, query
+
+
+def tiny_start(config):
+    torch.manual_seed(0)
+    return Decoder(config)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"key_offset": 0.0}, "needs model.key_offset"),
+        ({"induction_heads": 5}, "must be from 0 to the 4 heads"),
+    ],
+)
+def test_induction_heads_refuse(change, message):
+    with pytest.raises(UserError, match=message):
+        replace(TINY, **(LOOKING_BACK | {"num_heads": 4, "induction_heads": 1} | change))
 
 
 def test_transformer_xl_losses_are_those_of_its_windows():

@@ -63,7 +63,7 @@ class DecoderConfig:
         landmark_bias: whether each head adds a learned number to the scores of landmarks (there too).
         qk_norm: whether queries and keys are divided by their root mean square, with learned scales, before positions.
         initialisation: "gpt2": N(0, 0.02), or "fan_in": N(0, 1/√inputs) for linear layers.
-        induction_heads: heads of keys, the last ones of the middle layer, that begin as induction heads: in the
+        induction_heads: heads of keys, the last ones of each layer but the first, that begin as induction heads: in the
             channels of key_offset their queries and keys have the same weights, so that a query finds tokens that
             follow an earlier occurrence of its own token (Olsson et al. 2022). They are trained as the others are.
         local_blocks: blocks before a query's own whose tokens a landmark model sees without their landmarks.

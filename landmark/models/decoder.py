@@ -138,8 +138,7 @@ class Decoder(LanguageModel):
     def _initialise(self) -> None:
         """N(0, 0.02), or for linear layers N(0, 1/√inputs); output projections divided by √(2·layers).
 
-        Induction heads are in the middle layer, after layers that can prepare its inputs and before others that can use
-        what it finds.
+        Induction heads are in all layers but the first, whose heads are needed for the tokens just before.
         """
         for name, parameter in self.named_parameters():
             if parameter.ndim == 2 and not name.endswith("bias"):
@@ -149,9 +148,9 @@ class Decoder(LanguageModel):
                 nn.init.normal_(parameter, std=std / (2 * self.config.num_layers) ** 0.5 if is_output else std)
         if self.config.induction_heads:
             channels = channels_of(self.config.key_offset, self.config.head_dim)
-            middle = self.blocks[self.config.num_layers // 2]
-            assert isinstance(middle, Block)
-            middle.attention.begin_as_induction_heads(self.config.induction_heads, channels)
+            for block in self.blocks[1:]:
+                assert isinstance(block, Block)
+                block.attention.begin_as_induction_heads(self.config.induction_heads, channels)
 
     def input_embeddings(self) -> nn.Embedding:
         return self.embedding

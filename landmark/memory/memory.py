@@ -412,7 +412,8 @@ class Memory:
             return retrieve_given(state.store, ages, rotated_queries, self.k, self.granularity)
         generator = self._generator(layer, rotated_queries.device)
         of_scores = {"scorer": self.scorer, "tie": is_tied, "generator": generator, "softcap": self.softcap}
-        fused = self._backend(rotated_queries) == "triton"
+        # Queries are float32 here, also where blocks are in half precision, in which larger blocks fit into a GPU.
+        fused = self._backend(rotated_queries[:0].to(state.store.dtype)) == "triton"
         return retrieve(rotated_queries, state.store, **of_scores, **common, fused=fused)
 
     def _backend(self, like: Tensor, **options: object) -> str:

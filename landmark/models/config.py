@@ -139,6 +139,8 @@ class DecoderConfig:
                 raise UserError(f"model.{name}={value}: must be from 0 to 1, a fraction of a head's channels")
         if self.induction_heads and not channels_of(self.key_offset, self.head_dim):
             raise UserError(f"model.induction_heads={self.induction_heads}: needs model.key_offset above 0")
+        if self.induction_heads and self.num_layers == 1:
+            raise UserError(f"model.induction_heads={self.induction_heads}: there is one layer, raise model.num_layers")
         if not 0 <= self.induction_heads <= (most := self.num_kv_heads or self.num_heads):
             raise UserError(f"model.induction_heads={self.induction_heads}: must be from 0 to the {most} heads of keys")
         if self.landmark_key != "token" and self.kind != "landmark":

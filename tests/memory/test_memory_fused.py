@@ -37,6 +37,18 @@ def test_one_kernel_reads_what_the_other_backends_do(reading, tier):
         assert stats[name] == others[name], name
 
 
+def test_the_type_of_the_queries_decides_whether_kernels_run(monkeypatch):
+    """Not that of the scores, float32: larger blocks would not fit into a GPU, and nothing would say why."""
+    asked, backend = [], Memory._backend
+    monkeypatch.setattr(
+        Memory, "_backend", lambda self, like, **o: asked.append(like.dtype) or backend(self, like, **o)
+    )
+    memory = Memory(5, k=2, backend="triton")
+    q, k, v = torch.randn(3, 1, 2, 40, 16).half()
+    feed(memory, q, k, v, [30, 10])
+    assert set(asked) == {torch.float16}
+
+
 @pytest.mark.parametrize("granularity", ["per_head", "per_token_and_head"])
 def test_half_precision(granularity):
     reading = {"chunks": [30, 40, 1, 1], "block_size": 10, "k": 2, "max_blocks": None, "granularity": granularity}

@@ -245,6 +245,7 @@ def tiny_start(config):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"num_layers": 1}, "there is one layer, raise model.num_layers"),
         ({"key_offset": 0.0}, "needs model.key_offset"),
         ({"induction_heads": 5}, "must be from 0 to the 4 heads"),
     ],

@@ -1,7 +1,7 @@
 """Compiles the fused kernels for GPUs that need not be there: `python -m benchmarks.compiled_kernels sm_90 "128 50"`.
 
-The arguments are a GPU's architecture and cases, "HEAD_DIM BLOCK_SIZE [cmt] [packed] [uneven] [float32]". For each
-case it prints as JSON what each kernel takes in its default configuration. A process of its own: under
+The arguments are a GPU's architecture and cases, "HEAD_DIM BLOCK_SIZE [cmt] [packed] [uneven] [joint] [float32]". For
+each case it prints as JSON what each kernel takes in its default configuration. A process of its own: under
 TRITON_INTERPRET=1 nothing can be compiled.
 """
 
@@ -122,6 +122,7 @@ def with_tiles(
     cmt: bool,
     packed: bool,
     uneven: bool = False,
+    joint: bool = False,
 ) -> Compiled:
     """A kernel of landmark attention compiled with these tiles.
 
@@ -135,25 +136,27 @@ def with_tiles(
         cmt: whether there is a context miss token.
         packed: whether samples are packed into one row.
         uneven: whether blocks may have fewer than ℓ tokens.
+        joint: whether landmarks' scores are added to those of their tokens.
     """
-    fixed = tuning.constants(block_size, dim, dtype, cmt=cmt, packed=packed, uneven=uneven)
+    fixed = tuning.constants(block_size, dim, dtype, cmt=cmt, packed=packed, uneven=uneven, joint=joint)
     options = tuning.as_options(name, tiles) | fixed
     expected = min(GPUS[arch].shared_memory, tuning.shared_memory(name, tiles, dim, dtype.itemsize))
     return replace(compiled(tuning.compiled_by_triton(name), options, arch, dtype), allowed=expected)
 
 
 def all_kernels(
-    arch: int, dim: int, block_size: int, dtype: torch.dtype, cmt: bool, packed: bool, uneven: bool
+    arch: int, dim: int, block_size: int, dtype: torch.dtype, cmt: bool, packed: bool, uneven: bool, joint: bool
 ) -> dict[str, Compiled]:
     """By name, in their default configurations."""
     used = {}
     shape = {"block_size": block_size, "dim": dim, "dtype": dtype, "arch": arch, "cmt": cmt}
     for name in KERNELS:
         for tiles in tuning.choices(name, block_size, dim, dtype.itemsize, GPUS[arch], cmt)[:1]:
-            used[name] = with_tiles(name, tiles, **shape, packed=packed, uneven=uneven)
+            used[name] = with_tiles(name, tiles, **shape, packed=packed, uneven=uneven, joint=joint)
     for shared in (False, True):
         options = block_kernel.constants(block_size, dim, dtype, shared=shared)
         options |= {"LOCAL": not cmt, "WEIGHTED": cmt, "MASKED": cmt, "IN_PLACE": not cmt, "UNEVEN": uneven}
+        options["JOINT"] = joint
         used[f"retrieved_blocks, {shared=}"] = compiled(retrieved_blocks, options, arch, dtype)
     for rows in (1, 16):
         options = search_kernel.constants(rows, dim, k=4)
@@ -166,7 +169,7 @@ if __name__ == "__main__":
     for words in sys.argv[2:]:
         dim, block_size, *flags = words.split()
         dtype = torch.float32 if "float32" in flags else torch.bfloat16
-        options = (name in flags for name in ("cmt", "packed", "uneven"))
+        options = (name in flags for name in ("cmt", "packed", "uneven", "joint"))
         kernels = all_kernels(arch, int(dim), int(block_size), dtype, *options)
         found[words] = {name: asdict(used) for name, used in kernels.items()}
     print(json.dumps(found))

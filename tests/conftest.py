@@ -26,6 +26,25 @@ settings.load_profile("no deadlines")
 
 
 @pytest.fixture(scope="session")
+def processor() -> tuple[int, str]:
+    """The threads and the precision of products with which this process began."""
+    import torch  # after the environment is set
+
+    return torch.get_num_threads(), torch.get_float32_matmul_precision()
+
+
+@pytest.fixture(autouse=True)
+def processor_as_before(processor: tuple[int, str]) -> Iterator[None]:
+    """A row that is run in this process chooses both. In later tests sums would have other digits."""
+    import torch
+
+    yield
+    threads, precision = processor
+    torch.set_num_threads(threads)
+    torch.set_float32_matmul_precision(precision)
+
+
+@pytest.fixture(scope="session")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     """A headless Chromium; tests that ask for it are skipped, saying so, where there is none."""
     opened = Browser(tmp_path_factory.mktemp("browser"))

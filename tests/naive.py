@@ -63,6 +63,11 @@ def grouped_attention(
     return out
 
 
+def joint(local: list, blocks: list) -> list:
+    """Score and value of every token, in one list: to those of other blocks the scores of their landmarks are added."""
+    return local + [(gate + score, value) for gate, tokens in blocks for score, value in tokens]
+
+
 def outer_weights(local, blocks, cmt_score=None, controlled=()) -> tuple[list[float], list[float]]:
     """Weights of the outer softmax, and weights of the blocks, the controlled ones last."""
     outer = softmax([s for s, _ in local] + [gate for gate, _ in blocks] + ([] if cmt_score is None else [cmt_score]))
@@ -151,6 +156,7 @@ def landmark_attention(
     bias: tuple | list = (),
     softcap: float | None = None,
     landmark_values: bool = False,
+    joint_softmax: bool = False,
 ) -> np.ndarray:
     """Output (T, d) of one head of a whole window.
 
@@ -169,6 +175,7 @@ def landmark_attention(
         fan_out, bias: of a hierarchy of landmarks (`block_weights`); an empty bias: there is none.
         softcap: cap of the scores; only with landmark_key="token".
         landmark_values: whether other blocks than the best are one token each, with the landmark's value.
+        joint_softmax: whether each landmark's score is added to those of its block's tokens, in one softmax.
     """
     width, dim = block_size + 1, q.shape[1]
     out = np.zeros_like(q)
@@ -210,6 +217,8 @@ def landmark_attention(
         free = [(g, t) for b, (g, t) in blocks.items() if cmt is None or not controlled[b]]
         controlled_blocks = [(g, t) for b, (g, t) in blocks.items() if cmt is not None and controlled[b]]
         cmt_score = None if cmt is None else scaled(q[i - prefix], cmt)
+        if joint_softmax:
+            local, free = joint(local, free), []
         out[i - prefix] = grouped_attention(local, free, dim, cmt_score, controlled_blocks)
     return out
 
@@ -234,6 +243,8 @@ def memory_attention(
     local_blocks: int = 0,
     kv_heads: int | None = None,
     softcap: float | None = None,
+    rerank: int | None = None,
+    joint_softmax: bool = False,
 ) -> np.ndarray:
     """Output (H, T, d) of one sample.
 
@@ -255,6 +266,8 @@ def memory_attention(
         local_blocks: blocks before a query's own that it sees without landmarks, and that are not in the memory yet.
         kv_heads: groups of heads that choose together with "per_token_and_group"; None: as many as heads.
         softcap: cap of the scores; only with landmark_key="token".
+        rerank: blocks with the best landmarks, of which the k with the best landmark and tokens are retrieved; None: k.
+        joint_softmax: as in `landmark_attention`; without a context miss token.
     """
     heads, total, dim = q.shape
     kv_heads = kv_heads or heads
@@ -276,14 +289,18 @@ def memory_attention(
         fed = max(0, start // width - local_blocks)
         kept = list(range(max(0, fed - max_blocks) if max_blocks is not None else 0, fed))
         slots = min(fed, k_blocks + 1) if mapping == "stingy" else fed
-        probability = np.zeros((heads, stop - start, len(kept)))
+        probability, second_look = np.zeros((heads, stop - start, len(kept))), {}
         for h in range(heads):
             for i in range(start, stop):
                 query = turned(q[h, i], slots * width + i - fed * width)
                 scores = []
-                for b in kept:
+                for n, b in enumerate(kept):
                     age = fed - b
                     slot = slots - age if age <= k_blocks or mapping == "true" else 0
+                    own = [turned(k[h, b * width + o], slot * width + o) for o in range(width)]
+                    *tokens, gate = ((scaled(query, key, softcap), None) for key in own)
+                    mass = np.log(sum(np.exp(s) for s, _ in tokens))
+                    second_look[h, i, n] = with_summary(gate[0], tokens, summaries[h, b], query) + mass
                     source = b if not tie or age <= k_blocks else fed - k_blocks - 1
                     keys = [turned(k[h, source * width + o], slot * width + o) for o in range(width)]
                     *tokens, gate = ((scaled(query, key, softcap), None) for key in keys)
@@ -298,9 +315,11 @@ def memory_attention(
                     "per_head": probability[h].max(0) if len(kept) else [],
                     "per_token": probability[:, i - start].max(0) if len(kept) else [],
                 }[granularity]
-                best = sorted(range(len(kept)), key=lambda n: (rank[n], kept[n]), reverse=True)[:k_blocks]
-                chosen = sorted(kept[n] for n in best)
                 query = turned(q[h, i], slots * width + i - fed * width)
+                best = sorted(range(len(kept)), key=lambda n: (rank[n], kept[n]), reverse=True)[: rerank or k_blocks]
+                if rerank is not None:
+                    best = sorted(best, key=lambda n: (second_look[h, i, n], kept[n]), reverse=True)[:k_blocks]
+                chosen = sorted(kept[n] for n in best)
                 blocks = []
                 for r, b in enumerate(chosen):
                     slot = r if fed - b > k_blocks else r + slots - len(chosen)
@@ -325,6 +344,9 @@ def memory_attention(
                     else:
                         local[1].setdefault(j // width, [None, []])[1].append((s, v[h, j]))
                 inside = [(g, t) for g, t in local[1].values()]
+                if joint_softmax:
+                    out[h, i] = grouped_attention(joint(local[0], blocks + inside), [], dim)
+                    continue
                 if cmt is None:
                     out[h, i] = grouped_attention(local[0], blocks + inside, dim)
                     if found is not None and blocks:

@@ -110,6 +110,7 @@ def landmark_attention(
     gates: Tensor | None = ...,
     empty: Tensor | None = ...,
     landmark_values: bool = ...,
+    joint_softmax: bool = ...,
     backend: str = ...,
     return_lse: Literal[False] = ...,
 ) -> Tensor: ...
@@ -135,6 +136,7 @@ def landmark_attention(
     gates: Tensor | None = ...,
     empty: Tensor | None = ...,
     landmark_values: bool = ...,
+    joint_softmax: bool = ...,
     backend: str = ...,
     return_lse: Literal[True],
 ) -> tuple[Tensor, Tensor]: ...
@@ -159,6 +161,7 @@ def landmark_attention(
     gates: Tensor | None = None,
     empty: Tensor | None = None,
     landmark_values: bool = False,
+    joint_softmax: bool = False,
     backend: str = "auto",
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -205,6 +208,10 @@ def landmark_attention(
         landmark_values: whether the blocks that top_k leaves out are read by their landmarks' values, each as one token
             (top_k.py). Not together with bidirectional, hierarchy, gates or cmt; without effect where top_k leaves out
             none.
+        joint_softmax: whether all tokens share one softmax, in which the scores of a token and of its block's landmark
+            add up, in place of a weight of the block that is shared out over its tokens: w_ij ∝ exp(s_ij + s_i,lm(b)),
+            and exp(s_ij) in the own and in local blocks. top_k goes by the landmarks' scores. Not together with
+            hierarchy, gates, cmt or landmark_values.
         backend: "reference" (explicit weights), "blockwise", "triton" (fused kernels, for GPUs) or "auto" (triton on a
             GPU, else blockwise).
         return_lse: whether to return the log-sum-exp too; default: the output alone.
@@ -232,6 +239,8 @@ def landmark_attention(
         raise ValueError("empty: leave out bidirectional, cu_seqlens, hierarchy and gates")
     if landmark_values and (bidirectional or has_gates or cmt is not None):
         raise ValueError("landmark_values: leave out bidirectional, hierarchy, gates and cmt")
+    if joint_softmax and (has_gates or cmt is not None or landmark_values):
+        raise ValueError("joint_softmax: leave out hierarchy, gates, cmt and landmark_values")
     landmark_values = landmark_values and top_k is not None
     options = {"top_k": top_k, "local_blocks": local_blocks, "bidirectional": bidirectional, "softcap": softcap}
     uneven = empty if cmt is not None or sinks is not None else None  # the kernels have one of the two
@@ -270,8 +279,8 @@ def landmark_attention(
         hierarchy = check_gates(hierarchy, gates, q, prefix, block_size, cu_seqlens)
     of_window = block_size, phase, prefix, scale, cmt_scores, controlled, cu_seqlens
     inputs = AttentionInputs(q, k, v, *of_window, top_k, local_blocks, bidirectional, softcap, hierarchy, gates)
-    inputs = inputs._replace(empty=empty, landmark_values=landmark_values)
-    is_in_operator = not (has_gates or landmark_values) and empty is None
+    inputs = inputs._replace(empty=empty, landmark_values=landmark_values, joint_softmax=joint_softmax)
+    is_in_operator = not (has_gates or landmark_values or joint_softmax) and empty is None
     with without_autocast(q):
         if q.numel() == 0:
             out, lse = _of_no_query(q, k, v, cmt_scores)

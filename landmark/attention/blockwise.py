@@ -6,7 +6,7 @@ A tile holds the scores of a few blocks of queries against all blocks that they 
    block.
 2. gates: the landmark's score for a gated block, the inner log-sum-exp for the query's own block and for others that
    are local, which so share one softmax. With top_k only the highest of the landmarks' scores stay.
-   With a hierarchy these are adjusted before (hierarchy.py).
+   With a hierarchy these are adjusted before (hierarchy.py). With a joint softmax each is the sum of the two.
 3. outer: softmax of the gates over blocks, and over the context miss token if there is one (context_miss_token.py).
 4. weights: exp(score − inner) · outer.
 
@@ -88,6 +88,7 @@ def _forward(
     top_k: int | None,
     given: Tensor | None,
     landmark_values: bool,
+    joint_softmax: bool,
 ) -> list[Tensor]:
     """Write out and lse of the samples.
 
@@ -111,6 +112,8 @@ def _forward(
             left_out = (keep_best(gates.clone(), top_k, 1) == -torch.inf) & (gates > -torch.inf)
         elif top_k is not None:
             keep_best(gates, top_k, 1)
+        if joint_softmax:
+            gates.add_(inner)
         cmt_gate = []
         if cmt is not None and padded_cmt is not None:
             cmt_gate = [share_cmt_weight(gates, tile.row_of(padded_cmt), tile.controlled(cmt.controlled))]
@@ -175,6 +178,7 @@ def _backward(
     work: Workspace,
     gradients: list[Tensor | None],
     landmark_values: bool,
+    joint_softmax: bool,
 ) -> None:
     """Write the samples' gradients of q, k, v, and, if given, of the context miss token's scores and of the gates."""
     to_dq, to_dk, to_dv, to_d_cmt, to_d_gates = gradients
@@ -205,9 +209,12 @@ def _backward(
         d_scores = tile.blocked(product(tile.keys(v), tile_do.mT, d_scores)).mul_(weights)
         total = d_scores.sum(2)  # P_ib·D_ib
         own_mean = tile.queries(row_mean).mT  # (N, 1, query)
-        mean = total / outer.clamp(min=torch.finfo(outer.dtype).tiny)  # D_ib
-        for lag in tile.local:
-            tile.own(mean, lag).copy_(tile.own(own_mean.expand_as(mean), lag))
+        if joint_softmax:
+            mean = own_mean
+        else:
+            mean = total / outer.clamp(min=torch.finfo(outer.dtype).tiny)  # D_ib
+            for lag in tile.local:
+                tile.own(mean, lag).copy_(tile.own(own_mean.expand_as(mean), lag))
         d_scores.addcmul_(weights, mean[:, :, None], value=-1)
         if cmt is not None and padded_cmt is not None:
             controlled = tile.controlled(cmt.controlled)
@@ -284,6 +291,7 @@ class _Blockwise(torch.autograd.Function):
         gates: Tensor | None,
         empty: Tensor | None = None,
         landmark_values: bool = False,
+        joint_softmax: bool = False,
     ) -> tuple[Tensor, Tensor]:
         (batch, heads, queries, _), width, phases = q.shape, block_size + 1, tuple(phase.tolist())
         chunks = _chunks(batch, heads, max(TILE_ROWS, width) * (prefix + queries))
@@ -300,12 +308,12 @@ class _Blockwise(torch.autograd.Function):
         for c, alignment in zip(chunks, alignments, strict=True):
             cmt = _context_miss(cmt_scores, controlled, c)
             of_scores, into = (scale, softcap, work), (out[c], lse[c])
-            of_gates = top_k, _part(gates, c), landmark_values
+            of_gates = top_k, _part(gates, c), landmark_values, joint_softmax
             saved += _forward(q[c], k[c], v[c], cmt, alignment, *of_scores, *into, *of_gates)
         cmt_weight = None if cmt_scores is None else (cmt_scores - lse).clamp(max=0).exp()
         ctx.save_for_backward(q, k, v, out, cmt_weight, controlled, *saved)
         ctx.chunks, ctx.alignments, ctx.scale, ctx.softcap = chunks, alignments, scale, softcap
-        ctx.landmark_values = landmark_values
+        ctx.landmark_values, ctx.joint_softmax = landmark_values, joint_softmax
         ctx.gates_shape = None if gates is None else gates.shape
         ctx.set_materialize_grads(False)
         if cmt_scores is not None:
@@ -330,8 +338,8 @@ class _Blockwise(torch.autograd.Function):
             d_lse = None if grad_lse is None else grad_lse[c]
             of_scores = ctx.scale, ctx.softcap, work
             tensors = grad_out[c], d_lse, q[c], k[c], v[c], cmt, out[c], kept
-            _backward(*tensors, alignment, *of_scores, into, ctx.landmark_values)
-        return *gradients[:-1], *[None] * 9, d_gates, None, None
+            _backward(*tensors, alignment, *of_scores, into, ctx.landmark_values, ctx.joint_softmax)
+        return *gradients[:-1], *[None] * 9, d_gates, None, None, None
 
 
 def _part(x: Tensor | None, chunk: tuple[slice, slice]) -> Tensor | None:
@@ -360,5 +368,6 @@ def landmark_attention_blockwise(inputs: AttentionInputs) -> tuple[Tensor, Tenso
         gates = adjust(scores, own, inputs.hierarchy)[0]
     settings = inputs.controlled, inputs.block_size, inputs.phase, inputs.prefix, inputs.scale, inputs.top_k
     sight = inputs.local_blocks, inputs.bidirectional, inputs.softcap
-    out, lse = _Blockwise.apply(q, k, v, cmt_scores, *settings, *sight, gates, inputs.empty, inputs.landmark_values)
+    of_gates = gates, inputs.empty, inputs.landmark_values, inputs.joint_softmax
+    out, lse = _Blockwise.apply(q, k, v, cmt_scores, *settings, *sight, *of_gates)
     return out.to(dtype), lse

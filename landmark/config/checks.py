@@ -29,6 +29,7 @@ READ_BY = {
     "model.landmark_bias": ("landmark",),
     "model.local_blocks": ("landmark",),
     "model.landmark_values": ("landmark",),
+    "model.joint_softmax": ("landmark",),
     "model.block_ends": ("landmark",),
     "model.least_block_size": ("landmark",),
     "model.fan_out": ("landmark",),

@@ -63,7 +63,7 @@ def attention_size(
     dropped: float = 0.0,
     block_tokens: float | None = None,
 ) -> tuple[float, float]:
-    """Keys of normal tokens attended to, and landmarks scored, each a mean over the queries of a segment.
+    """Keys of normal tokens attended to, and other keys that are scored, each a mean over the queries of a segment.
 
     Args:
         model: its shape.
@@ -93,5 +93,7 @@ def attention_size(
         keys += queries * (queries + 1) // 2
         keys += queries * (pending + (1 - dropped) * min(config.retrieval.k, kept) * block)
         scored += queries * (1 - dropped) * (kept if config.retrieval.scorer in ("landmark", "mean_key") else 0)
+        if (proposed := min(config.retrieval.rerank or 0, kept)) > config.retrieval.k:
+            scored += queries * (1 - dropped) * proposed * block
         scored += sum(max(0, (pending + query) // block - model.local_blocks) for query in range(queries))
     return keys / length, scored / length

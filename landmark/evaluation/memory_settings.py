@@ -15,6 +15,7 @@ def memory_settings(config: Config) -> dict[str, Any]:
         "k": config.retrieval.k,
         "granularity": config.retrieval.granularity,
         "scorer": config.retrieval.scorer,
+        "rerank": config.retrieval.rerank,
         "tier": config.memory.tier,
         "folder": config.memory.folder,
         "cache": config.memory.cache,

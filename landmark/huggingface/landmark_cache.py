@@ -40,7 +40,7 @@ from landmark.utils.weights import weights_digest
 
 # Of `Memory`, but not settings of a wrapped model, whose windows have neither a hierarchy nor local blocks.
 FIXED = frozenset({"self", "block_size", "rope_base", "still_layers", "model", "backend", "gradient"})
-FIXED |= {"local_blocks", "fan_out", "levels", "softcap", "uneven", "landmark_values"}
+FIXED |= {"local_blocks", "fan_out", "levels", "softcap", "uneven", "landmark_values", "joint_softmax"}
 WINDOWS = "windows.safetensors"  # beside a saved memory: keys and values of layers with a sliding window
 
 

@@ -13,10 +13,7 @@ from landmark.attention.fused.retrieved_blocks import attend_to_retrieved_blocks
 from landmark.attention.softcap import capped
 from landmark.memory.block_store import BlockStore
 from landmark.memory.cutoff import QuerySelection
-
-TILES = 1, 2, 4, 8, 16, 32  # possible numbers of queries of a tile
-FETCH = 16  # fetching a block takes as long as the attention of so many queries to it
-FETCHED_AT_ONCE = 1 << 20  # numbers of keys, and of values, that fit into the processor's cache
+from landmark.memory.query_tiles import QueryTiles, for_each_head
 
 
 def attend_to_blocks(
@@ -26,6 +23,7 @@ def attend_to_blocks(
     lags: Tensor,
     selected: Tensor | None = None,
     softcap: float | None = None,
+    joint_softmax: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Attend to each retrieved block separately.
 
@@ -36,6 +34,7 @@ def attend_to_blocks(
         lags: shape of ages, the lag of each block (positions.py).
         selected: (B, H, n), bool, queries that retrieve; None: all do.
         softcap: cap of the scores, and of the gates; None: there is none.
+        joint_softmax: whether the log-sum-exp of the scores of a block's tokens is added to its gate.
 
     Returns the output for each block (B, H, n, q, d), and its gate (B, H, n, q), the score of its landmark. Both are 0
     for queries that do not retrieve.
@@ -44,8 +43,8 @@ def attend_to_blocks(
         ages, lags = (for_each_head(x, selected.shape[1]).expand(*selected.shape, -1) for x in (ages, lags))
     elif ages.shape[2] == 1:
         ages, lags = (for_each_head(x, rotated_queries.shape[3]) for x in (ages, lags))
-        return _attend_shared(rotated_queries, store, ages, lags, softcap)
-    return _attend_grouped(rotated_queries, store, ages, lags, selected, softcap)
+        return _attend_shared(rotated_queries, store, ages, lags, softcap, joint_softmax)
+    return _attend_in_tiles(QueryTiles(rotated_queries, store, ages, lags, selected, softcap), joint_softmax)
 
 
 def merge(
@@ -86,6 +85,7 @@ def attend_to_blocks_fused(
     num_recent: int,
     local: tuple[Tensor, Tensor],
     selection: QuerySelection | None,
+    joint_softmax: bool = False,
 ) -> Tensor:
     """`attend_to_blocks` and `merge` in one kernel, which reads the blocks where they are stored.
 
@@ -99,6 +99,7 @@ def attend_to_blocks_fused(
     if blocks is None:
         rows, blocks = _fetched_rows(rotated_queries, store, ages, selected)
     of_store = {"added": store.added, "recent": num_recent, "rows": rows, "sizes": store.sizes}
+    of_store["joint"] = joint_softmax
     tensors = rotated_queries, *blocks, store.landmarks, ages
     if selection is None:
         return attend_to_retrieved_blocks(*tensors, **of_store, local=local)
@@ -128,13 +129,13 @@ def _fetched_rows(
     return rows, (blocks.keys, blocks.values)
 
 
-def for_each_head(chosen: Tensor, heads: int) -> Tensor:
-    """The blocks of each query head, where heads that share keys choose together; (B, 1, …) stays as it is."""
-    return chosen if chosen.shape[1] in (1, heads) else chosen.repeat_interleave(heads // chosen.shape[1], 1)
-
-
 def _attend_shared(
-    rotated_queries: Tensor, store: BlockStore, ages: Tensor, lags: Tensor, softcap: float | None
+    rotated_queries: Tensor,
+    store: BlockStore,
+    ages: Tensor,
+    lags: Tensor,
+    softcap: float | None,
+    joint_softmax: bool,
 ) -> tuple[Tensor, Tensor]:
     """`attend_to_blocks` where all queries of a head retrieve the same blocks: plain attention to each block."""
     _, batch, queries, heads, dim = rotated_queries.shape
@@ -152,105 +153,19 @@ def _attend_shared(
     q = q.reshape(-1, 1, queries, dim)
     is_token = store.is_token(places)
     if is_token is None:
-        out, _ = attention_forward(q, keys, values, scale=1.0, softcap=softcap)
+        out, lse = attention_forward(q, keys, values, scale=1.0, softcap=softcap)
     else:
         scores = capped(q @ keys.mT, softcap).masked_fill(~is_token[:, None, None], -torch.inf)
-        out = scores.softmax(-1) @ values
+        out, lse = scores.softmax(-1) @ values, scores.logsumexp(-1)
+    if joint_softmax:
+        gates = gates + lse.view(batch, heads, count, queries).mT
     return out.view(batch, heads, count, queries, dim).transpose(2, 3), gates
 
 
-def _attend_grouped(
-    rotated_queries: Tensor,
-    store: BlockStore,
-    ages: Tensor,
-    lags: Tensor,
-    selected: Tensor | None,
-    softcap: float | None,
-) -> tuple[Tensor, Tensor]:
-    """`attend_to_blocks` where each query has blocks of its own.
-
-    1. Sort the pairs of query and block by *owner* and block. An owner is a key/value head of a sample, whose query
-       heads read the same blocks, or with "per_token" a whole sample, whose heads choose together.
-    2. Put the queries of an owner that chose the same block into tiles, so that a block is fetched once for a tile.
-    3. Attend tile by tile, and put the results back in the order of the queries.
-    """
-    _, batch, queries, heads, dim = rotated_queries.shape
-    choosing, count = ages.shape[1], ages.shape[-1]  # heads, or groups, that choose by themselves: H, H_kv or 1
-    kv_heads, capacity = store.kv_heads, store.capacity
-    device = rotated_queries.device
-    fetched = kv_heads if choosing == 1 else 1  # key/value heads of an owner, whose blocks a tile fetches together
-    together = heads // choosing  # query heads of a row of a tile
-    owners = batch * kv_heads // fetched
-
-    # `group`: owner and block of each pair, as one number. Sorted, the pairs of a group are neighbours.
-    sample = torch.arange(batch, device=device)[:, None, None, None]
-    head = torch.arange(choosing, device=device)[:, None, None]
-    owner = sample * (kv_heads // fetched) + head * kv_heads // choosing
-    group = (store.rows(ages) + owner * capacity).flatten()
-    source = ((lags - 1) * batch + sample) * queries + torch.arange(queries, device=device)[:, None]
-    source = (source * choosing + head).flatten()  # row of `rotated_queries`
-    kept = None
-    if selected is not None:
-        kept = selected.flatten().repeat_interleave(count).nonzero().squeeze(1)
-        group, source = group[kept], source[kept]
-    group, order = group.sort()
-    number = torch.cat([group.new_zeros(1), (group[1:] != group[:-1]).cumsum(0)])  # of the pair's group
-    groups = int(number[-1]) + 1 if device.type == "cpu" else min(len(group), owners * len(store))
-    sizes = group.new_zeros(groups).scatter_add_(0, number, torch.ones_like(number))
-    tile, count_tiles = _tiling(sizes, len(group))
-    tiles = (sizes + tile - 1) // tile
-    last = tiles.cumsum(0)
-    rank = torch.arange(len(group), device=device) - (sizes.cumsum(0) - sizes)[number]
-    place = (last - tiles)[number] * tile + rank
-    back = torch.empty_like(place).scatter(0, order, place)  # where each pair's result stands
-    rows = place.new_zeros(count_tiles * tile).scatter(0, place, source[order])
-    of_tile = torch.searchsorted(last, torch.arange(count_tiles, device=device), right=True).clamp(max=groups - 1)
-    of_tile = group.new_zeros(groups).scatter(0, number, group)[of_tile]
-
-    of_head = of_tile // capacity * fetched
-    stored = (of_head[:, None] + torch.arange(fetched, device=device)) * capacity + (of_tile % capacity)[:, None]
-    flat_queries = rotated_queries.reshape(-1, together * dim)
-    shape = -1, tile, fetched, together // fetched, dim
-    out = flat_queries.new_empty(count_tiles, *shape[1:])
-    gates = store.landmarks.new_empty(count_tiles, *shape[1:-1])
-    step = max(1, FETCHED_AT_ONCE // (fetched * store.block_shape.numel()))
-    buffer = flat_queries.new_empty(min(step, count_tiles) * fetched, *store.block_shape)  # allocation is slow
-    for start in range(0, count_tiles, step):
-        part = slice(start, min(start + step, count_tiles))
-        q = flat_queries.index_select(0, rows[part.start * tile : part.stop * tile])
-        q = q.view(shape).transpose(1, 2).flatten(0, 1).flatten(1, 2)
-        chosen = stored[part].flatten()
-        blocks, keys = store.fetch(chosen), buffer[: len(chosen)]
-        values = keys
-        if q.requires_grad:  # the backward pass needs both
-            keys, values = torch.empty_like(keys), torch.empty_like(keys)
-        scores = capped(torch.bmm(q, blocks.read_keys(keys).mT), softcap)
-        if (is_token := store.is_token(chosen)) is not None:
-            scores = scores.masked_fill(~is_token[:, None], -torch.inf)
-        block_out = torch.bmm(scores.softmax(-1), blocks.read_values(values))
-        out[part] = block_out.view(-1, fetched, tile, *shape[3:]).transpose(1, 2)
-        gate = capped(torch.bmm(q.to(gates.dtype), store.read_landmarks(chosen)[..., None]), softcap)
-        gates[part] = gate.view(-1, fetched, tile, shape[3]).transpose(1, 2)
-
-    def untile(x: Tensor) -> Tensor:
-        """(tiles, tile, fetched, together / fetched, …) → (B, H, n, q, …)."""
-        x = x.flatten(0, 1).index_select(0, back)
-        if kept is not None:
-            x = x.new_zeros(ages.numel(), *x.shape[1:]).index_copy_(0, kept, x)
-        x = x.view(batch, choosing, queries, count, together, -1)
-        return x.permute(0, 1, 4, 2, 3, 5).flatten(1, 2)
-
-    return untile(out), untile(gates).squeeze(-1)
-
-
-def _tiling(sizes: Tensor, pairs: int) -> tuple[int, int]:
-    """Queries of a tile, and number of tiles: the fastest choice for groups of these sizes.
-
-    Reading the sizes would stall a GPU. There tiles are chosen as for groups of equal size, and the number of tiles is
-    the largest possible.
-    """
-    if sizes.device.type == "cpu":
-        counts = {tile: int(((sizes + tile - 1) // tile).sum()) for tile in TILES}
-        return min(counts.items(), key=lambda item: item[1] * (FETCH + item[0]))
-    tile = next((tile for tile in TILES if tile * len(sizes) >= pairs), TILES[-1])
-    return tile, min(pairs, len(sizes) + pairs // tile)
+def _attend_in_tiles(tiles: QueryTiles, joint_softmax: bool) -> tuple[Tensor, Tensor]:
+    """`attend_to_blocks` where each query has blocks of its own."""
+    out, gates = tiles.empty(tiles.dim), tiles.empty(dtype=tiles.store.landmarks.dtype)
+    for part in tiles.parts():
+        out[part.tiles] = tiles.split(torch.bmm(part.scores.softmax(-1), part.blocks.read_values(part.buffer)))
+        gates[part.tiles] = tiles.split(tiles.log_masses(part) if joint_softmax else tiles.gates(part))
+    return tiles.of_queries(out), tiles.of_queries(gates).squeeze(-1)

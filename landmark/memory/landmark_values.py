@@ -10,8 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from landmark.memory.block_attention import for_each_head, weighted_sum
+from landmark.memory.block_attention import weighted_sum
 from landmark.memory.block_store import BlockStore
+from landmark.memory.query_tiles import for_each_head
 from landmark.memory.retrieval import scores_of_all
 
 

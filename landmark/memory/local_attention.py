@@ -22,7 +22,7 @@ from landmark.utils.channels import channels_of
 class LocalAttention:
     """The first step of `landmark.memory.Memory.attend`.
 
-    Args: block_size, key_offset, landmark_key, local_blocks and softcap are those of the memory.
+    Args: block_size, key_offset, landmark_key, local_blocks, softcap and joint_softmax are those of the memory.
     """
 
     block_size: int
@@ -30,6 +30,7 @@ class LocalAttention:
     landmark_key: str
     local_blocks: int
     softcap: float | None
+    joint_softmax: bool
 
     def offset(self, state: LayerMemory, k: Tensor, pending: int, empty: Tensor | None) -> Tensor:
         """A chunk's keys, some channels from the normal token before; those of its last token are kept for the next.
@@ -102,7 +103,8 @@ class LocalAttention:
         settings = {"block_size": self.block_size, "prefix": pending, "scale": scale, "backend": backend}
         settings |= {"local_blocks": self.local_blocks, "softcap": self.softcap, "empty": state.empty}
         gates = None if descent is None else descent.local_gates(q, k, self.block_size, pending)
-        return landmark_attention(q, k, v, **settings, gates=gates, return_lse=True)
+        settings |= {"gates": gates, "joint_softmax": self.joint_softmax}
+        return landmark_attention(q, k, v, **settings, return_lse=True)
 
     def _pool(self, state: LayerMemory, q: Tensor, blocks: Tensor, pending: int) -> Tensor:
         """The weights of the tokens of all complete blocks in pooled keys; those of pending blocks are known already.

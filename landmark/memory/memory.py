@@ -30,7 +30,9 @@ from landmark.memory.landmark_values import merge_with_landmarks
 from landmark.memory.layer import LayerMemory
 from landmark.memory.local_attention import LocalAttention
 from landmark.memory.observer import Observer, Retrieval
-from landmark.memory.positions import attending_lag, lag_distances, rotate_queries
+from landmark.memory.positions import attending_lag, lag_distances, rotate_queries, scoring_lag
+from landmark.memory.query_tiles import QueryTiles
+from landmark.memory.rerank import rerank
 from landmark.memory.retrieval import retrieve, retrieve_given
 from landmark.memory.saving import Identity, load, save
 from landmark.memory.settings import check_settings
@@ -91,6 +93,8 @@ class Memory:
         softcap: float | None = None,
         uneven: bool = False,
         landmark_values: bool = False,
+        rerank: int | None = None,
+        joint_softmax: bool = False,
     ):
         """Start with nothing read.
 
@@ -141,6 +145,10 @@ class Memory:
                 one text, in "device", without an index, groups, local blocks, pooled keys and a context miss token.
             landmark_values: whether the blocks that are not retrieved are read by the values of their landmarks
                 (landmark_values.py); without an index, groups, and a context miss token.
+            rerank: blocks with the best landmarks, of which the k with the best landmark and tokens are retrieved
+                (rerank.py); with "per_token_and_head" and the scorer "landmark". None: the k with the best landmarks.
+            joint_softmax: whether landmarks' scores are added to those of their tokens, as in
+                `landmark.attention.landmark_attention`; without groups, landmark_values and a context miss token.
 
         Raises UserError for a setting out of range, and for index="faiss" where faiss is not installed.
         """
@@ -165,6 +173,8 @@ class Memory:
             softcap=softcap,
             uneven=uneven,
             landmark_values=landmark_values,
+            rerank=rerank,
+            joint_softmax=joint_softmax,
         )
         if index == "faiss":
             import_faiss()
@@ -177,13 +187,13 @@ class Memory:
         self.key_offset, self.landmark_key, self.local_blocks = key_offset, landmark_key, local_blocks
         self.fan_out, self.levels = fan_out, levels
         self.gradient, self.softcap, self.uneven = gradient, softcap, uneven
-        self.landmark_values = landmark_values
+        self.landmark_values, self.rerank, self.joint_softmax = landmark_values, rerank, joint_softmax
         if tie_layers is None:
             tie_layers = (0,) if landmark_key == "token" else ()
         self.tie_layers = tie_layers if mapping == "stingy" else ()
         self.rope_base = rope_base.tolist() if isinstance(rope_base, Tensor) else rope_base
         self.still_layers = frozenset(still_layers)
-        self._local = LocalAttention(block_size, key_offset, landmark_key, local_blocks, softcap)
+        self._local = LocalAttention(block_size, key_offset, landmark_key, local_blocks, softcap, joint_softmax)
         self.given: Tensor | None = None
         self._rotary, self._still = RotaryTable(rope_base), RotaryTable(torch.zeros(1))
         self.reset()
@@ -261,7 +271,14 @@ class Memory:
 
     def _identity(self) -> Identity:
         model = None if self.model is None else self.model()
-        keys = self.key_offset, self.landmark_key, self.local_blocks, self.uneven, self.landmark_values
+        keys = (
+            self.key_offset,
+            self.landmark_key,
+            self.local_blocks,
+            self.uneven,
+            self.landmark_values,
+            self.joint_softmax,
+        )
         return Identity(self.block_size, self.rope_base, self.mapping, *keys, model)
 
     def attend(
@@ -343,8 +360,8 @@ class Memory:
             out, lse = with_sinks(out, lse, sinks)
         cmt_weight = selection = None
         if cmt is not None:
-            if self.softcap is not None or self.landmark_values:
-                raise ValueError("softcap, landmark_values: leave out the context miss token")
+            if self.softcap is not None or self.landmark_values or self.joint_softmax:
+                raise ValueError("softcap, landmark_values, joint_softmax: leave out the context miss token")
             start = pending + (distances[-1] if distances else 0)
             cmt_weight = self._cmt_weight(q, cmt, lse, rotary, scale, start)
             out = out * (1 - cmt_weight)[..., None].to(out.dtype)
@@ -363,9 +380,15 @@ class Memory:
         if descent is None:
             ages, shift = self._retrieve(layer, state, rotated.detach()), None
         else:
-            ages, shift = descent.retrieve(rotated, self.k, selection)
+            ages, shift = descent.retrieve(rotated, self._proposed, selection)
+        rotated = rotated.to(q.dtype)
+        if ages.shape[-1] > self.k:
+            lags = scoring_lag(ages, self._num_recent, len(rotated))
+            selected = None if selection is None else selection.selected
+            best = rerank(QueryTiles(rotated, state.store, ages, lags, selected, self.softcap), self.k, shift)
+            ages, shift = ages.gather(-1, best), None if shift is None else shift.gather(-1, best)
         self._statistics.seconds_searching += time.perf_counter() - started
-        out, weights = self._attend_and_merge(state.store, rotated.to(q.dtype), ages, (out, lse), selection, shift)
+        out, weights = self._attend_and_merge(state.store, rotated, ages, (out, lse), selection, shift)
         if selection is not None:
             ages = selection.mask_ages(ages)
         self._statistics.count_retrieved(ages, q[..., 0].numel(), selection)
@@ -401,9 +424,9 @@ class Memory:
 
     def _retrieve(self, layer: int, state: LayerMemory, rotated_queries: Tensor) -> Tensor:
         """Ages (B, H, H_kv or 1, T or 1, q) of the retrieved blocks, oldest first; 1 is the newest block."""
-        common = {"k": self.k, "granularity": self.granularity, "num_recent": self._num_recent}
+        common = {"k": self._proposed, "granularity": self.granularity, "num_recent": self._num_recent}
         is_tied = layer in self.tie_layers
-        if state.index is not None and not is_tied and len(state.store) > self.k:
+        if state.index is not None and not is_tied and len(state.store) > self._proposed:
             return retrieve_candidates(rotated_queries, state.store, state.index, **common)
         if self.scorer == "given":
             if self.given is None:
@@ -422,6 +445,11 @@ class Memory:
         lacking = without_kernel(**of_memory, landmark_values=self.landmark_values, **options)
         check_kernel(self.backend, lacking)
         return backend_for(self.backend, like, self.block_size, not lacking)
+
+    @property
+    def _proposed(self) -> int:
+        """Blocks that landmarks propose, of which k are retrieved."""
+        return self.rerank or self.k
 
     @property
     def _num_recent(self) -> int:
@@ -450,10 +478,13 @@ class Memory:
         local: output and log-sum-exp of local attention. shift: what is added to the gates (B, H, n, q).
         """
         if self._backend(rotated_queries) == "triton" and not rotated_queries.requires_grad:
-            return attend_to_blocks_fused(rotated_queries, store, ages, self._num_recent, local, selection), None
+            of_kernel = self._num_recent, local, selection, self.joint_softmax
+            return attend_to_blocks_fused(rotated_queries, store, ages, *of_kernel), None
         lags = self._lags(ages, len(rotated_queries))
         selected = None if selection is None else selection.selected
-        block_out, gates = attend_to_blocks(rotated_queries, store, ages, lags, selected, self.softcap)
+        block_out, gates = attend_to_blocks(
+            rotated_queries, store, ages, lags, selected, self.softcap, self.joint_softmax
+        )
         gates = gates if shift is None else gates + shift
         if self.landmark_values:
             return merge_with_landmarks(

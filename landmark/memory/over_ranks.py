@@ -89,11 +89,12 @@ class MemoryOverRanks(Memory):
             block_size: ℓ, normal tokens of a block.
             ranks: the processes.
             settings: of `Memory`. Raises UserError for those that need all blocks in one process: `max_blocks`, a
-                `scorer` other than "landmark", and `index`; and for `gradient`, `fan_out`, `softcap`, `uneven` and
-                `landmark_values`.
+                `scorer` other than "landmark", and `index`; and for `gradient`, `fan_out`, `softcap`, `uneven`,
+                `landmark_values`, `rerank` and `joint_softmax`.
         """
         needed = {"max_blocks": None, "scorer": "landmark", "index": "exact", "gradient": False}
-        needed |= {"fan_out": None, "softcap": None, "uneven": False, "landmark_values": False}
+        needed |= {"fan_out": None, "softcap": None, "uneven": False, "landmark_values": False, "rerank": None}
+        needed |= {"joint_softmax": False}
         for name, value in needed.items():
             if settings.get(name, value) != value:
                 raise UserError(f"{name}={settings[name]}: a memory over several processes has only {name}={value}")

@@ -40,8 +40,8 @@ def retrieve(
         k: blocks to retrieve.
         granularity: as in `landmark.memory.Memory`.
         scorer: as in `landmark.memory.Memory`.
-        tie: whether all blocks older than the last k get one and the same score (layer 0, where all landmarks are the
-            same vector up to rounding).
+        tie: whether all blocks older than the recent ones get one and the same score (layer 0, where all landmarks are
+            the same vector up to rounding).
         generator: random numbers of the scorer "random".
         num_recent: number of newest blocks that have their own lag; all older ones are scored at lag S. It is k with
             the stingy mapping, 0 with true positions.
@@ -60,9 +60,9 @@ def retrieve(
     if scorer == "random":
         scores = torch.rand(*shape, len(store), generator=generator, device=device)
         return _top(scores, store.ages(), count).sort(-1, descending=True).values
-    tie = tie and scorer == "landmark"
+    tied = count if tie and scorer == "landmark" else 0
     summaries = store.means if scorer == "mean_key" else store.landmarks
-    by_itself = granularity == "per_token_and_head" and not tie and softcap is None
+    by_itself = granularity == "per_token_and_head" and not tied and softcap is None
     if fused and by_itself and summaries.dtype == torch.float32 and count <= MOST:
         of_store = {"added": store.added, "blocks": len(store), "recent": num_recent}
         return top_k_landmarks(rotated_queries, summaries, **of_store, k=count).sort(-1, descending=True).values
@@ -73,7 +73,7 @@ def retrieve(
         size = batch * (of_heads.stop - of_heads.start) * (part.stop - part.start) * len(store)
         buffer = buffer if buffer.numel() >= size else rotated_queries.new_empty(size)  # allocating memory is slow
         q = rotated_queries[:, :, part, of_heads]
-        scores, ages, normaliser = _scores(q, summaries[:, kv], store, num_recent, tie, softcap, buffer[:size])
+        scores, ages, normaliser = _scores(q, summaries[:, kv], store, num_recent, tied, softcap, buffer[:size])
         # The maximum of log-probabilities ranks as that of probabilities, without underflow.
         if granularity == "per_head":
             scores, part = (scores - normaliser()[..., None]).amax(2, keepdim=True), slice(None)
@@ -107,7 +107,7 @@ def scores_of_all(rotated_queries: Tensor, store: BlockStore, num_recent: int, s
     """The scores of all landmarks by their rows, (B, H, T, blocks). Args: as for `retrieve`."""
     _, batch, queries, heads, _ = rotated_queries.shape
     buffer = rotated_queries.new_empty(batch * heads * queries * len(store))
-    return _scores(rotated_queries, store.landmarks, store, num_recent, False, softcap, buffer)[0]
+    return _scores(rotated_queries, store.landmarks, store, num_recent, 0, softcap, buffer)[0]
 
 
 def _sets(granularity: str, rotated_queries: Tensor, store: BlockStore) -> tuple[int, int, int]:
@@ -139,14 +139,15 @@ def _scores(
     summaries: Tensor,
     store: BlockStore,
     num_recent: int,
-    tie: bool,
+    tied: int,
     softcap: float | None,
     buffer: Tensor,
 ) -> tuple[Tensor, Tensor, Callable[[], Tensor]]:
     """Scores (B, H, T, n) of n blocks, their ages (n,), and a function for the log-sum-exp over all blocks kept.
 
-    The function returns (B, H, T). With `tie` only the newest of the older blocks are among the n. summaries:
-    (B, H_kv, capacity, d), landmarks or mean keys. buffer: memory for the scores.
+    The function returns (B, H, T). tied: if blocks older than the recent ones share one score, how many of them, the
+    newest, are among the n; 0 if each has its own. summaries: (B, H_kv, capacity, d), landmarks or mean keys. buffer:
+    memory for the scores.
     """
     _, _, queries, heads, _ = rotated_queries.shape
     group, recent = heads // summaries.shape[1], min(num_recent, len(store))
@@ -158,8 +159,8 @@ def _scores(
         keys = keys if group == 1 else keys.repeat_interleave(group, 1)
         return capped(torch.einsum(f"{dimensions},bhnd->bhtn", q, keys), softcap)
 
-    if tie:
-        same = max(1, min(older, num_recent))  # of the older blocks
+    if tied:
+        same = min(older, tied)
         ages = torch.arange(recent + same, 0, -1, device=rotated_queries.device)
         shared = against(store.rows(ages[same - 1 : same]), "bthd", rotated_queries[-1])
         scores = against(store.rows(ages[same:]), "nbthd", lagged)

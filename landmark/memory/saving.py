@@ -30,6 +30,7 @@ SETTINGS = {
     "local_blocks": "model.local_blocks",
     "uneven": "uneven blocks (model.block_ends)",
     "landmark_values": "model.landmark_values",
+    "joint_softmax": "model.joint_softmax",
 }
 CONTENT, TENSORS = "memory.json", "tensors.safetensors"
 PIECE = 1 << 24  # bytes of blocks read or written at a time
@@ -50,6 +51,7 @@ class Identity:
     local_blocks: int
     uneven: bool
     landmark_values: bool
+    joint_softmax: bool
     model: str | None
 
 
@@ -102,7 +104,8 @@ def load(
     """
     if not (folder / CONTENT).is_file():
         raise UserError(f"{folder} holds no saved memory: {CONTENT} is missing")
-    earlier = {"local_blocks": 0, "uneven": False, "landmark_values": False}  # versions that had no such settings
+    # Of versions that had no such settings.
+    earlier = {"local_blocks": 0, "uneven": False, "landmark_values": False, "joint_softmax": False}
     content = earlier | read_json(folder / CONTENT)
     _check(identity, max_blocks, content, folder)
     try:

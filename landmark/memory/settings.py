@@ -42,13 +42,15 @@ def check_settings(
     softcap: float | None = None,
     uneven: bool = False,
     landmark_values: bool = False,
+    rerank: int | None = None,
+    joint_softmax: bool = False,
 ) -> None:
     """Raise UserError, naming the setting, for a value out of range or for two values that exclude each other.
 
     Args: as in `landmark.memory.Memory`. A default here is a value that is always allowed.
     """
     whole = {"model.block_size": block_size, "retrieval.k": k, "memory.blocks": max_blocks, "memory.cache": cache}
-    whole |= {"memory.candidates": candidates, "model.local_blocks": local_blocks}
+    whole |= {"memory.candidates": candidates, "model.local_blocks": local_blocks, "retrieval.rerank": rerank}
     for name, value in whole.items():
         if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
             raise UserError(f"{name}={value!r}: must be a whole number")
@@ -83,6 +85,14 @@ def check_settings(
     ):
         if value not in choices:
             raise UserError(f"{name}={value}: must be one of {', '.join(choices)}")
+    if rerank is not None and rerank < k:
+        raise UserError(f"retrieval.rerank={rerank} is less than retrieval.k={k}: of more blocks k are chosen")
+    if rerank is not None:
+        _check_only(
+            f"retrieval.rerank={rerank} chooses among the blocks with the best landmarks, for each query and head",
+            ("retrieval.granularity", granularity, "per_token_and_head"),
+            ("retrieval.scorer", scorer, "landmark"),
+        )
     if candidates < 1:
         raise UserError(f"memory.candidates={candidates}: must be at least 1")
     if fan_out is not None and (fan_out < 2 or levels < 1):
@@ -116,8 +126,14 @@ def check_settings(
             "model.landmark_values=true: every block is scored, and the best retrieved; leave out model.fan_out, "
             "memory.index=faiss and retrieval.k=0"
         )
-    if index == "faiss" and candidates < k:
-        raise UserError(f"memory.candidates={candidates} is less than retrieval.k={k}: raise it to at least {k}")
+    if joint_softmax and (fan_out is not None or landmark_values):
+        name = "fan_out" if fan_out is not None else "landmark_values"
+        raise UserError(f"model.joint_softmax=true: landmarks are no gates then, leave out model.{name}")
+    if index == "faiss" and candidates < (most := max(k, rerank or 0)):
+        name = "k" if rerank is None else "rerank"
+        raise UserError(
+            f"memory.candidates={candidates} is less than retrieval.{name}={most}: raise it to at least {most}"
+        )
     if index == "faiss" and max_blocks is not None:
         raise UserError(f"memory.index=faiss: the index cannot drop blocks, so memory.blocks={max_blocks} must be null")
     if index == "faiss" and scorer != "landmark":

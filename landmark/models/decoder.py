@@ -198,7 +198,7 @@ class Decoder(LanguageModel):
         settings = {"rope_base": self._rope_base, "key_offset": self.config.key_offset}
         if self.config.kind != "landmark":
             return settings
-        names = "landmark_key", "local_blocks", "fan_out", "levels", "landmark_values"
+        names = "landmark_key", "local_blocks", "fan_out", "levels", "landmark_values", "joint_softmax"
         settings |= {name: getattr(self.config, name) for name in names}
         return settings | ({} if self.config.ends is None else {"uneven": True})
 
@@ -370,6 +370,7 @@ class Decoder(LanguageModel):
                 top_k=top_k,
                 local_blocks=config.local_blocks,
                 landmark_values=config.landmark_values,
+                joint_softmax=config.joint_softmax,
                 bidirectional=config.masked,
                 hierarchy=None if group_bias is None else Hierarchy(config.fan_out or 0, group_bias),
                 empty=empty,

@@ -92,7 +92,7 @@ def test_nothing_asked_for_shows_what_there_is(tmp_path):
 def test_plan_of_the_quickstart(tmp_path):
     done = start(tmp_path, "+experiment=quickstart", "task=plan")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "missing: 2 runs, 5 rows" in done.stdout
+    assert "missing: 2 runs, 6 rows" in done.stdout
 
 
 def test_status_of_all_experiments(tmp_path):

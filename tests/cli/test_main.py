@@ -65,7 +65,7 @@ def test_configuration_alone_is_a_row(work):
 def test_seeds_train_a_run_each(work, capsys):
     work("+experiment=quickstart", "data=pg19", "seeds=[0,1]")
     assert work.trained == ["transformer", "transformer", "landmark", "landmark"]
-    assert len(work.evaluated) == 10
+    assert len(work.evaluated) == 12
     assert "standard deviation over 2 seeds" in capsys.readouterr().out
 
 
@@ -114,13 +114,13 @@ def test_task_prepare_trains_nothing(work, capsys):
 
 def test_plan_makes_nothing_and_says_what_is_missing(work, capsys):
     work("+experiment=quickstart", "data=pg19", "task=plan")
-    assert "missing: 2 runs, 5 rows" in capsys.readouterr().out
+    assert "missing: 2 runs, 6 rows" in capsys.readouterr().out
     assert not work.output.exists()
     work("+experiment=quickstart", "data=pg19", "row=plain_512")
     work("+experiment=quickstart", "data=pg19", "task=plan")
     assert (work.trained, work.evaluated) == ([], [])
     planned = capsys.readouterr().out
-    assert "missing: 1 runs, 4 rows" in planned
+    assert "missing: 1 runs, 5 rows" in planned
     assert re.search(
         r"on a cluster: python .* -m .*task=train run=landmark-\S+ hydra/launcher=submitit_slurm\n", planned
     )
@@ -179,7 +179,7 @@ def test_folder_of_another_configuration_is_refused_with_the_difference(work):
 
 
 def test_a_text_is_read_by_one_model(work):
-    with pytest.raises(UserError, match="task=generate: 5 rows, choose one with row="):
+    with pytest.raises(UserError, match="task=generate: 6 rows, choose one with row="):
         work("+experiment=quickstart", "data=pg19", "task=generate", "prompt=a")
 
 

@@ -28,8 +28,8 @@ def counted(monkeypatch):
 def test_identities_are_computed_once_a_row(work, counted, task):
     """Also where the table is shown in the end."""
     work("+experiment=quickstart", "data=pg19", f"task={task}")
-    assert len(work.evaluated) == 5
-    assert counted == {"run_settings": 5, "row_settings": 5}
+    assert len(work.evaluated) == 6
+    assert counted == {"run_settings": 6, "row_settings": 6}
 
 
 def test_identities_are_computed_once_a_row_and_seed(work, counted):

@@ -54,12 +54,19 @@ def test_launches_differ_by_what_decides_numbers(work, books, tmp_path, monkeypa
 def test_a_launch_has_every_row_of_its_experiment(work):
     work("+experiment=quickstart", "data=pg19", "row=plain_512")
     contents, (launch,) = read(work)
-    assert list(launch.rows) == ["plain_512", "plain_360", "landmark_2048", "landmark_twice", "recent_twice"]
+    assert list(launch.rows) == [
+        "plain_512",
+        "plain_360",
+        "landmark_2048",
+        "landmark_twice",
+        "rerank_twice",
+        "recent_twice",
+    ]
     assert list(launch.found(contents)) == ["plain_512"]
     assert launch.compare == compose_conf(["+experiment=quickstart"]).compare
     work("+experiment=quickstart", "data=pg19", "task=train")
     _, (launch,) = read(work)
-    assert [len(entries) for entries in launch.rows.values()] == [1] * 5
+    assert [len(entries) for entries in launch.rows.values()] == [1] * 6
     runs = {path.stem for path in (work.output / "records" / "runs").iterdir()}
     assert {entry.run for (entry,) in launch.rows.values()} == runs
 
@@ -79,7 +86,7 @@ def test_a_launch_that_fails_is_noted_all_the_same(work):
     except ValueError:
         contents, (launch,) = read(work)
     assert launch.found(contents) == {}
-    assert [len(entries) for entries in launch.rows.values()] == [1] * 5
+    assert [len(entries) for entries in launch.rows.values()] == [1] * 6
 
 
 def test_settings_alone_are_no_launch(work):

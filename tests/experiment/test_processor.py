@@ -9,12 +9,8 @@ from landmark.utils.hardware import cores, hardware
 
 
 @pytest.fixture(autouse=True)
-def restored(monkeypatch):
-    before, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+def threads_are_chosen(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    yield
-    torch.set_num_threads(before)
-    torch.set_float32_matmul_precision(precision)
 
 
 @pytest.mark.parametrize(

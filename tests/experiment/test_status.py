@@ -23,7 +23,7 @@ def files(folder):
 def test_before_anything_is_made_all_is_missing_and_nothing_is_made(work, capsys):
     work("+experiment=quickstart", "data=pg19", "task=status")
     said = capsys.readouterr().out
-    assert said.startswith("quickstart (nano, pg19, bytes, eval.tokens=8192): 7 missing\n")
+    assert said.startswith("quickstart (nano, pg19, bytes, eval.tokens=8192): 8 missing\n")
     assert not work.output.exists()
 
 
@@ -36,7 +36,7 @@ def test_states_after_a_row_and_an_error(work, capsys):
     capsys.readouterr()
     work("+experiment=quickstart", "data=pg19", "task=status")
     said = capsys.readouterr().out
-    assert said.startswith("quickstart (nano, pg19, bytes, eval.tokens=8192): 3 done, 1 failed, 3 missing\n")
+    assert said.startswith("quickstart (nano, pg19, bytes, eval.tokens=8192): 3 done, 1 failed, 4 missing\n")
     assert state(said, "row plain_512") == ("done", "")
     assert state(said, "row plain_360") == ("missing", "")
     assert state(said, "run landmark-pg19-nano-") == ("done", "")
@@ -64,7 +64,7 @@ def test_of_all_experiments_the_command_does_the_rest(work, capsys):
     work("+experiment=table2_granularity", "row=per_head_2048_k2", "seeds=[0,1]")
     work.task("task=status", f"output={work.output}")
     said = capsys.readouterr().out
-    assert "quickstart (nano, pg19, bytes, eval.tokens=8192): 2 done, 4 missing\n" in said
+    assert "quickstart (nano, pg19, bytes, eval.tokens=8192): 2 done, 5 missing\n" in said
     assert re.search(r"^  missing: row plain_360, row landmark_2048, ", said, re.MULTILINE)
     assert "table2_granularity (nano, pg19, bytes, eval.tokens=8192, seeds=[0,1]): 4 done, 8 missing" in said
     assert "not begun: ablation_index, " in said
@@ -76,7 +76,7 @@ def test_of_all_experiments_the_command_does_the_rest(work, capsys):
     capsys.readouterr()
     work.task("task=status", f"output={work.output}")
     said = capsys.readouterr().out
-    assert "quickstart (nano, pg19, bytes, eval.tokens=8192): 7 done\n" in said
+    assert "quickstart (nano, pg19, bytes, eval.tokens=8192): 8 done\n" in said
     assert "table2_granularity (nano, pg19, bytes, eval.tokens=8192, seeds=[0,1]): 20 done\n" in said
     assert (work.trained, work.evaluated) == ([], [])
 

@@ -29,15 +29,19 @@ def feed(memory, q, k, v, chunks, layer=1, **settings):
 def readings(draw):
     k, has_cmt, landmark_key = draw(st.integers(0, 4)), draw(st.booleans()), draw(st.sampled_from(LANDMARK_KEYS))
     can_cap = not has_cmt and landmark_key == "token"
+    granularity = draw(st.sampled_from(GRANULARITIES))
+    can_rerank = granularity == "per_token_and_head"
     return {
         "chunks": draw(st.lists(st.integers(1, 14), min_size=1, max_size=6)),
         "block_size": draw(st.integers(1, 5)),
         "k": k,
         "max_blocks": draw(st.one_of(st.none(), st.integers(max(k, 1), 9))),
-        "granularity": draw(st.sampled_from(GRANULARITIES)),
+        "granularity": granularity,
+        "rerank": draw(st.one_of(st.none(), st.integers(max(k, 1), 8))) if can_rerank else None,
         "heads": draw(st.sampled_from([(1, 1), (2, 2), (4, 2)])),
         "tie": draw(st.booleans()),
         "cmt": has_cmt,
+        "joint_softmax": not has_cmt and draw(st.booleans()),
         "cutoff": draw(st.sampled_from([0.0, 0.2, 0.5, 0.8, 1.0])),
         "mapping": draw(st.sampled_from(MAPPINGS)),
         "key_offset": draw(st.sampled_from([0.0, 0.5, 1.0])),
@@ -71,6 +75,8 @@ def test_memory_equals_plain_loops(reading):
         landmark_key=reading["landmark_key"],
         local_blocks=reading["local_blocks"],
         softcap=reading["softcap"],
+        rerank=reading["rerank"],
+        joint_softmax=reading["joint_softmax"],
         rope_base=rotary_frequencies(4, 10000.0, fraction),
     )
     cmt = torch.randn(kv_heads, 4, dtype=torch.float64, generator=generator) if reading["cmt"] else None
@@ -103,6 +109,8 @@ def test_memory_equals_plain_loops(reading):
             local_blocks=reading["local_blocks"],
             kv_heads=kv_heads,
             softcap=reading["softcap"],
+            rerank=reading["rerank"],
+            joint_softmax=reading["joint_softmax"],
             pooling=q[sample].unflatten(0, (kv_heads, -1)).mean(1).repeat_interleave(heads // kv_heads, 0).numpy(),
         )
         np.testing.assert_allclose(out[sample], expected, atol=1e-10)

@@ -188,9 +188,9 @@ def test_accuracy_of_seeds_is_a_mean_and_a_deviation(configure, make_record):
 def test_series_are_named_as_their_rows_and_sorted_by_length():
     table = tabulate("ablation_retrieval")
     found = series(table)
-    assert list(found) == ["landmark", "recent", "random", "mean_key", "sinks", "full"]
+    assert list(found) == ["landmark", "rerank", "recent", "random", "mean_key", "sinks", "full"]
     assert all([row.length for row in rows] == [512, 1024, 2048, 4096] for rows in found.values())
-    assert len({look.colour for look in series_looks(found).values()}) == 6
+    assert len({look.colour for look in series_looks(found).values()}) == 7
 
 
 def test_lines_are_compared_at_their_own_length():

@@ -89,7 +89,10 @@ def test_rows_on_arxiv_math_stand_beside_the_papers(composer, configure, make_re
 
 @pytest.mark.parametrize(
     "override",
-    ["retrieval.scorer=recent", "model.block_size=32", "retrieval=per_head", "data=stdlib", "memory.blocks=9"],
+    [
+        *("retrieval.scorer=recent", "retrieval.rerank=16", "model.block_size=32", "retrieval=per_head"),
+        *("data=stdlib", "memory.blocks=9"),
+    ],
 )
 def test_what_the_paper_did_not_measure_has_no_published_number(configure, make_record, published, override):
     overrides = ["model=landmark", "eval.length=2048", "eval.local=250", "memory.blocks=40", "retrieval.k=4"]

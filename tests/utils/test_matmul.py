@@ -1,18 +1,10 @@
 """How the CPU multiplies float32 matrices: chosen, said, and always as exact as float32 is."""
 
-import pytest
 import torch
 
 from landmark.experiment.processor import set_up_processor
 from landmark.utils import matmul
 from landmark.utils.hardware import hardware
-
-
-@pytest.fixture(autouse=True)
-def _as_before():
-    before = torch.get_float32_matmul_precision()
-    yield
-    torch.set_float32_matmul_precision(before)
 
 
 def test_the_probe_takes_no_precision_that_rounds():

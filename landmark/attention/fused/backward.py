@@ -36,7 +36,7 @@ from landmark.attention.fused.tiles import (
 def _gradients(
     q, k, v, do, delta, lse, rows_key, own, shift, controlled_lse, d_cmt_score, controlled, sizes, tile, phase, length,
     scale, W: tl.constexpr, GROUP: tl.constexpr, SEGMENT: tl.constexpr, M: tl.constexpr, MIXED: tl.constexpr,
-    CMT: tl.constexpr, UNEVEN: tl.constexpr, PRECISION: tl.constexpr,
+    CMT: tl.constexpr, UNEVEN: tl.constexpr, JOINT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Weights and gradients of the scores, both (M, columns), and the gradient of the shift, (M,).
 
@@ -46,7 +46,7 @@ def _gradients(
     """
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     exponentials, total, gate, earlier, is_landmark = softmax_in_blocks(
-        scores, rows_key, own, sizes, tile, phase, length, scale, W, GROUP, SEGMENT, M, MIXED, UNEVEN
+        scores, rows_key, own, sizes, tile, phase, length, scale, W, GROUP, SEGMENT, M, MIXED, UNEVEN, JOINT
     )
     in_softmax = earlier & (controlled != 0)[None, :]
     score = gate
@@ -57,7 +57,9 @@ def _gradients(
     products = tl.reshape(tl.dot(do, tl.trans(v), input_precision=PRECISION), (M, GROUP, SEGMENT))
     summed = tl.sum(weights * products, axis=2)  # P_ib·D_ib
     d_gate = tl.where(earlier, summed - outer * delta[:, None], 0.0)
-    mean = tl.where(earlier, summed / tl.where(outer > 0.0, outer, 1.0), delta[:, None])
+    mean = delta[:, None]
+    if not JOINT:
+        mean = tl.where(earlier, summed / tl.where(outer > 0.0, outer, 1.0), mean)
     d_scores = weights * (products - mean[:, :, None])
     d_shift = tl.zeros((M,), tl.float32)
     if CMT:
@@ -89,8 +91,8 @@ def backward_queries(
     dq_b, dq_h, dq_t, dq_d,
     samples, blocks, rows, prefix, heads, group, scale, natural_scale,
     W: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, M: tl.constexpr, GROUP: tl.constexpr,
-    WIDE: tl.constexpr, SEGMENT: tl.constexpr, CMT: tl.constexpr, UNEVEN: tl.constexpr, PACKED: tl.constexpr,
-    LEAN: tl.constexpr, PRECISION: tl.constexpr,
+    WIDE: tl.constexpr, SEGMENT: tl.constexpr, CMT: tl.constexpr, UNEVEN: tl.constexpr, JOINT: tl.constexpr,
+    PACKED: tl.constexpr, LEAN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """For M queries of one head: their gradient, D_i (Delta), and the gradient of the context miss token's score."""
     head, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
@@ -124,14 +126,14 @@ def backward_queries(
         dq, d_shift = _backward_queries_tile(
             q, k_base, v_base, do, dq, d_shift, delta, lse, rows_key, own, shift, controlled_lse, controlled_base,
             sizes_base, tile, phase, length, blocks, scale, k_t, k_d, v_t, v_d,
-            W, D, BLOCK_D, M, WIDE, SEGMENT, False, CMT, UNEVEN, PRECISION,
+            W, D, BLOCK_D, M, WIDE, SEGMENT, False, CMT, UNEVEN, JOINT, PRECISION,
         )  # fmt: skip
     for number in tl.range(0, narrow, disable_licm=LEAN):
         tile = tl.where(number < before, number, number + left_out)
         dq, d_shift = _backward_queries_tile(
             q, k_base, v_base, do, dq, d_shift, delta, lse, rows_key, own, shift, controlled_lse, controlled_base,
             sizes_base, tile, phase, length, blocks, scale, k_t, k_d, v_t, v_d,
-            W, D, BLOCK_D, M, GROUP, SEGMENT, True, CMT, UNEVEN, PRECISION,
+            W, D, BLOCK_D, M, GROUP, SEGMENT, True, CMT, UNEVEN, JOINT, PRECISION,
         )  # fmt: skip
     if CMT:
         tl.store(DCmtScores + of_row, tl.where(unseen, -delta * tl.exp2(cmt_score - lse), d_shift), mask=row_ok)
@@ -152,7 +154,8 @@ def _backward_queries_tile(
     q, k_base, v_base, do, dq, d_shift, delta, lse, rows_key, own, shift, controlled_lse, controlled_base, sizes_base,
     tile, phase, length, blocks, scale, k_t, k_d, v_t, v_d,
     W: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, M: tl.constexpr, GROUP: tl.constexpr,
-    SEGMENT: tl.constexpr, MIXED: tl.constexpr, CMT: tl.constexpr, UNEVEN: tl.constexpr, PRECISION: tl.constexpr,
+    SEGMENT: tl.constexpr, MIXED: tl.constexpr, CMT: tl.constexpr, UNEVEN: tl.constexpr, JOINT: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     start, place, valid = key_columns(tile, phase, length, W, GROUP, SEGMENT, MIXED)
     k = load_rows(k_base, start, place, valid, k_t, k_d, D, BLOCK_D)
@@ -162,7 +165,7 @@ def _backward_queries_tile(
     nothing = tl.zeros((M,), tl.float32)
     _, d_scores, more = _gradients(
         q, k, v, do, delta, lse, rows_key, own, shift, controlled_lse, nothing, controlled, sizes, tile, phase,
-        length, scale, W, GROUP, SEGMENT, M, MIXED, CMT, UNEVEN, PRECISION,
+        length, scale, W, GROUP, SEGMENT, M, MIXED, CMT, UNEVEN, JOINT, PRECISION,
     )  # fmt: skip
     return dq + tl.dot(d_scores.to(k.dtype), k, input_precision=PRECISION), d_shift + more
 
@@ -174,8 +177,8 @@ def backward_keys(
     dk_b, dk_h, dk_t, dk_d, dv_b, dv_h, dv_t, dv_d,
     samples, blocks, rows, prefix, heads, group, scale, natural_scale,
     W: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, M: tl.constexpr, GROUP: tl.constexpr,
-    SEGMENT: tl.constexpr, CMT: tl.constexpr, UNEVEN: tl.constexpr, PACKED: tl.constexpr, LEAN: tl.constexpr,
-    ALL: tl.constexpr, PRECISION: tl.constexpr,
+    SEGMENT: tl.constexpr, CMT: tl.constexpr, UNEVEN: tl.constexpr, JOINT: tl.constexpr, PACKED: tl.constexpr,
+    LEAN: tl.constexpr, ALL: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Gradients of the keys and values of GROUP blocks of one key head, from all query heads that share it.
 
@@ -213,14 +216,14 @@ def backward_keys(
                 q_base, do_base, k, v, dk, dv, Delta + of_head, Lse + of_head, CmtScores + of_head,
                 ControlledLse + of_head, DCmtScores + of_head, DqSum + of_head * D, controlled, sizes, tile_of_queries,
                 tile, phase, prefix, queries, scale, q_t, q_d, do_t, do_d,
-                W, D, BLOCK_D, M, GROUP, SEGMENT, True, CMT, UNEVEN, ALL, PRECISION,
+                W, D, BLOCK_D, M, GROUP, SEGMENT, True, CMT, UNEVEN, JOINT, ALL, PRECISION,
             )  # fmt: skip
         for tile_of_queries in tl.range(tl.maximum(beyond, start), end, disable_licm=LEAN):
             dk, dv = _backward_keys_tile(
                 q_base, do_base, k, v, dk, dv, Delta + of_head, Lse + of_head, CmtScores + of_head,
                 ControlledLse + of_head, DCmtScores + of_head, DqSum + of_head * D, controlled, sizes, tile_of_queries,
                 tile, phase, prefix, queries, scale, q_t, q_d, do_t, do_d,
-                W, D, BLOCK_D, M, GROUP, SEGMENT, False, CMT, UNEVEN, ALL, PRECISION,
+                W, D, BLOCK_D, M, GROUP, SEGMENT, False, CMT, UNEVEN, JOINT, ALL, PRECISION,
             )  # fmt: skip
     dk_base = Dk + batch * dk_b + kv_head * dk_h + tl.cast(begin, tl.int64) * dk_t
     dv_base = Dv + batch * dv_b + kv_head * dv_h + tl.cast(begin, tl.int64) * dv_t
@@ -233,8 +236,8 @@ def _backward_keys_tile(
     q_base, do_base, k, v, dk, dv, delta_base, lse_base, cmt_base, controlled_lse_base, d_cmt_base, dq_base, controlled,
     sizes, tile_of_queries, tile, phase, prefix, queries, scale, q_t, q_d, do_t, do_d,
     W: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, M: tl.constexpr, GROUP: tl.constexpr,
-    SEGMENT: tl.constexpr, MIXED: tl.constexpr, CMT: tl.constexpr, UNEVEN: tl.constexpr, ALL: tl.constexpr,
-    PRECISION: tl.constexpr,
+    SEGMENT: tl.constexpr, MIXED: tl.constexpr, CMT: tl.constexpr, UNEVEN: tl.constexpr, JOINT: tl.constexpr,
+    ALL: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     local, row, row_ok, rows_key, own, _, _ = query_rows(tile_of_queries, phase, prefix, queries, M, W)
     q = load_rows(q_base, tile_of_queries * M, local, row_ok, q_t, q_d, D, BLOCK_D)
@@ -249,7 +252,7 @@ def _backward_keys_tile(
         d_cmt_score = tl.load(d_cmt_base + row, mask=row_ok, other=0.0)
     weights, d_scores, _ = _gradients(
         q, k, v, do, delta, lse, rows_key, own, shift, controlled_lse, d_cmt_score, controlled, sizes, tile,
-        phase, prefix + queries, scale, W, GROUP, SEGMENT, M, MIXED, CMT, UNEVEN, PRECISION,
+        phase, prefix + queries, scale, W, GROUP, SEGMENT, M, MIXED, CMT, UNEVEN, JOINT, PRECISION,
     )  # fmt: skip
     dv += tl.dot(tl.trans(weights.to(do.dtype)), do, input_precision=PRECISION)
     dk += tl.dot(tl.trans(d_scores.to(q.dtype)), q, input_precision=PRECISION)

@@ -1,7 +1,8 @@
 """The forward pass of landmark attention as a Triton kernel. Tiles of keys are whole blocks. For query i and block b:
 
 1. inner: maximum and sum over the tokens of the block.
-2. gate: the landmark's score for an earlier block, the inner log-sum-exp for the query's own block, else −∞.
+2. gate: the landmark's score for an earlier block, with JOINT plus the inner log-sum-exp, this alone for the query's
+   own block, else −∞.
 3. share: 2^(gate − running maximum), rescaled as the maximum grows: an online softmax over blocks.
 
 Only the outer log-sum-exp is kept for the backward pass. Scores and log-sum-exps are in units of log 2 here. The kernel
@@ -40,8 +41,8 @@ def forward(
     q_b, q_h, q_t, q_d, k_b, k_h, k_t, k_d, v_b, v_h, v_t, v_d, o_b, o_h, o_t, o_d,
     samples, blocks, rows, prefix, heads, group, scale,
     W: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, M: tl.constexpr, GROUP: tl.constexpr,
-    WIDE: tl.constexpr, SEGMENT: tl.constexpr, CMT: tl.constexpr, UNEVEN: tl.constexpr, PACKED: tl.constexpr,
-    LEAN: tl.constexpr, PRECISION: tl.constexpr,
+    WIDE: tl.constexpr, SEGMENT: tl.constexpr, CMT: tl.constexpr, UNEVEN: tl.constexpr, JOINT: tl.constexpr,
+    PACKED: tl.constexpr, LEAN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Output and log-sum-exp of M queries of one head. The latest queries, which see the most keys, come first.
 
@@ -81,14 +82,14 @@ def forward(
         running, weight, acc = _forward_tile(
             q, k_base, v_base, controlled_base, sizes_base, running, weight, acc, rows_key, own, shift, tile,
             phase, length, blocks, scale, k_t, k_d, v_t, v_d, W, D, BLOCK_D, M, WIDE, SEGMENT, False, CMT,
-            UNEVEN, PRECISION,
+            UNEVEN, JOINT, PRECISION,
         )  # fmt: skip
     for number in tl.range(0, narrow, disable_licm=LEAN):
         tile = tl.where(number < before, number, number + left_out)
         running, weight, acc = _forward_tile(
             q, k_base, v_base, controlled_base, sizes_base, running, weight, acc, rows_key, own, shift, tile,
             phase, length, blocks, scale, k_t, k_d, v_t, v_d, W, D, BLOCK_D, M, GROUP, SEGMENT, True, CMT,
-            UNEVEN, PRECISION,
+            UNEVEN, JOINT, PRECISION,
         )  # fmt: skip
     if CMT:
         larger = tl.maximum(running, cmt_gate)
@@ -109,14 +110,15 @@ def _forward_tile(
     q, k_base, v_base, controlled_base, sizes_base, running, weight, acc, rows_key, own, shift, tile, phase, length,
     blocks, scale, k_t, k_d, v_t, v_d,
     W: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, M: tl.constexpr, GROUP: tl.constexpr,
-    SEGMENT: tl.constexpr, MIXED: tl.constexpr, CMT: tl.constexpr, UNEVEN: tl.constexpr, PRECISION: tl.constexpr,
+    SEGMENT: tl.constexpr, MIXED: tl.constexpr, CMT: tl.constexpr, UNEVEN: tl.constexpr, JOINT: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     start, place, valid = key_columns(tile, phase, length, W, GROUP, SEGMENT, MIXED)
     k = load_rows(k_base, start, place, valid, k_t, k_d, D, BLOCK_D)
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     sizes = load_sizes(sizes_base, tile, blocks, GROUP, UNEVEN)
     exponentials, total, gate, earlier, _ = softmax_in_blocks(
-        scores, rows_key, own, sizes, tile, phase, length, scale, W, GROUP, SEGMENT, M, MIXED, UNEVEN
+        scores, rows_key, own, sizes, tile, phase, length, scale, W, GROUP, SEGMENT, M, MIXED, UNEVEN, JOINT
     )
     if CMT:
         controlled = load_controlled(controlled_base, tile, blocks, GROUP, CMT)

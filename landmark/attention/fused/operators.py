@@ -30,12 +30,14 @@ def _attention(
     block_size: int,
     prefix: int,
     scale: float,
+    joint: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Output (B, H, T, d), and two log-sum-exps (B, H, T) in units of log 2: outer, and of controlled landmarks alone.
 
     phase: (samples,), int32. starts: (samples + 1,), int32, rows where packed samples begin and end. cmt_scores:
     (B, H, T), float32, in nats. controlled: (samples, blocks), int8. sizes: (samples, blocks), int32, tokens of each
-    block, without cmt_scores (None: ℓ). Without cmt_scores the last output is empty.
+    block, without cmt_scores (None: ℓ). joint: whether a landmark's score is added to those of its tokens, in one
+    softmax. Without cmt_scores the last output is empty.
     """
     out = torch.empty_like(q)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
@@ -50,6 +52,7 @@ def _attention(
         cmt=cmt_scores is not None,
         samples=None if starts is None else len(phase),
         uneven=sizes is not None,
+        joint=joint,
     )
     return out, lse, controlled_lse
 
@@ -69,7 +72,7 @@ def _shape(
 
 
 @_attention.register_fake
-def _(q, k, v, phase, starts, cmt_scores, controlled, sizes, block_size, prefix, scale):
+def _(q, k, v, phase, starts, cmt_scores, controlled, sizes, block_size, prefix, scale, joint):
     lse = q.new_empty(q.shape[:3], dtype=torch.float32)
     return torch.empty_like(q), lse, torch.empty_like(lse) if cmt_scores is not None else lse.new_empty(0)
 
@@ -91,6 +94,7 @@ def _attention_backward(
     block_size: int,
     prefix: int,
     scale: float,
+    joint: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v and, in nats, of the context miss token's scores (B, H, T)."""
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
@@ -100,6 +104,7 @@ def _attention_backward(
     shape = (*_shape(q, k, phase, controlled, sizes, prefix), scale * LOG2_E, scale)
     samples, uneven = None if starts is None else len(phase), sizes is not None
     settings = {"block_size": block_size, "cmt": cmt_scores is not None, "samples": samples, "uneven": uneven}
+    settings["joint"] = joint
     in_one = is_in_one(q, block_size, cmt=cmt_scores is not None)
     dq_sum = delta
     if in_one:
@@ -117,21 +122,21 @@ def _attention_backward(
 
 
 @_attention_backward.register_fake
-def _(do, q, k, v, out, lse, controlled_lse, phase, starts, cmt_scores, controlled, sizes, block_size, prefix, scale):
+def _(do, q, k, v, out, lse, controlled_lse, phase, starts, cmt_scores, controlled, sizes, *_):
     d_cmt_scores = torch.empty_like(lse if cmt_scores is not None else controlled_lse)
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), d_cmt_scores
 
 
 def _keep(ctx, inputs, output) -> None:
-    q, k, v, phase, starts, cmt_scores, controlled, sizes, ctx.block_size, ctx.prefix, ctx.scale = inputs
+    q, k, v, phase, starts, cmt_scores, controlled, sizes, *ctx.numbers = inputs
     ctx.save_for_backward(q, k, v, *output, phase, starts, cmt_scores, controlled, sizes)
 
 
 def _backward(ctx, grad_out: Tensor, *_):
     saved = ctx.saved_tensors  # activation checkpointing allows reading them once
-    dq, dk, dv, d_cmt_scores = _attention_backward(grad_out, *saved, ctx.block_size, ctx.prefix, ctx.scale)
+    dq, dk, dv, d_cmt_scores = _attention_backward(grad_out, *saved, *ctx.numbers)
     has_cmt = ctx.needs_input_grad[5]
-    return dq, dk, dv, None, None, d_cmt_scores if has_cmt else None, *[None] * 5
+    return dq, dk, dv, None, None, d_cmt_scores if has_cmt else None, *[None] * 6
 
 
 _attention.register_autograd(_backward, setup_context=_keep)
@@ -165,5 +170,6 @@ def landmark_attention_fused(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
     cmt_scores = None if cmt_scores is None else cmt_scores.float()
     controlled = None if controlled is None else controlled.to(torch.int8)
     sizes = None if inputs.empty is None else sizes_of_blocks(inputs.empty, phase, block_size)
-    out, lse, _ = _attention(q, k, v, phase, starts, cmt_scores, controlled, sizes, block_size, prefix, scale)
+    numbers = block_size, prefix, scale, inputs.joint_softmax
+    out, lse, _ = _attention(q, k, v, phase, starts, cmt_scores, controlled, sizes, *numbers)
     return out.to(dtype), (lse / LOG2_E).detach()

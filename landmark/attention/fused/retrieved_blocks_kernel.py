@@ -20,7 +20,7 @@ def retrieved_blocks(
     queries, heads, kv_heads, sets, count, added, capacity, lags, recent,
     L: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, SEGMENT: tl.constexpr, M: tl.constexpr,
     SHARED: tl.constexpr, LOCAL: tl.constexpr, WEIGHTED: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
-    IN_PLACE: tl.constexpr, UNEVEN: tl.constexpr,
+    IN_PLACE: tl.constexpr, UNEVEN: tl.constexpr, JOINT: tl.constexpr,
 ):  # fmt: skip
     """Output of M queries of one head that share their blocks, or of one query, by an online softmax over blocks."""
     head, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
@@ -70,17 +70,21 @@ def retrieved_blocks(
             scores = tl.sum(k.to(tl.float32) * q.to(tl.float32), axis=1)[None, :]
         tokens = tl.load(Sizes + row_in_store) if UNEVEN else L
         scores = tl.where((offset < tokens)[None, :], scores * LOG2_E, float("-inf"))
-        weights = tl.exp2(scores - tl.max(scores, axis=1)[:, None])
+        largest = tl.max(scores, axis=1)
+        weights = tl.exp2(scores - largest[:, None])
+        of_block = tl.sum(weights, axis=1)
+        if JOINT:
+            gate += largest + tl.log2(of_block)
         larger = tl.maximum(running, gate)
         share = tl.exp2(gate - larger)
         rescale = tl.exp2(running - larger)
-        weights = weights * (share / tl.sum(weights, axis=1))[:, None]
+        weights = weights * (share / of_block)[:, None]
         v = tl.load(Values + block * v_n + in_values, mask=token, other=0.0)
         if SHARED:
             acc = acc * rescale[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
         else:
-            of_block = tl.sum(tl.reshape(weights, (SEGMENT, 1)) * v.to(tl.float32), axis=0)
-            acc = acc * rescale[:, None] + of_block[None, :]
+            read_here = tl.sum(tl.reshape(weights, (SEGMENT, 1)) * v.to(tl.float32), axis=0)
+            acc = acc * rescale[:, None] + read_here[None, :]
         total = total * rescale + share
         running = larger
     acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]

@@ -44,7 +44,7 @@ def shapes(draw):
         "dim": draw(st.sampled_from([4, 16, 20])),
         "block_size": block_size,
         "phase": draw(st.lists(st.integers(0, block_size), min_size=samples, max_size=samples)),
-        "cmt": draw(st.booleans()),
+        **draw(st.sampled_from([{"cmt": False}, {"cmt": True}, {"cmt": False, "joint": True}])),
         "seed": draw(st.integers(0, 2**31)),
     }
 
@@ -80,6 +80,7 @@ def run(shape, backend, dtype, compute=None, scale=1):
         block_size=shape["block_size"],
         phase=torch.tensor(shape["phase"]),
         prefix=shape["prefix"],
+        joint_softmax=shape.get("joint", False),
         backend=backend,
         return_lse=True,
         **optional,
@@ -131,10 +132,17 @@ SHAPE |= {"block_size": 50, "phase": [50, 7], "cmt": True}
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("block_size", [10, 50])
-def test_half_precision(dtype, block_size):
-    phase = [block_size, 7]
-    assert_as_exact_as_pytorch(SHAPE | {"block_size": block_size, "phase": phase, "cmt": False}, dtype)
+@pytest.mark.parametrize(("block_size", "joint"), [(10, False), (50, False), (50, True)])
+def test_half_precision(dtype, block_size, joint):
+    shape = {"block_size": block_size, "phase": [block_size, 7], "cmt": False, "joint": joint}
+    assert_as_exact_as_pytorch(SHAPE | shape, dtype)
+
+
+def test_a_joint_softmax_by_the_pair_and_by_one_kernel():
+    shape = SHAPE | {"block_size": 10, "phase": [10, 7], "cmt": False, "joint": True}
+    assert_as_exact_as_pytorch(shape, torch.float32)
+    with in_one():
+        assert_as_exact_as_pytorch(shape, torch.float32)
 
 
 @pytest.mark.parametrize(
@@ -206,7 +214,7 @@ def test_operator_passes_opcheck(cmt):
     phase = torch.zeros(1, dtype=torch.int32)
     of_cmt = torch.randn(1, 2, 20, requires_grad=True), torch.ones(1, 3, dtype=torch.int8)
     sizes = None if cmt else torch.tensor([[6, 3, 6, 1]], dtype=torch.int32)
-    arguments = (q, k, v, phase, None, *(of_cmt if cmt else (None, None)), sizes, 6, 0, 0.3)
+    arguments = (q, k, v, phase, None, *(of_cmt if cmt else (None, None)), sizes, 6, 0, 0.3, not cmt)
     torch.library.opcheck(torch.ops.landmark.attention.default, arguments)
 
 
@@ -317,6 +325,7 @@ def test_no_register_is_spilled_and_shared_memory_suffices(arch):
         "64 63 packed",
         "128 63",
         "128 50 uneven",
+        "128 50 joint",
         "64 63 cmt",
         "128 50 cmt packed",
         "128 63 float32",

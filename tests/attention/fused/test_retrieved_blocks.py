@@ -29,6 +29,7 @@ def shapes(draw):
         "local": draw(st.booleans()),
         "weighted": draw(st.booleans()),
         "masked": draw(st.booleans()),
+        "joint": draw(st.booleans()),
         "seed": draw(st.integers(0, 2**31)),
     }
 
@@ -63,6 +64,7 @@ def inputs(shape, dtype):
     optional["weight"] = weight if shape["weighted"] else None
     selected = torch.rand(batch, heads, queries, generator=generator) < 0.7
     optional["selected"] = selected if shape["masked"] else None
+    optional["joint"] = shape.get("joint", False)
     return arguments, optional
 
 
@@ -73,7 +75,7 @@ def places(ages, heads, kv_heads, capacity, added):
     return (batch * kv_heads + head * kv_heads // heads) * capacity + (added - ages) % capacity
 
 
-def written_out(arguments, added, recent, rows, local, weight, selected):
+def written_out(arguments, added, recent, rows, local, weight, selected, joint):
     rotated, keys, values, landmarks, ages = arguments
     lags, batch, queries, heads, dim = rotated.shape
     here = places(ages, heads, *landmarks.shape[1:3], added)
@@ -90,8 +92,9 @@ def written_out(arguments, added, recent, rows, local, weight, selected):
                 chosen = [x[b, h, 0 if x.shape[2] == 1 else t].tolist() for x in (rows, here, lag)]
                 for row, place, of_block in zip(*chosen, strict=True):
                     q = rotated[of_block - 1, b, t, h]
-                    gates.append(q @ landmarks.flatten(0, 2)[place])
-                    outs.append((keys[row] @ q).softmax(0) @ values[row])
+                    scores, gate = keys[row] @ q, q @ landmarks.flatten(0, 2)[place]
+                    gates.append(gate + scores.logsumexp(0) if joint else gate)
+                    outs.append(scores.softmax(0) @ values[row])
                 if local is not None:
                     gates.append(local[1][b, h, t])
                     outs.append(local[0][b, h, t])

@@ -1,0 +1,160 @@
+"""Queries that read blocks of their own, in tiles: a block is fetched once for the queries of a tile.
+
+q: blocks of each query. n: number of queries, all T of a chunk or the selected ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from landmark.attention.softcap import capped
+from landmark.memory.block_store import BlockStore
+from landmark.memory.tiers import Fetched
+
+TILES = 1, 2, 4, 8, 16, 32  # possible numbers of queries of a tile
+FETCH = 16  # fetching a block takes as long as the attention of so many queries to it
+FETCHED_AT_ONCE = 1 << 20  # numbers of keys, and of values, that fit into the processor's cache
+
+
+class Part(NamedTuple):
+    """Tiles whose blocks are fetched together, m blocks of one key/value head; r: queries of a tile that read one.
+
+    tiles: the numbers of the tiles. q: (m, r, d). places: (m,), of the blocks in (B, H_kv, capacity), flattened.
+    blocks: fetched. scores: (m, r, ℓ), −∞ where there is no token. buffer: for the values, (m, ℓ, d).
+    """
+
+    tiles: slice
+    q: Tensor
+    places: Tensor
+    blocks: Fetched
+    scores: Tensor
+    buffer: Tensor
+
+
+class QueryTiles:
+    """The pairs of query and block of one chunk, in tiles.
+
+    1. Sort the pairs by *owner* and block. An owner is a key/value head of a sample, whose query heads read the same
+       blocks, or with "per_token" a whole sample, whose heads choose together.
+    2. Put the queries of an owner that chose the same block into tiles.
+    3. `parts`: compute tile by tile. `of_queries`: put the results back in the order of the queries.
+
+    Args: as of `landmark.memory.block_attention.attend_to_blocks`.
+    """
+
+    def __init__(
+        self,
+        rotated_queries: Tensor,
+        store: BlockStore,
+        ages: Tensor,
+        lags: Tensor,
+        selected: Tensor | None = None,
+        softcap: float | None = None,
+    ):
+        _, batch, queries, heads, self.dim = rotated_queries.shape
+        self.store, self.softcap = store, softcap
+        choosing, count = ages.shape[1], ages.shape[-1]  # heads, or groups, that choose by themselves: H, H_kv or 1
+        kv_heads, capacity = store.kv_heads, store.capacity
+        device = rotated_queries.device
+        self._fetched = kv_heads if choosing == 1 else 1  # key/value heads of an owner, whose blocks a tile fetches
+        self._together = heads // choosing  # query heads of a row of a tile
+        owners = batch * kv_heads // self._fetched
+        self._queries = rotated_queries.reshape(-1, self._together * self.dim)
+        self._shape, self._pairs = (batch, choosing, queries, count), ages.numel()
+
+        # `group`: owner and block of each pair, as one number. Sorted, the pairs of a group are neighbours.
+        sample = torch.arange(batch, device=device)[:, None, None, None]
+        head = torch.arange(choosing, device=device)[:, None, None]
+        owner = sample * (kv_heads // self._fetched) + head * kv_heads // choosing
+        group = (store.rows(ages) + owner * capacity).flatten()
+        source = ((lags - 1) * batch + sample) * queries + torch.arange(queries, device=device)[:, None]
+        source = (source * choosing + head).flatten()  # row of `_queries`
+        self._kept = None
+        if selected is not None:
+            self._kept = selected.flatten().repeat_interleave(count).nonzero().squeeze(1)
+            group, source = group[self._kept], source[self._kept]
+        group, order = group.sort()
+        number = torch.cat([group.new_zeros(1), (group[1:] != group[:-1]).cumsum(0)])  # of the pair's group
+        groups = int(number[-1]) + 1 if device.type == "cpu" else min(len(group), owners * len(store))
+        sizes = group.new_zeros(groups).scatter_add_(0, number, torch.ones_like(number))
+        self._tile, self._count = _tiling(sizes, len(group))
+        tiles = (sizes + self._tile - 1) // self._tile
+        last = tiles.cumsum(0)
+        rank = torch.arange(len(group), device=device) - (sizes.cumsum(0) - sizes)[number]
+        place = (last - tiles)[number] * self._tile + rank
+        self._back = torch.empty_like(place).scatter(0, order, place)  # where each pair's result stands
+        self._rows = place.new_zeros(self._count * self._tile).scatter(0, place, source[order])
+        of_tile = torch.searchsorted(last, torch.arange(self._count, device=device), right=True).clamp(max=groups - 1)
+        of_tile = group.new_zeros(groups).scatter(0, number, group)[of_tile]
+        of_head = (of_tile // capacity * self._fetched)[:, None] + torch.arange(self._fetched, device=device)
+        self._places = of_head * capacity + (of_tile % capacity)[:, None]
+
+    def parts(self) -> Iterator[Part]:
+        """The scores of all pairs, so many tiles at a time that their blocks fit into the processor's cache."""
+        step = max(1, FETCHED_AT_ONCE // (self._fetched * self.store.block_shape.numel()))
+        buffer = self._queries.new_empty(min(step, self._count) * self._fetched, *self.store.block_shape)  # slow
+        for start in range(0, self._count, step):
+            part = slice(start, min(start + step, self._count))
+            q = self._queries.index_select(0, self._rows[part.start * self._tile : part.stop * self._tile])
+            q = q.view(-1, self._tile, self._fetched, self._together // self._fetched, self.dim)
+            q = q.transpose(1, 2).flatten(0, 1).flatten(1, 2)
+            places = self._places[part].flatten()
+            blocks, keys = self.store.fetch(places), buffer[: len(places)]
+            values = keys
+            if q.requires_grad:  # the backward pass needs both
+                keys, values = torch.empty_like(keys), torch.empty_like(keys)
+            scores = capped(torch.bmm(q, blocks.read_keys(keys).mT), self.softcap)
+            if (is_token := self.store.is_token(places)) is not None:
+                scores = scores.masked_fill(~is_token[:, None], -torch.inf)
+            yield Part(part, q, places, blocks, scores, values)
+
+    def gates(self, part: Part) -> Tensor:
+        """The scores of the landmarks of a part's blocks, (m, r, 1), in the type of the landmarks."""
+        landmarks = self.store.read_landmarks(part.places)[..., None]
+        return capped(torch.bmm(part.q.to(landmarks.dtype), landmarks), self.softcap)
+
+    def log_masses(self, part: Part) -> Tensor:
+        """What the blocks of a part weigh if landmarks' scores are added to those of their tokens; as `gates`."""
+        gates = self.gates(part)
+        return gates + part.scores.to(gates.dtype).logsumexp(-1, keepdim=True)
+
+    def empty(self, width: int = 1, dtype: torch.dtype | None = None) -> Tensor:
+        """Room for results of all tiles: `width` numbers for each pair and query head."""
+        shape = self._tile, self._fetched, self._together // self._fetched, width
+        return self._queries.new_empty(self._count, *shape, dtype=dtype)
+
+    def split(self, x: Tensor) -> Tensor:
+        """Results (m, r, width) of a part as they stand in `empty`."""
+        x = x.unflatten(0, (-1, self._fetched)).unflatten(2, (self._tile, -1))
+        return x.transpose(1, 2)
+
+    def of_queries(self, x: Tensor) -> Tensor:
+        """Results of all tiles, as in `empty`, → (B, H, n, q, width); 0 for queries that are not selected."""
+        x = x.flatten(0, 1).index_select(0, self._back)
+        if self._kept is not None:
+            x = x.new_zeros(self._pairs, *x.shape[1:]).index_copy_(0, self._kept, x)
+        batch, choosing, queries, count = self._shape
+        x = x.view(batch, choosing, queries, count, self._together, -1)
+        return x.permute(0, 1, 4, 2, 3, 5).flatten(1, 2)
+
+
+def for_each_head(chosen: Tensor, heads: int) -> Tensor:
+    """The blocks of each query head, where heads that share keys choose together; (B, 1, …) stays as it is."""
+    return chosen if chosen.shape[1] in (1, heads) else chosen.repeat_interleave(heads // chosen.shape[1], 1)
+
+
+def _tiling(sizes: Tensor, pairs: int) -> tuple[int, int]:
+    """Queries of a tile, and number of tiles: the fastest choice for groups of these sizes.
+
+    Reading the sizes would stall a GPU. There tiles are chosen as for groups of equal size, and the number of tiles is
+    the largest possible.
+    """
+    if sizes.device.type == "cpu":
+        counts = {tile: int(((sizes + tile - 1) // tile).sum()) for tile in TILES}
+        return min(counts.items(), key=lambda item: item[1] * (FETCH + item[0]))
+    tile = next((tile for tile in TILES if tile * len(sizes) >= pairs), TILES[-1])
+    return tile, min(pairs, len(sizes) + pairs // tile)

@@ -127,13 +127,14 @@ class Parts:
         """Tokenise a part. Returns its counts; None: another process is at it, and this one does not wait."""
         lock = FileLock(self._file(number).with_suffix(".lock"))
         try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            if not waits:
-                return None
-            say_waiting()
-            lock.acquire()
-        except FileNotFoundError:
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                if not waits:
+                    return None
+                say_waiting()
+                lock.acquire()
+        except FileNotFoundError:  # another process has finished and removed the folder, perhaps during the wait
             if self._is_over():
                 raise Elsewhere from None
             raise

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from filelock import FileLock, Timeout
 
 from landmark.data import SPLITS, Tokenizer, find, open_corpus, prepare
 from landmark.data.parts import Parts, map_in_order
@@ -249,6 +250,27 @@ def test_callers_at_once_share_the_work(books: Path, byte_tokenizer: Tokenizer, 
     monkeypatch.undo()
     alone = prepare("pg19", byte_tokenizer, tmp_path / "alone", path=books, progress=False)
     assert contents(alone.folder) == contents(corpora[0].folder)
+
+
+def test_the_folder_goes_while_one_waits(books: Path, byte_tokenizer: Tokenizer, tmp_path: Path, monkeypatch):
+    """The other process finishes the corpus between the folder's look-up and the opening of the lock in it."""
+
+    class Late(FileLock):
+        def acquire(self, timeout: float | None = None, *others, **settings):
+            if Path(self.lock_file).name != "train-000000.lock":
+                return super().acquire(timeout, *others, **settings)
+            if timeout == 0:
+                raise Timeout(self.lock_file)
+            with monkeypatch.context() as undisturbed:
+                undisturbed.setattr("landmark.data.parts.FileLock", FileLock)
+                finished.append(prepare("pg19", byte_tokenizer, tmp_path / "c", path=books, progress=False))
+            raise FileNotFoundError(self.lock_file)
+
+    finished = []
+    monkeypatch.setattr("landmark.data.parts.FileLock", Late)
+    corpus = prepare("pg19", byte_tokenizer, tmp_path / "c", path=books, progress=False)
+    assert [other.folder for other in finished] == [corpus.folder]
+    assert not list((tmp_path / "c").glob(".*partial*"))
 
 
 KILLED = """

@@ -122,7 +122,7 @@ def with_tiles(
     cmt: bool,
     packed: bool,
     uneven: bool = False,
-    joint: bool = False,
+    joint: float = 0.0,
 ) -> Compiled:
     """A kernel of landmark attention compiled with these tiles.
 
@@ -136,7 +136,7 @@ def with_tiles(
         cmt: whether there is a context miss token.
         packed: whether samples are packed into one row.
         uneven: whether blocks may have fewer than ℓ tokens.
-        joint: whether landmarks' scores are added to those of their tokens.
+        joint: how much of a block's log-sum-exp is added to its landmark's score.
     """
     fixed = tuning.constants(block_size, dim, dtype, cmt=cmt, packed=packed, uneven=uneven, joint=joint)
     options = tuning.as_options(name, tiles) | fixed
@@ -145,7 +145,7 @@ def with_tiles(
 
 
 def all_kernels(
-    arch: int, dim: int, block_size: int, dtype: torch.dtype, cmt: bool, packed: bool, uneven: bool, joint: bool
+    arch: int, dim: int, block_size: int, dtype: torch.dtype, cmt: bool, packed: bool, uneven: bool, joint: float
 ) -> dict[str, Compiled]:
     """By name, in their default configurations."""
     used = {}
@@ -169,7 +169,8 @@ if __name__ == "__main__":
     for words in sys.argv[2:]:
         dim, block_size, *flags = words.split()
         dtype = torch.float32 if "float32" in flags else torch.bfloat16
-        options = (name in flags for name in ("cmt", "packed", "uneven", "joint"))
-        kernels = all_kernels(arch, int(dim), int(block_size), dtype, *options)
+        cmt, packed, uneven = (name in flags for name in ("cmt", "packed", "uneven"))
+        joint = 0.5 if "joint" in flags else 0.0
+        kernels = all_kernels(arch, int(dim), int(block_size), dtype, cmt, packed, uneven, joint)
         found[words] = {name: asdict(used) for name, used in kernels.items()}
     print(json.dumps(found))

@@ -63,9 +63,14 @@ def grouped_attention(
     return out
 
 
-def joint(local: list, blocks: list) -> list:
-    """Score and value of every token, in one list: to those of other blocks the scores of their landmarks are added."""
-    return local + [(gate + score, value) for gate, tokens in blocks for score, value in tokens]
+def joint(local: list, blocks: list, share: float) -> list:
+    """Score and value of every token, in one list. In the softmax of all a block weighs as its landmark's score and
+    `share` of the log-sum-exp of its tokens' scores say."""
+    joined = list(local)
+    for gate, tokens in blocks:
+        of_tokens = math.log(sum(math.exp(score) for score, _ in tokens))
+        joined += [(gate - (1 - share) * of_tokens + score, value) for score, value in tokens]
+    return joined
 
 
 def outer_weights(local, blocks, cmt_score=None, controlled=()) -> tuple[list[float], list[float]]:
@@ -156,7 +161,7 @@ def landmark_attention(
     bias: tuple | list = (),
     softcap: float | None = None,
     landmark_values: bool = False,
-    joint_softmax: bool = False,
+    joint_softmax: float = 0.0,
 ) -> np.ndarray:
     """Output (T, d) of one head of a whole window.
 
@@ -175,7 +180,7 @@ def landmark_attention(
         fan_out, bias: of a hierarchy of landmarks (`block_weights`); an empty bias: there is none.
         softcap: cap of the scores; only with landmark_key="token".
         landmark_values: whether other blocks than the best are one token each, with the landmark's value.
-        joint_softmax: whether each landmark's score is added to those of its block's tokens, in one softmax.
+        joint_softmax: how much of the log-sum-exp of a block's scores is added to its landmark's score.
     """
     width, dim = block_size + 1, q.shape[1]
     out = np.zeros_like(q)
@@ -218,7 +223,7 @@ def landmark_attention(
         controlled_blocks = [(g, t) for b, (g, t) in blocks.items() if cmt is not None and controlled[b]]
         cmt_score = None if cmt is None else scaled(q[i - prefix], cmt)
         if joint_softmax:
-            local, free = joint(local, free), []
+            local, free = joint(local, free, joint_softmax), []
         out[i - prefix] = grouped_attention(local, free, dim, cmt_score, controlled_blocks)
     return out
 
@@ -244,7 +249,7 @@ def memory_attention(
     kv_heads: int | None = None,
     softcap: float | None = None,
     rerank: int | None = None,
-    joint_softmax: bool = False,
+    joint_softmax: float = 0.0,
 ) -> np.ndarray:
     """Output (H, T, d) of one sample.
 
@@ -345,7 +350,7 @@ def memory_attention(
                         local[1].setdefault(j // width, [None, []])[1].append((s, v[h, j]))
                 inside = [(g, t) for g, t in local[1].values()]
                 if joint_softmax:
-                    out[h, i] = grouped_attention(joint(local[0], blocks + inside), [], dim)
+                    out[h, i] = grouped_attention(joint(local[0], blocks + inside, joint_softmax), [], dim)
                     continue
                 if cmt is None:
                     out[h, i] = grouped_attention(local[0], blocks + inside, dim)

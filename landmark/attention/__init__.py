@@ -110,7 +110,7 @@ def landmark_attention(
     gates: Tensor | None = ...,
     empty: Tensor | None = ...,
     landmark_values: bool = ...,
-    joint_softmax: bool = ...,
+    joint_softmax: float = ...,
     backend: str = ...,
     return_lse: Literal[False] = ...,
 ) -> Tensor: ...
@@ -136,7 +136,7 @@ def landmark_attention(
     gates: Tensor | None = ...,
     empty: Tensor | None = ...,
     landmark_values: bool = ...,
-    joint_softmax: bool = ...,
+    joint_softmax: float = ...,
     backend: str = ...,
     return_lse: Literal[True],
 ) -> tuple[Tensor, Tensor]: ...
@@ -161,7 +161,7 @@ def landmark_attention(
     gates: Tensor | None = None,
     empty: Tensor | None = None,
     landmark_values: bool = False,
-    joint_softmax: bool = False,
+    joint_softmax: float = 0.0,
     backend: str = "auto",
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -208,10 +208,10 @@ def landmark_attention(
         landmark_values: whether the blocks that top_k leaves out are read by their landmarks' values, each as one token
             (top_k.py). Not together with bidirectional, hierarchy, gates or cmt; without effect where top_k leaves out
             none.
-        joint_softmax: whether all tokens share one softmax, in which the scores of a token and of its block's landmark
-            add up, in place of a weight of the block that is shared out over its tokens: w_ij ∝ exp(s_ij + s_i,lm(b)),
-            and exp(s_ij) in the own and in local blocks. top_k goes by the landmarks' scores. Not together with
-            hierarchy, gates, cmt or landmark_values.
+        joint_softmax: α from 0 to 1, how much of the log-sum-exp L_ib of a block's scores is added to the score of its
+            landmark: w_ij ∝ exp(s_i,lm(b) − (1 − α) L_ib + s_ij), and exp(s_ij) in the own and in local blocks. 0: the
+            paper's weight; 1: all tokens share one softmax, in which the scores of a token and of its landmark add
+            up. top_k goes by the landmarks' scores. Not together with hierarchy, gates, cmt or landmark_values.
         backend: "reference" (explicit weights), "blockwise", "triton" (fused kernels, for GPUs) or "auto" (triton on a
             GPU, else blockwise).
         return_lse: whether to return the log-sum-exp too; default: the output alone.
@@ -239,6 +239,8 @@ def landmark_attention(
         raise ValueError("empty: leave out bidirectional, cu_seqlens, hierarchy and gates")
     if landmark_values and (bidirectional or has_gates or cmt is not None):
         raise ValueError("landmark_values: leave out bidirectional, hierarchy, gates and cmt")
+    if not 0 <= joint_softmax <= 1:
+        raise ValueError(f"joint_softmax={joint_softmax}: must be from 0 to 1")
     if joint_softmax and (has_gates or cmt is not None or landmark_values):
         raise ValueError("joint_softmax: leave out hierarchy, gates, cmt and landmark_values")
     landmark_values = landmark_values and top_k is not None

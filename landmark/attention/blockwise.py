@@ -6,7 +6,8 @@ A tile holds the scores of a few blocks of queries against all blocks that they 
    block.
 2. gates: the landmark's score for a gated block, the inner log-sum-exp for the query's own block and for others that
    are local, which so share one softmax. With top_k only the highest of the landmarks' scores stay.
-   With a hierarchy these are adjusted before (hierarchy.py). With a joint softmax each is the sum of the two.
+   With a hierarchy these are adjusted before (hierarchy.py). With a joint softmax a part of the inner is
+   added to each landmark's score.
 3. outer: softmax of the gates over blocks, and over the context miss token if there is one (context_miss_token.py).
 4. weights: exp(score − inner) · outer.
 
@@ -88,7 +89,7 @@ def _forward(
     top_k: int | None,
     given: Tensor | None,
     landmark_values: bool,
-    joint_softmax: bool,
+    joint_softmax: float,
 ) -> list[Tensor]:
     """Write out and lse of the samples.
 
@@ -113,7 +114,7 @@ def _forward(
         elif top_k is not None:
             keep_best(gates, top_k, 1)
         if joint_softmax:
-            gates.add_(inner)
+            gates.add_(inner, alpha=joint_softmax)
         cmt_gate = []
         if cmt is not None and padded_cmt is not None:
             cmt_gate = [share_cmt_weight(gates, tile.row_of(padded_cmt), tile.controlled(cmt.controlled))]
@@ -178,7 +179,7 @@ def _backward(
     work: Workspace,
     gradients: list[Tensor | None],
     landmark_values: bool,
-    joint_softmax: bool,
+    joint_softmax: float,
 ) -> None:
     """Write the samples' gradients of q, k, v, and, if given, of the context miss token's scores and of the gates."""
     to_dq, to_dk, to_dv, to_d_cmt, to_d_gates = gradients
@@ -209,10 +210,11 @@ def _backward(
         d_scores = tile.blocked(product(tile.keys(v), tile_do.mT, d_scores)).mul_(weights)
         total = d_scores.sum(2)  # P_ib·D_ib
         own_mean = tile.queries(row_mean).mT  # (N, 1, query)
-        if joint_softmax:
-            mean = own_mean
-        else:
+        mean = own_mean
+        if joint_softmax != 1:
             mean = total / outer.clamp(min=torch.finfo(outer.dtype).tiny)  # D_ib
+            if joint_softmax:
+                mean.lerp_(own_mean.expand_as(mean), joint_softmax)
             for lag in tile.local:
                 tile.own(mean, lag).copy_(tile.own(own_mean.expand_as(mean), lag))
         d_scores.addcmul_(weights, mean[:, :, None], value=-1)
@@ -291,7 +293,7 @@ class _Blockwise(torch.autograd.Function):
         gates: Tensor | None,
         empty: Tensor | None = None,
         landmark_values: bool = False,
-        joint_softmax: bool = False,
+        joint_softmax: float = 0.0,
     ) -> tuple[Tensor, Tensor]:
         (batch, heads, queries, _), width, phases = q.shape, block_size + 1, tuple(phase.tolist())
         chunks = _chunks(batch, heads, max(TILE_ROWS, width) * (prefix + queries))

@@ -33,7 +33,7 @@ class AttentionInputs(NamedTuple):
     empty: (B, prefix + T), bool, places without a token, to which nothing attends; None: there are none. Not for
         "triton".
     landmark_values: whether blocks that top_k leaves out are read by the values of their landmarks (top_k.py).
-    joint_softmax: whether a landmark's score is added to its tokens' scores, in one softmax.
+    joint_softmax: how much of a block's log-sum-exp is added to its landmark's score.
     """
 
     q: Tensor
@@ -54,7 +54,7 @@ class AttentionInputs(NamedTuple):
     gates: Tensor | None = None
     empty: Tensor | None = None
     landmark_values: bool = False
-    joint_softmax: bool = False
+    joint_softmax: float = 0.0
 
 
 def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:

@@ -43,7 +43,7 @@ def landmark_attention_weights(
     gates: Tensor | None = None,
     empty: Tensor | None = None,
     landmark_values: bool = False,
-    joint_softmax: bool = False,
+    joint_softmax: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """Weights of landmark attention, AttWeight in the paper, and the log-sum-exp of each query's own (outer) group.
 
@@ -67,8 +67,8 @@ def landmark_attention_weights(
         gates: (B, H, T, blocks or more), scores of the landmarks in place of those at their keys; None: these.
         empty: (B, S), bool, places without a token, to which nothing attends; None: there are none.
         landmark_values: whether the landmarks of blocks that top_k leaves out keep their weight, for their own values.
-        joint_softmax: whether one softmax is over the tokens of all blocks that are seen, to whose scores those of
-            their landmarks are added.
+        joint_softmax: how much of a block's log-sum-exp is added to its landmark's score. 0: nothing, as in the paper;
+            1: one softmax is over all tokens, to whose scores those of their landmarks are added.
 
     Returns (B, H, T, S) and (B, H, T). Rows of weights sum to one, with two exceptions: a row that loses the weight of
     the context miss token, and rows of the landmark and the empty places of a first block without tokens (weights 0,
@@ -111,7 +111,10 @@ def landmark_attention_weights(
         else:
             masked = torch.where(landmark_j, landmarks, masked)
     if joint_softmax:
-        return _joint_weights(masked, landmark_j, local, block_j, num_groups, cmt_scores)
+        nothing = torch.finfo(scores.dtype).min  # the logarithm of a sum over −∞ alone has no gradient
+        of_tokens = [masked.masked_fill(landmark_j | (block_j != b), nothing).logsumexp(-1) for b in range(num_groups)]
+        added = joint_softmax * torch.stack(of_tokens, -1).gather(-1, block_j.expand_as(scores))
+        masked = torch.where(landmark_j & (masked > -torch.inf), masked + added, masked)
     if cmt_scores is None:
         softmax = grouped_softmax(masked, groups, num_groups)
         landmark_weights = softmax
@@ -135,29 +138,6 @@ def landmark_attention_weights(
     outer = (groups == block_i).expand_as(scores)
     lse = masked.masked_fill(~outer, -torch.inf).logsumexp(-1).view(*scores.shape[:2], queries)
     return weights, lse if cmt_scores is None else torch.logaddexp(lse, cmt_scores)
-
-
-def _joint_weights(
-    scores: Tensor, landmark_j: Tensor, local: Tensor, block_j: Tensor, num_blocks: int, sink: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """`landmark_attention_weights` with a joint softmax.
-
-    Args:
-        scores: (B, H, T, S), −∞ where a query does not see a token or a landmark.
-        landmark_j, local: whether a key is a landmark; whether a query sees it without one.
-        block_j: number of each key's block.
-        num_blocks: number of blocks.
-        sink: (B, H, T), a score that joins the softmax; None: none does.
-    """
-    to_block, of_landmarks = block_j.expand_as(scores), scores.masked_fill(~landmark_j, -torch.inf)
-    of_blocks = scores.new_full((*scores.shape[:-1], num_blocks), -torch.inf)
-    of_blocks = of_blocks.scatter_reduce(-1, to_block, of_landmarks, "amax")  # each has one landmark
-    joint = scores + of_blocks.gather(-1, to_block).masked_fill(local, 0.0)
-    joint = joint.masked_fill(landmark_j, -torch.inf)
-    if sink is not None:
-        joint = torch.cat([joint, sink[..., None]], -1)
-    weights = grouped_softmax(joint, torch.zeros_like(joint, dtype=torch.int64), 1)
-    return weights[..., : scores.shape[-1]], joint.logsumexp(-1)
 
 
 def product_of_gates(scores: Tensor, own: Tensor, hierarchy: Hierarchy) -> Tensor:

@@ -53,7 +53,7 @@ class ModelConfig:
     landmark_bias: bool | None = None  # landmark: learned numbers on landmarks' scores; null: false
     local_blocks: int | None = at_least(0, None)  # landmark: blocks seen without landmarks beside the own; null: 0
     landmark_values: bool | None = None  # landmark: read blocks by their landmarks' values if not the best; null: false
-    joint_softmax: bool | None = None  # landmark: its score is added to its tokens' scores, in one softmax; null: false
+    joint_softmax: float | None = None  # landmark: from the paper's gates (0) to one softmax (1); null: 0
     block_ends: str | None = None  # landmark: fixed, or at sentences or lines, and documents; null: fixed
     least_block_size: int | None = at_least(1, None)  # tokens from which on a block may end there; null: half a block
     masked: bool | None = None  # see later tokens too, and predict hidden ones, 15 %; null: false

@@ -23,7 +23,7 @@ def attend_to_blocks(
     lags: Tensor,
     selected: Tensor | None = None,
     softcap: float | None = None,
-    joint_softmax: bool = False,
+    joint_softmax: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """Attend to each retrieved block separately.
 
@@ -34,7 +34,7 @@ def attend_to_blocks(
         lags: shape of ages, the lag of each block (positions.py).
         selected: (B, H, n), bool, queries that retrieve; None: all do.
         softcap: cap of the scores, and of the gates; None: there is none.
-        joint_softmax: whether the log-sum-exp of the scores of a block's tokens is added to its gate.
+        joint_softmax: how much of the log-sum-exp of a block's scores is added to its gate.
 
     Returns the output for each block (B, H, n, q, d), and its gate (B, H, n, q), the score of its landmark. Both are 0
     for queries that do not retrieve.
@@ -85,7 +85,7 @@ def attend_to_blocks_fused(
     num_recent: int,
     local: tuple[Tensor, Tensor],
     selection: QuerySelection | None,
-    joint_softmax: bool = False,
+    joint_softmax: float = 0.0,
 ) -> Tensor:
     """`attend_to_blocks` and `merge` in one kernel, which reads the blocks where they are stored.
 
@@ -135,7 +135,7 @@ def _attend_shared(
     ages: Tensor,
     lags: Tensor,
     softcap: float | None,
-    joint_softmax: bool,
+    joint_softmax: float,
 ) -> tuple[Tensor, Tensor]:
     """`attend_to_blocks` where all queries of a head retrieve the same blocks: plain attention to each block."""
     _, batch, queries, heads, dim = rotated_queries.shape
@@ -158,14 +158,14 @@ def _attend_shared(
         scores = capped(q @ keys.mT, softcap).masked_fill(~is_token[:, None, None], -torch.inf)
         out, lse = scores.softmax(-1) @ values, scores.logsumexp(-1)
     if joint_softmax:
-        gates = gates + lse.view(batch, heads, count, queries).mT
+        gates = gates + joint_softmax * lse.view(batch, heads, count, queries).mT
     return out.view(batch, heads, count, queries, dim).transpose(2, 3), gates
 
 
-def _attend_in_tiles(tiles: QueryTiles, joint_softmax: bool) -> tuple[Tensor, Tensor]:
+def _attend_in_tiles(tiles: QueryTiles, joint_softmax: float) -> tuple[Tensor, Tensor]:
     """`attend_to_blocks` where each query has blocks of its own."""
     out, gates = tiles.empty(tiles.dim), tiles.empty(dtype=tiles.store.landmarks.dtype)
     for part in tiles.parts():
         out[part.tiles] = tiles.split(torch.bmm(part.scores.softmax(-1), part.blocks.read_values(part.buffer)))
-        gates[part.tiles] = tiles.split(tiles.log_masses(part) if joint_softmax else tiles.gates(part))
+        gates[part.tiles] = tiles.split(tiles.gates(part, joint_softmax))
     return tiles.of_queries(out), tiles.of_queries(gates).squeeze(-1)

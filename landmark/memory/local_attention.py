@@ -30,7 +30,7 @@ class LocalAttention:
     landmark_key: str
     local_blocks: int
     softcap: float | None
-    joint_softmax: bool
+    joint_softmax: float
 
     def offset(self, state: LayerMemory, k: Tensor, pending: int, empty: Tensor | None) -> Tensor:
         """A chunk's keys, some channels from the normal token before; those of its last token are kept for the next.

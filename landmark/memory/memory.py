@@ -94,7 +94,7 @@ class Memory:
         uneven: bool = False,
         landmark_values: bool = False,
         rerank: int | None = None,
-        joint_softmax: bool = False,
+        joint_softmax: float = 0.0,
     ):
         """Start with nothing read.
 
@@ -147,7 +147,7 @@ class Memory:
                 (landmark_values.py); without an index, groups, and a context miss token.
             rerank: blocks with the best landmarks, of which the k with the best landmark and tokens are retrieved
                 (rerank.py); with "per_token_and_head" and the scorer "landmark". None: the k with the best landmarks.
-            joint_softmax: whether landmarks' scores are added to those of their tokens, as in
+            joint_softmax: how much of a block's log-sum-exp is added to its landmark's score, as in
                 `landmark.attention.landmark_attention`; without groups, landmark_values and a context miss token.
 
         Raises UserError for a setting out of range, and for index="faiss" where faiss is not installed.

@@ -94,7 +94,7 @@ class MemoryOverRanks(Memory):
         """
         needed = {"max_blocks": None, "scorer": "landmark", "index": "exact", "gradient": False}
         needed |= {"fan_out": None, "softcap": None, "uneven": False, "landmark_values": False, "rerank": None}
-        needed |= {"joint_softmax": False}
+        needed |= {"joint_softmax": 0.0}
         for name, value in needed.items():
             if settings.get(name, value) != value:
                 raise UserError(f"{name}={settings[name]}: a memory over several processes has only {name}={value}")

@@ -112,15 +112,16 @@ class QueryTiles:
                 scores = scores.masked_fill(~is_token[:, None], -torch.inf)
             yield Part(part, q, places, blocks, scores, values)
 
-    def gates(self, part: Part) -> Tensor:
-        """The scores of the landmarks of a part's blocks, (m, r, 1), in the type of the landmarks."""
-        landmarks = self.store.read_landmarks(part.places)[..., None]
-        return capped(torch.bmm(part.q.to(landmarks.dtype), landmarks), self.softcap)
+    def gates(self, part: Part, joint_softmax: float) -> Tensor:
+        """The scores of the landmarks of a part's blocks, (m, r, 1), in the type of the landmarks.
 
-    def log_masses(self, part: Part) -> Tensor:
-        """What the blocks of a part weigh if landmarks' scores are added to those of their tokens; as `gates`."""
-        gates = self.gates(part)
-        return gates + part.scores.to(gates.dtype).logsumexp(-1, keepdim=True)
+        joint_softmax: how much of the log-sum-exp of a block's scores is added.
+        """
+        landmarks = self.store.read_landmarks(part.places)[..., None]
+        gates = capped(torch.bmm(part.q.to(landmarks.dtype), landmarks), self.softcap)
+        if joint_softmax:
+            gates = gates + joint_softmax * part.scores.to(gates.dtype).logsumexp(-1, keepdim=True)
+        return gates
 
     def empty(self, width: int = 1, dtype: torch.dtype | None = None) -> Tensor:
         """Room for results of all tiles: `width` numbers for each pair and query head."""

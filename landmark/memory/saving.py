@@ -51,7 +51,7 @@ class Identity:
     local_blocks: int
     uneven: bool
     landmark_values: bool
-    joint_softmax: bool
+    joint_softmax: float
     model: str | None
 
 
@@ -105,7 +105,7 @@ def load(
     if not (folder / CONTENT).is_file():
         raise UserError(f"{folder} holds no saved memory: {CONTENT} is missing")
     # Of versions that had no such settings.
-    earlier = {"local_blocks": 0, "uneven": False, "landmark_values": False, "joint_softmax": False}
+    earlier = {"local_blocks": 0, "uneven": False, "landmark_values": False, "joint_softmax": 0.0}
     content = earlier | read_json(folder / CONTENT)
     _check(identity, max_blocks, content, folder)
     try:

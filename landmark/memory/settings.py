@@ -43,7 +43,7 @@ def check_settings(
     uneven: bool = False,
     landmark_values: bool = False,
     rerank: int | None = None,
-    joint_softmax: bool = False,
+    joint_softmax: float = 0.0,
 ) -> None:
     """Raise UserError, naming the setting, for a value out of range or for two values that exclude each other.
 
@@ -126,9 +126,11 @@ def check_settings(
             "model.landmark_values=true: every block is scored, and the best retrieved; leave out model.fan_out, "
             "memory.index=faiss and retrieval.k=0"
         )
+    if not 0 <= joint_softmax <= 1:
+        raise UserError(f"model.joint_softmax={joint_softmax}: must be from 0, the paper's gates, to 1, one softmax")
     if joint_softmax and (fan_out is not None or landmark_values):
         name = "fan_out" if fan_out is not None else "landmark_values"
-        raise UserError(f"model.joint_softmax=true: landmarks are no gates then, leave out model.{name}")
+        raise UserError(f"model.joint_softmax={joint_softmax}: landmarks are no gates then, leave out model.{name}")
     if index == "faiss" and candidates < (most := max(k, rerank or 0)):
         name = "k" if rerank is None else "rerank"
         raise UserError(

@@ -70,8 +70,9 @@ class DecoderConfig:
         local_blocks: blocks before a query's own whose tokens a landmark model sees without their landmarks.
         landmark_values: whether blocks that are not among the best are read by their landmarks' values
             (`landmark.attention.top_k`); for a landmark model without groups and context miss token.
-        joint_softmax: whether the scores of a landmark and of its block's tokens add up, in one softmax over the tokens
-            of all blocks; for a landmark model without groups, values of landmarks and context miss token.
+        joint_softmax: how much of the log-sum-exp of a block's scores is added to its landmark's score, from 0, the
+            paper's gates, to 1, one softmax over the tokens of all blocks (`landmark.attention.landmark_attention`);
+            for a landmark model without groups, values of landmarks and context miss token.
         masked: whether tokens see later ones too, and hidden tokens are predicted instead of the next ones (Appendix
             F). A transformer or a landmark model without a context miss token; it has no memory.
         fan_out: m, nodes of a group in a hierarchy of landmarks (`landmark.attention.hierarchy`); None: no groups. The
@@ -116,7 +117,7 @@ class DecoderConfig:
     document_end: int | None = field(default=None, repr=False)
     landmark_values: bool = field(default=False, repr=False)
     induction_heads: int = field(default=0, repr=False)
-    joint_softmax: bool = field(default=False, repr=False)
+    joint_softmax: float = field(default=0.0, repr=False)
 
     def __post_init__(self):
         for name, choices in (
@@ -167,7 +168,12 @@ class DecoderConfig:
             self.kind != "landmark" or self.cmt or self.landmark_values or self.fan_out is not None
         ):
             raise UserError(
-                "model.joint_softmax=true: is for model=landmark without cmt, model.landmark_values, model.fan_out"
+                f"model.joint_softmax={self.joint_softmax}: is for model=landmark without cmt, model.landmark_values, "
+                "model.fan_out"
+            )
+        if not 0 <= self.joint_softmax <= 1:
+            raise UserError(
+                f"model.joint_softmax={self.joint_softmax}: must be from 0, the paper's gates, to 1, one softmax"
             )
         if self.fan_out is not None and self.kind != "landmark":
             raise UserError(f"model.fan_out={self.fan_out}: model={self.kind} has no landmarks")

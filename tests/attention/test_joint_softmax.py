@@ -1,4 +1,4 @@
-"""Landmarks' scores added to those of their tokens, in one softmax: against plain loops, and plain attention."""
+"""A part of the log-sum-exp of each block's scores in its gate: against plain loops, and plain attention."""
 
 import numpy as np
 import pytest
@@ -26,11 +26,12 @@ SHAPE = {"vocab_size": 20, "num_layers": 2, "num_heads": 2, "head_dim": 8, "mlp_
     bidirectional=st.booleans(),
     softcap=st.sampled_from([None, 2.0]),
     has_sinks=st.booleans(),
+    share=st.sampled_from([0.3, 1.0]),
     backend=st.sampled_from(["reference", "blockwise"]),
 )
 @settings(max_examples=150, deadline=None)
 def test_output_equals_plain_loops(
-    length, block_size, phases, prefix, top_k, local_blocks, bidirectional, softcap, has_sinks, backend
+    length, block_size, phases, prefix, top_k, local_blocks, bidirectional, softcap, has_sinks, share, backend
 ):
     phase = torch.tensor([min(each, block_size) for each in phases])
     prefix, has_sinks = (0, False) if bidirectional else (prefix, has_sinks)
@@ -38,7 +39,7 @@ def test_output_equals_plain_loops(
     k, v = torch.randn(2, len(phase), 1, prefix + length, 4, dtype=torch.float64)
     sinks = torch.randn(1, dtype=torch.float64) if has_sinks else None
     options = {"prefix": prefix, "top_k": top_k, "local_blocks": local_blocks, "bidirectional": bidirectional}
-    options |= {"softcap": softcap, "joint_softmax": True}
+    options |= {"softcap": softcap, "joint_softmax": share}
     both = {"block_size": block_size, "phase": phase, "backend": backend, "return_lse": True}
     out, lse = landmark_attention(q, k, v, sinks=sinks, **both, **options)
     if sinks is not None:  # takes its share of the weight, and has no value
@@ -56,19 +57,20 @@ def test_landmarks_that_say_nothing_make_it_plain_attention(backend):
     _, is_landmark = blocks_and_landmarks(torch.tensor([0]), 41, 4)
     normal = ~is_landmark[0]
     k[:, :, is_landmark[0]] = 0.0
-    out = landmark_attention(q, k, v, block_size=4, joint_softmax=True, backend=backend)
+    out = landmark_attention(q, k, v, block_size=4, joint_softmax=1, backend=backend)
     plain = causal_attention(*(x[:, :, normal] for x in (q, k, v)))
     torch.testing.assert_close(out[:, :, normal], plain, atol=1e-12, rtol=0)
     assert not torch.allclose(landmark_attention(q, k, v, block_size=4, backend=backend)[:, :, normal], plain)
 
 
+@pytest.mark.parametrize("share", [0.3, 1.0])
 @pytest.mark.parametrize("options", [{}, {"top_k": 1}, {"local_blocks": 1}, {"sinks": True}, {"softcap": 1.5}])
-def test_gradients_of_both_backends_are_equal(options):
+def test_gradients_of_both_backends_are_equal(options, share):
     leaves = [torch.randn(2, 2, 33, 4, dtype=torch.float64, requires_grad=True) for _ in range(3)]
     if options.get("sinks"):
         leaves.append(torch.randn(2, dtype=torch.float64, requires_grad=True))
         options = {}
-    common = {"block_size": 3, "phase": torch.tensor([1, 3]), "joint_softmax": True, **options}
+    common = {"block_size": 3, "phase": torch.tensor([1, 3]), "joint_softmax": share, **options}
     found = []
     for backend in ("reference", "blockwise"):
         q, k, v, *sinks = leaves
@@ -78,19 +80,20 @@ def test_gradients_of_both_backends_are_equal(options):
         torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=0)
 
 
-def test_gradients_are_those_of_finite_differences():
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_gradients_are_those_of_finite_differences(share):
     leaves = [torch.randn(1, 1, 14, 3, dtype=torch.float64, requires_grad=True) for _ in range(3)]
-    options = {"block_size": 2, "phase": torch.tensor([0]), "joint_softmax": True, "backend": "blockwise"}
+    options = {"block_size": 2, "phase": torch.tensor([0]), "joint_softmax": share, "backend": "blockwise"}
     assert torch.autograd.gradcheck(lambda *x: landmark_attention(*x, **options, return_lse=True), leaves)
 
 
-@pytest.mark.parametrize("masked", [False, True])
-def test_a_model_learns_and_reads_with_it(masked):
+@pytest.mark.parametrize(("masked", "share"), [(False, 0.5), (False, 1.0), (True, 1.0)])
+def test_a_model_learns_and_reads_with_it(masked, share):
     """In chunks as in a window, where all blocks are retrieved; the setting changes what a model computes."""
     keys = {"key_offset": 0.5, "rotary_fraction": 0.5, "landmark_key": "mean", "qk_norm": True, "masked": masked}
     joint, grouped = (
-        Decoder(DecoderConfig("landmark", landmark_id=19, block_size=3, joint_softmax=on, **SHAPE, **keys)).double()
-        for on in (True, False)
+        Decoder(DecoderConfig("landmark", landmark_id=19, block_size=3, joint_softmax=each, **SHAPE, **keys)).double()
+        for each in (share, 0.0)
     )
     grouped.load_state_dict(joint.state_dict())
     tokens = torch.randint(0, 18, (2, 27))
@@ -107,17 +110,20 @@ def test_a_model_learns_and_reads_with_it(masked):
 def test_what_has_gates_of_its_own_is_refused():
     q, k, v = torch.randn(3, 1, 1, 9, 4)
     with pytest.raises(ValueError, match="joint_softmax: leave out hierarchy, gates, cmt and landmark_values"):
-        landmark_attention(q, k, v, block_size=2, joint_softmax=True, cmt=torch.randn(1, 4))
+        landmark_attention(q, k, v, block_size=2, joint_softmax=0.5, cmt=torch.randn(1, 4))
+    with pytest.raises(ValueError, match=r"joint_softmax=1.5: must be from 0 to 1"):
+        landmark_attention(q, k, v, block_size=2, joint_softmax=1.5)
 
 
 @pytest.mark.parametrize(
     ("kind", "settings", "said"),
     [
-        ("transformer", {}, "model.joint_softmax=true: is for model=landmark without cmt"),
-        ("landmark", {"cmt": True}, "model.joint_softmax=true: is for model=landmark without cmt"),
-        ("landmark", {"fan_out": 2}, "model.joint_softmax=true: is for model=landmark without cmt"),
+        ("transformer", {}, "model.joint_softmax=0.5: is for model=landmark without cmt"),
+        ("landmark", {"cmt": True}, "model.joint_softmax=0.5: is for model=landmark without cmt"),
+        ("landmark", {"fan_out": 2}, "model.joint_softmax=0.5: is for model=landmark without cmt"),
+        ("landmark", {"joint_softmax": -1.0}, "model.joint_softmax=-1.0: must be from 0, the paper's gates, to 1"),
     ],
 )
 def test_models_without_it_say_so(kind, settings, said):
     with pytest.raises(UserError, match=said):
-        DecoderConfig(kind, landmark_id=19, block_size=3, joint_softmax=True, **SHAPE, **settings)
+        DecoderConfig(kind, landmark_id=19, block_size=3, **SHAPE, **({"joint_softmax": 0.5} | settings))

@@ -41,7 +41,7 @@ def readings(draw):
         "heads": draw(st.sampled_from([(1, 1), (2, 2), (4, 2)])),
         "tie": draw(st.booleans()),
         "cmt": has_cmt,
-        "joint_softmax": not has_cmt and draw(st.booleans()),
+        "joint_softmax": 0.0 if has_cmt else draw(st.sampled_from([0.0, 0.5, 1.0])),
         "cutoff": draw(st.sampled_from([0.0, 0.2, 0.5, 0.8, 1.0])),
         "mapping": draw(st.sampled_from(MAPPINGS)),
         "key_offset": draw(st.sampled_from([0.0, 0.5, 1.0])),

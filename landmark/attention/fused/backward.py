@@ -58,8 +58,11 @@ def _gradients(
     summed = tl.sum(weights * products, axis=2)  # P_ib·D_ib
     d_gate = tl.where(earlier, summed - outer * delta[:, None], 0.0)
     mean = delta[:, None]
-    if not JOINT:
-        mean = tl.where(earlier, summed / tl.where(outer > 0.0, outer, 1.0), mean)
+    if JOINT != 1:
+        of_block = summed / tl.where(outer > 0.0, outer, 1.0)  # D_ib
+        if JOINT != 0:
+            of_block += JOINT * (mean - of_block)
+        mean = tl.where(earlier, of_block, mean)
     d_scores = weights * (products - mean[:, :, None])
     d_shift = tl.zeros((M,), tl.float32)
     if CMT:

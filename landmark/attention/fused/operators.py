@@ -30,14 +30,14 @@ def _attention(
     block_size: int,
     prefix: int,
     scale: float,
-    joint: bool,
+    joint: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Output (B, H, T, d), and two log-sum-exps (B, H, T) in units of log 2: outer, and of controlled landmarks alone.
 
     phase: (samples,), int32. starts: (samples + 1,), int32, rows where packed samples begin and end. cmt_scores:
     (B, H, T), float32, in nats. controlled: (samples, blocks), int8. sizes: (samples, blocks), int32, tokens of each
-    block, without cmt_scores (None: ℓ). joint: whether a landmark's score is added to those of its tokens, in one
-    softmax. Without cmt_scores the last output is empty.
+    block, without cmt_scores (None: ℓ). joint: how much of a block's log-sum-exp is added to its landmark's
+    score. Without cmt_scores the last output is empty.
     """
     out = torch.empty_like(q)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
@@ -94,7 +94,7 @@ def _attention_backward(
     block_size: int,
     prefix: int,
     scale: float,
-    joint: bool,
+    joint: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v and, in nats, of the context miss token's scores (B, H, T)."""
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)

@@ -33,7 +33,7 @@ def attend_to_retrieved_blocks(
     local: tuple[Tensor, Tensor] | None = None,
     weight: Tensor | None = None,
     selected: Tensor | None = None,
-    joint: bool = False,
+    joint: float = 0.0,
 ) -> Tensor:
     """Attention of queries to their retrieved blocks, merged with local attention.
 
@@ -52,7 +52,7 @@ def attend_to_retrieved_blocks(
         local: output (B, H, T, d) and log-sum-exp (B, H, T) of local attention; None: attention to the blocks alone.
         weight: (B, H, T), factor of the output; None: 1.
         selected: (B, H, T), bool, queries that retrieve; the output of others is 0. None: all retrieve.
-        joint: whether the log-sum-exp of the scores of a block's tokens is added to its gate.
+        joint: how much of the log-sum-exp of a block's scores is added to its gate.
 
     Returns (B, H, T, d).
     """

@@ -73,8 +73,8 @@ def retrieved_blocks(
         largest = tl.max(scores, axis=1)
         weights = tl.exp2(scores - largest[:, None])
         of_block = tl.sum(weights, axis=1)
-        if JOINT:
-            gate += largest + tl.log2(of_block)
+        if JOINT != 0:
+            gate += JOINT * (largest + tl.log2(of_block))
         larger = tl.maximum(running, gate)
         share = tl.exp2(gate - larger)
         rescale = tl.exp2(running - larger)

@@ -152,8 +152,8 @@ def softmax_in_blocks(
 
     rows_key: (M,), the key of each query. own: (M,), its own block. sizes: (GROUP,), tokens of each block, from its
     first place on, if UNEVEN; else all have ℓ. MIXED: whether a block of the tile may be a query's own block or later,
-    or incomplete; else all are earlier, and complete. JOINT: whether the log-sum-exp of its tokens' scores is added to
-    the gate of an earlier block.
+    or incomplete; else all are earlier, and complete. JOINT: how much of the log-sum-exp of its tokens' scores is added
+    to the gate of an earlier block.
 
     Returns the exponentials (M, GROUP, SEGMENT); their sums, the gates, and whether the block is earlier than the
     query's own, each (M, GROUP); and whether a column is a landmark, (1, 1, SEGMENT).
@@ -184,8 +184,8 @@ def softmax_in_blocks(
     if MIXED or UNEVEN:
         empty = total == 0.0
         total = tl.where(empty, 1.0, total)
-    if JOINT:
-        gate += largest + tl.log2(total)
+    if JOINT != 0:
+        gate += JOINT * (largest + tl.log2(total))
     if MIXED or UNEVEN:
         if MIXED:
             gate = tl.where(block == own[:, None], largest + tl.log2(total), gate)

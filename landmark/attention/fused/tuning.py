@@ -185,7 +185,7 @@ def is_interpreted() -> bool:
 
 
 def constants(
-    block_size: int, dim: int, dtype: torch.dtype, *, cmt: bool, packed: bool, uneven: bool = False, joint: bool = False
+    block_size: int, dim: int, dtype: torch.dtype, *, cmt: bool, packed: bool, uneven: bool = False, joint: float = 0.0
 ) -> dict[str, Any]:
     """Compile-time constants of a kernel, except those of its tiles.
 
@@ -196,7 +196,7 @@ def constants(
         cmt: whether there is a context miss token.
         packed: whether samples are packed into one row.
         uneven: whether blocks may have fewer than ℓ tokens.
-        joint: whether a landmark's score is added to those of its tokens, in one softmax.
+        joint: how much of a block's log-sum-exp is added to its landmark's score.
     """
     precision = "ieee" if dtype == torch.float32 else "tf32"
     fixed = {"W": block_size + 1, "D": dim, "BLOCK_D": padded(dim), "PRECISION": precision}
@@ -211,7 +211,7 @@ def launch(
     cmt: bool,
     samples: int | None,
     uneven: bool,
-    joint: bool,
+    joint: float,
 ) -> None:
     """Run a kernel over tiles of queries, or of keys.
 

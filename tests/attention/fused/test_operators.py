@@ -44,7 +44,9 @@ def shapes(draw):
         "dim": draw(st.sampled_from([4, 16, 20])),
         "block_size": block_size,
         "phase": draw(st.lists(st.integers(0, block_size), min_size=samples, max_size=samples)),
-        **draw(st.sampled_from([{"cmt": False}, {"cmt": True}, {"cmt": False, "joint": True}])),
+        **draw(
+            st.sampled_from([{"cmt": False}, {"cmt": True}, {"cmt": False, "joint": 0.5}, {"cmt": False, "joint": 1.0}])
+        ),
         "seed": draw(st.integers(0, 2**31)),
     }
 
@@ -80,7 +82,7 @@ def run(shape, backend, dtype, compute=None, scale=1):
         block_size=shape["block_size"],
         phase=torch.tensor(shape["phase"]),
         prefix=shape["prefix"],
-        joint_softmax=shape.get("joint", False),
+        joint_softmax=shape.get("joint", 0.0),
         backend=backend,
         return_lse=True,
         **optional,
@@ -132,14 +134,15 @@ SHAPE |= {"block_size": 50, "phase": [50, 7], "cmt": True}
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("block_size", "joint"), [(10, False), (50, False), (50, True)])
+@pytest.mark.parametrize(("block_size", "joint"), [(10, 0.0), (50, 0.0), (50, 0.5), (50, 1.0)])
 def test_half_precision(dtype, block_size, joint):
     shape = {"block_size": block_size, "phase": [block_size, 7], "cmt": False, "joint": joint}
     assert_as_exact_as_pytorch(SHAPE | shape, dtype)
 
 
-def test_a_joint_softmax_by_the_pair_and_by_one_kernel():
-    shape = SHAPE | {"block_size": 10, "phase": [10, 7], "cmt": False, "joint": True}
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_a_joint_softmax_by_the_pair_and_by_one_kernel(share):
+    shape = SHAPE | {"block_size": 10, "phase": [10, 7], "cmt": False, "joint": share}
     assert_as_exact_as_pytorch(shape, torch.float32)
     with in_one():
         assert_as_exact_as_pytorch(shape, torch.float32)

@@ -29,7 +29,7 @@ def shapes(draw):
         "local": draw(st.booleans()),
         "weighted": draw(st.booleans()),
         "masked": draw(st.booleans()),
-        "joint": draw(st.booleans()),
+        "joint": draw(st.sampled_from([0.0, 0.5, 1.0])),
         "seed": draw(st.integers(0, 2**31)),
     }
 
@@ -64,7 +64,7 @@ def inputs(shape, dtype):
     optional["weight"] = weight if shape["weighted"] else None
     selected = torch.rand(batch, heads, queries, generator=generator) < 0.7
     optional["selected"] = selected if shape["masked"] else None
-    optional["joint"] = shape.get("joint", False)
+    optional["joint"] = shape.get("joint", 0.0)
     return arguments, optional
 
 
@@ -93,7 +93,7 @@ def written_out(arguments, added, recent, rows, local, weight, selected, joint):
                 for row, place, of_block in zip(*chosen, strict=True):
                     q = rotated[of_block - 1, b, t, h]
                     scores, gate = keys[row] @ q, q @ landmarks.flatten(0, 2)[place]
-                    gates.append(gate + scores.logsumexp(0) if joint else gate)
+                    gates.append(gate + joint * scores.logsumexp(0))
                     outs.append(scores.softmax(0) @ values[row])
                 if local is not None:
                     gates.append(local[1][b, h, t])

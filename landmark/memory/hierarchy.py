@@ -22,7 +22,6 @@ from torch import Tensor
 from landmark.attention.hierarchy import Hierarchy, adjust, landmark_scores
 from landmark.memory.block_store import BlockStore
 from landmark.memory.cutoff import QuerySelection
-from landmark.memory.positions import scoring_lag
 from landmark.memory.retrieval import SCORED_AT_ONCE, SCORED_ELSEWHERE, _top
 
 
@@ -89,22 +88,27 @@ class NodeScores:
         blocks = len(store)
         self.fan_out, self.counts = hierarchy.fan_out, [blocks, *groups.counts]
         self._keys = [store.landmarks, *groups.keys]
-        bias = F.pad(hierarchy.bias.to(rotated_queries.dtype).cumsum(0), (0, 0, 1, 0))
-        self._bias = bias[:, :, None, None].unbind()  # of the nodes of each level
+        bias = hierarchy.bias.to(rotated_queries.dtype).cumsum(0)[:, :, None, None]
+        self._bias = [None, *bias.unbind()]  # of the nodes of each level
         self._queries = rotated_queries[-1].transpose(1, 2)  # (B, H, T, d), for the furthest lag
         self._shared = self._of(self._keys[0][:, :, max(blocks - num_recent - 1, 0)][:, :, None]) if tie else None
         batch, kv_heads, heads = len(store.landmarks), store.kv_heads, rotated_queries.shape[3]
-        sequences = torch.arange(batch * kv_heads, device=rotated_queries.device).view(batch, kv_heads)
-        self._sequences = sequences.repeat_interleave(heads // kv_heads, 1)[:, :, None, None]
-        # What the lags of the last blocks, oldest first, change in the scores of these.
-        self._recent = min(num_recent, blocks)
-        ages = torch.arange(self._recent, 0, -1, device=rotated_queries.device)
-        keys = store.landmarks[:, :, blocks - self._recent : blocks]
-        lagged = rotated_queries[scoring_lag(ages, num_recent, len(rotated_queries)) - 1].permute(1, 3, 2, 0, 4)
-        keys = keys.repeat_interleave(lagged.shape[1] // keys.shape[1], 1)[:, :, None]
+        sequences = torch.arange(batch * heads, device=rotated_queries.device) // (heads // kv_heads)
+        self._sequences = sequences.view(batch, heads, 1, 1)
+        # By level the first node with some of the last blocks, and what the lags of these change in it and later ones.
+        recent = min(num_recent, blocks)
+        keys = store.landmarks[:, :, blocks - recent : blocks]
+        keys = keys.repeat_interleave(heads // kv_heads, 1)[:, :, None] if heads != kv_heads else keys[:, :, None]
+        lagged = rotated_queries[:recent].flip(0).permute(1, 3, 2, 0, 4)  # a block of age n has lag n
         changes = (lagged * keys).sum(-1)
-        self._changes = changes - (self._of(keys[:, :, 0]) if self._shared is None else self._shared)
-        self._of_nodes: dict[int, tuple[int, Tensor]] = {}  # by level, `_changes_of_nodes`
+        changes = changes - (self._of(keys[:, :, 0]) if self._shared is None else self._shared)
+        self._changes = [(blocks - recent, changes)]
+        for _ in groups.counts:
+            first, changes = self._changes[-1]
+            if width := changes.shape[-1]:
+                changes = F.pad(changes, (first % self.fan_out, -(first + width) % self.fan_out))
+                changes = changes.unflatten(-1, (-1, self.fan_out)).mean(-1)
+            self._changes.append((first // self.fan_out, changes))
 
     def __call__(self, level: int, start: int, stop: int) -> Tensor:
         """The scores (B, H, T, stop − start) of neighbouring nodes."""
@@ -112,11 +116,11 @@ class NodeScores:
             scores = self._of(self._keys[level][:, :, start:stop])
         else:
             scores = self._shared.repeat(1, 1, 1, stop - start)
-        first, changes = self._changes_of_nodes(level)
+        first, changes = self._changes[level]
         low, high = max(start, first), min(stop, first + changes.shape[-1])
         if low < high:
             scores[..., low - start : high - start] += changes[..., low - first : high - first]
-        return scores.add_(self._bias[level])
+        return self._biased(level, scores)
 
     def at(self, level: int, numbers: Tensor) -> Tensor:
         """The scores of nodes by their numbers (B, H, T, n), in the same shape."""
@@ -128,11 +132,14 @@ class NodeScores:
             scores = torch.bmm(chosen, self._queries.reshape(-1, dim, 1)).view(numbers.shape)
         else:
             scores = self._shared.repeat(1, 1, 1, count)
-        first, changes = self._changes_of_nodes(level)
-        if changes.shape[-1]:
-            of_each = changes.gather(-1, (numbers - first).clamp(0, changes.shape[-1] - 1))
-            scores = scores + of_each * (numbers >= first)
-        return scores + self._bias[level]
+        first, changes = self._changes[level]
+        if changes.shape[-1]:  # the column before them, of 0, is that of all earlier nodes
+            scores = scores + F.pad(changes, (1, 0)).gather(-1, (numbers - (first - 1)).clamp_(min=0))
+        return self._biased(level, scores)
+
+    def _biased(self, level: int, scores: Tensor) -> Tensor:
+        bias = self._bias[level]
+        return scores if bias is None else scores.add_(bias)
 
     def open(self) -> list[Tensor]:
         """For each level but the highest, the scores of the nodes that are in no complete group, oldest first."""
@@ -146,18 +153,6 @@ class NodeScores:
         batch, heads, queries, dim = self._queries.shape
         q = self._queries.reshape(batch, keys.shape[1], -1, dim)
         return (q @ keys.mT).view(batch, heads, queries, -1)
-
-    def _changes_of_nodes(self, level: int) -> tuple[int, Tensor]:
-        """The first node that has some of the last blocks, and what their lags change in it and in later ones."""
-        if level in self._of_nodes:
-            return self._of_nodes[level]
-        size, blocks = self.fan_out**level, self.counts[0]
-        first = (blocks - self._recent) // size
-        nodes = torch.arange(blocks - self._recent, blocks, device=self._changes.device) // size - first
-        width = (blocks - 1) // size - first + 1
-        changes = self._changes.new_zeros(*self._changes.shape[:3], width)
-        self._of_nodes[level] = first, changes.index_add_(-1, nodes, self._changes / size)
-        return self._of_nodes[level]
 
 
 class Descent:
@@ -259,14 +254,14 @@ def _descend(nodes: NodeScores, adjusted: list[Tensor], raw: Tensor, k: int) -> 
         inside = torch.arange(fan_out - 1, -1, -1, device=scores.device)
         numbers = (chosen[..., None] * fan_out + inside).flatten(-2)
         own = nodes.at(level, numbers).unflatten(-1, (chosen.shape[-1], fan_out))
-        added = (scores[..., None] - own.logsumexp(-1, keepdim=True)).expand_as(own)
+        within = own.log_softmax(-1) + scores[..., None]  # one operation, logsumexp is ten
         first = nodes.counts[level + 1] * fan_out
         newest = torch.arange(nodes.counts[level] - 1, first - 1, -1, device=scores.device)
         numbers = torch.cat([newest.expand(*numbers.shape[:3], -1), numbers], -1)
         of_open = adjusted[level].flip(-1)
-        scores = torch.cat([of_open, (own + added).flatten(-2)], -1)
+        scores = torch.cat([of_open, within.flatten(-2)], -1)
         if level == 0:
-            shift = torch.cat([of_open - raw.flip(-1), added.flatten(-2)], -1)
+            shift = torch.cat([of_open - raw.flip(-1), (within - own).flatten(-2)], -1)
         best = scores.sort(dim=-1, descending=True, stable=True).indices[..., :k].sort(-1).values
         chosen, scores = numbers.gather(-1, best), scores.gather(-1, best)
         shift = shift.gather(-1, best) if level == 0 else shift

@@ -17,7 +17,7 @@ block can give it: Σ p_i k_i, and H(p) as a bias. `model.landmark_key` chooses 
 Keys are summed after rotation. With equal scores landmark attention then *is* full attention, before anything is
 learned. The bias needs a channel that positions do not turn, the last one: there queries are 1 and keys 0, those of
 landmarks the bias (`model.landmark_bias`, which adds a learned number of each head: at first log ℓ, or with the entropy
-0).
+0). With `model.joint_softmax=α` a part α of L is added as it is, so the bias is (1 − α) log ℓ at first.
 """
 
 from __future__ import annotations

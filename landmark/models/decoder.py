@@ -49,7 +49,8 @@ class SelfAttention(nn.Module):
         self.landmark_bias = None
         if config.landmark_bias:
             assert config.block_size is not None
-            start = 0.0 if config.landmark_key == "pooled" else math.log(config.block_size)
+            own = 0.0 if config.landmark_key == "pooled" else math.log(config.block_size)
+            start = (1 - config.joint_softmax) * own  # the rest is in the log-sum-exp of the block's scores
             self.landmark_bias = nn.Parameter(torch.full((kv_heads,), start))
         self.group_bias = None
         if config.fan_out is not None:
@@ -295,7 +296,8 @@ class Decoder(LanguageModel):
         x = self.embedding(tokens)
         if empty is not None and is_landmark is not None and self.config.landmark_bias:
             assert self.config.block_size is not None
-            attend = _with_bias_of_size(attend, log_fullness(empty, self.config.block_size, x.dtype) * is_landmark)
+            bias = (1 - self.config.joint_softmax) * log_fullness(empty, self.config.block_size, x.dtype)
+            attend = _with_bias_of_size(attend, bias * is_landmark)
         cmt = None if self.cmt is None else self.cmt.weight
         for layer, block in enumerate(self.blocks):
             x, cmt = block(x, partial(attend, layer), is_landmark, cmt)
@@ -417,7 +419,8 @@ class Decoder(LanguageModel):
 def _with_bias_of_size(attend: Callable[..., Tensor], bias: Tensor) -> Callable[..., Tensor]:
     """Attention whose landmarks have their bias log ℓ, or what is learned in its place, lowered to that of n tokens.
 
-    attend: with the parameters of `Memory.attend`. bias: (B, T), log(n / ℓ) at landmarks, else 0.
+    attend: with the parameters of `Memory.attend`. bias: (B, T), log(n / ℓ), less its part in a joint softmax, at
+    landmarks, else 0.
     """
 
     def biased(layer: int, q: Tensor, k: Tensor, v: Tensor, **others: Any) -> Tensor:

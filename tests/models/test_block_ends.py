@@ -65,15 +65,16 @@ def test_other_ways_to_retrieve_all_blocks(settings):
     torch.testing.assert_close(read, model(raw), atol=1e-10, rtol=0)
 
 
-def test_blocks_that_all_end_early_are_shorter_blocks():
+@pytest.mark.parametrize("joint", [0.0, 0.5])
+def test_blocks_that_all_end_early_are_shorter_blocks(joint):
     """Blocks that all have n tokens are the text of a model with ℓ = n: its means, keys before and biases, log n.
     Positions are off, as they count empty places too."""
-    options = {**RECIPE, "rotary_fraction": 0.0}
+    options = {**RECIPE, "rotary_fraction": 0.0, "joint_softmax": joint}
     raw = torch.tensor([[1, 2, STOP, 7, 8, 4, 9, 1, STOP, 2]])
     short = tiny(replace(FIXED, block_size=3, **options))
     uneven = tiny(replace(CONFIG, least_block_size=3, **options))
     for ours, theirs in zip(uneven.blocks, short.blocks, strict=True):
-        ours.attention.landmark_bias.data = theirs.attention.landmark_bias.data + np.log(5 / 3)
+        ours.attention.landmark_bias.data = theirs.attention.landmark_bias.data + (1 - joint) * np.log(5 / 3)
     torch.testing.assert_close(uneven(raw), short(raw), atol=1e-10, rtol=0)
 
 

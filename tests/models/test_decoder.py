@@ -174,10 +174,11 @@ def test_a_generated_token_copies_no_earlier_key():
         model(torch.randint(0, 50, (1, 1)), memory=memory)
 
 
-@pytest.mark.parametrize("landmark_key", ["mean", "pooled"])
-def test_blocks_of_equal_scores_weigh_as_much_as_their_tokens(landmark_key):
+@pytest.mark.parametrize(("landmark_key", "joint"), [("mean", 0.0), ("mean", 0.5), ("mean", 1.0), ("pooled", 0.0)])
+def test_blocks_of_equal_scores_weigh_as_much_as_their_tokens(landmark_key, joint):
     """With the bias log ℓ or the entropy, and no key of its own, a landmark makes landmark attention full attention."""
     keys = {"key_offset": 0, "rotary_fraction": 0, "landmark_key": landmark_key, "landmark_bias": True}
+    keys["joint_softmax"] = joint  # the part of log ℓ that the log-sum-exp of the tokens' scores does not add
     model, plain = tiny(replace(LANDMARK, **keys)), tiny(replace(TINY, rotary_fraction=0))
     weights = {name: x for name, x in model.state_dict().items() if "bias" not in name}
     for layer in range(2):

@@ -22,6 +22,7 @@ from landmark.attention.layout import check_controlled, check_phase
 from landmark.attention.packed import check_packed, longest, one_by_one
 from landmark.attention.reference import landmark_attention_reference
 from landmark.utils.backends import BACKENDS
+from landmark.utils.fractions import joint_softmax_of
 
 __all__ = ["backend_for", "check_kernel", "landmark_attention", "place_phase", "without_kernel"]
 
@@ -239,8 +240,7 @@ def landmark_attention(
         raise ValueError("empty: leave out bidirectional, cu_seqlens, hierarchy and gates")
     if landmark_values and (bidirectional or has_gates or cmt is not None):
         raise ValueError("landmark_values: leave out bidirectional, hierarchy, gates and cmt")
-    if not 0 <= joint_softmax <= 1:
-        raise ValueError(f"joint_softmax={joint_softmax}: must be from 0 to 1")
+    joint_softmax = joint_softmax_of(joint_softmax, "joint_softmax")
     if joint_softmax and (has_gates or cmt is not None or landmark_values):
         raise ValueError("joint_softmax: leave out hierarchy, gates, cmt and landmark_values")
     landmark_values = landmark_values and top_k is not None

@@ -20,13 +20,27 @@ def grouped_softmax(scores: Tensor, groups: Tensor, num_groups: int) -> Tensor:
 
     scores: (…, S). groups: int64, broadcastable to scores, 0…num_groups−1: the group of each element.
     """
+    exponentials, sums, _ = _exponentials(scores, groups, num_groups)
+    return exponentials / sums.masked_fill(sums == 0, 1.0).gather(-1, groups.expand_as(scores))
+
+
+def grouped_logsumexp(scores: Tensor, groups: Tensor, num_groups: int) -> Tensor:
+    """Log-sum-exp of each group of elements, (…, num_groups); −∞ for a group without elements above −∞.
+
+    Args: as in `grouped_softmax`.
+    """
+    _, sums, largest = _exponentials(scores, groups, num_groups)
+    return (largest + sums.masked_fill(sums == 0, 1.0).log()).masked_fill(sums == 0, -torch.inf)
+
+
+def _exponentials(scores: Tensor, groups: Tensor, num_groups: int) -> tuple[Tensor, Tensor, Tensor]:
+    """exp(score − largest of its group) (…, S), and of each group their sum and the largest score, (…, num_groups)."""
     groups = groups.expand_as(scores)
     shape = (*scores.shape[:-1], num_groups)
     largest = scores.new_full(shape, -torch.inf).scatter_reduce(-1, groups, scores.detach(), "amax")
     largest = largest.masked_fill(largest == -torch.inf, 0.0)
     exponentials = (scores - largest.gather(-1, groups)).exp()
-    sums = scores.new_zeros(shape).scatter_add(-1, groups, exponentials)
-    return exponentials / sums.masked_fill(sums == 0, 1.0).gather(-1, groups)
+    return exponentials, scores.new_zeros(shape).scatter_add(-1, groups, exponentials), largest
 
 
 def landmark_attention_weights(
@@ -111,9 +125,8 @@ def landmark_attention_weights(
         else:
             masked = torch.where(landmark_j, landmarks, masked)
     if joint_softmax:
-        nothing = torch.finfo(scores.dtype).min  # the logarithm of a sum over −∞ alone has no gradient
-        of_tokens = [masked.masked_fill(landmark_j | (block_j != b), nothing).logsumexp(-1) for b in range(num_groups)]
-        added = joint_softmax * torch.stack(of_tokens, -1).gather(-1, block_j.expand_as(scores))
+        of_block = grouped_logsumexp(masked.masked_fill(landmark_j, -torch.inf), block_j, num_groups)
+        added = joint_softmax * of_block.gather(-1, block_j.expand_as(scores))
         masked = torch.where(landmark_j & (masked > -torch.inf), masked + added, masked)
     if cmt_scores is None:
         softmax = grouped_softmax(masked, groups, num_groups)

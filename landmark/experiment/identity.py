@@ -39,6 +39,8 @@ def run_settings(config: Config, tokenizer_hash: str, stream_sha256: str, start:
         settings["matmul"] = "medium"
     if config.data.repeats is not None:
         settings["repeats"] = config.data.repeats
+    if not config.model.joint_softmax:  # 0 is null
+        settings["model"].pop("joint_softmax", None)
     if config.data.tasks is not None:
         settings["tasks"] = [config.data.tasks, config.data.answer_weight, RULER_VERSION]
     if config.model.name is not None:  # its shape is its own

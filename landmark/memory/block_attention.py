@@ -36,8 +36,8 @@ def attend_to_blocks(
         softcap: cap of the scores, and of the gates; None: there is none.
         joint_softmax: how much of the log-sum-exp of a block's scores is added to its gate.
 
-    Returns the output for each block (B, H, n, q, d), and its gate (B, H, n, q), the score of its landmark. Both are 0
-    for queries that do not retrieve.
+    Returns the output for each block (B, H, n, q, d), and its gate (B, H, n, q): the score of its landmark, and
+    what joint_softmax adds. Both are 0 for queries that do not retrieve.
     """
     if selected is not None:
         ages, lags = (for_each_head(x, selected.shape[1]).expand(*selected.shape, -1) for x in (ages, lags))

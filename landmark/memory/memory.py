@@ -38,6 +38,7 @@ from landmark.memory.saving import Identity, load, save
 from landmark.memory.settings import check_settings
 from landmark.memory.tiers import Tier
 from landmark.utils.errors import UserError
+from landmark.utils.fractions import joint_softmax_of
 
 
 class Memory:
@@ -54,9 +55,10 @@ class Memory:
        the landmarks, and the maximum of these probabilities.
     4. Retrieve, choose: the k blocks with the highest scores.
     5. Attend to each retrieved block separately.
-    6. Merge: a softmax of gates weighs the outputs. The gates are the scores of the retrieved blocks' landmarks and the
-       log-sum-exp of local attention. With a context miss token local attention has the weight 1 − S instead, and the
-       retrieved blocks share S by a softmax of their gates alone.
+    6. Merge: a softmax of gates weighs the outputs. The gates are the scores of the retrieved blocks' landmarks (with
+       `joint_softmax` plus a part of the log-sum-exp of their tokens' scores) and the log-sum-exp of local attention.
+       With a context miss token local attention has the weight 1 − S instead, and the retrieved blocks share S by a
+       softmax of their gates alone.
 
     Then one `commit` stores the complete blocks of all layers, drops the oldest blocks where there are more than
     `max_blocks`, and keeps the other tokens of the chunk as pending tokens.
@@ -187,13 +189,13 @@ class Memory:
         self.key_offset, self.landmark_key, self.local_blocks = key_offset, landmark_key, local_blocks
         self.fan_out, self.levels = fan_out, levels
         self.gradient, self.softcap, self.uneven = gradient, softcap, uneven
-        self.landmark_values, self.rerank, self.joint_softmax = landmark_values, rerank, joint_softmax
+        self.landmark_values, self.rerank, self.joint_softmax = landmark_values, rerank, joint_softmax_of(joint_softmax)
         if tie_layers is None:
             tie_layers = (0,) if landmark_key == "token" else ()
         self.tie_layers = tie_layers if mapping == "stingy" else ()
         self.rope_base = rope_base.tolist() if isinstance(rope_base, Tensor) else rope_base
         self.still_layers = frozenset(still_layers)
-        self._local = LocalAttention(block_size, key_offset, landmark_key, local_blocks, softcap, joint_softmax)
+        self._local = LocalAttention(block_size, key_offset, landmark_key, local_blocks, softcap, self.joint_softmax)
         self.given: Tensor | None = None
         self._rotary, self._still = RotaryTable(rope_base), RotaryTable(torch.zeros(1))
         self.reset()

@@ -31,7 +31,7 @@ def rerank(proposed: QueryTiles, k: int, shift: Tensor | None) -> Tensor:
     """
     scores = proposed.empty(dtype=proposed.store.landmarks.dtype)
     for part in proposed.parts():
-        scores[part.tiles] = proposed.split(proposed.gates(part, 1.0))
+        scores[part.tiles] = proposed.split(proposed.gates(part, 1.0))  # whatever joint_softmax is: the best matches
     scores = proposed.of_queries(scores)[..., 0]
     newest_first = (scores if shift is None else scores + shift).flip(-1)  # a stable sort then decides ties
     chosen = newest_first.sort(dim=-1, descending=True, stable=True).indices[..., :k]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from landmark.utils.errors import UserError
+from landmark.utils.fractions import fraction, joint_softmax_of
 
 GRANULARITIES = ("per_token_and_head", "per_token_and_group", "per_head", "per_token")
 SCORERS = ("landmark", "recent", "random", "mean_key", "given")
@@ -54,9 +55,6 @@ def check_settings(
     for name, value in whole.items():
         if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
             raise UserError(f"{name}={value!r}: must be a whole number")
-    numbers = [key_offset, *(cutoff if isinstance(cutoff, list | tuple) else [cutoff])]
-    if not all(isinstance(value, int | float) for value in numbers):
-        raise UserError(f"cmt.cutoff={cutoff!r}, model.key_offset={key_offset!r}: must be numbers")
     if block_size < 1:
         raise UserError(f"model.block_size={block_size}: a block needs at least one token")
     if local_blocks < 0:
@@ -67,11 +65,11 @@ def check_settings(
         raise UserError(
             f"memory.blocks={max_blocks} is less than retrieval.k={k}: keep at least as many blocks as are retrieved"
         )
-    key, cutoffs = ("cutoffs", cutoff) if isinstance(cutoff, Sequence) else ("cutoff", [cutoff])
-    if not all(0 <= value <= 1 for value in cutoffs):
-        raise UserError(f"cmt.{key}={cutoff}: must be from 0 to 1, because it is compared with a weight")
-    if not 0 <= key_offset <= 1:
-        raise UserError(f"model.key_offset={key_offset}: must be from 0 to 1, a fraction of a head's channels")
+    key, cutoffs = ("cutoffs", cutoff) if isinstance(cutoff, list | tuple) else ("cutoff", [cutoff])
+    for value in cutoffs:
+        fraction(f"cmt.{key}", value, "because it is compared with a weight")
+    fraction("model.key_offset", key_offset, "a fraction of a head's channels")
+    joint_softmax_of(joint_softmax)
     if cache < 1:
         raise UserError(f"memory.cache={cache}: must be at least 1, because blocks are fetched into the cache")
     for name, value, choices in (
@@ -126,11 +124,9 @@ def check_settings(
             "model.landmark_values=true: every block is scored, and the best retrieved; leave out model.fan_out, "
             "memory.index=faiss and retrieval.k=0"
         )
-    if not 0 <= joint_softmax <= 1:
-        raise UserError(f"model.joint_softmax={joint_softmax}: must be from 0, the paper's gates, to 1, one softmax")
     if joint_softmax and (fan_out is not None or landmark_values):
         name = "fan_out" if fan_out is not None else "landmark_values"
-        raise UserError(f"model.joint_softmax={joint_softmax}: landmarks are no gates then, leave out model.{name}")
+        raise UserError(f"model.joint_softmax={joint_softmax}: goes without model.{name}")
     if index == "faiss" and candidates < (most := max(k, rerank or 0)):
         name = "k" if rerank is None else "rerank"
         raise UserError(

@@ -10,6 +10,7 @@ from landmark.utils.backends import BACKENDS
 from landmark.utils.block_ends import BLOCK_ENDS, BlockEnds, Ids, block_ends
 from landmark.utils.channels import channels_of
 from landmark.utils.errors import UserError
+from landmark.utils.fractions import fraction, joint_softmax_of
 
 if TYPE_CHECKING:
     from landmark.config.schema import ModelConfig
@@ -140,8 +141,8 @@ class DecoderConfig:
         if self.head_dim % 2:
             raise UserError(f"model.head_dim={self.head_dim}: must be even, because positions rotate pairs of numbers")
         for name in ("key_offset", "rotary_fraction"):
-            if not 0 <= (value := getattr(self, name)) <= 1:
-                raise UserError(f"model.{name}={value}: must be from 0 to 1, a fraction of a head's channels")
+            fraction(f"model.{name}", getattr(self, name), "a fraction of a head's channels")
+        object.__setattr__(self, "joint_softmax", joint_softmax_of(self.joint_softmax))
         if self.induction_heads and not channels_of(self.key_offset, self.head_dim):
             raise UserError(f"model.induction_heads={self.induction_heads}: needs model.key_offset above 0")
         if self.induction_heads and self.num_layers == 1:
@@ -170,10 +171,6 @@ class DecoderConfig:
             raise UserError(
                 f"model.joint_softmax={self.joint_softmax}: is for model=landmark without cmt, model.landmark_values, "
                 "model.fan_out"
-            )
-        if not 0 <= self.joint_softmax <= 1:
-            raise UserError(
-                f"model.joint_softmax={self.joint_softmax}: must be from 0, the paper's gates, to 1, one softmax"
             )
         if self.fan_out is not None and self.kind != "landmark":
             raise UserError(f"model.fan_out={self.fan_out}: model={self.kind} has no landmarks")

@@ -87,7 +87,7 @@ def test_gradients_are_those_of_finite_differences(share):
     assert torch.autograd.gradcheck(lambda *x: landmark_attention(*x, **options, return_lse=True), leaves)
 
 
-@pytest.mark.parametrize(("masked", "share"), [(False, 0.5), (False, 1.0), (True, 1.0)])
+@pytest.mark.parametrize(("masked", "share"), [(False, 0.5), (False, 1.0), (True, 0.5)])
 def test_a_model_learns_and_reads_with_it(masked, share):
     """In chunks as in a window, where all blocks are retrieved; the setting changes what a model computes."""
     keys = {"key_offset": 0.5, "rotary_fraction": 0.5, "landmark_key": "mean", "qk_norm": True, "masked": masked}
@@ -111,7 +111,7 @@ def test_what_has_gates_of_its_own_is_refused():
     q, k, v = torch.randn(3, 1, 1, 9, 4)
     with pytest.raises(ValueError, match="joint_softmax: leave out hierarchy, gates, cmt and landmark_values"):
         landmark_attention(q, k, v, block_size=2, joint_softmax=0.5, cmt=torch.randn(1, 4))
-    with pytest.raises(ValueError, match=r"joint_softmax=1.5: must be from 0 to 1"):
+    with pytest.raises(ValueError, match=r"joint_softmax=1.5: must be a number from 0 to 1"):
         landmark_attention(q, k, v, block_size=2, joint_softmax=1.5)
 
 
@@ -121,9 +121,22 @@ def test_what_has_gates_of_its_own_is_refused():
         ("transformer", {}, "model.joint_softmax=0.5: is for model=landmark without cmt"),
         ("landmark", {"cmt": True}, "model.joint_softmax=0.5: is for model=landmark without cmt"),
         ("landmark", {"fan_out": 2}, "model.joint_softmax=0.5: is for model=landmark without cmt"),
-        ("landmark", {"joint_softmax": -1.0}, "model.joint_softmax=-1.0: must be from 0, the paper's gates, to 1"),
+        ("landmark", {"joint_softmax": -1.0}, "model.joint_softmax=-1.0: must be a number from 0 to 1, 0 the paper's"),
+        ("landmark", {"joint_softmax": None}, "model.joint_softmax=None: must be a number from 0 to 1"),
+        ("landmark", {"joint_softmax": 5.0, "cmt": True}, "model.joint_softmax=5.0: must be a number from 0 to 1"),
     ],
 )
 def test_models_without_it_say_so(kind, settings, said):
     with pytest.raises(UserError, match=said):
         DecoderConfig(kind, landmark_id=19, block_size=3, **SHAPE, **({"joint_softmax": 0.5} | settings))
+
+
+def test_earlier_files_have_true_for_one():
+    q, k, v = torch.randn(3, 1, 1, 9, 4, dtype=torch.float64)
+    earlier, now = (landmark_attention(q, k, v, block_size=2, joint_softmax=value) for value in (True, 1.0))
+    assert torch.equal(earlier, now)
+    config = DecoderConfig("landmark", landmark_id=19, block_size=3, joint_softmax=True, **SHAPE)
+    assert type(config.joint_softmax) is float and config.joint_softmax == 1
+    model = Decoder(config)
+    tokens = torch.randint(0, 18, (1, 9))
+    assert model(tokens, memory=model.new_memory(k=2)).isfinite().all()

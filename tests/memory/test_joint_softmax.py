@@ -59,7 +59,7 @@ def test_a_saved_memory_knows_it(tmp_path):
 
 def test_what_makes_landmarks_gates_is_refused():
     for name, value in (("fan_out", 2), ("landmark_values", True)):
-        with pytest.raises(UserError, match=f"landmarks are no gates then, leave out model.{name}"):
+        with pytest.raises(UserError, match=f"model.joint_softmax=0.5: goes without model.{name}"):
             Memory(BLOCK, joint_softmax=0.5, **{name: value})
     with pytest.raises(ValueError, match="leave out the context miss token"):
         Memory(BLOCK, joint_softmax=0.5).attend(0, *torch.randn(3, 1, 2, 5, 8), cmt=torch.randn(2, 8))

@@ -1,8 +1,8 @@
 """The forward pass of landmark attention as a Triton kernel. Tiles of keys are whole blocks. For query i and block b:
 
 1. inner: maximum and sum over the tokens of the block.
-2. gate: the landmark's score for an earlier block, with JOINT plus the inner log-sum-exp, this alone for the query's
-   own block, else −∞.
+2. gate: the landmark's score for an earlier block, plus JOINT times the inner log-sum-exp; for the query's own
+   block the inner log-sum-exp alone; else −∞.
 3. share: 2^(gate − running maximum), rescaled as the maximum grows: an online softmax over blocks.
 
 Only the outer log-sum-exp is kept for the backward pass. Scores and log-sum-exps are in units of log 2 here. The kernel

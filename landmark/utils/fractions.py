@@ -1,0 +1,25 @@
+"""Settings that are a share of a whole."""
+
+import math
+
+from landmark.utils.errors import UserError
+
+
+def fraction(name: str, value: object, meaning: str) -> float:
+    """The value as a number from 0 to 1. Earlier files have true for 1 and false for 0.
+
+    Args:
+        name: of the setting.
+        value: of the setting.
+        meaning: end of the message, after "must be a number from 0 to 1, ".
+
+    Raises UserError for anything else.
+    """
+    if not isinstance(value, int | float) or math.isnan(value) or not 0 <= value <= 1:
+        raise UserError(f"{name}={value}: must be a number from 0 to 1, {meaning}")
+    return float(value)
+
+
+def joint_softmax_of(value: object, name: str = "model.joint_softmax") -> float:
+    """The value of `model.joint_softmax` as a number."""
+    return fraction(name, value, "0 the paper's gates, 1 one softmax")

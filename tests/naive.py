@@ -125,17 +125,17 @@ def offset_keys(k: np.ndarray, channels: int, block_size: int | None, phase: int
     return out
 
 
-def summary(kind: str, query: np.ndarray, keys: list[np.ndarray]) -> tuple[list[float], float]:
+def summary(kind: str, query: np.ndarray, keys: list[np.ndarray], share: float) -> tuple[list[float], float]:
     """The weights of a block's keys in its landmark's key, and the bias that goes with them.
 
-    kind: "token", "mean" or "pooled". query: the landmark's; it and the keys are rotated.
+    kind: "token", "mean" or "pooled". query: the landmark's; it and the keys are rotated. share: of both.
     """
     if kind == "token" or not keys:
         return [0.0] * len(keys), 0.0
     if kind == "mean":
-        return [1 / len(keys)] * len(keys), 0.0
+        return [share / len(keys)] * len(keys), 0.0
     weights = softmax([scaled(query, key) for key in keys])
-    return weights, -sum(w * math.log(w) for w in weights)
+    return [share * w for w in weights], -share * sum(w * math.log(w) for w in weights)
 
 
 def with_summary(gate: float, tokens: list, found: tuple[list[float], float], query: np.ndarray) -> float:
@@ -188,7 +188,7 @@ def landmark_attention(
     for j in range(len(k)):
         if (phase + j) % width == block_size:
             keys = list(k[max(0, j - block_size) : j])
-            summaries[(phase + j) // width] = summary(landmark_key, q[max(j - prefix, 0)], keys)
+            summaries[(phase + j) // width] = summary(landmark_key, q[max(j - prefix, 0)], keys, 1 - joint_softmax)
     for i in range(prefix, len(k)):
         seen = range(len(k) if bidirectional else i + 1)
         score = {j: scaled(q[i - prefix], k[j], softcap) for j in seen}
@@ -287,7 +287,9 @@ def memory_attention(
     for h in range(heads):
         for end in range(block_size, total, width):
             keys = [turned(k[h, end - block_size + o], o) for o in range(block_size)]
-            summaries[h, end // width] = summary(landmark_key, turned(pooling[h, end], block_size), keys)
+            summaries[h, end // width] = summary(
+                landmark_key, turned(pooling[h, end], block_size), keys, 1 - joint_softmax
+            )
     start = 0
     for chunk in chunks:
         stop = min(start + chunk, total)

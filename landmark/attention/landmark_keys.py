@@ -17,7 +17,8 @@ block can give it: Σ p_i k_i, and H(p) as a bias. `model.landmark_key` chooses 
 Keys are summed after rotation. With equal scores landmark attention then *is* full attention, before anything is
 learned. The bias needs a channel that positions do not turn, the last one: there queries are 1 and keys 0, those of
 landmarks the bias (`model.landmark_bias`, which adds a learned number of each head: at first log ℓ, or with the entropy
-0). With `model.joint_softmax=α` a part α of L is added as it is, so the bias is (1 − α) log ℓ at first.
+0). With `model.joint_softmax=α` a part α of L is added as it is, so only 1 − α of the summary, of the entropy and of
+log ℓ are: the `share` of the functions here.
 """
 
 from __future__ import annotations
@@ -63,18 +64,18 @@ class WindowBlocks(NamedTuple):
         average = normal.to(like.dtype) / normal.sum(-1, keepdim=True).clamp(min=1)
         return WindowBlocks(normal, average, (belongs & is_landmark[:, None]).to(like.dtype))
 
-    def add_means(self, k: Tensor) -> Tensor:
-        """Keys (B, H_kv, T, d), rotated, with the mean of its block added to each landmark."""
-        return k + self.landmark.transpose(1, 2)[:, None] @ (self.average[:, None] @ k)
+    def add_means(self, k: Tensor, share: float = 1.0) -> Tensor:
+        """Keys (B, H_kv, T, d), rotated, with `share` of the mean of its block added to each landmark."""
+        return torch.add(k, self.landmark.transpose(1, 2)[:, None] @ (self.average[:, None] @ k), alpha=share)
 
-    def add_pooled(self, q: Tensor, k: Tensor) -> Tensor:
-        """Keys with the pooled keys of its block and their entropy added to each landmark.
+    def add_pooled(self, q: Tensor, k: Tensor, share: float = 1.0) -> Tensor:
+        """Keys with `share` of the pooled keys of its block, and of their entropy, added to each landmark.
 
         q: (B, H, T, d), k: (B, H_kv, T, d), both rotated. Where query heads share keys, their mean query pools.
         """
         landmark = self.landmark[:, None]
         weights, entropy = pooling(landmark @ shared_queries(q, k.shape[1]), k, self.normal[:, None])
-        return k + landmark.transpose(2, 3) @ with_bias(weights @ k, entropy)
+        return torch.add(k, landmark.transpose(2, 3) @ with_bias(weights @ k, entropy), alpha=share)
 
 
 def shared_queries(q: Tensor, kv_heads: int) -> Tensor:
@@ -136,20 +137,25 @@ def block_weights(q: Tensor, blocks: Tensor) -> Tensor:
     return pooling(shared_queries(q, blocks.shape[1])[..., None, :], blocks[..., :-1, :])[0][..., 0, :]
 
 
-def add_summaries(blocks: Tensor, weights: Tensor | None = None, sizes: Tensor | None = None) -> Tensor:
+def add_summaries(
+    blocks: Tensor, weights: Tensor | None = None, sizes: Tensor | None = None, share: float = 1.0
+) -> Tensor:
     """Complete blocks (…, n, W, d) of rotated keys, the landmark last, with their summary added to it.
 
     Args:
         blocks: (…, n, W, d).
         weights: (…, n, ℓ), of the tokens, whose entropy is added as a bias; None: the mean, without a bias.
         sizes: (n,), tokens of each block, which are at its first places; for the mean. None: ℓ.
+        share: how much of the summary is added.
     """
     tokens, landmark = blocks[..., :-1, :], blocks[..., -1:, :]
     if weights is None:
-        return torch.cat([tokens, landmark + mean_of_tokens(tokens, sizes)[..., None, :]], -2)
-    weights = weights.to(blocks.dtype)
-    entropy = -torch.xlogy(weights, weights).sum(-1, keepdim=True)
-    return torch.cat([tokens, with_bias(landmark + weights[..., None, :] @ tokens, entropy)], -2)
+        summary = mean_of_tokens(tokens, sizes)[..., None, :]
+    else:
+        weights = weights.to(blocks.dtype)
+        entropy = -torch.xlogy(weights, weights).sum(-1, keepdim=True)
+        summary = with_bias(weights[..., None, :] @ tokens, entropy)
+    return torch.cat([tokens, torch.add(landmark, summary, alpha=share)], -2)
 
 
 def mean_of_tokens(tokens: Tensor, sizes: Tensor | None) -> Tensor:

@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from landmark.config import SYNTHETIC, Config
-from landmark.utils.constants import RULER_VERSION
+from landmark.utils.constants import JOINT_SOFTMAX_VERSION, RULER_VERSION
 
 # Raised by hand when the same settings give other numbers than before.
 NUMERICS_VERSION = 1
@@ -39,7 +39,9 @@ def run_settings(config: Config, tokenizer_hash: str, stream_sha256: str, start:
         settings["matmul"] = "medium"
     if config.data.repeats is not None:
         settings["repeats"] = config.data.repeats
-    if not config.model.joint_softmax:  # 0 is null
+    if config.model.joint_softmax:
+        settings["joint_softmax"] = JOINT_SOFTMAX_VERSION
+    else:  # 0 is null
         settings["model"].pop("joint_softmax", None)
     if config.data.tasks is not None:
         settings["tasks"] = [config.data.tasks, config.data.answer_weight, RULER_VERSION]

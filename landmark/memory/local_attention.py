@@ -84,7 +84,8 @@ class LocalAttention:
             blocks = k[:, :, :full].unflatten(2, (-1, width))
             if self.landmark_key == "pooled":
                 state.weights = self._pool(state, q, blocks, pending)
-            summarised = add_summaries(blocks, state.weights, self.sizes(state, full // width))
+            sizes = self.sizes(state, full // width)
+            summarised = add_summaries(blocks, state.weights, sizes, 1 - self.joint_softmax)
             k = torch.cat([summarised.flatten(2, 3), k[:, :, full:]], 2)
         scale = 1 / math.sqrt(q.shape[-1])
         is_local = k.shape[2] <= width * (self.local_blocks + 1)

@@ -572,7 +572,8 @@ class Memory:
             state.store.reserve(min(self._expected, self.max_blocks or self._expected), values[..., 1:, :])
             weights = None if weights is None else weights[:, :, :count]
             sizes = self._local.sizes(state, count)
-            keys = keys if self.landmark_key == "token" else add_summaries(keys, weights, sizes)
+            if self.landmark_key != "token":
+                keys = add_summaries(keys, weights, sizes, 1 - self.joint_softmax)
             state.store.add(keys, values, sizes)
         kept = k.shape[2] // width - count
         state.weights = state.weights[:, :, count:].clone() if kept and state.weights is not None else None

@@ -357,7 +357,8 @@ class Decoder(LanguageModel):
         ) -> Tensor:
             q, k = rotate(q, factors), rotate(offset_keys(k, channels, is_landmark, empty=empty), factors)
             if blocks is not None:
-                k = blocks.add_means(k) if config.landmark_key == "mean" else blocks.add_pooled(q, k)
+                share = 1 - config.joint_softmax
+                k = blocks.add_means(k, share) if config.landmark_key == "mean" else blocks.add_pooled(q, k, share)
             if config.kind != "landmark":
                 return full_attention(q, k, v) if config.masked else causal_attention(q, k, v)
             assert config.block_size is not None

@@ -1,5 +1,7 @@
 """A part of the log-sum-exp of each block's scores in its gate: against plain loops, and plain attention."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 
 from landmark.attention import landmark_attention
 from landmark.attention.causal import causal_attention
+from landmark.attention.landmark_keys import WindowBlocks, bias_landmarks
 from landmark.attention.layout import blocks_and_landmarks
 from landmark.models import Decoder, DecoderConfig
 from landmark.utils.errors import UserError
@@ -136,7 +139,39 @@ def test_earlier_files_have_true_for_one():
     earlier, now = (landmark_attention(q, k, v, block_size=2, joint_softmax=value) for value in (True, 1.0))
     assert torch.equal(earlier, now)
     config = DecoderConfig("landmark", landmark_id=19, block_size=3, joint_softmax=True, **SHAPE)
-    assert type(config.joint_softmax) is float and config.joint_softmax == 1
+    assert type(config.joint_softmax) is float
+    assert config.joint_softmax == 1
     model = Decoder(config)
     tokens = torch.randint(0, 18, (1, 9))
     assert model(tokens, memory=model.new_memory(k=2)).isfinite().all()
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("summary", ["mean", "pooled"])
+@pytest.mark.parametrize("score", [0.0, 1.5])
+def test_with_equal_scores_it_is_full_attention(summary, share, score):
+    """A landmark with its summary, log ℓ or the entropy, and no key of its own, weighs as much as its tokens."""
+    block_size, length, channel = 3, 12, 8**0.5 * score
+    is_landmark = (torch.arange(length) + 1) % (block_size + 1) == 0
+    q, k = torch.zeros(2, 1, 1, length, 8, dtype=torch.float64)
+    q[..., 0], k[..., 0], v = 1, channel * ~is_landmark, torch.randn(1, 1, length, 8, dtype=torch.float64)
+    bias = (1 - share) * math.log(block_size) * (summary == "mean") * torch.ones(1, dtype=torch.float64)
+    q, k = bias_landmarks(q, k, is_landmark[None], bias)
+    blocks = WindowBlocks.of(torch.zeros(1, dtype=torch.int64), length, block_size, k)
+    k = blocks.add_means(k, 1 - share) if summary == "mean" else blocks.add_pooled(q, k, 1 - share)
+    out = landmark_attention(q, k, v, block_size=block_size, joint_softmax=share)
+    normal = ~is_landmark
+    means = v[:, :, normal].cumsum(2) / torch.arange(1, 10)[:, None]  # of all tokens before, weighed alike
+    torch.testing.assert_close(out[:, :, normal], means)
+
+
+@pytest.mark.parametrize("summary", ["mean", "pooled"])
+def test_summaries_count_by_the_rest_in_chunks_as_in_a_window(summary):
+    """What is added to a landmark's key is the same in a window and in a memory, whatever part of it is added."""
+    keys = {"key_offset": 0.5, "rotary_fraction": 0.5, "landmark_key": summary, "landmark_bias": True}
+    config = DecoderConfig("landmark", landmark_id=19, block_size=3, joint_softmax=0.3, **SHAPE, **keys)
+    model = Decoder(config).double()
+    tokens = torch.randint(0, 18, (2, 27))
+    memory = model.new_memory(k=9)
+    in_chunks = torch.cat([model(part, memory=memory) for part in tokens.split(4, 1)], 1)
+    torch.testing.assert_close(in_chunks, model(tokens), atol=1e-10, rtol=0)

@@ -67,7 +67,7 @@ def check_settings(
         )
     key, cutoffs = ("cutoffs", cutoff) if isinstance(cutoff, list | tuple) else ("cutoff", [cutoff])
     for value in cutoffs:
-        fraction(f"cmt.{key}", value, "because it is compared with a weight")
+        fraction(f"cmt.{key}", value, "because it is compared with a weight", cutoff)
     fraction("model.key_offset", key_offset, "a fraction of a head's channels")
     joint_softmax_of(joint_softmax)
     if cache < 1:

@@ -114,7 +114,7 @@ def test_what_has_gates_of_its_own_is_refused():
     q, k, v = torch.randn(3, 1, 1, 9, 4)
     with pytest.raises(ValueError, match="joint_softmax: leave out hierarchy, gates, cmt and landmark_values"):
         landmark_attention(q, k, v, block_size=2, joint_softmax=0.5, cmt=torch.randn(1, 4))
-    with pytest.raises(ValueError, match=r"joint_softmax=1.5: must be a number from 0 to 1"):
+    with pytest.raises(ValueError, match=r"joint_softmax=1.5: must be from 0 to 1"):
         landmark_attention(q, k, v, block_size=2, joint_softmax=1.5)
 
 
@@ -124,9 +124,9 @@ def test_what_has_gates_of_its_own_is_refused():
         ("transformer", {}, "model.joint_softmax=0.5: is for model=landmark without cmt"),
         ("landmark", {"cmt": True}, "model.joint_softmax=0.5: is for model=landmark without cmt"),
         ("landmark", {"fan_out": 2}, "model.joint_softmax=0.5: is for model=landmark without cmt"),
-        ("landmark", {"joint_softmax": -1.0}, "model.joint_softmax=-1.0: must be a number from 0 to 1, 0 the paper's"),
-        ("landmark", {"joint_softmax": None}, "model.joint_softmax=None: must be a number from 0 to 1"),
-        ("landmark", {"joint_softmax": 5.0, "cmt": True}, "model.joint_softmax=5.0: must be a number from 0 to 1"),
+        ("landmark", {"joint_softmax": -1.0}, "model.joint_softmax=-1.0: must be from 0 to 1, 0 the paper's"),
+        ("landmark", {"joint_softmax": None}, "model.joint_softmax=None: must be from 0 to 1"),
+        ("landmark", {"joint_softmax": 5.0, "cmt": True}, "model.joint_softmax=5.0: must be from 0 to 1"),
     ],
 )
 def test_models_without_it_say_so(kind, settings, said):

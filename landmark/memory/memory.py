@@ -38,7 +38,6 @@ from landmark.memory.saving import Identity, load, save
 from landmark.memory.settings import check_settings
 from landmark.memory.tiers import Tier
 from landmark.utils.errors import UserError
-from landmark.utils.fractions import joint_softmax_of
 
 
 class Memory:
@@ -189,7 +188,7 @@ class Memory:
         self.key_offset, self.landmark_key, self.local_blocks = key_offset, landmark_key, local_blocks
         self.fan_out, self.levels = fan_out, levels
         self.gradient, self.softcap, self.uneven = gradient, softcap, uneven
-        self.landmark_values, self.rerank, self.joint_softmax = landmark_values, rerank, joint_softmax_of(joint_softmax)
+        self.landmark_values, self.rerank, self.joint_softmax = landmark_values, rerank, float(joint_softmax)
         if tie_layers is None:
             tie_layers = (0,) if landmark_key == "token" else ()
         self.tie_layers = tie_layers if mapping == "stingy" else ()

@@ -1,7 +1,5 @@
 """Settings that are a share of a whole."""
 
-import math
-
 from landmark.utils.errors import UserError
 
 
@@ -16,7 +14,7 @@ def fraction(name: str, value: object, meaning: str, shown: object = None) -> fl
 
     Raises UserError for anything else.
     """
-    if not isinstance(value, int | float) or math.isnan(value) or not 0 <= value <= 1:
+    if not isinstance(value, int | float) or not 0 <= value <= 1:
         raise UserError(f"{name}={value if shown is None else shown!r}: must be from 0 to 1, {meaning}")
     return float(value)
 

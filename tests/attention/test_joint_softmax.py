@@ -90,7 +90,7 @@ def test_gradients_are_those_of_finite_differences(share):
     assert torch.autograd.gradcheck(lambda *x: landmark_attention(*x, **options, return_lse=True), leaves)
 
 
-@pytest.mark.parametrize(("masked", "share"), [(False, 0.5), (False, 1.0), (True, 0.5)])
+@pytest.mark.parametrize(("masked", "share"), [(False, 0.5), (False, 1.0), (True, 0.5), (True, 1.0)])
 def test_a_model_learns_and_reads_with_it(masked, share):
     """In chunks as in a window, where all blocks are retrieved; the setting changes what a model computes."""
     keys = {"key_offset": 0.5, "rotary_fraction": 0.5, "landmark_key": "mean", "qk_norm": True, "masked": masked}

@@ -1,7 +1,8 @@
 """Pass keys: a number is hidden in much irrelevant text, and asked for at its end (paper, Figure 3a).
 
-Half of the training samples are prompts in the paper's words. From these alone, learning to copy takes very long. So
-the other half is dense: a few labelled keys are stated, and asked for many times in random order, with filler between.
+Half of the training windows begin with a prompt in the paper's words: half of these have several labelled keys, and ask
+for each. From prompts alone, learning to copy takes very long. So the rest of the window, and the other windows, are
+dense: a few labelled keys are stated, and asked for many times in random order, with filler between.
 """
 
 import re
@@ -9,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from landmark.data.synthetic_data import Piece, Prompt, SyntheticData, encode, largest, too_short
+from landmark.data.synthetic_data import Piece, Prompt, SyntheticData, Window, encode, largest, too_short, window_of
 from landmark.data.tokenizer import Tokenizer
 
 INTRODUCTION = (
@@ -20,39 +21,38 @@ FILLER = "The grass is green. The sky is blue. The sun is yellow. Here we go. Th
 SENTENCES = [f"{sentence}." for sentence in FILLER.rstrip(". ").split(". ")]
 LARGEST = 50_000
 LABELS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_MOST = 4  # labelled keys of a prompt in training
+_SPARE = 8  # tokens by which filler that is cut anywhere may exceed its usual number
 
 
 class Passkey(SyntheticData):
     """Synthetic data with pass keys.
 
     needles: keys hidden in a prompt; several have labels, and one of them is asked for. dense: fraction of training
-    samples that are dense. answer_weight: weight of the loss of a key's digits where the text before states the key; a
-    key stated for the first time has no loss, and other text the weight 1.
+    windows that are dense from their beginning. answer_weight: weight of the loss of a key's digits where the text
+    before states the key; a key stated for the first time has no loss, and other text the weight 1.
     """
 
     name = "passkey"
 
     def __init__(self, needles: int = 1, dense: float = 0.5, answer_weight: float = 10.0):
         self.needles, self.dense, self.answer_weight = needles, dense, answer_weight
-        self.sample_settings = {"dense": dense, "answer_weight": answer_weight, "version": 1}
+        self.sample_settings = {"dense": dense, "answer_weight": answer_weight, "version": 2}
         self.prompt_settings = {"needles": needles, "version": 1}
 
-    def sample(self, rng: np.random.Generator, length: int) -> Iterator[Piece]:
-        """Pieces of a dense text that is cut at its end, or of a prompt of up to `length` bytes with its answer."""
-        if rng.random() < self.dense:
-            yield from self._dense(rng, length)
-        else:
-            needles = [("", _key(rng))]
-            shortest = sum(len(text) for text, _ in self._prompt(rng, needles, 0)) + 8
-            filler = int(rng.integers(0, max(1, length - shortest)))
-            yield from self._prompt(rng, needles, filler)
-            yield f" {needles[0][1]}", self.answer_weight
-            yield ".", 1.0
+    def window(self, rng: np.random.Generator, length: int, tokenizer: Tokenizer) -> Window:
+        """Texts one after another, each closed by end of text; the last one is cut. Only the first may be a prompt."""
+        ids, weights = [], []
+        while (room := length - sum(map(len, ids))) > 0:
+            dense = bool(ids) or rng.random() < self.dense
+            text, weight = encode(self._dense(rng, room), tokenizer) if dense else self._answered(rng, room, tokenizer)
+            ids += [text, np.array([tokenizer.eot])]
+            weights += [weight, np.zeros(1)]
+        return window_of(np.concatenate(ids), np.concatenate(weights), length, tokenizer.eot)
 
     def prompt(self, rng: np.random.Generator, length: int, tokenizer: Tokenizer) -> Prompt:
         """A prompt of `length` tokens, or a few less, because filler is added by characters."""
-        labels = rng.permutation(list(LABELS))[: self.needles] if self.needles > 1 else [""]
-        needles = [(f" {label}".rstrip(), _key(rng)) for label in labels]
+        needles = _needles(rng, self.needles)
         state = rng.bit_generator.state
 
         def tokens(filler: int) -> np.ndarray:
@@ -83,27 +83,56 @@ class Passkey(SyntheticData):
                 yield ". Remember it.", 1.0
                 yield f" {key}", self.answer_weight
                 yield f" is the pass key{label}. ", 1.0
-        label = needles[0][0]
-        yield f" What is the pass key{label}? The pass key{label} is", 1.0
+        yield _question(needles[0][0]), 1.0
+
+    def _answered(self, rng: np.random.Generator, room: int, tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
+        """Ids and weights of a prompt of up to `room` tokens, in which each of its keys is asked for and answered."""
+        needles = _needles(rng, 1 if rng.random() < 0.5 else int(rng.integers(2, _MOST + 1)))
+
+        def pieces(filler: int) -> Iterator[Piece]:
+            yield from self._prompt(rng, needles, filler)
+            for number, (label, key) in enumerate(needles):
+                if number:
+                    yield _question(label), 1.0
+                yield f" {key}", self.answer_weight
+                yield ".", 1.0
+
+        while (free := room - _SPARE - len(encode(pieces(0), tokenizer)[0])) < 0 and len(needles) > 1:
+            needles.pop()
+        filler = free * len(FILLER) // len(tokenizer.encode(FILLER))
+        return encode(pieces(int(rng.integers(0, max(1, filler)))), tokenizer)
 
     def _dense(self, rng: np.random.Generator, length: int) -> Iterator[Piece]:
-        labels = rng.permutation(list(LABELS))[: rng.integers(2, 7)]
-        keys = {str(label): _key(rng) for label in labels}
-        written, untold = 0, list(keys)
-        while written < length:
-            if untold and (len(untold) == len(keys) or rng.random() < 0.5):
-                label = untold.pop()
-                pieces = [(f"The pass key {label} is", 1.0), (f" {keys[label]}", 0.0), (". ", 1.0)]
-            elif rng.random() < 0.3:
-                pieces = [(f"{SENTENCES[rng.integers(len(SENTENCES))]} ", 1.0)]
-            else:
-                told = [label for label in keys if label not in untold]
-                label = told[rng.integers(len(told))]
-                question = f"What is the pass key {label}? The pass key {label} is"
-                pieces = [(question, 1.0), (f" {keys[label]}", self.answer_weight), (". ", 1.0)]
-            written += sum(len(text) for text, _ in pieces)
-            yield from pieces
+        """States a few labelled keys, then asks for all of them again and again, each time in another order."""
+        labels = [str(label) for label in rng.permutation(list(LABELS))[: rng.integers(1, 9)]]
+        keys = {label: _few_digits(rng) if rng.random() < 0.5 else _key(rng) for label in labels}
+        pieces: list[Piece] = []
+        for label, key in keys.items():
+            pieces += [(f"The pass key {label} is", 1.0), (f" {key}", 0.0), (". ", 1.0)]
+            if rng.random() < 0.5:
+                pieces.append((f"{SENTENCES[rng.integers(len(SENTENCES))]} ", 1.0))
+        while sum(len(text) for text, _ in pieces) < length:
+            for label in rng.permutation(labels):
+                question = _question(f" {label}").lstrip()
+                pieces += [(question, 1.0), (f" {keys[label]}", self.answer_weight), (". ", 1.0)]
+        yield from pieces
 
 
 def _key(rng: np.random.Generator) -> int:
     return int(rng.integers(1, LARGEST + 1))
+
+
+def _few_digits(rng: np.random.Generator) -> int:
+    """A key of two different digits, such as 42242: one token before does not tell its places apart."""
+    digits = rng.permutation(10)[:2]
+    return int("".join(str(digits[rng.integers(2)]) for _ in range(5)))
+
+
+def _needles(rng: np.random.Generator, count: int) -> list[tuple[str, int]]:
+    """Labels, with a space before each, and keys. A single key has no label."""
+    labels = rng.permutation(list(LABELS))[:count] if count > 1 else [""]
+    return [(f" {label}".rstrip(), _key(rng)) for label in labels]
+
+
+def _question(label: str) -> str:
+    return f" What is the pass key{label}? The pass key{label} is"

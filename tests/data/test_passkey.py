@@ -48,22 +48,57 @@ def test_targets_are_the_tokens_that_follow(block_size):
         assert (targets[tokens == TOKENIZER.landmark] == NO_LOSS).all()
 
 
+def texts_of(tokens, tokenizer=TOKENIZER):
+    """The texts of a window, [start, stop) of each; an end of text closes each but the last."""
+    ends = np.flatnonzero(tokens == tokenizer.eot)
+    return list(zip([0, *(ends + 1)], [*ends, len(tokens)], strict=True))
+
+
 def test_answers_weigh_most_and_first_mentions_have_no_loss():
     batch = windows(block_size=None).batch(3)
     assert batch.weights is not None
-    kinds = set()
+    kinds, answered = set(), 0
     for tokens, targets, weights in zip(batch.tokens.numpy(), batch.targets.numpy(), batch.weights.numpy()):
         assert weights.sum() == pytest.approx((targets != NO_LOSS).sum(), rel=1e-4)
         assert ((weights > 0) == (targets != NO_LOSS)).all()
-        text, usual = text_of(tokens), np.median(weights[weights > 0])
-        kinds.add(text.startswith(INTRODUCTION[:40]))
-        seen = set()
-        for match in re.finditer(r" \d+", text[:-6]):
-            of_key = weights[match.start() - 1 : match.end() - 1]
-            expected = 10 * usual if match.group() in seen else 0
-            assert of_key == pytest.approx(np.full(len(of_key), expected))
-            seen.add(match.group())
+        usual = np.median(weights[weights > 0])
+        kinds.add(text_of(tokens).startswith(INTRODUCTION[:40]))
+        for start, stop in texts_of(tokens):
+            text, seen = text_of(tokens[start:stop]), set()
+            for match in re.finditer(r" \d+", text[:-6]):
+                of_key = weights[start + match.start() - 1 : start + match.end() - 1]
+                expected = 10 * usual if match.group() in seen else 0
+                assert of_key == pytest.approx(np.full(len(of_key), expected))
+                answered += match.group() in seen
+                seen.add(match.group())
     assert kinds == {True, False}, "half dense, half in the paper's words"
+    assert answered > 10
+
+
+@pytest.mark.parametrize("name", ["bytes", "code"])
+def test_windows_are_full_and_only_their_first_text_is_a_prompt(name):
+    tokenizer = load_tokenizer(name)
+    prompts, labelled, fillers = 0, set(), []
+    for seed in range(60):
+        tokens = Passkey().window(np.random.default_rng(seed), 500, tokenizer).tokens
+        assert len(tokens) == 500
+        texts = [tokenizer.decode(tokens[start:stop]) for start, stop in texts_of(tokens, tokenizer)]
+        assert all(texts[:-1]), "no text but the last may be cut, and nothing is padded"
+        assert not any(text.startswith(INTRODUCTION[:10]) for text in texts[1:])
+        if texts[0].startswith(INTRODUCTION):
+            prompts += 1
+            stated = dict(
+                re.findall(r"The pass key((?: [A-Z])?) is (\d+)\. Remember it\. \2 is the pass key\1\.", texts[0])
+            )
+            asked = re.findall(r"What is the pass key((?: [A-Z])?)\? The pass key\1 is (\d+)\.", texts[0])
+            assert dict(asked) == stated
+            assert len(asked) == len(stated)
+            assert texts[0].endswith(f"{asked[-1][1]}.")
+            labelled.add(len(stated))
+            fillers.append(len(texts[0]) - len(INTRODUCTION))
+    assert 20 < prompts < 40
+    assert labelled == ({1, 2, 3} if name == "bytes" else {1, 2, 3, 4}), "four do not fit into 500 bytes"
+    assert max(fillers) > 2 * min(fillers)
 
 
 @pytest.mark.parametrize("length", [300, 512, 3000])

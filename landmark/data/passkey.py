@@ -103,29 +103,25 @@ class Passkey(SyntheticData):
         return encode(pieces(int(rng.integers(0, max(1, filler)))), tokenizer)
 
     def _dense(self, rng: np.random.Generator, length: int) -> Iterator[Piece]:
-        """States a few labelled keys, then asks for all of them again and again, each time in another order."""
-        labels = [str(label) for label in rng.permutation(list(LABELS))[: rng.integers(1, 9)]]
-        keys = {label: _few_digits(rng) if rng.random() < 0.5 else _key(rng) for label in labels}
-        pieces: list[Piece] = []
-        for label, key in keys.items():
-            pieces += [(f"The pass key {label} is", 1.0), (f" {key}", 0.0), (". ", 1.0)]
-            if rng.random() < 0.5:
-                pieces.append((f"{SENTENCES[rng.integers(len(SENTENCES))]} ", 1.0))
-        while sum(len(text) for text, _ in pieces) < length:
-            for label in rng.permutation(labels):
-                question = _question(f" {label}").lstrip()
-                pieces += [(question, 1.0), (f" {keys[label]}", self.answer_weight), (". ", 1.0)]
-        yield from pieces
+        labels = rng.permutation(list(LABELS))[: rng.integers(2, 7)]
+        keys = {str(label): _key(rng) for label in labels}
+        written, untold = 0, list(keys)
+        while written < length:
+            if untold and (len(untold) == len(keys) or rng.random() < 0.5):
+                label = untold.pop()
+                pieces = [(f"The pass key {label} is", 1.0), (f" {keys[label]}", 0.0), (". ", 1.0)]
+            elif rng.random() < 0.3:
+                pieces = [(f"{SENTENCES[rng.integers(len(SENTENCES))]} ", 1.0)]
+            else:
+                told = [label for label in keys if label not in untold]
+                label = told[rng.integers(len(told))]
+                pieces = [(_question(f" {label}").lstrip(), 1.0), (f" {keys[label]}", self.answer_weight), (". ", 1.0)]
+            written += sum(len(text) for text, _ in pieces)
+            yield from pieces
 
 
 def _key(rng: np.random.Generator) -> int:
     return int(rng.integers(1, LARGEST + 1))
-
-
-def _few_digits(rng: np.random.Generator) -> int:
-    """A key of two different digits, such as 42242: one token before does not tell its places apart."""
-    digits = rng.permutation(10)[:2]
-    return int("".join(str(digits[rng.integers(2)]) for _ in range(5)))
 
 
 def _needles(rng: np.random.Generator, count: int) -> list[tuple[str, int]]:

@@ -87,7 +87,7 @@ def check_task(config: Config) -> None:
 def resolve(config: Config) -> Config:
     """The configuration with `eval.local` and `eval.generated` filled in: null stands for the usual number."""
     if config.eval.generated is None:
-        generated = 10 if config.eval.task is None else RULER_TASKS[config.eval.task]
+        generated = RULER_TASKS.get(config.eval.task or "", 10)
         config = replace(config, eval=replace(config.eval, generated=generated))
     if config.eval.local is not None:
         return config
@@ -178,11 +178,15 @@ def _check_data(config: Config) -> None:
         raise UserError(f"data.configs={config.data.configs}: data={config.data.name} has no configs to choose from")
     _check_repeats(config)
     _check_training_k(config)
-    if (share := config.data.tasks) is not None:
+    for key in ("tasks", "passkeys"):
+        if (share := getattr(config.data, key)) is None:
+            continue
         if config.data.name in SYNTHETIC:
-            raise UserError(f"data.tasks={share}: data={config.data.name} is a task itself, set data.tasks=null")
+            raise UserError(f"data.{key}={share}: data={config.data.name} is a task itself, set data.{key}=null")
         if not 0 < share <= 1:
-            raise UserError(f"data.tasks={share}: must be a share of the training windows, above 0 and at most 1")
+            raise UserError(f"data.{key}={share}: must be a share of the training windows, above 0 and at most 1")
+    if config.data.tasks is not None and config.data.passkeys is not None:
+        raise UserError(f"data.tasks={config.data.tasks} data.passkeys={config.data.passkeys}: choose one of them")
 
 
 def _check_training_k(config: Config) -> None:
@@ -296,8 +300,10 @@ def _check_cmt(config: Config) -> None:
 
 def _check_masked(config: Config) -> None:
     """A masked model reads whole texts of a corpus, without a memory."""
-    if config.data.name in SYNTHETIC or config.data.tasks is not None:
-        raise UserError(f"model.masked=true: data={config.data.name}, data.tasks: tokens of text are hidden")
+    if config.data.name in SYNTHETIC or config.data.tasks is not None or config.data.passkeys is not None:
+        raise UserError(
+            f"model.masked=true: data={config.data.name}, data.tasks, data.passkeys: tokens of text are hidden"
+        )
     if resolve(config).eval.local != config.eval.length:
         raise UserError(f"model.masked=true: reads a text at once, leave out eval.local={config.eval.local}")
     if config.train.local is not None:
@@ -320,8 +326,9 @@ def _check_masked(config: Config) -> None:
 def _check_block_ends(config: Config) -> None:
     """Blocks of different lengths are for texts that are trained in windows, and read one by one."""
     name = f"model.block_ends={config.model.block_ends}"
-    if config.data.name in SYNTHETIC or config.data.tasks is not None:
-        raise UserError(f"{name}: data={config.data.name}, data.tasks={config.data.tasks}: blocks end in text alone")
+    if config.data.name in SYNTHETIC or config.data.tasks is not None or config.data.passkeys is not None:
+        share = f"data.tasks={config.data.tasks}, data.passkeys={config.data.passkeys}"
+        raise UserError(f"{name}: data={config.data.name}, {share}: blocks end in text alone")
     if config.task == "inspect":
         raise UserError(f"{name}: task=inspect shows blocks of one size, choose a model without model.block_ends")
     settings = config.eval
@@ -368,7 +375,7 @@ def _check_evaluation(config: Config) -> None:
         _check_probe(config)
     if settings.task is not None:
         _check_task(config)
-    if config.retrieval.scorer == "given" and settings.task in (None, "cwe", "fwe"):
+    if config.retrieval.scorer == "given" and settings.task in (None, "cwe", "fwe", "passkey"):
         raise UserError("retrieval.scorer=given: the right blocks are known for eval.task=niah_… and vt alone")
 
 

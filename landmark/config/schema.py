@@ -78,9 +78,10 @@ class DataConfig:
     bad_lines: str = one_of("stop", "skip")  # arxiv_math: stop at a line that cannot be read, or skip it
     repeats: list[float] | None = None  # text: shares of training windows with repeats, from first step to last
     tasks: float | None = None  # text: share of training windows that are RULER's tasks on this text; null: none
+    passkeys: float | None = None  # text: share of training windows that are pass keys; null: none
     needles: int = at_least(1, 1)  # passkey: keys in a prompt, of which one is asked for
     pairs: int = at_least(1, 8)  # mqar: pairs of a key and a value in a text
-    dense: float = at_least(0, 0.5)  # passkey: fraction of the training samples that are dense
+    dense: float = at_least(0, 0.5)  # passkey: fraction of its training windows that are dense
     answer_weight: float = at_least(0, 10.0)  # passkey, key_value, tasks: loss weight of determined tokens
 
 
@@ -197,7 +198,9 @@ class EvalConfig:
     batch_size: int | None = at_least(1, None)
     prompts: int = at_least(1, 50)  # of tasks with prompts; segments of a probe
     generated: int | None = at_least(1, None)  # tokens generated after a prompt; null: of a task as published, else 10
-    task: str | None = one_of(None, *RULER_TASKS)  # answer `prompts` questions of this task of RULER about the text
+    task: str | None = one_of(
+        None, *RULER_TASKS, "passkey"
+    )  # answer `prompts` questions of this task: of RULER, about the text
     retriever: str | None = one_of(
         None, "landmark", "bm25", "chance"
     )  # rank blocks for `prompts` halves of sentences by: landmark, bm25 or chance

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from landmark.data.controlled_landmarks import ControlledLandmarks
 from landmark.data.masked_tokens import MaskedTokens
 from landmark.data.mixed_windows import MixedWindows
+from landmark.data.passkey import Passkey
 from landmark.data.positional_jumps import PositionalJumps
 from landmark.data.random_numbers import K, random_numbers
 from landmark.data.repeats import Repeats
@@ -73,11 +74,15 @@ class WindowDataModule(lightning.LightningDataModule):
 
         shares = config.data.repeats
         self.training: Windows = windows("train", None if shares is None else Repeats(shares, config.train.steps))
-        if config.data.tasks is not None and isinstance(self.training, TrainingWindows):
-            essays = Essays(cast("Corpus", corpus).split("train").tokens, tokenizer)
-            samples = SyntheticCorpus(RulerSamples(essays, config.data.answer_weight), tokenizer)
-            tasks = SyntheticWindows(samples, "train", **settings)
-            self.training = MixedWindows(self.training, tasks, config.data.tasks)
+        share = config.data.tasks or config.data.passkeys
+        if share is not None and isinstance(self.training, TrainingWindows):
+            if config.data.passkeys is None:
+                essays = Essays(cast("Corpus", corpus).split("train").tokens, tokenizer)
+                task = RulerSamples(essays, config.data.answer_weight)
+            else:
+                task = Passkey(dense=config.data.dense, answer_weight=config.data.answer_weight)
+            tasks = SyntheticWindows(SyntheticCorpus(task, tokenizer), "train", **settings)
+            self.training = MixedWindows(self.training, tasks, share)
         settings["block_size"] = block_size
         self.validation = windows("validation")
         self._controlled = self._jumps = None

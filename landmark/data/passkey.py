@@ -12,6 +12,7 @@ import numpy as np
 
 from landmark.data.synthetic_data import Piece, Prompt, SyntheticData, Window, encode, largest, too_short, window_of
 from landmark.data.tokenizer import Tokenizer
+from landmark.utils.constants import PASSKEY_VERSION
 
 INTRODUCTION = (
     "There is an important info hidden inside a lot of irrelevant text. Find it and memorize them. "
@@ -37,7 +38,7 @@ class Passkey(SyntheticData):
 
     def __init__(self, needles: int = 1, dense: float = 0.5, answer_weight: float = 10.0):
         self.needles, self.dense, self.answer_weight = needles, dense, answer_weight
-        self.sample_settings = {"dense": dense, "answer_weight": answer_weight, "version": 2}
+        self.sample_settings = {"dense": dense, "answer_weight": answer_weight, "version": PASSKEY_VERSION}
         self.prompt_settings = {"needles": needles, "version": 1}
 
     def window(self, rng: np.random.Generator, length: int, tokenizer: Tokenizer) -> Window:

@@ -15,7 +15,7 @@ from landmark.data.synthetic_data import Prompt, SyntheticData
 from landmark.data.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from landmark.config.schema import DataConfig, EvalConfig
+    from landmark.config.schema import Config, DataConfig
     from landmark.data.stream import Stream
 
 
@@ -59,8 +59,11 @@ def synthetic_corpus(data: "DataConfig", tokenizer: Tokenizer) -> SyntheticCorpu
     return None
 
 
-def task_corpus(settings: "EvalConfig", stream: "Stream", tokenizer: Tokenizer) -> SyntheticCorpus:
-    """The prompts of `eval.task`, whose texts are made of a stream. `eval.generated` must be filled in."""
+def task_corpus(config: "Config", stream: "Stream", tokenizer: Tokenizer) -> SyntheticCorpus:
+    """The prompts of `eval.task`; those of RULER are made of a stream. `eval.generated` must be filled in."""
+    settings = config.eval
     assert settings.task is not None
     assert settings.generated is not None
+    if settings.task == "passkey":
+        return SyntheticCorpus(Passkey(config.data.needles), tokenizer)
     return SyntheticCorpus(Ruler(settings.task, settings.generated, Essays(stream.tokens, tokenizer)), tokenizer)

@@ -39,7 +39,7 @@ def evaluate_row(job: Job, inputs: Inputs) -> dict[str, Any]:
     counts_texts = recalls_pairs or config.eval.probe is not None or config.eval.retriever is not None
     with ProgressBar(job.name, " texts" if counts_texts else "tok") as progress:
         if config.eval.task is not None:
-            corpus = task_corpus(config.eval, cast("Stream", corpus.split(config.eval.split)), tokenizer)
+            corpus = task_corpus(config, cast("Stream", corpus.split(config.eval.split)), tokenizer)
         if isinstance(corpus, SyntheticCorpus):
             return (evaluate_mqar if recalls_pairs else evaluate_recall)(model, corpus, tokenizer, config, progress)
         if config.eval.retriever is not None:

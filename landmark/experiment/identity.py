@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from landmark.config import SYNTHETIC, Config
-from landmark.utils.constants import JOINT_SOFTMAX_VERSION, RULER_VERSION
+from landmark.utils.constants import JOINT_SOFTMAX_VERSION, PASSKEY_VERSION, RULER_VERSION
 
 # Raised by hand when the same settings give other numbers than before.
 NUMERICS_VERSION = 1
@@ -45,6 +45,8 @@ def run_settings(config: Config, tokenizer_hash: str, stream_sha256: str, start:
         settings["model"].pop("joint_softmax", None)
     if config.data.tasks is not None:
         settings["tasks"] = [config.data.tasks, config.data.answer_weight, RULER_VERSION]
+    if config.data.passkeys is not None:
+        settings["passkeys"] = [config.data.passkeys, config.data.dense, config.data.answer_weight, PASSKEY_VERSION]
     if config.model.name is not None:  # its shape is its own
         settings["model"] = {key: settings["model"][key] for key in _OF_NAMED if key in settings["model"]}
     if config.model.as_is:  # nothing is trained
@@ -82,6 +84,8 @@ def row_settings(config: Config, run: str, stream_sha256: str) -> dict[str, Any]
         settings |= {"probe": config.eval.probe, "prompts": config.eval.prompts, "tokens": None, "span": None}
     if config.eval.task is not None:
         asked = {"task": config.eval.task, "task_version": RULER_VERSION, "generated": config.eval.generated}
+        if config.eval.task == "passkey":
+            asked["needles"] = config.data.needles
         settings |= asked | {"prompts": config.eval.prompts, "tokens": None, "span": None}
     if config.eval.retriever is not None:
         reading = {"split": config.eval.split, "stream": stream_sha256, "numerics": NUMERICS_VERSION}

@@ -154,7 +154,7 @@ class Runner:
         settings, corpus = job.config.eval, self.inputs.corpus(job.config)
         if settings.task is not None:
             stream = cast(Stream, corpus.split(settings.split))
-            corpus = task_corpus(settings, stream, self.inputs.tokenizer(job.config))
+            corpus = task_corpus(job.config, stream, self.inputs.tokenizer(job.config))
         if isinstance(corpus, SyntheticCorpus):
             corpus.check(settings.split, settings.length)
             return

@@ -36,7 +36,7 @@ def check_finite(what: str, values: list[float], first: int) -> None:
 def diverged(error: NotFinite, windows: "Windows", run_dir: Path, seed: int) -> UserError:
     """Write a report with the windows of the step to the run's folder, and return the error for the user.
 
-    A window is named by where it begins in the training text; −1 is a task (`data.tasks`).
+    A window is named by where it begins in the training text; −1 is a task (`data.tasks`, `data.passkeys`).
 
     Args:
         error: has the value and the step.
@@ -60,7 +60,7 @@ def diverged(error: NotFinite, windows: "Windows", run_dir: Path, seed: int) -> 
     except OSError as full:
         log.warning("%s could not be written: %s", path, full)
     named = ", ".join(map(str, starts[:_SHOWN])) + (f", … ({len(starts)} in {path})" if len(starts) > _SHOWN else "")
-    named += " (-1: a task of data.tasks)" if -1 in starts else ""
+    named += " (-1: a task)" if -1 in starts else ""
     kept = f"the checkpoint before it is {before}" if before else "no checkpoint was written before"
     return UserError(
         f"{error}, on the windows {named}; {kept}: lower train.max_lr, or train with train.precision=32-true"

@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 
 from landmark.config.schema import SYNTHETIC, DataConfig
-from landmark.data import SyntheticCorpus, load_tokenizer, synthetic_corpus
+from landmark.data import SyntheticCorpus, load_tokenizer, synthetic_corpus, task_corpus
+from landmark.data.datamodule import WindowDataModule
 from landmark.data.passkey import FILLER, INTRODUCTION, LARGEST, SENTENCES, Passkey
 from landmark.data.synthetic_windows import SyntheticWindows
 from landmark.utils.constants import NO_LOSS
 from landmark.utils.errors import UserError
+from tests.training.training_case import make_config, make_corpus
 
 TOKENIZER = load_tokenizer("bytes")
 
@@ -169,3 +171,22 @@ def test_every_kind_of_synthetic_data_by_its_name():
 
 def test_filler_is_made_of_its_sentences():
     assert " ".join(SENTENCES) == FILLER.strip()
+
+
+def test_a_share_of_the_windows_of_a_text_is_pass_keys(tmp_path):
+    config = make_config("landmark")
+    config.data.passkeys, config.data.dense, config.train.length = 0.5, 0.0, 306
+    windows = WindowDataModule(make_corpus(tmp_path), TOKENIZER, config).training
+    texts = [text_of(row) for step in range(16) for row in windows.batch(step).tokens.numpy()]
+    asked = [text for text in texts if text.startswith(INTRODUCTION[:40])]
+    assert 0.3 < len(asked) / len(texts) < 0.7
+    assert all("The pass key" in text for text in asked)
+
+
+def test_pass_keys_are_asked_of_a_model_of_text(tmp_path):
+    config = make_config("landmark")
+    config.eval.task, config.eval.generated, config.data.needles = "passkey", 10, 3
+    (prompt,) = task_corpus(config, make_corpus(tmp_path).split("test"), TOKENIZER).prompts("test", 900, 1)
+    (same,) = SyntheticCorpus(Passkey(needles=3), TOKENIZER).prompts("test", 900, 1)
+    assert prompt.answer == same.answer
+    assert (prompt.tokens == same.tokens).all()

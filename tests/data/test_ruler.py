@@ -228,4 +228,4 @@ def test_a_share_of_the_windows_is_tasks_and_the_others_stay_as_they_were(tmp_pa
     step = next(step for step, count in enumerate(counts) if count)
     message = str(diverged(NotFinite("train/loss", float("nan"), step + 1), mixed, tmp_path, 3))
     named = ", ".join(map(str, mixed.starts(step)))
-    assert f"became nan at step {step + 1}, on the windows {named} (-1: a task of data.tasks); " in message
+    assert f"became nan at step {step + 1}, on the windows {named} (-1: a task); " in message

@@ -195,8 +195,10 @@ def test_a_task_is_part_of_a_row_that_asks_it(configure):
         ["eval.task=fwe"],
         ["eval.task=vt", "eval.prompts=9"],
         ["eval.task=vt", "eval.generated=5"],
+        ["eval.task=passkey"],
+        ["eval.task=passkey", "data.needles=4"],
     )
-    assert len({row_id(configure(*change)) for change in [*changes, []]}) == 5
+    assert len({row_id(configure(*change)) for change in [*changes, []]}) == 7
     assert row_id(configure("eval.generated=5")) == row_id(configure())
     assert row_id(configure("eval.task=vt", "eval.tokens=8192")) == row_id(configure("eval.task=vt"))
 
@@ -204,4 +206,7 @@ def test_a_task_is_part_of_a_row_that_asks_it(configure):
 def test_a_share_of_tasks_makes_another_run(configure):
     changes = [], ["data.tasks=0.5"], ["data.tasks=0.1"], ["data.tasks=0.5", "data.answer_weight=2"]
     assert len({run_id(configure(*change)) for change in changes}) == 4
+    passkeys = ["data.passkeys=0.5"], ["data.passkeys=0.5", "data.dense=0.2"], ["data.passkeys=0.1"]
+    assert len({run_id(configure(*change)) for change in [*changes, *passkeys]}) == 7
+    assert run_id(configure("data.passkeys=0.5", "data.needles=4")) == run_id(configure("data.passkeys=0.5"))
     assert run_id(configure("data.answer_weight=2")) == run_id(configure())

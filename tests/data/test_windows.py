@@ -137,7 +137,7 @@ def datamodule(
     corpus = SimpleNamespace(split=lambda name: RAW if name == "train" else RAW[:999])
     config = SimpleNamespace(
         seed=5,
-        data=SimpleNamespace(repeats=None, tasks=None),
+        data=SimpleNamespace(repeats=None, tasks=None, passkeys=None),
         model=SimpleNamespace(**_MODEL, kind=kind),
         cmt=SimpleNamespace(enabled=cmt and kind == "landmark"),
         positions=SimpleNamespace(p_jump=p_jump),

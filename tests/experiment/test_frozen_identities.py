@@ -25,12 +25,17 @@ FROZEN = {
     ("sweep_k_local", "k8_local350", "paper"): ("cc0442de0b", "4a5c0c3bfe"),
 }
 
-AS_FROZEN = {  # shapes and steps of the sizes when the identities were frozen
+AS_FROZEN = {  # shapes and steps of the sizes, and settings of experiments, when the identities were frozen
     "paper": [],
     "nano": ["recipe=paper", "model.num_heads=4", "model.head_dim=32", "train.steps=3000"],
     "small": ["recipe=paper", "model.num_heads=8", "model.head_dim=64"],
 }
-STEPS = {"figure3_passkey": ["train.steps=5000"]}
+OF_EXPERIMENTS = {
+    "figure3_passkey": [
+        *("data=passkey", "data.passkeys=null", "eval.task=null"),
+        *("train.steps=5000", "train.batch_size=8", "train.length=510"),
+    ]
+}
 
 
 WITH_THE_RECIPE = {
@@ -52,7 +57,7 @@ def identities(configure, composer, experiment: str, row: str, size: str, *given
 
 @pytest.mark.parametrize(("experiment", "row", "size"), FROZEN, ids=["-".join(key) for key in FROZEN])
 def test_identities_are_those_of_earlier_records(configure, composer, experiment, row, size):
-    given = [*AS_FROZEN[size], *STEPS.get(experiment, [])]
+    given = [*AS_FROZEN[size], *OF_EXPERIMENTS.get(experiment, [])]
     assert identities(configure, composer, experiment, row, size, *given) == FROZEN[experiment, row, size]
 
 

@@ -249,6 +249,7 @@ def memory_attention(
     kv_heads: int | None = None,
     softcap: float | None = None,
     rerank: int | None = None,
+    recent: int = 0,
     joint_softmax: float = 0.0,
 ) -> np.ndarray:
     """Output (H, T, d) of one sample.
@@ -272,6 +273,7 @@ def memory_attention(
         kv_heads: groups of heads that choose together with "per_token_and_group"; None: as many as heads.
         softcap: cap of the scores; only with landmark_key="token".
         rerank: blocks with the best landmarks, of which the k with the best landmark and tokens are retrieved; None: k.
+        recent: newest blocks that are always among the k.
         joint_softmax: as in `landmark_attention`; without a context miss token.
     """
     heads, total, dim = q.shape
@@ -323,10 +325,13 @@ def memory_attention(
                     "per_token": probability[:, i - start].max(0) if len(kept) else [],
                 }[granularity]
                 query = turned(q[h, i], slots * width + i - fed * width)
-                best = sorted(range(len(kept)), key=lambda n: (rank[n], kept[n]), reverse=True)[: rerank or k_blocks]
+                newest = [b for b in kept if fed - b <= recent]
+                best = [n for n, b in enumerate(kept) if b not in newest]
+                best = sorted(best, key=lambda n: (rank[n], kept[n]), reverse=True)
+                best = best[: max(0, (rerank or k_blocks) - len(newest))]
                 if rerank is not None:
-                    best = sorted(best, key=lambda n: (second_look[h, i, n], kept[n]), reverse=True)[:k_blocks]
-                chosen = sorted(kept[n] for n in best)
+                    best = sorted(best, key=lambda n: (second_look[h, i, n], kept[n]), reverse=True)
+                chosen = sorted([kept[n] for n in best[: max(0, k_blocks - len(newest))]] + newest)
                 blocks = []
                 for r, b in enumerate(chosen):
                     slot = r if fed - b > k_blocks else r + slots - len(chosen)

@@ -144,6 +144,7 @@ class RetrievalConfig:
     granularity: str = "per_token_and_head"  # what has its own set: per_token_and_head, _and_group, …
     k: int = 4  # blocks
     scorer: str = "landmark"  # ranks the blocks; recent, random, mean_key and given are ablations
+    recent: int = at_least(0, 0)  # newest blocks that are always among the k
     rerank: int | None = None  # blocks with the best landmarks, of which k are taken by their tokens too; null: k
 
 

@@ -16,6 +16,7 @@ def memory_settings(config: Config) -> dict[str, Any]:
         "granularity": config.retrieval.granularity,
         "scorer": config.retrieval.scorer,
         "rerank": config.retrieval.rerank,
+        "recent": config.retrieval.recent,
         "tier": config.memory.tier,
         "folder": config.memory.folder,
         "cache": config.memory.cache,

@@ -101,6 +101,8 @@ def row_settings(config: Config, run: str, stream_sha256: str) -> dict[str, Any]
         }
         if config.retrieval.rerank is not None:
             settings["rerank"] = config.retrieval.rerank
+        if config.retrieval.recent:
+            settings["recent"] = config.retrieval.recent
         if config.memory.index != "exact":
             settings["index"] = [config.memory.index, config.memory.index_type, config.memory.candidates]
         if config.eval.retrieval_statistics:

@@ -52,7 +52,7 @@ class Memory:
        In a hierarchy of landmarks (hierarchy.py) this is a descent: the k best groups, then the k best blocks in them.
     3. Retrieve, reduce: where queries or heads choose together (the granularity), the softmax of each one's scores over
        the landmarks, and the maximum of these probabilities.
-    4. Retrieve, choose: the k blocks with the highest scores.
+    4. Retrieve, choose: the k blocks with the highest scores; the `recent` newest ones are always among them.
     5. Attend to each retrieved block separately.
     6. Merge: a softmax of gates weighs the outputs. The gates are the scores of the retrieved blocks' landmarks (with
        `joint_softmax` plus a part of the log-sum-exp of their tokens' scores) and the log-sum-exp of local attention.
@@ -95,6 +95,7 @@ class Memory:
         uneven: bool = False,
         landmark_values: bool = False,
         rerank: int | None = None,
+        recent: int = 0,
         joint_softmax: float = 0.0,
     ):
         """Start with nothing read.
@@ -148,6 +149,7 @@ class Memory:
                 (landmark_values.py); without an index, groups, and a context miss token.
             rerank: blocks with the best landmarks, of which the k with the best landmark and tokens are retrieved
                 (rerank.py); with "per_token_and_head" and the scorer "landmark". None: the k with the best landmarks.
+            recent: newest blocks that are always among the k; with the scorer "landmark", without an index and groups.
             joint_softmax: how much of a block's log-sum-exp is added to its landmark's score, as in
                 `landmark.attention.landmark_attention`; without groups, landmark_values and a context miss token.
 
@@ -175,6 +177,7 @@ class Memory:
             uneven=uneven,
             landmark_values=landmark_values,
             rerank=rerank,
+            recent=recent,
             joint_softmax=joint_softmax,
         )
         if index == "faiss":
@@ -188,7 +191,8 @@ class Memory:
         self.key_offset, self.landmark_key, self.local_blocks = key_offset, landmark_key, local_blocks
         self.fan_out, self.levels = fan_out, levels
         self.gradient, self.softcap, self.uneven = gradient, softcap, uneven
-        self.landmark_values, self.rerank, self.joint_softmax = landmark_values, rerank, float(joint_softmax)
+        self.rerank, self.recent = rerank, recent
+        self.landmark_values, self.joint_softmax = landmark_values, float(joint_softmax)
         if tie_layers is None:
             tie_layers = (0,) if landmark_key == "token" else ()
         self.tie_layers = tie_layers if mapping == "stingy" else ()
@@ -386,7 +390,8 @@ class Memory:
         if ages.shape[-1] > self.k:
             lags = scoring_lag(ages, self._num_recent, len(rotated))
             selected = None if selection is None else selection.selected
-            best = rerank(QueryTiles(rotated, state.store, ages, lags, selected, self.softcap), self.k, shift)
+            proposed = QueryTiles(rotated, state.store, ages, lags, selected, self.softcap)
+            best = rerank(proposed, self.k, shift, ages <= self.recent)
             ages, shift = ages.gather(-1, best), None if shift is None else shift.gather(-1, best)
         self._statistics.seconds_searching += time.perf_counter() - started
         out, weights = self._attend_and_merge(state.store, rotated, ages, (out, lse), selection, shift)
@@ -436,6 +441,7 @@ class Memory:
             return retrieve_given(state.store, ages, rotated_queries, self.k, self.granularity)
         generator = self._generator(layer, rotated_queries.device)
         of_scores = {"scorer": self.scorer, "tie": is_tied, "generator": generator, "softcap": self.softcap}
+        of_scores |= {"kept": self.recent}
         # Queries are float32 here, also where blocks are in half precision, in which larger blocks fit into a GPU.
         fused = self._backend(rotated_queries[:0].to(state.store.dtype)) == "triton"
         return retrieve(rotated_queries, state.store, **of_scores, **common, fused=fused)

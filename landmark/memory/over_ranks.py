@@ -90,11 +90,11 @@ class MemoryOverRanks(Memory):
             ranks: the processes.
             settings: of `Memory`. Raises UserError for those that need all blocks in one process: `max_blocks`, a
                 `scorer` other than "landmark", and `index`; and for `gradient`, `fan_out`, `softcap`, `uneven`,
-                `landmark_values`, `rerank` and `joint_softmax`.
+                `landmark_values`, `rerank`, `recent` and `joint_softmax`.
         """
         needed = {"max_blocks": None, "scorer": "landmark", "index": "exact", "gradient": False}
         needed |= {"fan_out": None, "softcap": None, "uneven": False, "landmark_values": False, "rerank": None}
-        needed |= {"joint_softmax": 0.0}
+        needed |= {"recent": 0, "joint_softmax": 0.0}
         for name, value in needed.items():
             if settings.get(name, value) != value:
                 raise UserError(f"{name}={settings[name]}: a memory over several processes has only {name}={value}")

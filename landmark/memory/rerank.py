@@ -11,6 +11,8 @@ whatever the length of the text.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -18,13 +20,14 @@ from landmark.memory.query_tiles import QueryTiles
 
 
 @torch.no_grad()
-def rerank(proposed: QueryTiles, k: int, shift: Tensor | None) -> Tensor:
+def rerank(proposed: QueryTiles, k: int, shift: Tensor | None, always: Tensor | None = None) -> Tensor:
     """Choose k of the proposed blocks for each query.
 
     Args:
         proposed: queries and the m blocks that landmarks propose to each, oldest first, at the lags of scoring.
         k: blocks to choose.
         shift: what is added to the landmarks' scores, (B, H, n, m); None: nothing.
+        always: (B, H, n, m), bool, blocks that are chosen whatever they score, at most k; None: none.
 
     Returns the places of the chosen blocks among the m, ascending, (B, H, n, k). Among equal scores the newer blocks
     are chosen.
@@ -33,6 +36,8 @@ def rerank(proposed: QueryTiles, k: int, shift: Tensor | None) -> Tensor:
     for part in proposed.parts():
         scores[part.tiles] = proposed.split(proposed.gates(part, 1.0))  # whatever joint_softmax is: the best matches
     scores = proposed.of_queries(scores)[..., 0]
+    if always is not None:
+        scores = scores.masked_fill(always, math.inf)
     newest_first = (scores if shift is None else scores + shift).flip(-1)  # a stable sort then decides ties
     chosen = newest_first.sort(dim=-1, descending=True, stable=True).indices[..., :k]
     return (scores.shape[-1] - 1 - chosen).sort(-1).values

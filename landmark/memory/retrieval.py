@@ -30,6 +30,7 @@ def retrieve(
     generator: torch.Generator,
     num_recent: int,
     softcap: float | None = None,
+    kept: int = 0,
     fused: bool = False,
 ) -> Tensor:
     """Choose the blocks that each query retrieves.
@@ -46,6 +47,7 @@ def retrieve(
         num_recent: number of newest blocks that have their own lag; all older ones are scored at lag S. It is k with
             the stingy mapping, 0 with true positions.
         softcap: cap of the scores; None: there is none.
+        kept: newest blocks that are always among the k.
         fused: whether a Triton kernel may choose, where it can.
 
     Returns the ages of the retrieved blocks, oldest first, int64 (B, H, T, q) with q = min(k, blocks kept); T is 1 for
@@ -62,7 +64,7 @@ def retrieve(
         return _top(scores, store.ages(), count).sort(-1, descending=True).values
     tied = count if tie and scorer == "landmark" else 0
     summaries = store.means if scorer == "mean_key" else store.landmarks
-    by_itself = granularity == "per_token_and_head" and not tied and softcap is None
+    by_itself = granularity == "per_token_and_head" and not tied and softcap is None and not kept
     if fused and by_itself and summaries.dtype == torch.float32 and count <= MOST:
         of_store = {"added": store.added, "blocks": len(store), "recent": num_recent}
         return top_k_landmarks(rotated_queries, summaries, **of_store, k=count).sort(-1, descending=True).values
@@ -81,6 +83,8 @@ def retrieve(
             of_heads = kv if granularity == "per_token_and_group" else slice(0, 1)
             scores = scores - normaliser()[..., None]
             scores = scores.unflatten(1, (of_heads.stop - of_heads.start, -1)).amax(2)
+        if kept:
+            scores[..., ages <= kept] = math.inf
         retrieved[:, of_heads, part] = _top(scores, ages, count)
     return retrieved.sort(-1, descending=True).values
 

@@ -44,6 +44,7 @@ def check_settings(
     uneven: bool = False,
     landmark_values: bool = False,
     rerank: int | None = None,
+    recent: int = 0,
     joint_softmax: float = 0.0,
 ) -> None:
     """Raise UserError, naming the setting, for a value out of range or for two values that exclude each other.
@@ -52,6 +53,7 @@ def check_settings(
     """
     whole = {"model.block_size": block_size, "retrieval.k": k, "memory.blocks": max_blocks, "memory.cache": cache}
     whole |= {"memory.candidates": candidates, "model.local_blocks": local_blocks, "retrieval.rerank": rerank}
+    whole |= {"retrieval.recent": recent}
     for name, value in whole.items():
         if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
             raise UserError(f"{name}={value!r}: must be a whole number")
@@ -90,6 +92,15 @@ def check_settings(
             f"retrieval.rerank={rerank} chooses among the blocks with the best landmarks, for each query and head",
             ("retrieval.granularity", granularity, "per_token_and_head"),
             ("retrieval.scorer", scorer, "landmark"),
+        )
+    if not 0 <= recent <= k:
+        raise UserError(f"retrieval.recent={recent}: must be 0 to retrieval.k={k}, of which they are a part")
+    if recent:
+        _check_only(
+            f"retrieval.recent={recent} keeps the newest blocks beside those with the best landmarks",
+            ("retrieval.scorer", scorer, "landmark"),
+            ("memory.index", index, "exact"),
+            ("model.fan_out", fan_out, None),
         )
     if candidates < 1:
         raise UserError(f"memory.candidates={candidates}: must be at least 1")

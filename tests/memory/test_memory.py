@@ -38,6 +38,7 @@ def readings(draw):
         "max_blocks": draw(st.one_of(st.none(), st.integers(max(k, 1), 9))),
         "granularity": granularity,
         "rerank": draw(st.one_of(st.none(), st.integers(max(k, 1), 8))) if can_rerank else None,
+        "recent": draw(st.integers(0, k)),
         "heads": draw(st.sampled_from([(1, 1), (2, 2), (4, 2)])),
         "tie": draw(st.booleans()),
         "cmt": has_cmt,
@@ -76,6 +77,7 @@ def test_memory_equals_plain_loops(reading):
         local_blocks=reading["local_blocks"],
         softcap=reading["softcap"],
         rerank=reading["rerank"],
+        recent=reading["recent"],
         joint_softmax=reading["joint_softmax"],
         rope_base=rotary_frequencies(4, 10000.0, fraction),
     )
@@ -110,6 +112,7 @@ def test_memory_equals_plain_loops(reading):
             kv_heads=kv_heads,
             softcap=reading["softcap"],
             rerank=reading["rerank"],
+            recent=reading["recent"],
             joint_softmax=reading["joint_softmax"],
             pooling=q[sample].unflatten(0, (kv_heads, -1)).mean(1).repeat_interleave(heads // kv_heads, 0).numpy(),
         )

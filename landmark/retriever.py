@@ -1,4 +1,4 @@
-"""Search in documents by the landmarks of their blocks.
+"""Search in documents by the landmarks of their blocks, or by all their tokens.
 
 The paper suggests the highest landmark score inside a document as its relevance (Section 1). Here an index
 keeps the landmarks of all blocks, and scores each block for a text in three steps:
@@ -6,15 +6,18 @@ keeps the landmarks of all blocks, and scores each block for a text in three ste
 1. For each head and each token of the text: the softmax of the query's scores over the landmarks of all blocks.
 2. For each head: the mean of its logarithm over the tokens of the text.
 3. The mean over the chosen heads.
+
+With the scorer "tokens" the index keeps the keys of all tokens, ℓ times as many numbers, and a block's score in step 1
+is the log-sum-exp of its tokens' scores: by what it would weigh in full attention. Late interaction (ColBERT,
+arXiv 2004.12832) sums highest scores instead.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +29,9 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from landmark.attention.rotary import rotate
+from landmark.data.document_blocks import Block, split_into_blocks
 from landmark.memory import Memory
+from landmark.memory.tiers import DeviceBlocks
 from landmark.utils.errors import UserError
 from landmark.utils.files import write_atomic
 from landmark.utils.weights import weights_digest
@@ -36,17 +41,9 @@ if TYPE_CHECKING:
 
 WINDOW = 10  # blocks of a document that are read together, and attend to each other as in training
 BATCH_SIZE = 8  # windows
-FORMAT = "1"  # of the file of an index
-
-
-@dataclass(frozen=True)
-class Block:
-    """Part of a document: `text` is its bytes from `start` to `stop` (exclusive)."""
-
-    document: str
-    start: int
-    stop: int
-    text: str
+SCORERS = ("landmark", "tokens")
+SCORED_AT_ONCE = 1 << 25
+FORMAT = "2"  # of the file of an index
 
 
 @dataclass(frozen=True)
@@ -57,21 +54,33 @@ class ScoredBlock(Block):
 
 
 class Retriever:
-    """An index of documents by the landmark keys of their blocks.
+    """An index of documents by the landmark keys of their blocks, or by the keys of their tokens."""
 
-    model: a landmark model of `landmark.models`, or of transformers (`landmark.huggingface.wrap`). tokenizer: one of
-    `landmark.data`, or of transformers. heads: the heads that score, each (layer, head) (None: all). Raises UserError
-    for a model without landmarks and for a tokenizer that cannot be used.
-    """
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        heads: Sequence[tuple[int, int]] | None = None,
+        scorer: str = "landmark",
+    ):
+        """
+        Args:
+            model: a landmark model of `landmark.models`, or of transformers (`landmark.huggingface.wrap`).
+            tokenizer: one of `landmark.data`, or of transformers.
+            heads: the heads that score, each (layer, head). None: all.
+            scorer: "landmark" or "tokens": what of a block is scored.
 
-    def __init__(self, model: Any, tokenizer: Any, heads: Sequence[tuple[int, int]] | None = None):
-        self.heads = heads
+        Raises UserError for a model without landmarks, a tokenizer that cannot be used and an unknown scorer.
+        """
+        if scorer not in SCORERS:
+            raise UserError(f"scorer={scorer}: must be one of {', '.join(SCORERS)}")
+        self.heads, self.scorer = heads, scorer
         self._model = model.eval()
         self._tokenizer = _as_landmark_tokenizer(tokenizer)
         self._memory_settings = _memory_settings(model)
         self.block_size: int = self._memory_settings["block_size"]
         self.blocks: list[Block] = []
-        self._landmarks: dict[int, Tensor] = {}  # by layer, (H_kv, blocks, d)
+        self._keys: dict[int, Tensor] = {}  # by layer, (H_kv, blocks, n, d): n is 1 or, with the scorer tokens, ℓ
 
     def __len__(self) -> int:
         """The number of blocks in the index."""
@@ -91,8 +100,8 @@ class Retriever:
         named = _named(documents)
         if known := sorted({name for name, _ in named} & set(self.names)):
             raise UserError(f"{known[0]}: a document of this name is in the index already: use replace(documents)")
-        blocks, landmarks = self._landmarks_of(named)
-        self._put(self.blocks + blocks, _joined([self._landmarks, landmarks]))
+        blocks, keys = self._keys_of(named)
+        self._put(self.blocks + blocks, _joined([self._keys, keys]))
 
     add = index
 
@@ -102,9 +111,9 @@ class Retriever:
         Raises UserError for a document without text.
         """
         named = _named(documents)
-        blocks, landmarks = self._landmarks_of(named)
+        blocks, keys = self._keys_of(named)
         others, kept = self._without({name for name, _ in named})
-        self._put(others + blocks, _joined([kept, landmarks]))
+        self._put(others + blocks, _joined([kept, keys]))
 
     def delete(self, *names: str) -> None:
         """Remove documents. Raises UserError, and removes none, where one of the names is not in the index."""
@@ -116,14 +125,14 @@ class Retriever:
         """Write the index to a file. A retriever with the same model and tokenizer can `load` it."""
         text = "\n".join(json.dumps(asdict(block), ensure_ascii=False) for block in self.blocks)
         content = torch.frombuffer(bytearray(text.encode() or b"\n"), dtype=torch.uint8)
-        tensors = {f"layer.{layer}": x.contiguous() for layer, x in self._landmarks.items()}
+        tensors = {f"layer.{layer}": x.contiguous() for layer, x in self._keys.items()}
         write_atomic(path, save_tensors({"blocks": content, **tensors}, self._identity()))
 
     def load(self, path: str | Path) -> None:
         """Replace the index by a saved one.
 
         Raises UserError, and leaves the index as it was, for a file that is missing or damaged, and for an index of
-        another model, tokenizer or block size.
+        another model, tokenizer, block size or scorer.
         """
         try:
             with safe_open(path, "pt", device=str(self._device)) as file:
@@ -131,8 +140,8 @@ class Retriever:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
             lines = bytes(tensors.pop("blocks").cpu().numpy()).decode().split("\n")
             blocks = [Block(**json.loads(line)) for line in lines if line]
-            landmarks = {int(name.removeprefix("layer.")): x for name, x in tensors.items()}
-            if any(x.shape[1] != len(blocks) for x in landmarks.values()) or (blocks and not landmarks):
+            keys = {int(name.removeprefix("layer.")): x for name, x in tensors.items()}
+            if any(x.shape[1] != len(blocks) for x in keys.values()) or (blocks and not keys):
                 raise ValueError("blocks are missing")
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
             raise UserError(f"{path}: no index, or a damaged one ({' '.join(str(error).split())[:200]})") from error
@@ -141,11 +150,11 @@ class Retriever:
                 raise UserError(
                     f"{path} is the index of another {name} ({found.get(name)}, here {value}): index the documents anew"
                 )
-        self._put(blocks, landmarks)
+        self._put(blocks, keys)
 
     @torch.no_grad()
-    def _landmarks_of(self, documents: Sequence[tuple[str, str]]) -> tuple[list[Block], dict[int, Tensor]]:
-        """The blocks of documents, and their landmarks by layer, (H_kv, blocks, d)."""
+    def _keys_of(self, documents: Sequence[tuple[str, str]]) -> tuple[list[Block], dict[int, Tensor]]:
+        """The blocks of documents, and their keys by layer, (H_kv, blocks, n, d)."""
         blocks: list[Block] = []
         windows: list[np.ndarray] = []
         for name, text in documents:
@@ -155,24 +164,24 @@ class Retriever:
         by_length: dict[int, list[int]] = defaultdict(list)
         for number, window in enumerate(windows):
             by_length[len(window)].append(number)
-        landmarks: list[dict[int, Tensor]] = [{} for _ in windows]
+        keys: list[dict[int, Tensor]] = [{} for _ in windows]
         for numbers in by_length.values():
             for start in range(0, len(numbers), BATCH_SIZE):
                 batch = numbers[start : start + BATCH_SIZE]
                 memory = self._read(np.stack([windows[number] for number in batch]))
                 for layer in memory.queries:
-                    for number, of_window in zip(batch, memory.landmarks(layer), strict=True):
-                        landmarks[number][layer] = of_window
-        return blocks, _joined(landmarks)
+                    for number, of_window in zip(batch, memory.keys(layer, self.scorer), strict=True):
+                        keys[number][layer] = of_window
+        return blocks, _joined(keys)
 
     def _without(self, names: set[str]) -> tuple[list[Block], dict[int, Tensor]]:
-        """The blocks and landmarks of all documents but these."""
+        """The blocks and keys of all documents but these."""
         kept = [number for number, block in enumerate(self.blocks) if block.document not in names]
-        landmarks = {layer: x[:, kept] for layer, x in self._landmarks.items()} if kept else {}
-        return [self.blocks[number] for number in kept], landmarks
+        keys = {layer: x[:, kept] for layer, x in self._keys.items()} if kept else {}
+        return [self.blocks[number] for number in kept], keys
 
-    def _put(self, blocks: list[Block], landmarks: dict[int, Tensor]) -> None:
-        self.blocks, self._landmarks = blocks, landmarks
+    def _put(self, blocks: list[Block], keys: dict[int, Tensor]) -> None:
+        self.blocks, self._keys = blocks, keys
 
     @property
     def _device(self) -> torch.device:
@@ -185,6 +194,7 @@ class Retriever:
             "model": weights_digest(self._model),
             "tokenizer": self._tokenizer.hash,
             "block_size": str(self.block_size),
+            "scorer": self.scorer,
         }
 
     @torch.no_grad()
@@ -193,26 +203,27 @@ class Retriever:
 
         Raises UserError for an empty text or an empty index.
         """
+        return dict(self._head_scores(text, None))
+
+    def _head_scores(
+        self, text: str, heads: Sequence[tuple[int, int]] | None
+    ) -> Iterator[tuple[tuple[int, int], Tensor]]:
+        """The scores of these heads (None: all). Raises UserError as `head_scores`, and for an unknown head."""
         ids = self._tokenizer.encode(text)
         if not len(ids) or not len(self):
             raise UserError("the text is empty" if len(self) else "the index is empty: call index(documents) first")
         memory = self._read(ids.astype(np.int64)[None])
-        scores = {}
-        for layer, queries in memory.queries.items():
-            landmarks = self._landmarks[layer]
-            landmarks = landmarks.repeat_interleave(queries.shape[1] // len(landmarks), 0)
-            logits = queries[0] @ landmarks.mT / math.sqrt(queries.shape[-1])
-            for head, each in enumerate(logits.log_softmax(-1).mean(1)):
-                scores[layer, head] = each
-        return scores
+        there = [(layer, head) for layer, queries in memory.queries.items() for head in range(queries.shape[1])]
+        if unknown := [head for head in heads or [] if head not in there]:
+            raise UserError(f"heads={unknown}: the model has only the heads (layer, head) {there}")
+        for layer, head in heads or there:
+            queries, keys = memory.queries[layer][0], self._keys[layer]
+            yield (layer, head), _mean_log_softmax(queries[head], keys[head * len(keys) // len(queries)])
 
     def scores(self, text: str) -> Tensor:
         """Relevance of each block for a text, (blocks,): the mean over the chosen heads."""
-        by_head = self.head_scores(text)
-        heads = list(by_head) if self.heads is None else [tuple(h) if isinstance(h, list) else h for h in self.heads]
-        if unknown := [head for head in heads if head not in by_head]:
-            raise UserError(f"heads={unknown}: the model has only the heads (layer, head) {list(by_head)}")
-        return torch.stack([by_head[layer, head] for layer, head in heads]).mean(0)
+        heads = None if self.heads is None else [(layer, head) for layer, head in self.heads]
+        return torch.stack([scores for _, scores in self._head_scores(text, heads)]).mean(0)
 
     def query(self, text: str, count: int | None = None) -> list[ScoredBlock]:
         """The `count` blocks that are most relevant for a text, best first. count: None, the best 10, or all if fewer.
@@ -262,36 +273,22 @@ class _QueryRecorder(Memory):
         self.queries[layer] = rotate(exact, self._rotary_of(layer)(self.block_size + 1, q.shape[2], q))
         return super().attend(layer, q, k, v, *more, **named)
 
-    def landmarks(self, layer: int) -> Tensor:
-        """Landmark keys (B, H_kv, blocks, d), oldest first."""
+    def keys(self, layer: int, scorer: str) -> Tensor:
+        """The keys of blocks (B, H_kv, blocks, n, d), oldest first: of their landmarks, n = 1, or their ℓ tokens."""
         store = self.layers[layer].store
-        return store.landmarks[:, :, : len(store)]
+        assert isinstance(store.blocks, DeviceBlocks)
+        every = store.landmarks[..., None, :] if scorer == "landmark" else store.blocks.keys
+        return every[:, :, : len(store)]
 
 
-def split_into_blocks(name: str, text: str, tokenizer: Tokenizer, block_size: int) -> tuple[list[Block], np.ndarray]:
-    """Split a document into blocks.
-
-    Args:
-        name: name of the document.
-        text: text of the document.
-        tokenizer: one of `landmark.data`.
-        block_size: ℓ, normal tokens of a block.
-
-    Returns the blocks and the ids (blocks · ℓ,), int64, padded with end of text. Raises UserError for a document
-    without text.
-    """
-    if not isinstance(text, str):
-        raise UserError(f"{name}: the document is of type {type(text).__name__}, not text")
-    ids, token_ends = tokenizer.encode_with_ends(text)
-    ids = ids.astype(np.int64)
-    if not len(ids):
-        raise UserError(f"{name}: the document has no text")
-    content = text.encode()
-    ends = [0, *token_ends.tolist()[:-1], len(content)]
-    bounds = [*range(0, len(ids), block_size), len(ids)]
-    spans = [(ends[start], ends[stop]) for start, stop in itertools.pairwise(bounds)]
-    blocks = [Block(name, start, stop, content[start:stop].decode(errors="replace")) for start, stop in spans]
-    return blocks, np.pad(ids, (0, -len(ids) % block_size), constant_values=tokenizer.eot)
+def _mean_log_softmax(queries: Tensor, keys: Tensor) -> Tensor:
+    """The mean over queries (T, d) of the log-softmax over blocks of their scores for the keys (blocks, n, d)."""
+    blocks, each, dim = keys.shape
+    total = queries.new_zeros(blocks)
+    for part in queries.split(max(1, SCORED_AT_ONCE // (blocks * each))):
+        scores = (part @ keys.reshape(-1, dim).to(part.dtype).mT / math.sqrt(dim)).unflatten(-1, (blocks, each))
+        total += scores.logsumexp(-1).log_softmax(-1).sum(0)
+    return total / len(queries)
 
 
 def _named(documents: Mapping[str, str] | Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -303,7 +300,7 @@ def _named(documents: Mapping[str, str] | Iterable[tuple[str, str]]) -> list[tup
 
 
 def _joined(parts: Sequence[dict[int, Tensor]]) -> dict[int, Tensor]:
-    """Landmarks by layer, one part after the other."""
+    """Keys by layer, one part after the other."""
     parts = [part for part in parts if part]
     return {layer: torch.cat([part[layer] for part in parts], 1) for layer in parts[0]} if parts else {}
 

@@ -49,36 +49,43 @@ def heard(model, ids):
     return memory.heard
 
 
-def by_hand(model, text):
-    """Scores of every head for every block: each landmark stands in the block just before the text."""
-    table, landmarks = RotaryTable(), {}
+def by_hand(model, text, scorer="landmark"):
+    """Scores of every head for every block: each landmark, or each token, stands in the block just before the text."""
+    table, kept = RotaryTable(), {}
+    places = [BLOCK] if scorer == "landmark" else range(BLOCK)
     for document in TEXTS.values():
         ids = TOKENIZER.encode(document).astype(np.int64)
         ids = np.pad(ids, (0, -len(ids) % BLOCK), constant_values=TOKENIZER.eot)
         for start in range(0, len(ids), WINDOW * BLOCK):
             for layer, (_, keys) in heard(model, ids[start : start + WINDOW * BLOCK]).items():
-                landmarks.setdefault(layer, []).append(keys[0, :, BLOCK :: BLOCK + 1])
+                of_blocks = keys[0].unflatten(1, (-1, BLOCK + 1))
+                turned = [rotate(of_blocks[:, :, place], table(place, 1, keys)) for place in places]
+                kept.setdefault(layer, []).append(torch.stack(turned, 2))
     found = {}
     for layer, (queries, _) in heard(model, TOKENIZER.encode(text).astype(np.int64)).items():
-        keys = rotate(torch.cat(landmarks[layer], 1), table(BLOCK, 1, queries))
+        keys = torch.cat(kept[layer], 1)
         queries = rotate(queries[0], table(BLOCK + 1, queries.shape[2], queries))
         for head in range(4):
-            scores = queries[head] @ keys[head // 2].mT / math.sqrt(16)
-            found[layer, head] = scores.log_softmax(-1).mean(0)
+            scores = torch.einsum("td,bnd->tbn", queries[head], keys[head // 2]) / math.sqrt(16)
+            weights = scores.exp().sum(-1)
+            found[layer, head] = (weights / weights.sum(-1, keepdim=True)).log().mean(0)
     return found
 
 
-def test_scores_are_softmaxes_over_landmarks(model):
-    retriever = Retriever(model, TOKENIZER)
+@pytest.mark.parametrize("at_once", [1 << 25, 1])
+@pytest.mark.parametrize("scorer", ["landmark", "tokens"])
+def test_scores_are_softmaxes_over_blocks(model, scorer, at_once, monkeypatch):
+    monkeypatch.setattr("landmark.retriever.SCORED_AT_ONCE", at_once)
+    retriever = Retriever(model, TOKENIZER, scorer=scorer)
     retriever.index(TEXTS)
-    expected = by_hand(model, "masts and herons, both")
+    expected = by_hand(model, "masts and herons, both", scorer)
     found = retriever.head_scores("masts and herons, both")
     assert found.keys() == expected.keys()
     for head in expected:
         torch.testing.assert_close(found[head], expected[head])
     mean = torch.stack(list(expected.values())).mean(0)
     torch.testing.assert_close(retriever.scores("masts and herons, both"), mean)
-    some = Retriever(model, TOKENIZER, heads=[(1, 2), (0, 3)])
+    some = Retriever(model, TOKENIZER, heads=[(1, 2), (0, 3)], scorer=scorer)
     some.index(TEXTS)
     torch.testing.assert_close(some.scores("masts and herons, both"), (expected[1, 2] + expected[0, 3]) / 2)
 
@@ -137,7 +144,7 @@ def test_a_model_of_transformers_retrieves_as_its_memory_scores():
         kept = cache.memory.layers[1].store.landmarks[0, :, :1].double()
         alone = Retriever(wrapped, tokenizer)
         alone.index({"short": TEXTS["short"]})
-        torch.testing.assert_close(alone._landmarks[1][:, :1].double(), kept, rtol=0, atol=1e-5)
+        torch.testing.assert_close(alone._keys[1][:, :1, 0].double(), kept, rtol=0, atol=1e-5)
     assert len(frequency) * 2 == kept.shape[-1]
     scores, found = retriever.scores(text), retriever.query(text)
     best = scores.argsort(descending=True)[: len(found)].tolist()
@@ -184,11 +191,12 @@ def test_added_replaced_and_deleted_documents_are_those_of_a_new_index(model):
         changed.query("oars")
 
 
-def test_an_index_comes_back_from_disk(model, tmp_path):
-    retriever = Retriever(model, TOKENIZER)
+@pytest.mark.parametrize("scorer", ["landmark", "tokens"])
+def test_an_index_comes_back_from_disk(model, tmp_path, scorer):
+    retriever = Retriever(model, TOKENIZER, scorer=scorer)
     retriever.index(TEXTS | {"lines": "one\u2028two\x85three\nfour"})
     retriever.save(tmp_path / "index")
-    again = Retriever(model, TOKENIZER)
+    again = Retriever(model, TOKENIZER, scorer=scorer)
     again.load(tmp_path / "index")
     assert again.blocks == retriever.blocks
     assert torch.equal(again.scores("heron"), retriever.scores("heron"))
@@ -208,6 +216,8 @@ def test_an_index_that_does_not_fit_is_refused(model, tmp_path):
         with pytest.raises(UserError, match=f"{name}: no index, or a damaged one"):
             retriever.load(tmp_path / name)
     assert torch.equal(retriever.scores("heron"), found)
+    with pytest.raises(UserError, match=r"another scorer \(landmark, here tokens\)"):
+        Retriever(model, TOKENIZER, scorer="tokens").load(tmp_path / "index")
     with torch.no_grad():
         next(model.parameters()).mul_(2)
     with pytest.raises(UserError, match="another model"):
@@ -256,6 +266,8 @@ def test_invalid_documents_texts_heads_and_models_are_refused(model):
     retriever.index(TEXTS)
     with pytest.raises(UserError, match="text is empty"):
         retriever.query("")
+    with pytest.raises(UserError, match="scorer=words: must be one of landmark, tokens"):
+        Retriever(model, TOKENIZER, scorer="words")
     retriever.heads = [(0, 1), (7, 0)]
     with pytest.raises(UserError, match=r"heads=\[\(7, 0\)\]"):
         retriever.query("anything")

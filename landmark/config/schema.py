@@ -203,8 +203,8 @@ class EvalConfig:
         None, *RULER_TASKS, "passkey"
     )  # answer `prompts` questions of this task: of RULER, about the text
     retriever: str | None = one_of(
-        None, "landmark", "bm25", "chance"
-    )  # rank blocks for `prompts` halves of sentences by: landmark, bm25 or chance
+        None, "landmark", "tokens", "bm25", "chance"
+    )  # rank blocks for `prompts` halves of sentences by: landmark, tokens, bm25 or chance
     probe: str | None = one_of(None, "copy", "recall")  # whether the model looks back, measured on `prompts` segments
     retrieval_statistics: bool = False  # count the distinct blocks that the last chunk but one retrieves
 

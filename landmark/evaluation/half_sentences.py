@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landmark.retriever import Block, Retriever, split_into_blocks
+from landmark.data.document_blocks import Block, split_into_blocks
+from landmark.retriever import SCORERS, Retriever
 from landmark.utils.errors import UserError
 from landmark.utils.peak_memory import peak_memory_bytes, reset_peak_memory
 from landmark.utils.significance import clopper_pearson
@@ -93,18 +94,19 @@ def evaluate_half_sentences(
 ) -> dict[str, Any]:
     """Recall of `eval.prompts` first halves of sentences in a split, whose blocks `eval.retriever` ranks.
 
-    Landmarks are scored by the heads that find the places best on the validation split (see `_choose_heads`).
+    Landmarks, or tokens, are scored by the heads that find the places best on the validation split, see
+    `_choose_heads`.
 
     Args:
         model: a landmark model.
-        streams: the split `eval.split`, and for landmarks also `validation`.
+        streams: the split `eval.split`, and for a model's scores also `validation`.
         tokenizer: of the streams.
         config: the row's settings.
-        progress: called with queries done on the validation split, and in all.
+        progress: called with queries done, of the validation split first, and in all.
 
     Returns:
         recall_at_1, recall_at_10, and recall_at_…_interval (Clopper–Pearson, 95 %; none for chance); prompts; ranks
-        (of the first block that counts, from 1); blocks; heads (for landmarks); tokens, seconds, tokens_per_second,
+        (of the first block that counts, from 1); blocks; heads (of the model); tokens, seconds, tokens_per_second,
         peak_memory_bytes.
 
     Raises UserError if a split has too few sentences.
@@ -118,12 +120,16 @@ def evaluate_half_sentences(
     if settings.retriever == "chance":
         results |= {f"recall_at_{n}": float(np.mean([_chance(count, len(each), n) for each in wanted])) for n in AT}
     else:
-        if settings.retriever == "landmark":
+        if settings.retriever in SCORERS:
             results["heads"] = _choose_heads(model, streams["validation"], tokenizer, config, progress)
-            score = _indexed(model, tokenizer, halved, results["heads"]).scores
+            score = _indexed(model, tokenizer, halved, settings.retriever, results["heads"]).scores
         else:
             score = _bm25([block.text for block in blocks])
-        ranks = [_rank(score(query), right) for query, right in zip(halved.queries, wanted, strict=True)]
+        ranks = []
+        for query, right in zip(halved.queries, wanted, strict=True):
+            ranks.append(_rank(score(query), right))
+            if progress is not None:
+                progress(len(wanted) + len(ranks), 2 * len(wanted))
         results["ranks"] = ranks
         for n in AT:
             hits = sum(rank <= n for rank in ranks)
@@ -139,8 +145,8 @@ def evaluate_half_sentences(
     }
 
 
-def _indexed(model: Any, tokenizer: Tokenizer, halved: HalvedTexts, heads: Any = None) -> Retriever:
-    retriever = Retriever(model, tokenizer, heads)
+def _indexed(model: Any, tokenizer: Tokenizer, halved: HalvedTexts, scorer: str, heads: Any = None) -> Retriever:
+    retriever = Retriever(model, tokenizer, heads, scorer)
     retriever.index(halved.documents)
     return retriever
 
@@ -169,22 +175,21 @@ def _choose_heads(
     2. For every n sum the scores of the first n heads. Choose the n with the lowest geometric mean of ranks.
     """
     halved, _, wanted = _halved_blocks(stream, tokenizer, config, model.config.block_size)
-    retriever = _indexed(model, tokenizer, halved)
-    alone: dict[tuple[int, int], float] = {}
-    total = 2 * len(wanted)
-    for number, (query, blocks) in enumerate(zip(halved.queries, wanted, strict=True)):
-        for head, scores in retriever.head_scores(query).items():
-            alone[head] = alone.get(head, 0.0) + math.log(_rank(scores, blocks))
+    assert config.eval.retriever is not None
+    retriever = _indexed(model, tokenizer, halved, config.eval.retriever)
+    found: list[dict[tuple[int, int], Tensor]] = []
+    for number, query in enumerate(halved.queries):
+        found.append(retriever.head_scores(query))
         if progress is not None:
-            progress(number, total)
-    order = sorted(alone, key=lambda head: alone[head])
-    together = np.zeros(len(order))
-    for number, (query, blocks) in enumerate(zip(halved.queries, wanted, strict=True), len(wanted)):
-        of_heads = retriever.head_scores(query)
-        sums = torch.stack([of_heads[head] for head in order]).cumsum(0)
-        together += [math.log(_rank(scores, blocks)) for scores in sums]
-        if progress is not None:
-            progress(number, total)
+            progress(number, 2 * len(wanted))
+    del retriever  # another index is made next
+
+    def distance(scores: Iterable[Tensor]) -> float:
+        return sum(math.log(_rank(each, blocks)) for each, blocks in zip(scores, wanted, strict=True))
+
+    order = sorted(found[0], key=lambda head: distance(scores[head] for scores in found))
+    sums = [torch.stack([scores[head] for head in order]).cumsum(0) for scores in found]
+    together = np.array([distance(each[n] for each in sums) for n in range(len(order))])
     return [list(head) for head in order[: int(together.argmin()) + 1]]
 
 

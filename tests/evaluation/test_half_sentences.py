@@ -108,7 +108,7 @@ def evaluated(model, retriever):
     return evaluate_half_sentences(model, streams, TOKENIZER, config)
 
 
-@pytest.mark.parametrize("retriever", ["landmark", "bm25"])
+@pytest.mark.parametrize("retriever", ["landmark", "tokens", "bm25"])
 def test_recall_counts_the_ranks(model, retriever):
     results = evaluated(model, retriever)
     assert len(results["ranks"]) == results["prompts"] == QUERIES

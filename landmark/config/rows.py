@@ -24,6 +24,11 @@ _OF_THE_EXPERIMENT = {
     *("experiment", "rows", "grid", "row", "compare", "figure", "next_commands"),
     *("run", "task", "seeds", "name", "output", "logger", "prompt", "prompt_file", "output_file", "generate"),
 }
+# Settings of the model in which a landmark model may differ from the plain one whose weights it starts from.
+_OF_LANDMARKS = (
+    *("kind", "block_size", "landmark_key", "landmark_bias", "local_blocks", "landmark_values", "joint_softmax"),
+    *("fan_out", "levels", "block_ends", "least_block_size"),
+)
 
 _log = logging.getLogger(__name__)
 Compose = Callable[[list[str]], DictConfig]
@@ -153,7 +158,9 @@ def _with_start(config: Config, texts: dict[str, str], shared: list[str], compos
     if base.start is not None:
         raise UserError(f"start={config.start}: that row starts from another, {base.start}")
     check_settings(base)
-    shapes = [(replace(one.model, backend=""), one.cmt.enabled) for one in (base, config)]
+    gets_landmarks = (base.model.kind, config.model.kind) == ("transformer", "landmark")
+    free = ("backend", *(_OF_LANDMARKS if gets_landmarks else ()))
+    shapes = [(replace(one.model, **dict.fromkeys(free)), one.cmt.enabled) for one in (base, config)]
     if config.model.family is None and shapes[0] != shapes[1]:
         raise UserError(f"start={config.start}: that row's model has another shape: give both the same model settings")
     base = replace(resolve(base), seed=config.seed, seeds=None, rows={}, compare={})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from landmark.memory.settings import LANDMARK_KEYS
@@ -32,6 +32,10 @@ _WITH_DEFAULTS = (
     "initialisation",
     "induction_heads",
     "masked",
+)
+_OF_LANDMARKS = (
+    *("landmark_id", "block_size", "landmark_key", "landmark_bias", "local_blocks", "landmark_values", "joint_softmax"),
+    *("cmt", "fan_out", "levels", "block_ends", "least_block_size", "end_ids", "document_end"),
 )
 KINDS = ("transformer", "landmark", "transformer_xl")
 
@@ -230,6 +234,11 @@ class DecoderConfig:
         assert self.least_block_size is not None
         assert self.document_end is not None
         return BlockEnds(self.block_size, self.least_block_size, self.end_ids, self.document_end)
+
+    def without_landmarks(self) -> DecoderConfig:
+        """The plain transformer of the same shape, from whose weights a landmark model can start."""
+        usual = {item.name: item.default for item in fields(self) if item.name in _OF_LANDMARKS}
+        return replace(self, kind="transformer", **usual)
 
     @property
     def hidden_dim(self) -> int:

@@ -204,7 +204,7 @@ def test_a_row_starts_from_the_run_of_another(composer):
     rows = {row.name: row for row in select(to_config(composer(overrides)), overrides, composer, check)}
     for one in rows["finetuned_512"].configs:
         base = from_dict(Config, one.start_run)
-        assert (base.model.kind, base.model.family, base.seed) == ("transformer", "llama", one.seed)
+        assert (base.model.kind, one.model.kind, base.seed) == ("transformer", "landmark", one.seed)
         assert base.train.steps != one.train.steps
     assert all(one.start_run is None for one in rows["base_512"].configs)
 
@@ -213,12 +213,17 @@ def test_a_start_that_is_no_row_is_refused(composer):
     overrides = ["+experiment=figure3_finetune", "size=nano", "tokenizer=bytes"]
     config = to_config(composer(overrides))
     for text, said in (("nowhere", "start=nowhere: no such row"), ("finetuned_512", "starts from another")):
-        rows = {**config.rows, "odd": f"model=llama_landmark start={text} eval.length=512"}
+        rows = {**config.rows, "odd": f"model=landmark start={text} eval.length=512"}
         with pytest.raises(UserError, match=said):
             select(replace(config, rows=rows), overrides, composer, check)
     mixed = ["model=landmark", "tokenizer=bytes", "size=nano", "+rows={a: 'model.block_size=9', b: 'start=a'}"]
     with pytest.raises(UserError, match="start=a: that row's model has another shape"):
         select(to_config(composer(mixed)), mixed, composer, check)
+    wider = {"b": "model=landmark start=a model.mlp_dim=9", "c": "model=transformer_xl start=a"}
+    for name, row in wider.items():
+        given = ["size=nano", "tokenizer=bytes", f"+rows={{a: 'model=transformer', {name}: '{row}'}}"]
+        with pytest.raises(UserError, match="start=a: that row's model has another shape"):
+            select(to_config(composer(given)), given, composer, check)
     alone = ["model=llama_landmark", "start=base_512", "tokenizer=bytes", "size=nano"]
     with pytest.raises(UserError, match="there is none"):
         select(to_config(composer(alone)), alone, composer, check)

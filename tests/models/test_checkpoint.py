@@ -1,5 +1,6 @@
 """Weights on disk: whole or not at all, and only for the model they belong to."""
 
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -79,6 +80,31 @@ def test_a_training_starts_from_it(folder, configure):
     assert not torch.equal(build(config.model, vocabulary).state_dict()["embedding.weight"], tensor_of(folder))
     with pytest.raises(UserError, match="block_size is 5, not 7"):
         build(replace(config.model, block_size=7), vocabulary, start=str(folder))
+
+
+@pytest.mark.parametrize("options", [[], ["model.landmark_key=mean", "model.landmark_bias=true"]])
+def test_a_landmark_model_starts_from_a_plain_one(options, configure, tmp_path):
+    """Before the first landmark it says what the plain model says; its embedding is the mean of the others."""
+    shape = ["model.num_layers=2", "model.num_heads=2", "model.head_dim=8", "model.mlp_dim=32", "recipe=paper"]
+    shape += ["model.key_offset=0.5", "model.rotary_fraction=0.5"]
+    vocabulary = SimpleNamespace(vocab_size=64, landmark=60)
+    plain = build(configure("model=transformer", *shape).model, vocabulary)
+    save(plain, tmp_path / "plain")
+    config = configure("model=landmark", "model.block_size=5", *shape, *options).model
+    model = build(config, vocabulary, start=str(tmp_path / "plain"))
+    assert model.training
+    embeddings, others = model.input_embeddings().weight, torch.arange(64) != 60
+    torch.testing.assert_close(embeddings[60], plain.input_embeddings().weight[others].mean(0))
+    assert torch.equal(embeddings[others], plain.input_embeddings().weight[others])
+    tokens = torch.randint(60, (1, 17))
+    if not options:
+        difference = (model(tokens) - plain(tokens))[..., others].abs().amax((0, 2))
+        assert difference[:5].max() < 1e-5
+        assert difference[5:].min() > 1e-4
+    else:
+        assert [block.attention.landmark_bias[0].item() for block in model.blocks] == [pytest.approx(math.log(5))] * 2
+    with pytest.raises(UserError, match="mlp_dim is 32, not 9"):
+        build(replace(config, mlp_dim=9), vocabulary, start=str(tmp_path / "plain"))
 
 
 def tensor_of(folder):

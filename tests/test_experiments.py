@@ -33,7 +33,9 @@ def overrides(experiment, output):
         return finetuning(output)
     given = [f"+experiment={experiment}", *TINY, f"output={output}"]
     config = to_config(compose_conf(given))
-    set_by_rows = {word.partition("=")[0] for row in named(config).values() for word in row.split()}
+    texts = {name: row.split() for name, row in named(config).items()}
+    short = {name: [word for word in row if not word.startswith("train.steps=")] for name, row in texts.items()}
+    set_by_rows = {word.partition("=")[0] for row in short.values() for word in row}
     given = [word for word in given if word.partition("=")[0] not in set_by_rows]
     amount = PROMPTS if config.data.name in SYNTHETIC else TEXT
     if config.rows and "eval.task=" in str(config.rows):  # whose prompts are long in bytes
@@ -43,7 +45,8 @@ def overrides(experiment, output):
     long = [f"~rows.{name}" for name, row in named(config).items() if any(key in row for key in own)]
     kept = [name for name in named(config) if f"~rows.{name}" not in long]
     most = [] if len(kept) < _MANY else [f"~rows.{name}" for name in kept[_FEW:]]
-    return [*given, *amount, *few, *long, *most]
+    trained = [f"rows.{name}='{' '.join(short[name])}'" for name in kept if short[name] != texts[name]]
+    return [*given, *amount, *few, *long, *most, *trained]
 
 
 def finetuning(output):

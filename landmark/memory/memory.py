@@ -391,7 +391,7 @@ class Memory:
             lags = scoring_lag(ages, self._num_recent, len(rotated))
             selected = None if selection is None else selection.selected
             proposed = QueryTiles(rotated, state.store, ages, lags, selected, self.softcap)
-            best = rerank(proposed, self.k, shift, ages <= self.recent)
+            best = rerank(proposed, self.k, shift, ages <= self.recent if self.recent else None)
             ages, shift = ages.gather(-1, best), None if shift is None else shift.gather(-1, best)
         self._statistics.seconds_searching += time.perf_counter() - started
         out, weights = self._attend_and_merge(state.store, rotated, ages, (out, lse), selection, shift)

@@ -204,7 +204,8 @@ class EvalConfig:
     )  # answer `prompts` questions of this task: of RULER, about the text
     retriever: str | None = one_of(
         None, "landmark", "tokens", "bm25", "chance"
-    )  # rank blocks for `prompts` halves of sentences by: landmark, tokens, bm25 or chance
+    )  # rank blocks for `prompts` sentences by: landmark, tokens, bm25 or chance
+    query: str = one_of("second_half", "sentence", "altered")  # what of a sentence a retriever is given
     probe: str | None = one_of(None, "copy", "recall")  # whether the model looks back, measured on `prompts` segments
     retrieval_statistics: bool = False  # count the distinct blocks that the last chunk but one retrieves
 

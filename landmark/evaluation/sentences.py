@@ -1,7 +1,8 @@
-"""A test of retrieval by landmarks: the second halves of some sentences are removed from books.
+"""A test of retrieval by landmarks: where in some books does a sentence stand?
 
-Each removed half is a query, and the blocks that hold the first half are to be found. For comparison BM25 and chance
-rank the same blocks.
+A query is the second half of a sentence, which is removed from its book, and the blocks that hold the first half are to
+be found; or a whole sentence, as it stands there or altered, and its blocks are to be found. For comparison BM25 and
+chance rank the same blocks.
 """
 
 from __future__ import annotations
@@ -29,21 +30,22 @@ if TYPE_CHECKING:
     from landmark.data.tokenizer import Tokenizer
 
 SENTENCE = re.compile(r"(?<=[.!?]\s)[A-Z][^.!?]*[.!?]")
-WORDS = range(16, 41)  # of a sentence that may be cut in half
+WORDS = range(16, 41)  # of a sentence that may be a query
+LEFT_OUT = 3  # of an altered sentence every third word
 AT = 1, 10  # ranks up to which a found block counts
 
 
 @dataclass(frozen=True)
-class HalvedTexts:
-    """Documents (name, text) without the second halves of some sentences.
+class SentenceQueries:
+    """Documents (name, text) and sentences to find in them.
 
-    queries: the removed halves. first_halves: for each query the number of its document, and the first and the last
-    byte (exclusive) of the first half in the shortened document.
+    queries: texts. places: for each query the number of its document, and the first and the last byte (exclusive) of
+    what is to be found: the sentence, or its first half where the second one, the query, is removed.
     """
 
     documents: list[tuple[str, str]]
     queries: list[str]
-    first_halves: list[tuple[int, int, int]]
+    places: list[tuple[int, int, int]]
 
 
 def document_texts(stream: Stream, tokenizer: Tokenizer) -> list[str]:
@@ -54,8 +56,15 @@ def document_texts(stream: Stream, tokenizer: Tokenizer) -> list[str]:
     return [tokenizer.decode(tokens[start:end]) for start, end in zip(starts, ends, strict=False) if end > start]
 
 
-def remove_second_halves(texts: Sequence[str], count: int, seed: int) -> HalvedTexts:
-    """Remove the second halves of `count` random sentences of 16 to 40 words that occur once in their text.
+def sentence_queries(texts: Sequence[str], count: int, seed: int, query: str = "second_half") -> SentenceQueries:
+    """Ask for `count` random sentences of 16 to 40 words that occur once in their text.
+
+    Args:
+        texts: of the documents.
+        count: of queries.
+        seed: of the random choice; each kind of query asks for the same sentences.
+        query: "second_half", which is removed from the document; "sentence"; or "altered": as one may remember it, its
+            second half before its first one, without every third word.
 
     Raises UserError if there are fewer such sentences.
     """
@@ -70,29 +79,34 @@ def remove_second_halves(texts: Sequence[str], count: int, seed: int) -> HalvedT
     chosen = np.random.default_rng(seed).choice(len(found), count, replace=False)
     kept: list[list[str]] = [[] for _ in texts]
     at = [0] * len(texts)
-    queries, first_halves = [], []
+    queries, places = [], []
     for number, start, sentence in sorted(found[n] for n in chosen):
         words = list(re.finditer(r"\S+", sentence))
         cut = words[len(words) // 2].start()
-        text = texts[number]
-        before = text[at[number] : start]
-        kept[number] += [before, sentence[:cut]]
+        first, second = sentence[:cut], sentence[cut:]
+        left = first if query == "second_half" else sentence
+        kept[number] += [texts[number][at[number] : start], left]
         so_far = sum(len(part.encode()) for part in kept[number])
-        first_halves.append((number, so_far - len(sentence[:cut].encode()), so_far))
-        queries.append(sentence[cut:])
+        places.append((number, so_far - len(left.encode()), so_far))
+        queries.append({"second_half": second, "sentence": sentence}.get(query) or _altered(first, second))
         at[number] = start + len(sentence)
     left = ["".join([*kept[number], text[at[number] :]]) for number, text in enumerate(texts)]
-    return HalvedTexts([(str(number), text) for number, text in enumerate(left)], queries, first_halves)
+    return SentenceQueries([(str(number), text) for number, text in enumerate(left)], queries, places)
 
 
-def evaluate_half_sentences(
+def _altered(first: str, second: str) -> str:
+    words = f"{second} {first}".split()
+    return " ".join(word for number, word in enumerate(words, 1) if number % LEFT_OUT)
+
+
+def evaluate_sentences(
     model: Any,
     streams: dict[str, Stream],
     tokenizer: Tokenizer,
     config: Config,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
-    """Recall of `eval.prompts` first halves of sentences in a split, whose blocks `eval.retriever` ranks.
+    """Recall of `eval.prompts` sentences in a split, whose blocks `eval.retriever` ranks for queries `eval.query`.
 
     Landmarks, or tokens, are scored by the heads that find the places best on the validation split, see
     `_choose_heads`.
@@ -114,7 +128,7 @@ def evaluate_half_sentences(
     reset_peak_memory()
     started = time.perf_counter()
     settings = config.eval
-    halved, blocks, wanted = _halved_blocks(streams[settings.split], tokenizer, config, model.config.block_size)
+    asked, blocks, wanted = _asked_blocks(streams[settings.split], tokenizer, config, model.config.block_size)
     count = len(blocks)
     results: dict[str, Any] = {"prompts": len(wanted), "blocks": count, "heads": None}
     if settings.retriever == "chance":
@@ -122,11 +136,11 @@ def evaluate_half_sentences(
     else:
         if settings.retriever in SCORERS:
             results["heads"] = _choose_heads(model, streams["validation"], tokenizer, config, progress)
-            score = _indexed(model, tokenizer, halved, settings.retriever, results["heads"]).scores
+            score = _indexed(model, tokenizer, asked, settings.retriever, results["heads"]).scores
         else:
             score = _bm25([block.text for block in blocks])
         ranks = []
-        for query, right in zip(halved.queries, wanted, strict=True):
+        for query, right in zip(asked.queries, wanted, strict=True):
             ranks.append(_rank(score(query), right))
             if progress is not None:
                 progress(len(wanted) + len(ranks), 2 * len(wanted))
@@ -145,25 +159,26 @@ def evaluate_half_sentences(
     }
 
 
-def _indexed(model: Any, tokenizer: Tokenizer, halved: HalvedTexts, scorer: str, heads: Any = None) -> Retriever:
+def _indexed(model: Any, tokenizer: Tokenizer, asked: SentenceQueries, scorer: str, heads: Any = None) -> Retriever:
     retriever = Retriever(model, tokenizer, heads, scorer)
-    retriever.index(halved.documents)
+    retriever.index(asked.documents)
     return retriever
 
 
-def _halved_blocks(
+def _asked_blocks(
     stream: Stream, tokenizer: Tokenizer, config: Config, block_size: int
-) -> tuple[HalvedTexts, list[Block], list[list[int]]]:
-    """A split without some second halves, its blocks, and for each query the blocks with a part of its first half."""
-    halved = remove_second_halves(document_texts(stream, tokenizer), config.eval.prompts, config.seed)
-    pieces = [split_into_blocks(*document, tokenizer, block_size)[0] for document in halved.documents]
+) -> tuple[SentenceQueries, list[Block], list[list[int]]]:
+    """What is asked of a split, its blocks, and for each query the blocks with a part of what is to be found."""
+    texts = document_texts(stream, tokenizer)
+    asked = sentence_queries(texts, config.eval.prompts, config.seed, config.eval.query)
+    pieces = [split_into_blocks(*document, tokenizer, block_size)[0] for document in asked.documents]
     before = np.cumsum([0, *map(len, pieces)])
     starts = [np.array([block.start for block in blocks]) for blocks in pieces]
     found = []
-    for number, start, stop in halved.first_halves:
+    for number, start, stop in asked.places:
         low, high = np.searchsorted(starts[number], [start, stop - 1], side="right") - 1
         found.append(list(range(before[number] + low, before[number] + high + 1)))
-    return halved, [block for blocks in pieces for block in blocks], found
+    return asked, [block for blocks in pieces for block in blocks], found
 
 
 def _choose_heads(
@@ -174,11 +189,11 @@ def _choose_heads(
     1. Order the heads by the geometric mean of the ranks that each head alone gives to the wanted blocks.
     2. For every n sum the scores of the first n heads. Choose the n with the lowest geometric mean of ranks.
     """
-    halved, _, wanted = _halved_blocks(stream, tokenizer, config, model.config.block_size)
+    asked, _, wanted = _asked_blocks(stream, tokenizer, config, model.config.block_size)
     assert config.eval.retriever is not None
-    retriever = _indexed(model, tokenizer, halved, config.eval.retriever)
+    retriever = _indexed(model, tokenizer, asked, config.eval.retriever)
     found: list[dict[tuple[int, int], Tensor]] = []
-    for number, query in enumerate(halved.queries):
+    for number, query in enumerate(asked.queries):
         found.append(retriever.head_scores(query))
         if progress is not None:
             progress(number, 2 * len(wanted))

@@ -43,10 +43,10 @@ def evaluate_row(job: Job, inputs: Inputs) -> dict[str, Any]:
         if isinstance(corpus, SyntheticCorpus):
             return (evaluate_mqar if recalls_pairs else evaluate_recall)(model, corpus, tokenizer, config, progress)
         if config.eval.retriever is not None:
-            from landmark.evaluation.half_sentences import evaluate_half_sentences
+            from landmark.evaluation.sentences import evaluate_sentences
 
             streams = {split: corpus.split(split) for split in ("validation", config.eval.split)}
-            return evaluate_half_sentences(model, streams, tokenizer, config, progress)
+            return evaluate_sentences(model, streams, tokenizer, config, progress)
         measure = evaluate if config.eval.probe is None else evaluate_probe
         measure = evaluate_masked if config.model.masked else measure
         results = measure(model, corpus.split(config.eval.split), tokenizer, config, progress)

@@ -90,6 +90,8 @@ def row_settings(config: Config, run: str, stream_sha256: str) -> dict[str, Any]
     if config.eval.retriever is not None:
         reading = {"split": config.eval.split, "stream": stream_sha256, "numerics": NUMERICS_VERSION}
         asked = {"retriever": config.eval.retriever, "prompts": config.eval.prompts, "seed": config.seed}
+        if config.eval.query != "second_half":
+            asked["query"] = config.eval.query
         shown = {"eval_length": config.eval.length, "local": config.eval.local}
         return {"run": run, "model": kind, **shown, **asked, **reading}
     if kind == "landmark":

@@ -168,7 +168,7 @@ class Runner:
     def _check_sentences(self, job: Job) -> None:
         """Raise UserError where a split has too few sentences to look for; once for rows that look for the same."""
         from landmark.data.stream import Stream
-        from landmark.evaluation.half_sentences import document_texts, remove_second_halves
+        from landmark.evaluation.sentences import document_texts, sentence_queries
 
         config, corpus = job.config, self.inputs.corpus(job.config)
         for split in dict.fromkeys(("validation", config.eval.split)):
@@ -176,5 +176,5 @@ class Runner:
             key = stream.sha256, config.eval.prompts, config.seed
             if key not in self._sentences:
                 texts = document_texts(stream, self.inputs.tokenizer(config))
-                remove_second_halves(texts, config.eval.prompts, config.seed)
+                sentence_queries(texts, config.eval.prompts, config.seed)
                 self._sentences.add(key)

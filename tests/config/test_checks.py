@@ -104,6 +104,8 @@ BAD = {
     "eval.probe=recall data=key_value": "eval.probe=recall: data=key_value has prompts of its own",
     "eval.probe=copy eval.retriever=bm25": "eval.probe=copy and eval.retriever=bm25: a row measures one of them",
     "eval.probe=copy eval.retrieval_statistics=true eval.length=2048": "a row measures one of them, leave out one",
+    "eval.query=sentence": "eval.query=sentence: is asked of eval.retriever, which is null",
+    "eval.retriever=bm25 eval.query=word": "eval.query=word: must be one of second_half, sentence, altered",
     "eval.probe=copy eval.length=511": "eval.length=511: must be a multiple of 2, at least 4, as eval.probe=copy",
     "eval.probe=copy eval.length=2": "eval.length=2: must be a multiple of 2, at least 4, as eval.probe=copy",
     "eval.probe=recall eval.length=510": "eval.length=510: must be a multiple of 4, at least 4, as eval.probe=recall",

@@ -1,4 +1,4 @@
-"""Which sentences are halved, what counts as found, and the three rankings."""
+"""Which sentences are asked for, what counts as found, and the three rankings."""
 
 import math
 import random
@@ -12,13 +12,13 @@ pytest.importorskip("bm25s", reason="the optional extra `hf` is not installed")
 
 from landmark.data.named_tokenizers import load_tokenizer
 from landmark.data.stream import Stream
-from landmark.evaluation.half_sentences import (
+from landmark.evaluation.sentences import (
     _bm25,
     _chance,
     _rank,
     document_texts,
-    evaluate_half_sentences,
-    remove_second_halves,
+    evaluate_sentences,
+    sentence_queries,
 )
 from landmark.models import Decoder, DecoderConfig
 from landmark.retriever import split_into_blocks
@@ -55,9 +55,9 @@ def test_documents_come_back_from_a_stream():
 
 def test_queries_are_gone_and_first_halves_are_there():
     texts = made_up(1)
-    halved = remove_second_halves(texts, QUERIES, seed=0)
+    halved = sentence_queries(texts, QUERIES, seed=0)
     assert len(halved.queries) == QUERIES
-    for query, (number, start, stop) in zip(halved.queries, halved.first_halves, strict=True):
+    for query, (number, start, stop) in zip(halved.queries, halved.places, strict=True):
         document = halved.documents[number][1]
         first = document.encode()[start:stop].decode()
         assert query not in document
@@ -67,13 +67,28 @@ def test_queries_are_gone_and_first_halves_are_there():
         assert len(first.split()) == len(words) // 2
     left = sum(len(text) for _, text in halved.documents) + sum(map(len, halved.queries))
     assert left == sum(map(len, texts))
-    assert remove_second_halves(texts, QUERIES, seed=0) == halved
-    assert remove_second_halves(texts, QUERIES, seed=1) != halved
+    assert sentence_queries(texts, QUERIES, seed=0) == halved
+    assert sentence_queries(texts, QUERIES, seed=1) != halved
+
+
+@pytest.mark.parametrize("query", ["sentence", "altered"])
+def test_whole_sentences_stay_and_are_asked_for(query):
+    texts = made_up(1)
+    halves, asked = (sentence_queries(texts, QUERIES, 0, kind) for kind in ("second_half", query))
+    assert asked.documents == [(str(number), text) for number, text in enumerate(texts)]
+    for text, (number, start, stop), half in zip(asked.queries, asked.places, halves.queries, strict=True):
+        sentence = texts[number].encode()[start:stop].decode()
+        assert sentence.endswith(half)  # of the same sentences
+        if query == "sentence":
+            assert text == sentence
+        else:
+            words = half.split() + sentence[: -len(half)].split()
+            assert text.split() == [word for number, word in enumerate(words) if number % 3 != 2]
 
 
 def test_too_few_sentences_are_refused():
     with pytest.raises(UserError, match="has only"):
-        remove_second_halves(made_up(2), 1000, seed=0)
+        sentence_queries(made_up(2), 1000, seed=0)
 
 
 def test_rank_counts_the_blocks_before_the_best_wanted_one():
@@ -101,11 +116,11 @@ def model():
     return Decoder(DecoderConfig("landmark", 320, 2, 2, 8, 32, landmark_id=257, block_size=BLOCK))
 
 
-def evaluated(model, retriever):
+def evaluated(model, retriever, query="second_half"):
     config = make_config("landmark")
-    config = replace(config, eval=replace(config.eval, retriever=retriever, prompts=QUERIES))
+    config = replace(config, eval=replace(config.eval, retriever=retriever, prompts=QUERIES, query=query))
     streams = {"validation": stream(made_up(3)), "test": stream(made_up(4))}
-    return evaluate_half_sentences(model, streams, TOKENIZER, config)
+    return evaluate_sentences(model, streams, TOKENIZER, config)
 
 
 @pytest.mark.parametrize("retriever", ["landmark", "tokens", "bm25"])
@@ -116,30 +131,37 @@ def test_recall_counts_the_ranks(model, retriever):
         hits = sum(rank <= n for rank in results["ranks"])
         assert results[f"recall_at_{n}"] == hits / QUERIES
         assert results[f"recall_at_{n}_interval"] == list(clopper_pearson(hits, QUERIES))
-    halved = remove_second_halves(made_up(4), QUERIES, seed=7)
+    halved = sentence_queries(made_up(4), QUERIES, seed=7)
     assert results["blocks"] == sum(math.ceil(len(text.encode()) / BLOCK) for _, text in halved.documents)
     assert (results["heads"] is None) == (retriever == "bm25")
 
 
 def test_wanted_blocks_hold_the_first_half(model, monkeypatch):
     """A ranking that knows the place is always right."""
-    halved = remove_second_halves(made_up(4), QUERIES, seed=7)
+    halved = sentence_queries(made_up(4), QUERIES, seed=7)
     texts = [block for document in halved.documents for block in split_into_blocks(*document, TOKENIZER, BLOCK)[0]]
     firsts = {
-        q: halved.documents[n][1].encode()[a:b]
-        for q, (n, a, b) in zip(halved.queries, halved.first_halves, strict=True)
+        q: halved.documents[n][1].encode()[a:b] for q, (n, a, b) in zip(halved.queries, halved.places, strict=True)
     }
 
     def knowing(_):
         return lambda query: torch.tensor([float(block.text.strip().encode() in firsts[query]) for block in texts])
 
-    monkeypatch.setattr("landmark.evaluation.half_sentences._bm25", knowing)
+    monkeypatch.setattr("landmark.evaluation.sentences._bm25", knowing)
     results = evaluated(model, "bm25")
     found = [
         rank for rank, query in zip(results["ranks"], halved.queries, strict=True) if len(firsts[query]) > 2 * BLOCK
     ]
     assert found
     assert set(found) == {1}
+
+
+def test_whole_sentences_are_found_where_they_stand(model):
+    """BM25 finds words that hardly ever come twice; with the second half removed it finds other blocks."""
+    found = {kind: evaluated(model, "bm25", kind)["ranks"] for kind in ("second_half", "sentence", "altered")}
+    assert found["sentence"] == [1] * QUERIES
+    assert np.median(found["altered"]) == 1
+    assert np.median(found["second_half"]) > 10
 
 
 def test_chance_needs_no_model(model):

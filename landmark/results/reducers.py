@@ -65,9 +65,10 @@ def provenance_of(record: Record) -> dict[str, str]:
     """Commit, hardware, versions and command of a record, as texts."""
     made = record["provenance"]
     hardware, versions = made["hardware"], made["versions"]
+    cores = f"{hardware['cores']} core{'' if hardware['cores'] == 1 else 's'}"
     return {
         "commit": (made["commit"] or "unknown")[:10],
-        "hardware": ", ".join([*hardware.get("gpus", []), f"{hardware['cpu']}, {hardware['cores']} cores"]),
+        "hardware": ", ".join([*hardware.get("gpus", []), f"{hardware['cpu']}, {cores}"]),
         "versions": ", ".join(f"{name} {versions[name]}" for name in ("python", "torch") if versions.get(name)),
         "command": whole_command(made["command"]),
     }

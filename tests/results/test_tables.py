@@ -10,6 +10,7 @@ from landmark.config.rows import select
 from landmark.results import render
 from landmark.results.columns import COLUMNS
 from landmark.results.paper import read_paper
+from landmark.results.reducers import provenance_of
 from landmark.results.tables import build, compare
 from landmark.utils.errors import UserError
 from landmark.utils.significance import Difference
@@ -145,6 +146,12 @@ def test_every_number_says_where_it_was_measured(table1):
     row = next(csv.DictReader(io.StringIO(render.as_csv(table1))))
     assert row["command"] == "python run.py +experiment=made_up"
     assert (row["commit"], row["hardware"]) == ("0123456789", "an abacus, 2 cores")
+
+
+def test_one_core_is_no_cores(configure, make_record):
+    record = make_record(configure("size=nano"), "row", 4.5)
+    record["provenance"]["hardware"]["cores"] = 1
+    assert provenance_of(record)["hardware"] == "an abacus, 1 core"
 
 
 def test_many_commands_of_one_place_are_counted(table1):

@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 WINDOW = 10  # blocks of a document that are read together, and attend to each other as in training
 BATCH_SIZE = 8  # windows
 SCORERS = ("landmark", "tokens")
-SCORED_AT_ONCE = 1 << 25
+SCORED_AT_ONCE = {"cpu": 1 << 18}  # by device: scores computed together; on the CPU they fit into its cache
+SCORED_ELSEWHERE = 1 << 25
 FORMAT = "2"  # of the file of an index
 
 
@@ -284,11 +285,14 @@ class _QueryRecorder(Memory):
 def _mean_log_softmax(queries: Tensor, keys: Tensor) -> Tensor:
     """The mean over queries (T, d) of the log-softmax over blocks of their scores for the keys (blocks, n, d)."""
     blocks, each, dim = keys.shape
-    total = queries.new_zeros(blocks)
-    for part in queries.split(max(1, SCORED_AT_ONCE // (blocks * each))):
-        scores = (part @ keys.reshape(-1, dim).to(part.dtype).mT / math.sqrt(dim)).unflatten(-1, (blocks, each))
-        total += scores.logsumexp(-1).log_softmax(-1).sum(0)
-    return total / len(queries)
+    scaled = (queries / math.sqrt(dim)).T
+    scores = queries.new_empty(blocks, len(queries))
+    step = max(1, SCORED_AT_ONCE.get(queries.device.type, SCORED_ELSEWHERE) // (len(queries) * each))
+    for start in range(0, blocks, step):
+        part = keys[start : start + step].to(queries.dtype)
+        of_keys = part.reshape(-1, dim) @ scaled
+        scores[start : start + step] = of_keys.view(len(part), each, -1).logsumexp(1)
+    return scores.log_softmax(0).mean(1)
 
 
 def _named(documents: Mapping[str, str] | Iterable[tuple[str, str]]) -> list[tuple[str, str]]:

@@ -12,7 +12,7 @@ from landmark.attention.rotary import RotaryTable, rotate
 from landmark.data.named_tokenizers import load_tokenizer
 from landmark.memory import Memory
 from landmark.models import Decoder, DecoderConfig
-from landmark.retriever import WINDOW, Retriever, split_into_blocks
+from landmark.retriever import SCORED_AT_ONCE, WINDOW, Retriever, split_into_blocks
 from landmark.utils.errors import UserError
 
 TOKENIZER = load_tokenizer("bytes")
@@ -75,7 +75,7 @@ def by_hand(model, text, scorer="landmark"):
 @pytest.mark.parametrize("at_once", [1 << 25, 1])
 @pytest.mark.parametrize("scorer", ["landmark", "tokens"])
 def test_scores_are_softmaxes_over_blocks(model, scorer, at_once, monkeypatch):
-    monkeypatch.setattr("landmark.retriever.SCORED_AT_ONCE", at_once)
+    monkeypatch.setitem(SCORED_AT_ONCE, "cpu", at_once)
     retriever = Retriever(model, TOKENIZER, scorer=scorer)
     retriever.index(TEXTS)
     expected = by_hand(model, "masts and herons, both", scorer)

@@ -285,14 +285,16 @@ class _QueryRecorder(Memory):
 def _mean_log_softmax(queries: Tensor, keys: Tensor) -> Tensor:
     """The mean over queries (T, d) of the log-softmax over blocks of their scores for the keys (blocks, n, d)."""
     blocks, each, dim = keys.shape
-    scaled = (queries / math.sqrt(dim)).T
-    scores = queries.new_empty(blocks, len(queries))
-    step = max(1, SCORED_AT_ONCE.get(queries.device.type, SCORED_ELSEWHERE) // (len(queries) * each))
-    for start in range(0, blocks, step):
-        part = keys[start : start + step].to(queries.dtype)
-        of_keys = part.reshape(-1, dim) @ scaled
-        scores[start : start + step] = of_keys.view(len(part), each, -1).logsumexp(1)
-    return scores.log_softmax(0).mean(1)
+    total = queries.new_zeros(blocks)
+    for some in queries.split(max(1, SCORED_ELSEWHERE // blocks)):  # a text may be long
+        scores = queries.new_empty(blocks, len(some))
+        step = max(1, SCORED_AT_ONCE.get(queries.device.type, SCORED_ELSEWHERE) // (len(some) * each))
+        for start in range(0, blocks, step):
+            part = keys[start : start + step].to(queries.dtype)
+            of_keys = part.reshape(-1, dim) @ (some / math.sqrt(dim)).T
+            scores[start : start + step] = of_keys.view(len(part), each, -1).logsumexp(1)
+        total += scores.log_softmax(0).sum(1)
+    return total / len(queries)
 
 
 def _named(documents: Mapping[str, str] | Iterable[tuple[str, str]]) -> list[tuple[str, str]]:

@@ -76,6 +76,7 @@ def by_hand(model, text, scorer="landmark"):
 @pytest.mark.parametrize("scorer", ["landmark", "tokens"])
 def test_scores_are_softmaxes_over_blocks(model, scorer, at_once, monkeypatch):
     monkeypatch.setitem(SCORED_AT_ONCE, "cpu", at_once)
+    monkeypatch.setattr("landmark.retriever.SCORED_ELSEWHERE", at_once)
     retriever = Retriever(model, TOKENIZER, scorer=scorer)
     retriever.index(TEXTS)
     expected = by_hand(model, "masts and herons, both", scorer)

@@ -31,6 +31,7 @@ from torch import Tensor
 from landmark.attention.rotary import rotate
 from landmark.data.document_blocks import Block, split_into_blocks
 from landmark.memory import Memory
+from landmark.memory.retrieval import scored_at_once
 from landmark.memory.tiers import DeviceBlocks
 from landmark.utils.errors import UserError
 from landmark.utils.files import write_atomic
@@ -42,8 +43,6 @@ if TYPE_CHECKING:
 WINDOW = 10  # blocks of a document that are read together, and attend to each other as in training
 BATCH_SIZE = 8  # windows
 SCORERS = ("landmark", "tokens")
-SCORED_AT_ONCE = {"cpu": 1 << 18}  # by device: scores computed together; on the CPU they fit into its cache
-SCORED_ELSEWHERE = 1 << 25
 FORMAT = "2"  # of the file of an index
 
 
@@ -285,10 +284,10 @@ class _QueryRecorder(Memory):
 def _mean_log_softmax(queries: Tensor, keys: Tensor) -> Tensor:
     """The mean over queries (T, d) of the log-softmax over blocks of their scores for the keys (blocks, n, d)."""
     blocks, each, dim = keys.shape
-    total = queries.new_zeros(blocks)
-    for some in queries.split(max(1, SCORED_ELSEWHERE // blocks)):  # a text may be long
+    total, room = queries.new_zeros(blocks), scored_at_once(queries.device)
+    for some in queries.split(max(1, room // blocks)):
         scores = queries.new_empty(blocks, len(some))
-        step = max(1, SCORED_AT_ONCE.get(queries.device.type, SCORED_ELSEWHERE) // (len(some) * each))
+        step = max(1, room // (len(some) * each))
         for start in range(0, blocks, step):
             part = keys[start : start + step].to(queries.dtype)
             of_keys = part.reshape(-1, dim) @ (some / math.sqrt(dim)).T

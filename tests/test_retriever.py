@@ -11,8 +11,9 @@ from landmark.attention.layout import insert_landmarks
 from landmark.attention.rotary import RotaryTable, rotate
 from landmark.data.named_tokenizers import load_tokenizer
 from landmark.memory import Memory
+from landmark.memory.retrieval import SCORED_AT_ONCE
 from landmark.models import Decoder, DecoderConfig
-from landmark.retriever import SCORED_AT_ONCE, WINDOW, Retriever, split_into_blocks
+from landmark.retriever import WINDOW, Retriever, split_into_blocks
 from landmark.utils.errors import UserError
 
 TOKENIZER = load_tokenizer("bytes")
@@ -76,7 +77,6 @@ def by_hand(model, text, scorer="landmark"):
 @pytest.mark.parametrize("scorer", ["landmark", "tokens"])
 def test_scores_are_softmaxes_over_blocks(model, scorer, at_once, monkeypatch):
     monkeypatch.setitem(SCORED_AT_ONCE, "cpu", at_once)
-    monkeypatch.setattr("landmark.retriever.SCORED_ELSEWHERE", at_once)
     retriever = Retriever(model, TOKENIZER, scorer=scorer)
     retriever.index(TEXTS)
     expected = by_hand(model, "masts and herons, both", scorer)

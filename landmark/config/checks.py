@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
-from landmark.config.schema import SYNTHETIC, Config, EvalConfig
+from landmark.config.schema import SYNTHETIC, Config
 from landmark.utils.constants import DEFAULT_CHUNK, RULER_TASKS, SHORTEST_REPEAT
 from landmark.utils.errors import UserError
 
@@ -366,7 +366,7 @@ def _check_evaluation(config: Config) -> None:
         raise UserError(f"memory.folder={config.memory.folder}: memory.tier={config.memory.tier} keeps no files there")
     if settings.retriever is not None and (kind != "landmark" or config.data.name in SYNTHETIC):
         raise UserError(f"eval.retriever={settings.retriever}: needs a landmark model and the text of a corpus")
-    if settings.retriever is None and settings.query != EvalConfig().query:
+    if settings.retriever is None and settings.query != "second_half":
         raise UserError(f"eval.query={settings.query}: is asked of eval.retriever, which is null")
     if settings.retrieval_statistics and (kind != "landmark" or config.data.name in SYNTHETIC):
         raise UserError(

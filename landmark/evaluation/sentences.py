@@ -84,11 +84,12 @@ def sentence_queries(texts: Sequence[str], count: int, seed: int, query: str = "
         words = list(re.finditer(r"\S+", sentence))
         cut = words[len(words) // 2].start()
         first, second = sentence[:cut], sentence[cut:]
-        left = first if query == "second_half" else sentence
-        kept[number] += [texts[number][at[number] : start], left]
+        stays = first if query == "second_half" else sentence
+        kept[number] += [texts[number][at[number] : start], stays]
         so_far = sum(len(part.encode()) for part in kept[number])
-        places.append((number, so_far - len(left.encode()), so_far))
-        queries.append({"second_half": second, "sentence": sentence}.get(query) or _altered(first, second))
+        places.append((number, so_far - len(stays.encode()), so_far))
+        asked = {"second_half": second, "sentence": sentence, "altered": _altered(first, second)}
+        queries.append(asked[query])
         at[number] = start + len(sentence)
     left = ["".join([*kept[number], text[at[number] :]]) for number, text in enumerate(texts)]
     return SentenceQueries([(str(number), text) for number, text in enumerate(left)], queries, places)

@@ -22,7 +22,7 @@ from torch import Tensor
 from landmark.attention.hierarchy import Hierarchy, adjust, landmark_scores
 from landmark.memory.block_store import BlockStore
 from landmark.memory.cutoff import QuerySelection
-from landmark.memory.retrieval import SCORED_AT_ONCE, SCORED_ELSEWHERE, _top
+from landmark.memory.retrieval import _top, scored_at_once
 
 
 class GroupKeys:
@@ -216,7 +216,7 @@ class Descent:
         if selection is not None:
             adjusted, raw = [selection.gather(x) for x in adjusted], selection.gather(raw)
         _, batch, queries, heads, dim = rotated_queries.shape
-        room = SCORED_AT_ONCE.get(rotated_queries.device.type, SCORED_ELSEWHERE)
+        room = scored_at_once(rotated_queries.device)
         at_once = self._groups.counts[-1] + k * self._hierarchy.fan_out * dim
         step = max(1, room // (batch * heads * at_once))
         if step >= queries and self._nodes is not None and (selection is None or selection.indices is None):

@@ -19,6 +19,11 @@ GROUP = 32  # most scores of a group in `_highest`
 FEW = 1 << 14  # scores of which a CPU finds the highest sooner in one pass
 
 
+def scored_at_once(device: torch.device) -> int:
+    """How many scores a device computes together: on the CPU as many as fit into its cache."""
+    return SCORED_AT_ONCE.get(device.type, SCORED_ELSEWHERE)
+
+
 def retrieve(
     rotated_queries: Tensor,
     store: BlockStore,
@@ -127,7 +132,7 @@ def _parts(
 
     scores: number of scores of one key/value head and one query.
     """
-    room = SCORED_AT_ONCE.get(device.type, SCORED_ELSEWHERE) // scores
+    room = scored_at_once(device) // scores
     of_heads, of_queries = max(1, min(heads, room // queries)), max(1, min(queries, room // heads))
     if granularity == "per_head":
         of_queries = queries

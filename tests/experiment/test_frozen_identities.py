@@ -44,7 +44,8 @@ WITH_THE_RECIPE = {
     ("table1_pg19", "xl_2048", "nano"): ("e5d55ad4c5", "c15279c281"),
     ("quickstart", "recent_twice", "nano"): ("213ce15ae4", "f0077dc14a"),
     ("key_value", "landmark-block15_205", "nano"): ("3c7c07b3e3", "b703f5db26"),
-    ("learning_to_look_back", "no-bias_copy_memory", "nano"): ("8854d169a1", "898f56bb13"),
+    ("induction_heads", "none_copy_memory", "nano"): ("5407c3b0b4", "fa6dd938e5"),
+    ("window_or_retrieval", "half50_4096", "nano"): ("67e0b31454", "2d5eaed9fa"),
 }
 
 

@@ -26,7 +26,7 @@ docs: $(VENV)/.installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 test: lint docs
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile -rs
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile -rfEs
 
 clean:
 	rm -rf outputs build *.egg-info

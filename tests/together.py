@@ -3,6 +3,7 @@
 Each has the variables that torchrun sets: to import torch and Lightning in every process would take most of the time.
 """
 
+import faulthandler
 import multiprocessing
 import os
 import socket
@@ -30,13 +31,15 @@ def together(count: int, function: Callable[..., Any], *arguments: Any, timeout:
     try:
         for process in started:
             process.join(timeout)
-        assert [process.exitcode for process in started] == [0] * count
+        codes = [process.exitcode for process in started]
+        assert codes == [0] * count, f"exit codes by rank: {codes} (below 0: killed by this signal; None: hangs)"
     finally:
         for process in started:
             process.kill()
 
 
 def _one(rank: int, count: int, port: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    faulthandler.enable()
     torch.set_num_threads(1)
     os.environ |= {
         **{"RANK": str(rank), "LOCAL_RANK": str(rank), "GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "test"},

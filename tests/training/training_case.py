@@ -32,6 +32,7 @@ from landmark.models import build
 from landmark.training import train
 from landmark.training.lightning_module import LanguageModelTraining
 from landmark.training.metrics_csv_logger import MetricsCsvLogger
+from landmark.utils.files import write_atomic
 
 EXTRAS = "landmark_extras"  # with a context miss token, positional jumps, and all that makes models look back
 LOOKING_BACK = {
@@ -87,7 +88,7 @@ def make_corpus(folder: Path) -> Corpus:
         tokens = np.random.default_rng(seed).integers(97, 105, 4000).astype("<u2")
         tokens[::400] = TOKENIZER.eot
         if not (folder / f"{split}.bin").exists():
-            tokens.tofile(folder / f"{split}.bin")
+            write_atomic(folder / f"{split}.bin", tokens.tobytes())  # processes that train together make it at once
         splits[split] = {
             "file": f"{split}.bin",
             "sha256": f"of {split}",

@@ -85,13 +85,13 @@ def check_window() -> None:
 
 def check_a_million_tokens() -> None:
     """The last two chunks retrieve from all 4096 blocks, a quarter of them in each process."""
-    ranks, size = join(), 1 << 11
+    ranks, size, chunks = join(), 1 << 10, 1 << 10
     one, shared = Memory(255, k=2), MemoryOverRanks(255, ranks, k=2)
     generator = torch.Generator().manual_seed(0)
     retrieved: list[torch.Tensor] = []
     one.observer = lambda seen: retrieved.append(seen.ages)
-    for number in range(1 << 9):
-        one.k = shared.k = 2 if number > (1 << 9) - 3 else 0
+    for number in range(chunks):
+        one.k = shared.k = 2 if number >= chunks - 2 else 0
         q, k, v = (torch.randn(1, 1, size, 4, dtype=torch.float64, generator=generator) for _ in range(3))
         out = shared.attend(1, q, k, v)
         if ranks.rank == 0:

@@ -27,7 +27,9 @@ def together(count: int, function: Callable[..., Any], *arguments: Any, timeout:
     assert codes == [0] * count, f"exit codes by rank: {codes} (below 0: killed by this signal; None: hangs)"
 
 
-def _exit_codes(count: int, function: Callable[..., Any], arguments: tuple[Any, ...], timeout: float) -> list[Any]:
+def _exit_codes(
+    count: int, function: Callable[..., Any], arguments: tuple[Any, ...], timeout: float
+) -> list[int | None]:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_MODULES)
     with socket.socket() as free:

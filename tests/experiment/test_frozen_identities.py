@@ -67,6 +67,12 @@ def test_identities_are_those_of_records_with_the_recipe(configure, composer, ex
     assert identities(configure, composer, experiment, row, size) == WITH_THE_RECIPE[experiment, row, size]
 
 
+def test_a_row_that_has_changed_has_its_earlier_identity_by_its_settings(configure, composer):
+    """`no-bias_copy_memory` of learning_to_look_back, before it had induction heads."""
+    given = ("induction_heads", "none_copy_memory", "nano", "model.landmark_bias=false")
+    assert identities(configure, composer, *given) == ("8854d169a1", "898f56bb13")
+
+
 def test_a_seed_and_a_start_are_part_of_the_frozen_identities(configure):
     config = configure("size=nano", *AS_FROZEN["nano"], "seed=3", "model=pretrained", "model.name=some-folder")
     assert digest(run_settings(config, TOKENIZER, TEXT, "2" * 10)) == "36c37d8c93"

@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from landmark.config import SYNTHETIC, Config
-from landmark.utils.constants import JOINT_SOFTMAX_VERSION, PASSKEY_VERSION, RULER_VERSION
+from landmark.utils.constants import JOINT_SOFTMAX_VERSION, PASSKEY_VERSION, RULER_SAMPLES_VERSION, RULER_VERSION
 
 # Raised by hand when the same settings give other numbers than before.
 NUMERICS_VERSION = 1
@@ -44,7 +44,7 @@ def run_settings(config: Config, tokenizer_hash: str, stream_sha256: str, start:
     else:  # 0 is null
         settings["model"].pop("joint_softmax", None)
     if config.data.tasks is not None:
-        settings["tasks"] = [config.data.tasks, config.data.answer_weight, RULER_VERSION]
+        settings["tasks"] = [config.data.tasks, config.data.answer_weight, RULER_SAMPLES_VERSION]
     if config.data.passkeys is not None:
         settings["passkeys"] = [config.data.passkeys, config.data.dense, config.data.answer_weight, PASSKEY_VERSION]
     if config.model.name is not None:  # its shape is its own

@@ -9,6 +9,7 @@ NO_LOSS = -100  # target of a position without loss; PyTorch's cross entropy ign
 JOINT_SOFTMAX_VERSION = 2  # of what model.joint_softmax computes: raised where the same settings give other numbers
 PASSKEY_VERSION = 2  # of training windows with pass keys: raised where the same settings give others
 RULER_VERSION = 1  # of the texts of these tasks: raised where the same settings give others
+RULER_SAMPLES_VERSION = 2  # of the windows with which they are trained
 RULER_TASKS = {  # tokens that are generated for an answer, as published
     "niah_single_1": 128,
     "niah_single_2": 128,

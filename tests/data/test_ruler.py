@@ -29,6 +29,7 @@ SENTENCES = " ".join(
 STREAM = CODE.encode(f"{SENTENCES} {' '.join('w' + letter * 3 for letter in 'abcdefghijklmnopqrstuvwxyz')} " * 40)
 ESSAYS = Essays(STREAM, CODE)
 NEEDLE = re.compile(r"One of the special magic (number|uuid)s for (\S+) is: ([0-9a-f-]+)\.")
+ANSWER = re.compile(r"The special magic [a-z]+ for ([^.]+) mentioned in the provided text (?:is|are) ([^.]+)\.")
 
 
 def corpus(task, generated=40, tokenizer=CODE, essays=ESSAYS):
@@ -198,6 +199,21 @@ def test_training_windows_answer_questions_that_they_state(length):
             place = len(CODE.encode(text[: found.start(3)]))
             assert place >= length - 2 or not window.weights[place : place + 2].any()
     assert answered > 60
+
+
+def test_training_windows_answer_for_each_key_once_with_its_values_in_the_order_of_the_text():
+    samples, keys = RulerSamples(ESSAYS), []
+    for seed in range(60):
+        window = samples.window(np.random.default_rng(seed), 502, CODE)
+        for text in CODE.decode(window.tokens).split("Make sure to memorize it.")[1:]:
+            stated = [(key, value) for _, key, value in NEEDLE.findall(text)]
+            said = {key: values.split(", ") for key, values in ANSWER.findall(text)}
+            assert len(said) == len(ANSWER.findall(text))
+            single = {key: values for key, values in said.items() if " and " not in key}
+            for key, values in single.items():
+                assert values == [value for its, value in stated if its == key]
+            keys += single
+    assert len(keys) > 100
 
 
 def test_windows_that_are_too_short_are_refused():

@@ -103,6 +103,10 @@ class Needles:
             lines.insert(place, needle)
         return "\n".join(lines), sentences
 
+    def lines(self, drawn: dict[str, list[str]]) -> str:
+        """All needles and nothing else, a line each."""
+        return "\n".join(self._needle(key, value) for key, values in drawn.items() for value in values)
+
     def introduction(self) -> str:
         """The first sentences of a text."""
         return self._in_number(INTRODUCTION)

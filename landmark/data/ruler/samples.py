@@ -1,10 +1,12 @@
-"""Training windows of RULER's tasks: a question about a text that fits into the window, then further questions.
+"""Training windows of RULER's tasks: a text and a question about it, then a sentence for every other key.
 
     One of the special magic numbers for brave-otter is: 4829173. … What is the special magic number for brave-otter
     mentioned in the provided text? The special magic number for brave-otter mentioned in the provided text is 4829173.
+    The special magic number for calm-king mentioned in the provided text is 5370963. …
 
-A published prompt asks once. Here texts with needles are asked for each of their keys, in random order, so that there
-is more to learn from a window. What remains of it is filled with the next text.
+A published prompt asks once, so that most of a window teaches nothing about answers. Here texts with needles answer for
+as many keys as fit, in random order, and values of a key come in the order of the text. What remains of a window is
+filled with the next text.
 """
 
 import random
@@ -21,11 +23,16 @@ from landmark.data.ruler.needles import Needles
 from landmark.data.ruler.variables import Variables
 from landmark.data.synthetic_data import Piece, SyntheticData, Window, encode, window_of
 from landmark.data.tokenizer import Tokenizer
-from landmark.utils.constants import RULER_VERSION
+from landmark.utils.constants import RULER_SAMPLES_VERSION
 from landmark.utils.errors import UserError
 
 _MOST_KEYS = 6  # of a text with needles
-_NEEDLES = 0.75  # share of texts with needles
+_KINDS = {  # share of texts of each kind; UUIDs fill a window with few answers
+    ("niah_single_1", "niah_single_2", "niah_multikey_1", "niah_multikey_2", "niah_multivalue", "niah_multiquery"): 0.7,
+    ("niah_single_3", "niah_multikey_3"): 0.05,
+    ("vt",): 0.2,
+    ("cwe", "fwe"): 0.05,
+}
 _FURTHEST = 1 << 17  # word of the essays with which a text may begin
 _STATED = re.compile(r"(?<= for)( \S+ is: [0-9a-f-]+)")
 
@@ -41,31 +48,33 @@ class RulerSamples(SyntheticData):
 
     def __init__(self, essays: Essays, answer_weight: float = 10.0):
         self.answer_weight = answer_weight
-        self.sample_settings: dict[str, Any] = {"answer_weight": answer_weight, "version": RULER_VERSION}
+        self.sample_settings: dict[str, Any] = {"answer_weight": answer_weight, "version": RULER_SAMPLES_VERSION}
         self.prompt_settings = self.sample_settings
         made = TASKS | {"vt": Variables(worked=False)}  # with an example it seldom fits
         self._rulers = {name: Ruler(name, 0, essays, task) for name, task in made.items()}
 
     def window(self, rng: np.random.Generator, length: int, tokenizer: Tokenizer) -> Window:
-        """Texts one after another, each closed by end of text; the last one is cut."""
+        """Texts one after another, each closed by end of text. Where none fits into what remains one is cut."""
         draw = random.Random(int(rng.integers(1 << 62)))
         ids, weights = [], []
         while (room := length - sum(map(len, ids))) > 0:
-            text, weight = self._text(draw, room if not ids else length, tokenizer)
-            ids += [text, np.array([tokenizer.eot])]
-            weights += [weight, np.zeros(1)]
+            text = self._text(draw, room, tokenizer) or self._text(draw, length, tokenizer)
+            if text is None:
+                raise UserError(f"data.tasks: no task fits into a window of {length} tokens: raise train.length")
+            ids += [text[0], np.array([tokenizer.eot])]
+            weights += [text[1], np.zeros(1)]
         return window_of(np.concatenate(ids), np.concatenate(weights), length, tokenizer.eot)
 
-    def _text(self, draw: random.Random, room: int, tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
-        """Ids and weights of a text, whose first question is answered within `room` tokens."""
+    def _text(self, draw: random.Random, room: int, tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray] | None:
+        """Ids and weights of a text with as many questions as fit into `room` tokens; None if no task fits."""
         fitting = [name for name, ruler in self._rulers.items() if ruler.fits(room, tokenizer)]
         if not fitting:
-            raise UserError(f"data.tasks: no task fits into a window of {room} tokens: raise train.length")
-        needles = [name for name in fitting if isinstance(TASKS[name], Needles)]
-        others = [name for name in fitting if name not in needles]
-        ruler = self._rulers[draw.choice(needles if needles and (not others or draw.random() < _NEEDLES) else others)]
-        size = draw.randint(ruler.task.least, ruler.size(room, tokenizer))
-        first, keys, seed = draw.randrange(_FURTHEST), draw.randint(1, _MOST_KEYS), draw.getrandbits(62)
+            return None
+        kinds = [[name for name in fitting if name in kind] for kind in _KINDS]
+        kind = draw.choices(kinds, [share * bool(kind) for kind, share in zip(kinds, _KINDS.values(), strict=True)])[0]
+        ruler = self._rulers[draw.choice(kind)]
+        size, keys = draw.randint(ruler.task.least, ruler.size(room, tokenizer)), draw.randint(1, _MOST_KEYS)
+        first, seed = draw.randrange(_FURTHEST), draw.getrandbits(62)
         while True:
             again = random.Random(seed)
             if isinstance(ruler.task, Needles):
@@ -77,37 +86,46 @@ class RulerSamples(SyntheticData):
             if len(ids) <= room or (size == ruler.task.least and keys == 1):
                 break
             size, keys = max(ruler.task.least, 2 * size // 3), max(1, keys - 1)
-        if not more:
-            return ids, weights
-        more_ids, more_weights = encode(more, tokenizer)
-        return np.concatenate([ids, more_ids]), np.concatenate([weights, more_weights])
+        for question in more:
+            more_ids, more_weights = encode(question, tokenizer)
+            if len(ids) + len(more_ids) > room:
+                break
+            ids, weights = np.concatenate([ids, more_ids]), np.concatenate([weights, more_weights])
+        return ids, weights
 
     def _needles(
         self, draw: random.Random, ruler: Ruler, task: Needles, size: int, keys: int, first: int
-    ) -> tuple[list[Piece], list[Piece]]:
-        """A text with needles up to its first answer, and further questions for each key with their answers.
+    ) -> tuple[list[Piece], list[list[Piece]]]:
+        """A text with needles up to its first answer; then each key in a sentence that gives its values.
 
         Args:
             draw: draws everything that is random.
             ruler: gives the material.
             task: kind of needle and haystack.
-            size: of the haystack.
-            keys: number of keys.
+            size: of the haystack; of one of needles, how many they are.
+            keys: number of keys, in other haystacks.
             first: word of the essay to begin with.
         """
-        task, one = replace(task, keys=keys), replace(task, keys=keys, queries=1)
+        among_needles = task.haystack == "needles"
+        task = replace(task, keys=max(size, task.keys) if among_needles else keys)
         material, size = ruler.material(size, first), max(size, task.least)
         drawn = task.draw(draw, material)
-        context, _ = task.context(draw, drawn, size, material)
+        if among_needles:
+            context = task.lines(drawn)
+        else:
+            context, _ = task.context(draw, drawn, size, material)
+        drawn = {key: sorted(values, key=context.index) for key, values in drawn.items()}
         parts = _STATED.split(f"{task.introduction()}{context}\n")
         pieces = [(part, float(number % 2 == 0)) for number, part in enumerate(parts)]
-        pieces += self._asked(task, draw.sample(list(drawn), task.queries), drawn)
-        further = [[("\n", 1.0), *self._asked(one, [key], drawn)] for key in draw.sample(list(drawn), keys)]
-        return pieces, [piece for question in further for piece in question]
+        asked = draw.sample(list(drawn), task.queries)
+        question, beginning = task.ask(asked)
+        pieces += [(question, 1.0), *self._answered(beginning, [value for key in asked for value in drawn[key]])]
+        one, others = replace(task, queries=1), [key for key in drawn if key not in asked]
+        draw.shuffle(others)
+        return pieces, [[("\n", 1.0), *self._answered(one.ask([key])[1], drawn[key])] for key in others]
 
-    def _asked(self, task: Needles, keys: Sequence[str], drawn: dict[str, list[str]]) -> list[Piece]:
-        values = [value for key in keys for value in drawn[key]]
-        return [("".join(task.ask(keys)), 1.0), *self._reply(task.reply(values))]
+    def _answered(self, beginning: str, values: Sequence[str]) -> list[Piece]:
+        return [(beginning, 1.0), *self._reply(", ".join(values))]
 
     def _reply(self, reply: str) -> list[Piece]:
         return [(f" {reply}", self.answer_weight), (".", 1.0)]

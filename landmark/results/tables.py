@@ -10,6 +10,8 @@ from landmark.results.reducers import Record, Source
 from landmark.utils.errors import UserError
 from landmark.utils.significance import Difference, paired_difference
 
+_SHOWN = 0.0001  # nats: the last digit of a difference
+
 
 @dataclass(frozen=True)
 class Table:
@@ -128,7 +130,9 @@ def compare(title: str, a: str, b: str, difference: Difference | None, seeds: in
         return f"{title}: {a} and {b} were not measured on the same text, and cannot be paired."
     nats, error = difference.nats, difference.error
     over = f"{difference.stretches} stretches of text" if seeds == 1 else f"{seeds} seeds"
-    if nats < -2 * error:
+    if abs(nats) < _SHOWN / 2:
+        verdict = f"{a} and {b} do not differ by {_SHOWN} nats"
+    elif nats < -2 * error:
         verdict = f"{a} is better than {b} by more than two standard errors"
     elif nats > 2 * error:
         verdict = f"{a} is WORSE than {b} by more than two standard errors"

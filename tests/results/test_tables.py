@@ -193,6 +193,7 @@ def test_seeds_become_mean_and_standard_deviation(configure, make_record):
         (-0.03, 0.01, "a is better than b by more than two standard errors"),
         (-0.02, 0.01, "a is NOT better than b by two standard errors"),
         (+0.02, 0.01, "a is NOT better than b by two standard errors"),
+        (-0.00004, 0.00001, "a and b do not differ by 0.0001 nats"),
         (+0.03, 0.01, "a is WORSE than b"),
     ],
 )

@@ -202,7 +202,12 @@ def _claim(name: str) -> tuple[str, str]:
 
 
 def _verdict(comparison: str) -> str:
-    for words, verdict in ((" is better than ", "yes"), (" is WORSE than ", "worse"), (" is NOT better ", "no")):
+    for words, verdict in (
+        (" is better than ", "yes"),
+        (" is WORSE than ", "worse"),
+        (" is NOT better ", "no"),
+        (" do not differ ", "no"),
+    ):
         if words in comparison:
             return verdict
     return "unknown"

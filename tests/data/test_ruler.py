@@ -12,7 +12,7 @@ from landmark.data.ruler import TASKS, Ruler
 from landmark.data.ruler.essays import Essays
 from landmark.data.ruler.needles import DEPTHS
 from landmark.data.ruler.question import NOISE, Material
-from landmark.data.ruler.samples import RulerSamples
+from landmark.data.ruler.samples import _KINDS, RulerSamples
 from landmark.data.synthetic_windows import SyntheticWindows
 from landmark.data.windows import TrainingWindows
 from landmark.training.divergence import NotFinite, diverged
@@ -214,6 +214,11 @@ def test_training_windows_answer_for_each_key_once_with_its_values_in_the_order_
                 assert values == [value for its, value in stated if its == key]
             keys += single
     assert len(keys) > 100
+
+
+def test_every_task_is_of_one_kind_of_training_text():
+    assert sorted(name for kind in _KINDS for name in kind) == sorted(TASKS)
+    assert sum(_KINDS.values()) == pytest.approx(1)
 
 
 def test_windows_that_are_too_short_are_refused():

@@ -107,25 +107,23 @@ class RulerSamples(SyntheticData):
             first: word of the essay to begin with.
         """
         among_needles = task.haystack == "needles"
-        task = replace(task, keys=max(size, task.keys) if among_needles else keys)
-        material, size = ruler.material(size, first), max(size, task.least)
+        task = replace(task, keys=size if among_needles else keys)
+        material = ruler.material(size, first)
         drawn = task.draw(draw, material)
-        if among_needles:
-            context = task.lines(drawn)
-        else:
-            context, _ = task.context(draw, drawn, size, material)
+        context = task.lines(drawn) if among_needles else task.context(draw, drawn, max(size, task.least), material)[0]
         drawn = {key: sorted(values, key=context.index) for key, values in drawn.items()}
         parts = _STATED.split(f"{task.introduction()}{context}\n")
         pieces = [(part, float(number % 2 == 0)) for number, part in enumerate(parts)]
         asked = draw.sample(list(drawn), task.queries)
-        question, beginning = task.ask(asked)
-        pieces += [(question, 1.0), *self._answered(beginning, [value for key in asked for value in drawn[key]])]
+        pieces += [(task.ask(asked)[0], 1.0), *self._answered(task, asked, drawn)]
         one, others = replace(task, queries=1), [key for key in drawn if key not in asked]
         draw.shuffle(others)
-        return pieces, [[("\n", 1.0), *self._answered(one.ask([key])[1], drawn[key])] for key in others]
+        return pieces, [[("\n", 1.0), *self._answered(one, [key], drawn)] for key in others]
 
-    def _answered(self, beginning: str, values: Sequence[str]) -> list[Piece]:
-        return [(beginning, 1.0), *self._reply(", ".join(values))]
+    def _answered(self, task: Needles, keys: Sequence[str], drawn: dict[str, list[str]]) -> list[Piece]:
+        """The sentence that gives the values of some keys."""
+        values = [value for key in keys for value in drawn[key]]
+        return [(task.ask(keys)[1], 1.0), *self._reply(task.reply(values))]
 
     def _reply(self, reply: str) -> list[Piece]:
         return [(f" {reply}", self.answer_weight), (".", 1.0)]

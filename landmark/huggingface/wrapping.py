@@ -153,10 +153,27 @@ def place_embedding(model: PreTrainedModel, token: int) -> None:
     """Make room for a token and give it the mean embedding of the others."""
     rows = len(embedding_weights(model)[0])
     if token >= rows:
+        before = [weight.data_ptr() for weight in embedding_weights(model)]
         model.resize_token_embeddings(token + 1, mean_resizing=False)
+        _tell_hooks(model, before)
     for weight in embedding_weights(model):
         others = torch.arange(rows, device=weight.device) != token
         weight[token] = weight[:rows][others].mean(0)
+
+
+def _tell_hooks(model: PreTrainedModel, before: list[int]) -> None:
+    """Tell accelerate's hooks that the embeddings have moved. before: where in memory they were.
+
+    The hooks know shared weights by their place, and would give the embedding to a layer whose weights, read from disk,
+    come to lie where the embedding was.
+    """
+    moved = dict(zip(before, [weight.data_ptr() for weight in embedding_weights(model)], strict=True))
+    for module in model.modules():
+        hook: Any = getattr(module, "_hf_hook", None)
+        for one in getattr(hook, "hooks", [hook]):
+            shared = getattr(one, "tied_params_map", None) or {}
+            for place in [place for place in moved if place in shared]:
+                shared[moved[place]] = shared.pop(place)
 
 
 def embedding_weights(model: PreTrainedModel) -> list[Tensor]:

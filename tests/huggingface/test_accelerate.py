@@ -50,6 +50,21 @@ def test_a_model_that_was_dispatched_before_reads_with_landmarks(family, ids, to
     assert found.shape == (1, 49)
 
 
+def test_weights_that_lie_where_the_embedding_was_are_their_own(tokenizer, tmp_path):
+    """accelerate knows tied weights by their place in memory, and adding a token moves them."""
+    model = dispatch_model(make_model("gemma3"), on_disk(), offload_dir=tmp_path / "offload")
+    embedding = model.get_input_embeddings().weight
+    known = [module._hf_hook.tied_params_map for module in model.modules() if hasattr(module, "_hf_hook")]
+    known = [places for places in known if places]
+    assert known
+    before = embedding.data_ptr()
+    assert all(set(places) == {before} for places in known)
+    kept = embedding.data  # else the new one might lie there
+    wrap(model, tokenizer, **SETTINGS)
+    assert kept.data_ptr() == before != model.get_input_embeddings().weight.data_ptr()
+    assert all(set(places) == {model.get_input_embeddings().weight.data_ptr()} for places in known)
+
+
 @pytest.mark.parametrize("buffers", [False, True])
 def test_a_model_in_the_cpus_memory_reads_with_landmarks(buffers, ids, tokenizer):
     wrapped = wrap(make_model("llama3"), tokenizer, **SETTINGS)

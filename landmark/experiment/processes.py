@@ -4,6 +4,7 @@ This process starts torchrun (`_torchrun`) in a session of its own, and torchrun
 output passes through. An interrupt or a SIGTERM of this process reaches them all, and they die with it.
 """
 
+import atexit
 import ctypes
 import os
 import signal
@@ -17,6 +18,7 @@ from types import FrameType
 from landmark.utils.errors import UserError
 from landmark.utils.files import read_json, write_json
 from landmark.utils.hardware import cores
+from landmark.utils.team import leave
 
 FAILURE = "failure.json"  # in the run's folder: the error that ended its training
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
@@ -57,8 +59,12 @@ def train_together(module: str, folder: Path, count: int) -> None:
 
 @contextmanager
 def errors_left_in(folder: Path) -> Iterator[None]:
-    """In a process that trains with others: leave a UserError in the folder, for `train_together` to raise."""
+    """In a process that trains with others: leave a UserError in the folder, for `train_together` to raise.
+
+    The connections with the others are closed when the process ends.
+    """
     die_with_parent()
+    atexit.register(leave)
     try:
         yield
     except UserError as error:

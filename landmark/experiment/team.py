@@ -5,6 +5,7 @@
 3. Where a run is trained, it tells the others its settings, and all train. They are told once more at the end.
 """
 
+import atexit
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from typing import Any
 
 from landmark.config import Config
 from landmark.utils.errors import UserError
-from landmark.utils.team import Team, first_says, started_together
+from landmark.utils.team import Team, first_says, leave, started_together
 
 _PATIENCE = timedelta(days=30)  # of the others, while the first evaluates
 
@@ -76,3 +77,4 @@ def _join(team: Team) -> None:
     os.environ["RANK"] = str(team.rank)  # srun does not set it
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend, rank=team.rank, world_size=team.size, timeout=_PATIENCE)
+    atexit.register(leave)  # not at the end of `joined`: a later job of this command line uses the same connections

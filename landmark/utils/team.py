@@ -4,9 +4,10 @@ The first of them does the work of a command; the others train with it (`landmar
 """
 
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
 
@@ -50,3 +51,14 @@ def first_says(ask: Callable[[], T]) -> T:
     answers = [ask() if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(answers)
     return cast(T, answers[0])
+
+
+def leave() -> None:
+    """Close the connections with the others, if there are any.
+
+    To be called while Python still runs: a thread of Gloo's that ends later, with tensors of the last broadcast, aborts
+    the process (https://github.com/pytorch/pytorch/issues/190489).
+    """
+    dist: Any = sys.modules.get("torch.distributed")  # which cannot be imported any more where it has not been
+    if dist is not None and dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()

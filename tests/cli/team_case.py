@@ -1,8 +1,10 @@
 """The command line in one of several processes, the last of which kills itself once, after step 5.
 
-python -m tests.cli.team_case MARK ARGUMENTS…: it leaves the file MARK when it does.
+python -m tests.cli.team_case MARK ARGUMENTS…: it leaves the file MARK when it does. When Python ends, each process
+leaves the file MARK.RANK.threads with the names of its threads.
 """
 
+import atexit
 import os
 import signal
 import sys
@@ -28,6 +30,13 @@ def kill_once(mark: Path) -> None:
     ProgressCallback.on_train_batch_end = show_and_die
 
 
+def write_threads(file: Path) -> None:
+    names = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
+    file.write_text("\n".join(names))
+
+
 if __name__ == "__main__":
-    kill_once(Path(sys.argv.pop(1)))
+    mark = Path(sys.argv.pop(1))
+    kill_once(mark)
+    atexit.register(write_threads, mark.with_name(f"{mark.name}.{os.environ['RANK']}.threads"))  # after those of main
     main()

@@ -91,7 +91,7 @@ def test_a_command_on_two_machines(machines, name):
 
 
 def test_a_killed_process_is_restarted_and_goes_on(machines, tmp_path):
-    """From its last checkpoint, bit for bit: SIGKILL of the second process after step 5."""
+    """From its last checkpoint, bit for bit: SIGKILL of the second process after step 5. No thread is left."""
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
     command = ["-m", "tests.cli.team_case", str(tmp_path / "killed"), *TINY, f"output={tmp_path / 'output'}"]
     # Else PyTorch keeps one store for all starts, and a process may read from it where the killed ones listened.
@@ -103,6 +103,9 @@ def test_a_killed_process_is_restarted_and_goes_on(machines, tmp_path):
     ours, expected = trained(tmp_path / "output"), trained(machines["torchrun"][0] / "0")
     assert all(torch.equal(weight, expected[0][name]) for name, weight in ours[0].items())
     assert ours[2]["results"]["nll"] == expected[2]["results"]["nll"]
+    threads = [(tmp_path / f"killed.{rank}.threads").read_text().split() for rank in range(2)]
+    assert all(threads)
+    assert not [name for names in threads for name in names if "gloo" in name]  # one that is left may abort the process
 
 
 SRUN = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_NTASKS_PER_NODE": "4"}

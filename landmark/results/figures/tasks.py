@@ -37,7 +37,8 @@ def parts(row: TableRow) -> tuple[str, str]:
 
 def series_looks(table: Table) -> dict[str, Look]:
     """A colour and a shape for each series, the same in every panel: for the first of a model the model's colour."""
-    free = cycle(colour for colour in PALETTE if colour not in COLOURS.values())
+    absent = [colour for model, colour in COLOURS.items() if model not in {row.model for row in table.rows}]
+    free = cycle([*(colour for colour in PALETTE if colour not in COLOURS.values()), *absent])
     looks: dict[str, Look] = {}
     for row in table.rows:
         if (name := parts(row)[1]) not in looks:

@@ -142,6 +142,10 @@ class Parts:
             if self._is_over():
                 raise Elsewhere
             return self._done(number, bar) or self._write(number, workers, bar)
+        except (FileNotFoundError, UserError):  # another process has removed the folder, even now
+            if self._is_over():
+                raise Elsewhere from None
+            raise
         finally:
             lock.release()
 

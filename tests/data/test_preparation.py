@@ -252,6 +252,23 @@ def test_callers_at_once_share_the_work(books: Path, byte_tokenizer: Tokenizer, 
     assert contents(alone.folder) == contents(corpora[0].folder)
 
 
+def test_the_folder_goes_before_one_writes(books: Path, byte_tokenizer: Tokenizer, tmp_path: Path, monkeypatch):
+    """The other process finishes the corpus after this one has seen that the part is not done."""
+    write, finished = Parts._write, []
+
+    def late(parts, *others):
+        monkeypatch.setattr(Parts, "_write", write)
+        finished.append(prepare("pg19", byte_tokenizer, tmp_path / "alone", path=books, progress=False))
+        shutil.copytree(finished[0].folder, tmp_path / "c" / finished[0].folder.name)
+        shutil.rmtree(parts._folder)
+        return write(parts, *others)
+
+    monkeypatch.setattr(Parts, "_write", late)
+    corpus = prepare("pg19", byte_tokenizer, tmp_path / "c", path=books, progress=False)
+    assert contents(corpus.folder) == contents(finished[0].folder)
+    assert not list((tmp_path / "c").glob(".*partial*"))
+
+
 def test_the_folder_goes_while_one_waits(books: Path, byte_tokenizer: Tokenizer, tmp_path: Path, monkeypatch):
     """The other process finishes the corpus between the folder's look-up and the opening of the lock in it."""
 

@@ -15,6 +15,7 @@ import os
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -72,7 +73,8 @@ class Parts:
             number = 0
             while number == 0 or not ends.get(number - 1, False):
                 if number not in ends:
-                    entry = self._done(number, bar) or self._work(number, workers, bar, waits, say_waiting)
+                    with self._while_it_lasts():
+                        entry = self._done(number, bar) or self._work(number, workers, bar, waits, say_waiting)
                     if entry is not None:
                         ends[number] = entry["is_last"]
                 number += 1
@@ -97,20 +99,25 @@ class Parts:
         counts = {name: sum(entry[name] for entry in done) for name in _COUNTS}
         return {"file": target.name, **counts, "sha256": sha256, **done[-1]["report"]}
 
+    @contextmanager
+    def _while_it_lasts(self) -> Iterator[None]:
+        """Raise Elsewhere for an error that comes because another process has finished and removed the folder."""
+        try:
+            yield
+        except (FileNotFoundError, UserError):
+            if self._is_over():
+                raise Elsewhere from None
+            raise
+
     def _file(self, number: int) -> Path:
         return self._folder / f"{self._split}-{number:06d}.bin"
 
     def _done(self, number: int, bar: tqdm) -> dict[str, Any] | None:
         """The counts of a part that was done before, or by another process; None: it is not done."""
         file = self._file(number).with_suffix(".json")
-        try:
-            if not file.exists():
-                return None
-            entry = read_json(file)
-        except UserError:
-            if self._is_over():  # and the file is gone
-                raise Elsewhere from None
-            raise
+        if not file.exists():
+            return None
+        entry = read_json(file)
         self._show({name: entry[name] for name in _COUNTS}, bar)
         return entry
 
@@ -127,25 +134,16 @@ class Parts:
         """Tokenise a part. Returns its counts; None: another process is at it, and this one does not wait."""
         lock = FileLock(self._file(number).with_suffix(".lock"))
         try:
-            try:
-                lock.acquire(timeout=0)
-            except Timeout:
-                if not waits:
-                    return None
-                say_waiting()
-                lock.acquire()
-        except FileNotFoundError:  # another process has finished and removed the folder, perhaps during the wait
-            if self._is_over():
-                raise Elsewhere from None
-            raise
+            lock.acquire(timeout=0)
+        except Timeout:
+            if not waits:
+                return None
+            say_waiting()
+            lock.acquire()
         try:
             if self._is_over():
                 raise Elsewhere
             return self._done(number, bar) or self._write(number, workers, bar)
-        except (FileNotFoundError, UserError):  # another process has removed the folder, even now
-            if self._is_over():
-                raise Elsewhere from None
-            raise
         finally:
             lock.release()
 

@@ -49,6 +49,7 @@ class ModelConfig:
     rope_base: float = 10000.0
     key_offset: float | None = None  # fraction of a head's channels, the last ones, with the key of the token before
     rotary_fraction: float | None = None  # fraction of a head's channels, the first ones, that positions turn; null: 1
+    no_rope_layer_interval: int | None = at_least(1, None)  # n: every n-th layer has no rotary positions; null: none
     landmark_key: str | None = None  # landmark: token; mean, pooled: plus a summary of the block's keys; null: token
     landmark_bias: bool | None = None  # landmark: learned numbers on landmarks' scores; null: false
     local_blocks: int | None = at_least(0, None)  # landmark: blocks seen without landmarks beside the own; null: 0

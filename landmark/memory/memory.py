@@ -18,7 +18,7 @@ from landmark.attention.context_miss_token import context_miss_scores
 from landmark.attention.hierarchy import Hierarchy, first_bias
 from landmark.attention.inputs import as_autocast, without_autocast
 from landmark.attention.landmark_keys import add_summaries
-from landmark.attention.rotary import RotaryTable, rotate, rotate_cmt
+from landmark.attention.rotary import RotaryTable, RotaryTables, rotate, rotate_cmt
 from landmark.attention.sinks import with_sinks
 from landmark.memory.block_attention import attend_to_blocks, attend_to_blocks_fused, merge
 from landmark.memory.block_store import BlockStore
@@ -197,10 +197,9 @@ class Memory:
             tie_layers = (0,) if landmark_key == "token" else ()
         self.tie_layers = tie_layers if mapping == "stingy" else ()
         self.rope_base = rope_base.tolist() if isinstance(rope_base, Tensor) else rope_base
-        self.still_layers = frozenset(still_layers)
         self._local = LocalAttention(block_size, key_offset, landmark_key, local_blocks, softcap, self.joint_softmax)
         self.given: Tensor | None = None
-        self._rotary, self._still = RotaryTable(rope_base), RotaryTable(torch.zeros(1))
+        self.still_layers, self._rotary_of = frozenset(still_layers), RotaryTables(rope_base, still_layers)
         self.reset()
 
     def reset(self) -> None:
@@ -407,10 +406,6 @@ class Memory:
         bias = bias.to(q.device, torch.promote_types(q.dtype, torch.float32))
         hierarchy = Hierarchy(groups.fan_out, bias).for_heads(q.shape[1])
         return Descent(store, groups, hierarchy, self._num_recent, layer in self.tie_layers)
-
-    def _rotary_of(self, layer: int) -> RotaryTable:
-        """The rotary positions of a layer."""
-        return self._still if layer in self.still_layers else self._rotary
 
     def _cmt_weight(self, q: Tensor, cmt: Tensor, lse: Tensor, rotary: RotaryTable, scale: float, start: int) -> Tensor:
         """The weight S of the context miss token, (B, H, T), for queries at the positions from `start` on."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 from torch import Tensor
 
@@ -14,19 +16,25 @@ class SinkMemory(RecurrentMemory):
     Positions are counted within the cache: the dropped keys between sinks and window leave no gap.
     """
 
-    def __init__(self, window: int, sinks: int = 4, rope_base: float | Tensor = 10000.0, key_offset: float = 0.0):
+    def __init__(
+        self,
+        window: int,
+        sinks: int = 4,
+        rope_base: float | Tensor = 10000.0,
+        key_offset: float = 0.0,
+        still_layers: Collection[int] = (),
+    ):
         """Start with nothing read.
 
         Args:
             window: last keys kept in each layer.
             sinks: first keys kept.
-            rope_base: as in `landmark.memory.Memory`.
-            key_offset: as in `landmark.memory.Memory`.
+            rope_base, key_offset, still_layers: as in `landmark.memory.Memory`.
         """
         if sinks < 0:
             raise ValueError(f"sinks must be at least 0, got {sinks}")
         self.sinks = sinks
-        super().__init__(window, rope_base, key_offset)
+        super().__init__(window, rope_base, key_offset, still_layers)
 
     @property
     def stats(self) -> dict[str, int]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 from torch import Tensor
 
 from landmark.attention.causal import causal_attention
 from landmark.attention.key_offset import last_channels, offset_keys
-from landmark.attention.rotary import RotaryTable, rotate
+from landmark.attention.rotary import RotaryTables, rotate
 from landmark.utils.channels import channels_of
 
 
@@ -18,15 +20,23 @@ class RecurrentMemory:
     cached key, because only their differences matter.
     """
 
-    def __init__(self, cache: int, rope_base: float | Tensor = 10000.0, key_offset: float = 0.0):
+    def __init__(
+        self,
+        cache: int,
+        rope_base: float | Tensor = 10000.0,
+        key_offset: float = 0.0,
+        still_layers: Collection[int] = (),
+    ):
         """Start with nothing read.
 
-        cache: keys and values kept in each layer. rope_base, key_offset: as in `landmark.memory.Memory`.
+        Args:
+            cache: keys and values kept in each layer.
+            rope_base, key_offset, still_layers: as in `landmark.memory.Memory`.
         """
         if cache < 0:
             raise ValueError(f"cache must be at least 0 tokens, got {cache}")
         self.cache, self.key_offset = cache, key_offset
-        self._rotary = RotaryTable(rope_base)
+        self._rotary_of = RotaryTables(rope_base, still_layers)
         self.reset()
 
     def reset(self) -> None:
@@ -50,7 +60,7 @@ class RecurrentMemory:
             k, v = torch.cat([kept_k, k], 2), torch.cat([kept_v, v], 2)
         self._next[layer] = self._keep(k.detach()), self._keep(v.detach())
         prefix = k.shape[2] - q.shape[2]
-        factors = self._rotary(0, k.shape[2], q)
+        factors = self._rotary_of(layer)(0, k.shape[2], q)
         return causal_attention(rotate(q, factors[prefix:]), rotate(k, factors), v, prefix=prefix)
 
     def _offset(self, layer: int, k: Tensor) -> Tensor:
@@ -75,12 +85,20 @@ class UnlimitedMemory(RecurrentMemory):
     takes no copy of the keys before it.
     """
 
-    def __init__(self, tokens: int, rope_base: float | Tensor = 10000.0, key_offset: float = 0.0):
+    def __init__(
+        self,
+        tokens: int,
+        rope_base: float | Tensor = 10000.0,
+        key_offset: float = 0.0,
+        still_layers: Collection[int] = (),
+    ):
         """Start with nothing read.
 
-        tokens: of the longest text. rope_base, key_offset: as in `landmark.memory.Memory`.
+        Args:
+            tokens: of the longest text.
+            rope_base, key_offset, still_layers: as in `landmark.memory.Memory`.
         """
-        super().__init__(tokens, rope_base, key_offset)
+        super().__init__(tokens, rope_base, key_offset, still_layers)
 
     def reset(self) -> None:
         super().reset()
@@ -104,7 +122,7 @@ class UnlimitedMemory(RecurrentMemory):
             batch, heads, _, dim = k.shape
             self._kept[layer] = k.new_empty(batch, heads, self.cache, dim), v.new_empty(batch, heads, self.cache, dim)
         keys, values = self._kept[layer]
-        factors = self._rotary(start, q.shape[2], q)
+        factors = self._rotary_of(layer)(start, q.shape[2], q)
         keys[:, :, start:stop] = rotate(self._offset(layer, k), factors)
         values[:, :, start:stop] = v
         return causal_attention(rotate(q, factors), keys[:, :, :stop], values[:, :, :stop], prefix=start)

@@ -19,6 +19,7 @@ INITIALISATIONS = ("gpt2", "fan_in")
 _WITH_DEFAULTS = (
     "key_offset",
     "rotary_fraction",
+    "no_rope_layer_interval",
     "landmark_key",
     "landmark_bias",
     "fan_out",
@@ -64,6 +65,8 @@ class DecoderConfig:
         key_offset: fraction of each head's channels, the last ones, in which a key is that of the normal token before
             (`landmark.attention.key_offset`).
         rotary_fraction: fraction of each head's channels, the first ones, that rotary positions turn.
+        no_rope_layer_interval: n: of the layers 1, 2, 3, … the n-th, 2n-th, … have no rotary positions, as in models of
+            transformers with this setting (SmolLM3, Llama 4); None: all layers have them.
         landmark_key: "token", the paper's; "mean": plus the mean of the block's keys; or "pooled": plus the block's
             keys, weighed by the landmark's query (`landmark.attention.landmark_keys`).
         landmark_bias: whether each head adds a learned number to the scores of landmarks (there too).
@@ -123,6 +126,7 @@ class DecoderConfig:
     landmark_values: bool = field(default=False, repr=False)
     induction_heads: int = field(default=0, repr=False)
     joint_softmax: float = field(default=0.0, repr=False)
+    no_rope_layer_interval: int | None = field(default=None, repr=False)
 
     def __post_init__(self):
         for name, choices in (
@@ -142,6 +146,10 @@ class DecoderConfig:
             least = 0 if name == "cache" else 1
             if (value := getattr(self, name)) is not None and value < least:
                 raise UserError(f"model.{name}={value}: must be at least {least}")
+        if (interval := self.no_rope_layer_interval) is not None and not 1 <= interval <= self.num_layers:
+            raise UserError(
+                f"model.no_rope_layer_interval={interval}: must be from 1 to model.num_layers={self.num_layers}"
+            )
         if self.head_dim % 2:
             raise UserError(f"model.head_dim={self.head_dim}: must be even, because positions rotate pairs of numbers")
         for name in ("key_offset", "rotary_fraction"):
@@ -234,6 +242,12 @@ class DecoderConfig:
         assert self.least_block_size is not None
         assert self.document_end is not None
         return BlockEnds(self.block_size, self.least_block_size, self.end_ids, self.document_end)
+
+    @property
+    def still_layers(self) -> frozenset[int]:
+        """The layers, counted from 0, that have no rotary positions."""
+        interval = self.no_rope_layer_interval
+        return frozenset() if interval is None else frozenset(range(interval - 1, self.num_layers, interval))
 
     def without_landmarks(self) -> DecoderConfig:
         """The plain transformer of the same shape, from whose weights a landmark model can start."""

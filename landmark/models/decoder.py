@@ -196,7 +196,11 @@ class Decoder(LanguageModel):
 
     def key_settings(self) -> dict[str, Any]:
         """Settings of a memory that say how this model's keys are made."""
-        settings = {"rope_base": self._rope_base, "key_offset": self.config.key_offset}
+        settings = {
+            "rope_base": self._rope_base,
+            "key_offset": self.config.key_offset,
+            "still_layers": self.config.still_layers,
+        }
         if self.config.kind != "landmark":
             return settings
         names = "landmark_key", "local_blocks", "fan_out", "levels", "landmark_values", "joint_softmax"
@@ -206,6 +210,8 @@ class Decoder(LanguageModel):
     def fingerprint(self) -> str:
         """Hex SHA-256 of configuration and weights. A saved memory can only be loaded by the model that made it."""
         digest = hashlib.sha256(repr(replace(self.config, backend="auto")).encode())
+        if still := self.config.still_layers:
+            digest.update(repr(sorted(still)).encode())
         for name, tensor in self.state_dict().items():
             digest.update(name.encode() + tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
@@ -341,6 +347,7 @@ class Decoder(LanguageModel):
         """
         config, blocks = self.config, None
         factors = self._factors(tokens.shape[1], positions)
+        still = config.still_layers
         channels = channels_of(config.key_offset, config.head_dim)
         if phase is not None and config.block_size is not None:
             options = {"top_k": top_k, "local_blocks": config.local_blocks, "bidirectional": config.masked}
@@ -355,7 +362,10 @@ class Decoder(LanguageModel):
         def attend(
             layer: int, q: Tensor, k: Tensor, v: Tensor, cmt: Tensor | None = None, group_bias: Tensor | None = None
         ) -> Tensor:
-            q, k = rotate(q, factors), rotate(offset_keys(k, channels, is_landmark, empty=empty), factors)
+            k = offset_keys(k, channels, is_landmark, empty=empty)
+            if layer not in still:
+                q, k = rotate(q, factors), rotate(k, factors)
+                cmt = None if cmt is None else rotate_cmt(cmt, self._rotary)
             if blocks is not None:
                 share = 1 - config.joint_softmax
                 k = blocks.add_means(k, share) if config.landmark_key == "mean" else blocks.add_pooled(q, k, share)
@@ -368,7 +378,7 @@ class Decoder(LanguageModel):
                 v,
                 block_size=config.block_size,
                 phase=phase,
-                cmt=None if cmt is None else rotate_cmt(cmt, self._rotary),
+                cmt=cmt,
                 controlled=None if controlled is None else controlled[:, layer],
                 top_k=top_k,
                 local_blocks=config.local_blocks,

@@ -161,6 +161,46 @@ def test_models_without_landmarks_read_offset_keys_in_chunks(config):
     assert not torch.allclose(tiny(TINY)(raw), other(raw)), "key_offset changes nothing"
 
 
+@pytest.mark.parametrize("config", [TINY, LANDMARK, CMT, XL])
+def test_layers_without_positions(config):
+    """Their attention is that of a model without positions, the others' that of a model with them."""
+    mixed, turning, still = (
+        tiny(replace(config, **options)) for options in ({"no_rope_layer_interval": 2}, {}, {"rotary_fraction": 0.0})
+    )
+    raw, first = torch.randint(0, 50, (2, 20)), []
+    turning.blocks[0].register_forward_hook(lambda block, inputs, output: first.append(output))
+    still.blocks[0].register_forward_hook(lambda block, inputs, output: first[0])
+    others = turning(raw), still(raw)
+    torch.testing.assert_close(mixed(raw), others[1], atol=0, rtol=0)
+    assert not torch.allclose(mixed(raw), others[0])
+    everywhere = tiny(replace(config, no_rope_layer_interval=1))
+    torch.testing.assert_close(everywhere(raw), tiny(replace(config, rotary_fraction=0.0))(raw), atol=0, rtol=0)
+    assert mixed.fingerprint() != turning.fingerprint()
+
+
+@pytest.mark.parametrize("config", [TINY, LANDMARK, replace(XL, cache=20)])
+def test_layers_without_positions_read_in_chunks_as_in_one_window(config):
+    model = tiny(replace(config, no_rope_layer_interval=2))
+    whole = model if config.kind == "landmark" else tiny(replace(TINY, no_rope_layer_interval=2))
+    raw = torch.randint(0, 50, (2, 20))
+    memories = {
+        "transformer": lambda: [model.unlimited_memory(20), model.new_memory(window=20)],
+        "landmark": lambda: [model.new_memory(k=9), model.new_memory(k=9, mapping="true")],
+        "transformer_xl": lambda: [model.new_memory()],
+    }
+    for memory in memories[config.kind]():
+        read = torch.cat([model(part, memory=memory) for part in raw.split([1, 1, 7, 11], 1)], 1)
+        torch.testing.assert_close(read, whole(raw), atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("interval", [0, 3])
+def test_an_interval_that_is_no_layer_is_refused(interval):
+    with pytest.raises(
+        UserError, match=rf"model.no_rope_layer_interval={interval}: must be from 1 to model.num_layers=2"
+    ):
+        replace(TINY, no_rope_layer_interval=interval)
+
+
 @torch.no_grad()
 def test_a_generated_token_copies_no_earlier_key():
     model = tiny(TINY)

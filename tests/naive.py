@@ -228,6 +228,11 @@ def landmark_attention(
     return out
 
 
+def proposals(rank, numbers: list[int], count: int) -> list[int]:
+    """The `count` blocks with the highest rank, of those with these ascending numbers; among equals the newer."""
+    return sorted(numbers, key=lambda n: (rank[n], n), reverse=True)[: max(0, count)]
+
+
 def memory_attention(
     q,
     k,
@@ -251,6 +256,7 @@ def memory_attention(
     rerank: int | None = None,
     recent: int = 0,
     joint_softmax: float = 0.0,
+    query_window: int = 1,
 ) -> np.ndarray:
     """Output (H, T, d) of one sample.
 
@@ -275,6 +281,7 @@ def memory_attention(
         rerank: blocks with the best landmarks, of which the k with the best landmark and tokens are retrieved; None: k.
         recent: newest blocks that are always among the k.
         joint_softmax: as in `landmark_attention`; without a context miss token.
+        query_window: queries, the own one and those before it, for the best of which blocks are chosen.
     """
     heads, total, dim = q.shape
     kv_heads = kv_heads or heads
@@ -298,9 +305,10 @@ def memory_attention(
         fed = max(0, start // width - local_blocks)
         kept = list(range(max(0, fed - max_blocks) if max_blocks is not None else 0, fed))
         slots = min(fed, k_blocks + 1) if mapping == "stingy" else fed
-        probability, second_look = np.zeros((heads, stop - start, len(kept))), {}
+        first = max(0, start - query_window + 1)
+        probability, second_look = np.zeros((heads, stop - first, len(kept))), {}
         for h in range(heads):
-            for i in range(start, stop):
+            for i in range(first, stop):
                 query = turned(q[h, i], slots * width + i - fed * width)
                 scores = []
                 for n, b in enumerate(kept):
@@ -314,22 +322,34 @@ def memory_attention(
                     keys = [turned(k[h, source * width + o], slot * width + o) for o in range(width)]
                     *tokens, gate = ((scaled(query, key, softcap), None) for key in keys)
                     scores.append(with_summary(gate[0], tokens, summaries[h, source], query))
-                probability[h, i - start] = softmax(scores) if scores else []
+                probability[h, i - first] = softmax(scores) if scores else []
+        newest = [b for b in kept if fed - b <= recent]
+        older = [n for n, b in enumerate(kept) if b not in newest]
+        looks_again = rerank is not None and min(rerank, len(kept)) > k_blocks
+        shares = probability
+        if looks_again and query_window > 1:
+            shares = np.full_like(probability, -np.inf)
+            for h in range(heads):
+                for i in range(first, stop):
+                    own = proposals(probability[h, i - first], older, rerank - len(newest))
+                    own += map(kept.index, newest)
+                    shares[h, i - first, own] = np.log(softmax([second_look[h, i, n] for n in own]))
+        windowed = np.stack(
+            [shares[:, max(0, i + 1 - query_window - first) : i + 1 - first].max(1) for i in range(start, stop)], 1
+        )
         for h in range(heads):
             for i in range(start, stop):
                 group = [each for each in range(heads) if each * kv_heads // heads == h * kv_heads // heads]
                 rank = {
-                    "per_token_and_head": probability[h, i - start],
-                    "per_token_and_group": probability[group, i - start].max(0) if len(kept) else [],
-                    "per_head": probability[h].max(0) if len(kept) else [],
-                    "per_token": probability[:, i - start].max(0) if len(kept) else [],
+                    "per_token_and_head": windowed[h, i - start],
+                    "per_token_and_group": windowed[group, i - start].max(0) if len(kept) else [],
+                    "per_head": windowed[h].max(0) if len(kept) else [],
+                    "per_token": windowed[:, i - start].max(0) if len(kept) else [],
                 }[granularity]
                 query = turned(q[h, i], slots * width + i - fed * width)
-                newest = [b for b in kept if fed - b <= recent]
-                best = [n for n, b in enumerate(kept) if b not in newest]
-                best = sorted(best, key=lambda n: (rank[n], kept[n]), reverse=True)
-                best = best[: max(0, (rerank or k_blocks) - len(newest))]
-                if rerank is not None:
+                proposed = rerank if looks_again and query_window == 1 else k_blocks
+                best = proposals(rank, older, proposed - len(newest))
+                if looks_again and query_window == 1:
                     best = sorted(best, key=lambda n: (second_look[h, i, n], kept[n]), reverse=True)
                 chosen = sorted([kept[n] for n in best[: max(0, k_blocks - len(newest))]] + newest)
                 blocks = []

@@ -92,8 +92,9 @@ def attention_size(
         kept = blocks if memory.blocks is None else min(blocks, memory.blocks)
         keys += queries * (queries + 1) // 2
         keys += queries * (pending + (1 - dropped) * min(config.retrieval.k, kept) * block)
-        scored += queries * (1 - dropped) * (kept if config.retrieval.scorer in ("landmark", "mean_key") else 0)
+        asked = queries + min(start, config.retrieval.query_window - 1)
+        scored += asked * (1 - dropped) * (kept if config.retrieval.scorer in ("landmark", "mean_key") else 0)
         if (proposed := min(config.retrieval.rerank or 0, kept)) > config.retrieval.k:
-            scored += queries * (1 - dropped) * proposed * block
+            scored += asked * (1 - dropped) * proposed * block
         scored += sum(max(0, (pending + query) // block - model.local_blocks) for query in range(queries))
     return keys / length, scored / length

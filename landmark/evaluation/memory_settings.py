@@ -17,6 +17,7 @@ def memory_settings(config: Config) -> dict[str, Any]:
         "scorer": config.retrieval.scorer,
         "rerank": config.retrieval.rerank,
         "recent": config.retrieval.recent,
+        "query_window": config.retrieval.query_window,
         "tier": config.memory.tier,
         "folder": config.memory.folder,
         "cache": config.memory.cache,

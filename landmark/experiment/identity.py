@@ -105,6 +105,8 @@ def row_settings(config: Config, run: str, stream_sha256: str) -> dict[str, Any]
             settings["rerank"] = config.retrieval.rerank
         if config.retrieval.recent:
             settings["recent"] = config.retrieval.recent
+        if config.retrieval.query_window > 1:
+            settings["query_window"] = config.retrieval.query_window
         if config.memory.index != "exact":
             settings["index"] = [config.memory.index, config.memory.index_type, config.memory.candidates]
         if config.eval.retrieval_statistics:

@@ -22,7 +22,7 @@ from torch import Tensor
 from landmark.attention.hierarchy import Hierarchy, adjust, landmark_scores
 from landmark.memory.block_store import BlockStore
 from landmark.memory.cutoff import QuerySelection
-from landmark.memory.retrieval import _top, scored_at_once
+from landmark.memory.retrieval import best_ages, scored_at_once
 
 
 class GroupKeys:
@@ -248,7 +248,7 @@ def _descend(nodes: NodeScores, adjusted: list[Tensor], raw: Tensor, k: int) -> 
     scores = nodes(highest, 0, nodes.counts[-1])
     count = scores.shape[-1]
     ages = torch.arange(count, 0, -1, device=scores.device)
-    chosen = count - _top(scores, ages, min(k, count)).sort(-1).values
+    chosen = count - best_ages(scores, ages, min(k, count)).sort(-1).values
     scores, shift = scores.gather(-1, chosen), scores
     for level in range(highest - 1, -1, -1):
         inside = torch.arange(fan_out - 1, -1, -1, device=scores.device)

@@ -24,6 +24,8 @@ class LayerMemory:
         self.last_key: Tensor | None = None  # of the last normal token, the channels that the next one takes
         self.chunk: tuple[Tensor, Tensor] | None = None  # the same of pending tokens and chunk, until the commit
         self.empty: Tensor | None = None  # (1, pending + T), bool: which of these are empty places
+        self.queries: Tensor | None = None  # (B, H, n, d) of the last tokens, with a query window; scaled, not rotated
+        self.next_queries: Tensor | None = None  # those after the commit
         self.weights: Tensor | None = None  # (B, H, n, ℓ) of the tokens of complete blocks in pooled keys
 
     @property
@@ -42,3 +44,13 @@ class LayerMemory:
             k, v = torch.cat([self.pending[0], k], 2), torch.cat([self.pending[1], v], 2)
         self.chunk = k, v
         return k, v
+
+    def ask(self, q: Tensor, window: int) -> Tensor:
+        """A chunk's queries (B, H, T, d) after those of tokens before it, at most window − 1."""
+        asked = q if self.queries is None else torch.cat([self.queries.to(q.dtype)[:, :, 1 - window :], q], 2)
+        self.next_queries = asked[:, :, 1 - window :].detach()
+        return asked
+
+    def end_chunk(self) -> None:
+        """The chunk is committed: the next one follows it."""
+        self.chunk, self.queries, self.next_queries = None, self.next_queries, None

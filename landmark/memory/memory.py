@@ -32,7 +32,7 @@ from landmark.memory.local_attention import LocalAttention
 from landmark.memory.observer import Observer, Retrieval
 from landmark.memory.positions import attending_lag, lag_distances, rotate_queries, scoring_lag
 from landmark.memory.query_tiles import QueryTiles
-from landmark.memory.rerank import rerank
+from landmark.memory.rerank import rerank, rerank_together
 from landmark.memory.retrieval import retrieve, retrieve_given
 from landmark.memory.saving import Identity, load, save
 from landmark.memory.settings import check_settings
@@ -50,8 +50,8 @@ class Memory:
        query with S below the cutoff stops here.
     2. Retrieve, score: each query against the landmark of every block, both at their stingy positions.
        In a hierarchy of landmarks (hierarchy.py) this is a descent: the k best groups, then the k best blocks in them.
-    3. Retrieve, reduce: where queries or heads choose together (the granularity), the softmax of each one's scores over
-       the landmarks, and the maximum of these probabilities.
+    3. Retrieve, reduce: where queries or heads choose together (granularity, query window), the softmax of each
+       one's scores over the landmarks, and the maximum of these probabilities.
     4. Retrieve, choose: the k blocks with the highest scores; the `recent` newest ones are always among them.
     5. Attend to each retrieved block separately.
     6. Merge: a softmax of gates weighs the outputs. The gates are the scores of the retrieved blocks' landmarks (with
@@ -97,6 +97,7 @@ class Memory:
         rerank: int | None = None,
         recent: int = 0,
         joint_softmax: float = 0.0,
+        query_window: int = 1,
     ):
         """Start with nothing read.
 
@@ -152,6 +153,9 @@ class Memory:
             recent: newest blocks that are always among the k; with the scorer "landmark", without an index and groups.
             joint_softmax: how much of a block's log-sum-exp is added to its landmark's score, as in
                 `landmark.attention.landmark_attention`; without groups, landmark_values and a context miss token.
+            query_window: queries, of a token and of the places before it, landmarks included, for the best of which
+                blocks are chosen (query_window.py); at most ℓ, with the scorer "landmark" or "mean_key", without an
+                index, groups, uneven blocks and a context miss token. 1: each query chooses alone.
 
         Raises UserError for a setting out of range, and for index="faiss" where faiss is not installed.
         """
@@ -179,6 +183,7 @@ class Memory:
             rerank=rerank,
             recent=recent,
             joint_softmax=joint_softmax,
+            query_window=query_window,
         )
         if index == "faiss":
             import_faiss()
@@ -191,7 +196,7 @@ class Memory:
         self.key_offset, self.landmark_key, self.local_blocks = key_offset, landmark_key, local_blocks
         self.fan_out, self.levels = fan_out, levels
         self.gradient, self.softcap, self.uneven = gradient, softcap, uneven
-        self.rerank, self.recent = rerank, recent
+        self.rerank, self.recent, self.query_window = rerank, recent, query_window
         self.landmark_values, self.joint_softmax = landmark_values, float(joint_softmax)
         if tie_layers is None:
             tie_layers = (0,) if landmark_key == "token" else ()
@@ -346,10 +351,14 @@ class Memory:
         rotary = self._rotary_of(layer)
         distances = lag_distances(state.store.added, self.k, self.block_size + 1, self.mapping)
 
+        # Scores are float32 also in half precision, where rounding them would change which blocks are the best.
+        asked = exact = q.to(torch.promote_types(q.dtype, torch.float32)) * scale
+        if self.query_window > 1:
+            asked = state.ask(exact, self.query_window)
+        before = asked.shape[2] - exact.shape[2]  # queries of tokens before the chunk
+
         def rotated_queries(selection: QuerySelection | None) -> Tensor:
-            # Scores are float32 also in half precision, where rounding them would change which blocks are the best.
-            exact = q.to(torch.promote_types(q.dtype, torch.float32)) * scale
-            return rotate_queries(exact, rotary, pending, distances, selection)
+            return rotate_queries(asked, rotary, pending - before, distances, selection)
 
         descent = rotated = None
         if state.groups is not None:
@@ -364,8 +373,10 @@ class Memory:
             out, lse = with_sinks(out, lse, sinks)
         cmt_weight = selection = None
         if cmt is not None:
-            if self.softcap is not None or self.landmark_values or self.joint_softmax:
-                raise ValueError("softcap, landmark_values, joint_softmax: leave out the context miss token")
+            if self.softcap is not None or self.landmark_values or self.joint_softmax or self.query_window > 1:
+                raise ValueError(
+                    "softcap, landmark_values, joint_softmax, query_window: leave out the context miss token"
+                )
             start = pending + (distances[-1] if distances else 0)
             cmt_weight = self._cmt_weight(q, cmt, lse, rotary, scale, start)
             out = out * (1 - cmt_weight)[..., None].to(out.dtype)
@@ -382,7 +393,7 @@ class Memory:
             rotated = rotated_queries(selection)
         started = time.perf_counter()
         if descent is None:
-            ages, shift = self._retrieve(layer, state, rotated.detach()), None
+            ages, shift = self._retrieve(layer, state, rotated.detach(), before), None
         else:
             ages, shift = descent.retrieve(rotated, self._proposed, selection)
         rotated = rotated.to(q.dtype)
@@ -390,8 +401,13 @@ class Memory:
             lags = scoring_lag(ages, self._num_recent, len(rotated))
             selected = None if selection is None else selection.selected
             proposed = QueryTiles(rotated, state.store, ages, lags, selected, self.softcap)
-            best = rerank(proposed, self.k, shift, ages <= self.recent if self.recent else None)
-            ages, shift = ages.gather(-1, best), None if shift is None else shift.gather(-1, best)
+            if self.query_window > 1:
+                of_window = {"window": self.query_window, "before": before, "kept": self.recent}
+                ages = rerank_together(proposed, ages, self.k, **of_window)
+            else:
+                best = rerank(proposed, self.k, shift, ages <= self.recent if self.recent else None)
+                ages, shift = ages.gather(-1, best), None if shift is None else shift.gather(-1, best)
+        rotated = rotated[:, :, before:]
         self._statistics.seconds_searching += time.perf_counter() - started
         out, weights = self._attend_and_merge(state.store, rotated, ages, (out, lse), selection, shift)
         if selection is not None:
@@ -423,8 +439,12 @@ class Memory:
             self.observer(Retrieval(layer, self.position, store, weights.long(), weights, cmt_weight))
         return out
 
-    def _retrieve(self, layer: int, state: LayerMemory, rotated_queries: Tensor) -> Tensor:
-        """Ages (B, H, H_kv or 1, T or 1, q) of the retrieved blocks, oldest first; 1 is the newest block."""
+    def _retrieve(self, layer: int, state: LayerMemory, rotated_queries: Tensor, before: int = 0) -> Tensor:
+        """Ages (B, H, H_kv or 1, T or 1, q) of the retrieved blocks, oldest first; 1 is the newest block.
+
+        before: queries at the start that are of tokens before the chunk; where more than k blocks are retrieved, for a
+        second look, they have their own.
+        """
         common = {"k": self._proposed, "granularity": self.granularity, "num_recent": self._num_recent}
         is_tied = layer in self.tie_layers
         if state.index is not None and not is_tied and len(state.store) > self._proposed:
@@ -437,6 +457,9 @@ class Memory:
         generator = self._generator(layer, rotated_queries.device)
         of_scores = {"scorer": self.scorer, "tie": is_tied, "generator": generator, "softcap": self.softcap}
         of_scores |= {"kept": self.recent}
+        looks_again = self.rerank is not None and min(self.rerank, len(state.store)) > self.k
+        if not looks_again:
+            of_scores |= {"window": self.query_window, "before": before}
         # Queries are float32 here, also where blocks are in half precision, in which larger blocks fit into a GPU.
         fused = self._backend(rotated_queries[:0].to(state.store.dtype)) == "triton"
         return retrieve(rotated_queries, state.store, **of_scores, **common, fused=fused)
@@ -506,7 +529,7 @@ class Memory:
             for layer, state in self.layers.items():
                 if state.chunk is not None:
                     self._store_blocks(state, self._rotary_of(layer), *state.chunk)
-                    state.chunk = None
+                    state.end_chunk()
         except BaseException:
             self._torn = True
             raise
@@ -524,7 +547,7 @@ class Memory:
         for state in self.layers.values():
             known = state.num_pending // (self.block_size + 1)
             state.weights = state.weights[:, :, :known] if known and state.weights is not None else None
-            state.chunk = None
+            state.chunk = state.next_queries = None
         self._length = 0
 
     def select(self, samples: Tensor) -> Memory:
@@ -548,6 +571,8 @@ class Memory:
             if state.pending is not None:
                 keys, values = (x.index_select(0, samples.to(x.device)) for x in state.pending)
                 copied.pending = keys, values
+            if state.queries is not None:
+                copied.queries = state.queries.index_select(0, samples.to(state.queries.device))
             if state.last_key is not None:
                 copied.last_key = state.last_key.index_select(0, samples.to(state.last_key.device))
             if state.weights is not None:

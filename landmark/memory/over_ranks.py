@@ -90,11 +90,11 @@ class MemoryOverRanks(Memory):
             ranks: the processes.
             settings: of `Memory`. Raises UserError for those that need all blocks in one process: `max_blocks`, a
                 `scorer` other than "landmark", and `index`; and for `gradient`, `fan_out`, `softcap`, `uneven`,
-                `landmark_values`, `rerank`, `recent` and `joint_softmax`.
+                `landmark_values`, `rerank`, `recent`, `joint_softmax` and `query_window`.
         """
         needed = {"max_blocks": None, "scorer": "landmark", "index": "exact", "gradient": False}
         needed |= {"fan_out": None, "softcap": None, "uneven": False, "landmark_values": False, "rerank": None}
-        needed |= {"recent": 0, "joint_softmax": 0.0}
+        needed |= {"recent": 0, "joint_softmax": 0.0, "query_window": 1}
         for name, value in needed.items():
             if settings.get(name, value) != value:
                 raise UserError(f"{name}={settings[name]}: a memory over several processes has only {name}={value}")
@@ -113,7 +113,7 @@ class MemoryOverRanks(Memory):
     def select(self, samples: Tensor) -> Memory:
         raise UserError("samples of a memory over several processes cannot be reordered, as beam search would")
 
-    def _retrieve(self, layer: int, state: LayerMemory, rotated_queries: Tensor) -> Tensor:
+    def _retrieve(self, layer: int, state: LayerMemory, rotated_queries: Tensor, before: int = 0) -> Tensor:
         store = state.store
         assert isinstance(store, SharedStore)
         scores, ages = self._own_scores(store, rotated_queries, layer in self.tie_layers)

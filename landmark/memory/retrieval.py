@@ -11,6 +11,7 @@ from torch import Tensor
 from landmark.attention.fused.top_k_landmarks import MOST, YOUNGEST, top_k_landmarks
 from landmark.attention.softcap import capped, capped_in_place
 from landmark.memory.block_store import BlockStore
+from landmark.memory.query_window import best_of_window
 from landmark.memory.settings import choosing_heads
 
 SCORED_AT_ONCE = {"cpu": 1 << 21}  # by device: scores computed together; on the CPU they fit into its cache
@@ -36,6 +37,8 @@ def retrieve(
     num_recent: int,
     softcap: float | None = None,
     kept: int = 0,
+    window: int = 1,
+    before: int = 0,
     fused: bool = False,
 ) -> Tensor:
     """Choose the blocks that each query retrieves.
@@ -53,23 +56,24 @@ def retrieve(
             the stingy mapping, 0 with true positions.
         softcap: cap of the scores; None: there is none.
         kept: newest blocks that are always among the k.
+        window, before: queries that choose together, and those at the start that choose nothing (query_window.py).
         fused: whether a Triton kernel may choose, where it can.
 
     Returns the ages of the retrieved blocks, oldest first, int64 (B, H, T, q) with q = min(k, blocks kept); T is 1 for
     "per_head", and H is 1 for "per_token" and H_kv for "per_token_and_group". Age 1 is the newest block. Among equal
     scores the newer blocks are chosen.
     """
-    _, batch, queries, heads, _ = rotated_queries.shape
+    _, batch, queries, heads, _ = rotated_queries[:, :, before:].shape
     count, device = min(k, len(store)), rotated_queries.device
-    shape = _sets(granularity, rotated_queries, store)
+    shape = _sets(granularity, rotated_queries[:, :, before:], store)
     if scorer == "recent" or count == len(store):
         return torch.arange(count, 0, -1, device=device).expand(*shape, count)
     if scorer == "random":
         scores = torch.rand(*shape, len(store), generator=generator, device=device)
-        return _top(scores, store.ages(), count).sort(-1, descending=True).values
+        return best_ages(scores, store.ages(), count).sort(-1, descending=True).values
     tied = count if tie and scorer == "landmark" else 0
     summaries = store.means if scorer == "mean_key" else store.landmarks
-    by_itself = granularity == "per_token_and_head" and not tied and softcap is None and not kept
+    by_itself = granularity == "per_token_and_head" and not tied and softcap is None and not kept and window == 1
     if fused and by_itself and summaries.dtype == torch.float32 and count <= MOST:
         of_store = {"added": store.added, "blocks": len(store), "recent": num_recent}
         return top_k_landmarks(rotated_queries, summaries, **of_store, k=count).sort(-1, descending=True).values
@@ -77,20 +81,24 @@ def retrieve(
     group, buffer = heads // summaries.shape[1], rotated_queries.new_empty(0)
     for kv, part in _parts(summaries.shape[1], queries, batch * group * len(store), granularity, device):
         of_heads = slice(kv.start * group, kv.stop * group)
-        size = batch * (of_heads.stop - of_heads.start) * (part.stop - part.start) * len(store)
+        first = max(0, before + part.start - window + 1)  # query that they choose with
+        q = rotated_queries[:, :, first : before + part.stop, of_heads]
+        size = q[0, ..., 0].numel() * len(store)
         buffer = buffer if buffer.numel() >= size else rotated_queries.new_empty(size)  # allocating memory is slow
-        q = rotated_queries[:, :, part, of_heads]
         scores, ages, normaliser = _scores(q, summaries[:, kv], store, num_recent, tied, softcap, buffer[:size])
         # The maximum of log-probabilities ranks as that of probabilities, without underflow.
+        if granularity != "per_token_and_head" or window > 1:
+            scores = scores - normaliser()[..., None]
         if granularity == "per_head":
-            scores, part = (scores - normaliser()[..., None]).amax(2, keepdim=True), slice(None)
+            scores, part = scores.amax(2, keepdim=True), slice(None)
         elif granularity != "per_token_and_head":
             of_heads = kv if granularity == "per_token_and_group" else slice(0, 1)
-            scores = scores - normaliser()[..., None]
             scores = scores.unflatten(1, (of_heads.stop - of_heads.start, -1)).amax(2)
+        if window > 1 and granularity != "per_head":
+            scores = best_of_window(scores, window, before + part.start - first)
         if kept:
             scores[..., ages <= kept] = math.inf
-        retrieved[:, of_heads, part] = _top(scores, ages, count)
+        retrieved[:, of_heads, part] = best_ages(scores, ages, count)
     return retrieved.sort(-1, descending=True).values
 
 
@@ -109,7 +117,7 @@ def retrieve_given(store: BlockStore, given: Tensor, rotated_queries: Tensor, k:
     shape, ages = _sets(granularity, rotated_queries, store), store.ages()
     count = min(k, len(ages))
     is_given = (given.to(ages.device)[:, :, None] == ages).any(1).float()
-    return _top(is_given, ages, count).sort(-1, descending=True).values[:, None, None].expand(*shape, count)
+    return best_ages(is_given, ages, count).sort(-1, descending=True).values[:, None, None].expand(*shape, count)
 
 
 def scores_of_all(rotated_queries: Tensor, store: BlockStore, num_recent: int, softcap: float | None) -> Tensor:
@@ -185,7 +193,7 @@ def _scores(
     return everything, store.ages(), lambda: everything.logsumexp(-1)
 
 
-def _top(scores: Tensor, ages: Tensor, count: int) -> Tensor:
+def best_ages(scores: Tensor, ages: Tensor, count: int) -> Tensor:
     """Ages of the blocks with the `count` highest scores, in any order; among equal scores the newer block."""
     if count == len(ages):
         return ages.expand(*scores.shape[:-1], count)
@@ -200,7 +208,7 @@ def _top(scores: Tensor, ages: Tensor, count: int) -> Tensor:
 
 
 def _top_packed(scores: Tensor, ages: Tensor, count: int) -> Tensor:
-    """`_top` of float32 scores in one pass, which reads nothing on the CPU: the order of integers is that of the pairs.
+    """`best_ages` of float32 scores in one pass, which reads nothing on the CPU: integers have the order of the pairs.
 
     The high half of each integer is the score, the low half the recency. The bits of a float, read as an integer, have
     its order; those of negative ones are turned round.

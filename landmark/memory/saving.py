@@ -122,6 +122,7 @@ def load(
         layers[int(layer)] = state = new_layer()
         state.pending = parts["pending_keys"], parts["pending_values"]
         state.last_key, state.weights = parts.get("last_key"), parts.get("pending_weights")
+        state.queries = parts.get("queries")
         if counts["kept"]:
             _fill(state.store, counts["added"], counts["kept"], parts, path, content["block_size"])
     return content["position"], layers
@@ -141,6 +142,8 @@ def _write_layers(layers: dict[int, LayerMemory], folder: Path) -> None:
         tensors[f"{layer}.pending_keys"], tensors[f"{layer}.pending_values"] = map(Tensor.contiguous, state.pending)
         if state.last_key is not None:
             tensors[f"{layer}.last_key"] = state.last_key.contiguous()
+        if state.queries is not None:
+            tensors[f"{layer}.queries"] = state.queries.contiguous()
         if state.weights is not None:
             tensors[f"{layer}.pending_weights"] = state.weights.contiguous()
         with open(folder / f"layer-{layer}.blocks", "wb") as file:

@@ -46,6 +46,7 @@ def check_settings(
     rerank: int | None = None,
     recent: int = 0,
     joint_softmax: float = 0.0,
+    query_window: int = 1,
 ) -> None:
     """Raise UserError, naming the setting, for a value out of range or for two values that exclude each other.
 
@@ -53,7 +54,7 @@ def check_settings(
     """
     whole = {"model.block_size": block_size, "retrieval.k": k, "memory.blocks": max_blocks, "memory.cache": cache}
     whole |= {"memory.candidates": candidates, "model.local_blocks": local_blocks, "retrieval.rerank": rerank}
-    whole |= {"retrieval.recent": recent}
+    whole |= {"retrieval.recent": recent, "retrieval.query_window": query_window}
     for name, value in whole.items():
         if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
             raise UserError(f"{name}={value!r}: must be a whole number")
@@ -102,6 +103,14 @@ def check_settings(
             ("memory.index", index, "exact"),
             ("model.fan_out", fan_out, None),
         )
+    if query_window < 1 or (query_window > 1 and query_window > block_size):
+        raise UserError(f"retrieval.query_window={query_window}: must be 1 to model.block_size={block_size}")
+    if query_window > 1:
+        why = f"with retrieval.query_window={query_window} blocks are those with the best scores for a few queries"
+        if scorer not in ("landmark", "mean_key"):
+            raise UserError(f"retrieval.scorer={scorer}: {why}, set landmark or mean_key")
+        nothing = ("memory.index", index, "exact"), ("model.fan_out", fan_out, None), ("uneven", uneven, False)
+        _check_only(why, *nothing)
     if candidates < 1:
         raise UserError(f"memory.candidates={candidates}: must be at least 1")
     if fan_out is not None and (fan_out < 2 or levels < 1):

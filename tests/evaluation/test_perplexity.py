@@ -50,7 +50,9 @@ def settings(
             batch_size=batch_size,
             retrieval_statistics=False,
         ),
-        retrieval=SimpleNamespace(k=k, granularity="per_token_and_head", scorer=scorer, rerank=None, recent=0),
+        retrieval=SimpleNamespace(
+            k=k, granularity="per_token_and_head", scorer=scorer, rerank=None, recent=0, query_window=1
+        ),
         memory=SimpleNamespace(
             **{
                 "blocks": blocks,

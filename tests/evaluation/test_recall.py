@@ -19,7 +19,9 @@ def settings(**changes) -> Any:
     evaluation = {"length": 310, "local": 100, "split": "test", "prompts": 9, "generated": 7, "batch_size": 4}
     return SimpleNamespace(
         eval=SimpleNamespace(**evaluation | changes),
-        retrieval=SimpleNamespace(k=2, granularity="per_token_and_head", scorer="landmark", rerank=None, recent=0),
+        retrieval=SimpleNamespace(
+            k=2, granularity="per_token_and_head", scorer="landmark", rerank=None, recent=0, query_window=1
+        ),
         cmt=SimpleNamespace(cutoff=0.0, cutoffs=None),
         positions=SimpleNamespace(mapping="stingy"),
         memory=SimpleNamespace(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from landmark.memory import retrieval
 from landmark.memory.block_store import ROWS, SPARE, BlockStore
-from landmark.memory.retrieval import _highest, _top, _top_packed
+from landmark.memory.retrieval import _highest, _top_packed, best_ages
 from landmark.memory.tiers import Tier
 
 
@@ -37,7 +37,7 @@ def test_one_pass_over_integers_finds_the_best_and_of_equal_ones_the_newer(block
     scores = (scores * steps).round() / 2 if steps else scores  # many ties; 0 and -0 among them
     scores[0, 0, 0] = -torch.inf
     ages, count = torch.randperm(blocks, generator=generator) + 1, min(count, blocks - 1)
-    ours, expected = (top(scores, ages, count).sort(-1).values for top in (_top_packed, _top))
+    ours, expected = (top(scores, ages, count).sort(-1).values for top in (_top_packed, best_ages))
     assert torch.equal(ours, expected)
 
 

@@ -30,15 +30,16 @@ def readings(draw):
     k, has_cmt, landmark_key = draw(st.integers(0, 4)), draw(st.booleans()), draw(st.sampled_from(LANDMARK_KEYS))
     can_cap = not has_cmt and landmark_key == "token"
     granularity = draw(st.sampled_from(GRANULARITIES))
-    can_rerank = granularity == "per_token_and_head"
+    can_rerank, block_size = granularity == "per_token_and_head", draw(st.integers(1, 5))
     return {
         "chunks": draw(st.lists(st.integers(1, 14), min_size=1, max_size=6)),
-        "block_size": draw(st.integers(1, 5)),
+        "block_size": block_size,
         "k": k,
         "max_blocks": draw(st.one_of(st.none(), st.integers(max(k, 1), 9))),
         "granularity": granularity,
         "rerank": draw(st.one_of(st.none(), st.integers(max(k, 1), 8))) if can_rerank else None,
         "recent": draw(st.integers(0, k)),
+        "query_window": 1 if has_cmt else draw(st.integers(1, block_size)),
         "heads": draw(st.sampled_from([(1, 1), (2, 2), (4, 2)])),
         "tie": draw(st.booleans()),
         "cmt": has_cmt,
@@ -78,6 +79,7 @@ def test_memory_equals_plain_loops(reading):
         softcap=reading["softcap"],
         rerank=reading["rerank"],
         recent=reading["recent"],
+        query_window=reading["query_window"],
         joint_softmax=reading["joint_softmax"],
         rope_base=rotary_frequencies(4, 10000.0, fraction),
     )
@@ -113,6 +115,7 @@ def test_memory_equals_plain_loops(reading):
             softcap=reading["softcap"],
             rerank=reading["rerank"],
             recent=reading["recent"],
+            query_window=reading["query_window"],
             joint_softmax=reading["joint_softmax"],
             pooling=q[sample].unflatten(0, (kv_heads, -1)).mean(1).repeat_interleave(heads // kv_heads, 0).numpy(),
         )

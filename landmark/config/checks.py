@@ -289,6 +289,8 @@ def _check_cmt(config: Config) -> None:
         raise UserError(f"cmt.cutoffs={cmt.cutoffs}: must be {config.model.num_layers} numbers, one for each layer")
     if cmt.cutoffs is not None and (cmt.cutoff or cmt.per_layer):
         raise UserError("cmt.cutoffs: takes the place of cmt.cutoff and cmt.per_layer, set one of them")
+    if cmt.enabled and (window := config.retrieval.query_window) > 1:
+        raise UserError(f"retrieval.query_window={window}: goes without a context miss token, set cmt=off")
     if cmt.per_layer and config.data.name in SYNTHETIC:
         raise UserError(f"cmt.per_layer=true: data={config.data.name} has no validation text to choose cutoffs on")
     if cmt.per_layer and (config.retrieval.k == 0 or resolve(config).eval.local == config.eval.length):

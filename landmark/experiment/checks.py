@@ -17,7 +17,7 @@ def check(config: Config) -> None:
         memory = memory_settings(config)
         of_memory = {key: value for key, value in memory.items() if key not in ("folder", "seed")}
         of_model = {"fan_out": shape.fan_out, "levels": shape.levels, "landmark_values": shape.landmark_values}
-        of_model["joint_softmax"] = shape.joint_softmax
+        of_model |= {"joint_softmax": shape.joint_softmax, "block_size": shape.block_size}
         check_settings(**of_memory, **of_model, uneven=shape.ends is not None)
     if settings.retrieval_statistics:
         penultimate_chunk_start(shape, settings.length, local, config.retrieval.k)

@@ -109,7 +109,11 @@ def check_settings(
         why = f"with retrieval.query_window={query_window} blocks are those with the best scores for a few queries"
         if scorer not in ("landmark", "mean_key"):
             raise UserError(f"retrieval.scorer={scorer}: {why}, set landmark or mean_key")
-        nothing = ("memory.index", index, "exact"), ("model.fan_out", fan_out, None), ("uneven", uneven, False)
+        nothing = (
+            ("memory.index", index, "exact"),
+            ("model.fan_out", fan_out, None),
+            ("uneven (model.block_ends)", uneven, False),
+        )
         _check_only(why, *nothing)
     if candidates < 1:
         raise UserError(f"memory.candidates={candidates}: must be at least 1")

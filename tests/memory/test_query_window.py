@@ -108,7 +108,7 @@ def test_a_discarded_chunk_leaves_no_queries():
         ({"query_window": 2, "scorer": "recent"}, "retrieval.scorer=recent: with retrieval.query_window=2 blocks are"),
         ({"query_window": 2, "fan_out": 2}, "model.fan_out=2: with retrieval.query_window=2"),
         ({"query_window": 2, "index": "faiss"}, "memory.index=faiss: with retrieval.query_window=2"),
-        ({"query_window": 2, "uneven": True}, "uneven=True: with retrieval.query_window=2"),
+        ({"query_window": 2, "uneven": True}, r"uneven \(model.block_ends\)=True: with retrieval.query_window=2"),
     ],
 )
 def test_bad_settings_are_refused(settings, message):

@@ -10,6 +10,7 @@ from landmark.results.tables import Table
 # Colours that people with any colour vision tell apart (Okabe and Ito).
 COLOURS = {"transformer": "#0072B2", "landmark": "#D55E00", "transformer_xl": "#009E73"}
 PALETTE = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#333333", "#999999")
+BEYOND_PALETTE = ("#8C564B", "#7A4FBF", "#8A9A00")  # where a figure needs more
 INK = "#333333"  # of the paper's numbers and of reference lines
 SHAPES = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "triangle-right", "triangle-left")
 CROSS = "M-.7,-.7L.7,.7M-.7,.7L.7,-.7"

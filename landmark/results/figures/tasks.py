@@ -7,7 +7,7 @@ from itertools import cycle
 
 from landmark.results.columns import TableRow
 from landmark.results.figures.marks import Panel, Point, curves, point
-from landmark.results.figures.style import COLOURS, PALETTE, SHAPES, Look, length_axis
+from landmark.results.figures.style import BEYOND_PALETTE, COLOURS, PALETTE, SHAPES, Look, length_axis
 from landmark.results.tables import Table
 
 _ACROSS = 2  # panels of a line
@@ -38,7 +38,7 @@ def parts(row: TableRow) -> tuple[str, str]:
 def series_looks(table: Table) -> dict[str, Look]:
     """A colour and a shape for each series, the same in every panel: for the first of a model the model's colour."""
     absent = [colour for model, colour in COLOURS.items() if model not in {row.model for row in table.rows}]
-    free = cycle([*(colour for colour in PALETTE if colour not in COLOURS.values()), *absent])
+    free = cycle([*(colour for colour in PALETTE if colour not in COLOURS.values()), *absent, *BEYOND_PALETTE])
     looks: dict[str, Look] = {}
     for row in table.rows:
         if (name := parts(row)[1]) not in looks:

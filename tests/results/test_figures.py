@@ -324,9 +324,9 @@ def test_a_panel_for_each_task_has_the_same_series():
     drawn = [panel for line in panels(tabulate("ruler")) for panel in line]
     assert [panel.title for panel in drawn][:2] == ["niah_single_1", "niah_multikey_2"]
     assert all(panel.looks == drawn[0].looks for panel in drawn)
-    assert {"landmark", "recent", "given", "plain", "sinks"} <= drawn[0].looks.keys()
+    assert {"landmark", "recent", "given", "window", "plain", "sinks"} <= drawn[0].looks.keys()
     assert {name: look.colour for name, look in drawn[0].looks.items()}["landmark"] == "#D55E00"
-    assert len({look.colour for look in drawn[0].looks.values()}) == len(drawn[0].looks) == 8
+    assert len({look.colour for look in drawn[0].looks.values()}) == len(drawn[0].looks) == 9
 
 
 def test_widths_stand_across_and_the_widest_models_below():

@@ -24,7 +24,7 @@ class LayerMemory:
         self.last_key: Tensor | None = None  # of the last normal token, the channels that the next one takes
         self.chunk: tuple[Tensor, Tensor] | None = None  # the same of pending tokens and chunk, until the commit
         self.empty: Tensor | None = None  # (1, pending + T), bool: which of these are empty places
-        self.queries: Tensor | None = None  # (B, H, n, d) of the last tokens, with a query window; scaled, not rotated
+        self.queries: Tensor | None = None  # (B, H, n, d) of the last tokens, with a query window; not rotated
         self.next_queries: Tensor | None = None  # those after the commit
         self.weights: Tensor | None = None  # (B, H, n, ℓ) of the tokens of complete blocks in pooled keys
 

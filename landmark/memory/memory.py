@@ -351,14 +351,13 @@ class Memory:
         rotary = self._rotary_of(layer)
         distances = lag_distances(state.store.added, self.k, self.block_size + 1, self.mapping)
 
-        # Scores are float32 also in half precision, where rounding them would change which blocks are the best.
-        asked = exact = q.to(torch.promote_types(q.dtype, torch.float32)) * scale
-        if self.query_window > 1:
-            asked = state.ask(exact, self.query_window)
-        before = asked.shape[2] - exact.shape[2]  # queries of tokens before the chunk
+        asked = q if self.query_window == 1 else state.ask(q, self.query_window)
+        before = asked.shape[2] - q.shape[2]  # queries of tokens before the chunk
 
         def rotated_queries(selection: QuerySelection | None) -> Tensor:
-            return rotate_queries(asked, rotary, pending - before, distances, selection)
+            # Scores are float32 also in half precision, where rounding them would change which blocks are the best.
+            exact = asked.to(torch.promote_types(q.dtype, torch.float32)) * scale
+            return rotate_queries(exact, rotary, pending - before, distances, selection)
 
         descent = rotated = None
         if state.groups is not None:
@@ -457,8 +456,7 @@ class Memory:
         generator = self._generator(layer, rotated_queries.device)
         of_scores = {"scorer": self.scorer, "tie": is_tied, "generator": generator, "softcap": self.softcap}
         of_scores |= {"kept": self.recent}
-        looks_again = self.rerank is not None and min(self.rerank, len(state.store)) > self.k
-        if not looks_again:
+        if min(self._proposed, len(state.store)) <= self.k:
             of_scores |= {"window": self.query_window, "before": before}
         # Queries are float32 here, also where blocks are in half precision, in which larger blocks fit into a GPU.
         fused = self._backend(rotated_queries[:0].to(state.store.dtype)) == "triton"

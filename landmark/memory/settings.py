@@ -103,18 +103,18 @@ def check_settings(
             ("memory.index", index, "exact"),
             ("model.fan_out", fan_out, None),
         )
-    if query_window < 1 or (query_window > 1 and query_window > block_size):
+    if not 1 <= query_window <= block_size:
         raise UserError(f"retrieval.query_window={query_window}: must be 1 to model.block_size={block_size}")
     if query_window > 1:
         why = f"with retrieval.query_window={query_window} blocks are those with the best scores for a few queries"
         if scorer not in ("landmark", "mean_key"):
             raise UserError(f"retrieval.scorer={scorer}: {why}, set landmark or mean_key")
-        nothing = (
+        _check_only(
+            why,
             ("memory.index", index, "exact"),
             ("model.fan_out", fan_out, None),
             ("uneven (model.block_ends)", uneven, False),
         )
-        _check_only(why, *nothing)
     if candidates < 1:
         raise UserError(f"memory.candidates={candidates}: must be at least 1")
     if fan_out is not None and (fan_out < 2 or levels < 1):

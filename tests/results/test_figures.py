@@ -18,7 +18,7 @@ from landmark.results.figures import FIGURES, check_figure, draw, draw_positions
 from landmark.results.figures.marks import curves as draw_curves
 from landmark.results.figures.marks import point
 from landmark.results.figures.positions import curves
-from landmark.results.figures.style import PALETTE, Look, colours, frame, series, series_looks
+from landmark.results.figures.style import COLOURS, PALETTE, Look, colours, frame, series, series_looks
 from landmark.results.paper import read_paper
 from landmark.results.tables import build
 from landmark.utils.errors import UserError
@@ -190,7 +190,14 @@ def test_series_are_named_as_their_rows_and_sorted_by_length():
     found = series(table)
     assert list(found) == ["landmark", "rerank", "recent", "random", "mean_key", "sinks", "full"]
     assert all([row.length for row in rows] == [512, 1024, 2048, 4096] for rows in found.values())
-    assert len({look.colour for look in series_looks(found).values()}) == 7
+    looks = series_looks({name: rows[0].model for name, rows in found.items()})
+    assert len({look.colour for look in looks.values()}) == 7
+
+
+def test_series_differ_in_colour_as_long_as_there_are_colours():
+    looks = series_looks({f"series {number}": "landmark" for number in range(11)})
+    assert len({look.colour for look in looks.values()}) == 11
+    assert looks["series 0"].colour == COLOURS["landmark"]
 
 
 def test_lines_are_compared_at_their_own_length():

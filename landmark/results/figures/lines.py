@@ -14,7 +14,7 @@ FAR = 1.25  # perplexities above this many medians leave the picture
 def panels(table: Table) -> list[list[Panel]]:
     """Perplexity; nats a token against the first series at the same length, paired on the same text."""
     found, absolute, relative = series(table), [], []
-    looks = series_looks(found)
+    looks = series_looks({name: rows[0].model for name, rows in found.items()})
     for number, (name, rows) in enumerate(found.items()):
         shift = 2 ** (0.04 * (number - (len(found) - 1) / 2))  # so that error bars stand side by side
         for row in rows:

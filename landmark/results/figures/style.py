@@ -42,15 +42,28 @@ def series(table: Table) -> dict[str, list[TableRow]]:
     return {name: sorted(rows, key=lambda row: row.length) for name, rows in found.items()}
 
 
-def series_looks(found: dict[str, list[TableRow]]) -> dict[str, Look]:
-    """A shape for each series; for the first of a model the model's colour, for the rest others of the palette."""
-    free = cycle(colour for colour in PALETTE if colour not in COLOURS.values())
+def series_looks(models: Mapping[str, str]) -> dict[str, Look]:
+    """A colour and a shape for each series: for the first of a model the model's colour, for the rest others.
+
+    models: of each series, in the order in which they are named.
+    """
+    absent = [colour for model, colour in COLOURS.items() if model not in models.values()]
+    free = cycle([*(colour for colour in PALETTE if colour not in COLOURS.values()), *absent, *BEYOND_PALETTE])
     looks: dict[str, Look] = {}
-    for (name, rows), shape in zip(found.items(), cycle(SHAPES)):
-        usual = COLOURS.get(rows[0].model)
+    for (name, model), shape in zip(models.items(), cycle(SHAPES)):
+        usual = COLOURS.get(model)
         is_free = usual is not None and all(look.colour != usual for look in looks.values())
         looks[name] = Look(usual if usual and is_free else next(free), shape)
     return looks
+
+
+def percent(row: TableRow) -> tuple[float | None, float | None, float | None]:
+    """Percent of prompts answered or, where there were none, of values recalled, and the ends of its interval."""
+    values = (row.accuracy, row.accuracy_low, row.accuracy_high)
+    if row.accuracy is None:
+        values = (row.recall, row.recall_low, row.recall_high)
+    value, low, high = (None if each is None else 100 * each for each in values)
+    return value, low, high
 
 
 def colours(count: int) -> list[str]:

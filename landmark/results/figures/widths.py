@@ -8,6 +8,7 @@ from dataclasses import replace
 from landmark.results.columns import TableRow
 from landmark.results.figures import tasks
 from landmark.results.figures.marks import Panel, curves, point
+from landmark.results.figures.style import percent, series_looks
 from landmark.results.tables import Table
 
 
@@ -15,7 +16,7 @@ def panels(table: Table) -> list[list[Panel]]:
     """Percent recalled at each task's shortest length against the width; and against the length."""
     found = [(_width(row), replace(row, name=_without_width(row))) for row in table.rows]
     widths = sorted({width for width, _ in found})
-    looks = tasks.series_looks(replace(table, rows=[row for _, row in found]))
+    looks = series_looks(tasks.models(row for _, row in found))
     x = {
         "title": "width of the model",
         "scale": {"type": "log", "base": 2, "domain": [widths[0] / 1.25, widths[-1] * 1.25], "nice": False},
@@ -28,7 +29,7 @@ def panels(table: Table) -> list[list[Panel]]:
         shortest = min(row.length for _, row in of_task)
         points = []
         for width, row in sorted(of_task, key=lambda each: each[0]):
-            value, low, high = tasks.share(row)
+            value, low, high = percent(row)
             if row.length == shortest and value is not None:
                 points.append(point(tasks.parts(row)[1], width, value, (low, high), f"{row.name}, width {width}"))
         drawn.append(curves(f"{task}, {shortest} tokens", points, looks, x, y))

@@ -333,7 +333,7 @@ def test_a_panel_for_each_task_has_the_same_series():
     assert all(panel.looks == drawn[0].looks for panel in drawn)
     assert {"landmark", "recent", "given", "window", "plain", "sinks"} <= drawn[0].looks.keys()
     assert {name: look.colour for name, look in drawn[0].looks.items()}["landmark"] == "#D55E00"
-    assert len({look.colour for look in drawn[0].looks.values()}) == len(drawn[0].looks) == 9
+    assert len({look.colour for look in drawn[0].looks.values()}) == len(drawn[0].looks) == 10
 
 
 def test_widths_stand_across_and_the_widest_models_below():

@@ -16,7 +16,7 @@ from landmark.results.paper import read_paper
 from landmark.tracking.wandb_run import mode
 from landmark.utils.errors import UserError
 
-_NAMED = 13  # rows without a record that are named; experiments have up to 145
+_NAMED = 13  # rows without a record that are named; experiments have up to 151
 
 
 def run(command: Command) -> None:

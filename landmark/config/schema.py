@@ -63,6 +63,7 @@ class ModelConfig:
     qk_norm: bool | None = None  # normalise queries and keys (RMS, learned scales) before positions; null: false
     initialisation: str | None = None  # gpt2: N(0, 0.02), or fan_in: N(0, 1/√inputs); null: gpt2
     induction_heads: int | None = at_least(1, None)  # of each layer but the first, begin as induction heads; null: none
+    short_convolution: int | None = at_least(1, None)  # tokens summed before attention and perceptron; null: 1, none
     backend: str = "auto"  # how attention is computed: auto, reference, blockwise or triton
 
 

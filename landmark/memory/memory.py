@@ -22,6 +22,7 @@ from landmark.attention.rotary import RotaryTable, RotaryTables, rotate, rotate_
 from landmark.attention.sinks import with_sinks
 from landmark.memory.block_attention import attend_to_blocks, attend_to_blocks_fused, merge
 from landmark.memory.block_store import BlockStore
+from landmark.memory.carried import CarriedStates
 from landmark.memory.counters import MemoryStatistics, with_rates
 from landmark.memory.cutoff import QuerySelection, select_queries
 from landmark.memory.hierarchy import Descent, GroupKeys
@@ -214,6 +215,7 @@ class Memory:
         self._expected = 0  # blocks of the text, as far as it is known
         self._torn = False  # whether a commit ended midway: some layers then have the chunk, and others do not
         self.layers: dict[int, LayerMemory] = {}
+        self.carried = CarriedStates()
         self._statistics = MemoryStatistics()
         self._tier = Tier(self.tier, self.folder, self.cache)
 
@@ -259,7 +261,7 @@ class Memory:
         commit failed.
         """
         self._check_whole()
-        save(Path(folder), self._identity(), self.position, self.layers)
+        save(Path(folder), self._identity(), self.position, self.layers, self.carried)
 
     def load(self, folder: Path | str, device: str | torch.device = "cpu") -> None:
         """Replace the content by that of a saved memory. device: of the loaded tensors.
@@ -271,7 +273,7 @@ class Memory:
         before = self.__dict__.copy()
         self.reset()
         try:
-            self.position, self.layers = load(
+            self.position, self.layers, self.carried = load(
                 Path(folder), self._identity(), self.max_blocks, self.new_layer, torch.device(device)
             )
         except BaseException:
@@ -531,6 +533,7 @@ class Memory:
         except BaseException:
             self._torn = True
             raise
+        self.carried.commit()
         self.position += self._length
         self._statistics.chunks += bool(self._length)
         self._length = 0
@@ -546,6 +549,7 @@ class Memory:
             known = state.num_pending // (self.block_size + 1)
             state.weights = state.weights[:, :, :known] if known and state.weights is not None else None
             state.chunk = state.next_queries = None
+        self.carried.discard()
         self._length = 0
 
     def select(self, samples: Tensor) -> Memory:
@@ -561,7 +565,7 @@ class Memory:
             raise RuntimeError("a chunk is not committed yet: call commit() before select()")
         chosen = copy.copy(self)
         chosen.reset()
-        chosen.position = self.position
+        chosen.position, chosen.carried = self.position, self.carried.select(samples)
         for layer, state in self.layers.items():
             chosen.layers[layer] = copied = chosen.new_layer()
             state.store.select(samples, copied.store)

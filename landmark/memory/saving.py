@@ -16,6 +16,7 @@ from torch import Tensor
 
 from landmark.memory.block_files import SavedRows
 from landmark.memory.block_store import BlockStore
+from landmark.memory.carried import CarriedStates
 from landmark.memory.layer import LayerMemory
 from landmark.utils.errors import UserError
 from landmark.utils.files import inside, read_json, write_atomic, write_json
@@ -33,6 +34,7 @@ SETTINGS = {
     "joint_softmax": "model.joint_softmax",
 }
 CONTENT, TENSORS = "memory.json", "tensors.safetensors"
+CARRIED = "carried."  # prefix of the hidden states of the last places
 PIECE = 1 << 24  # bytes of blocks read or written at a time
 
 
@@ -55,7 +57,9 @@ class Identity:
     model: str | None
 
 
-def save(folder: Path, identity: Identity, position: int, layers: dict[int, LayerMemory]) -> None:
+def save(
+    folder: Path, identity: Identity, position: int, layers: dict[int, LayerMemory], carried: CarriedStates
+) -> None:
     """See `landmark.memory.Memory.save`.
 
     Blocks are written oldest first, as rows in the format of `landmark.memory.tiers.DeviceBlocks.rows`.
@@ -65,6 +69,7 @@ def save(folder: Path, identity: Identity, position: int, layers: dict[int, Laye
         identity: of the memory.
         position: stream positions committed, landmarks included.
         layers: by number.
+        carried: hidden states of the last places.
     """
     if any(layer.chunk is not None for layer in layers.values()):
         raise RuntimeError("a chunk is not committed yet: call commit() before save()")
@@ -73,7 +78,7 @@ def save(folder: Path, identity: Identity, position: int, layers: dict[int, Laye
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     try:
         temporary.mkdir(parents=True)
-        _write_layers(layers, temporary)
+        _write_layers(layers, carried, temporary)
         counts = {str(n): {"added": layer.store.added, "kept": len(layer.store)} for n, layer in layers.items()}
         content = {"format": FORMAT, **asdict(identity), "position": position, "layers": counts}
         write_json(temporary / CONTENT, content)
@@ -90,7 +95,7 @@ def load(
     max_blocks: int | None,
     new_layer: Callable[[], LayerMemory],
     device: torch.device,
-) -> tuple[int, dict[int, LayerMemory]]:
+) -> tuple[int, dict[int, LayerMemory], CarriedStates]:
     """See `landmark.memory.Memory.load`.
 
     Args:
@@ -100,7 +105,7 @@ def load(
         new_layer: makes an empty layer.
         device: of the loaded tensors.
 
-    Returns the stream positions committed, and the layers.
+    Returns the stream positions committed, the layers, and the hidden states of the last places.
     """
     if not (folder / CONTENT).is_file():
         raise UserError(f"{folder} holds no saved memory: {CONTENT} is missing")
@@ -125,11 +130,12 @@ def load(
         state.queries = parts.get("queries")
         if counts["kept"]:
             _fill(state.store, counts["added"], counts["kept"], parts, path, content["block_size"])
-    return content["position"], layers
+    states = {name.removeprefix(CARRIED): x for name, x in loaded.items() if name.startswith(CARRIED)}
+    return content["position"], layers, CarriedStates(states)
 
 
-def _write_layers(layers: dict[int, LayerMemory], folder: Path) -> None:
-    tensors: dict[str, Tensor] = {}
+def _write_layers(layers: dict[int, LayerMemory], carried: CarriedStates, folder: Path) -> None:
+    tensors = {f"{CARRIED}{name}": x.contiguous() for name, x in carried.states.items()}
     for layer, state in layers.items():
         store = state.store
         runs = [rows for rows, _ in store.runs(store.added - len(store), len(store))]

@@ -10,6 +10,7 @@ from torch import Tensor
 from landmark.attention.causal import causal_attention
 from landmark.attention.key_offset import last_channels, offset_keys
 from landmark.attention.rotary import RotaryTables, rotate
+from landmark.memory.carried import CarriedStates
 from landmark.utils.channels import channels_of
 
 
@@ -44,6 +45,7 @@ class RecurrentMemory:
         self._kept: dict[int, tuple[Tensor, Tensor]] = {}
         self._next: dict[int, tuple[Tensor, Tensor]] = {}
         self._last_key: dict[int, Tensor] = {}  # the channels that the next token takes (`key_offset`)
+        self.carried = CarriedStates()
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention of a window to the cache and to itself.
@@ -76,6 +78,7 @@ class RecurrentMemory:
     def commit(self) -> None:
         """End the window: its last keys and values become the cache of the next one."""
         self._kept, self._next = self._next, {}
+        self.carried.commit()
 
 
 class UnlimitedMemory(RecurrentMemory):
@@ -130,3 +133,4 @@ class UnlimitedMemory(RecurrentMemory):
     def commit(self) -> None:
         """End the chunk: the next one continues the text."""
         self._read, self._length = self._read + self._length, 0
+        self.carried.commit()

@@ -32,6 +32,7 @@ _WITH_DEFAULTS = (
     "qk_norm",
     "initialisation",
     "induction_heads",
+    "short_convolution",
     "masked",
 )
 _OF_LANDMARKS = (
@@ -75,6 +76,8 @@ class DecoderConfig:
         induction_heads: heads of keys, the last ones of each layer but the first, that begin as induction heads: in the
             channels of key_offset their queries and keys have the same weights, so that a query finds tokens that
             follow an earlier occurrence of its own token (Olsson et al. 2022). They are trained as the others are.
+        short_convolution: tokens, itself included, of whose hidden states each channel gets a learned sum before
+            attention and perceptron (`landmark.models.short_convolution`); 1: none.
         local_blocks: blocks before a query's own whose tokens a landmark model sees without their landmarks.
         landmark_values: whether blocks that are not among the best are read by their landmarks' values
             (`landmark.attention.top_k`); for a landmark model without groups and context miss token.
@@ -127,6 +130,7 @@ class DecoderConfig:
     induction_heads: int = field(default=0, repr=False)
     joint_softmax: float = field(default=0.0, repr=False)
     no_rope_layer_interval: int | None = field(default=None, repr=False)
+    short_convolution: int = field(default=1, repr=False)
 
     def __post_init__(self):
         for name, choices in (
@@ -161,6 +165,13 @@ class DecoderConfig:
             raise UserError(f"model.induction_heads={self.induction_heads}: there is one layer, raise model.num_layers")
         if not 0 <= self.induction_heads <= (most := self.num_kv_heads or self.num_heads):
             raise UserError(f"model.induction_heads={self.induction_heads}: must be from 0 to the {most} heads of keys")
+        if self.short_convolution < 1:
+            raise UserError(f"model.short_convolution={self.short_convolution}: must be at least 1")
+        if self.kind == "landmark" and self.block_size is not None and self.short_convolution > self.block_size + 1:
+            raise UserError(
+                f"model.short_convolution={self.short_convolution}: must be at most a block and its landmark, "
+                f"model.block_size + 1 = {self.block_size + 1}"
+            )
         if self.landmark_key != "token" and self.kind != "landmark":
             raise UserError(f"model.landmark_key={self.landmark_key}: model={self.kind} has no landmarks")
         if self.landmark_bias and self.kind != "landmark":
@@ -227,6 +238,7 @@ class DecoderConfig:
             ("model.landmark_key", "pooled" if self.landmark_key == "pooled" else None, "token or mean"),
             ("model.local_blocks", self.local_blocks or None, "0"),
             ("model.masked", self.masked or None, "null"),
+            ("model.short_convolution", self.short_convolution if self.short_convolution > 1 else None, "null"),
             ("model.fan_out", self.fan_out, "null"),
             ("cmt", "on" if self.cmt else None, "off"),
         ):

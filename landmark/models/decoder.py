@@ -28,6 +28,7 @@ from landmark.attention.rotary import RotaryTable, rotary_factors, rotary_freque
 from landmark.memory import Memory, RecurrentMemory, SinkMemory, UnlimitedMemory
 from landmark.models.config import DecoderConfig
 from landmark.models.language_model import LanguageModel, summed_loss
+from landmark.models.short_convolution import AddEarlier, EarlierTokens, ShortConvolution
 from landmark.utils.channels import channels_of
 from landmark.utils.constants import NO_LOSS
 from landmark.utils.errors import UserError
@@ -93,9 +94,18 @@ class Block(nn.Module):
         self.mlp_norm = nn.LayerNorm(config.hidden_dim, bias=False)
         self.mlp_in = nn.Linear(config.hidden_dim, config.mlp_dim, bias=False)
         self.mlp_out = nn.Linear(config.mlp_dim, config.hidden_dim, bias=False)
+        self.attention_convolution = self.mlp_convolution = None
+        if (tokens := config.short_convolution) > 1:
+            self.attention_convolution = ShortConvolution(config.hidden_dim, tokens)
+            self.mlp_convolution = ShortConvolution(config.hidden_dim, tokens)
 
     def forward(
-        self, x: Tensor, attend: Callable[..., Tensor], is_landmark: Tensor | None = None, cmt: Tensor | None = None
+        self,
+        x: Tensor,
+        attend: Callable[..., Tensor],
+        is_landmark: Tensor | None = None,
+        cmt: Tensor | None = None,
+        add_earlier: Callable[..., Tensor] | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """The hidden states (B, T, hidden), and the state (1, hidden) of the context miss token, after this block.
 
@@ -107,17 +117,33 @@ class Block(nn.Module):
             attend: attention of queries, keys and values (B, H, T, d); with the token its key as `cmt` too.
             is_landmark: (B or 1, T), bool; None: there are no landmarks.
             cmt: the state of the context miss token before this block; None: the model has none.
+            add_earlier: `EarlierTokens.add` in this layer; None: there are no short convolutions.
         """
         if cmt is not None:
             attend = partial(attend, cmt=self.attention.key(self.attention_norm(cmt)))
         if self.attention.group_bias is not None:
             attend = partial(attend, group_bias=self.attention.group_bias)
-        x = self.feed_forward(x + self.attention(self.attention_norm(x), attend, is_landmark))
+        normed = self.attention_norm(x)
+        if self.attention_convolution is None or add_earlier is None:
+            x = self.feed_forward(x + self.attention(normed, attend, is_landmark))
+        else:
+            normed = self.attention_convolution(normed, partial(add_earlier, "attention"))
+            x = self.feed_forward(x + self.attention(normed, attend, is_landmark), partial(add_earlier, "mlp"))
         return x, None if cmt is None else self.feed_forward(cmt)
 
-    def feed_forward(self, x: Tensor) -> Tensor:
-        """The perceptron after attention: (…, hidden) → (…, hidden)."""
-        return x + self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(x))))
+    def feed_forward(self, x: Tensor, add_earlier: AddEarlier | None = None) -> Tensor:
+        """The perceptron after attention: (…, hidden) → (…, hidden). add_earlier: as in `mlp_input`."""
+        return x + self.mlp_out(F.gelu(self.mlp_in(self.mlp_input(x, add_earlier))))
+
+    def mlp_input(self, x: Tensor, add_earlier: AddEarlier | None = None) -> Tensor:
+        """What the perceptron reads of the residual stream: (…, hidden) → (…, hidden).
+
+        add_earlier: of the short convolution before it; None: there is none, or no token before another.
+        """
+        normed = self.mlp_norm(x)
+        if self.mlp_convolution is None or add_earlier is None:
+            return normed
+        return self.mlp_convolution(normed, add_earlier)
 
 
 class Decoder(LanguageModel):
@@ -305,8 +331,10 @@ class Decoder(LanguageModel):
             bias = (1 - self.config.joint_softmax) * log_fullness(empty, self.config.block_size, x.dtype)
             attend = _with_bias_of_size(attend, bias * is_landmark)
         cmt = None if self.cmt is None else self.cmt.weight
+        earlier = self._earlier_tokens(tokens, phase, memory)
         for layer, block in enumerate(self.blocks):
-            x, cmt = block(x, partial(attend, layer), is_landmark, cmt)
+            convolution = {} if earlier is None else {"add_earlier": partial(earlier.add, layer)}
+            x, cmt = block(x, partial(attend, layer), is_landmark, cmt, **convolution)
         return self.norm(x)
 
     def head(self, hidden: Tensor) -> Tensor:
@@ -327,6 +355,26 @@ class Decoder(LanguageModel):
             return None
         phase = torch.zeros(1, dtype=torch.int64, device=tokens.device) if phase is None else phase
         return blocks_and_landmarks(phase.to(tokens.device), tokens.shape[1], config.block_size)[1]
+
+    def _earlier_tokens(
+        self, tokens: Tensor, phase: Tensor | None, memory: Memory | RecurrentMemory | None
+    ) -> EarlierTokens | None:
+        """What short convolutions add to each of the tokens (B, T); None: the model has none.
+
+        phase, memory: as in `hidden`.
+        """
+        count, is_landmark = self.config.short_convolution, None
+        if count < 2:
+            return None
+        if (block_size := self.config.block_size) is not None:
+            if isinstance(memory, Memory):
+                phase = torch.full((1,), memory.position % (block_size + 1), device=tokens.device)
+            elif phase is None:
+                phase = torch.zeros(1, dtype=torch.int64, device=tokens.device)
+            # From `count` places before the tokens on; a block more keeps the phase from being negative.
+            first = phase.to(tokens.device) - count % (block_size + 1) + (block_size + 1)
+            is_landmark = blocks_and_landmarks(first, count + tokens.shape[1], block_size)[1]
+        return EarlierTokens(is_landmark, count, None if memory is None else memory.carried)
 
     def _window_attention(
         self,

@@ -30,7 +30,7 @@ def row_id(config, run="r", stream="s"):
         *("model.key_offset=0.5", "model.rotary_fraction=0.5", "model.landmark_key=mean", "model.landmark_bias=true"),
         *("model.qk_norm=true", "model.initialisation=fan_in", "train.optimizer=muon", "train.muon_lr=1e-2"),
         *("train.k=[2,4]", "trainer.matmul=medium", "model.induction_heads=1", "model.joint_softmax=0.5"),
-        "model.no_rope_layer_interval=2",
+        *("model.no_rope_layer_interval=2", "model.short_convolution=4"),
     ],
 )
 def test_what_decides_the_weights_makes_another_run(configure, override):

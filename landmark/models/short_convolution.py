@@ -60,11 +60,10 @@ class EarlierTokens:
             tokens: that a result is the sum of, itself included.
             carried: the memory that the chunk continues; None: nothing is before a window.
         """
-        self._before, self._carried = tokens, carried  # places before the window: tokens − 1, and one for a landmark
-        self._passed: list[Tensor] | None = None
+        self._tokens, self._carried, self._landmark_since = tokens, carried, None
         if is_landmark is not None:
-            near = is_landmark[:, 1:-1].unfold(1, tokens - 1, 1)  # the tokens − 1 places before each one
-            self._passed = [near[..., tokens - 1 - n :].any(-1)[..., None] for n in range(1, tokens)]
+            places = is_landmark[:, :-1].unfold(1, tokens, 1)  # the ones before each place
+            self._landmark_since = [places[..., tokens - n :].any(-1, keepdim=True) for n in range(tokens + 1)]
 
     def add(self, layer: int, name: str, x: Tensor, weight: Tensor) -> Tensor:
         """Hidden states (B, T, channels) plus the weighted ones of the tokens before.
@@ -75,27 +74,20 @@ class EarlierTokens:
             x: (B, T, channels).
             weight: (tokens − 1, channels), of one token back first.
         """
-        name = f"{layer}.{name}"
+        name, before = f"{layer}.{name}", self._tokens
         carried = None if self._carried is None else self._carried.take(name)
-        whole = F.pad(x, (0, 0, self._before, 0)) if carried is None else torch.cat([carried, x], 1)
+        whole = F.pad(x, (0, 0, before, 0)) if carried is None else torch.cat([carried, x], 1)
         if self._carried is not None:
-            self._carried.keep(name, whole[:, -self._before :].detach())
-        length, out = x.shape[1], x
-        for places in range(
-            1, self._before + 1
-        ):  # a place n back holds the n-th token before, or behind a landmark n−1st
-            start = self._before - places
-            if (scale := self._scale(weight, places)) is not None:
-                out = torch.addcmul(out, whole[:, start : start + length], scale)
+            self._carried.keep(name, whole[:, -before:].detach())
+        weight = F.pad(weight, (0, 0, 1, 1))  # from 0 tokens back, which are in x itself, to one too many
+        out = x
+        for back in range(1, before + (self._landmark_since is not None)):
+            out = torch.addcmul(out, whole[:, before - back : whole.shape[1] - back], self._weight(weight, back))
         return out
 
-    def _scale(self, weight: Tensor, places: int) -> Tensor | None:
-        """What a place so many places back is multiplied by, (B or 1, T, channels) or (channels,); None: 0."""
-        passed, last = self._passed, len(weight)
-        if passed is None:
-            return weight[places - 1] if places <= last else None
-        scale = torch.where(passed[places - 1], 0, weight[places - 1]) if places <= last else None
-        if places == 1:
-            return scale
-        of_passed = torch.where(passed[places - 2], weight[places - 2], 0)
-        return of_passed if scale is None else scale + of_passed
+    def _weight(self, weight: Tensor, back: int) -> Tensor:
+        """Of the place so many places back, which with a landmark behind it holds one token less back."""
+        if self._landmark_since is None:
+            return weight[back]
+        nearer, there_or_nearer = self._landmark_since[back - 1], self._landmark_since[back]
+        return torch.where(nearer, weight[back - 1], torch.where(there_or_nearer, 0, weight[back]))

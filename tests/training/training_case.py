@@ -41,6 +41,7 @@ LOOKING_BACK = {
     "landmark_key": "pooled",
     "landmark_bias": True,
     "qk_norm": True,
+    "short_convolution": 4,
     "initialisation": "fan_in",
 }
 MASKED = "landmark_mlm"

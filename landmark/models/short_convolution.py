@@ -16,20 +16,14 @@ Sources: Fu et al. 2023 (H3) and Arora et al. 2024 (Zoology), where small models
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from landmark.memory.carried import CarriedStates
+
 AddEarlier = Callable[[Tensor, Tensor], Tensor]
-
-
-class Carries(Protocol):
-    """What a memory keeps of a text between its chunks (`landmark.memory.carried`)."""
-
-    def take(self, name: str) -> Tensor | None: ...
-    def keep(self, name: str, states: Tensor) -> None: ...
 
 
 class ShortConvolution(nn.Module):
@@ -50,7 +44,7 @@ class ShortConvolution(nn.Module):
 class EarlierTokens:
     """Which places of a window, or of a chunk of a text, hold the tokens before each one."""
 
-    def __init__(self, is_landmark: Tensor | None, tokens: int, carried: Carries | None = None):
+    def __init__(self, is_landmark: Tensor | None, tokens: int, carried: CarriedStates | None = None):
         """Find the places.
 
         Args:
@@ -58,7 +52,7 @@ class EarlierTokens:
                 not matter in a text's first window; at least tokens − 1 normal tokens between two of them. None:
                 there are no landmarks.
             tokens: that a result is the sum of, itself included.
-            carried: the memory that the chunk continues; None: nothing is before a window.
+            carried: of the memory that the chunk continues; None: nothing is before a window.
         """
         self._tokens, self._carried, self._landmark_since = tokens, carried, None
         if is_landmark is not None:

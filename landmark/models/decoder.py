@@ -371,8 +371,7 @@ class Decoder(LanguageModel):
                 phase = torch.full((1,), memory.position % (block_size + 1), device=tokens.device)
             elif phase is None:
                 phase = torch.zeros(1, dtype=torch.int64, device=tokens.device)
-            # From `count` places before the tokens on; a block more keeps the phase from being negative.
-            first = phase.to(tokens.device) - count % (block_size + 1) + (block_size + 1)
+            first = phase.to(tokens.device) + block_size + 1 - count  # that of the place `count` before the tokens
             is_landmark = blocks_and_landmarks(first, count + tokens.shape[1], block_size)[1]
         return EarlierTokens(is_landmark, count, None if memory is None else memory.carried)
 

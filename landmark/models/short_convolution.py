@@ -72,7 +72,7 @@ class EarlierTokens:
         carried = None if self._carried is None else self._carried.take(name)
         whole = F.pad(x, (0, 0, before, 0)) if carried is None else torch.cat([carried, x], 1)
         if self._carried is not None:
-            self._carried.keep(name, whole[:, -before:].detach())
+            self._carried.keep(name, whole[:, -before:].detach().clone())  # a view would keep the whole chunk
         weight = F.pad(weight, (0, 0, 1, 1))  # from 0 tokens back, which are in x itself, to one too many
         out = x
         for back in range(1, before + (self._landmark_since is not None)):

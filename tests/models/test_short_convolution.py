@@ -61,9 +61,8 @@ def test_each_place_gets_the_normal_tokens_before_it(tokens, block_size):
 def test_a_text_is_read_in_chunks_as_in_one_window(config, chunks):
     model = with_weights(config)
     raw = torch.randint(0, 50, (2, 29))
-    memory = (
-        model.unlimited_memory(29) if config is TINY else model.new_memory(**({"k": 9} if config is LANDMARK else {}))
-    )
+    settings = {"k": 9} if config is LANDMARK else {}
+    memory = model.unlimited_memory(29) if config is TINY else model.new_memory(**settings)
     read = torch.cat([model(part, memory=memory) for part in raw.split(chunks, 1)], 1)
     torch.testing.assert_close(read, model(raw), atol=1e-10, rtol=0)
 

@@ -24,8 +24,21 @@ from landmark.utils.backends import BACKENDS
 from landmark.utils.window_batch import most_blocks
 
 __all__ = [
-    *("ContextMiss", "Extra", "Gate", "Given", "Grouped", "Layout", "Packed", "Scoring", "Sinks", "Window"),
-    *("backend_for", "check_kernel", "has_kernel", "landmark_attention", "place_phase"),
+    "ContextMiss",
+    "Extra",
+    "Gate",
+    "Given",
+    "Grouped",
+    "Layout",
+    "Packed",
+    "Scoring",
+    "Sinks",
+    "Window",
+    "backend_for",
+    "check_kernel",
+    "has_kernel",
+    "landmark_attention",
+    "place_phase",
 ]
 
 Extra = ContextMiss | Sinks

@@ -39,9 +39,9 @@ def _gradients(
 ):  # fmt: skip
     """Weights and gradients of the scores, both (M, columns), and the gradient of the shift, (M,).
 
-    delta: (M,), D_i less the gradient of the log-sum-exp. lse: (M,), 0 for a query that sees nothing. controlled: (GROUP,), not 0 for controlled landmarks.
-    controlled_lse, d_cmt_score: (M,), for the term that the softmax of the controlled landmarks subtracts from their
-    gradient; there is no such term where d_cmt_score is 0.
+    delta: (M,), D_i less the gradient of the log-sum-exp. lse: (M,), 0 for a query that sees nothing. controlled:
+    (GROUP,), not 0 for controlled landmarks. controlled_lse, d_cmt_score: (M,), for the term that the softmax of the
+    controlled landmarks subtracts from their gradient; there is no such term where d_cmt_score is 0.
     """
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     exponentials, total, gate, earlier, is_landmark = softmax_in_blocks(

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from landmark.data.masked_tokens import MaskedTokens
 from landmark.data.segments import segments
 from landmark.data.stream import Stream
 from landmark.data.tokenizer import Tokenizer
 from landmark.evaluation.losses import SegmentLosses
 from landmark.evaluation.measurement import Measurement
 from landmark.evaluation.perplexity import inference, token_losses
+from landmark.extensions.masked_lm.tokens import masked_tokens
 
 if TYPE_CHECKING:
     from landmark.config import Config
@@ -50,7 +50,7 @@ def evaluate_masked(
     """
     settings, measured = config.eval, Measurement(model, config)
     cut = segments(len(stream), settings.length, settings.tokens, settings.span)
-    masks = MaskedTokens(tokenizer.mask, (tokenizer.landmark, tokenizer.eot))
+    masks = masked_tokens(tokenizer)
     blocks = {"top_k": config.retrieval.k} if model.config.kind == "landmark" else {}
     counted = SegmentLosses(settings.length)
     done, total = 0, sum(segment.length for segment in cut)
@@ -71,4 +71,15 @@ def evaluate_masked(
         if progress is not None:
             progress(done, total)
     measured.stop()
-    return counted.entries() | measured.entries(total)
+    return counted.entries() | measured.entries(total, attended=_attended(config))
+
+
+def _attended(config: Config) -> tuple[float, float]:
+    """Keys of normal tokens that a query attends to, and landmarks that it scores.
+
+    A last block without a landmark is seen by its own tokens alone.
+    """
+    length, block = config.eval.length, config.model.block_size
+    if config.model.kind != "landmark" or not block:
+        return length, 0.0
+    return min(length, (1 + config.retrieval.k) * block), max(0, length // block - 1)

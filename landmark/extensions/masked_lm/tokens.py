@@ -18,10 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landmark.data.random_numbers import MASKS, random_numbers
+from landmark.data.random_numbers import random_numbers
+from landmark.data.tokenizer import Tokenizer
 from landmark.utils.constants import NO_LOSS
+from landmark.utils.errors import UserError
 from landmark.utils.window_batch import WindowBatch
 
+MASKS = 6  # a stream of random numbers of its own, beside those of `landmark.data.random_numbers`
 SHARE = 0.15
 _VALIDATION, _TEXT = 2**64 - 1, 2**64 - 2  # used instead of a step
 _DRAWN = 4096  # tokens of a text whose random numbers are drawn together
@@ -70,6 +73,14 @@ class MaskedTokens:
     def _drawn_below(self, drawn: np.ndarray, tokens: Tensor) -> Tensor:
         hidden = torch.from_numpy(drawn < np.uint64(SHARE * 2.0**64)).to(tokens.device)
         return hidden & ~torch.isin(tokens, torch.tensor(list(self.kept), device=tokens.device))
+
+
+def masked_tokens(tokenizer: Tokenizer) -> MaskedTokens:
+    """The mask is the id after the landmark. Raises UserError where that is not unused."""
+    mask = tokenizer.landmark + 1
+    if mask >= tokenizer.vocab_size or tokenizer.byte_lengths[mask] or mask == tokenizer.eot:
+        raise UserError(f"tokenizer={tokenizer.name}: has no unused id for the mask, choose gpt2, code or bytes")
+    return MaskedTokens(mask, (tokenizer.landmark, tokenizer.eot))
 
 
 def _of_places(start: int, length: int) -> np.ndarray:

@@ -78,7 +78,7 @@ class LandmarkModel(_Base):
         return LandmarkSettings(**getattr(self.config, SETTINGS))
 
     def new_memory(self, **settings: Any) -> LandmarkCache:
-        """An empty memory. settings: SETTINGS of a memory and `observer`, in place of those the model was wrapped with."""
+        """An empty memory. settings: of a memory (SETTINGS), and `observer`; else those the model was wrapped with."""
         return LandmarkCache(self, self.landmarks.block_size, **self.landmarks.memory | settings)
 
     def forward(

@@ -19,6 +19,7 @@ def check(config: Config) -> None:
     """Raise UserError for settings that have no effect on a model that reads whole texts of a corpus, and no memory."""
     from landmark.config import SYNTHETIC
 
+    check_model(config.model.kind, config.cmt.enabled, config.model.backend)
     of_text = ("data.tasks", config.data.tasks), ("data.passkeys", config.data.passkeys)
     measured = [(f"eval.{key}", getattr(config.eval, key)) for key in ("probe", "task", "retriever")]
     measured += [("eval.retrieval_statistics", config.eval.retrieval_statistics)]
@@ -36,6 +37,12 @@ def check(config: Config) -> None:
         raise UserError(f"model.masked=true: is for text of a corpus, not data={config.data.name} task={config.task}")
     if config.model.kind == "landmark" and config.retrieval.k < 1:
         raise UserError(f"retrieval.k={config.retrieval.k}: must be at least 1 for a masked model")
+
+
+def check_model(kind: str, cmt: bool, backend: str) -> None:
+    """Raise UserError for a kind of model, a context miss token or a backend that reads in one direction."""
+    if kind == "transformer_xl" or cmt or backend == "triton":
+        raise UserError(f"model.masked=true: model={kind}, cmt={cmt}, model.backend={backend} read in one direction")
 
 
 def resolved(config: Config) -> Config:

@@ -225,6 +225,7 @@ def _check_values(group: Any, prefix: str = "") -> None:
         key, value, said = f"{prefix}{item.name}", getattr(group, item.name), item.metadata
         if is_dataclass(value):
             _check_values(value, f"{key}.")
+            continue
         choices, least = said.get("choices"), said.get("least")
         if choices is not None and value not in choices:
             known = ", ".join("null" if choice is None else str(choice) for choice in choices)

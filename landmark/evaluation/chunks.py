@@ -69,7 +69,7 @@ def attention_size(
     """
     memory, block = config.memory, model.block_size
     if model.kind != "landmark" or block is None:
-        kept = model.cache or 0
+        kept = model.recurrence.cache if model.recurrence else 0
         if model.kind == "transformer":
             kept = 0 if memory.window is None else memory.sinks + memory.window
         return keys_per_query(length, local, kept), 0.0

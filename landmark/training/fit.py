@@ -166,7 +166,7 @@ def _windows(model: "LanguageModel", settings: "TrainConfig") -> int:
 def training_flops_per_token(model: "LanguageModel", config: "Config") -> float:
     """Training FLOPs of a token, a mean over windows of `train.length` tokens."""
     shape, train = model.config, config.train
-    of_model = shape.block_size, shape.window, shape.cache
+    of_model = shape.block_size, shape.window, shape.recurrence and shape.recurrence.cache
     usual = partial(training_keys, shape=of_model, local=train.local, k=train.k)
     keys = hook(config, "keys_per_query", usual)(train.length)
     return flops_per_token(model.num_parameters(), shape.num_layers, shape.hidden_dim, keys)

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landmark.memory.transfer import Read, Transfer
+from landmark.memory.store.buffers import new_buffer
+from landmark.memory.store.transfer import Read, Transfer
 
 
 @dataclass
@@ -35,7 +36,7 @@ class BlockCache:
     """
 
     def __init__(self, slots: int, like: Tensor):
-        self.keys, self.values = like.new_empty(2, slots, *like.shape[3:])
+        self.keys, self.values = new_buffer(2, slots, *like.shape[3:], dtype=like.dtype, device=like.device)
         self._transfer = Transfer(like)
         self._slot_of = np.empty(0, np.int32)  # by place; −1: not in the cache
         self._place_of = np.full(slots, -1)
@@ -76,21 +77,23 @@ class BlockCache:
             keys[here], values[here] = (x[self._on_device(found)] for x in (self.keys, self.values))
             slots = np.arange(len(distinct))
         elif len(missing):
-            slots[missing] = self._make_room(distinct[missing])
+            slots[missing] = self._free(len(missing))
         if len(missing):
             into = self._on_device(slots[missing])
             moved, waited = self._transfer(read, torch.from_numpy(distinct[missing]), keys, values, into)
             counts.bytes_moved += moved
             counts.seconds_waited += waited
+            if keys is self.keys:  # only now: a transfer that fails leaves nothing that looks like a block
+                self._slot_of[distinct[missing]], self._place_of[slots[missing]] = slots[missing], distinct[missing]
+                self._used[slots[missing]] = self._clock
         return keys, values, self._on_device(slots[index])
 
-    def _make_room(self, places: np.ndarray) -> np.ndarray:
-        """Give blocks at these places the least recently used slots, which the current fetch does not use."""
-        slots = np.argpartition(self._used, len(places) - 1)[: len(places)]
+    def _free(self, count: int) -> np.ndarray:
+        """The least recently used slots, freed; the present fetch does not use them."""
+        slots = np.argpartition(self._used, count - 1)[:count]
         before = self._place_of[slots]
         self._slot_of[before[before >= 0]] = -1
-        self._slot_of[places], self._place_of[slots] = slots, places
-        self._used[slots] = self._clock
+        self._place_of[slots], self._used[slots] = -1, 0
         return slots
 
     def _on_device(self, numbers: np.ndarray) -> Tensor:

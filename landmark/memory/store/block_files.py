@@ -35,12 +35,16 @@ class FileRows:
     never written to; None: there is none.
     """
 
-    def __init__(self, folder: Path | None, saved: SavedRows | None = None):
+    def __init__(self, folder: Path | str | None, saved: SavedRows | None = None):
         self._folder = Path(tempfile.gettempdir() if folder is None else folder)
         self._saved = saved
         self._saved_file: IO[bytes] | None = None
         self._own: IO[bytes] | None = None
         self._written = self._row_bytes = self._heads = 0  # rows in the file without a name; heads of all samples
+
+    def __getstate__(self) -> object:
+        """Raises UserError: a copy would share the file, or be without it."""
+        raise UserError("memory.tier=disk: such a memory cannot be copied or pickled, save it and load it")
 
     @property
     def bytes_kept(self) -> int:

@@ -1,16 +1,16 @@
-"""The blocks that one attention layer keeps: all, or the newest in a ring buffer."""
+"""The blocks that one attention layer stores: all, or the newest in a ring buffer."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from landmark.attention.landmark_keys import mean_of_tokens
-from landmark.memory.block_files import SavedRows
-from landmark.memory.tiers import Blocks, DeviceBlocks, Fetched, Tier
+from landmark.memory.store.block_cache import TierCounts
+from landmark.memory.store.block_files import SavedRows
+from landmark.memory.store.buffers import new_buffer
+from landmark.memory.store.tiers import Blocks, DeviceBlocks, Fetched, Store
 
 COPIED = 256  # blocks of a batch copied at a time
 ROWS = 64  # a store's rows are a multiple of this
@@ -25,73 +25,60 @@ class BlockStore:
     at least, up to `max_blocks`, so it never holds much more than it needs. The *age* of a block is 1 for the newest
     one, 2 for the one before, and so on.
 
-    sizes: (capacity,), tokens of each block, which stand at its first places; None: all have ℓ.
-    landmarks: (B, H, capacity, d), landmark keys, on the device, in float32 where blocks are in half precision, because
-        blocks are ranked by them. means, landmark_values: the same of mean keys, and of the landmarks' values.
+    summaries: by name (B, H, capacity, d), on the device, in float32 where blocks are in half precision, because blocks
+        are ranked by them: "landmarks", keys of landmarks, and perhaps "means", mean keys.
 
     Args:
-        max_blocks: most blocks kept; None: all.
-        keep_means: whether to keep the mean of each block's keys.
-        tier: where keys and values are stored (tiers.py); None: on the device.
-        keep_landmark_values: whether to keep the landmarks' values.
+        store: where keys and values are stored, and how many.
+        with_means: whether to have the mean of each block's keys.
+        counts: are updated when blocks are fetched; None: they are of this store alone.
     """
 
-    def __init__(
-        self,
-        max_blocks: int | None,
-        keep_means: bool = False,
-        tier: Tier | None = None,
-        keep_landmark_values: bool = False,
-    ):
-        self.max_blocks = max_blocks
-        self.keep_means, self.keep_landmark_values = keep_means, keep_landmark_values
-        self.tier = tier or Tier()
+    def __init__(self, store: Store | None = None, with_means: bool = False, counts: TierCounts | None = None):
+        self._store, self._counts = store or Store(), counts or TierCounts()
+        self.max_blocks, self.tier = self._store.max_blocks, self._store.tier
+        self.summaries = dict.fromkeys(["landmarks", "means"] if with_means else ["landmarks"], torch.empty(0))
         self.added = 0  # blocks ever added
         self.blocks_read = 0  # blocks of one head, counted at each read
         self.capacity = 0
         self.dtype = torch.float32  # of keys and values
-        self.landmarks = self.means = self.landmark_values = torch.empty(0)
         self._ages = 0, 0, torch.empty(0, dtype=torch.int64)  # with `added` and `capacity` at the time
-        self.sizes: Tensor | None = None
         self.blocks: Blocks = DeviceBlocks()
 
     def __len__(self) -> int:
         return min(self.added, self.capacity)
 
-    def add(self, keys: Tensor, values: Tensor, sizes: Tensor | None = None) -> None:
+    @property
+    def landmarks(self) -> Tensor:
+        return self.summaries["landmarks"]
+
+    def add(self, keys: Tensor, values: Tensor) -> None:
         """Add n blocks, oldest first.
 
-        Args:
-            keys, values: (B, H, n, W, d), keys rotated by their offsets; they are stored in the type of the values.
-            sizes: (n,), their tokens, given for all blocks of the store or for none (None: ℓ).
-
-        Raises UserError where the tier has no room for them.
+        keys, values: (B, H, n, W, d), keys rotated by their offsets; they are stored in the type of the values. Raises
+        UserError where the tier has no room for them.
         """
         count = keys.shape[2]
         if self.max_blocks is not None and count > self.max_blocks:
             self.added += count - self.max_blocks
             keys, values = keys[:, :, -self.max_blocks :], values[:, :, -self.max_blocks :]
-            sizes = None if sizes is None else sizes[-self.max_blocks :]
             count = self.max_blocks
         if count == 0:
             return
-        if sizes is not None and self.sizes is None:
-            self.sizes = sizes.new_empty(self.capacity)
-        self.reserve(min(self.added + count, self.max_blocks or self.added + count), values[..., 1:, :])
+        self.reserve(self.added + count, values[..., 1:, :])
         for rows, part in self.runs(self.added, count):
             block_keys = keys[:, :, part, :-1]
             self.blocks.write(rows.start, block_keys.to(values.dtype), values[:, :, part, :-1])
-            self.landmarks[:, :, rows] = keys[:, :, part, -1]
-            if self.keep_means:
-                self.means[:, :, rows] = mean_of_tokens(block_keys, None if sizes is None else sizes[part])
-            if self.keep_landmark_values:
-                self.landmark_values[:, :, rows] = values[:, :, part, -1]
-            if sizes is not None and self.sizes is not None:
-                self.sizes[rows] = sizes[part]
+            for name, summary in self.summaries.items():
+                summary[:, :, rows] = keys[:, :, part, -1] if name == "landmarks" else block_keys.mean(-2)
         self.added += count
 
     def reserve(self, blocks: int, like: Tensor, saved: SavedRows | None = None) -> None:
-        """Make room for `blocks` blocks like `like`, (B, H, n, ℓ, d). saved: a file with the first ones; None: none."""
+        """Make room for `blocks` blocks like `like`, (B, H, n, ℓ, d), at most `max_blocks`.
+
+        saved: a file with the first ones; None: none.
+        """
+        blocks = min(blocks, self.max_blocks or blocks)
         if blocks <= self.capacity:
             return
         (batch, heads), dim = like.shape[:2], like.shape[-1]
@@ -99,43 +86,30 @@ class BlockStore:
         capacity = min(capacity, self.max_blocks or capacity)
         if not self.capacity:
             self.dtype = like.dtype
-            self.blocks = self.tier.blocks(like, saved)
+            self.blocks = self._store.new_blocks(like, self._counts, saved)
         self.blocks.reserve(capacity)
-
-        def grown(old: Tensor) -> Tensor:
-            new = like.new_empty(batch, heads, capacity, dim, dtype=torch.promote_types(like.dtype, torch.float32))
+        exact = torch.promote_types(like.dtype, torch.float32)
+        for name, old in self.summaries.items():
+            self.summaries[name] = new_buffer(batch, heads, capacity, dim, dtype=exact, device=like.device)
             if self.capacity:
-                new[:, :, : self.capacity] = old
-            return new
-
-        self.landmarks = grown(self.landmarks)
-        if self.keep_means:
-            self.means = grown(self.means)
-        if self.keep_landmark_values:
-            self.landmark_values = grown(self.landmark_values)
-        if self.sizes is not None:
-            self.sizes = F.pad(self.sizes, (0, capacity - len(self.sizes)))
+                self.summaries[name][:, :, : self.capacity] = old
         self.capacity = capacity
 
-    def select(self, samples: Tensor, into: BlockStore) -> None:
+    def select_samples(self, samples: Tensor, into: BlockStore) -> None:
         """Copy the blocks of these samples (n,) of the batch to an empty store with the same settings."""
         if not self.capacity:
             return
         like = self.landmarks.new_empty(len(samples), self.kv_heads, 0, *self.block_shape, dtype=self.dtype)
         into.reserve(len(self), like)
         into.added = self.added
-        into.sizes = None if self.sizes is None else F.pad(self.sizes[: len(self)], (0, into.capacity - len(self)))
         here, on_cpu = samples.to(self.landmarks.device), samples.cpu()
         for rows, _ in self.runs(self.added - len(self), len(self)):
             for start in range(rows.start, rows.stop, COPIED):
                 stop = min(start + COPIED, rows.stop)
                 piece = self.blocks.rows(start, stop - start)[:, on_cpu].permute(3, 1, 2, 0, 4, 5)
                 into.blocks.write(start, *piece.to(like.device))
-        into.landmarks[:, :, : len(self)] = self.landmarks[here, :, : len(self)]
-        if self.keep_means:
-            into.means[:, :, : len(self)] = self.means[here, :, : len(self)]
-        if self.keep_landmark_values:
-            into.landmark_values[:, :, : len(self)] = self.landmark_values[here, :, : len(self)]
+        for name, summary in self.summaries.items():
+            into.summaries[name][:, :, : len(self)] = summary[here, :, : len(self)]
 
     def runs(self, first: int, count: int) -> Iterator[tuple[slice, slice]]:
         """Blocks first … first+count−1 as runs of neighbouring rows: the rows, and which of the blocks they hold."""
@@ -162,16 +136,16 @@ class BlockStore:
 
     @property
     def bytes_kept(self) -> int:
-        return self.blocks.bytes_kept + self._bytes_of_landmarks
+        return self.blocks.bytes_kept + self._bytes_of_summaries
 
     @property
     def device_bytes_kept(self) -> int:
         """The part of `bytes_kept` on the compute device, including the cache of a slower tier."""
-        return self.blocks.device_bytes_kept + self._bytes_of_landmarks
+        return self.blocks.device_bytes_kept + self._bytes_of_summaries
 
     @property
-    def _bytes_of_landmarks(self) -> int:
-        return self.landmarks.nbytes + self.means.nbytes + self.landmark_values.nbytes
+    def _bytes_of_summaries(self) -> int:
+        return sum(x.nbytes for x in self.summaries.values())
 
     def fetch(self, places: Tensor) -> Fetched:
         """Bring blocks to the compute device. places: (n,), blocks of one head, indices in (B, H, capacity) flattened.
@@ -187,13 +161,6 @@ class BlockStore:
             return None
         self.blocks_read += count
         return self.blocks.keys.flatten(0, 2), self.blocks.values.flatten(0, 2)
-
-    def is_token(self, places: Tensor) -> Tensor | None:
-        """Which offsets 0…ℓ−1 of the blocks at these places (n,) hold a token, (n, ℓ); None: all do."""
-        if self.sizes is None:
-            return None
-        offsets = torch.arange(self.block_shape[0], device=places.device)
-        return offsets < self.sizes[places % self.capacity][:, None]
 
     def read_landmarks(self, places: Tensor) -> Tensor:
         """Keys (n, d) of the landmarks at these places, in the type of `landmarks`."""

@@ -6,15 +6,16 @@ Results are the same on every tier, bit for bit.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from landmark.memory.block_cache import BlockCache, TierCounts
-from landmark.memory.block_files import FileRows, SavedRows
+from landmark.memory.store.block_cache import BlockCache, TierCounts
+from landmark.memory.store.block_files import FileRows, SavedRows
+from landmark.memory.store.buffers import new_buffer
 
 PAGE = 256  # rows of a page in the CPU's memory
 
@@ -34,24 +35,32 @@ class Fetched(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Tier:
-    """The choice of a tier, for all layers of a memory.
+class Store:
+    """Where the blocks of each layer of a memory are stored, and how many.
 
-    name: "device", "cpu" or "disk". folder: of files; None: the system's folder for temporary files. cache: fetched
-    blocks (all heads) that the device keeps in each layer. counts: sums over all layers.
+    max_blocks: most blocks of a layer, the oldest are dropped first; None: all are stored. tier: "device", "cpu" or
+    "disk". folder: of the files of the tier "disk", which have no name and vanish when the process ends; None: the
+    system's folder for temporary files. cache: blocks (all heads) fetched from another tier that the device holds for
+    each layer; the least recently used are dropped first.
     """
 
-    name: str = "device"
-    folder: Path | None = None
+    max_blocks: int | None = None
+    tier: str = "device"
+    folder: Path | str | None = None
     cache: int = 128
-    counts: TierCounts = field(default_factory=TierCounts)
 
-    def blocks(self, like: Tensor, saved: SavedRows | None = None) -> Blocks:
-        """An empty store for blocks like `like`, (B, H, n, ℓ, d). saved: its first rows on disk; None: none."""
-        if self.name == "device":
+    def new_blocks(self, like: Tensor, counts: TierCounts, saved: SavedRows | None = None) -> Blocks:
+        """Keys and values of no block yet.
+
+        Args:
+            like: (B, H, n, ℓ, d), a tensor with the blocks' shape, type and device.
+            counts: are updated when blocks are fetched.
+            saved: the first rows, on disk; None: there are none.
+        """
+        if self.tier == "device":
             return DeviceBlocks(like)
-        rows = FileRows(self.folder, saved) if self.name == "disk" else HostRows(pinned=like.is_cuda)
-        return CachedBlocks(like, rows, self.cache, self.counts)
+        rows = FileRows(self.folder, saved) if self.tier == "disk" else HostRows(pinned=like.is_cuda)
+        return CachedBlocks(like, rows, self.cache, counts)
 
 
 class DeviceBlocks:
@@ -59,7 +68,8 @@ class DeviceBlocks:
 
     def __init__(self, like: Tensor | None = None):
         like = torch.empty(0, 0, 0, 0, 0) if like is None else like
-        self.keys = self.values = like.new_empty(*like.shape[:2], 0, *like.shape[3:])
+        shape = *like.shape[:2], 0, *like.shape[3:]
+        self.keys = self.values = new_buffer(*shape, dtype=like.dtype, device=like.device)
 
     @property
     def block_shape(self) -> torch.Size:
@@ -75,7 +85,8 @@ class DeviceBlocks:
 
     def reserve(self, capacity: int) -> None:
         def grown(old: Tensor) -> Tensor:
-            new = old.new_empty(*old.shape[:2], capacity, *old.shape[3:])
+            shape = *old.shape[:2], capacity, *old.shape[3:]
+            new = new_buffer(*shape, dtype=old.dtype, device=old.device)
             new[:, :, : old.shape[2]] = old
             return new
 
@@ -168,7 +179,7 @@ class HostRows:
         """Write blocks (n, B, H, 2, ℓ, d) to the rows from `row` on."""
         while row + len(blocks) > len(self._pages) * PAGE:
             shape, dtype = self._like.shape[1:], self._like.dtype
-            self._pages.append(torch.empty(PAGE, *shape, dtype=dtype, pin_memory=self._pinned))
+            self._pages.append(new_buffer(PAGE, *shape, dtype=dtype, pinned=self._pinned))
         while len(blocks):
             page, first = divmod(row, PAGE)
             count = min(len(blocks), PAGE - first)

@@ -8,6 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from landmark.memory.store.buffers import new_buffer
+
 Read = Callable[[Tensor, Tensor], Tensor]  # reads the blocks at places (n,) into a tensor (n, 2·ℓ·d) on the CPU
 
 
@@ -71,7 +73,7 @@ class Transfer:
         width = 2 * self._block.numel()
         if len(self._staging[0]) < len(places):
             pinned = self._stream is not None
-            self._staging[0] = torch.empty(len(places), width, dtype=self._dtype, pin_memory=pinned)
+            self._staging[0] = new_buffer(len(places), width, dtype=self._dtype, pinned=pinned)
         return read(places, self._staging[0][: len(places)]).view(-1, 2, *self._block)
 
     def _gpu_waited(self) -> float:

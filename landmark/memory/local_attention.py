@@ -1,0 +1,47 @@
+"""Attention of a chunk to itself and to the pending tokens before it: the first step of `Memory.attend`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from landmark.attention import Given, Scoring, Window, landmark_attention
+from landmark.attention.flash import attention_forward
+from landmark.attention.keys import Keys
+from landmark.attention.rotary import rotate
+from landmark.memory.question import Question
+from landmark.memory.select import Selector
+
+
+def attend_locally(
+    question: Question, k: Tensor, v: Tensor, keys: Keys, select: Selector, width: int
+) -> tuple[Tensor, Tensor]:
+    """Output (B, H, T, d) and log-sum-exp (B, H, T) of the queries of a question.
+
+    Args:
+        question: with the queries.
+        k, v: (B, H_kv, pending + T, d), of pending tokens and chunk, k not rotated.
+        keys: how keys are made.
+        select: the memory's selector, which may adjust the gates.
+        width: W = ℓ+1.
+    """
+    queries, pending = question.queries, k.shape[2] - question.queries.q.shape[2]
+    factors = queries.rotary(0, k.shape[2], queries.q)
+    q, k = rotate(queries.q, factors[pending:]), rotate(k, factors)
+    complete = k.shape[2] // width * width
+    if keys.landmark != "token" and complete:
+        blocks = keys.with_means(k[:, :, :complete].unflatten(2, (-1, width)), 1 - question.gate.alpha)
+        k = torch.cat([blocks.flatten(2, 3), k[:, :, complete:]], 2)
+    seen, total = (tokens - tokens // width for tokens in (pending + 1, k.shape[2]))
+    needs_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    if question.backend != "triton" and k.shape[2] <= width and seen == total and not needs_gradient:
+        # While generating, all queries see the same normal tokens, and no landmark.
+        k, v = k[:, :, :total], v[:, :, :total]
+        if (group := q.shape[1] // k.shape[1]) > 1:
+            k, v = (x.repeat_interleave(group, 1) for x in (k, v))
+        return attention_forward(q, k, v, scale=queries.scale, softcap=question.softcap)
+    gate, layout = select.local_gate(question, q, k, pending), Window(width - 1, prefix=pending)
+    scoring = Scoring(queries.scale, question.softcap)
+    has_no_kernel = isinstance(gate, Given) and question.backend == "triton"
+    backend = "blockwise" if has_no_kernel else question.backend
+    return landmark_attention(q, k, v, layout, gate=gate, scoring=scoring, backend=backend)

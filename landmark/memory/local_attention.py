@@ -13,9 +13,7 @@ from landmark.memory.question import Question
 from landmark.memory.select import Selector
 
 
-def attend_locally(
-    question: Question, k: Tensor, v: Tensor, keys: Keys, select: Selector, width: int
-) -> tuple[Tensor, Tensor]:
+def attend_locally(question: Question, k: Tensor, v: Tensor, keys: Keys, select: Selector) -> tuple[Tensor, Tensor]:
     """Output (B, H, T, d) and log-sum-exp (B, H, T) of the queries of a question.
 
     Args:
@@ -23,9 +21,9 @@ def attend_locally(
         k, v: (B, H_kv, pending + T, d), of pending tokens and chunk, k not rotated.
         keys: how keys are made.
         select: the memory's selector, which may adjust the gates.
-        width: W = ℓ+1.
     """
-    queries, pending = question.queries, k.shape[2] - question.queries.q.shape[2]
+    queries, width = question.queries, question.block_size + 1
+    pending = k.shape[2] - queries.q.shape[2]
     factors = queries.rotary(0, k.shape[2], queries.q)
     q, k = rotate(queries.q, factors[pending:]), rotate(k, factors)
     complete = k.shape[2] // width * width
@@ -40,7 +38,7 @@ def attend_locally(
         if (group := q.shape[1] // k.shape[1]) > 1:
             k, v = (x.repeat_interleave(group, 1) for x in (k, v))
         return attention_forward(q, k, v, scale=queries.scale, softcap=question.softcap)
-    gate, layout = select.local_gate(question, q, k, pending), Window(width - 1, prefix=pending)
+    gate, layout = select.local_gate(question, q, k, pending), Window(question.block_size, prefix=pending)
     scoring = Scoring(queries.scale, question.softcap)
     has_no_kernel = isinstance(gate, Given) and question.backend == "triton"
     backend = "blockwise" if has_no_kernel else question.backend

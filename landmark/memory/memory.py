@@ -174,13 +174,13 @@ class Memory:
         queries = QueriesAtLags(q, scale, rotary, state.num_pending, lags)
         k, v = state.begin_chunk(q, k, v, self.keys, width, self.select.earlier_queries)
         scoring = self.gate, self.scoring.softcap, backend
-        return Question(layer, self.position, state, queries, self.k, *scoring), k, v
+        return Question(layer, self.position, state, self.block_size, queries, self.k, *scoring), k, v
 
     def _attend_locally(
         self, question: Question, k: Tensor, v: Tensor, extra: Extra | None
     ) -> tuple[Question, tuple[Tensor, Tensor]]:
         """Output and log-sum-exp of local attention; the question gets the weight of the context miss token."""
-        out, lse = attend_locally(question, k, v, self.keys, self.select, self.block_size + 1)
+        out, lse = attend_locally(question, k, v, self.keys, self.select)
         if isinstance(extra, Sinks):
             out, lse = extra.merge(out, lse)
         if isinstance(extra, ContextMiss):

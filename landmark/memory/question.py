@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from torch import Tensor
 
@@ -20,11 +21,13 @@ class Question:
 
     layer: number of the layer. position: stream position of the chunk's first token, landmarks included.
     state: the layer's blocks, and pending tokens before the chunk.
+    block_size: ℓ.
     queries: of the chunk, and perhaps of tokens before it (`before`).
     k: blocks to choose.
-    newest: of these, so many are the newest blocks, whatever they score.
+    newest: so many of the k are the newest blocks, whatever they score.
     window: queries that choose together: the own one and those of the places before (select/query_window.py).
     before: queries at the start that are of earlier tokens, and choose nothing themselves.
+    notes: what the `local_gate` of a selector leaves for its `choose`.
     gate: of the memory; a selector may adjust it (`Choice.shift`).
     softcap: cap of the scores, in nats; None: there is none.
     backend: "triton" where its kernels may be used.
@@ -33,6 +36,7 @@ class Question:
     layer: int
     position: int
     state: LayerMemory
+    block_size: int
     queries: QueriesAtLags
     k: int
     gate: Grouped
@@ -41,6 +45,7 @@ class Question:
     newest: int = 0
     window: int = 1
     before: int = 0
+    notes: dict[str, Any] = field(default_factory=dict)
 
     @property
     def store(self) -> BlockStore:

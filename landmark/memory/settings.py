@@ -13,7 +13,7 @@ from landmark.utils.fractions import fraction
 
 if TYPE_CHECKING:
     from landmark.memory.memory import Memory
-    from landmark.memory.select import Selector
+    from landmark.memory.select import Best, Selector
 
 GRANULARITIES = ("per_token_and_head", "per_token_and_group", "per_head", "per_token")
 SCORERS = ("landmark", "recent", "random", "mean_key", "given")
@@ -135,37 +135,40 @@ def memory_of(block_size: int, settings: Mapping[str, Any], **objects: Any) -> M
     Args:
         block_size: ℓ, normal tokens of a block.
         settings: some of SETTINGS.
-        objects: keys, gate, scoring, backend and observer, as of `Memory`.
+        objects: keys, gate, scoring, backend and observer, as of `Memory`; and `select`, in place of the one that
+            chooses the blocks with the best landmarks.
 
     Raises UserError as `check_settings` does, and for index="faiss" where faiss is not installed.
     """
     from landmark.attention.keys import Keys
     from landmark.memory.memory import Memory
     from landmark.memory.positions import Stingy, TruePositions
+    from landmark.memory.select import Best
     from landmark.memory.store import Store
 
     check_settings(settings, block_size)
     every = SETTINGS | dict(settings)
     keys = objects.setdefault("keys", Keys())
     # With the mean of their blocks in them, landmarks differ in the first layer too.
-    select = _selector(every, (0,) if keys.landmark == "token" else ())
+    best = objects.pop("select", Best(every["granularity"], (0,) if keys.landmark == "token" else ()))
+    select = _selector(every, best)
     store = Store(every["max_blocks"], every["tier"], every["folder"], every["cache"])
     positions = Stingy() if every["mapping"] == "stingy" else TruePositions()
     return Memory(block_size, every["k"], select=select, store=store, positions=positions, **objects)
 
 
-def _selector(settings: Mapping[str, Any], tied_layers: tuple[int, ...]) -> Selector:
-    """The selector, and around it those that change its question."""
+def _selector(settings: Mapping[str, Any], best: Best) -> Selector:
+    """The selector, and around it those that change its question. best: that with landmarks."""
     from landmark.memory import select
 
     granularity = settings["granularity"]
     new = {
-        "landmark": lambda: select.Best(granularity, tied_layers),
+        "landmark": lambda: best,
         "recent": lambda: select.Newest(granularity),
         "random": lambda: select.Random(granularity, settings["seed"]),
         "mean_key": lambda: select.MeanKeys(granularity),
         "given": lambda: select.Given(granularity),
-        "faiss": lambda: select.Faiss(settings["candidates"], settings["index_type"], granularity, tied_layers),
+        "faiss": lambda: select.Faiss(settings["candidates"], settings["index_type"], best),
     }
     found: Selector = new["faiss" if settings["index"] == "faiss" else settings["scorer"]]()
     if settings["rerank"] is not None:

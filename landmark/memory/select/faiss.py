@@ -44,26 +44,28 @@ class Faiss(Selector):
     """Reads the k best of the last blocks and of the candidates of an index.
 
     candidates: landmarks that the index finds for each query. kind: "ivf", an inverted file, approximate, or "flat".
-    granularity, tied_layers: as in `Best`, which chooses where there is nothing to find. The index cannot drop blocks:
-    a store that does needs another selector. Raises UserError where faiss is not installed.
+    exact: chooses where there is nothing to find, and has the granularity. The index cannot drop blocks: a store that
+    does needs another selector. Raises UserError where faiss is not installed.
     """
 
     candidates: int = 16
     kind: str = "ivf"
-    granularity: str = "per_token_and_head"
-    tied_layers: tuple[int, ...] = (0,)
+    exact: Best = Best()  # noqa: RUF009 (it is frozen)
 
     def __post_init__(self):
         import_faiss()
 
     def choose(self, question: Question) -> Choice:
-        exact = Best(self.granularity, self.tied_layers)
-        if exact.is_tied(question) or len(question.store) <= question.k:
-            return exact.choose(question)
+        if self.exact.is_tied(question) or len(question.store) <= question.k:
+            return self.exact.choose(question)
         notes = question.state.notes
         if "index" not in notes:
             notes["index"] = LandmarkIndex(self.kind, self.candidates)
         return Choice(_choose_candidates(question, notes["index"], self.granularity))
+
+    @property
+    def granularity(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.exact.granularity
 
     def check_samples_can_be_selected(self) -> None:
         raise UserError("memory.index=faiss: its samples cannot be reordered; use memory.index=exact")

@@ -7,11 +7,12 @@ from typing import Any
 
 
 def all_pairs(
-    options: Mapping[str, Iterable[Any]], allowed: Callable[[dict[str, Any]], bool] = lambda case: True
+    options: Mapping[str, Iterable[Any]], allowed: Callable[[dict[str, Any]], bool] = lambda case: True, times: int = 1
 ) -> list[dict[str, Any]]:
     """Cases such that each pair of values of two options is in one of them, if an allowed case can have it.
 
     The same every time: each case is the one of a hundred random ones around a pair not seen yet with most of them.
+    times: in how many cases each pair is.
     """
     values = {name: list(of_option) for name, of_option in options.items()}
     drawn = random.Random(0)
@@ -28,15 +29,16 @@ def all_pairs(
                 yield case
 
     places = [[(name, place) for place in range(len(values[name]))] for name in values]
-    missing = {pair for two in itertools.combinations(places, 2) for pair in itertools.product(*two)}
     cases: list[dict[str, Any]] = []
-    while missing:
-        pair = min(missing, key=repr)
-        found = max(around(pair), key=lambda case: len(pairs(case) & missing), default=None)
-        missing.discard(pair)
-        if found is not None:
-            cases.append(found)
-            missing -= pairs(found)
+    for _ in range(times):
+        missing = {pair for two in itertools.combinations(places, 2) for pair in itertools.product(*two)}
+        while missing:
+            pair = min(missing, key=repr)
+            found = max(around(pair), key=lambda case: len(pairs(case) & missing), default=None)
+            missing.discard(pair)
+            if found is not None:
+                cases.append(found)
+                missing -= pairs(found)
     return cases
 
 

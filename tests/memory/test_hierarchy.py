@@ -7,9 +7,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from landmark.attention.hierarchy import Hierarchy
 
 from landmark.attention import landmark_attention
-from landmark.attention.hierarchy import Hierarchy
 from landmark.attention.rotary import RotaryTable, rotate
 from landmark.memory import Memory
 from landmark.memory.settings import TIERS, check_settings

@@ -4,11 +4,11 @@ import functools
 
 import pytest
 import torch
+from landmark.attention.context_parallel import attention_over_ranks
+from landmark.memory.over_ranks import MemoryOverRanks
 
 from landmark.attention import landmark_attention
-from landmark.attention.context_parallel import attention_over_ranks
 from landmark.memory import Memory
-from landmark.memory.over_ranks import MemoryOverRanks
 from landmark.models import Decoder, DecoderConfig
 from landmark.utils.errors import UserError
 from landmark.utils.ranks import Ranks

@@ -102,6 +102,6 @@ def landmark_attention_weights(scores: Tensor, inputs: AttentionInputs) -> tuple
 def landmark_attention_reference(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
     """Output (B, H, T, d) and outer log-sum-exp (B, H, T) of landmark attention; autograd gives the gradients."""
     scores = capped(torch.einsum("bhid,bhjd->bhij", inputs.q, inputs.k) * inputs.scale, inputs.softcap)
-    extra = None if inputs.extra is None else inputs.extra.to(scores.dtype)
-    weights, lse = landmark_attention_weights(scores, inputs._replace(extra=extra))
+    extra, gates = (x if x is None else x.to(scores.dtype) for x in (inputs.extra, inputs.gates))
+    weights, lse = landmark_attention_weights(scores, inputs._replace(extra=extra, gates=gates))
     return torch.einsum("bhij,bhjd->bhid", weights, inputs.v), lse

@@ -81,7 +81,8 @@ class Tiles:
     lean: bool
 
 
-def choices(kernel: str, block_size: int, dim: int, element_size: int, gpu: Gpu, cmt: bool) -> list[Tiles]:
+@functools.cache
+def choices(kernel: str, block_size: int, dim: int, element_size: int, gpu: Gpu, cmt: bool) -> tuple[Tiles, ...]:
     """Tiles that the GPU's shared memory holds, the default first.
 
     A tile has about 64 keys, or more where a block is longer. Wider heads and longer blocks get fewer queries, so do
@@ -101,7 +102,7 @@ def choices(kernel: str, block_size: int, dim: int, element_size: int, gpu: Gpu,
     group = max(1, 64 // segment)
     load = group * segment * padded(dim) * element_size // (64 * 128 * 2)  # 1 at 64 halves of dimension 128
     if kernel == "backward" and (cmt or load > 1 or element_size > 2):
-        return []
+        return ()
     found = []
     family = 90 if 90 <= gpu.capability < 120 else 80  # GPUs with as much shared memory as sm_90
     tried = CHOICES[kernel, family] if element_size == 2 else IN_FLOAT32
@@ -116,7 +117,7 @@ def choices(kernel: str, block_size: int, dim: int, element_size: int, gpu: Gpu,
             chosen = replace(chosen, queries=chosen.queries // 2)
         if chosen not in found and shared_memory(kernel, chosen, dim, element_size) <= gpu.shared_memory:
             found.append(chosen)
-    return found
+    return tuple(found)
 
 
 def shared_memory(kernel: str, tiles: Tiles, dim: int, element_size: int) -> int:
@@ -243,7 +244,7 @@ def launch(
         if torch.are_deterministic_algorithms_enabled() or is_interpreted() or batch * heads * rows < WORTH_TUNING:
             compiled_by_triton(kernel)[grid](*arguments, **fixed, **as_options(kernel, tried[0]))
         else:
-            _tuned(kernel, tuple(tried))[grid](*arguments, **fixed)
+            _tuned(kernel, tried)[grid](*arguments, **fixed)
 
 
 def compiled_by_triton(kernel: str) -> Any:

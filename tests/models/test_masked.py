@@ -7,9 +7,9 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from landmark.data.masked_tokens import MaskedTokens
 
 from landmark.config import checks
-from landmark.data.masked_tokens import MaskedTokens
 from landmark.data.named_tokenizers import load_tokenizer
 from landmark.data.stream import Stream
 from landmark.evaluation import evaluate_masked

@@ -60,9 +60,9 @@ class LayerMemory:
             shifted, v = torch.cat([self.pending[0], shifted], 2), torch.cat([self.pending[1], v], 2)
         self.chunk = {"pending_keys": shifted, "pending_values": v}
         if last is not None:
-            self.chunk["last_key"] = last.detach()
+            self.chunk["last_key"] = last.detach().clone()
         if earlier_queries:
-            self.chunk["queries"] = self.with_earlier(q, earlier_queries)[:, :, -earlier_queries:].detach()
+            self.chunk["queries"] = self.with_earlier(q, earlier_queries)[:, :, -earlier_queries:].detach().clone()
         return shifted, v
 
     def with_earlier(self, q: Tensor, count: int) -> Tensor:

@@ -80,8 +80,8 @@ def check_settings(settings: Mapping[str, Any], block_size: int) -> None:
     for value in values:
         fraction(f"cmt.{key}", value, "because it is compared with a weight", cutoff)
     ranks = "faiss" if every["index"] == "faiss" else every["scorer"]
-    for name in {name for names in _REFINED.values() for name in names} - set(_REFINED.get(ranks, ())):
-        if every[name] != SETTINGS[name]:
+    for name in ("rerank", "recent", "query_window"):
+        if every[name] != SETTINGS[name] and name not in _REFINED.get(ranks, ()):
             by = _named("index" if ranks == "faiss" else "scorer", every)
             can = " or ".join(other for other, names in _REFINED.items() if name in names)
             raise UserError(

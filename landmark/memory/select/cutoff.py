@@ -29,13 +29,13 @@ class Cutoff(Around):
         cutoff = self.cutoff[question.layer] if isinstance(self.cutoff, Sequence) else self.cutoff
         weight = question.selection.cmt_weight
         selection = select_queries(weight, cutoff, self.granularity, question.store.kv_heads)
-        asked = question.of(selection)
+        narrowed = question.of(selection)
         if selection.is_empty:
-            return Choice(weight.new_empty(*weight.shape[:2], 0, 0).long(), question=asked)
+            return Choice(weight.new_empty(*weight.shape[:2], 0, 0).long(), question=narrowed)
         if not self.earlier_queries:
-            return replace(self.inner.choose(asked), question=asked)
+            return replace(self.inner.choose(narrowed), question=narrowed)
         choice = self.inner.choose(question)  # the choice of a query depends on others, which may read nothing
-        return Choice(selection.gather(choice.ages), question=asked)
+        return Choice(selection.gather(choice.ages), question=narrowed)
 
 
 def select_queries(cmt_weight: Tensor, cutoff: float, granularity: str, kv_heads: int) -> QuerySelection:

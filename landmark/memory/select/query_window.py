@@ -14,6 +14,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import torch
+from torch import Tensor
+
 from landmark.memory.question import Question
 from landmark.memory.select.selector import Around, Choice, Selector
 
@@ -30,5 +33,21 @@ class QueryWindow(Around):
         return self.window - 1
 
     def choose(self, question: Question) -> Choice:
-        asked = question.with_earlier_queries(self.window)
-        return replace(self.inner.choose(asked), question=asked)
+        wider = question.with_earlier_queries(self.window)
+        return replace(self.inner.choose(wider), question=wider)
+
+
+def best_of_window(scores: Tensor, window: int, before: int) -> Tensor:
+    """The largest score of each query and those before it: (…, before + T, n) → (…, T, n).
+
+    Args:
+        scores: of one block in the last dimension for each query, in order.
+        window: w, queries that choose together, the own one included.
+        before: queries at the start that choose nothing themselves.
+    """
+    best = scores[..., before:, :].clone()
+    for back in range(1, min(window, scores.shape[-2])):
+        first = max(0, back - before)  # the first query that has one so far back
+        rows = slice(before + first - back, scores.shape[-2] - back)
+        torch.maximum(best[..., first:, :], scores[..., rows, :], out=best[..., first:, :])
+    return best

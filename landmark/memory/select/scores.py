@@ -17,7 +17,7 @@ from torch import Tensor
 from landmark.attention.fused.top_k_landmarks import MOST, top_k_landmarks
 from landmark.attention.scoring import capped, capped_in_place
 from landmark.memory.question import Question
-from landmark.memory.select.shares import best_of_window
+from landmark.memory.select.query_window import best_of_window
 from landmark.memory.select.top_k import best_ages
 
 SCORED_AT_ONCE = {"cpu": 1 << 21}  # by device: scores computed together; on the CPU they fit into its cache

@@ -22,9 +22,9 @@ from torch import Tensor
 
 from landmark.memory.query_tiles import QueryTiles
 from landmark.memory.question import Question
+from landmark.memory.select.query_window import best_of_window
 from landmark.memory.select.scores import scored_at_once
 from landmark.memory.select.selector import Around, Choice, Selector
-from landmark.memory.select.shares import best_of_window
 from landmark.memory.select.top_k import best_ages
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -61,28 +62,19 @@ class Selector:
         return self
 
 
+def _of_inner(name: str) -> Any:
+    return property(lambda self: getattr(self.inner, name))
+
+
 class Around(Selector):
-    """Changes a question, and asks the selector `inner`."""
+    """Changes a question, and asks the selector `inner`; the rest is as inner has it."""
 
     inner: Selector
-
-    @property
-    def granularity(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.inner.granularity
-
-    @property
-    def with_means(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.inner.with_means
-
-    @property
-    def earlier_queries(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.inner.earlier_queries
-
-    def local_gate(self, question: Question, q: Tensor, k: Tensor, pending: int) -> Gate:
-        return self.inner.local_gate(question, q, k, pending)
-
-    def check_samples_can_be_selected(self) -> None:
-        self.inner.check_samples_can_be_selected()
+    granularity = _of_inner("granularity")
+    with_means = _of_inner("with_means")
+    earlier_queries = _of_inner("earlier_queries")
+    local_gate = _of_inner("local_gate")
+    check_samples_can_be_selected = _of_inner("check_samples_can_be_selected")
 
     @property
     def innermost(self) -> Selector:

@@ -31,16 +31,17 @@ class SavedRows:
 class FileRows:
     """Rows (capacity, B, H, 2, ℓ, d) in a file without a name, which vanishes when the process ends, even if killed.
 
-    folder: of that file; None: the system's folder for temporary files. saved: a file with the first rows, which is
-    never written to; None: there is none.
+    like: a row. folder: of that file; None: the system's folder for temporary files. saved: a file with the first rows,
+    which is never written to; None: there is none.
     """
 
-    def __init__(self, folder: Path | str | None, saved: SavedRows | None = None):
+    def __init__(self, like: Tensor, folder: Path | str | None, saved: SavedRows | None = None):
         self._folder = Path(tempfile.gettempdir() if folder is None else folder)
-        self._saved = saved
+        self._saved, self._saved_rows = saved, 0 if saved is None else saved.rows
         self._saved_file: IO[bytes] | None = None
         self._own: IO[bytes] | None = None
-        self._written = self._row_bytes = self._heads = 0  # rows in the file without a name; heads of all samples
+        self._row_bytes, self._heads = like.nbytes, like.shape[0] * like.shape[1]  # heads of all samples
+        self._written = 0  # rows in the file without a name
 
     def __getstate__(self) -> object:
         """Raises UserError: a copy would share the file, or be without it."""
@@ -50,17 +51,11 @@ class FileRows:
     def bytes_kept(self) -> int:
         return (self._saved_rows + self._written) * self._row_bytes
 
-    @property
-    def _saved_rows(self) -> int:
-        return 0 if self._saved is None else self._saved.rows
-
-    def reserve(self, capacity: int, like: Tensor) -> None:
-        """Open the files for `capacity` rows; the file without a name grows with each write. like: (0, B, H, 2, ℓ, d).
+    def reserve(self, capacity: int) -> None:
+        """Open the files for `capacity` rows; the file without a name grows with each write.
 
         Raises UserError where no file can be made, or the saved one cannot be opened.
         """
-        self._row_bytes = like[:0].new_empty(like.shape[1:]).nbytes
-        self._heads = like.shape[1] * like.shape[2]
         if self._saved is not None and self._saved_file is None:
             self._saved_file = _open(self._saved.path)
         if capacity > self._saved_rows and self._own is None:
@@ -80,23 +75,15 @@ class FileRows:
             raise self._cannot_write(error, len(left)) from error
         self._written = max(self._written, row - self._saved_rows + len(blocks))
 
-    def read(self, rows: Tensor, out: Tensor) -> Tensor:
-        """Read rows into out, (n, B·H·2·ℓ·d). Raises UserError where a file was removed or cut short."""
-        return self._read(rows, self._saved_rows, out)
-
-    def read_blocks(self, places: Tensor, out: Tensor) -> Tensor:
+    def read(self, places: Tensor, out: Tensor) -> Tensor:
         """Read blocks of one head into out, (n, 2·ℓ·d). places: (n,), indices among all rows, samples and heads.
 
-        Raises UserError as `read` does.
+        Raises UserError where a file was removed or cut short.
         """
-        return self._read(places, self._saved_rows * self._heads, out)
-
-    def _read(self, places: Tensor, saved: int, out: Tensor) -> Tensor:
-        """Read pieces as wide as out at these places; places below `saved` are in the saved file."""
         if self._saved_file is not None and os.fstat(self._saved_file.fileno()).st_nlink == 0:
             raise UserError(f"{self._path} was removed while it was in use: load the memory again from its new folder")
         whole = out.view(torch.uint8).flatten().numpy().data
-        piece = out[0].nbytes
+        piece, saved = out[0].nbytes, self._saved_rows * self._heads
         pieces = [(self._saved_file, n) if n < saved else (self._own, n - saved) for n in places.tolist()]
         if hasattr(os, "posix_fadvise"):
             for file, place in pieces:  # request all pieces before waiting for the first

@@ -59,7 +59,8 @@ class Store:
         """
         if self.tier == "device":
             return DeviceBlocks(like)
-        rows = FileRows(self.folder, saved) if self.tier == "disk" else HostRows(pinned=like.is_cuda)
+        row = torch.empty(*like.shape[:2], 2, *like.shape[3:], dtype=like.dtype)
+        rows = FileRows(row, self.folder, saved) if self.tier == "disk" else HostRows(row, pinned=like.is_cuda)
         return CachedBlocks(like, rows, self.cache, counts)
 
 
@@ -114,7 +115,7 @@ class CachedBlocks:
         """Start with no block.
 
         Args:
-            like: (B, H, 0, ℓ, d), a tensor with the blocks' shape, type and device.
+            like: (B, H, n, ℓ, d), a tensor with the blocks' shape, type and device.
             rows: stores the blocks.
             cache: fetched blocks (all heads) that the device keeps.
             counts: are updated when blocks are fetched.
@@ -136,8 +137,7 @@ class CachedBlocks:
         return self._cache.bytes_kept
 
     def reserve(self, capacity: int) -> None:
-        like = torch.empty(0, *self._shape[:2], 2, *self._shape[3:], dtype=self._cache.keys.dtype)
-        self._table.reserve(capacity, like)
+        self._table.reserve(capacity)
         self._cache.reserve(capacity * self._heads)
         self._capacity = capacity
 
@@ -147,62 +147,53 @@ class CachedBlocks:
 
     def rows(self, row: int, count: int) -> Tensor:
         out = torch.empty(count, *self._shape[:2], 2, *self._shape[3:], dtype=self._cache.keys.dtype)
-        return self._table.read(torch.arange(row, row + count), out.flatten(1)).view_as(out)
+        places = torch.arange(row * self._heads, (row + count) * self._heads)
+        return self._table.read(places, out.view(len(places), -1)).view_as(out)
 
     def fetch(self, places: Tensor) -> Fetched:
         head, row = places // self._capacity, places % self._capacity
-        found = self._cache.fetch((row * self._heads + head).cpu().numpy(), self._table.read_blocks, self._counts)
+        found = self._cache.fetch((row * self._heads + head).cpu().numpy(), self._table.read, self._counts)
         return Fetched(*found)
 
 
 class HostRows:
     """Rows (B, H, 2, ℓ, d) in the CPU's memory, in pages of PAGE rows that are made when they are written to.
 
-    So a full store is not copied to grow, and little more memory is held, or pinned, than is needed. pinned: so that a
-    GPU can copy from it directly.
+    So a full store is not copied to grow, and little more memory is held, or pinned, than is needed. like: a row.
+    pinned: so that a GPU can copy from it directly.
     """
 
-    def __init__(self, pinned: bool):
-        self._pinned = pinned
+    def __init__(self, like: Tensor, pinned: bool):
+        self._like, self._pinned = like, pinned
         self._pages: list[Tensor] = []  # each (PAGE, B, H, 2, ℓ, d)
-        self._like = torch.empty(0)
 
     @property
     def bytes_kept(self) -> int:
         return sum(page.nbytes for page in self._pages)
 
-    def reserve(self, capacity: int, like: Tensor) -> None:
-        """like: (0, B, H, 2, ℓ, d)."""
-        self._like = like
+    def reserve(self, capacity: int) -> None:
+        """A page is made when it is written to."""
 
     def write(self, row: int, blocks: Tensor) -> None:
         """Write blocks (n, B, H, 2, ℓ, d) to the rows from `row` on."""
         while row + len(blocks) > len(self._pages) * PAGE:
-            shape, dtype = self._like.shape[1:], self._like.dtype
-            self._pages.append(new_buffer(PAGE, *shape, dtype=dtype, pinned=self._pinned))
+            self._pages.append(new_buffer(PAGE, *self._like.shape, dtype=self._like.dtype, pinned=self._pinned))
         while len(blocks):
             page, first = divmod(row, PAGE)
             count = min(len(blocks), PAGE - first)
             self._pages[page][first : first + count] = blocks[:count]
             row, blocks = row + count, blocks[count:]
 
-    def read(self, rows: Tensor, out: Tensor) -> Tensor:
-        """Read rows into out, (n, B·H·2·ℓ·d)."""
-        return self._read(rows, out, PAGE)
-
-    def read_blocks(self, places: Tensor, out: Tensor) -> Tensor:
+    def read(self, places: Tensor, out: Tensor) -> Tensor:
         """Read blocks of one head into out, (n, 2·ℓ·d). places: (n,), indices among all rows, samples and heads."""
-        return self._read(places, out, PAGE * self._like.shape[1] * self._like.shape[2])
-
-    def _read(self, places: Tensor, out: Tensor, pieces: int) -> Tensor:
-        """Read pieces as wide as out at these places. pieces: of a page."""
-        page = places // pieces
+        of_page = PAGE * self._like.shape[0] * self._like.shape[1]
+        page = places // of_page
         for number in page.unique().tolist():
             here = (page == number).nonzero().squeeze(1)
-            held = self._pages[number].view(pieces, -1)
+            blocks = self._pages[number].view(of_page, -1)
             if len(here) == len(places):
-                return torch.index_select(held, 0, places - number * pieces, out=out)
-            out.index_copy_(0, here, held.index_select(0, places[here] - number * pieces))
+                return torch.index_select(blocks, 0, places - number * of_page, out=out)
+            out.index_copy_(0, here, blocks.index_select(0, places[here] - number * of_page))
         return out
 
 

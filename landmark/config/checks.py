@@ -74,8 +74,7 @@ READ_BY = (
 
 # Keys whose values other than the default must have an effect, whoever sets them.
 _NEEDED = (
-    _of_kind("landmark", "model.landmark_key", "model.landmark_bias", "model.joint_softmax", "cmt.enabled"),
-    _of_kind("landmark", "positions.kind", "positions.mapping", "train.k"),
+    _of_kind("landmark", "cmt.enabled", "positions.kind", "positions.mapping", "train.k"),
     _of_kind("landmark", "eval.retriever", "eval.retrieval_statistics"),
     Read(
         ("train.k", "train.local", "cmt.enabled", "positions.kind"), "our decoder, not models of transformers", _is_ours
@@ -101,7 +100,7 @@ _NEEDED = (
     Read(("eval.query",), "eval.retriever", lambda config: config.eval.retriever is not None),
 )
 
-_OF_EXTENSIONS = tuple(
+_OF_KINDS = tuple(
     _of_kind(item.metadata["kind"], f"{group}.{item.name}")
     for group, schema in (("model", ModelConfig), ("train", TrainConfig))
     for item in fields(schema)
@@ -128,7 +127,7 @@ _OF_TASKS = (
 def check(config: Config) -> None:
     """Raise UserError, naming the key, where a value is out of range, has no effect, or does not fit another."""
     _check_values(config)
-    _check_needed(config, (*_NEEDED, *_OF_EXTENSIONS))
+    _check_needed(config, (*_NEEDED, *_OF_KINDS))
     for keys in _ALTERNATIVES:
         chosen = [f"{key}={value}" for key in keys if (value := _value(config, key))]
         if len(chosen) > 1:

@@ -25,8 +25,6 @@ _OF_THE_EXPERIMENT = {
     *("experiment", "about", "rows", "parts", "grid", "row", "compare", "figure", "next_commands"),
     *("run", "task", "seeds", "name", "output", "logger", "prompt", "prompt_file", "output_file", "generate"),
 }
-# Settings of the model in which a landmark model may differ from the plain one whose weights it starts from.
-_OF_LANDMARKS = ("kind", "block_size", "landmark_key", "landmark_bias", "joint_softmax")
 
 _log = logging.getLogger(__name__)
 Compose = Callable[[list[str]], DictConfig]
@@ -187,8 +185,8 @@ def _with_start(config: Config, texts: dict[str, str], shared: list[str], compos
         raise UserError(f"start={config.start}: that row starts from another, {base.start}")
     check_settings(base)
     gets_landmarks = (base.model.kind, config.model.kind) == ("transformer", "landmark")
-    of_extensions = [item.name for item in fields(config.model) if item.metadata.get("kind") == "landmark"]
-    free = ("backend", *((*_OF_LANDMARKS, *of_extensions) if gets_landmarks else ()))
+    of_landmarks = [item.name for item in fields(config.model) if item.metadata.get("kind") == "landmark"]
+    free = ("backend", *(("kind", "block_size", *of_landmarks) if gets_landmarks else ()))
     shapes = [(replace(one.model, **dict.fromkeys(free)), one.cmt.enabled) for one in (base, config)]
     if config.model.family is None and shapes[0] != shapes[1]:
         raise UserError(f"start={config.start}: that row's model has another shape: give both the same model settings")

@@ -34,12 +34,14 @@ def above_zero(default: Any, most: float | None = None) -> Any:
     return field(default=default, metadata={"above": 0, "most": most})
 
 
-def of_extension(**metadata: Any) -> Any:
-    """A field that a module of `landmark.extensions` reads; null: not used.
+def of_landmarks(least: float | None = None, *, extension: bool = False) -> Any:
+    """A field that landmark models alone can have; null: the usual. least, extension: as `at_least`, `of_extension`."""
+    return field(default=None, metadata={"kind": "landmark", "least": least, "extension": extension})
 
-    metadata: least, as of `at_least`; kind, of the models that can have it (all where it is left out).
-    """
-    return field(default=None, metadata={"extension": True, **metadata})
+
+def of_extension() -> Any:
+    """A field that a module of `landmark.extensions` reads; null: not used."""
+    return field(default=None, metadata={"extension": True})
 
 
 @dataclass
@@ -63,12 +65,12 @@ class ModelConfig:
     rope_base: float = 10000.0
     key_offset: float | None = None  # fraction of a head's channels, the last ones, with the key of the token before
     rotary_fraction: float | None = None  # fraction of a head's channels, the first ones, that positions turn; null: 1
-    landmark_key: str | None = None  # landmark: token, or mean: plus the mean of the block's keys; null: token
-    landmark_bias: bool | None = None  # landmark: learned numbers on landmarks' scores; null: false
-    joint_softmax: float | None = None  # landmark: from the paper's gates (0) to one softmax (1); null: 0
+    landmark_key: str | None = of_landmarks()  # token, or mean: plus the mean of the block's keys; null: token
+    landmark_bias: bool | None = of_landmarks()  # learned numbers on landmarks' scores; null: false
+    joint_softmax: float | None = of_landmarks()  # from the paper's gates (0) to one softmax (1); null: 0
     masked: bool | None = of_extension()  # see later tokens too, and predict hidden ones, 15 %; null: false
-    fan_out: int | None = of_extension(least=2, kind="landmark")  # blocks of a group with a gate; null: no groups
-    levels: int | None = of_extension(least=1, kind="landmark")  # of groups: of blocks, of such groups, …; null: 1
+    fan_out: int | None = of_landmarks(2, extension=True)  # blocks of a group with a gate; null: no groups
+    levels: int | None = of_landmarks(1, extension=True)  # of groups: of blocks, of such groups, …; null: 1
     qk_norm: bool | None = None  # normalise queries and keys (RMS, learned scales) before positions; null: false
     initialisation: str | None = None  # gpt2: N(0, 0.02), or fan_in: N(0, 1/√inputs); null: gpt2
     induction_heads: int | None = at_least(1, None)  # of each layer but the first, begin as induction heads; null: none
@@ -113,7 +115,7 @@ class TrainConfig:
     micro_batch: int | None = at_least(1, None)  # windows per device and pass; null: all at once
     length: int = at_least(1)  # tokens, landmarks included
     k: list[int] | None = None  # landmark: earlier blocks that a query attends to, drawn for each step; null: all
-    local: int | None = of_extension(least=1, kind="landmark")  # tokens read at a time, with a memory; null: all
+    local: int | None = of_landmarks(1, extension=True)  # tokens read at a time, with a memory; null: all
     optimizer: str | None = one_of(None, "adamw", "muon")  # muon: for the matrices of linear layers; null: adamw
     muon_lr: float | None = above_zero(None)  # of these matrices, where the others have max_lr; null: max_lr
     max_lr: float = above_zero(2e-3)

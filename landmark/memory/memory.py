@@ -26,9 +26,9 @@ from landmark.memory.query_selection import QuerySelection
 from landmark.memory.question import Question
 from landmark.memory.saving import load, save
 from landmark.memory.select import Best, Choice, Selector
-from landmark.memory.settings import check_settings
 from landmark.memory.store import BlockStore, Store
 from landmark.memory.store.block_cache import TierCounts
+from landmark.utils.errors import UserError
 
 
 class Memory:
@@ -84,8 +84,10 @@ class Memory:
 
         Raises UserError for a number out of range.
         """
-        numbers = {"k": k, "max_blocks": store.max_blocks, "tier": store.tier, "cache": store.cache}
-        check_settings(numbers, block_size)
+        if block_size < 1 or k < 0 or (store.max_blocks is not None and store.max_blocks < max(k, 1)):
+            raise UserError(
+                f"block_size={block_size}, k={k}, max_blocks={store.max_blocks}: must be at least 1, 0 and k (or 1)"
+            )
         self.block_size, self.k, self.select, self.keys = block_size, k, select, keys or Keys()
         self.positions, self.store, self.gate, self.scoring = positions, store, gate, scoring
         self.backend, self.observer = backend, observer

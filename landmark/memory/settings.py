@@ -8,20 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from landmark.memory.choices import GRANULARITIES, INDEX_TYPES, INDICES, MAPPINGS, SCORERS, TIERS
 from landmark.utils.errors import UserError
 from landmark.utils.fractions import fraction
 
 if TYPE_CHECKING:
     from landmark.memory.memory import Memory
     from landmark.memory.select import Best, Selector
-
-GRANULARITIES = ("per_token_and_head", "per_token_and_group", "per_head", "per_token")
-SCORERS = ("landmark", "recent", "random", "mean_key", "given")
-TIERS = ("device", "cpu", "disk")
-MAPPINGS = ("stingy", "true")
-LANDMARK_KEYS = ("token", "mean")
-INDICES = ("exact", "faiss")
-INDEX_TYPES = ("flat", "ivf")
 
 SETTINGS: dict[str, Any] = {  # with their defaults
     "k": 4,  # blocks that a query retrieves, or fewer where there are fewer
@@ -56,11 +49,6 @@ _CHOICES = {
 }
 # By what ranks blocks: the settings that change its question.
 _REFINED = {"landmark": ("rerank", "recent", "query_window"), "mean_key": ("query_window",), "faiss": ("rerank",)}
-
-
-def choosing_heads(granularity: str, heads: int, kv_heads: int) -> int:
-    """How many heads, or groups of them, choose blocks of their own: H, H_kv or 1."""
-    return {"per_token": 1, "per_token_and_group": kv_heads}.get(granularity, heads)
 
 
 def check_settings(settings: Mapping[str, Any], block_size: int) -> None:

@@ -22,11 +22,11 @@ from torch import Tensor
 from landmark.attention.keys import Keys
 from landmark.memory import Memory, Stingy, Store
 from landmark.memory.block_attention import attend_to_blocks, merge
+from landmark.memory.choices import choosing_heads
 from landmark.memory.layer import LayerMemory
 from landmark.memory.positions import Positions
 from landmark.memory.question import Question
 from landmark.memory.select import Best, Choice, Cutoff
-from landmark.memory.settings import choosing_heads
 from landmark.memory.store import BlockStore
 from landmark.memory.store.block_files import SavedRows
 from landmark.utils.errors import UserError

@@ -29,7 +29,7 @@ class Choice:
 class Selector:
     """Chooses the blocks that the queries of a chunk read, in every layer.
 
-    granularity: which queries and heads choose together (`GRANULARITIES` in landmark/memory/settings.py). with_means:
+    granularity: which queries and heads choose together (`landmark.memory.select.Best`). with_means:
     whether a store must have the mean keys of its blocks. earlier_queries: queries of tokens before the chunk that are
     needed.
     """

@@ -13,9 +13,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from landmark.memory.choices import TIERS
 from landmark.memory.store.block_cache import BlockCache, TierCounts
 from landmark.memory.store.block_files import FileRows, SavedRows
 from landmark.memory.store.buffers import new_buffer
+from landmark.utils.errors import UserError
 
 PAGE = 256  # rows of a page in the CPU's memory
 
@@ -41,13 +43,17 @@ class Store:
     max_blocks: most blocks of a layer, the oldest are dropped first; None: all are stored. tier: "device", "cpu" or
     "disk". folder: of the files of the tier "disk", which have no name and vanish when the process ends; None: the
     system's folder for temporary files. cache: blocks (all heads) fetched from another tier that the device holds for
-    each layer; the least recently used are dropped first.
+    each layer; the least recently used are dropped first. Raises UserError for another tier or an empty cache.
     """
 
     max_blocks: int | None = None
     tier: str = "device"
     folder: Path | str | None = None
     cache: int = 128
+
+    def __post_init__(self):
+        if self.tier not in TIERS or self.cache < 1:
+            raise UserError(f"tier={self.tier}, cache={self.cache}: must be one of {', '.join(TIERS)}, and at least 1")
 
     def new_blocks(self, like: Tensor, counts: TierCounts, saved: SavedRows | None = None) -> Blocks:
         """Keys and values of no block yet.

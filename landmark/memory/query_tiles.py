@@ -143,7 +143,7 @@ class QueryTiles:
 
 def for_each_head(chosen: Tensor, heads: int) -> Tensor:
     """(B, H, …), what each query head has, of what heads that choose together or share keys have."""
-    return chosen.repeat_interleave(heads // chosen.shape[1], 1)
+    return chosen if chosen.shape[1] == heads else chosen.repeat_interleave(heads // chosen.shape[1], 1)
 
 
 def _tiling(sizes: Tensor, pairs: int) -> tuple[int, int]:

@@ -74,10 +74,10 @@ def best_of_summaries(question: Question, granularity: str, summaries: Tensor, i
 
 def _parts(question: Question, granularity: str, kv_heads: int) -> Iterator[tuple[slice, slice]]:
     """Slices of key/value heads and of queries to score together; those that choose together are not parted."""
-    _, batch, queries, heads, _ = question.exact.shape
+    _, batch, queries, heads, _ = (exact := question.queries.exact).shape
     queries -= question.before
     of_one = batch * (heads // kv_heads) * len(question.store)  # scores of one key/value head and one query
-    room = scored_at_once(question.exact.device) // of_one
+    room = scored_at_once(exact.device) // of_one
     of_heads, of_queries = max(1, min(kv_heads, room // queries)), max(1, min(queries, room // kv_heads))
     if granularity == "per_head":
         of_queries = queries

@@ -286,9 +286,32 @@ class Config:
     logger: LoggerConfig = field(default_factory=LoggerConfig)
 
 
+# Groups whose options set a key or two, as `cmt=on` does: the others are folders of conf/.
+GROUPS: dict[str, dict[str, dict[str, Any]]] = {
+    "retrieval": {
+        name: {"granularity": name} for name in ("per_token_and_head", "per_head", "per_token", "per_token_and_group")
+    },
+    "cmt": {"off": {"enabled": False}, "on": {"enabled": True}},
+    "positions": {"standard": {"kind": "standard"}, "jumps": {"kind": "jumps", "p_jump": 100}},
+    "logger": {"csv": {"wandb": False}, "wandb": {"wandb": True}},
+    "trainer": {
+        "auto": {"name": "auto", "accelerator": "auto", "devices": 1},  # one GPU if there is one, else the CPU
+        "cpu": {"name": "cpu", "accelerator": "cpu", "devices": 1},
+        "gpu": {"name": "gpu", "accelerator": "gpu", "devices": 1},
+        # Every GPU of this machine, one process each; with fsdp they share out weights, gradients and moments (FSDP2).
+        "ddp": {"name": "ddp", "accelerator": "gpu", "devices": "auto", "strategy": "ddp"},
+        "fsdp": {"name": "fsdp", "accelerator": "gpu", "devices": "auto", "strategy": "fsdp"},
+    },
+}
+
+
 def register() -> None:
-    """Make the schema known to Hydra, as `schema` at the head of conf/config.yaml's defaults."""
-    ConfigStore.instance().store(name="schema", node=Config)
+    """Make the schema known to Hydra, as `schema` at the head of conf/config.yaml's defaults, and the small groups."""
+    store = ConfigStore.instance()
+    store.store(name="schema", node=Config)
+    for group, options in GROUPS.items():
+        for name, values in options.items():
+            store.store(group=group, name=name, node=values)
 
 
 def to_config(composed: DictConfig) -> Config:

@@ -267,7 +267,7 @@ class Memory:
             factors = self.positions.stored(self.keys.rotary(layer), state.store.added, (count, width), keys)
             keys = rotate(keys.to(torch.promote_types(keys.dtype, torch.float32)), factors)
             state.store.reserve(self._expected, values[..., 1:, :])
-            state.store.add(self.keys.with_means(keys, 1 - self.gate.alpha), values)
+            state.store.add(self.keys.with_means(keys, self.gate.of_landmark), values)
         return count * width
 
     def discard(self) -> None:

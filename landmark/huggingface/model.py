@@ -112,7 +112,8 @@ class LandmarkModel(_Base):
             phase: (B,), for windows with landmarks: tokens missing from the first block of each; with `cu_seqlens`
                 (documents,).
             cu_seqlens: (documents + 1,), where the documents of a packed row begin and end; they do not see each other.
-            local: tokens of the text read at a time with a `LandmarkCache`. None: as the model was wrapped.
+            local: tokens of the text read at a time with a `LandmarkCache`. None: as the model was wrapped. A text that
+                is read in other pieces, in one call or in several, retrieves other blocks where k is not all of them.
             kwargs: as the original model. Landmarks give no attention weights (`output_attentions`).
 
         Raises UserError for arguments that landmarks do not allow, and for labels that would train without landmarks.
@@ -220,7 +221,7 @@ class LandmarkModel(_Base):
             raise UserError("logits_to_keep: with a landmark memory it must be a number")
         hidden = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         cache.check_batch(batch)
-        mask = torch.ones_like(ids) if mask is None else of_columns(mask, columns)
+        mask = torch.ones_like(ids) if mask is None else of_columns(mask, columns).to(ids.device)
         if logits_to_keep and bool(mask.any()):
             check_ends(mask, logits_to_keep)
         check_positions(position_ids, mask, cache)

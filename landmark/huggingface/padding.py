@@ -79,7 +79,8 @@ class Padded:
             self._filled = values.new_zeros(*self._shape, *values.shape[1:])
         values = values[max(0, self.first[row] - start) :]
         start = max(0, start - self.first[row])
-        self._filled[row, self._columns[row][start : start + len(values)]] = values
+        columns = self._columns[row][start : start + len(values)].to(values.device)
+        self._filled[row, columns] = values.to(self._filled.device)
 
     @property
     def filled(self) -> Tensor:

@@ -34,12 +34,18 @@ class Together:
         self._parts = parts
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
-        """See `LandmarkCache.attend`. q, k, v: (B, …, T, d); behind a text of fewer tokens is padding.
+        """See `LandmarkCache.attend`.
+
+        Args:
+            layer: its number.
+            q, k, v: (B, …, T, d), rotated by the model; behind a text of fewer tokens is padding.
+            scoring: of the layer.
 
         Returns (B, H, T, d), 0 for padding.
         """
         out = torch.zeros_like(q)
         for rows, length, cache in self._parts:
+            rows = rows.to(q.device)  # of this layer
             own = [x[rows, :, :length] for x in (q, k, v)]
             out[rows, :, :length] = cache.attend(layer, *own, scoring=scoring)
         return out
@@ -168,10 +174,16 @@ class Reader:
                 output_hidden_states=self._hidden,
                 **self._kwargs,
             )
+        states = outputs.hidden_states if self._hidden else ()
         found = []
         for part, (_, at) in zip(parts, placed, strict=True):
-            rows = part.rows if len(parts) > 1 else slice(None)
+            rows = part.rows if len(parts) > 1 else None
             chosen = torch.searchsorted(wanted, at[max(0, skipped) :])
-            of_layers = [state[rows][:, at] for state in outputs.hidden_states] if self._hidden else []
-            found.append((outputs.logits[rows][:, chosen], of_layers))
+            found.append((_part_of(outputs.logits, rows, chosen), [_part_of(state, rows, at) for state in states]))
         return found
+
+
+def _part_of(batch: Tensor, rows: Tensor | None, columns: Tensor) -> Tensor:
+    """Some columns of some rows (None: all) of outputs (B, T, …), which may be on another device."""
+    batch = batch if rows is None else batch[rows.to(batch.device)]
+    return batch[:, columns.to(batch.device)]

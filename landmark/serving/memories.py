@@ -106,7 +106,9 @@ class Memories:
             except (OSError, UserError) as error:
                 if (folder / CONTENT).is_file():
                     LOG.error("%s %s: %s", kind[:-1], name, error)
-                    raise Failed(f"{kind[:-1]} {name} cannot be read: its files are damaged; delete it") from error
+                    raise Failed(
+                        f"{kind[:-1]} {name} cannot be read: its files are damaged, or of another model; delete it"
+                    ) from error
                 raise _missing(kind, name) from error  # deleted meanwhile
         elif must_exist:
             raise _missing(kind, name)
@@ -190,12 +192,12 @@ def _one_line(what: str) -> Iterator[None]:
     """Raise Full for a full disk, and Failed for another error of the system. what: the memory."""
     try:
         yield
+    except Full:
+        raise
     except (OSError, UserError) as error:
-        of_system = error if isinstance(error, OSError) else error.__cause__
-        if not isinstance(of_system, OSError):
-            raise
         LOG.error("%s: %s", what, error)
-        if of_system.errno in FULL:
+        of_system = error if isinstance(error, OSError) else error.__cause__
+        if isinstance(of_system, OSError) and of_system.errno in FULL:
             raise Full(f"{what}: the server's disk is full; delete some memories") from error
         raise Failed(f"{what} could not be saved") from error
 

@@ -6,6 +6,7 @@ import itertools
 import json
 import logging
 from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from landmark.serving.answering import PART, Answer, Piece, Token
@@ -14,18 +15,15 @@ from landmark.utils.errors import UserError
 LOG = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
 class Shape:
-    """How one kind of completion writes its text and the probabilities of its tokens."""
+    """How one kind of completion writes its text, whole and in parts (None: the end), and its tokens' probabilities."""
 
-    def __init__(
-        self,
-        object: str,
-        chunk: str,
-        whole: Callable[[str], Any],
-        part: Callable[[str | None], Any],
-        logprobs: Callable[[list[Token]], Any],
-    ):
-        self.object, self.chunk, self.whole, self.part, self.logprobs = object, chunk, whole, part, logprobs
+    object: str
+    chunk: str
+    whole: Callable[[str], Any]
+    part: Callable[[str | None], Any]
+    logprobs: Callable[[list[Token]], Any]
 
 
 def _of_text(tokens: list[Token]) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from landmark.attention import Extra
 from landmark.attention.rotary import rotate
-from landmark.data.document_blocks import Block, split_into_blocks
+from landmark.data.document_blocks import Block, encoded, split_into_blocks
 from landmark.memory import Memory, Store
 from landmark.memory.select.scores import scored_at_once
 from landmark.memory.store.tiers import DeviceBlocks
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 WINDOW = 10  # blocks of a document that are read together, and attend to each other as in training
 BATCH_SIZE = 8  # windows
 SCORERS = ("landmark", "tokens")
-FORMAT = "2"  # of the file of an index
+FORMAT = "3"  # of the file of an index
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,8 @@ class Retriever:
 
     def delete(self, *names: str) -> None:
         """Remove documents. Raises UserError, and removes none, where one of the names is not in the index."""
-        if unknown := sorted(set(names) - set(self.names)):
+        known = set(self.names)
+        if unknown := [name for name in names if not isinstance(name, str) or name not in known]:
             raise UserError(f"{unknown[0]}: no document of this name is in the index")
         self._put(*self._without(set(names)))
 
@@ -201,7 +202,7 @@ class Retriever:
     def head_scores(self, text: str) -> dict[tuple[int, int], Tensor]:
         """The score of every block (blocks,) by each head (layer, head): a mean of logarithms, at most 0.
 
-        Raises UserError for an empty text or an empty index.
+        Raises UserError for what is no text, for an empty text and an empty index.
         """
         return dict(self._head_scores(text, None))
 
@@ -209,6 +210,7 @@ class Retriever:
         self, text: str, heads: Sequence[tuple[int, int]] | None
     ) -> Iterator[tuple[tuple[int, int], Tensor]]:
         """The scores of these heads (None: all). Raises UserError as `head_scores`, and for an unknown head."""
+        encoded("text", text)
         ids = self._tokenizer.encode(text)
         if not len(ids) or not len(self):
             raise UserError("the text is empty" if len(self) else "the index is empty: call index(documents) first")
@@ -220,6 +222,7 @@ class Retriever:
             queries, keys = memory.queries[layer][0], self._keys[layer]
             yield (layer, head), _mean_log_softmax(queries[head], keys[head * len(keys) // len(queries)])
 
+    @torch.no_grad()
     def scores(self, text: str) -> Tensor:
         """Relevance of each block for a text, (blocks,): the mean over the chosen heads."""
         heads = None if self.heads is None else [(layer, head) for layer, head in self.heads]
@@ -295,8 +298,12 @@ def _mean_log_softmax(queries: Tensor, keys: Tensor) -> Tensor:
 
 
 def _named(documents: Mapping[str, str] | Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Documents as pairs of name and text. Raises UserError where a name comes twice."""
-    named: Any = list(documents.items() if isinstance(documents, Mapping) else documents)
+    """Documents as pairs of name and text. Raises UserError for anything else, and where a name comes twice."""
+    named: Any = documents.items() if isinstance(documents, Mapping) else documents
+    named = list(named) if isinstance(named, Iterable) and not isinstance(named, str) else [named]
+    for each in named:
+        if not isinstance(each, tuple | list) or len(each) != 2 or not isinstance(each[0], str):
+            raise UserError(f"documents: {str(each)[:40]!r} is no pair of a name and a text: give {{name: text, …}}")
     if twice := [name for name, count in Counter(name for name, _ in named).items() if count > 1]:
         raise UserError(f"{twice[0]}: two documents have this name: give each its own")
     return named
@@ -312,7 +319,7 @@ def _checked(count: int | None, there: int, what: str) -> int:
     """The number of results to give. Raises UserError where it is no number from 1 to those there are."""
     if count is None:
         return min(10, there)
-    if not isinstance(count, int) or not 1 <= count <= there:
+    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= there:
         raise UserError(f"count={count}: must be from 1 to {there}, the number of {what} in the index")
     return count
 

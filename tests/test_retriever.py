@@ -101,9 +101,9 @@ def test_spans_are_parts_of_the_documents(model):
     for name, text in TEXTS.items():
         parts = sorted((span for span in spans if span.document == name), key=lambda span: span.start)
         assert parts[0].start == 0
-        assert parts[-1].stop == len(text.encode())
+        assert parts[-1].stop == len(text)
         assert all(a.stop == b.start for a, b in itertools.pairwise(parts))
-        assert all(span.text == text.encode()[span.start : span.stop].decode(errors="replace") for span in parts)
+        assert all(span.text == text[span.start : span.stop] for span in parts)
     assert retriever.query("heron", count=2) == spans[:2]
 
 
@@ -226,7 +226,7 @@ def test_an_index_that_does_not_fit_is_refused(model, tmp_path):
         Retriever(model, TOKENIZER).load(tmp_path / "index")
 
 
-def test_spans_are_of_the_documents_own_bytes_where_the_tokenizer_changes_them():
+def test_spans_are_of_the_documents_own_characters_where_the_tokenizer_changes_them():
     """It lowers letters, takes accents off and puts a space in front, as tokenizers of real models do."""
     pytest.importorskip("transformers")
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
@@ -243,7 +243,7 @@ def test_spans_are_of_the_documents_own_bytes_where_the_tokenizer_changes_them()
     blocks, ids = split_into_blocks("text", text, tokenizer, 6)
     assert "".join(block.text for block in blocks) == text
     assert [block.text for block in blocks[:2]] == ["Élan ", "vital,"]
-    assert all(text.encode()[block.start : block.stop].decode() == block.text for block in blocks)
+    assert all(text[block.start : block.stop] == block.text for block in blocks)
     assert len(ids) == 6 * len(blocks)
 
 
@@ -275,3 +275,62 @@ def test_invalid_documents_texts_heads_and_models_are_refused(model):
         retriever.query("anything")
     with pytest.raises(UserError, match="no landmarks to retrieve by"):
         Retriever(Decoder(decoder_config("transformer", 320, 1, 2, 8, 32)), TOKENIZER)
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 8])
+def test_spans_count_characters_and_cut_none(model, block_size):
+    """Tokens are bytes here: a block may end within a character, which then belongs to the last of its blocks."""
+    text = "Zwölf Reiher — 十二只苍鹭 🪶🪶, naïve."
+    blocks, _ = split_into_blocks("text", text, TOKENIZER, block_size)
+    assert len(blocks) == -(-len(text.encode()) // block_size)
+    assert "".join(block.text for block in blocks) == text
+    assert all(text[block.start : block.stop] == block.text for block in blocks)
+    bytes_before = 0
+    for number, block in enumerate(blocks[:-1], 1):
+        bytes_before += len(block.text.encode())
+        assert 0 <= number * block_size - bytes_before < 4
+    retriever = Retriever(model, TOKENIZER)
+    retriever.index({"text": text})
+    assert all("\ufffd" not in block.text for block in retriever.query("Reiher"))
+
+
+def test_scores_have_no_graph(model):
+    """It would keep the queries and keys of all layers, and refuse numpy."""
+    retriever = Retriever(model, TOKENIZER)
+    retriever.index(TEXTS)
+    with torch.enable_grad():
+        assert not retriever.scores("heron").requires_grad
+        assert retriever.scores("heron").numpy().shape == (len(retriever),)
+
+
+def test_what_is_no_text_name_or_count_is_refused(model):
+    retriever = Retriever(model, TOKENIZER)
+    retriever.index(TEXTS)
+    for text in (None, 5, b"heron", ["heron"]):
+        for ask in (retriever.query, retriever.scores, retriever.documents, retriever.head_scores):
+            with pytest.raises(UserError, match="text: must be a text, not"):
+                ask(text)
+    with pytest.raises(UserError, match="text: has half a character"):
+        retriever.query("her\ud800n")
+    with pytest.raises(UserError, match="half: has half a character"):
+        retriever.add({"half": "her\ud800n"})
+    with pytest.raises(UserError, match="count=True"):
+        retriever.query("heron", True)
+    for documents in ("text", ["text"], [("a", "b", "c")], {1: "text"}, None):
+        for change in (retriever.add, retriever.replace):
+            with pytest.raises(UserError, match="is no pair of a name and a text"):
+                change(documents)
+    with pytest.raises(UserError, match="pike: must be a text, not int"):
+        retriever.add({"pike": 5})
+    with pytest.raises(UserError, match="no document of this name"):
+        retriever.delete(["birds"])
+
+
+def test_an_index_of_another_embedding_of_the_landmark_is_refused(model, tmp_path):
+    retriever = Retriever(model, TOKENIZER)
+    retriever.index(TEXTS)
+    retriever.save(tmp_path / "index")
+    with torch.no_grad():
+        model.embedding.weight[257] += 1
+    with pytest.raises(UserError, match="another model"):
+        retriever.load(tmp_path / "index")

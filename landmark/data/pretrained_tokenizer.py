@@ -10,6 +10,7 @@ import numpy as np
 from landmark.data.tokenizer import Tokenizer
 from landmark.utils.constants import LANDMARK
 from landmark.utils.errors import UserError
+from landmark.utils.landmark_token import new_landmark
 
 
 class PretrainedTokenizer(Tokenizer):
@@ -30,6 +31,7 @@ class PretrainedTokenizer(Tokenizer):
         described = json.loads(inner.backend_tokenizer.to_str())
         decisive = {key: described[key] for key in ("normalizer", "pre_tokenizer", "model")}
         if LANDMARK not in inner.get_vocab():
+            new_landmark(inner)
             inner.add_tokens([LANDMARK], special_tokens=True)
         self.inner = inner
         special = set(inner.all_special_ids) | set(inner.added_tokens_decoder)
@@ -37,7 +39,8 @@ class PretrainedTokenizer(Tokenizer):
         pieces = {id: _piece(token, byte_level) for token, id in inner.get_vocab().items() if id not in special}
         landmark = inner.convert_tokens_to_ids(LANDMARK)
         backend = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
-        super().__init__("pretrained", inner.eos_token_id, landmark, len(inner), pieces, backend=backend)
+        size = max(inner.get_vocab().values()) + 1  # more than len(inner) where ids are left out
+        super().__init__("pretrained", inner.eos_token_id, landmark, size, pieces, backend=backend)
 
     def encode(self, text: str) -> np.ndarray:
         return np.array(self._encoded(text)["input_ids"], dtype=self.dtype)

@@ -7,12 +7,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
+from jinja2 import TemplateError
 from lm_eval.api.instance import Instance  # pyright: ignore[reportMissingImports]
 from lm_eval.api.model import TemplateLM  # pyright: ignore[reportMissingImports]
 from lm_eval.api.registry import register_model  # pyright: ignore[reportMissingImports]
@@ -29,6 +31,10 @@ from landmark.utils.constants import DEFAULT_CHUNK
 from landmark.utils.errors import UserError
 
 Request = tuple[Any, list[int], list[int]]  # the texts, ids of the context, ids of the continuation
+OPTIONS = {"do_sample", "temperature", "top_k", "top_p", "until", "max_gen_toks"}  # of a generation
+# Values of transformers' options with which they change nothing.
+NO_CHANGE = {"num_beams": 1, "num_return_sequences": 1, "repetition_penalty": 1, "no_repeat_ngram_size": 0}
+NO_CHANGE |= {"min_p": 0, "typical_p": 1, "use_cache": True}
 Answer = tuple[float, bool]  # log-probability in nats, whether each id is the most probable
 
 
@@ -69,13 +75,16 @@ class LandmarkLM(TemplateLM):
             device: of torch (None: a GPU where there is one).
             memory: settings of the landmark memory, such as k=4, granularity, tier, max_blocks.
 
-        Raises UserError for a path without a model, another batch size, and memory settings of a model without
-        landmarks.
+        Raises UserError for a path without a model, numbers out of range, another batch size, and memory settings of a
+        model without landmarks.
         """
         super().__init__()
+        for name, value in {"local": local, "max_length": max_length, "max_gen_toks": max_gen_toks}.items():
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise UserError(f"{name}={value}: must be a whole number, at least 1")
         if not str(batch_size).isdigit() or int(batch_size) < 1:
             raise UserError(f"batch_size={batch_size}: must be a number, at least 1")
-        self.batch_size, self.max_gen_toks = int(batch_size), int(max_gen_toks)
+        self.batch_size, self.max_gen_toks = int(batch_size), max_gen_toks
         self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self.model: LanguageModel = load(Path(path), device=self._device)
         own = tokenizer in ("gpt2", "code", "bytes")
@@ -109,12 +118,39 @@ class LandmarkLM(TemplateLM):
     def tokenizer_name(self) -> str:
         return self._text.name
 
+    @property
+    def tokenizer(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The tokenizer of transformers, which may have a template for chats; None: it is one of ours."""
+        return self._text.inner if isinstance(self._text, PretrainedTokenizer) else None
+
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
-        """Ids of a text. add_special_tokens: for a tokenizer of transformers (None: as it usually does)."""
-        if not isinstance(self._text, PretrainedTokenizer):
+        """Ids of a text. add_special_tokens: for a tokenizer of transformers (None: as it usually does, but where the
+        text begins with the beginning of text, as a template writes it, no second one)."""
+        if self.tokenizer is None:
             return self._text.encode(string).tolist()
+        if add_special_tokens is None and (begin := self.tokenizer.bos_token) and string.startswith(begin):
+            add_special_tokens = False
         special = {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
-        return self._text.inner.encode(string, **special)
+        return self.tokenizer.encode(string, **special)
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """The text of a chat. add_generation_prompt: whether an answer begins at its end, else the last one goes on.
+
+        Raises UserError where the tokenizer has no template for chats, or it refuses the messages.
+        """
+        if getattr(self.tokenizer, "chat_template", None) is None:
+            raise UserError(
+                f"apply_chat_template: the tokenizer {self.tokenizer_name} has no template for chats; leave it out"
+            )
+        try:
+            return self.tokenizer.apply_chat_template(
+                chat_history,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=not add_generation_prompt,
+            )
+        except TemplateError as error:
+            raise UserError(f"apply_chat_template: the model's template refuses the messages ({error})") from error
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """The log-probability of each whole text in nats: read once with a memory, else in windows of max_length."""
@@ -131,7 +167,16 @@ class LandmarkLM(TemplateLM):
     def _loglikelihood_tokens(
         self, requests: Sequence[Request], disable_tqdm: bool = False, **kwargs: Any
     ) -> list[Answer]:
-        """For each request the log-probability of its continuation, and whether it is the greedy one."""
+        """For each request the log-probability of its continuation, and whether it is the greedy one.
+
+        Raises UserError for a continuation that is empty or longer than max_length.
+        """
+        for _, _, continuation in requests:
+            if not 1 <= len(continuation) <= (self.max_length or len(continuation)):
+                raise UserError(
+                    f"max_length={self.max_length}: a continuation has {len(continuation)} tokens; it must fit, and "
+                    "have at least one"
+                )
         texts = [[*context, *continuation] for _, context, continuation in requests]
         if self.max_length is not None:
             texts = [text[-(self.max_length + 1) :] for text in texts]
@@ -151,7 +196,8 @@ class LandmarkLM(TemplateLM):
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """The text that follows each context, up to the first of its `until`, end of text, or max_gen_toks.
 
-        Raises UserError where max_gen_toks leaves no room for a context.
+        Raises UserError where max_gen_toks leaves no room for a context, and for options (gen_kwargs) that would change
+        the text elsewhere and have no meaning here.
         """
         answers = [""] * len(requests)
         contexts = [self.tok_encode(request.args[0]) for request in requests]
@@ -167,9 +213,10 @@ class LandmarkLM(TemplateLM):
                     )
                 for number in same:
                     contexts[number] = contexts[number][-(self.max_length - tokens) :]
+            sampling = _sampling(settings)
             for chosen in self._batches([len(contexts[number]) for number in same]):
                 numbers = [same[place] for place in chosen]
-                texts = self._continue([contexts[number] for number in numbers], tokens, until, _sampling(settings))
+                texts = self._continue([contexts[number] for number in numbers], tokens, until, sampling)
                 for number, text in zip(numbers, texts, strict=True):
                     answers[number] = text
                     self.cache_hook.add_partial("generate_until", requests[number].args, text)
@@ -230,13 +277,28 @@ def _before(text: str, until: Sequence[str]) -> str:
 
 
 def _sampling(settings: dict[str, Any]) -> Sampling:
-    """How tokens are drawn: the most probable one, unless a task asks for samples."""
+    """How tokens are drawn: the most probable one, unless a task asks for samples.
+
+    Raises UserError for an option that is not known.
+    """
+    for name, value in settings.items():
+        if name not in OPTIONS and value is not None and (name not in NO_CHANGE or value != NO_CHANGE[name]):
+            raise UserError(f"gen_kwargs {name}={value}: is not known here, only {', '.join(sorted(OPTIONS))} are")
     if not settings.get("do_sample"):
         return Sampling()
-    return Sampling(settings.get("temperature", 1.0), settings.get("top_k"), settings.get("top_p", 1.0))
+    return Sampling(settings.get("temperature", 1.0), settings.get("top_k") or None, settings.get("top_p", 1.0))
+
+
+def main() -> None:
+    """The harness's own command. Ends with exit code 2 and one line for what the user can mend."""
+    from lm_eval.__main__ import cli_evaluate  # pyright: ignore[reportMissingImports]
+
+    try:
+        cli_evaluate()
+    except UserError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
 
 
 if __name__ == "__main__":
-    from lm_eval.__main__ import cli_evaluate  # pyright: ignore[reportMissingImports]
-
-    cli_evaluate()
+    main()

@@ -39,8 +39,8 @@ AT = 1, 10  # ranks up to which a found block counts
 class SentenceQueries:
     """Documents (name, text) and sentences to find in them.
 
-    queries: texts. places: for each query the number of its document, and the first and the last byte (exclusive) of
-    what is to be found: the sentence, or its first half where the second one, the query, is removed.
+    queries: texts. places: for each query the number of its document, and the first and the last character (exclusive)
+    of what is to be found: the sentence, or its first half where the second one, the query, is removed.
     """
 
     documents: list[tuple[str, str]]
@@ -86,8 +86,8 @@ def sentence_queries(texts: Sequence[str], count: int, seed: int, query: str = "
         first, second = sentence[:cut], sentence[cut:]
         stays = first if query == "second_half" else sentence
         kept[number] += [texts[number][at[number] : start], stays]
-        so_far = sum(len(part.encode()) for part in kept[number])
-        places.append((number, so_far - len(stays.encode()), so_far))
+        so_far = sum(map(len, kept[number]))
+        places.append((number, so_far - len(stays), so_far))
         asked = {"second_half": second, "sentence": sentence, "altered": _altered(first, second)}
         queries.append(asked[query])
         at[number] = start + len(sentence)

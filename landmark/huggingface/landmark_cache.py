@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -40,7 +40,8 @@ from landmark.utils.errors import UserError
 from landmark.utils.files import write_atomic
 from landmark.utils.weights import weights_digest
 
-WINDOWS = "windows.safetensors"  # beside a saved memory: keys and values of layers with a sliding window
+WINDOWS = "windows.safetensors"  # beside a saved memory: ids, and keys and values of layers with a sliding window
+IDS = "ids"
 
 
 class LandmarkCache(Cache):
@@ -52,47 +53,61 @@ class LandmarkCache(Cache):
     2. `attend` undoes the rotation, because the memory assigns positions itself, and attends through the memory;
     3. at the end of `reading` the chunk's blocks are stored. If a layer fails, nothing of the chunk is kept.
 
-    The samples of a batch share one memory as long as each chunk has the same number of tokens for all of them. For a
-    padded batch `split` makes a cache of each sample, in `samples`; from then on `memory` is empty.
+    The samples of a batch share one memory as long as each chunk has the same number of tokens for all of them. In a
+    padded batch `divide` puts those of the same lengths into `groups`, each with a cache of its own; from then on
+    `memory` is empty.
 
+    ids: (B, n), the text read so far, without landmarks; empty where nothing is read, and in a padded batch.
     block_size: ℓ. observer: of `Memory`. settings: `landmark.memory.settings.SETTINGS`. Raises UserError for one that
     does not exist, or out of range.
     """
 
     def __init__(self, model: PreTrainedModel, block_size: int, observer: Observer | None = None, **settings: Any):
-        window: Any = window_size(model)
+        self._window: Any = window_size(model)
+        self._is_full = [kind == FULL for kind in layer_types(model)]
         self._chunk = _Chunk()
-        super().__init__(
-            layers=[
-                _MemoryLayer(self._chunk, number) if kind == FULL else DynamicSlidingWindowLayer(window)
-                for number, kind in enumerate(layer_types(model))
-            ]
-        )
+        super().__init__(layers=self._new_layers())
         self.landmark_layers = landmark_layers(model)
         self._frequencies = inverse_frequencies(model)
         keys = Keys(rope_base=memory_frequencies(model), unrotated_layers=unrotated_layers(model))
         of_model = {"keys": keys, "scoring": Scoring(softcap=softcap_of(model))}
         self.memory = memory_of(block_size, settings, **of_model, observer=observer)
         self.memory.model = partial(weights_digest, model)
-        self.samples: list[LandmarkCache] = []
+        self._forget()
+
+    def _new_layers(self) -> list[Any]:
+        return [
+            _MemoryLayer(self._chunk, number) if is_full else DynamicSlidingWindowLayer(self._window)
+            for number, is_full in enumerate(self._is_full)
+        ]
+
+    def _forget(self) -> None:
+        self.ids = torch.zeros(0, 0, dtype=torch.int64)
+        self.groups: list[Group] = []
         self._columns = 0  # of a padded batch: tokens read, padding included
-        self._torn = False  # whether only some samples of a padded batch have read the last tokens
+        self._torn = False  # whether an error left a text read in part
 
     @property
     def stats(self) -> dict[str, Any]:
-        """See `landmark.memory.Memory.stats`; a padded batch has those of its `samples` alone."""
+        """See `landmark.memory.Memory.stats`; a padded batch has those of its `groups` alone."""
         return self.memory.stats
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether some layers have a sliding window."""
+        return not all(self._is_full)
 
     @property
     def _windows(self) -> dict[int, DynamicSlidingWindowLayer]:
         return {number: x for number, x in enumerate(self.layers) if isinstance(x, DynamicSlidingWindowLayer)}
 
     @contextmanager
-    def reading(self, length: int, device: torch.device) -> Iterator[Tensor]:
+    def reading(self, ids: Tensor, length: int, device: torch.device) -> Iterator[Tensor]:
         """Read a chunk of `length` tokens, landmarks included.
 
-        Gives its position ids (1, length). Without layers with a sliding window all are 0: the rotation is the
-        identity, and undoing it is exact. Raises UserError if a layer did not attend with landmarks.
+        ids: (B, n), of the chunk, without landmarks. Gives its position ids (1, length). Without layers with a sliding
+        window all are 0: the rotation is the identity, and undoing it is exact. Raises UserError if a layer did not
+        attend with landmarks.
         """
         positions = torch.zeros(1, length, dtype=torch.int64, device=device)
         if self._windows:
@@ -111,6 +126,7 @@ class LandmarkCache(Cache):
         finally:
             self._chunk.positions = None
         self.memory.commit()
+        self.ids = torch.cat([self.ids.to(ids.device), ids], 1) if self.ids.numel() else ids
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, sinks: Sinks | None) -> Tensor:
         """Attend to the chunk and to the memory.
@@ -128,29 +144,39 @@ class LandmarkCache(Cache):
         assert scoring.softcap == self.memory.scoring.softcap
         assert self._chunk.positions is not None  # or `_MemoryLayer.update` had raised
         self._chunk.attended.add(layer)
+        self._check_dtype(layer, k.dtype)
         if layer not in self.memory.keys.unrotated_layers:
             positions = self._chunk.positions.to(q.device) if self._windows else None
             q, k = (unrotate(x, positions, self._frequencies) for x in (q, k))
         rescale = scoring.scale_of(q.shape[-1]) * math.sqrt(q.shape[-1])
         return self.memory.attend(layer, q if rescale == 1 else q * rescale, k, v, sinks)
 
+    def _check_dtype(self, layer: int, dtype: torch.dtype) -> None:
+        """Raise UserError where the text so far has keys of another type."""
+        state = self.memory.layers.get(layer)
+        if state is not None and state.pending is not None and state.pending[0].dtype != dtype:
+            raise UserError(
+                f"the memory has keys of {state.pending[0].dtype}, this chunk of {dtype}: read all of a text under the "
+                "same autocast and with weights of one type, or reset() the memory"
+            )
+
     def reset(self) -> None:
         """Forget everything: a new text begins."""
         super().reset()
         self.memory.reset()
-        self.samples, self._columns, self._torn = [], 0, False
+        self._forget()
 
     def save(self, folder: Path | str) -> None:
         """Write everything to a new folder. A cache of the same model, on any tier, can `load` it.
 
         Raises UserError, and leaves nothing behind, where the folder exists, the disk is full, or the batch is padded.
         """
-        if self.samples:
-            raise UserError("a padded batch has a memory for each of its samples: save those of `samples`")
+        if self.groups:
+            raise UserError("a padded batch has a memory for each length: save those of `samples`")
         folder = Path(folder)
         if folder.exists():
             raise UserError(f"{folder} exists already: delete it, or save the memory to another folder")
-        tensors = {}
+        tensors = {IDS: self.ids.contiguous()}
         for number, layer in self._windows.items():
             if layer.is_initialized:
                 content = {"keys": layer.keys, "values": layer.values, "length": torch.tensor(layer.cumulative_length)}
@@ -158,8 +184,7 @@ class LandmarkCache(Cache):
         partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
         try:
             self.memory.save(partial)
-            if tensors:
-                write_atomic(partial / WINDOWS, save_tensors(tensors))
+            write_atomic(partial / WINDOWS, save_tensors(tensors))
             partial.rename(folder)
         except (OSError, SafetensorError) as error:
             raise UserError(f"{folder}: the memory could not be saved ({error}), nothing is left of it") from error
@@ -169,17 +194,17 @@ class LandmarkCache(Cache):
     def load(self, folder: Path | str, device: str | torch.device = "cpu") -> None:
         """Replace the content by that of a saved cache. device: of the loaded tensors.
 
-        Raises UserError as `Memory.load` does, for a cache of a model with other weights too, and where the windows of
-        sliding layers are missing.
+        Raises UserError as `Memory.load` does, for a cache of a model with other weights too, and where the ids or the
+        windows of sliding layers are missing.
         """
-        tensors: dict[str, Tensor] = {}
-        if self._windows:
-            try:
-                tensors = load_file(Path(folder) / WINDOWS, device=str(device))
-            except (OSError, SafetensorError) as error:
-                raise UserError(f"{folder}/{WINDOWS} is missing or damaged: save the cache, not its memory") from error
+        try:
+            tensors = load_file(Path(folder) / WINDOWS, device=str(device))
+            ids = tensors[IDS]
+        except (OSError, SafetensorError, KeyError) as error:
+            raise UserError(f"{folder}/{WINDOWS} is missing or damaged: save the cache, not its memory") from error
         self.memory.load(folder, device)
-        self.samples, self._columns, self._torn = [], 0, False
+        self._forget()
+        self.ids = ids
         for number, layer in self._windows.items():
             layer.reset()
             if f"{number}.keys" in tensors:
@@ -191,9 +216,14 @@ class LandmarkCache(Cache):
         """A copy whose samples are these of the batch. samples: (n,), integer; one may occur more than once."""
         chosen = copy.copy(self)
         chosen._chunk = _Chunk()
-        if self.samples:
-            at = torch.zeros(1, dtype=torch.int64)
-            chosen.samples = [self.samples[number].select(at) for number in samples.tolist()]
+        chosen.groups = []
+        for group in self.groups:
+            places = [(new, group.rows.index(old)) for new, old in enumerate(samples.tolist()) if old in group.rows]
+            if places:
+                rows, at = map(list, zip(*places, strict=True))
+                chosen.groups.append(Group(rows, group.cache.select(torch.tensor(at))))
+        if self.ids.numel():
+            chosen.ids = self.ids[samples.to(self.ids.device)]
         chosen.memory = self.memory.select_samples(samples)
         chosen.layers = []
         for number, layer in enumerate(self.layers):
@@ -204,40 +234,86 @@ class LandmarkCache(Cache):
             chosen.layers.append(copied)
         return chosen
 
-    def split(self, batch: int) -> list[LandmarkCache]:
-        """Give each of `batch` samples a cache of its own, in `samples`, and return them."""
-        if not self.samples:
-            columns = self.get_seq_length()
-            samples = [self.select(torch.tensor([number])) for number in range(batch)]
-            self.reset()
-            self.samples, self._columns = samples, columns
-        return self.samples
+    @property
+    def samples(self) -> list[LandmarkCache]:
+        """A copy of the memory of each sample of a padded batch; nothing of another batch."""
+        found = {
+            row: group.cache.select(torch.tensor([at])) for group in self.groups for at, row in enumerate(group.rows)
+        }
+        return [found[row] for row in sorted(found)]
+
+    def lengths(self, batch: int) -> list[int]:
+        """Tokens of the text of each of `batch` samples, without landmarks and padding."""
+        found = dict.fromkeys(range(batch), 0 if self.groups else self.get_seq_length())
+        for group in self.groups:
+            found |= dict.fromkeys(group.rows, group.cache.get_seq_length())
+        return list(found.values())
+
+    def texts(self, batch: int) -> list[Tensor]:
+        """The ids read of each of `batch` samples, without landmarks and padding."""
+        found = dict.fromkeys(range(batch), self.ids.new_zeros(0))
+        found |= dict(enumerate(self.ids)) if self.ids.numel() else {}
+        for group in self.groups:
+            found |= dict(zip(group.rows, group.cache.ids, strict=True)) if group.cache.ids.numel() else {}
+        return list(found.values())
+
+    def divide(self, lengths: list[int]) -> list[Group]:
+        """Put the samples into groups, in each of which all read as many tokens next.
+
+        lengths: of these tokens, for each sample. Returns the groups.
+        """
+        if not self.groups:
+            whole, columns = copy.copy(self), self.get_seq_length()
+            self._chunk, self.memory = _Chunk(), copy.copy(self.memory)
+            self.layers = self._new_layers()
+            self.memory.reset()
+            self._forget()
+            self.groups, self._columns = [Group(list(range(len(lengths))), whole)], columns
+        divided = []
+        for group in self.groups:
+            of_lengths: dict[int, list[int]] = {}
+            for at, row in enumerate(group.rows):
+                of_lengths.setdefault(lengths[row], []).append(at)
+            for places in of_lengths.values():
+                one = len(of_lengths) == 1
+                rows = [group.rows[at] for at in places]
+                divided.append(Group(rows, group.cache if one else group.cache.select(torch.tensor(places))))
+        self.groups = divided
+        return divided
 
     def check_batch(self, batch: int) -> None:
         """Raise UserError where a batch of so many texts cannot go on with this memory."""
         if self._torn:
-            raise UserError("an error left the texts of the batch read to different places: reset() the memory")
+            raise UserError("an error left a text read in part: reset() the memory, or load it again")
         if self.batch_size and batch != self.batch_size:
             raise UserError(f"the ids are of {batch} texts, the memory is of {self.batch_size}")
 
     @contextmanager
-    def reading_samples(self, batch: int, columns: int) -> Iterator[list[LandmarkCache]]:
-        """Read `columns` tokens more of each of `batch` texts, padding included.
+    def reading_all(self, batch: int, columns: int) -> Iterator[None]:
+        """Read `columns` tokens more of each of `batch` texts, padding included, chunk by chunk.
 
-        Gives a cache for each. After an error when some have read more, the memory can only be reset.
+        After an error when a chunk was read, the memory can only be reset.
         """
-        samples = self.split(batch)
-        before = [sample.memory.position for sample in samples]
+        before = self.lengths(batch)
         try:
-            yield samples
+            yield
         except BaseException:
-            self._torn = [sample.memory.position for sample in samples] != before
+            self._torn = self.lengths(batch) != before
             raise
         self._columns += columns
 
+    @contextmanager
+    def reading_together(self, positions: Tensor) -> Iterator[None]:
+        """Let the chunks of all groups pass through the model at once, where no layer has a sliding window."""
+        self._chunk.positions = positions
+        try:
+            yield
+        finally:
+            self._chunk.positions = None
+
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Tokens of the text read so far, without landmarks; of a padded batch, padding included."""
-        if self.samples:
+        if self.groups:
             return self._columns
         return self.memory.position - self.memory.position // (self.memory.block_size + 1)
 
@@ -264,10 +340,17 @@ class LandmarkCache(Cache):
     def batch_size(self) -> int:
         """Samples of the batch that was read; 0 before."""
         pending = [layer.pending for layer in self.memory.layers.values() if layer.pending is not None]
-        return len(self.samples) or max((len(keys) for keys, _ in pending), default=0)
+        return sum(len(group.rows) for group in self.groups) or max((len(keys) for keys, _ in pending), default=0)
 
     def crop(self, *_: Any, **__: Any) -> None:
         raise UserError("a landmark memory cannot be cut back, as assisted generation needs")
+
+
+class Group(NamedTuple):
+    """Samples of a padded batch that have read as many tokens. rows: their numbers. cache: of them, in this order."""
+
+    rows: list[int]
+    cache: LandmarkCache
 
 
 @dataclass

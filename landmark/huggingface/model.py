@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, cast
@@ -12,13 +13,12 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.cache_utils import Cache
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.logits_process import LogitsProcessor, LogitsProcessorList
-from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from landmark.attention.layout import insert_landmarks
 from landmark.huggingface.attention import ATTENTION, LandmarkWindow, beside
 from landmark.huggingface.families import NOT_PASSED_ON, check_model, landmark_layers
 from landmark.huggingface.landmark_cache import LandmarkCache
-from landmark.huggingface.padding import check_positions, joined, of_columns
+from landmark.huggingface.padding import check_ends, check_goes_on, check_positions, of_columns
+from landmark.huggingface.reading import Reader
 from landmark.huggingface.windows import check_windows, next_labels
 from landmark.utils.errors import UserError
 
@@ -112,7 +112,8 @@ class LandmarkModel(_Base):
             phase: (B,), for windows with landmarks: tokens missing from the first block of each; with `cu_seqlens`
                 (documents,).
             cu_seqlens: (documents + 1,), where the documents of a packed row begin and end; they do not see each other.
-            local: tokens of the text read at a time with a `LandmarkCache`. None: as the model was wrapped.
+            local: tokens of the text read at a time with a `LandmarkCache`. None: as the model was wrapped. A text that
+                is read in other pieces, in one call or in several, retrieves other blocks where k is not all of them.
             kwargs: as the original model. Landmarks give no attention weights (`output_attentions`).
 
         Raises UserError for arguments that landmarks do not allow, and for labels that would train without landmarks.
@@ -134,20 +135,25 @@ class LandmarkModel(_Base):
                 "labels without phase would train the model without landmarks: make the batches with "
                 "landmark.huggingface.LandmarkCollator, or take the landmarks off with landmark.huggingface.unwrap"
             )
+        if labels is not None and phase is None and not torch.compiler.is_compiling():
+            warnings.warn(
+                "labels without phase: this loss is of the model without landmarks; LandmarkCollator gives the phase",
+                stacklevel=2,
+            )
         given = {"labels": labels, "use_cache": use_cache, **kwargs}
         window = None
         if phase is not None:
             block_size = self.landmarks.block_size
             tokens = input_ids if inputs_embeds is None else inputs_embeds
             bounds = {"past_key_values": past_key_values, "cu_seqlens": cu_seqlens}
-            check_windows(tokens, phase, block_size, attention_mask, **given, **bounds)
+            check_windows(tokens, phase, self.landmarks, attention_mask, **given, **bounds)
             window = LandmarkWindow(landmark_layers(cast(Any, self)), block_size, phase, cu_seqlens)
             if labels is not None and kwargs.get("shift_labels") is None:
                 given["shift_labels"] = next_labels(labels, phase, block_size, cu_seqlens)
             given |= {"landmarks": window, "use_cache": False}
             if self.config.model_type == "gemma3" and tokens is not None:  # which of the tokens are of images
                 given.setdefault("token_type_ids", torch.zeros(tokens.shape[:2], dtype=torch.int64, device=self.device))
-        with self._beside(window):
+        with self.beside(window):
             outputs = super().forward(
                 input_ids=input_ids,
                 attention_mask=attention_mask,
@@ -161,7 +167,7 @@ class LandmarkModel(_Base):
             window.check()
         return outputs
 
-    def _beside(self, landmarks: Any) -> AbstractContextManager[None]:
+    def beside(self, landmarks: Any) -> AbstractContextManager[None]:
         """See `landmark.huggingface.attention.beside`; nothing for models that do not need it."""
         if landmarks is None or self.config.model_type not in NOT_PASSED_ON:
             return nullcontext()
@@ -204,69 +210,46 @@ class LandmarkModel(_Base):
         output_hidden_states: bool | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Read more of each text of a batch. A padded batch is read sample by sample, without the padding.
+        """Read more of each text of a batch, a padded batch without the padding.
 
         Returns logits (B, T or logits_to_keep, vocabulary), 0 for padding.
         """
         batch, columns = ids.shape
+        if not columns:
+            raise UserError("input_ids: there is no text to read")
         if not isinstance(logits_to_keep, int):
             raise UserError("logits_to_keep: with a landmark memory it must be a number")
         hidden = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         cache.check_batch(batch)
-        mask = torch.ones_like(ids) if mask is None else of_columns(mask, columns)
+        mask = torch.ones_like(ids) if mask is None else of_columns(mask, columns).to(ids.device)
+        if logits_to_keep and bool(mask.any()):
+            check_ends(mask, logits_to_keep)
         check_positions(position_ids, mask, cache)
+        self._check_reading()
         kept = logits_to_keep or columns
-        if not cache.samples and bool(mask.all()):
-            outputs = self._read(ids, cache, kept, local, hidden, kwargs)
-        else:
-            rows = []
-            with cache.reading_samples(batch, columns) as samples:
-                for sample, row, own in zip(samples, ids, mask.bool(), strict=True):
-                    wanted, has_text = int(own[-kept:].sum()), bool(own.any())
-                    read = self._read(row[own][None], sample, wanted, local, hidden, kwargs) if has_text else None
-                    rows.append((read, own[-kept:], own))
-                outputs = joined(rows, cache)
+        with torch.no_grad(), cache.reading_all(batch, columns):
+            reader = Reader(self, super().forward, local, bool(hidden), kwargs)
+            if not cache.groups and bool(mask.all()):
+                outputs = reader.read(ids, cache, kept)
+            else:
+                outputs = reader.read_padded(ids, mask.bool(), cache, kept)
         as_dict = self.config.return_dict if return_dict is None else return_dict
         return outputs if as_dict else outputs.to_tuple()
 
-    def _read(
-        self, ids: Tensor, cache: LandmarkCache, kept: int, local: int, hidden: bool | None, kwargs: dict[str, Any]
-    ) -> CausalLMOutputWithPast:
-        """Read more of a text of one length for all samples, without padding.
-
-        Args:
-            ids: (B, T), without landmarks.
-            cache: of the text so far.
-            kept: last tokens whose logits are returned.
-            local: tokens read at a time.
-            hidden: whether to return hidden states.
-            kwargs: of the original model.
-        """
-        settings, memory = self.landmarks, cache.memory
-        if ids.shape[1] > 1 and bool((ids == settings.token).any()):
-            raise UserError(f"the ids hold landmarks ({settings.token}): leave them out, the model inserts them itself")
-        memory.expect((cache.get_seq_length() + ids.shape[1]) // settings.block_size)
-        unwanted = ids.shape[1] - kept
-        logits, states = [], []
-        for chunk in ids.split(local, 1):
-            tokens, text_positions = insert_landmarks(chunk, memory.position, settings.block_size, settings.token)
-            with self._beside(cache), cache.reading(tokens.shape[1], tokens.device) as positions:
-                outputs = super().forward(
-                    input_ids=tokens,
-                    position_ids=positions,
-                    past_key_values=cache,
-                    use_cache=True,
-                    logits_to_keep=text_positions[max(0, unwanted) :],
-                    landmarks=cache,
-                    output_hidden_states=hidden,
-                    **kwargs,
-                )
-            unwanted -= chunk.shape[1]
-            logits.append(outputs.logits)
-            if hidden:
-                states.append([state[:, text_positions] for state in outputs.hidden_states])
-        of_layers = tuple(torch.cat(layer, 1) for layer in zip(*states, strict=True)) if hidden else None
-        return CausalLMOutputWithPast(logits=torch.cat(logits, 1), past_key_values=cache, hidden_states=of_layers)
+    def _check_reading(self) -> None:
+        """Raise UserError in training mode, where a memory passes no gradients on and layers may drop their cache."""
+        if not self.training:
+            return
+        if torch.is_grad_enabled():
+            raise UserError(
+                "in training mode, a text that is read with a landmark memory would give wrong gradients: train on "
+                "windows (landmark.huggingface.LandmarkCollator), or call model.eval() or torch.no_grad() to read"
+            )
+        if any(getattr(module, "gradient_checkpointing", False) for module in self.modules()):
+            raise UserError(
+                "gradient checkpointing in training mode drops the cache of layers with a sliding window: call "
+                "model.eval() to read with a landmark memory"
+            )
 
     def generate(
         self,
@@ -281,15 +264,17 @@ class LandmarkModel(_Base):
         Ids that are given, streamed, counted by max_new_tokens and returned have no landmarks.
 
         Args:
-            inputs: ids (B, T), padded on the left where an `attention_mask` says so.
+            inputs: ids (B, T), padded on the left where an `attention_mask` says so. They are read as many at a time as
+                the model was wrapped with (`local`), so `prefill_chunk_size` changes nothing.
             generation_config: as in transformers.
             logits_processor: as in transformers.
-            past_key_values: a memory of the text read before, which `inputs` repeats. None: an empty one. A cache of
-                transformers: the original model generates, without landmarks. For beams or several answers a copy of
-                the memory goes on, and the memory itself stays as it was.
+            past_key_values: a memory of the text read before, which `inputs` repeats (`memory.ids`). None: an empty
+                one. A cache of transformers: the original model generates, without landmarks. For beams or several
+                answers a copy of the memory goes on, and the memory itself stays as it was.
             kwargs: as in transformers.
 
-        Raises UserError for assisted generation, and without a cache.
+        Raises UserError for assisted generation, without a cache or with another one, for padding on the right, and for
+        inputs that do not repeat the memory's text and go on.
         """
         never = LogitsProcessorList([*(logits_processor or []), _NoLandmark(self.landmarks.token)])
         given = {"generation_config": generation_config, "logits_processor": never, **kwargs}
@@ -307,11 +292,23 @@ class LandmarkModel(_Base):
                 "use_cache=False, guidance_scale: they read the text without its landmark memory; to generate without "
                 "landmarks pass past_key_values=DynamicCache()"
             )
+        if config.cache_implementation is not None:
+            if kwargs.get("cache_implementation") or getattr(generation_config, "cache_implementation", None):
+                raise UserError(
+                    f"cache_implementation={config.cache_implementation}: the cache is a landmark memory; leave it "
+                    "out, or generate without landmarks (past_key_values=DynamicCache())"
+                )
+            given["cache_implementation"] = None  # the model's own habit without landmarks
         cache = self.new_memory() if past_key_values is None else past_key_values
+        ids = inputs if inputs is not None else kwargs.get("input_ids")
+        if isinstance(ids, Tensor):
+            if not ids.shape[-1]:
+                raise UserError("input_ids: the prompt has no text")
+            check_goes_on(ids, kwargs.get("attention_mask"), cache)
         repeats = max(config.num_beams or 1, config.num_return_sequences or 1)
-        if repeats > 1 and cache.batch_size:
+        if repeats > 1 and past_key_values is not None:
             cache = cache.select(torch.arange(cache.batch_size).repeat_interleave(repeats))
-        return super().generate(inputs, past_key_values=cache, **given)
+        return super().generate(inputs, past_key_values=cache, **given | {"prefill_chunk_size": None})
 
     def init_continuous_batching(self, *_: Any, **__: Any) -> Any:
         """Raises UserError: the paged cache of transformers' continuous batching holds no landmark memory."""

@@ -1,12 +1,9 @@
-"""Padded batches of texts: which columns are text, and the outputs of texts that were read one by one."""
+"""Padded batches of texts: which columns are text, and what the columns of a call must be."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
-from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from landmark.huggingface.landmark_cache import LandmarkCache
 from landmark.utils.errors import UserError
@@ -19,44 +16,75 @@ def of_columns(mask: Tensor, columns: int) -> Tensor:
     return mask[:, -columns:]
 
 
+def check_ends(mask: Tensor, kept: int) -> None:
+    """Raise UserError where a text has none of its tokens in the last `kept` columns of its mask (B, T)."""
+    if without := (~mask[:, -kept:].bool().any(1)).nonzero().flatten().tolist():
+        raise UserError(
+            f"attention_mask: text {without[0]} ends with padding, so nothing follows its last {kept} columns: pad on "
+            "the left (tokenizer.padding_side='left')"
+        )
+
+
 def check_positions(position_ids: Tensor | None, mask: Tensor, cache: LandmarkCache) -> None:
     """Raise UserError if the positions are not those of the text: a memory can give no others."""
     if position_ids is None:
         return
-    samples = cache.samples or [cache] * len(mask)
-    before = torch.tensor([sample.get_seq_length() for sample in samples], device=mask.device)
+    before = torch.tensor(cache.lengths(len(mask)), device=mask.device)
     own = mask.long().cumsum(-1) - 1 + before[:, None]
     given = position_ids[..., -mask.shape[1] :].expand_as(mask) if position_ids.ndim == 2 else None
     if given is None or not torch.equal(given * mask, own.to(given.device) * mask):
         raise UserError("position_ids: a landmark memory counts the text's own tokens 0, 1, 2, …; leave them out")
 
 
-def joined(rows: list[tuple[Any, Tensor, Tensor]], cache: LandmarkCache) -> CausalLMOutputWithPast:
-    """The outputs of samples that were read one by one, as one batch with 0 for padding.
+def check_goes_on(ids: Tensor, mask: Tensor | None, cache: LandmarkCache) -> None:
+    """Raise UserError unless the ids (B, T) repeat what a memory has read and go on. mask: (B, T), None: no padding."""
+    columns = cache.get_seq_length()
+    if not columns:
+        return
+    if len(ids) != cache.batch_size:
+        raise UserError(f"the ids are of {len(ids)} texts, the memory is of {cache.batch_size}")
+    own = torch.ones_like(ids, dtype=torch.bool) if mask is None else of_columns(mask, ids.shape[1]).bool()
+    whole = "give generate the whole text, as torch.cat([memory.ids, new_ids], 1)"
+    for number, (row, has, read) in enumerate(zip(ids, own, cache.texts(len(ids)), strict=True)):
+        given, read = row[:columns][has[:columns]], read.to(ids.device)
+        same = min(len(given), len(read))
+        if other := (given[:same] != read[:same]).nonzero().flatten().tolist():
+            raise UserError(
+                f"past_key_values: the memory has read {len(read)} tokens, and text {number} differs from them at "
+                f"token {other[0]} ({int(given[other[0]])}, read was {int(read[other[0]])}); an answer that was "
+                f"decoded may have other ids: {whole}"
+            )
+        if len(given) != len(read) or ids.shape[1] <= columns:
+            raise UserError(
+                f"past_key_values: the memory has read {len(read)} tokens, and text {number} has nothing behind them: "
+                f"{whole}"
+            )
 
-    rows: of each sample its output, None for padding alone, and which of the columns were read: those whose logits are
-    returned, and all.
+
+class Padded:
+    """Outputs (B, columns, …) of texts with padding, which are 0 there. `put` fills them.
+
+    mask: (B, columns), bool, which of the last columns are text. lengths: tokens of each text in all columns.
     """
-    some = next((output for output, _, _ in rows if output is not None), None)
-    if some is None:
-        raise UserError("attention_mask: nothing but padding, so there is no text to read")
 
-    def batch(parts: list[Tensor | None], columns: list[Tensor], like: Tensor) -> Tensor:
-        empty = [like.new_zeros(len(own), like.shape[-1]) for own in columns]
-        filled = [
-            row if part is None else row.index_copy(0, own.nonzero().squeeze(1), part[0])
-            for row, part, own in zip(empty, parts, columns, strict=True)
-        ]
-        return torch.stack(filled)
+    def __init__(self, mask: Tensor, lengths: list[int]):
+        self._columns = [own.nonzero().flatten() for own in mask]
+        self.first = [length - len(own) for length, own in zip(lengths, self._columns, strict=True)]  # tokens before
+        self._shape = mask.shape
+        self._filled: Tensor | None = None
 
-    outputs = [output for output, _, _ in rows]
-    logits = [None if output is None else output.logits for output in outputs]
-    logits = batch(logits, [kept for _, kept, _ in rows], some.logits)
-    hidden = None
-    if some.hidden_states is not None:
-        everything = [own for _, _, own in rows]
-        hidden = tuple(
-            batch([None if output is None else output.hidden_states[layer] for output in outputs], everything, like)
-            for layer, like in enumerate(some.hidden_states)
-        )
-    return CausalLMOutputWithPast(logits=logits, past_key_values=cache, hidden_states=hidden)
+    def put(self, row: int, start: int, values: Tensor) -> None:
+        """The outputs (T, …) of a text from its token `start` on."""
+        if self._filled is None:
+            self._filled = values.new_zeros(*self._shape, *values.shape[1:])
+        values = values[max(0, self.first[row] - start) :]
+        start = max(0, start - self.first[row])
+        columns = self._columns[row][start : start + len(values)].to(values.device)
+        self._filled[row, columns] = values.to(self._filled.device)
+
+    @property
+    def filled(self) -> Tensor:
+        """Raises UserError where nothing was put."""
+        if self._filled is None:
+            raise UserError("attention_mask: nothing but padding, so there is no text to read")
+        return self._filled

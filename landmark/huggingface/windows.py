@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -11,6 +11,9 @@ from torch import Tensor
 from landmark.attention.layout import check_phase, insert_landmarks
 from landmark.utils.constants import NO_LOSS
 from landmark.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from landmark.huggingface.model import LandmarkSettings
 
 
 class LandmarkCollator:
@@ -102,6 +105,25 @@ class LandmarkCollator:
 _COLUMNS = "input_ids", "labels", "shift_labels"
 
 
+def is_landmark(phase: Tensor, length: int, block_size: int, cu_seqlens: Tensor | None = None) -> Tensor:
+    """The places of landmarks in windows, (B, length), bool.
+
+    Args:
+        phase: (B,), tokens missing from the first block; with `cu_seqlens` (documents,).
+        length: tokens of a window, landmarks included.
+        block_size: ℓ.
+        cu_seqlens: (documents + 1,), bounds of documents packed into one row; None: nothing is packed.
+    """
+    place = torch.arange(length, device=phase.device)
+    if cu_seqlens is None:
+        place = phase[:, None] + place
+    else:
+        bounds = cu_seqlens.to(phase.device)
+        document = torch.bucketize(place, bounds[1:], right=True).clamp(max=len(phase) - 1)
+        place = (phase[document] + place - bounds[document])[None]
+    return place % (block_size + 1) == block_size
+
+
 def next_labels(labels: Tensor, phase: Tensor, block_size: int, cu_seqlens: Tensor | None = None) -> Tensor:
     """The target of each token of windows with landmarks, (B, T): the label of the next token that is no landmark.
 
@@ -116,24 +138,25 @@ def next_labels(labels: Tensor, phase: Tensor, block_size: int, cu_seqlens: Tens
         parts = [next_labels(labels[:, a:b], each[None], block_size) for a, b, each in bounds]
         return torch.cat(parts, 1)
     length = labels.shape[1]
-    place = phase.to(labels.device)[:, None] + torch.arange(length, device=labels.device)
-    is_landmark = place % (block_size + 1) == block_size
+    places = is_landmark(phase.to(labels.device), length + 1, block_size)
     after = torch.nn.functional.pad(labels, (0, 2), value=NO_LOSS)
-    next_is_landmark = (place + 1) % (block_size + 1) == block_size
-    targets = torch.where(next_is_landmark, after[:, 2:], after[:, 1:-1])
-    return targets.masked_fill(is_landmark, NO_LOSS)
+    targets = torch.where(places[:, 1:], after[:, 2:], after[:, 1:-1])
+    return targets.masked_fill(places[:, :-1], NO_LOSS)
 
 
-def check_windows(tokens: Tensor | None, phase: Tensor, block_size: int, mask: Tensor | None, **given: Any) -> None:
+def check_windows(
+    tokens: Tensor | None, phase: Tensor, settings: LandmarkSettings, mask: Tensor | None, **given: Any
+) -> None:
     """Raise UserError for arguments of a model that windows with landmarks do not allow.
 
     Args:
-        tokens: (B, T) or (B, T, D).
+        tokens: ids (B, T), whose landmarks must stand where the phase says, or embeddings (B, T, D).
         phase: (B,), or with `cu_seqlens` (documents,).
-        block_size: ℓ.
+        settings: of the model.
         mask: the attention mask (B, T). Padding must be on the right, where no other token sees it.
         given: other arguments of the model.
     """
+    block_size = settings.block_size
     if tokens is None:
         raise UserError("phase: give the windows too, as input_ids")
     if given.get("past_key_values") is not None:
@@ -141,11 +164,25 @@ def check_windows(tokens: Tensor | None, phase: Tensor, block_size: int, mask: T
     if given.get("labels") is None and given.get("shift_labels") is not None:
         raise UserError("shift_labels without labels, as label smoothing gives them: it would predict landmarks")
     bounds = given.get("cu_seqlens")
+    if not isinstance(phase, Tensor) or phase.is_floating_point() or phase.dtype == torch.bool:
+        raise UserError(f"phase: must be a tensor of integers, not {getattr(phase, 'dtype', type(phase).__name__)}")
     try:
         check_phase(phase, len(tokens) if bounds is None else len(bounds) - 1, block_size)
-    except (ValueError, AttributeError) as error:
+    except ValueError as error:
         raise UserError(f"phase: {error}") from error
-    if mask is None or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():
         return
-    if mask.ndim != 2 or bool((mask[:, 1:] > mask[:, :-1]).any()):
+    if mask is not None and (mask.ndim != 2 or bool((mask[:, 1:] > mask[:, :-1]).any())):
         raise UserError("attention_mask: windows with landmarks may have padding on the right only")
+    if tokens.ndim != 2:
+        return
+    wrong = (tokens == settings.token) != is_landmark(phase.to(tokens.device), tokens.shape[1], block_size, bounds)
+    if mask is not None:
+        wrong &= mask.to(wrong.device).bool()
+    if bool(wrong.any()):
+        row, place = wrong.nonzero()[0].tolist()
+        found = "a landmark" if tokens[row, place] == settings.token else "no landmark"
+        raise UserError(
+            f"phase: window {row} has {found} at token {place}, where its phase and block_size={block_size} say the "
+            f"opposite: make the batches with landmark.huggingface.LandmarkCollator(model)"
+        )

@@ -19,6 +19,7 @@ from landmark.huggingface.safe_loading import folder_of, open_model, open_tokeni
 from landmark.memory.settings import check_settings as check_memory
 from landmark.utils.constants import DEFAULT_CHUNK, LANDMARK
 from landmark.utils.errors import UserError
+from landmark.utils.landmark_token import new_landmark
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -56,11 +57,10 @@ def wrap(
         )
     if memory is not None and not isinstance(memory, Mapping):
         raise UserError(f"memory={memory!r}: give settings by name, as {{'k': 4}}")
-    settings = LandmarkSettings(len(tokenizer), block_size, local, dict(memory or {}))
+    settings = LandmarkSettings(new_landmark(tokenizer), block_size, local, dict(memory or {}))
     wrapped = attach(model, settings)
     tokenizer.add_tokens([LANDMARK], special_tokens=True)
     place_embedding(model, settings.token)
-    assert tokenizer.convert_tokens_to_ids(LANDMARK) == settings.token
     return wrapped
 
 

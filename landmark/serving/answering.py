@@ -8,23 +8,78 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
-from jinja2 import TemplateError
 from torch import Tensor
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopPLogitsWarper
 
+from landmark.serving.chats import Chats
 from landmark.utils.errors import UserError
 
 LEAST_TEMPERATURE = 1e-3  # below it float32 scores would overflow
+PART = "token_id:"  # begins the name of a token that is no whole character
+
+
+class Gone(Exception):
+    """The client of a request has left: nobody waits for the answer."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How an answer is made.
+
+    Args:
+        most: tokens of the answer.
+        temperature: 0, or nearly 0, for the most probable token each time.
+        top_p: the most probable tokens that together have this probability are sampled.
+        stop: texts that end the answer, and are not part of it.
+        probable: most probable tokens that are given with each token of the answer. None: no probabilities are given.
+    """
+
+    most: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    stop: Sequence[str] = ()
+    probable: int | None = None
+
+    def warpers(self) -> LogitsProcessorList:
+        """What changes the scores (1, vocabulary) before a token is drawn; empty: the most probable token is taken."""
+        warpers = LogitsProcessorList()
+        if self.temperature >= LEAST_TEMPERATURE:
+            warpers.append(TemperatureLogitsWarper(float(self.temperature)))
+            if self.top_p < 1:
+                warpers.append(TopPLogitsWarper(self.top_p))
+        return warpers
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token of an answer with its log-probability in nats, before temperature and top_p, and the most probable ones.
+
+    start: where its text begins in the answer, in characters.
+    """
+
+    text: str
+    logprob: float
+    probable: list[tuple[str, float]]
+    start: int
 
 
 @dataclass
 class Answer:
     """An answer while it is made. tokens: ids so far. finish: "stop" or "length" at the end, None before."""
 
-    prompt_tokens: int
     tokens: list[int] = field(default_factory=list)
     text: str = ""
     finish: str | None = None
+
+
+@dataclass(frozen=True)
+class Piece:
+    """More of an answer. index: of the answer among those of its request. finish: as in `Answer`."""
+
+    index: int
+    text: str
+    tokens: list[Token]
+    finish: str | None
 
 
 class Answering:
@@ -35,100 +90,121 @@ class Answering:
     """
 
     def __init__(self, model: Any, tokenizer: Any):
-        self.model, self.tokenizer = model.eval(), tokenizer
+        self.model, self.tokenizer, self.chats = model.eval(), tokenizer, Chats(tokenizer)
         self._turn = threading.Lock()
         ends = model.generation_config.eos_token_id
         self._ends = set(ends if isinstance(ends, list) else [ends]) | {tokenizer.eos_token_id}
 
-    def ids(self, text: str) -> list[int]:
-        """Ids of a text without special tokens. Raises UserError for an empty one."""
-        ids = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+    def ids(self, text: str | list[int]) -> list[int]:
+        """Ids of a text without special tokens, or these ids.
+
+        Raises UserError for an empty one, and for ids that the model does not read.
+        """
+        ids = self.chats.text_ids(text) if isinstance(text, str) else text
         if not ids:
             raise UserError("the prompt has no text")
+        count, landmark = self.model.get_input_embeddings().num_embeddings, self.model.landmarks.token
+        if wrong := [each for each in ids if not 0 <= each < count or each == landmark]:
+            raise UserError(f"prompt: {wrong[0]} is no id of a text: ids are from 0 to {count - 1}, without {landmark}")
         return ids
 
-    def chat_ids(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        """Ids of messages, by the tokenizer's template for chats, or as lines of role and content without one.
+    def read(self, ids: Sequence[int], cache: Any, gone: threading.Event | None = None) -> Tensor:
+        """Read more of a text, and return the logits of the next token, (vocabulary,), on the CPU in float32.
 
-        Raises UserError for messages that the template refuses.
+        The landmark is ruled out. Raises Gone where the client has left.
         """
-        if self.tokenizer.chat_template:
-            try:
-                return self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-            except TemplateError as error:
-                raise UserError(f"messages: the model's template refuses them ({error})") from error
-        lines = [f"{message['role']}: {message['content']}\n" for message in messages]
-        return self.ids("".join(lines) + "assistant:")
-
-    def read(self, ids: Sequence[int], cache: Any) -> Tensor:
-        """Read more of a text, and return the logits of the next token, (vocabulary,)."""
         local, logits = self.model.landmarks.local, None
         for start in range(0, len(ids), local):
-            chunk = torch.tensor([list(ids[start : start + local])], device=self.model.device)
             with self._turn, torch.inference_mode():
+                if gone is not None and gone.is_set():
+                    raise Gone
+                chunk = torch.tensor([list(ids[start : start + local])], device=self.model.device)
                 logits = self.model(chunk, past_key_values=cache, logits_to_keep=1).logits[0, -1]
         assert logits is not None
+        logits = logits.float().cpu().clone()
+        logits[self.model.landmarks.token] = -torch.inf
         return logits
 
-    def answer(
+    def answers(
         self,
         ids: Sequence[int],
         cache: Any,
-        answer: Answer,
-        *,
-        most: int,
-        temperature: float = 0.0,
-        top_p: float = 1.0,
-        stop: Sequence[str] = (),
-        seed: int | None = None,
-    ) -> Iterator[str]:
-        """Read a prompt, and give the text of the answer piece by piece.
+        answers: Sequence[Answer],
+        sampling: Sampling,
+        generator: torch.Generator,
+        gone: threading.Event,
+        first: int = 0,
+    ) -> Iterator[Piece]:
+        """Read a prompt, and give the text of its answers piece by piece, one answer after the other.
 
         Args:
             ids: of the prompt.
-            cache: the memory, which reads the prompt and the answer.
-            answer: is filled.
-            most: tokens of the answer.
-            temperature: 0, or nearly 0, for the most probable token each time.
-            top_p: the most probable tokens that together have this probability are sampled.
-            stop: texts that end the answer, and are not part of it.
-            seed: of the random numbers; None: another one each time.
+            cache: the memory, which reads the prompt and the last answer.
+            answers: are filled.
+            sampling: how they are made.
+            generator: of the random numbers.
+            gone: set where the client has left.
+            first: index of the first answer.
+
+        Raises Gone where the client has left.
         """
-        if cache.get_seq_length() and len(ids) > 1 and ids[0] == self.tokenizer.bos_token_id:
-            ids = ids[1:]  # the text has begun
-            answer.prompt_tokens -= 1
-        temperature = temperature if temperature >= LEAST_TEMPERATURE else 0
-        generator = torch.Generator().manual_seed(seed) if seed is not None else None
-        warpers = LogitsProcessorList()
-        if temperature > 0:
-            warpers.append(TemperatureLogitsWarper(float(temperature)))
-        if temperature > 0 and top_p < 1:
-            warpers.append(TopPLogitsWarper(top_p))
-        logits, given, end = self.read(ids, cache), 0, None
-        decoding = Decoding(self.tokenizer, answer.tokens)
+        logits = self.read(ids, cache, gone)
+        for number, answer in enumerate(answers):
+            own = cache
+            if answer is not answers[-1]:
+                with torch.inference_mode():
+                    own = cache.select(torch.zeros(1, dtype=torch.int64))
+            yield from self._answer(logits, own, answer, sampling, generator, gone, first + number)
+
+    def _answer(
+        self,
+        logits: Tensor,
+        cache: Any,
+        answer: Answer,
+        sampling: Sampling,
+        generator: torch.Generator,
+        gone: threading.Event,
+        index: int,
+    ) -> Iterator[Piece]:
+        warpers, decoding = sampling.warpers(), Decoding(self.tokenizer, answer.tokens)
+        given, end, no_ids = 0, None, cast(Any, torch.empty(1, 0, dtype=torch.int64))
         while answer.finish is None:
-            logits = logits.clone()
-            logits[self.model.landmarks.token] = -torch.inf
-            no_ids: Any = torch.empty(1, 0, dtype=torch.int64)
-            scores = warpers(no_ids, cast(Any, logits[None].float().cpu()))[0]
-            token = int(scores.argmax()) if temperature == 0 else _sample(scores, generator)
+            scores = warpers(no_ids, cast(Any, logits[None]))[0]
+            token = int(torch.multinomial(scores.softmax(-1), 1, generator=generator) if warpers else scores.argmax())
+            said = []
             if token in self._ends:
                 answer.finish, end = "stop", token
             else:
+                if sampling.probable is not None:
+                    said = [self._scored(token, logits.log_softmax(-1), sampling.probable, len(answer.text))]
                 answer.tokens.append(token)
-                answer.finish = "length" if len(answer.tokens) >= most else None
+                answer.finish = "length" if len(answer.tokens) >= sampling.most else None
             text = decoding.text(whole=answer.finish is not None)
-            found = [at for each in stop if (at := text.find(each, given)) >= 0]
+            found = [at for each in sampling.stop if (at := text.find(each, given)) >= 0]
             if found:
                 answer.finish, text = "stop", text[: min(found)]
             answer.text = text
-            held = 0 if answer.finish else max((len(each) - 1 for each in stop), default=0)
-            if len(text) - held > given:
-                yield text[given : len(text) - held]
-                given = len(text) - held
-            logits = self.read([token], cache) if answer.finish is None else logits
-        if end is not None or answer.finish == "length":
-            self.read([answer.tokens[-1] if end is None else end], cache)  # a session goes on behind the whole answer
+            held = 0 if answer.finish else max((len(each) - 1 for each in sampling.stop), default=0)
+            upto = max(given, len(text) - held)
+            if answer.finish is None:
+                yield Piece(index, text[given:upto], said, None)
+                logits = self.read([token], cache, gone)
+            else:
+                # A session goes on behind the whole answer.
+                if end is not None or answer.finish == "length":
+                    self.read([token], cache, gone)
+                yield Piece(index, text[given:], said, answer.finish)
+            given = upto
+
+    def _scored(self, token: int, logprobs: Tensor, probable: int, start: int) -> Token:
+        best = logprobs.topk(probable)
+        others = zip(map(self._text_of, best.indices.tolist()), best.values.tolist(), strict=True)
+        return Token(self._text_of(token), float(logprobs[token]), list(others), start)
+
+    def _text_of(self, token: int) -> str:
+        """The text of a token, or its id where it is only some bytes of a character."""
+        text = self.tokenizer.decode([token])
+        return f"{PART}{token}" if "\ufffd" in text else text
 
 
 class Decoding:
@@ -151,7 +227,3 @@ class Decoding:
 
     def _decode(self, tokens: list[int]) -> str:
         return self._tokenizer.decode(tokens, skip_special_tokens=True)
-
-
-def _sample(scores: Tensor, generator: torch.Generator | None) -> int:
-    return int(torch.multinomial(scores.softmax(-1), 1, generator=generator))

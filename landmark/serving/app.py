@@ -1,25 +1,27 @@
 """The application: OpenAI's completions and chat completions, with sessions and documents."""
 
-import hmac
-import json
+import threading
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Generator, Sequence
+from collections.abc import AsyncIterator, Generator
 from contextlib import asynccontextmanager, nullcontext
 from typing import Annotated, Any, Literal
 
 import anyio
-from fastapi import Depends, FastAPI, HTTPException, Request
+import torch
+from fastapi import Depends, FastAPI, Request
 from fastapi.concurrency import run_in_threadpool
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, StreamingResponse
-from starlette.datastructures import Headers
+from fastapi.responses import StreamingResponse
 
-from landmark.serving.answering import Answer, Answering
-from landmark.serving.memories import Busy, Full, Memories, Missing
+from landmark.serving import responses
+from landmark.serving.answering import Answer, Answering, Piece, Sampling
+from landmark.serving.guard import Guard, answer_errors, key_of, while_connected
+from landmark.serving.memories import Memories, Missing
 from landmark.serving.requests import Asked, Chat, Completion, Document
 from landmark.serving.settings import ServerSettings
 from landmark.utils.errors import UserError
+
+Kind = Literal["sessions", "documents"]
 
 
 def make_app(model: Any, tokenizer: Any, settings: ServerSettings, name: str = "landmark") -> FastAPI:
@@ -46,96 +48,133 @@ def make_app(model: Any, tokenizer: Any, settings: ServerSettings, name: str = "
         memories.close()
 
     app = FastAPI(title="landmark", docs_url=None, redoc_url=None, openapi_url=None, lifespan=while_it_serves)
-    app.add_middleware(_Guarded, keys=settings.keys, most=settings.body)
-    _answer_errors(app)
+    app.add_middleware(Guard, keys=settings.keys, most=settings.body)
+    answer_errors(app)
 
     async def key(request: Request) -> str:
-        found = _key(request.headers, settings.keys)
-        assert found is not None  # or _Guarded had answered
+        found = key_of(request.headers, settings.keys)
+        assert found is not None  # or Guard had answered
         return found
 
-    def complete(asked: Asked, ids: list[int], client: str, kind: str) -> Any:
-        answer = Answer(len(ids))
-        pieces = _pieces(asked, ids, client, answer)
+    def complete(asked: Asked, client: str, gone: threading.Event) -> Any:
+        """The response to a request; of a stream, where its first token is there."""
+        if asked.model not in (None, "", name):
+            raise _no_model(asked.model)
+        prompts = asked.prompts if isinstance(asked, Completion) else [None]
+        answers = [Answer() for _ in range(asked.n * len(prompts))]
+        counts: list[int] = []
+        shape, kind = (responses.TEXT, "cmpl") if isinstance(asked, Completion) else (responses.CHAT, "chatcmpl")
         head = {"id": f"{kind}-{uuid.uuid4().hex}", "created": int(time.time()), "model": name}
-        shape = _CHAT if kind == "chatcmpl" else _TEXT
+        pieces = _pieces(asked, client, answers, counts, gone)
+        first = next(pieces)  # errors before the first token have a status of their own
+        given = head, shape, asked.probable is not None
         if not asked.stream:
-            text = "".join(pieces)
-            choice = {"index": 0, "finish_reason": answer.finish, "logprobs": None, **shape.whole(text)}
-            return {**head, "object": shape.object, "choices": [choice], "usage": _usage(answer)}
-        first = next(pieces, None)  # errors before the first token have a status of their own
+            return responses.whole(first, pieces, answers, counts, *given)
         with_usage = asked.stream_options is not None and asked.stream_options.include_usage
-        return _Stream(_events(first, pieces, answer, head, shape, with_usage), pieces)
+        return _Stream(responses.events(first, pieces, answers, counts, *given, with_usage), pieces)
 
-    def _pieces(asked: Asked, ids: list[int], client: str, answer: Answer) -> Generator[str]:
-        """Pieces of an answer; a session is saved before the last one is given, or not at all."""
-        most = min(asked.max_tokens or asked.max_completion_tokens or settings.tokens, settings.tokens)
-        stop = [asked.stop] if isinstance(asked.stop, str) else asked.stop or []
-        sampling = {"temperature": asked.temperature, "top_p": asked.top_p, "stop": [each for each in stop if each]}
+    def _pieces(
+        asked: Asked, client: str, answers: list[Answer], counts: list[int], gone: threading.Event
+    ) -> Generator[Piece]:
+        """Pieces of the answers; a session is saved before the last one is given, or not at all.
+
+        counts: gets the number of tokens of each prompt.
+        """
+        most = min(asked.max_completion_tokens or asked.max_tokens or settings.tokens, settings.tokens)
+        stop = [each for each in ([asked.stop] if isinstance(asked.stop, str) else asked.stop) if each]
+        sampling = Sampling(most, asked.temperature, asked.top_p, stop, asked.probable)
+        generator = torch.Generator()
+        generator.manual_seed(generator.seed() if asked.seed is None else asked.seed)
         session = asked.session
+        if session is not None and stop:
+            raise UserError("stop: a session reads all that the model says; leave stop or session out")
         with memories.using(client, "sessions", session) if session is not None else nullcontext():
-            if session is not None:
-                cache = memories.open(client, "sessions", session, must_exist=False)
-            else:
-                cache = model.new_memory()
-            if asked.document is not None:
-                if cache.get_seq_length():
-                    raise UserError(f"session {session} has begun: a document can only begin a new one")
-                cache = memories.open(client, "documents", asked.document, must_exist=True)
-            if session is not None and sampling["stop"]:
-                raise UserError("stop: a session reads all that the model says; leave stop or session out")
-            last = None
-            for piece in answering.answer(ids, cache, answer, most=most, seed=asked.seed, **sampling):
-                if last is not None:
-                    yield last
-                last = piece
-            if session is not None:
-                memories.save(client, "sessions", session, cache)
-            if last is not None:
-                yield last
+            for number, prompt in enumerate(asked.prompts if isinstance(asked, Completion) else [None]):
+                cache, chat = _opened(asked, client)
+                said = [message.as_dict() for message in asked.messages] if isinstance(asked, Chat) else []
+                if prompt is None:
+                    last = int(cache.ids[0, -1]) if cache.get_seq_length() else None
+                    ids = answering.chats.ids(said, chat, last)
+                else:
+                    ids = answering.ids(prompt)
+                counts.append(len(ids))
+                own = answers[number * asked.n : (number + 1) * asked.n]
+                for piece in answering.answers(ids, cache, own, sampling, generator, gone, number * asked.n):
+                    if piece.finish is not None and session is not None:
+                        # A prompt in between ends a chat: the next message begins another.
+                        chat = [*chat, *said, {"role": "assistant", "content": own[-1].text}] if said else []
+                        memories.save(client, "sessions", session, cache, chat)
+                    yield piece
+
+    def _opened(asked: Asked, client: str) -> tuple[Any, list[dict[str, str]]]:
+        """The memory that a request goes on with, and the messages of its chat."""
+        cache, chat = model.new_memory(), []
+        if asked.session is not None:
+            cache, chat = memories.open(client, "sessions", asked.session, must_exist=False)
+        if asked.document is not None:
+            if cache.get_seq_length():
+                raise UserError(f"session {asked.session} has begun: a document can only begin a new one")
+            cache, chat = memories.open(client, "documents", asked.document, must_exist=True)
+        return cache, chat
+
+    def _no_model(asked: str) -> Missing:
+        return Missing(f"there is no model {asked}: this server has {name}")
 
     # Answered without a thread, while all threads have requests that wait for the model.
     @app.get("/v1/models")
-    async def models(client: Annotated[str, Depends(key)]) -> dict[str, Any]:
+    async def models() -> dict[str, Any]:
         return {"object": "list", "data": [described]}
 
     @app.get("/v1/models/{asked:path}")
-    async def one_model(asked: str, client: Annotated[str, Depends(key)]) -> dict[str, Any]:
+    async def retrieve_model(asked: str) -> dict[str, Any]:
         if asked != name:
-            raise Missing(f"there is no model {asked}: this server has {name}")
+            raise _no_model(asked)
         return described
 
     @app.post("/v1/completions")
-    def completions(asked: Completion, client: Annotated[str, Depends(key)]) -> Any:
-        return complete(asked, answering.ids(asked.prompt), client, "cmpl")
+    async def completions(asked: Completion, client: Annotated[str, Depends(key)], request: Request) -> Any:
+        return await while_connected(request, lambda gone: complete(asked, client, gone))
 
     @app.post("/v1/chat/completions")
-    def chat_completions(asked: Chat, client: Annotated[str, Depends(key)]) -> Any:
-        ids = answering.chat_ids([message.as_dict() for message in asked.messages])
-        return complete(asked, ids, client, "chatcmpl")
+    async def chat_completions(asked: Chat, client: Annotated[str, Depends(key)], request: Request) -> Any:
+        return await while_connected(request, lambda gone: complete(asked, client, gone))
 
     @app.post("/v1/documents")
-    def add_document(document: Document, client: Annotated[str, Depends(key)]) -> dict[str, Any]:
-        ids, cache, name = answering.ids(document.text), model.new_memory(), uuid.uuid4().hex
-        answering.read(ids, cache)
-        memories.save(client, "documents", name, cache)
-        return {"id": name, "object": "document", "tokens": len(ids)}
-
-    @app.delete("/v1/{kind}/{name}")
-    def delete(
-        kind: Literal["sessions", "documents"], name: str, client: Annotated[str, Depends(key)]
+    async def add_document(
+        document: Document, client: Annotated[str, Depends(key)], request: Request
     ) -> dict[str, Any]:
-        with memories.using(client, kind, name):
-            memories.delete(client, kind, name)
-        return {"id": name, "object": kind[:-1], "deleted": True}
+        def add(gone: threading.Event) -> dict[str, Any]:
+            ids, cache, id = answering.ids(document.text), model.new_memory(), uuid.uuid4().hex
+            answering.read(ids, cache, gone)
+            memories.save(client, "documents", id, cache)
+            return _described({"id": id, "tokens": len(ids)}, "documents")
 
+        return await while_connected(request, add)
+
+    def list_and_delete(kind: Kind) -> None:
+        @app.get(f"/v1/{kind}")
+        def list_memories(client: Annotated[str, Depends(key)]) -> dict[str, Any]:
+            return {"object": "list", "data": [_described(each, kind) for each in memories.list(client, kind)]}
+
+        @app.delete(f"/v1/{kind}/{{name}}")
+        def delete(name: str, client: Annotated[str, Depends(key)]) -> dict[str, Any]:
+            with memories.using(client, kind, name):
+                memories.delete(client, kind, name)
+            return _described({"id": name, "deleted": True}, kind)
+
+    list_and_delete("sessions")
+    list_and_delete("documents")
     return app
+
+
+def _described(memory: dict[str, Any], kind: Kind) -> dict[str, Any]:
+    return {**memory, "object": kind[:-1]}
 
 
 class _Stream(StreamingResponse):
     """The events of a streamed answer. Where the client goes away, the session that answers is free again at once."""
 
-    def __init__(self, events: Generator[str], pieces: Generator[str]):
+    def __init__(self, events: Generator[str], pieces: Generator[Piece]):
         super().__init__(events, media_type="text/event-stream")
         self._generators = events, pieces
 
@@ -146,134 +185,3 @@ class _Stream(StreamingResponse):
             with anyio.CancelScope(shield=True):
                 for each in self._generators:
                     await run_in_threadpool(each.close)
-
-
-class _Shape:
-    """How one kind of completion writes its text."""
-
-    def __init__(self, object: str, chunk: str, whole: Callable[[str], Any], part: Callable[[str | None], Any]):
-        self.object, self.chunk, self.whole, self.part = object, chunk, whole, part
-
-
-_TEXT = _Shape("text_completion", "text_completion", lambda text: {"text": text}, lambda text: {"text": text or ""})
-_CHAT = _Shape(
-    "chat.completion",
-    "chat.completion.chunk",
-    lambda text: {"message": {"role": "assistant", "content": text, "refusal": None}},
-    lambda text: {"delta": {} if text is None else {"role": "assistant", "content": text}},
-)
-
-
-def _usage(answer: Answer) -> dict[str, int]:
-    said = len(answer.tokens)
-    return {
-        "prompt_tokens": answer.prompt_tokens,
-        "completion_tokens": said,
-        "total_tokens": answer.prompt_tokens + said,
-    }
-
-
-def _events(
-    first: str | None,
-    pieces: Generator[str],
-    answer: Answer,
-    head: dict[str, Any],
-    shape: _Shape,
-    with_usage: bool,
-) -> Generator[str]:
-    """The server-sent events of a streamed answer; an error becomes an event too.
-
-    Args:
-        first: piece of the answer; None: it has no text.
-        pieces: those after it.
-        answer: is filled by `pieces`.
-        head: what all events have.
-        shape: of the completion.
-        with_usage: whether a last event, without text, has the numbers of tokens; all others then have none, null.
-    """
-    usage = {"usage": None} if with_usage else {}
-
-    def event(text: str | None, finish: str | None = None) -> str:
-        choice = {"index": 0, "finish_reason": finish, "logprobs": None, **shape.part(text)}
-        return data({**head, "object": shape.chunk, "choices": [choice], **usage})
-
-    def data(content: dict[str, Any]) -> str:
-        return f"data: {json.dumps(content)}\n\n"
-
-    try:
-        if first is not None:
-            yield event(first)
-        for piece in pieces:
-            yield event(piece)
-        yield event(None, answer.finish)
-        if with_usage:
-            yield data({**head, "object": shape.chunk, "choices": [], "usage": _usage(answer)})
-    except UserError as error:
-        yield data(_error(str(error), "server_error"))
-    except Exception:
-        yield data(_error("the server failed", "server_error"))
-        raise
-    yield "data: [DONE]\n\n"
-
-
-def _error(message: str, kind: str) -> dict[str, Any]:
-    return {"error": {"message": message, "type": kind, "param": None, "code": None}}
-
-
-def _answer_errors(app: FastAPI) -> None:
-    """Errors in OpenAI's form, each with one line."""
-
-    @app.exception_handler(UserError)
-    def refuse(_: Request, error: UserError) -> JSONResponse:
-        status = {Missing: 404, Busy: 409, Full: 507}.get(type(error), 400)
-        return JSONResponse(_error(str(error), "invalid_request_error"), status)
-
-    @app.exception_handler(HTTPException)
-    def refuse_client(_: Request, error: HTTPException) -> JSONResponse:
-        return JSONResponse(_error(str(error.detail), "authentication_error"), error.status_code)
-
-    @app.exception_handler(RequestValidationError)
-    def refuse_body(_: Request, error: RequestValidationError) -> JSONResponse:
-        one = error.errors()[0]
-        where = ".".join(map(str, one["loc"][1:]))
-        return JSONResponse(_error(f"{where}: {one['msg']}", "invalid_request_error"), 400)
-
-
-def _key(headers: Headers, keys: Sequence[str]) -> str | None:
-    """The key that a request has; None: none of them."""
-    scheme, _, given = headers.get("authorization", "").partition(" ")
-    same = (each for each in keys if hmac.compare_digest(given.encode("latin-1"), each.encode()))
-    return next(same, None) if scheme.lower() == "bearer" else None
-
-
-class _Guarded:
-    """Answers 401 to a request without a key, before its body is read, and 413 to a body of more than `most` bytes."""
-
-    def __init__(self, app: Any, keys: Sequence[str], most: int):
-        self._app, self._keys, self._most = app, keys, most
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        if _key(Headers(scope=scope), self._keys) is None:
-            refused = _error("the API key is missing or wrong", "authentication_error")
-            await JSONResponse(refused, 401)(scope, receive, send)
-            return
-        body, more = bytearray(), True
-        while more:
-            message = await receive()
-            if message["type"] != "http.request":
-                return
-            body += message.get("body", b"")
-            more = message.get("more_body", False)
-            if len(body) > self._most:
-                said = _error(f"the request has more than {self._most:,} bytes", "invalid_request_error")
-                await JSONResponse(said, 413)(scope, receive, send)
-                return
-        whole = [{"type": "http.request", "body": bytes(body), "more_body": False}]
-
-        async def again() -> Any:
-            return whole.pop() if whole else await receive()
-
-        await self._app(scope, again, send)

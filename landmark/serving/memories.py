@@ -1,20 +1,22 @@
 """The memories of a server on disk: one for each session and each document of a key.
 
-A memory is a folder of `LandmarkCache.save`. Its content is replaced by writing the new folder, then renaming one link
-that names it, so that a server which is killed at any moment finds the memory before the request or after it. One
-server at a time has the folder; the system takes the lock from a server that dies.
+A memory is a folder of `LandmarkCache.save`, with the messages of its chat. Its content is replaced by writing the new
+folder, then renaming one link that names it, so that a server which is killed at any moment finds the memory before the
+request or after it. One server at a time has the folder; the system takes the lock from a server that dies.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import logging
 import os
 import platform
 import re
 import shutil
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,9 @@ from landmark.utils.errors import UserError
 from landmark.utils.files import read_json, write_json
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
-CONTENT = "content.json"
+CONTENT, CHAT = "content.json", "chat.json"
+FULL = errno.ENOSPC, errno.EDQUOT
+LOG = logging.getLogger(__name__)
 LOCK, OWNER = ".lock", "server.json"  # of the folder: locked by the server that has it, and who that is
 
 
@@ -36,6 +40,10 @@ class Full(UserError):
 
 class Missing(UserError):
     """There is no memory of this name."""
+
+
+class Failed(UserError):
+    """The server cannot read or write a memory; why, its log says, and the client is not told its paths."""
 
 
 class Busy(UserError):
@@ -78,38 +86,54 @@ class Memories:
             with self._counting:
                 self._used.discard(folder)
 
-    def open(self, key: str, kind: str, name: str, *, must_exist: bool) -> Any:
-        """The memory, empty if it is new. Raises Missing where it must exist and does not.
+    def open(self, key: str, kind: str, name: str, *, must_exist: bool) -> tuple[Any, list[dict[str, str]]]:
+        """The memory and the messages of its chat, empty if it is new.
 
         Args:
             key: of the client.
             kind: "sessions" or "documents".
             name: of the memory.
             must_exist: whether a new one is an error.
+
+        Raises Missing where it must exist and does not, and Failed where it cannot be read.
         """
         folder, cache = self._folder(key, kind, name), self._model.new_memory()
         if (folder / CONTENT).is_file():
             try:
-                cache.load(folder / read_json(folder / CONTENT)["memory"], self._model.device)
+                content = folder / read_json(folder / CONTENT)["memory"]
+                cache.load(content, self._model.device)
+                return cache, read_json(content / CHAT)
             except (OSError, UserError) as error:
                 if (folder / CONTENT).is_file():
-                    raise
+                    LOG.error("%s %s: %s", kind[:-1], name, error)
+                    raise Failed(
+                        f"{kind[:-1]} {name} cannot be read: its files are damaged, or of another model; delete it"
+                    ) from error
                 raise _missing(kind, name) from error  # deleted meanwhile
         elif must_exist:
             raise _missing(kind, name)
-        return cache
+        return cache, []
 
-    def save(self, key: str, kind: str, name: str, cache: Any) -> None:
-        """Replace a memory. Raises Full, and leaves the one before, where a limit of the server is reached.
+    def list(self, key: str, kind: str) -> list[dict[str, Any]]:
+        """The name, and the number of tokens, of each memory of a key. kind: "sessions" or "documents"."""
+        found = []
+        for path in sorted(self._folder(key, kind, "any").parent.glob(f"*/{CONTENT}")):
+            with suppress(UserError):  # damaged, or deleted meanwhile
+                found.append({"id": path.parent.name, "tokens": read_json(path)["tokens"]})
+        return found
+
+    def save(self, key: str, kind: str, name: str, cache: Any, chat: Sequence[dict[str, str]] = ()) -> None:
+        """Replace a memory. Raises Full or Failed, and leaves the one before, where there is no room or an error.
 
         Args:
             key: of the client.
             kind: "sessions" or "documents".
             name: of the memory.
             cache: its new content.
+            chat: messages of its chat, the last answer included.
         """
         folder = self._folder(key, kind, name)
-        with self._writing:
+        with self._writing, _one_line(f"{kind[:-1]} {name}"):
             is_new = not (folder / CONTENT).is_file()
             others = sum(1 for _ in folder.parent.parent.glob(f"*/*/{CONTENT}"))
             if is_new and others >= self._settings.sessions:
@@ -121,6 +145,7 @@ class Memories:
             after = uuid.uuid4().hex
             try:
                 cache.save(folder / after)
+                write_json(folder / after / CHAT, list(chat))
                 if (used := _bytes_below(self._settings.folder)) > self._settings.disk:
                     raise Full(f"there is no room: with this memory all would have {used:,} bytes; delete some")
                 write_json(folder / CONTENT, {"memory": after, "tokens": cache.get_seq_length()})
@@ -160,6 +185,21 @@ def _locked(folder: Path) -> FileLock:
     except OSError as error:
         raise UserError(f"{folder}: memories cannot be kept here ({error.strerror})") from error
     return lock
+
+
+@contextmanager
+def _one_line(what: str) -> Iterator[None]:
+    """Raise Full for a full disk, and Failed for another error of the system. what: the memory."""
+    try:
+        yield
+    except Full:
+        raise
+    except (OSError, UserError) as error:
+        LOG.error("%s: %s", what, error)
+        of_system = error if isinstance(error, OSError) else error.__cause__
+        if isinstance(of_system, OSError) and of_system.errno in FULL:
+            raise Full(f"{what}: the server's disk is full; delete some memories") from error
+        raise Failed(f"{what} could not be saved") from error
 
 
 def _missing(kind: str, name: str) -> Missing:

@@ -7,6 +7,7 @@ import torch
 from accelerate import Accelerator, cpu_offload, dispatch_model
 from accelerate.state import AcceleratorState
 
+from landmark.attention.layout import insert_landmarks
 from landmark.huggingface import attach, load, unwrap, wrap
 from landmark.utils.errors import UserError
 from tests.huggingface.conftest import make_model, make_tokenizer
@@ -170,4 +171,4 @@ def test_a_layer_that_attends_on_its_own_is_noticed(ids, tokenizer):
     attention.config = plain.config  # as libraries do that replace a layer's attention
     for call in ({"past_key_values": wrapped.new_memory()}, {"phase": torch.zeros(1, dtype=torch.int64)}):
         with pytest.raises(UserError, match=r"layers \[1\] attended without landmarks"):
-            wrapped(ids, **call)
+            wrapped(insert_landmarks(ids, 0, 4, wrapped.landmarks.token)[0] if "phase" in call else ids, **call)

@@ -126,7 +126,7 @@ def test_what_would_train_something_else_is_refused(wrapped, documents, tokenize
     )
     with pytest.raises(UserError, match="shift_labels without labels"):
         Trainer(wrapped, smoothing, data_collator=LandmarkCollator(wrapped), train_dataset=documents).train()
-    phase, ids = torch.zeros(1, dtype=torch.int64), torch.ones(1, 6, dtype=torch.int64)
+    phase, ids = torch.zeros(1, dtype=torch.int64), torch.tensor([[1, 1, 1, wrapped.landmarks.token, 1, 1]])
     with pytest.raises(UserError, match="padding on the right only"):
         wrapped(ids, phase=phase, attention_mask=torch.tensor([[0, 1, 1, 1, 1, 1]]))
     with pytest.raises(UserError, match="windows with phase are whole"):
@@ -159,7 +159,7 @@ def test_models_and_lengths_that_do_not_fit_are_refused(wrapped):
 def test_gradient_checkpointing_without_landmarks_is_refused(tokenizer):
     """StableLM's layers pass no landmarks on: when they are computed again, they would attend without landmarks."""
     model = wrap(make_model("stablelm"), tokenizer, block_size=BLOCK).train()
-    ids, phase = torch.ones(1, 6, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+    ids, phase = torch.tensor([[1, 1, 1, model.landmarks.token, 1, 1]]), torch.zeros(1, dtype=torch.int64)
     model.gradient_checkpointing_enable({"use_reentrant": True})
     with pytest.raises(UserError, match="stablelm: gradient checkpointing"):
         model(ids, labels=ids, phase=phase)

@@ -88,7 +88,7 @@ def test_what_a_killed_server_left_is_deleted(model, tmp_path):
     (tmp_path / "notes").mkdir()
     memories.close()
     memories = Memories(settings, model)
-    assert memories.open(KEY, "sessions", "one", must_exist=True).get_seq_length() == 30
+    assert memories.open(KEY, "sessions", "one", must_exist=True)[0].get_seq_length() == 30
     assert len(list(folder.iterdir())) == 2
     assert [path.name for path in folder.parent.iterdir()] == ["one"]
     memory.save(folder / "old")

@@ -76,6 +76,7 @@ class Server:
         return self.clients[key]
 
     def ask(self, prompt, key=KEYS[0], **given):
+        given = {"temperature": 0, **given}
         return self.client(key).completions.create(model="landmark", prompt=prompt, max_tokens=4, **given)
 
 
@@ -202,7 +203,9 @@ def test_a_message_may_come_in_parts(server):
     whole, parts = "Who waits? Where?", [{"type": "text", "text": each} for each in ("Who waits? ", "Where?")]
     said = [
         server.client()
-        .chat.completions.create(model="landmark", messages=[{"role": "user", "content": each}], max_tokens=4)
+        .chat.completions.create(
+            model="landmark", messages=[{"role": "user", "content": each}], max_tokens=4, temperature=0
+        )
         .choices[0]
         .message.content
         for each in (whole, parts)
@@ -218,9 +221,10 @@ def test_chats_are_read_as_their_template_says(server, model, tokenizer):
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who waits?"}]
     expected = greedily(model, tokenizer, "system: Be brief.\nuser: Who waits?\nassistant:")[0]
     chat = server.client().chat.completions
-    found = chat.create(model="landmark", messages=messages, max_tokens=4)
+    asked = {"model": "landmark", "messages": messages, "max_tokens": 4, "temperature": 0}
+    found = chat.create(**asked)
     assert found.choices[0].message.content == expected
-    streamed = chat.create(model="landmark", messages=messages, max_tokens=4, stream=True)
+    streamed = chat.create(**asked, stream=True)
     assert "".join(chunk.choices[0].delta.content or "" for chunk in streamed) == expected
 
 
@@ -308,7 +312,8 @@ def test_keys_bodies_and_requests_that_are_wrong_are_refused(server):
     assert error.value.status_code == 413
     for given, said in (
         ({"temperature": -1}, "temperature"),
-        ({"n": 3}, "n: "),
+        ({"n": 0}, "n: "),
+        ({"n": 2, "extra_body": {"session": "two"}}, "n: a session goes on with one answer"),
         ({"extra_body": {"session": "../../etc"}}, "a name has 1 to 64"),
         ({"extra_body": {"max_tokens": 0}}, "max_tokens"),
         ({"seed": 2**70}, "seed"),
@@ -327,7 +332,7 @@ def test_keys_bodies_and_requests_that_are_wrong_are_refused(server):
 
 
 def test_a_template_that_refuses_a_role_is_the_clients_error(model, tmp_path):
-    """The template itself is used, and its beginning of a text is read once in a session."""
+    """The template itself is used, its beginning of a text is read once in a session, and its end of an answer too."""
     tokenizer = make_tokenizer()
     tokenizer.bos_token = "<eot>"
     tokenizer.chat_template = (
@@ -339,10 +344,10 @@ def test_a_template_that_refuses_a_role_is_the_clients_error(model, tmp_path):
         chat = running.client().chat.completions
 
         def ask(**given):
-            found = chat.create(model="landmark", messages=user, max_tokens=4, extra_body=given)
+            found = chat.create(model="landmark", messages=user, max_tokens=4, temperature=0, extra_body=given)
             return found.choices[0].message.content
 
-        expected = greedily(model, tokenizer, "<eot>[Who waits?]", "[Who waits?]")
+        expected = greedily(model, tokenizer, "<eot>[Who waits?]", "][Who waits?]")
         assert ask() == expected[0]
         assert [ask(session="twice") for _ in range(2)] == expected
         with pytest.raises(openai.BadRequestError, match="no system role"):

@@ -1,0 +1,190 @@
+"""Reading texts with a landmark memory, a few tokens at a time: of one length, or of several in one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from landmark.attention import Scoring, Sinks
+from landmark.attention.layout import insert_landmarks
+from landmark.huggingface.landmark_cache import LandmarkCache
+from landmark.huggingface.padding import Padded
+from landmark.utils.errors import UserError
+
+
+class Part(NamedTuple):
+    """What texts of one length read next. rows: their numbers, (n,). ids: (n, T), without landmarks."""
+
+    rows: Tensor
+    ids: Tensor
+    cache: LandmarkCache
+
+
+class Together:
+    """Attention of texts of several lengths in one pass of the model: each group of them with its own memory."""
+
+    def __init__(self, parts: list[tuple[Tensor, int, LandmarkCache]]):
+        """parts: numbers of the texts (n,), their tokens with landmarks, and their memory."""
+        self.landmark_layers = parts[0][2].landmark_layers
+        self._parts = parts
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, sinks: Sinks | None) -> Tensor:
+        """See `LandmarkCache.attend`.
+
+        Args:
+            layer: its number.
+            q, k, v: (B, …, T, d), rotated by the model; behind a text of fewer tokens is padding.
+            scoring: of the layer.
+            sinks: of the layer; None: it has none.
+
+        Returns (B, H, T, d), 0 for padding.
+        """
+        out = torch.zeros_like(q)
+        for rows, length, cache in self._parts:
+            rows = rows.to(q.device)  # of this layer
+            own = [x[rows, :, :length] for x in (q, k, v)]
+            out[rows, :, :length] = cache.attend(layer, *own, scoring, sinks)
+        return out
+
+
+class Reader:
+    """Reads texts chunk by chunk.
+
+    Args:
+        model: a `LandmarkModel`.
+        forward: of the original model.
+        local: tokens of a text read at a time.
+        hidden: whether hidden states are returned.
+        kwargs: of the original model.
+    """
+
+    def __init__(self, model: Any, forward: Callable[..., Any], local: int, hidden: bool, kwargs: dict[str, Any]):
+        self._model, self._forward, self._settings = model, forward, model.landmarks
+        self._local, self._hidden, self._kwargs = local, hidden, kwargs
+
+    def read(self, ids: Tensor, cache: LandmarkCache, kept: int) -> CausalLMOutputWithPast:
+        """Read more of a text of one length for all samples, without padding.
+
+        Args:
+            ids: (B, T), without landmarks.
+            cache: of the text so far.
+            kept: last tokens whose logits are returned.
+        """
+        self._check(ids)
+        cache.memory.expect((cache.get_seq_length() + ids.shape[1]) // self._settings.block_size)
+        logits, states = [], []
+        for start in range(0, ids.shape[1], self._local):
+            part = Part(torch.arange(len(ids), device=ids.device), ids[:, start : start + self._local], cache)
+            ((of_text, of_layers),) = self._pass([part], cache, ids.shape[1] - kept - start)
+            logits.append(of_text)
+            states.append(of_layers)
+        together = tuple(torch.cat(layer, 1) for layer in zip(*states, strict=True)) if self._hidden else None
+        return CausalLMOutputWithPast(logits=torch.cat(logits, 1), past_key_values=cache, hidden_states=together)
+
+    def read_padded(self, ids: Tensor, mask: Tensor, cache: LandmarkCache, kept: int) -> CausalLMOutputWithPast:
+        """Read more of texts of several lengths: of each the same chunks as if it were alone.
+
+        1. A step reads the next `local` tokens of each text, or the fewer that it has left.
+        2. Texts that have read as many tokens so far, and read as many in the step, share a memory.
+        3. In a step all texts pass through the model together, and attention is computed for each memory. Where layers
+           have a sliding window, one memory after the other passes through the model.
+
+        Args:
+            ids: (B, T), without landmarks.
+            mask: (B, T), bool, False for padding.
+            cache: of the texts so far.
+            kept: last columns whose logits are returned.
+        """
+        texts = [row[own] for row, own in zip(ids, mask, strict=True)]
+        lengths = [len(text) for text in texts]
+        for text in texts:
+            self._check(text[None])
+        logits, states = Padded(mask[:, -kept:], lengths), list[Padded]()
+        for start in range(0, max(lengths), self._local):
+            parts = self._parts(texts, start, cache)
+            for passed in [[part] for part in parts] if cache.has_windows else [parts]:
+                skipped = min(logits.first[row] for part in passed for row in part.rows.tolist()) - start
+                found = self._pass(passed, cache, skipped)
+                for part, (of_text, of_layers) in zip(passed, found, strict=True):
+                    states = states or [Padded(mask, lengths) for _ in of_layers]
+                    for at, row in enumerate(part.rows.tolist()):
+                        logits.put(row, start + max(0, skipped), of_text[at])
+                        for padded, of_layer in zip(states, of_layers, strict=True):
+                            padded.put(row, start, of_layer[at])
+        together = tuple(padded.filled for padded in states) if self._hidden else None
+        return CausalLMOutputWithPast(logits=logits.filled, past_key_values=cache, hidden_states=together)
+
+    def _parts(self, texts: list[Tensor], start: int, cache: LandmarkCache) -> list[Part]:
+        """What the texts read from their token `start` on, in groups that share a memory."""
+        parts = []
+        for rows, own in cache.divide([len(text[start : start + self._local]) for text in texts]):
+            ids = torch.stack([texts[row][start : start + self._local] for row in rows])
+            if ids.numel():
+                more = max(len(texts[row]) for row in rows) - start
+                own.memory.expect((own.get_seq_length() + more) // self._settings.block_size)
+                parts.append(Part(torch.tensor(rows, device=ids.device), ids, own))
+        return parts
+
+    def _check(self, ids: Tensor) -> None:
+        """Raise UserError for a text with landmarks."""
+        token = self._settings.token
+        if ids.shape[1] > 1 and bool((ids == token).any()):
+            raise UserError(f"the ids hold landmarks ({token}): leave them out, the model inserts them itself")
+
+    def _pass(self, parts: list[Part], cache: LandmarkCache, skipped: int) -> list[tuple[Tensor, list[Tensor]]]:
+        """One pass of the model over the next tokens of texts.
+
+        Args:
+            parts: of texts; several only where no layer has a sliding window.
+            cache: of the whole batch.
+            skipped: first tokens whose logits are not wanted; 0 or fewer: all are.
+
+        Returns for each part logits (n, T − skipped, vocabulary), and hidden states (n, T, D) of each layer.
+        """
+        block_size, landmark = self._settings.block_size, self._settings.token
+        placed = [insert_landmarks(part.ids, part.cache.memory.position, block_size, landmark) for part in parts]
+        wanted = torch.cat([at[max(0, skipped) :] for _, at in placed]).unique()
+        positions: Any = None
+        with ExitStack() as stack:
+            for part, (own, _) in zip(parts, placed, strict=True):
+                positions = stack.enter_context(part.cache.reading(part.ids, own.shape[1], own.device))
+            tokens, past = placed[0][0], parts[0].cache
+            landmarks: LandmarkCache | Together = past
+            if len(parts) > 1:
+                length = max(own.shape[1] for own, _ in placed)
+                tokens, past = tokens.new_full((cache.batch_size, length), landmark), cache
+                for part, (own, _) in zip(parts, placed, strict=True):
+                    tokens[part.rows, : own.shape[1]] = own
+                positions = tokens.new_zeros(1, length)  # as those of each part, without sliding windows
+                stack.enter_context(cache.reading_together(positions))
+                spans = [(part.rows, own.shape[1], part.cache) for part, (own, _) in zip(parts, placed, strict=True)]
+                landmarks = Together(spans)
+            stack.enter_context(self._model.beside(landmarks))
+            outputs = self._forward(
+                input_ids=tokens,
+                position_ids=positions,
+                past_key_values=past,
+                use_cache=True,
+                logits_to_keep=wanted,
+                landmarks=landmarks,
+                output_hidden_states=self._hidden,
+                **self._kwargs,
+            )
+        states = outputs.hidden_states if self._hidden else ()
+        found = []
+        for part, (_, at) in zip(parts, placed, strict=True):
+            rows = part.rows if len(parts) > 1 else None
+            chosen = torch.searchsorted(wanted, at[max(0, skipped) :])
+            found.append((_part_of(outputs.logits, rows, chosen), [_part_of(state, rows, at) for state in states]))
+        return found
+
+
+def _part_of(batch: Tensor, rows: Tensor | None, columns: Tensor) -> Tensor:
+    """Some columns of some rows (None: all) of outputs (B, T, …), which may be on another device."""
+    batch = batch if rows is None else batch[rows.to(batch.device)]
+    return batch[:, columns.to(batch.device)]

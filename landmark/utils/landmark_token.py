@@ -1,0 +1,28 @@
+"""The landmark as a token of a tokenizer of transformers."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from landmark.utils.constants import LANDMARK
+from landmark.utils.errors import UserError
+
+
+def new_landmark(tokenizer: Any) -> int:
+    """The id that a tokenizer will give to the token `<landmark>`, which it does not have.
+
+    Raises UserError where it would be the id of another token: a tokenizer counts its tokens to find the next id, which
+    goes wrong where an id is left out.
+    """
+    known = set(tokenizer.get_vocab().values())
+    trial = copy.deepcopy(tokenizer)
+    trial.add_tokens([LANDMARK], special_tokens=True)
+    if (token := trial.convert_tokens_to_ids(LANDMARK)) in known:
+        unused = next(each for each in range(len(known) + 1) if each not in known)
+        raise UserError(
+            f"the tokenizer has {len(known)} tokens with ids up to {max(known)} and none with the id {unused}, so "
+            f"{LANDMARK} would get the id {token} of {tokenizer.convert_ids_to_tokens(token)!r}: give the tokenizer a "
+            f"token with the id {unused} first"
+        )
+    return token

@@ -1,0 +1,176 @@
+"""Texts, memories and caches that `generate` is given: what is read is the user's text, or the call is refused."""
+
+import warnings
+
+import pytest
+import torch
+from transformers import DynamicCache, GenerationConfig
+
+from landmark.huggingface import wrap
+from landmark.utils.errors import UserError
+from tests.huggingface.conftest import make_model
+
+BLOCK = 4
+GREEDY = {"max_new_tokens": 5, "do_sample": False}
+
+
+@pytest.fixture(params=["llama", "gemma3"])
+def wrapped(request, tokenizer):
+    return wrap(make_model(request.param), tokenizer, block_size=BLOCK, memory={"k": 2}, local=9)
+
+
+@pytest.fixture
+def ids():
+    return torch.randint(0, 256, (2, 30), generator=torch.Generator().manual_seed(0))
+
+
+def test_prompts_that_end_with_padding_are_refused_by_name(wrapped, ids):
+    """Their last column has no logits: token 0 would follow."""
+    mask = torch.ones_like(ids)
+    mask[1, -2:] = 0
+    for count in (1, 2):
+        with pytest.raises(UserError, match=r"attention_mask: text 1 ends with padding.*padding_side='left'"):
+            wrapped.generate(ids, attention_mask=mask, max_new_tokens=count)
+    padded = ids.masked_fill(mask == 0, 255)
+    padded[mask == 1] %= 255
+    with pytest.raises(UserError, match="text 1 ends with padding"):
+        wrapped.generate(padded, max_new_tokens=2, pad_token_id=255, eos_token_id=254)
+    with pytest.raises(UserError, match="text 1 ends with padding"):
+        wrapped(ids, attention_mask=mask, past_key_values=wrapped.new_memory(), logits_to_keep=2)
+
+
+def test_a_memory_and_only_the_new_text_says_what_to_give(wrapped, ids):
+    memory = wrapped.new_memory()
+    wrapped(ids, past_key_values=memory)
+    assert torch.equal(memory.ids, ids)
+    new = torch.full((2, 7), 9)
+    for given in (new, ids[:, 7:], torch.cat([new, ids], 1)):
+        with pytest.raises(UserError, match=r"the memory has read 30 tokens.*torch.cat\(\[memory.ids, new_ids\], 1\)"):
+            wrapped.generate(given, past_key_values=memory, **GREEDY)
+    with pytest.raises(UserError, match=r"nothing behind them: .*torch.cat\(\[memory.ids, new_ids\], 1\)"):
+        wrapped.generate(ids, past_key_values=memory, **GREEDY)
+    whole = torch.cat([memory.ids, new], 1)
+    found = wrapped.generate(whole, past_key_values=memory, **GREEDY)
+    assert found.shape == (2, 42)
+    assert torch.equal(memory.ids, found[:, :-1])
+
+
+@pytest.mark.parametrize("is_padded", [False, True])
+def test_a_chat_whose_answer_has_other_ids_is_not_read_on(wrapped, ids, is_padded):
+    mask = torch.ones_like(ids)
+    mask[0, :2] = 1 - is_padded
+    memory = wrapped.new_memory()
+    first = wrapped.generate(ids, attention_mask=mask, past_key_values=memory, **GREEDY)
+    longer = torch.cat([first, ids[:, :6]], 1)
+    mask = torch.cat([mask, torch.ones(2, 11, dtype=torch.int64)], 1)
+    other = longer.clone()
+    other[1, 31] = (other[1, 31] + 1) % 256
+    with pytest.raises(UserError, match="text 1 differs from them at token 31"):
+        wrapped.generate(other, attention_mask=mask, past_key_values=memory, **GREEDY)
+    wrapped.generate(longer, attention_mask=mask, past_key_values=memory, **GREEDY)
+
+
+def test_the_ids_of_a_memory_are_saved_with_it(wrapped, ids, tmp_path):
+    memory, again = wrapped.new_memory(), wrapped.new_memory()
+    wrapped(ids[:1], past_key_values=memory)
+    memory.save(tmp_path / "kept")
+    again.load(tmp_path / "kept")
+    assert torch.equal(again.ids, ids[:1])
+    with pytest.raises(UserError, match="differs from them at token 0"):
+        wrapped.generate(torch.flip(ids[:1], (1,)).repeat(1, 2), past_key_values=again, **GREEDY)
+
+
+@pytest.mark.parametrize("settings", [{"num_beams": 3}, {"num_return_sequences": 2, "do_sample": True}])
+def test_an_empty_memory_that_is_handed_in_stays_empty(wrapped, ids, settings):
+    memory = wrapped.new_memory()
+    wrapped.generate(ids, past_key_values=memory, max_new_tokens=4, **settings)
+    assert memory.get_seq_length() == 0
+    assert torch.equal(wrapped.generate(ids, past_key_values=memory, **GREEDY), wrapped.generate(ids, **GREEDY))
+
+
+@pytest.mark.parametrize("kind", ["static", "offloaded", "quantized", "dynamic"])
+def test_another_cache_is_refused_by_its_name(wrapped, ids, kind):
+    for given in ({"cache_implementation": kind}, {"generation_config": GenerationConfig(cache_implementation=kind)}):
+        with pytest.raises(UserError, match=f"cache_implementation={kind}: the cache is a landmark memory"):
+            wrapped.generate(ids, max_new_tokens=3, **given)
+
+
+def test_the_cache_that_a_model_usually_has_is_replaced(wrapped, ids):
+    expected = wrapped.generate(ids, **GREEDY)
+    wrapped.generation_config.cache_implementation = "static"
+    assert torch.equal(wrapped.generate(ids, **GREEDY), expected)
+
+
+@pytest.mark.parametrize("size", [1, 7, 10, 100])
+def test_a_prompt_is_read_in_the_same_pieces_whatever_the_prefill(wrapped, ids, size):
+    """Where k does not cover all, other pieces would give other tokens."""
+    expected = wrapped.generate(ids, return_dict_in_generate=True, output_logits=True, **GREEDY)
+    found = wrapped.generate(ids, prefill_chunk_size=size, return_dict_in_generate=True, output_logits=True, **GREEDY)
+    assert torch.equal(torch.stack(found.logits), torch.stack(expected.logits))
+
+
+def test_an_empty_prompt_is_refused(wrapped):
+    empty = torch.zeros(1, 0, dtype=torch.int64)
+    with pytest.raises(UserError, match="the prompt has no text"):
+        wrapped.generate(empty, max_new_tokens=2)
+    with pytest.raises(UserError, match="there is no text to read"):
+        wrapped(empty, past_key_values=wrapped.new_memory())
+
+
+def test_another_autocast_between_chunks_is_refused(wrapped, ids):
+    memory = wrapped.new_memory()
+    with torch.no_grad():
+        wrapped(ids[:, :11], past_key_values=memory)
+        with (
+            torch.autocast("cpu", dtype=torch.bfloat16),
+            pytest.raises(UserError, match=r"keys of torch.float32, this chunk of torch.bfloat16"),
+        ):
+            wrapped(ids[:, 11:], past_key_values=memory)
+        same = wrapped.new_memory()
+        wrapped(ids[:, :11], past_key_values=same)
+        found, expected = (wrapped(ids[:, 11:], past_key_values=each).logits for each in (memory, same))
+    assert torch.equal(found, expected)
+
+
+def test_an_error_in_a_later_chunk_is_not_read_on(wrapped, ids):
+    """The first chunk would be read twice."""
+    memory, calls = wrapped.new_memory(), []
+
+    def fail(*_):
+        calls.append(1)
+        if len(calls) == 2:
+            raise RuntimeError("out of memory")
+
+    hook = wrapped.model.layers[2].register_forward_pre_hook(fail)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        wrapped(ids, past_key_values=memory)
+    hook.remove()
+    with pytest.raises(UserError, match=r"read in part: reset\(\) the memory"):
+        wrapped(ids, past_key_values=memory)
+
+
+def test_reading_in_training_mode_is_refused(wrapped, ids):
+    """A loss on its logits would have no gradient of many parameters, and wrong ones of others."""
+    wrapped.train()
+    with pytest.raises(UserError, match=r"training mode.*LandmarkCollator.*model.eval\(\)"):
+        wrapped(ids, past_key_values=wrapped.new_memory())
+    assert wrapped.generate(ids, max_new_tokens=2).shape == (2, 32)
+    wrapped.eval()
+    assert not wrapped(ids, past_key_values=wrapped.new_memory()).logits.requires_grad
+
+
+def test_gradient_checkpointing_while_reading_is_refused(wrapped, ids):
+    """In training mode transformers takes the cache away from layers with a sliding window."""
+    expected = wrapped.generate(ids, **GREEDY)
+    wrapped.gradient_checkpointing_enable()
+    wrapped.train()
+    with pytest.raises(UserError, match="gradient checkpointing in training mode"):
+        wrapped.generate(ids, **GREEDY)
+    assert torch.equal(wrapped.eval().generate(ids, **GREEDY), expected)
+
+
+def test_a_text_without_a_memory_is_as_before(wrapped, ids):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        wrapped(ids)
+    assert wrapped.generate(ids, past_key_values=DynamicCache(), **GREEDY).shape == (2, 35)

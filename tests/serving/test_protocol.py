@@ -1,0 +1,234 @@
+"""What clients of OpenAI's protocol may count on: fields, numbers of answers, probabilities, errors, lists."""
+
+import errno
+import json
+import math
+import time
+
+import httpx
+import pytest
+import torch
+
+pytest.importorskip("transformers", reason="the optional extra `hf` is not installed")
+pytest.importorskip("fastapi", reason="the optional extra `serve` is not installed")
+pytest.importorskip("openai", reason="the client of OpenAI is not installed")
+
+import openai
+
+from landmark.huggingface import LandmarkCache, wrap
+from tests.huggingface.conftest import make_model, make_tokenizer
+from tests.serving.test_server import KEYS, Server
+
+pytestmark = pytest.mark.timeout(900)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return wrap(make_model("llama"), make_tokenizer(), block_size=4, memory={"k": 2}, local=16)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return make_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def server(model, tokenizer, tmp_path_factory):
+    with Server(model, tokenizer, tmp_path_factory.mktemp("memories")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def http(server):
+    return httpx.Client(headers={"Authorization": f"Bearer {KEYS[0]}"}, base_url=server.url, timeout=60)
+
+
+CHAT = {"model": "landmark", "messages": [{"role": "user", "content": "Who waits?"}], "max_tokens": 4}
+
+
+def test_the_name_of_another_model_is_not_answered(server, http):
+    for kind, body in (("completions", {"prompt": "Hello"}), ("chat/completions", CHAT)):
+        refused = http.post(f"/{kind}", json={**body, "model": "gpt-4"})
+        assert refused.status_code == 404
+        assert refused.json()["error"]["message"] == "there is no model gpt-4: this server has landmark"
+    assert http.post("/completions", json={"prompt": "Hello", "max_tokens": 2}).status_code == 200
+
+
+def test_what_means_the_default_is_the_default(server, http):
+    """Fields that existing clients send, null among them."""
+    plain = http.post("/chat/completions", json={**CHAT, "seed": 1}).json()
+    given = {
+        **dict.fromkeys(("temperature", "top_p", "stop", "logprobs", "top_logprobs", "tools", "user", "audio"), None),
+        "n": 1,
+        "functions": [],
+        "tool_choice": "auto",
+        "parallel_tool_calls": True,
+        "response_format": {"type": "text"},
+        "logit_bias": {},
+        "modalities": ["text"],
+        "store": False,
+    }
+    found = http.post("/chat/completions", json={**CHAT, "seed": 1, **given, "tools": []})
+    assert found.status_code == 200, found.text
+    assert found.json()["choices"] == plain["choices"]
+    again = [*CHAT["messages"], {"role": "assistant", "content": "A heron.", "refusal": None, "tool_calls": []}]
+    again.append({"role": "user", "content": "Where?", "name": None})
+    assert http.post("/chat/completions", json={**CHAT, "messages": again}).status_code == 200
+    for wrong, said in (
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"response_format": {"type": "json_object"}}, "response_format.type"),
+        ({"messages": [{"role": "user", "content": "Hello", "nane": "x"}]}, "messages.0.nane"),
+        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"top_logprobs": 2}, "top_logprobs: set logprobs"),
+    ):
+        refused = http.post("/chat/completions", json={**CHAT, **wrong})
+        assert refused.status_code == 400
+        assert said in refused.json()["error"]["message"]
+
+
+def test_answers_are_sampled_unless_the_request_says_otherwise(server):
+    """OpenAI's default temperature is 1."""
+    asked = {"model": "landmark", "prompt": "The heron", "max_tokens": 8}
+    create = server.client().completions.create
+    assert len({create(**asked, seed=seed).choices[0].text for seed in range(5)}) > 1
+    assert len({create(**asked, seed=1, **given).choices[0].text for given in ({}, {"temperature": 1})}) == 1
+
+
+def test_several_answers_to_several_prompts(server, tokenizer):
+    prompts = ["The heron waits. ", "A crow flies over the lake. "]
+    both = server.ask(prompts, n=2)
+    alone = [server.ask(prompt).choices[0].text for prompt in prompts]
+    assert [choice.text for choice in both.choices] == [alone[0], alone[0], alone[1], alone[1]]
+    assert [choice.index for choice in both.choices] == [0, 1, 2, 3]
+    assert both.usage.prompt_tokens == sum(map(len, prompts))
+    assert both.usage.completion_tokens == 16
+    ids = tokenizer(prompts)["input_ids"]
+    assert server.ask(ids[0]).choices[0].text == alone[0]
+    assert [choice.text for choice in server.ask(ids).choices] == alone
+    sampled = server.ask(prompts[0], n=4, temperature=2, seed=3)
+    assert len({choice.text for choice in sampled.choices}) > 1
+    texts = ["", "", "", ""]
+    for event in server.ask(prompts, n=2, stream=True):
+        texts[event.choices[0].index] += event.choices[0].text
+    assert texts == [choice.text for choice in both.choices]
+    for wrong, said in (([], "there is none"), ([[1, 999]], "999 is no id"), ([257], "257 is no id")):
+        with pytest.raises(openai.BadRequestError, match=said):
+            server.ask(wrong)
+    with pytest.raises(openai.BadRequestError, match="a session goes on with one prompt"):
+        server.ask(prompts, extra_body={"session": "many"})
+
+
+def test_probabilities_are_those_of_the_model(server, model, tokenizer):
+    prompt = "The heron waits. "
+    found = server.ask(prompt, logprobs=3, temperature=0)
+    scores, text = found.choices[0].logprobs, found.choices[0].text
+    memory, ids = model.new_memory(), torch.tensor([tokenizer(prompt)["input_ids"]])
+    with torch.no_grad():
+        for place, logprob in enumerate(scores.token_logprobs):
+            logits = model(ids, past_key_values=memory, logits_to_keep=1).logits[0, -1]
+            logits[model.landmarks.token] = -torch.inf
+            best = logits.log_softmax(-1).topk(3)
+            assert math.isclose(logprob, best.values[0], rel_tol=1e-4)
+            assert sorted(scores.top_logprobs[place].values(), reverse=True) == pytest.approx(best.values.tolist())
+            ids = best.indices[:1].view(1, 1)
+    assert scores.text_offset[0] == 0
+    assert len(scores.tokens) == 4
+    chat = server.client().chat.completions.create(**CHAT, logprobs=True, top_logprobs=2, temperature=0)
+    content = chat.choices[0].logprobs.content
+    assert len(content) == 4
+    assert all(each.logprob == each.top_logprobs[0].logprob for each in content)
+    asked = {**CHAT, "logprobs": True, "temperature": 0}
+    parts = [part.choices[0] for part in server.client().chat.completions.create(**asked, stream=True) if part.choices]
+    streamed = [each.logprob for part in parts if part.logprobs for each in part.logprobs.content]
+    assert streamed == [each.logprob for each in content]
+    assert server.ask(prompt).choices[0].logprobs is None
+    assert text == server.ask(prompt).choices[0].text
+
+
+def test_sessions_and_documents_are_listed_and_deleted(server, http):
+    document = http.post("/documents", json={"text": "Herons wait."}).json()
+    server.ask("Who? ", extra_body={"session": "listed"})
+    assert document in http.get("/documents").json()["data"]
+    listed = {each["id"]: each for each in http.get("/sessions").json()["data"]}
+    assert listed["listed"] == {"id": "listed", "object": "session", "tokens": 9}
+    other = httpx.get(f"{server.url}/sessions", headers={"Authorization": f"Bearer {KEYS[1]}"})
+    assert other.json() == {"object": "list", "data": []}
+    assert http.delete("/sessions/listed").json()["deleted"]
+    assert http.delete(f"/documents/{document['id']}").json()["deleted"]
+    assert "listed" not in {each["id"] for each in http.get("/sessions").json()["data"]}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "content", "status"),
+    [
+        ("GET", "/nothing", None, 404),
+        ("GET", "/completions", None, 405),
+        ("POST", "/completions", b'{"prompt": "\xff"}', 400),
+        ("POST", "/completions", b'{"prompt": ' + b"[" * 1500 + b"]" * 1500 + b"}", 400),
+        ("POST", "/completions", b'{"prompt": "a\\ud800b"}', 400),
+        ("POST", "/completions", b'{"prompt": "a", "\\ud800": 1}', 400),
+        ("POST", "/completions", b'{"prompt": "a", "stop": ["\\udfff"]}', 400),
+        ("POST", "/completions", b'{"prompt": "a", "model": "\\ud800"}', 400),
+        ("POST", "/completions", b'{"prompt": "a", "session": "\\ud800"}', 400),
+        ("POST", "/chat/completions", b'{"messages": [{"role": "user", "content": "\\udc00"}]}', 400),
+        ("POST", "/documents", b'{"text": "\\ud800"}', 400),
+        ("POST", "/completions", b"{", 400),
+    ],
+)
+def test_errors_have_openais_form(server, http, method, path, content, status):
+    found = http.request(method, path, content=content, headers={"content-type": "application/json"})
+    assert found.status_code == status
+    error = found.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["type"] == "invalid_request_error"
+    assert "\n" not in error["message"]
+
+
+def test_errors_of_the_servers_disk_are_its_own_and_name_no_path(server, http, monkeypatch):
+    server.ask("Who? ", extra_body={"session": "damaged"})
+    save = LandmarkCache.save
+
+    def full(self, folder):
+        raise OSError(errno.ENOSPC, "No space left on device", str(folder))
+
+    def broken(self, folder):
+        raise OSError(errno.EIO, "Input/output error", str(folder))
+
+    for fails, status in ((full, 507), (broken, 500)):
+        monkeypatch.setattr(LandmarkCache, "save", fails)
+        found = http.post("/documents", json={"text": "Herons wait."})
+        assert found.status_code == status
+        assert found.json()["error"]["type"] == "server_error"
+        assert str(server.folder) not in found.text
+    monkeypatch.setattr(LandmarkCache, "save", save)
+    next(path for path in server.folder.rglob("memory.json") if "damaged" in str(path)).write_text("{")
+    with pytest.raises(openai.InternalServerError, match="session damaged cannot be read") as error:
+        server.ask("Where? ", extra_body={"session": "damaged"})
+    assert error.value.status_code == 500
+    assert str(server.folder) not in str(error.value)
+    assert json.loads(http.delete("/sessions/damaged").text)["deleted"]
+
+
+@pytest.mark.parametrize("path", ["completions", "documents"])
+def test_nothing_is_computed_for_a_client_that_has_left(model, tokenizer, tmp_path, monkeypatch, path):
+    """Neither an answer that is not streamed, nor the reading of a text."""
+    calls, forward = [], type(model).forward
+
+    def slow(self, *given, **named):
+        calls.append(1)
+        time.sleep(0.05)
+        return forward(self, *given, **named)
+
+    monkeypatch.setattr(type(model), "forward", slow)
+    body = {"text": "A heron. " * 300} if path == "documents" else {"prompt": "A", "session": "left"}
+    with Server(model, tokenizer, tmp_path, tokens=100_000) as running:
+        headers = {"Authorization": f"Bearer {KEYS[0]}"}
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{running.url}/{path}", json=body, headers=headers, timeout=httpx.Timeout(60, read=0.5))
+        until, before = time.monotonic() + 30, 0
+        while len(calls) != before:
+            assert time.monotonic() < until, "it goes on"
+            before = len(calls)
+            time.sleep(0.5)
+        assert running.ask("Again. ", extra_body={"session": "left"}).choices
+        assert len(httpx.get(f"{running.url}/documents", headers=headers).json()["data"]) == 0

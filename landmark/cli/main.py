@@ -53,6 +53,7 @@ def main() -> None:
     launchers.register()
     safety.guard()
     try:
+        safety.check_flags(arguments)
         launchers.check(arguments)
         check_sweeps(arguments)
         launch()
@@ -69,6 +70,7 @@ def main() -> None:
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
 def launch(composed: DictConfig) -> None:
     """One job. A launcher gathers the errors of the jobs that it started, and `main` reports them."""
+    safety.guard()  # of the processes of a launcher
     with nullcontext() if launcher() else reported(), joined(train_as_told) as works:
         if works:
             run(to_config(composed), list(HydraConfig.get().overrides.task))

@@ -14,6 +14,7 @@ from landmark.experiment.evaluation import evaluate_row
 from landmark.experiment.inputs import Inputs
 from landmark.experiment.jobs import Job, Run, jobs_of, planned_jobs
 from landmark.experiment.records import Record, Records
+from landmark.experiment.sweeping import sweep
 from landmark.experiment.training import train_run
 from landmark.tracking.tracker import Tracker
 from landmark.utils.errors import UserError
@@ -40,7 +41,11 @@ class Runner:
         self._durations: set[str] = set()  # identities of the runs that are checked already
 
     def jobs(self, rows: Sequence[Row]) -> list[Job]:
-        """What the rows need, in their order. Raises UserError where a corpus or a tokenizer cannot be used."""
+        """What the rows need, in their order. What killed processes have left is deleted first.
+
+        Raises UserError where a corpus or a tokenizer cannot be used.
+        """
+        sweep(self.records, {config.data.cache for row in rows for config in row.configs})
         return [job for row in rows for job in jobs_of(row, self.inputs)]
 
     def planned_jobs(self, rows: Sequence[Row]) -> list[Job]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import shutil
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from landmark.memory.carried import CarriedStates
 from landmark.memory.layer import LayerMemory
 from landmark.utils.errors import UserError
 from landmark.utils.files import inside, read_json, write_atomic, write_json
+from landmark.utils.leftovers import delete_leftovers, locked
 
 FORMAT = 2
 SETTINGS = {
@@ -76,13 +78,15 @@ def save(
     if folder.exists():
         raise UserError(f"{folder} exists already: delete it, or save the memory to another folder")
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    delete_leftovers(folder.parent.glob(f".{glob.escape(folder.name)}.*.tmp"))
     try:
         temporary.mkdir(parents=True)
-        _write_layers(layers, carried, temporary)
-        counts = {str(n): {"added": layer.store.added, "kept": len(layer.store)} for n, layer in layers.items()}
-        content = {"format": FORMAT, **asdict(identity), "position": position, "layers": counts}
-        write_json(temporary / CONTENT, content)
-        temporary.rename(folder)
+        with locked(temporary):
+            _write_layers(layers, carried, temporary)
+            counts = {str(n): {"added": layer.store.added, "kept": len(layer.store)} for n, layer in layers.items()}
+            content = {"format": FORMAT, **asdict(identity), "position": position, "layers": counts}
+            write_json(temporary / CONTENT, content)
+            temporary.rename(folder)
     except OSError as error:
         raise UserError(f"{folder}: the memory could not be saved ({error.strerror}), nothing is left of it") from error
     finally:

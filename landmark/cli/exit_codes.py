@@ -6,6 +6,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NoReturn
 
 from hydra.errors import HydraException
@@ -63,6 +64,8 @@ def said(error: Exception) -> str | None:
     """The line about an error that is no bug: bad input, a lost job, a full disk, a folder that cannot be made."""
     if isinstance(error, (HydraException, OmegaConfBaseException, UserError)) or is_lost(error):
         return " ".join(one_line(error).split())
+    if isinstance(error, ValueError) and _frames(error)[-1:] == [("utils.py", "_run_hydra")]:  # of its flags
+        return str(error)
     if not isinstance(error, OSError):
         return None
     where = f"{error.filename}: " if error.filename else ""
@@ -80,5 +83,9 @@ def fail(message: str) -> NoReturn:
 
 def _made_by_mkdir(error: OSError) -> bool:
     """Whether a folder could not be made; others of its kind are bugs, which keep their traceback."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return bool(frames) and frames[-1].name in ("mkdir", "makedirs")
+    return any(name in ("mkdir", "makedirs") for _, name in _frames(error)[-1:])
+
+
+def _frames(error: Exception) -> list[tuple[str, str]]:
+    """The file and the function of each frame, that of the error last."""
+    return [(Path(frame.filename).name, frame.name) for frame in traceback.extract_tb(error.__traceback__)]

@@ -91,13 +91,14 @@ def run(config: Config, overrides: list[str], compose: Compose = compose_job) ->
         TASKS[config.task].run(command)
         return
     started = time.monotonic()
-    records, new = evaluate.run(command)
+    done = evaluate.evaluate(command)
     if command.is_whole_experiment:
-        table.show(command, records)
+        table.show(command, done.records)
         total = sum(len(row.configs) for row in command.rows)
         minutes, seconds = divmod(round(time.monotonic() - started), 60)
         duration = f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
-        print(f"{new} of {total} rows evaluated now, the others read from records; {duration}")
+        print(f"{done.made} of {total} rows evaluated now, the others read from records; {duration}")
+    done.check()
 
 
 class TableAtEnd(Callback):

@@ -13,11 +13,12 @@ from filelock import FileLock, Timeout
 
 from landmark.experiment.identity import digest
 from landmark.experiment.provenance import process, provenance
-from landmark.utils.errors import Stopped, UserError
+from landmark.utils.errors import Diverged, Stopped, UserError
 from landmark.utils.files import REMEDY, read_json, write_json
 
 Record = dict[str, Any]
 Kind = Literal["runs", "rows", "launches"]
+_ONE: dict[Kind, str] = {"runs": "run", "rows": "row", "launches": "launch"}
 PARTS = {"id": str, "settings": dict, "labels": dict, "results": dict, "provenance": dict}
 NOTED = {"id": str, "kind": str, "settings": dict, "labels": dict, "host": str, "pid": int, "time": str}  # of a note
 NOTED["error"] = (str, type(None))
@@ -88,7 +89,7 @@ class Records:
             record["sha256"] = _sha256(json.loads(json.dumps(record, allow_nan=False)))  # as it will be read
             write_json(self.path(kind, identity), record)
         except ValueError as error:
-            raise UserError(f"{self.path(kind, identity)} was not written: a result is not a finite number") from error
+            raise Diverged(f"{self.path(kind, identity)} was not written: a result is not a finite number") from error
         return record
 
     @contextmanager
@@ -100,7 +101,7 @@ class Records:
         try:
             lock.acquire(timeout=0)
         except Timeout:
-            _log.info("another process is at work on %s %s: waiting for it", kind.removesuffix("s"), identity)
+            _log.info("another process is at work on %s %s: waiting for it", _ONE[kind], identity)
             lock.acquire()
         try:
             yield

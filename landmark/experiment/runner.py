@@ -17,7 +17,7 @@ from landmark.experiment.records import Record, Records
 from landmark.experiment.sweeping import sweep
 from landmark.experiment.training import train_run
 from landmark.tracking.tracker import Tracker
-from landmark.utils.errors import UserError
+from landmark.utils.errors import Diverged, UserError
 from landmark.utils.hardware import cores
 
 _log = logging.getLogger(__name__)
@@ -116,7 +116,13 @@ class Runner:
             "run": str(job.run.folder),
         }
         with self.records.attempt("rows", job.id, job.settings, labels):
-            return self.records.write("rows", job.id, job.settings, labels, evaluate_row(job, self.inputs))
+            try:
+                results = evaluate_row(job, self.inputs)
+            except OverflowError as error:  # of a perplexity
+                raise Diverged(
+                    f"diverged: a loss of {job.run.folder} is beyond what numbers hold: train with a lower train.max_lr"
+                ) from error
+            return self.records.write("rows", job.id, job.settings, labels, results)
 
     def _train(self, run: Run, overrides: Sequence[str]) -> None:
         labels = self._labels(run) | {"seed": run.config.seed, "experiment": run.config.name}

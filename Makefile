@@ -28,5 +28,6 @@ docs: $(VENV)/.installed
 test: lint docs
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile -rfEs
 
+# Runs, records and corpora in outputs/ are results, which no target deletes.
 clean:
-	rm -rf outputs build *.egg-info
+	rm -rf build site *.egg-info

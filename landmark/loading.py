@@ -29,7 +29,9 @@ def load(folder: str | Path, device: "str | torch.device" = "cpu") -> "tuple[Lan
 
 def tokenizer_of(folder: Path) -> "Tokenizer":
     """The tokenizer that a run was trained with. Raises UserError where the folder does not say which one that is."""
-    wanted = read_json(folder / "run.json")["tokenizer"]
+    wanted = read_json(folder / "run.json", {"tokenizer": str}, "train the run again, which writes it anew")[
+        "tokenizer"
+    ]
     config = trained_with(folder)
     if config is not None:
         tokenizer = load_tokenizer(config.tokenizer.name, config.tokenizer.file, config.tokenizer.vocab_size)

@@ -4,12 +4,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from landmark.config import Config
+from landmark.config.checks import check_task
 from landmark.config.command_line import override_key, suggested_command
 from landmark.config.rows import Compose, Row, compose_job, is_part, named, select
+from landmark.config.schema import TASKS
 from landmark.experiment.checks import check
 from landmark.experiment.jobs import Job
 from landmark.experiment.launches import Launch, launch_of, write_launch
+from landmark.experiment.named_runs import with_settings_of_run
 from landmark.experiment.runner import Runner
+from landmark.results.figures import check_figure
 from landmark.utils.errors import UserError
 
 _OF_A_TASK = ("task", "output", "logger", "trainer")
@@ -27,6 +31,11 @@ class Command:
     @classmethod
     def of(cls, config: Config, overrides: list[str], compose: Compose = compose_job) -> "Command":
         """Raises UserError where a setting or a row makes no sense."""
+        config = with_settings_of_run(config, overrides)
+        if config.task not in ("auto", *TASKS):
+            raise UserError(f"task={config.task}: must be one of auto, {', '.join(TASKS)}")
+        check_task(config)
+        check_figure(config.figure)
         return cls(config, overrides, select(config, overrides, compose, check), Runner(config.output))
 
     @property

@@ -4,7 +4,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from landmark.config.schema import Config, from_dict, to_dict
+from landmark.utils.errors import UserError
 from landmark.utils.files import read_json, write_json
 
 LAUNCH = "launch.json"  # in a run's folder
@@ -19,8 +22,14 @@ def write_launch(folder: Path, config: Config, **more: Any) -> None:
 
 def read_launch(folder: Path) -> dict[str, Any]:
     """What `write_launch` wrote, `config` as a Config. Raises UserError where there is none, and as `from_dict`."""
-    launch = read_json(folder / LAUNCH)
-    return launch | {"config": from_dict(Config, launch["config"], str(folder / LAUNCH))}
+    remedy = "delete it, training the run writes it anew"
+    launch = read_json(folder / LAUNCH, {"config": dict}, remedy)
+    try:
+        config = from_dict(Config, launch["config"], str(folder / LAUNCH))
+        OmegaConf.structured(config)  # checks the types of its values
+    except (TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"{folder / LAUNCH}: config: {' '.join(str(error).split())}: {remedy}") from None
+    return launch | {"config": config}
 
 
 def trained_with(folder: Path) -> Config | None:

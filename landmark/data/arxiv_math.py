@@ -191,5 +191,5 @@ def _parse(content: bytes | Mapping[str, Any]) -> tuple[str, str]:
 def _json(text: str | bytes, what: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _BadLine(f"{what} is not JSON ({error})") from None

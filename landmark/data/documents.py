@@ -96,7 +96,8 @@ def _lines(path: Path, name: str) -> Iterator[Document]:
             text = json.loads(line)["text"]
             if not isinstance(text, str):
                 raise TypeError("its text is not a string")
-        except (ValueError, KeyError, TypeError) as error:
+            text.encode()  # half a surrogate pair is no text
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise UserError(
                 f'documents: {name}, line {number}: no JSON object with a "text" ({type(error).__name__}): '
                 "mend or delete the line"

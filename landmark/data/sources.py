@@ -100,7 +100,7 @@ def fingerprint(root: Path, files: Iterable[Path]) -> dict[str, str | int]:
 def read_text(file: Path) -> str:
     """A file's text with unchanged line ends. Raises UserError if it cannot be read or is not UTF-8."""
     try:
-        return file.read_bytes().decode("utf-8")
+        return file.read_bytes().decode("utf-8-sig")  # a mark of the byte order is no text
     except OSError as error:
         raise UserError(f"cannot read {file}: {error.strerror}") from None
     except UnicodeDecodeError as error:

@@ -99,8 +99,11 @@ def prompt_texts(config: Config) -> list[str]:
     prompts = [] if config.prompt is None else [config.prompt]
     if config.prompt_file is None:
         return prompts
+    file = Path(config.prompt_file)
+    if file.is_char_device() or file.is_block_device():  # which may have no end
+        raise UserError(f"prompt_file={config.prompt_file}: is a device, name a file (- for standard input)")
     try:
-        content = sys.stdin.read() if config.prompt_file == "-" else Path(config.prompt_file).read_text("utf-8")
+        content = sys.stdin.read() if config.prompt_file == "-" else file.read_text("utf-8-sig")
     except OSError as error:
         raise UserError(f"prompt_file={config.prompt_file}: cannot be read ({error.strerror})") from error
     except UnicodeDecodeError as error:

@@ -1,6 +1,7 @@
 """All checks of one row's settings: the model's and the memory's own, and those of the whole configuration."""
 
 from landmark.config import Config, checks
+from landmark.config.ranges import check_ranges
 from landmark.evaluation.chunks import chunk_length, penultimate_chunk_start
 from landmark.evaluation.memory_settings import memory_settings
 from landmark.memory.settings import check_settings
@@ -11,6 +12,7 @@ def check(config: Config) -> None:
     """Raise UserError, naming the key, where a setting makes no sense. Loads no torch."""
     shape = check_decoder(config.model, config.cmt.enabled)
     checks.check(config)
+    check_ranges(config)
     settings = checks.resolve(config).eval
     local = chunk_length(shape, settings.length, settings.local, config.memory.window)
     if config.model.kind == "landmark":

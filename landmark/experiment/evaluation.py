@@ -8,11 +8,10 @@ from landmark.config import Config
 from landmark.config.extensions import hook
 from landmark.experiment.devices import evaluation_device
 from landmark.experiment.inputs import Inputs
-from landmark.experiment.jobs import RUN, Job
+from landmark.experiment.jobs import Job, read_run
 from landmark.experiment.named_runs import has_weights
 from landmark.experiment.processor import set_up_processor
 from landmark.utils.errors import UserError
-from landmark.utils.files import read_json
 from landmark.utils.progress import ProgressBar
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ def load_trained(config: Config, folder: Path, inputs: Inputs) -> "tuple[Decoder
     tokenizer = inputs.tokenizer(config)
     if not has_weights(folder):
         raise UserError(f"{folder} has no trained model: train it with task=train, or name another run=NAME")
-    if (stored := read_json(folder / RUN)["tokenizer"]) != tokenizer.hash:
+    if (stored := read_run(folder)["tokenizer"]) != tokenizer.hash:
         raise UserError(
             f"{folder} was trained with another tokenizer ({stored[:10]}…) than tokenizer={tokenizer.name}: "
             "set tokenizer= to the one it was trained with"

@@ -58,6 +58,12 @@ class Job:
         return not self.id.startswith("?")
 
 
+def read_run(folder: Path) -> dict[str, Any]:
+    """The settings that are the identity of the run in a folder. Raises UserError where the file is damaged."""
+    keys = {"model": dict, "tokenizer": str}
+    return read_json(folder / RUN, keys, "name another run=, or train this one, which writes it anew")
+
+
 def jobs_of(row: Row, inputs: Inputs) -> list[Job]:
     """The jobs of a row, one per seed. Raises UserError where a corpus, a tokenizer or a folder cannot be used."""
     return [_job(row, config, inputs) for config in row.configs]
@@ -99,8 +105,8 @@ def run_of(config: Config, inputs: Inputs) -> Run:
 
 
 def _given_run(config: Config, folder: Path, inputs: Inputs) -> Run:
-    stored = read_json(folder / RUN)
-    expected = identity.run_settings(config, inputs.tokenizer(config).hash, stored["stream"])
+    stored = read_run(folder)
+    expected = identity.run_settings(config, inputs.tokenizer(config).hash, str(stored.get("stream")))
     here, there = ({key: each.get(key) for key in ("model", "tokenizer", "cmt")} for each in (expected, stored))
     if changed := difference(here, there):
         raise UserError(f"run={config.run} was trained with another configuration: {changed}")

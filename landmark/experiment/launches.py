@@ -25,6 +25,8 @@ from landmark.utils.files import read_json, write_json
 _OF_A_COMMAND = ("output", "row", "run", "task")
 _WITHOUT_EFFECT = (*_OF_A_COMMAND, "logger", "trainer", "data.cache", "data.workers", "tokenizer.file")
 _WITHOUT_EFFECT += ("eval.batch_size", "train.micro_batch", "train.checkpoint_every")
+_NOTED = {"experiment": str, "overrides": list, "labels": dict, "figure": str, "time": str}
+_NOTED |= dict.fromkeys(("compare", "cells", "rows"), dict)
 _TITLED = ("experiment", "size", "data", "tokenizer", "data.path")  # named by a launch's labels
 
 
@@ -148,7 +150,7 @@ def rows_without_launch(contents: Contents, launches: Iterable[Launch]) -> list[
 
 
 def _read(path: Path) -> Launch:
-    note = read_json(path)
+    note = read_json(path, _NOTED, "delete it, the next launch writes it anew")
     try:
         note.pop("time")
         rows = {name: [Entry(**entry) for entry in entries] for name, entries in note.pop("rows").items()}

@@ -77,8 +77,10 @@ def _machine() -> dict[str, Any]:
 def _kept(run: Path | None) -> dict[str, Any]:
     """What a training began with, where it was on the same processor with as many cores."""
     with suppress(UserError):
-        if run is not None and _machine().items() <= (kept := read_json(run / PROCESSOR)).items():
-            return kept
+        if run is not None:
+            kept = read_json(run / PROCESSOR, {"cpu": str, "cores": int, "threads": int, "matmul": str})
+            if _machine().items() <= kept.items() and kept["threads"] > 0 and kept["matmul"] in ("highest", "medium"):
+                return kept
     return {}
 
 

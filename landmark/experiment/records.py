@@ -1,5 +1,7 @@
 """Records: the small JSON file that a run or a row leaves when it is done; the lock and the note while it is made."""
 
+import hashlib
+import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -9,14 +11,17 @@ from typing import Any, Literal
 
 from filelock import FileLock, Timeout
 
+from landmark.experiment.identity import digest
 from landmark.experiment.provenance import process, provenance
-from landmark.utils.errors import Stopped, UserError
-from landmark.utils.files import read_json, write_json
+from landmark.utils.errors import Diverged, Stopped, UserError
+from landmark.utils.files import REMEDY, read_json, write_json
 
 Record = dict[str, Any]
 Kind = Literal["runs", "rows", "launches"]
-PARTS = ("id", "settings", "labels", "results", "provenance")
-NOTED = ("id", "kind", "settings", "labels", "error", "host", "pid", "time")  # parts of a note
+_ONE: dict[Kind, str] = {"runs": "run", "rows": "row", "launches": "launch"}
+PARTS = {"id": str, "settings": dict, "labels": dict, "results": dict, "provenance": dict}
+NOTED = {"id": str, "kind": str, "settings": dict, "labels": dict, "host": str, "pid": int, "time": str}  # of a note
+NOTED["error"] = (str, type(None))
 
 _log = logging.getLogger(__name__)
 
@@ -81,9 +86,10 @@ class Records:
             "provenance": provenance(),
         }
         try:
+            record["sha256"] = _sha256(json.loads(json.dumps(record, allow_nan=False)))  # as it will be read
             write_json(self.path(kind, identity), record)
         except ValueError as error:
-            raise UserError(f"{self.path(kind, identity)} was not written: a result is not a finite number") from error
+            raise Diverged(f"{self.path(kind, identity)} was not written: a result is not a finite number") from error
         return record
 
     @contextmanager
@@ -95,12 +101,23 @@ class Records:
         try:
             lock.acquire(timeout=0)
         except Timeout:
-            _log.info("another process is at work on %s %s: waiting for it", kind.removesuffix("s"), identity)
+            _log.info("another process is at work on %s %s: waiting for it", _ONE[kind], identity)
             lock.acquire()
         try:
             yield
         finally:
             lock.release()
+
+    @contextmanager
+    def try_lock(self, kind: Kind, identity: str) -> Iterator[bool]:
+        """The same lock if it is free; yields whether it is."""
+        path = self._lock(kind, identity)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with FileLock(path, timeout=0):
+                yield True
+        except Timeout:
+            yield False
 
     def is_locked(self, kind: Kind, identity: str) -> bool:
         """Whether a process holds the lock, on this machine or on another that shares the file system's locks."""
@@ -139,9 +156,8 @@ class Records:
         notes = []
         for path in sorted(self._attempt("runs", "x").parent.glob("*.json")):
             with suppress(UserError):
-                notes.append(read_json(path))
-        whole = [note for note in notes if isinstance(note, dict) and all(part in note for part in NOTED)]
-        return [note for note in whole if not self.path(note["kind"], note["id"]).exists()]
+                notes.append(read_json(path, NOTED))
+        return [note for note in notes if not self.path(note["kind"], note["id"]).exists()]
 
     def _lock(self, kind: Kind, identity: str) -> Path:
         return self.output / "locks" / f"{kind}-{identity}.lock"
@@ -170,9 +186,17 @@ def _with_labels(record: Record, path: Path) -> Record:
 
 def read_record(path: Path, identity: str) -> Record:
     """A record that is whole and is the one its name says. Raises UserError otherwise."""
-    record = read_json(path)
-    if not isinstance(record, dict) or any(part not in record for part in PARTS):
-        raise UserError(f"{path} is not a whole record: delete it to make it anew")
+    record = read_json(path, PARTS)
     if record["id"] != identity:
-        raise UserError(f"{path} holds the record {record['id']}, not {identity}: delete it to make it anew")
+        raise UserError(f"{path} holds the record {record['id']}, not {identity}: {REMEDY}")
+    if (named := digest(record["settings"])) != identity:
+        raise UserError(f"{path} was altered: its settings are those of {named}: {REMEDY}")
+    if record.get("sha256") not in (None, _sha256(record)):  # those of early versions have none
+        raise UserError(f"{path} was altered: its sha256 is another: {REMEDY}")
     return record
+
+
+def _sha256(record: Record) -> str:
+    """Of all other parts of a record."""
+    parts = {part: record[part] for part in PARTS}
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, allow_nan=False).encode()).hexdigest()

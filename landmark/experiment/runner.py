@@ -14,9 +14,10 @@ from landmark.experiment.evaluation import evaluate_row
 from landmark.experiment.inputs import Inputs
 from landmark.experiment.jobs import Job, Run, jobs_of, planned_jobs
 from landmark.experiment.records import Record, Records
+from landmark.experiment.sweeping import sweep
 from landmark.experiment.training import train_run
 from landmark.tracking.tracker import Tracker
-from landmark.utils.errors import UserError
+from landmark.utils.errors import Diverged, UserError
 from landmark.utils.hardware import cores
 
 _log = logging.getLogger(__name__)
@@ -40,7 +41,11 @@ class Runner:
         self._durations: set[str] = set()  # identities of the runs that are checked already
 
     def jobs(self, rows: Sequence[Row]) -> list[Job]:
-        """What the rows need, in their order. Raises UserError where a corpus or a tokenizer cannot be used."""
+        """What the rows need, in their order. What killed processes have left is deleted first.
+
+        Raises UserError where a corpus or a tokenizer cannot be used.
+        """
+        sweep(self.records, {config.data.cache for row in rows for config in row.configs})
         return [job for row in rows for job in jobs_of(row, self.inputs)]
 
     def planned_jobs(self, rows: Sequence[Row]) -> list[Job]:
@@ -111,7 +116,13 @@ class Runner:
             "run": str(job.run.folder),
         }
         with self.records.attempt("rows", job.id, job.settings, labels):
-            return self.records.write("rows", job.id, job.settings, labels, evaluate_row(job, self.inputs))
+            try:
+                results = evaluate_row(job, self.inputs)
+            except OverflowError as error:  # of a perplexity
+                raise Diverged(
+                    f"diverged: a loss of {job.run.folder} is beyond what numbers hold: train with a lower train.max_lr"
+                ) from error
+            return self.records.write("rows", job.id, job.settings, labels, results)
 
     def _train(self, run: Run, overrides: Sequence[str]) -> None:
         labels = self._labels(run) | {"seed": run.config.seed, "experiment": run.config.name}

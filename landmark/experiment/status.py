@@ -63,7 +63,8 @@ def free_states(records: Records, contents: Contents, launches: Sequence[Launch]
 
 
 def _title(note: Record) -> str:
-    name = Path(note["labels"]["run"]).name if note["kind"] == "runs" else note["labels"].get("row", note["id"])
+    key = "run" if note["kind"] == "runs" else "row"
+    name = Path(str(note["labels"].get(key, note["id"]))).name
     return f"{note['kind'].removesuffix('s')} {name}"
 
 
@@ -98,6 +99,9 @@ def _state_of(attempt: Record, records: Records) -> tuple[str, str]:
 
 def _progress(attempt: Record, records: Records) -> str:
     """The last measured step of a training."""
-    metrics = metrics_so_far(records.output / "runs" / Path(attempt["labels"]["run"]).name)
-    steps = attempt["settings"]["train"]["steps"]
+    metrics = metrics_so_far(records.output / "runs" / Path(str(attempt["labels"].get("run", ""))).name)
+    train = attempt["settings"].get("train")
+    steps = train.get("steps") if isinstance(train, dict) else None
+    if not isinstance(steps, int):  # of a note that somebody edited
+        return ""
     return f"step {metrics[-1]['step']:,.0f} of {steps:,}, " if metrics else ""

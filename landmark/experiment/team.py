@@ -7,6 +7,7 @@
 
 import atexit
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -33,12 +34,20 @@ def joined(follow: Callable[[Any], object]) -> Iterator[bool]:
         return
     _join(team)
     if team.rank > 0:
-        while (told := first_says(lambda: None)) is not None:
+        while (told := _hear()) is not None:
             follow(told)
         yield False
         return
     yield True
     tell(None)  # not after an error: the others, which may be in a training, are ended by what started them
+
+
+def _hear() -> Any:
+    """What the first process tells this one. Exits with code 2 where the first ended: it has said why."""
+    try:
+        return first_says(lambda: None)
+    except RuntimeError:  # of Gloo and NCCL, whose connection is closed
+        sys.exit(2)
 
 
 def tell(what: Any) -> None:

@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from landmark.utils.errors import UserError
 from landmark.utils.files import read_json
+from landmark.utils.saved_weights import check_hashes
 
 
 def open_model(folder: str | Path, **settings: Any) -> Any:
@@ -17,6 +18,7 @@ def open_model(folder: str | Path, **settings: Any) -> Any:
     Raises UserError if the folder's index names a file outside of it, and the errors of `from_pretrained`.
     """
     check_index(Path(folder))
+    check_hashes(folder)
     safe = {"trust_remote_code": False, "use_safetensors": True}
     return AutoModelForCausalLM.from_pretrained(folder, **safe | settings)
 

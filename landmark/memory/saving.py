@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import shutil
 from collections.abc import Callable, Mapping
@@ -18,6 +19,7 @@ from landmark.memory.store import BlockStore
 from landmark.memory.store.block_files import SavedRows
 from landmark.utils.errors import UserError
 from landmark.utils.files import inside, read_json, write_atomic, write_json
+from landmark.utils.leftovers import delete_leftovers, locked
 
 FORMAT = 2
 IDENTITY = {  # what must be equal in a memory that loads another, as the user knows it
@@ -55,16 +57,18 @@ def save(folder: Path, identity: Mapping[str, Any], position: int, layers: Mappi
     if folder.exists():
         raise UserError(f"{folder} exists already: delete it, or save the memory to another folder")
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    delete_leftovers(folder.parent.glob(f".{glob.escape(folder.name)}.*.tmp"))
     try:
         temporary.mkdir(parents=True)
-        tensors = {}
-        for number, layer in layers.items():
-            tensors |= {f"{number}.{name}": x for name, x in _tensors(layer).items()}
-            _write_blocks(layer.store, temporary / f"layer-{number}.blocks")
-        write_atomic(temporary / TENSORS, save_tensors(tensors))
-        counts = {str(n): {"added": layer.store.added, "kept": len(layer.store)} for n, layer in layers.items()}
-        write_json(temporary / CONTENT, {"format": FORMAT, **identity, "position": position, "layers": counts})
-        temporary.rename(folder)
+        with locked(temporary):
+            tensors = {}
+            for number, layer in layers.items():
+                tensors |= {f"{number}.{name}": x for name, x in _tensors(layer).items()}
+                _write_blocks(layer.store, temporary / f"layer-{number}.blocks")
+            write_atomic(temporary / TENSORS, save_tensors(tensors))
+            counts = {str(n): {"added": layer.store.added, "kept": len(layer.store)} for n, layer in layers.items()}
+            write_json(temporary / CONTENT, {"format": FORMAT, **identity, "position": position, "layers": counts})
+            temporary.rename(folder)
     except OSError as error:
         raise UserError(f"{folder}: the memory could not be saved ({error.strerror}), nothing is left of it") from error
     finally:

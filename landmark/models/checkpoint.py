@@ -14,9 +14,11 @@ from torch import Tensor
 from landmark.models.architecture import new_decoder
 from landmark.models.config import DecoderConfig
 from landmark.models.decoder import Decoder
+from landmark.models.finite import check_finite
 from landmark.models.language_model import LanguageModel
 from landmark.utils.errors import UserError
 from landmark.utils.files import read_json, write_atomic, write_json
+from landmark.utils.saved_weights import check_hashes
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
@@ -71,11 +73,17 @@ def load(
     expected: the configuration that the model must have, except its backend (None: any). Raises UserError for a file
     that is missing or damaged, and for another configuration, naming the differences.
     """
-    folder = Path(folder)
-    if (folder / CONFIG).is_file() and "model_type" in read_json(folder / CONFIG):
+    check_hashes(folder)
+    model = _load(Path(folder), expected)
+    check_finite(model, Path(folder))
+    return model.to(device).eval()
+
+
+def _load(folder: Path, expected: DecoderConfig | None) -> LanguageModel:
+    if (folder / CONFIG).is_file() and "model_type" in read_json(folder / CONFIG, {}, "train the run again"):
         from landmark.models.pretrained import load_pretrained
 
-        return load_pretrained(folder, expected).to(device).eval()
+        return load_pretrained(folder, expected)
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():
             raise UserError(f"{folder / name} is missing: name the folder of a finished run")
@@ -92,7 +100,7 @@ def load(
     except RuntimeError as error:
         detail = " ".join(str(error).split())
         raise UserError(f"{folder / WEIGHTS} does not fit {folder / CONFIG}: {detail}") from error
-    return model.to(device).eval()
+    return model
 
 
 def _read_config(path: Path) -> DecoderConfig:

@@ -46,12 +46,20 @@ class Tracker:
             return
         from lightning.pytorch.loggers import WandbLogger
 
+        from landmark.tracking.whole_history import WholeHistory, discard_attempts
+
+        is_offline = mode(config.logger) == "offline" and not is_sweep_agent()
+        is_whole = is_offline and discard_attempts(Path(config.output), run_id)
         with open_run(config, run_id, job_type="train") as run:
             # W&B drops repeated steps, which a resumed training logs; with a metric as the axis it keeps them.
             run.define_metric("trainer/global_step")
             run.define_metric("*", step_metric="trainer/global_step")
             run.use_artifact(artifacts.of_corpus, corpus, config.data.name)
-            yield [WandbLogger(experiment=cast("Run", run))]
+            opened = cast("Run", run)
+            logger = WholeHistory(opened, folder) if is_whole else WandbLogger(experiment=opened)
+            yield [logger]
+            if isinstance(logger, WholeHistory):  # where there was no step to train
+                logger.begin()
             run.log_artifact(artifacts.of_run, run_id, folder, config.logger.weights)
 
     def row(self, config: Config, record: dict[str, Any], path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from landmark.training.checkpointing import checkpoints
-from landmark.utils.errors import UserError
+from landmark.utils.errors import Diverged, UserError
 from landmark.utils.files import write_json
 
 if TYPE_CHECKING:
@@ -62,6 +62,6 @@ def diverged(error: NotFinite, windows: "Windows", run_dir: Path, seed: int) -> 
     named = ", ".join(map(str, starts[:_SHOWN])) + (f", … ({len(starts)} in {path})" if len(starts) > _SHOWN else "")
     named += " (-1: a task)" if -1 in starts else ""
     kept = f"the checkpoint before it is {before}" if before else "no checkpoint was written before"
-    return UserError(
-        f"{error}, on the windows {named}; {kept}: lower train.max_lr, or train with train.precision=32-true"
+    return Diverged(
+        f"diverged: {error}, on the windows {named}; {kept}: lower train.max_lr, or train with train.precision=32-true"
     )

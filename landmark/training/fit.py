@@ -30,6 +30,7 @@ from landmark.training.sharding import gathered, strategy
 from landmark.utils.errors import UserError
 from landmark.utils.flops import flops_per_token, peak_flops, training_keys
 from landmark.utils.peak_memory import reset_peak_memory
+from landmark.utils.saved_weights import discard_hashes, write_hashes
 from landmark.utils.team import first_says, started_together
 
 if TYPE_CHECKING:
@@ -118,7 +119,9 @@ def train(
             raise diverged(error, data.training, run_dir, config.seed) from error
     whole = gathered(trainer)
     if trainer.is_global_zero:
+        discard_hashes(run_dir)
         weights.save(model, run_dir, whole)
+        write_hashes(run_dir)
     trainer.strategy.barrier("weights saved")
     return measurements.summary() | {"parameters": model.num_parameters()}
 

@@ -1,6 +1,5 @@
 """The logger that writes metrics.csv, with a line for each measured step of a run, earlier attempts included."""
 
-import csv
 import os
 from argparse import Namespace
 from collections.abc import Mapping
@@ -11,7 +10,7 @@ from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
 from landmark.utils.files import name_in_errors, write_atomic
-from landmark.utils.metrics_csv import whole_lines
+from landmark.utils.metrics_csv import read_metrics
 
 COLUMNS = (
     "step",
@@ -53,9 +52,8 @@ class MetricsCsvLogger(Logger):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        values = {"step": str(step), **{name: f"{value:.9g}" for name, value in metrics.items()}}
         with name_in_errors(self.path), open(self.path, "a", encoding="utf-8") as file:
-            file.write(",".join(values.get(name, "") for name in COLUMNS) + "\n")
+            file.write(_line({"step": step, **metrics}))
 
     @rank_zero_only
     def save(self) -> None:
@@ -64,6 +62,11 @@ class MetricsCsvLogger(Logger):
             os.fsync(file.fileno())
 
     def _drop_lines_after(self, step: int) -> None:
-        kept = [row for row in csv.DictReader(whole_lines(self.path)) if int(row["step"]) <= step]
-        lines = [",".join(row.get(name) or "" for name in COLUMNS) for row in kept]  # in the present columns
-        write_atomic(self.path, "\n".join([",".join(COLUMNS), *lines, ""]))
+        kept = [row for row in read_metrics(self.path) if row["step"] <= step]
+        write_atomic(self.path, ",".join(COLUMNS) + "\n" + "".join(map(_line, kept)))  # in the present columns
+
+
+def _line(values: Mapping[str, Any]) -> str:
+    """A line of the file, numbers with nine digits."""
+    shown = {name: str(value) if isinstance(value, int) else f"{value:.9g}" for name, value in values.items()}
+    return ",".join(shown.get(name, "") for name in COLUMNS) + "\n"

@@ -8,6 +8,10 @@ class UserError(ValueError):
     """Bad input. The message, one line, names the fault, its place and the remedy."""
 
 
+class Diverged(UserError):
+    """A loss or a weight is no finite number any more, or a loss is beyond what numbers hold. Other rows can go on."""
+
+
 class Stopped(SystemExit):
     """A signal ended a training after its checkpoint was written. The exit code is 128 + the signal's number."""
 

@@ -1,15 +1,19 @@
 """Atomic writes, JSON with an error for damaged files, hashes."""
 
+import fcntl
 import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from landmark.utils.errors import UserError
+
+Keys = Mapping[str, type | tuple[type, ...]]
+_JSON_NAMES = {dict: "an object", list: "a list", str: "a text", int: "a whole number", float: "a number"}
 
 
 def write_atomic(path: str | Path, data: bytes | str) -> None:
@@ -17,18 +21,29 @@ def write_atomic(path: str | Path, data: bytes | str) -> None:
     path = Path(path)
     payload = data.encode() if isinstance(data, str) else data
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    descriptor, temporary = _temporary(path)
     try:
         with name_in_errors(path), os.fdopen(descriptor, "wb") as file:
             file.write(payload)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
+            os.chmod(temporary, 0o666 & ~_umask())
+            os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def _temporary(path: Path) -> tuple[int, str]:
+    """A new file beside another, locked so that nobody takes it for a leftover (`landmark.utils.leftovers`)."""
+    while True:
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+        with suppress(OSError):  # of file systems that have no locks, where nothing is taken for one
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if os.fstat(descriptor).st_nlink:
+            return descriptor, temporary
+        os.close(descriptor)
 
 
 @contextmanager
@@ -47,17 +62,57 @@ def write_json(path: str | Path, value: Any) -> None:
     write_atomic(path, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def read_json(path: str | Path) -> Any:
-    """Read JSON. Raises UserError with the file's name if it is missing, cut short or not JSON."""
+REMEDY = "delete it to make it anew"
+
+
+def read_json(path: str | Path, keys: Keys | None = None, remedy: str = REMEDY) -> Any:
+    """Read JSON.
+
+    Args:
+        path: of the file.
+        keys: those that an object must have, with the types of their values; None: it may be any value.
+        remedy: for the message.
+
+    Raises UserError with the file's name if it is missing, cut short or not JSON, and the key's that is missing or has
+    another type.
+    """
     path = Path(path)
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{path} does not exist") from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise UserError(
-            f"{path} is not valid JSON, cut short or altered ({error}): delete it to make it anew"
-        ) from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror})") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not valid JSON, cut short or altered ({error}): {remedy}") from None
+    if keys is not None:
+        check_keys(value, keys, str(path), remedy)
+    return value
+
+
+def check_keys(value: Any, keys: Keys, where: str, remedy: str = REMEDY) -> None:
+    """Raise UserError where a value is no object that has these keys with values of these types.
+
+    Args:
+        value: of JSON.
+        keys: with the types of their values.
+        where: file, and key in it, for the message.
+        remedy: for the message.
+    """
+    if not isinstance(value, dict):
+        raise UserError(f"{where} is {_shown(value)}, not an object with {', '.join(keys) or 'keys'}: {remedy}")
+    for key, kind in keys.items():
+        if key not in value:
+            raise UserError(f"{where} is not whole, {key} is missing: {remedy}")
+        kinds = kind if isinstance(kind, tuple) else (kind,)
+        if not isinstance(value[key], kind) or (isinstance(value[key], bool) and bool not in kinds):
+            wanted = " or ".join(_JSON_NAMES.get(each, each.__name__) for each in kinds)
+            raise UserError(f"{where}: {key} is {_shown(value[key])}, not {wanted}: {remedy}")
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 40 else f"{text[:40]}…"
 
 
 def inside(folder: str | Path, name: object) -> Path:

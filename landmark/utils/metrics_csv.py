@@ -5,22 +5,32 @@ import math
 from pathlib import Path
 from typing import Any
 
+from landmark.utils.errors import UserError
+
+_REMEDY = "delete it, the training goes on without its earlier lines"
 Metrics = list[dict[str, Any]]
 
 
 def read_metrics(path: Path) -> Metrics:
-    """The lines of a metrics.csv as numbers, without blanks. Raises ValueError or KeyError if it is another file."""
-    return [
-        {"step": int(row.pop("step")), **{name: float(value) for name, value in row.items() if value}}
-        for row in csv.DictReader(whole_lines(path))
-    ]
+    """The lines of a metrics.csv as numbers, without blanks. Raises UserError where it is damaged, or another file."""
+    metrics: Metrics = []
+    try:
+        for row in csv.DictReader(whole_lines(path)):
+            metrics.append({"step": int(row.pop("step")), **{name: float(row[name]) for name in row if row[name]}})
+    except KeyError as error:
+        raise UserError(f"{path} has no column {error.args[0]}: {_REMEDY}") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is no text ({error.reason}): {_REMEDY}") from None
+    except (ValueError, csv.Error) as error:
+        raise UserError(f"{path}, line {len(metrics) + 2}: {error}: {_REMEDY}") from None
+    return metrics
 
 
 def metrics_so_far(folder: Path) -> Metrics:
     """The metrics of a run that may still be training; empty if there is no readable metrics.csv."""
     try:
         return read_metrics(folder / "metrics.csv")
-    except (OSError, ValueError, KeyError):
+    except (OSError, UserError):
         return []
 
 

@@ -85,7 +85,7 @@ def test_launchers_may_be_named(launcher):
             "hydra.callbacks.table._target_=landmark.experiment.runner.sys.exit",
             "_target_=landmark.experiment.runner.sys.exit",
         ),
-        ("hydra.callbacks.table._target_=${name}", "_target_=${name}"),
+        ("hydra.callbacks.table._target_=${name}", "_target_=single"),
         ("+hydra.callbacks.mine={a: [{_target_: torch.load}]}", "hydra.callbacks.mine.a.0._target_=torch.load"),
         ("hydra.launcher._target_=subprocess.run", "hydra.launcher._target_=subprocess.run"),
         ("hydra.sweeper._target_=subprocess.run", "hydra.sweeper._target_=subprocess.run"),

@@ -105,7 +105,7 @@ def test_a_note_that_cannot_be_read_is_named(work):
         contents, found = read(work)
         assert found == []
         row, launch = contents.damaged
-        assert "0123456789.json is not a whole record" in row
+        assert "0123456789.json is [], not an object with id" in row
         assert str(path) in launch
         assert len(rows_without_launch(contents, found)) == 1
     (work.output / "records" / "rows" / "0123456789.json").unlink()

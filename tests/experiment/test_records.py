@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from landmark.experiment.identity import digest
 from landmark.experiment.records import Records
 from landmark.utils.errors import Stopped, UserError
+
+EMPTY, K4 = digest({}), digest({"k": 4})  # identities of settings
 
 
 @pytest.fixture
@@ -17,36 +20,36 @@ def records(tmp_path):
 
 
 def test_record_is_found_as_it_was_written(records):
-    assert records.find("rows", "abc") is None
-    written = records.write("rows", "abc", {"k": 4}, {"size": "nano"}, {"perplexity": 3.25})
-    assert records.find("rows", "abc") == written
+    assert records.find("rows", K4) is None
+    written = records.write("rows", K4, {"k": 4}, {"size": "nano"}, {"perplexity": 3.25})
+    assert records.find("rows", K4) == written
     assert written["provenance"]["versions"]["python"]
-    assert [record["id"] for record in records.all("rows")] == ["abc"]
+    assert [record["id"] for record in records.all("rows")] == [K4]
     assert records.all("runs") == []
 
 
 @pytest.mark.parametrize("keep", [0, 1, 50, -3])
 def test_record_cut_short_is_refused_naming_the_file(records, keep):
-    records.write("rows", "abc", {}, {}, {})
-    path = records.path("rows", "abc")
+    records.write("rows", EMPTY, {}, {}, {})
+    path = records.path("rows", EMPTY)
     path.write_text(path.read_text()[:keep])
-    with pytest.raises(UserError, match=r"abc\.json .*delete it to make it anew"):
-        records.find("rows", "abc")
+    with pytest.raises(UserError, match=rf"{EMPTY}\.json .*delete it to make it anew"):
+        records.find("rows", EMPTY)
 
 
 @pytest.mark.parametrize("change", [lambda r: r.pop("results"), lambda r: r.update(id="other")])
 def test_record_of_something_else_is_refused(records, change):
-    record = records.write("rows", "abc", {}, {}, {})
+    record = records.write("rows", EMPTY, {}, {}, {})
     change(record)
-    records.path("rows", "abc").write_text(json.dumps(record))
+    records.path("rows", EMPTY).write_text(json.dumps(record))
     with pytest.raises(UserError, match="delete it to make it anew"):
-        records.find("rows", "abc")
+        records.find("rows", EMPTY)
 
 
 def test_result_that_is_no_number_leaves_no_record(records):
     with pytest.raises(UserError, match="not a finite number"):
-        records.write("rows", "abc", {}, {}, {"perplexity": float("nan")})
-    assert records.find("rows", "abc") is None
+        records.write("rows", EMPTY, {}, {}, {"perplexity": float("nan")})
+    assert records.find("rows", EMPTY) is None
 
 
 HOLD = """
@@ -84,7 +87,7 @@ def test_killed_process_leaves_no_lock(records, tmp_path):
 
 
 def test_an_attempt_is_noted_until_its_record_is_there(records, tmp_path):
-    labels = {"size": "nano"}
+    labels = {"size": "nano", "run": "runs/landmark"}
 
     def fail():
         with records.attempt("rows", "abc", {"k": 4}, labels):

@@ -1,27 +1,58 @@
 """task=evaluate: evaluate the rows, and train the runs that they need."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from landmark.cli.command import Command
 from landmark.config.command_line import launcher, launcher_words
 from landmark.experiment.jobs import Job
 from landmark.experiment.records import Record
-from landmark.utils.errors import UserError
+from landmark.utils.errors import Diverged, UserError
 
 
-def run(command: Command) -> tuple[dict[str, list[Record]], int]:
-    """Make missing records, and print a line for each row. Returns the records by row, and how many were made."""
+def run(command: Command) -> None:
+    """Raises UserError as `evaluate` does, and at the end where rows diverged."""
+    evaluate(command).check()
+
+
+@dataclass
+class Evaluated:
+    """records: of the rows that have one for each seed. made: how many were made now. diverged: names of other rows."""
+
+    records: dict[str, list[Record]] = field(default_factory=dict)
+    made: int = 0
+    diverged: list[str] = field(default_factory=list)
+
+    def check(self) -> None:
+        """Raise UserError where rows diverged."""
+        if self.diverged:
+            count = f"{len(self.diverged)} row{'s' * (len(self.diverged) > 1)} diverged"
+            raise Diverged(f"{count} and left no record: {', '.join(self.diverged)}; the lines above say where")
+
+
+def evaluate(command: Command) -> Evaluated:
+    """Make missing records, and print a line for each row. Rows that diverge do not end the others."""
     jobs = command.jobs()
     if launcher():
         _check_trained(command, jobs)
-    records: dict[str, list[Record]] = {}
-    made = 0
+    done, names, lost = Evaluated(), [row.name for row in command.rows], set()
     for job in jobs:
-        record, is_new = command.runner.evaluate(job)
-        records.setdefault(job.name, []).append(record)
-        made += is_new
-        print(f"[{len(records)}/{len(command.rows)}] {job.name}: {summary(record, is_new)}, {job.run.folder}")
-    return records, made
+        title = f"[{names.index(job.name) + 1}/{len(names)}] {job.name}"
+        try:
+            if lost & {job.run.id, job.run.start and job.run.start.id}:
+                raise Diverged("its run diverged")
+            record, is_new = command.runner.evaluate(job)
+        except Diverged as error:
+            print(f"{title}: {error}")
+            done.diverged += [job.name] if job.name not in done.diverged else []
+            lost |= {run.id for run in (job.run, job.run.start) if run and not command.runner.is_trained(run)}
+            continue
+        done.records.setdefault(job.name, []).append(record)
+        done.made += is_new
+        print(f"{title}: {summary(record, is_new)}, {job.run.folder}")
+    for name in done.diverged:
+        done.records.pop(name, None)
+    return done
 
 
 def _check_trained(command: Command, jobs: Sequence[Job]) -> None:

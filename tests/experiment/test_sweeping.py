@@ -1,0 +1,94 @@
+"""Leftovers of killed processes are deleted by the next command; what others are at work on stays."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from landmark.utils.leftovers import delete_leftovers, locked
+
+KILLED = """
+import os, signal, sys
+from landmark.utils import files
+os.fsync = lambda descriptor: os.kill(os.getpid(), signal.SIGKILL)
+files.write_atomic(sys.argv[1], bytes(100_000))
+"""
+
+
+def killed_while_it_wrote(path):
+    done = subprocess.run([sys.executable, "-c", KILLED, str(path)], check=False)
+    assert done.returncode == -signal.SIGKILL
+
+
+def test_temporary_files_of_killed_processes_are_deleted(work):
+    work("+experiment=quickstart", "data=pg19")
+    (run, *_) = (work.output / "runs").iterdir()
+    for path in (run / "model.safetensors", work.output / "records" / "rows" / "a.json", work.output / "report.html"):
+        killed_while_it_wrote(path)
+    left = list(work.output.rglob(".*.tmp"))
+    assert len(left) == 3
+    with locked(left[0]) as is_ours:
+        assert is_ours
+        work("+experiment=quickstart", "data=pg19")
+        assert list(work.output.rglob(".*.tmp")) == left[:1]
+    work("+experiment=quickstart", "data=pg19")
+    assert list(work.output.rglob(".*.tmp")) == []
+
+
+def test_checkpoints_of_a_run_with_a_record_are_deleted(work):
+    """Of a process killed between the two; a run whose weights are gone needs its checkpoints."""
+    work("+experiment=quickstart", "data=pg19")
+    first, second = (work.output / "runs").iterdir()
+    for folder in (first, second):
+        (folder / "checkpoints").mkdir(exist_ok=True)
+        (folder / "checkpoints" / "step-00000001.ckpt").touch()
+    (second / "model.safetensors").unlink()
+    work("+experiment=quickstart", "data=pg19", "task=prepare")
+    assert (first / "checkpoints").exists()  # it makes no runs
+    work("+experiment=quickstart", "data=pg19")
+    assert not (first / "checkpoints").exists()
+    assert (second / "checkpoints").exists()
+
+
+def test_parts_of_a_prepared_corpus_are_deleted(work):
+    work("+experiment=quickstart", "data=pg19", "row=plain_512")
+    (corpus,) = (path for path in (work.output / "data").iterdir() if path.is_dir())
+    partial = corpus.with_name(f".{corpus.name}.partial-10000")
+    partial.mkdir()
+    (partial / "train-000000.bin").touch()
+    other = corpus.with_name(".pg19-other.partial-10000")
+    other.mkdir()
+    work("+experiment=quickstart", "data=pg19", "row=plain_512")
+    assert not partial.exists()
+    assert other.exists()  # not joined yet
+
+
+def test_a_memory_is_saved_after_a_kill(tmp_path):
+    """Numbers of processes recur: in a container each command may be number 7."""
+    import torch
+
+    from landmark.memory import Memory
+
+    left = tmp_path / f".book.{os.getpid()}.tmp"
+    left.mkdir()
+    (left / "layer-0.blocks").touch()
+    (tmp_path / ".book.999999.tmp").mkdir()
+    memory = Memory(block_size=2, k=1)
+    memory.attend(0, *(torch.randn(1, 1, 6, 4) for _ in range(3)))
+    memory.commit()
+    memory.save(tmp_path / "book")
+    assert [path.name for path in tmp_path.iterdir()] == ["book"]
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_what_is_locked_is_no_leftover(tmp_path, kind):
+    path = tmp_path / "temporary"
+    path.mkdir() if kind == "folder" else path.touch()
+    with locked(path) as is_ours:
+        assert is_ours
+        delete_leftovers([path])
+        assert path.exists()
+    delete_leftovers([path, tmp_path / "gone"])
+    assert not path.exists()

@@ -1,0 +1,78 @@
+"""Weights that were altered, and weights that are no numbers."""
+
+import json
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from landmark.models import load
+from landmark.utils import saved_weights
+from landmark.utils.errors import UserError
+from landmark.utils.files import sha256_file
+from landmark.utils.saved_weights import HASHES, write_hashes
+from tests.training.training_case import make_config, run
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained")
+    run(make_config("transformer", steps=2), folder)
+    return folder / "run"
+
+
+@pytest.fixture
+def folder(trained, tmp_path):
+    for name in ("config.json", "model.safetensors", HASHES):
+        (tmp_path / name).write_bytes((trained / name).read_bytes())
+    return tmp_path
+
+
+def test_a_training_leaves_the_hash_of_its_weights(trained):
+    lines = (trained / HASHES).read_text().splitlines()
+    assert [line.split("  ")[1] for line in lines] == ["model.safetensors"]
+    load(trained)
+
+
+def test_bytes_that_became_zero_are_noticed(folder):
+    load(folder)
+    path = folder / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-4096:] = bytes(4096)
+    path.write_bytes(content)
+    with pytest.raises(
+        UserError, match=r"model\.safetensors is damaged, its SHA-256 differs from weights\.sha256: dele"
+    ):
+        load(folder)
+
+
+def test_a_file_is_read_once(folder, monkeypatch):
+    read = []
+    monkeypatch.setattr(saved_weights, "sha256_file", lambda path: read.append(path) or sha256_file(path))
+    load(folder)
+    load(folder)
+    assert len(read) == 1
+
+
+def test_weights_of_early_versions_have_no_hash(folder):
+    (folder / HASHES).unlink()
+    load(folder)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers_are_refused(folder, value):
+    weights = load_file(folder / "model.safetensors")
+    weights["norm.weight"][0] = value
+    save_file(weights, folder / "model.safetensors")
+    write_hashes(folder)
+    with pytest.raises(UserError, match=r"the weight norm\.weight has values that are not finite"):
+        load(folder)
+
+
+@pytest.mark.parametrize("content", [None, [], 3, {"num_layers": "two"}, "{"])
+def test_a_damaged_configuration_is_one_line(folder, content):
+    text = content if content == "{" else json.dumps(content)
+    if isinstance(content, dict):
+        text = json.dumps(json.loads((folder / "config.json").read_text()) | content)
+    (folder / "config.json").write_text(text)
+    with pytest.raises(UserError, match=r"config\.json"):
+        load(folder)

@@ -10,9 +10,9 @@ from landmark.models.config import check_decoder
 
 def check(config: Config) -> None:
     """Raise UserError, naming the key, where a setting makes no sense. Loads no torch."""
+    check_ranges(config)
     shape = check_decoder(config.model, config.cmt.enabled)
     checks.check(config)
-    check_ranges(config)
     settings = checks.resolve(config).eval
     local = chunk_length(shape, settings.length, settings.local, config.memory.window)
     if config.model.kind == "landmark":

@@ -11,7 +11,7 @@ from benchmarks.exactness import check_float32, check_float64
 from benchmarks.report import Report, Row, Target, compare, megabytes, milliseconds
 from benchmarks.settings import BLOCK_SIZE, Options, Say
 from benchmarks.timing import interleave, peak_of_new_process
-from landmark.attention import landmark_attention
+from landmark.attention import Window, landmark_attention
 
 PLAIN = "causal SDPA"
 LANDMARK = "landmark"
@@ -112,7 +112,7 @@ def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def landmark(phase: Tensor, backend: str = "auto") -> Attention:
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return landmark_attention(q, k, v, block_size=BLOCK_SIZE, phase=phase, backend=backend)
+        return landmark_attention(q, k, v, Window(BLOCK_SIZE, phase), backend=backend)[0]
 
     return attend
 

@@ -1,6 +1,6 @@
 """Compiles the fused kernels for GPUs that need not be there: `python -m benchmarks.compiled_kernels sm_90 "128 50"`.
 
-The arguments are a GPU's architecture and cases, "HEAD_DIM BLOCK_SIZE [cmt] [packed] [uneven] [joint] [float32]". For
+The arguments are a GPU's architecture and cases, "HEAD_DIM BLOCK_SIZE [cmt] [packed] [joint] [float32]". For
 each case it prints as JSON what each kernel takes in its default configuration. A process of its own: under
 TRITON_INTERPRET=1 nothing can be compiled.
 """
@@ -30,7 +30,7 @@ from landmark.attention.fused.tuning import A100, KERNELS, Gpu, Tiles
 POINTERS = dict.fromkeys(
     ("Lse", "Delta", "DqSum", "Landmarks", "DCmtScores", "CmtScores", "ControlledLse", "LocalLse", "Weight"), "fp32"
 )
-POINTERS |= {"Phase": "i32", "Starts": "i32", "Sizes": "i32", "Controlled": "i8", "Selected": "i8"}
+POINTERS |= {"Phase": "i32", "Starts": "i32", "Controlled": "i8", "Selected": "i8"}
 POINTERS |= dict.fromkeys(("Ages", "Rows", "Best"), "i64")
 GPUS = {80: A100, 86: Gpu(86, 99 << 10), 90: Gpu(90, 227 << 10), 100: Gpu(100, 227 << 10), 120: Gpu(120, 99 << 10)}
 MATRIX = re.compile(r"\b(HMMA|HGMMA|QGMMA|IMMA|UTCHMMA|UTCQMMA|FFMA|FFMA2)\b")
@@ -121,8 +121,7 @@ def with_tiles(
     arch: int,
     cmt: bool,
     packed: bool,
-    uneven: bool = False,
-    joint: float = 0.0,
+    alpha: float = 0.0,
 ) -> Compiled:
     """A kernel of landmark attention compiled with these tiles.
 
@@ -135,28 +134,26 @@ def with_tiles(
         arch: compute capability, 10 · major + minor version.
         cmt: whether there is a context miss token.
         packed: whether samples are packed into one row.
-        uneven: whether blocks may have fewer than ℓ tokens.
-        joint: how much of a block's log-sum-exp is added to its landmark's score.
+        alpha: of the gate.
     """
-    fixed = tuning.constants(block_size, dim, dtype, cmt=cmt, packed=packed, uneven=uneven, joint=joint)
+    fixed = tuning.constants(block_size, dim, dtype, cmt=cmt, packed=packed, alpha=alpha)
     options = tuning.as_options(name, tiles) | fixed
     expected = min(GPUS[arch].shared_memory, tuning.shared_memory(name, tiles, dim, dtype.itemsize))
     return replace(compiled(tuning.compiled_by_triton(name), options, arch, dtype), allowed=expected)
 
 
 def all_kernels(
-    arch: int, dim: int, block_size: int, dtype: torch.dtype, cmt: bool, packed: bool, uneven: bool, joint: float
+    arch: int, dim: int, block_size: int, dtype: torch.dtype, cmt: bool, packed: bool, alpha: float
 ) -> dict[str, Compiled]:
     """By name, in their default configurations."""
     used = {}
     shape = {"block_size": block_size, "dim": dim, "dtype": dtype, "arch": arch, "cmt": cmt}
     for name in KERNELS:
         for tiles in tuning.choices(name, block_size, dim, dtype.itemsize, GPUS[arch], cmt)[:1]:
-            used[name] = with_tiles(name, tiles, **shape, packed=packed, uneven=uneven, joint=joint)
+            used[name] = with_tiles(name, tiles, **shape, packed=packed, alpha=alpha)
     for shared in (False, True):
         options = block_kernel.constants(block_size, dim, dtype, shared=shared)
-        options |= {"LOCAL": not cmt, "WEIGHTED": cmt, "MASKED": cmt, "IN_PLACE": not cmt, "UNEVEN": uneven}
-        options["JOINT"] = joint
+        options |= {"LOCAL": not cmt, "WEIGHTED": cmt, "MASKED": cmt, "IN_PLACE": not cmt, "ALPHA": alpha}
         used[f"retrieved_blocks, {shared=}"] = compiled(retrieved_blocks, options, arch, dtype)
     for rows in (1, 16):
         options = search_kernel.constants(rows, dim, k=4)
@@ -169,8 +166,7 @@ if __name__ == "__main__":
     for words in sys.argv[2:]:
         dim, block_size, *flags = words.split()
         dtype = torch.float32 if "float32" in flags else torch.bfloat16
-        cmt, packed, uneven = (name in flags for name in ("cmt", "packed", "uneven"))
-        joint = 0.5 if "joint" in flags else 0.0
-        kernels = all_kernels(arch, int(dim), int(block_size), dtype, cmt, packed, uneven, joint)
+        alpha = 0.5 if "joint" in flags else 0.0
+        kernels = all_kernels(arch, int(dim), int(block_size), dtype, "cmt" in flags, "packed" in flags, alpha)
         found[words] = {name: asdict(used) for name, used in kernels.items()}
     print(json.dumps(found))

@@ -1,13 +1,12 @@
 """Reading with a memory and a context miss token: the more lookups it drops, the less time it takes."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import torch
 
 from benchmarks.memory import MEMORY, configuration, read_chunks, scale
 from benchmarks.report import Report, Row, compare, milliseconds
-from benchmarks.settings import BLOCK_SIZE, Headless, Options, Say
+from benchmarks.settings import Headless, Options, Say
 from benchmarks.timing import interleave
 from landmark.memory import Memory
 
@@ -22,7 +21,7 @@ def run(options: Options, say: Say) -> Report:
     for name, granularity in MEMORY.items():
         say(f"lookups dropped, {granularity}")
         plain, model = (
-            Headless(replace(configuration(name, size), cmt=cmt)).eval().requires_grad_(False) for cmt in (False, True)
+            Headless(configuration(name, size, cmt=cmt)).eval().requires_grad_(False) for cmt in (False, True)
         )
         tokens = torch.randint(0, size.vocab_size - 64, (size.batch, size.length))
         settings = {"max_blocks": size.blocks, "k": size.k, "granularity": granularity}
@@ -31,7 +30,8 @@ def run(options: Options, say: Say) -> Report:
             model: Headless, cutoff: float, tokens: torch.Tensor = tokens, settings: dict = settings
         ) -> Callable[[], float]:
             def read() -> float:
-                memory = Memory(BLOCK_SIZE, **settings, cutoff=cutoff)
+                memory = model.new_memory(**settings, cutoff=cutoff)
+                assert isinstance(memory, Memory)
                 read_chunks(model, tokens, size.chunk, memory)
                 return memory.stats.get("drop_rate", 0.0)
 

@@ -1,27 +1,19 @@
-"""The time of a generated token as the memory grows, on each tier, and beside models that attend to everything."""
+"""The time of a generated token as the memory grows, on each tier. Beside other models: benchmarks/wrapped.py."""
 
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
-from unittest import mock
 
 import torch
-from torch import nn
-from transformers import DynamicCache, LlamaConfig, LlamaModel
 
-from benchmarks.growth import TimedRetrieve
-from benchmarks.report import Report, Row, Target, compare, milliseconds
-from benchmarks.settings import BLOCK_SIZE, VOCABULARY, Headless, Options, Say, decoder
+from benchmarks.report import Report, Row, Target
+from benchmarks.settings import BLOCK_SIZE, Headless, Options, Say, decoder
 from benchmarks.timing import Spread, interleave, ratios
 from landmark.memory import Memory
-from landmark.memory import memory as memory_module
-from landmark.utils.constants import DEFAULT_CHUNK
 
 TIERS = ("device", "disk")
 TOTAL, NO_SCAN = "a token", "the same, less its scan"
 TARGET = Target("≤", 1.2)
-OURS, DENSE, LLAMA = "landmarks", "plain transformer, all keys", "Llama of transformers, DynamicCache"
-BESIDE = {2_000: {LLAMA: Target("≤", 1.2)}, 16_000: {DENSE: Target("≤", 0.6)}}  # of their time, by tokens before
 BLOCKS_AT_ONCE = 1000  # added together while a memory is filled
 
 
@@ -47,9 +39,6 @@ def run(options: Options, say: Say) -> Report:
     size = scale(options.quick)
     model = decoder(size, "landmark")
     rows: list[Row] = []
-    for context in contexts_beside(options.quick):
-        say(f"beside others, after {context:,} tokens")
-        rows += beside(model, size, context)
     for tier in TIERS:
         functions: dict[tuple[str, int], Callable[[], None]] = {}
         scans: dict[tuple[str, int], list[float]] = defaultdict(list)
@@ -68,68 +57,6 @@ def run(options: Options, say: Say) -> Report:
             }
             rows += compared(tier, what, each)
     return Report(rows)
-
-
-def contexts_beside(quick: bool) -> tuple[int, ...]:
-    """Tokens before those that are generated beside other models."""
-    return (500,) if quick else tuple(BESIDE)
-
-
-@torch.no_grad()
-def beside(model: Headless, size: Scale, context: int) -> list[Row]:
-    """Tokens that landmarks, a plain transformer and one of transformers generate in turn, hidden states alone."""
-    ids = torch.randint(0, 256, (1, context))
-    memory, everything = model.new_memory(k=size.k), decoder(size, "transformer")
-    kept, cache, llama = everything.unlimited_memory(context + 10_000), DynamicCache(), llama_of(size)
-    for part in ids.split(DEFAULT_CHUNK, 1):
-        model(part, memory=memory)
-        everything(part, memory=kept)
-        llama(part, past_key_values=cache, use_cache=True)
-    functions = {
-        OURS: fed(size, lambda token: model(token, memory=memory, last=True)),
-        DENSE: fed(size, lambda token: everything(token, memory=kept, last=True)),
-        LLAMA: fed(size, lambda token: llama(token, past_key_values=cache, use_cache=True)),
-    }
-    seconds = interleave(functions, rounds=size.rounds)
-    taken = milliseconds({name: [each / size.tokens for each in values] for name, values in seconds.items()})
-    setting, targets = f"after {context:,} tokens", BESIDE.get(context, {})
-    return [
-        row
-        for other in (DENSE, LLAMA)
-        for row in compare(
-            "generation",
-            setting,
-            "ms",
-            {name: taken[name] for name in (OURS, other)},
-            other,
-            {OURS: targets[other]} if other in targets else None,
-        )
-    ]
-
-
-def llama_of(size: Scale) -> nn.Module:
-    """A Llama with random weights and the same widths; its perceptron has three matrices."""
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=size.num_heads * size.head_dim,
-        intermediate_size=size.mlp_dim * 2 // 3,
-        num_hidden_layers=size.num_layers,
-        num_attention_heads=size.num_heads,
-        head_dim=size.head_dim,
-        max_position_embeddings=1 << 17,
-    )
-    return LlamaModel(config).eval()
-
-
-def fed(size: Scale, step: Callable[[torch.Tensor], object]) -> Callable[[], None]:
-    """A function that feeds random tokens one by one."""
-
-    @torch.no_grad()
-    def feed() -> None:
-        for token in torch.randint(0, 256, (size.tokens, 1, 1)):
-            step(token)
-
-    return feed
 
 
 def compared(tier: str, what: str, each: dict[int, list[float]]) -> list[Row]:
@@ -172,10 +99,9 @@ def generating(model: Headless, memory: Memory, size: Scale, scans: list[float])
 
     @torch.no_grad()
     def generate() -> None:
-        scan = TimedRetrieve()
-        with mock.patch.object(memory_module, "retrieve", scan):
-            for token in torch.randint(0, 256, (size.tokens, 1, 1)):
-                model(token, memory=memory, last=True)
-        scans.append(scan.seconds)
+        before = memory.stats["seconds_searching"]
+        for token in torch.randint(0, 256, (size.tokens, 1, 1)):
+            model(token, memory=memory, last=True)
+        scans.append(memory.stats["seconds_searching"] - before)
 
     return generate

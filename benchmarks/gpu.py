@@ -5,7 +5,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,9 +20,10 @@ from benchmarks.exactness import Inexact, check_float32
 from benchmarks.report import Report, Row, Target
 from benchmarks.settings import BLOCK_SIZE, decoder
 from benchmarks.timing import Spread, interleave, ratios
-from landmark.attention import landmark_attention
+from landmark.attention import ContextMiss, Layout, Packed, Window, landmark_attention
 from landmark.attention.fused.tuning import is_interpreted
 from landmark.memory import Memory, UnlimitedMemory
+from landmark.memory.select import Newest
 from landmark.memory.settings import GRANULARITIES
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ WORK = {"forward": 2, "backward": 5, "both": 7}  # matrix products of flash atte
 TARGETS = {64: Target("≤", 1.15), 51: Target("≤", 1.3)}  # of forward and backward together from T=4096 up, by W
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
+Case = tuple[slice, slice, Layout, ContextMiss | None]  # samples and queries of it, and what they attend to
 Say = Callable[[str], None]
 
 
@@ -118,7 +120,7 @@ class Shape:
 def landmark(shape: Shape, backend: str) -> Attention:
     phase = torch.arange(shape.batch) * 7 % shape.block  # a different phase for each sample
     phase = phase.to(shape.scale.device if backend == "triton" else "cpu")  # where the backend reads it
-    return partial(landmark_attention, block_size=shape.block - 1, phase=phase, backend=backend)
+    return lambda q, k, v: landmark_attention(q, k, v, Window(shape.block - 1, phase), backend=backend)[0]
 
 
 def causal(backend: SDPBackend | None, group: int) -> Attention:
@@ -183,27 +185,23 @@ def check(shape: Shape) -> None:
     q, k, v, grad = (x[:2].detach() for x in (q, k, v, grad))
     device, dtype, length, width = q.device, shape.scale.dtype, shape.length, shape.block
     controlled = torch.arange(length // width + 2, device=device) % 3 > 0
-    cmt = {"cmt": k[0, :, 0], "controlled": controlled.expand(len(q), -1)}
+    cmt = ContextMiss(k[0, :, 0], controlled.expand(len(q), -1))
     phases = torch.tensor([0, width - 1], device=device)
-    cu_seqlens = torch.tensor([0, 5, 5, length], device=device)
-    cases: dict[str, tuple[slice, slice, dict[str, Any]]] = {
-        "windows": (slice(None), slice(None), {"phase": phases[: len(q)]}),
-        "a context miss token": (slice(None), slice(None), {"phase": phases[: len(q)], **cmt}),
-        "one query": (slice(None), slice(-1, None), {"prefix": length - 1}),
-        "packed documents": (slice(1), slice(None), {"cu_seqlens": cu_seqlens, "phase": phases[[0, 1, 1]]}),
+    window = Window(width - 1, phases[: len(q)])
+    packed = Packed(width - 1, phases[[0, 1, 1]], torch.tensor([0, 5, 5, length], device=device))
+    cases: dict[str, Case] = {
+        "windows": (slice(None), slice(None), window, None),
+        "a context miss token": (slice(None), slice(None), window, cmt),
+        "one query": (slice(None), slice(-1, None), Window(width - 1, prefix=length - 1), None),
+        "packed documents": (slice(1), slice(None), packed, None),
     }
-    for name, (samples, queries, settings) in cases.items():
+    for name, case in cases.items():
 
-        def run(
-            backend: str,
-            kind: torch.dtype,
-            samples: slice = samples,
-            queries: slice = queries,
-            settings: dict[str, Any] = settings,
-        ) -> list[Tensor]:
+        def run(backend: str, kind: torch.dtype, case: Case = case) -> list[Tensor]:
+            samples, queries, layout, extra = case
             leaves = [x[samples].to(kind).requires_grad_() for x in (q[:, :, queries], k, v)]
-            given = {name: x.to(kind) if name == "cmt" else x for name, x in settings.items()}
-            out = landmark_attention(*leaves, block_size=width - 1, backend=backend, **given)
+            extra = extra and replace(extra, key=extra.key.to(kind))
+            out, _ = landmark_attention(leaves[0], leaves[1], leaves[2], layout, extra=extra, backend=backend)
             return [out.detach(), *torch.autograd.grad(out, leaves, grad[samples, :, queries].to(kind))]
 
         exact, plain = run("reference", torch.float64), run("reference", dtype)
@@ -217,13 +215,14 @@ def check(shape: Shape) -> None:
 def retrieved(shape: Shape, granularity: str, backend: str, dtype: torch.dtype) -> Tensor:
     """A chunk's attention to the blocks that it retrieves: the newest, which do not depend on rounding."""
     generator = torch.Generator(shape.scale.device).manual_seed(0)
-    memory = Memory(shape.block - 1, k=2, granularity=granularity, scorer="recent", backend=backend)
+    memory = Memory(shape.block - 1, k=2, select=Newest(granularity), backend=backend)
     size = 2, shape.heads, 6 * shape.block + 5, shape.dim
     made = [torch.randn(size, generator=generator, device=shape.scale.device) for _ in range(3)]
     q, k, v = (x.to(shape.scale.dtype).to(dtype) for x in made)
     outs = []
     for part in torch.arange(size[2]).split(2 * shape.block + 1):
-        outs.append(memory.attend(1, *(x[:, :, part[0] : part[-1] + 1] for x in (q, k, v))))
+        chunk = slice(int(part[0]), int(part[-1]) + 1)
+        outs.append(memory.attend(1, q[:, :, chunk], k[:, :, chunk], v[:, :, chunk]))
         memory.commit()
     return torch.cat(outs, 2)
 
@@ -344,7 +343,7 @@ class Filled(UnlimitedMemory):
         shape = 1, size.num_heads, self.cache, size.head_dim
         for layer in range(size.num_layers):
             keys, values = (torch.randn(shape, dtype=like.dtype, device=like.device) for _ in range(2))
-            self._kept[layer] = keys, values
+            self._cached[layer] = keys, values
         self._read = context
 
 

@@ -1,10 +1,8 @@
 """The time of a chunk, and the memory kept, as the context grows."""
 
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from unittest import mock
 
 import torch
 from torch import Tensor
@@ -16,7 +14,7 @@ from landmark.attention.causal import causal_attention
 from landmark.attention.rotary import RotaryTable, rotate
 from landmark.data.stdlib import StandardLibrary
 from landmark.memory import Memory
-from landmark.memory import memory as memory_module
+from landmark.memory.select import Best, Newest, Selector
 from landmark.utils.constants import DEFAULT_CHUNK
 
 LANDMARK = "landmark, per_token_and_head"
@@ -27,12 +25,12 @@ SCATTERED = "every query its own blocks"
 PLAIN = "plain attention to everything"
 BLOCKS, PREFIX = "landmark's blocks", "all keys and values"
 NAMES = (LANDMARK, NO_SCAN, PER_HEAD, RECENT, SCATTERED, PLAIN, BLOCKS, PREFIX)
-# Scorer and granularity of the memory, and whether it is full of text (else of random blocks).
+# What chooses blocks, and whether the memory is full of text (else of random blocks).
 READINGS = {
-    LANDMARK: ("landmark", "per_token_and_head", True),
-    PER_HEAD: ("landmark", "per_head", True),
-    RECENT: ("recent", "per_token_and_head", True),
-    SCATTERED: ("landmark", "per_token_and_head", False),
+    LANDMARK: (Best(), True),
+    PER_HEAD: (Best("per_head"), True),
+    RECENT: (Newest(), True),
+    SCATTERED: (Best(), False),
 }
 TIME, KEPT = "chunk", "kept"
 TARGETS = {LANDMARK: Target("≤", 2.0), NO_SCAN: Target("≤", 1.15), RECENT: Target("≤", 1.15)}
@@ -88,20 +86,6 @@ class PrefixCache:
         """Keep nothing: each chunk is measured after the same prefix."""
 
 
-class TimedRetrieve:
-    """Replaces `retrieve`, and sums the seconds that it takes."""
-
-    def __init__(self):
-        self.seconds = 0.0
-        self._retrieve = memory_module.retrieve
-
-    def __call__(self, *arguments, **settings) -> Tensor:
-        started = time.perf_counter()
-        ages = self._retrieve(*arguments, **settings)
-        self.seconds += time.perf_counter() - started
-        return ages
-
-
 def run(options: Options, say: Say) -> Report:
     size = scale(options.quick)
     landmark, plain = decoder(size, "landmark"), decoder(size, "transformer")
@@ -111,9 +95,9 @@ def run(options: Options, say: Say) -> Report:
     for context in size.contexts:
         say(f"filling memories of {context:,} tokens")
         memories = {True: filled_with_text(landmark, size, context), False: filled_at_random(landmark, size, context)}
-        for name, (*_, of_text) in READINGS.items():
+        for name, (select, of_text) in READINGS.items():
             chunks = iter(text(context)[context:].split(size.chunk))
-            functions[name, context] = reading(landmark, memories[of_text], chunks, name, scans[name, context])
+            functions[name, context] = reading(landmark, memories[of_text], chunks, select, scans[name, context])
         kept[BLOCKS, context] = [memories[True].stats["bytes_kept"]]
     chunk = text(0)[None, : size.chunk]
     for context in (each for each in size.contexts if each <= size.plain_context):
@@ -189,25 +173,23 @@ def filled_at_random(model: Headless, size: Scale, context: int, dtype: torch.dt
     while memory.position < blocks * width:
         shape = 3, 1, size.num_heads, BLOCKS_AT_ONCE * width, size.head_dim
         for layer in range(size.num_layers):
-            memory.attend(layer, *torch.randn(shape, dtype=dtype))
+            q, k, v = torch.randn(shape, dtype=dtype)
+            memory.attend(layer, q, k, v)
         memory.commit()
     memory.k = size.k
     return memory
 
 
 def reading(
-    model: Headless, memory: Memory, chunks: Iterator[Tensor], name: str, scans: list[float]
+    model: Headless, memory: Memory, chunks: Iterator[Tensor], select: Selector, scans: list[float]
 ) -> Callable[[], None]:
-    """A function that reads the next chunk with the settings of `name`, and records the seconds of its scan."""
-    scorer, granularity, _ = READINGS[name]
+    """A function that reads the next chunk with blocks that `select` chooses, and records the seconds of its scan."""
 
     @torch.no_grad()
     def read() -> None:
-        memory.scorer, memory.granularity = scorer, granularity
-        scan = TimedRetrieve()
-        with mock.patch.object(memory_module, "retrieve", scan):
-            model(next(chunks)[None], memory=memory)
-        scans.append(scan.seconds)
+        memory.select, before = select, memory.stats["seconds_searching"]
+        model(next(chunks)[None], memory=memory)
+        scans.append(memory.stats["seconds_searching"] - before)
 
     return read
 

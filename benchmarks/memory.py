@@ -12,6 +12,7 @@ from benchmarks.settings import BLOCK_SIZE, GPT2Vocabulary, Headless, Options, S
 from benchmarks.timing import interleave, peak_of_new_process
 from landmark.evaluation.perplexity import segment_losses
 from landmark.models import Decoder, DecoderConfig
+from landmark.models.config import Landmarks, Recurrence
 from landmark.utils.constants import DEFAULT_CHUNK
 
 PLAIN, XL = "plain transformer", "Transformer-XL"
@@ -117,21 +118,11 @@ def read_chunks(model: Decoder, tokens: Tensor, local: int, memory) -> Tensor:
     return torch.cat([model(chunk, memory=memory) for chunk in tokens.split(local, 1)], 1)
 
 
-def configuration(name: str, size: Scale, backend: str = "auto") -> DecoderConfig:
-    is_landmark = name in MEMORY
-    return DecoderConfig(
-        kind="transformer" if name == PLAIN else "transformer_xl" if name == XL else "landmark",
-        vocab_size=size.vocab_size,
-        num_layers=size.num_layers,
-        num_heads=size.num_heads,
-        head_dim=size.head_dim,
-        mlp_dim=size.mlp_dim,
-        landmark_id=size.vocab_size - 44 if is_landmark else None,
-        block_size=BLOCK_SIZE if is_landmark else None,
-        window=size.xl_window if name == XL else None,
-        cache=size.cache if name == XL else None,
-        backend=backend,
-    )
+def configuration(name: str, size: Scale, backend: str = "auto", cmt: bool = False) -> DecoderConfig:
+    landmarks = Landmarks(size.vocab_size - 44, BLOCK_SIZE, cmt=cmt) if name in MEMORY else None
+    recurrence = Recurrence(size.xl_window, size.cache) if name == XL else None
+    shape = size.vocab_size, size.num_layers, size.num_heads, size.head_dim, size.mlp_dim
+    return DecoderConfig(*shape, landmarks=landmarks, recurrence=recurrence, backend=backend)
 
 
 @torch.no_grad()

@@ -21,7 +21,6 @@ LOOKS = {
     search.SCAN: Look(LANDMARK),
     search.FLAT: Look(PLAIN, "square", filled=False),
     search.INVERTED: Look(XL, "diamond"),
-    **dict(zip(search.HIERARCHIES, (Look(PER_HEAD, "triangle-up"), Look(PER_HEAD, CROSS, DASHED)), strict=True)),
 }
 
 

@@ -15,9 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from landmark.attention import landmark_attention
-from landmark.attention.context_parallel import attention_over_ranks
-from landmark.memory.over_ranks import MemoryOverRanks
+from landmark.attention import Window, landmark_attention
+from landmark.extensions.ranks import MemoryOverRanks, attention_over_ranks
 from landmark.results.figures import drawing
 from landmark.results.figures.marks import Point, curves, point
 from landmark.results.figures.style import COLOURS, Look
@@ -26,6 +25,7 @@ from landmark.utils.ranks import Ranks
 
 HEADS, DIM, LENGTH, BLOCK, K, LOCAL = 8, 64, 2048, 63, 4, 256
 FLOAT = 4  # bytes
+LAYER = 1  # in the first one landmarks are equal
 OURS, RING = "blocks stay, outputs are sent", "ring attention"
 LENGTHS = (1024, 4096, 16384, 65536)  # of a memory
 PICTURE = Path(__file__).parent / "ranks.png"
@@ -57,9 +57,10 @@ def ring(ranks: Ranks, k: Tensor, v: Tensor) -> None:
 
 def filled(ranks: Ranks, tokens: int) -> MemoryOverRanks:
     """A memory of one layer with this many tokens."""
-    memory = MemoryOverRanks(BLOCK, ranks, k=K, tie_layers=())
+    memory = MemoryOverRanks(BLOCK, ranks, K)
     for _ in range(tokens // LOCAL):
-        memory.attend(0, *(torch.randn(1, HEADS, LOCAL, DIM) for _ in range(3)))
+        q, k, v = torch.randn(3, 1, HEADS, LOCAL, DIM)
+        memory.attend(LAYER, q, k, v)
         memory.commit()
     return memory
 
@@ -78,7 +79,10 @@ def main() -> None:
     ranks, channels = Ranks(), HEADS * DIM * FLOAT
     n = ranks.size
     own = [torch.randn(1, HEADS, LENGTH // n, DIM) for _ in range(3)]
-    attend = functools.partial(landmark_attention, block_size=BLOCK, phase=torch.zeros(1, dtype=torch.int64))
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return landmark_attention(q, k, v, Window(BLOCK, torch.zeros(1, dtype=torch.int64)))[0]
+
     rows = [
         (
             f"a window of {LENGTH} tokens, heads exchanged",
@@ -95,10 +99,11 @@ def main() -> None:
     ]
     points: list[Point] = []
     for tokens in LENGTHS:
-        memory, chunk = filled(ranks, tokens), [torch.randn(1, HEADS, LOCAL, DIM) for _ in range(3)]
+        memory, chunk = filled(ranks, tokens), torch.randn(3, 1, HEADS, LOCAL, DIM)
 
-        def read(memory: MemoryOverRanks = memory, chunk: list[Tensor] = chunk) -> None:
-            memory.attend(0, *chunk)
+        def read(memory: MemoryOverRanks = memory, chunk: Tensor = chunk) -> None:
+            q, k, v = chunk
+            memory.attend(LAYER, q, k, v)
             memory.discard()
 
         best, merged = n * (n - 1) * K * (FLOAT + 8), 2 * (n - 1) * FLOAT * (DIM + 2)

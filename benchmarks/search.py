@@ -1,44 +1,40 @@
-"""Search of a memory by an index of its landmarks, or by groups of them: time and blocks found, against a scan.
+"""Search of a memory by an index of its landmarks: time and blocks found, against a scan.
 
 The landmarks are those of a text, read by a trained model or, without `--run`, by random weights.
 """
 
+import copy
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from unittest import mock
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from benchmarks.growth import scale
-from benchmarks.report import Report, Row, Target
+from benchmarks.report import Report, Row
 from benchmarks.settings import BLOCK_SIZE, Options, Say, decoder
 from benchmarks.timing import Spread, interleave, ratios
-from landmark.attention.hierarchy import Hierarchy, first_bias
 from landmark.data import load_tokenizer
 from landmark.data.sources import open_source
 from landmark.memory import Memory
-from landmark.memory import memory as memory_module
-from landmark.memory.block_store import BlockStore
-from landmark.memory.hierarchy import Descent, GroupKeys
-from landmark.memory.index import LandmarkIndex, retrieve_candidates
+from landmark.memory.layer import LayerMemory
+from landmark.memory.question import Question
+from landmark.memory.select import Best, Choice, Faiss, Selector
+from landmark.memory.store import BlockStore
 from landmark.models import Decoder, load
 from landmark.utils.constants import DEFAULT_CHUNK
 
 SCAN, FLAT, INVERTED = "scan of all landmarks", "faiss, flat", "faiss, inverted file"
 KINDS = {FLAT: "flat", INVERTED: "ivf"}
-HIERARCHIES = {"two levels of groups of 8": (8, 2), "four levels of groups of 8": (8, 4)}  # fan-out, levels
 CHUNK, TOKEN, BUILD, RECALL = (
     "search for a chunk",
     "search for a token",
     "making the index",
     "share of a scan's blocks found",
 )
-BOUNDED, BOXES = "share of landmarks that bounds leave to score", "boxes of 8 landmarks"
 CANDIDATES = 16
-TARGETS = {1_000_000: Target("≤", 0.15), 4_000_000: Target("≤", 0.08)}  # of a token, by descents
 
 
 @dataclass(frozen=True)
@@ -54,12 +50,16 @@ class Scale:
 
 
 @dataclass(frozen=True)
-class Search:
-    """The queries of one layer, and the store that they search."""
+class Noting(Best):
+    """Notes what is asked, with a copy of the landmarks, where these have not all equal scores."""
 
-    rotated_queries: Tensor
-    store: BlockStore
-    settings: dict
+    asked: list[Question] = field(default_factory=list)
+
+    def choose(self, question: Question) -> Choice:
+        if not self.is_tied(question):
+            store = question.store
+            self.asked.append(with_landmarks(question, store.landmarks[:, :, : len(store)].clone()))
+        return super().choose(question)
 
 
 def run(options: Options, say: Say) -> Report:
@@ -68,21 +68,19 @@ def run(options: Options, say: Say) -> Report:
     memory = model.new_memory(k=0)
     assert isinstance(memory, Memory)
     rows: list[Row] = []
-    searches: list[Search] = []
+    asked: list[Question] = []
     for context in size.contexts:
         say(f"{context:,} tokens")
         if context <= size.read:
             read(model, memory, tokens[memory.position - memory.position // (BLOCK_SIZE + 1) : context])
-            searches = searched(model, memory, tokens[context : context + size.chunk], size)
+            asked = questions(model, memory, tokens[context : context + size.chunk], size)
         else:
-            searches = [
-                Search(each.rotated_queries, resampled(each.store, context, size), each.settings) for each in searches
-            ]
-        rows += measure(context, searches, size)
+            asked = [resampled(each, context, size) for each in asked]
+        rows += measure(context, asked, size)
     whose = "a trained model" if options.run else "random weights"
-    found = ((what, name) for what in (CHUNK, TOKEN) for name in (*KINDS, *HIERARCHIES))
+    found = ((what, name) for what in (CHUNK, TOKEN) for name in KINDS)
     pays = [f"{what} takes less time by {name} {faster_from(rows, what, name)}" for what, name in found]
-    return Report(rows, [f"Landmarks of {whose}, {layers(searches)}: {'; '.join(pays)}."])
+    return Report(rows, [f"Landmarks of {whose}, {layers(asked)}: {'; '.join(pays)}."])
 
 
 def faster_from(rows: list[Row], what: str, name: str) -> str:
@@ -95,9 +93,9 @@ def faster_from(rows: list[Row], what: str, name: str) -> str:
     return f"from {min(found):,} tokens on" if found else "nowhere"
 
 
-def layers(searches: list[Search]) -> str:
-    _, _, _, heads, dim = searches[0].rotated_queries.shape
-    return f"{len(searches)} layers that are searched, {heads} heads of {dim}"
+def layers(asked: list[Question]) -> str:
+    _, _, _, heads, dim = asked[0].exact.shape
+    return f"{len(asked)} layers that are searched, {heads} heads of {dim}"
 
 
 def reader(options: Options, size: Scale) -> tuple[Decoder, Tensor]:
@@ -128,137 +126,71 @@ def read(model: Decoder, memory: Memory, tokens: Tensor) -> None:
 
 
 @torch.no_grad()
-def searched(model: Decoder, memory: Memory, chunk: Tensor, size: Scale) -> list[Search]:
-    """The searches of the layers that read this chunk, without layers where landmarks have equal scores."""
-    searches: list[Search] = []
-    retrieve = memory_module.retrieve
-
-    def note(rotated_queries: Tensor, store: BlockStore, **settings) -> Tensor:
-        if not settings["tie"]:
-            searches.append(Search(rotated_queries, snapshot(store), settings))
-        return retrieve(rotated_queries, store, **settings)
-
-    memory.k = size.k
-    with mock.patch.object(memory_module, "retrieve", note):
-        model(chunk[None], memory=memory, last=True)
-    return searches
+def questions(model: Decoder, memory: Memory, chunk: Tensor, size: Scale) -> list[Question]:
+    """What the layers that read this chunk ask, without layers where landmarks have equal scores."""
+    noting = Noting()
+    memory.k, memory.select = size.k, noting
+    model(chunk[None], memory=memory, last=True)
+    return noting.asked
 
 
-def snapshot(store: BlockStore) -> BlockStore:
-    """A store with a copy of the landmarks and nothing else."""
-    return with_landmarks(store.landmarks[:, :, : len(store)].clone())
+def with_landmarks(question: Question, landmarks: Tensor) -> Question:
+    """The same question about a layer that has these landmarks and nothing else."""
+    store = BlockStore()
+    store.summaries["landmarks"], store.added, store.capacity = landmarks, landmarks.shape[2], landmarks.shape[2]
+    return replace(question, state=LayerMemory(store))
 
 
-def with_landmarks(landmarks: Tensor) -> BlockStore:
-    store = BlockStore(None)
-    store.landmarks, store.added, store.capacity = landmarks, landmarks.shape[2], landmarks.shape[2]
-    return store
+def resampled(question: Question, context: int, size: Scale) -> Question:
+    landmarks, blocks = question.store.landmarks, context // BLOCK_SIZE
+    known = landmarks.shape[2]
+    rows = torch.randint(0, known, (blocks - known,), generator=torch.Generator().manual_seed(0))
+    more = landmarks[:, :, rows]
+    more = more + size.noise * landmarks.std() * torch.randn(more.shape)
+    return with_landmarks(question, torch.cat([more, landmarks], 2))
 
 
-def resampled(store: BlockStore, context: int, size: Scale) -> BlockStore:
-    blocks = context // BLOCK_SIZE
-    rows = torch.randint(0, len(store), (blocks - len(store),), generator=torch.Generator().manual_seed(0))
-    more = store.landmarks[:, :, rows]
-    more = more + size.noise * store.landmarks.std() * torch.randn(more.shape)
-    return with_landmarks(torch.cat([more, store.landmarks], 2))
-
-
-def measure(context: int, searches: list[Search], size: Scale) -> list[Row]:
+def measure(context: int, asked: list[Question], size: Scale) -> list[Row]:
     rows: list[Row] = []
 
     def add(what: str, unit: str, factor: float, values: dict[str, list[float]], against: str) -> None:
         for name, each in values.items():
             spread = Spread.of([factor * value for value in each])
-            base = values.get(against, each)
             setting = f"{what}, {context:,} tokens"
-            target = TARGETS.get(context) if what == TOKEN and name in HIERARCHIES else None
-            rows.append(Row("search", setting, name, against, unit, spread, ratios(each, base), target, context))
+            rows.append(
+                Row("search", setting, name, against, unit, spread, ratios(each, values[against]), None, context)
+            )
 
-    indices = {name: [LandmarkIndex(kind, CANDIDATES) for _ in searches] for name, kind in KINDS.items()}
+    selectors = {SCAN: Best(), **{name: Faiss(CANDIDATES, kind) for name, kind in KINDS.items()}}
+    by = {name: [replace(each, state=copy.copy(each.state)) for each in asked] for name in selectors}
+    for each in (question for name in by for question in by[name]):
+        each.state.notes = {}  # an index of its own
     found: dict[str, list[Tensor]] = {}
     making: dict[str, list[float]] = {}
-    for name, made in indices.items():
+    for name, select in selectors.items():
         started = time.perf_counter()
-        found[name] = candidates(searches, made)
+        found[name] = chosen(select, by[name])
         making[name] = [time.perf_counter() - started]
-    groups = {name: [GroupKeys(*shape) for _ in searches] for name, shape in HIERARCHIES.items()}
-    for name, made in groups.items():
-        started = time.perf_counter()
-        for each, keys in zip(searches, made, strict=True):
-            keys.update(each.store)
-        making[name] = [time.perf_counter() - started]
-        found[name] = descents(searches, made)
-    scanned = scan(searches)
-    for what, asked in ((CHUNK, searches), (TOKEN, [one_token(each) for each in searches])):
-        functions: dict[str, Callable[[], object]] = {SCAN: lambda asked=asked: scan(asked)}
-        for name, made in indices.items():
-            functions[name] = lambda asked=asked, made=made: candidates(asked, made)
-        for name, made in groups.items():
-            functions[name] = lambda asked=asked, made=made: descents(asked, made)
+    for what, few in ((CHUNK, False), (TOKEN, True)):
+        functions = {
+            name: partial(chosen, select, [one_token(each) for each in by[name]] if few else by[name])
+            for name, select in selectors.items()
+        }
         add(what, "ms", 1e3, interleave(functions, rounds=size.rounds, clock=time.process_time), SCAN)
-    add(BUILD, "ms", 1e3, making, FLAT)
-    recalls = {name: [recall(each, scanned)] for name, each in found.items()}
-    add(RECALL, "share", 1.0, {SCAN: [1.0], **recalls}, SCAN)
-    if context <= size.read:
-        add(BOUNDED, "share", 1.0, {BOXES: [left_by_boxes(searches, 8)]}, BOXES)
+    add(BUILD, "ms", 1e3, {name: making[name] for name in KINDS}, FLAT)
+    add(RECALL, "share", 1.0, {name: [recall(each, found[SCAN])] for name, each in found.items()}, SCAN)
     return rows
 
 
-def one_token(search: Search) -> Search:
-    return Search(search.rotated_queries[:, :, -1:], search.store, search.settings)
+def one_token(question: Question) -> Question:
+    """The question of the chunk's last token."""
+    queries = question.queries
+    last = queries.q.shape[2] - 1
+    return replace(question, queries=replace(queries, q=queries.q[:, :, -1:], start=queries.start + last))
 
 
-def scan(searches: list[Search]) -> list[Tensor]:
-    return [memory_module.retrieve(each.rotated_queries, each.store, **each.settings) for each in searches]
-
-
-def candidates(searches: list[Search], indices: list[LandmarkIndex]) -> list[Tensor]:
-    return [
-        retrieve_candidates(
-            each.rotated_queries,
-            each.store,
-            index,
-            k=each.settings["k"],
-            granularity=each.settings["granularity"],
-            num_recent=each.settings["num_recent"],
-        )
-        for each, index in zip(searches, indices, strict=True)
-    ]
-
-
-def descents(searches: list[Search], groups: list[GroupKeys]) -> list[Tensor]:
-    """The blocks that descents through groups find.
-
-    The time does not depend on the landmarks, so those of a model that was trained without groups will do.
-    """
-    found = []
-    for each, made in zip(searches, groups, strict=True):
-        heads = each.rotated_queries.shape[3]
-        hierarchy = Hierarchy(made.fan_out, first_bias(made.fan_out, len(made.counts), heads))
-        descent = Descent(each.store, made, hierarchy, each.settings["num_recent"], tie=False)
-        descent.score_open(each.rotated_queries)
-        found.append(descent.retrieve(each.rotated_queries, each.settings["k"], None)[0])
-    return found
-
-
-def left_by_boxes(searches: list[Search], size: int) -> float:
-    """The share of landmarks that an exact search with bounds would have to score.
-
-    The box of a group of `size` neighbouring landmarks has the least and the largest number of each channel. The score
-    of a landmark in it is at most the sum over channels of the larger product with one of the two. A search that visits
-    groups by these bounds, best first, may stop at the k-th best score.
-    """
-    shares = []
-    for each in searches:
-        groups = len(each.store) // size
-        keys = each.store.landmarks[:, :, : groups * size]
-        q = each.rotated_queries[-1].transpose(1, 2)
-        keys = keys.repeat_interleave(q.shape[1] // keys.shape[1], 1)
-        least, largest = keys.unflatten(2, (groups, size)).aminmax(dim=3)
-        bounds = q.clamp(min=0) @ largest.mT + q.clamp(max=0) @ least.mT
-        best = (q @ keys.mT).topk(min(each.settings["k"], keys.shape[2])).values[..., -1:]
-        shares.append((bounds >= best).float().mean())
-    return float(torch.stack(shares).mean())
+def chosen(select: Selector, asked: list[Question]) -> list[Tensor]:
+    return [select.choose(each).ages for each in asked]
 
 
 def recall(found: list[Tensor], scanned: list[Tensor]) -> float:

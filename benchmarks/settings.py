@@ -12,6 +12,7 @@ from torch import Tensor
 
 from landmark.config import Config, register, to_config
 from landmark.models import Decoder, DecoderConfig
+from landmark.models.config import Landmarks
 from landmark.utils.locations import ROOT
 
 THREADS = int(os.environ.get("OMP_NUM_THREADS", "2"))
@@ -40,8 +41,6 @@ class GPT2Vocabulary:
     vocab_size: int = 50304
     eot: int = 50256
     landmark: int = 50260
-    sentence_ends: tuple[int, ...] = ()  # the pieces of text are not known
-    line_ends: tuple[int, ...] = ()
 
 
 class Headless(Decoder):
@@ -66,17 +65,9 @@ class Widths(Protocol):
 
 def decoder(size: Widths, kind: str) -> Headless:
     """A model of bytes with random weights, "landmark" or "transformer"."""
-    config = DecoderConfig(
-        kind=kind,
-        vocab_size=VOCABULARY,
-        num_layers=size.num_layers,
-        num_heads=size.num_heads,
-        head_dim=size.head_dim,
-        mlp_dim=size.mlp_dim,
-        landmark_id=257 if kind == "landmark" else None,
-        block_size=BLOCK_SIZE if kind == "landmark" else None,
-    )
-    return Headless(config).eval()
+    shape = VOCABULARY, size.num_layers, size.num_heads, size.head_dim, size.mlp_dim
+    landmarks = Landmarks(257, BLOCK_SIZE) if kind == "landmark" else None
+    return Headless(DecoderConfig(*shape, landmarks=landmarks)).eval()
 
 
 def use_threads() -> None:

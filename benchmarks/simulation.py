@@ -8,13 +8,19 @@ import csv
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from benchmarks.scaling import CPU_RESULTS, PEAK, every_run, table, time_in_turns
-from landmark.experiment.plan import Cost
+from benchmarks.settings import GPT2Vocabulary, composed
+from landmark.experiment.plan import Cost, run_cost
 from landmark.utils.files import write_atomic
-from landmark.utils.flops import keys_per_query
+from landmark.utils.flops import PEAK_BF16_FLOPS, keys_per_query
 from landmark.utils.locations import ROOT
 
 PATH = ROOT / "docs" / "scaling.md"
+CPU_RESULTS = ROOT / "benchmarks" / "results" / "2-core-cpu.csv"
+RUNS = (  # of Tables 1 to 3 and Figures 5 and 6
+    *("model=transformer", "model=landmark", "model=transformer_xl"),
+    *("data=arxiv_math model=transformer", "data=arxiv_math model=landmark"),
+    *(f"schedule=paper_60k model=landmark{extra}" for extra in ("", " cmt=on", " positions=jumps")),
+)
 GPUS = (1, 8, 64, 512)
 HALF, SINGLE = 2, 4  # bytes of a number
 STATE = 16  # bytes of a weight in training: itself, its gradient and two moments, in float32
@@ -31,7 +37,7 @@ class Machine:
     bytes/s of its memory.
     """
 
-    peak: float = PEAK
+    peak: float = PEAK_BF16_FLOPS["H100"]
     utilisation: float = 0.4
     attention: float = 1.3
     node: int = 8
@@ -154,6 +160,21 @@ def of_paper(run: Cost) -> Work:
     return Work(PAPER, run.tokens / run.config.train.steps, keys, sharded=False)
 
 
+def every_run() -> list[Cost]:
+    """The runs of the paper's size, as `task=plan` counts them."""
+    configs = {run: composed(*run.split()) for run in RUNS}
+    return [run_cost(run, config, GPT2Vocabulary.vocab_size, False) for run, config in configs.items()]
+
+
+def time_in_turns(times: Iterable[float], places: int) -> float:
+    """When all pieces of work are done, if the longest start first, each at the first place that is free."""
+    ends = [0.0] * places
+    for time in sorted(times, reverse=True):
+        ends.sort()
+        ends[0] += time
+    return max(ends)
+
+
 def shortest(runs: Sequence[Cost], gpus: int, machine: Machine) -> tuple[float, int]:
     """Hours to train all runs, and on how many GPUs each of them: the fastest way."""
     ways = []
@@ -166,7 +187,7 @@ def shortest(runs: Sequence[Cost], gpus: int, machine: Machine) -> tuple[float, 
 
 def of_step(runs: Sequence[Cost], machine: Machine) -> Iterable[list[str]]:
     """A line for each number of GPUs: a step of the landmark model, and all runs."""
-    landmark = of_paper(next(run for run in runs if run.name.startswith("landmark")))
+    landmark = of_paper(next(run for run in runs if run.name == "model=landmark"))
     alone = simulate(landmark, 1, machine).seconds
     for gpus in GPUS:
         hours, each = shortest(runs, gpus, machine)
@@ -218,6 +239,11 @@ def of_data() -> Iterable[list[str]]:
             work, read = tokens / (speed / 2 * cores * machines), text / READ
             hours = [f"{each / 3600:,.2f}" for each in (work, read, max(work, read))]
             yield [name, f"{machines} × {cores}", *hours, f"{2 * tokens * HALF / 1e9:,.0f}"]
+
+
+def table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    rule = ["---", *["---:"] * (len(header) - 1)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in [header, rule, *lines])
 
 
 def report() -> str:
@@ -273,7 +299,8 @@ in `Machine` tells what they change.
 
 A step has 128 windows of 512 tokens, so a run has no use for more than 128 GPUs ({weights} M weights,
 `trainer=ddp`, gradients in float32). `ms a step`, `speed-up` and `waiting` are of the landmark model on all GPUs;
-the hours are those of all eight [runs](../benchmarks/scaling.md) when each has as many GPUs as is fastest.
+the hours are those of the eight runs of Tables 1 to 3 and Figures 5 and 6 (`task=plan` lists them) when each has as
+many GPUs as is fastest.
 
 {step}
 
@@ -289,7 +316,7 @@ on all of it.
 The shape of Llama 3 8B ({llama_weights} B weights). `trainer=fsdp`: weights, gradients and moments are shared out,
 the forward pass is done again in the backward pass. A step has four million tokens, or a window for each group. A
 whole window is shared by {llama_groups} GPUs, as many as there are heads of keys
-(`landmark.attention.context_parallel`, not yet a setting of trainings). Read 4096 tokens at a time with a memory
+(`landmark.extensions.ranks`, not yet a setting of trainings). Read 4096 tokens at a time with a memory
 (`train.local`), of which each query sees four blocks of 63, a text of any length costs the same a token; then no
 GPUs share a window.
 
@@ -297,7 +324,7 @@ GPUs share a window.
 
 ## A memory of 8 B weights' keys and values
 
-`landmark.memory.over_ranks` shares out blocks, and each process has the whole model in bfloat16. A generated token
+`landmark.extensions.ranks` shares out blocks, and each process has the whole model in bfloat16. A generated token
 reads the model, all landmarks of its share, and four blocks a layer; the least time is that of reading these bytes
 and of the messages. Dense attention reads all keys and values.
 

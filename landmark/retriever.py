@@ -28,11 +28,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
+from landmark.attention import Extra
 from landmark.attention.rotary import rotate
 from landmark.data.document_blocks import Block, split_into_blocks
-from landmark.memory import Memory
-from landmark.memory.retrieval import scored_at_once
-from landmark.memory.tiers import DeviceBlocks
+from landmark.memory import Memory, Store
+from landmark.memory.select.scores import scored_at_once
+from landmark.memory.store.tiers import DeviceBlocks
 from landmark.utils.errors import UserError
 from landmark.utils.files import write_atomic
 from landmark.utils.weights import weights_digest
@@ -77,8 +78,7 @@ class Retriever:
         self.heads, self.scorer = heads, scorer
         self._model = model.eval()
         self._tokenizer = _as_landmark_tokenizer(tokenizer)
-        self._memory_settings = _memory_settings(model)
-        self.block_size: int = self._memory_settings["block_size"]
+        self.block_size, self._of_model = _memory_of_model(model)
         self.blocks: list[Block] = []
         self._keys: dict[int, Tensor] = {}  # by layer, (H_kv, blocks, n, d): n is 1 or, with the scorer tokens, ℓ
 
@@ -170,7 +170,7 @@ class Retriever:
                 batch = numbers[start : start + BATCH_SIZE]
                 memory = self._read(np.stack([windows[number] for number in batch]))
                 for layer in memory.queries:
-                    for number, of_window in zip(batch, memory.keys(layer, self.scorer), strict=True):
+                    for number, of_window in zip(batch, memory.stored(layer, self.scorer), strict=True):
                         keys[number][layer] = of_window
         return blocks, _joined(keys)
 
@@ -248,7 +248,7 @@ class Retriever:
 
     def _read(self, ids: np.ndarray) -> _QueryRecorder:
         max_blocks = max(1, ids.shape[1] // self.block_size)
-        memory = _QueryRecorder(max_blocks=max_blocks, k=0, **self._memory_settings)
+        memory = _QueryRecorder(self.block_size, 0, store=Store(max_blocks), **self._of_model)
         tokens = torch.from_numpy(ids).to(self._device)
         if hasattr(self._model, "landmarks"):
             cache = self._model.new_memory()
@@ -266,14 +266,12 @@ class _QueryRecorder(Memory):
         super().reset()
         self.queries: dict[int, Tensor] = {}  # by layer: (B, H, T, d), rotated as if each landmark were at lag 1
 
-    def attend(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, *more: Tensor | None, **named: Tensor | None
-    ) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, extra: Extra | None = None) -> Tensor:
         exact = q.to(torch.promote_types(q.dtype, torch.float32))
-        self.queries[layer] = rotate(exact, self._rotary_of(layer)(self.block_size + 1, q.shape[2], q))
-        return super().attend(layer, q, k, v, *more, **named)
+        self.queries[layer] = rotate(exact, self.keys.rotary(layer)(self.block_size + 1, q.shape[2], q))
+        return super().attend(layer, q, k, v, extra)
 
-    def keys(self, layer: int, scorer: str) -> Tensor:
+    def stored(self, layer: int, scorer: str) -> Tensor:
         """The keys of blocks (B, H_kv, blocks, n, d), oldest first: of their landmarks, n = 1, or their ℓ tokens."""
         store = self.layers[layer].store
         assert isinstance(store.blocks, DeviceBlocks)
@@ -327,22 +325,14 @@ def _as_landmark_tokenizer(tokenizer: Any) -> Tokenizer:
     return PretrainedTokenizer(tokenizer)
 
 
-def _memory_settings(model: Any) -> dict[str, Any]:
-    """The settings of `Memory` that say how the model's keys are made, its block size among them."""
+def _memory_of_model(model: Any) -> tuple[int, dict[str, Any]]:
+    """The model's block size, and the arguments of `Memory` that belong to it."""
     if hasattr(model, "landmarks"):
-        from landmark.huggingface.families import memory_frequencies, still_layers
-
-        positions = {"rope_base": memory_frequencies(model), "still_layers": still_layers(model)}
-        return {"block_size": model.landmarks.block_size, **positions}
+        memory = model.new_memory().memory
+        return memory.block_size, {"keys": memory.keys, "scoring": memory.scoring}
     config: Any = getattr(model, "config", None)
     if getattr(config, "kind", None) != "landmark":
         raise UserError(f"{type(model).__name__} has no landmarks to retrieve by: give a landmark model")
-    if config.local_blocks:
-        raise UserError(f"model.local_blocks={config.local_blocks}: the last blocks of a text stay out of the memory")
-    if config.block_ends != "fixed":
-        raise UserError(
-            f"model.block_ends={config.block_ends}: a retriever has blocks of one size, give a model with fixed"
-        )
-    if config.fan_out is not None:
-        raise UserError(f"model.fan_out={config.fan_out}: a retriever ranks blocks alone, give a model without groups")
-    return {"block_size": config.block_size, **model.key_settings()}
+    if config.options:
+        raise UserError(f"model.{next(iter(config.options))}: a retriever ranks single blocks, give a model without it")
+    return config.block_size, model.memory_objects()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -23,10 +23,6 @@ class BlockAlignment:
     future: (W, W, 1), indexed by the offsets of a key and of a query in one block: whether the key is hidden from the
         query, because it is later or the block's landmark.
     hidden: (n, 1, ℓ, 1), whether a token of the first block is padding; None: there is no padding.
-    local_blocks: blocks beside a query's own that no landmark gates.
-    bidirectional: whether queries see later blocks.
-    behind: (n, 1, up to 2, W, 1), whether a row of the last blocks is padding; None: causality hides it.
-    empty: (n, 1, blocks, W, 1), whether a row is a place without a token; None: there are none.
     """
 
     width: int
@@ -36,10 +32,6 @@ class BlockAlignment:
     heads: int
     future: Tensor
     hidden: Tensor | None
-    local_blocks: int = 0
-    bidirectional: bool = False
-    behind: Tensor | None = None
-    empty: Tensor | None = None
 
     @property
     def blocks(self) -> int:
@@ -67,13 +59,6 @@ class BlockAlignment:
             if low < high:
                 sample[:, low - rows.start : high - rows.start] = part[:, low - start : high - start]
 
-    def with_empty(self, empty: Tensor) -> BlockAlignment:
-        """The same windows, whose keys have empty places: (n, prefix + T), bool."""
-        padded = empty.new_zeros(len(empty), self.blocks * self.width)
-        for sample, part, rows in zip(empty, padded, self._rows(empty.shape[1]), strict=True):
-            part[rows] = sample
-        return replace(self, empty=padded.unflatten(1, (-1, self.width))[:, None, ..., None])
-
     def _rows(self, length: int) -> Iterator[slice]:
         """The rows of each sample's queries, or keys, in the padded tensor."""
         skipped = self.first * self.width if length == self.queries else 0
@@ -89,8 +74,6 @@ def align_blocks(
     queries: int,
     heads: int,
     device: torch.device,
-    local_blocks: int = 0,
-    bidirectional: bool = False,
 ) -> BlockAlignment:
     """The alignment of the windows of a batch, computed once for the same arguments.
 
@@ -101,16 +84,9 @@ def align_blocks(
         queries: T.
         heads: H.
         device: where the masks are.
-        local_blocks, bidirectional: as in `BlockAlignment`.
     """
     offset = torch.arange(width, device=device)
     future = (offset[:, None] > offset) | (offset[:, None] == width - 1)
     hidden = offset[:-1] < torch.tensor(phases, device=device)[:, None]
     hidden = hidden[:, None, :, None] if any(phases) else None
-    alignment = BlockAlignment(width, phases, prefix, queries, heads, future[..., None], hidden, local_blocks)
-    if not bidirectional:
-        return alignment
-    last = torch.arange(alignment.blocks * width, device=device)[-2 * width :]
-    ends = prefix + queries + torch.tensor(phases, device=device)
-    behind = (last >= ends[:, None]).unflatten(1, (-1, width))[:, None, ..., None]
-    return replace(alignment, bidirectional=True, behind=behind)
+    return BlockAlignment(width, phases, prefix, queries, heads, future[..., None], hidden)

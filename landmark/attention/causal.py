@@ -1,4 +1,4 @@
-"""Plain attention: causal with a prefix, keys before the first query, as in Transformer-XL and in caches; or of all."""
+"""Plain attention: causal with a prefix, keys before the first query, as in Transformer-XL and in caches."""
 
 from __future__ import annotations
 
@@ -66,8 +66,3 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, *, prefix: int = 0, scale:
             return _PrefixAttention.apply(q, k, v, prefix, 1 / math.sqrt(q.shape[-1]) if scale is None else scale)
         mask = causal_lower_right(q.shape[2], k.shape[2])
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
-
-
-def full_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Softmax attention of all queries (B, H, T, d) to all keys (B, H_kv, T, d), in both directions: (B, H, T, d)."""
-    return F.scaled_dot_product_attention(q, k, v, enable_gqa=k.shape[1] != q.shape[1])

@@ -11,24 +11,42 @@ for a landmark that the query does not see.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from landmark.attention.inputs import without_autocast
+from landmark.attention.scoring import Scoring, capped
 
 
-def context_miss_scores(q: Tensor, cmt: Tensor, kv_heads: int) -> Tensor:
-    """Scores of the token (B, H, T), not scaled, in float32 or float64.
+@dataclass(frozen=True)
+class ContextMiss:
+    """A context miss token, which has no value and no position in the window.
 
-    q: (B, H, T, d). cmt: (H_kv, d), the token's key. Both rotated. Raises ValueError for a key of another shape.
+    key: (H_kv, d), rotated; the attention of a memory rotates it itself. controlled: (B, blocks or more), bool, or for
+    packed documents (documents, …): whether the token controls the landmark of each block; None: of none.
     """
-    heads, dim = q.shape[1], q.shape[3]
-    if cmt.shape != (kv_heads, dim):
-        raise ValueError(f"cmt must have shape ({kv_heads}, {dim}), one key for each head, got {tuple(cmt.shape)}")
-    compute = torch.promote_types(q.dtype, torch.float32)
-    cmt = cmt.repeat_interleave(heads // kv_heads, 0)
-    with without_autocast(q):
-        return torch.einsum("bhtd,hd->bht", q.to(compute), cmt.to(compute))
+
+    key: Tensor
+    controlled: Tensor | None = None
+
+    def scores_of(self, q: Tensor, scoring: Scoring) -> Tensor:
+        """The token's score of each query, (B, H, T), in float32 or float64.
+
+        q: (B, H, T, d), rotated. Raises ValueError for a key whose heads or numbers do not fit.
+        """
+        heads, dim = q.shape[1], q.shape[3]
+        if self.key.ndim != 2 or heads % len(self.key) or self.key.shape[1] != dim:
+            raise ValueError(
+                f"a context miss token needs a key (H_kv, {dim}) with H_kv a divisor of {heads} heads, "
+                f"got {tuple(self.key.shape)}"
+            )
+        compute = torch.promote_types(q.dtype, torch.float32)
+        key = self.key.repeat_interleave(heads // len(self.key), 0)
+        with without_autocast(q):
+            scores = torch.einsum("bhtd,hd->bht", q.to(compute), key.to(compute)) * scoring.scale_of(dim)
+        return capped(scores, scoring.softcap)
 
 
 def share_cmt_weight(gates: Tensor, cmt_score: Tensor, controlled: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import warnings
 import torch
 from torch import Tensor
 
-from landmark.attention.softcap import capped
+from landmark.attention.scoring import capped
 
 _FORWARD = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
 _BACKWARD = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu_backward", None)
@@ -42,7 +42,7 @@ def attention_forward(
         k, v: (B, H, S, d).
         scale: factor of the scores.
         causal: whether to hide keys j > i from query i, both counted from 0.
-        softcap: cap of the scores (softcap.py), which flash kernels do not have; None: there is none.
+        softcap: cap of the scores (scoring.py), which flash kernels do not have; None: there is none.
 
     Returns (B, H, T, d) and, in float32 for half precision, (B, H, T).
     """

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from landmark.attention.hierarchy import Hierarchy
+from landmark.utils.window_batch import most_blocks
 
 
 class AttentionInputs(NamedTuple):
@@ -16,45 +18,70 @@ class AttentionInputs(NamedTuple):
 
     q: (B, H, T, d), rotated.
     k, v: (B, H_kv, prefix + T, d). The backend "triton" takes H_kv that divides H; the others get H_kv = H.
-    block_size: ℓ, normal tokens of a block.
-    phase: (samples,), int64, tokens missing from the first block.
-    prefix: keys before the first query.
-    scale: factor of the scores.
-    cmt_scores: (B, H, T), scores of the context miss token, scaled, in nats; None: the model has no such token.
-    controlled: (samples, blocks), bool, landmarks that the token controls; None exactly where cmt_scores is None.
+    extra: (B, H, T), scores of a place without a value in the outer softmax, in nats; None: there is none.
+    gates: (B, H, T, blocks), in place of the landmarks' scores, in nats; None: these. Not for "triton".
+    phase: (samples,), int32 or int64, tokens missing from the first block.
+    controlled: (samples, blocks), bool, landmarks that share the weight of the place without a value; None exactly
+        where `extra` is None.
     cu_seqlens: (samples + 1,), the rows where packed samples begin and end; None: each element of the batch is one
         sample.
-    top_k: gated blocks that a query attends to, those with the highest scores; None: all. Not for "triton".
-    local_blocks: blocks beside a query's own whose tokens it sees without their landmarks. Not for "triton".
-    bidirectional: whether a query sees later blocks too. Not for "triton".
-    softcap: cap of the scores, in nats (softcap.py); None: there is none. Not for "triton".
-    hierarchy: groups of landmarks, with a bias for each of H heads; None: there are none. Not for "triton".
-    gates: (B, H, T, blocks), scores that take the place of those of the landmarks; None: these. Not for "triton".
-    empty: (B, prefix + T), bool, places without a token, to which nothing attends; None: there are none. Not for
-        "triton".
-    landmark_values: whether blocks that top_k leaves out are read by the values of their landmarks (top_k.py).
-    joint_softmax: how much of a block's log-sum-exp is added to its landmark's score.
+    block_size: ℓ, normal tokens of a block.
+    prefix: keys before the first query.
+    scale: factor of the scores.
+    softcap: cap of the scores, in nats; None: there is none. Not for "triton".
+    top_k: gated blocks that a query attends to, those with the best landmarks; None: all. Not for "triton".
+    alpha: how much of the log-sum-exp of its tokens' scores is added to the gate of a block.
     """
 
     q: Tensor
     k: Tensor
     v: Tensor
-    block_size: int
+    extra: Tensor | None
+    gates: Tensor | None
     phase: Tensor
+    controlled: Tensor | None
+    cu_seqlens: Tensor | None
+    block_size: int
     prefix: int
     scale: float
-    cmt_scores: Tensor | None = None
-    controlled: Tensor | None = None
-    cu_seqlens: Tensor | None = None
-    top_k: int | None = None
-    local_blocks: int = 0
-    bidirectional: bool = False
     softcap: float | None = None
-    hierarchy: Hierarchy | None = None
-    gates: Tensor | None = None
-    empty: Tensor | None = None
-    landmark_values: bool = False
-    joint_softmax: float = 0.0
+    top_k: int | None = None
+    alpha: float = 0.0
+
+    def to(self, dtype: torch.dtype) -> AttentionInputs:
+        """The same with all that is computed with in one type."""
+        names = ("q", "k", "v", "extra", "gates")
+        return self._replace(**{name: x if (x := getattr(self, name)) is None else x.to(dtype) for name in names})
+
+    def documents(self) -> Iterator[tuple[slice, AttentionInputs]]:
+        """The rows and the inputs of each packed document that has tokens; all of them, where nothing is packed."""
+        if self.cu_seqlens is None:
+            yield slice(None), self
+            return
+        for i, (start, end) in enumerate(itertools.pairwise(self.cu_seqlens.tolist())):
+            if start == end:
+                continue
+            rows, document, blocks = slice(start, end), slice(i, i + 1), most_blocks(end - start, self.block_size)
+            yield (
+                rows,
+                self._replace(
+                    q=self.q[:, :, rows],
+                    k=self.k[:, :, rows],
+                    v=self.v[:, :, rows],
+                    extra=None if self.extra is None else self.extra[:, :, rows],
+                    gates=None if self.gates is None else self.gates[:, :, rows, :blocks],
+                    phase=self.phase[document],
+                    controlled=None if self.controlled is None else self.controlled[document],
+                    cu_seqlens=None,
+                ),
+            )
+
+    def one_by_one(self, attend: Callable[[AttentionInputs], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        """Output (B, H, T, d) and log-sum-exp (B, H, T) of a backend that is called for each document separately."""
+        if self.cu_seqlens is None:
+            return attend(self)
+        outs, lses = zip(*(attend(document) for _, document in self.documents()), strict=True)
+        return torch.cat(outs, 2), torch.cat(lses, 2)
 
 
 def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:

@@ -3,21 +3,45 @@
 After every ℓ = `block_size` normal tokens of a stream there is one landmark, so a block with its landmark is W = ℓ+1
 positions wide. A window may be cut anywhere. Its *phase* is the stream position of its first token modulo W, which is
 the number of tokens missing from its first block.
-
-Where blocks end early (`landmark.utils.block_places`) the places between their last token and their landmark are empty.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from landmark.utils.block_ends import BlockEnds
-from landmark.utils.block_places import closed_blocks, places_of_tokens
 from landmark.utils.window_batch import most_blocks
+
+
+@dataclass(frozen=True)
+class Window:
+    """Windows of a batch, each with a phase of its own.
+
+    block_size: ℓ, normal tokens of a block. phase: (B,), integer, 0…ℓ, best where `landmark.attention.place_phase` puts
+    it; None: 0. prefix: keys before the first query.
+    """
+
+    block_size: int
+    phase: Tensor | None = None
+    prefix: int = 0
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Documents of different lengths, packed one after the other into a batch of one; they do not see each other.
+
+    block_size: ℓ. phase: (documents,), integer, 0…ℓ, of each document; None: 0. cu_seqlens: (documents + 1,), integer,
+    from 0 to T, the rows where documents begin and end.
+    """
+
+    block_size: int
+    phase: Tensor | None
+    cu_seqlens: Tensor
+
+
+Layout = Window | Packed
 
 
 def check_phase(phase: Tensor | None, batch: int, block_size: int, device: torch.device | str = "cpu") -> Tensor:
@@ -104,64 +128,3 @@ def insert_landmarks(tokens: Tensor, position: int, block_size: int, landmark: i
     with_landmarks = tokens.new_full((tokens.shape[0], total), landmark)
     with_landmarks[:, at] = tokens
     return with_landmarks, at
-
-
-class Placed(NamedTuple):
-    """Raw tokens at the places of blocks that may end early.
-
-    tokens: (B, T) ids, the landmark's at landmarks and empty places. places: (B, n), where the raw tokens stand. empty:
-    (B, T), bool.
-    """
-
-    tokens: Tensor
-    places: Tensor
-    empty: Tensor
-
-
-def place_tokens(tokens: Tensor, filled: int, ends: BlockEnds, landmark: int) -> Placed:
-    """Put raw tokens into blocks that end where the rule says; a landmark follows its block at once.
-
-    Args:
-        tokens: (B, n), raw ids.
-        filled: tokens of the first block before them, in each sample.
-        ends: the rule.
-        landmark: id of the landmark token.
-
-    Texts of a batch that take fewer places than the longest one have empty places behind them.
-    """
-    width = ends.block_size + 1
-    found = []
-    for text in tokens.cpu().numpy():
-        found.append(places_of_tokens(closed_blocks(text, ends, filled), len(text), width, filled))
-    places = torch.stack([torch.from_numpy(at) for at, _ in found]).to(tokens.device)
-    total = max(count for _, count in found)
-    placed = tokens.new_full((len(tokens), total), landmark).scatter(1, places, tokens)
-    is_landmark = (torch.arange(total, device=tokens.device) + filled) % width == ends.block_size
-    is_token = torch.zeros_like(placed, dtype=torch.bool).scatter(1, places, torch.ones_like(places, dtype=torch.bool))
-    return Placed(placed, places, ~is_token & ~is_landmark)
-
-
-def sizes_of_blocks(empty: Tensor, phase: Tensor, block_size: int) -> Tensor:
-    """The tokens of each block of windows, which stand at its first places, (B, blocks), int32; ℓ where none is empty.
-
-    Args:
-        empty: (B, T), bool.
-        phase: (B,), places of its first block before each window; they count as tokens.
-        block_size: ℓ.
-    """
-    width, length = block_size + 1, empty.shape[1]
-    place = phase.to(empty.device)[:, None] + torch.arange(length, device=empty.device)
-    sizes = phase.new_full((len(empty), (length + block_size) // width + 1), block_size, device=empty.device)
-    first = torch.where(empty, place % width, block_size).to(sizes.dtype)
-    return sizes.scatter_reduce(1, (place // width).long(), first, "amin").to(torch.int32)
-
-
-def log_fullness(empty: Tensor, block_size: int, dtype: torch.dtype) -> Tensor:
-    """log(n / ℓ) at each place that follows the n tokens of a block and its empty places, so at landmarks: (B, T).
-
-    empty: (B, T), bool. block_size: ℓ. dtype: of the result.
-    """
-    place = torch.arange(empty.shape[1], device=empty.device)
-    latest = F.pad(torch.where(empty, -1, place).cummax(1).values[:, :-1], (1, 0), value=-1)
-    empty_places = (place - 1 - latest).clamp(max=block_size - 1)  # behind a text of a batch there are more
-    return torch.log1p(-empty_places.to(dtype) / block_size)

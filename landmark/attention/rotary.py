@@ -6,7 +6,7 @@ once, by their offsets 0…ℓ in the block, and each query by its distance from
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -97,17 +97,3 @@ class RotaryTable:
             table = self(0, starts[-1] + length, like)
             self._last = key, torch.stack([table[start : start + length] for start in starts])
         return self._last[1]
-
-
-class RotaryTables:
-    """The rotary factors of each layer, where layers may go without positions.
-
-    base: as in `rotary_factors`. still_layers: layers whose queries and keys are not rotated.
-    """
-
-    def __init__(self, base: float | Tensor = 10000.0, still_layers: Collection[int] = ()):
-        self._still_layers = frozenset(still_layers)
-        self._rotary, self._still = RotaryTable(base), RotaryTable(torch.zeros(1))
-
-    def __call__(self, layer: int) -> RotaryTable:
-        return self._still if layer in self._still_layers else self._rotary

@@ -2,10 +2,6 @@
 
 A model that is trained with all blocks of a window need not choose: the weight of a right block stays visible beside
 many wrong ones. With top_k it learns to put the right blocks first. The other blocks have no weight, and no gradient.
-
-With `landmark_values` they are read in short: the gate of a block that is left out is not spread over its tokens, but
-is the weight of its landmark's own value. So a query sees k blocks token by token, and every other block as one token,
-as in a compressive memory. A landmark's value is otherwise never used.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
+from landmark.config import Config
 from landmark.config.command_line import program
 from landmark.utils.locations import CONF
 
@@ -18,6 +19,7 @@ EXAMPLES = {
     "task=generate run=latest prompt_file=FILE": "the last model continues a text",
     "--help": "this page, and every setting with its default",
 }
+_GROUPS = {"paper": "The paper", "beyond": "Beyond the paper", "check": "Checks of this program"}  # `about`
 _CONFIG_DIR = ("--config-dir", "-cd")
 
 
@@ -41,10 +43,18 @@ def is_empty(arguments: Sequence[str]) -> bool:
     ]
 
 
-def experiments(own: Path | None = None) -> dict[str, str]:
-    """The first sentence on each experiment, by its name. own: a folder of settings besides those of the package."""
+def experiments(own: Path | None = None) -> dict[str, dict[str, str]]:
+    """The first sentence on each experiment, by the group that its `about` names, and by its name.
+
+    own: a folder of settings besides those of the package.
+    """
     files = [file for folder in (CONF, own) if folder for file in sorted((folder / "experiment").glob("*.yaml"))]
-    return {file.stem: _first_sentence(file.read_text(encoding="utf-8")) for file in files}
+    texts = {file.stem: file.read_text(encoding="utf-8") for file in files}
+    about = {name: re.search(r"^about: *(\w+)", text, re.MULTILINE) for name, text in texts.items()}
+    groups = {name: found[1] if found else Config.about for name, found in about.items()}
+    return {
+        key: {name: _first_sentence(text) for name, text in texts.items() if groups[name] == key} for key in _GROUPS
+    }
 
 
 def overview(tasks: Mapping[str, ModuleType], own: Path | None = None) -> str:
@@ -54,19 +64,25 @@ def overview(tasks: Mapping[str, ModuleType], own: Path | None = None) -> str:
     """
     said = {f"task={name}": _after_colon(module.__doc__ or "") for name, module in sorted(tasks.items())}
     first = shlex.join(program())
-    named = {f"+experiment={name}": text for name, text in experiments(own).items()}
+    groups = experiments(own)
+    width = max((len(f"+experiment={name}") for group in groups.values() for name in group), default=0)
+    listed = []
+    for key, group in groups.items():
+        if group:
+            named = {f"+experiment={name}": text for name, text in group.items()}
+            listed += [f" {_GROUPS[key]}:", *_lines(named, width)]
     return "\n".join(
         [
             f"{first} trains and evaluates models with landmark attention. Name an experiment or a task:",
-            *("", "Experiments (each trains what is missing, evaluates its rows and writes a table):", *_lines(named)),
+            *("", "Experiments (each trains what is missing, evaluates its rows and writes a table):", *listed),
             *("", "Tasks (in place of training and evaluating):", *_lines(said)),
             *("", "Examples:", *_lines({f"{first} {words}": text for words, text in EXAMPLES.items()})),
         ]
     )
 
 
-def _lines(texts: Mapping[str, str]) -> list[str]:
-    width = max(map(len, texts), default=0)
+def _lines(texts: Mapping[str, str], width: int = 0) -> list[str]:
+    width = max([width, *map(len, texts)])
     return [f"  {name:<{width}}  {text}".rstrip() for name, text in texts.items()]
 
 

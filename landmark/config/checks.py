@@ -1,87 +1,153 @@
-"""Checks of settings that must go together, before anything runs. Loads no torch."""
+"""Checks of settings that must go together, before anything runs. Loads no torch.
+
+The model, the memory and extensions check their own settings: `landmark.experiment.checks`.
+"""
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, is_dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from landmark.config.schema import SYNTHETIC, Config
+from landmark.config.extensions import hooks
+from landmark.config.schema import SYNTHETIC, Config, ModelConfig, TrainConfig
 from landmark.utils.constants import DEFAULT_CHUNK, RULER_TASKS, SHORTEST_REPEAT
 from landmark.utils.errors import UserError
 
-# Keys and groups that have an effect on some models only.
-READ_BY = {
-    "retrieval": ("landmark",),
-    "memory.blocks": ("landmark",),
-    "memory.tier": ("landmark",),
-    "memory.folder": ("landmark",),
-    "memory.cache": ("landmark",),
-    "memory.index": ("landmark",),
-    "memory.index_type": ("landmark",),
-    "memory.candidates": ("landmark",),
-    "memory.load": ("landmark",),
-    "memory.save": ("landmark",),
-    "memory.window": ("transformer",),
-    "memory.sinks": ("transformer",),
-    "model.block_size": ("landmark",),
-    "model.landmark_key": ("landmark",),
-    "model.landmark_bias": ("landmark",),
-    "model.local_blocks": ("landmark",),
-    "model.landmark_values": ("landmark",),
-    "model.joint_softmax": ("landmark",),
-    "model.block_ends": ("landmark",),
-    "model.least_block_size": ("landmark",),
-    "model.fan_out": ("landmark",),
-    "model.levels": ("landmark",),
-    "model.window": ("transformer_xl",),
-    "model.cache": ("transformer_xl",),
-    "cmt": ("landmark",),
-    "positions": ("landmark",),
-}
+
+class Read(NamedTuple):
+    """Keys, and groups of them, that have an effect where a condition holds. needs: the condition in words."""
+
+    keys: tuple[str, ...]
+    needs: str
+    holds: Callable[[Config], bool]
+
+
+def _of_kind(kind: str, *keys: str) -> Read:
+    return Read(keys, f"model={kind}", lambda config: config.model.kind == kind)
+
+
+def _is_ours(config: Config) -> bool:
+    return config.model.name is None and config.model.family is None
+
+
+def _is_pretrained(config: Config) -> bool:
+    return config.model.name is not None or (config.model.family is not None and config.start is not None)
+
+
+def _is_plain_pretrained(config: Config) -> bool:
+    return config.model.name is not None and config.model.kind == "transformer"
+
+
+def _has_text(config: Config) -> bool:
+    return config.data.name not in SYNTHETIC
+
+
+def _has_scorer(config: Config) -> bool:
+    return config.retrieval.scorer != "given" or config.eval.task not in (None, "cwe", "fwe", "passkey")
+
+
+def _can_have_strategy(config: Config) -> bool:
+    in_parts = config.model.kind == "transformer_xl" or config.train.local is not None
+    return config.trainer.strategy != "fsdp" or not (in_parts or config.model.lora_rank is not None)
+
+
+_MEASURED = (
+    "eval.probe",
+    "eval.task",
+    "eval.retriever",
+    "eval.retrieval_statistics",
+)  # by a row, in place of perplexity
+
+
+# Keys that a row may not set itself where they have no effect; rows that share one may.
+READ_BY = (
+    _of_kind("landmark", "retrieval", *(f"memory.{key}" for key in ("blocks", "tier", "folder", "cache", "index"))),
+    _of_kind("landmark", *(f"memory.{key}" for key in ("index_type", "candidates", "load", "save"))),
+    _of_kind("landmark", "model.block_size", "cmt", "positions"),
+    _of_kind("transformer", "memory.window", "memory.sinks"),
+    _of_kind("transformer_xl", "model.window", "model.cache"),
+    Read(("memory.sinks",), "memory.window", lambda config: config.memory.window is not None),
+    Read(("memory.cache",), "memory.tier=cpu or disk", lambda config: config.memory.tier != "device"),
+    Read(("memory.index_type", "memory.candidates"), "memory.index=faiss", lambda c: c.memory.index == "faiss"),
+)
+
+# Keys whose values other than the default must have an effect, whoever sets them.
+_NEEDED = (
+    _of_kind("landmark", "cmt.enabled", "positions.kind", "positions.mapping", "train.k"),
+    _of_kind("landmark", "eval.retriever", "eval.retrieval_statistics"),
+    Read(
+        ("train.k", "train.local", "cmt.enabled", "positions.kind"), "our decoder, not models of transformers", _is_ours
+    ),
+    Read(("model.window", "memory.window"), "our decoder, not models of transformers", _is_ours),
+    Read(("model.as_is",), "a plain model that model.name gives, see model=pretrained_base", _is_plain_pretrained),
+    Read(("model.lora_rank",), "a trained model of transformers, which model.name or start gives", _is_pretrained),
+    Read(("data.repeats", "data.tasks", "data.passkeys"), "the text of a corpus", _has_text),
+    Read(_MEASURED, "the text of a corpus", _has_text),
+    Read(("data.configs",), "data=arxiv_math", lambda config: config.data.name == "arxiv_math"),
+    Read(("train.local",), "train.k, numbers of blocks like [4]", lambda config: config.train.k is not None),
+    Read(("train.local",), "cmt=off and positions=standard", lambda c: not c.cmt.enabled and c.positions.p_jump == 1),
+    Read(
+        ("train.k",), "attention without fused kernels, set model.backend=auto", lambda c: c.model.backend != "triton"
+    ),
+    Read(("train.muon_lr",), "train.optimizer=muon", lambda config: config.train.optimizer == "muon"),
+    Read(("trainer.strategy",), "whole windows, and all weights of a model: use trainer=ddp", _can_have_strategy),
+    Read(("cmt.cutoff", "cmt.cutoffs"), "cmt=on", lambda config: config.cmt.enabled),
+    Read(("retrieval.query_window",), "cmt=off", lambda c: c.retrieval.query_window == 1 or not c.cmt.enabled),
+    Read(("retrieval.scorer",), "eval.task=niah_… or vt, of which the right blocks are known", _has_scorer),
+    Read(("positions.p_jump",), "positions=jumps", lambda config: config.positions.kind == "jumps"),
+    Read(("memory.folder",), "memory.tier=disk", lambda config: config.memory.tier == "disk"),
+    Read(("eval.query",), "eval.retriever", lambda config: config.eval.retriever is not None),
+)
+
+_OF_KINDS = tuple(
+    _of_kind(item.metadata["kind"], f"{group}.{item.name}")
+    for group, schema in (("model", ModelConfig), ("train", TrainConfig))
+    for item in fields(schema)
+    if "kind" in item.metadata
+)
+
+# Keys of which one at most is set.
+_ALTERNATIVES = (
+    _MEASURED,
+    ("data.tasks", "data.passkeys"),
+    ("model.name", "model.family", "model.architecture"),
+    ("model.name", "start"),
+    ("cmt.cutoff", "cmt.cutoffs"),
+)
+
+_OF_TASKS = (
+    Read(("prompt", "prompt_file"), "task=generate or inspect", lambda c: c.task in ("generate", "inspect")),
+    Read(("memory.load", "memory.save"), "task=generate", lambda config: config.task == "generate"),
+    Read(("output_file",), "task=inspect", lambda config: config.task == "inspect"),
+    Read(("memory.save",), "the memory of prompt_file", lambda config: config.prompt_file is not None),
+)
 
 
 def check(config: Config) -> None:
-    """Raise UserError, naming the key, where a value is out of range or two do not go together.
-
-    The model and the memory check their own settings: `landmark.experiment.checks`.
-    """
+    """Raise UserError, naming the key, where a value is out of range, has no effect, or does not fit another."""
     _check_values(config)
-    _check_data(config)
-    _check_transformers(config)
+    _check_needed(config, (*_NEEDED, *_OF_KINDS))
+    for keys in _ALTERNATIVES:
+        chosen = [f"{key}={value}" for key in keys if (value := _value(config, key))]
+        if len(chosen) > 1:
+            raise UserError(f"{' and '.join(chosen)}: choose one of them")
     for key, value in (("name", config.name), ("size", config.size)):  # they name folders
         if not re.fullmatch(r"\w[\w.-]*", value):
             raise UserError(f"{key}={value}: must be of letters, digits, '_', '-' and '.'")
+    if config.model.name == "":
+        raise UserError("model.name: name the folder of a transformers model, or its name on the hub")
     _check_training(config)
     _check_evaluation(config)
-    _check_cmt(config)
-    _check_positions(config)
-    if config.model.masked:
-        _check_masked(config)
-    if config.model.block_ends not in (None, "fixed"):
-        _check_block_ends(config)
-    if not 0 < config.generate.top_p <= 1:
-        raise UserError(f"generate.top_p={config.generate.top_p}: must be above 0 and at most 1")
+    for check_own_settings in hooks(config, "check"):
+        check_own_settings(config)
 
 
 def check_task(config: Config) -> None:
     """Raise UserError where the task has no use for a prompt, a memory to load or save, or a file to write."""
-    asked = {"prompt": config.prompt, "prompt_file": config.prompt_file}
-    memory = {"memory.load": config.memory.load, "memory.save": config.memory.save}
-    for values, tasks in (
-        (asked, ("generate", "inspect")),
-        (memory, ("generate",)),
-        ({"output_file": config.output_file}, ("inspect",)),
-    ):
-        for key, value in values.items():
-            if value is not None and config.task not in tasks:
-                raise UserError(f"{key}={value}: is for {' and '.join(f'task={task}' for task in tasks)}")
-    if config.task not in ("generate", "inspect"):
-        return
-    if all(value is None for value in asked.values()):
+    _check_needed(config, _OF_TASKS)
+    if config.task in ("generate", "inspect") and config.prompt is None and config.prompt_file is None:
         raise UserError(f"task={config.task}: set prompt='…' or prompt_file=FILE (- for standard input)")
-    if config.memory.save is not None and config.prompt_file is None:
-        raise UserError(f"memory.save={config.memory.save}: the memory of prompt_file is saved, set prompt_file too")
 
 
 def resolve(config: Config) -> Config:
@@ -89,10 +155,10 @@ def resolve(config: Config) -> Config:
     if config.eval.generated is None:
         generated = RULER_TASKS.get(config.eval.task or "", 10)
         config = replace(config, eval=replace(config.eval, generated=generated))
+    for resolved in hooks(config, "resolved"):
+        config = resolved(config)
     if config.eval.local is not None:
         return config
-    if config.model.masked:
-        return replace(config, eval=replace(config.eval, local=config.eval.length))
     natural = {
         "transformer": min(config.memory.window or config.eval.length, config.eval.length),
         "landmark": min(DEFAULT_CHUNK, config.eval.length),
@@ -126,282 +192,91 @@ def check_grid(config: Config) -> None:
         raise UserError(f"figure=heatmap: needs a grid of two axes, here it has {len(config.grid.axes)}")
 
 
-def check_own(config: Config, keys: Iterable[str]) -> None:
-    """Raise UserError where a row sets a key that has no effect on it. keys: those that it sets itself."""
-    for key in keys:
-        kind, readers = config.model.kind, _readers(key)
-        if readers and kind not in readers:
-            raise UserError(f"{key} has no effect on model={kind}: it is for {', '.join(readers)}")
-        for condition, needed, dependent in (
-            (config.memory.index == "faiss", "memory.index=faiss", ("memory.index_type", "memory.candidates")),
-            (config.memory.tier != "device", "memory.tier=cpu or disk", ("memory.cache",)),
-            (config.memory.window is not None, "memory.window", ("memory.sinks",)),
-        ):
-            if key in dependent and not condition:
-                raise UserError(f"{key} has no effect here: it is for {needed}")
-
-
 def unused(keys: Iterable[str], configs: Sequence[Config]) -> str | None:
-    """A message that names the first key that none of the rows reads; None where each has an effect."""
-    kinds = list(dict.fromkeys(config.model.kind for config in configs))
+    """A message that names the first key that none of the configurations reads; None where each has an effect."""
     for key in keys:
-        readers = _readers(key)
-        if readers and not set(readers) & set(kinds):
-            return f"{key} has no effect on model={', '.join(kinds)}: it is for {', '.join(readers)}"
+        for read in READ_BY:
+            if any(key == own or key.startswith(f"{own}.") for own in read.keys) and not any(map(read.holds, configs)):
+                kinds = ", ".join(dict.fromkeys(config.model.kind for config in configs))
+                place = f"on model={kinds}" if read.needs.startswith("model=") else "here"
+                return f"{key} has no effect {place}: it is for {read.needs}"
     return None
 
 
-def _readers(key: str) -> tuple[str, ...]:
-    """The kinds of models that a key has an effect on; empty for all."""
-    for prefix, kinds in READ_BY.items():
-        if key == prefix or key.startswith(f"{prefix}."):
-            return kinds
-    return ()
+def _value(config: Config, key: str) -> Any:
+    group, _, name = key.rpartition(".")
+    return getattr(getattr(config, group) if group else config, name)
+
+
+def _check_needed(config: Config, needed: Iterable[Read]) -> None:
+    """Raise UserError for a value other than the default, and other than none at all, that has no effect."""
+    usual = Config()
+    for read in needed:
+        for key in () if read.holds(config) else read.keys:
+            value = _value(config, key)
+            if value != _value(usual, key) and value is not None and value is not False and value != 0:
+                raise UserError(f"{key}={value}: is for {read.needs}")
 
 
 def _check_values(group: Any, prefix: str = "") -> None:
-    """Every value against the choices and the least value that the schema declares."""
+    """Every value against the choices and the range that the schema declares."""
     for item in fields(group):
-        key, value = f"{prefix}{item.name}", getattr(group, item.name)
+        key, value, said = f"{prefix}{item.name}", getattr(group, item.name), item.metadata
         if is_dataclass(value):
             _check_values(value, f"{key}.")
-        choices, least = item.metadata.get("choices"), item.metadata.get("least")
+            continue
+        choices, least = said.get("choices"), said.get("least")
         if choices is not None and value not in choices:
             known = ", ".join("null" if choice is None else str(choice) for choice in choices)
             raise UserError(f"{key}={value}: must be one of {known}")
         if least is not None and value is not None and value < least:
             raise UserError(f"{key}={value}: must be at least {least}")
-
-
-def _check_data(config: Config) -> None:
-    if config.data.configs is not None and config.data.name != "arxiv_math":
-        raise UserError(f"data.configs={config.data.configs}: data={config.data.name} has no configs to choose from")
-    _check_repeats(config)
-    _check_training_k(config)
-    for key in ("tasks", "passkeys"):
-        if (share := getattr(config.data, key)) is None:
-            continue
-        if config.data.name in SYNTHETIC:
-            raise UserError(f"data.{key}={share}: data={config.data.name} is a task itself, set data.{key}=null")
-        if not 0 < share <= 1:
-            raise UserError(f"data.{key}={share}: must be a share of the training windows, above 0 and at most 1")
-    if config.data.tasks is not None and config.data.passkeys is not None:
-        raise UserError(f"data.tasks={config.data.tasks} data.passkeys={config.data.passkeys}: choose one of them")
-
-
-def _check_training_k(config: Config) -> None:
-    """Numbers of blocks, for our landmark model, and what training with a memory needs."""
-    k, local = config.train.k, config.train.local
-    if local is not None:
-        if k is None:
-            raise UserError(f"train.local={local}: a memory needs the number of blocks it retrieves, like train.k=[4]")
-        if local >= config.train.length:
-            raise UserError(
-                f"train.local={local}: must be less than train.length={config.train.length}, of which it is a part"
-            )
-        if config.cmt.enabled or config.positions.p_jump > 1:
-            raise UserError(f"train.local={local}: training with a memory goes without cmt=on and positions=jumps")
-    if config.model.landmark_values and (k is None or local is not None):
-        raise UserError(
-            "model.landmark_values=true: landmarks learn their values where blocks are left out of a window, "
-            "set train.k=[2,4,8] and train.local=null"
-        )
-    if k is None:
-        return
-    if config.model.kind != "landmark" or config.model.name or config.model.family:
-        raise UserError(f"train.k={k}: only our landmark model (model=landmark) chooses blocks in training")
-    if not k or min(k) < 1:
-        raise UserError(f"train.k={k}: must be numbers of blocks from 1 on, like [4] or [2,4,8], or null")
-    if config.model.backend == "triton":
-        raise UserError(f"train.k={k}: the fused kernels attend to all blocks, set model.backend=auto")
-
-
-def _check_repeats(config: Config) -> None:
-    """Shares from 0 to 1, of windows of text that have room for a stretch and its copy."""
-    repeats, length, block_size = config.data.repeats, config.train.length, config.model.block_size
-    if repeats is None:
-        return
-    if config.data.name in SYNTHETIC:
-        raise UserError(f"data.repeats={repeats}: data={config.data.name} is no text, set data.repeats=null")
-    if not repeats or not all(0 <= share <= 1 for share in repeats):
-        raise UserError(f"data.repeats={repeats}: must be shares from 0 to 1, like [0.5] or [1,0.2], or null")
-    landmarks = math.ceil(length / (block_size + 1)) if config.model.kind == "landmark" and block_size else 0
-    if length - landmarks + 1 < 2 * SHORTEST_REPEAT:  # one token more than the window has is predicted
-        raise UserError(f"data.repeats={repeats}: train.length={length} has no room for a repeat, raise it")
-
-
-def _check_transformers(config: Config) -> None:
-    """What a model of transformers cannot do, and what only one can."""
-    model = config.model
-    if model.name == "":
-        raise UserError("model.name: name the folder of a transformers model, or its name on the hub")
-    if model.as_is and (model.name is None or model.kind != "transformer"):
-        raise UserError("model.as_is=true: is for a plain model that model.name gives, see model=pretrained_base")
-    if model.name is not None and (model.family is not None or config.start is not None):
-        raise UserError(f"model.name={model.name}: is where the weights come from, leave out model.family and start")
-    if model.architecture is not None and (model.name is not None or model.family is not None):
-        raise UserError(f"model.architecture={model.architecture}: leave out model.name and model.family")
-    if model.name is None and model.family is None:
-        if model.lora_rank is not None:
-            raise UserError(
-                f"model.lora_rank={model.lora_rank}: is for models of transformers, see model.name and model.family"
-            )
-        return
-    if model.lora_rank is not None and model.name is None and config.start is None:
-        raise UserError(f"model.lora_rank={model.lora_rank}: adapters need a trained model, set model.name")
-    if model.lora_rank is not None and config.trainer.strategy == "fsdp":
-        raise UserError("model.lora_rank: adapters are not merged from shares of the weights, use another trainer")
-    for key, value in (("cmt", config.cmt.enabled), ("positions", config.positions.kind == "jumps")):
-        if value:
-            raise UserError(f"{key}: is not supported in models of transformers")
-    if model.kind == "transformer_xl" or config.memory.window is not None:
-        raise UserError("model=transformer_xl, memory.window: are not supported in models of transformers")
+        if "above" in said and value is not None and not said["above"] < value <= (said["most"] or math.inf):
+            most = "" if said["most"] is None else f" and at most {said['most']}"
+            raise UserError(f"{key}={value}: must be above {said['above']}{most}")
 
 
 def _check_training(config: Config) -> None:
-    train, block_size = config.train, config.model.block_size
-    if config.model.kind == "landmark" and block_size is not None and train.length <= block_size:
-        raise UserError(
-            f"model.block_size={block_size}: a window of train.length={train.length} has no room for a block and its "
-            "landmark, so nothing would be retrieved: lower model.block_size"
-        )
+    train, block_size, repeats = config.train, config.model.block_size, config.data.repeats
     if not 0 < train.warmup < 1:
         raise UserError(f"train.warmup={train.warmup}: must be a fraction of the steps, between 0 and 1")
-    if train.muon_lr is not None and train.optimizer != "muon":
-        raise UserError(f"train.muon_lr={train.muon_lr}: is for train.optimizer=muon")
-    if config.model.kind == "transformer_xl" and config.trainer.strategy == "fsdp":
-        raise UserError("model=transformer_xl: its windows are trained one by one, which fsdp cannot, use trainer=ddp")
-    if train.local is not None and config.trainer.strategy == "fsdp":
-        raise UserError(f"train.local={train.local}: chunks are trained one by one, which fsdp cannot, use trainer=ddp")
-    for name in ("start_lr", "max_lr", "final_lr", "muon_lr"):
-        if getattr(train, name) is not None and getattr(train, name) <= 0:
-            raise UserError(f"train.{name}={getattr(train, name)}: must be above 0")
     if config.seeds is not None and (not config.seeds or len(set(config.seeds)) < len(config.seeds)):
         raise UserError(f"seeds={config.seeds}: must be a list of different seeds, or null")
-
-
-def _check_cmt(config: Config) -> None:
-    cmt = config.cmt
-    if not cmt.enabled and (cmt.cutoff or cmt.cutoffs or cmt.per_layer):
-        key = "cutoff" if cmt.cutoff else "cutoffs" if cmt.cutoffs else "per_layer"
-        raise UserError(f"cmt.{key}={getattr(cmt, key)}: without a context miss token there is no cutoff, set cmt=on")
-    if cmt.cutoffs is not None and len(cmt.cutoffs) != config.model.num_layers:
-        raise UserError(f"cmt.cutoffs={cmt.cutoffs}: must be {config.model.num_layers} numbers, one for each layer")
-    if cmt.cutoffs is not None and (cmt.cutoff or cmt.per_layer):
-        raise UserError("cmt.cutoffs: takes the place of cmt.cutoff and cmt.per_layer, set one of them")
-    if cmt.enabled and (window := config.retrieval.query_window) > 1:
-        raise UserError(f"retrieval.query_window={window}: goes without a context miss token, set cmt=off")
-    if cmt.per_layer and config.data.name in SYNTHETIC:
-        raise UserError(f"cmt.per_layer=true: data={config.data.name} has no validation text to choose cutoffs on")
-    if cmt.per_layer and (config.retrieval.k == 0 or resolve(config).eval.local == config.eval.length):
-        raise UserError(
-            f"cmt.per_layer=true: with retrieval.k={config.retrieval.k} and eval.length={config.eval.length}, "
-            f"eval.local={resolve(config).eval.local} nothing is ever looked up"
-        )
-
-
-def _check_masked(config: Config) -> None:
-    """A masked model reads whole texts of a corpus, without a memory."""
-    if config.data.name in SYNTHETIC or config.data.tasks is not None or config.data.passkeys is not None:
-        raise UserError(
-            f"model.masked=true: data={config.data.name}, data.tasks, data.passkeys: tokens of text are hidden"
-        )
-    if resolve(config).eval.local != config.eval.length:
-        raise UserError(f"model.masked=true: reads a text at once, leave out eval.local={config.eval.local}")
-    if config.train.local is not None:
-        raise UserError(f"train.local={config.train.local}: a masked model reads its windows at once, leave it out")
-    if config.task in ("generate", "inspect"):
-        raise UserError(f"task={config.task}: a masked model continues no text, choose a model without model.masked")
-    usual = {"memory": type(config.memory)(), "retrieval": type(config.retrieval)()}
-    for group, own in usual.items():
-        for item in fields(own):
-            key, value = f"{group}.{item.name}", getattr(getattr(config, group), item.name)
-            if value != getattr(own, item.name) and key != "retrieval.k":
-                raise UserError(f"{key}={value}: a masked model has no memory, only retrieval.k has an effect")
-    for key in ("probe", "task", "retriever", "retrieval_statistics"):
-        if getattr(config.eval, key):
-            raise UserError(f"eval.{key}: a masked model is measured by its perplexity, leave it out")
-    if config.model.kind == "landmark" and config.retrieval.k < 1:
-        raise UserError(f"retrieval.k={config.retrieval.k}: must be at least 1 for a masked model")
-
-
-def _check_block_ends(config: Config) -> None:
-    """Blocks of different lengths are for texts that are trained in windows, and read one by one."""
-    name = f"model.block_ends={config.model.block_ends}"
-    if config.data.name in SYNTHETIC or config.data.tasks is not None or config.data.passkeys is not None:
-        share = f"data.tasks={config.data.tasks}, data.passkeys={config.data.passkeys}"
-        raise UserError(f"{name}: data={config.data.name}, {share}: blocks end in text alone")
-    if config.task == "inspect":
-        raise UserError(f"{name}: task=inspect shows blocks of one size, choose a model without model.block_ends")
-    settings = config.eval
-    for key, value in (
-        ("train.local", config.train.local),
-        ("eval.probe", "copy" if settings.probe == "copy" else None),
-        ("eval.retriever", settings.retriever),
-        ("eval.retrieval_statistics", settings.retrieval_statistics or None),
-        ("eval.batch_size", settings.batch_size if (settings.batch_size or 1) > 1 else None),
-    ):
-        if value is not None:
-            raise UserError(f"{name}: goes without {key}={str(value).lower()}, leave it out")
-
-
-def _check_positions(config: Config) -> None:
-    positions, kind = config.positions, config.model.kind
-    if positions.kind == "standard" and positions.p_jump != 1:
-        raise UserError(f"positions.p_jump={positions.p_jump}: there are no jumps, set positions=jumps")
-    if positions.kind == "jumps" and kind != "landmark":
-        raise UserError(f"positions=jumps: positions jump after landmarks, and model={kind} has none")
-    if positions.mapping != "stingy" and kind != "landmark":
-        raise UserError(f"positions.mapping={positions.mapping}: model={kind} has no memory whose positions are mapped")
+    if train.k is not None and (not train.k or min(train.k) < 1):
+        raise UserError(f"train.k={train.k}: must be numbers of blocks from 1 on, like [4] or [2,4,8], or null")
+    if train.local is not None and train.local >= train.length:
+        raise UserError(f"train.local={train.local}: must be less than train.length={train.length}, which it cuts")
+    landmarks = 0
+    if config.model.kind == "landmark" and block_size:
+        if train.length <= block_size:
+            raise UserError(
+                f"model.block_size={block_size}: a window of train.length={train.length} has no room for a block and "
+                "its landmark, so nothing would be retrieved: lower model.block_size"
+            )
+        landmarks = math.ceil(train.length / (block_size + 1))
+    if repeats is None:
+        return
+    if not repeats or not all(0 <= share <= 1 for share in repeats):
+        raise UserError(f"data.repeats={repeats}: must be shares from 0 to 1, like [0.5] or [1,0.2], or null")
+    if train.length - landmarks + 1 < 2 * SHORTEST_REPEAT:  # one token more than the window has is predicted
+        raise UserError(f"data.repeats={repeats}: train.length={train.length} has no room for a repeat, raise it")
 
 
 def _check_evaluation(config: Config) -> None:
-    settings, kind = config.eval, config.model.kind
-    asks = settings.probe is not None or settings.task is not None
-    reads_spans = config.data.name not in SYNTHETIC and (not asks or config.cmt.per_layer)
+    settings, cutoffs = config.eval, config.cmt.cutoffs
+    if cutoffs is not None and len(cutoffs) != config.model.num_layers:
+        raise UserError(f"cmt.cutoffs={cutoffs}: must be {config.model.num_layers} numbers, one for each layer")
+    reads_spans = config.data.name not in SYNTHETIC and settings.probe is None and settings.task is None
     if reads_spans and settings.tokens is not None and settings.length > settings.span:
         raise UserError(
             f"eval.length={settings.length} is longer than eval.span={settings.span}: "
             f"raise eval.span to at least {settings.length}"
         )
-    if config.memory.folder is not None and config.memory.tier != "disk":
-        raise UserError(f"memory.folder={config.memory.folder}: memory.tier={config.memory.tier} keeps no files there")
-    if settings.retriever is not None and (kind != "landmark" or config.data.name in SYNTHETIC):
-        raise UserError(f"eval.retriever={settings.retriever}: needs a landmark model and the text of a corpus")
-    if settings.retriever is None and settings.query != "second_half":
-        raise UserError(f"eval.query={settings.query}: is asked of eval.retriever, which is null")
-    if settings.retrieval_statistics and (kind != "landmark" or config.data.name in SYNTHETIC):
-        raise UserError(
-            f"eval.retrieval_statistics=true: model={config.model.kind} on data={config.data.name} has none, "
-            "they are of a landmark model's perplexity"
-        )
     if settings.probe is not None:
-        _check_probe(config)
-    if settings.task is not None:
-        _check_task(config)
-    if config.retrieval.scorer == "given" and settings.task in (None, "cwe", "fwe", "passkey"):
-        raise UserError("retrieval.scorer=given: the right blocks are known for eval.task=niah_… and vt alone")
-
-
-def _check_task(config: Config) -> None:
-    settings, task = config.eval, f"eval.task={config.eval.task}"
-    if config.data.name in SYNTHETIC:
-        raise UserError(f"{task}: data={config.data.name} has prompts of its own, choose the text of a corpus")
-    for key in ("probe", "retriever", "retrieval_statistics"):
-        if getattr(settings, key):
-            other = f"eval.{key}={str(getattr(settings, key)).lower()}"
-            raise UserError(f"{task} and {other}: a row measures one of them, leave out one")
-
-
-def _check_probe(config: Config) -> None:
-    settings, probe = config.eval, f"eval.probe={config.eval.probe}"
-    if config.data.name in SYNTHETIC:
-        raise UserError(f"{probe}: data={config.data.name} has prompts of its own, choose the text of a corpus")
-    if settings.retriever is not None:
-        raise UserError(f"{probe} and eval.retriever={settings.retriever}: a row measures one of them, leave out one")
-    if settings.retrieval_statistics:
-        raise UserError(f"{probe} and eval.retrieval_statistics=true: a row measures one of them, leave out one")
-    step = 2 if settings.probe == "copy" else 4
-    if settings.length < 4 or settings.length % step:
-        why = "reads half of it twice" if step == 2 else "reads pairs of tokens twice"
-        raise UserError(f"eval.length={settings.length}: must be a multiple of {step}, at least 4, as {probe} {why}")
+        step = 2 if settings.probe == "copy" else 4
+        if settings.length < 4 or settings.length % step:
+            why = "reads half of it twice" if step == 2 else "reads pairs of tokens twice"
+            raise UserError(
+                f"eval.length={settings.length}: must be a multiple of {step}, at least 4, "
+                f"as eval.probe={settings.probe} {why}"
+            )

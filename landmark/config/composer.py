@@ -10,6 +10,7 @@ from hydra.core.override_parser.types import Override, OverrideType
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from landmark.config.schema import GROUPS
 from landmark.utils.locations import CONF
 
 
@@ -48,5 +49,6 @@ def _parse(override: str) -> Override:
 
 def _sets_a_value(override: Override) -> bool:
     """Whether an override changes a value, and no choice of a group."""
-    is_group = override.package is not None or (CONF / override.key_or_group).is_dir()
+    key = override.key_or_group
+    is_group = override.package is not None or key in GROUPS or (CONF / key).is_dir()
     return override.type is OverrideType.CHANGE and not is_group

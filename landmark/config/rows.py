@@ -2,9 +2,10 @@
 
 import itertools
 import logging
+import re
 import shlex
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 
 from hydra import compose
 from hydra.core.override_parser.types import Override
@@ -14,21 +15,16 @@ from omegaconf.errors import OmegaConfBaseException
 
 from landmark.config import Config, to_config, to_dict
 from landmark.config.checks import check as check_settings
-from landmark.config.checks import check_grid, check_own, resolve, unused
+from landmark.config.checks import check_grid, resolve, unused
 from landmark.config.composer import Composer, parse
 from landmark.config.messages import one_line
 from landmark.utils.errors import UserError
 
 # Keys of the whole experiment, which no row may set.
 _OF_THE_EXPERIMENT = {
-    *("experiment", "rows", "grid", "row", "compare", "figure", "next_commands"),
+    *("experiment", "about", "rows", "parts", "grid", "row", "compare", "figure", "next_commands"),
     *("run", "task", "seeds", "name", "output", "logger", "prompt", "prompt_file", "output_file", "generate"),
 }
-# Settings of the model in which a landmark model may differ from the plain one whose weights it starts from.
-_OF_LANDMARKS = (
-    *("kind", "block_size", "landmark_key", "landmark_bias", "local_blocks", "landmark_values", "joint_softmax"),
-    *("fan_out", "levels", "block_ends", "least_block_size"),
-)
 
 _log = logging.getLogger(__name__)
 Compose = Callable[[list[str]], DictConfig]
@@ -81,7 +77,7 @@ def select(
     if not texts and config.start is not None:
         raise UserError(f"start={config.start}: names a row of an experiment, and there is none")
     if not texts:
-        check_own(config, [override.key_or_group for override in parse(overrides)])
+        _check_own(config, overrides)
         return [_row(config.name, config, overrides, check)]
     names = [config.row] if config.row is not None else list(texts)
     shared = [
@@ -98,7 +94,7 @@ def select(
         try:
             row = _row(name, to_config(composer([*shared, *own])), [*shared, *own], check, grid.get(name))
             row = replace(row, configs=[_with_start(one, texts, shared, composer) for one in row.configs])
-            check_own(row.configs[0], [override.key_or_group for override in parse(own)])
+            _check_own(row.configs[0], own)
             rows.append(row)
         except (HydraException, OmegaConfBaseException, UserError) as error:
             raise UserError(f"row {name}: {one_line(error)}") from error
@@ -113,13 +109,37 @@ def select(
 
 def named(config: Config, overrides: Sequence[str] = ()) -> dict[str, str]:
     """The overrides of every row by its name: listed rows, then rows of the grid. overrides: as for `select`."""
+    rows = {row: text for name, given in config.rows.items() for row, text in spread(name, given, config.parts).items()}
     grid = {
         name: " ".join([config.grid.row, *(f"{key}={value}" for key, value in cell.items())])
         for name, cell in cells(config, overrides).items()
     }
-    if both := sorted(grid.keys() & config.rows.keys()):
+    if both := sorted(grid.keys() & rows.keys()):
         raise UserError(f"rows: {both[0]} is the name of a row and of a cell of the grid")
-    return config.rows | grid
+    return rows | grid
+
+
+def spread(name: str, text: str, parts: Mapping[str, str]) -> dict[str, str]:
+    """The rows that a name with braces stands for: all combinations of their choices, the last one fastest.
+
+    `{eval.length=512,2048}` sets this key, and the value is part of the name; `{plain,landmark}` adds the overrides of
+    these parts. Each comes after `text`.
+
+    Raises UserError for a choice that `parts` does not have; an empty one adds nothing.
+    """
+    literal = re.split(r"{[^}]*}", name)
+    choices: list[list[tuple[str, str]]] = []
+    for braces in re.findall(r"{([^}]*)}", name):
+        key, _, values = braces.rpartition("=")
+        names = values.split(",")
+        if unknown := [each for each in names if each and not key and each not in parts]:
+            raise UserError(f"rows: {name}: {unknown[0]} is not among the parts ({', '.join(parts)})")
+        choices.append([(each, f"{key}={each}" if key else parts.get(each, "")) for each in names])
+    made = {}
+    for chosen in itertools.product(*choices):
+        row = literal[0] + "".join(each + after for (each, _), after in zip(chosen, literal[1:], strict=True))
+        made[row] = " ".join(filter(None, [text, *(more for _, more in chosen)]))
+    return made
 
 
 def cells(config: Config, overrides: Sequence[str] = ()) -> dict[str, dict[str, str]]:
@@ -142,6 +162,12 @@ def is_part(config: Config, overrides: Sequence[str]) -> bool:
     return config.row is not None or any(override.key_or_group in config.grid.axes for override in parse(overrides))
 
 
+def _check_own(config: Config, overrides: Sequence[str]) -> None:
+    """Raise UserError where a row sets a key that has no effect on it. overrides: those that it has itself."""
+    if message := unused([override.key_or_group for override in parse(overrides)], [config]):
+        raise UserError(message)
+
+
 def _row(name: str, config: Config, overrides: list[str], check: Check, cell: dict[str, str] | None = None) -> Row:
     check(config)
     seeds = [config.seed] if config.seeds is None else config.seeds
@@ -159,11 +185,12 @@ def _with_start(config: Config, texts: dict[str, str], shared: list[str], compos
         raise UserError(f"start={config.start}: that row starts from another, {base.start}")
     check_settings(base)
     gets_landmarks = (base.model.kind, config.model.kind) == ("transformer", "landmark")
-    free = ("backend", *(_OF_LANDMARKS if gets_landmarks else ()))
+    of_landmarks = [item.name for item in fields(config.model) if item.metadata.get("kind") == "landmark"]
+    free = ("backend", *(("kind", "block_size", *of_landmarks) if gets_landmarks else ()))
     shapes = [(replace(one.model, **dict.fromkeys(free)), one.cmt.enabled) for one in (base, config)]
     if config.model.family is None and shapes[0] != shapes[1]:
         raise UserError(f"start={config.start}: that row's model has another shape: give both the same model settings")
-    base = replace(resolve(base), seed=config.seed, seeds=None, rows={}, compare={})
+    base = replace(resolve(base), seed=config.seed, seeds=None, rows={}, parts={}, compare={})
     return replace(config, start_run=to_dict(base))
 
 

@@ -9,6 +9,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from landmark.utils.constants import RULER_TASKS
 from landmark.utils.errors import UserError
+from landmark.utils.retired import check_retired, without_retired
 
 SYNTHETIC = ("passkey", "key_value", "mqar")  # tasks: samples are made as needed, and answers to prompts are evaluated
 POSITION_BIN = 64  # positions of a segment whose losses a record sums, for the curve over positions
@@ -26,6 +27,21 @@ def one_of(default: Any, *choices: Any) -> Any:
 def at_least(least: float, default: Any = MISSING) -> Any:
     """A field with a least value; a default of None allows null."""
     return field(default=default, metadata={"least": least})
+
+
+def above_zero(default: Any, most: float | None = None) -> Any:
+    """A field with values above 0, and up to `most` where that is given; a default of None allows null."""
+    return field(default=default, metadata={"above": 0, "most": most})
+
+
+def of_landmarks(least: float | None = None, *, extension: bool = False) -> Any:
+    """A field that landmark models alone can have; null: the usual. least, extension: as `at_least`, `of_extension`."""
+    return field(default=None, metadata={"kind": "landmark", "least": least, "extension": extension})
+
+
+def of_extension() -> Any:
+    """A field that a module of `landmark.extensions` reads; null: not used."""
+    return field(default=None, metadata={"extension": True})
 
 
 @dataclass
@@ -49,21 +65,15 @@ class ModelConfig:
     rope_base: float = 10000.0
     key_offset: float | None = None  # fraction of a head's channels, the last ones, with the key of the token before
     rotary_fraction: float | None = None  # fraction of a head's channels, the first ones, that positions turn; null: 1
-    no_rope_layer_interval: int | None = at_least(1, None)  # n: every n-th layer has no rotary positions; null: none
-    landmark_key: str | None = None  # landmark: token; mean, pooled: plus a summary of the block's keys; null: token
-    landmark_bias: bool | None = None  # landmark: learned numbers on landmarks' scores; null: false
-    local_blocks: int | None = at_least(0, None)  # landmark: blocks seen without landmarks beside the own; null: 0
-    landmark_values: bool | None = None  # landmark: read blocks by their landmarks' values if not the best; null: false
-    joint_softmax: float | None = None  # landmark: from the paper's gates (0) to one softmax (1); null: 0
-    block_ends: str | None = None  # landmark: fixed, or at sentences or lines, and documents; null: fixed
-    least_block_size: int | None = at_least(1, None)  # tokens from which on a block may end there; null: half a block
-    masked: bool | None = None  # see later tokens too, and predict hidden ones, 15 %; null: false
-    fan_out: int | None = at_least(2, None)  # landmark: blocks of a group, which has a gate too; null: no groups
-    levels: int | None = at_least(1, None)  # of groups: of blocks, of such groups, and so on; null: 1
+    landmark_key: str | None = of_landmarks()  # token, or mean: plus the mean of the block's keys; null: token
+    landmark_bias: bool | None = of_landmarks()  # learned numbers on landmarks' scores; null: false
+    joint_softmax: float | None = of_landmarks()  # from the paper's gates (0) to one softmax (1); null: 0
+    masked: bool | None = of_extension()  # see later tokens too, and predict hidden ones, 15 %; null: false
+    fan_out: int | None = of_landmarks(2, extension=True)  # blocks of a group with a gate; null: no groups
+    levels: int | None = of_landmarks(1, extension=True)  # of groups: of blocks, of such groups, …; null: 1
     qk_norm: bool | None = None  # normalise queries and keys (RMS, learned scales) before positions; null: false
     initialisation: str | None = None  # gpt2: N(0, 0.02), or fan_in: N(0, 1/√inputs); null: gpt2
     induction_heads: int | None = at_least(1, None)  # of each layer but the first, begin as induction heads; null: none
-    short_convolution: int | None = at_least(1, None)  # tokens summed before attention and perceptron; null: 1, none
     backend: str = "auto"  # how attention is computed: auto, reference, blockwise or triton
 
 
@@ -79,8 +89,8 @@ class DataConfig:
     configs: list[str] | None = None  # arxiv_math: which of the corpus's configs are taken; null: all
     bad_lines: str = one_of("stop", "skip")  # arxiv_math: stop at a line that cannot be read, or skip it
     repeats: list[float] | None = None  # text: shares of training windows with repeats, from first step to last
-    tasks: float | None = None  # text: share of training windows that are RULER's tasks on this text; null: none
-    passkeys: float | None = None  # text: share of training windows that are pass keys; null: none
+    tasks: float | None = above_zero(None, most=1)  # text: share of training windows that are RULER's tasks on it
+    passkeys: float | None = above_zero(None, most=1)  # text: share of training windows that are pass keys; null: none
     needles: int = at_least(1, 1)  # passkey: keys in a prompt, of which one is asked for
     pairs: int = at_least(1, 8)  # mqar: pairs of a key and a value in a text
     dense: float = at_least(0, 0.5)  # passkey: fraction of its training windows that are dense
@@ -105,12 +115,12 @@ class TrainConfig:
     micro_batch: int | None = at_least(1, None)  # windows per device and pass; null: all at once
     length: int = at_least(1)  # tokens, landmarks included
     k: list[int] | None = None  # landmark: earlier blocks that a query attends to, drawn for each step; null: all
-    local: int | None = at_least(1, None)  # landmark: tokens read at a time, with a memory; null: whole windows
+    local: int | None = of_landmarks(1, extension=True)  # tokens read at a time, with a memory; null: all
     optimizer: str | None = one_of(None, "adamw", "muon")  # muon: for the matrices of linear layers; null: adamw
-    muon_lr: float | None = None  # of these matrices, where the others have max_lr; null: max_lr
-    max_lr: float = 2e-3
-    start_lr: float = 2e-5
-    final_lr: float = 4e-4
+    muon_lr: float | None = above_zero(None)  # of these matrices, where the others have max_lr; null: max_lr
+    max_lr: float = above_zero(2e-3)
+    start_lr: float = above_zero(2e-5)
+    final_lr: float = above_zero(4e-4)
     warmup: float = 0.02  # fraction of the steps
     beta1: float = 0.9
     beta2: float = 0.95
@@ -134,9 +144,7 @@ class TrainerConfig:
     threads: int | None = at_least(1, None)  # torch's on a CPU; null: the fastest number, measured at the start
     max_hours: float | None = at_least(0, 24.0)  # of a training on a CPU, as task=plan estimates; null: any number
     matmul: str = one_of("auto", "highest", "medium")  # CPU, float32: PyTorch's precision; auto: the faster exact one
-    profiler: str | None = one_of(
-        None, "simple", "advanced", "pytorch"
-    )  # simple, advanced or pytorch: Lightning's, whose report goes to the run's folder
+    profiler: str | None = one_of(None, "simple", "advanced", "pytorch")  # of Lightning; reports to the run's folder
 
 
 @dataclass
@@ -175,7 +183,6 @@ class CmtConfig:
     enabled: bool = False
     cutoff: float = 0.0  # below this weight of the token nothing is retrieved
     cutoffs: list[float] | None = None  # one for each layer, in place of `cutoff`
-    per_layer: bool = False  # choose them on the validation split, to drop the share of lookups that `cutoff` drops
 
 
 @dataclass
@@ -202,12 +209,8 @@ class EvalConfig:
     batch_size: int | None = at_least(1, None)
     prompts: int = at_least(1, 50)  # of tasks with prompts; segments of a probe
     generated: int | None = at_least(1, None)  # tokens generated after a prompt; null: of a task as published, else 10
-    task: str | None = one_of(
-        None, *RULER_TASKS, "passkey"
-    )  # answer `prompts` questions of this task: of RULER, about the text
-    retriever: str | None = one_of(
-        None, "landmark", "tokens", "bm25", "chance"
-    )  # rank blocks for `prompts` sentences by: landmark, tokens, bm25 or chance
+    task: str | None = one_of(None, *RULER_TASKS, "passkey")  # answer `prompts` questions of it; RULER's: on the text
+    retriever: str | None = one_of(None, "landmark", "tokens", "bm25", "chance")  # ranks blocks for `prompts` sentences
     query: str = one_of("second_half", "sentence", "altered")  # what of a sentence a retriever is given
     probe: str | None = one_of(None, "copy", "recall")  # whether the model looks back, measured on `prompts` segments
     retrieval_statistics: bool = False  # count the distinct blocks that the last chunk but one retrieves
@@ -220,7 +223,7 @@ class GenerateConfig:
     tokens: int = at_least(1, 200)  # most tokens generated
     temperature: float = at_least(0, 0.0)
     top_k: int | None = at_least(1, None)
-    top_p: float = 1.0
+    top_p: float = above_zero(1.0, most=1)
     stop: list[str] = field(default_factory=list)  # texts of one token that end it, as end of text does
     limit: int | None = at_least(1, None)  # most tokens of a prompt
 
@@ -249,6 +252,7 @@ class Config:
     """Everything that can be set."""
 
     name: str = "single"  # of the experiment
+    about: str = one_of("beyond", "paper", "check")  # of an experiment: a check is of this program itself
     task: str = one_of("auto", *TASKS)
     seed: int = at_least(0, 0)
     seeds: list[int] | None = None  # each row once for each seed
@@ -259,7 +263,8 @@ class Config:
     output_file: str | None = None  # task=inspect: the page; null: named after the text and the run
     start: str | None = None  # of a row: the row whose run this row's training starts from
     start_run: dict[str, Any] | None = None  # configuration of that run, filled in
-    rows: dict[str, str] = field(default_factory=dict)  # name to overrides
+    rows: dict[str, str] = field(default_factory=dict)  # name to overrides; a name with braces stands for several rows
+    parts: dict[str, str] = field(default_factory=dict)  # what a choice in such braces adds: name to overrides
     grid: GridConfig = field(default_factory=GridConfig)
     figure: str = "rows"  # of landmark.results.figures
     compare: dict[str, list[str]] = field(default_factory=dict)  # title to two rows, the better one expected first
@@ -281,9 +286,32 @@ class Config:
     logger: LoggerConfig = field(default_factory=LoggerConfig)
 
 
+# Groups whose options set a key or two, as `cmt=on` does: the others are folders of conf/.
+GROUPS: dict[str, dict[str, dict[str, Any]]] = {
+    "retrieval": {
+        name: {"granularity": name} for name in ("per_token_and_head", "per_head", "per_token", "per_token_and_group")
+    },
+    "cmt": {"off": {"enabled": False}, "on": {"enabled": True}},
+    "positions": {"standard": {"kind": "standard"}, "jumps": {"kind": "jumps", "p_jump": 100}},
+    "logger": {"csv": {"wandb": False}, "wandb": {"wandb": True}},
+    "trainer": {
+        "auto": {"name": "auto", "accelerator": "auto", "devices": 1},  # one GPU if there is one, else the CPU
+        "cpu": {"name": "cpu", "accelerator": "cpu", "devices": 1},
+        "gpu": {"name": "gpu", "accelerator": "gpu", "devices": 1},
+        # Every GPU of this machine, one process each; with fsdp they share out weights, gradients and moments (FSDP2).
+        "ddp": {"name": "ddp", "accelerator": "gpu", "devices": "auto", "strategy": "ddp"},
+        "fsdp": {"name": "fsdp", "accelerator": "gpu", "devices": "auto", "strategy": "fsdp"},
+    },
+}
+
+
 def register() -> None:
-    """Make the schema known to Hydra, as `schema` at the head of conf/config.yaml's defaults."""
-    ConfigStore.instance().store(name="schema", node=Config)
+    """Make the schema known to Hydra, as `schema` at the head of conf/config.yaml's defaults, and the small groups."""
+    store = ConfigStore.instance()
+    store.store(name="schema", node=Config)
+    for group, options in GROUPS.items():
+        for name, values in options.items():
+            store.store(group=group, name=name, node=values)
 
 
 def to_config(composed: DictConfig) -> Config:
@@ -319,12 +347,21 @@ def to_dict(config: Config) -> dict[str, Any]:
 T = TypeVar("T")
 
 
-def from_dict(schema: type[T], values: dict[str, Any]) -> T:
-    """The inverse of `dataclasses.asdict`; a value that an earlier version did not have is the default."""
-    hints = get_type_hints(schema)
-    arguments = {}
-    for item in fields(schema):  # type: ignore[arg-type]
-        if item.name in values:
-            hint, value = hints[item.name], values[item.name]
-            arguments[item.name] = value if not is_dataclass(hint) else from_dict(hint, value)  # pyright: ignore
-    return schema(**arguments)
+def from_dict(schema: type[T], values: dict[str, Any], where: str = "the configuration") -> T:
+    """The inverse of `dataclasses.asdict`; a value that an earlier version did not have is the default.
+
+    Args:
+        schema: the class of the result.
+        values: of its fields.
+        where: place of the values, for messages.
+
+    Raises UserError for an unknown key, and for a removed setting that had an effect.
+    """
+    check_retired(values, where)
+    given, hints = without_retired(values), get_type_hints(schema)
+    if unknown := sorted(given.keys() - hints.keys()):
+        raise UserError(f"{where}: unknown key {', '.join(unknown)}: it was made with another version of landmark")
+    for name, value in given.items():
+        if is_dataclass(hint := hints[name]) and isinstance(hint, type):
+            given[name] = from_dict(hint, value, f"{where}, {name}")  # pyright: ignore[reportArgumentType]
+    return schema(**given)

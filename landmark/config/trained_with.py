@@ -15,16 +15,20 @@ LAUNCH = "launch.json"  # in a run's folder
 
 def write_launch(folder: Path, config: Config, **more: Any) -> None:
     """Keep the configuration in a run's folder. more: what processes that train it together need besides."""
-    write_json(folder / LAUNCH, {"config": to_dict(replace(config, rows={}, compare={}, next_commands={})), **more})
+    write_json(
+        folder / LAUNCH, {"config": to_dict(replace(config, rows={}, parts={}, compare={}, next_commands={})), **more}
+    )
 
 
 def read_launch(folder: Path) -> dict[str, Any]:
-    """What `write_launch` wrote, `config` as a Config. Raises UserError where there is none."""
+    """What `write_launch` wrote, `config` as a Config. Raises UserError where there is none, and as `from_dict`."""
     remedy = "delete it, training the run writes it anew"
     launch = read_json(folder / LAUNCH, {"config": dict}, remedy)
     try:
-        config = from_dict(Config, launch["config"])
+        config = from_dict(Config, launch["config"], str(folder / LAUNCH))
         OmegaConf.structured(config)  # checks the types of its values
+    except UserError:
+        raise
     except (TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{folder / LAUNCH}: config: {' '.join(str(error).split())}: {remedy}") from None
     return launch | {"config": config}

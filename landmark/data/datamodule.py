@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, cast
 import lightning
 from torch.utils.data import DataLoader, IterableDataset
 
+from landmark.config.extensions import hooks
 from landmark.data.controlled_landmarks import ControlledLandmarks
-from landmark.data.masked_tokens import MaskedTokens
 from landmark.data.mixed_windows import MixedWindows
 from landmark.data.passkey import Passkey
 from landmark.data.positional_jumps import PositionalJumps
@@ -19,7 +19,6 @@ from landmark.data.ruler.samples import RulerSamples
 from landmark.data.synthetic_corpus import SyntheticCorpus
 from landmark.data.synthetic_windows import SyntheticWindows
 from landmark.data.windows import TrainingWindows
-from landmark.utils.block_ends import block_ends
 from landmark.utils.constants import NO_LOSS
 from landmark.utils.errors import UserError
 from landmark.utils.window_batch import WindowBatch, most_blocks
@@ -62,15 +61,11 @@ class WindowDataModule(lightning.LightningDataModule):
             "block_size": None if config.train.local else block_size,  # a memory inserts landmarks itself
         }
 
-        ends = None
-        if block_size is not None:
-            ends = block_ends(config.model.block_ends, block_size, config.model.least_block_size, tokenizer)
-
         def windows(split: str, repeats: Repeats | None = None) -> TrainingWindows | SyntheticWindows:
             if isinstance(corpus, SyntheticCorpus):
                 return SyntheticWindows(corpus, split, **settings)
             special = {"landmark": tokenizer.landmark, "eot": tokenizer.eot}
-            return TrainingWindows(corpus.split(split), **settings, **special, repeats=repeats, ends=ends)
+            return TrainingWindows(corpus.split(split), **settings, **special, repeats=repeats)
 
         shares = config.data.repeats
         self.training: Windows = windows("train", None if shares is None else Repeats(shares, config.train.steps))
@@ -91,9 +86,7 @@ class WindowDataModule(lightning.LightningDataModule):
         if block_size is not None and config.positions.p_jump > 1:
             self._jumps = PositionalJumps(length, block_size, config.positions.p_jump)
         self._k, self._local = config.train.k, config.train.local
-        self._masks = None
-        if config.model.masked:
-            self._masks = MaskedTokens(tokenizer.mask, (tokenizer.landmark, tokenizer.eot))
+        self._changes = [data(config, tokenizer) for data in hooks(config, "window_data")]
 
     def train_dataloader(self) -> DataLoader:
         """The batches of steps `start_step`, `start_step` + 1, …, without end."""
@@ -115,8 +108,8 @@ class WindowDataModule(lightning.LightningDataModule):
             if self._k is not None:
                 (drawn,) = random_numbers(self._seed, step, K, range(1))
                 batch = replace(batch, top_k=self._k[int(drawn) % len(self._k)], local=self._local)
-            if self._masks is not None:
-                batch = self._masks.of_step(batch, self._seed, step, indices)
+            for change in self._changes:
+                batch = change.of_step(batch, self._seed, step, indices)
             if self.micro_batch is None:
                 yield batch
             else:
@@ -132,8 +125,8 @@ class WindowDataModule(lightning.LightningDataModule):
             batch = self.validation.at(numbers)
             if self._controlled is not None:
                 batch = replace(batch, controlled=self._controlled.of_validation(numbers))
-            if self._masks is not None:
-                batch = self._masks.of_validation(batch, numbers)
+            for change in self._changes:
+                batch = change.of_validation(batch, numbers)
             yield batch
 
     def _share(self) -> range:

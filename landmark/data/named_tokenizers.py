@@ -19,19 +19,18 @@ def load_tokenizer(name: str, file: str | Path | None = None, vocab_size: int | 
 
     Raises UserError for an unknown name, an impossible vocabulary, and a file that is missing or a wrong one.
     """
-    if name in ("bytes", "code"):
-        for key, value in {"file": file, "vocab_size": vocab_size}.items():
-            if value is not None:
-                raise UserError(f"tokenizer={name} has no {key}, but tokenizer.{key} is {value}: leave it out")
-        return ByteTokenizer() if name == "bytes" else CodeTokenizer()
-    if name == "symbols":
-        if file is not None:
-            raise UserError(f"tokenizer=symbols has no file, but tokenizer.file is {file}: leave it out")
-        return SymbolTokenizer() if vocab_size is None else SymbolTokenizer(vocab_size)
+    if name not in ("gpt2", "code", "bytes", "symbols", "pretrained"):
+        raise UserError(f"unknown tokenizer {name!r}: choose gpt2, code, bytes, symbols or pretrained")
+    unused = {"bytes": ("file", "vocab_size"), "code": ("file", "vocab_size"), "symbols": ("file",)}.get(name, ())
+    for key, value in {"file": file, "vocab_size": vocab_size}.items():
+        if value is not None and key in unused:
+            raise UserError(f"tokenizer.{key}={value}: tokenizer={name} has no {key}, set tokenizer.{key}=null")
     if name == "gpt2":
         return GPT2Tokenizer(file, vocab_size)
-    if name == "pretrained":
-        if file is None:
-            raise UserError("tokenizer=pretrained: tokenizer.file must name the folder of a model, as model.name does")
-        return open_pretrained(file)
-    raise UserError(f"unknown tokenizer {name!r}: choose gpt2, code, bytes, symbols or pretrained")
+    if name == "symbols":
+        return SymbolTokenizer() if vocab_size is None else SymbolTokenizer(vocab_size)
+    if name != "pretrained":
+        return ByteTokenizer() if name == "bytes" else CodeTokenizer()
+    if file is None:
+        raise UserError("tokenizer=pretrained: tokenizer.file must name the folder of a model, as model.name does")
+    return open_pretrained(file)

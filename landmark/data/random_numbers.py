@@ -7,7 +7,7 @@ import numpy as np
 from landmark.data.sources import SPLITS
 
 # Independent streams of random numbers for the same seed and step.
-STARTS, CONTROLLED, JUMPS, REPEATS, K, TASKS, MASKS = range(7)
+STARTS, CONTROLLED, JUMPS, REPEATS, K, TASKS = range(6)  # extensions have others
 
 
 def random_numbers(seed: int, step: int, stream: int, indices: range, shape: tuple[int, ...] = ()) -> np.ndarray:
@@ -16,7 +16,7 @@ def random_numbers(seed: int, step: int, stream: int, indices: range, shape: tup
     Args:
         seed: seed of the training.
         step: optimizer step, from 0.
-        stream: STARTS, CONTROLLED, JUMPS, REPEATS, K, TASKS or MASKS.
+        stream: STARTS, CONTROLLED, JUMPS, REPEATS, K, TASKS, or the number of an extension.
         indices: windows within the batch of the step; the numbers of each do not depend on the other indices.
         shape: shape of the numbers of each window.
     """

@@ -6,9 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from landmark.utils.block_ends import line_ends, sentence_ends
-from landmark.utils.errors import UserError
-
 
 class Tokenizer:
     """Converts text to ids and back. Each id is a string of bytes, empty for end of text, landmark and unused ids.
@@ -36,27 +33,6 @@ class Tokenizer:
         self.byte_lengths = np.array([len(piece) for piece in self._pieces], dtype=np.int64)
         settings = {"name": name, "eot": eot, "landmark": landmark, "vocab_size": vocab_size, **decisive}
         self.hash = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
-
-    @property
-    def mask(self) -> int:
-        """Id that hides a token in masked language modelling: the unused one after the landmark.
-
-        Raises UserError where that is not unused.
-        """
-        mask = self.landmark + 1
-        if mask >= self.vocab_size or self._pieces[mask] or mask == self.eot:
-            raise UserError(f"tokenizer={self.name}: has no unused id for the mask, choose gpt2, code or bytes")
-        return mask
-
-    @property
-    def sentence_ends(self) -> tuple[int, ...]:
-        """The ids that end a sentence (`landmark.utils.block_ends`)."""
-        return sentence_ends(self._pieces)
-
-    @property
-    def line_ends(self) -> tuple[int, ...]:
-        """The ids that end a line (`landmark.utils.block_ends`)."""
-        return line_ends(self._pieces)
 
     def encode(self, text: str) -> np.ndarray:
         """Ids of a text, without end of text. Text that looks like a special token is encoded as ordinary text."""

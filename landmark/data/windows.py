@@ -12,15 +12,6 @@ window of T = 9 from position 1 on, so with the phase 1::
 
 A landmark is never predicted: the target before a landmark is the token after it. So targets reach at most two
 positions past the window. There is no loss (`-`, NO_LOSS) where the input is a landmark or end of text.
-
-With blocks that end early (`landmark.utils.block_places`) the view has empty places `·` too, which hold the landmark's
-id, and have no loss. With ℓ = 5, and a sentence that ends at c::
-
-    position         0  1  2  3  4  5  6  7  8 …
-    view             a  b  c  ·  ·  L  d  e  E …
-    window: tokens      b  c  L  L  L  d  e
-    window: targets     c  d  -  -  -  e  E
-    window: empty             ·  ·
 """
 
 from collections.abc import Sequence
@@ -29,10 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from landmark.data.block_starts import stored_block_starts
 from landmark.data.random_numbers import STARTS, random_numbers
-from landmark.utils.block_ends import BlockEnds
-from landmark.utils.block_places import BlockPlaces, block_starts, closed_blocks, places_of_tokens
 from landmark.utils.constants import NO_LOSS
 from landmark.utils.errors import UserError
 from landmark.utils.window_batch import WindowBatch
@@ -71,7 +59,6 @@ class TrainingWindows:
         landmark: int,
         eot: int,
         repeats: "Repeats | None" = None,
-        ends: BlockEnds | None = None,
     ):
         """
         Args:
@@ -83,7 +70,6 @@ class TrainingWindows:
             landmark: id of the landmark.
             eot: id of end of text.
             repeats: the repeated stretches of the windows of `batch` (None: there are none).
-            ends: the rule by which blocks end early (None: all have ℓ tokens).
 
         Raises UserError where the stream is too short, or a setting out of range.
         """
@@ -95,12 +81,7 @@ class TrainingWindows:
         self._tokens = np.asarray(stream if isinstance(stream, np.ndarray) else stream.tokens)
         self.length, self.batch_size, self.seed, self.block_size = length, batch_size, seed, block_size
         self._landmark, self._eot, self._repeats = landmark, eot, repeats
-        self._blocks, self._ends = None, ends
-        if ends is not None:
-            starts = block_starts(stream, ends) if isinstance(stream, np.ndarray) else stored_block_starts(stream, ends)
-            self._blocks = BlockPlaces(starts, ends.block_size + 1)
-        places = self._blocks.num_places if self._blocks else viewed_length(len(self._tokens), block_size)
-        self.num_starts = places - length - 1
+        self.num_starts = viewed_length(len(self._tokens), block_size) - length - 1
         """Number of possible starts."""
         if self.num_starts < 1:
             raise UserError(
@@ -127,58 +108,22 @@ class TrainingWindows:
         if len(starts) and not 0 <= starts.min() <= starts.max() < self.num_starts:
             raise ValueError(f"a window of {self.length} must start in 0..{self.num_starts - 1}")
         position = starts[:, None] + np.arange(self.length)
-        empty = None
         if self.block_size is None:
             raw, is_landmark, phase = position, np.zeros(position.shape, dtype=bool), None
         else:
             phase = torch.from_numpy(starts % (self.block_size + 1))
-            if self._blocks is None:
-                raw, is_landmark = raw_position(position, self.block_size)
-            else:
-                raw, is_landmark, empty = self._blocks.tokens(position)
-                is_landmark = is_landmark | empty  # to both the same is done
+            raw, is_landmark = raw_position(position, self.block_size)
         target = raw + ~is_landmark
         if self._repeats is not None and repeats_of is not None:
             first = raw[:, :1]
             sizes = target[:, -1] + 1 - raw[:, 0]
             origins = self._repeats.origins(sizes, self.seed, *repeats_of)
-            if empty is None:
-                raw, target = (first + np.take_along_axis(origins, number - first, axis=1) for number in (raw, target))
-            else:
-                for window in np.flatnonzero((origins != np.arange(origins.shape[1])).any(1)).tolist():
-                    numbers = first[window] + origins[window, : sizes[window]]
-                    row = raw[window], target[window], is_landmark[window], empty[window]
-                    self._place(int(starts[window]), numbers, row)
+            raw, target = (first + np.take_along_axis(origins, number - first, axis=1) for number in (raw, target))
         tokens = self._tokens[raw].astype(np.int64)
         targets = self._tokens[target].astype(np.int64)
         tokens[is_landmark] = self._landmark
         targets[is_landmark | (tokens == self._eot)] = NO_LOSS
-        without_token = None if empty is None else torch.from_numpy(empty)
-        return WindowBatch(torch.from_numpy(tokens), torch.from_numpy(targets), phase, empty=without_token)
-
-    def _place(self, start: int, numbers: np.ndarray, row: tuple[np.ndarray, ...]) -> None:
-        """Write a window with repeats, whose blocks end where its own sentences do.
-
-        Args:
-            start: position of the view where the window begins.
-            numbers: of its raw tokens, as many as the window without repeats has; those behind follow the last one.
-            row: (T,) each, overwritten: raw tokens, targets, whether there is no token, whether the place is empty.
-        """
-        assert self._ends is not None
-        width = self._ends.block_size + 1
-        offset, at_token = start % width, not row[2][0]
-        behind = np.arange(self.length + 2 - len(numbers)) + numbers[-1] + 1
-        numbers = np.concatenate([numbers, np.minimum(behind, len(self._tokens) - 1)])
-        filled = offset if at_token else 0
-        closed = closed_blocks(self._tokens[numbers], self._ends, filled)
-        places, _ = places_of_tokens(closed, len(numbers), width, filled)
-        places = places if at_token else places + width - offset
-        inside = int(np.searchsorted(places, self.length))
-        raw, target, no_token, empty = row
-        no_token[:] = True
-        no_token[places[:inside]] = False
-        empty[:] = no_token & ((np.arange(self.length) + offset) % width != width - 1)
-        raw[places[:inside]], target[places[:inside]] = numbers[:inside], numbers[1 : inside + 1]
+        return WindowBatch(torch.from_numpy(tokens), torch.from_numpy(targets), phase)
 
     def evenly_spaced(self, count: int) -> np.ndarray:
         """Starts spread evenly over the view, for validation, (count,) int64."""

@@ -5,22 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from landmark.evaluation.cutoffs import choose_cutoffs as choose_cutoffs
-    from landmark.evaluation.masked import evaluate_masked as evaluate_masked
     from landmark.evaluation.mqar import evaluate_mqar as evaluate_mqar
     from landmark.evaluation.perplexity import evaluate as evaluate
     from landmark.evaluation.probes import evaluate_probe as evaluate_probe
     from landmark.evaluation.recall import evaluate_recall as evaluate_recall
 
 _MODULES = {
-    "choose_cutoffs": "cutoffs",
     "evaluate": "perplexity",
-    "evaluate_masked": "masked",
     "evaluate_mqar": "mqar",
     "evaluate_probe": "probes",
     "evaluate_recall": "recall",
 }
-__all__ = ["choose_cutoffs", "evaluate", "evaluate_masked", "evaluate_mqar", "evaluate_probe", "evaluate_recall"]
+__all__ = ["evaluate", "evaluate_mqar", "evaluate_probe", "evaluate_recall"]
 
 
 def __getattr__(name: str) -> Any:

@@ -56,12 +56,7 @@ def penultimate_chunk_start(model: DecoderConfig, length: int, local: int, k: in
 
 
 def attention_size(
-    model: DecoderConfig,
-    config: Config,
-    length: int,
-    local: int,
-    dropped: float = 0.0,
-    block_tokens: float | None = None,
+    model: DecoderConfig, config: Config, length: int, local: int, dropped: float = 0.0
 ) -> tuple[float, float]:
     """Keys of normal tokens attended to, and other keys that are scored, each a mean over the queries of a segment.
 
@@ -71,15 +66,10 @@ def attention_size(
         length: tokens of a segment.
         local: tokens of a chunk.
         dropped: share of lookups that the context miss token drops; their blocks are not counted.
-        block_tokens: mean tokens of a block, where blocks end early: the result is then approximate. None: ℓ.
     """
-    memory, block = config.memory, block_tokens or model.block_size
-    if model.masked:  # reads whole texts; a last block without a landmark is seen by its own tokens alone
-        own = (1 + 2 * model.local_blocks) * (block or 0)
-        gated = max(0, length // block - 1 - 2 * model.local_blocks) if block else 0
-        return (min(length, own + config.retrieval.k * block), gated) if block else (length, 0.0)
+    memory, block = config.memory, model.block_size
     if model.kind != "landmark" or block is None:
-        kept = model.cache or 0
+        kept = model.recurrence.cache if model.recurrence else 0
         if model.kind == "transformer":
             kept = 0 if memory.window is None else memory.sinks + memory.window
         return keys_per_query(length, local, kept), 0.0
@@ -87,8 +77,6 @@ def attention_size(
     for start in range(0, length, local):
         queries = min(local, length - start)
         blocks, pending = divmod(start, block)
-        near = min(blocks, model.local_blocks)
-        blocks, pending = blocks - near, pending + near * block
         kept = blocks if memory.blocks is None else min(blocks, memory.blocks)
         keys += queries * (queries + 1) // 2
         keys += queries * (pending + (1 - dropped) * min(config.retrieval.k, kept) * block)
@@ -96,5 +84,5 @@ def attention_size(
         scored += asked * (1 - dropped) * (kept if config.retrieval.scorer in ("landmark", "mean_key") else 0)
         if (proposed := min(config.retrieval.rerank or 0, kept)) > config.retrieval.k:
             scored += asked * (1 - dropped) * proposed * block
-        scored += sum(max(0, (pending + query) // block - model.local_blocks) for query in range(queries))
+        scored += sum((pending + query) // block for query in range(queries))
     return keys / length, scored / length

@@ -25,8 +25,7 @@ class Measurement:
     3. `stop` after the last batch.
     4. `entries`: the part of the record that all evaluations have.
 
-    local: tokens that are read at a time. batch_size: texts that are read together; where blocks end early it is one.
-    device: of the model.
+    local: tokens that are read at a time. batch_size: texts that are read together. device: of the model.
     """
 
     def __init__(self, model: LanguageModel, config: Config):
@@ -34,8 +33,6 @@ class Measurement:
         settings = config.eval
         self.local = chunk_length(model.config, settings.length, settings.local, config.memory.window)
         self.batch_size = settings.batch_size or max(1, TOKENS_AT_ONCE // self.local)
-        if model.config.block_ends != "fixed":
-            self.batch_size = 1
         self.device = next(model.parameters()).device
         self._shape, self._config = model.config, config
         self._counters: dict[str, Any] = {}
@@ -54,18 +51,20 @@ class Measurement:
         """End the time."""
         self._seconds = time.perf_counter() - self._started
 
-    def entries(self, tokens: int, length: int | None = None) -> dict[str, Any]:
+    def entries(
+        self, tokens: int, length: int | None = None, attended: tuple[float, float] | None = None
+    ) -> dict[str, Any]:
         """keys_attended, landmarks_scored (means over queries), seconds, tokens_per_second, peak_memory_bytes, memory.
 
-        tokens: read in the time measured. length: tokens of a text that are read (None: `eval.length`).
+        Args:
+            tokens: read in the time measured.
+            length: tokens of a text that are read (None: `eval.length`).
+            attended: the first two entries (None: of a causal model with its memory).
         """
         counters = with_rates(self._counters)
         length = self._config.eval.length if length is None else length
-        mean_size = None
-        if counters.get("uneven_blocks"):
-            mean_size = counters["uneven_block_tokens"] / counters["uneven_blocks"]
         drop_rate = counters.get("drop_rate", 0.0)
-        keys, scored = attention_size(self._shape, self._config, length, self.local, drop_rate, mean_size)
+        keys, scored = attended or attention_size(self._shape, self._config, length, self.local, drop_rate)
         return {
             "keys_attended": keys,
             "landmarks_scored": scored,

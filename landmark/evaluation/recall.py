@@ -63,7 +63,8 @@ def evaluate_recall(
             memory = new_memory(model, config)
             if config.retrieval.scorer == "given" and model.config.block_size is not None:
                 kept = memory if isinstance(memory, Memory) else memory.memory  # of a model of transformers
-                kept.given = evidence_blocks([prompts[n].evidence for n in batch], kept.block_size)
+                given: Any = getattr(kept.select, "inner", kept.select)  # within a cutoff
+                given.numbers = evidence_blocks([prompts[n].evidence for n in batch], kept.block_size)
             generated = model.generate(
                 [prompts[n].tokens for n in batch],
                 settings.generated,

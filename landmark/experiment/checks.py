@@ -16,10 +16,6 @@ def check(config: Config) -> None:
     settings = checks.resolve(config).eval
     local = chunk_length(shape, settings.length, settings.local, config.memory.window)
     if config.model.kind == "landmark":
-        memory = memory_settings(config)
-        of_memory = {key: value for key, value in memory.items() if key not in ("folder", "seed")}
-        of_model = {"fan_out": shape.fan_out, "levels": shape.levels, "landmark_values": shape.landmark_values}
-        of_model |= {"joint_softmax": shape.joint_softmax, "block_size": shape.block_size}
-        check_settings(**of_memory, **of_model, uneven=shape.ends is not None)
+        check_settings(memory_settings(config), config.model.block_size or 1)
     if settings.retrieval_statistics:
         penultimate_chunk_start(shape, settings.length, local, config.retrieval.k)

@@ -1,12 +1,11 @@
 """Evaluating a row: perplexity or a probe on text, answers to prompts, or documents found, as its settings say."""
 
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from landmark.config import Config
-from landmark.experiment import identity
+from landmark.config.extensions import hook
 from landmark.experiment.devices import evaluation_device
 from landmark.experiment.inputs import Inputs
 from landmark.experiment.jobs import Job, read_run
@@ -25,15 +24,13 @@ def evaluate_row(job: Job, inputs: Inputs) -> dict[str, Any]:
     """The results of a row whose run is trained."""
     from landmark.data import SyntheticCorpus, task_corpus
     from landmark.data.mqar import Mqar
-    from landmark.evaluation import evaluate, evaluate_masked, evaluate_mqar, evaluate_probe, evaluate_recall
+    from landmark.evaluation import evaluate, evaluate_mqar, evaluate_probe, evaluate_recall
     from landmark.models import decoder_config, load
 
     config, tokenizer, corpus = job.config, inputs.tokenizer(job.config), inputs.corpus(job.config)
     set_up_processor(config)
     shape = decoder_config(config.model, tokenizer, config.cmt.enabled)
     model = load(job.run.folder, shape, evaluation_device(config))
-    if config.cmt.per_layer:
-        config = _with_cutoffs(cast("Decoder", model), job, inputs)
     recalls_pairs = isinstance(corpus, SyntheticCorpus) and isinstance(corpus.data, Mqar)
     counts_texts = recalls_pairs or config.eval.probe is not None or config.eval.retriever is not None
     with ProgressBar(job.name, " texts" if counts_texts else "tok") as progress:
@@ -46,26 +43,12 @@ def evaluate_row(job: Job, inputs: Inputs) -> dict[str, Any]:
 
             streams = {split: corpus.split(split) for split in ("validation", config.eval.split)}
             return evaluate_sentences(model, streams, tokenizer, config, progress)
-        measure = evaluate if config.eval.probe is None else evaluate_probe
-        measure = evaluate_masked if config.model.masked else measure
+        measure = hook(config, "evaluate", evaluate if config.eval.probe is None else evaluate_probe)
         results = measure(model, corpus.split(config.eval.split), tokenizer, config, progress)
     # One segment has no standard error.
     undefined = {key: None for key, value in results.items() if key.endswith("_se") and not math.isfinite(value)}
     chosen = {"cutoffs": config.cmt.cutoffs} if config.cmt.cutoffs is not None else {}
     return results | undefined | chosen
-
-
-def _with_cutoffs(model: "Decoder", job: Job, inputs: Inputs) -> Config:
-    """The configuration with a cutoff chosen for each layer; its measurements are kept in the run's folder."""
-    from landmark.evaluation import choose_cutoffs
-
-    config = job.config
-    stream = cast("Stream", inputs.corpus(config).split("validation"))
-    measured = identity.digest(identity.layer_cutoffs_settings(config, job.run.id, stream.sha256))
-    path = job.run.folder / f"cutoffs-{measured}.json"
-    with ProgressBar(f"{job.name}, cutoffs", " tests") as progress:
-        chosen = choose_cutoffs(model, stream, inputs.tokenizer(config), config, path, progress)
-    return replace(config, cmt=replace(config.cmt, cutoff=0.0, cutoffs=chosen, per_layer=False))
 
 
 def load_trained(config: Config, folder: Path, inputs: Inputs) -> "tuple[Decoder, Tokenizer]":

@@ -2,14 +2,16 @@
 
 import hashlib
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from landmark.config import SYNTHETIC, Config
-from landmark.utils.constants import JOINT_SOFTMAX_VERSION, PASSKEY_VERSION, RULER_SAMPLES_VERSION, RULER_VERSION
+from landmark.config.extensions import hooks
+from landmark.utils.constants import PASSKEY_VERSION, RULER_SAMPLES_VERSION, RULER_VERSION
 
 # Raised by hand when the same settings give other numbers than before.
 NUMERICS_VERSION = 1
+ALPHA_VERSION = 2  # of models with `model.joint_softmax`
 
 _OPTIMISATION = (
     *("steps", "batch_size", "length", "k", "local", "precision"),
@@ -40,7 +42,7 @@ def run_settings(config: Config, tokenizer_hash: str, stream_sha256: str, start:
     if config.data.repeats is not None:
         settings["repeats"] = config.data.repeats
     if config.model.joint_softmax:
-        settings["joint_softmax"] = JOINT_SOFTMAX_VERSION
+        settings["joint_softmax"] = ALPHA_VERSION
     else:  # 0 is null
         settings["model"].pop("joint_softmax", None)
     if config.data.tasks is not None:
@@ -113,24 +115,15 @@ def row_settings(config: Config, run: str, stream_sha256: str) -> dict[str, Any]
             settings["retrieval_statistics"] = True
         if config.cmt.enabled:
             settings["cmt_cutoff"] = config.cmt.cutoffs or config.cmt.cutoff
-            if config.cmt.per_layer:
-                settings["cmt_per_layer"] = True
         if config.positions.mapping != "stingy":
             settings["mapping"] = config.positions.mapping
     if kind == "transformer" and config.memory.window is not None:
         settings |= {"window": config.memory.window, "sinks": config.memory.sinks}
     if kind == "transformer_xl":
         settings["cache"] = config.model.cache
-    if config.model.masked:
-        settings["masked"] = True
+    for of_extension in hooks(config, "row_settings"):
+        settings |= of_extension(config)
     return settings
-
-
-def layer_cutoffs_settings(config: Config, run: str, validation_sha256: str) -> dict[str, Any]:
-    """All that decides the measurements for `cmt.per_layer`: settings of a row without cutoff, on validation text."""
-    without = replace(config.eval, probe=None, task=None)
-    read = replace(config, cmt=replace(config.cmt, cutoff=0.0, per_layer=False), eval=without)
-    return row_settings(read, run, validation_sha256) | {"split": "validation"}
 
 
 def digest(settings: dict[str, Any]) -> str:

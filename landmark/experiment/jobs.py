@@ -114,10 +114,8 @@ def _given_run(config: Config, folder: Path, inputs: Inputs) -> Run:
 
 
 def _job(row: Row, config: Config, inputs: Inputs) -> Job:
-    run, corpus = run_of(config, inputs), inputs.corpus(config)
-    settings = identity.row_settings(config, run.id, corpus.split(config.eval.split).sha256)
-    if config.cmt.per_layer:  # cutoffs are chosen on the validation split
-        settings["validation"] = corpus.split("validation").sha256
+    run = run_of(config, inputs)
+    settings = identity.row_settings(config, run.id, inputs.corpus(config).split(config.eval.split).sha256)
     return Job(row.name, config, row.overrides, run, settings, identity.digest(settings))
 
 

@@ -12,7 +12,7 @@ from landmark.utils.errors import UserError
 
 _TAKEN = ("size", "model", "data", "tokenizer", "train", "cmt", "positions")  # groups that decide a training
 # Settings of those groups that say how a trained model is read, which the row that trained the run does not decide.
-_OF_READING = {"model": {"backend"}, "cmt": {"cutoff", "cutoffs", "per_layer"}, "positions": {"mapping"}}
+_OF_READING = {"model": {"backend"}, "cmt": {"cutoff", "cutoffs"}, "positions": {"mapping"}}
 _TAKEN_KEYS = ("eval.split", "eval.tokens")  # that the size decides
 
 
@@ -52,7 +52,7 @@ def with_settings_of_run(config: Config, overrides: Sequence[str]) -> Config:
         return config
     config = replace(config, run=str(find_run(config.run, config.output)))
     if config.task in ("generate", "inspect") and config.row is None:
-        config = replace(config, rows={}, grid=GridConfig(), compare={}, figure="rows")
+        config = replace(config, rows={}, parts={}, grid=GridConfig(), compare={}, figure="rows")
     stored = trained_with(Path(config.run or ""))
     if stored is None or config.rows or config.grid.axes:
         return config

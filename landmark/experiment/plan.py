@@ -1,5 +1,6 @@
 """Cost of an experiment's missing runs and rows: FLOPs, hours, disk. Loads no torch."""
 
+import functools
 import math
 import statistics
 from collections.abc import Sequence
@@ -7,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from landmark.config import SYNTHETIC, Config
+from landmark.config.extensions import hook
 from landmark.utils.flops import flops_per_token, keys_per_query, training_keys
 
 # FLOP/s that a model of this kind is assumed to reach where nothing was measured: peak × utilisation.
@@ -83,7 +85,8 @@ def run_cost(name: str, config: Config, vocab_size: int, is_done: bool) -> Cost:
     train, model = config.train, config.model
     tokens = float(train.steps) * train.batch_size * train.length
     shape = model.block_size, model.window, model.cache
-    keys = train.length if model.masked else training_keys(train.length, shape, train.local, train.k)
+    usual = functools.partial(training_keys, shape=shape, local=train.local, k=train.k)
+    keys = hook(config, "keys_per_query", usual)(train.length)
     flops = tokens * _flops_per_token(config, vocab_size, keys)
     return Cost("run", name, config, is_done, tokens, flops, parameters(config, vocab_size))
 
@@ -102,15 +105,16 @@ def row_cost(name: str, config: Config, vocab_size: int, is_done: bool, split_to
     has_prompts = settings.task is not None or settings.probe is not None or config.data.name in SYNTHETIC
     tokens = float(settings.prompts * settings.length if has_prompts else settings.tokens or split_tokens or 0)
     local = settings.local or settings.length
-    keys = settings.length if model.masked else keys_per_query(local)
+    keys = keys_per_query(local)
     if model.kind == "landmark" and model.block_size:
         width = model.block_size + 1
         tokens *= width / model.block_size
-        keys += 0 if model.masked else config.retrieval.k * width + settings.length / model.block_size
+        keys += config.retrieval.k * width + settings.length / model.block_size
     elif model.kind == "transformer_xl":
         keys = keys_per_query(settings.length, local, model.cache)
     elif memory.window is not None:
         keys = keys_per_query(settings.length, local, memory.sinks + memory.window)
+    keys = hook(config, "keys_per_query", lambda length: keys)(settings.length)
     flops = tokens * _flops_per_token(config, vocab_size, keys) / 3
     return Cost("row", name, config, is_done, tokens, flops, parameters(config, vocab_size))
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -19,37 +19,30 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from landmark.attention import landmark_attention, place_phase, without_kernel
+from landmark.attention import Grouped, Packed, Scoring, Sinks, Window, has_kernel, landmark_attention, place_phase
 from landmark.attention.inputs import as_autocast, without_autocast
 from landmark.utils.errors import UserError
-
-if TYPE_CHECKING:
-    from landmark.huggingface.landmark_cache import LandmarkCache
 
 Attention = Callable[..., tuple[Tensor, Tensor | None]]
 _BESIDE: ContextVar[Any] = ContextVar("landmarks", default=None)
 
 
+class ReadsLandmarks(Protocol):
+    """What attends in the place of the model's own attention: a `LandmarkWindow` or a `LandmarkCache`."""
+
+    landmark_layers: frozenset[int]
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, sinks: Sinks | None) -> Tensor: ...
+
+
 @contextmanager
-def beside(landmarks: LandmarkWindow | LandmarkCache) -> Iterator[None]:
+def beside(landmarks: ReadsLandmarks) -> Iterator[None]:
     """Give landmarks to attention in models whose layers do not pass on the keyword argument."""
     token = _BESIDE.set(landmarks)
     try:
         yield
     finally:
         _BESIDE.reset(token)
-
-
-class Scoring(NamedTuple):
-    """How a layer makes scores, as its model says.
-
-    scale: factor of the scores. sinks: (H,), scores of a place without a value; None: there are none. softcap: cap of
-    the scores; None: there is none.
-    """
-
-    scale: float
-    sinks: Tensor | None = None
-    softcap: float | None = None
 
 
 class LandmarkWindow:
@@ -59,7 +52,7 @@ class LandmarkWindow:
         landmark_layers: numbers of the layers that use it.
         block_size: ℓ.
         phase: (B,), tokens missing from the first block of each window; with `cu_seqlens` (documents,).
-        cu_seqlens: as in `landmark.attention.landmark_attention`.
+        cu_seqlens: (documents + 1,), as in `landmark.attention.Packed`; None: nothing is packed.
     """
 
     def __init__(
@@ -73,7 +66,7 @@ class LandmarkWindow:
         )
         self.attended: set[int] = set()
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, sinks: Sinks | None) -> Tensor:
         """Attend inside the window.
 
         Args:
@@ -81,14 +74,17 @@ class LandmarkWindow:
             q: (B, H, T, d), rotated.
             k, v: (B, H_kv, T, d), k rotated.
             scoring: of the layer.
+            sinks: of the layer; None: it has none.
 
         Returns (B, H, T, d).
         """
         self.attended.add(layer)
         # Copied in the first layer alone.
-        self.phase = place_phase(self.phase, "auto", q, self.block_size, not without_kernel(softcap=scoring.softcap))
-        settings = {"block_size": self.block_size, "phase": self.phase, "cu_seqlens": self.cu_seqlens}
-        return landmark_attention(q, k, v, **settings, **scoring._asdict())
+        self.phase = place_phase(self.phase, "auto", q, self.block_size, has_kernel(Grouped(), scoring))
+        layout = Window(self.block_size, self.phase)
+        if self.cu_seqlens is not None:
+            layout = Packed(self.block_size, self.phase, self.cu_seqlens)
+        return landmark_attention(q, k, v, layout, scoring=scoring, extra=sinks)[0]
 
     def check(self) -> None:
         """Raise UserError if a layer was computed without landmarks."""
@@ -111,7 +107,7 @@ def _with_landmarks(original: Attention) -> Attention:
         key: Tensor,
         value: Tensor,
         attention_mask: Tensor | None,
-        landmarks: LandmarkWindow | LandmarkCache | None = None,
+        landmarks: ReadsLandmarks | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         if landmarks is None and not torch.compiler.is_compiling():
@@ -121,8 +117,9 @@ def _with_landmarks(original: Attention) -> Attention:
             return original(module, query, key, value, attention_mask, **kwargs)
         query, key, value = as_autocast(query, key, value)
         with without_autocast(query):
-            scoring = Scoring(kwargs["scaling"], kwargs.get("s_aux"), kwargs.get("softcap"))
-            out = landmarks.attend(layer, query, key, value, scoring)
+            scores = kwargs.get("s_aux")
+            sinks = None if scores is None else Sinks(scores)
+            out = landmarks.attend(layer, query, key, value, Scoring(kwargs["scaling"], kwargs.get("softcap")), sinks)
         return out.transpose(1, 2).contiguous(), None
 
     return attention

@@ -43,7 +43,7 @@ def check_model(model: Any) -> None:
             f"{family}: rope_type={kind} rotates keys by angles that depend on the length of the text; "
             f"supported are those that do not: {', '.join(STATIC)}"
         )
-    if family == "llama4_text" and (turned := sorted(landmark_layers(model) - still_layers(model))):
+    if family == "llama4_text" and (turned := sorted(landmark_layers(model) - unrotated_layers(model))):
         raise UserError(f"{family}: layers {turned} have full attention and rotate neighbouring channels together")
     if implementation not in ATTENTION:
         raise UserError(f"attn_implementation={implementation}: load the model with one of {', '.join(ATTENTION)}")
@@ -98,7 +98,7 @@ def landmark_layers(model: PreTrainedModel) -> frozenset[int]:
     return frozenset(number for number, kind in enumerate(layer_types(model)) if kind == FULL)
 
 
-def still_layers(model: PreTrainedModel) -> frozenset[int]:
+def unrotated_layers(model: PreTrainedModel) -> frozenset[int]:
     """The numbers of the layers whose queries and keys are not rotated."""
     rotates = getattr(text_config(model), "no_rope_layers", None) or ()  # despite its name, 1 for layers that rotate
     return frozenset(number for number, each in enumerate(rotates) if not each)

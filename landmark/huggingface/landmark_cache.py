@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import math
 import os
 import shutil
@@ -22,7 +21,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicSlidingWindowLayer
 
-from landmark.huggingface.attention import Scoring, check_attended
+from landmark.attention import Scoring, Sinks
+from landmark.attention.keys import Keys
+from landmark.huggingface.attention import check_attended
 from landmark.huggingface.families import (
     FULL,
     inverse_frequencies,
@@ -30,17 +31,15 @@ from landmark.huggingface.families import (
     layer_types,
     memory_frequencies,
     softcap_of,
-    still_layers,
+    unrotated_layers,
     window_size,
 )
-from landmark.memory import Memory
+from landmark.memory.observer import Observer
+from landmark.memory.settings import memory_of
 from landmark.utils.errors import UserError
 from landmark.utils.files import write_atomic
 from landmark.utils.weights import weights_digest
 
-# Of `Memory`, but not settings of a wrapped model, whose windows have neither a hierarchy nor local blocks.
-FIXED = frozenset({"self", "block_size", "rope_base", "still_layers", "model", "backend", "gradient"})
-FIXED |= {"local_blocks", "fan_out", "levels", "softcap", "uneven", "landmark_values", "joint_softmax"}
 WINDOWS = "windows.safetensors"  # beside a saved memory: keys and values of layers with a sliding window
 
 
@@ -56,14 +55,11 @@ class LandmarkCache(Cache):
     The samples of a batch share one memory as long as each chunk has the same number of tokens for all of them. For a
     padded batch `split` makes a cache of each sample, in `samples`; from then on `memory` is empty.
 
-    block_size: ℓ. settings: of `Memory`. Raises UserError for one that it does not have, or
-    out of range.
+    block_size: ℓ. observer: of `Memory`. settings: `landmark.memory.settings.SETTINGS`. Raises UserError for one that
+    does not exist, or out of range.
     """
 
-    def __init__(self, model: PreTrainedModel, block_size: int, **settings: Any):
-        known = inspect.signature(Memory).parameters.keys() - FIXED
-        if wrong := sorted(settings.keys() - known):
-            raise UserError(f"memory has no setting {', '.join(wrong)}: it has {', '.join(sorted(known))}")
+    def __init__(self, model: PreTrainedModel, block_size: int, observer: Observer | None = None, **settings: Any):
         window: Any = window_size(model)
         self._chunk = _Chunk()
         super().__init__(
@@ -74,9 +70,10 @@ class LandmarkCache(Cache):
         )
         self.landmark_layers = landmark_layers(model)
         self._frequencies = inverse_frequencies(model)
-        positions = {"rope_base": memory_frequencies(model), "still_layers": still_layers(model)}
-        own = {"model": partial(weights_digest, model), "softcap": softcap_of(model)}
-        self.memory = Memory(block_size, **own, **positions, **settings)
+        keys = Keys(rope_base=memory_frequencies(model), unrotated_layers=unrotated_layers(model))
+        of_model = {"keys": keys, "scoring": Scoring(softcap=softcap_of(model))}
+        self.memory = memory_of(block_size, settings, **of_model, observer=observer)
+        self.memory.model = partial(weights_digest, model)
         self.samples: list[LandmarkCache] = []
         self._columns = 0  # of a padded batch: tokens read, padding included
         self._torn = False  # whether only some samples of a padded batch have read the last tokens
@@ -115,7 +112,7 @@ class LandmarkCache(Cache):
             self._chunk.positions = None
         self.memory.commit()
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, sinks: Sinks | None) -> Tensor:
         """Attend to the chunk and to the memory.
 
         Args:
@@ -124,17 +121,18 @@ class LandmarkCache(Cache):
             k: (B, H_kv, T, d), rotated by the model.
             v: (B, H_kv, T, d).
             scoring: of the layer; the memory knows its cap.
+            sinks: of the layer; None: it has none.
 
         Returns (B, H, T, d).
         """
-        assert scoring.softcap == self.memory.softcap
+        assert scoring.softcap == self.memory.scoring.softcap
         assert self._chunk.positions is not None  # or `_MemoryLayer.update` had raised
         self._chunk.attended.add(layer)
-        if layer not in self.memory.still_layers:
+        if layer not in self.memory.keys.unrotated_layers:
             positions = self._chunk.positions.to(q.device) if self._windows else None
             q, k = (unrotate(x, positions, self._frequencies) for x in (q, k))
-        rescale = scoring.scale * math.sqrt(q.shape[-1])
-        return self.memory.attend(layer, q if rescale == 1 else q * rescale, k, v, sinks=scoring.sinks)
+        rescale = scoring.scale_of(q.shape[-1]) * math.sqrt(q.shape[-1])
+        return self.memory.attend(layer, q if rescale == 1 else q * rescale, k, v, sinks)
 
     def reset(self) -> None:
         """Forget everything: a new text begins."""
@@ -196,7 +194,7 @@ class LandmarkCache(Cache):
         if self.samples:
             at = torch.zeros(1, dtype=torch.int64)
             chosen.samples = [self.samples[number].select(at) for number in samples.tolist()]
-        chosen.memory = self.memory.select(samples)
+        chosen.memory = self.memory.select_samples(samples)
         chosen.layers = []
         for number, layer in enumerate(self.layers):
             copied = _MemoryLayer(chosen._chunk, number)
@@ -320,7 +318,7 @@ def unrotate(x: Tensor, position_ids: Tensor | None, inverse_frequencies: Tensor
     pair side by side, as in `landmark.memory`; channels that do not rotate stay where they are.
     """
     turning = 2 * len(inverse_frequencies)
-    rotated, still = x.split([turning, x.shape[-1] - turning], -1)
+    rotated, unrotated = x.split([turning, x.shape[-1] - turning], -1)
     pairs = torch.stack(rotated.chunk(2, -1), -1)
     if position_ids is not None:
         angle = position_ids[:, None, :, None].float() * inverse_frequencies.to(x.device).float()  # as the model does
@@ -328,4 +326,4 @@ def unrotate(x: Tensor, position_ids: Tensor | None, inverse_frequencies: Tensor
         turn = torch.polar(torch.ones_like(angle), -angle)
         pairs = torch.view_as_real(torch.view_as_complex(pairs.to(angle.dtype)) * turn)
     turned_back = pairs.flatten(-2).to(x.dtype)
-    return torch.cat([turned_back, still], -1) if still.shape[-1] else turned_back
+    return torch.cat([turned_back, unrotated], -1) if unrotated.shape[-1] else turned_back

@@ -32,8 +32,8 @@ _MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.BE
 class LandmarkSettings:
     """How a model reads with landmarks.
 
-    token: id of the landmark. block_size: ℓ. local: tokens of a text read at a time. memory: settings of
-    `landmark.memory.Memory`.
+    token: id of the landmark. block_size: ℓ. local: tokens of a text read at a time. memory: settings of a memory, by
+    the names of `landmark.memory.settings.SETTINGS`.
     """
 
     token: int
@@ -78,7 +78,7 @@ class LandmarkModel(_Base):
         return LandmarkSettings(**getattr(self.config, SETTINGS))
 
     def new_memory(self, **settings: Any) -> LandmarkCache:
-        """An empty memory. settings: of `landmark.memory.Memory`; they replace those the model was wrapped with."""
+        """An empty memory. settings: of a memory (SETTINGS), and `observer`; else those the model was wrapped with."""
         return LandmarkCache(self, self.landmarks.block_size, **self.landmarks.memory | settings)
 
     def forward(

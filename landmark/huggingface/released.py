@@ -40,7 +40,7 @@ def recover(
         diff: folder of the difference.
         local: tokens of a prompt read at a time.
         check_sum: the sum of all weights must be this, within 0.01; `LLAMA_7B_SUM` for LLaMA 7B. None: any.
-        memory: settings of `landmark.memory.Memory`.
+        memory: `landmark.memory.settings.SETTINGS`.
 
     Returns the authors' model and its tokenizer. Raises UserError for a folder without weights, weights that do not
     fit, a tokenizer without `<landmark>`, and another sum.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from pathlib import Path
 from types import MethodType
@@ -14,11 +13,10 @@ from transformers import PreTrainedModel
 
 from landmark.huggingface.attention import ATTENTION
 from landmark.huggingface.families import check_model, text_config
-from landmark.huggingface.landmark_cache import FIXED
 from landmark.huggingface.making_classes import config_class, model_class
 from landmark.huggingface.model import SETTINGS, LandmarkModel, LandmarkSettings, prepare, saved_settings
 from landmark.huggingface.safe_loading import folder_of, open_model, open_tokenizer
-from landmark.memory import Memory
+from landmark.memory.settings import check_settings as check_memory
 from landmark.utils.constants import DEFAULT_CHUNK, LANDMARK
 from landmark.utils.errors import UserError
 
@@ -39,7 +37,7 @@ def wrap(
         model: the decoder.
         tokenizer: gets the token `<landmark>`, whose embedding is the mean of the others until it is trained.
         block_size: ℓ, tokens a block.
-        memory: settings of `landmark.memory.Memory`, as {"k": 4, "max_blocks": 1000}. None: its defaults.
+        memory: `landmark.memory.settings.SETTINGS`, as {"k": 4, "max_blocks": 1000}. None: its defaults.
         local: tokens of a prompt read at a time.
 
     Returns the same model. Raises UserError for a model or settings that do not fit, and if the tokenizer has the token
@@ -124,10 +122,7 @@ def check_settings(model: PreTrainedModel, settings: LandmarkSettings) -> None:
             raise UserError(f"{name}={value!r}: must be a whole number")
     if settings.local < 1:
         raise UserError(f"local={settings.local}: at least one token must be read at a time")
-    allowed = [name for name in inspect.signature(Memory.__init__).parameters if name not in FIXED]
-    if unknown := sorted(set(settings.memory) - set(allowed)):
-        raise UserError(f"memory: {', '.join(map(str, unknown))}: unknown; the settings are {', '.join(allowed)}")
-    Memory(settings.block_size, **settings.memory)
+    check_memory(settings.memory, settings.block_size)
     cutoff, layers = settings.memory.get("cutoff"), text_config(model).num_hidden_layers
     if isinstance(cutoff, list | tuple) and len(cutoff) != layers:
         raise UserError(f"memory: cutoff has {len(cutoff)} numbers: give one, or one for each of {layers} layers")

@@ -6,7 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from landmark.memory.memory import Memory as Memory
+    from landmark.memory.positions import Stingy as Stingy
+    from landmark.memory.positions import TruePositions as TruePositions
     from landmark.memory.sinks import SinkMemory as SinkMemory
+    from landmark.memory.store import Store as Store
     from landmark.memory.transformer_xl import RecurrentMemory as RecurrentMemory
     from landmark.memory.transformer_xl import UnlimitedMemory as UnlimitedMemory
 
@@ -14,9 +17,12 @@ _PUBLIC = {
     "Memory": "landmark.memory.memory",
     "RecurrentMemory": "landmark.memory.transformer_xl",
     "SinkMemory": "landmark.memory.sinks",
+    "Stingy": "landmark.memory.positions",
+    "Store": "landmark.memory.store",
+    "TruePositions": "landmark.memory.positions",
     "UnlimitedMemory": "landmark.memory.transformer_xl",
 }
-__all__ = ["Memory", "RecurrentMemory", "SinkMemory", "UnlimitedMemory"]
+__all__ = ["Memory", "RecurrentMemory", "SinkMemory", "Stingy", "Store", "TruePositions", "UnlimitedMemory"]
 
 
 def __getattr__(name: str) -> Any:

@@ -8,47 +8,69 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from landmark.attention import Grouped
 from landmark.attention.flash import attention_forward
 from landmark.attention.fused.retrieved_blocks import attend_to_retrieved_blocks
-from landmark.attention.softcap import capped
-from landmark.memory.block_store import BlockStore
-from landmark.memory.cutoff import QuerySelection
+from landmark.attention.scoring import capped
+from landmark.memory.query_selection import QuerySelection
 from landmark.memory.query_tiles import QueryTiles, for_each_head
+from landmark.memory.question import Question
+from landmark.memory.store import BlockStore
+
+
+def read_blocks(question: Question, ages: Tensor, shift: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Attend to each block of a choice separately.
+
+    Args:
+        question: that is answered.
+        ages, shift: of a `landmark.memory.select.Choice`.
+
+    Returns the output for each block (B, H, n, q, d), and its gate (B, H, n, q): the score of its landmark, with the
+    part α of the log-sum-exp of its tokens' scores, and the shift. All are 0 for queries that do not retrieve.
+    """
+    lags, selected = question.lags.attending(ages), None if question.selection is None else question.selection.selected
+    scoring = question.softcap, question.gate
+    out, gates = attend_to_blocks(question.rounded, question.store, ages, lags, selected, *scoring)
+    return out, gates if shift is None else gates + shift
 
 
 def attend_to_blocks(
-    rotated_queries: Tensor,
+    queries: Tensor,
     store: BlockStore,
     ages: Tensor,
     lags: Tensor,
     selected: Tensor | None = None,
     softcap: float | None = None,
-    joint_softmax: float = 0.0,
+    gate: Grouped = Grouped(),  # noqa: B008 (it is frozen)
 ) -> tuple[Tensor, Tensor]:
-    """Attend to each retrieved block separately.
+    """`read_blocks` of these tensors.
 
     Args:
-        rotated_queries: (S, B, n, H, d), scaled, and rotated for lag 1…S.
+        queries: (S, B, n, H, d), scaled, and rotated for lag 1…S.
         store: the layer's blocks.
         ages: (B, H, H_kv or 1, n or 1, q), the retrieved blocks; 1 is the newest block.
         lags: shape of ages, the lag of each block (positions.py).
         selected: (B, H, n), bool, queries that retrieve; None: all do.
         softcap: cap of the scores, and of the gates; None: there is none.
-        joint_softmax: how much of the log-sum-exp of a block's scores is added to its gate.
-
-    Returns the output for each block (B, H, n, q, d), and its gate (B, H, n, q): the score of its landmark, and
-    what joint_softmax adds. Both are 0 for queries that do not retrieve.
+        gate: how a block weighs.
     """
     if selected is not None:
         ages, lags = (for_each_head(x, selected.shape[1]).expand(*selected.shape, -1) for x in (ages, lags))
-    elif ages.shape[2] == 1:
-        ages, lags = (for_each_head(x, rotated_queries.shape[3]) for x in (ages, lags))
-        return _attend_shared(rotated_queries, store, ages, lags, softcap, joint_softmax)
-    return _attend_in_tiles(QueryTiles(rotated_queries, store, ages, lags, selected, softcap), joint_softmax)
+    elif ages.shape[2] == 1 and not (gate.alpha and queries.requires_grad):  # plain attention's is without a gradient
+        ages, lags = (for_each_head(x, queries.shape[3]) for x in (ages, lags))
+        return _attend_shared(queries, store, ages, lags, softcap, gate)
+    elif ages.shape[2] < queries.shape[2]:
+        ages, lags = (x.expand(-1, -1, queries.shape[2], -1) for x in (ages, lags))
+    tiles = QueryTiles(queries, store, ages, lags, selected, softcap)
+    out, gates = tiles.empty(tiles.dim), tiles.empty(dtype=store.landmarks.dtype)
+    for part in tiles.parts():
+        out[part.tiles] = tiles.split(torch.bmm(part.scores.softmax(-1), part.blocks.read_values(part.buffer)))
+        gates[part.tiles] = tiles.split(tiles.gates(part, gate))
+    return tiles.of_queries(out), tiles.of_queries(gates).squeeze(-1)
 
 
 def merge(
-    local: tuple[Tensor, Tensor], block_out: Tensor, gates: Tensor, selection: QuerySelection | None
+    local: tuple[Tensor, Tensor], blocks: tuple[Tensor, Tensor], selection: QuerySelection | None
 ) -> tuple[Tensor, Tensor]:
     """Merge the outputs of the blocks and of local attention, by a softmax of the gates.
 
@@ -56,51 +78,41 @@ def merge(
 
     Args:
         local: output (B, H, T, d) and log-sum-exp (B, H, T) of local attention.
-        block_out: (B, H, n, q, d).
-        gates: (B, H, n, q).
+        blocks: outputs (B, H, n, q, d) and gates (B, H, n, q).
         selection: the n queries; None: the model has no context miss token.
 
     Returns the output (B, H, T, d) and the weights of the blocks (B, H, n, q).
     """
-    out, lse = local
+    (out, lse), (block_out, gates) = local, blocks
     if selection is None:
         weights = torch.cat([lse[..., None], gates.to(lse.dtype)], -1).softmax(-1).to(out.dtype)
         of_blocks = weights[..., 1:]
-        return weights[..., :1] * out + weighted_sum(of_blocks, block_out), of_blocks
+        return weights[..., :1] * out + _weighted_sum(of_blocks, block_out), of_blocks
     weights = gates.to(lse.dtype).softmax(-1) * selection.gather(selection.cmt_weight)[..., None]
     if selection.selected is not None:
         weights = weights * selection.selected[..., None]
-    return selection.scatter_add(out, weighted_sum(weights.to(out.dtype), block_out)), weights
+    return selection.scatter_add(out, _weighted_sum(weights.to(out.dtype), block_out)), weights
 
 
-def weighted_sum(weights: Tensor, block_out: Tensor) -> Tensor:
+def _weighted_sum(weights: Tensor, block_out: Tensor) -> Tensor:
     """Σ_q of weights (B, H, n, q) times block_out (B, H, n, q, d)."""
     return (weights[..., None, :] @ block_out)[..., 0, :]
 
 
-def attend_to_blocks_fused(
-    rotated_queries: Tensor,
-    store: BlockStore,
-    ages: Tensor,
-    num_recent: int,
-    local: tuple[Tensor, Tensor],
-    selection: QuerySelection | None,
-    joint_softmax: float = 0.0,
-) -> Tensor:
-    """`attend_to_blocks` and `merge` in one kernel, which reads the blocks where they are stored.
+def read_and_merge_fused(question: Question, ages: Tensor, local: tuple[Tensor, Tensor]) -> Tensor:
+    """`read_blocks` and `merge` in one kernel, which reads the blocks where they are stored: (B, H, T, d).
 
-    Args: as in `attend_to_blocks` and `merge`; num_recent: of the newest blocks, how many have a lag of their own.
-
-    Returns the output (B, H, T, d).
+    Args: as in these.
     """
-    heads, selected = rotated_queries.shape[3], None if selection is None else selection.selected
-    count = ages.numel() // ages.shape[1] * heads
-    rows, blocks = None, store.in_place(count) if selected is None else None
+    queries, store, selection = question.rounded, question.store, question.selection
+    selected = None if selection is None else selection.selected
+    rows, blocks = None, None
+    if selected is None:
+        blocks = store.in_place(ages.numel() // ages.shape[1] * queries.shape[3])
     if blocks is None:
-        rows, blocks = _fetched_rows(rotated_queries, store, ages, selected)
-    of_store = {"added": store.added, "recent": num_recent, "rows": rows, "sizes": store.sizes}
-    of_store["joint"] = joint_softmax
-    tensors = rotated_queries, *blocks, store.landmarks, ages
+        rows, blocks = _fetched_rows(queries, store, ages, selected)
+    of_store = {"added": store.added, "recent": question.lags.own, "rows": rows, "alpha": question.gate.alpha}
+    tensors = queries, *blocks, store.landmarks, ages
     if selection is None:
         return attend_to_retrieved_blocks(*tensors, **of_store, local=local)
     weight = selection.gather(selection.cmt_weight)
@@ -109,13 +121,13 @@ def attend_to_blocks_fused(
 
 
 def _fetched_rows(
-    rotated_queries: Tensor, store: BlockStore, ages: Tensor, selected: Tensor | None
+    queries: Tensor, store: BlockStore, ages: Tensor, selected: Tensor | None
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """Fetch the blocks of the queries that retrieve: their rows (B, H, n or 1, q), and keys and values (m, ℓ, d)."""
-    _, batch, queries, heads, _ = rotated_queries.shape
+    _, batch, count, heads, _ = queries.shape
     ages = for_each_head(ages, heads)
     if selected is not None:
-        ages = ages.expand(-1, -1, queries, -1)
+        ages = ages.expand(-1, -1, count, -1)
     samples = torch.arange(batch, device=ages.device)[:, None, None, None]
     kv_heads = torch.arange(heads, device=ages.device)[None, :, None, None] * store.kv_heads // heads
     places = (samples * store.kv_heads + kv_heads) * store.capacity + store.rows(ages)  # (B, H, n or 1, q)
@@ -130,42 +142,23 @@ def _fetched_rows(
 
 
 def _attend_shared(
-    rotated_queries: Tensor,
-    store: BlockStore,
-    ages: Tensor,
-    lags: Tensor,
-    softcap: float | None,
-    joint_softmax: float,
+    queries: Tensor, store: BlockStore, ages: Tensor, lags: Tensor, softcap: float | None, gate: Grouped
 ) -> tuple[Tensor, Tensor]:
-    """`attend_to_blocks` where all queries of a head retrieve the same blocks: plain attention to each block."""
-    _, batch, queries, heads, dim = rotated_queries.shape
-    count, device = ages.shape[-1], rotated_queries.device
+    """`attend_to_blocks` where all queries of a head retrieve the same blocks: plain attention to each block.
+
+    ages, lags: (B, H, 1, q).
+    """
+    _, batch, length, heads, dim = queries.shape
+    count, device = ages.shape[-1], queries.device
     samples = torch.arange(batch, device=device)[:, None, None]
     q_heads = torch.arange(heads, device=device)[None, :, None]
-    q = rotated_queries.permute(0, 1, 3, 2, 4)[lags[:, :, 0] - 1, samples, q_heads]  # (B, H, q, T, d)
+    q = queries.permute(0, 1, 3, 2, 4)[lags[:, :, 0] - 1, samples, q_heads]  # (B, H, q, T, d)
     first = torch.arange(0, batch * store.kv_heads * store.capacity, store.capacity, device=device)
-    first = for_each_head(first.view(batch, -1, 1), heads)
-    places = (first + store.rows(ages[:, :, 0])).flatten()  # (B, H, q)
+    places = (for_each_head(first.view(batch, -1, 1), heads) + store.rows(ages[:, :, 0])).flatten()  # (B, H, q)
     blocks = store.fetch(places)
     landmarks = store.read_landmarks(places).view(batch, heads, count, dim)
     gates = capped((q.to(landmarks.dtype) @ landmarks[..., None])[..., 0].mT, softcap)
     keys, values = blocks.read_keys()[:, None], blocks.read_values()[:, None]
-    q = q.reshape(-1, 1, queries, dim)
-    is_token = store.is_token(places)
-    if is_token is None:
-        out, lse = attention_forward(q, keys, values, scale=1.0, softcap=softcap)
-    else:
-        scores = capped(q @ keys.mT, softcap).masked_fill(~is_token[:, None, None], -torch.inf)
-        out, lse = scores.softmax(-1) @ values, scores.logsumexp(-1)
-    if joint_softmax:
-        gates = gates + joint_softmax * lse.view(batch, heads, count, queries).mT
-    return out.view(batch, heads, count, queries, dim).transpose(2, 3), gates
-
-
-def _attend_in_tiles(tiles: QueryTiles, joint_softmax: float) -> tuple[Tensor, Tensor]:
-    """`attend_to_blocks` where each query has blocks of its own."""
-    out, gates = tiles.empty(tiles.dim), tiles.empty(dtype=tiles.store.landmarks.dtype)
-    for part in tiles.parts():
-        out[part.tiles] = tiles.split(torch.bmm(part.scores.softmax(-1), part.blocks.read_values(part.buffer)))
-        gates[part.tiles] = tiles.split(tiles.gates(part, joint_softmax))
-    return tiles.of_queries(out), tiles.of_queries(gates).squeeze(-1)
+    out, lse = attention_forward(q.reshape(-1, 1, length, dim), keys, values, scale=1.0, softcap=softcap)
+    gates = gate.of_blocks(gates, lambda: lse.view(batch, heads, count, length).mT)
+    return out.view(batch, heads, count, length, dim).transpose(2, 3), gates

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from landmark.memory.cutoff import QuerySelection
+from landmark.memory.query_selection import QuerySelection
 
 RATES = ("drop_rate", "drop_rates", "skipped")
 
@@ -24,7 +25,7 @@ class MemoryStatistics:
       one set. blocks_retrieved: blocks in these sets.
     - blocks_read, bytes_read: blocks of one head that queries attend to, and bytes of their keys and values.
     - blocks_kept: blocks of a layer. bytes_kept: bytes of all layers. device_bytes_kept: bytes on the compute device.
-    - With a tier other than the device, the counts of `landmark.memory.block_cache.TierCounts`.
+    - With a tier other than the device, the counts of `landmark.memory.store.block_cache.TierCounts`.
     - With a context miss token: possible and dropped lookups of each layer and head, and the rates of `with_rates`.
     """
 
@@ -34,8 +35,23 @@ class MemoryStatistics:
         self.seconds_searching = 0.0
         self._dropped: dict[int, Tensor] = {}  # by layer, (2, H): lookups that were possible, and those dropped
 
-    def count_dropped(self, layer: int, retrieves: Tensor) -> None:
-        """Count the possible and the dropped lookups of a chunk's queries. retrieves: (B, H, T), bool."""
+    def copy(self) -> MemoryStatistics:
+        """The same counts, to go back to."""
+        copied = copy.copy(self)
+        copied._dropped = dict(self._dropped)
+        return copied
+
+    def count_search(self, layer: int, selection: QuerySelection | None, seconds: float) -> None:
+        """Count a search that took so long, and the possible and the dropped lookups of its queries."""
+        self.searches += 1
+        if selection is None:
+            self.seconds_searching += seconds
+            return
+        if selection.is_empty:
+            self.searches_skipped += 1
+        else:
+            self.seconds_searching += seconds
+        retrieves = selection.retrieves  # (B, H, T)
         possible = torch.full((retrieves.shape[1],), retrieves[:, 0].numel(), device=retrieves.device)
         counts = torch.stack([possible, (~retrieves).sum((0, 2))])
         self._dropped[layer] = counts + self._dropped.get(layer, 0)
@@ -43,7 +59,10 @@ class MemoryStatistics:
     def count_retrieved(self, ages: Tensor, queries: int, selection: QuerySelection | None) -> None:
         """Count a chunk's retrieval.
 
-        ages: (B, H, H_kv or 1, n or 1, q), of retrieved blocks, 0 for none. queries: B·H·T.
+        Args:
+            ages: (B, H, H_kv or 1, n or 1, q), of retrieved blocks, 0 for none.
+            queries: B·H·T.
+            selection: those that retrieve; None: all.
         """
         blocks, lookups = ages.numel(), queries
         if selection is not None and selection.selected is not None:

@@ -2,55 +2,83 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from landmark.memory.block_store import BlockStore
-from landmark.memory.hierarchy import GroupKeys
-from landmark.memory.index import LandmarkIndex
+from landmark.attention.keys import Keys
+from landmark.memory.store import BlockStore
 
 
 class LayerMemory:
-    """The blocks of one layer, and its pending tokens, which are not stored in blocks yet.
+    """The blocks of one layer, and what the next chunk needs of the tokens that are not stored in blocks yet.
 
-    index: index of the blocks' landmarks; None: all landmarks are scored.
-    groups: keys of the groups of landmarks; None: the model has no such groups.
+    between: by name, the samples in the first dimension: "pending_keys" and "pending_values" (B, H_kv, pending, d), not
+        rotated, of the last, incomplete block; "last_key" of the last normal token, the channels that the next one
+        takes; "queries" (B, H, n, d) of the last tokens, not rotated. All that a saved memory has beside the blocks.
+    chunk: the same after the present chunk, with the pending tokens of complete blocks; None: there is no chunk.
+    notes: what a selector has computed from the blocks, by name; it is not saved.
     """
 
-    def __init__(self, store: BlockStore, index: LandmarkIndex | None = None, groups: GroupKeys | None = None):
-        self.store, self.index, self.groups = store, index, groups
-        self.pending: tuple[Tensor, Tensor] | None = None  # keys and values (B, H, pending, d), not rotated
-        self.last_key: Tensor | None = None  # of the last normal token, the channels that the next one takes
-        self.chunk: tuple[Tensor, Tensor] | None = None  # the same of pending tokens and chunk, until the commit
-        self.empty: Tensor | None = None  # (1, pending + T), bool: which of these are empty places
-        self.queries: Tensor | None = None  # (B, H, n, d) of the last tokens, with a query window; not rotated
-        self.next_queries: Tensor | None = None  # those after the commit
-        self.weights: Tensor | None = None  # (B, H, n, ℓ) of the tokens of complete blocks in pooled keys
+    def __init__(self, store: BlockStore):
+        self.store = store
+        self.between: dict[str, Tensor] = {}
+        self.chunk: dict[str, Tensor] | None = None
+        self.notes: dict[str, Any] = {}
+
+    @property
+    def pending(self) -> tuple[Tensor, Tensor] | None:
+        """Keys and values (B, H_kv, pending, d) of the pending tokens, not rotated; None: nothing was read."""
+        return (self.between["pending_keys"], self.between["pending_values"]) if self.between else None
 
     @property
     def num_pending(self) -> int:
         """Tokens that are pending, landmarks included."""
         return 0 if self.pending is None else self.pending[0].shape[2]
 
-    def append(self, k: Tensor, v: Tensor, empty: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Add a chunk's keys and values (B, H, T, d) to the pending ones: (B, H, pending + T, d).
+    def begin_chunk(
+        self, q: Tensor, k: Tensor, v: Tensor, keys: Keys, width: int, earlier_queries: int
+    ) -> tuple[Tensor, Tensor]:
+        """Keys and values (B, H_kv, pending + T, d) of the pending tokens and of a chunk.
 
-        empty: (1, T), bool, its places without a token; None: there are none. Pending tokens belong to a block that is
-        not complete, so there are none among them.
+        Args:
+            q: (B, H, T, d), not rotated.
+            k, v: (B, H_kv, T, d), k not rotated.
+            keys: how keys are made.
+            width: W = ℓ+1.
+            earlier_queries: of the last tokens of a chunk, how many queries the next one needs.
         """
-        self.empty = None if empty is None else F.pad(empty, (self.num_pending, 0))
+        end, is_landmark = self.num_pending + k.shape[2], None
+        if keys.offset and end // width > self.num_pending // width:
+            is_landmark = torch.arange(self.num_pending, end, device=k.device)[None] % width == width - 1
+        last, after = self.between.get("last_key"), int(end % width == 0)
+        shifted = keys.shifted(k, is_landmark, last)
+        if k.shape[2] > after:
+            last = keys.last(k, after)
         if self.pending is not None:
-            k, v = torch.cat([self.pending[0], k], 2), torch.cat([self.pending[1], v], 2)
-        self.chunk = k, v
-        return k, v
+            shifted, v = torch.cat([self.pending[0], shifted], 2), torch.cat([self.pending[1], v], 2)
+        self.chunk = {"pending_keys": shifted, "pending_values": v}
+        if last is not None:
+            self.chunk["last_key"] = last.detach().clone()
+        if earlier_queries:
+            self.chunk["queries"] = self.with_earlier(q, earlier_queries)[:, :, -earlier_queries:].detach().clone()
+        return shifted, v
 
-    def ask(self, q: Tensor, window: int) -> Tensor:
-        """A chunk's queries (B, H, T, d) after those of tokens before it, at most window − 1."""
-        asked = q if self.queries is None else torch.cat([self.queries.to(q.dtype)[:, :, 1 - window :], q], 2)
-        self.next_queries = asked[:, :, 1 - window :].detach()
-        return asked
+    def with_earlier(self, q: Tensor, count: int) -> Tensor:
+        """A chunk's queries (B, H, T, d) after those of tokens before it, at most `count`."""
+        earlier = self.between.get("queries")
+        return q if earlier is None else torch.cat([earlier.to(q.dtype)[:, :, -count:], q], 2)
 
-    def end_chunk(self) -> None:
-        """The chunk is committed: the next one follows it."""
-        self.chunk, self.queries, self.next_queries = None, self.next_queries, None
+    def end_chunk(self, stored: int) -> None:
+        """The chunk is part of the text; its first `stored` tokens, pending ones included, are in blocks now."""
+        assert self.chunk is not None
+        for name in ("pending_keys", "pending_values"):
+            x = self.chunk[name]
+            self.chunk[name] = (x[:, :, stored:].clone() if stored else x).detach()
+        self.between, self.chunk = self.chunk, None
+
+    def select_samples(self, samples: Tensor, into: LayerMemory) -> None:
+        """Copy these samples (n,) of the batch to an empty layer."""
+        self.store.select_samples(samples, into.store)
+        into.between = {name: x.index_select(0, samples.to(x.device)) for name, x in self.between.items()}

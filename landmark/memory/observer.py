@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from landmark.memory.block_store import BlockStore
-from landmark.memory.cutoff import QuerySelection
+from landmark.memory.query_selection import QuerySelection
+from landmark.memory.store import BlockStore
 
 
 @dataclass(frozen=True)

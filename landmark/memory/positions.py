@@ -1,4 +1,4 @@
-"""Stingy position mapping (paper, Section 3.2.1, Figure 2), in lags.
+"""Positions of blocks in memory: stingy (paper, Section 3.2.1, Figure 2), or true ones (Figure 6).
 
 The paper allots k+1 slots of W = ℓ+1 positions before the first incomplete block, and puts each block that is scored
 or attended to into one of them. Here there are S = min(blocks fed, k+1) slots, so that up to k blocks have their true
@@ -9,71 +9,130 @@ the slot just before the incomplete block, S the furthest one. The *age* of a bl
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
 from landmark.attention.rotary import RotaryTable, rotate
-from landmark.memory.cutoff import QuerySelection
+from landmark.memory.query_selection import QuerySelection
 
 
-def slots(blocks_fed: int, k: int) -> int:
-    """S, the number of slots. blocks_fed: complete blocks before the chunk, dropped ones included."""
-    return min(blocks_fed, k + 1)
+@dataclass(frozen=True)
+class Lags:
+    """The lags of the blocks of a layer, for the queries of one chunk.
 
-
-def lag_distances(blocks_fed: int, k: int, width: int, mapping: str) -> list[int]:
-    """For each lag 1…S the number of positions from the start of its slot to the first pending token.
-
-    With true positions keys are stored rotated to their own position, and one distance serves all blocks.
-
-    Args:
-        blocks_fed: complete blocks before the chunk, dropped ones included.
-        k: blocks retrieved.
-        width: W = ℓ+1, positions of a block.
-        mapping: "stingy" or "true".
+    own: of the newest blocks, how many have a lag of their own when they are scored; all older ones share the furthest.
+    distances: for each lag 1…S the number of positions from the start of its slot to the first pending token.
     """
-    if mapping == "true":
-        return [blocks_fed * width] if blocks_fed else []
-    return [lag * width for lag in range(1, slots(blocks_fed, k) + 1)]
+
+    own: int
+    distances: tuple[int, ...]
+
+    def scoring(self, ages: Tensor) -> Tensor:
+        """The lag at which the landmark of a block of each age is scored."""
+        return torch.where(ages <= self.own, ages, len(self.distances))
+
+    def attending(self, ages: Tensor) -> Tensor:
+        """The lags at which retrieved blocks are attended to.
+
+        ages: (…, q), of the q retrieved blocks, oldest first. Blocks that share a lag when they are scored fill the
+        slots from the furthest on, the others fill the slots nearest to the chunk. There may be an empty slot between
+        the two kinds.
+        """
+        if not self.own:
+            return torch.ones_like(ages)
+        slots, retrieved = len(self.distances), ages.shape[-1]
+        lag = torch.arange(retrieved, 0, -1, device=ages.device)
+        return lag.expand(ages.shape) if slots == retrieved else lag + (ages > self.own) * (slots - retrieved)
 
 
-def scoring_lag(age: Tensor, k: int, slots: int) -> Tensor:
-    """The lag at which a block's landmark is scored: for the last k blocks their age, for older ones the furthest."""
-    return torch.where(age <= k, age, slots)
+@dataclass(frozen=True)
+class Stingy:
+    """The paper's mapping: k+1 slots for all blocks."""
+
+    name: ClassVar[str] = "stingy"
+
+    def lags(self, blocks_fed: int, k: int, width: int) -> Lags:
+        """The lags for a chunk.
+
+        Args:
+            blocks_fed: complete blocks before the chunk, dropped ones included.
+            k: blocks that a query retrieves.
+            width: W = ℓ+1, positions of a block.
+        """
+        return Lags(k, tuple(lag * width for lag in range(1, min(blocks_fed, k + 1) + 1)))
+
+    def stored(self, rotary: RotaryTable, blocks_fed: int, shape: tuple[int, int], like: Tensor) -> Tensor:
+        """The factors that rotate the keys of new blocks, (n or 1, W, d/2): each by its offset in its block.
+
+        Args:
+            rotary: of the layer.
+            blocks_fed: blocks before the first of these, dropped ones included.
+            shape: n and W, of the new blocks.
+            like: keys (…, d).
+        """
+        return rotary(0, shape[1], like)[None]
 
 
-def attending_lag(age: Tensor, k: int, slots: int) -> Tensor:
-    """The lags at which retrieved blocks are attended to.
+@dataclass(frozen=True)
+class TruePositions:
+    """True positions, for which a model must be trained: keys are stored rotated to their own, one lag serves all."""
 
-    age: (…, q), of the q retrieved blocks, oldest first. Blocks older than the last k fill the slots from the furthest
-    on, the others fill the slots nearest to the chunk. There may be an empty slot between the two kinds.
+    name: ClassVar[str] = "true"
+
+    def lags(self, blocks_fed: int, k: int, width: int) -> Lags:
+        """As `Stingy.lags`."""
+        return Lags(0, (blocks_fed * width,) if blocks_fed else ())
+
+    def stored(self, rotary: RotaryTable, blocks_fed: int, shape: tuple[int, int], like: Tensor) -> Tensor:
+        """As `Stingy.stored`, by their positions in the text."""
+        return rotary(blocks_fed * shape[1], shape[0] * shape[1], like).unflatten(0, shape)
+
+
+Positions = Stingy | TruePositions
+
+
+@dataclass(frozen=True, eq=False)
+class QueriesAtLags:
+    """The queries of a chunk, rotated for each lag when they are first needed.
+
+    q: (B, H, T, d), not rotated. scale: factor of the scores, by which they are multiplied. rotary: of the layer.
+    start: position of the first query, counted from the first pending token. lags: of the layer's blocks. selection:
+    the n queries that retrieve; None: all T.
     """
-    retrieved = age.shape[-1]
-    lag = torch.arange(retrieved, 0, -1, device=age.device)
-    return lag.expand(age.shape) if slots == retrieved else lag + (age > k) * (slots - retrieved)
 
+    q: Tensor
+    scale: float
+    rotary: RotaryTable
+    start: int
+    lags: Lags
+    selection: QuerySelection | None = None
 
-def rotate_queries(
-    q: Tensor, rotary: RotaryTable, pending: int, distances: list[int], selection: QuerySelection | None
-) -> Tensor:
-    """Queries rotated for each lag, (S, B, T or n, H, d); n: the queries of a selection.
+    def of(self, selection: QuerySelection) -> QueriesAtLags:
+        """Those of a selection."""
+        return replace(self, selection=selection)
 
-    Args:
-        q: (B, H, T, d), not rotated.
-        rotary: the rotary positions.
-        pending: number of pending tokens before the first query.
-        distances: positions of each lag, from `lag_distances`.
-        selection: the queries that retrieve; None: all.
-    """
-    queries = q.shape[2]
-    if selection is None or selection.indices is None:
-        factors = rotary.several([pending + distance for distance in distances], queries, q)[:, None, :, None]
-    else:
-        table = rotary(0, pending + queries + distances[-1], q)
-        position = selection.indices.transpose(1, 2) + pending
-        factors = torch.stack([table[position + distance] for distance in distances])
-        q = selection.gather(q)
-    q = q.transpose(1, 2)
-    lags = len(factors)
-    factors = factors.expand(-1, len(q), *factors.shape[2:]).flatten(1, 2)  # (S, B·T, H or 1, d/2)
-    return rotate(q.flatten(0, 1).expand(lags, -1, -1, -1), factors).unflatten(1, q.shape[:2])
+    @cached_property
+    def exact(self) -> Tensor:
+        """(S, B, n, H, d), in float32 also where q is not, because rounding would change which blocks are the best."""
+        q = self.q.to(torch.promote_types(self.q.dtype, torch.float32)) * self.scale
+        queries, distances = q.shape[2], self.lags.distances
+        if self.selection is None or self.selection.indices is None:
+            starts = [self.start + distance for distance in distances]
+            factors = self.rotary.several(starts, queries, q)[:, None, :, None]
+        else:
+            table = self.rotary(0, self.start + queries + distances[-1], q)
+            position = self.selection.indices.transpose(1, 2) + self.start
+            factors = torch.stack([table[position + distance] for distance in distances])
+            q = self.selection.gather(q)
+        q = q.transpose(1, 2)
+        factors = factors.expand(-1, len(q), *factors.shape[2:]).flatten(1, 2)  # (S, B·T, H or 1, d/2)
+        return rotate(q.flatten(0, 1).expand(len(factors), -1, -1, -1), factors).unflatten(1, q.shape[:2])
+
+    @cached_property
+    def rounded(self) -> Tensor:
+        """The same in the type of q, for attention to blocks."""
+        return self.exact.to(self.q.dtype)

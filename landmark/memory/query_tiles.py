@@ -11,9 +11,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from landmark.attention.softcap import capped
-from landmark.memory.block_store import BlockStore
-from landmark.memory.tiers import Fetched
+from landmark.attention import Grouped
+from landmark.attention.scoring import capped
+from landmark.memory.store import BlockStore
+from landmark.memory.store.tiers import Fetched
 
 TILES = 1, 2, 4, 8, 16, 32  # possible numbers of queries of a tile
 FETCH = 16  # fetching a block takes as long as the attention of so many queries to it
@@ -24,7 +25,7 @@ class Part(NamedTuple):
     """Tiles whose blocks are fetched together, m blocks of one key/value head; r: queries of a tile that read one.
 
     tiles: the numbers of the tiles. q: (m, r, d). places: (m,), of the blocks in (B, H_kv, capacity), flattened.
-    blocks: fetched. scores: (m, r, ℓ), −∞ where there is no token. buffer: for the values, (m, ℓ, d).
+    blocks: fetched. scores: (m, r, ℓ). buffer: for the values, (m, ℓ, d).
     """
 
     tiles: slice
@@ -73,10 +74,10 @@ class QueryTiles:
         group = (store.rows(ages) + owner * capacity).flatten()
         source = ((lags - 1) * batch + sample) * queries + torch.arange(queries, device=device)[:, None]
         source = (source * choosing + head).flatten()  # row of `_queries`
-        self._kept = None
+        self._selected_pairs = None
         if selected is not None:
-            self._kept = selected.flatten().repeat_interleave(count).nonzero().squeeze(1)
-            group, source = group[self._kept], source[self._kept]
+            self._selected_pairs = selected.flatten().repeat_interleave(count).nonzero().squeeze(1)
+            group, source = group[self._selected_pairs], source[self._selected_pairs]
         group, order = group.sort()
         number = torch.cat([group.new_zeros(1), (group[1:] != group[:-1]).cumsum(0)])  # of the pair's group
         groups = int(number[-1]) + 1 if device.type == "cpu" else min(len(group), owners * len(store))
@@ -108,19 +109,16 @@ class QueryTiles:
             if q.requires_grad:  # the backward pass needs both
                 keys, values = torch.empty_like(keys), torch.empty_like(keys)
             scores = capped(torch.bmm(q, blocks.read_keys(keys).mT), self.softcap)
-            if (is_token := self.store.is_token(places)) is not None:
-                scores = scores.masked_fill(~is_token[:, None], -torch.inf)
             yield Part(part, q, places, blocks, scores, values)
 
-    def gates(self, part: Part, joint_softmax: float) -> Tensor:
+    def gates(self, part: Part, gate: Grouped) -> Tensor:
         """The scores of the landmarks of a part's blocks, (m, r, 1), in the type of the landmarks.
 
-        joint_softmax: how much of the log-sum-exp of a block's scores is added.
+        gate: how a block weighs.
         """
         landmarks = self.store.read_landmarks(part.places)[..., None]
         gates = capped(torch.bmm(part.q.to(landmarks.dtype), landmarks), self.softcap)
-        if joint_softmax:
-            gates = gates + joint_softmax * part.scores.to(gates.dtype).logsumexp(-1, keepdim=True)
+        gates = gate.of_blocks(gates, lambda: part.scores.to(gates.dtype).logsumexp(-1, keepdim=True))
         return gates
 
     def empty(self, width: int = 1, dtype: torch.dtype | None = None) -> Tensor:
@@ -136,16 +134,16 @@ class QueryTiles:
     def of_queries(self, x: Tensor) -> Tensor:
         """Results of all tiles, as in `empty`, → (B, H, n, q, width); 0 for queries that are not selected."""
         x = x.flatten(0, 1).index_select(0, self._back)
-        if self._kept is not None:
-            x = x.new_zeros(self._pairs, *x.shape[1:]).index_copy_(0, self._kept, x)
+        if self._selected_pairs is not None:
+            x = x.new_zeros(self._pairs, *x.shape[1:]).index_copy_(0, self._selected_pairs, x)
         batch, choosing, queries, count = self._shape
         x = x.view(batch, choosing, queries, count, self._together, -1)
         return x.permute(0, 1, 4, 2, 3, 5).flatten(1, 2)
 
 
 def for_each_head(chosen: Tensor, heads: int) -> Tensor:
-    """The blocks of each query head, where heads that share keys choose together; (B, 1, …) stays as it is."""
-    return chosen if chosen.shape[1] in (1, heads) else chosen.repeat_interleave(heads // chosen.shape[1], 1)
+    """(B, H, …), what each query head has, of what heads that choose together or share keys have."""
+    return chosen if chosen.shape[1] == heads else chosen.repeat_interleave(heads // chosen.shape[1], 1)
 
 
 def _tiling(sizes: Tensor, pairs: int) -> tuple[int, int]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import shutil
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,63 +14,43 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from landmark.memory.block_files import SavedRows
-from landmark.memory.block_store import BlockStore
-from landmark.memory.carried import CarriedStates
 from landmark.memory.layer import LayerMemory
+from landmark.memory.store import BlockStore
+from landmark.memory.store.block_files import SavedRows
 from landmark.utils.errors import UserError
 from landmark.utils.files import inside, read_json, write_atomic, write_json
 from landmark.utils.leftovers import delete_leftovers, locked
 
 FORMAT = 2
-SETTINGS = {
+IDENTITY = {  # what must be equal in a memory that loads another, as the user knows it
     "block_size": "model.block_size",
     "rope_base": "model.rope_base",
     "mapping": "positions.mapping",
     "key_offset": "model.key_offset",
     "landmark_key": "model.landmark_key",
-    "local_blocks": "model.local_blocks",
-    "uneven": "uneven blocks (model.block_ends)",
-    "landmark_values": "model.landmark_values",
     "joint_softmax": "model.joint_softmax",
+    "model": "model",
+}
+# Settings of earlier versions, with the only value of which a memory can still be loaded.
+RETIRED = {
+    "local_blocks": ("model.local_blocks", 0),
+    "uneven": ("blocks that end early (model.block_ends)", False),
+    "landmark_values": ("model.landmark_values", False),
 }
 CONTENT, TENSORS = "memory.json", "tensors.safetensors"
-CARRIED = "carried."  # prefix of the hidden states of the last places
 PIECE = 1 << 24  # bytes of blocks read or written at a time
 
 
-@dataclass(frozen=True)
-class Identity:
-    """The settings that must be equal in a memory and in the saved memory that it loads.
-
-    model: a string that identifies the model; None: unknown. The others are settings of `Memory`.
-    """
-
-    block_size: int
-    rope_base: float | list[float]
-    mapping: str
-    key_offset: float
-    landmark_key: str
-    local_blocks: int
-    uneven: bool
-    landmark_values: bool
-    joint_softmax: float
-    model: str | None
-
-
-def save(
-    folder: Path, identity: Identity, position: int, layers: dict[int, LayerMemory], carried: CarriedStates
-) -> None:
+def save(folder: Path, identity: Mapping[str, Any], position: int, layers: Mapping[int, LayerMemory]) -> None:
     """See `landmark.memory.Memory.save`.
 
-    Blocks are written oldest first, as rows in the format of `landmark.memory.tiers.DeviceBlocks.rows`.
+    Blocks are written oldest first, as rows in the format of `landmark.memory.store.tiers.DeviceBlocks.rows`.
 
     Args:
         folder: the new folder.
-        identity: of the memory.
+        identity: of the memory, with the keys of IDENTITY.
         position: stream positions committed, landmarks included.
         layers: by number.
-        carried: hidden states of the last places.
     """
     if any(layer.chunk is not None for layer in layers.values()):
         raise RuntimeError("a chunk is not committed yet: call commit() before save()")
@@ -82,10 +61,13 @@ def save(
     try:
         temporary.mkdir(parents=True)
         with locked(temporary):
-            _write_layers(layers, carried, temporary)
+            tensors = {}
+            for number, layer in layers.items():
+                tensors |= {f"{number}.{name}": x for name, x in _tensors(layer).items()}
+                _write_blocks(layer.store, temporary / f"layer-{number}.blocks")
+            write_atomic(temporary / TENSORS, save_tensors(tensors))
             counts = {str(n): {"added": layer.store.added, "kept": len(layer.store)} for n, layer in layers.items()}
-            content = {"format": FORMAT, **asdict(identity), "position": position, "layers": counts}
-            write_json(temporary / CONTENT, content)
+            write_json(temporary / CONTENT, {"format": FORMAT, **identity, "position": position, "layers": counts})
             temporary.rename(folder)
     except OSError as error:
         raise UserError(f"{folder}: the memory could not be saved ({error.strerror}), nothing is left of it") from error
@@ -95,27 +77,25 @@ def save(
 
 def load(
     folder: Path,
-    identity: Identity,
+    identity: Mapping[str, Any],
     max_blocks: int | None,
     new_layer: Callable[[], LayerMemory],
     device: torch.device,
-) -> tuple[int, dict[int, LayerMemory], CarriedStates]:
+) -> tuple[int, dict[int, LayerMemory]]:
     """See `landmark.memory.Memory.load`.
 
     Args:
         folder: a folder that `save` has written.
         identity: of the memory that loads it.
-        max_blocks: most blocks that this memory keeps in each layer; None: all.
+        max_blocks: most blocks that this memory stores in each layer; None: all.
         new_layer: makes an empty layer.
         device: of the loaded tensors.
 
-    Returns the stream positions committed, the layers, and the hidden states of the last places.
+    Returns the stream positions committed, and the layers.
     """
     if not (folder / CONTENT).is_file():
         raise UserError(f"{folder} holds no saved memory: {CONTENT} is missing")
-    # Of versions that had no such settings.
-    earlier = {"local_blocks": 0, "uneven": False, "landmark_values": False, "joint_softmax": 0.0}
-    content = earlier | read_json(folder / CONTENT)
+    content = read_json(folder / CONTENT)
     _check(identity, max_blocks, content, folder)
     try:
         with safe_open(inside(folder, TENSORS), "pt", device=str(device)) as tensors:
@@ -123,60 +103,54 @@ def load(
     except (OSError, SafetensorError) as error:
         raise UserError(f"{folder / TENSORS} is missing or damaged ({error}): save the memory again") from error
     layers = {}
-    for layer, counts in content["layers"].items():
-        if not layer.isdecimal():
-            raise UserError(f"{folder / CONTENT}: {layer!r} is no layer number: save the memory again")
-        path = inside(folder, f"layer-{layer}.blocks")
-        parts = {name.partition(".")[2]: x for name, x in loaded.items() if name.startswith(f"{layer}.")}
-        layers[int(layer)] = state = new_layer()
-        state.pending = parts["pending_keys"], parts["pending_values"]
-        state.last_key, state.weights = parts.get("last_key"), parts.get("pending_weights")
-        state.queries = parts.get("queries")
+    for number, counts in content["layers"].items():
+        if not number.isdecimal():
+            raise UserError(f"{folder / CONTENT}: {number!r} is no layer number: save the memory again")
+        layers[int(number)] = layer = new_layer()
+        parts = {name.partition(".")[2]: x for name, x in loaded.items() if name.startswith(f"{number}.")}
+        summaries = {name: parts.pop(name) for name in ("landmarks", "means") if name in parts}
+        layer.between = parts
         if counts["kept"]:
-            _fill(state.store, counts["added"], counts["kept"], parts, path, content["block_size"])
-    states = {name.removeprefix(CARRIED): x for name, x in loaded.items() if name.startswith(CARRIED)}
-    return content["position"], layers, CarriedStates(states)
+            batch, heads, _, dim = summaries["landmarks"].shape
+            like = parts["pending_keys"].new_empty(batch, heads, 0, content["block_size"], dim)
+            saved = SavedRows(inside(folder, f"layer-{number}.blocks"), counts["kept"])
+            _fill(layer.store, counts["added"], saved, summaries, like)
+    return content["position"], layers
 
 
-def _write_layers(layers: dict[int, LayerMemory], carried: CarriedStates, folder: Path) -> None:
-    tensors = {f"{CARRIED}{name}": x.contiguous() for name, x in carried.states.items()}
-    for layer, state in layers.items():
-        store = state.store
-        runs = [rows for rows, _ in store.runs(store.added - len(store), len(store))]
-        for name in ("landmarks", "means", "landmark_values"):
-            if (x := getattr(store, name)).numel():
-                tensors[f"{layer}.{name}"] = torch.cat([x[:, :, rows] for rows in runs], 2).contiguous()
-        if store.sizes is not None:
-            tensors[f"{layer}.sizes"] = torch.cat([store.sizes[rows] for rows in runs])
-        assert state.pending is not None
-        tensors[f"{layer}.pending_keys"], tensors[f"{layer}.pending_values"] = map(Tensor.contiguous, state.pending)
-        if state.last_key is not None:
-            tensors[f"{layer}.last_key"] = state.last_key.contiguous()
-        if state.queries is not None:
-            tensors[f"{layer}.queries"] = state.queries.contiguous()
-        if state.weights is not None:
-            tensors[f"{layer}.pending_weights"] = state.weights.contiguous()
-        with open(folder / f"layer-{layer}.blocks", "wb") as file:
-            for rows in runs:
-                step = max(1, PIECE // (store.block_bytes * store.landmarks[:, :, 0, 0].numel()))
-                for start in range(rows.start, rows.stop, step):
-                    piece = store.blocks.rows(start, min(step, rows.stop - start))
-                    file.write(piece.flatten().view(torch.uint8).numpy().data)
-            file.flush()
-            os.fsync(file.fileno())
-    write_atomic(folder / TENSORS, save_tensors(tensors))
+def _tensors(layer: LayerMemory) -> dict[str, Tensor]:
+    """What a layer has beside the blocks' keys and values, by name."""
+    store = layer.store
+    runs = [rows for rows, _ in store.runs(store.added - len(store), len(store))]
+    summaries = {name: torch.cat([x[:, :, rows] for rows in runs], 2) for name, x in store.summaries.items() if runs}
+    return {name: x.contiguous() for name, x in (summaries | layer.between).items()}
 
 
-def _check(identity: Identity, max_blocks: int | None, content: dict[str, Any], folder: Path) -> None:
+def _write_blocks(store: BlockStore, path: Path) -> None:
+    with open(path, "wb") as file:
+        for rows, _ in store.runs(store.added - len(store), len(store)):
+            step = max(1, PIECE // (store.block_bytes * store.landmarks[:, :, 0, 0].numel()))
+            for start in range(rows.start, rows.stop, step):
+                piece = store.blocks.rows(start, min(step, rows.stop - start))
+                file.write(piece.flatten().view(torch.uint8).numpy().data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _check(identity: Mapping[str, Any], max_blocks: int | None, content: Mapping[str, Any], folder: Path) -> None:
     """Raise UserError where a memory with this identity cannot load the saved one."""
     if content.get("format") != FORMAT:
         raise UserError(f"{folder}: the memory has format {content.get('format')}, this version reads {FORMAT}")
-    expected = asdict(identity)
-    for key, setting in SETTINGS.items():
-        if content[key] != expected[key]:
-            raise UserError(f"{folder} was saved with {setting}={content[key]}, here it is {expected[key]}")
-    if content["model"] != expected["model"]:
-        raise UserError(f"{folder} was read by another model: only the model that made a memory can load it")
+    for key, (setting, only) in RETIRED.items():
+        if content.get(key, only) != only:
+            raise UserError(f"{folder} was saved with {setting}={content[key]}, which this version does not have")
+    earlier = {"joint_softmax": 0.0}  # of versions that had no such setting
+    for key, setting in IDENTITY.items():
+        saved = content.get(key, earlier.get(key))
+        if saved != identity[key] and key == "model":
+            raise UserError(f"{folder} was read by another model: only the model that made a memory can load it")
+        if saved != identity[key]:
+            raise UserError(f"{folder} was saved with {setting}={saved}, here it is {identity[key]}")
     for counts in content["layers"].values():
         kept = counts["kept"]
         if kept < counts["added"] and (max_blocks is None or max_blocks > kept):
@@ -185,33 +159,36 @@ def _check(identity: Identity, max_blocks: int | None, content: dict[str, Any], 
             )
 
 
-def _fill(store: BlockStore, added: int, kept: int, parts: dict[str, Tensor], path: Path, block_size: int) -> None:
-    """Put saved blocks into an empty store: all, or the newest ones if it keeps fewer."""
-    landmarks = parts["landmarks"]
-    batch, heads, _, dim = landmarks.shape
-    like = parts["pending_keys"].new_empty(batch, heads, 0, block_size, dim)
-    if store.keep_means and "means" not in parts:
+def _fill(store: BlockStore, added: int, saved: SavedRows, summaries: Mapping[str, Tensor], like: Tensor) -> None:
+    """Put saved blocks into an empty store: all, or the newest ones if it has room for fewer.
+
+    Args:
+        store: the store.
+        added: blocks ever added.
+        saved: the file of the newest of them.
+        summaries: of these, by name.
+        like: (B, H, 0, ℓ, d), a tensor with the blocks' shape, type and device.
+    """
+    path, rows_saved = saved.path, saved.rows
+    if missing := store.summaries.keys() - summaries.keys():
+        assert missing == {"means"}
         raise UserError(f"{path.parent} was saved without the mean keys that retrieval.scorer=mean_key ranks by")
-    wanted = min(kept, store.max_blocks or kept)
+    batch, heads, _, block_size, dim = like.shape
     row_bytes = 2 * batch * heads * block_size * dim * like.element_size()
-    if (size := path.stat().st_size if path.is_file() else 0) < kept * row_bytes:
-        raise UserError(f"{path} is cut short: it has {size:,} bytes of {kept * row_bytes:,}; save the memory again")
-    in_place = store.tier.name == "disk" and store.max_blocks is None
-    store.reserve(min(added, store.max_blocks or added), like, SavedRows(path, kept) if in_place else None)
+    if (size := path.stat().st_size if path.is_file() else 0) < rows_saved * row_bytes:
+        raise UserError(
+            f"{path} is cut short: it has {size:,} bytes of {rows_saved * row_bytes:,}; save the memory again"
+        )
+    wanted = min(rows_saved, store.max_blocks or rows_saved)
+    in_place = store.tier == "disk" and store.max_blocks is None
+    store.reserve(added, like, saved if in_place else None)
     store.added = added
-    if "sizes" in parts:
-        store.sizes = parts["sizes"].new_empty(store.capacity)
     with open(path, "rb") as file:
-        file.seek((kept - wanted) * row_bytes)
+        file.seek((rows_saved - wanted) * row_bytes)
         for rows, part in store.runs(added - wanted, wanted):
-            of_saved = slice(kept - wanted + part.start, kept - wanted + part.stop)
-            store.landmarks[:, :, rows] = landmarks[:, :, of_saved]
-            if store.keep_means:
-                store.means[:, :, rows] = parts["means"][:, :, of_saved]
-            if store.keep_landmark_values:
-                store.landmark_values[:, :, rows] = parts["landmark_values"][:, :, of_saved]
-            if store.sizes is not None:
-                store.sizes[rows] = parts["sizes"][of_saved]
+            of_saved = slice(rows_saved - wanted + part.start, rows_saved - wanted + part.stop)
+            for name, summary in store.summaries.items():
+                summary[:, :, rows] = summaries[name][:, :, of_saved]
             step = max(1, PIECE // row_bytes)
             for start in range(rows.start, rows.stop, step) if not in_place else ():
                 count = min(step, rows.stop - start)

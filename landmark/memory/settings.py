@@ -1,169 +1,168 @@
-"""The settings of a memory: their choices, and checks of their values. Loads no torch."""
+"""The settings of a memory, flat as on the command line, their checks, and the objects that they stand for.
+
+Loads no torch before `memory_of`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
+from landmark.memory.choices import GRANULARITIES, INDEX_TYPES, INDICES, MAPPINGS, SCORERS, TIERS
 from landmark.utils.errors import UserError
-from landmark.utils.fractions import fraction, joint_softmax_of
+from landmark.utils.fractions import fraction
 
-GRANULARITIES = ("per_token_and_head", "per_token_and_group", "per_head", "per_token")
-SCORERS = ("landmark", "recent", "random", "mean_key", "given")
-TIERS = ("device", "cpu", "disk")
-MAPPINGS = ("stingy", "true")
-LANDMARK_KEYS = ("token", "mean", "pooled")
-INDICES = ("exact", "faiss")
-INDEX_TYPES = ("flat", "ivf")
+if TYPE_CHECKING:
+    from landmark.memory.memory import Memory
+    from landmark.memory.select import Best, Selector
+
+SETTINGS: dict[str, Any] = {  # with their defaults
+    "k": 4,  # blocks that a query retrieves, or fewer where there are fewer
+    "max_blocks": None,  # most blocks of each layer, the oldest are dropped first; None: all
+    "granularity": "per_token_and_head",  # which queries and heads choose together (select/best.py)
+    "scorer": "landmark",  # what ranks blocks: landmarks, or for ablations one of the other SCORERS
+    "recent": 0,  # newest blocks that are always among the k (select/with_newest.py)
+    "query_window": 1,  # queries that choose together, at most ℓ (select/query_window.py)
+    "rerank": None,  # blocks with the best landmarks that get a second look (select/second_look.py); None: none do
+    "tier": "device",  # where blocks are stored (store/tiers.py); results are the same, bit for bit
+    "folder": None,  # of files of the tier "disk"; None: the system's for temporary files
+    "cache": 128,  # blocks (all heads) fetched from another tier that the device holds for each layer
+    "index": "exact",  # all landmarks are scored; "faiss": only `candidates` of older ones (select/faiss.py)
+    "index_type": "ivf",  # of faiss: an inverted file, or "flat"
+    "candidates": 16,  # landmarks that faiss finds for each query
+    "mapping": "stingy",  # positions of blocks, or "true" ones (positions.py)
+    "cutoff": 0.0,  # weight of a context miss token from which on a query retrieves; one, or one for each layer
+    "seed": 0,  # of the scorer "random"
+}
+_NAMES = {  # on the command line, where they are not retrieval.…
+    "max_blocks": "memory.blocks",
+    **{name: f"memory.{name}" for name in ("tier", "folder", "cache", "index", "index_type", "candidates")},
+    "mapping": "positions.mapping",
+}
+_CHOICES = {
+    "granularity": GRANULARITIES,
+    "scorer": SCORERS,
+    "tier": TIERS,
+    "mapping": MAPPINGS,
+    "index": INDICES,
+    "index_type": INDEX_TYPES,
+}
+# By what ranks blocks: the settings that change its question.
+_REFINED = {"landmark": ("rerank", "recent", "query_window"), "mean_key": ("query_window",), "faiss": ("rerank",)}
 
 
-def choosing_heads(granularity: str, heads: int, kv_heads: int) -> int:
-    """How many heads, or groups of them, choose blocks of their own: H, H_kv or 1."""
-    return {"per_token": 1, "per_token_and_group": kv_heads}.get(granularity, heads)
+def check_settings(settings: Mapping[str, Any], block_size: int) -> None:
+    """Raise UserError, naming the setting, for one that is unknown, out of range, or without effect.
 
-
-def check_settings(
-    *,
-    k: int,
-    max_blocks: int | None,
-    granularity: str,
-    scorer: str,
-    block_size: int = 1,
-    tier: str = "device",
-    cutoff: float | Sequence[float] = 0.0,
-    mapping: str = "stingy",
-    key_offset: float = 0.0,
-    landmark_key: str = "token",
-    cache: int = 1,
-    index: str = "exact",
-    index_type: str = "flat",
-    candidates: int = 1,
-    local_blocks: int = 0,
-    fan_out: int | None = None,
-    levels: int = 1,
-    softcap: float | None = None,
-    uneven: bool = False,
-    landmark_values: bool = False,
-    rerank: int | None = None,
-    recent: int = 0,
-    joint_softmax: float = 0.0,
-    query_window: int = 1,
-) -> None:
-    """Raise UserError, naming the setting, for a value out of range or for two values that exclude each other.
-
-    Args: as in `landmark.memory.Memory`. A default here is a value that is always allowed.
+    settings: some of SETTINGS. block_size: ℓ.
     """
-    whole = {"model.block_size": block_size, "retrieval.k": k, "memory.blocks": max_blocks, "memory.cache": cache}
-    whole |= {"memory.candidates": candidates, "model.local_blocks": local_blocks, "retrieval.rerank": rerank}
-    whole |= {"retrieval.recent": recent, "retrieval.query_window": query_window}
-    for name, value in whole.items():
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
-            raise UserError(f"{name}={value!r}: must be a whole number")
-    if block_size < 1:
-        raise UserError(f"model.block_size={block_size}: a block needs at least one token")
-    if local_blocks < 0:
-        raise UserError(f"model.local_blocks={local_blocks}: the number of blocks cannot be negative")
-    if k < 0:
-        raise UserError(f"retrieval.k={k}: the number of retrieved blocks cannot be negative")
-    if max_blocks is not None and max_blocks < max(k, 1):
-        raise UserError(
-            f"memory.blocks={max_blocks} is less than retrieval.k={k}: keep at least as many blocks as are retrieved"
-        )
-    key, cutoffs = ("cutoffs", cutoff) if isinstance(cutoff, list | tuple) else ("cutoff", [cutoff])
-    for value in cutoffs:
+    if unknown := sorted(settings.keys() - SETTINGS.keys()):
+        raise UserError(f"memory has no setting {', '.join(unknown)}: it has {', '.join(sorted(SETTINGS))}")
+    every = {"block_size": block_size, **SETTINGS, **settings}
+    _check_numbers(every)
+    for name, choices in _CHOICES.items():
+        if every[name] not in choices:
+            raise UserError(f"{_named(name, every)}: must be one of {', '.join(choices)}")
+    cutoff = every["cutoff"]
+    key, values = ("cutoffs", cutoff) if isinstance(cutoff, list | tuple) else ("cutoff", [cutoff])
+    for value in values:
         fraction(f"cmt.{key}", value, "because it is compared with a weight", cutoff)
-    fraction("model.key_offset", key_offset, "a fraction of a head's channels")
-    joint_softmax_of(joint_softmax)
-    if cache < 1:
-        raise UserError(f"memory.cache={cache}: must be at least 1, because blocks are fetched into the cache")
-    for name, value, choices in (
-        ("retrieval.granularity", granularity, GRANULARITIES),
-        ("retrieval.scorer", scorer, SCORERS),
-        ("memory.tier", tier, TIERS),
-        ("positions.mapping", mapping, MAPPINGS),
-        ("model.landmark_key", landmark_key, LANDMARK_KEYS),
-        ("memory.index", index, INDICES),
-        ("memory.index_type", index_type, INDEX_TYPES),
+    ranks = "faiss" if every["index"] == "faiss" else every["scorer"]
+    for name in ("rerank", "recent", "query_window"):
+        if every[name] != SETTINGS[name] and name not in _REFINED.get(ranks, ()):
+            by = _named("index" if ranks == "faiss" else "scorer", every)
+            can = " or ".join(other for other, names in _REFINED.items() if name in names)
+            raise UserError(
+                f"{by}: {_named(name, every)} changes which blocks are best by {can}, leave out one of them"
+            )
+    if every["rerank"] is not None and every["granularity"] != "per_token_and_head":
+        raise UserError(
+            f"{_named('granularity', every)}: {_named('rerank', every)} chooses for each query and head, "
+            "set per_token_and_head"
+        )
+    if every["index"] == "faiss" and (every["scorer"] != "landmark" or every["max_blocks"] is not None):
+        raise UserError(
+            f"memory.index=faiss: it ranks by landmarks and cannot drop blocks, set retrieval.scorer=landmark and "
+            f"memory.blocks=null, not {every['scorer']} and {every['max_blocks']}"
+        )
+
+
+def _named(name: str, settings: Mapping[str, Any]) -> str:
+    """A setting as on the command line."""
+    key = "model.block_size" if name == "block_size" else _NAMES.get(name, f"retrieval.{name}")
+    return f"{key}={settings[name]}"
+
+
+def _check_numbers(every: Mapping[str, Any]) -> None:
+    """`check_settings` of whole numbers."""
+    for name in ("block_size", "k", "max_blocks", "cache", "candidates", "rerank", "recent", "query_window"):
+        value = every[name]
+        can_be_none = name in SETTINGS and SETTINGS[name] is None
+        if not (value is None and can_be_none) and (not isinstance(value, int) or isinstance(value, bool)):
+            raise UserError(f"{_named(name, {name: repr(value)})}: must be a whole number")
+    k, rerank = every["k"], every["rerank"]
+    fewest, why_fewer = max(k, rerank or 0, 1) if every["index"] == "faiss" else 1, f" is less than retrieval.k={k}"
+    for name, least, most, why in (
+        ("block_size", 1, None, ": a block needs at least one token"),
+        ("k", 0, None, ": the number of retrieved blocks cannot be negative"),
+        ("max_blocks", max(k, 1), None, f"{why_fewer}: keep at least as many blocks as are retrieved"),
+        ("cache", 1, None, ": must be at least 1, because blocks are fetched into the cache"),
+        ("rerank", k, None, f"{why_fewer}: of more blocks k are chosen"),
+        ("recent", 0, k, f": must be 0 to retrieval.k={k}, of which they are a part"),
+        ("query_window", 1, every["block_size"], f": must be 1 to model.block_size={every['block_size']}"),
+        ("candidates", fewest, None, f": must be at least {fewest}"),
     ):
-        if value not in choices:
-            raise UserError(f"{name}={value}: must be one of {', '.join(choices)}")
-    if rerank is not None and rerank < k:
-        raise UserError(f"retrieval.rerank={rerank} is less than retrieval.k={k}: of more blocks k are chosen")
-    if rerank is not None:
-        _check_only(
-            f"retrieval.rerank={rerank} chooses among the blocks with the best landmarks, for each query and head",
-            ("retrieval.granularity", granularity, "per_token_and_head"),
-            ("retrieval.scorer", scorer, "landmark"),
-        )
-    if not 0 <= recent <= k:
-        raise UserError(f"retrieval.recent={recent}: must be 0 to retrieval.k={k}, of which they are a part")
-    if recent:
-        _check_only(
-            f"retrieval.recent={recent} keeps the newest blocks beside those with the best landmarks",
-            ("retrieval.scorer", scorer, "landmark"),
-            ("memory.index", index, "exact"),
-            ("model.fan_out", fan_out, None),
-        )
-    if not 1 <= query_window <= block_size:
-        raise UserError(f"retrieval.query_window={query_window}: must be 1 to model.block_size={block_size}")
-    if query_window > 1:
-        why = f"with retrieval.query_window={query_window} blocks are those with the best scores for a few queries"
-        if scorer not in ("landmark", "mean_key"):
-            raise UserError(f"retrieval.scorer={scorer}: {why}, set landmark or mean_key")
-        _check_only(
-            why,
-            ("memory.index", index, "exact"),
-            ("model.fan_out", fan_out, None),
-            ("uneven (model.block_ends)", uneven, False),
-        )
-    if candidates < 1:
-        raise UserError(f"memory.candidates={candidates}: must be at least 1")
-    if fan_out is not None and (fan_out < 2 or levels < 1):
-        raise UserError(f"model.fan_out={fan_out}, model.levels={levels}: must be at least 2 and 1")
-    if fan_out is not None:
-        _check_only(
-            f"with model.fan_out={fan_out} blocks are found by their groups",
-            ("retrieval.granularity", granularity, "per_token_and_head"),
-            ("retrieval.scorer", scorer, "landmark"),
-            ("memory.index", index, "exact"),
-            ("memory.blocks", max_blocks, None),
-            ("model.local_blocks", local_blocks, 0),
-        )
-    if softcap is not None and softcap <= 0:
-        raise UserError(f"softcap={softcap}: must be above 0")
-    if softcap is not None and (fan_out is not None or index == "faiss"):
-        raise UserError(f"softcap={softcap}: groups of landmarks (fan_out) and memory.index=faiss do not cap scores")
-    if uneven:
-        _check_only(
-            "blocks that end early (model.block_ends) go without",
-            ("memory.tier", tier, "device"),
-            ("memory.index", index, "exact"),
-            ("model.fan_out", fan_out, None),
-            ("model.local_blocks", local_blocks, 0),
-        )
-        if landmark_key == "pooled" or scorer == "given":
-            name = "retrieval.scorer=given" if scorer == "given" else "model.landmark_key=pooled"
-            raise UserError(f"{name}: is for blocks of one size, blocks that end early (model.block_ends) have none")
-    if landmark_values and (fan_out is not None or index == "faiss" or k == 0):
-        raise UserError(
-            "model.landmark_values=true: every block is scored, and the best retrieved; leave out model.fan_out, "
-            "memory.index=faiss and retrieval.k=0"
-        )
-    if joint_softmax and (fan_out is not None or landmark_values):
-        name = "fan_out" if fan_out is not None else "landmark_values"
-        raise UserError(f"model.joint_softmax={joint_softmax}: goes without model.{name}")
-    if index == "faiss" and candidates < (most := max(k, rerank or 0)):
-        name = "k" if rerank is None else "rerank"
-        raise UserError(
-            f"memory.candidates={candidates} is less than retrieval.{name}={most}: raise it to at least {most}"
-        )
-    if index == "faiss" and max_blocks is not None:
-        raise UserError(f"memory.index=faiss: the index cannot drop blocks, so memory.blocks={max_blocks} must be null")
-    if index == "faiss" and scorer != "landmark":
-        raise UserError(f"memory.index=faiss: it ranks by landmarks, so retrieval.scorer={scorer} must be landmark")
+        value = every[name]
+        if value is not None and (value < least or (most is not None and value > most)):
+            raise UserError(f"{_named(name, every)}{why}")
 
 
-def _check_only(why: str, *settings: tuple[str, object, object]) -> None:
-    """Raise UserError, and say why, for a setting (name, value, only) whose value is not the only one allowed."""
-    for name, value, only in settings:
-        if value != only:
-            raise UserError(f"{name}={value}: {why}, set {'null' if only is None else only}")
+def memory_of(block_size: int, settings: Mapping[str, Any], **objects: Any) -> Memory:
+    """A memory with these settings.
+
+    Args:
+        block_size: ℓ, normal tokens of a block.
+        settings: some of SETTINGS.
+        objects: keys, gate, scoring, backend and observer, as of `Memory`; and `select`, in place of the one that
+            chooses the blocks with the best landmarks.
+
+    Raises UserError as `check_settings` does, and for index="faiss" where faiss is not installed.
+    """
+    from landmark.attention.keys import Keys
+    from landmark.memory.memory import Memory
+    from landmark.memory.positions import Stingy, TruePositions
+    from landmark.memory.select import Best
+    from landmark.memory.store import Store
+
+    check_settings(settings, block_size)
+    every = SETTINGS | dict(settings)
+    keys = objects.setdefault("keys", Keys())
+    # With the mean of their blocks in them, landmarks differ in the first layer too.
+    best = objects.pop("select", Best(every["granularity"], (0,) if keys.landmark == "token" else ()))
+    select = _selector(every, best)
+    store = Store(every["max_blocks"], every["tier"], every["folder"], every["cache"])
+    positions = Stingy() if every["mapping"] == "stingy" else TruePositions()
+    return Memory(block_size, every["k"], select=select, store=store, positions=positions, **objects)
+
+
+def _selector(settings: Mapping[str, Any], best: Best) -> Selector:
+    """The selector, and around it those that change its question. best: that with landmarks."""
+    from landmark.memory import select
+
+    granularity = settings["granularity"]
+    new = {
+        "landmark": lambda: best,
+        "recent": lambda: select.Newest(granularity),
+        "random": lambda: select.Random(granularity, settings["seed"]),
+        "mean_key": lambda: select.MeanKeys(granularity),
+        "given": lambda: select.Given(granularity),
+        "faiss": lambda: select.Faiss(settings["candidates"], settings["index_type"], best),
+    }
+    found: Selector = new["faiss" if settings["index"] == "faiss" else settings["scorer"]]()
+    if settings["rerank"] is not None:
+        found = select.SecondLook(settings["rerank"], found)
+    if settings["query_window"] > 1:
+        found = select.QueryWindow(settings["query_window"], found)
+    if settings["recent"]:
+        found = select.WithNewest(settings["recent"], found)
+    return select.Cutoff(settings["cutoff"], found) if settings["cutoff"] else found

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 import torch
 from torch import Tensor
 
+from landmark.attention.keys import Keys
 from landmark.memory.transformer_xl import RecurrentMemory
 
 
@@ -16,36 +15,29 @@ class SinkMemory(RecurrentMemory):
     Positions are counted within the cache: the dropped keys between sinks and window leave no gap.
     """
 
-    def __init__(
-        self,
-        window: int,
-        sinks: int = 4,
-        rope_base: float | Tensor = 10000.0,
-        key_offset: float = 0.0,
-        still_layers: Collection[int] = (),
-    ):
+    def __init__(self, window: int, sinks: int = 4, keys: Keys | None = None):
         """Start with nothing read.
 
         Args:
-            window: last keys kept in each layer.
-            sinks: first keys kept.
-            rope_base, key_offset, still_layers: as in `landmark.memory.Memory`.
+            window: last keys of each layer that are cached.
+            sinks: first keys that are.
+            keys: as in `RecurrentMemory`.
         """
         if sinks < 0:
             raise ValueError(f"sinks must be at least 0, got {sinks}")
         self.sinks = sinks
-        super().__init__(window, rope_base, key_offset, still_layers)
+        super().__init__(window, keys)
 
     @property
     def stats(self) -> dict[str, int]:
         """keys_kept: keys in a layer, now. bytes_kept: bytes of all layers."""
-        kept = [x for pair in self._kept.values() for x in pair]
+        cached = [x for pair in self._cached.values() for x in pair]
         return {
-            "keys_kept": max((x.shape[2] for x in kept), default=0),
-            "bytes_kept": sum(x.nbytes for x in kept),
+            "keys_kept": max((x.shape[2] for x in cached), default=0),
+            "bytes_kept": sum(x.nbytes for x in cached),
         }
 
-    def _keep(self, x: Tensor) -> Tensor:
+    def _newest(self, x: Tensor) -> Tensor:
         if x.shape[2] <= self.sinks + self.cache:
             return x
-        return torch.cat([x[:, :, : self.sinks], super()._keep(x)], 2)
+        return torch.cat([x[:, :, : self.sinks], super()._newest(x)], 2)

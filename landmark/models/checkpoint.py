@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from pathlib import Path
 
@@ -63,7 +62,7 @@ def save(model: LanguageModel, folder: Path | str, state: dict[str, Tensor] | No
         return
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in (state or model.state_dict()).items()}
     write_atomic(folder / WEIGHTS, save_tensors(weights, metadata={"format": "pt"}))
-    write_json(folder / CONFIG, dataclasses.asdict(model.config))
+    write_json(folder / CONFIG, model.config.to_flat())
 
 
 def load(
@@ -88,14 +87,7 @@ def _load(folder: Path, expected: DecoderConfig | None) -> LanguageModel:
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():
             raise UserError(f"{folder / name} is missing: name the folder of a finished run")
-    known = {field.name for field in dataclasses.fields(DecoderConfig)}
-    stored = read_json(folder / CONFIG)
-    if not isinstance(stored, dict) or not set(stored) <= known:
-        raise UserError(f"{folder / CONFIG}: not the configuration of a model, or of one of another version")
-    try:
-        config = DecoderConfig(**stored)
-    except TypeError as error:
-        raise UserError(f"{folder / CONFIG}: {error}: train the run again") from error
+    config = _read_config(folder / CONFIG)
     if expected is not None:
         check_same(config, expected, where=folder)
     try:
@@ -111,13 +103,23 @@ def _load(folder: Path, expected: DecoderConfig | None) -> LanguageModel:
     return model
 
 
+def _read_config(path: Path) -> DecoderConfig:
+    stored = read_json(path)
+    if not isinstance(stored, dict):
+        raise UserError(f"{path}: not the configuration of a model")
+    try:
+        return DecoderConfig.from_flat(stored, str(path))
+    except TypeError as error:  # a number is missing
+        raise UserError(f"{path}: not the configuration of a model, or of one of another version") from error
+
+
 def check_same(stored: DecoderConfig, expected: DecoderConfig, where: Path | str) -> None:
     """Raise UserError, naming every field that differs, if two configurations differ in more than the backend."""
-    ours, theirs = dataclasses.asdict(expected), dataclasses.asdict(stored)
+    ours, theirs = expected.to_flat(), stored.to_flat()
     different = [
-        f"{name} is {theirs[name]}, not {ours[name]}"
-        for name in ours
-        if name != "backend" and ours[name] != theirs[name]
+        f"{name} is {theirs.get(name)}, not {ours.get(name)}"
+        for name in ours | theirs
+        if name != "backend" and ours.get(name) != theirs.get(name)
     ]
     if different:
         raise UserError(f"{where} holds a model of another configuration: {'; '.join(different)}")

@@ -45,7 +45,7 @@ def _started_from(model: LanguageModel, config: DecoderConfig, name: str) -> Lan
 
     The landmark's embedding is then the mean of the others. Keys and biases of landmarks begin as in a new model: with
     the mean of its block in each key and a bias of log ℓ, landmark attention is close to the attention that the
-    model has learned (`landmark.attention.landmark_keys`).
+    model has learned (`landmark.attention.keys`).
 
     Args:
         model: the trained model.

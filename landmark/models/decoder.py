@@ -6,11 +6,10 @@ their attention.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,23 +17,42 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from landmark.attention import landmark_attention, place_phase, without_kernel
-from landmark.attention.causal import causal_attention, full_attention
-from landmark.attention.hierarchy import Hierarchy, first_bias
-from landmark.attention.key_offset import offset_keys
-from landmark.attention.landmark_keys import WindowBlocks, bias_landmarks, with_bias
-from landmark.attention.layout import blocks_and_landmarks, insert_landmarks, log_fullness, place_tokens
-from landmark.attention.rotary import RotaryTable, rotary_factors, rotary_frequencies, rotate, rotate_cmt
+from landmark.attention import ContextMiss, Grouped, Scoring, Window, has_kernel, landmark_attention, place_phase
+from landmark.attention.causal import causal_attention
+from landmark.attention.keys import Keys, WindowBlocks, bias_landmarks
+from landmark.attention.layout import blocks_and_landmarks, insert_landmarks
+from landmark.attention.rotary import rotary_factors, rotary_frequencies, rotate, rotate_cmt
 from landmark.memory import Memory, RecurrentMemory, SinkMemory, UnlimitedMemory
+from landmark.memory.settings import memory_of
 from landmark.models.config import DecoderConfig
 from landmark.models.language_model import LanguageModel, summed_loss
-from landmark.models.short_convolution import AddEarlier, EarlierTokens, ShortConvolution
 from landmark.utils.channels import channels_of
 from landmark.utils.constants import NO_LOSS
 from landmark.utils.errors import UserError
 from landmark.utils.window_batch import WindowBatch
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+MEMORY_OBJECTS = ("keys", "gate", "scoring", "backend", "observer")  # arguments of `Memory` beside its settings
+
+
+@dataclass(frozen=True)
+class ReadWindow:
+    """What all layers share that read windows at once.
+
+    layout: where blocks are; None: the model has no landmarks.
+    factors: rotary, (T, d/2) or (B, 1, T, d/2).
+    is_landmark: (B or 1, T), bool; None: there are no landmarks, or nothing asks for them.
+    blocks: for means of keys; None: there are none.
+    controlled: (B, layers, blocks), landmarks that the context miss token controls; None: none.
+    top_k: gated blocks that a query attends to; None: all.
+    """
+
+    layout: Window | None
+    factors: Tensor
+    is_landmark: Tensor | None
+    blocks: WindowBlocks | None
+    controlled: Tensor | None
+    top_k: int | None
 
 
 class SelfAttention(nn.Module):
@@ -48,16 +66,11 @@ class SelfAttention(nn.Module):
         self.qkv = nn.Linear(config.hidden_dim, sum(self.heads) * config.head_dim, bias=False)
         self.out = nn.Linear(config.hidden_dim, config.hidden_dim, bias=False)
         self.landmark_bias = None
-        if config.landmark_bias:
-            assert config.block_size is not None
-            own = 0.0 if config.landmark_key == "pooled" else math.log(config.block_size)
-            start = (1 - config.joint_softmax) * own  # the rest is in the log-sum-exp of the block's scores
+        if config.keys.bias and config.landmarks is not None:
+            # The rest of log ℓ is in the log-sum-exp of the block's scores.
+            start = (1 - config.alpha) * math.log(config.landmarks.block_size)
             self.landmark_bias = nn.Parameter(torch.full((kv_heads,), start))
-        self.group_bias = None
-        if config.fan_out is not None:
-            bias = first_bias(config.fan_out, config.levels, kv_heads)
-            self.group_bias = nn.Parameter(bias, requires_grad=config.landmark_bias)
-        self.query_norm, self.key_norm = (nn.RMSNorm(config.head_dim) if config.qk_norm else None for _ in range(2))
+        self.query_norm, self.key_norm = (nn.RMSNorm(config.head_dim) if config.keys.norm else None for _ in range(2))
 
     def forward(self, x: Tensor, attend: Attend, is_landmark: Tensor | None = None) -> Tensor:
         """x: (B, T, hidden) → (B, T, hidden). is_landmark: (B or 1, T), for a landmark bias; None: none of them is."""
@@ -94,10 +107,6 @@ class Block(nn.Module):
         self.mlp_norm = nn.LayerNorm(config.hidden_dim, bias=False)
         self.mlp_in = nn.Linear(config.hidden_dim, config.mlp_dim, bias=False)
         self.mlp_out = nn.Linear(config.mlp_dim, config.hidden_dim, bias=False)
-        self.attention_convolution = self.mlp_convolution = None
-        if (tokens := config.short_convolution) > 1:
-            self.attention_convolution = ShortConvolution(config.hidden_dim, tokens)
-            self.mlp_convolution = ShortConvolution(config.hidden_dim, tokens)
 
     def forward(
         self,
@@ -105,7 +114,6 @@ class Block(nn.Module):
         attend: Callable[..., Tensor],
         is_landmark: Tensor | None = None,
         cmt: Tensor | None = None,
-        add_earlier: Callable[..., Tensor] | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """The hidden states (B, T, hidden), and the state (1, hidden) of the context miss token, after this block.
 
@@ -114,36 +122,18 @@ class Block(nn.Module):
 
         Args:
             x: (B, T, hidden).
-            attend: attention of queries, keys and values (B, H, T, d); with the token its key as `cmt` too.
+            attend: attention of queries, keys and values (B, H, T, d); with the token also an `extra` place.
             is_landmark: (B or 1, T), bool; None: there are no landmarks.
             cmt: the state of the context miss token before this block; None: the model has none.
-            add_earlier: `EarlierTokens.add` in this layer; None: there are no short convolutions.
         """
         if cmt is not None:
-            attend = partial(attend, cmt=self.attention.key(self.attention_norm(cmt)))
-        if self.attention.group_bias is not None:
-            attend = partial(attend, group_bias=self.attention.group_bias)
-        normed = self.attention_norm(x)
-        if self.attention_convolution is None or add_earlier is None:
-            x = self.feed_forward(x + self.attention(normed, attend, is_landmark))
-        else:
-            normed = self.attention_convolution(normed, partial(add_earlier, "attention"))
-            x = self.feed_forward(x + self.attention(normed, attend, is_landmark), partial(add_earlier, "mlp"))
+            attend = partial(attend, extra=ContextMiss(self.attention.key(self.attention_norm(cmt))))
+        x = self.feed_forward(x + self.attention(self.attention_norm(x), attend, is_landmark))
         return x, None if cmt is None else self.feed_forward(cmt)
 
-    def feed_forward(self, x: Tensor, add_earlier: AddEarlier | None = None) -> Tensor:
-        """The perceptron after attention: (…, hidden) → (…, hidden). add_earlier: as in `mlp_input`."""
-        return x + self.mlp_out(F.gelu(self.mlp_in(self.mlp_input(x, add_earlier))))
-
-    def mlp_input(self, x: Tensor, add_earlier: AddEarlier | None = None) -> Tensor:
-        """What the perceptron reads of the residual stream: (…, hidden) → (…, hidden).
-
-        add_earlier: of the short convolution before it; None: there is none, or no token before another.
-        """
-        normed = self.mlp_norm(x)
-        if self.mlp_convolution is None or add_earlier is None:
-            return normed
-        return self.mlp_convolution(normed, add_earlier)
+    def feed_forward(self, x: Tensor) -> Tensor:
+        """The perceptron after attention: (…, hidden) → (…, hidden)."""
+        return x + self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(x))))
 
 
 class Decoder(LanguageModel):
@@ -158,8 +148,9 @@ class Decoder(LanguageModel):
         self.cmt = nn.Embedding(1, config.hidden_dim) if config.cmt else None
         self.blocks = nn.ModuleList(self.block(config) for _ in range(config.num_layers))
         self.norm = nn.LayerNorm(config.hidden_dim, bias=False)
-        self._rope_base = rotary_frequencies(config.head_dim, config.rope_base, config.rotary_fraction)
-        self._rotary = RotaryTable(self._rope_base)
+        keys = config.keys
+        rope_base = rotary_frequencies(config.head_dim, keys.rope_base, keys.rotary_fraction)
+        self.keys, self.gate = Keys(keys.offset, keys.landmark, rope_base), Grouped(config.alpha)
         self._initialise()
 
     def _initialise(self) -> None:
@@ -170,74 +161,54 @@ class Decoder(LanguageModel):
         for name, parameter in self.named_parameters():
             if parameter.ndim == 2 and not name.endswith("bias"):
                 is_linear = name.startswith("blocks.")
-                std = parameter.shape[1] ** -0.5 if is_linear and self.config.initialisation == "fan_in" else 0.02
+                std = parameter.shape[1] ** -0.5 if is_linear and self.config.start.initialisation == "fan_in" else 0.02
                 is_output = name.endswith(("attention.out.weight", "mlp_out.weight"))
                 nn.init.normal_(parameter, std=std / (2 * self.config.num_layers) ** 0.5 if is_output else std)
-        if self.config.induction_heads:
-            channels = channels_of(self.config.key_offset, self.config.head_dim)
+        if heads := self.config.start.induction_heads:
+            channels = channels_of(self.config.keys.offset, self.config.head_dim)
             for block in self.blocks[1:]:
                 assert isinstance(block, Block)
-                block.attention.begin_as_induction_heads(self.config.induction_heads, channels)
+                block.attention.begin_as_induction_heads(heads, channels)
 
     def input_embeddings(self) -> nn.Embedding:
         return self.embedding
 
     def extra_repr(self) -> str:
-        return ", ".join(f"{k}={v}" for k, v in dataclasses.asdict(self.config).items() if v is not None)
+        return ", ".join(f"{k}={v}" for k, v in self.config.to_flat().items() if v is not None)
 
     def new_memory(self, **settings) -> Memory | RecurrentMemory | None:
         """An empty memory that fits this model.
 
-        settings: of `Memory` for a landmark model; of `SinkMemory` for a plain transformer, which keeps nothing without
-        settings (None); Transformer-XL has none. Raises UserError for a cutoff that does not fit the model, and for a
-        masked model, which has no memory.
+        settings: of a landmark model those of `landmark.memory.settings`, and MEMORY_OBJECTS; of a plain transformer
+        those of `SinkMemory`, without which it keeps nothing (None); Transformer-XL has none. Raises UserError for a
+        setting out of range, and for a cutoff that does not fit the model.
         """
         config = self.config
-        self._check_memory()
-        if config.kind == "landmark":
-            assert config.block_size is not None
+        if config.landmarks is not None:
             cutoff = settings.get("cutoff")
             if cutoff and not config.cmt:
                 raise UserError(f"cmt.cutoff={cutoff}: this model has no context miss token")
             if isinstance(cutoff, Sequence) and len(cutoff) != config.num_layers:
                 raise UserError(f"cmt.cutoffs={cutoff}: must be {config.num_layers} numbers, one for each layer")
-            settings = {"model": self.fingerprint, "backend": config.backend, **self.key_settings(), **settings}
-            return Memory(config.block_size, **settings)
-        if config.kind == "transformer_xl":
-            assert config.cache is not None
-            return RecurrentMemory(config.cache, **self.key_settings())
-        return SinkMemory(**self.key_settings(), **settings) if settings else None
+            given = {name: settings.pop(name) for name in MEMORY_OBJECTS if name in settings}
+            memory = memory_of(config.landmarks.block_size, settings, **self.memory_objects() | given)
+            memory.model = self.fingerprint
+            return memory
+        if config.recurrence is not None:
+            return RecurrentMemory(config.recurrence.cache, keys=self.keys)
+        return SinkMemory(**settings, keys=self.keys) if settings else None
+
+    def memory_objects(self) -> dict[str, Any]:
+        """What a memory of this model has of the model: arguments of `Memory`."""
+        return {"keys": self.keys, "gate": self.gate, "backend": self.config.backend}
 
     def unlimited_memory(self, tokens: int) -> UnlimitedMemory:
-        """An empty memory that keeps the keys and values of `tokens` tokens. Raises UserError for a masked model."""
-        self._check_memory()
-        return UnlimitedMemory(tokens, **self.key_settings())
-
-    def _check_memory(self) -> None:
-        if self.config.masked:
-            raise UserError(
-                "model.masked=true: the model reads whole texts in both directions, it has no memory and "
-                "continues no text"
-            )
-
-    def key_settings(self) -> dict[str, Any]:
-        """Settings of a memory that say how this model's keys are made."""
-        settings = {
-            "rope_base": self._rope_base,
-            "key_offset": self.config.key_offset,
-            "still_layers": self.config.still_layers,
-        }
-        if self.config.kind != "landmark":
-            return settings
-        names = "landmark_key", "local_blocks", "fan_out", "levels", "landmark_values", "joint_softmax"
-        settings |= {name: getattr(self.config, name) for name in names}
-        return settings | ({} if self.config.ends is None else {"uneven": True})
+        """An empty memory that keeps the keys and values of `tokens` tokens."""
+        return UnlimitedMemory(tokens, keys=self.keys)
 
     def fingerprint(self) -> str:
         """Hex SHA-256 of configuration and weights. A saved memory can only be loaded by the model that made it."""
-        digest = hashlib.sha256(repr(replace(self.config, backend="auto")).encode())
-        if still := self.config.still_layers:
-            digest.update(repr(sorted(still)).encode())
+        digest = hashlib.sha256(self.config.fingerprint().encode())
         for name, tensor in self.state_dict().items():
             digest.update(name.encode() + tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
@@ -251,8 +222,6 @@ class Decoder(LanguageModel):
     ) -> Tensor:
         """Logits of the next raw token after each raw token, (B, T, vocabulary).
 
-        A masked model returns the logits of each raw token itself.
-
         Args:
             tokens: (B, T) raw ids; landmarks are inserted here.
             memory: the tokens continue its text, and are committed to it (None: they are a text of their own).
@@ -261,37 +230,25 @@ class Decoder(LanguageModel):
 
         Raises UserError for a memory of another kind or block size.
         """
-        hidden = self._read(tokens, memory, top_k)
+        hidden = self.read(tokens, memory, top_k)
         if memory is not None:
             memory.commit()
         return self.head(hidden[:, -1:] if last else hidden)
 
-    def _read(self, tokens: Tensor, memory: Memory | RecurrentMemory | None, top_k: int | None = None) -> Tensor:
+    def read(self, tokens: Tensor, memory: Memory | RecurrentMemory | None, top_k: int | None = None) -> Tensor:
         """Final hidden states (B, T, hidden_dim) of raw tokens, which are not committed. As `forward`."""
-        if self.config.kind != "landmark":
+        landmarks = self.config.landmarks
+        if landmarks is None:
             return self.hidden(tokens, memory=memory)
-        assert self.config.block_size is not None
-        assert self.config.landmark_id is not None
         if memory is not None and not isinstance(memory, Memory):
             raise UserError(f"a landmark model reads with a Memory, not with a {type(memory).__name__}")
-        if memory is not None and memory.block_size != self.config.block_size:
+        if memory is not None and memory.block_size != landmarks.block_size:
             raise UserError(
-                f"the memory has block_size={memory.block_size}, the model {self.config.block_size}: "
+                f"the memory has block_size={memory.block_size}, the model {landmarks.block_size}: "
                 "make it with model.new_memory(…)"
             )
         position = memory.position if memory is not None else 0
-        if (ends := self.config.ends) is not None:
-            if memory is not None and len(tokens) > 1:
-                raise UserError(
-                    f"model.block_ends={self.config.block_ends}: a memory reads one text, not {len(tokens)} together, "
-                    "whose blocks end at other places"
-                )
-            tokens, places, empty = place_tokens(
-                tokens, position % (ends.block_size + 1), ends, self.config.landmark_id
-            )
-            hidden = self.hidden(tokens, memory=memory, top_k=top_k, empty=empty)
-            return hidden.gather(1, places[..., None].expand(-1, -1, hidden.shape[-1]))
-        tokens, raw = insert_landmarks(tokens, position, self.config.block_size, self.config.landmark_id)
+        tokens, raw = insert_landmarks(tokens, position, landmarks.block_size, landmarks.token)
         return self.hidden(tokens, memory=memory, top_k=top_k)[:, raw]
 
     def hidden(
@@ -302,7 +259,6 @@ class Decoder(LanguageModel):
         controlled: Tensor | None = None,
         positions: Tensor | None = None,
         top_k: int | None = None,
-        empty: Tensor | None = None,
     ) -> Tensor:
         """Final hidden states (B, T, hidden) of ids that include landmarks already.
 
@@ -314,156 +270,112 @@ class Decoder(LanguageModel):
                 a memory.
             positions: (B, T) positions of the tokens (None: 0…T−1). Unused with a memory.
             top_k: gated blocks that a query attends to (None: all). Unused with a memory, which has its own k.
-            empty: (B, T), bool, places without a token, whose hidden states have no meaning (None: there are none).
         """
-        is_landmark = None
-        if not isinstance(memory, Memory):
-            is_landmark = self._landmarks(tokens, phase)
-        elif (first := memory.position % (memory.block_size + 1)) + tokens.shape[1] > memory.block_size:
-            is_landmark = self._landmarks(tokens, torch.full((1,), first, device=tokens.device))
         if memory is None:
-            attend = self._window_attention(tokens, phase, is_landmark, controlled, positions, top_k, empty)
+            window = self._window(tokens, phase, controlled, positions, top_k)
+            attend, is_landmark = partial(self._attend_in_window, window), window.is_landmark
         else:
-            attend = memory.attend if empty is None else partial(memory.attend, empty=empty)
+            attend, is_landmark = memory.attend, None
+            if isinstance(memory, Memory):
+                first = memory.position % (memory.block_size + 1)
+                if first + tokens.shape[1] > memory.block_size:
+                    is_landmark = self._landmarks(tokens, torch.full((1,), first, device=tokens.device))
         x = self.embedding(tokens)
-        if empty is not None and is_landmark is not None and self.config.landmark_bias:
-            assert self.config.block_size is not None
-            bias = (1 - self.config.joint_softmax) * log_fullness(empty, self.config.block_size, x.dtype)
-            attend = _with_bias_of_size(attend, bias * is_landmark)
         cmt = None if self.cmt is None else self.cmt.weight
-        earlier = self._earlier_tokens(tokens, phase, memory)
         for layer, block in enumerate(self.blocks):
-            convolution = {} if earlier is None else {"add_earlier": partial(earlier.add, layer)}
-            x, cmt = block(x, partial(attend, layer), is_landmark, cmt, **convolution)
+            x, cmt = block(x, partial(attend, layer), is_landmark, cmt)
         return self.norm(x)
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits (…, vocabulary) of hidden states (…, hidden), by the tied embeddings."""
         return F.linear(hidden, self.embedding.weight)
 
-    def _factors(self, length: int, positions: Tensor | None) -> Tensor:
-        """Rotary factors (T, d/2), or (B, 1, T, d/2) where positions are given."""
-        like = self.embedding.weight[:, : self.config.head_dim]
-        if positions is None:
-            return self._rotary(0, length, like)
-        return rotary_factors(positions, self.config.head_dim, self._rope_base, like.dtype)[:, None]
-
-    def _landmarks(self, tokens: Tensor, phase: Tensor | None) -> Tensor | None:
-        """Which of the tokens (B, T) are landmarks, (B or 1, T), bool. None: there are none, or no option asks."""
-        config = self.config
-        if config.block_size is None or not (config.key_offset or config.landmark_bias):
-            return None
-        phase = torch.zeros(1, dtype=torch.int64, device=tokens.device) if phase is None else phase
-        return blocks_and_landmarks(phase.to(tokens.device), tokens.shape[1], config.block_size)[1]
-
-    def _earlier_tokens(
-        self, tokens: Tensor, phase: Tensor | None, memory: Memory | RecurrentMemory | None
-    ) -> EarlierTokens | None:
-        """What short convolutions add to each of the tokens (B, T); None: the model has none.
-
-        phase, memory: as in `hidden`.
-        """
-        count, is_landmark = self.config.short_convolution, None
-        if count < 2:
-            return None
-        if (block_size := self.config.block_size) is not None:
-            if isinstance(memory, Memory):
-                phase = torch.full((1,), memory.position % (block_size + 1), device=tokens.device)
-            elif phase is None:
-                phase = torch.zeros(1, dtype=torch.int64, device=tokens.device)
-            first = phase.to(tokens.device) + block_size + 1 - count  # that of the place `count` before the tokens
-            is_landmark = blocks_and_landmarks(first, count + tokens.shape[1], block_size)[1]
-        return EarlierTokens(is_landmark, count, None if memory is None else memory.carried)
-
-    def _window_attention(
+    def _window(
         self,
         tokens: Tensor,
         phase: Tensor | None,
-        is_landmark: Tensor | None,
         controlled: Tensor | None,
         positions: Tensor | None,
         top_k: int | None,
-        empty: Tensor | None,
-    ) -> Callable[..., Tensor]:
-        """The attention of all layers over a whole window, with the parameters of `Memory.attend`.
-
-        Keys are made in three steps: some channels take the key of the normal token before; rotation; landmarks get the
-        summary of their block.
-
-        Args: as in `hidden`, and is_landmark as `_landmarks` returns it.
-        """
-        config, blocks = self.config, None
-        factors = self._factors(tokens.shape[1], positions)
-        still = config.still_layers
-        channels = channels_of(config.key_offset, config.head_dim)
-        if phase is not None and config.block_size is not None:
-            options = {"top_k": top_k, "local_blocks": config.local_blocks, "bidirectional": config.masked}
-            lacking = without_kernel(**options, hierarchy=config.fan_out)
-            like = self.embedding.weight[:1, : config.head_dim]
-            phase = place_phase(phase, config.backend, like, config.block_size, not lacking)
-        if config.landmark_key != "token":
-            assert config.block_size is not None
+    ) -> ReadWindow:
+        """What all layers share. Args: as in `hidden`."""
+        landmarks, keys, length = self.config.landmarks, self.keys, tokens.shape[1]
+        like = self.embedding.weight[:, : self.config.head_dim]
+        factors = keys.rotary(0)(0, length, like)
+        if positions is not None:
+            factors = rotary_factors(positions, self.config.head_dim, keys.rope_base, like.dtype)[:, None]
+        is_landmark = self._landmarks(tokens, phase)
+        if landmarks is None:
+            return ReadWindow(None, factors, is_landmark, None, controlled, top_k)
+        if phase is not None:
+            computes = has_kernel(self.gate, Scoring(), top_k=top_k)
+            phase = place_phase(phase, self.config.backend, like[:1], landmarks.block_size, computes)
+        blocks = None
+        if keys.landmark == "mean":
             first = torch.zeros(1, dtype=torch.int64, device=tokens.device) if phase is None else phase
-            blocks = WindowBlocks.of(first, tokens.shape[1], config.block_size, self.embedding.weight, empty)
+            blocks = WindowBlocks.of(first, length, landmarks.block_size, self.embedding.weight)
+        return ReadWindow(Window(landmarks.block_size, phase), factors, is_landmark, blocks, controlled, top_k)
 
-        def attend(
-            layer: int, q: Tensor, k: Tensor, v: Tensor, cmt: Tensor | None = None, group_bias: Tensor | None = None
-        ) -> Tensor:
-            k = offset_keys(k, channels, is_landmark, empty=empty)
-            if layer not in still:
-                q, k = rotate(q, factors), rotate(k, factors)
-                cmt = None if cmt is None else rotate_cmt(cmt, self._rotary)
-            if blocks is not None:
-                share = 1 - config.joint_softmax
-                k = blocks.add_means(k, share) if config.landmark_key == "mean" else blocks.add_pooled(q, k, share)
-            if config.kind != "landmark":
-                return full_attention(q, k, v) if config.masked else causal_attention(q, k, v)
-            assert config.block_size is not None
-            return landmark_attention(
-                q,
-                k,
-                v,
-                block_size=config.block_size,
-                phase=phase,
-                cmt=cmt,
-                controlled=None if controlled is None else controlled[:, layer],
-                top_k=top_k,
-                local_blocks=config.local_blocks,
-                landmark_values=config.landmark_values,
-                joint_softmax=config.joint_softmax,
-                bidirectional=config.masked,
-                hierarchy=None if group_bias is None else Hierarchy(config.fan_out or 0, group_bias),
-                empty=empty,
-                backend=config.backend,
-            )
+    def _landmarks(self, tokens: Tensor, phase: Tensor | None) -> Tensor | None:
+        """Which of the tokens (B, T) are landmarks, (B or 1, T), bool. None: there are none, or no option asks."""
+        landmarks, keys = self.config.landmarks, self.config.keys
+        if landmarks is None or not (keys.offset or keys.bias):
+            return None
+        phase = torch.zeros(1, dtype=torch.int64, device=tokens.device) if phase is None else phase
+        return blocks_and_landmarks(phase.to(tokens.device), tokens.shape[1], landmarks.block_size)[1]
 
-        return attend
+    def _attend_in_window(
+        self,
+        window: ReadWindow,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        extra: ContextMiss | None = None,
+    ) -> Tensor:
+        """The attention of a layer over whole windows, with the other parameters of `Memory.attend`."""
+        k = self.keys.shifted(k, window.is_landmark)
+        q, k = rotate(q, window.factors), rotate(k, window.factors)
+        if window.blocks is not None:
+            k = window.blocks.add_means(k, self.gate.of_landmark)
+        if extra is not None:
+            controlled = None if window.controlled is None else window.controlled[:, layer]
+            extra = ContextMiss(rotate_cmt(extra.key, self.keys.rotary(layer)), controlled)
+        return self.attend_in_window(layer, q, k, v, window, extra)
+
+    def attend_in_window(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, window: ReadWindow, extra: ContextMiss | None
+    ) -> Tensor:
+        """Attention of a layer over whole windows, which extensions replace; q, k, v as in `landmark_attention`."""
+        if window.layout is None:
+            return causal_attention(q, k, v)
+        settings = {"extra": extra, "top_k": window.top_k, "backend": self.config.backend}
+        return landmark_attention(q, k, v, window.layout, gate=self.gate, **settings)[0]
 
     def window_losses(self, batch: WindowBatch) -> Iterator[tuple[Tensor, Tensor]]:
         """Summed loss in nats, and the number of targets, of each window of a batch, in order.
 
-        Plain and landmark models have one window. Transformer-XL reads a segment window by window, and a landmark model
-        a batch with `local` chunk by chunk. Each attends to the keys and values of earlier ones, cached or retrieved,
-        which carry no gradient; so backward can be called on each loss before the next one is computed.
+        Plain and landmark models have one window. Transformer-XL reads a segment window by window, each of which
+        attends to the keys and values of earlier ones, which carry no gradient; so backward can be called on each loss
+        before the next one is computed.
         """
-        if self.config.kind != "transformer_xl" and batch.local is None:
+        if self.config.recurrence is None:
             settings = {"controlled": batch.controlled, "positions": batch.positions, "top_k": batch.top_k}
-            settings |= {"empty": batch.empty}
             hidden = self.hidden(batch.tokens, batch.phase, **settings)
-            yield self._loss(hidden, batch.targets, batch.weights)
-            return
-        length = batch.local or self.config.window
-        memory = self.new_memory(k=batch.top_k, gradient=True) if batch.local else self.new_memory()
-        assert memory is not None
-        assert length is not None
+            yield self.loss(hidden, batch.targets, batch.weights)
+        else:
+            yield from self.losses_of_chunks(batch, self.config.recurrence.window, self.new_memory())
+
+    def losses_of_chunks(self, batch: WindowBatch, length: int, memory: Any) -> Iterator[tuple[Tensor, Tensor]]:
+        """As `window_losses`, of a batch that is read `length` tokens at a time with a memory, for all samples."""
         for start in range(0, batch.tokens.shape[1], length):
-            window = slice(start, start + length)
-            weights = None if batch.weights is None else batch.weights[:, window]
-            hidden = self._read(batch.tokens[:, window], memory)
-            yield self._loss(hidden, batch.targets[:, window], weights)
+            chunk = slice(start, start + length)
+            weights = None if batch.weights is None else batch.weights[:, chunk]
+            hidden = self.read(batch.tokens[:, chunk], memory)
+            yield self.loss(hidden, batch.targets[:, chunk], weights)
             memory.commit()
 
-    def _loss(self, hidden: Tensor, targets: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
+    def loss(self, hidden: Tensor, targets: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
         """The result of `summed_loss`. Where fewer than half of the positions have a target, only they get logits.
 
         That is so on the CPU; on a GPU counting them would wait for the device. Shapes: (B, T, hidden_dim), (B, T).
@@ -472,16 +384,3 @@ class Decoder(LanguageModel):
             hidden, targets = hidden[scored][None], targets[scored][None]
             weights = None if weights is None else weights[scored][None]
         return summed_loss(self.head(hidden), targets, weights)
-
-
-def _with_bias_of_size(attend: Callable[..., Tensor], bias: Tensor) -> Callable[..., Tensor]:
-    """Attention whose landmarks have their bias log ℓ, or what is learned in its place, lowered to that of n tokens.
-
-    attend: with the parameters of `Memory.attend`. bias: (B, T), log(n / ℓ), less its part in a joint softmax, at
-    landmarks, else 0.
-    """
-
-    def biased(layer: int, q: Tensor, k: Tensor, v: Tensor, **others: Any) -> Tensor:
-        return attend(layer, q, with_bias(k, bias[:, None].to(k.dtype)), v, **others)
-
-    return biased

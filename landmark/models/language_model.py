@@ -27,8 +27,7 @@ class LanguageModel(nn.Module):
 
     Generation:
 
-    1. Prompts of the same length form a group. It has one memory, and is read as a batch, chunk by chunk. Where blocks
-       end early each prompt is a group.
+    1. Prompts of the same length form a group. It has one memory, and is read as a batch, chunk by chunk.
     2. For each prompt that has not ended, draw the next token from the logits after its last token.
     3. Each group reads its drawn tokens as one more chunk, unless all its prompts have ended. Continue with step 2.
     """
@@ -93,8 +92,7 @@ class LanguageModel(nn.Module):
             local: tokens of a prompt that are read at a time (None: DEFAULT_CHUNK for a landmark model, its window for
                 Transformer-XL, the whole prompt for a plain transformer).
             memory: a memory whose text the prompts continue, or a function that makes empty memories, required for
-                prompts of several lengths, or of blocks that end early (None: `new_memory()`; a plain transformer keeps
-                everything).
+                prompts of several lengths (None: `new_memory()`; a plain transformer keeps everything).
             sampling: how tokens are drawn (None: always the most probable token).
             stop: tokens that end a text; they are not part of it.
             limit: most tokens of a prompt (None: any number).
@@ -108,11 +106,8 @@ class LanguageModel(nn.Module):
         _check(rows, self.config, limit)
         by_length = sorted(range(len(rows)), key=lambda n: len(rows[n]))
         groups = [list(same) for _, same in itertools.groupby(by_length, key=lambda n: len(rows[n]))]
-        if self.config.block_ends != "fixed":
-            groups = [[n] for n in by_length]
         if memory is not None and not callable(memory) and len(groups) > 1:
-            which = "of several lengths" if self.config.block_ends == "fixed" else "whose blocks end early"
-            raise UserError(f"prompts {which} cannot continue one memory: pass a function for memories")
+            raise UserError("prompts of several lengths cannot continue one memory: pass a function for memories")
         device, generators = next(self.parameters()).device, [sampling.generator(n) for n in range(len(rows))]
         states: list[tuple[list[int], Any, Tensor]] = []
         read, total = 0, sum(map(len, rows))

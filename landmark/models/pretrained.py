@@ -20,7 +20,7 @@ from transformers.utils import logging as transformers_logging
 from landmark.attention.layout import insert_landmarks
 from landmark.huggingface import LandmarkCache, LandmarkModel, LandmarkSettings, attach, place_embedding
 from landmark.huggingface.safe_loading import folder_of, open_model
-from landmark.models.config import DecoderConfig
+from landmark.models.config import DecoderConfig, Landmarks
 from landmark.models.language_model import LanguageModel, summed_loss
 from landmark.utils.constants import DEFAULT_CHUNK
 from landmark.utils.errors import UserError
@@ -105,13 +105,13 @@ def new_of_family(family: str, shape: DecoderConfig) -> Pretrained:
         intermediate_size=shape.mlp_dim,
         num_hidden_layers=shape.num_layers,
         num_attention_heads=shape.num_heads,
-        rope_parameters={"rope_type": "default", "rope_theta": shape.rope_base},
+        rope_parameters={"rope_type": "default", "rope_theta": shape.keys.rope_base},
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=None,
     )
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    return Pretrained(_with_landmarks(model, shape) if shape.kind == "landmark" else model)
+    return Pretrained(model if shape.landmarks is None else _with_landmarks(model, shape.landmarks))
 
 
 def start_from(name: str, shape: DecoderConfig, lora_rank: int | None = None, tokenizer: Any = None) -> Pretrained:
@@ -127,8 +127,8 @@ def start_from(name: str, shape: DecoderConfig, lora_rank: int | None = None, to
     Raises UserError for a folder without a model, and for a model that does not fit the shape.
     """
     model = _open(folder_of(name))
-    if shape.kind == "landmark":
-        model = _with_landmarks(model, shape)
+    if shape.landmarks is not None:
+        model = _with_landmarks(model, shape.landmarks)
     elif getattr(model.config, "landmark", None) is not None:
         raise UserError(f"{name} was trained with landmarks: start from it with model.kind=landmark")
     if lora_rank is None:
@@ -143,18 +143,17 @@ def start_from(name: str, shape: DecoderConfig, lora_rank: int | None = None, to
     return Pretrained(get_peft_model(model, adapters), tokenizer)
 
 
-def _with_landmarks(model: PreTrainedModel, shape: DecoderConfig) -> LandmarkModel:
-    assert shape.landmark_id is not None
-    assert shape.block_size is not None
+def _with_landmarks(model: PreTrainedModel, landmarks: Landmarks) -> LandmarkModel:
+    token, block_size = landmarks.token, landmarks.block_size
     if getattr(model.config, "landmark", None) is None:
-        wrapped = attach(model, LandmarkSettings(shape.landmark_id, shape.block_size, DEFAULT_CHUNK))
-        place_embedding(model, shape.landmark_id)
+        wrapped = attach(model, LandmarkSettings(token, block_size, DEFAULT_CHUNK))
+        place_embedding(model, token)
         return wrapped
     wrapped = model if isinstance(model, LandmarkModel) else attach(model)
-    if (wrapped.landmarks.token, wrapped.landmarks.block_size) != (shape.landmark_id, shape.block_size):
+    if (wrapped.landmarks.token, wrapped.landmarks.block_size) != (token, block_size):
         raise UserError(
-            f"model.block_size={shape.block_size}: the model to start from has block_size="
-            f"{wrapped.landmarks.block_size} and the landmark {wrapped.landmarks.token}, not {shape.landmark_id}"
+            f"model.block_size={block_size}: the model to start from has block_size="
+            f"{wrapped.landmarks.block_size} and the landmark {wrapped.landmarks.token}, not {token}"
         )
     return wrapped
 
@@ -196,7 +195,6 @@ def _shape(model: PreTrainedModel) -> DecoderConfig:
     """The configuration of a transformers model, as a `DecoderConfig`."""
     config = model.config
     shape = DecoderConfig(
-        kind="transformer",
         vocab_size=config.vocab_size,
         num_layers=config.num_hidden_layers,
         num_heads=config.num_attention_heads,
@@ -206,5 +204,5 @@ def _shape(model: PreTrainedModel) -> DecoderConfig:
     )
     if not isinstance(model, LandmarkModel):
         return shape
-    landmarks = model.landmarks
-    return dataclasses.replace(shape, kind="landmark", landmark_id=landmarks.token, block_size=landmarks.block_size)
+    landmarks = Landmarks(model.landmarks.token, model.landmarks.block_size)
+    return dataclasses.replace(shape, landmarks=landmarks)

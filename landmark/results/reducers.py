@@ -125,10 +125,9 @@ def searching(source: Source) -> float:
 
 
 def cutoff(source: Source) -> str | None:
-    """As it was chosen for each layer, or as it was set."""
-    first = source.records[0]
-    chosen = first["results"].get("cutoffs", first["settings"].get("cmt_cutoff"))
-    return None if chosen is None else str(chosen)
+    """One for all layers, or a list."""
+    found = source.records[0]["settings"].get("cmt_cutoff")
+    return None if found is None else str(found)
 
 
 def drop_rate_spread(source: Source) -> float | None:

@@ -163,7 +163,7 @@ def _difference(rows: Sequence[Record], others: Sequence[Record]) -> Difference 
 
 
 def _amount(results: Sequence[Record]) -> str:
-    """How much was evaluated: prompts where there are any, else tokens."""
+    """How much was evaluated: prompts where nothing else was, else tokens."""
     unit = "prompts" if all("prompts" in each for each in results) else "tokens"
-    counts = sorted({each[unit] for each in results})
+    counts = sorted({each[unit] for each in results if unit in each})
     return f"{counts[0]:,} {unit}" if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,} {unit}"

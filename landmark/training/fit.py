@@ -3,8 +3,9 @@
 import logging
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +15,13 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.profilers import AdvancedProfiler, PyTorchProfiler, SimpleProfiler
 
+from landmark.config.extensions import hook
 from landmark.data.datamodule import WindowDataModule
 from landmark.models import checkpoint as weights
 from landmark.training.checkpointing import AtomicCheckpointIO, CheckpointCallback, find_checkpoint
 from landmark.training.divergence import REPORT, NotFinite, diverged
 from landmark.training.interruption import Interruption
-from landmark.training.lightning_module import LanguageModelTraining
+from landmark.training.lightning_module import LanguageModelTraining, window_losses
 from landmark.training.measurement_callback import MeasurementCallback
 from landmark.training.metrics_csv_logger import MetricsCsvLogger
 from landmark.training.micro_batches import micro_batches
@@ -86,7 +88,7 @@ def train(
         log_every=settings.log_every,
         validate_every=settings.validate_every,
         tokens_per_step=settings.batch_size * settings.length,
-        flops_per_token=training_flops_per_token(model, settings.length, settings.local, settings.k),
+        flops_per_token=training_flops_per_token(model, config),
     )
     with _quiet_lightning(), Interruption(settings.log_every) as interruption:
         trainer = _trainer(
@@ -103,7 +105,8 @@ def train(
         _check_devices(trainer, settings)
         peak = peak_flops(_device_name(trainer), settings.precision)
         measurements.peak_flops = peak and peak * trainer.world_size
-        module = LanguageModelTraining(model, settings, windows=_windows(model, settings))
+        losses = hook(config, "losses", window_losses)
+        module = LanguageModelTraining(model, settings, _windows(model, settings), losses)
         if module.automatic_optimization:
             data.micro_batch = settings.micro_batch
             parts = micro_batches(settings.batch_size, settings.micro_batch, trainer.world_size)
@@ -163,19 +166,12 @@ def _windows(model: "LanguageModel", settings: "TrainConfig") -> int:
     return math.ceil(settings.length / window) if window else 1
 
 
-def training_flops_per_token(
-    model: "LanguageModel", length: int, local: int | None = None, k: Sequence[int] | None = None
-) -> float:
-    """Training FLOPs of a token, a mean over windows of `length` tokens.
-
-    Args:
-        model: the model.
-        length: tokens of a window.
-        local, k: as in `landmark.utils.flops.training_keys`.
-    """
-    shape = model.config
-    of_model = shape.block_size, shape.window, shape.cache
-    keys = length if shape.masked else training_keys(length, of_model, local, k)
+def training_flops_per_token(model: "LanguageModel", config: "Config") -> float:
+    """Training FLOPs of a token, a mean over windows of `train.length` tokens."""
+    shape, train = model.config, config.train
+    of_model = shape.block_size, shape.window, shape.recurrence and shape.recurrence.cache
+    usual = partial(training_keys, shape=of_model, local=train.local, k=train.k)
+    keys = hook(config, "keys_per_query", usual)(train.length)
     return flops_per_token(model.num_parameters(), shape.num_layers, shape.hidden_dim, keys)
 
 

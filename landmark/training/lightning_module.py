@@ -1,5 +1,6 @@
 """The Lightning module that trains every model."""
 
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,13 @@ if TYPE_CHECKING:
     from landmark.config.schema import TrainConfig
     from landmark.models import LanguageModel
 
+Losses = Callable[["LanguageModel", WindowBatch], Iterator[tuple[Tensor, Tensor]]]
 STEP_LOSS = "step_loss"  # in the output of a training step
+
+
+def window_losses(model: "LanguageModel", batch: WindowBatch) -> Iterator[tuple[Tensor, Tensor]]:
+    """The model's own losses: of each window the summed loss in nats, and the number of targets."""
+    return model.window_losses(batch)
 
 
 class LanguageModelTraining(LightningModule):
@@ -34,13 +41,22 @@ class LanguageModelTraining(LightningModule):
     The learning rate is a function of the step, and is set before each: a checkpoint needs no state of it.
     """
 
-    def __init__(self, model: "LanguageModel", train: "TrainConfig", windows: int = 1) -> None:
-        """windows: number of losses that the model yields for a batch."""
+    def __init__(
+        self, model: "LanguageModel", train: "TrainConfig", windows: int = 1, losses: Losses = window_losses
+    ) -> None:
+        """
+        Args:
+            model: to train.
+            train: settings of the training.
+            windows: number of losses of a batch.
+            losses: of a model and a training batch, one a window.
+        """
         super().__init__()
         self.automatic_optimization = windows == 1
         self.model = model
         self.train_settings = train
         self.windows = windows
+        self._losses = losses
         self._scale = self._step_loss = torch.zeros(())
 
     def configure_model(self) -> None:
@@ -61,7 +77,7 @@ class LanguageModelTraining(LightningModule):
         if not self.automatic_optimization:
             self._train_on_windows(batch)
             return {STEP_LOSS: self._step_loss * self._scale}
-        ((loss, _),) = self.model.window_losses(batch)
+        ((loss, _),) = self._losses(self.model, batch)
         self._step_loss = self._step_loss + loss.detach()
         return {"loss": loss * self._scale, STEP_LOSS: self._step_loss * self._scale}
 
@@ -125,7 +141,7 @@ class LanguageModelTraining(LightningModule):
         parts = list(batch.cut(self.train_settings.micro_batch))
         remaining = len(parts) * self.windows
         for micro_batch in parts:
-            for loss, _ in self.model.window_losses(micro_batch):
+            for loss, _ in self._losses(self.model, micro_batch):
                 remaining -= 1
                 parallel = isinstance(strategy, ParallelStrategy)
                 with strategy.block_backward_sync() if parallel and remaining else nullcontext():

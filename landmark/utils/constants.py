@@ -6,7 +6,6 @@ DEFAULT_CHUNK = 250  # tokens that a landmark model reads at a time (the paper's
 LANDMARK = "<landmark>"  # text of the landmark in a tokenizer of transformers
 LOG2_E = math.log2(math.e)  # factor from nats to units of log 2, in which attention takes its exponentials
 NO_LOSS = -100  # target of a position without loss; PyTorch's cross entropy ignores it by default
-JOINT_SOFTMAX_VERSION = 2  # of what model.joint_softmax computes: raised where the same settings give other numbers
 PASSKEY_VERSION = 2  # of training windows with pass keys: raised where the same settings give others
 RULER_VERSION = 1  # of the texts of these tasks: raised where the same settings give others
 RULER_SAMPLES_VERSION = 2  # of the windows with which they are trained

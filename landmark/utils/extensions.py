@@ -1,5 +1,9 @@
-"""Extensions of the package, each a file: a corpus (docs/add_a_corpus.md), a model (docs/add_a_model.md)."""
+"""Extensions: those of the package (`landmark.extensions`), and one's own, each a file.
 
+A corpus of one's own is docs/add_a_corpus.md, a model docs/add_a_model.md.
+"""
+
+import pkgutil
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -23,3 +27,16 @@ def load_extension(package: str, name: str, attribute: str, key: str) -> Any:
     if found is None:
         raise UserError(f"{key}={name}: there is no {package.replace('.', '/')}/{name}.py that has a {attribute}")
     return found
+
+
+def extension_with(setting: str) -> Any:
+    """The module of `landmark.extensions` that reads a setting, by its full name such as "model.fan_out".
+
+    Raises UserError where none does.
+    """
+    package = import_module("landmark.extensions")
+    for found in pkgutil.iter_modules(package.__path__):
+        module = import_module(f"{package.__name__}.{found.name}")
+        if setting in module.SETTINGS:
+            return module
+    raise UserError(f"{setting}: no module of landmark/extensions has this setting, leave it at null")

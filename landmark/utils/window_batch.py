@@ -28,7 +28,6 @@ class WindowBatch:
         top_k: earlier blocks that a query of a landmark model attends to. None: all.
         local: tokens that a landmark model reads at a time, with a memory of the window's earlier blocks, of which a
             query retrieves `top_k`; the tokens are then without landmarks. None: the window is read at once.
-        empty: (B, T) bool, places without a token, where blocks end early. None: there are none.
         batch_targets: targets of the device's whole batch, of which these windows are a part. None: they are all of it.
     """
 
@@ -40,7 +39,6 @@ class WindowBatch:
     positions: Tensor | None = None
     top_k: int | None = None
     local: int | None = None
-    empty: Tensor | None = None
     batch_targets: int | None = None
 
     def __len__(self) -> int:

@@ -7,16 +7,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from landmark.memory import retrieval
-from landmark.memory.block_store import ROWS, SPARE, BlockStore
-from landmark.memory.retrieval import _highest, _top_packed, best_ages
-from landmark.memory.tiers import Tier
+from landmark.memory.select import top_k
+from landmark.memory.select.top_k import _highest, _top_packed, best_ages
+from landmark.memory.store import BlockStore, Store
+from landmark.memory.store.block_store import ROWS, SPARE
 
 
 @pytest.mark.parametrize("tier", ["device", "cpu"])
 @pytest.mark.parametrize("max_blocks", [None, 700, 5000])
 def test_a_store_reserves_little_more_than_it_holds(max_blocks, tier):
-    store = BlockStore(max_blocks, tier=Tier(tier, cache=1))
+    store = BlockStore(Store(max_blocks, tier, cache=1))
     stored = torch.randn(1, 2, 1000, 4, 2, generator=torch.Generator().manual_seed(0))
     for part in stored.split(3, 2):
         store.add(part, part + 1)
@@ -45,14 +45,14 @@ def test_one_pass_over_integers_finds_the_best_and_of_equal_ones_the_newer(block
 def test_two_passes_find_the_highest_scores(blocks, count, seed):
     scores = torch.randn(3, blocks, generator=torch.Generator().manual_seed(seed))
     count = min(count, blocks)
-    with mock.patch.object(retrieval, "FEW", 0):
+    with mock.patch.object(top_k, "FEW", 0):
         values, indices = _highest(scores, count)
     assert torch.equal(values, scores.sort(-1, descending=True).values[:, :count])
     assert torch.equal(scores.gather(-1, indices), values)
 
 
 def test_a_store_that_knows_what_comes_reserves_no_more():
-    store = BlockStore(None)
+    store = BlockStore(Store())
     stored = torch.randn(1, 2, 500, 4, 2, generator=torch.Generator().manual_seed(0))
     store.reserve(500, stored[..., 1:, :])
     for part in stored.split(7, 2):

@@ -1,63 +1,41 @@
 """Queries below the cutoff of the context miss token are not searched for, and read no blocks."""
 
-from typing import ClassVar
-
 import pytest
 import torch
 
-from landmark.memory import Memory
-from landmark.memory import memory as memory_module
-from landmark.memory.block_store import BlockStore
+from landmark.attention import ContextMiss
+from landmark.memory.select import best
 from landmark.memory.settings import GRANULARITIES
-from tests.memory.test_memory import feed
-
-
-class CountingStore(BlockStore):
-    """Counts every read of a block's keys and values, or landmark, and every scan of all landmarks."""
-
-    made: ClassVar[list["CountingStore"]] = []
-
-    def __init__(self, *arguments):
-        super().__init__(*arguments)
-        self.reads = self.scans = 0
-        self.made.append(self)
-
-    def fetch(self, places):
-        self.reads += 2 * len(places)
-        return super().fetch(places)
-
-    def read_landmarks(self, places):
-        self.reads += len(places)
-        return super().read_landmarks(places)
+from landmark.memory.store import BlockStore
+from tests.memory.reading import feed, new_memory, texts
 
 
 @pytest.fixture
 def counting(monkeypatch):
-    CountingStore.made = []
-    scan = memory_module.retrieve
+    """Counts every read of a block's keys and values, or landmark, and every scan of all landmarks."""
+    counts = {"reads": 0, "scans": 0}
 
-    def counted(rotated_queries, store, **settings):
-        store.scans += 1
-        return scan(rotated_queries, store, **settings)
+    def count(owner, name, what, times):
+        original = getattr(owner, name)
 
-    monkeypatch.setattr(memory_module, "BlockStore", CountingStore)
-    monkeypatch.setattr(memory_module, "retrieve", counted)
-    return CountingStore
+        def counted(*arguments):
+            counts[what] += times(*arguments)
+            return original(*arguments)
 
+        monkeypatch.setattr(owner, name, counted)
 
-def texts(length=60, heads=4, dim=4):
-    generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(2, heads, length, dim, dtype=torch.float64, generator=generator) for _ in range(3))
-    return q, k, v, torch.randn(heads, dim, dtype=torch.float64, generator=generator)
+    count(BlockStore, "fetch", "reads", lambda store, places: 2 * len(places))
+    count(BlockStore, "read_landmarks", "reads", lambda store, places: len(places))
+    count(best, "best_of_summaries", "scans", lambda *_: 1)
+    return counts
 
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_if_no_weight_reaches_the_cutoff_nothing_is_searched_or_read(counting, granularity):
-    q, k, v, cmt = texts()
-    memory = Memory(3, k=2, granularity=granularity, cutoff=1.0)
-    feed(memory, q, k, v, [20, 20, 20], cmt=cmt)
-    (store,) = counting.made
-    assert (store.reads, store.scans) == (0, 0)
+    q, k, v, cmt = texts(60, (4, 4), dtype=torch.float64)
+    memory = new_memory(k=2, granularity=granularity, cutoff=1.0)
+    feed(memory, q, k, v, [20, 20, 20], extra=ContextMiss(cmt))
+    assert counting == {"reads": 0, "scans": 0}
     stats = memory.stats
     assert (stats["blocks_read"], stats["bytes_read"], stats["lookups"], stats["retrievals"]) == (0, 0, 0, 0)
     assert (stats["searches"], stats["searches_skipped"], stats["skipped"]) == (2, 2, 1.0)
@@ -68,7 +46,7 @@ def test_if_no_weight_reaches_the_cutoff_nothing_is_searched_or_read(counting, g
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_single_queries_and_chunks_below_the_cutoff_are_left_out(counting, granularity):
     """The token's key points along some queries and away from others, so it is known which queries retrieve."""
-    q, k, v, _ = texts()
+    q, k, v, _ = texts(60, (4, 4), dtype=torch.float64)
     q[..., -2:] = -50.0  # the slowest pair: about the same at every position
     q[:, :, 40:, -2:] = 0.0
     q[0, 1, 20:27, -2:] = 50.0
@@ -76,36 +54,35 @@ def test_single_queries_and_chunks_below_the_cutoff_are_left_out(counting, granu
     k[..., -2:] = 0.0
     cmt = torch.zeros(4, 4, dtype=torch.float64)
     cmt[:, -2:] = 5.0
-    memory = Memory(3, k=2, granularity=granularity, cutoff=0.99)
-    feed(memory, q, k, v, [20, 20, 20], cmt=cmt)
-    (store,) = counting.made
+    memory = new_memory(k=2, granularity=granularity, cutoff=0.99)
+    feed(memory, q, k, v, [20, 20, 20], extra=ContextMiss(cmt))
     stats = memory.stats
     assert stats["lookups"] == 8
     assert (stats["searches"], stats["searches_skipped"]) == (2, 1)
-    assert store.scans == 1
+    assert counting["scans"] == 1
     assert stats["dropped"] == [[80, 73, 80, 79]]
     assert stats["drop_rates"] == [[1.0, 73 / 80, 1.0, 79 / 80]]
     assert stats["drop_rate"] == pytest.approx(1 - 8 / 320)
-    assert 0 < store.reads <= 3 * 2 * 8, "at most the blocks of eight queries: keys, values and landmark"
-    assert stats["blocks_read"] == store.reads / 3
+    assert 0 < counting["reads"] <= 3 * 2 * 8, "at most the blocks of eight queries: keys, values and landmark"
+    assert stats["blocks_read"] == counting["reads"] / 3
     assert stats["bytes_read"] == stats["blocks_read"] * 2 * 3 * 4 * 8
     assert stats["retrievals"] == (2 if granularity == "per_head" else 8)
 
 
 def test_a_cutoff_of_zero_drops_nothing(counting):
-    q, k, v, cmt = texts()
-    memory = Memory(3, k=2)
-    feed(memory, q, k, v, [20, 20, 20], cmt=cmt)
+    q, k, v, cmt = texts(60, (4, 4), dtype=torch.float64)
+    memory = new_memory(k=2)
+    feed(memory, q, k, v, [20, 20, 20], extra=ContextMiss(cmt))
     assert memory.stats["drop_rate"] == 0
     assert memory.stats["lookups"] == 2 * 4 * 40
 
 
 def test_a_cutoff_for_each_layer():
-    q, k, v, cmt = texts()
-    memory = Memory(3, k=2, cutoff=[0.0, 1.0])
+    q, k, v, cmt = texts(60, (4, 4), dtype=torch.float64)
+    memory = new_memory(k=2, cutoff=[0.0, 1.0])
     for part in (slice(0, 30), slice(30, 60)):
         for layer in (0, 1):
-            memory.attend(layer, q[:, :, part], k[:, :, part], v[:, :, part], cmt)
+            memory.attend(layer, q[:, :, part], k[:, :, part], v[:, :, part], ContextMiss(cmt))
         memory.commit()
     assert memory.stats["drop_rates"] == [[0.0] * 4, [1.0] * 4]
     assert memory.stats["skipped"] == 0.5
@@ -113,10 +90,10 @@ def test_a_cutoff_for_each_layer():
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_an_observer_sees_no_block_of_a_query_below_the_cutoff(granularity):
-    q, k, v, cmt = texts()
+    q, k, v, cmt = texts(60, (4, 4), dtype=torch.float64)
     seen = []
-    memory = Memory(3, k=2, granularity=granularity, cutoff=0.3, observer=seen.append)
-    feed(memory, q, k, v, [20, 20, 20], cmt=cmt)
+    memory = new_memory(k=2, granularity=granularity, cutoff=0.3, observer=seen.append)
+    feed(memory, q, k, v, [20, 20, 20], extra=ContextMiss(cmt))
     stats = memory.stats
     assert 0.1 < stats["drop_rate"] < 0.9
     assert sum(int((each.ages > 0).sum()) for each in seen) == stats["blocks_retrieved"]

@@ -6,56 +6,58 @@ import sys
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from landmark.memory import Memory
-from landmark.memory import memory as memory_module
-from landmark.memory.block_store import BlockStore
-from landmark.memory.index import LandmarkIndex, retrieve_candidates
-from landmark.memory.retrieval import retrieve
+from landmark.attention import ContextMiss, Grouped, Scoring
+from landmark.attention.rotary import RotaryTable
+from landmark.memory.layer import LayerMemory
+from landmark.memory.positions import QueriesAtLags, Stingy
+from landmark.memory.question import Question
+from landmark.memory.select import Best, Faiss
+from landmark.memory.select.faiss import LandmarkIndex
 from landmark.memory.settings import GRANULARITIES, INDEX_TYPES, MAPPINGS, TIERS
+from landmark.memory.store import BlockStore
 from landmark.utils.errors import UserError
-from tests.memory.test_memory import feed
-from tests.memory.test_tiers import texts
+from tests.memory.reading import feed, new_memory, texts
+from tests.pairs import all_pairs, name_of
 
 faiss = pytest.importorskip("faiss")
 
 
-@st.composite
-def readings(draw):
-    return {
-        "chunks": draw(st.lists(st.integers(1, 20), min_size=2, max_size=6)),
-        "heads": draw(st.sampled_from([(2, 2), (4, 2)])),
-        "cmt": draw(st.booleans()),
-        "settings": {
-            "block_size": draw(st.integers(1, 4)),
-            "k": draw(st.integers(0, 4)),
-            "granularity": draw(st.sampled_from(GRANULARITIES)),
-            "tie_layers": draw(st.sampled_from([(), (1,)])),
-            "cutoff": draw(st.sampled_from([0.0, 0.3, 0.8])),
-            "mapping": draw(st.sampled_from(MAPPINGS)),
-            "tier": draw(st.sampled_from(TIERS)),
-        },
-        "seed": draw(st.integers(0, 1000)),
-    }
+CASES = all_pairs(
+    {
+        "chunks": [(20, 20, 17), (3, 19, 1, 1, 14)],
+        "heads": [(2, 2), (4, 2)],
+        "cutoff": [None, 0.0, 0.5],
+        "block_size": [1, 4],
+        "k": [0, 2, 4],
+        "granularity": GRANULARITIES,
+        "layer": [0, 1],
+        "mapping": MAPPINGS,
+        "tier": TIERS,
+        "softcap": [None, 1.5],
+        "second look": [None, 5],
+    },
+    lambda case: case["second look"] is None or case["granularity"] == "per_token_and_head",
+)
 
 
-@given(readings())
-@settings(max_examples=60, deadline=None)
-def test_with_all_blocks_as_candidates_it_is_a_scan(reading):
+@pytest.mark.parametrize("case", CASES, ids=name_of)
+def test_with_all_blocks_as_candidates_it_is_a_scan(case):
     """Every granularity, mapping, tier and cutoff; grouped heads; chunks that end anywhere."""
-    q, k, v, cmt = texts(sum(reading["chunks"]), reading["heads"], seed=reading["seed"])
-    cmt = cmt if reading["cmt"] else None
-    exact = feed(Memory(**reading["settings"]), q, k, v, reading["chunks"], cmt=cmt)
-    memory = Memory(**reading["settings"], index="faiss", index_type="flat", candidates=200)
-    torch.testing.assert_close(feed(memory, q, k, v, reading["chunks"], cmt=cmt), exact)
+    q, k, v, cmt = texts(sum(case["chunks"]), case["heads"])
+    names = "block_size", "k", "granularity", "mapping", "tier"
+    settings = {name: case[name] for name in names} | {"cutoff": case["cutoff"] or 0.0, "rerank": case["second look"]}
+    settings["scoring"] = Scoring(None, case["softcap"])
+    reading = {"layer": case["layer"], "extra": None if case["cutoff"] is None else ContextMiss(cmt)}
+    exact = feed(new_memory(**settings), q, k, v, case["chunks"], **reading)
+    memory = new_memory(**settings, index="faiss", index_type="flat", candidates=200)
+    torch.testing.assert_close(feed(memory, q, k, v, case["chunks"], **reading), exact)
 
 
 def filled(blocks, heads=2, dim=8, batch=2, seed=0, clusters=None):
     """A store of random landmarks; of some that are alike, where there are clusters."""
     generator = torch.Generator().manual_seed(seed)
-    store = BlockStore(None)
+    store = BlockStore()
     shape = batch, heads, blocks, 2, dim
     keys = torch.randn(shape, generator=generator)
     if clusters is not None:
@@ -65,24 +67,29 @@ def filled(blocks, heads=2, dim=8, batch=2, seed=0, clusters=None):
     return store
 
 
-def rotated(queries, heads=4, dim=8, batch=2, slots=3, seed=1):
-    return torch.randn(slots, batch, queries, heads, dim, generator=torch.Generator().manual_seed(seed))
+def question(store, queries, k, heads=4, dim=8, batch=2, seed=1):
+    """What random queries ask, not rotated, so that they are the same at every lag."""
+    q = torch.randn(batch, heads, queries, dim, generator=torch.Generator().manual_seed(seed))
+    lags = Stingy().lags(store.added, k, 2)
+    at_lags = QueriesAtLags(q, 1.0, RotaryTable(torch.zeros(dim // 2)), 0, lags)
+    of_layer = {"layer": 1, "position": 0, "state": LayerMemory(store), "block_size": 1, "gate": Grouped()}
+    return q, Question(queries=at_lags, k=k, softcap=None, backend="blockwise", **of_layer)
 
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_few_candidates_by_the_definition(granularity):
     """k=2, three candidates: the blocks that each head and query may choose from, and their weights, in loops."""
-    store, queries, k, candidates = filled(12), rotated(5), 2, 3
-    ages = retrieve_candidates(
-        queries, store, LandmarkIndex("flat", candidates), k=k, granularity=granularity, num_recent=k
-    )
+    store, k, candidates = filled(12), 2, 3
+    queries, asked = question(store, 5, k)
+    ages = Faiss(candidates, "flat", Best(granularity)).choose(asked).ages
     for sample in range(2):
         probability = np.zeros((4, 5, 13))  # by age
         for head in range(4):
             for t in range(5):
                 landmarks = store.landmarks[sample, head // 2]
-                scores = {a: float(queries[a - 1, sample, t, head] @ landmarks[12 - a]) for a in (1, 2)}
-                older = {a: float(queries[2, sample, t, head] @ landmarks[12 - a]) for a in range(3, 13)}
+                query = queries[sample, head, t]
+                scores = {a: float(query @ landmarks[12 - a]) for a in (1, 2)}
+                older = {a: float(query @ landmarks[12 - a]) for a in range(3, 13)}
                 scores |= dict(sorted(older.items(), key=lambda item: -item[1])[:candidates])
                 total = sum(map(math.exp, scores.values()))
                 for a, score in scores.items():
@@ -100,80 +107,67 @@ def test_few_candidates_by_the_definition(granularity):
 def test_equal_scores_are_taken_by_recency_and_no_block_twice():
     scores = torch.tensor([[1.0, 2.0, 2.0, 2.0, 0.0, -torch.inf]])
     ages = torch.tensor([[1, 9, 4, 4, 2, 13]])
-    from landmark.memory.index import _best
+    from landmark.memory.select.faiss import _best
 
     assert _best(scores, ages, 4).tolist() == [[4, 9, 1, 2]]
 
 
 def test_the_inverted_file_finds_most_as_it_grows():
     """Two thousand blocks, then nine thousand: lists are made again, blocks between are added; it is approximate."""
-    queries, index = rotated(40, slots=5), LandmarkIndex("ivf", 16)
-    store = filled(2000, clusters=60)
-    kinds = []
+    store, select, kinds, notes = filled(2000, clusters=60), Faiss(16), [], {}
     for more in (0, 1000, 1200, 4500):
         if more:
             new = filled(more, clusters=60, seed=more).blocks.keys[..., :1, :].repeat(1, 1, 1, 2, 1)[:, :, :more]
             store.add(new, new)
-        ages = retrieve_candidates(queries, store, index, k=4, granularity="per_token_and_head", num_recent=4)
-        kinds.append(index._indices[0].nlist)
-        scan = retrieve(
-            queries, store, k=4, granularity="per_token_and_head", scorer="landmark", tie=False,
-            generator=torch.Generator(), num_recent=4,
-        )  # fmt: skip
+        _, asked = question(store, 40, 4)
+        asked.state.notes = notes
+        ages, scan = select.choose(asked).ages, Best().choose(asked).ages
+        kinds.append(notes["index"]._indices[0].nlist)
         found = (ages[..., :, None] == scan[..., None, :]).any(-2).float().mean()
         assert found > 0.9
-        assert index._indices[0].ntotal == len(store) - 4
+        assert notes["index"]._indices[0].ntotal == len(store) - 4
     assert kinds == [49, 49, 104, 217]
 
 
 def test_few_blocks_need_no_lists():
-    index = LandmarkIndex("ivf", 16)
-    retrieve_candidates(rotated(3, slots=5), filled(300), index, k=4, granularity="per_token", num_recent=4)
-    assert isinstance(index._indices[0], faiss.IndexFlat)
+    _, asked = question(filled(300), 3, 4)
+    Faiss(16, "ivf", Best("per_token")).choose(asked)
+    assert isinstance(asked.state.notes["index"]._indices[0], faiss.IndexFlat)
 
 
 @pytest.mark.parametrize("kind", INDEX_TYPES)
 def test_a_loaded_memory_is_indexed_anew(tmp_path, kind):
     q, k, v, _ = texts(90)
-    memory = Memory(3, k=2, index="faiss", index_type=kind, candidates=4)
+    memory = new_memory(k=2, index="faiss", index_type=kind, candidates=4)
     feed(memory, q[:, :, :60], k[:, :, :60], v[:, :, :60], [25, 35])
     memory.save(tmp_path / "book")
-    loaded = Memory(3, k=2, index="faiss", index_type=kind, candidates=4, tier="disk")
+    loaded = new_memory(k=2, index="faiss", index_type=kind, candidates=4, tier="disk")
     loaded.load(tmp_path / "book")
     rest = [x[:, :, 60:] for x in (q, k, v)]
     assert torch.equal(feed(loaded, *rest, [20, 10]), feed(memory, *rest, [20, 10]))
 
 
 def test_tied_layers_and_short_memories_do_not_use_the_index(monkeypatch):
-    searched = []
-    monkeypatch.setattr(
-        memory_module, "retrieve_candidates", lambda *a, **s: searched.append(1) or retrieve_candidates(*a, **s)
-    )
+    searched, search = [], LandmarkIndex.search
+    monkeypatch.setattr(LandmarkIndex, "search", lambda *given: searched.append(1) or search(*given))
     q, k, v, _ = texts(60)
-    feed(Memory(3, k=2, index="faiss"), q, k, v, [20, 20, 20], layer=0)
-    feed(Memory(3, k=9, index="faiss"), q, k, v, [20, 16])
+    feed(new_memory(k=2, index="faiss"), q, k, v, [20, 20, 20], layer=0)
+    feed(new_memory(k=9, index="faiss"), q, k, v, [20, 16])
     assert searched == []
-    feed(Memory(3, k=2, index="faiss"), q, k, v, [20, 20, 20])
+    feed(new_memory(k=2, index="faiss"), q, k, v, [20, 20, 20])
     assert len(searched) == 2
 
 
-@pytest.mark.parametrize(
-    ("setting", "said"),
-    [
-        ({"index": "annoy"}, "memory.index=annoy: must be one of exact, faiss"),
-        ({"index": "faiss", "index_type": "hnsw"}, "memory.index_type=hnsw: must be one of flat, ivf"),
-        ({"index": "faiss", "max_blocks": 9}, "the index cannot drop blocks, so memory.blocks=9 must be null"),
-        ({"index": "faiss", "scorer": "mean_key"}, "retrieval.scorer=mean_key must be landmark"),
-        ({"index": "faiss", "candidates": 0}, "memory.candidates=0"),
-    ],
-)
-def test_bad_settings_are_refused(setting, said):
-    with pytest.raises(UserError, match=said):
-        Memory(3, **setting)
+def test_samples_of_an_index_cannot_be_reordered():
+    q, k, v, _ = texts(40)
+    memory = new_memory(k=2, index="faiss")
+    feed(memory, q, k, v, [40])
+    with pytest.raises(UserError, match="memory.index=faiss: its samples cannot be reordered"):
+        memory.select_samples(torch.tensor([0]))
 
 
 def test_without_faiss_the_error_names_the_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "faiss", None)
-    Memory(3)
+    new_memory()
     with pytest.raises(UserError, match=r"pip install 'landmark\[faiss\]'"):
-        Memory(3, index="faiss")
+        new_memory(index="faiss")

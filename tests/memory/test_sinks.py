@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from landmark.memory import SinkMemory
 from landmark.models import Decoder, DecoderConfig
-from tests import naive
+from tests import oracle
 
 
 def explicit(q, k, v, chunks, sinks, window):
@@ -26,7 +26,7 @@ def explicit(q, k, v, chunks, sinks, window):
             scores = np.full(total, -np.inf)
             for j in visible:
                 if j <= i:
-                    scores[j] = naive.rotate(q[i], place[i]) @ naive.rotate(k[j], place[j]) / math.sqrt(dim)
+                    scores[j] = oracle.rotate(q[i], place[i]) @ oracle.rotate(k[j], place[j]) / math.sqrt(dim)
             weights = np.exp(scores - scores.max())
             out[i] = weights / weights.sum() @ v
         start = stop
@@ -59,7 +59,7 @@ def test_sinks_equal_an_explicit_masked_softmax(chunks, sinks, window, seed):
 
 def test_chunks_with_a_long_window_equal_one_pass():
     torch.manual_seed(0)
-    model = Decoder(DecoderConfig("transformer", 320, 2, 2, 8, 32)).eval()
+    model = Decoder(DecoderConfig(320, 2, 2, 8, 32)).eval()
     tokens = torch.randint(0, 256, (2, 60))
     memory = model.new_memory(window=60, sinks=4)
     with torch.no_grad():
@@ -79,7 +79,7 @@ def test_memory_does_not_grow_and_starts_anew():
 
 
 def test_plain_transformer_without_a_window_keeps_nothing():
-    assert Decoder(DecoderConfig("transformer", 320, 1, 2, 8, 32)).new_memory() is None
+    assert Decoder(DecoderConfig(320, 1, 2, 8, 32)).new_memory() is None
 
 
 def test_negative_sinks_are_refused():

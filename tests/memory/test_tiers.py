@@ -10,54 +10,42 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from landmark.memory import Memory
-from landmark.memory.block_cache import BlockCache, TierCounts
-from landmark.memory.settings import GRANULARITIES, MAPPINGS, SCORERS, TIERS
+from landmark.attention import ContextMiss
+from landmark.memory.settings import GRANULARITIES, MAPPINGS, TIERS
+from landmark.memory.store.block_cache import BlockCache, TierCounts
 from landmark.utils.errors import UserError
-from tests.memory.test_memory import feed
+from tests.memory.reading import feed, new_memory, texts
+from tests.pairs import all_pairs, name_of
+
+CASES = all_pairs(
+    {
+        "tier": ["cpu", "disk"],
+        "cache": [1, 3, 9],
+        "chunks": [(20, 20, 20), (3, 19, 1, 1, 14)],
+        "heads": [(2, 2), (4, 2)],
+        "cutoff": [None, 0.0, 0.5],
+        "block_size": [1, 4],
+        "k": [0, 2, 4],
+        "max_blocks": [None, 4, 7],
+        "granularity": GRANULARITIES,
+        "scorer": ["landmark", "recent", "random", "mean_key", "second look"],
+        "layer": [0, 1],
+        "mapping": MAPPINGS,
+    },
+    lambda case: case["scorer"] != "second look" or case["granularity"] == "per_token_and_head",
+)
 
 
-def texts(length, heads=(4, 2), batch=2, dim=4, dtype=torch.float32, seed=0):
-    """Queries, keys, values and the key of a context miss token."""
-    generator = torch.Generator().manual_seed(seed)
-    q = torch.randn(batch, heads[0], length, dim, generator=generator)
-    k, v = torch.randn(2, batch, heads[1], length, dim, generator=generator)
-    return *(x.to(dtype) for x in (q, k, v)), torch.randn(heads[1], dim, generator=generator).to(dtype)
-
-
-@st.composite
-def readings(draw):
-    k = draw(st.integers(0, 4))
-    return {
-        "chunks": draw(st.lists(st.integers(1, 20), min_size=2, max_size=6)),
-        "heads": draw(st.sampled_from([(2, 2), (4, 2)])),
-        "cmt": draw(st.booleans()),
-        "settings": {
-            "block_size": draw(st.integers(1, 5)),
-            "k": k,
-            "max_blocks": draw(st.one_of(st.none(), st.integers(max(k, 1), 7))),
-            "granularity": draw(st.sampled_from(GRANULARITIES)),
-            "scorer": draw(st.sampled_from([name for name in SCORERS if name != "given"])),  # needs numbers
-            "tie_layers": draw(st.sampled_from([(), (1,)])),
-            "cutoff": draw(st.sampled_from([0.0, 0.3, 0.8])),
-            "mapping": draw(st.sampled_from(MAPPINGS)),
-        },
-        "tier": draw(st.sampled_from(["cpu", "disk"])),
-        "cache": draw(st.integers(1, 9)),
-        "seed": draw(st.integers(0, 1000)),
-    }
-
-
-@given(readings())
-@settings(max_examples=150, deadline=None)
-def test_every_tier_gives_the_same_bits(reading):
+@pytest.mark.parametrize("case", CASES, ids=name_of)
+def test_every_tier_gives_the_same_bits(case):
     """Caches that hold all, some, or less than one chunk needs; rings that overflow; files that grow."""
-    q, k, v, cmt = texts(sum(reading["chunks"]), reading["heads"], seed=reading["seed"])
-    cmt = cmt if reading["cmt"] else None
-    on_device = Memory(**reading["settings"])
-    expected = feed(on_device, q, k, v, reading["chunks"], cmt=cmt)
-    memory = Memory(**reading["settings"], tier=reading["tier"], cache=reading["cache"])
-    out = feed(memory, q, k, v, reading["chunks"], cmt=cmt)
+    q, k, v, cmt = texts(sum(case["chunks"]), case["heads"])
+    names = "block_size", "k", "max_blocks", "granularity", "mapping"
+    settings = {name: case[name] for name in names} | {"cutoff": case["cutoff"] or 0.0}
+    settings |= {"rerank": 5} if case["scorer"] == "second look" else {"scorer": case["scorer"]}
+    reading = {"layer": case["layer"], "extra": None if case["cutoff"] is None else ContextMiss(cmt)}
+    on_device, memory = new_memory(**settings), new_memory(**settings, tier=case["tier"], cache=case["cache"])
+    expected, out = (feed(each, q, k, v, case["chunks"], **reading) for each in (on_device, memory))
     assert torch.equal(out, expected)
     counted, here = on_device.stats, memory.stats
     same = [key for key in counted if not key.endswith("bytes_kept") and not key.startswith("seconds")]
@@ -68,7 +56,7 @@ def test_every_tier_gives_the_same_bits(reading):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_numbers_of_any_kind_come_back(dtype):
     q, k, v, _ = texts(60, dtype=dtype)
-    out = [feed(Memory(3, k=2, tier=tier), q, k, v, [20, 20, 20]) for tier in TIERS]
+    out = [feed(new_memory(k=2, tier=tier), q, k, v, [20, 20, 20]) for tier in TIERS]
     assert torch.equal(out[0], out[1])
     assert torch.equal(out[0], out[2])
 
@@ -79,7 +67,7 @@ def test_numbers_of_any_kind_come_back(dtype):
 def test_copies_to_a_gpu_arrive_before_they_are_read(granularity, cache):
     q, k, v, _ = (x.cuda() for x in texts(2000, dim=32))
     settings = {"block_size": 5, "k": 4, "granularity": granularity, "cache": cache}
-    outs = [feed(Memory(**settings, tier=tier), q, k, v, [250] * 8) for tier in TIERS]
+    outs = [feed(new_memory(**settings, tier=tier), q, k, v, [250] * 8) for tier in TIERS]
     assert torch.equal(outs[0], outs[1])
     assert torch.equal(outs[0], outs[2])
 
@@ -87,7 +75,7 @@ def test_copies_to_a_gpu_arrive_before_they_are_read(granularity, cache):
 def test_counts_of_hits_misses_and_bytes():
     """Two heads read the last two blocks of ten tokens; what a chunk has fetched, the next finds."""
     q, k, v, _ = texts(48, (2, 2), batch=1)
-    memory = Memory(10, k=2, scorer="recent", tier="disk", cache=2)
+    memory = new_memory(10, k=2, scorer="recent", tier="disk", cache=2)
     feed(memory, q, k, v, [33])
     assert memory.stats["cache_misses"] == 0, "a chunk retrieves nothing of itself"
     for part, hits, misses in (
@@ -103,7 +91,7 @@ def test_counts_of_hits_misses_and_bytes():
         assert stats["bytes_moved"] == misses * 2 * 10 * 4 * 4
     assert stats["seconds_waited"] > 0
     assert stats["device_bytes_kept"] == 64 * 2 * 4 * 4 + 2 * 2 * 2 * 10 * 4 * 4, "landmarks' keys, and the cache"
-    assert "cache_hits" not in Memory(10).stats
+    assert "cache_hits" not in new_memory(10).stats
 
 
 def rows_of(places, width):
@@ -161,7 +149,7 @@ def test_the_cache_forgets_as_an_ordered_dictionary_would(requests, slots):
 
 def test_a_file_has_no_name_and_no_folder_is_left(tmp_path):
     q, k, v, _ = texts(60)
-    memory = Memory(3, k=2, tier="disk", folder=tmp_path)
+    memory = new_memory(k=2, tier="disk", folder=tmp_path)
     feed(memory, q, k, v, [20, 20, 20])
     assert memory.stats["bytes_kept"] > 0
     assert list(tmp_path.iterdir()) == []
@@ -170,12 +158,7 @@ def test_a_file_has_no_name_and_no_folder_is_left(tmp_path):
 def test_a_missing_folder_is_refused(tmp_path):
     q, k, v, _ = texts(60)
     with pytest.raises(UserError, match="memory.folder=.*nowhere: cannot make a file there"):
-        feed(Memory(3, tier="disk", folder=tmp_path / "nowhere"), q, k, v, [20, 20])
-
-
-def test_a_cache_without_room_is_refused():
-    with pytest.raises(UserError, match="memory.cache=0"):
-        Memory(3, tier="disk", cache=0)
+        feed(new_memory(tier="disk", folder=tmp_path / "nowhere"), q, k, v, [20, 20])
 
 
 @pytest.mark.parametrize(("number", "said"), [("ENOSPC", "no room for"), ("EIO", "cannot write there")])
@@ -184,7 +167,7 @@ def test_a_write_that_fails_says_where(monkeypatch, tmp_path, number, said):
         raise OSError(getattr(errno, number), os.strerror(getattr(errno, number)))
 
     q, k, v, _ = texts(60)
-    memory = Memory(3, k=2, tier="disk", folder=tmp_path)
+    memory = new_memory(k=2, tier="disk", folder=tmp_path)
     feed(memory, q, k, v, [20])
     monkeypatch.setattr(os, "pwrite", full)
     with pytest.raises(UserError, match=f"memory.folder={tmp_path}: {said}"):
@@ -196,7 +179,7 @@ def test_a_memory_whose_layers_differ_is_not_used(monkeypatch, tmp_path):
     """The disk becomes full after the first of two layers has stored the chunk."""
     q, k, v, _ = texts(60)
     saved, write = tmp_path / "saved", os.pwrite
-    memory = Memory(3, k=2, tier="disk", folder=tmp_path)
+    memory = new_memory(k=2, tier="disk", folder=tmp_path)
 
     def read(memory, start):
         part = slice(start, start + 20)
@@ -221,12 +204,12 @@ def test_a_memory_whose_layers_differ_is_not_used(monkeypatch, tmp_path):
     assert memory.layers[0].store.added > memory.layers[1].store.added
     memory.discard()
     uses = (lambda: read(memory, 20), lambda: memory.save(tmp_path / "torn"), memory.commit)
-    for use in (*uses, lambda: memory.select(torch.tensor([0]))):
+    for use in (*uses, lambda: memory.select_samples(torch.tensor([0]))):
         with pytest.raises(RuntimeError, match="a commit failed and layers differ: load the memory again, or reset"):
             use()
     assert not (tmp_path / "torn").exists()
     memory.load(saved)
-    other = Memory(3, k=2)
+    other = new_memory(k=2)
     read(other, 0)
     assert torch.equal(read(memory, 20), read(other, 20))
     memory.reset()

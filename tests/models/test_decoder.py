@@ -5,18 +5,21 @@ from dataclasses import replace
 import pytest
 import torch
 
-from landmark.attention.key_offset import offset_keys
+from landmark.attention.keys import Keys
 from landmark.memory import RecurrentMemory
 from landmark.models import Decoder, DecoderConfig
+from landmark.models.config import Landmarks, Recurrence
 from landmark.models.language_model import summed_loss
 from landmark.utils.constants import NO_LOSS
 from landmark.utils.errors import UserError
 from landmark.utils.window_batch import WindowBatch
+from tests.configurations import changed
+from tests.pairs import all_pairs, name_of
 
-TINY = DecoderConfig("transformer", vocab_size=64, num_layers=2, num_heads=2, head_dim=8, mlp_dim=32)
-LANDMARK = replace(TINY, kind="landmark", block_size=5, landmark_id=60)
-CMT = replace(LANDMARK, cmt=True)
-XL = replace(TINY, kind="transformer_xl", window=6, cache=4)
+TINY = DecoderConfig(vocab_size=64, num_layers=2, num_heads=2, head_dim=8, mlp_dim=32)
+LANDMARK = replace(TINY, landmarks=Landmarks(60, 5))
+CMT = replace(TINY, landmarks=Landmarks(60, 5, cmt=True))
+XL = replace(TINY, recurrence=Recurrence(6, 4))
 LOOKING_BACK = {"key_offset": 0.5, "rotary_fraction": 0.5, "qk_norm": True, "initialisation": "fan_in"}
 
 
@@ -29,13 +32,14 @@ def tiny(config, seed=0):
     return model
 
 
+OF_KIND = {"landmark_id": 50260, "block_size": 50, "window": 256, "cache": 256}
+
+
 @pytest.mark.parametrize("kind", ["transformer", "landmark", "transformer_xl"])
 def test_paper_size(kind):
     """The parameter counts of Section 4.1's model."""
-    config = DecoderConfig(
-        kind, vocab_size=50304, num_layers=12, num_heads=8, head_dim=128, mlp_dim=4096, landmark_id=50260,
-        block_size=50, window=256, cache=256,
-    )  # fmt: skip
+    shape = {"vocab_size": 50304, "num_layers": 12, "num_heads": 8, "head_dim": 128, "mlp_dim": 4096}
+    config = DecoderConfig.from_flat({"kind": kind, **shape, **OF_KIND})
     with torch.device("meta"):
         model = Decoder(config)
     assert model.num_parameters() == 202_531_840
@@ -74,42 +78,52 @@ def test_memory_that_holds_everything_reads_as_one_window(chunks):
 
 
 def test_transformer_xl_with_a_long_cache_is_the_plain_transformer():
-    plain, xl = tiny(TINY), tiny(replace(XL, cache=100))
+    plain, xl = tiny(TINY), tiny(changed(XL, cache=100))
     raw = torch.randint(0, 50, (2, 20))
     memory = xl.new_memory()
     read = torch.cat([xl(part, memory=memory) for part in raw.split(6, 1)], 1)
     torch.testing.assert_close(read, plain(raw))
 
 
-@pytest.mark.parametrize("cmt", [False, True])
-@pytest.mark.parametrize(("bias", "norm"), [(False, False), (True, True)])
-@pytest.mark.parametrize("landmark_key", ["token", "mean", "pooled"])
-@pytest.mark.parametrize("offset", [0, 0.5, 1])
-@pytest.mark.parametrize(("rotary", "local_blocks"), [(0, 0), (0.5, 0), (0.5, 2)])
-def test_options_of_keys_read_in_chunks_as_in_one_window(offset, rotary, local_blocks, landmark_key, bias, norm, cmt):
+KEYS = all_pairs(
+    {
+        "key_offset": [0.0, 0.5, 1.0],
+        "rotary_fraction": [0.0, 0.5],
+        "landmark_key": ["token", "mean"],
+        "landmark_bias": [False, True],
+        "qk_norm": [False, True],
+        "num_kv_heads": [1, 2],
+        "joint_softmax": [0.0, 0.3, 1.0],
+        "cmt": [False, True],
+    }
+)
+
+
+@pytest.mark.parametrize("keys", KEYS, ids=name_of)
+def test_options_of_keys_read_in_chunks_as_in_one_window(keys, tmp_path):
     """Where all blocks are retrieved, chunk by chunk, token by token, and from a saved memory. With a context miss
     token the landmarks of a memory are controlled, those of a window are free: there one chunk is the reference."""
-    keys = {"key_offset": offset, "rotary_fraction": rotary, "landmark_key": landmark_key}
-    keys |= {"landmark_bias": bias or landmark_key == "pooled", "qk_norm": norm, "local_blocks": local_blocks}
-    model = tiny(replace(CMT if cmt else LANDMARK, **keys))
-    raw = torch.randint(0, 50, (2, 29))
-    if cmt:
-        chunks, expected = [29], model(raw)
-    else:
-        chunks, expected = [1, 1, 3, 5, 6, 1, 12], model(raw)
+    model, raw = tiny(changed(LANDMARK, **keys)), torch.randint(0, 50, (2, 29))
+    expected = model(raw)
     memory = model.new_memory(k=9)
+    chunks = [29] if keys["cmt"] else [1, 1, 3, 5, 6, 1, 12]
     read = torch.cat([model(part, memory=memory) for part in raw.split(chunks, 1)], 1)
     torch.testing.assert_close(read, expected, atol=1e-10, rtol=0)
+    for cut in () if keys["cmt"] else (7, 10):  # within a block, and behind a landmark
+        memory, loaded = model.new_memory(k=9), model.new_memory(k=9)
+        model(raw[:, :cut], memory=memory)
+        memory.save(tmp_path / str(cut))
+        loaded.load(tmp_path / str(cut))
+        torch.testing.assert_close(model(raw[:, cut:], memory=loaded), expected[:, cut:], atol=1e-10, rtol=0)
 
 
-@pytest.mark.parametrize("landmark_key", ["mean", "pooled"])
-def test_options_of_keys_on_every_backend(landmark_key):
+def test_options_of_keys_on_every_backend():
     """Windows cut anywhere, with their gradients. The fused kernels, interpreted, compute in float32."""
-    keys = {**LOOKING_BACK, "landmark_key": landmark_key, "landmark_bias": True}
+    keys = {**LOOKING_BACK, "landmark_key": "mean", "landmark_bias": True}
     tokens, phase = torch.randint(0, 50, (2, 23)), torch.tensor([2, 5])
     found = {}
     for backend in ("reference", "blockwise", "triton"):
-        model = tiny(replace(LANDMARK, **keys, backend=backend)).float()
+        model = tiny(changed(LANDMARK, **keys, backend=backend)).float()
         ((loss, _),) = model.window_losses(WindowBatch(tokens, tokens, phase))
         loss.backward()
         found[backend] = [loss, *(weight.grad for weight in model.parameters())]
@@ -118,87 +132,17 @@ def test_options_of_keys_on_every_backend(landmark_key):
             torch.testing.assert_close(ours, expected, atol=2e-4, rtol=2e-4)
 
 
-@pytest.mark.parametrize("local_blocks", [0, 2])
-@pytest.mark.parametrize("landmark_key", ["token", "mean", "pooled"])
-def test_a_saved_memory_continues_with_the_key_before(landmark_key, local_blocks, tmp_path):
-    keys = {"landmark_key": landmark_key, "landmark_bias": landmark_key != "token", "local_blocks": local_blocks}
-    model = tiny(replace(LANDMARK, **LOOKING_BACK, **keys))
-    raw = torch.randint(0, 50, (1, 29))
-    for cut in (7, 10):  # within a block, and behind a landmark
-        memory, loaded = model.new_memory(k=9), model.new_memory(k=9)
-        model(raw[:, :cut], memory=memory)
-        memory.save(tmp_path / str(cut))
-        loaded.load(tmp_path / str(cut))
-        torch.testing.assert_close(model(raw[:, cut:], memory=loaded), model(raw)[:, cut:], atol=1e-10, rtol=0)
-
-
-@pytest.mark.parametrize("landmark_key", ["mean", "pooled"])
-def test_local_blocks_are_kept_where_samples_are_reordered_or_a_chunk_fails(landmark_key):
-    """Their keys, and the weights of their tokens in pooled keys, go with the pending tokens."""
-    keys = {"landmark_key": landmark_key, "landmark_bias": True, "local_blocks": 2}
-    model = tiny(replace(LANDMARK, rotary_fraction=0.5, **keys))
-    raw = torch.randint(0, 50, (2, 41))
-    expected, memory = model(raw), model.new_memory(k=9)
-    model(raw[:, :23], memory=memory)
-    turned = memory.select(torch.tensor([1, 0]))
-    model.hidden(raw[:, 23:29], memory=memory)
-    memory.discard()
-    for each, rows in ((memory, raw), (turned, raw.flip(0))):
-        read = model(rows[:, 23:], memory=each)
-        torch.testing.assert_close(read if each is memory else read.flip(0), expected[:, 23:], atol=1e-10, rtol=0)
-
-
 @pytest.mark.parametrize("config", [TINY, XL])
 def test_models_without_landmarks_read_offset_keys_in_chunks(config):
-    model = tiny(replace(config, **LOOKING_BACK))
-    whole = tiny(replace(TINY, **LOOKING_BACK))
+    model = tiny(changed(config, **LOOKING_BACK))
+    whole = tiny(changed(TINY, **LOOKING_BACK))
     raw = torch.randint(0, 50, (2, 20))
     memory = model.unlimited_memory(20)
     read = torch.cat([model(part, memory=memory) for part in raw.split([1, 1, 7, 11], 1)], 1)
     torch.testing.assert_close(read, whole(raw), atol=1e-10, rtol=0)
-    other = tiny(replace(TINY, key_offset=0.5))
+    other = tiny(changed(TINY, key_offset=0.5))
     assert not torch.allclose(other(raw), whole(raw)), "rotary_fraction changes nothing"
     assert not torch.allclose(tiny(TINY)(raw), other(raw)), "key_offset changes nothing"
-
-
-@pytest.mark.parametrize("config", [TINY, LANDMARK, CMT, XL])
-def test_layers_without_positions(config):
-    """Their attention is that of a model without positions, the others' that of a model with them."""
-    mixed, turning, still = (
-        tiny(replace(config, **options)) for options in ({"no_rope_layer_interval": 2}, {}, {"rotary_fraction": 0.0})
-    )
-    raw, first = torch.randint(0, 50, (2, 20)), []
-    turning.blocks[0].register_forward_hook(lambda block, inputs, output: first.append(output))
-    still.blocks[0].register_forward_hook(lambda block, inputs, output: first[0])
-    others = turning(raw), still(raw)
-    torch.testing.assert_close(mixed(raw), others[1], atol=0, rtol=0)
-    assert not torch.allclose(mixed(raw), others[0])
-    everywhere = tiny(replace(config, no_rope_layer_interval=1))
-    torch.testing.assert_close(everywhere(raw), tiny(replace(config, rotary_fraction=0.0))(raw), atol=0, rtol=0)
-    assert mixed.fingerprint() != turning.fingerprint()
-
-
-@pytest.mark.parametrize("config", [TINY, LANDMARK, replace(XL, cache=20)])
-def test_layers_without_positions_read_in_chunks_as_in_one_window(config):
-    model = tiny(replace(config, no_rope_layer_interval=2))
-    whole = model if config.kind == "landmark" else tiny(replace(TINY, no_rope_layer_interval=2))
-    raw = torch.randint(0, 50, (2, 20))
-    memories = {
-        "transformer": lambda: [model.unlimited_memory(20), model.new_memory(window=20)],
-        "landmark": lambda: [model.new_memory(k=9), model.new_memory(k=9, mapping="true")],
-        "transformer_xl": lambda: [model.new_memory()],
-    }
-    for memory in memories[config.kind]():
-        read = torch.cat([model(part, memory=memory) for part in raw.split([1, 1, 7, 11], 1)], 1)
-        torch.testing.assert_close(read, whole(raw), atol=1e-10, rtol=0)
-
-
-@pytest.mark.parametrize("interval", [0, 3])
-def test_an_interval_that_is_no_layer_is_refused(interval):
-    with pytest.raises(
-        UserError, match=rf"model.no_rope_layer_interval={interval}: must be from 1 to model.num_layers=2"
-    ):
-        replace(TINY, no_rope_layer_interval=interval)
 
 
 @torch.no_grad()
@@ -214,36 +158,33 @@ def test_a_generated_token_copies_no_earlier_key():
         model(torch.randint(0, 50, (1, 1)), memory=memory)
 
 
-@pytest.mark.parametrize(("landmark_key", "joint"), [("mean", 0.0), ("mean", 0.5), ("mean", 1.0), ("pooled", 0.0)])
-def test_blocks_of_equal_scores_weigh_as_much_as_their_tokens(landmark_key, joint):
-    """With the bias log ℓ or the entropy, and no key of its own, a landmark makes landmark attention full attention."""
-    keys = {"key_offset": 0, "rotary_fraction": 0, "landmark_key": landmark_key, "landmark_bias": True}
-    keys["joint_softmax"] = joint  # the part of log ℓ that the log-sum-exp of the tokens' scores does not add
-    model, plain = tiny(replace(LANDMARK, **keys)), tiny(replace(TINY, rotary_fraction=0))
+@pytest.mark.parametrize("joint", [0.0, 0.5, 1.0])
+def test_blocks_of_equal_scores_weigh_as_much_as_their_tokens(joint):
+    """With the bias log ℓ and no key of its own, a landmark makes landmark attention full attention."""
+    keys = {"rotary_fraction": 0.0, "landmark_key": "mean", "landmark_bias": True, "joint_softmax": joint}
+    model, plain = tiny(changed(LANDMARK, **keys)), tiny(changed(TINY, rotary_fraction=0.0))
     weights = {name: x for name, x in model.state_dict().items() if "bias" not in name}
     for layer in range(2):
         weights[f"blocks.{layer}.attention.qkv.weight"][: 2 * 2 * 8] = 0  # no query, no key
     plain.load_state_dict(weights)
     raw = torch.randint(0, 50, (2, 23))
-    whole = model.forward(raw)
-    torch.testing.assert_close(whole[:, :5], plain(raw)[:, :5])
-    last = plain(raw)[:, :20]  # the last block is the local one: its tokens and the earlier blocks weigh the same
-    torch.testing.assert_close(whole[:, :20], last)
+    # The last block is the local one: its tokens and the earlier blocks weigh the same.
+    torch.testing.assert_close(model(raw)[:, :20], plain(raw)[:, :20])
 
 
 def test_positional_jumps_apply_to_turning_channels_alone():
-    model = tiny(replace(LANDMARK, rotary_fraction=0, landmark_key="mean", key_offset=0.5))
+    model = tiny(changed(LANDMARK, rotary_fraction=0.0, landmark_key="mean", key_offset=0.5))
     tokens = torch.randint(0, 50, (1, 14))
     positions = torch.arange(14)[None] * 3
     assert torch.equal(model.hidden(tokens, positions=positions), model.hidden(tokens))
-    turning = tiny(replace(LANDMARK, rotary_fraction=0.5, landmark_key="mean", key_offset=0.5))
+    turning = tiny(changed(LANDMARK, rotary_fraction=0.5, landmark_key="mean", key_offset=0.5))
     assert not torch.allclose(turning.hidden(tokens, positions=positions), turning.hidden(tokens))
 
 
 def test_fan_in_initialisation():
     torch.manual_seed(0)
     shape = {"num_layers": 8, "head_dim": 64, "mlp_dim": 512, "vocab_size": 512}
-    model = Decoder(replace(TINY, **shape, initialisation="fan_in"))
+    model = Decoder(changed(TINY, **shape, initialisation="fan_in"))
     for name, parameter in model.named_parameters():
         if parameter.ndim == 2:
             expected = parameter.shape[1] ** -0.5 if "blocks" in name else 0.02
@@ -255,20 +196,20 @@ def test_fan_in_initialisation():
 def test_induction_heads_find_what_follows_an_earlier_occurrence(kv_heads):
     """Before any training; only the keys of these heads, in the channels of the token before, differ from a start."""
     shape = {"num_layers": 3, "num_heads": 4, "head_dim": 64, "vocab_size": 512, "num_kv_heads": kv_heads}
-    config = replace(TINY, **shape, **LOOKING_BACK)
-    plain, model = (tiny_start(replace(config, induction_heads=count)) for count in (0, 1))
+    config = changed(TINY, **shape, **LOOKING_BACK)
+    plain, model = (tiny_start(changed(config, induction_heads=count)) for count in (0, 1))
     for name, parameter in model.named_parameters():
         same = torch.equal(parameter, plain.get_parameter(name))
         assert same == (name not in ("blocks.1.attention.qkv.weight", "blocks.2.attention.qkv.weight")), name
     attention, heads = model.blocks[1].attention, kv_heads or 4
-    changed = (attention.qkv.weight != plain.blocks[1].attention.qkv.weight).any(1).nonzero().squeeze(1)
+    new = (attention.qkv.weight != plain.blocks[1].attention.qkv.weight).any(1).nonzero().squeeze(1)
     last = (4 + heads) * 64  # the end of the keys
-    assert changed.tolist() == list(range(last - 32, last))
+    assert new.tolist() == list(range(last - 32, last))
     tokens = torch.randperm(512)[:40].repeat(2)[None]
     found = []
 
     def attend(q, k, v):
-        k = offset_keys(k, 32, None).repeat_interleave(4 // heads, 1)
+        k = Keys(0.5).shifted(k).repeat_interleave(4 // heads, 1)
         found.append((q[..., 32:] @ k[..., 32:].mT)[0, -1])
         return v.repeat_interleave(4 // heads, 1)
 
@@ -293,7 +234,7 @@ def tiny_start(config):
 )
 def test_induction_heads_refuse(change, message):
     with pytest.raises(UserError, match=message):
-        replace(TINY, **(LOOKING_BACK | {"num_heads": 4, "induction_heads": 1} | change))
+        changed(TINY, **(LOOKING_BACK | {"num_heads": 4, "induction_heads": 1} | change))
 
 
 def test_transformer_xl_losses_are_those_of_its_windows():
@@ -341,8 +282,8 @@ def test_landmark_loss_counts_only_targets_and_uses_the_phase():
 
 
 def test_every_parameter_of_every_model_gets_a_gradient():
-    summaries = [replace(CMT, **LOOKING_BACK, landmark_key=key, landmark_bias=True) for key in ("mean", "pooled")]
-    looking_back = [*summaries, *(replace(config, **LOOKING_BACK) for config in (TINY, XL))]
+    mean = changed(CMT, **LOOKING_BACK, landmark_key="mean", landmark_bias=True)
+    looking_back = [mean, *(changed(config, **LOOKING_BACK) for config in (TINY, XL))]
     grouped = [replace(config, num_kv_heads=1) for config in (LANDMARK, CMT)]
     for config in (TINY, LANDMARK, XL, CMT, *grouped, *looking_back):
         model = tiny(config)
@@ -434,68 +375,9 @@ def test_only_positions_with_a_target_get_logits(config, weighted, monkeypatch):
     gradients = [parameter.grad.clone() for parameter in model.parameters()]
 
     model.zero_grad()
-    monkeypatch.setattr(Decoder, "_loss", lambda self, h, t, w: summed_loss(self.head(h), t, w))
+    monkeypatch.setattr(Decoder, "loss", lambda self, h, t, w: summed_loss(self.head(h), t, w))
     every = sum(loss for loss, _ in model.window_losses(batch))
     every.backward()
     assert torch.allclose(losses, every, rtol=1e-12, atol=0)
     for gradient, parameter in zip(gradients, model.parameters(), strict=True):
         assert torch.allclose(gradient, parameter.grad, rtol=1e-10, atol=1e-14)
-
-
-def chunked_batch(length=37, chunk=11, k=2):
-    tokens = torch.randint(0, 50, (2, length), generator=torch.Generator().manual_seed(4))
-    return WindowBatch(tokens, tokens.roll(-1, 1), top_k=k, local=chunk)
-
-
-@pytest.mark.parametrize("options", [{}, {"landmark_key": "mean", **LOOKING_BACK}], ids=["paper", "recipe"])
-def test_training_with_a_memory_has_the_losses_of_reading(options):
-    model, batch = tiny(replace(LANDMARK, **options)), chunked_batch()
-    losses = [loss.item() for loss, _ in model.window_losses(batch)]
-    memory, read = model.new_memory(k=2), []
-    with torch.no_grad():
-        for chunk, targets in zip(batch.tokens.split(11, 1), batch.targets.split(11, 1), strict=True):
-            read.append(summed_loss(model(chunk, memory=memory), targets, None)[0].item())
-    assert losses == pytest.approx(read, rel=1e-12)
-
-
-@pytest.mark.parametrize("landmark_key", ["token", "mean", "pooled"])
-def test_gradients_of_training_with_a_memory(landmark_key):
-    """Of the last chunk's loss, by finite differences: what earlier chunks left in the memory is a constant."""
-    options = {} if landmark_key == "token" else {**LOOKING_BACK, "landmark_bias": True}
-    model, batch = tiny(replace(LANDMARK, landmark_key=landmark_key, **options)), chunked_batch()
-    chunks = batch.tokens.split(11, 1)
-
-    def last_loss() -> torch.Tensor:
-        memory = model.new_memory(k=2, gradient=True)
-        with torch.no_grad():
-            for parameter, old in zip(model.parameters(), before, strict=True):
-                new, parameter.data = parameter.data, old
-                changed.append(new)
-            for chunk in chunks[:-1]:
-                model.hidden(chunk, memory=memory)
-                memory.commit()
-            for parameter, new in zip(model.parameters(), changed, strict=True):
-                parameter.data = new
-            changed.clear()
-        return model.head(model.hidden(chunks[-1], memory=memory)).logsumexp(-1).sum()
-
-    before, changed = [parameter.data.clone() for parameter in model.parameters()], []
-    last_loss().backward()
-    for name, parameter in model.named_parameters():
-        direction = torch.randn(parameter.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
-        step = 1e-5
-        parameter.data += step * direction
-        above = last_loss().item()
-        parameter.data -= 2 * step * direction
-        below = last_loss().item()
-        parameter.data += step * direction
-        expected = (parameter.grad * direction).sum().item() if parameter.grad is not None else 0.0
-        assert expected == pytest.approx((above - below) / (2 * step), rel=1e-5, abs=1e-6), name
-
-
-def test_a_memory_keeps_no_graph():
-    """Backward of each loss before the next one is computed; the memory has tensors without gradient only."""
-    model, batch = tiny(replace(LANDMARK, landmark_key="mean", **LOOKING_BACK)), chunked_batch()
-    for loss, _ in model.window_losses(batch):
-        loss.backward()
-    assert all(parameter.grad is not None for parameter in model.parameters())

@@ -12,6 +12,7 @@ from landmark.huggingface import LandmarkModel
 from landmark.huggingface import load as load_wrapped
 from landmark.models import build, decoder_config, save
 from landmark.models import load as load_model
+from landmark.models.config import Landmarks
 from landmark.models.pretrained import load_pretrained, start_from, weights_sha256
 from landmark.training import train
 from landmark.utils.errors import UserError
@@ -158,7 +159,7 @@ def test_models_that_do_not_fit_are_refused(folder, tmp_path):
     save(start_from(str(folder), shape()), tmp_path)
     with pytest.raises(UserError, match="was trained with landmarks"):
         start_from(str(tmp_path), shape("transformer"))
-    other = dataclasses.replace(shape(), block_size=7)
+    other = dataclasses.replace(shape(), landmarks=Landmarks(TOKENIZER.landmark, 7))
     with pytest.raises(UserError, match="block_size=7"):
         start_from(str(tmp_path), other)
     with pytest.raises(UserError, match="block_size is 5, not 7"):

@@ -38,10 +38,9 @@ EXTRAS = "landmark_extras"  # with a context miss token, positional jumps, and a
 LOOKING_BACK = {
     "key_offset": 0.5,
     "rotary_fraction": 0.5,
-    "landmark_key": "pooled",
+    "landmark_key": "mean",
     "landmark_bias": True,
     "qk_norm": True,
-    "short_convolution": 4,
     "initialisation": "fan_in",
 }
 MASKED = "landmark_mlm"

@@ -1,8 +1,8 @@
 """The backward pass of landmark attention as Triton kernels, for queries and for keys and values, or one for both.
 
 Both kernels of the pair compute the scores again, with P_ib = 2^(gate − lse); the mean D_ib of a block is a sum over
-its segment. The kernel for queries runs first. It writes D_i and the gradient of the context miss token's score, and
-the kernel for keys reads them. No program adds to numbers that another one wrote, so results are the same every time.
+its segment. The kernel for queries runs first. It writes the gradient of the context miss token's score, which the
+kernel for keys reads. No program adds to numbers that another one wrote, so results are the same every time.
 
 The kernel for keys alone can do it all (ALL): with the scores that it has it also adds to the gradient of the queries,
 in an order that differs from run to run. It takes five matrix products where the pair takes seven. README.md of
@@ -24,7 +24,6 @@ from landmark.attention.fused.tiles import (
     key_columns,
     load_controlled,
     load_rows,
-    load_sizes,
     query_rows,
     softmax_in_blocks,
     store_rows,
@@ -34,19 +33,19 @@ from landmark.attention.fused.tiles import (
 
 @triton.jit
 def _gradients(
-    q, k, v, do, delta, lse, rows_key, own, shift, controlled_lse, d_cmt_score, controlled, sizes, tile, phase, length,
+    q, k, v, do, delta, lse, rows_key, own, shift, controlled_lse, d_cmt_score, controlled, tile, phase, length,
     scale, W: tl.constexpr, GROUP: tl.constexpr, SEGMENT: tl.constexpr, M: tl.constexpr, MIXED: tl.constexpr,
-    CMT: tl.constexpr, UNEVEN: tl.constexpr, JOINT: tl.constexpr, PRECISION: tl.constexpr,
+    CMT: tl.constexpr, ALPHA: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Weights and gradients of the scores, both (M, columns), and the gradient of the shift, (M,).
 
-    delta: (M,), D_i. lse: (M,), 0 for a query that sees nothing. controlled: (GROUP,), not 0 for controlled landmarks.
-    controlled_lse, d_cmt_score: (M,), for the term that the softmax of the controlled landmarks subtracts from their
-    gradient; there is no such term where d_cmt_score is 0.
+    delta: (M,), D_i less the gradient of the log-sum-exp. lse: (M,), 0 for a query that sees nothing. controlled:
+    (GROUP,), not 0 for controlled landmarks. controlled_lse, d_cmt_score: (M,), for the term that the softmax of the
+    controlled landmarks subtracts from their gradient; there is no such term where d_cmt_score is 0.
     """
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     exponentials, total, gate, earlier, is_landmark = softmax_in_blocks(
-        scores, rows_key, own, sizes, tile, phase, length, scale, W, GROUP, SEGMENT, M, MIXED, UNEVEN, JOINT
+        scores, rows_key, own, tile, phase, length, scale, W, GROUP, SEGMENT, M, MIXED, ALPHA
     )
     in_softmax = earlier & (controlled != 0)[None, :]
     score = gate
@@ -58,10 +57,10 @@ def _gradients(
     summed = tl.sum(weights * products, axis=2)  # P_ib·D_ib
     d_gate = tl.where(earlier, summed - outer * delta[:, None], 0.0)
     mean = delta[:, None]
-    if JOINT != 1:
+    if ALPHA != 1:
         of_block = summed / tl.where(outer > 0.0, outer, 1.0)  # D_ib
-        if JOINT != 0:
-            of_block += JOINT * (mean - of_block)
+        if ALPHA != 0:
+            of_block += ALPHA * (mean - of_block)
         mean = tl.where(earlier, of_block, mean)
     d_scores = weights * (products - mean[:, :, None])
     d_shift = tl.zeros((M,), tl.float32)
@@ -89,15 +88,15 @@ def _load_cmt(CmtScores, ControlledLse, of_row, row_ok):
 
 @triton.jit(do_not_specialize=["samples", "blocks", "rows", "prefix"])
 def backward_queries(
-    Q, K, V, Do, Out, Lse, Dq, Delta, DCmtScores, Phase, Starts, CmtScores, ControlledLse, Controlled, Sizes,
-    q_b, q_h, q_t, q_d, k_b, k_h, k_t, k_d, v_b, v_h, v_t, v_d, do_b, do_h, do_t, do_d, o_b, o_h, o_t, o_d,
+    Q, K, V, Do, Delta, Lse, Dq, DCmtScores, Phase, Starts, CmtScores, ControlledLse, Controlled,
+    q_b, q_h, q_t, q_d, k_b, k_h, k_t, k_d, v_b, v_h, v_t, v_d, do_b, do_h, do_t, do_d,
     dq_b, dq_h, dq_t, dq_d,
     samples, blocks, rows, prefix, heads, group, scale, natural_scale,
     W: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, M: tl.constexpr, GROUP: tl.constexpr,
-    WIDE: tl.constexpr, SEGMENT: tl.constexpr, CMT: tl.constexpr, UNEVEN: tl.constexpr, JOINT: tl.constexpr,
+    WIDE: tl.constexpr, SEGMENT: tl.constexpr, CMT: tl.constexpr, ALPHA: tl.constexpr,
     PACKED: tl.constexpr, LEAN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """For M queries of one head: their gradient, D_i (Delta), and the gradient of the context miss token's score."""
+    """For M queries of one head: their gradient, and the gradient of the context miss token's score."""
     head, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     sample, begin, queries, phase, tile_of_queries, tiles = find_tile(
         tl.program_id(0), batch, Phase, Starts, samples, rows, M, False, PACKED
@@ -109,15 +108,13 @@ def backward_queries(
     start = begin + tile_of_queries * M
     q = load_rows(Q + batch * q_b + head * q_h, start, local, row_ok, q_t, q_d, D, BLOCK_D)
     do = load_rows(Do + batch * do_b + head * do_h, start, local, row_ok, do_t, do_d, D, BLOCK_D)
-    out = load_rows(Out + batch * o_b + head * o_h, start, local, row_ok, o_t, o_d, D, BLOCK_D)
-    delta = tl.sum(do.to(tl.float32) * out.to(tl.float32), axis=1)
     k_base = K + batch * k_b + (head // group) * k_h + tl.cast(begin, tl.int64) * k_t
     v_base = V + batch * v_b + (head // group) * v_h + tl.cast(begin, tl.int64) * v_t
     of_row = (batch * heads + head) * rows + begin + row
-    tl.store(Delta + of_row, delta, mask=row_ok)
+    delta = tl.load(Delta + of_row, mask=row_ok, other=0.0)
     lse = tl.load(Lse + of_row, mask=row_ok, other=0.0)
     lse = tl.where(lse == float("-inf"), 0.0, lse)
-    controlled_base, sizes_base = Controlled + sample * blocks, Sizes + sample * blocks
+    controlled_base = Controlled + sample * blocks
     nothing = tl.zeros((M,), tl.float32)
     shift, controlled_lse = nothing, nothing
     if CMT:
@@ -128,15 +125,15 @@ def backward_queries(
     for tile in tl.range(1, end, disable_licm=LEAN):
         dq, d_shift = _backward_queries_tile(
             q, k_base, v_base, do, dq, d_shift, delta, lse, rows_key, own, shift, controlled_lse, controlled_base,
-            sizes_base, tile, phase, length, blocks, scale, k_t, k_d, v_t, v_d,
-            W, D, BLOCK_D, M, WIDE, SEGMENT, False, CMT, UNEVEN, JOINT, PRECISION,
+            tile, phase, length, blocks, scale, k_t, k_d, v_t, v_d,
+            W, D, BLOCK_D, M, WIDE, SEGMENT, False, CMT, ALPHA, PRECISION,
         )  # fmt: skip
     for number in tl.range(0, narrow, disable_licm=LEAN):
         tile = tl.where(number < before, number, number + left_out)
         dq, d_shift = _backward_queries_tile(
             q, k_base, v_base, do, dq, d_shift, delta, lse, rows_key, own, shift, controlled_lse, controlled_base,
-            sizes_base, tile, phase, length, blocks, scale, k_t, k_d, v_t, v_d,
-            W, D, BLOCK_D, M, GROUP, SEGMENT, True, CMT, UNEVEN, JOINT, PRECISION,
+            tile, phase, length, blocks, scale, k_t, k_d, v_t, v_d,
+            W, D, BLOCK_D, M, GROUP, SEGMENT, True, CMT, ALPHA, PRECISION,
         )  # fmt: skip
     if CMT:
         tl.store(DCmtScores + of_row, tl.where(unseen, -delta * tl.exp2(cmt_score - lse), d_shift), mask=row_ok)
@@ -154,33 +151,32 @@ def backward_queries(
 
 @triton.jit
 def _backward_queries_tile(
-    q, k_base, v_base, do, dq, d_shift, delta, lse, rows_key, own, shift, controlled_lse, controlled_base, sizes_base,
+    q, k_base, v_base, do, dq, d_shift, delta, lse, rows_key, own, shift, controlled_lse, controlled_base,
     tile, phase, length, blocks, scale, k_t, k_d, v_t, v_d,
     W: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, M: tl.constexpr, GROUP: tl.constexpr,
-    SEGMENT: tl.constexpr, MIXED: tl.constexpr, CMT: tl.constexpr, UNEVEN: tl.constexpr, JOINT: tl.constexpr,
+    SEGMENT: tl.constexpr, MIXED: tl.constexpr, CMT: tl.constexpr, ALPHA: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     start, place, valid = key_columns(tile, phase, length, W, GROUP, SEGMENT, MIXED)
     k = load_rows(k_base, start, place, valid, k_t, k_d, D, BLOCK_D)
     v = load_rows(v_base, start, place, valid, v_t, v_d, D, BLOCK_D)
     controlled = load_controlled(controlled_base, tile, blocks, GROUP, CMT)
-    sizes = load_sizes(sizes_base, tile, blocks, GROUP, UNEVEN)
     nothing = tl.zeros((M,), tl.float32)
     _, d_scores, more = _gradients(
-        q, k, v, do, delta, lse, rows_key, own, shift, controlled_lse, nothing, controlled, sizes, tile, phase,
-        length, scale, W, GROUP, SEGMENT, M, MIXED, CMT, UNEVEN, JOINT, PRECISION,
+        q, k, v, do, delta, lse, rows_key, own, shift, controlled_lse, nothing, controlled, tile, phase,
+        length, scale, W, GROUP, SEGMENT, M, MIXED, CMT, ALPHA, PRECISION,
     )  # fmt: skip
     return dq + tl.dot(d_scores.to(k.dtype), k, input_precision=PRECISION), d_shift + more
 
 
 @triton.jit(do_not_specialize=["samples", "blocks", "rows", "prefix"])
 def backward_keys(
-    Q, K, V, Do, Delta, Lse, Dk, Dv, DCmtScores, DqSum, Phase, Starts, CmtScores, ControlledLse, Controlled, Sizes,
+    Q, K, V, Do, Delta, Lse, Dk, Dv, DCmtScores, DqSum, Phase, Starts, CmtScores, ControlledLse, Controlled,
     q_b, q_h, q_t, q_d, k_b, k_h, k_t, k_d, v_b, v_h, v_t, v_d, do_b, do_h, do_t, do_d,
     dk_b, dk_h, dk_t, dk_d, dv_b, dv_h, dv_t, dv_d,
     samples, blocks, rows, prefix, heads, group, scale, natural_scale,
     W: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, M: tl.constexpr, GROUP: tl.constexpr,
-    SEGMENT: tl.constexpr, CMT: tl.constexpr, UNEVEN: tl.constexpr, JOINT: tl.constexpr, PACKED: tl.constexpr,
+    SEGMENT: tl.constexpr, CMT: tl.constexpr, ALPHA: tl.constexpr, PACKED: tl.constexpr,
     LEAN: tl.constexpr, ALL: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Gradients of the keys and values of GROUP blocks of one key head, from all query heads that share it.
@@ -200,7 +196,6 @@ def backward_keys(
     k = load_rows(k_base, first, place, valid, k_t, k_d, D, BLOCK_D)
     v = load_rows(v_base, first, place, valid, v_t, v_d, D, BLOCK_D)
     controlled = load_controlled(Controlled + sample * blocks, tile, blocks, GROUP, CMT)
-    sizes = load_sizes(Sizes + sample * blocks, tile, blocks, GROUP, UNEVEN)
     dk = tl.zeros((GROUP * SEGMENT, BLOCK_D), tl.float32)
     dv = tl.zeros((GROUP * SEGMENT, BLOCK_D), tl.float32)
     # Tiles of queries before `start` see none of the keys; from `beyond` on all blocks of the keys are earlier ones.
@@ -217,16 +212,16 @@ def backward_keys(
         for tile_of_queries in tl.range(start, tl.minimum(beyond, end), disable_licm=LEAN):
             dk, dv = _backward_keys_tile(
                 q_base, do_base, k, v, dk, dv, Delta + of_head, Lse + of_head, CmtScores + of_head,
-                ControlledLse + of_head, DCmtScores + of_head, DqSum + of_head * D, controlled, sizes, tile_of_queries,
+                ControlledLse + of_head, DCmtScores + of_head, DqSum + of_head * D, controlled, tile_of_queries,
                 tile, phase, prefix, queries, scale, q_t, q_d, do_t, do_d,
-                W, D, BLOCK_D, M, GROUP, SEGMENT, True, CMT, UNEVEN, JOINT, ALL, PRECISION,
+                W, D, BLOCK_D, M, GROUP, SEGMENT, True, CMT, ALPHA, ALL, PRECISION,
             )  # fmt: skip
         for tile_of_queries in tl.range(tl.maximum(beyond, start), end, disable_licm=LEAN):
             dk, dv = _backward_keys_tile(
                 q_base, do_base, k, v, dk, dv, Delta + of_head, Lse + of_head, CmtScores + of_head,
-                ControlledLse + of_head, DCmtScores + of_head, DqSum + of_head * D, controlled, sizes, tile_of_queries,
+                ControlledLse + of_head, DCmtScores + of_head, DqSum + of_head * D, controlled, tile_of_queries,
                 tile, phase, prefix, queries, scale, q_t, q_d, do_t, do_d,
-                W, D, BLOCK_D, M, GROUP, SEGMENT, False, CMT, UNEVEN, JOINT, ALL, PRECISION,
+                W, D, BLOCK_D, M, GROUP, SEGMENT, False, CMT, ALPHA, ALL, PRECISION,
             )  # fmt: skip
     dk_base = Dk + batch * dk_b + kv_head * dk_h + tl.cast(begin, tl.int64) * dk_t
     dv_base = Dv + batch * dv_b + kv_head * dv_h + tl.cast(begin, tl.int64) * dv_t
@@ -237,9 +232,9 @@ def backward_keys(
 @triton.jit
 def _backward_keys_tile(
     q_base, do_base, k, v, dk, dv, delta_base, lse_base, cmt_base, controlled_lse_base, d_cmt_base, dq_base, controlled,
-    sizes, tile_of_queries, tile, phase, prefix, queries, scale, q_t, q_d, do_t, do_d,
+    tile_of_queries, tile, phase, prefix, queries, scale, q_t, q_d, do_t, do_d,
     W: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, M: tl.constexpr, GROUP: tl.constexpr,
-    SEGMENT: tl.constexpr, MIXED: tl.constexpr, CMT: tl.constexpr, UNEVEN: tl.constexpr, JOINT: tl.constexpr,
+    SEGMENT: tl.constexpr, MIXED: tl.constexpr, CMT: tl.constexpr, ALPHA: tl.constexpr,
     ALL: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     local, row, row_ok, rows_key, own, _, _ = query_rows(tile_of_queries, phase, prefix, queries, M, W)
@@ -254,8 +249,8 @@ def _backward_keys_tile(
         shift, controlled_lse, _, _ = _load_cmt(cmt_base, controlled_lse_base, row, row_ok)
         d_cmt_score = tl.load(d_cmt_base + row, mask=row_ok, other=0.0)
     weights, d_scores, _ = _gradients(
-        q, k, v, do, delta, lse, rows_key, own, shift, controlled_lse, d_cmt_score, controlled, sizes, tile,
-        phase, prefix + queries, scale, W, GROUP, SEGMENT, M, MIXED, CMT, UNEVEN, JOINT, PRECISION,
+        q, k, v, do, delta, lse, rows_key, own, shift, controlled_lse, d_cmt_score, controlled, tile,
+        phase, prefix + queries, scale, W, GROUP, SEGMENT, M, MIXED, CMT, ALPHA, PRECISION,
     )  # fmt: skip
     dv += tl.dot(tl.trans(weights.to(do.dtype)), do, input_precision=PRECISION)
     dk += tl.dot(tl.trans(d_scores.to(q.dtype)), q, input_precision=PRECISION)

@@ -1,7 +1,7 @@
 """The forward pass of landmark attention as a Triton kernel. Tiles of keys are whole blocks. For query i and block b:
 
 1. inner: maximum and sum over the tokens of the block.
-2. gate: the landmark's score for an earlier block, plus JOINT times the inner log-sum-exp; for the query's own
+2. gate: the landmark's score for an earlier block, plus ALPHA times the inner log-sum-exp; for the query's own
    block the inner log-sum-exp alone; else −∞.
 3. share: 2^(gate − running maximum), rescaled as the maximum grows: an online softmax over blocks.
 
@@ -26,7 +26,6 @@ from landmark.attention.fused.tiles import (
     key_columns,
     load_controlled,
     load_rows,
-    load_sizes,
     logsumexp_of_controlled,
     query_rows,
     softmax_in_blocks,
@@ -37,16 +36,16 @@ from landmark.attention.fused.tiles import (
 
 @triton.jit(do_not_specialize=["samples", "blocks", "rows", "prefix"])
 def forward(
-    Q, K, V, Out, Lse, Phase, Starts, CmtScores, ControlledLse, Controlled, Sizes,
+    Q, K, V, Out, Lse, Phase, Starts, CmtScores, ControlledLse, Controlled,
     q_b, q_h, q_t, q_d, k_b, k_h, k_t, k_d, v_b, v_h, v_t, v_d, o_b, o_h, o_t, o_d,
     samples, blocks, rows, prefix, heads, group, scale,
     W: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, M: tl.constexpr, GROUP: tl.constexpr,
-    WIDE: tl.constexpr, SEGMENT: tl.constexpr, CMT: tl.constexpr, UNEVEN: tl.constexpr, JOINT: tl.constexpr,
+    WIDE: tl.constexpr, SEGMENT: tl.constexpr, CMT: tl.constexpr, ALPHA: tl.constexpr,
     PACKED: tl.constexpr, LEAN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Output and log-sum-exp of M queries of one head. The latest queries, which see the most keys, come first.
 
-    rows: queries of an element of the batch. blocks: columns of Controlled, or of Sizes. group: query heads that share
+    rows: queries of an element of the batch. blocks: columns of Controlled. group: query heads that share
     a key head. scale: factor of the scores, times log₂e.
     """
     head, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
@@ -62,7 +61,7 @@ def forward(
     k_base = K + batch * k_b + (head // group) * k_h + tl.cast(begin, tl.int64) * k_t
     v_base = V + batch * v_b + (head // group) * v_h + tl.cast(begin, tl.int64) * v_t
     of_row = (batch * heads + head) * rows + begin + row
-    controlled_base, sizes_base = Controlled + sample * blocks, Sizes + sample * blocks
+    controlled_base = Controlled + sample * blocks
     shift, cmt_gate = tl.zeros((M,), tl.float32), tl.full((M,), float("-inf"), tl.float32)
     if CMT:
         controlled_lse = logsumexp_of_controlled(
@@ -80,16 +79,16 @@ def forward(
     end, narrow, before, left_out = wide_tiles(first, last, GROUP, WIDE)
     for tile in tl.range(1, end, disable_licm=LEAN):
         running, weight, acc = _forward_tile(
-            q, k_base, v_base, controlled_base, sizes_base, running, weight, acc, rows_key, own, shift, tile,
+            q, k_base, v_base, controlled_base, running, weight, acc, rows_key, own, shift, tile,
             phase, length, blocks, scale, k_t, k_d, v_t, v_d, W, D, BLOCK_D, M, WIDE, SEGMENT, False, CMT,
-            UNEVEN, JOINT, PRECISION,
+            ALPHA, PRECISION,
         )  # fmt: skip
     for number in tl.range(0, narrow, disable_licm=LEAN):
         tile = tl.where(number < before, number, number + left_out)
         running, weight, acc = _forward_tile(
-            q, k_base, v_base, controlled_base, sizes_base, running, weight, acc, rows_key, own, shift, tile,
+            q, k_base, v_base, controlled_base, running, weight, acc, rows_key, own, shift, tile,
             phase, length, blocks, scale, k_t, k_d, v_t, v_d, W, D, BLOCK_D, M, GROUP, SEGMENT, True, CMT,
-            UNEVEN, JOINT, PRECISION,
+            ALPHA, PRECISION,
         )  # fmt: skip
     if CMT:
         larger = tl.maximum(running, cmt_gate)
@@ -107,18 +106,17 @@ def forward(
 
 @triton.jit
 def _forward_tile(
-    q, k_base, v_base, controlled_base, sizes_base, running, weight, acc, rows_key, own, shift, tile, phase, length,
+    q, k_base, v_base, controlled_base, running, weight, acc, rows_key, own, shift, tile, phase, length,
     blocks, scale, k_t, k_d, v_t, v_d,
     W: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, M: tl.constexpr, GROUP: tl.constexpr,
-    SEGMENT: tl.constexpr, MIXED: tl.constexpr, CMT: tl.constexpr, UNEVEN: tl.constexpr, JOINT: tl.constexpr,
+    SEGMENT: tl.constexpr, MIXED: tl.constexpr, CMT: tl.constexpr, ALPHA: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     start, place, valid = key_columns(tile, phase, length, W, GROUP, SEGMENT, MIXED)
     k = load_rows(k_base, start, place, valid, k_t, k_d, D, BLOCK_D)
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-    sizes = load_sizes(sizes_base, tile, blocks, GROUP, UNEVEN)
     exponentials, total, gate, earlier, _ = softmax_in_blocks(
-        scores, rows_key, own, sizes, tile, phase, length, scale, W, GROUP, SEGMENT, M, MIXED, UNEVEN, JOINT
+        scores, rows_key, own, tile, phase, length, scale, W, GROUP, SEGMENT, M, MIXED, ALPHA
     )
     if CMT:
         controlled = load_controlled(controlled_base, tile, blocks, GROUP, CMT)

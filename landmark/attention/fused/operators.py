@@ -13,7 +13,6 @@ from torch import Tensor
 
 from landmark.attention.fused.tuning import DTYPES, can_launch, is_in_one, is_interpreted, launch
 from landmark.attention.inputs import AttentionInputs
-from landmark.attention.layout import sizes_of_blocks
 from landmark.utils.constants import LOG2_E
 
 
@@ -24,62 +23,58 @@ def _attention(
     v: Tensor,
     phase: Tensor,
     starts: Tensor | None,
-    cmt_scores: Tensor | None,
+    extra: Tensor | None,
     controlled: Tensor | None,
-    sizes: Tensor | None,
     block_size: int,
     prefix: int,
     scale: float,
-    joint: float,
+    alpha: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Output (B, H, T, d), and two log-sum-exps (B, H, T) in units of log 2: outer, and of controlled landmarks alone.
 
-    phase: (samples,), int32. starts: (samples + 1,), int32, rows where packed samples begin and end. cmt_scores:
-    (B, H, T), float32, in nats. controlled: (samples, blocks), int8. sizes: (samples, blocks), int32, tokens of each
-    block, without cmt_scores (None: ℓ). joint: how much of a block's log-sum-exp is added to its landmark's
-    score. Without cmt_scores the last output is empty.
+    phase: (samples,), int32. starts: (samples + 1,), int32, rows where packed samples begin and end. extra: (B, H, T),
+    float32, in nats. controlled: (samples, blocks), int8. The others are those of `AttentionInputs`. Without extra the
+    last output is empty.
     """
     out = torch.empty_like(q)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    controlled_lse = torch.empty_like(lse) if cmt_scores is not None else lse.new_empty(0)
+    controlled_lse = torch.empty_like(lse) if extra is not None else lse.new_empty(0)
     launch(
         "forward",
-        *(q, k, v, out, lse, *_of_samples(lse, phase, starts, cmt_scores, controlled_lse, controlled, sizes)),
+        *(q, k, v, out, lse, *_of_samples(lse, phase, starts, extra, controlled_lse, controlled)),
         *(*q.stride(), *k.stride(), *v.stride(), *out.stride()),
-        *(*_shape(q, k, phase, controlled, sizes, prefix), scale * LOG2_E),
+        *(*_shape(q, k, phase, controlled, prefix), scale * LOG2_E),
         over=q,
         block_size=block_size,
-        cmt=cmt_scores is not None,
+        cmt=extra is not None,
         samples=None if starts is None else len(phase),
-        uneven=sizes is not None,
-        joint=joint,
+        alpha=alpha,
     )
     return out, lse, controlled_lse
 
 
-def _of_samples(unused: Tensor, phase, starts, cmt_scores, controlled_lse, controlled, sizes) -> tuple[Tensor, ...]:
-    """The tensors of samples and context miss token, with another tensor, which is never read, for None."""
-    cmt_scores = unused if cmt_scores is None else cmt_scores * LOG2_E
-    starts, controlled, sizes = ((phase if x is None else x).contiguous() for x in (starts, controlled, sizes))
-    return phase.contiguous(), starts, cmt_scores.contiguous(), controlled_lse, controlled, sizes
+def _of_samples(unused: Tensor, phase, starts, extra, controlled_lse, controlled) -> tuple[Tensor, ...]:
+    """The tensors of samples and extra place, with another tensor, which is never read, for None."""
+    extra = unused if extra is None else extra * LOG2_E
+    starts, controlled = ((phase if x is None else x).contiguous() for x in (starts, controlled))
+    return phase.contiguous(), starts, extra.contiguous(), controlled_lse, controlled
 
 
-def _shape(
-    q: Tensor, k: Tensor, phase: Tensor, controlled: Tensor | None, sizes: Tensor | None, prefix: int
-) -> tuple[int, ...]:
-    blocks = next((x.shape[1] for x in (controlled, sizes) if x is not None), 0)
+def _shape(q: Tensor, k: Tensor, phase: Tensor, controlled: Tensor | None, prefix: int) -> tuple[int, ...]:
+    blocks = 0 if controlled is None else controlled.shape[1]
     return len(phase), blocks, q.shape[2], prefix, q.shape[1], q.shape[1] // k.shape[1]
 
 
 @_attention.register_fake
-def _(q, k, v, phase, starts, cmt_scores, controlled, sizes, block_size, prefix, scale, joint):
+def _(q, k, v, phase, starts, extra, controlled, block_size, prefix, scale, alpha):
     lse = q.new_empty(q.shape[:3], dtype=torch.float32)
-    return torch.empty_like(q), lse, torch.empty_like(lse) if cmt_scores is not None else lse.new_empty(0)
+    return torch.empty_like(q), lse, torch.empty_like(lse) if extra is not None else lse.new_empty(0)
 
 
 @torch.library.custom_op("landmark::attention_backward", mutates_args=())
 def _attention_backward(
     do: Tensor,
+    d_lse: Tensor,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -88,73 +83,73 @@ def _attention_backward(
     controlled_lse: Tensor,
     phase: Tensor,
     starts: Tensor | None,
-    cmt_scores: Tensor | None,
+    extra: Tensor | None,
     controlled: Tensor | None,
-    sizes: Tensor | None,
     block_size: int,
     prefix: int,
     scale: float,
-    joint: float,
+    alpha: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v and, in nats, of the context miss token's scores (B, H, T)."""
+    """Gradients of q, k, v and, in nats, of the scores of the extra place (B, H, T).
+
+    d_lse: (B, H, T), float32, of the outer log-sum-exp in units of log 2, as `_attention` returns it.
+    """
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-    delta, d_cmt_scores = torch.empty_like(lse), torch.empty_like(lse if cmt_scores is not None else controlled_lse)
-    of_samples = _of_samples(lse, phase, starts, cmt_scores, controlled_lse, controlled, sizes)
+    d_extra = torch.empty_like(lse if extra is not None else controlled_lse)
+    # D_i. The log-sum-exp has the weights as derivative, from which D_i is subtracted.
+    delta = (do.float() * out.float()).sum(-1) - d_lse * LOG2_E
+    of_samples = _of_samples(lse, phase, starts, extra, controlled_lse, controlled)
     strides = (*q.stride(), *k.stride(), *v.stride(), *do.stride())
-    shape = (*_shape(q, k, phase, controlled, sizes, prefix), scale * LOG2_E, scale)
-    samples, uneven = None if starts is None else len(phase), sizes is not None
-    settings = {"block_size": block_size, "cmt": cmt_scores is not None, "samples": samples, "uneven": uneven}
-    settings["joint"] = joint
-    in_one = is_in_one(q, block_size, cmt=cmt_scores is not None)
-    dq_sum = delta
-    if in_one:
-        delta = (do.float() * out.float()).sum(-1)
-        dq_sum = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
-    else:
-        tensors = (q, k, v, do, out, lse, dq, delta, d_cmt_scores, *of_samples)
-        launch("backward_queries", *tensors, *strides, *out.stride(), *dq.stride(), *shape, over=q, **settings)
-    tensors = (q, k, v, do, delta, lse, dk, dv, d_cmt_scores, dq_sum, *of_samples)
+    shape = (*_shape(q, k, phase, controlled, prefix), scale * LOG2_E, scale)
+    settings = {"block_size": block_size, "cmt": extra is not None, "alpha": alpha}
+    settings["samples"] = None if starts is None else len(phase)
+    in_one = is_in_one(q, block_size, cmt=extra is not None)
+    dq_sum = torch.zeros(q.shape, dtype=torch.float32, device=q.device) if in_one else delta
+    if not in_one:
+        tensors = (q, k, v, do, delta, lse, dq, d_extra, *of_samples)
+        launch("backward_queries", *tensors, *strides, *dq.stride(), *shape, over=q, **settings)
+    tensors = (q, k, v, do, delta, lse, dk, dv, d_extra, dq_sum, *of_samples)
     kernel = "backward" if in_one else "backward_keys"
     launch(kernel, *tensors, *strides, *dk.stride(), *dv.stride(), *shape, over=k, **settings)
     if in_one:
         torch.mul(dq_sum, scale, out=dq)
-    return dq, dk, dv, d_cmt_scores
+    return dq, dk, dv, d_extra
 
 
 @_attention_backward.register_fake
-def _(do, q, k, v, out, lse, controlled_lse, phase, starts, cmt_scores, controlled, sizes, *_):
-    d_cmt_scores = torch.empty_like(lse if cmt_scores is not None else controlled_lse)
-    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), d_cmt_scores
+def _(do, d_lse, q, k, v, out, lse, controlled_lse, phase, starts, extra, *_):
+    d_extra = torch.empty_like(lse if extra is not None else controlled_lse)
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), d_extra
 
 
 def _keep(ctx, inputs, output) -> None:
-    q, k, v, phase, starts, cmt_scores, controlled, sizes, *ctx.numbers = inputs
-    ctx.save_for_backward(q, k, v, *output, phase, starts, cmt_scores, controlled, sizes)
+    q, k, v, *of_samples = inputs[:7]
+    ctx.numbers = inputs[7:]
+    ctx.save_for_backward(q, k, v, *output, *of_samples)
 
 
-def _backward(ctx, grad_out: Tensor, *_):
+def _backward(ctx, grad_out: Tensor, grad_lse: Tensor, _):
     saved = ctx.saved_tensors  # activation checkpointing allows reading them once
-    dq, dk, dv, d_cmt_scores = _attention_backward(grad_out, *saved, *ctx.numbers)
-    has_cmt = ctx.needs_input_grad[5]
-    return dq, dk, dv, None, None, d_cmt_scores if has_cmt else None, *[None] * 6
+    dq, dk, dv, d_extra = _attention_backward(grad_out, grad_lse, *saved, *ctx.numbers)
+    return dq, dk, dv, None, None, d_extra if ctx.needs_input_grad[5] else None, *[None] * 5
 
 
 _attention.register_autograd(_backward, setup_context=_keep)
 
 
 def landmark_attention_fused(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
-    """Output (B, H, T, d) and, without gradient, outer log-sum-exp (B, H, T) of landmark attention.
+    """Output (B, H, T, d) and outer log-sum-exp (B, H, T) of landmark attention.
 
     Inputs are float32, bfloat16 or float16; sums are float32. Raises ValueError for inputs that the kernels cannot
     compute.
     """
-    q, k, v, block_size, phase, prefix, scale, cmt_scores, controlled, cu_seqlens, *_ = inputs
+    q, k, v, block_size = inputs.q, inputs.k, inputs.v, inputs.block_size
     if q.dtype not in DTYPES:
         raise ValueError(f"backend=triton: q must be of type {', '.join(map(str, DTYPES))}, got {q.dtype}")
     if k.dtype != q.dtype or v.dtype != q.dtype:
         raise ValueError(f"backend=triton: q, k and v must have one type, got {q.dtype}, {k.dtype}, {v.dtype}")
-    if scale <= 0:
-        raise ValueError(f"backend=triton: scale must be positive, got {scale}")
+    if inputs.scale <= 0:
+        raise ValueError(f"backend=triton: scale must be positive, got {inputs.scale}")
     if q.device.type == "cpu" and not is_interpreted():
         raise ValueError("backend=triton needs a GPU; to run it on a CPU, slowly, set TRITON_INTERPRET=1")
     if not is_interpreted() and not can_launch(block_size, q.shape[3], q.element_size(), q.device):
@@ -165,11 +160,10 @@ def landmark_attention_fused(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
     dtype = q.dtype
     if is_interpreted() and dtype == torch.bfloat16:  # the interpreter does not support it
         q, k, v = q.float(), k.float(), v.float()
-    phase = phase.to(q.device, torch.int32, non_blocking=True)
-    starts = None if cu_seqlens is None else cu_seqlens.to(q.device, torch.int32, non_blocking=True)
-    cmt_scores = None if cmt_scores is None else cmt_scores.float()
-    controlled = None if controlled is None else controlled.to(torch.int8)
-    sizes = None if inputs.empty is None else sizes_of_blocks(inputs.empty, phase, block_size)
-    numbers = block_size, prefix, scale, inputs.joint_softmax
-    out, lse, _ = _attention(q, k, v, phase, starts, cmt_scores, controlled, sizes, *numbers)
-    return out.to(dtype), (lse / LOG2_E).detach()
+    phase, starts = inputs.phase.to(q.device, torch.int32, non_blocking=True), inputs.cu_seqlens
+    starts = None if starts is None else starts.to(q.device, torch.int32, non_blocking=True)
+    extra = None if inputs.extra is None else inputs.extra.float()
+    controlled = None if inputs.controlled is None else inputs.controlled.to(torch.int8)
+    numbers = block_size, inputs.prefix, inputs.scale, inputs.alpha
+    out, lse, _ = _attention(q, k, v, phase, starts, extra, controlled, *numbers)
+    return out.to(dtype), lse / LOG2_E

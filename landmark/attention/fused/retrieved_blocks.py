@@ -29,11 +29,10 @@ def attend_to_retrieved_blocks(
     added: int,
     recent: int,
     rows: Tensor | None = None,
-    sizes: Tensor | None = None,
     local: tuple[Tensor, Tensor] | None = None,
     weight: Tensor | None = None,
     selected: Tensor | None = None,
-    joint: float = 0.0,
+    alpha: float = 0.0,
 ) -> Tensor:
     """Attention of queries to their retrieved blocks, merged with local attention.
 
@@ -48,11 +47,10 @@ def attend_to_retrieved_blocks(
         recent: number of newest blocks with a lag of their own (`landmark.memory.positions.attending_lag`).
         rows: (B, H, T or 1, q), the row of each block in keys and values; None: these are (B, H_kv, capacity, ℓ, d),
             flattened, with the rows of landmarks.
-        sizes: (capacity,), int32 or int64, tokens of the block in each row, which stand at its first places; None: ℓ.
         local: output (B, H, T, d) and log-sum-exp (B, H, T) of local attention; None: attention to the blocks alone.
         weight: (B, H, T), factor of the output; None: 1.
         selected: (B, H, T), bool, queries that retrieve; the output of others is 0. None: all retrieve.
-        joint: how much of the log-sum-exp of a block's scores is added to its gate.
+        alpha: how much of the log-sum-exp of a block's scores is added to its gate.
 
     Returns (B, H, T, d).
     """
@@ -72,16 +70,14 @@ def attend_to_retrieved_blocks(
     with on_device_of(rotated_queries):
         retrieved_blocks[(-(-queries // options["M"]), heads, batch)](
             *(rotated_queries, keys, values, rows_of_landmarks, ages, ages if rows is None else rows),
-            *(ages if sizes is None else sizes, local_out, local_lse),
-            *(out if weight is None else weight, out if selected is None else selected, out),
+            *(local_out, local_lse, out if weight is None else weight, out if selected is None else selected, out),
             *(*rotated_queries.stride(), *keys.stride(), *values.stride(), *rows_of_landmarks.stride(), *ages.stride()),
             *(queries, heads, landmarks.shape[1], sets, count, added, landmarks.shape[2], lags, recent),
             LOCAL=local is not None,
             WEIGHTED=weight is not None,
             MASKED=selected is not None,
             IN_PLACE=rows is None,
-            UNEVEN=sizes is not None,
-            JOINT=joint,
+            ALPHA=alpha,
             **options,
         )
     return out

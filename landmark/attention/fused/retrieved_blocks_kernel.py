@@ -15,12 +15,12 @@ LOG2_E: tl.constexpr = tl.constexpr(constants.LOG2_E)
 
 @triton.jit(do_not_specialize=["queries", "added", "capacity", "lags"])
 def retrieved_blocks(
-    Q, Keys, Values, Landmarks, Ages, Rows, Sizes, LocalOut, LocalLse, Weight, Selected, Out,
+    Q, Keys, Values, Landmarks, Ages, Rows, LocalOut, LocalLse, Weight, Selected, Out,
     q_s, q_b, q_t, q_h, q_d, k_n, k_t, k_d, v_n, v_t, v_d, l_n, l_d, a_b, a_h, a_t, a_d,
     queries, heads, kv_heads, sets, count, added, capacity, lags, recent,
     L: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, SEGMENT: tl.constexpr, M: tl.constexpr,
     SHARED: tl.constexpr, LOCAL: tl.constexpr, WEIGHTED: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
-    IN_PLACE: tl.constexpr, UNEVEN: tl.constexpr, JOINT: tl.constexpr,
+    IN_PLACE: tl.constexpr, ALPHA: tl.constexpr,
 ):  # fmt: skip
     """Output of M queries of one head that share their blocks, or of one query, by an online softmax over blocks."""
     head, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
@@ -56,8 +56,7 @@ def retrieved_blocks(
     of_store = (batch * kv_heads + kv_head) * capacity
     for r in range(0, read):
         age = tl.load(of_ages + r * a_d).to(tl.int64)
-        row_in_store = (added - age) % capacity
-        place = of_store + row_in_store
+        place = of_store + (added - age) % capacity
         block = place if IN_PLACE else tl.load(of_rows + r).to(tl.int64)
         lag = tl.maximum(1, count - r + tl.where(age > recent, lags - count, 0)).to(tl.int64)
         q = tl.load(of_query + (lag - 1) * q_s, mask=here, other=0.0)
@@ -68,13 +67,12 @@ def retrieved_blocks(
             scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         else:
             scores = tl.sum(k.to(tl.float32) * q.to(tl.float32), axis=1)[None, :]
-        tokens = tl.load(Sizes + row_in_store) if UNEVEN else L
-        scores = tl.where((offset < tokens)[None, :], scores * LOG2_E, float("-inf"))
+        scores = tl.where((offset < L)[None, :], scores * LOG2_E, float("-inf"))
         largest = tl.max(scores, axis=1)
         weights = tl.exp2(scores - largest[:, None])
         of_block = tl.sum(weights, axis=1)
-        if JOINT != 0:
-            gate += JOINT * (largest + tl.log2(of_block))
+        if ALPHA != 0:
+            gate += ALPHA * (largest + tl.log2(of_block))
         larger = tl.maximum(running, gate)
         share = tl.exp2(gate - larger)
         rescale = tl.exp2(running - larger)

@@ -46,10 +46,10 @@ def rotation(x: Tensor, factors: Tensor, backwards: bool) -> Tensor:
     if x.numel() == 0:
         return out
     batch, heads, length, dim = x.shape
-    factors = factors.contiguous().expand(batch, heads, length, dim // 2, 2)
+    factors, tiles = factors.contiguous().expand(batch, heads, length, dim // 2, 2), -(-length // ROWS)
     with on_device_of(x):
-        kernel[(-(-length // ROWS), batch * heads)](
-            *(x, factors, out, *x.stride(), *factors.stride()[:3], *out.stride(), length, heads),
+        kernel[(batch * heads * tiles,)](
+            *(x, factors, out, *x.stride(), *factors.stride()[:3], *out.stride(), length, heads, tiles),
             -1.0 if backwards else 1.0,
             PAIRS=dim // 2,
             BLOCK=padded(dim // 2),

@@ -8,16 +8,20 @@ import triton
 import triton.language as tl
 
 
-@triton.jit(do_not_specialize=["length", "heads"])
+@triton.jit(do_not_specialize=["length", "heads", "tiles"])
 def rotation(
     X, Factors, Out,
     x_b, x_h, x_t, x_d, f_b, f_h, f_t, o_b, o_h, o_t, o_d,
-    length, heads, direction,
+    length, heads, tiles, direction,
     PAIRS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Rotate ROWS rows of one head by their angles, times `direction` (1, or −1 for the gradient), in float32."""
-    head, batch = tl.program_id(1).to(tl.int64) % heads, tl.program_id(1).to(tl.int64) // heads
-    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+    """Rotate ROWS rows of one head by their angles, times `direction` (1, or −1 for the gradient), in float32.
+
+    Programs are numbered along one axis, (batch · heads) · tiles: the others have no more than 65,535.
+    """
+    program = tl.program_id(0).to(tl.int64)
+    tile, head, batch = program % tiles, program // tiles % heads, program // tiles // heads
+    row = (tile * ROWS + tl.arange(0, ROWS))[:, None]
     pair = tl.arange(0, BLOCK)[None, :]
     here = (row < length) & (pair < PAIRS)
     factors = Factors + batch * f_b + head * f_h + row * f_t + 2 * pair

@@ -133,27 +133,16 @@ def load_controlled(base, tile, blocks, GROUP: tl.constexpr, CMT: tl.constexpr):
 
 
 @triton.jit
-def load_sizes(base, tile, blocks, GROUP: tl.constexpr, UNEVEN: tl.constexpr):
-    """For each block of a tile of keys (GROUP,) the number of its tokens; not read where all have ℓ."""
-    block = tile * GROUP + tl.arange(0, GROUP)
-    sizes = block * 0
-    if UNEVEN:
-        sizes = tl.load(base + block, mask=block < blocks, other=0)
-    return sizes
-
-
-@triton.jit
 def softmax_in_blocks(
-    scores, rows_key, own, sizes, tile, phase, length, scale,
+    scores, rows_key, own, tile, phase, length, scale,
     W: tl.constexpr, GROUP: tl.constexpr, SEGMENT: tl.constexpr, M: tl.constexpr, MIXED: tl.constexpr,
-    UNEVEN: tl.constexpr, JOINT: tl.constexpr,
+    ALPHA: tl.constexpr,
 ):  # fmt: skip
     """Softmax within the blocks of a tile of scores (M, columns).
 
-    rows_key: (M,), the key of each query. own: (M,), its own block. sizes: (GROUP,), tokens of each block, from its
-    first place on, if UNEVEN; else all have ℓ. MIXED: whether a block of the tile may be a query's own block or later,
-    or incomplete; else all are earlier, and complete. JOINT: how much of the log-sum-exp of its tokens' scores is added
-    to the gate of an earlier block.
+    rows_key: (M,), the key of each query. own: (M,), its own block. MIXED: whether a block of the tile may be a query's
+    own block or later, or incomplete; else all are earlier, and complete. ALPHA: how much of the log-sum-exp of its
+    tokens' scores is added to the gate of an earlier block.
 
     Returns the exponentials (M, GROUP, SEGMENT); their sums, the gates, and whether the block is earlier than the
     query's own, each (M, GROUP); and whether a column is a landmark, (1, 1, SEGMENT).
@@ -164,8 +153,6 @@ def softmax_in_blocks(
     is_landmark = (offset == W - 1)[None, :, :]
     gate = tl.sum(tl.where(is_landmark, scores, -0.0), axis=2) * scale  # compilers leave out x + (−0), but not x + 0
     is_token = offset < W - 1
-    if UNEVEN:
-        is_token = offset < sizes[:, None]
     if MIXED:
         key = block * W + offset - phase
         visible = (is_token & (key >= 0) & (key < length))[None, :, :]
@@ -176,20 +163,19 @@ def softmax_in_blocks(
     block = tile * GROUP + tl.arange(0, GROUP)[None, :]
     earlier = block < own[:, None]
     largest = tl.max(scores, axis=2)
-    if MIXED or UNEVEN:
+    if MIXED:
         largest = tl.where(largest == float("-inf"), 0.0, largest)
     largest = largest * scale
     exponentials = tl.exp2(scores * scale - largest[:, :, None])
     total = tl.sum(exponentials, axis=2)
-    if MIXED or UNEVEN:
+    if MIXED:
         empty = total == 0.0
         total = tl.where(empty, 1.0, total)
-    if JOINT != 0:
-        gate += JOINT * (largest + tl.log2(total))
-    if MIXED or UNEVEN:
-        if MIXED:
-            gate = tl.where(block == own[:, None], largest + tl.log2(total), gate)
-            gate = tl.where(block <= own[:, None], gate, float("-inf"))
+    if ALPHA != 0:
+        gate += ALPHA * (largest + tl.log2(total))
+    if MIXED:
+        gate = tl.where(block == own[:, None], largest + tl.log2(total), gate)
+        gate = tl.where(block <= own[:, None], gate, float("-inf"))
         gate = tl.where(empty, float("-inf"), gate)
     return exponentials, total, gate, earlier, is_landmark
 

@@ -81,7 +81,8 @@ class Tiles:
     lean: bool
 
 
-def choices(kernel: str, block_size: int, dim: int, element_size: int, gpu: Gpu, cmt: bool) -> list[Tiles]:
+@functools.cache
+def choices(kernel: str, block_size: int, dim: int, element_size: int, gpu: Gpu, cmt: bool) -> tuple[Tiles, ...]:
     """Tiles that the GPU's shared memory holds, the default first.
 
     A tile has about 64 keys, or more where a block is longer. Wider heads and longer blocks get fewer queries, so do
@@ -101,7 +102,7 @@ def choices(kernel: str, block_size: int, dim: int, element_size: int, gpu: Gpu,
     group = max(1, 64 // segment)
     load = group * segment * padded(dim) * element_size // (64 * 128 * 2)  # 1 at 64 halves of dimension 128
     if kernel == "backward" and (cmt or load > 1 or element_size > 2):
-        return []
+        return ()
     found = []
     family = 90 if 90 <= gpu.capability < 120 else 80  # GPUs with as much shared memory as sm_90
     tried = CHOICES[kernel, family] if element_size == 2 else IN_FLOAT32
@@ -116,7 +117,7 @@ def choices(kernel: str, block_size: int, dim: int, element_size: int, gpu: Gpu,
             chosen = replace(chosen, queries=chosen.queries // 2)
         if chosen not in found and shared_memory(kernel, chosen, dim, element_size) <= gpu.shared_memory:
             found.append(chosen)
-    return found
+    return tuple(found)
 
 
 def shared_memory(kernel: str, tiles: Tiles, dim: int, element_size: int) -> int:
@@ -185,7 +186,7 @@ def is_interpreted() -> bool:
 
 
 def constants(
-    block_size: int, dim: int, dtype: torch.dtype, *, cmt: bool, packed: bool, uneven: bool = False, joint: float = 0.0
+    block_size: int, dim: int, dtype: torch.dtype, *, cmt: bool, packed: bool, alpha: float = 0.0
 ) -> dict[str, Any]:
     """Compile-time constants of a kernel, except those of its tiles.
 
@@ -195,12 +196,11 @@ def constants(
         dtype: type of queries, keys and values.
         cmt: whether there is a context miss token.
         packed: whether samples are packed into one row.
-        uneven: whether blocks may have fewer than ℓ tokens.
-        joint: how much of a block's log-sum-exp is added to its landmark's score.
+        alpha: how much of the log-sum-exp of its tokens' scores is added to the gate of a block.
     """
     precision = "ieee" if dtype == torch.float32 else "tf32"
     fixed = {"W": block_size + 1, "D": dim, "BLOCK_D": padded(dim), "PRECISION": precision}
-    return fixed | {"CMT": cmt, "PACKED": packed, "UNEVEN": uneven, "JOINT": joint}
+    return fixed | {"CMT": cmt, "PACKED": packed, "ALPHA": alpha}
 
 
 def launch(
@@ -210,8 +210,7 @@ def launch(
     block_size: int,
     cmt: bool,
     samples: int | None,
-    uneven: bool,
-    joint: float,
+    alpha: float,
 ) -> None:
     """Run a kernel over tiles of queries, or of keys.
 
@@ -222,7 +221,7 @@ def launch(
         block_size: ℓ, normal tokens of a block.
         cmt: whether there is a context miss token.
         samples: number of samples packed into the rows; None: each element of the batch is one sample.
-        uneven, joint: as in `constants`.
+        alpha: as in `constants`.
 
     Raises ValueError where no tile fits.
     """
@@ -240,12 +239,12 @@ def launch(
         tiles = -(-(rows + block_size) // step) if is_over_keys(kernel) else -(-rows // step)
         return tiles if samples is None else rows // step + 2 * samples, heads, batch
 
-    fixed = constants(block_size, dim, over.dtype, cmt=cmt, packed=samples is not None, uneven=uneven, joint=joint)
+    fixed = constants(block_size, dim, over.dtype, cmt=cmt, packed=samples is not None, alpha=alpha)
     with on_device_of(over):
         if torch.are_deterministic_algorithms_enabled() or is_interpreted() or batch * heads * rows < WORTH_TUNING:
             compiled_by_triton(kernel)[grid](*arguments, **fixed, **as_options(kernel, tried[0]))
         else:
-            _tuned(kernel, tuple(tried))[grid](*arguments, **fixed)
+            _tuned(kernel, tried)[grid](*arguments, **fixed)
 
 
 def compiled_by_triton(kernel: str) -> Any:
@@ -278,7 +277,7 @@ def _tuned(kernel: str, tried: Sequence[Tiles]):
         sizes = as_options(kernel, chosen)
         options = {name: sizes.pop(name) for name in ("num_warps", "num_stages")}
         configs.append(triton.Config(sizes, **options))
-    key = ["W", "D", "CMT", "UNEVEN", "JOINT", "PACKED"]
+    key = ["W", "D", "CMT", "ALPHA", "PACKED"]
     sums = ["DqSum"] if kernel == "backward" else []  # to which each measurement adds
     return triton.autotune(configs, key, reset_to_zero=sums, cache_results=True)(compiled_by_triton(kernel))
 

@@ -24,5 +24,6 @@ def run(command: Command) -> None:
     for line in free_states(records, contents, launches):
         print(line)
     print(*contents.damaged, sep="\n", end="\n" if contents.damaged else "")
-    new = sorted(experiments().keys() - {launch.experiment for launch in launches})
+    known = {name for group in experiments().values() for name in group}
+    new = sorted(known - {launch.experiment for launch in launches})
     print(f"not begun: {', '.join(new)}; {shlex.join(program())} +experiment=NAME begins one")

@@ -5,20 +5,16 @@ Where blocks were kept on disk, below it what that took: memory, and tokens a se
 
 from landmark.results.columns import TableRow
 from landmark.results.figures.marks import Panel, curves, point
-from landmark.results.figures.style import DASHED, Look, length_axis, percent, series, series_looks
+from landmark.results.figures.style import DASHED, Look, length_axis, series, series_looks
+from landmark.results.figures.tasks import shares
 from landmark.results.tables import Table
 
 
 def panels(table: Table) -> list[list[Panel]]:
     """Percent of the prompts or values, with the interval as bars; for series off the device, peak memory and speed."""
-    found, points = series(table), []
+    found = series(table)
     looks = series_looks({name: rows[0].model for name, rows in found.items()})
-    for number, (name, rows) in enumerate(found.items()):
-        shift = 2 ** (0.05 * (number - (len(found) - 1) / 2))  # so that error bars of equal length stand side by side
-        for row in rows:
-            value, low, high = percent(row)
-            if value is not None:
-                points.append(point(name, row.length * shift, value, (low, high), row.name))
+    points = [each for name, rows in found.items() for each in shares(looks, name, rows)]
     interval = " (95 % interval)" if table.seeds == 1 else ""
     title = "Prompts answered" if any(row.accuracy is not None for row in table.rows) else "Values recalled"
     y = {"title": f"{title.lower()}, percent{interval}", "scale": {"domain": [-4, 104], "nice": False}}

@@ -20,7 +20,7 @@ def panels(table: Table) -> list[list[Panel]]:
     """Maps of the retrieved blocks; the loss on both copies of each row; perplexities of rows without this probe."""
     copies = [row for row in table.rows if row.second_copy is not None]
     others = [row for row in table.rows if row.second_copy is None]
-    drawn = [_maps(table, copies), [_losses(copies)] if copies else []]
+    drawn = [_maps(table, copies), [losses(copies)] if copies else []]
     if any(row.perplexity is not None for row in others):
         drawn += rows.panels(replace(table, rows=others))
     return [line for line in drawn if line]
@@ -72,7 +72,8 @@ def _maps(table: Table, copies: Sequence[TableRow]) -> list[Panel]:
     return made
 
 
-def _losses(copies: Sequence[TableRow]) -> Panel:
+def losses(copies: Sequence[TableRow]) -> Panel:
+    """Loss on the first and the second copy of the text of each row with the probe."""
     points = [
         dot(series, row.name, value, around(value, error))
         for row in copies

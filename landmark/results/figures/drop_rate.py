@@ -7,26 +7,19 @@ from landmark.results.figures.marks import LABEL, WIDTH, Panel, Spec, curves, on
 from landmark.results.figures.style import PALETTE, Look, ordered_colours
 from landmark.results.tables import Table
 
-ONE = "one cutoff for all layers"
-EACH = "one for each layer, chosen on validation"
-LOOKS = {ONE: Look(PALETTE[0]), EACH: Look(PALETTE[1], "diamond")}
+LOOKS = {"cutoffs": Look(PALETTE[0])}
 
 
 def panels(table: Table) -> list[list[Panel]]:
     """Each cutoff's perplexity at the share it drops (dashed: a model without the token); the share by layer."""
     dropping = [row for row in table.rows if row.drop_rate is not None]
-    return [[_perplexities(table, dropping), *_layers(table, [row for row in dropping if not _by_layer(row)])]]
-
-
-def _by_layer(row: TableRow) -> bool:
-    """Whether each layer has a cutoff of its own."""
-    return (row.cutoff or "").startswith("[")
+    of_all_layers = [row for row in dropping if not (row.cutoff or "").startswith("[")]
+    return [[_perplexities(table, dropping), *_layers(table, of_all_layers)]]
 
 
 def _perplexities(table: Table, rows: list[TableRow]) -> Panel:
     points = [
-        point(EACH if _by_layer(row) else ONE, 100 * (row.drop_rate or 0.0), row.perplexity, told=row.name)
-        | {"label": "" if _by_layer(row) else row.cutoff}
+        point("cutoffs", 100 * (row.drop_rate or 0.0), row.perplexity, told=row.name) | {"label": row.cutoff}
         for row in rows
         if row.perplexity is not None
     ]
@@ -38,8 +31,7 @@ def _perplexities(table: Table, rows: list[TableRow]) -> Panel:
     ]
     x = {"title": "lookups dropped, percent (beside each point: its cutoff)", "scale": {"padding": 26}}
     y = {"title": "perplexity"}
-    looks = {name: look for name, look in LOOKS.items() if any(each["series"] == name for each in points)}
-    return curves("Perplexity at the share dropped", points, looks, x, y, joined=[ONE], below=without)
+    return curves("Perplexity at the share dropped", points, LOOKS, x, y, below=without)
 
 
 def _layers(table: Table, rows: list[TableRow]) -> list[Panel]:

@@ -1,12 +1,9 @@
-"""Panels of a figure in Vega-Lite: heat maps, maps of a text, quartile boxes and bars."""
+"""Panels of a figure in Vega-Lite: heat maps, and maps of a text."""
 
-import statistics
 from collections.abc import Mapping, Sequence
 
 from landmark.results.figures.marks import (
     HEIGHT,
-    LABEL,
-    LINE,
     TOOLTIP,
     WIDTH,
     Panel,
@@ -14,7 +11,6 @@ from landmark.results.figures.marks import (
     layered,
     once,
     quantity,
-    reference,
     short,
 )
 from landmark.results.figures.style import DASHED, INK
@@ -104,76 +100,6 @@ def square_map(
     rules = [once(rule, {way: {"datum": marked, "axis": axis}}) for way in "xy"]
     spec = layered(made, [{"mark": "rect", "encoding": place}, *rules], SIDE, SIDE)
     return Panel(title, spec | {"view": {"fill": _HEAT[0]}}, note=note)
-
-
-def boxes(title: str, samples: Sequence[Sequence[int]], colour: str, x: str, y: str, *, level: float) -> Panel:
-    """Quartiles (box), median (line), extremes (whiskers) and mean (diamond) of samples side by side.
-
-    Args:
-        title: title of the panel.
-        samples: numbers of each box.
-        colour: colour of the boxes.
-        x: title of the horizontal axis, on which the boxes are numbered.
-        y: title of the vertical axis, which begins at 0.
-        level: value of a dashed line, a little below the top.
-    """
-    made = []
-    for number, values in enumerate(samples):
-        low, middle, high = (
-            statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [values[0]] * 3
-        )
-        mean = statistics.fmean(values)
-        told = f"{title}, {number}\nmedian {middle:g}, quartiles {low:g} and {high:g}, "
-        told += f"extremes {min(values)} and {max(values)}, mean {mean:.4g}"
-        made.append({"number": str(number), "least": min(values), "low": low, "middle": middle, "high": high})
-        made[-1] |= {"most": max(values), "mean": mean, "tooltip": told}
-    rule, tick = {"type": "rule", "color": INK}, {"type": "tick", "color": INK}
-    box = {"type": "bar", "size": 24, "fill": colour, "fillOpacity": 0.6, "stroke": INK, "strokeWidth": 0.8}
-    diamond = {"type": "point", "shape": "diamond", "size": 45, "fill": "white", "stroke": INK, "opacity": 1}
-    end, median = tick | {"thickness": 1, "size": 12}, tick | {"thickness": 1.5, "size": 24}
-    shown = (
-        (rule, {"y": "least", "y2": "low"}),
-        (rule, {"y": "high", "y2": "most"}),
-        (end, {"y": "least"}),
-        (end, {"y": "most"}),
-        (box, {"y": "low", "y2": "high"}),
-        (median, {"y": "middle"}),
-        (diamond, {"y": "mean"}),
-    )
-    layers = [
-        {"mark": mark, "encoding": {channel: {"field": value} for channel, value in at.items()}} for mark, at in shown
-    ]
-    place = {
-        "x": _names("number", [each["number"] for each in made], x),
-        "y": quantity("mean", {"title": y, "scale": {"domain": [0, 1.06 * level], "nice": False}}),
-        "tooltip": TOOLTIP,
-    }
-    layers = [reference(y=level), {"layer": layers, "encoding": place}]
-    return Panel(title, layered(made, layers, max(260, 34 * len(made)), HEIGHT))
-
-
-def bar_chart(title: str, values: Mapping[str, float], colours: Sequence[str], x: str, *, level: float) -> Panel:
-    """Horizontal bars with their values.
-
-    Args:
-        title: title of the panel.
-        values: lengths of the bars by their names.
-        colours: a colour for each bar.
-        x: title of the horizontal axis, which begins at 0.
-        level: value of a dashed line, near the end of the axis.
-    """
-    made = [
-        {"name": name, "value": value, "colour": colour, "tooltip": f"{name}\n{value:.3g}"}
-        for (name, value), colour in zip(values.items(), colours, strict=True)
-    ]
-    axis = {"title": x, "scale": {"domain": [0, 1.12 * max(level, *values.values())], "nice": False}}
-    place = {"x": quantity("value", axis), "y": _names("name", list(values), ""), "tooltip": TOOLTIP}
-    number = {"mark": LABEL | {"align": "left", "dx": 4}, "encoding": {"text": {"field": "value", "format": ".3~g"}}}
-    layers = [{"mark": {"type": "bar", "fillOpacity": 0.75}, "encoding": {"color": _OWN_COLOUR}}, number]
-    spec = layered(
-        made, [{"layer": layers, "encoding": place}, reference(x=level)], WIDTH, max(2, len(made)) * 2 * LINE
-    )
-    return Panel(title, spec)
 
 
 def _names(name: str, values: Sequence[str], title: str) -> Spec:

@@ -1,9 +1,14 @@
-"""Perplexity against the evaluation length, a line for each series of rows, and its distance from the first series."""
+"""Perplexity against the evaluation length, a line for each series of rows, and its distance from the first series.
+
+Below it what else the rows measure: losses on copies, and the answers to tasks.
+"""
 
 import math
 import statistics
+from dataclasses import replace
 
 from landmark.results.columns import TableRow
+from landmark.results.figures import copying, tasks
 from landmark.results.figures.marks import Panel, around, curves, point, reference
 from landmark.results.figures.style import frame, length_axis, series, series_looks
 from landmark.results.tables import Table
@@ -12,6 +17,18 @@ FAR = 1.25  # perplexities above this many medians leave the picture
 
 
 def panels(table: Table) -> list[list[Panel]]:
+    """Perplexities; losses of rows with the probe `copy`; scores of rows that answer tasks."""
+    copies = [row for row in table.rows if row.second_copy is not None]
+    answers = [row for row in table.rows if row.accuracy is not None]
+    texts = [row for row in table.rows if row.perplexity is not None and row not in [*copies, *answers]]
+    return [
+        *([_perplexities(replace(table, rows=texts))] if texts else []),
+        *([[copying.losses(copies)]] if copies else []),
+        *(tasks.panels(replace(table, rows=answers)) if answers else []),
+    ]
+
+
+def _perplexities(table: Table) -> list[Panel]:
     """Perplexity; nats a token against the first series at the same length, paired on the same text."""
     found, absolute, relative = series(table), [], []
     looks = series_looks({name: rows[0].model for name, rows in found.items()})
@@ -39,7 +56,7 @@ def panels(table: Table) -> list[list[Panel]]:
                 "axis": {"values": _ticks(threshold), "format": ".3~r"},
             }
         shown.append(curves("Difference at the same length", relative, looks, x, y, below=[reference(y=0)]))
-    return [shown]
+    return shown
 
 
 def _threshold(rows: list[TableRow]) -> float:

@@ -23,7 +23,7 @@ def panels(table: Table) -> list[list[Panel]]:
     x = length_axis([row.length for row in table.rows])
     y = {"title": "percent (95 % interval)", "scale": {"domain": [-4, 104], "nice": False}}
     drawn = [
-        curves(task, [each for name in looks for each in _points(looks, name, of_task.get(name, []))], looks, x, y)
+        curves(task, [each for name in looks for each in shares(looks, name, of_task.get(name, []))], looks, x, y)
         for task, of_task in found.items()
     ]
     return [drawn[start : start + _ACROSS] for start in range(0, len(drawn), _ACROSS)]
@@ -43,7 +43,8 @@ def models(rows: Iterable[TableRow]) -> dict[str, str]:
     return found
 
 
-def _points(looks: dict[str, Look], name: str, rows: list[TableRow]) -> list[Point]:
+def shares(looks: dict[str, Look], name: str, rows: list[TableRow]) -> list[Point]:
+    """The points of a series: percent of prompts answered, or of values recalled."""
     shift = 2 ** (0.05 * (list(looks).index(name) - (len(looks) - 1) / 2))  # so that error bars stand side by side
     made = []
     for row in sorted(rows, key=lambda row: row.length):

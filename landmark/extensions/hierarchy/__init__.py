@@ -1,0 +1,75 @@
+"""A hierarchy of landmarks: groups of blocks, groups of such groups, … have gates too (gates.py).
+
+A query of a memory then looks for the best groups, and in them for the best blocks (selector.py). Torch is loaded when
+it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from landmark.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from landmark.config import Config
+
+SETTINGS = ("model.fan_out", "model.levels")
+# Of a memory, those that another search would need, with their only values.
+_OF_MEMORY = {
+    "granularity": ("retrieval.granularity", "per_token_and_head"),
+    "scorer": ("retrieval.scorer", "landmark"),
+    "recent": ("retrieval.recent", 0),
+    "query_window": ("retrieval.query_window", 1),
+    "index": ("memory.index", "exact"),
+    "max_blocks": ("memory.blocks", None),
+}
+
+
+def check(config: Config) -> None:
+    """Raise UserError for settings that do not fit groups of landmarks."""
+    options = {"fan_out": config.model.fan_out, "levels": config.model.levels}
+    check_model(config.model.kind, config.model.joint_softmax or 0.0, config.model.backend, options)
+    check_memory(
+        {
+            "granularity": config.retrieval.granularity,
+            "scorer": config.retrieval.scorer,
+            "recent": config.retrieval.recent,
+            "query_window": config.retrieval.query_window,
+            "index": config.memory.index,
+            "max_blocks": config.memory.blocks,
+        }
+    )
+
+
+def check_model(kind: str, alpha: float, backend: str, options: Mapping[str, Any]) -> None:
+    """Raise UserError for groups of a wrong size, or in a model without landmarks or with other gates.
+
+    alpha: of the gate. options: fan_out, and perhaps levels.
+    """
+    fan_out, levels = options.get("fan_out"), options.get("levels")
+    if fan_out is None:
+        raise UserError(f"model.levels={levels}: are levels of groups of landmarks, set model.fan_out")
+    if fan_out < 2 or (levels is not None and levels < 1):
+        raise UserError(f"model.fan_out={fan_out}, model.levels={levels}: must be at least 2 and 1")
+    if kind != "landmark" or alpha or backend == "triton":
+        raise UserError(
+            f"model.fan_out={fan_out}: needs model=landmark, model.joint_softmax=0 and model.backend=auto, "
+            f"not {kind}, {alpha} and {backend}"
+        )
+
+
+def check_memory(settings: Mapping[str, Any]) -> None:
+    """Raise UserError for settings of a memory that cannot be searched through groups."""
+    for key, (name, only) in _OF_MEMORY.items():
+        if settings.get(key, only) != only:
+            only = "null" if only is None else only
+            raise UserError(f"{name}={settings[key]}: with model.fan_out blocks are found by their groups, set {only}")
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Model":
+        from landmark.extensions.hierarchy.model import Model
+
+        return Model
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

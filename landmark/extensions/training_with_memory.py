@@ -1,0 +1,38 @@
+"""Training with a memory (`train.local`): a window is read in chunks, whose queries retrieve from its earlier blocks.
+
+A model then learns to look for blocks as it does when it reads a long text. What is in memory carries no gradient; so
+backward can be called on the loss of a chunk before the next one is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from landmark.memory import Memory
+    from landmark.models import Decoder
+    from landmark.utils.window_batch import WindowBatch
+
+SETTINGS = ("train.local",)
+
+
+def losses(model: Decoder, batch: WindowBatch) -> Iterator[tuple[Tensor, Tensor]]:
+    """Summed loss in nats, and the number of targets, of each chunk of `batch.local` tokens, in order.
+
+    batch: with tokens without landmarks, and `top_k` blocks that a query retrieves.
+    """
+    assert batch.local is not None
+    memory = trainable(cast("Memory", model.new_memory(k=batch.top_k)))
+    yield from model.losses_of_chunks(batch, batch.local, memory)
+
+
+def trainable(memory: Memory) -> Memory:
+    """The memory itself, whose `attend` has a gradient from now on: of the chunk's queries, keys and values.
+
+    Blocks carry none. For a granularity of "per_token_and_head" or "per_token", and without a context miss token.
+    """
+    memory.has_gradient = True
+    return memory

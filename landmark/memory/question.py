@@ -1,0 +1,88 @@
+"""What the queries of a chunk ask the blocks of a layer; selectors get it whole and change a field of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import Tensor
+
+from landmark.attention import Grouped
+from landmark.memory.choices import choosing_heads
+from landmark.memory.layer import LayerMemory
+from landmark.memory.positions import Lags, QueriesAtLags
+from landmark.memory.query_selection import QuerySelection
+from landmark.memory.store import BlockStore
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """The retrieval of one layer and chunk.
+
+    layer: number of the layer. position: stream position of the chunk's first token, landmarks included.
+    state: the layer's blocks, and pending tokens before the chunk.
+    block_size: ℓ.
+    queries: of the chunk, and perhaps of tokens before it (`before`).
+    k: blocks to choose.
+    newest: so many of the k are the newest blocks, whatever they score.
+    window: queries that choose together: the own one and those of the places before (select/query_window.py).
+    before: queries at the start that are of earlier tokens, and choose nothing themselves.
+    notes: what the `local_gate` of a selector leaves for its `choose`.
+    gate: of the memory; a selector may adjust it (`Choice.shift`).
+    softcap: cap of the scores, in nats; None: there is none.
+    backend: "triton" where its kernels may be used.
+    """
+
+    layer: int
+    position: int
+    state: LayerMemory
+    block_size: int
+    queries: QueriesAtLags
+    k: int
+    gate: Grouped
+    softcap: float | None
+    backend: str
+    newest: int = 0
+    window: int = 1
+    before: int = 0
+    notes: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def store(self) -> BlockStore:
+        return self.state.store
+
+    @property
+    def lags(self) -> Lags:
+        return self.queries.lags
+
+    @property
+    def selection(self) -> QuerySelection | None:
+        """The queries that retrieve; None: the model has no context miss token, and all do."""
+        return self.queries.selection
+
+    @property
+    def exact(self) -> Tensor:
+        """The queries that rank blocks, (S, B, before + n, H, d), rotated for lag 1…S; without a gradient."""
+        return self.queries.exact.detach()
+
+    @property
+    def rounded(self) -> Tensor:
+        """The queries that attend to blocks, (S, B, n, H, d), rotated for lag 1…S."""
+        return self.queries.rounded[:, :, self.before :]
+
+    def of(self, selection: QuerySelection) -> Question:
+        """The question of some of the queries."""
+        return replace(self, queries=self.queries.of(selection))
+
+    def with_earlier_queries(self, window: int) -> Question:
+        """The question of queries that choose in windows, with those of the tokens before the chunk."""
+        q = self.state.with_earlier(self.queries.q, window - 1)
+        before = q.shape[2] - self.queries.q.shape[2]
+        queries = replace(self.queries, q=q, start=self.queries.start - before)
+        return replace(self, queries=queries, window=window, before=before)
+
+    def sets(self, granularity: str) -> tuple[int, int, int]:
+        """Sets of blocks that are chosen, (B, heads, queries)."""
+        _, batch, queries, heads, _ = self.queries.exact.shape
+        of_queries = 1 if granularity == "per_head" else queries - self.before
+        return batch, choosing_heads(granularity, heads, self.store.kv_heads), of_queries

@@ -1,0 +1,86 @@
+"""A second look at the best blocks: of those with the best landmarks, the ones with the best landmark and tokens.
+
+A landmark's key says of a block what fits into d numbers; what a query finds in it, the keys of its tokens say. So
+
+1. landmarks propose m blocks,
+2. and of these a query reads the k with the largest
+
+    s_b + log Σ_j exp s_j,        s_b the score of block b's landmark, s_j of its tokens j,
+
+the weight that the block would have if the landmark were a bias of its tokens' scores. It scores m·ℓ keys for that,
+whatever the length of the text. In a window of queries (query_window.py) each query has its own proposals, and scores
+are logs of shares of these.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from landmark.attention import Grouped
+from landmark.memory.query_tiles import QueryTiles
+from landmark.memory.question import Question
+from landmark.memory.select.query_window import best_of_window
+from landmark.memory.select.scores import scored_at_once
+from landmark.memory.select.selector import Around, Choice, Selector
+from landmark.memory.select.top_k import best_ages
+
+
+@dataclass(frozen=True)
+class SecondLook(Around):
+    """Chooses among the `proposed` blocks of inner, which has the granularity "per_token_and_head"."""
+
+    proposed: int
+    inner: Selector
+
+    def choose(self, question: Question) -> Choice:
+        if min(self.proposed, len(question.store)) <= question.k:
+            return self.inner.choose(replace(question, k=self.proposed))
+        choice = self.inner.choose(replace(question, k=self.proposed, window=1, before=0))
+        if question.window > 1:
+            return Choice(_best_in_windows(question, choice.ages))
+        scores = _scores(question, choice.ages)
+        if question.newest:
+            scores = scores.masked_fill(choice.ages <= question.newest, math.inf)
+        scores = scores if choice.shift is None else scores + choice.shift
+        # From the newest block on, so that a stable sort decides ties.
+        best = scores.flip(-1).sort(dim=-1, descending=True, stable=True).indices[..., : question.k]
+        best = (scores.shape[-1] - 1 - best).sort(-1).values
+        return Choice(choice.ages.gather(-1, best), None if choice.shift is None else choice.shift.gather(-1, best))
+
+
+def _best_in_windows(question: Question, ages: Tensor) -> Tensor:
+    """The ages (B, H, T, k) of the blocks that queries choose in windows among those proposed to each.
+
+    ages: (B, H, before + T, m), of the proposed blocks.
+    """
+    store, scores, before = question.store, _scores(question, ages), question.before
+    scores = scores - scores.logsumexp(-1, keepdim=True)
+    rows, every = store.rows(ages), store.ages()
+    queries, chosen = ages.shape[2] - before, []
+    step = max(1, scored_at_once(ages.device) // (ages[:, :, 0, 0].numel() * len(store)))
+    for start in range(0, queries, step):
+        first, stop = max(0, before + start - question.window + 1), before + min(start + step, queries)
+        of_blocks = scores.new_full((*ages.shape[:2], stop - first, len(store)), -math.inf)
+        of_blocks.scatter_(-1, rows[:, :, first:stop], scores[:, :, first:stop])
+        best = best_of_window(of_blocks, question.window, before + start - first)
+        best[..., every <= question.newest] = math.inf
+        chosen.append(best_ages(best, every, question.k))
+    return torch.cat(chosen, 2).sort(-1, descending=True).values
+
+
+@torch.no_grad()
+def _scores(question: Question, ages: Tensor) -> Tensor:
+    """s_b + log Σ_j exp s_j of each query and block proposed to it, (B, H, n, m), at the lags of scoring."""
+    selected = None if question.selection is None else question.selection.selected
+    queries = question.queries.rounded.detach()
+    tiles = QueryTiles(queries, question.store, ages, question.lags.scoring(ages), selected, question.softcap)
+    scores = tiles.empty(dtype=question.store.landmarks.dtype)
+    for part in tiles.parts():
+        scores[part.tiles] = tiles.split(
+            tiles.gates(part, Grouped(1.0))
+        )  # whatever the memory's gate is: the best matches
+    return tiles.of_queries(scores)[..., 0]

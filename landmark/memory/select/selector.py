@@ -1,0 +1,81 @@
+"""What all selectors have in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from landmark.attention import Gate
+from landmark.memory.question import Question
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """The blocks that the queries of a chunk read.
+
+    ages: (B, H, H_kv or 1, n or 1, q), int64, of the blocks of each query, oldest first; 1 is the newest block. 1 where
+        heads, or queries, choose together. q is the number of blocks to choose, or of those that there are.
+    shift: (B, H, n, q), added to the gates of these blocks; None: nothing.
+    question: that the choice answers, where only some of the queries read; None: the one that was asked.
+    """
+
+    ages: Tensor
+    shift: Tensor | None = None
+    question: Question | None = None
+
+
+class Selector:
+    """Chooses the blocks that the queries of a chunk read, in every layer.
+
+    granularity: which queries and heads choose together (`landmark.memory.select.Best`). with_means:
+    whether a store must have the mean keys of its blocks. earlier_queries: queries of tokens before the chunk that are
+    needed.
+    """
+
+    granularity: str
+    with_means: bool = False
+    earlier_queries: int = 0
+
+    def choose(self, question: Question) -> Choice:
+        """The blocks for a chunk; there is at least one block. Among equal scores the newer blocks are chosen."""
+        raise NotImplementedError
+
+    def local_gate(self, question: Question, q: Tensor, k: Tensor, pending: int) -> Gate:
+        """How blocks weigh that the chunk and the pending tokens before it complete.
+
+        Args:
+            question: of the chunk, before anything is chosen; there may be no blocks yet.
+            q: (B, H, T, d), rotated for attention to the chunk.
+            k: (B, H_kv, pending + T, d), rotated.
+            pending: number of pending tokens before the chunk.
+        """
+        return question.gate
+
+    def check_samples_can_be_selected(self) -> None:
+        """Raise UserError where what the selector notes is of all samples of a batch together."""
+
+    @property
+    def innermost(self) -> Selector:
+        """The selector inside all those that change its question."""
+        return self
+
+
+def _of_inner(name: str) -> Any:
+    return property(lambda self: getattr(self.inner, name))
+
+
+class Around(Selector):
+    """Changes a question, and asks the selector `inner`; the rest is as inner has it."""
+
+    inner: Selector
+    granularity = _of_inner("granularity")
+    with_means = _of_inner("with_means")
+    earlier_queries = _of_inner("earlier_queries")
+    local_gate = _of_inner("local_gate")
+    check_samples_can_be_selected = _of_inner("check_samples_can_be_selected")
+
+    @property
+    def innermost(self) -> Selector:
+        return self.inner.innermost

@@ -1,0 +1,179 @@
+"""The blocks that one attention layer stores: all, or the newest in a ring buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from landmark.memory.store.block_cache import TierCounts
+from landmark.memory.store.block_files import SavedRows
+from landmark.memory.store.buffers import new_buffer
+from landmark.memory.store.tiers import Blocks, DeviceBlocks, Fetched, Store
+
+COPIED = 256  # blocks of a batch copied at a time
+ROWS = 64  # a store's rows are a multiple of this
+SPARE = 8  # for so many rows at least one more is added
+
+
+class BlockStore:
+    """Keys, values and landmark keys of complete blocks.
+
+    Keys are stored rotated by their offsets 0…ℓ in the block (`landmark.attention.rotary`), and never rotated again.
+    Block number n, counted from the first block ever added, is in row n mod capacity. A full store grows by an eighth
+    at least, up to `max_blocks`, so it never holds much more than it needs. The *age* of a block is 1 for the newest
+    one, 2 for the one before, and so on.
+
+    summaries: by name (B, H, capacity, d), on the device, in float32 where blocks are in half precision, because blocks
+        are ranked by them: "landmarks", keys of landmarks, and perhaps "means", mean keys.
+
+    Args:
+        store: where keys and values are stored, and how many.
+        with_means: whether to have the mean of each block's keys.
+        counts: are updated when blocks are fetched; None: they are of this store alone.
+    """
+
+    def __init__(self, store: Store | None = None, with_means: bool = False, counts: TierCounts | None = None):
+        self._store, self._counts = store or Store(), counts or TierCounts()
+        self.max_blocks, self.tier = self._store.max_blocks, self._store.tier
+        self.summaries = dict.fromkeys(["landmarks", "means"] if with_means else ["landmarks"], torch.empty(0))
+        self.added = 0  # blocks ever added
+        self.blocks_read = 0  # blocks of one head, counted at each read
+        self.capacity = 0
+        self.dtype = torch.float32  # of keys and values
+        self._ages = 0, 0, torch.empty(0, dtype=torch.int64)  # with `added` and `capacity` at the time
+        self.blocks: Blocks = DeviceBlocks()
+
+    def __len__(self) -> int:
+        return min(self.added, self.capacity)
+
+    @property
+    def landmarks(self) -> Tensor:
+        return self.summaries["landmarks"]
+
+    def add(self, keys: Tensor, values: Tensor) -> None:
+        """Add n blocks, oldest first.
+
+        keys, values: (B, H, n, W, d), keys rotated by their offsets; they are stored in the type of the values. Raises
+        UserError where the tier has no room for them.
+        """
+        count = keys.shape[2]
+        if self.max_blocks is not None and count > self.max_blocks:
+            self.added += count - self.max_blocks
+            keys, values = keys[:, :, -self.max_blocks :], values[:, :, -self.max_blocks :]
+            count = self.max_blocks
+        if count == 0:
+            return
+        self.reserve(self.added + count, values[..., 1:, :])
+        for rows, part in self.runs(self.added, count):
+            block_keys = keys[:, :, part, :-1]
+            self.blocks.write(rows.start, block_keys.to(values.dtype), values[:, :, part, :-1])
+            for name, summary in self.summaries.items():
+                summary[:, :, rows] = keys[:, :, part, -1] if name == "landmarks" else block_keys.mean(-2)
+        self.added += count
+
+    def reserve(self, blocks: int, like: Tensor, saved: SavedRows | None = None) -> None:
+        """Make room for `blocks` blocks like `like`, (B, H, n, ℓ, d), at most `max_blocks`.
+
+        saved: a file with the first ones; None: none.
+        """
+        blocks = min(blocks, self.max_blocks or blocks)
+        if blocks <= self.capacity:
+            return
+        (batch, heads), dim = like.shape[:2], like.shape[-1]
+        capacity = max(blocks, -(-(self.capacity + self.capacity // SPARE) // ROWS) * ROWS)
+        capacity = min(capacity, self.max_blocks or capacity)
+        if not self.capacity:
+            self.dtype = like.dtype
+            self.blocks = self._store.new_blocks(like, self._counts, saved)
+        self.blocks.reserve(capacity)
+        exact = torch.promote_types(like.dtype, torch.float32)
+        for name, old in self.summaries.items():
+            self.summaries[name] = new_buffer(batch, heads, capacity, dim, dtype=exact, device=like.device)
+            if self.capacity:
+                self.summaries[name][:, :, : self.capacity] = old
+        self.capacity = capacity
+
+    def select_samples(self, samples: Tensor, into: BlockStore) -> None:
+        """Copy the blocks of these samples (n,) of the batch to an empty store with the same settings."""
+        if not self.capacity:
+            return
+        like = self.landmarks.new_empty(len(samples), self.kv_heads, 0, *self.block_shape, dtype=self.dtype)
+        into.reserve(len(self), like)
+        into.added = self.added
+        here, on_cpu = samples.to(self.landmarks.device), samples.cpu()
+        for rows, _ in self.runs(self.added - len(self), len(self)):
+            for start in range(rows.start, rows.stop, COPIED):
+                stop = min(start + COPIED, rows.stop)
+                piece = self.blocks.rows(start, stop - start)[:, on_cpu].permute(3, 1, 2, 0, 4, 5)
+                into.blocks.write(start, *piece.to(like.device))
+        for name, summary in self.summaries.items():
+            into.summaries[name][:, :, : len(self)] = summary[here, :, : len(self)]
+
+    def runs(self, first: int, count: int) -> Iterator[tuple[slice, slice]]:
+        """Blocks first … first+count−1 as runs of neighbouring rows: the rows, and which of the blocks they hold."""
+        done = 0
+        while done < count:
+            row = (first + done) % self.capacity
+            length = min(count - done, self.capacity - row)
+            yield slice(row, row + length), slice(done, done + length)
+            done += length
+
+    @property
+    def kv_heads(self) -> int:
+        return self.landmarks.shape[1]
+
+    @property
+    def block_shape(self) -> torch.Size:
+        """(ℓ, d), the shape of the keys of one block and head, and of the values."""
+        return self.blocks.block_shape
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of the keys and values of one block and head."""
+        return 2 * self.block_shape.numel() * self.dtype.itemsize
+
+    @property
+    def bytes_kept(self) -> int:
+        return self.blocks.bytes_kept + self._bytes_of_summaries
+
+    @property
+    def device_bytes_kept(self) -> int:
+        """The part of `bytes_kept` on the compute device, including the cache of a slower tier."""
+        return self.blocks.device_bytes_kept + self._bytes_of_summaries
+
+    @property
+    def _bytes_of_summaries(self) -> int:
+        return sum(x.nbytes for x in self.summaries.values())
+
+    def fetch(self, places: Tensor) -> Fetched:
+        """Bring blocks to the compute device. places: (n,), blocks of one head, indices in (B, H, capacity) flattened.
+
+        Raises UserError where a file of blocks was removed or cut short.
+        """
+        self.blocks_read += len(places)
+        return self.blocks.fetch(places)
+
+    def in_place(self, count: int) -> tuple[Tensor, Tensor] | None:
+        """Keys and values of all blocks, (B·H·capacity, ℓ, d), to read `count` of them; None: not on the device."""
+        if not isinstance(self.blocks, DeviceBlocks):
+            return None
+        self.blocks_read += count
+        return self.blocks.keys.flatten(0, 2), self.blocks.values.flatten(0, 2)
+
+    def read_landmarks(self, places: Tensor) -> Tensor:
+        """Keys (n, d) of the landmarks at these places, in the type of `landmarks`."""
+        return self.landmarks.flatten(0, 2).index_select(0, places)
+
+    def ages(self) -> Tensor:
+        """The age of the block in each row in use, (blocks,), the same tensor until a block is added."""
+        if self._ages[:2] != (self.added, self.capacity):
+            rows = torch.arange(len(self), device=self.landmarks.device)
+            ages = (self.added - 1 - rows) % max(1, self.capacity) + 1
+            self._ages = self.added, self.capacity, ages
+        return self._ages[2]
+
+    def rows(self, ages: Tensor) -> Tensor:
+        """The row of the block of each age; the inverse of `ages`."""
+        return (self.added - ages) % max(1, self.capacity)

@@ -1,0 +1,122 @@
+"""An extension can be deleted: the core then still imports, keeps its layers, trains, reads, saves and generates."""
+
+import ast
+import pkgutil
+import shutil
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from landmark import extensions
+from landmark.utils.errors import UserError
+from landmark.utils.extensions import extension_with
+from tests.test_layers import PACKAGE, imported
+
+NAMES = [module.name for module in pkgutil.iter_modules(extensions.__path__)]
+SETTINGS = {name: import_module(f"landmark.extensions.{name}").SETTINGS for name in NAMES}
+
+# Forks a process for each copy of the package, so that what all of them need is imported once.
+PROGRAM = """
+import importlib, os, pkgutil, sys, tempfile, traceback
+import lightning, numpy, omegaconf, hydra, torch
+
+def smoke(removed, settings):
+    import landmark
+    from landmark.utils.errors import UserError
+    for module in pkgutil.walk_packages(landmark.__path__, "landmark."):
+        if not module.name.endswith("__main__") and not module.name.startswith("landmark.huggingface"):
+            try:
+                importlib.import_module(module.name)
+            except ImportError as error:
+                assert error.name and not error.name.startswith("landmark"), error  # an optional package
+    from landmark.config import Config
+    from landmark.config.schema import ModelConfig
+    from landmark.experiment.checks import check
+    from landmark.models import Decoder, DecoderConfig, build, load, save
+    from landmark.utils.extensions import extension_with
+    from landmark.utils.window_batch import WindowBatch
+    shape = dict(kind="landmark", num_layers=2, num_heads=2, head_dim=8, mlp_dim=32, block_size=5)
+    config = DecoderConfig.from_flat(shape | dict(vocab_size=64, landmark_id=60, cmt=True))
+    model, tokens = Decoder(config), torch.randint(0, 50, (2, 23))
+    batch = WindowBatch(tokens, tokens, torch.tensor([2, 5]))
+    sum(loss for loss, _ in model.window_losses(batch)).backward()
+    memory = model.new_memory(k=2, rerank=4, cutoff=0.1)
+    model(tokens, memory=memory)
+    with tempfile.TemporaryDirectory() as folder:
+        memory.save(folder + "/memory")
+        save(model, folder)
+        again = load(folder)
+        loaded = again.new_memory(k=2, rerank=4, cutoff=0.1)
+        loaded.load(folder + "/memory")
+        assert torch.equal(again(tokens, memory=loaded), model(tokens, memory=memory))
+        assert again.generate([[1, 2, 3]], 4) == model.generate([[1, 2, 3]], 4)
+    for setting in settings:
+        try:
+            extension_with(setting)
+        except UserError as error:
+            assert setting in str(error)
+        else:
+            raise AssertionError(setting + " is still found")
+
+children = []
+for copy in sys.argv[1:]:
+    folder, removed, *settings = copy.split(":")
+    if (child := os.fork()) == 0:
+        sys.path.insert(0, folder)
+        try:
+            smoke(removed, settings)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    children.append((removed, child))
+failed = [removed for removed, child in children if os.waitpid(child, 0)[1]]
+sys.exit("without these the core fails: " + ", ".join(failed) if failed else 0)
+"""
+
+
+def test_each_extension_can_be_deleted_from_a_copy(tmp_path):
+    copies = []
+    for name in NAMES:
+        copy = tmp_path / name / "landmark"
+        shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+        found = copy / "extensions" / name
+        shutil.rmtree(found) if found.is_dir() else found.with_suffix(".py").unlink()
+        if (conf := PACKAGE.parent / "conf").is_dir():
+            (copy.parent / "conf").symlink_to(conf)
+        copies.append(":".join([str(copy.parent), name, *SETTINGS[name]]))
+        for path in copy.rglob("*.py"):  # nothing that is left imports it, typing included
+            assert not any(each.startswith(f"landmark.extensions.{name}") for each in imported(path, typing=True)), path
+    done = subprocess.run([sys.executable, "-c", PROGRAM, *copies], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_each_setting_is_of_one_extension():
+    every = [setting for name in NAMES for setting in SETTINGS[name]]
+    assert sorted(every) == sorted(set(every))
+    for name in NAMES:
+        for setting in SETTINGS[name]:
+            assert extension_with(setting).__name__ == f"landmark.extensions.{name}"
+    with pytest.raises(UserError, match=r"model.colour: no module of landmark/extensions has this setting"):
+        extension_with("model.colour")
+
+
+def files_of_the_core() -> list[Path]:
+    return [path for path in PACKAGE.rglob("*.py") if "extensions" not in path.parts[len(PACKAGE.parts) :]]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_core_does_not_name_it(name):
+    for path in files_of_the_core():
+        assert f"extensions.{name}" not in path.read_text(encoding="utf-8"), path
+
+
+def test_extensions_import_public_names_only():
+    for path in (PACKAGE / "extensions").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("landmark"):
+                private = [alias.name for alias in node.names if alias.name.startswith("_")]
+                assert not private, f"{path}: {private}"

@@ -1,0 +1,278 @@
+"""Masked language modelling: the tokens that are hidden, what a token sees, how a text is measured, what is refused."""
+
+import hashlib
+import itertools
+from dataclasses import replace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+
+from landmark.config import checks
+from landmark.data.datamodule import WindowDataModule
+from landmark.data.named_tokenizers import load_tokenizer
+from landmark.data.stream import Stream
+from landmark.data.tokenizer import Tokenizer
+from landmark.experiment.checks import check
+from landmark.experiment.identity import row_settings, run_settings
+from landmark.extensions.masked_lm.attention import landmark_attention_both_ways
+from landmark.extensions.masked_lm.evaluation import evaluate_masked
+from landmark.extensions.masked_lm.tokens import SHARE, MaskedTokens, masked_tokens
+from landmark.models.architecture import new_decoder
+from landmark.models.config import DecoderConfig
+from landmark.models.decoder import Block
+from landmark.utils.constants import NO_LOSS
+from landmark.utils.errors import UserError
+from landmark.utils.window_batch import WindowBatch
+from tests import oracle
+from tests.configurations import changed
+from tests.models.test_decoder import LANDMARK, LOOKING_BACK, TINY
+from tests.pairs import all_pairs, name_of
+from tests.training.training_case import MASKED, TOKENIZER, make_config, make_corpus
+
+PLAIN, BOTH = (replace(config, options={"masked": True}) for config in (TINY, LANDMARK))
+MASK = masked_tokens(TOKENIZER).mask
+SPECIAL = (TOKENIZER.landmark, TOKENIZER.eot)
+
+
+def tiny(config):
+    torch.manual_seed(0)
+    model = new_decoder(config).double()
+    for parameter in model.parameters():  # the initialisation is too small to tell paths apart
+        if parameter.ndim == 2:
+            parameter.data *= 15
+    return model
+
+
+def loops(q, k, v, block_size, phase=0, alpha=0.0, top_k=None):
+    """Output (T, d) of one head: a query sees its own block, and others, earlier or later, by their landmarks."""
+    out, score = np.zeros_like(q), oracle.score_by()
+    for i in range(len(q)):
+        tokens: dict[int, list] = {}
+        gates: dict[int, float] = {}
+        for j in range(len(k)):
+            block, place = divmod(phase + j, block_size + 1)
+            if place < block_size:
+                tokens.setdefault(block, []).append((score(q[i], k[j]), v[j]))
+            elif block in tokens:
+                gates[block] = score(q[i], k[j])
+        own = (phase + i) // (block_size + 1)
+        best = sorted(gates.keys() - {own}, key=lambda b: gates[b], reverse=True)[:top_k]
+        out[i] = oracle.outer_softmax(tokens.get(own, []), [oracle.grouped(gates[b], tokens[b], alpha) for b in best])[
+            0
+        ]
+    return out
+
+
+CASES = all_pairs(
+    {
+        "length": [1, 9, 24, 31],
+        "block_size": [1, 4],
+        "phase": [0, 1, 4],
+        "alpha": [0.0, 0.5, 1.0],
+        "top_k": [None, 1, 3],
+    },
+    lambda case: case["phase"] <= case["block_size"],
+)
+
+
+@pytest.mark.parametrize("case", CASES, ids=name_of)
+def test_attention_both_ways_is_plain_loops(case):
+    """Windows that end before a landmark or on one, empty first blocks, heads that share keys."""
+    q = torch.randn(2, 2, case["length"], 4, dtype=torch.float64, requires_grad=True)
+    k, v = torch.randn(2, 2, 1, case["length"], 4, dtype=torch.float64)
+    phase, options = torch.tensor([case["phase"], 0]), {"alpha": case["alpha"], "top_k": case["top_k"]}
+    out = landmark_attention_both_ways(q, k, v, case["block_size"], phase, **options)
+    for b, h in itertools.product(range(2), range(2)):
+        expected = loops(
+            q[b, h].detach().numpy(), k[b, 0].numpy(), v[b, 0].numpy(), case["block_size"], int(phase[b]), **options
+        )
+        np.testing.assert_allclose(out[b, h].detach(), expected, atol=1e-10)
+    assert torch.autograd.grad(out.sum(), q)[0].isfinite().all()
+
+
+def test_both_directions_are_a_mirror():
+    """Blocks in reverse order, tokens of a block and positions left alone: every query gets the same output."""
+    q, k, v = torch.randn(3, 1, 2, 40, 8, dtype=torch.float64)
+    out = landmark_attention_both_ways(q, k, v, 4)
+    turned = [x.unflatten(2, (8, 5)).flip(2).flatten(2, 3) for x in (q, k, v, out)]
+    torch.testing.assert_close(landmark_attention_both_ways(*turned[:3], 4), turned[3])
+
+
+def test_weights_of_normal_tokens_are_those_of_the_second_reproduction():
+    """The matrix that its README works through: blocks of two tokens, every row of scores the same. Only its landmarks
+    see their own block."""
+    k = torch.zeros(1, 1, 6, 6, dtype=torch.float64)
+    k[..., 0] = torch.tensor([1.0, 2, 3, 1, 2, 3]).log() * 6**0.5
+    q = torch.zeros_like(k)
+    q[..., 0] = 1
+    weights = landmark_attention_both_ways(q, k, torch.eye(6, dtype=torch.float64)[None, None], 2)[0, 0]
+    expected = torch.tensor([1, 2, 0, 1, 2, 0], dtype=torch.float64) / 6
+    torch.testing.assert_close(weights[[0, 1, 3, 4]], expected.expand(4, -1))
+
+
+@pytest.mark.parametrize("config", [PLAIN, BOTH, replace(PLAIN, num_kv_heads=1)], ids=["plain", "landmark", "shared"])
+def test_a_token_sees_later_tokens(config):
+    """Those of the last, incomplete block are not seen by other blocks of a landmark model: it has no landmark yet."""
+    model, raw = tiny(config), torch.randint(0, 50, (1, 23))
+    for place in (17, 22):
+        other = raw.clone()
+        other[0, place] = (other[0, place] + 1) % 50
+        seen = (model(raw) - model(other)).abs().amax(-1)[0] > 1e-9
+        assert seen.tolist() == [config.kind == "transformer" or place == 17 or at >= 20 for at in range(23)]
+
+
+@pytest.mark.parametrize("top_k", [1, None])
+def test_a_layer_is_plain_loops(top_k):
+    """One layer of a whole text, with the best blocks before and after a token's own."""
+    model = tiny(replace(BOTH, num_layers=1))
+    raw, seen = torch.randint(0, 50, (1, 20)), {}
+    block = cast(Block, model.blocks[0])
+    original = block.attention.out.forward
+    block.attention.out.forward = lambda x: original(seen.setdefault("out", x))
+    model(raw, top_k=top_k)
+    tokens = torch.cat([part for four in raw.split(5, 1) for part in (four, torch.full((1, 1), 60))], 1)
+    qkv = block.attention.qkv(block.attention_norm(model.embedding(tokens))).unflatten(-1, (-1, 8)).transpose(1, 2)
+    q, k, v = (x[0].detach().numpy() for x in qkv.split(2, 1))
+    q, k = (np.stack([[oracle.rotate(x[h, i], i) for i in range(24)] for h in range(2)]) for x in (q, k))
+    out = [loops(q[h], k[h], v[h], 5, top_k=top_k) for h in range(2)]
+    np.testing.assert_allclose(seen["out"][0].detach(), np.concatenate(out, -1), atol=1e-10)
+
+
+def test_hidden_tokens_alone_carry_a_loss_and_every_parameter_gets_a_gradient():
+    model, tokens = tiny(changed(BOTH, **LOOKING_BACK, landmark_key="mean", landmark_bias=True)), torch.arange(24)[None]
+    targets = torch.full_like(tokens, NO_LOSS)
+    targets[0, 3] = tokens[0, 3]
+    ((loss, count),) = model.window_losses(WindowBatch(tokens, targets, torch.zeros(1, dtype=torch.int64)))
+    logits = model.head(model.hidden(tokens))[0, 3]
+    torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(logits, tokens[0, 3]))
+    assert int(count) == 1
+    loss.backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
+
+
+def test_a_masked_model_has_no_memory_and_continues_no_text():
+    for model in map(tiny, (PLAIN, BOTH)):
+        for call in (
+            model.new_memory,
+            lambda each=model: each.unlimited_memory(9),
+            lambda each=model: each.generate([[1]], 2),
+        ):
+            with pytest.raises(UserError, match="it has no memory and continues no text"):
+                call()
+
+
+def module_of(folder, kind=MASKED, rank=0, devices=1):
+    module = WindowDataModule(make_corpus(folder), TOKENIZER, make_config(kind))
+    module.trainer = type("Trainer", (), {"global_rank": rank, "world_size": devices})()  # pyright: ignore
+    return module
+
+
+def batches(module, count, start=0):
+    module.start_step = start
+    return list(itertools.islice(module.train_dataloader(), count))
+
+
+def test_hidden_tokens_are_the_targets_and_nothing_else_changes(tmp_path):
+    hidden = normal = 0
+    for ours, plain in zip(batches(module_of(tmp_path), 60), batches(module_of(tmp_path, "landmark"), 60), strict=True):
+        is_hidden = ours.tokens == MASK
+        assert torch.equal(ours.targets, plain.tokens.masked_fill(~is_hidden, NO_LOSS))
+        assert torch.equal(ours.tokens[~is_hidden], plain.tokens[~is_hidden])
+        special = torch.isin(plain.tokens, torch.tensor(SPECIAL))
+        assert not (is_hidden & special).any()
+        hidden, normal = hidden + int(is_hidden.sum()), normal + int((~special).sum())
+    assert hidden / normal == pytest.approx(SHARE, abs=4 * (SHARE * (1 - SHARE) / normal) ** 0.5)
+
+
+def test_a_resumed_training_every_device_and_validation_hide_the_same_tokens(tmp_path):
+    all_steps = batches(module_of(tmp_path), 12)
+    for ours, expected in zip(batches(module_of(tmp_path), 4, start=8), all_steps[8:], strict=True):
+        assert torch.equal(ours.tokens, expected.tokens)
+    parts = [batches(module_of(tmp_path, rank=rank, devices=2), 3) for rank in (0, 1)]
+    for *shares, expected in zip(*parts, all_steps[:3], strict=True):
+        assert torch.equal(torch.cat([share.tokens for share in shares]), expected.tokens)
+    assert not torch.equal(all_steps[0].tokens == MASK, all_steps[1].tokens == MASK)
+    first, again = (list(module_of(tmp_path).val_dataloader()) for _ in range(2))
+    assert all(torch.equal(a.tokens, b.tokens) for a, b in zip(first, again, strict=True))
+    assert any((batch.tokens == MASK).any() for batch in first)
+
+
+def test_a_text_has_the_same_hidden_tokens_in_stretches_of_any_length():
+    masks, text = MaskedTokens(MASK, SPECIAL), torch.randint(0, 256, (1, 9000))
+    text[0, ::50] = TOKENIZER.eot
+    whole, hidden = masks.of_text(text, [700])
+    assert torch.equal(whole, text.masked_fill(hidden, MASK))
+    assert not hidden[0, ::50].any()
+    for start, length in ((0, 1), (3000, 700), (3395, 2), (8000, 1000)):
+        part, _ = masks.of_text(text[:, start : start + length], [700 + start])
+        assert torch.equal(part, whole[:, start : start + length])
+
+
+def test_the_mask_is_an_unused_id():
+    for name in ("bytes", "code"):
+        tokenizer = load_tokenizer(name)
+        assert masked_tokens(tokenizer).mask not in (tokenizer.landmark, tokenizer.eot)
+        assert tokenizer.decode([masked_tokens(tokenizer).mask]) == ""
+    with pytest.raises(UserError, match="no unused id for the mask"):
+        masked_tokens(Tokenizer("full", 5, 6, 7, {}))
+
+
+@pytest.mark.parametrize(("kind", "k"), [("transformer", 4), ("landmark", 2), ("landmark", 100)])
+def test_masked_perplexity_by_hand(kind, k, tmp_path):
+    text = ("It was the best of times, it was the worst of times. " * 12).encode()
+    ids = np.concatenate([np.frombuffer(text, np.uint8).astype(np.uint16), np.array([256], np.uint16)])
+    stream = Stream(tmp_path / "x.bin", ids, hashlib.sha256(ids.tobytes()).hexdigest(), 1, len(text), 144)
+    config = make_config(kind)
+    config.model.masked, config.retrieval.k = True, k
+    config.eval.length, config.eval.tokens, config.eval.span, config.eval.batch_size = 60, 512, 256, 3
+    shape: dict[str, Any] = {"vocab_size": 320, "num_layers": 2, "num_heads": 2, "head_dim": 8, "mlp_dim": 32}
+    shape |= {"kind": kind, "landmark_id": 257, "block_size": 5, "masked": True}
+    model = tiny(DecoderConfig.from_flat(shape)).eval()
+    found = evaluate_masked(model, stream, TOKENIZER, checks.resolve(config))
+    masks, losses, places = MaskedTokens(MASK, (257, 256)), [], []
+    for span in (0, (len(ids) - 1) // 2):
+        for start, skipped in [*((span + 60 * n, 0) for n in range(4)), (span + 196, 44)]:
+            tokens = torch.from_numpy(ids[start : start + 60].astype(np.int64))[None]
+            shown, hidden = masks.of_text(tokens, [start])
+            logits = model(shown, **({"top_k": k} if kind == "landmark" else {}))[0]
+            for place in hidden[0].nonzero()[:, 0].tolist():
+                if place >= skipped:
+                    losses.append(torch.nn.functional.cross_entropy(logits[place], tokens[0, place]).item())
+                    places.append(start + place)
+    assert len(set(places)) == len(places) == found["tokens"]
+    assert found["nll"] == pytest.approx(np.mean(losses), rel=1e-9)
+    assert sum(n for n, _ in found["position_nll"]) == found["tokens"]
+    assert found["keys_attended"] == (60 if kind == "transformer" or k == 100 else 15)
+
+
+def test_identities_tell_masked_models_apart():
+    configs = make_config("landmark"), make_config(MASKED)
+    for settings in (lambda each: run_settings(each, "t", "s")["model"], lambda each: row_settings(each, "run", "s")):
+        plain, masked = map(settings, configs)
+        assert masked == plain | {"masked": True}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda c: setattr(c.model, "kind", "transformer_xl"), "model.masked=true: model=transformer_xl"),
+        (lambda c: setattr(c.cmt, "enabled", True), "model.masked=true: .*cmt=True"),
+        (lambda c: setattr(c.model, "backend", "triton"), "model.masked=true: .*model.backend=triton"),
+        (lambda c: setattr(c.data, "name", "passkey"), "model.masked=true: .*data=passkey"),
+        (lambda c: setattr(c.eval, "local", 250), "eval.local"),
+        (lambda c: (setattr(c.train, "local", 20), setattr(c.train, "k", [2])), "train.local"),
+        (lambda c: setattr(c.memory, "blocks", 10), "memory.blocks"),
+        (lambda c: setattr(c.retrieval, "scorer", "recent"), "retrieval.scorer"),
+        (lambda c: setattr(c.retrieval, "k", 0), "retrieval.k=0: must be at least 1"),
+        (lambda c: setattr(c.eval, "probe", "copy"), "eval.probe"),
+        (lambda c: setattr(c, "task", "generate"), "task=generate"),
+    ],
+)
+def test_what_a_masked_model_cannot_do_is_refused(change, message):
+    config = make_config(MASKED)
+    config.model.window = config.model.cache = 16
+    change(config)
+    with pytest.raises(UserError, match=message):
+        check(config)

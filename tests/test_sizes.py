@@ -1,0 +1,62 @@
+"""The core stays small where it has once grown: parameters, fields, lines of a function, settings without others."""
+
+import ast
+import inspect
+import re
+from dataclasses import fields
+
+from landmark.attention import landmark_attention
+from landmark.memory import Memory
+from landmark.models.config import DecoderConfig
+from tests.extensions.test_independence import files_of_the_core
+from tests.test_layers import PACKAGE
+
+FOLDERS = ("attention", "memory", "models", "config", "data", "training", "evaluation", "experiment", "huggingface")
+
+
+def core():
+    """The files of the core, as text, by their path below the package."""
+    return {path.relative_to(PACKAGE): path.read_text(encoding="utf-8") for path in files_of_the_core()}
+
+
+def test_parameters_and_fields_are_few():
+    assert len(inspect.signature(landmark_attention).parameters) <= 9
+    assert len(inspect.signature(Memory).parameters) <= 10
+    assert len(fields(DecoderConfig)) <= 14
+
+
+def test_functions_have_at_most_sixty_lines():
+    """Their docstrings do not count, nor do Triton's kernels, whose parameters alone take many lines."""
+    long = {}
+    for path, text in core().items():
+        if path.parts[0] not in FOLDERS or path.parts[:2] == ("attention", "fused"):
+            continue
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef):
+                first = node.body[1 if ast.get_docstring(node) and len(node.body) > 1 else 0]
+                lines = node.end_lineno - first.lineno + 1
+                if lines > 60:
+                    long[f"{path}:{node.name}"] = lines
+    assert not long
+
+
+def test_a_step_of_a_memory_has_at_most_thirty_lines():
+    """Docstrings and signatures do not count."""
+    tree = ast.parse((PACKAGE / "memory" / "memory.py").read_text(encoding="utf-8"))
+    (memory,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Memory"]
+    for node in memory.body:
+        if isinstance(node, ast.FunctionDef) and node.name != "__init__":
+            first = node.body[1 if ast.get_docstring(node) and len(node.body) > 1 else 0]
+            assert node.end_lineno - first.lineno + 1 <= 30, node.name
+
+
+def test_few_settings_exclude_each_other():
+    """Two variants that cannot go together are two classes for the same seam."""
+    said = re.compile(r"goes without|go without|leave out|not together|exclude each other", re.IGNORECASE)
+    found = [
+        f"{path}: {ast.unparse(node)[:100]}"
+        for path, text in core().items()
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Raise) and said.search(ast.unparse(node))
+    ]
+    assert len(found) <= 8, "\n".join(found)

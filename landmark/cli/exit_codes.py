@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
+import hydra
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
@@ -19,6 +20,9 @@ from landmark.utils.errors import Stopped, UserError
 
 PLACE = {errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENOENT, errno.ELOOP, errno.ENAMETOOLONG}
 STORAGE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EFBIG}
+
+
+_HYDRA = Path(hydra.__file__).parent
 
 
 @contextmanager
@@ -64,12 +68,13 @@ def said(error: Exception) -> str | None:
     """The line about an error that is no bug: bad input, a lost job, a full disk, a folder that cannot be made."""
     if isinstance(error, (HydraException, OmegaConfBaseException, UserError)) or is_lost(error):
         return " ".join(one_line(error).split())
-    if isinstance(error, ValueError) and _frames(error)[-1:] == [("utils.py", "_run_hydra")]:  # of its flags
-        return str(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, (TypeError, ValueError)) and frames and Path(frames[-1].filename).is_relative_to(_HYDRA):
+        return f"Hydra cannot use these words: {error}; a group takes a name, like model=landmark"
     if not isinstance(error, OSError):
         return None
     where = f"{error.filename}: " if error.filename else ""
-    if error.errno in PLACE and _made_by_mkdir(error):
+    if error.errno in PLACE and frames[-1].name in ("mkdir", "makedirs"):  # others of its kind are bugs
         return f"{where}{error.strerror}: no folder can be made there, name another output= or data.cache="
     if error.errno in STORAGE:
         return f"{where}{error.strerror}: make room, or name another output= or data.cache=; what is done is kept"
@@ -79,13 +84,3 @@ def said(error: Exception) -> str | None:
 def fail(message: str) -> NoReturn:
     """Print one line, exit with code 2."""
     sys.exit(report(UserError(message)))
-
-
-def _made_by_mkdir(error: OSError) -> bool:
-    """Whether a folder could not be made; others of its kind are bugs, which keep their traceback."""
-    return any(name in ("mkdir", "makedirs") for _, name in _frames(error)[-1:])
-
-
-def _frames(error: Exception) -> list[tuple[str, str]]:
-    """The file and the function of each frame, that of the error last."""
-    return [(Path(frame.filename).name, frame.name) for frame in traceback.extract_tb(error.__traceback__)]

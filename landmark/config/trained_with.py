@@ -27,6 +27,8 @@ def read_launch(folder: Path) -> dict[str, Any]:
     try:
         config = from_dict(Config, launch["config"], str(folder / LAUNCH))
         OmegaConf.structured(config)  # checks the types of its values
+    except UserError:
+        raise
     except (TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{folder / LAUNCH}: config: {' '.join(str(error).split())}: {remedy}") from None
     return launch | {"config": config}

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 
 from landmark.utils.errors import UserError
-from landmark.utils.files import inside, read_json, sha256_file, write_json
+from landmark.utils.files import check_keys, inside, read_json, sha256_file, write_json
 
 FORMAT = 1
 DTYPES = ("<u2", "<u4")
 MANIFEST = "manifest.json"
 VERIFIED = "verified.json"
+_OF_SPLIT = {"file": str, "tokens": int, "sha256": str, "documents": int, "bytes": int, "words": int}
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +63,10 @@ def open_corpus(folder: str | Path) -> Corpus:
     manifest = read_json(folder / MANIFEST)
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise UserError(f"{folder / MANIFEST} is of another version: delete {folder} and prepare it again")
+    remedy = f"delete {folder} and prepare it again"
+    check_keys(manifest, {"dtype": str, "splits": dict}, str(folder / MANIFEST), remedy)
+    for name, entry in manifest["splits"].items():
+        check_keys(entry, _OF_SPLIT, f"{folder / MANIFEST}: splits.{name}", remedy)
     if manifest["dtype"] not in DTYPES:
         raise UserError(f"{folder / MANIFEST}: dtype={manifest['dtype']!r} must be one of {', '.join(DTYPES)}")
     known = _read_stamps(folder)

@@ -19,7 +19,7 @@ VALUES = {
     "trainer.threads=100000": "trainer.threads=100000: must be at most 1024",
     "trainer.devices=-1": "trainer.devices=-1: must be auto, a number from 1 on",
     "trainer.devices=two": "trainer.devices=two: must be auto",
-    "train.max_lr=nan": "train.max_lr=nan: must be a finite number",
+    "train.max_lr=nan": "train.max_lr=nan: must be",
     "train.final_lr=inf": "train.final_lr=inf: must be a finite number",
     "train.weight_decay=-1": "train.weight_decay=-1.0: must be at least 0",
     "train.beta1=1": "train.beta1=1.0: must be at least 0 and less than 1",

@@ -49,17 +49,25 @@ class LandmarkCache(Cache):
     To transformers, its length is the number of the text's own tokens, without landmarks. For each chunk of a text:
 
     1. inside `reading`, the model calls `attend` in each layer with full attention;
-    2. `attend` undoes the rotation, because the memory assigns positions itself, and attends through the memory;
+    2. `attend` undoes the rotation, because the memory assigns positions itself, and attends through the memory; without
+       landmarks and with true positions the model's own rotation stands;
     3. at the end of `reading` the chunk's blocks are stored. If a layer fails, nothing of the chunk is kept.
 
     The samples of a batch share one memory as long as each chunk has the same number of tokens for all of them. For a
     padded batch `split` makes a cache of each sample, in `samples`; from then on `memory` is empty.
 
-    block_size: ℓ. observer: of `Memory`. settings: `landmark.memory.settings.SETTINGS`. Raises UserError for one that
-    does not exist, or out of range.
+    block_size: ℓ. observer: of `Memory`. landmarks: whether the text has landmarks. settings:
+    `landmark.memory.settings.SETTINGS`. Raises UserError for one that does not exist, or out of range.
     """
 
-    def __init__(self, model: PreTrainedModel, block_size: int, observer: Observer | None = None, **settings: Any):
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        block_size: int,
+        observer: Observer | None = None,
+        landmarks: bool = True,
+        **settings: Any,
+    ):
         window: Any = window_size(model)
         self._chunk = _Chunk()
         super().__init__(
@@ -70,7 +78,11 @@ class LandmarkCache(Cache):
         )
         self.landmark_layers = landmark_layers(model)
         self._frequencies = inverse_frequencies(model)
-        keys = Keys(rope_base=memory_frequencies(model), unrotated_layers=unrotated_layers(model))
+        landmark = "token" if landmarks else "none"
+        keys = Keys(0.0, landmark, memory_frequencies(model), unrotated_layers(model))
+        self._keeps_rotation = settings.get("mapping", "stingy") == "true" and not landmarks
+        if self._keeps_rotation:  # the model's own rotation stands
+            keys = Keys(0.0, landmark, torch.zeros(1))
         of_model = {"keys": keys, "scoring": Scoring(softcap=softcap_of(model))}
         self.memory = memory_of(block_size, settings, **of_model, observer=observer)
         self.memory.model = partial(weights_digest, model)
@@ -91,11 +103,11 @@ class LandmarkCache(Cache):
     def reading(self, length: int, device: torch.device) -> Iterator[Tensor]:
         """Read a chunk of `length` tokens, landmarks included.
 
-        Gives its position ids (1, length). Without layers with a sliding window all are 0: the rotation is the
-        identity, and undoing it is exact. Raises UserError if a layer did not attend with landmarks.
+        Gives its position ids (1, length). Where the memory assigns positions itself and no layer has a sliding window,
+        all are 0: the rotation is the identity, and undoing it is exact. Raises UserError if a layer did not attend with landmarks.
         """
         positions = torch.zeros(1, length, dtype=torch.int64, device=device)
-        if self._windows:
+        if self._windows or self._keeps_rotation:
             positions = positions + torch.arange(self.memory.position, self.memory.position + length, device=device)
         before = [(layer, vars(layer).copy()) for layer in self._windows.values()]
         self._chunk.positions = positions
@@ -128,7 +140,7 @@ class LandmarkCache(Cache):
         assert scoring.softcap == self.memory.scoring.softcap
         assert self._chunk.positions is not None  # or `_MemoryLayer.update` had raised
         self._chunk.attended.add(layer)
-        if layer not in self.memory.keys.unrotated_layers:
+        if layer not in self.memory.keys.unrotated_layers and not self._keeps_rotation:
             positions = self._chunk.positions.to(q.device) if self._windows else None
             q, k = (unrotate(x, positions, self._frequencies) for x in (q, k))
         rescale = scoring.scale_of(q.shape[-1]) * math.sqrt(q.shape[-1])
@@ -239,7 +251,11 @@ class LandmarkCache(Cache):
         """Tokens of the text read so far, without landmarks; of a padded batch, padding included."""
         if self.samples:
             return self._columns
-        return self.memory.position - self.memory.position // (self.memory.block_size + 1)
+        return self.memory.tokens_read
+
+    def complete_blocks(self, tokens: int) -> int:
+        """Blocks of the text when so many tokens more are read, those that are pending too."""
+        return (self.memory.tokens_read + tokens) // self.memory.block_size
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
         """For masks: keys of this layer before the next query, with landmarks."""

@@ -20,6 +20,7 @@ from landmark.huggingface.families import NOT_PASSED_ON, check_model, landmark_l
 from landmark.huggingface.landmark_cache import LandmarkCache
 from landmark.huggingface.padding import check_positions, joined, of_columns
 from landmark.huggingface.windows import check_windows, next_labels
+from landmark.memory.settings import changed
 from landmark.utils.errors import UserError
 
 _Base: Any = object  # a class of `landmark.huggingface.classes` has LandmarkModel and a class of transformers as bases
@@ -32,11 +33,12 @@ _MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.BE
 class LandmarkSettings:
     """How a model reads with landmarks.
 
-    token: id of the landmark. block_size: ℓ. local: tokens of a text read at a time. memory: settings of a memory, by
+    token: id of the landmark; None: the text has no landmarks, and blocks are found by a summary of their keys.
+    block_size: ℓ. local: tokens of a text read at a time. memory: settings of a memory, by
     the names of `landmark.memory.settings.SETTINGS`.
     """
 
-    token: int
+    token: int | None
     block_size: int
     local: int
     memory: dict[str, Any] = field(default_factory=dict)
@@ -79,7 +81,9 @@ class LandmarkModel(_Base):
 
     def new_memory(self, **settings: Any) -> LandmarkCache:
         """An empty memory. settings: of a memory (SETTINGS), and `observer`; else those the model was wrapped with."""
-        return LandmarkCache(self, self.landmarks.block_size, **self.landmarks.memory | settings)
+        landmarks = self.landmarks
+        of_model = {"landmarks": landmarks.token is not None}
+        return LandmarkCache(cast(Any, self), landmarks.block_size, **of_model, **changed(landmarks.memory, settings))
 
     def forward(
         self,
@@ -129,13 +133,15 @@ class LandmarkModel(_Base):
             reading = {"local": local or self.landmarks.local, **kwargs}
             given = input_ids, past_key_values, attention_mask, position_ids, logits_to_keep
             return self._read_batch(*given, **reading)  # pyright: ignore[reportCallIssue]
-        if labels is not None and phase is None and self.training:
+        if labels is not None and phase is None and self.training and self.landmarks.token is not None:
             raise UserError(
                 "labels without phase would train the model without landmarks: make the batches with "
                 "landmark.huggingface.LandmarkCollator, or take the landmarks off with landmark.huggingface.unwrap"
             )
         given = {"labels": labels, "use_cache": use_cache, **kwargs}
         window = None
+        if phase is not None and self.landmarks.token is None:
+            raise UserError("phase: this model reads without landmarks, so there are no windows with them")
         if phase is not None:
             block_size = self.landmarks.block_size
             tokens = input_ids if inputs_embeds is None else inputs_embeds
@@ -243,13 +249,15 @@ class LandmarkModel(_Base):
             kwargs: of the original model.
         """
         settings, memory = self.landmarks, cache.memory
-        if ids.shape[1] > 1 and bool((ids == settings.token).any()):
+        if settings.token is not None and ids.shape[1] > 1 and bool((ids == settings.token).any()):
             raise UserError(f"the ids hold landmarks ({settings.token}): leave them out, the model inserts them itself")
-        memory.expect((cache.get_seq_length() + ids.shape[1]) // settings.block_size)
+        memory.expect(cache.complete_blocks(ids.shape[1]))
         unwanted = ids.shape[1] - kept
         logits, states = [], []
         for chunk in ids.split(local, 1):
-            tokens, text_positions = insert_landmarks(chunk, memory.position, settings.block_size, settings.token)
+            tokens, text_positions = chunk, torch.arange(chunk.shape[1], device=chunk.device)
+            if settings.token is not None:
+                tokens, text_positions = insert_landmarks(chunk, memory.position, settings.block_size, settings.token)
             with self._beside(cache), cache.reading(tokens.shape[1], tokens.device) as positions:
                 outputs = super().forward(
                     input_ids=tokens,
@@ -291,7 +299,8 @@ class LandmarkModel(_Base):
 
         Raises UserError for assisted generation, and without a cache.
         """
-        never = LogitsProcessorList([*(logits_processor or []), _NoLandmark(self.landmarks.token)])
+        token = self.landmarks.token
+        never = LogitsProcessorList([*(logits_processor or []), *([] if token is None else [_NoLandmark(token)])])
         given = {"generation_config": generation_config, "logits_processor": never, **kwargs}
         if past_key_values is not None and not isinstance(past_key_values, LandmarkCache):
             return super().generate(inputs, past_key_values=past_key_values, **given)

@@ -108,7 +108,8 @@ class Answering:
         decoding = Decoding(self.tokenizer, answer.tokens)
         while answer.finish is None:
             logits = logits.clone()
-            logits[self.model.landmarks.token] = -torch.inf
+            if self.model.landmarks.token is not None:
+                logits[self.model.landmarks.token] = -torch.inf
             no_ids: Any = torch.empty(1, 0, dtype=torch.int64)
             scores = warpers(no_ids, cast(Any, logits[None].float().cpu()))[0]
             token = int(scores.argmax()) if temperature == 0 else _sample(scores, generator)

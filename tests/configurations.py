@@ -11,6 +11,7 @@ from omegaconf import DictConfig
 from landmark.config import Config, register
 from landmark.config.checks import resolve
 from landmark.experiment.identity import digest, row_settings
+from landmark.models.config import DecoderConfig
 
 CONF = Path(__file__).parents[1] / "conf"
 
@@ -59,3 +60,14 @@ def row_record(config: Config, row: str, perplexity: float, error: float = 0.1) 
             "command": "run.py +experiment=made_up",
         },
     }
+
+
+def decoder_config(kind, vocab_size, num_layers, num_heads, head_dim, mlp_dim, **flat) -> DecoderConfig:
+    """A decoder by the names of its settings."""
+    shape = {"num_layers": num_layers, "num_heads": num_heads, "head_dim": head_dim, "mlp_dim": mlp_dim}
+    return DecoderConfig.from_flat({"kind": kind, "vocab_size": vocab_size, **shape, **flat})
+
+
+def changed(config: DecoderConfig, **flat) -> DecoderConfig:
+    """The configuration with some settings by their names."""
+    return DecoderConfig.from_flat(config.to_flat() | flat)

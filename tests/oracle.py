@@ -5,7 +5,7 @@ One sample at a time, most of it one head: slow, and independent of every path t
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -201,6 +201,8 @@ class Memory:
 
     Args: tied: whether blocks older than the last k have one score. mean: what share of the mean of its block each
     landmark's key has. cmt: (H, d), not rotated. sinks: (H,). The others: as in the code.
+
+    found: of each head and query the weights of the blocks that it reads, by number, and of a context miss token.
     """
 
     block_size: int
@@ -216,6 +218,7 @@ class Memory:
     cutoff: float = 0.0
     sinks: np.ndarray | None = None
     kv_heads: int = 1
+    found: dict[tuple[int, int], tuple[dict[int, float], float | None]] = field(default_factory=dict)
 
     def _block(self, query: np.ndarray, k: np.ndarray, v: np.ndarray, number: int, slot: int) -> Block:
         """Score of the landmark and tokens of a complete block in a slot. k, v: (T, d), k not rotated."""
@@ -269,8 +272,12 @@ class Memory:
             local.append((self.score(query, key), v[j]))
         if self.cmt is None:
             sink = None if self.sinks is None else float(self.sinks[head])
-            return outer_softmax(local, read + inside, extra=sink)[0]
+            out, _, shares = outer_softmax(local, read + inside, extra=sink)
+            self.found[head, i] = dict(zip(numbers, shares, strict=False)), None
+            return out
         extra = self.score(query, rotate(self.cmt[head], -1, self.rotary_fraction))
-        outer = [s for s, _ in local] + [gate for gate, _ in inside] + [extra]
-        dropped = softmax(outer)[-1] < self.cutoff
-        return outer_softmax(local, inside, [] if dropped else read, extra)[0]
+        missed = softmax([s for s, _ in local] + [gate for gate, _ in inside] + [extra])[-1]
+        read = [] if missed < self.cutoff else read
+        out, _, shares = outer_softmax(local, inside, read, extra)
+        self.found[head, i] = dict(zip(numbers, shares[len(inside) :], strict=False)), missed
+        return out

@@ -7,16 +7,16 @@ import landmark
 from landmark.config import to_config
 from landmark.config.trained_with import write_launch
 from landmark.data import load_tokenizer
-from landmark.models import Decoder, DecoderConfig, save
+from landmark.models import Decoder, save
 from landmark.utils.errors import UserError
 from landmark.utils.files import write_json
-from tests.configurations import compose_conf
+from tests.configurations import compose_conf, decoder_config
 
 
 def run_of(folder, name):
     tokenizer = load_tokenizer(name)
     torch.manual_seed(0)
-    shape = DecoderConfig("landmark", tokenizer.vocab_size, 1, 2, 8, 32, landmark_id=tokenizer.landmark, block_size=20)
+    shape = decoder_config("landmark", tokenizer.vocab_size, 1, 2, 8, 32, landmark_id=tokenizer.landmark, block_size=20)
     save(Decoder(shape), folder)
     write_json(folder / "run.json", {"tokenizer": tokenizer.hash})
     return tokenizer

@@ -10,9 +10,9 @@ from nbformat import NotebookNode
 
 from landmark.config import to_config
 from landmark.data import load_tokenizer
-from landmark.models import Decoder, DecoderConfig, save
+from landmark.models import Decoder, save
 from landmark.utils.files import write_json
-from tests.configurations import compose_conf, row_record
+from tests.configurations import compose_conf, decoder_config, row_record
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -88,7 +88,7 @@ def test_tables_are_made_of_records(run, monkeypatch, tmp_path):
 
 def test_what_is_retrieved_on_a_book(run, monkeypatch, tmp_path):
     torch.manual_seed(0)
-    config = DecoderConfig("landmark", 320, 2, 2, 8, 16, landmark_id=257, block_size=50)
+    config = decoder_config("landmark", 320, 2, 2, 8, 16, landmark_id=257, block_size=50)
     model = Decoder(config)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)

@@ -15,9 +15,9 @@ import landmark
 from landmark.config import rows, to_config
 from landmark.config.checks import check
 from landmark.data import load_tokenizer
-from landmark.models import Decoder, DecoderConfig, save
+from landmark.models import Decoder, save
 from landmark.utils.files import write_json
-from tests.configurations import compose_conf
+from tests.configurations import compose_conf, decoder_config
 
 ROOT = Path(__file__).parents[1]
 READMES = [ROOT / "README.md", ROOT / "docs" / "cluster.md", *sorted(ROOT.glob("experiments/*/README.md"))]
@@ -88,7 +88,7 @@ def folder(tmp_path, monkeypatch):
     """A run, a model of transformers and a document."""
     monkeypatch.chdir(tmp_path)
     tokenizer = load_tokenizer("bytes")
-    save(Decoder(DecoderConfig("landmark", 320, 1, 2, 8, 32, landmark_id=257, block_size=50)), tmp_path / "run")
+    save(Decoder(decoder_config("landmark", 320, 1, 2, 8, 32, landmark_id=257, block_size=50)), tmp_path / "run")
     write_json(tmp_path / "run" / "run.json", {"tokenizer": tokenizer.hash})
     return tmp_path
 

@@ -11,10 +11,11 @@ from landmark.attention.layout import insert_landmarks
 from landmark.attention.rotary import RotaryTable, rotate
 from landmark.data.named_tokenizers import load_tokenizer
 from landmark.memory import Memory
-from landmark.memory.retrieval import SCORED_AT_ONCE
-from landmark.models import Decoder, DecoderConfig
+from landmark.memory.select.scores import SCORED_AT_ONCE
+from landmark.models import Decoder
 from landmark.retriever import WINDOW, Retriever, split_into_blocks
 from landmark.utils.errors import UserError
+from tests.configurations import decoder_config
 
 TOKENIZER = load_tokenizer("bytes")
 BLOCK = 8
@@ -28,7 +29,7 @@ TEXTS = {
 @pytest.fixture
 def model():
     torch.manual_seed(0)
-    config = DecoderConfig("landmark", 320, 2, 4, 16, 64, num_kv_heads=2, landmark_id=257, block_size=BLOCK)
+    config = decoder_config("landmark", 320, 2, 4, 16, 64, num_kv_heads=2, landmark_id=257, block_size=BLOCK)
     model = Decoder(config).double()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -39,9 +40,9 @@ def model():
 class Listener(Memory):
     """Records the inputs of each layer."""
 
-    def attend(self, layer, q, k, v, cmt=None):
+    def attend(self, layer, q, k, v, extra=None):
         self.__dict__.setdefault("heard", {})[layer] = q, k
-        return super().attend(layer, q, k, v, cmt)
+        return super().attend(layer, q, k, v, extra)
 
 
 def heard(model, ids):
@@ -273,4 +274,4 @@ def test_invalid_documents_texts_heads_and_models_are_refused(model):
     with pytest.raises(UserError, match=r"heads=\[\(7, 0\)\]"):
         retriever.query("anything")
     with pytest.raises(UserError, match="no landmarks to retrieve by"):
-        Retriever(Decoder(DecoderConfig("transformer", 320, 1, 2, 8, 32)), TOKENIZER)
+        Retriever(Decoder(decoder_config("transformer", 320, 1, 2, 8, 32)), TOKENIZER)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -24,6 +25,15 @@ class Grouped:
     def __post_init__(self):
         if not 0 <= self.alpha <= 1:
             raise ValueError(f"alpha={self.alpha}: must be from 0, the paper's gate, to 1, one softmax over all tokens")
+
+    @property
+    def of_landmark(self) -> float:
+        """1 − α, the part of a block's log-sum-exp that its landmark has to know."""
+        return 1 - self.alpha
+
+    def of_blocks(self, scores: Tensor, logsumexp: Callable[[], Tensor]) -> Tensor:
+        """The gates of blocks. scores: of their landmarks. logsumexp: of their tokens' scores, of the same shape."""
+        return scores + self.alpha * logsumexp() if self.alpha else scores
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, cast
 
-from landmark.utils.window_batch import WindowBatch
-
 if TYPE_CHECKING:
     from torch import Tensor
 
     from landmark.memory import Memory
     from landmark.models import Decoder
+    from landmark.utils.window_batch import WindowBatch
 
 SETTINGS = ("train.local",)
 

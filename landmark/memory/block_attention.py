@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from landmark.attention import Grouped
 from landmark.attention.flash import attention_forward
 from landmark.attention.fused.retrieved_blocks import attend_to_retrieved_blocks
 from landmark.attention.scoring import capped
@@ -28,8 +29,8 @@ def read_blocks(question: Question, ages: Tensor, shift: Tensor | None = None) -
     part α of the log-sum-exp of its tokens' scores, and the shift. All are 0 for queries that do not retrieve.
     """
     lags, selected = question.lags.attending(ages), None if question.selection is None else question.selection.selected
-    scoring = {"softcap": question.softcap, "alpha": question.gate.alpha}
-    out, gates = attend_to_blocks(question.rounded, question.store, ages, lags, selected, **scoring)
+    scoring = question.softcap, question.gate
+    out, gates = attend_to_blocks(question.rounded, question.store, ages, lags, selected, *scoring)
     return out, gates if shift is None else gates + shift
 
 
@@ -40,7 +41,7 @@ def attend_to_blocks(
     lags: Tensor,
     selected: Tensor | None = None,
     softcap: float | None = None,
-    alpha: float = 0.0,
+    gate: Grouped = Grouped(),  # noqa: B008 (it is frozen)
 ) -> tuple[Tensor, Tensor]:
     """`read_blocks` of these tensors.
 
@@ -51,18 +52,20 @@ def attend_to_blocks(
         lags: shape of ages, the lag of each block (positions.py).
         selected: (B, H, n), bool, queries that retrieve; None: all do.
         softcap: cap of the scores, and of the gates; None: there is none.
-        alpha: how much of the log-sum-exp of a block's scores is added to its gate.
+        gate: how a block weighs.
     """
     if selected is not None:
         ages, lags = (for_each_head(x, selected.shape[1]).expand(*selected.shape, -1) for x in (ages, lags))
-    elif ages.shape[2] == 1:
+    elif ages.shape[2] == 1 and not (gate.alpha and queries.requires_grad):  # plain attention's is without a gradient
         ages, lags = (for_each_head(x, queries.shape[3]) for x in (ages, lags))
-        return _attend_shared(queries, store, ages, lags, softcap, alpha)
+        return _attend_shared(queries, store, ages, lags, softcap, gate)
+    elif ages.shape[2] < queries.shape[2]:
+        ages, lags = (x.expand(-1, -1, queries.shape[2], -1) for x in (ages, lags))
     tiles = QueryTiles(queries, store, ages, lags, selected, softcap)
     out, gates = tiles.empty(tiles.dim), tiles.empty(dtype=store.landmarks.dtype)
     for part in tiles.parts():
         out[part.tiles] = tiles.split(torch.bmm(part.scores.softmax(-1), part.blocks.read_values(part.buffer)))
-        gates[part.tiles] = tiles.split(tiles.gates(part, alpha))
+        gates[part.tiles] = tiles.split(tiles.gates(part, gate))
     return tiles.of_queries(out), tiles.of_queries(gates).squeeze(-1)
 
 
@@ -139,7 +142,7 @@ def _fetched_rows(
 
 
 def _attend_shared(
-    queries: Tensor, store: BlockStore, ages: Tensor, lags: Tensor, softcap: float | None, alpha: float
+    queries: Tensor, store: BlockStore, ages: Tensor, lags: Tensor, softcap: float | None, gate: Grouped
 ) -> tuple[Tensor, Tensor]:
     """`attend_to_blocks` where all queries of a head retrieve the same blocks: plain attention to each block.
 
@@ -157,6 +160,5 @@ def _attend_shared(
     gates = capped((q.to(landmarks.dtype) @ landmarks[..., None])[..., 0].mT, softcap)
     keys, values = blocks.read_keys()[:, None], blocks.read_values()[:, None]
     out, lse = attention_forward(q.reshape(-1, 1, length, dim), keys, values, scale=1.0, softcap=softcap)
-    if alpha:
-        gates = gates + alpha * lse.view(batch, heads, count, length).mT
+    gates = gate.of_blocks(gates, lambda: lse.view(batch, heads, count, length).mT)
     return out.view(batch, heads, count, length, dim).transpose(2, 3), gates

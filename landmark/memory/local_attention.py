@@ -28,7 +28,7 @@ def attend_locally(question: Question, k: Tensor, v: Tensor, keys: Keys, select:
     q, k = rotate(queries.q, factors[pending:]), rotate(k, factors)
     complete = k.shape[2] // width * width
     if keys.landmark != "token" and complete:
-        blocks = keys.with_means(k[:, :, :complete].unflatten(2, (-1, width)), 1 - question.gate.alpha)
+        blocks = keys.with_means(k[:, :, :complete].unflatten(2, (-1, width)), question.gate.of_landmark)
         k = torch.cat([blocks.flatten(2, 3), k[:, :, complete:]], 2)
     seen, total = (tokens - tokens // width for tokens in (pending + 1, k.shape[2]))
     needs_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))

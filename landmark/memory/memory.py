@@ -296,7 +296,7 @@ class Memory:
 
         keys, values: (B, H_kv, n, W, d) of the text, keys rotated.
         """
-        return self.keys.with_means(keys, 1 - self.gate.alpha), values
+        return self.keys.with_means(keys, self.gate.of_landmark), values
 
     def discard(self) -> None:
         """Forget a chunk that is not committed, its counts included: where a layer failed, no layer has read it."""

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from landmark.attention import Grouped
 from landmark.attention.scoring import capped
 from landmark.memory.store import BlockStore
 from landmark.memory.store.tiers import Fetched
@@ -110,15 +111,14 @@ class QueryTiles:
             scores = capped(torch.bmm(q, blocks.read_keys(keys).mT), self.softcap)
             yield Part(part, q, places, blocks, scores, values)
 
-    def gates(self, part: Part, alpha: float) -> Tensor:
+    def gates(self, part: Part, gate: Grouped) -> Tensor:
         """The scores of the landmarks of a part's blocks, (m, r, 1), in the type of the landmarks.
 
-        alpha: how much of the log-sum-exp of a block's scores is added.
+        gate: how a block weighs.
         """
         landmarks = self.store.read_landmarks(part.places)[..., None]
         gates = capped(torch.bmm(part.q.to(landmarks.dtype), landmarks), self.softcap)
-        if alpha:
-            gates = gates + alpha * part.scores.to(gates.dtype).logsumexp(-1, keepdim=True)
+        gates = gate.of_blocks(gates, lambda: part.scores.to(gates.dtype).logsumexp(-1, keepdim=True))
         return gates
 
     def empty(self, width: int = 1, dtype: torch.dtype | None = None) -> Tensor:

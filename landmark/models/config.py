@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from landmark.utils.backends import BACKENDS
 from landmark.utils.channels import channels_of
 from landmark.utils.errors import UserError
-from landmark.utils.fractions import fraction, joint_softmax_of
+from landmark.utils.fractions import fraction
 from landmark.utils.retired import check_retired, without_retired
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ class DecoderConfig:
             raise UserError(f"model.head_dim={self.head_dim}: must be even, because positions rotate pairs of numbers")
         for name in ("key_offset", "rotary_fraction"):
             fraction(f"model.{name}", flat[name], "a fraction of a head's channels")
-        joint_softmax_of(self.alpha)
+        fraction("model.joint_softmax", self.alpha, "0 the paper's gates, 1 one softmax")
         if self.num_kv_heads and self.num_heads % self.num_kv_heads:
             raise UserError(f"model.num_kv_heads={self.num_kv_heads} does not divide num_heads={self.num_heads}")
         if self.keys.bias and channels_of(self.keys.rotary_fraction, self.head_dim) == self.head_dim:

@@ -337,7 +337,7 @@ class Decoder(LanguageModel):
         k = self.keys.shifted(k, window.is_landmark)
         q, k = rotate(q, window.factors), rotate(k, window.factors)
         if window.blocks is not None:
-            k = window.blocks.add_means(k, 1 - self.config.alpha)
+            k = window.blocks.add_means(k, self.gate.of_landmark)
         if extra is not None:
             controlled = None if window.controlled is None else window.controlled[:, layer]
             extra = ContextMiss(rotate_cmt(extra.key, self.keys.rotary(layer)), controlled)

@@ -17,8 +17,3 @@ def fraction(name: str, value: object, meaning: str, shown: object = None) -> fl
     if not isinstance(value, int | float) or not 0 <= value <= 1:
         raise UserError(f"{name}={value if shown is None else shown!r}: must be from 0 to 1, {meaning}")
     return float(value)
-
-
-def joint_softmax_of(value: object, name: str = "model.joint_softmax") -> float:
-    """The value of `model.joint_softmax` as a number."""
-    return fraction(name, value, "0 the paper's gates, 1 one softmax")

@@ -9,11 +9,11 @@ import torch
 from landmark.cli import main as app
 from landmark.config import to_config
 from landmark.data import load_tokenizer
-from landmark.models import Decoder, DecoderConfig, save
+from landmark.models import Decoder, save
 from landmark.models.sampling import Sampling
 from landmark.utils.errors import UserError
 from landmark.utils.files import write_json
-from tests.configurations import compose_conf
+from tests.configurations import compose_conf, decoder_config
 
 TOKENIZER = load_tokenizer("bytes")
 BOOK, QUESTION = "It was the best of times, it was the worst of times. " * 9, "What was it? "
@@ -22,7 +22,7 @@ BOOK, QUESTION = "It was the best of times, it was the worst of times. " * 9, "W
 def trained(folder, kind="landmark"):
     """A run's folder. The weights are random, and large enough that the text decides what comes next."""
     torch.manual_seed(0)
-    config = DecoderConfig(
+    config = decoder_config(
         kind, TOKENIZER.vocab_size, num_layers=2, num_heads=2, head_dim=8, mlp_dim=16,
         landmark_id=TOKENIZER.landmark, block_size=20,
     )  # fmt: skip

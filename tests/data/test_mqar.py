@@ -1,7 +1,5 @@
 """Multi-query associative recall: its texts, its windows, and its evaluation by models whose answers are known."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -11,14 +9,15 @@ from landmark.data import SyntheticCorpus, load_tokenizer, synthetic_corpus
 from landmark.data.mqar import Mqar
 from landmark.data.synthetic_windows import SyntheticWindows
 from landmark.evaluation import evaluate_mqar
-from landmark.models import Decoder, DecoderConfig
+from landmark.models import Decoder
 from landmark.models.language_model import LanguageModel
 from landmark.utils.constants import NO_LOSS
 from landmark.utils.errors import UserError
+from tests.configurations import changed, decoder_config
 
 SYMBOLS = load_tokenizer("symbols", vocab_size=64)
-PLAIN = DecoderConfig("transformer", vocab_size=SYMBOLS.vocab_size, num_layers=1, num_heads=1, head_dim=8, mlp_dim=8)
-LANDMARK = replace(PLAIN, kind="landmark", block_size=5, landmark_id=SYMBOLS.landmark)
+PLAIN = decoder_config("transformer", vocab_size=SYMBOLS.vocab_size, num_layers=1, num_heads=1, head_dim=8, mlp_dim=8)
+LANDMARK = changed(PLAIN, kind="landmark", block_size=5, landmark_id=SYMBOLS.landmark)
 
 
 def rng(seed=0):

@@ -1,18 +1,17 @@
 """What a segment's chunks attend to: counted here as in the FLOPs of a training."""
 
-from dataclasses import replace
-
 import pytest
 
 from landmark.evaluation.chunks import attention_size
 from landmark.training.fit import training_flops_per_token
 from landmark.utils.flops import flops_per_token, keys_per_query
+from tests.configurations import changed
 from tests.evaluation.test_perplexity import PLAIN, XL, model_of, settings
 
 
 @pytest.mark.parametrize(("length", "window", "cache"), [(2048, 256, 256), (64, 16, 24), (50, 16, 0)])
 def test_transformer_xl_attends_to_as_many_keys_in_training_and_evaluation(length, window, cache):
-    config = replace(XL, window=window, cache=cache)
+    config = changed(XL, window=window, cache=cache)
     keys = keys_per_query(length, window, cache)
     assert attention_size(config, settings(length), length, window) == (keys, 0.0)
     model = model_of(config)

@@ -19,8 +19,9 @@ from lm_eval.models.huggingface import HFLM
 
 from landmark.evaluation.harness import LandmarkLM
 from landmark.huggingface import LandmarkSettings, attach, place_embedding
-from landmark.models import Decoder, DecoderConfig, save
+from landmark.models import Decoder, save
 from landmark.utils.errors import UserError
+from tests.configurations import decoder_config
 from tests.huggingface.conftest import make_model, make_tokenizer
 
 LINE = "the crow sees the boat, and the boat sees the crow; "
@@ -70,7 +71,7 @@ def own(tmp_path_factory):
     folder = tmp_path_factory.mktemp("own")
     torch.manual_seed(0)
     shape = {"vocab_size": 320, "num_layers": 2, "num_heads": 2, "head_dim": 16, "mlp_dim": 64}
-    save(Decoder(DecoderConfig("landmark", **shape, landmark_id=257, block_size=15)), folder)
+    save(Decoder(decoder_config("landmark", **shape, landmark_id=257, block_size=15)), folder)
     return folder
 
 

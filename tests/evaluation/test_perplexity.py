@@ -2,7 +2,6 @@
 
 import hashlib
 import math
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,13 +11,14 @@ import torch
 from landmark.data.named_tokenizers import load_tokenizer
 from landmark.data.stream import Stream
 from landmark.evaluation import evaluate
-from landmark.models import Decoder, DecoderConfig
+from landmark.models import Decoder
 from landmark.utils.errors import UserError
+from tests.configurations import changed, decoder_config
 
 TOKENIZER = load_tokenizer("bytes")
-PLAIN = DecoderConfig("transformer", vocab_size=320, num_layers=2, num_heads=2, head_dim=8, mlp_dim=32)
-LANDMARK = replace(PLAIN, kind="landmark", block_size=5, landmark_id=257)
-XL = replace(PLAIN, kind="transformer_xl", window=16, cache=16)
+PLAIN = decoder_config("transformer", vocab_size=320, num_layers=2, num_heads=2, head_dim=8, mlp_dim=32)
+LANDMARK = changed(PLAIN, kind="landmark", block_size=5, landmark_id=257)
+XL = changed(PLAIN, kind="transformer_xl", window=16, cache=16)
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def test_memory_that_holds_everything_equals_one_window(stream):
 
 
 def test_dropped_lookups_are_counted_and_attend_to_nothing(stream):
-    model = model_of(replace(LANDMARK, cmt=True))
+    model = model_of(changed(LANDMARK, cmt=True))
     kept, half, none = (
         evaluate(model, stream, TOKENIZER, settings(local=17, batch_size=4, cutoff=cutoff))
         for cutoff in (0.0, 0.2, 1.0)
@@ -162,7 +162,7 @@ def test_transformer_xl_reads_its_windows(stream):
     assert result["keys_attended"] == 8.5 + 16 * 3 / 4
     plain = evaluate(model_of(PLAIN), stream, TOKENIZER, settings(length=64))
     assert result["nll"] != pytest.approx(plain["nll"], rel=1e-4)
-    long = evaluate(model_of(replace(XL, cache=64)), stream, TOKENIZER, settings(length=64))
+    long = evaluate(model_of(changed(XL, cache=64)), stream, TOKENIZER, settings(length=64))
     assert long["nll"] == pytest.approx(plain["nll"], rel=1e-4)
 
 

@@ -2,7 +2,6 @@
 
 import hashlib
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,15 +13,16 @@ from landmark.data.named_tokenizers import load_tokenizer
 from landmark.data.probe_texts import probe_texts
 from landmark.data.stream import Stream
 from landmark.evaluation import evaluate_probe
-from landmark.models import Decoder, DecoderConfig
+from landmark.models import Decoder
 from landmark.models.language_model import LanguageModel
 from landmark.utils.significance import mean_and_error, paired_difference, share_interval
+from tests.configurations import changed, decoder_config
 
 TOKENIZER = load_tokenizer("bytes")
 V = TOKENIZER.vocab_size
-PLAIN = DecoderConfig("transformer", vocab_size=V, num_layers=2, num_heads=2, head_dim=8, mlp_dim=32)
-LANDMARK = replace(PLAIN, kind="landmark", block_size=5, landmark_id=TOKENIZER.landmark)
-XL = replace(PLAIN, kind="transformer_xl", window=16, cache=16)
+PLAIN = decoder_config("transformer", vocab_size=V, num_layers=2, num_heads=2, head_dim=8, mlp_dim=32)
+LANDMARK = changed(PLAIN, kind="landmark", block_size=5, landmark_id=TOKENIZER.landmark)
+XL = changed(PLAIN, kind="transformer_xl", window=16, cache=16)
 NOTHING = math.log(V)  # the loss of a guess
 
 
@@ -193,7 +193,7 @@ def test_batches_do_not_matter(stream, batch_size):
 def test_other_models_are_read_with_their_own_memory(stream):
     plain = evaluate_probe(model_of(PLAIN), stream, TOKENIZER, settings("copy"))
     short = evaluate_probe(model_of(XL), stream, TOKENIZER, settings("copy"))
-    long = evaluate_probe(model_of(replace(XL, cache=60)), stream, TOKENIZER, settings("copy"))
+    long = evaluate_probe(model_of(changed(XL, cache=60)), stream, TOKENIZER, settings("copy"))
     window = evaluate_probe(model_of(PLAIN), stream, TOKENIZER, settings("copy", local=16, window=60))
     assert short["nll"] != pytest.approx(plain["nll"], rel=1e-4)
     assert long["nll"] == pytest.approx(plain["nll"], rel=1e-4)

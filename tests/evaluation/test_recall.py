@@ -9,8 +9,9 @@ from landmark.data import SyntheticCorpus, load_tokenizer
 from landmark.data.passkey import Passkey
 from landmark.evaluation import evaluate_recall
 from landmark.memory import Memory
-from landmark.models import Decoder, DecoderConfig
+from landmark.models import Decoder
 from landmark.utils.significance import clopper_pearson
+from tests.configurations import decoder_config
 
 TOKENIZER = load_tokenizer("bytes")
 
@@ -41,7 +42,7 @@ def settings(**changes) -> Any:
 
 def decoder(kind):
     shape = {"num_layers": 1, "num_heads": 2, "head_dim": 8, "mlp_dim": 16, "block_size": 20}
-    return Decoder(DecoderConfig(kind, TOKENIZER.vocab_size, landmark_id=TOKENIZER.landmark, **shape))
+    return Decoder(decoder_config(kind, TOKENIZER.vocab_size, landmark_id=TOKENIZER.landmark, **shape))
 
 
 def test_counts_the_prompts_that_are_answered(monkeypatch):

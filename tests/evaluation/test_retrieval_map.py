@@ -9,10 +9,10 @@ import torch
 from landmark.data.probe_texts import probe_texts
 from landmark.evaluation import evaluate_probe
 from landmark.evaluation.retrieval_map import CELLS, RetrievalMap
-from landmark.memory.block_store import BlockStore
-from landmark.memory.cutoff import QuerySelection
 from landmark.memory.observer import Retrieval
+from landmark.memory.query_selection import QuerySelection
 from landmark.memory.settings import GRANULARITIES
+from landmark.memory.store import BlockStore
 from tests.evaluation.test_probes import LANDMARK, PLAIN, TOKENIZER, XL, model_of, settings, stream
 
 __all__ = ["stream"]  # a fixture
@@ -22,7 +22,7 @@ BLOCK = 5  # of the model LANDMARK
 
 def kept(blocks):
     """A store to which so many blocks were added."""
-    store = BlockStore(None)
+    store = BlockStore()
     store.added = blocks
     return store
 

@@ -20,10 +20,11 @@ from landmark.evaluation.sentences import (
     evaluate_sentences,
     sentence_queries,
 )
-from landmark.models import Decoder, DecoderConfig
+from landmark.models import Decoder
 from landmark.retriever import split_into_blocks
 from landmark.utils.errors import UserError
 from landmark.utils.significance import clopper_pearson
+from tests.configurations import decoder_config
 from tests.training.training_case import make_config
 
 TOKENIZER = load_tokenizer("bytes")
@@ -113,7 +114,7 @@ def test_bm25_prefers_the_block_with_the_words():
 @pytest.fixture
 def model():
     torch.manual_seed(0)
-    return Decoder(DecoderConfig("landmark", 320, 2, 2, 8, 32, landmark_id=257, block_size=BLOCK))
+    return Decoder(decoder_config("landmark", 320, 2, 2, 8, 32, landmark_id=257, block_size=BLOCK))
 
 
 def evaluated(model, retriever, query="second_half"):

@@ -12,13 +12,14 @@ from landmark.data.ruler.essays import Essays
 from landmark.evaluation import evaluate_recall
 from landmark.evaluation.recall import score_interval
 from landmark.memory import Memory
-from landmark.models import Decoder, DecoderConfig
+from landmark.models import Decoder
 from landmark.utils.significance import clopper_pearson
+from tests.configurations import decoder_config
 
 CODE = load_tokenizer("code")
 ESSAYS = Essays(CODE.encode("The crow sees the boat. The boat sees the crow. " * 50), CODE)
 SHAPE = {"num_layers": 1, "num_heads": 2, "head_dim": 8, "mlp_dim": 16, "block_size": 20}
-LANDMARK = DecoderConfig("landmark", CODE.vocab_size, landmark_id=CODE.landmark, **SHAPE)
+LANDMARK = decoder_config("landmark", CODE.vocab_size, landmark_id=CODE.landmark, **SHAPE)
 
 
 def settings(scorer="landmark", length=1200):
@@ -40,7 +41,7 @@ def test_the_blocks_with_the_answer_are_given(task, needed, monkeypatch):
 
     def answer(model, prompts, count, memory, **_):
         assert isinstance(memory, Memory)
-        for prompt, blocks in zip(prompts, memory.given, strict=True):
+        for prompt, blocks in zip(prompts, memory.select.innermost.numbers, strict=True):
             wanted = {token // 20 for first, stop in evidence[tuple(prompt.tolist())] for token in range(first, stop)}
             assert {block for block in blocks.tolist() if block >= 0} == wanted
             asked.append(len(wanted))

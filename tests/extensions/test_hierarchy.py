@@ -22,8 +22,9 @@ from landmark.models.config import DecoderConfig
 from landmark.utils.errors import UserError
 from landmark.utils.window_batch import WindowBatch
 from tests import oracle
+from tests.configurations import changed
 from tests.memory.reading import feed
-from tests.models.test_decoder import LANDMARK, LOOKING_BACK, changed
+from tests.models.test_decoder import LANDMARK, LOOKING_BACK
 from tests.pairs import all_pairs, name_of
 
 SHAPES = {"block_size": [1, 3], "fan_out": [2, 4], "levels": [1, 2, 3], "heads": [(1, 1), (4, 2)]}

@@ -26,7 +26,8 @@ from landmark.utils.constants import NO_LOSS
 from landmark.utils.errors import UserError
 from landmark.utils.window_batch import WindowBatch
 from tests import oracle
-from tests.models.test_decoder import LANDMARK, LOOKING_BACK, TINY, changed
+from tests.configurations import changed
+from tests.models.test_decoder import LANDMARK, LOOKING_BACK, TINY
 from tests.pairs import all_pairs, name_of
 from tests.training.training_case import MASKED, TOKENIZER, make_config, make_corpus
 

@@ -8,8 +8,9 @@ from landmark.attention.keys import Keys
 from landmark.extensions.training_with_memory import losses, trainable
 from landmark.models.language_model import summed_loss
 from landmark.utils.window_batch import WindowBatch
+from tests.configurations import changed
 from tests.memory.reading import new_memory
-from tests.models.test_decoder import LANDMARK, LOOKING_BACK, changed, tiny
+from tests.models.test_decoder import LANDMARK, LOOKING_BACK, tiny
 from tests.pairs import all_pairs, name_of
 
 CASES = all_pairs(

@@ -63,18 +63,9 @@ def in_a_new_process(code, folder, **environment):
     )
 
 
-def test_code_in_the_folder_opens_it_where_the_package_is_installed(folder):
-    """As from the hub: the package is not imported before."""
+def test_code_in_the_folder_opens_it_where_the_package_is_installed_and_nothing_else_does(folder):
+    """As from the hub: the package is not imported before. Only the package is missing at first, transformers is not."""
     package = os.path.dirname(os.path.dirname(sys.modules["landmark"].__file__))
-    opened = "AutoModelForCausalLM.from_pretrained('saved', trust_remote_code=True)"
-    code = f"from transformers import AutoModelForCausalLM; print(type({opened}).__mro__)"
-    done = in_a_new_process(code, folder.parent, PYTHONPATH=package)
-    assert "LandmarkLlamaForCausalLM" in done.stdout, done.stderr
-    assert "LandmarkModel" in done.stdout
-
-
-def test_without_the_package_nothing_opens_it_as_a_plain_model(folder):
-    """Only the package is missing there; transformers is not."""
     code = """
 import sys
 sys.modules["landmark"] = None
@@ -84,12 +75,17 @@ for trust in (True, False, None):
         print(AutoModelForCausalLM.from_pretrained("saved", trust_remote_code=trust))
     except Exception as error:
         print(trust, type(error).__name__, " ".join(str(error).split()))
+del sys.modules["landmark"]
+print("opened", type(AutoModelForCausalLM.from_pretrained("saved", trust_remote_code=True)).__mro__)
 """
-    said = in_a_new_process(code, folder.parent).stdout  # with transformers' own question, where nothing is said
+    done = in_a_new_process(code, folder.parent, PYTHONPATH=package)
+    said, opened = done.stdout.split("opened")  # with transformers' own question, where nothing is said
     assert "True ImportError this model reads with landmarks: install the package `landmark`" in said
     assert "False ValueError The repository saved contains custom code" in said
     assert "None ValueError The repository saved contains custom code" in said
     assert "ForCausalLM(" not in said
+    assert "LandmarkLlamaForCausalLM" in opened, done.stderr
+    assert "LandmarkModel" in opened
 
 
 def test_what_a_configuration_says_in_memory_and_on_disk(folder, tokenizer):

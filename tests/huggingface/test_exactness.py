@@ -7,12 +7,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from landmark.attention.inputs import AttentionInputs
+from landmark.attention import Scoring, Window, landmark_attention
+from landmark.attention.keys import Keys
 from landmark.attention.layout import insert_landmarks
-from landmark.attention.reference import landmark_attention_reference
 from landmark.huggingface import wrap
 from landmark.huggingface.landmark_cache import unrotate
-from landmark.memory import Memory
+from landmark.memory.settings import memory_of
 from tests.huggingface.conftest import make_model
 
 BLOCK = 5
@@ -108,7 +108,7 @@ def read_by_hand(model, ids, local, landmark, **settings):
     """Logits after every id, by our own memory."""
     by_hand = ByHand(model)
     frequency, stretch = own_frequencies(model.config)
-    memory = Memory(BLOCK, rope_base=frequency, **settings)
+    memory = memory_of(BLOCK, settings, keys=Keys(rope_base=frequency))
     slid = {}
     logits = []
     for chunk in ids.split(local, 1):
@@ -192,8 +192,8 @@ def test_windows_are_the_papers_equations(family, tokenizer):
             return by_hand.sliding(q, k, v, 0)
         q, k = (half_split(x, at, frequency) for x in (q, k))
         k, v = (x.repeat_interleave(2, 1) for x in (k, v))
-        scale = by_hand.scale() * stretch**2
-        return landmark_attention_reference(AttentionInputs(q, k, v, BLOCK, phase, 0, scale))[0]
+        scoring = Scoring(by_hand.scale() * stretch**2)
+        return landmark_attention(q, k, v, Window(BLOCK, phase), scoring=scoring, backend="reference")[0]
 
     expected = wrapped.lm_head(by_hand.hidden(tokens, attend))
     torch.testing.assert_close(wrapped(tokens, phase=phase).logits, expected, rtol=0, atol=2e-4)

@@ -33,8 +33,8 @@ from landmark.huggingface.families import (
     layer_types,
     memory_frequencies,
     softcap_of,
-    still_layers,
     text_config,
+    unrotated_layers,
     window_size,
 )
 from landmark.utils.errors import UserError
@@ -157,8 +157,8 @@ def particulars(model) -> str:
     kinds = set(layer_types(model)) - {"full_attention"}
     if kinds:
         said.append(f"{' and '.join(sorted(kinds)).replace('_', ' ')} of {window_size(model)} stays as it is")
-    if still := sorted(still_layers(model) & landmark_layers(model)):
-        said.append(f"layers without positions ({', '.join(map(str, still))})")
+    if unrotated := sorted(unrotated_layers(model) & landmark_layers(model)):
+        said.append(f"layers without positions ({', '.join(map(str, unrotated))})")
     turning, all_pairs = len(inverse_frequencies(model)), len(memory_frequencies(model))
     if 0 < turning < all_pairs:
         said.append(f"{turning} of {all_pairs} pairs of channels rotate")

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from landmark.data import load_tokenizer
-from landmark.models import Decoder, DecoderConfig
+from landmark.models import Decoder
+from tests.configurations import decoder_config
 
 BLOCK, LOCAL, LAYERS, HEADS = 5, 18, 2, 2
 TOKENIZER = load_tokenizer("bytes")
@@ -15,7 +16,7 @@ TEXT = "Ein Wörterbuch</script> & <b>ten\n €uro</b> "  # characters of severa
 def model_of(cmt=False, kind="landmark", block=BLOCK) -> Decoder:
     """Random weights, large enough that every head has preferences of its own."""
     torch.manual_seed(0)
-    config = DecoderConfig(
+    config = decoder_config(
         kind, TOKENIZER.vocab_size, LAYERS, HEADS, 8, 16, landmark_id=TOKENIZER.landmark, block_size=block, cmt=cmt
     )
     model = Decoder(config).eval()

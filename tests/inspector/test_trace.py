@@ -9,7 +9,7 @@ from landmark.inspector.trace import NO_BLOCK, trace_retrieval
 from landmark.memory import Memory
 from landmark.memory.settings import GRANULARITIES
 from landmark.utils.errors import UserError
-from tests import naive
+from tests import oracle
 from tests.inspector.conftest import BLOCK, HEADS, LAYERS, LOCAL, model_of
 
 K = 3
@@ -21,9 +21,9 @@ def projections(monkeypatch):
     seen = {}
     attend = Memory.attend
 
-    def watched(self, layer, q, k, v, cmt=None):
-        seen.setdefault(layer, []).append((q[0], k[0], v[0], cmt))
-        return attend(self, layer, q, k, v, cmt)
+    def watched(self, layer, q, k, v, extra=None):
+        seen.setdefault(layer, []).append((q[0], k[0], v[0], extra))
+        return attend(self, layer, q, k, v, extra)
 
     monkeypatch.setattr(Memory, "attend", watched)
     return seen
@@ -49,15 +49,20 @@ def test_it_equals_plain_loops(tokens, projections, granularity, others):
     dropped = 0
     for layer in range(LAYERS):
         q, k, v = (torch.cat(parts, 1).double().numpy() for parts in list(zip(*projections[layer]))[:3])
-        cmt = projections[layer][0][3]
-        expected = {}
-        naive.memory_attention(
-            q, k, v, chunks, BLOCK, K, settings.get("max_blocks"), granularity, layer == 0,
-            None if cmt is None else cmt.double().numpy(), settings.get("cutoff", 0.0), found=expected,
-        )  # fmt: skip
+        extra = projections[layer][0][3]
+        reader = oracle.Memory(
+            BLOCK,
+            oracle.Selector(K, granularity),
+            max_blocks=settings.get("max_blocks"),
+            tied=layer == 0,
+            cmt=None if extra is None else extra.key.detach().double().numpy(),
+            cutoff=settings.get("cutoff", 0.0),
+            kv_heads=HEADS,
+        )
+        reader.read(q, k, v, chunks)
         for head in range(HEADS):
             for position in range(length):
-                blocks, missed = expected.get((head, position), ({}, None))
+                blocks, missed = reader.found[head, position]
                 here = found.blocks[layer, head, :, position]
                 kept = dict(zip(here.tolist(), found.weights[layer, head, :, position].tolist()))
                 assert not kept.pop(NO_BLOCK, 0), "no block has no weight"

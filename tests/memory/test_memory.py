@@ -243,7 +243,7 @@ def test_selected_samples_take_all_of_theirs_with_them():
     ("settings", "message"),
     [
         ({"k": -1}, "retrieval.k=-1"),
-        ({"k": "4"}, "retrieval.k=4: must be a whole number"),
+        ({"k": "4"}, "retrieval.k='?4'?: must be a whole number"),
         ({"kk": 4}, "no setting kk"),
         ({"max_blocks": 3}, "memory.blocks=3 is less than retrieval.k=4"),
         ({"max_blocks": 9.5}, "memory.blocks=9.5: must be a whole number"),

@@ -10,7 +10,7 @@ from landmark.attention.keys import Keys
 from landmark.evaluation.recall import evidence_blocks
 from landmark.memory import Memory
 from landmark.memory.select import Best, Given, MeanKeys, Newest, QueryWindow, Random, SecondLook, WithNewest
-from landmark.memory.select.shares import best_of_window
+from landmark.memory.select.query_window import best_of_window
 from landmark.memory.settings import GRANULARITIES
 from landmark.memory.store import Store
 from tests.memory.reading import feed, new_memory

@@ -13,6 +13,7 @@ from landmark.models.language_model import summed_loss
 from landmark.utils.constants import NO_LOSS
 from landmark.utils.errors import UserError
 from landmark.utils.window_batch import WindowBatch
+from tests.configurations import changed
 from tests.pairs import all_pairs, name_of
 
 TINY = DecoderConfig(vocab_size=64, num_layers=2, num_heads=2, head_dim=8, mlp_dim=32)
@@ -20,11 +21,6 @@ LANDMARK = replace(TINY, landmarks=Landmarks(60, 5))
 CMT = replace(TINY, landmarks=Landmarks(60, 5, cmt=True))
 XL = replace(TINY, recurrence=Recurrence(6, 4))
 LOOKING_BACK = {"key_offset": 0.5, "rotary_fraction": 0.5, "qk_norm": True, "initialisation": "fan_in"}
-
-
-def changed(config, **flat):
-    """The configuration with some settings by their flat names."""
-    return DecoderConfig.from_flat(config.to_flat() | flat)
 
 
 def tiny(config, seed=0):

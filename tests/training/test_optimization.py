@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from landmark.config.schema import TrainConfig
-from landmark.models import Decoder, DecoderConfig
+from landmark.models import Decoder
 from landmark.training import optimization
 from landmark.training.optimization import (
     learning_rate,
@@ -16,6 +16,7 @@ from landmark.training.optimization import (
     parameter_groups,
     set_learning_rate,
 )
+from tests.configurations import decoder_config
 from tests.training.training_case import EXTRAS, KINDS, make_config, make_model
 
 
@@ -59,7 +60,7 @@ def test_learning_rate_of_very_short_runs(steps):
 
 def test_decayed_weights_at_paper_size():
     with torch.device("meta"):
-        model = Decoder(DecoderConfig("transformer", 50304, num_layers=12, num_heads=8, head_dim=128, mlp_dim=4096))
+        model = Decoder(decoder_config("transformer", 50304, num_layers=12, num_heads=8, head_dim=128, mlp_dim=4096))
     decayed, kept = parameter_groups(model, 1e-3)
     assert sum(weight.numel() for weight in decayed["params"]) == 150_994_944
     assert sum(weight.numel() for weight in kept["params"]) == 202_531_840 - 150_994_944

@@ -7,10 +7,10 @@ import torch
 
 from landmark.config import to_config
 from landmark.config.checks import check
-from landmark.models import Decoder, DecoderConfig, load, save
+from landmark.models import Decoder, load, save
 from landmark.training.sharding import layers
 from landmark.utils.metrics_csv import read_metrics
-from tests.configurations import compose_conf
+from tests.configurations import compose_conf, decoder_config
 from tests.together import together
 from tests.training.together_case import train, train_all
 from tests.training.training_case import EXTRAS
@@ -81,7 +81,7 @@ def test_mixed_precision_learns_the_same(trained):
 
 @pytest.fixture
 def model():
-    return Decoder(DecoderConfig("landmark", 320, 3, 2, 8, 32, landmark_id=257, block_size=5))
+    return Decoder(decoder_config("landmark", 320, 3, 2, 8, 32, landmark_id=257, block_size=5))
 
 
 @pytest.mark.parametrize("lora_rank", [None, 4])
@@ -91,7 +91,7 @@ def test_layers_of_transformers_are_the_units(tmp_path, lora_rank):
     from tests.huggingface.conftest import make_model
 
     make_model("qwen3").save_pretrained(tmp_path)
-    shape = DecoderConfig("landmark", 320, 3, 2, 8, 32, landmark_id=257, block_size=5)
+    shape = decoder_config("landmark", 320, 3, 2, 8, 32, landmark_id=257, block_size=5)
     found = layers(start_from(str(tmp_path), shape, lora_rank))
     assert {type(layer).__name__ for layer in found} == {"Qwen3DecoderLayer"}
 

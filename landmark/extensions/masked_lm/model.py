@@ -25,6 +25,10 @@ class Model(Decoder):
     def attend_in_window(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, window: ReadWindow, extra: ContextMiss | None
     ) -> Tensor:
+        """Attention in both directions.
+
+        Args: as in `Decoder.attend_in_window`.
+        """
         if window.layout is None:
             return full_attention(q, k, v)
         block_size, phase = window.layout.block_size, window.layout.phase

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from landmark.attention import Grouped
 from landmark.memory.query_tiles import QueryTiles
 from landmark.memory.question import Question
 from landmark.memory.select.query_window import best_of_window
@@ -76,5 +77,7 @@ def _scores(question: Question, ages: Tensor) -> Tensor:
     tiles = QueryTiles(queries, question.store, ages, question.lags.scoring(ages), selected, question.softcap)
     scores = tiles.empty(dtype=question.store.landmarks.dtype)
     for part in tiles.parts():
-        scores[part.tiles] = tiles.split(tiles.gates(part, 1.0))  # whatever the memory's gate is: the best matches
+        scores[part.tiles] = tiles.split(
+            tiles.gates(part, Grouped(1.0))
+        )  # whatever the memory's gate is: the best matches
     return tiles.of_queries(scores)[..., 0]

@@ -39,6 +39,12 @@ class PretrainedTokenizer(Tokenizer):
         backend = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
         super().__init__("pretrained", inner.eos_token_id, landmark, len(inner), pieces, backend=backend)
 
+    @property
+    def beginning(self) -> list[int]:
+        """Ids that the tokenizer puts before a text, as a model of transformers expects it."""
+        ids, bare = (self.inner("a", add_special_tokens=added)["input_ids"] for added in (True, False))
+        return ids[: ids.index(bare[0])]
+
     def encode(self, text: str) -> np.ndarray:
         return np.array(self._encoded(text)["input_ids"], dtype=self.dtype)
 

@@ -6,6 +6,7 @@ import copy
 import math
 import os
 import shutil
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -31,13 +32,16 @@ from landmark.huggingface.families import (
     layer_types,
     memory_frequencies,
     softcap_of,
+    text_config,
     unrotated_layers,
     window_size,
 )
 from landmark.memory.observer import Observer
+from landmark.memory.positions import Stingy, TruePositions
+from landmark.memory.saving import CONTENT
 from landmark.memory.settings import memory_of
 from landmark.utils.errors import UserError
-from landmark.utils.files import write_atomic
+from landmark.utils.files import read_json, write_atomic
 from landmark.utils.weights import weights_digest
 
 WINDOWS = "windows.safetensors"  # beside a saved memory: keys and values of layers with a sliding window
@@ -49,8 +53,8 @@ class LandmarkCache(Cache):
     To transformers, its length is the number of the text's own tokens, without landmarks. For each chunk of a text:
 
     1. inside `reading`, the model calls `attend` in each layer with full attention;
-    2. `attend` undoes the rotation, because the memory assigns positions itself, and attends through the memory; without
-       landmarks and with true positions the model's own rotation stands;
+    2. `attend` undoes the rotation, because the memory assigns positions itself, and attends through the memory. Where
+       the text has no landmarks and blocks have true positions, the model's own rotation stands;
     3. at the end of `reading` the chunk's blocks are stored. If a layer fails, nothing of the chunk is kept.
 
     The samples of a batch share one memory as long as each chunk has the same number of tokens for all of them. For a
@@ -78,17 +82,41 @@ class LandmarkCache(Cache):
         )
         self.landmark_layers = landmark_layers(model)
         self._frequencies = inverse_frequencies(model)
-        landmark = "token" if landmarks else "none"
-        keys = Keys(0.0, landmark, memory_frequencies(model), unrotated_layers(model))
-        self._keeps_rotation = settings.get("mapping", "stingy") == "true" and not landmarks
-        if self._keeps_rotation:  # the model's own rotation stands
-            keys = Keys(0.0, landmark, torch.zeros(1))
+        keys = Keys(0.0, "token" if landmarks else "none", memory_frequencies(model), unrotated_layers(model))
+        self._turning, self._mapping = keys, settings.get("mapping", "stingy")
+        self._trained = text_config(model).max_position_embeddings
         of_model = {"keys": keys, "scoring": Scoring(softcap=softcap_of(model))}
         self.memory = memory_of(block_size, settings, **of_model, observer=observer)
         self.memory.model = partial(weights_digest, model)
+        self._place(self._mapping)
         self.samples: list[LandmarkCache] = []
         self._columns = 0  # of a padded batch: tokens read, padding included
         self._torn = False  # whether only some samples of a padded batch have read the last tokens
+
+    def _place(self, mapping: str) -> None:
+        """Let the memory, of which nothing is read, place blocks by this mapping; "auto": at true positions so far."""
+        self.memory.positions = Stingy() if mapping == "stingy" else TruePositions()
+        self._keeps_rotation = mapping != "stingy" and self._turning.landmark == "none"
+        self.memory.keys = Keys(0.0, "none", torch.zeros(1)) if self._keeps_rotation else self._turning
+
+    def expect(self, tokens: int) -> None:
+        """Get ready to read so many tokens more; a text that is read in parts may be announced as a whole.
+
+        With the mapping "auto" a text that goes beyond the positions of the model's training is read with the stingy
+        mapping, if that is known before anything is read; else a warning says so.
+        """
+        total = self.memory.tokens_read + tokens
+        self.memory.expect(total // self.memory.block_size)
+        if self._mapping != "auto" or not self._keeps_rotation or total <= self._trained:
+            return
+        if self.memory.position == 0:
+            self._place("stingy")
+        elif self.memory.tokens_read <= self._trained:
+            warnings.warn(
+                f"the text goes beyond the {self._trained:,} positions that the model was trained on: give the memory "
+                "mapping='stingy', or its whole length beforehand with expect()",
+                stacklevel=2,
+            )
 
     @property
     def stats(self) -> dict[str, Any]:
@@ -104,7 +132,8 @@ class LandmarkCache(Cache):
         """Read a chunk of `length` tokens, landmarks included.
 
         Gives its position ids (1, length). Where the memory assigns positions itself and no layer has a sliding window,
-        all are 0: the rotation is the identity, and undoing it is exact. Raises UserError if a layer did not attend with landmarks.
+        all are 0: the rotation is the identity, and undoing it is exact. Raises UserError if a layer did not attend
+        with landmarks.
         """
         positions = torch.zeros(1, length, dtype=torch.int64, device=device)
         if self._windows or self._keeps_rotation:
@@ -150,6 +179,7 @@ class LandmarkCache(Cache):
         """Forget everything: a new text begins."""
         super().reset()
         self.memory.reset()
+        self._place(self._mapping)
         self.samples, self._columns, self._torn = [], 0, False
 
     def save(self, folder: Path | str) -> None:
@@ -190,6 +220,9 @@ class LandmarkCache(Cache):
                 tensors = load_file(Path(folder) / WINDOWS, device=str(device))
             except (OSError, SafetensorError) as error:
                 raise UserError(f"{folder}/{WINDOWS} is missing or damaged: save the cache, not its memory") from error
+        if self._mapping == "auto" and (Path(folder) / CONTENT).is_file():
+            self.memory.reset()
+            self._place(str(read_json(Path(folder) / CONTENT).get("mapping")))
         self.memory.load(folder, device)
         self.samples, self._columns, self._torn = [], 0, False
         for number, layer in self._windows.items():
@@ -252,10 +285,6 @@ class LandmarkCache(Cache):
         if self.samples:
             return self._columns
         return self.memory.tokens_read
-
-    def complete_blocks(self, tokens: int) -> int:
-        """Blocks of the text when so many tokens more are read, those that are pending too."""
-        return (self.memory.tokens_read + tokens) // self.memory.block_size
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
         """For masks: keys of this layer before the next query, with landmarks."""

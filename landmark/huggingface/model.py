@@ -251,7 +251,7 @@ class LandmarkModel(_Base):
         settings, memory = self.landmarks, cache.memory
         if settings.token is not None and ids.shape[1] > 1 and bool((ids == settings.token).any()):
             raise UserError(f"the ids hold landmarks ({settings.token}): leave them out, the model inserts them itself")
-        memory.expect(cache.complete_blocks(ids.shape[1]))
+        cache.expect(ids.shape[1])
         unwanted = ids.shape[1] - kept
         logits, states = [], []
         for chunk in ids.split(local, 1):

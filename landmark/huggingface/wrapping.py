@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType, MethodType
+from types import MethodType
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -58,8 +58,7 @@ def wrap(
     if landmarks not in LANDMARKS:
         raise UserError(f"landmarks={landmarks!r}: must be one of {', '.join(LANDMARKS)}")
     if landmarks == "none":
-        settings = without_landmarks(model, memory or {}, block_size or BLOCK_SIZE + 1, local)
-        return attach(model, settings)
+        return attach(model, without_landmarks(block_size or BLOCK_SIZE + 1, local, memory))
     if LANDMARK in tokenizer.get_vocab():
         raise UserError(
             f"the tokenizer has a token {LANDMARK} already: to go on with a model that was saved with landmarks, "
@@ -79,13 +78,10 @@ def wrap(
 
 
 def without_landmarks(
-    model: PreTrainedModel,
-    memory: Mapping[str, Any] = MappingProxyType({}),
-    block_size: int = BLOCK_SIZE + 1,
-    local: int = DEFAULT_CHUNK,
+    block_size: int, local: int = DEFAULT_CHUNK, memory: Mapping[str, Any] | None = None
 ) -> LandmarkSettings:
     """The settings of a model that reads without landmarks, as of `wrap`; `memory` changes those of `TRAINING_FREE`."""
-    return LandmarkSettings(None, block_size, local, changed(TRAINING_FREE, memory))
+    return LandmarkSettings(None, block_size, local, changed(TRAINING_FREE, memory or {}))
 
 
 def load(folder: str | Path, **settings: Any) -> tuple[LandmarkModel, PreTrainedTokenizerBase]:

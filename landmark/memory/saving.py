@@ -22,10 +22,10 @@ from landmark.utils.files import inside, read_json, write_atomic, write_json
 FORMAT = 2
 IDENTITY = {  # what must be equal in a memory that loads another, as the user knows it
     "block_size": "model.block_size",
+    "landmark_key": "model.landmark_key",
     "rope_base": "model.rope_base",
     "mapping": "positions.mapping",
     "key_offset": "model.key_offset",
-    "landmark_key": "model.landmark_key",
     "joint_softmax": "model.joint_softmax",
     "model": "model",
 }

@@ -31,7 +31,7 @@ SETTINGS: dict[str, Any] = {  # with their defaults
     "index": "exact",  # all landmarks are scored; "faiss": only `candidates` of older ones (select/faiss.py)
     "index_type": "ivf",  # of faiss: an inverted file, or "flat"
     "candidates": 16,  # landmarks that faiss finds for each query
-    "mapping": "stingy",  # positions of blocks, or "true" ones (positions.py)
+    "mapping": "stingy",  # positions of blocks, "true" ones (positions.py), or without landmarks "auto": as they fit
     "window": None,  # of a text without landmarks: last tokens that every query sees (summaries.py); None: it has them
     "cutoff": 0.0,  # weight of a context miss token from which on a query retrieves; one, or one for each layer
     "seed": 0,  # of the scorer "random"
@@ -42,7 +42,7 @@ TRAINING_FREE: dict[str, Any] = {  # of models that read without landmarks, wher
     "rerank": 32,
     "first": 1,
     "window": 256,
-    "mapping": "true",
+    "mapping": "auto",
 }
 _NAMES = {  # on the command line, where they are not retrieval.…
     "max_blocks": "memory.blocks",
@@ -103,6 +103,8 @@ def check_settings(settings: Mapping[str, Any], block_size: int) -> None:
             f"{_named('granularity', every)}: {_named('rerank', every)} chooses for each query and head, "
             "set per_token_and_head"
         )
+    if every["window"] is None and every["mapping"] == "auto":
+        raise UserError(f"{_named('mapping', every)}: is for texts without landmarks, set stingy or true")
     if every["window"] is not None and (ranks in ("landmark", "faiss") or any(values)):
         by = "cmt.cutoff" if any(values) else _named("index" if ranks == "faiss" else "scorer", every)
         raise UserError(f"{by}: the text has no landmarks to go by, set retrieval.scorer=mean_key alone")
@@ -154,7 +156,7 @@ def memory_of(block_size: int, settings: Mapping[str, Any], **objects: Any) -> M
         objects: keys, gate, scoring, backend and observer, as of `Memory`; and `select`, in place of the one that
             chooses the blocks with the best landmarks.
 
-    Raises UserError as `check_settings` does, for a `window` where the text has landmarks and for none where it has not,
+    Raises UserError as `check_settings` does, for a `window` where the text has landmarks, for none where it has not,
     and for index="faiss" where faiss is not installed.
     """
     from landmark.attention.keys import Keys

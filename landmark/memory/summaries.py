@@ -22,6 +22,7 @@ from landmark.memory.question import Question
 from landmark.memory.select import MeanKeys, SecondLook, Selector, WithFirst
 from landmark.utils.errors import UserError
 
+
 class SummaryMemory(Memory):
     """Blocks of ℓ tokens without a landmark among them, and at least the last `window` tokens as they are.
 

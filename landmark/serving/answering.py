@@ -63,6 +63,7 @@ class Answering:
     def read(self, ids: Sequence[int], cache: Any) -> Tensor:
         """Read more of a text, and return the logits of the next token, (vocabulary,)."""
         local, logits = self.model.landmarks.local, None
+        cache.expect(len(ids))
         for start in range(0, len(ids), local):
             chunk = torch.tensor([list(ids[start : start + local])], device=self.model.device)
             with self._turn, torch.inference_mode():

@@ -240,8 +240,8 @@ def test_a_prompt_and_a_memory_belong_to_a_task(configure, overrides, said):
         (("model=llama_landmark", "cmt=on"), "cmt: is not supported"),
         (("model=llama_landmark", "positions=jumps"), "positions: is not supported"),
         (("model=llama", "memory.window=9"), r"memory\.window"),
-        (("model=pretrained", "model.name=x", "model.lora_rank=0"), r"model\.lora_rank=0"),
-        (("model=pretrained", "model.name=x", "model.lora_rank=2", "trainer=fsdp"), "adapters are not merged"),
+        (("model=pretrained_landmark", "model.name=x", "model.lora_rank=0"), r"model\.lora_rank=0"),
+        (("model=pretrained_landmark", "model.name=x", "model.lora_rank=2", "trainer=fsdp"), "adapters are not merged"),
         (("model=transformer", "eval.retriever=bm25"), r"eval\.retriever=bm25: needs a landmark model"),
         (("model=llama", "model.family=gpt5"), r"model\.family=gpt5"),
     ],
@@ -253,4 +253,4 @@ def test_what_models_of_transformers_cannot_do_is_refused(configure, overrides, 
 
 def test_a_pretrained_model_must_be_named(configure):
     with pytest.raises(UserError, match=r"model\.name"):
-        check(configure("model=pretrained"))
+        check(configure("model=pretrained_landmark"))

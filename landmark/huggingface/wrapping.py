@@ -58,7 +58,7 @@ def wrap(
     if landmarks not in LANDMARKS:
         raise UserError(f"landmarks={landmarks!r}: must be one of {', '.join(LANDMARKS)}")
     if landmarks == "none":
-        return attach(model, without_landmarks(block_size or BLOCK_SIZE + 1, local, memory))
+        return attach(model, without_landmarks(BLOCK_SIZE + 1 if block_size is None else block_size, local, memory))
     if LANDMARK in tokenizer.get_vocab():
         raise UserError(
             f"the tokenizer has a token {LANDMARK} already: to go on with a model that was saved with landmarks, "
@@ -69,7 +69,8 @@ def wrap(
             "the model's embeddings are kept elsewhere (meta tensors), so none can be added: wrap the model on one "
             "device, save it, and open it with landmark.huggingface.load(folder, device_map=…)"
         )
-    settings = LandmarkSettings(len(tokenizer), block_size or BLOCK_SIZE, local, dict(memory or {}))
+    block_size = BLOCK_SIZE if block_size is None else block_size
+    settings = LandmarkSettings(len(tokenizer), block_size, local, dict(memory or {}))
     wrapped = attach(model, settings)
     tokenizer.add_tokens([LANDMARK], special_tokens=True)
     place_embedding(model, len(tokenizer) - 1)

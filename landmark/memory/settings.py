@@ -54,7 +54,7 @@ _CHOICES = {
     "granularity": GRANULARITIES,
     "scorer": SCORERS,
     "tier": TIERS,
-    "mapping": MAPPINGS,
+    "mapping": (*MAPPINGS, "auto"),
     "index": INDICES,
     "index_type": INDEX_TYPES,
 }

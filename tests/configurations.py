@@ -1,5 +1,7 @@
 """Composed configurations and made-up records."""
 
+import copy
+import functools
 import math
 import random
 from pathlib import Path
@@ -18,9 +20,14 @@ CONF = Path(__file__).parents[1] / "conf"
 
 def compose_conf(overrides: list[str]) -> DictConfig:
     """Compose conf/config.yaml with overrides, outside a Hydra job."""
+    return copy.deepcopy(_composed(tuple(overrides)))
+
+
+@functools.cache
+def _composed(overrides: tuple[str, ...]) -> DictConfig:
     register()
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose(config_name="config", overrides=overrides)
+        return compose(config_name="config", overrides=list(overrides))
 
 
 def row_record(config: Config, row: str, perplexity: float, error: float = 0.1) -> dict[str, Any]:

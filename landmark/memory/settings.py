@@ -127,7 +127,7 @@ def _check_numbers(every: Mapping[str, Any]) -> None:
         value = every[name]
         can_be_none = name in SETTINGS and SETTINGS[name] is None
         if not (value is None and can_be_none) and (not isinstance(value, int) or isinstance(value, bool)):
-            raise UserError(f"{_named(name, every)}: must be a whole number")
+            raise UserError(f"{_named(name, {name: repr(value)})}: must be a whole number")
     k, rerank = every["k"], every["rerank"]
     fewest, why_fewer = max(k, rerank or 0, 1) if every["index"] == "faiss" else 1, f" is less than retrieval.k={k}"
     for name, least, most, why in (

@@ -64,14 +64,14 @@ def test_key_inside_the_group_that_a_row_chooses_is_no_clash(chosen):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("model=transformer retrieval.k=2", "retrieval.k has no effect on model=transformer: it is for landmark"),
+        ("model=transformer retrieval.k=2", "retrieval.k has no effect on model=transformer: it is for model=landmark"),
         ("model=transformer memory.blocks=9", "memory.blocks has no effect on model=transformer"),
         ("model=transformer_xl memory.tier=disk", "memory.tier has no effect on model=transformer_xl"),
-        ("memory.window=100", "memory.window has no effect on model=landmark: it is for transformer"),
+        ("memory.window=100", "memory.window has no effect on model=landmark: it is for model=transformer"),
         ("model=transformer memory.sinks=2", "memory.sinks has no effect here: it is for memory.window"),
         ("memory.candidates=8", "memory.candidates has no effect here: it is for memory.index=faiss"),
         ("memory.cache=8", "memory.cache has no effect here: it is for memory.tier=cpu or disk"),
-        ("+experiment=figure6_positional_jumps memory.window=9", "memory.window has no effect on model=landmark"),
+        ("+experiment=table2_granularity memory.window=9", "memory.window has no effect on model=landmark"),
     ],
 )
 def test_a_setting_that_has_no_effect_is_refused(chosen, words, said):
@@ -185,10 +185,13 @@ def test_cell_named_as_a_row_is_refused(chosen):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ("model=transformer retrieval.k=2", "retrieval.k has no effect on model=transformer: it is for landmark"),
+        ("model=transformer retrieval.k=2", "retrieval.k has no effect on model=transformer: it is for model=landmark"),
         ("model=transformer_xl retrieval=per_head", "retrieval has no effect on model=transformer_xl"),
         ("model=transformer memory.blocks=9", "memory.blocks has no effect on model=transformer"),
-        ("model=landmark memory.window=9", "memory.window has no effect on model=landmark: it is for transformer"),
+        (
+            "model=landmark memory.window=9",
+            "memory.window has no effect on model=landmark: it is for model=transformer",
+        ),
         ("model=landmark retrieval=per_block", "Could not find 'retrieval/per_block'"),
         ("model=landmark memory.blocks=3 retrieval.k=4", "memory.blocks=3 is less than retrieval.k=4"),
     ],

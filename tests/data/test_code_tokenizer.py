@@ -60,7 +60,9 @@ def test_long_runs_are_encoded(run: str):
 
 @pytest.mark.parametrize(("key", "value"), [("file", "code.tiktoken"), ("vocab_size", 512)])
 def test_needless_settings_are_refused(key: str, value):
-    with pytest.raises(UserError, match=f"tokenizer=code has no {key}, but tokenizer.{key} is {value}: leave it out"):
+    with pytest.raises(
+        UserError, match=f"tokenizer.{key}={value}: tokenizer=code has no {key}, set tokenizer.{key}=null"
+    ):
         load_tokenizer("code", **{key: value})
 
 

@@ -7,16 +7,15 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from landmark.config.schema import CmtConfig, Config, ModelConfig, PositionsConfig, TrainConfig
 from landmark.data.datamodule import WindowDataModule
 from landmark.data.random_numbers import CONTROLLED, JUMPS, REPEATS, STARTS, random_numbers
 from landmark.data.repeats import Repeats
 from landmark.data.windows import TrainingWindows, raw_position, viewed_length
-from landmark.utils.block_ends import BlockEnds
 from landmark.utils.constants import NO_LOSS
 from landmark.utils.errors import UserError
 
 LANDMARK, EOT = 60000, 50000
-_MODEL = {"block_size": 7, "num_layers": 2, "masked": False, "block_ends": None, "least_block_size": None}
 raw_streams = st.lists(st.integers(0, 9) | st.just(EOT), min_size=8, max_size=80).map(
     lambda ids: np.array(ids, dtype=np.uint16)
 )
@@ -135,14 +134,10 @@ def datamodule(
     rank: int = 0, devices: int = 1, kind: str = "landmark", batch_size: int = 6, cmt: bool = True, p_jump: int = 5
 ) -> WindowDataModule:
     corpus = SimpleNamespace(split=lambda name: RAW if name == "train" else RAW[:999])
-    config = SimpleNamespace(
-        seed=5,
-        data=SimpleNamespace(repeats=None, tasks=None, passkeys=None),
-        model=SimpleNamespace(**_MODEL, kind=kind),
-        cmt=SimpleNamespace(enabled=cmt and kind == "landmark"),
-        positions=SimpleNamespace(p_jump=p_jump),
-        train=SimpleNamespace(steps=9, batch_size=batch_size, length=30, validate_batches=3, k=None, local=None),
-    )
+    train = TrainConfig(steps=9, batch_size=batch_size, length=30, validate_batches=3, precision="32-true")
+    model = ModelConfig(kind=kind, block_size=7, num_layers=2)
+    positions, cmt_config = PositionsConfig(p_jump=p_jump), CmtConfig(enabled=cmt and kind == "landmark")
+    config = Config(seed=5, model=model, train=train, positions=positions, cmt=cmt_config)
     module = WindowDataModule(corpus, SimpleNamespace(landmark=LANDMARK, eot=EOT), config)  # pyright: ignore
     module.trainer = SimpleNamespace(global_rank=rank, world_size=devices)  # pyright: ignore
     return module
@@ -201,73 +196,3 @@ def test_part_of_a_batch_has_its_controlled_landmarks_and_positions():
     assert torch.equal(part.positions, whole.positions[1:3])
     assert part.weights is None
     assert replace(part, weights=torch.ones(2, 30)).rows(slice(0, 1)).weights is not None
-
-
-SENTENCES = st.lists(st.sampled_from([1, 2, 3, 7, EOT]), min_size=8, max_size=80).map(
-    lambda ids: np.array(ids, dtype=np.uint16)
-)
-
-
-def early(raw: np.ndarray, block_size: int, least: int) -> list[tuple[int, str]]:
-    """The view of blocks that end at id 7 or end of text, written out: ids and kinds of places."""
-    view, size = [], 0
-    for token in raw.tolist():
-        view.append((token, "token"))
-        size += 1
-        if size == block_size or token == EOT or (token == 7 and size >= least):
-            view += [(LANDMARK, "empty")] * (block_size - size) + [(LANDMARK, "landmark")]
-            size = 0
-    while view and view[-1][1] != "token":
-        view.pop()
-    return view
-
-
-@given(SENTENCES, block_sizes, st.integers(1, 12), st.integers(1, 20))
-def test_windows_of_blocks_that_end_early(raw: np.ndarray, block_size: int, least: int, length: int):
-    """Every window against the view written out; the next token is predicted, and empty places have no loss."""
-    least = min(least, block_size)
-    view = early(raw, block_size, least)
-    assume(len(view) - length - 1 >= 1)
-    settings = {"length": length, "batch_size": 1, "seed": 0, "block_size": block_size, "landmark": LANDMARK}
-    windows = TrainingWindows(raw, **settings, eot=EOT, ends=BlockEnds(block_size, least, (7,), EOT))
-    assert windows.num_starts == len(view) - length - 1
-    batch = windows.at(range(windows.num_starts))
-    assert batch.empty is not None
-    assert batch.phase is not None
-    assert batch.phase.tolist() == [start % (block_size + 1) for start in range(windows.num_starts)]
-    for start in range(windows.num_starts):
-        for offset, (token, kind) in enumerate(view[start : start + length]):
-            assert batch.tokens[start, offset] == token
-            assert batch.empty[start, offset] == (kind == "empty")
-            following = next(token for token, kind in view[start + offset + 1 :] if kind == "token")
-            expected = following if kind == "token" and token != EOT else NO_LOSS
-            assert batch.targets[start, offset] == expected
-
-
-def test_windows_with_repeats_are_cut_where_their_own_sentences_end():
-    """Each is the view of its own tokens written out, with the tokens of its first block before it."""
-    generator = np.random.default_rng(0)
-    raw = generator.integers(0, 40, 3000).astype(np.uint16)
-    raw[raw == 39] = EOT
-    block_size, least, length = 7, 3, 90
-    settings = {"length": length, "batch_size": 50, "seed": 1, "block_size": block_size, "landmark": LANDMARK}
-    settings |= {"eot": EOT, "ends": BlockEnds(block_size, least, (7,), EOT)}
-    windows = TrainingWindows(raw, **settings, repeats=Repeats([1.0], 10))
-    plain, repeated, starts = TrainingWindows(raw, **settings).batch(0), windows.batch(0), windows.starts(0)
-    assert plain.empty is not None
-    assert repeated.empty is not None
-    assert (plain.tokens != repeated.tokens).any(1).all()
-    assert (plain.empty != repeated.empty).any(), "no window was cut anew"
-    whole = early(raw, block_size, least)
-    for window, start in enumerate(starts.tolist()):
-        offset = start % (block_size + 1)
-        before = [token for token, kind in whole[start - offset : start] if kind == "token"]
-        is_token = repeated.tokens[window] != LANDMARK
-        text = repeated.tokens[window][is_token]
-        view = early(np.array([*before, *text.tolist()]), block_size, least)[offset:]
-        for place, (token, kind) in enumerate(view[:length]):
-            assert repeated.tokens[window, place] == token
-            assert repeated.empty[window, place] == (kind == "empty")
-        expected = torch.where(text[:-1] == EOT, NO_LOSS, text[1:])
-        assert torch.equal(repeated.targets[window][is_token][:-1], expected)
-        assert (repeated.targets[window][~is_token] == NO_LOSS).all()

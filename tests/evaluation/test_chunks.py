@@ -7,15 +7,17 @@ from landmark.training.fit import training_flops_per_token
 from landmark.utils.flops import flops_per_token, keys_per_query
 from tests.configurations import changed
 from tests.evaluation.test_perplexity import PLAIN, XL, model_of, settings
+from tests.training.training_case import make_config
 
 
 @pytest.mark.parametrize(("length", "window", "cache"), [(2048, 256, 256), (64, 16, 24), (50, 16, 0)])
 def test_transformer_xl_attends_to_as_many_keys_in_training_and_evaluation(length, window, cache):
-    config = changed(XL, window=window, cache=cache)
+    shape = changed(XL, window=window, cache=cache)
     keys = keys_per_query(length, window, cache)
-    assert attention_size(config, settings(length), length, window) == (keys, 0.0)
-    model = model_of(config)
-    assert training_flops_per_token(model, length) == flops_per_token(model.num_parameters(), 2, 16, keys)
+    assert attention_size(shape, settings(length), length, window) == (keys, 0.0)
+    model = model_of(shape)
+    config = make_config("transformer_xl", length=length)
+    assert training_flops_per_token(model, config) == flops_per_token(model.num_parameters(), 2, 16, keys)
 
 
 def test_keys_of_the_papers_transformer_xl():

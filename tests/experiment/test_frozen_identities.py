@@ -14,12 +14,11 @@ FROZEN = {
     ("table1_pg19", "landmark_2048_k4", "nano"): ("43fa399889", "c7cb991889"),
     ("table1_arxiv", "landmark_2048_k4", "small"): ("d8cc86f187", "0b13e29f73"),
     ("table2_granularity", "per_token_4096_k4", "nano"): ("43fa399889", "5b6d2b9690"),
-    ("table3_cmt", "layers_0.5", "nano"): ("b1b138cee2", "cd298c929b"),
+    ("table3_cmt", "cmt_0.5", "nano"): ("b1b138cee2", "8002d57681"),
     ("figure3_passkey", "landmark-disk_1048576", "nano"): ("46a7834741", "ea54de5cb9"),
     ("figure5_unique_blocks", "per_head", "nano"): ("43fa399889", "2d895bcbc4"),
     ("figure6_positional_jumps", "standard-true_2048", "nano"): ("43fa399889", "fde3b2ee6e"),
     ("ablation_retrieval", "full_4096", "nano"): ("3c06348a4f", "9ad314046b"),
-    ("ablation_index", "index_131072", "nano"): ("43fa399889", "afea41c6d4"),
     ("key_value", "landmark-block3-k16_64", "nano"): ("60e9e03230", "f91d271471"),
     ("retriever", "chance", "nano"): ("43fa399889", "36838c850c"),
     ("sweep_k_local", "k8_local350", "paper"): ("cc0442de0b", "4a5c0c3bfe"),
@@ -44,7 +43,10 @@ WITH_THE_RECIPE = {
     ("table1_pg19", "xl_2048", "nano"): ("e5d55ad4c5", "c15279c281"),
     ("quickstart", "recent_twice", "nano"): ("213ce15ae4", "f0077dc14a"),
     ("key_value", "landmark-block15_205", "nano"): ("3c7c07b3e3", "b703f5db26"),
-    ("induction_heads", "none_copy_memory", "nano"): ("5407c3b0b4", "fa6dd938e5"),
+    ("learning_to_look_back", "recipe_copy_memory", "nano"): ("5407c3b0b4", "fa6dd938e5"),
+    ("hierarchy", "levels2_8192", "nano"): ("b8f37afdfd", "1155ab45fc"),
+    ("masked_lm", "landmark-k4_500", "nano"): ("a30eea7e31", "faf25ca7bb"),
+    ("training_with_memory", "memory-recent_4096", "nano"): ("8a2c956779", "7c78412c50"),
     ("window_or_retrieval", "half50_4096", "nano"): ("67e0b31454", "2d5eaed9fa"),
 }
 
@@ -69,7 +71,7 @@ def test_identities_are_those_of_records_with_the_recipe(configure, composer, ex
 
 def test_a_row_that_has_changed_has_its_earlier_identity_by_its_settings(configure, composer):
     """`no-bias_copy_memory` of learning_to_look_back, before it had induction heads."""
-    given = ("induction_heads", "none_copy_memory", "nano", "model.landmark_bias=false")
+    given = ("learning_to_look_back", "recipe_copy_memory", "nano", "model.landmark_bias=false")
     assert identities(configure, composer, *given) == ("8854d169a1", "898f56bb13")
 
 

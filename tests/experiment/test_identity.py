@@ -1,13 +1,7 @@
 import pytest
 
 from landmark.config.checks import resolve
-from landmark.experiment.identity import (
-    digest,
-    layer_cutoffs_settings,
-    row_settings,
-    run_name,
-    run_settings,
-)
+from landmark.experiment.identity import digest, row_settings, run_name, run_settings
 from landmark.utils.differences import difference
 
 
@@ -30,7 +24,7 @@ def row_id(config, run="r", stream="s"):
         *("model.key_offset=0.5", "model.rotary_fraction=0.5", "model.landmark_key=mean", "model.landmark_bias=true"),
         *("model.qk_norm=true", "model.initialisation=fan_in", "train.optimizer=muon", "train.muon_lr=1e-2"),
         *("train.k=[2,4]", "trainer.matmul=medium", "model.induction_heads=1", "model.joint_softmax=0.5"),
-        *("model.no_rope_layer_interval=2", "model.short_convolution=4"),
+        *("model.fan_out=4", "model.masked=true"),
     ],
 )
 def test_what_decides_the_weights_makes_another_run(configure, override):
@@ -43,7 +37,7 @@ def test_what_decides_the_weights_makes_another_run(configure, override):
         *("train.micro_batch=2", "train.checkpoint_every=9", "train.validate_every=9", "train.log_every=9"),
         *("trainer=cpu", "logger=csv", "data.path=/elsewhere", "data.workers=1", "output=elsewhere"),
         *("model.backend=reference", "eval.length=300", "retrieval.k=1", "memory.blocks=9", "cmt.cutoff=0.5"),
-        *("positions.mapping=true", "cmt.per_layer=true", "model.joint_softmax=0"),
+        *("positions.mapping=true", "model.joint_softmax=0"),
         *("tokenizer.file=x", "name=y", "train.validate_batches=3"),
     ],
 )
@@ -68,20 +62,10 @@ def test_repeats_are_no_part_of_a_run_that_trains_nothing_nor_of_a_row(configure
 
 
 def test_each_cutoff_makes_another_row(configure):
-    changes = ([], ["cmt.cutoff=0.3"], ["cmt.cutoff=0.3", "cmt.per_layer=true"], ["cmt.cutoffs=[0,0,0.3,1]"])
+    changes = ([], ["cmt.cutoff=0.3"], ["cmt.cutoffs=[0,0,0.3,1]"])
     rows = {row_id(configure("size=nano", "cmt=on", *change)) for change in changes}
-    assert len(rows) == 4
+    assert len(rows) == 3
     assert row_id(configure("size=nano")) not in rows
-
-
-def test_one_measurement_serves_all_choices_of_cutoffs(configure):
-    def measured(*overrides):
-        config = configure("size=nano", "cmt=on", "cmt.per_layer=true", *overrides)
-        return layer_cutoffs_settings(config, "r", "v")
-
-    assert measured("cmt.cutoff=0.1") == measured("cmt.cutoff=0.5") == measured("eval.split=validation")
-    assert measured("eval.probe=copy") == measured()
-    assert measured("retrieval.k=2") != measured()
 
 
 def test_tokenizer_and_text_make_another_run(configure):

@@ -67,7 +67,7 @@ def test_of_all_experiments_the_command_does_the_rest(work, capsys):
     assert "quickstart (nano, pg19, bytes, eval.tokens=8192): 2 done, 5 missing\n" in said
     assert re.search(r"^  missing: row plain_360, row landmark_2048, ", said, re.MULTILINE)
     assert "table2_granularity (nano, pg19, bytes, eval.tokens=8192, seeds=[0,1]): 4 done, 8 missing" in said
-    assert "not begun: ablation_index, " in said
+    assert "not begun: ablation_retrieval, " in said
     rests = [shlex.split(line.partition(": ")[2]) for line in said.splitlines() if line.startswith("  the rest: ")]
     assert len(rests) == 2
     for words in rests:

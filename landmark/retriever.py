@@ -335,6 +335,8 @@ def _as_landmark_tokenizer(tokenizer: Any) -> Tokenizer:
 def _memory_of_model(model: Any) -> tuple[int, dict[str, Any]]:
     """The model's block size, and the arguments of `Memory` that belong to it."""
     if hasattr(model, "landmarks"):
+        if model.landmarks.token is None:
+            raise UserError(f"{type(model).__name__} reads without landmarks: a retriever ranks by them")
         memory = model.new_memory().memory
         return memory.block_size, {"keys": memory.keys, "scoring": memory.scoring}
     config: Any = getattr(model, "config", None)

@@ -43,7 +43,8 @@ class Keys:
 
     Args:
         offset: fraction of a head's channels, the last ones, with the key of the normal token before.
-        landmark: "token", or "mean" for a landmark whose key has the mean of its block added.
+        landmark: "token"; "mean" for a landmark whose key has the mean of its block added; or "none" where the text
+            has no landmarks.
         rope_base: base of the rotary positions; or (d/2,), radians per position of each pair.
         unrotated_layers: layers whose queries and keys have no positions.
     """
@@ -97,7 +98,7 @@ class Keys:
 
     def with_means(self, blocks: Tensor, share: float = 1.0) -> Tensor:
         """Complete blocks (…, n, W, d) of rotated keys, the landmark last, with `share` of the mean added to it."""
-        if self.landmark == "token":
+        if self.landmark != "mean":
             return blocks
         tokens, landmark = blocks[..., :-1, :], blocks[..., -1:, :]
         return torch.cat([tokens, torch.add(landmark, tokens.mean(-2)[..., None, :], alpha=share)], -2)

@@ -35,8 +35,13 @@ def _is_pretrained(config: Config) -> bool:
     return config.model.name is not None or (config.model.family is not None and config.start is not None)
 
 
-def _is_plain_pretrained(config: Config) -> bool:
-    return config.model.name is not None and config.model.kind == "transformer"
+def _is_named(config: Config) -> bool:
+    return config.model.name is not None
+
+
+def _can_have_window(config: Config) -> bool:
+    """Whether the memory keeps last keys: of a plain transformer, or of a model that reads without landmarks."""
+    return config.model.kind == "transformer" if _is_ours(config) else bool(config.model.as_is)
 
 
 def _has_text(config: Config) -> bool:
@@ -65,7 +70,8 @@ READ_BY = (
     _of_kind("landmark", "retrieval", *(f"memory.{key}" for key in ("blocks", "tier", "folder", "cache", "index"))),
     _of_kind("landmark", *(f"memory.{key}" for key in ("index_type", "candidates", "load", "save"))),
     _of_kind("landmark", "model.block_size", "cmt", "positions"),
-    _of_kind("transformer", "memory.window", "memory.sinks"),
+    _of_kind("transformer", "memory.sinks"),
+    Read(("memory.window",), "model=transformer or model=pretrained", _can_have_window),
     _of_kind("transformer_xl", "model.window", "model.cache"),
     Read(("memory.sinks",), "memory.window", lambda config: config.memory.window is not None),
     Read(("memory.cache",), "memory.tier=cpu or disk", lambda config: config.memory.tier != "device"),
@@ -79,8 +85,9 @@ _NEEDED = (
     Read(
         ("train.k", "train.local", "cmt.enabled", "positions.kind"), "our decoder, not models of transformers", _is_ours
     ),
-    Read(("model.window", "memory.window"), "our decoder, not models of transformers", _is_ours),
-    Read(("model.as_is",), "a plain model that model.name gives, see model=pretrained_base", _is_plain_pretrained),
+    Read(("model.window",), "our decoder, not models of transformers", _is_ours),
+    Read(("memory.window",), "model=transformer or model=pretrained", _can_have_window),
+    Read(("model.as_is",), "a model that model.name gives, see model=pretrained", _is_named),
     Read(("model.lora_rank",), "a trained model of transformers, which model.name or start gives", _is_pretrained),
     Read(("data.repeats", "data.tasks", "data.passkeys"), "the text of a corpus", _has_text),
     Read(_MEASURED, "the text of a corpus", _has_text),

@@ -155,8 +155,9 @@ class RetrievalConfig:
     k: int = 4  # blocks
     scorer: str = "landmark"  # ranks the blocks; recent, random, mean_key and given are ablations
     recent: int = at_least(0, 0)  # newest blocks that are always among the k
+    first: int = at_least(0, 0)  # blocks that begin the text and are always among the k
     query_window: int = at_least(1, 1)  # queries, the own one and those before it, that choose together
-    rerank: int | None = None  # blocks with the best landmarks, of which k are taken by their tokens too; null: k
+    rerank: int | None = None  # blocks with the best scores, of which k are taken by their tokens too; null: k
 
 
 @dataclass
@@ -172,7 +173,7 @@ class MemoryConfig:
     candidates: int = 16  # of faiss: older blocks found for each query
     load: str | None = None  # task=generate: folder of a saved memory to go on from
     save: str | None = None  # task=generate: folder for the memory of `prompt_file`
-    window: int | None = at_least(1, None)  # transformer: last keys kept; null: nothing is kept
+    window: int | None = at_least(1, None)  # transformer: last keys kept; model=pretrained: read beside the k blocks
     sinks: int = at_least(0, 4)  # transformer with a window: first keys kept
 
 
@@ -191,7 +192,7 @@ class PositionsConfig:
 
     kind: str = one_of("standard", "jumps")  # in training: standard, or jumps after landmarks
     p_jump: int = at_least(1, 1)  # the largest jump
-    mapping: str = "stingy"  # in memory: stingy, or true positions
+    mapping: str = "stingy"  # in memory: stingy, true positions, or auto: true as far as a pretrained model knows them
 
     def __post_init__(self):
         self.mapping = self.mapping.lower()  # `true` on a command line is a boolean, which becomes True

@@ -42,6 +42,12 @@ class PretrainedTokenizer(Tokenizer):
         size = max(inner.get_vocab().values()) + 1  # more than len(inner) where ids are left out
         super().__init__("pretrained", inner.eos_token_id, landmark, size, pieces, backend=backend)
 
+    @property
+    def beginning(self) -> list[int]:
+        """Ids that the tokenizer puts before a text, as a model of transformers expects it."""
+        ids, bare = (self.inner("a", add_special_tokens=added)["input_ids"] for added in (True, False))
+        return ids[: ids.index(bare[0])]
+
     def encode(self, text: str) -> np.ndarray:
         return np.array(self._encoded(text)["input_ids"], dtype=self.dtype)
 

@@ -15,8 +15,7 @@ import numpy as np
 from landmark.config import Config
 from landmark.data.tokenizer import Tokenizer
 from landmark.evaluation.memories import new_memory
-from landmark.memory import Memory
-from landmark.models import Decoder
+from landmark.models import LanguageModel
 from landmark.models.sampling import Sampling
 from landmark.utils.errors import UserError
 
@@ -45,7 +44,7 @@ class GenerationStatistics:
 
 
 def generate_text(
-    model: Decoder,
+    model: LanguageModel,
     tokenizer: Tokenizer,
     config: Config,
     statistics: GenerationStatistics,
@@ -68,15 +67,17 @@ def generate_text(
     settings = config.generate
     memory = new_memory(model, config)
     if config.memory.load is not None or config.memory.save is not None:
-        if not isinstance(memory, Memory):
+        if not hasattr(memory, "save"):
             raise UserError("memory.load, memory.save: only a landmark model has a memory to save")
         if config.memory.load is not None:
             memory.load(config.memory.load, next(model.parameters()).device)
     parts = [tokenizer.encode(text).astype(np.int64) for text in prompt_texts(config)]
+    if config.memory.load is None and (beginning := getattr(tokenizer, "beginning", [])):
+        parts[0] = np.concatenate([beginning, parts[0]])
     stop = [tokenizer.eot, *(_stop_token(text, tokenizer) for text in settings.stop)]
     reading = {"local": config.eval.local, "memory": memory, "limit": settings.limit, "progress": progress}
     statistics.tokens_read = sum(map(len, parts))
-    if isinstance(memory, Memory) and config.prompt_file is not None and (len(parts) > 1 or config.memory.save):
+    if hasattr(memory, "save") and config.prompt_file is not None and (len(parts) > 1 or config.memory.save):
         model.generate(parts[:1], 0, **reading)
         parts = parts[1:]
         if config.memory.save is not None:

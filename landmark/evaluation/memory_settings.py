@@ -17,6 +17,7 @@ def memory_settings(config: Config) -> dict[str, Any]:
         "scorer": config.retrieval.scorer,
         "rerank": config.retrieval.rerank,
         "recent": config.retrieval.recent,
+        "first": config.retrieval.first,
         "query_window": config.retrieval.query_window,
         "tier": config.memory.tier,
         "folder": config.memory.folder,
@@ -25,6 +26,7 @@ def memory_settings(config: Config) -> dict[str, Any]:
         "index_type": config.memory.index_type,
         "candidates": config.memory.candidates,
         "cutoff": config.cmt.cutoffs or config.cmt.cutoff,
+        "window": config.memory.window,
         "mapping": config.positions.mapping,
         "seed": config.seed,
     }

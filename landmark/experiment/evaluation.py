@@ -17,7 +17,7 @@ from landmark.utils.progress import ProgressBar
 if TYPE_CHECKING:
     from landmark.data import Tokenizer
     from landmark.data.stream import Stream
-    from landmark.models import Decoder
+    from landmark.models import LanguageModel
 
 
 def evaluate_row(job: Job, inputs: Inputs) -> dict[str, Any]:
@@ -51,23 +51,23 @@ def evaluate_row(job: Job, inputs: Inputs) -> dict[str, Any]:
     return results | undefined | chosen
 
 
-def load_trained(config: Config, folder: Path, inputs: Inputs) -> "tuple[Decoder, Tokenizer]":
-    """The model in a run's folder and its tokenizer, to read or generate with.
+def load_trained(config: Config, folder: Path, inputs: Inputs) -> "tuple[LanguageModel, Tokenizer]":
+    """The model in a run's folder, or in that which `model.as_is` names, and its tokenizer, to read or generate with.
 
-    Raises UserError where the run is not trained yet, has another tokenizer, or is a model of transformers.
+    Raises UserError where the run is not trained yet, or has another tokenizer.
     """
-    from landmark.models import Decoder, load
+    from landmark.models import decoder_config, load
 
     tokenizer = inputs.tokenizer(config)
     if not has_weights(folder):
         raise UserError(f"{folder} has no trained model: train it with task=train, or name another run=NAME")
+    set_up_processor(config)
+    if config.model.as_is:
+        shape = decoder_config(config.model, tokenizer, config.cmt.enabled)
+        return load(folder, shape, evaluation_device(config)), tokenizer
     if (stored := read_run(folder)["tokenizer"]) != tokenizer.hash:
         raise UserError(
             f"{folder} was trained with another tokenizer ({stored[:10]}…) than tokenizer={tokenizer.name}: "
             "set tokenizer= to the one it was trained with"
         )
-    set_up_processor(config)
-    model = load(folder, device=evaluation_device(config))
-    if not isinstance(model, Decoder):
-        raise UserError(f"{folder} holds a model of transformers: open it with landmark.huggingface.load")
-    return model, tokenizer
+    return load(folder, device=evaluation_device(config)), tokenizer

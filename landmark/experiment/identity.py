@@ -53,6 +53,8 @@ def run_settings(config: Config, tokenizer_hash: str, stream_sha256: str, start:
         settings["model"] = {key: settings["model"][key] for key in _OF_NAMED if key in settings["model"]}
     if config.model.as_is:  # nothing is trained
         settings = {"model": {"kind": config.model.kind, "as_is": True}, "tokenizer": tokenizer_hash}
+        if config.model.kind == "landmark":
+            settings["model"]["block_size"] = config.model.block_size
     if start is not None:
         settings["start"] = start
     if config.cmt.enabled:
@@ -107,6 +109,10 @@ def row_settings(config: Config, run: str, stream_sha256: str) -> dict[str, Any]
             settings["rerank"] = config.retrieval.rerank
         if config.retrieval.recent:
             settings["recent"] = config.retrieval.recent
+        if config.retrieval.first:
+            settings["first"] = config.retrieval.first
+        if config.memory.window is not None:
+            settings["window"] = config.memory.window
         if config.retrieval.query_window > 1:
             settings["query_window"] = config.retrieval.query_window
         if config.memory.index != "exact":

@@ -78,8 +78,10 @@ def planned_jobs(row: Row, inputs: Inputs) -> list[Job]:
 
 
 def folder_of(config: Config, inputs: Inputs) -> Path:
-    """Folder of the run that a configuration trains, or that its `run` names: needs no corpus in that case."""
-    return run_of(config, inputs).folder if config.run is None else find_run(config.run, config.output)
+    """Folder of the run that a configuration trains, or that `run` or `model.as_is` names, which needs no corpus."""
+    if config.run is not None:
+        return find_run(config.run, config.output)
+    return run_of(config, inputs).folder if not config.model.as_is else _folder_of_named(config)
 
 
 def run_of(config: Config, inputs: Inputs) -> Run:
@@ -95,13 +97,17 @@ def run_of(config: Config, inputs: Inputs) -> Run:
     weights = start.id if start else inputs.weights_sha256(config.model.name) if config.model.name else None
     stream = inputs.corpus(config).split("train").sha256
     settings = identity.run_settings(config, inputs.tokenizer(config).hash, stream, weights)
-    if config.model.as_is and config.model.name is not None:
-        from landmark.models import pretrained
-
-        folder = pretrained.folder_of(config.model.name)
-        return Run(config, settings, identity.digest(settings), folder, is_given=True)
+    if config.model.as_is:
+        return Run(config, settings, identity.digest(settings), _folder_of_named(config), is_given=True)
     name = identity.run_name(config, run := identity.digest(settings))
     return Run(config, settings, run, Path(config.output) / "runs" / name, start)
+
+
+def _folder_of_named(config: Config) -> Path:
+    """The folder of the model of transformers that a configuration names, which may be on the hub."""
+    from landmark.models import pretrained
+
+    return pretrained.folder_of(str(config.model.name))
 
 
 def _given_run(config: Config, folder: Path, inputs: Inputs) -> Run:

@@ -6,6 +6,7 @@ import copy
 import math
 import os
 import shutil
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -31,13 +32,16 @@ from landmark.huggingface.families import (
     layer_types,
     memory_frequencies,
     softcap_of,
+    text_config,
     unrotated_layers,
     window_size,
 )
 from landmark.memory.observer import Observer
+from landmark.memory.positions import Stingy, TruePositions
+from landmark.memory.saving import CONTENT
 from landmark.memory.settings import memory_of
 from landmark.utils.errors import UserError
-from landmark.utils.files import write_atomic
+from landmark.utils.files import read_json, write_atomic
 from landmark.utils.weights import weights_digest
 
 WINDOWS = "windows.safetensors"  # beside a saved memory: ids, and keys and values of layers with a sliding window
@@ -50,7 +54,8 @@ class LandmarkCache(Cache):
     To transformers, its length is the number of the text's own tokens, without landmarks. For each chunk of a text:
 
     1. inside `reading`, the model calls `attend` in each layer with full attention;
-    2. `attend` undoes the rotation, because the memory assigns positions itself, and attends through the memory;
+    2. `attend` undoes the rotation, because the memory assigns positions itself, and attends through the memory. Where
+       the text has no landmarks and blocks have true positions, the model's own rotation stands;
     3. at the end of `reading` the chunk's blocks are stored. If a layer fails, nothing of the chunk is kept.
 
     The samples of a batch share one memory as long as each chunk has the same number of tokens for all of them. In a
@@ -58,21 +63,31 @@ class LandmarkCache(Cache):
     `memory` is empty.
 
     ids: (B, n), the text read so far, without landmarks; empty where nothing is read, and in a padded batch.
-    block_size: ℓ. observer: of `Memory`. settings: `landmark.memory.settings.SETTINGS`. Raises UserError for one that
-    does not exist, or out of range.
+    block_size: ℓ. observer: of `Memory`. landmarks: whether the text has landmarks. settings:
+    `landmark.memory.settings.SETTINGS`. Raises UserError for one that does not exist, or out of range.
     """
 
-    def __init__(self, model: PreTrainedModel, block_size: int, observer: Observer | None = None, **settings: Any):
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        block_size: int,
+        observer: Observer | None = None,
+        landmarks: bool = True,
+        **settings: Any,
+    ):
         self._window: Any = window_size(model)
         self._is_full = [kind == FULL for kind in layer_types(model)]
         self._chunk = _Chunk()
         super().__init__(layers=self._new_layers())
         self.landmark_layers = landmark_layers(model)
         self._frequencies = inverse_frequencies(model)
-        keys = Keys(rope_base=memory_frequencies(model), unrotated_layers=unrotated_layers(model))
+        keys = Keys(0.0, "token" if landmarks else "none", memory_frequencies(model), unrotated_layers(model))
+        self._turning, self._mapping = keys, settings.get("mapping", "stingy")
+        self._trained = text_config(model).max_position_embeddings
         of_model = {"keys": keys, "scoring": Scoring(softcap=softcap_of(model))}
         self.memory = memory_of(block_size, settings, **of_model, observer=observer)
         self.memory.model = partial(weights_digest, model)
+        self._place(self._mapping)
         self._forget()
 
     def _new_layers(self) -> list[Any]:
@@ -87,15 +102,40 @@ class LandmarkCache(Cache):
         self._columns = 0  # of a padded batch: tokens read, padding included
         self._torn = False  # whether an error left a text read in part
 
+    def _place(self, mapping: str) -> None:
+        """Let the memory, of which nothing is read, place blocks by this mapping; "auto": at true positions so far."""
+        self.memory.positions = Stingy() if mapping == "stingy" else TruePositions()
+        self._keeps_rotation = mapping != "stingy" and self._turning.landmark == "none"
+        self.memory.keys = Keys(0.0, "none", torch.zeros(1)) if self._keeps_rotation else self._turning
+
+    def expect(self, tokens: int) -> None:
+        """Get ready to read so many tokens more; a text that is read in parts may be announced as a whole.
+
+        With the mapping "auto" a text that goes beyond the positions of the model's training is read with the stingy
+        mapping, if that is known before anything is read; else a warning says so.
+        """
+        total = self.memory.tokens_read + tokens
+        self.memory.expect(total // self.memory.block_size)
+        if self._mapping != "auto" or not self._keeps_rotation or total <= self._trained:
+            return
+        if self.memory.position == 0:
+            self._place("stingy")
+        elif self.memory.tokens_read <= self._trained:
+            warnings.warn(
+                f"the text goes beyond the {self._trained:,} positions that the model was trained on: give the memory "
+                "mapping='stingy', or its whole length beforehand with expect()",
+                stacklevel=2,
+            )
+
     @property
     def stats(self) -> dict[str, Any]:
         """See `landmark.memory.Memory.stats`; a padded batch has those of its `groups` alone."""
         return self.memory.stats
 
     @property
-    def has_windows(self) -> bool:
-        """Whether some layers have a sliding window."""
-        return not all(self._is_full)
+    def needs_positions(self) -> bool:
+        """Whether the model itself turns queries and keys, in layers with a sliding window or in all."""
+        return self._keeps_rotation or not all(self._is_full)
 
     @property
     def _windows(self) -> dict[int, DynamicSlidingWindowLayer]:
@@ -105,12 +145,12 @@ class LandmarkCache(Cache):
     def reading(self, ids: Tensor, length: int, device: torch.device) -> Iterator[Tensor]:
         """Read a chunk of `length` tokens, landmarks included.
 
-        ids: (B, n), of the chunk, without landmarks. Gives its position ids (1, length). Without layers with a sliding
-        window all are 0: the rotation is the identity, and undoing it is exact. Raises UserError if a layer did not
-        attend with landmarks.
+        ids: (B, n), of the chunk, without landmarks. Gives its position ids (1, length). Where the memory assigns
+        positions itself and no layer has a sliding window, all are 0: the rotation is the identity, and undoing it is
+        exact. Raises UserError if a layer did not attend with landmarks.
         """
         positions = torch.zeros(1, length, dtype=torch.int64, device=device)
-        if self._windows:
+        if self._windows or self._keeps_rotation:
             positions = positions + torch.arange(self.memory.position, self.memory.position + length, device=device)
         before = [(layer, vars(layer).copy()) for layer in self._windows.values()]
         self._chunk.positions = positions
@@ -145,7 +185,7 @@ class LandmarkCache(Cache):
         assert self._chunk.positions is not None  # or `_MemoryLayer.update` had raised
         self._chunk.attended.add(layer)
         self._check_dtype(layer, k.dtype)
-        if layer not in self.memory.keys.unrotated_layers:
+        if layer not in self.memory.keys.unrotated_layers and not self._keeps_rotation:
             positions = self._chunk.positions.to(q.device) if self._windows else None
             q, k = (unrotate(x, positions, self._frequencies) for x in (q, k))
         rescale = scoring.scale_of(q.shape[-1]) * math.sqrt(q.shape[-1])
@@ -164,6 +204,7 @@ class LandmarkCache(Cache):
         """Forget everything: a new text begins."""
         super().reset()
         self.memory.reset()
+        self._place(self._mapping)
         self._forget()
 
     def save(self, folder: Path | str) -> None:
@@ -202,6 +243,9 @@ class LandmarkCache(Cache):
             ids = tensors[IDS]
         except (OSError, SafetensorError, KeyError) as error:
             raise UserError(f"{folder}/{WINDOWS} is missing or damaged: save the cache, not its memory") from error
+        if self._mapping == "auto" and (Path(folder) / CONTENT).is_file():
+            self.memory.reset()
+            self._place(str(read_json(Path(folder) / CONTENT).get("mapping")))
         self.memory.load(folder, device)
         self._forget()
         self.ids = ids
@@ -315,7 +359,7 @@ class LandmarkCache(Cache):
         """Tokens of the text read so far, without landmarks; of a padded batch, padding included."""
         if self.groups:
             return self._columns
-        return self.memory.position - self.memory.position // (self.memory.block_size + 1)
+        return self.memory.tokens_read
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
         """For masks: keys of this layer before the next query, with landmarks."""

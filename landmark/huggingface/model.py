@@ -20,6 +20,7 @@ from landmark.huggingface.landmark_cache import LandmarkCache
 from landmark.huggingface.padding import check_ends, check_goes_on, check_positions, of_columns
 from landmark.huggingface.reading import Reader
 from landmark.huggingface.windows import check_windows, next_labels
+from landmark.memory.settings import changed
 from landmark.utils.errors import UserError
 
 _Base: Any = object  # a class of `landmark.huggingface.classes` has LandmarkModel and a class of transformers as bases
@@ -32,11 +33,12 @@ _MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.BE
 class LandmarkSettings:
     """How a model reads with landmarks.
 
-    token: id of the landmark. block_size: ℓ. local: tokens of a text read at a time. memory: settings of a memory, by
+    token: id of the landmark; None: the text has no landmarks, and blocks are found by a summary of their keys.
+    block_size: ℓ. local: tokens of a text read at a time. memory: settings of a memory, by
     the names of `landmark.memory.settings.SETTINGS`.
     """
 
-    token: int
+    token: int | None
     block_size: int
     local: int
     memory: dict[str, Any] = field(default_factory=dict)
@@ -79,7 +81,9 @@ class LandmarkModel(_Base):
 
     def new_memory(self, **settings: Any) -> LandmarkCache:
         """An empty memory. settings: of a memory (SETTINGS), and `observer`; else those the model was wrapped with."""
-        return LandmarkCache(self, self.landmarks.block_size, **self.landmarks.memory | settings)
+        landmarks = self.landmarks
+        of_model = {"landmarks": landmarks.token is not None}
+        return LandmarkCache(cast(Any, self), landmarks.block_size, **of_model, **changed(landmarks.memory, settings))
 
     def forward(
         self,
@@ -130,7 +134,7 @@ class LandmarkModel(_Base):
             reading = {"local": local or self.landmarks.local, **kwargs}
             given = input_ids, past_key_values, attention_mask, position_ids, logits_to_keep
             return self._read_batch(*given, **reading)  # pyright: ignore[reportCallIssue]
-        if labels is not None and phase is None and self.training:
+        if labels is not None and phase is None and self.training and self.landmarks.token is not None:
             raise UserError(
                 "labels without phase would train the model without landmarks: make the batches with "
                 "landmark.huggingface.LandmarkCollator, or take the landmarks off with landmark.huggingface.unwrap"
@@ -142,6 +146,8 @@ class LandmarkModel(_Base):
             )
         given = {"labels": labels, "use_cache": use_cache, **kwargs}
         window = None
+        if phase is not None and self.landmarks.token is None:
+            raise UserError("phase: this model reads without landmarks, so there are no windows with them")
         if phase is not None:
             block_size = self.landmarks.block_size
             tokens = input_ids if inputs_embeds is None else inputs_embeds
@@ -276,7 +282,8 @@ class LandmarkModel(_Base):
         Raises UserError for assisted generation, without a cache or with another one, for padding on the right, and for
         inputs that do not repeat the memory's text and go on.
         """
-        never = LogitsProcessorList([*(logits_processor or []), _NoLandmark(self.landmarks.token)])
+        token = self.landmarks.token
+        never = LogitsProcessorList([*(logits_processor or []), *([] if token is None else [_NoLandmark(token)])])
         given = {"generation_config": generation_config, "logits_processor": never, **kwargs}
         if past_key_values is not None and not isinstance(past_key_values, LandmarkCache):
             return super().generate(inputs, past_key_values=past_key_values, **given)

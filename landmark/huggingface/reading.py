@@ -76,7 +76,7 @@ class Reader:
             kept: last tokens whose logits are returned.
         """
         self._check(ids)
-        cache.memory.expect((cache.get_seq_length() + ids.shape[1]) // self._settings.block_size)
+        cache.expect(ids.shape[1])
         logits, states = [], []
         for start in range(0, ids.shape[1], self._local):
             part = Part(torch.arange(len(ids), device=ids.device), ids[:, start : start + self._local], cache)
@@ -91,8 +91,8 @@ class Reader:
 
         1. A step reads the next `local` tokens of each text, or the fewer that it has left.
         2. Texts that have read as many tokens so far, and read as many in the step, share a memory.
-        3. In a step all texts pass through the model together, and attention is computed for each memory. Where layers
-           have a sliding window, one memory after the other passes through the model.
+        3. In a step all texts pass through the model together, and attention is computed for each memory. Where the
+           model itself needs positions, one memory after the other passes through the model.
 
         Args:
             ids: (B, T), without landmarks.
@@ -107,7 +107,7 @@ class Reader:
         logits, states = Padded(mask[:, -kept:], lengths), list[Padded]()
         for start in range(0, max(lengths), self._local):
             parts = self._parts(texts, start, cache)
-            for passed in [[part] for part in parts] if cache.has_windows else [parts]:
+            for passed in [[part] for part in parts] if cache.needs_positions else [parts]:
                 skipped = min(logits.first[row] for part in passed for row in part.rows.tolist()) - start
                 found = self._pass(passed, cache, skipped)
                 for part, (of_text, of_layers) in zip(passed, found, strict=True):
@@ -126,28 +126,34 @@ class Reader:
             ids = torch.stack([texts[row][start : start + self._local] for row in rows])
             if ids.numel():
                 more = max(len(texts[row]) for row in rows) - start
-                own.memory.expect((own.get_seq_length() + more) // self._settings.block_size)
+                own.expect(more)
                 parts.append(Part(torch.tensor(rows, device=ids.device), ids, own))
         return parts
 
     def _check(self, ids: Tensor) -> None:
         """Raise UserError for a text with landmarks."""
         token = self._settings.token
-        if ids.shape[1] > 1 and bool((ids == token).any()):
+        if token is not None and ids.shape[1] > 1 and bool((ids == token).any()):
             raise UserError(f"the ids hold landmarks ({token}): leave them out, the model inserts them itself")
+
+    def _placed(self, part: Part) -> tuple[Tensor, Tensor]:
+        """The ids (n, T) as the model reads them, with landmarks if it has some, and where the text's own are."""
+        token, block_size = self._settings.token, self._settings.block_size
+        if token is None:
+            return part.ids, torch.arange(part.ids.shape[1], device=part.ids.device)
+        return insert_landmarks(part.ids, part.cache.memory.position, block_size, token)
 
     def _pass(self, parts: list[Part], cache: LandmarkCache, skipped: int) -> list[tuple[Tensor, list[Tensor]]]:
         """One pass of the model over the next tokens of texts.
 
         Args:
-            parts: of texts; several only where no layer has a sliding window.
+            parts: of texts; several only where the model itself needs no positions.
             cache: of the whole batch.
             skipped: first tokens whose logits are not wanted; 0 or fewer: all are.
 
         Returns for each part logits (n, T − skipped, vocabulary), and hidden states (n, T, D) of each layer.
         """
-        block_size, landmark = self._settings.block_size, self._settings.token
-        placed = [insert_landmarks(part.ids, part.cache.memory.position, block_size, landmark) for part in parts]
+        placed = [self._placed(part) for part in parts]
         wanted = torch.cat([at[max(0, skipped) :] for _, at in placed]).unique()
         positions: Any = None
         with ExitStack() as stack:
@@ -157,10 +163,10 @@ class Reader:
             landmarks: LandmarkCache | Together = past
             if len(parts) > 1:
                 length = max(own.shape[1] for own, _ in placed)
-                tokens, past = tokens.new_full((cache.batch_size, length), landmark), cache
+                tokens, past = tokens.new_full((cache.batch_size, length), self._settings.token or 0), cache
                 for part, (own, _) in zip(parts, placed, strict=True):
                     tokens[part.rows, : own.shape[1]] = own
-                positions = tokens.new_zeros(1, length)  # as those of each part, without sliding windows
+                positions = tokens.new_zeros(1, length)  # as those of each part, which the memory places
                 stack.enter_context(cache.reading_together(positions))
                 spans = [(part.rows, own.shape[1], part.cache) for part, (own, _) in zip(parts, placed, strict=True)]
                 landmarks = Together(spans)

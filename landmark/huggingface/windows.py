@@ -45,6 +45,8 @@ class LandmarkCollator:
         bare = model.get_base_model() if hasattr(model, "get_base_model") else model
         if not hasattr(bare, "landmarks"):
             raise UserError(f"{type(bare).__name__} has no landmarks: wrap it with landmark.huggingface.wrap")
+        if bare.landmarks.token is None:
+            raise UserError(f"{type(bare).__name__} reads without landmarks, so there are no windows with them")
         if length is not None and (not isinstance(length, int) or length < 2):
             raise UserError(f"length={length}: a window must have at least 2 tokens")
         self.token, self.block_size = bare.landmarks.token, bare.landmarks.block_size

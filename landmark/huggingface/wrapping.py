@@ -16,6 +16,7 @@ from landmark.huggingface.families import check_model, text_config
 from landmark.huggingface.making_classes import config_class, model_class
 from landmark.huggingface.model import SETTINGS, LandmarkModel, LandmarkSettings, prepare, saved_settings
 from landmark.huggingface.safe_loading import folder_of, open_model, open_tokenizer
+from landmark.memory.settings import TRAINING_FREE, changed
 from landmark.memory.settings import check_settings as check_memory
 from landmark.utils.constants import DEFAULT_CHUNK, LANDMARK
 from landmark.utils.errors import UserError
@@ -24,27 +25,41 @@ from landmark.utils.landmark_token import new_landmark
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+BLOCK_SIZE = 63  # with its landmark a block has 64 places
+LANDMARKS = ("token", "none")
+
 
 def wrap(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    block_size: int = 63,
+    block_size: int | None = None,
     memory: Mapping[str, Any] | None = None,
     local: int = DEFAULT_CHUNK,
+    landmarks: str = "token",
 ) -> LandmarkModel:
     """Make a decoder of transformers a `LandmarkModel` too, in place.
 
     Args:
         model: the decoder.
-        tokenizer: gets the token `<landmark>`, whose embedding is the mean of the others until it is trained.
-        block_size: ℓ, tokens a block.
-        memory: `landmark.memory.settings.SETTINGS`, as {"k": 4, "max_blocks": 1000}. None: its defaults.
+        tokenizer: gets the token `<landmark>`, whose embedding is the mean of the others until it is trained. Without
+            landmarks it stays as it is.
+        block_size: ℓ, tokens a block. None: 63, without landmarks 64.
+        memory: `landmark.memory.settings.SETTINGS`, as {"k": 4, "max_blocks": 1000}. What it does not name has their
+            defaults, without landmarks those of `TRAINING_FREE`.
         local: tokens of a prompt read at a time.
+        landmarks: "token": a landmark stands after each block, which the model must first learn to use. "none": there
+            are none, and the model reads at once, without training: blocks are found by a summary of their keys.
 
     Returns the same model. Raises UserError for a model or settings that do not fit, and if the tokenizer has the token
     already.
     """
     check_model(model)
+    if memory is not None and not isinstance(memory, Mapping):
+        raise UserError(f"memory={memory!r}: give settings by name, as {{'k': 4}}")
+    if landmarks not in LANDMARKS:
+        raise UserError(f"landmarks={landmarks!r}: must be one of {', '.join(LANDMARKS)}")
+    if landmarks == "none":
+        return attach(model, without_landmarks(BLOCK_SIZE + 1 if block_size is None else block_size, local, memory))
     if LANDMARK in tokenizer.get_vocab():
         raise UserError(
             f"the tokenizer has a token {LANDMARK} already: to go on with a model that was saved with landmarks, "
@@ -55,13 +70,19 @@ def wrap(
             "the model's embeddings are kept elsewhere (meta tensors), so none can be added: wrap the model on one "
             "device, save it, and open it with landmark.huggingface.load(folder, device_map=…)"
         )
-    if memory is not None and not isinstance(memory, Mapping):
-        raise UserError(f"memory={memory!r}: give settings by name, as {{'k': 4}}")
+    block_size = BLOCK_SIZE if block_size is None else block_size
     settings = LandmarkSettings(new_landmark(tokenizer), block_size, local, dict(memory or {}))
     wrapped = attach(model, settings)
     tokenizer.add_tokens([LANDMARK], special_tokens=True)
-    place_embedding(model, settings.token)
+    place_embedding(model, tokenizer.convert_tokens_to_ids(LANDMARK))
     return wrapped
+
+
+def without_landmarks(
+    block_size: int, local: int = DEFAULT_CHUNK, memory: Mapping[str, Any] | None = None
+) -> LandmarkSettings:
+    """The settings of a model that reads without landmarks, as of `wrap`; `memory` changes those of `TRAINING_FREE`."""
+    return LandmarkSettings(None, block_size, local, changed(TRAINING_FREE, memory or {}))
 
 
 def load(folder: str | Path, **settings: Any) -> tuple[LandmarkModel, PreTrainedTokenizerBase]:
@@ -118,11 +139,16 @@ def check_settings(model: PreTrainedModel, settings: LandmarkSettings) -> None:
     """Raise UserError for settings out of range, of a wrong type, or unknown."""
     for name in ("token", "block_size", "local"):
         value = getattr(settings, name)
+        if name == "token" and value is None:
+            continue
         if not isinstance(value, int) or isinstance(value, bool):
             raise UserError(f"{name}={value!r}: must be a whole number")
     if settings.local < 1:
         raise UserError(f"local={settings.local}: at least one token must be read at a time")
     check_memory(settings.memory, settings.block_size)
+    if (settings.token is None) != (settings.memory.get("window") is not None):
+        has = "no landmarks, so it must be a number" if settings.token is None else "landmarks, so it must be None"
+        raise UserError(f"memory: window={settings.memory.get('window')}: the model reads a text with {has}")
     cutoff, layers = settings.memory.get("cutoff"), text_config(model).num_hidden_layers
     if isinstance(cutoff, list | tuple) and len(cutoff) != layers:
         raise UserError(f"memory: cutoff has {len(cutoff)} numbers: give one, or one for each of {layers} layers")

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from landmark.memory.positions import TruePositions as TruePositions
     from landmark.memory.sinks import SinkMemory as SinkMemory
     from landmark.memory.store import Store as Store
+    from landmark.memory.summaries import SummaryMemory as SummaryMemory
     from landmark.memory.transformer_xl import RecurrentMemory as RecurrentMemory
     from landmark.memory.transformer_xl import UnlimitedMemory as UnlimitedMemory
 
@@ -19,10 +20,20 @@ _PUBLIC = {
     "SinkMemory": "landmark.memory.sinks",
     "Stingy": "landmark.memory.positions",
     "Store": "landmark.memory.store",
+    "SummaryMemory": "landmark.memory.summaries",
     "TruePositions": "landmark.memory.positions",
     "UnlimitedMemory": "landmark.memory.transformer_xl",
 }
-__all__ = ["Memory", "RecurrentMemory", "SinkMemory", "Stingy", "Store", "TruePositions", "UnlimitedMemory"]
+__all__ = [
+    "Memory",
+    "RecurrentMemory",
+    "SinkMemory",
+    "Stingy",
+    "Store",
+    "SummaryMemory",
+    "TruePositions",
+    "UnlimitedMemory",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -122,6 +122,16 @@ class Memory:
             }
         )
 
+    @property
+    def width(self) -> int:
+        """W, places of a block in the text: ℓ+1, its landmark included."""
+        return self.block_size + 1
+
+    @property
+    def tokens_read(self) -> int:
+        """Tokens of the text that are committed, without landmarks."""
+        return self.position - self.position // self.width
+
     def new_layer(self) -> LayerMemory:
         """An empty layer with the memory's settings."""
         return LayerMemory(BlockStore(self.store, self.select.with_means, self._fetched))
@@ -167,14 +177,14 @@ class Memory:
         if self._before is None:
             read = {number: each.store.blocks_read for number, each in self.layers.items()}
             self._before = self._statistics.copy(), read
-        self._length, width = q.shape[2], self.block_size + 1
+        self._length = q.shape[2]
         kernel = has_kernel(self.gate, self.scoring)
         check_kernel(self.backend, kernel)
         backend = backend_for(self.backend, q, self.block_size, kernel)
-        lags = self.positions.lags(state.store.added, self.k, width)
+        lags = self.positions.lags(state.store.added, self.k, self.width)
         scale, rotary = self.scoring.scale_of(q.shape[-1]), self.keys.rotary(layer)
         queries = QueriesAtLags(q, scale, rotary, state.num_pending, lags)
-        k, v = state.begin_chunk(q, k, v, self.keys, width, self.select.earlier_queries)
+        k, v = state.begin_chunk(q, k, v, self.keys, self.width, self.select.earlier_queries)
         scoring = self.gate, self.scoring.softcap, backend
         return Question(layer, self.position, state, self.block_size, queries, self.k, *scoring), k, v
 
@@ -182,7 +192,7 @@ class Memory:
         self, question: Question, k: Tensor, v: Tensor, extra: Extra | None
     ) -> tuple[Question, tuple[Tensor, Tensor]]:
         """Output and log-sum-exp of local attention; the question gets the weight of the context miss token."""
-        out, lse = attend_locally(question, k, v, self.keys, self.select)
+        out, lse = self.attend_to_pending(question, k, v)
         if isinstance(extra, Sinks):
             out, lse = extra.merge(out, lse)
         if isinstance(extra, ContextMiss):
@@ -194,6 +204,13 @@ class Memory:
             question = question.of(QuerySelection(weight, weight >= 0))
             out = out * (1 - weight)[..., None].to(out.dtype)
         return question, (out, lse)
+
+    def attend_to_pending(self, question: Question, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Output (B, H, T, d) and log-sum-exp (B, H, T) of attention to pending tokens and chunk (step 1).
+
+        question: with the queries. k, v: (B, H_kv, pending + T, d), k not rotated.
+        """
+        return attend_locally(question, k, v, self.keys, self.select)
 
     def _choose(self, question: Question) -> tuple[Question, Choice | None]:
         """The blocks that the queries read, and the question, perhaps of fewer queries; None: they read nothing."""
@@ -260,15 +277,26 @@ class Memory:
         """Store the complete blocks of a chunk and the pending tokens before it; returns their tokens."""
         assert state.chunk is not None
         k, v = state.chunk["pending_keys"], state.chunk["pending_values"]
-        width = self.block_size + 1
-        count = k.shape[2] // width
+        width, count = self.width, self.complete_blocks(k.shape[2])
         if count:
             keys, values = (x[:, :, : count * width].unflatten(2, (count, width)) for x in (k, v))
             factors = self.positions.stored(self.keys.rotary(layer), state.store.added, (count, width), keys)
             keys = rotate(keys.to(torch.promote_types(keys.dtype, torch.float32)), factors)
+            keys, values = self.closed_blocks(keys, values)
             state.store.reserve(self._expected, values[..., 1:, :])
-            state.store.add(self.keys.with_means(keys, self.gate.of_landmark), values)
+            state.store.add(keys, values)
         return count * width
+
+    def complete_blocks(self, tokens: int) -> int:
+        """Of so many pending tokens, landmarks included, how many blocks are stored at the end of a chunk."""
+        return tokens // self.width
+
+    def closed_blocks(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Blocks as they are stored, (B, H_kv, n, ℓ+1, d), the landmark last.
+
+        keys, values: (B, H_kv, n, W, d) of the text, keys rotated.
+        """
+        return self.keys.with_means(keys, self.gate.of_landmark), values
 
     def discard(self) -> None:
         """Forget a chunk that is not committed, its counts included: where a layer failed, no layer has read it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,7 +25,7 @@ class Question:
     block_size: ℓ.
     queries: of the chunk, and perhaps of tokens before it (`before`).
     k: blocks to choose.
-    newest: so many of the k are the newest blocks, whatever they score.
+    newest, first: so many of the k are the newest blocks, and those that begin the text, whatever they score.
     window: queries that choose together: the own one and those of the places before (select/query_window.py).
     before: queries at the start that are of earlier tokens, and choose nothing themselves.
     notes: what the `local_gate` of a selector leaves for its `choose`.
@@ -43,6 +44,7 @@ class Question:
     softcap: float | None
     backend: str
     newest: int = 0
+    first: int = 0
     window: int = 1
     before: int = 0
     notes: dict[str, Any] = field(default_factory=dict)
@@ -69,6 +71,12 @@ class Question:
     def rounded(self) -> Tensor:
         """The queries that attend to blocks, (S, B, n, H, d), rotated for lag 1…S."""
         return self.queries.rounded[:, :, self.before :]
+
+    def preferred(self, scores: Tensor, ages: Tensor) -> Tensor:
+        """The scores (…, n), ∞ for blocks that are read whatever they score. ages: (n,) or (…, n), of the blocks."""
+        if not self.newest and not self.first:
+            return scores
+        return scores.masked_fill((ages <= self.newest) | (ages > self.store.added - self.first), math.inf)
 
     def of(self, selection: QuerySelection) -> Question:
         """The question of some of the queries."""

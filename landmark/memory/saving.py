@@ -24,10 +24,10 @@ from landmark.utils.leftovers import delete_leftovers, locked
 FORMAT = 2
 IDENTITY = {  # what must be equal in a memory that loads another, as the user knows it
     "block_size": "model.block_size",
+    "landmark_key": "model.landmark_key",
     "rope_base": "model.rope_base",
     "mapping": "positions.mapping",
     "key_offset": "model.key_offset",
-    "landmark_key": "model.landmark_key",
     "joint_softmax": "model.joint_softmax",
     "model": "model",
 }

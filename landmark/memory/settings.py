@@ -22,33 +22,56 @@ SETTINGS: dict[str, Any] = {  # with their defaults
     "granularity": "per_token_and_head",  # which queries and heads choose together (select/best.py)
     "scorer": "landmark",  # what ranks blocks: landmarks, or for ablations one of the other SCORERS
     "recent": 0,  # newest blocks that are always among the k (select/with_newest.py)
+    "first": 0,  # blocks that begin the text and are always among the k (select/with_first.py)
     "query_window": 1,  # queries that choose together, at most ℓ (select/query_window.py)
-    "rerank": None,  # blocks with the best landmarks that get a second look (select/second_look.py); None: none do
+    "rerank": None,  # blocks with the best summaries that get a second look (select/second_look.py); None: none do
     "tier": "device",  # where blocks are stored (store/tiers.py); results are the same, bit for bit
     "folder": None,  # of files of the tier "disk"; None: the system's for temporary files
     "cache": 128,  # blocks (all heads) fetched from another tier that the device holds for each layer
     "index": "exact",  # all landmarks are scored; "faiss": only `candidates` of older ones (select/faiss.py)
     "index_type": "ivf",  # of faiss: an inverted file, or "flat"
     "candidates": 16,  # landmarks that faiss finds for each query
-    "mapping": "stingy",  # positions of blocks, or "true" ones (positions.py)
+    "mapping": "stingy",  # positions of blocks, "true" ones (positions.py), or without landmarks "auto": as they fit
+    "window": None,  # of a text without landmarks: last tokens that every query sees (summaries.py); None: it has them
     "cutoff": 0.0,  # weight of a context miss token from which on a query retrieves; one, or one for each layer
     "seed": 0,  # of the scorer "random"
+}
+TRAINING_FREE: dict[str, Any] = {  # of models that read without landmarks, where nothing was trained
+    "k": 4,
+    "scorer": "mean_key",
+    "rerank": 32,
+    "first": 1,
+    "window": 256,
+    "mapping": "auto",
 }
 _NAMES = {  # on the command line, where they are not retrieval.…
     "max_blocks": "memory.blocks",
     **{name: f"memory.{name}" for name in ("tier", "folder", "cache", "index", "index_type", "candidates")},
     "mapping": "positions.mapping",
+    "window": "memory.window",
 }
 _CHOICES = {
     "granularity": GRANULARITIES,
     "scorer": SCORERS,
     "tier": TIERS,
-    "mapping": MAPPINGS,
+    "mapping": (*MAPPINGS, "auto"),
     "index": INDICES,
     "index_type": INDEX_TYPES,
 }
 # By what ranks blocks: the settings that change its question.
-_REFINED = {"landmark": ("rerank", "recent", "query_window"), "mean_key": ("query_window",), "faiss": ("rerank",)}
+_REFINED = {
+    "landmark": ("rerank", "recent", "first", "query_window"),
+    "mean_key": ("rerank", "recent", "first", "query_window"),
+    "faiss": ("rerank",),
+}
+
+
+def changed(usual: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The usual settings with those given in their place; a usual `rerank` is at least the k that is given."""
+    every = {**usual, **given}
+    if every.get("rerank") is not None and "rerank" not in given:
+        every["rerank"] = max(every["rerank"], given.get("k", 0))
+    return every
 
 
 def check_settings(settings: Mapping[str, Any], block_size: int) -> None:
@@ -68,7 +91,7 @@ def check_settings(settings: Mapping[str, Any], block_size: int) -> None:
     for value in values:
         fraction(f"cmt.{key}", value, "because it is compared with a weight", cutoff)
     ranks = "faiss" if every["index"] == "faiss" else every["scorer"]
-    for name in ("rerank", "recent", "query_window"):
+    for name in ("rerank", "recent", "first", "query_window"):
         if every[name] != SETTINGS[name] and name not in _REFINED.get(ranks, ()):
             by = _named("index" if ranks == "faiss" else "scorer", every)
             can = " or ".join(other for other, names in _REFINED.items() if name in names)
@@ -80,6 +103,11 @@ def check_settings(settings: Mapping[str, Any], block_size: int) -> None:
             f"{_named('granularity', every)}: {_named('rerank', every)} chooses for each query and head, "
             "set per_token_and_head"
         )
+    if every["window"] is None and every["mapping"] == "auto":
+        raise UserError(f"{_named('mapping', every)}: is for texts without landmarks, set stingy or true")
+    if every["window"] is not None and (ranks in ("landmark", "faiss") or any(values)):
+        by = "cmt.cutoff" if any(values) else _named("index" if ranks == "faiss" else "scorer", every)
+        raise UserError(f"{by}: the text has no landmarks to go by, set retrieval.scorer=mean_key alone")
     if every["index"] == "faiss" and (every["scorer"] != "landmark" or every["max_blocks"] is not None):
         raise UserError(
             f"memory.index=faiss: it ranks by landmarks and cannot drop blocks, set retrieval.scorer=landmark and "
@@ -109,6 +137,8 @@ def _check_numbers(every: Mapping[str, Any]) -> None:
         ("cache", 1, None, ": must be at least 1, because blocks are fetched into the cache"),
         ("rerank", k, None, f"{why_fewer}: of more blocks k are chosen"),
         ("recent", 0, k, f": must be 0 to retrieval.k={k}, of which they are a part"),
+        ("first", 0, k - every["recent"], f": must be 0 to retrieval.k={k} less retrieval.recent={every['recent']}"),
+        ("window", 0, None, ": the number of tokens cannot be negative"),
         ("query_window", 1, every["block_size"], f": must be 1 to model.block_size={every['block_size']}"),
         ("candidates", fewest, None, f": must be at least {fewest}"),
     ):
@@ -126,23 +156,32 @@ def memory_of(block_size: int, settings: Mapping[str, Any], **objects: Any) -> M
         objects: keys, gate, scoring, backend and observer, as of `Memory`; and `select`, in place of the one that
             chooses the blocks with the best landmarks.
 
-    Raises UserError as `check_settings` does, and for index="faiss" where faiss is not installed.
+    Raises UserError as `check_settings` does, for a `window` where the text has landmarks, for none where it has not,
+    and for index="faiss" where faiss is not installed.
     """
     from landmark.attention.keys import Keys
     from landmark.memory.memory import Memory
     from landmark.memory.positions import Stingy, TruePositions
     from landmark.memory.select import Best
     from landmark.memory.store import Store
+    from landmark.memory.summaries import SummaryMemory
 
     check_settings(settings, block_size)
     every = SETTINGS | dict(settings)
-    keys = objects.setdefault("keys", Keys())
+    window = every["window"]
+    keys = objects.setdefault("keys", Keys(landmark="token" if window is None else "none"))
+    if (window is None) != (keys.landmark != "none"):
+        has = "has no landmarks" if window is None else "has landmarks"
+        raise UserError(f"{_named('window', every)}: the text that this model reads {has}")
     # With the mean of their blocks in them, landmarks differ in the first layer too.
     best = objects.pop("select", Best(every["granularity"], (0,) if keys.landmark == "token" else ()))
     select = _selector(every, best)
     store = Store(every["max_blocks"], every["tier"], every["folder"], every["cache"])
     positions = Stingy() if every["mapping"] == "stingy" else TruePositions()
-    return Memory(block_size, every["k"], select=select, store=store, positions=positions, **objects)
+    objects |= {"select": select, "store": store, "positions": positions}
+    if window is not None:
+        return SummaryMemory(block_size, every["k"], window=window, **objects)
+    return Memory(block_size, every["k"], **objects)
 
 
 def _selector(settings: Mapping[str, Any], best: Best) -> Selector:
@@ -165,4 +204,6 @@ def _selector(settings: Mapping[str, Any], best: Best) -> Selector:
         found = select.QueryWindow(settings["query_window"], found)
     if settings["recent"]:
         found = select.WithNewest(settings["recent"], found)
+    if settings["first"]:
+        found = select.WithFirst(settings["first"], found)
     return select.Cutoff(settings["cutoff"], found) if settings["cutoff"] else found

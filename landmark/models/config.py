@@ -24,11 +24,14 @@ KINDS = ("transformer", "landmark", "transformer_xl")
 class Landmarks:
     """What makes a decoder a landmark model.
 
-    token: the landmark's id. block_size: ℓ, normal tokens of a block. alpha: of the gate (`landmark.attention.gates`).
+    token: the landmark's id; None: the text has no landmarks, and a model of transformers finds blocks by a summary of
+        their keys, without training.
+    block_size: ℓ, normal tokens of a block.
+    alpha: of the gate (`landmark.attention.gates`).
     cmt: whether the model has a context miss token.
     """
 
-    token: int
+    token: int | None
     block_size: int
     alpha: float = 0.0
     cmt: bool = False
@@ -265,6 +268,8 @@ class Vocabulary(Protocol):
 def decoder_config(model: ModelConfig, tokenizer: Vocabulary, cmt: bool = False) -> DecoderConfig:
     """The configuration of the decoder that the config group `model` and a tokenizer describe.
 
+    A landmark model that is not trained (`as_is`) reads without landmarks.
+
     cmt: whether it has a context miss token. Settings of other kinds of model are left out. Raises UserError as
     `DecoderConfig` does.
     """
@@ -275,7 +280,10 @@ def decoder_config(model: ModelConfig, tokenizer: Vocabulary, cmt: bool = False)
     values |= {"vocab_size": tokenizer.vocab_size, "landmark_id": tokenizer.landmark, "cmt": cmt}
     if model.kind != "landmark":
         values |= {"landmark_key": None, "landmark_bias": None}
-    return DecoderConfig.from_flat(values)
+    config = DecoderConfig.from_flat(values)
+    if model.as_is and config.landmarks is not None:
+        return replace(config, landmarks=replace(config.landmarks, token=None))
+    return config
 
 
 class _AnyVocabulary(NamedTuple):

@@ -50,6 +50,9 @@ class LanguageModel(nn.Module):
         """An empty memory that keeps everything of `tokens` tokens, for a model whose `new_memory()` is None."""
         raise NotImplementedError
 
+    def announce(self, memory: Any, tokens: int) -> None:
+        """Let a memory get ready for so many tokens more, which are read in parts."""
+
     def forward(self, tokens: Tensor, memory: Any = None, last: bool = False) -> Tensor:
         """Logits of the next token (B, T, vocabulary) after raw ids (B, T), or with `last` (B, 1, vocabulary)."""
         raise NotImplementedError
@@ -120,6 +123,7 @@ class LanguageModel(nn.Module):
             if group_memory is None:
                 group_memory = self.unlimited_memory(length + tokens)
             logits = together
+            self.announce(group_memory, length + tokens)
             for chunk in together.split(local or self._default_chunk(length), 1):
                 logits = self(chunk.to(device), memory=group_memory, last=True)
                 read += chunk.numel()

@@ -20,6 +20,7 @@ from transformers.utils import logging as transformers_logging
 from landmark.attention.layout import insert_landmarks
 from landmark.huggingface import LandmarkCache, LandmarkModel, LandmarkSettings, attach, place_embedding
 from landmark.huggingface.safe_loading import folder_of, open_model
+from landmark.huggingface.wrapping import without_landmarks
 from landmark.models.config import DecoderConfig, Landmarks
 from landmark.models.language_model import LanguageModel, summed_loss
 from landmark.utils.constants import DEFAULT_CHUNK
@@ -61,10 +62,14 @@ class Pretrained(LanguageModel):
             raise UserError(f"{', '.join(settings)}: a transformers model without landmarks has no such memory")
         return None
 
+    def announce(self, memory: Any, tokens: int) -> None:
+        if isinstance(memory, LandmarkCache):
+            memory.expect(tokens)
+
     def forward(self, tokens: Tensor, memory: Any = None, last: bool = False) -> Tensor:
         """Logits of the next raw token after each raw token (B, T, vocabulary), or with `last` after the last alone."""
         settings: dict[str, Any] = {"past_key_values": memory, "use_cache": memory is not None}
-        if isinstance(self.bare, LandmarkModel) and memory is None:
+        if memory is None and self.config.landmark_id is not None:
             landmarks = self.bare.landmarks
             tokens, own = insert_landmarks(tokens, 0, landmarks.block_size, landmarks.token)
             phase = torch.zeros(len(tokens), dtype=torch.int64)
@@ -145,6 +150,7 @@ def start_from(name: str, shape: DecoderConfig, lora_rank: int | None = None, to
 
 def _with_landmarks(model: PreTrainedModel, landmarks: Landmarks) -> LandmarkModel:
     token, block_size = landmarks.token, landmarks.block_size
+    assert token is not None
     if getattr(model.config, "landmark", None) is None:
         wrapped = attach(model, LandmarkSettings(token, block_size, DEFAULT_CHUNK))
         place_embedding(model, token)
@@ -159,9 +165,15 @@ def _with_landmarks(model: PreTrainedModel, landmarks: Landmarks) -> LandmarkMod
 
 
 def load_pretrained(folder: Path, expected: DecoderConfig | None = None) -> Pretrained:
-    """Load a model that `Pretrained.save` wrote. Raises UserError if it is damaged, or not of the `expected` shape."""
+    """Load a model that `Pretrained.save` wrote, or one that gets no training, and reads without landmarks.
+
+    Raises UserError if it is damaged, or not of the `expected` shape.
+    """
     model = _open(folder)
-    if getattr(model.config, "landmark", None) is not None and not isinstance(model, LandmarkModel):
+    saved = getattr(model.config, "landmark", None)
+    if saved is None and expected is not None and expected.landmarks is not None and expected.landmark_id is None:
+        model = attach(model, without_landmarks(expected.landmarks.block_size))
+    elif saved is not None and not isinstance(model, LandmarkModel):
         model = attach(model)  # saved before models with landmarks had a type of their own
     loaded = Pretrained(model)
     for name in ("kind", "landmark_id", "block_size"):

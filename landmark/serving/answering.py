@@ -114,6 +114,7 @@ class Answering:
         The landmark is ruled out. Raises Gone where the client has left.
         """
         local, logits = self.model.landmarks.local, None
+        cache.expect(len(ids))
         for start in range(0, len(ids), local):
             with self._turn, torch.inference_mode():
                 if gone is not None and gone.is_set():
@@ -122,7 +123,8 @@ class Answering:
                 logits = self.model(chunk, past_key_values=cache, logits_to_keep=1).logits[0, -1]
         assert logits is not None
         logits = logits.float().cpu().clone()
-        logits[self.model.landmarks.token] = -torch.inf
+        if self.model.landmarks.token is not None:
+            logits[self.model.landmarks.token] = -torch.inf
         return logits
 
     def answers(

@@ -174,7 +174,7 @@ def test_a_prompt_and_a_memory_belong_to_a_task(configure, overrides, said):
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (("model=landmark", "model.as_is=true"), r"model\.as_is=True: is for a plain model that model.name gives"),
+        (("model=landmark", "model.as_is=true"), r"model\.as_is=True: is for a model that model.name gives"),
         (("model=landmark", "model.lora_rank=4"), r"model\.lora_rank=4: is for a trained model of transformers"),
         (("model=llama_landmark", "model.lora_rank=4"), r"model\.lora_rank=4: is for a trained model of transformers"),
         (("model=llama", "model.name=x"), "model.name=x and model.family=llama: choose one of them"),
@@ -182,9 +182,9 @@ def test_a_prompt_and_a_memory_belong_to_a_task(configure, overrides, said):
         (("model=llama_landmark", "cmt=on"), "cmt.enabled=True: is for our decoder"),
         (("model=llama_landmark", "positions=jumps"), "positions.kind=jumps: is for our decoder"),
         (("model=llama", "memory.window=9"), r"memory\.window"),
-        (("model=pretrained", "model.name=x", "model.lora_rank=0"), r"model\.lora_rank=0"),
+        (("model=pretrained_landmark", "model.name=x", "model.lora_rank=0"), r"model\.lora_rank=0"),
         (
-            ("model=pretrained", "model.name=x", "model.lora_rank=2", "trainer=fsdp"),
+            ("model=pretrained_landmark", "model.name=x", "model.lora_rank=2", "trainer=fsdp"),
             "trainer.strategy=fsdp: is for whole windows, and all weights of a model",
         ),
         (("model=transformer", "eval.retriever=bm25"), r"eval\.retriever=bm25: is for model=landmark"),
@@ -198,4 +198,4 @@ def test_what_models_of_transformers_cannot_do_is_refused(configure, overrides, 
 
 def test_a_pretrained_model_must_be_named(configure):
     with pytest.raises(UserError, match=r"model\.name"):
-        check(configure("model=pretrained"))
+        check(configure("model=pretrained_landmark"))

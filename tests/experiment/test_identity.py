@@ -146,7 +146,7 @@ def test_difference_names_both_values(configure):
     assert difference(here, here) == ""
 
 
-PRETRAINED = ("model=pretrained", "model.name=some-folder")
+PRETRAINED = ("model=pretrained_landmark", "model.name=some-folder")
 
 
 def named(configure, *overrides, start="weights"):

@@ -10,6 +10,7 @@ from landmark.memory.select.query_window import QueryWindow
 from landmark.memory.select.random import Random
 from landmark.memory.select.second_look import SecondLook
 from landmark.memory.select.selector import Around, Choice, Selector
+from landmark.memory.select.with_first import WithFirst
 from landmark.memory.select.with_newest import WithNewest
 
 __all__ = [
@@ -25,5 +26,6 @@ __all__ = [
     "Random",
     "SecondLook",
     "Selector",
+    "WithFirst",
     "WithNewest",
 ]

@@ -42,7 +42,7 @@ def best_of_summaries(question: Question, granularity: str, summaries: Tensor, i
     count, sets = min(question.k, len(store)), question.sets(granularity)
     if count == len(store):
         return torch.arange(count, 0, -1, device=queries.device).expand(*sets, count)
-    alone = granularity == "per_token_and_head" and question.window == 1 and not question.newest
+    alone = granularity == "per_token_and_head" and question.window == 1 and not question.newest + question.first
     has_kernel = alone and not is_tied and question.softcap is None and summaries.dtype == torch.float32
     if question.backend == "triton" and has_kernel and count <= MOST:
         of_store = {"added": store.added, "blocks": len(store), "recent": question.lags.own}
@@ -66,9 +66,7 @@ def best_of_summaries(question: Question, granularity: str, summaries: Tensor, i
             scores = scores.unflatten(1, (of_heads.stop - of_heads.start, -1)).amax(2)
         if question.window > 1 and granularity != "per_head":
             scores = best_of_window(scores, question.window, before + part.start - first)
-        if question.newest:
-            scores[..., ages <= question.newest] = math.inf
-        chosen[:, of_heads, part] = best_ages(scores, ages, count)
+        chosen[:, of_heads, part] = best_ages(question.preferred(scores, ages), ages, count)
     return chosen.sort(-1, descending=True).values
 
 

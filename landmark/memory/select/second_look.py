@@ -42,9 +42,7 @@ class SecondLook(Around):
         choice = self.inner.choose(replace(question, k=self.proposed, window=1, before=0))
         if question.window > 1:
             return Choice(_best_in_windows(question, choice.ages))
-        scores = _scores(question, choice.ages)
-        if question.newest:
-            scores = scores.masked_fill(choice.ages <= question.newest, math.inf)
+        scores = question.preferred(_scores(question, choice.ages), choice.ages)
         scores = scores if choice.shift is None else scores + choice.shift
         # From the newest block on, so that a stable sort decides ties.
         best = scores.flip(-1).sort(dim=-1, descending=True, stable=True).indices[..., : question.k]
@@ -67,8 +65,7 @@ def _best_in_windows(question: Question, ages: Tensor) -> Tensor:
         of_blocks = scores.new_full((*ages.shape[:2], stop - first, len(store)), -math.inf)
         of_blocks.scatter_(-1, rows[:, :, first:stop], scores[:, :, first:stop])
         best = best_of_window(of_blocks, question.window, before + start - first)
-        best[..., every <= question.newest] = math.inf
-        chosen.append(best_ages(best, every, question.k))
+        chosen.append(best_ages(question.preferred(best, every), every, question.k))
     return torch.cat(chosen, 2).sort(-1, descending=True).values
 
 

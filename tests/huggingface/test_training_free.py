@@ -1,0 +1,234 @@
+"""Pretrained models that read without landmarks: with all blocks the model itself, else its attention to fewer keys."""
+
+import copy
+import os
+import re
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from landmark.huggingface import LandmarkCollator, LandmarkModel, load, unwrap, wrap
+from landmark.utils.errors import UserError
+from tests.huggingface.conftest import CONFIGS, FURTHER, make_model, make_tokenizer
+
+EAGER = ("gemma2", "gemma3_whole", "gpt_oss")  # families without another attention, which rounds weights to float32
+ROUNDED = (*EAGER, "llama4_text")  # its router rounds too
+ALL = {"k": 100, "window": 7}
+FEW = {"k": 3, "window": 7, "rerank": 5}
+
+
+def make(family, tokenizer, memory=ALL, **settings):
+    """A model and the same without landmarks, in float64."""
+    model = make_model(family, "eager" if family in EAGER else "sdpa").double()
+    plain = copy.deepcopy(model)
+    return wrap(model, tokenizer, landmarks="none", **{"block_size": 5, "local": 17, **settings}, memory=memory), plain
+
+
+@pytest.fixture
+def ids():
+    return torch.randint(0, 256, (2, 90), generator=torch.Generator().manual_seed(0))
+
+
+def read(model, ids, memory=None, parts=(90,)):
+    memory = model.new_memory() if memory is None else memory
+    with torch.no_grad():
+        return torch.cat([model(part, past_key_values=memory).logits for part in ids.split(list(parts), 1)], 1)
+
+
+@pytest.mark.parametrize("name", [*CONFIGS, *FURTHER])
+def test_a_model_that_reads_every_block_is_the_model_itself(name, ids, tokenizer):
+    wrapped, plain = make(name, tokenizer)
+    memory = wrapped.new_memory()
+    found = read(wrapped, ids, memory)
+    assert memory.stats["blocks_kept"] > 10
+    assert memory.get_seq_length() == 90
+    with torch.no_grad():
+        expected = plain(ids).logits
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12 if name not in ROUNDED else 2e-5)
+
+
+@pytest.mark.parametrize("parts", [[1] * 90, [40, 1, 1, 48], [3, 5, 82]])
+@pytest.mark.parametrize("name", ["qwen2", "gemma3"])
+def test_in_any_chunks(name, parts, ids, tokenizer):
+    wrapped, plain = make(name, tokenizer)
+    with torch.no_grad():
+        expected = plain(ids).logits
+    torch.testing.assert_close(read(wrapped, ids, parts=parts), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["qwen2", "gemma3"])
+def test_the_stingy_mapping_is_the_model_itself_too(name, ids, tokenizer):
+    wrapped, plain = make(name, tokenizer, {**ALL, "mapping": "stingy"})
+    with torch.no_grad():
+        expected = plain(ids).logits
+    torch.testing.assert_close(read(wrapped, ids), expected, rtol=0, atol=2e-5)  # the model's angles are float32
+
+
+@pytest.mark.parametrize("settings", [{}, {"num_beams": 3}, {"num_beams": 2, "num_return_sequences": 2}])
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_generates_what_the_model_generates(name, settings, ids, tokenizer):
+    wrapped, plain = make(name, tokenizer)
+    settings = {"max_new_tokens": 23, "do_sample": False, **settings}
+    assert torch.equal(wrapped.generate(ids, **settings), plain.generate(ids, **settings))
+
+
+def test_padded_texts_are_read_as_one_by_one(ids, tokenizer):
+    wrapped, _ = make("llama", tokenizer, FEW)
+    mask = torch.ones_like(ids)
+    mask[0, :31] = 0
+    with torch.no_grad():
+        found = wrapped(ids, attention_mask=mask, past_key_values=wrapped.new_memory()).logits
+    torch.testing.assert_close(found[:1, 31:], read(wrapped, ids[:1, 31:], parts=[59]), rtol=0, atol=1e-12)
+    torch.testing.assert_close(found[1:], read(wrapped, ids[1:]), rtol=0, atol=1e-12)
+
+
+def test_few_blocks_are_the_models_attention_to_fewer_keys(ids, tokenizer):
+    """Read token by token, with a mask for each query made by hand, of the blocks with the best mean keys."""
+    block, window, k = 5, 7, 3
+    wrapped, plain = make("llama", tokenizer, {**FEW, "rerank": None, "window": window})
+    found = read(wrapped, ids[:1], parts=[1] * 90)
+    expected = by_hand(plain, ids[:1], block, window, k)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    assert (found - read(wrapped, ids[:1], wrapped.new_memory(k=100), [1] * 90)).abs().max() > 0.1
+
+
+def by_hand(model, ids, block, window, k):
+    """Logits of a model whose queries see the last tokens and k blocks, the first one among them."""
+    from transformers import AttentionInterface
+
+    def attention(module, q, keys, values, mask, scaling, **_):
+        groups = q.shape[1] // keys.shape[1]
+        keys, values = (x.repeat_interleave(groups, 1) for x in (keys, values))
+        scores, length = (q @ keys.mT)[0] * scaling, ids.shape[1]
+        for head in range(len(scores)):
+            for query in range(length):
+                stored = max(0, query - window) // block  # before this token
+                seen = torch.arange(length) >= stored * block
+                means = [keys[0, head, n * block : (n + 1) * block].mean(0) @ q[0, head, query] for n in range(stored)]
+                best = sorted(range(1, stored), key=lambda n: -means[n])[: k - 1]
+                for n in [0, *best] if stored else []:
+                    seen[n * block : (n + 1) * block] = True
+                scores[head, query, ~seen | (torch.arange(length) > query)] = -torch.inf
+        return (scores.softmax(-1) @ values).transpose(1, 2), None
+
+    AttentionInterface.register("by_hand", attention)
+    model.set_attn_implementation("by_hand")
+    with torch.no_grad():
+        return model(ids).logits
+
+
+@pytest.mark.parametrize("mapping", ["true", "stingy"])
+@pytest.mark.parametrize("tier", ["cpu", "disk"])
+def test_where_blocks_are_stored_makes_no_difference(tier, mapping, ids, tokenizer):
+    wrapped, _ = make("gemma3", tokenizer, {**FEW, "mapping": mapping})
+    memory = wrapped.new_memory(tier=tier, cache=4)
+    assert torch.equal(read(wrapped, ids, memory), read(wrapped, ids))
+
+
+@pytest.mark.parametrize("mapping", ["auto", "stingy"])
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_a_saved_memory_goes_on(name, mapping, ids, tokenizer, tmp_path):
+    wrapped, _ = make(name, tokenizer, {**FEW, "mapping": mapping})
+    memory, again = wrapped.new_memory(), wrapped.new_memory(tier="disk")
+    read(wrapped, ids[:, :60], memory, [60])
+    memory.save(tmp_path / "memory")
+    again.load(tmp_path / "memory")
+    found, expected = (read(wrapped, ids[:, 60:], each, [30]) for each in (again, memory))
+    assert torch.equal(found, expected)
+
+
+def test_the_tokenizer_and_the_vocabulary_stay_as_they_are(ids, tokenizer):
+    before, words = tokenizer.get_vocab(), make_model("llama").get_input_embeddings().weight
+    wrapped, plain = make("llama", tokenizer)
+    assert tokenizer.get_vocab() == before
+    assert wrapped.get_input_embeddings().weight.shape == words.shape
+    with torch.no_grad():
+        assert torch.equal(wrapped(ids).logits, plain(ids).logits)
+    assert wrapped.train()(ids, labels=ids).loss > 0  # it trains as the model does
+    assert type(unwrap(wrapped)) is type(plain)
+
+
+def test_comes_back_from_disk(ids, tokenizer, tmp_path):
+    wrapped, _ = make("qwen2", tokenizer, FEW)
+    wrapped.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    again, _ = load(tmp_path, dtype=torch.float64)
+    assert isinstance(again, LandmarkModel)
+    assert again.landmarks == wrapped.landmarks
+    torch.testing.assert_close(read(again, ids), read(wrapped, ids), rtol=0, atol=1e-12)
+
+
+def test_positions_beyond_those_of_the_training_are_stingy(ids, tokenizer):
+    """Where it is known before anything is read; else a warning says so."""
+    wrapped, _ = make("llama", tokenizer, FEW)
+    wrapped.config.max_position_embeddings = 80
+    expected = read(wrapped, ids, wrapped.new_memory(mapping="stingy"))
+    memory = wrapped.new_memory()
+    assert torch.equal(read(wrapped, ids, memory), expected)
+    memory.reset()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = read(wrapped, ids[:, :80], memory, [50, 30])
+    assert torch.equal(found, read(wrapped, ids[:, :80], wrapped.new_memory(mapping="true"), [50, 30]))
+    with pytest.warns(UserWarning, match="beyond the 80 positions"):
+        read(wrapped, ids[:, 80:], memory, [10])
+    memory.reset()
+    memory.expect(90)
+    assert torch.equal(read(wrapped, ids, memory, [51, 39]), expected)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"landmarks": "some"}, "landmarks='some': must be one of token, none"),
+        ({"landmarks": "none", "memory": {"scorer": "landmark"}}, "no landmarks to go by"),
+        ({"landmarks": "none", "memory": {"window": None, "mapping": "true"}}, "must be a number"),
+        ({"landmarks": "none", "memory": {"window": -1}}, "cannot be negative"),
+        ({"landmarks": "none", "memory": {"first": 5}}, "must be 0 to"),
+        ({"landmarks": "token", "memory": {"window": 9, "scorer": "mean_key"}}, "must be None"),
+        ({"landmarks": "token", "memory": {"mapping": "auto"}}, "set stingy or true"),
+    ],
+)
+def test_what_does_not_fit_is_refused(settings, said, tokenizer):
+    with pytest.raises(UserError, match=said):
+        wrap(make_model("llama"), tokenizer, **settings)
+
+
+def test_what_needs_landmarks_is_refused(ids, tokenizer, tmp_path):
+    from landmark.retriever import Retriever
+
+    wrapped, _ = make("llama", tokenizer)
+    with pytest.raises(UserError, match="reads without landmarks"):
+        LandmarkCollator(wrapped)
+    with pytest.raises(UserError, match="reads without landmarks"):
+        wrapped(ids, phase=torch.zeros(2, dtype=torch.int64))
+    with pytest.raises(UserError, match="reads without landmarks"):
+        Retriever(wrapped, tokenizer)
+    with pytest.raises(UserError, match="has no landmarks"):
+        wrapped.new_memory(window=None, scorer="landmark", rerank=None, mapping="true")
+    read(wrapped, ids, memory := wrapped.new_memory())
+    memory.save(tmp_path / "memory")
+    other = wrap(make_model("llama").double(), make_tokenizer(), block_size=5)
+    with pytest.raises(UserError, match="model.landmark_key=none"):
+        other.new_memory(mapping="true").load(tmp_path / "memory")
+
+
+REAL = [Path(name) for name in os.environ.get("LANDMARK_PRETRAINED", "").split(os.pathsep) if name]
+
+
+@pytest.mark.skipif(not REAL, reason="LANDMARK_PRETRAINED names no folders of pretrained models")
+@pytest.mark.parametrize("folder", REAL, ids=[folder.name for folder in REAL])
+def test_a_pretrained_model_finds_a_pass_key(folder):
+    """Of 2048 tokens, from blocks that lie further back than the last tokens."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    wrap(model, tokenizer, landmarks="none", local=256)
+    filler = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. "
+    text = f"{filler * 22}The pass key is 41758. Remember it. 41758 is the pass key. {filler * 58}"
+    prompt = f"{text}What is the pass key? The pass key is"
+    ids = tokenizer(prompt, return_tensors="pt").input_ids
+    found = model.generate(ids, max_new_tokens=8, do_sample=False)
+    assert re.search(r"\d+", tokenizer.decode(found[0, ids.shape[1] :])).group() == "41758"

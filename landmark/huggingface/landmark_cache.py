@@ -59,9 +59,6 @@ class LandmarkCache(Cache):
 
     The samples of a batch share one memory as long as each chunk has the same number of tokens for all of them. For a
     padded batch `split` makes a cache of each sample, in `samples`; from then on `memory` is empty.
-
-    block_size: ℓ. observer: of `Memory`. landmarks: whether the text has landmarks. settings:
-    `landmark.memory.settings.SETTINGS`. Raises UserError for one that does not exist, or out of range.
     """
 
     def __init__(
@@ -72,6 +69,17 @@ class LandmarkCache(Cache):
         landmarks: bool = True,
         **settings: Any,
     ):
+        """Start with nothing read.
+
+        Args:
+            model: whose cache it is.
+            block_size: ℓ.
+            observer: of `Memory`.
+            landmarks: whether the text has landmarks.
+            settings: `landmark.memory.settings.SETTINGS`.
+
+        Raises UserError for a setting that does not exist, or out of range.
+        """
         window: Any = window_size(model)
         self._chunk = _Chunk()
         super().__init__(

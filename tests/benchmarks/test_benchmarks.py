@@ -115,9 +115,9 @@ def test_targets():
 
 
 def test_what_is_not_exact_is_not_timed(monkeypatch, tmp_path, capsys):
-    def wrong(q, k, v, *, backend="auto", **settings):
-        out = attention_function(q, k, v, backend=backend, **settings)
-        return out if backend == "reference" else out * (1 + 1e-8)
+    def wrong(q, k, v, layout, *, backend="auto", **settings):
+        out, lse = attention_function(q, k, v, layout, backend=backend, **settings)
+        return out if backend == "reference" else out * (1 + 1e-8), lse
 
     def timed(*_, **__):
         raise AssertionError("timed")
@@ -178,8 +178,9 @@ def test_without_a_gpu_its_benchmark_says_so(capsys):
 
 
 def test_nothing_inexact_is_timed_on_a_gpu():
-    def wrong(q, k, v, *, backend, **settings):
-        return landmark_attention(q, k, v, backend=backend, **settings) * (1.01 if backend == "triton" else 1)
+    def wrong(q, k, v, layout, *, backend, **settings):
+        out, lse = landmark_attention(q, k, v, layout, backend=backend, **settings)
+        return out * (1.01 if backend == "triton" else 1), lse
 
     with mock.patch.object(gpu, "landmark_attention", wrong), pytest.raises(exactness.Inexact, match="d=16, W=8"):
         gpu.check(gpu.Shape(40, 16, 8, 1, gpu.QUICK))

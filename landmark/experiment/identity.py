@@ -111,7 +111,7 @@ def row_settings(config: Config, run: str, stream_sha256: str) -> dict[str, Any]
             settings["recent"] = config.retrieval.recent
         if config.retrieval.first:
             settings["first"] = config.retrieval.first
-        if config.memory.window is not None:
+        if config.model.as_is:
             settings["window"] = config.memory.window
         if config.retrieval.query_window > 1:
             settings["query_window"] = config.retrieval.query_window

@@ -63,8 +63,6 @@ class LandmarkCache(Cache):
     `memory` is empty.
 
     ids: (B, n), the text read so far, without landmarks; empty where nothing is read, and in a padded batch.
-    block_size: ℓ. observer: of `Memory`. landmarks: whether the text has landmarks. settings:
-    `landmark.memory.settings.SETTINGS`. Raises UserError for one that does not exist, or out of range.
     """
 
     def __init__(
@@ -75,6 +73,17 @@ class LandmarkCache(Cache):
         landmarks: bool = True,
         **settings: Any,
     ):
+        """Start with nothing read.
+
+        Args:
+            model: whose cache it is.
+            block_size: ℓ.
+            observer: of `Memory`.
+            landmarks: whether the text has landmarks.
+            settings: `landmark.memory.settings.SETTINGS`.
+
+        Raises UserError for a setting that does not exist, or out of range.
+        """
         self._window: Any = window_size(model)
         self._is_full = [kind == FULL for kind in layer_types(model)]
         self._chunk = _Chunk()

@@ -248,6 +248,7 @@ class Decoder(LanguageModel):
                 "make it with model.new_memory(…)"
             )
         position = memory.position if memory is not None else 0
+        assert landmarks.token is not None
         tokens, raw = insert_landmarks(tokens, position, landmarks.block_size, landmarks.token)
         return self.hidden(tokens, memory=memory, top_k=top_k)[:, raw]
 

@@ -1,14 +1,16 @@
 """Every experiment, from a corpus to its pictures, with a model too small to learn anything."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from landmark.cli import main as app
 from landmark.config import SYNTHETIC, to_config
-from landmark.config.rows import named
+from landmark.config.rows import named, spread
 from tests.configurations import CONF, compose_conf
 
 EXPERIMENTS = sorted(file.stem for file in (CONF / "experiment").glob("*.yaml"))
@@ -18,8 +20,8 @@ TINY = [
     *("train.steps=2", "train.batch_size=1", "train.validate_every=2", "train.validate_batches=1"),
 ]
 TEXT = ["data=stdlib", "data.max_documents=6", "eval.tokens=8192"]
-_MANY, _FEW = 60, 9  # of so many rows only the first few
-PROMPTS = ["eval.prompts=1", "eval.generated=1"]
+OWN = ("eval.prompts=", "eval.tokens=", "train.steps=")  # which long rows say themselves
+_MOST, _LONGEST = 8, 4096
 
 
 @pytest.fixture(scope="module")
@@ -28,25 +30,44 @@ def output(tmp_path_factory):
     return tmp_path_factory.mktemp("experiments")
 
 
+def few_rows(config):
+    """Of the first entries a short row each, and the rows that these start from."""
+    texts = named(config)
+    lengths = {name: [int(size) for size in re.findall(r"eval\.length=(\d+)", text)] for name, text in texts.items()}
+    own = {name for name, text in texts.items() if any(f" {key}" in f" {text}" for key in OWN[:2])}
+    short = [name for name in texts if name not in own and max(lengths[name], default=0) <= _LONGEST]
+    entries = [spread(name, given, config.parts) for name, given in config.rows.items()]
+    chosen = [next((name for name in short if name in entry), None) for entry in entries]
+    chosen = [name for name in chosen if name][:_MOST]
+    starts = {start for name in chosen for start in re.findall(r"\bstart=(\S+)", texts[name])}
+    return {name: texts[name] for name in texts if name in chosen or name in starts}
+
+
+def compose_few(overrides):
+    """The configuration with a few rows only, each trained for as long as the command line says."""
+    composed = compose_conf(overrides)
+    rows = few_rows(to_config(composed))
+    OmegaConf.set_struct(composed, False)
+    composed.rows = {
+        name: " ".join(word for word in text.split() if not word.startswith("train.steps=")).replace("${", r"\${")
+        for name, text in rows.items()
+    }
+    composed.parts = {}
+    composed.compare = {title: pair for title, pair in composed.compare.items() if set(pair) <= rows.keys()}
+    return composed
+
+
 def overrides(experiment, output):
     if experiment == "finetune_llama":
         return finetuning(output)
     given = [f"+experiment={experiment}", *TINY, f"output={output}"]
-    config = to_config(compose_conf(given))
-    texts = {name: row.split() for name, row in named(config).items()}
-    short = {name: [word for word in row if not word.startswith("train.steps=")] for name, row in texts.items()}
-    set_by_rows = {word.partition("=")[0] for row in short.values() for word in row}
+    config = to_config(compose_few(given))
+    set_by_rows = {word.partition("=")[0] for text in config.rows.values() for word in text.split()}
     given = [word for word in given if word.partition("=")[0] not in set_by_rows]
-    amount = PROMPTS if config.data.name in SYNTHETIC else TEXT
-    if config.rows and "eval.task=" in str(config.rows):  # whose prompts are long in bytes
+    if "eval.task=" in str(config.rows):  # whose prompts are long in bytes
         given = [word.replace("tokenizer=bytes", "tokenizer=code") for word in given]
-    few = ["eval.prompts=1"] if config.data.name not in SYNTHETIC else []
-    own = ("eval.prompts=", "eval.tokens=")  # long rows say how much they read
-    long = [f"~rows.{name}" for name, row in named(config).items() if any(key in row for key in own)]
-    kept = [name for name in named(config) if f"~rows.{name}" not in long]
-    most = [] if len(kept) < _MANY else [f"~rows.{name}" for name in kept[_FEW:]]
-    trained = [f"rows.{name}='{' '.join(short[name])}'" for name in kept if short[name] != texts[name]]
-    return [*given, *amount, *few, *long, *most, *trained]
+    amount = ["eval.generated=1"] if config.data.name in SYNTHETIC else TEXT
+    return [*given, *amount, "eval.prompts=1"]
 
 
 def finetuning(output):
@@ -65,8 +86,8 @@ def finetuning(output):
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_experiment_runs_from_corpus_to_picture(experiment, output, capsys):
     given = overrides(experiment, output)
-    config = to_config(compose_conf(given))
-    app.run(config, given, compose_conf)
+    config = to_config(compose_few(given))
+    app.run(config, given, compose_few)
     said = capsys.readouterr().out
     assert f"of {len(named(config))} rows evaluated now" in said
     assert list((output / "tables" / experiment).glob("*-*.png"))

@@ -64,7 +64,7 @@ def in_a_new_process(code, folder, **environment):
 
 
 def test_code_in_the_folder_opens_it_where_the_package_is_installed_and_nothing_else_does(folder):
-    """As from the hub: the package is not imported before. Only the package is missing at first, transformers is not."""
+    """As from the hub: the package is not imported before. At first only the package is missing, not transformers."""
     package = os.path.dirname(os.path.dirname(sys.modules["landmark"].__file__))
     code = """
 import sys

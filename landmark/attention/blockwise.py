@@ -310,7 +310,9 @@ def backward(inputs: AttentionInputs, kept: Kept, do: Tensor, d_lse: Tensor | No
     """The gradients. inputs: as in `forward`. do: (B, H, T, d). d_lse: (B, H, T); None: 0."""
     q, of_tiles = inputs.q, kept.of_tiles
     into = Gradients(
-        *(_rows_first(x) for x in (q, inputs.k, inputs.v)),
+        _rows_first(q),
+        _rows_first(inputs.k),
+        _rows_first(inputs.v),
         None if inputs.extra is None else torch.empty_like(inputs.extra),
         None if inputs.gates is None else torch.zeros_like(inputs.gates),
     )

@@ -47,7 +47,7 @@ class Together:
         out = torch.zeros_like(q)
         for rows, length, cache in self._parts:
             rows = rows.to(q.device)  # of this layer
-            own = [x[rows, :, :length] for x in (q, k, v)]
+            own = q[rows, :, :length], k[rows, :, :length], v[rows, :, :length]
             out[rows, :, :length] = cache.attend(layer, *own, scoring, sinks)
         return out
 

@@ -71,10 +71,11 @@ def wrap(
             "device, save it, and open it with landmark.huggingface.load(folder, device_map=…)"
         )
     block_size = BLOCK_SIZE if block_size is None else block_size
-    settings = LandmarkSettings(new_landmark(tokenizer), block_size, local, dict(memory or {}))
+    token = new_landmark(tokenizer)
+    settings = LandmarkSettings(token, block_size, local, dict(memory or {}))
     wrapped = attach(model, settings)
     tokenizer.add_tokens([LANDMARK], special_tokens=True)
-    place_embedding(model, tokenizer.convert_tokens_to_ids(LANDMARK))
+    place_embedding(model, token)
     return wrapped
 
 

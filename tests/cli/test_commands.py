@@ -29,7 +29,7 @@ BAD = {
     "row and command line": (["+experiment=quickstart", "model=landmark"], "but row plain_512 sets model="),
     "out of range": (["retrieval.k=-1"], "retrieval.k=-1: the number of retrieved blocks cannot be negative"),
     "no prompt": (["task=generate"], "task=generate: set prompt="),
-    "prompt of another task": (["prompt=hello"], "prompt=hello: is for task=generate and task=inspect"),
+    "prompt of another task": (["prompt=hello"], "prompt=hello: is for task=generate or inspect"),
     "generate from no run": (
         ["task=generate", "run=nowhere", "tokenizer=bytes", "prompt=hello"],
         "run=nowhere: no such run, outputs/runs has no run",
@@ -85,7 +85,7 @@ def test_nothing_asked_for_shows_what_there_is(tmp_path):
     assert re.search(r"\+experiment=pair +Two rows\n", start(tmp_path, "--config-dir", "mine").stdout)
     helped = start(tmp_path, "--help").stdout
     assert helped.startswith(done.stdout)
-    assert "model: landmark, landmark_mlm, llama" in helped
+    assert "model: landmark, llama, llama_landmark" in helped
     assert "  max_hours: 24.0\n" in helped
 
 

@@ -126,7 +126,7 @@ def test_a_probe_is_not_set_beside_the_papers_perplexity(records):
 @pytest.mark.parametrize(
     ("figure", "names", "title"),
     [
-        ("lines", ["plain_96", "landmark_96", "landmark_240"], "Perplexity"),
+        ("lines", ["plain_96", "landmark_96", "landmark_240"], "Loss on a text, and when it is repeated"),
         ("accuracy", ["values_96", "values_240"], "Values recalled"),
     ],
 )

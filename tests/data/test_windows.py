@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from landmark.config.schema import CmtConfig, Config, ModelConfig, PositionsConfig, TrainConfig
 from landmark.data.datamodule import WindowDataModule
 from landmark.data.random_numbers import CONTROLLED, JUMPS, REPEATS, STARTS, random_numbers
-from landmark.data.repeats import Repeats
 from landmark.data.windows import TrainingWindows, raw_position, viewed_length
 from landmark.utils.constants import NO_LOSS
 from landmark.utils.errors import UserError

@@ -13,7 +13,7 @@ from landmark.attention.layout import insert_landmarks
 from landmark.huggingface import wrap
 from landmark.huggingface.landmark_cache import unrotate
 from landmark.memory.settings import memory_of
-from tests.huggingface.conftest import make_model
+from tests.huggingface.conftest import CONFIGS, make_model
 
 BLOCK = 5
 
@@ -130,7 +130,13 @@ def read_by_hand(model, ids, local, landmark, **settings):
     return torch.cat(logits, 1)
 
 
-@pytest.mark.parametrize("granularity", ["per_token_and_head", "per_head", "per_token"])
+@pytest.mark.parametrize(
+    ("family", "granularity"),
+    [
+        *((family, "per_token_and_head") for family in CONFIGS),
+        *((family, granularity) for family in ("llama_yarn", "gemma3") for granularity in ("per_head", "per_token")),
+    ],
+)
 @torch.no_grad()
 def test_reading_with_a_memory_is_our_memory_on_the_same_weights(family, granularity, tokenizer):
     model = make_model(family)

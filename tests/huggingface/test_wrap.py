@@ -38,20 +38,6 @@ def test_a_row_that_is_there_already_is_used(tokenizer):
     torch.testing.assert_close(weight[257], torch.cat([weight[:257], weight[258:]]).mean(0))
 
 
-def test_comes_back_from_disk(family, tokenizer, tmp_path):
-    wrapped = wrap(make_model(family), tokenizer, block_size=4, memory={"k": 3, "max_blocks": 8}, local=7)
-    wrapped.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    again, its_tokenizer = load(tmp_path)
-    assert again.landmarks == wrapped.landmarks
-    assert its_tokenizer.convert_tokens_to_ids(LANDMARK) == wrapped.landmarks.token
-    ids = torch.randint(0, 256, (1, 60))
-    found, expected = (model.generate(ids, max_new_tokens=8, do_sample=False) for model in (again, wrapped))
-    assert torch.equal(found, expected)
-    logits, expected = (model(ids, past_key_values=model.new_memory()).logits for model in (again, wrapped))
-    assert torch.equal(logits, expected)
-
-
 @pytest.mark.parametrize("scaling", ["dynamic", "longrope"])
 def test_positions_that_depend_on_the_length_are_refused(scaling, tokenizer):
     parameters = {"rope_type": scaling, "factor": 2.0, "rope_theta": 1e4}

@@ -45,7 +45,7 @@ Extra = ContextMiss | Sinks
 
 
 def has_kernel(gate: Gate, scoring: Scoring, extra: Extra | None = None, top_k: int | None = None) -> bool:
-    """Whether the fused kernels compute this; see `landmark_attention` for the arguments."""
+    """Whether the fused kernels compute this. Args: as of `landmark_attention`."""
     controls = isinstance(extra, ContextMiss)
     return isinstance(gate, Grouped) and not (gate.alpha and controls) and scoring.softcap is None and top_k is None
 

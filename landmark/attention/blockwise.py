@@ -93,6 +93,14 @@ class Padded(NamedTuple):
 
     @staticmethod
     def of(part: Part, inputs: AttentionInputs, extra: Tensor | None, work: Workspace) -> Padded:
+        """Those of a part.
+
+        Args:
+            part: some samples and heads.
+            inputs: of the whole batch.
+            extra: (B, H, T), as above; None: there is no such place.
+            work: workspace that holds the result.
+        """
         q, k, v = (x[part.rows, part.heads] for x in (inputs.q, inputs.k, inputs.v))
         alignment, (sequences, dim) = part.alignment, (len(q) * q.shape[1], q.shape[3])
         keys = alignment.blocks * alignment.width

@@ -32,7 +32,9 @@ class ReadsLandmarks(Protocol):
 
     landmark_layers: frozenset[int]
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, sinks: Sinks | None) -> Tensor: ...
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, sinks: Sinks | None) -> Tensor:
+        """The attention of a layer. Args: as of `LandmarkWindow.attend`."""
+        ...
 
 
 @contextmanager

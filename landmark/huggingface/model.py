@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, fields
 from typing import Any, cast
 
 import torch
@@ -19,29 +19,14 @@ from landmark.huggingface.families import NOT_PASSED_ON, check_model, landmark_l
 from landmark.huggingface.landmark_cache import LandmarkCache
 from landmark.huggingface.padding import check_ends, check_goes_on, check_positions, of_columns
 from landmark.huggingface.reading import Reader
+from landmark.huggingface.settings import SETTINGS, LandmarkSettings
 from landmark.huggingface.windows import check_windows, next_labels
 from landmark.memory.settings import changed
 from landmark.utils.errors import UserError
 
 _Base: Any = object  # a class of `landmark.huggingface.classes` has LandmarkModel and a class of transformers as bases
 
-SETTINGS = "landmark"  # in a model's configuration, and so in its config.json
 _MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.BEAM_SEARCH, GenerationMode.BEAM_SAMPLE)
-
-
-@dataclass(frozen=True)
-class LandmarkSettings:
-    """How a model reads with landmarks.
-
-    token: id of the landmark; None: the text has no landmarks, and blocks are found by a summary of their keys.
-    block_size: ℓ. local: tokens of a text read at a time. memory: settings of a memory, by
-    the names of `landmark.memory.settings.SETTINGS`.
-    """
-
-    token: int | None
-    block_size: int
-    local: int
-    memory: dict[str, Any] = field(default_factory=dict)
 
 
 class LandmarkModel(_Base):

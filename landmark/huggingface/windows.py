@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from landmark.attention.layout import check_phase, insert_landmarks
+from landmark.huggingface.settings import LandmarkSettings
 from landmark.utils.constants import NO_LOSS
 from landmark.utils.errors import UserError
-
-if TYPE_CHECKING:
-    from landmark.huggingface.model import LandmarkSettings
 
 
 class LandmarkCollator:

@@ -21,7 +21,7 @@ from landmark.utils.files import write_atomic
 
 
 def inspect_text(
-    model: Decoder,
+    model: Any,
     tokenizer: Tokenizer,
     config: Config,
     run: str,
@@ -41,6 +41,8 @@ def inspect_text(
     Returns a line that describes the file. Raises UserError if the text cannot be read or traced, or the page cannot be
     written.
     """
+    if not isinstance(model, Decoder):
+        raise UserError(f"{run} is a model of transformers, of which task=inspect makes no page yet")
     tokens = tokenizer.encode("".join(prompt_texts(config)))
     title = "prompt" if config.prompt_file in (None, "-") else Path(config.prompt_file).name
     path = Path(config.output_file or output / "inspect" / f"{Path(title).stem}-{run}.html")

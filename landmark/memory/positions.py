@@ -88,7 +88,7 @@ class TruePositions:
         return Lags(0, (blocks_fed * width,) if blocks_fed else ())
 
     def stored(self, rotary: RotaryTable, blocks_fed: int, shape: tuple[int, int], like: Tensor) -> Tensor:
-        """As `Stingy.stored`, by their positions in the text."""
+        """The factors that rotate new keys by their positions in the text. Args: as of `Stingy.stored`."""
         return rotary(blocks_fed * shape[1], shape[0] * shape[1], like).unflatten(0, shape)
 
 

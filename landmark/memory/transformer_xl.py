@@ -86,7 +86,7 @@ class UnlimitedMemory(RecurrentMemory):
 
     @torch.no_grad()
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """As `RecurrentMemory.attend`; raises ValueError for a text that is longer than the memory."""
+        """Attention to the text so far. Args: as of `RecurrentMemory.attend`. Raises ValueError for a longer text."""
         start, stop = self._read, self._read + q.shape[2]
         if stop > self.cache:
             raise ValueError(f"the text has {stop} tokens or more, and the memory is for {self.cache}")

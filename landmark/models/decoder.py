@@ -347,7 +347,14 @@ class Decoder(LanguageModel):
     def attend_in_window(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, window: ReadWindow, extra: ContextMiss | None
     ) -> Tensor:
-        """Attention of a layer over whole windows, which extensions replace; q, k, v as in `landmark_attention`."""
+        """Attention of a layer over whole windows, (B, H, T, d); extensions replace it.
+
+        Args:
+            layer: its number.
+            q, k, v: as of `landmark_attention`.
+            window: what all layers share.
+            extra: the layer's context miss token; None: the model has none.
+        """
         if window.layout is None:
             return causal_attention(q, k, v)
         settings = {"extra": extra, "top_k": window.top_k, "backend": self.config.backend}

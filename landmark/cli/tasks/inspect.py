@@ -3,19 +3,15 @@
 from landmark.cli.command import Command
 from landmark.experiment.evaluation import load_trained
 from landmark.experiment.jobs import folder_of
-from landmark.utils.errors import UserError
 from landmark.utils.progress import ProgressBar
 
 
 def run(command: Command) -> None:
     """Write the page and print its path."""
     from landmark.inspector.task import inspect_text
-    from landmark.models import Decoder
 
     config, inputs = command.only_config(), command.runner.inputs
     folder = folder_of(config, inputs)
     model, tokenizer = load_trained(config, folder, inputs)
-    if not isinstance(model, Decoder):
-        raise UserError(f"{folder} holds a model of transformers, of which task=inspect makes no page yet")
     with ProgressBar("reading") as progress:
         print(inspect_text(model, tokenizer, config, folder.name, command.runner.output, progress))

@@ -45,7 +45,11 @@ def check(config: Config) -> None:
 def check_model(kind: str, alpha: float, backend: str, options: Mapping[str, Any]) -> None:
     """Raise UserError for groups of a wrong size, or in a model without landmarks or with other gates.
 
-    alpha: of the gate. options: fan_out, and perhaps levels.
+    Args:
+        kind: of the model.
+        alpha: of the gate.
+        backend: of attention.
+        options: fan_out, and perhaps levels.
     """
     fan_out, levels = options.get("fan_out"), options.get("levels")
     if fan_out is None:

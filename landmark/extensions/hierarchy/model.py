@@ -47,6 +47,10 @@ class Model(Decoder):
     def attend_in_window(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, window: ReadWindow, extra: ContextMiss | None
     ) -> Tensor:
+        """Attention of a layer over whole windows, with the adjusted scores of landmarks as gates.
+
+        Args: as of `Decoder.attend_in_window`.
+        """
         assert window.layout is not None
         q, k, v = as_autocast(q, k, v)
         block_size, phase = window.layout.block_size, window.layout.phase

@@ -45,6 +45,7 @@ class BestOfGroups(Best):
     bias: Callable[[int], Tensor] | None = None
 
     def local_gate(self, question: Question, q: Tensor, k: Tensor, pending: int) -> Given:
+        """The adjusted scores of the landmarks of chunk and pending tokens. Args: as of `Selector.local_gate`."""
         search = self._search(question)
         return Given(search.local_gates(q, k, question.block_size, pending))
 

@@ -315,7 +315,7 @@ def forward(inputs: AttentionInputs) -> tuple[Tensor, Tensor, Kept]:
 
 
 def backward(inputs: AttentionInputs, kept: Kept, do: Tensor, d_lse: Tensor | None) -> Gradients:
-    """The gradients. inputs: as in `forward`. do: (B, H, T, d). d_lse: (B, H, T); None: 0."""
+    """The gradients. Args: inputs as in `forward`; kept, what that returned; do (B, H, T, d); d_lse (B, H, T) or 0."""
     q, of_tiles = inputs.q, kept.of_tiles
     into = Gradients(
         _rows_first(q),

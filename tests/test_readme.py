@@ -119,7 +119,7 @@ def test_the_examples_with_transformers_run(folder, capsys, page):
     from tests.huggingface.conftest import make_model, make_tokenizer
 
     _, *blocks = python_blocks(ROOT / page, folder)
-    assert len(blocks[0].splitlines()) == 10
+    assert any(len(block.splitlines()) == 10 for block in blocks)
     (folder / "model").mkdir()
     make_model("qwen3").save_pretrained(folder / "model")
     make_tokenizer().save_pretrained(folder / "model")

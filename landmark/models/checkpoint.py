@@ -108,7 +108,9 @@ def _read_config(path: Path) -> DecoderConfig:
     if not isinstance(stored, dict):
         raise UserError(f"{path}: not the configuration of a model")
     try:
-        return DecoderConfig.from_flat(stored, str(path))
+        return DecoderConfig.from_flat(stored)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
     except TypeError as error:  # a number is missing
         raise UserError(f"{path}: not the configuration of a model, or of one of another version") from error
 

@@ -32,7 +32,7 @@ def trained(folder, kind="landmark"):
     with torch.no_grad():
         model.embedding.weight[128:] = 0  # says ASCII
     save(model, folder)
-    write_json(folder / "run.json", {"tokenizer": TOKENIZER.hash})
+    write_json(folder / "run.json", {"model": {}, "tokenizer": TOKENIZER.hash})
     return model
 
 
@@ -149,7 +149,7 @@ def test_text_that_is_none_is_refused(ask):
 
 
 def test_a_run_of_another_tokenizer_is_refused(ask):
-    write_json(ask.folder / "run" / "run.json", {"tokenizer": "f" * 64})
+    write_json(ask.folder / "run" / "run.json", {"model": {}, "tokenizer": "f" * 64})
     with pytest.raises(UserError, match="was trained with another tokenizer .ffffffffff….* than tokenizer=bytes"):
         ask("prompt=hello")
 

@@ -25,7 +25,7 @@ LONG = TEXT * 7  # more than a chunk of 250
 
 def trained(folder, **changed) -> None:
     save(model_of(**changed), folder)
-    write_json(folder / "run.json", {"tokenizer": TOKENIZER.hash})
+    write_json(folder / "run.json", {"model": {}, "tokenizer": TOKENIZER.hash})
     kind = changed.get("kind", "landmark")
     write_launch(folder, to_config(compose_conf(["size=nano", "tokenizer=bytes", f"model={kind}"])))
 

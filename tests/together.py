@@ -21,15 +21,14 @@ def together(count: int, function: Callable[..., Any], *arguments: Any, timeout:
 
     Very seldom a thread of gloo's dies of SIGSEGV within malloc. Then all are started once more.
     """
-    codes = _exit_codes(count, function, arguments, timeout)
+    codes = exit_codes(count, function, *arguments, timeout=timeout)
     if -signal.SIGSEGV in codes:
-        codes = _exit_codes(count, function, arguments, timeout)
+        codes = exit_codes(count, function, *arguments, timeout=timeout)
     assert codes == [0] * count, f"exit codes by rank: {codes} (below 0: killed by this signal; None: hangs)"
 
 
-def _exit_codes(
-    count: int, function: Callable[..., Any], arguments: tuple[Any, ...], timeout: float
-) -> list[int | None]:
+def exit_codes(count: int, function: Callable[..., Any], *arguments: Any, timeout: float = 280) -> list[int | None]:
+    """Of `count` processes that call a function of a module; one alone has no variables of torchrun's."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_MODULES)
     with socket.socket() as free:
@@ -53,9 +52,10 @@ def _exit_codes(
 def _one(rank: int, count: int, port: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     faulthandler.enable()
     torch.set_num_threads(1)
-    os.environ |= {
+    team = {
         **{"RANK": str(rank), "LOCAL_RANK": str(rank), "GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "test"},
         **{"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)},
         **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
     }
+    os.environ |= team if count > 1 else {}
     function(*arguments)

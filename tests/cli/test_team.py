@@ -1,4 +1,4 @@
-"""One command on several machines: two agents of torchrun on two ports, and srun's variables."""
+"""One command on several machines: two agents of torchrun. test_launchers.py does so with srun's variables."""
 
 import os
 import re
@@ -56,32 +56,16 @@ def by_torchrun(folder: Path) -> list[subprocess.Popen]:
     return [start(*torchrun, f"--node-rank={n}", "run.py", *TINY, f"output={folder / str(n)}") for n in range(2)]
 
 
-def by_srun(folder: Path) -> list[subprocess.Popen]:
-    """Two processes with the variables that `srun --nodes=2 --ntasks-per-node=1` gives them."""
-    common = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "1"}
-    common |= {"SLURM_NNODES": "2", "SLURM_LOCALID": "0", "SLURM_NODELIST": "127.0.0.1", "SLURM_JOB_NAME": "train"}
-    common |= {"MASTER_PORT": str(free_port())}  # else of the job's number, which another test may have
-    arguments = ["run.py", *TINY, "trainer.num_nodes=2"]
-    return [
-        start(*arguments, f"output={folder / str(n)}", **common, SLURM_PROCID=str(n), SLURM_NODEID=str(n))
-        for n in range(2)
-    ]
-
-
 @pytest.fixture(scope="module")
 def machines(tmp_path_factory):
     """What two machines made, each below a folder of its own, and printed."""
-    made = {}
-    for name, starts in (("torchrun", by_torchrun), ("srun", by_srun)):
-        folder = tmp_path_factory.mktemp(name)
-        made[name] = folder, [ended(process) for process in starts(folder)]
-    return made
+    folder = tmp_path_factory.mktemp("torchrun")
+    return folder, [ended(process) for process in by_torchrun(folder)]
 
 
-@pytest.mark.parametrize("name", ["torchrun", "srun"])
-def test_a_command_on_two_machines(machines, name):
+def test_a_command_on_two_machines(machines):
     """The first evaluates and prints; the second makes nothing, and nothing is told to it through files."""
-    folder, (printed, other) = machines[name]
+    folder, (printed, other) = machines
     _, record, row = trained(folder / "0")
     assert record["results"]["steps"] == 6
     assert row["results"]["tokens"] == 8192
@@ -100,7 +84,7 @@ def test_a_killed_process_is_restarted_and_goes_on(machines, tmp_path):
     assert process.returncode == 0, errors
     assert (tmp_path / "killed").exists()
     assert "going on at step 4" in errors
-    ours, expected = trained(tmp_path / "output"), trained(machines["torchrun"][0] / "0")
+    ours, expected = trained(tmp_path / "output"), trained(machines[0] / "0")
     assert all(torch.equal(weight, expected[0][name]) for name, weight in ours[0].items())
     assert ours[2]["results"]["nll"] == expected[2]["results"]["nll"]
     threads = [(tmp_path / f"killed.{rank}.threads").read_text().split() for rank in range(2)]

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from landmark.experiment.processes import errors_left_in, train_together
+from landmark.utils.errors import UserError
 from landmark.utils.files import read_json
 
 
@@ -18,6 +19,8 @@ def wait_or_fail(folder: Path) -> None:
         (folder / f"rank{rank}").write_text(str(os.getpid()))
         if rank == "1" and how == "mistake":
             raise RuntimeError("a mistake")
+        if rank == "1" and how == "refused":
+            raise UserError("train.length=0: no text")
         if rank == "1" and how == "killed":
             os.kill(os.getpid(), 9)
         time.sleep(60)

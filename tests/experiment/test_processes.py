@@ -20,6 +20,7 @@ CASE = "tests.experiment.processes_case"
     ("how", "said"),
     [
         ("mistake", r"in 2 processes failed \(exit code 1\): see the messages above"),
+        ("refused", "^train.length=0: no text$"),
         ("killed", r"in 2 processes failed \(ended by SIGKILL\)"),
     ],
 )
@@ -30,6 +31,7 @@ def test_failure_of_one_is_one_error(tmp_path, capfd, how, said):
     printed = capfd.readouterr().err
     assert ("RuntimeError: a mistake" in printed) == (how == "mistake")
     assert "torch" not in printed
+    assert not (tmp_path / "failure.json").exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

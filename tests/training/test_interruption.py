@@ -1,12 +1,8 @@
 """A training that a signal or Ctrl-C ends with a checkpoint, or that goes on where a launcher's handler says so."""
 
 import os
-import re
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,9 +11,8 @@ from lightning.pytorch.loggers.logger import DummyLogger
 from landmark.training.checkpointing import checkpoints
 from landmark.training.interruption import SIGNALS
 from landmark.utils.errors import Stopped
-from tests.training.training_case import make_config, run
-
-ROOT = Path(__file__).parents[2]
+from tests.together import exit_codes
+from tests.training.training_case import make_config, run, train_and_die
 
 
 class Signal(DummyLogger):
@@ -97,14 +92,8 @@ def test_a_launchers_handler_is_called_after_the_checkpoint(tmp_path, expected):
 
 def test_two_processes_stop_at_the_same_step(tmp_path):
     """The first one that is logged after one of them was asked to."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command += ["-m", "tests.training.training_case", "transformer", str(tmp_path), "term", "14"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment, cwd=ROOT, check=False)
-    assert done.returncode != 0
-    assert newest(tmp_path) == "step-00000015.ckpt", done.stderr
-    exit_codes = re.findall(r"exitcode  : (-?\d+)", done.stderr)  # torchrun ends the other where it is the later
-    assert sorted(exit_codes) in (["-15", "143"], ["143", "143"]), done.stderr
+    assert exit_codes(2, train_and_die, "transformer", tmp_path, "term", 14) == [128 + signal.SIGTERM] * 2
+    assert newest(tmp_path) == "step-00000015.ckpt"
 
 
 def test_a_clock_that_goes_backwards_changes_nothing(tmp_path, expected, monkeypatch):

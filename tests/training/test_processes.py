@@ -5,11 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from landmark.experiment.processes import train_together
-from landmark.utils.errors import UserError
-from landmark.utils.files import write_json
 from landmark.utils.metrics_csv import read_metrics
-from tests.training.together_case import train
+from tests.together import together
+from tests.training.together_case import refuse_uneven, train, train_all
 from tests.training.training_case import EXTRAS
 
 KINDS = ("transformer_xl", EXTRAS)  # several windows a step; and random draws beside the text
@@ -25,9 +23,8 @@ def trained(tmp_path_factory):
         train(root / "changing" / kind, kind, stop=12)  # its last checkpoint is of step 8
         plan[f"two/{kind}"] = {"kind": kind}
         plan[f"changing/{kind}"] = {"kind": kind, "stop": 20}  # from step 8 to the checkpoint of step 16
-    write_json(root / "plan.json", plan | {"uneven": {"kind": "transformer", "batch_size": 3}})
-    with pytest.raises(UserError, match=r"train\.batch_size=3 cannot be shared evenly by 2 devices"):
-        train_together("tests.training.together_case", root, 2)
+    together(2, train_all, root, plan)
+    together(2, refuse_uneven, root / "uneven")
     for kind in KINDS:
         train(root / "changing" / kind, kind)
     return root

@@ -1,7 +1,5 @@
 import hashlib
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,9 +11,9 @@ from landmark.training import discard_checkpoints
 from landmark.training.checkpointing import checkpoint_path, checkpoints, hash_path
 from landmark.utils.errors import UserError
 from landmark.utils.metrics_csv import read_metrics
-from tests.training.training_case import KINDS, MASKED, make_config, run
+from tests.together import exit_codes
+from tests.training.training_case import KINDS, MASKED, make_config, run, train_and_die
 
-ROOT = Path(__file__).parents[2]
 MEASURED = (
     "step",
     "train/loss",
@@ -26,10 +24,8 @@ MEASURED = (
 )
 
 
-def train_until_killed(kind: str, folder: Path, *death: object) -> None:
-    command = [sys.executable, "-m", "tests.training.training_case", kind, str(folder), *map(str, death)]
-    process = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT)
-    assert process.returncode == -signal.SIGKILL, process.stderr
+def train_until_killed(kind: str, folder: Path, event: str, step: int) -> None:
+    assert exit_codes(1, train_and_die, kind, folder, event, step) == [-signal.SIGKILL]
 
 
 def measured(folder: Path) -> list[dict]:
@@ -43,7 +39,7 @@ def assert_same_weights(a, b) -> None:
         assert torch.equal(weight, b.state_dict()[name]), name
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=(*KINDS, MASKED))
 def uninterrupted(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     model, summary = run(make_config(request.param), folder)
@@ -66,15 +62,6 @@ def test_killed_run_ends_bit_for_bit_the_same(uninterrupted, tmp_path):
     assert [row["step"] for row in measured(tmp_path)] == sorted({*range(3, 41, 3), *range(10, 41, 10)})
     for name in ("steps", "train_loss", "validation_loss", "validation_perplexity"):
         assert resumed_summary[name] == summary[name]
-
-
-def test_a_killed_masked_training_ends_bit_for_bit_the_same(tmp_path):
-    model, summary = run(make_config(MASKED), tmp_path / "whole")
-    train_until_killed(MASKED, tmp_path / "killed", "log", 30)
-    resumed, resumed_summary = run(make_config(MASKED), tmp_path / "killed")
-    assert_same_weights(model, resumed)
-    assert measured(tmp_path / "killed") == measured(tmp_path / "whole")
-    assert resumed_summary["validation_loss"] == summary["validation_loss"]
 
 
 def test_killed_while_writing_a_checkpoint(plain, tmp_path):

@@ -1,19 +1,12 @@
-"""Trainings that two processes do together: those that plan.json in the folder lists, one after the other.
+"""Trainings that processes do together."""
 
-    {"ddp/landmark": {"kind": "landmark", "stop": null}, …}
-
-`stop`: the step at which an error stops it; what stands beside it changes the settings of the training.
-"""
-
-import sys
 from contextlib import nullcontext, suppress
-from pathlib import Path
 
+import pytest
 from lightning.pytorch.loggers.logger import DummyLogger
 
-from landmark.experiment.processes import errors_left_in
 from landmark.training import train as train_model
-from landmark.utils.files import read_json
+from landmark.utils.errors import UserError
 from tests.training.training_case import TOKENIZER, identity_of, make_config, make_corpus, make_model
 
 
@@ -44,11 +37,14 @@ def train(folder, kind, stop=None, strategy="auto", **changes):
 
 
 def train_all(root, plan):
+    """One after the other: {"ddp/landmark": {"kind": "landmark", "stop": None}, …}.
+
+    `stop`: the step at which an error stops it; what stands beside it changes the settings of the training.
+    """
     for name, case in plan.items():
         train(root / name, **case)
 
 
-if __name__ == "__main__":
-    root = Path(sys.argv[1])
-    with errors_left_in(root):
-        train_all(root, read_json(root / "plan.json"))
+def refuse_uneven(folder):
+    with pytest.raises(UserError, match=r"train\.batch_size=3 cannot be shared evenly by 2 devices"):
+        train(folder, "transformer", batch_size=3)

@@ -1,13 +1,7 @@
-"""A training small enough for a test, of each kind of model. Run as a script it trains, and may kill itself:
-
-    python -m tests.training.training_case KIND FOLDER [log STEP | save STEP | term STEP]
-
-SIGKILL comes after STEP is logged, or while its checkpoint is written; SIGTERM in STEP, to the last process alone.
-"""
+"""A training small enough for a test, of each kind of model."""
 
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +112,10 @@ def identity_of(config: Config, corpus: Corpus, start: str | None = None) -> dic
     return run_settings(config, TOKENIZER.hash, corpus.split("train").sha256, start)
 
 
-def kill_at(event: str, step: int) -> None:
+def train_and_die(kind: str, folder: Path, event: str, step: int) -> None:
+    """In a process of its own. SIGKILL comes after `step` is logged, or while its checkpoint is written (event "save");
+    SIGTERM in it, to the last process alone (event "term")."""
+
     def kill() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -150,10 +147,4 @@ def kill_at(event: str, step: int) -> None:
             replace(source, target)
 
         os.replace = die_or_replace
-
-
-if __name__ == "__main__":
-    kind, folder, *death = sys.argv[1:]
-    if death:
-        kill_at(death[0], int(death[1]))
-    run(make_config(kind), Path(folder))
+    run(make_config(kind), folder)

@@ -12,7 +12,16 @@ from landmark.utils.files import sha256_file
 from landmark.utils.metrics_csv import read_metrics
 
 # The hash of a record is of its timings too.
-TIMINGS = {"sha256", "seconds", "seconds_searching", "seconds_waited", "tokens_per_second", "peak_memory_bytes", "mfu", "time"}
+TIMINGS = {
+    "sha256",
+    "seconds",
+    "seconds_searching",
+    "seconds_waited",
+    "tokens_per_second",
+    "peak_memory_bytes",
+    "mfu",
+    "time",
+}
 TIMED_COLUMNS = TIMINGS | {"resident_bytes", "searching"}
 
 

@@ -90,7 +90,7 @@ def results(tmp_path_factory):
     (copy / "notes").mkdir()
     for number, page in enumerate(sorted(ROOT.glob("experiments/*/README.md"))):
         shutil.copy(page, copy / "notes" / f"{number}.md")
-        (copy / "notes" / f"{number}.txt").write_text(page.read_text(encoding="utf-8"))
+        (copy / "notes" / f"{number}.txt").write_text(3 * page.read_text(encoding="utf-8"))
     for page in PAGES:
         for name, content in re.findall(
             r"^`([\w/.]+)`:\n\n```\w+\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE

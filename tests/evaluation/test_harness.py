@@ -1,6 +1,7 @@
 """Our models in lm-evaluation-harness, against its own model `hf` and against sums by hand; its tasks, offline."""
 
 import os
+from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
 
@@ -9,6 +10,7 @@ import pytest
 pytest.importorskip("lm_eval", reason="the optional extra `eval` is not installed")
 pytest.importorskip("transformers", reason="the optional extra `hf` is not installed")
 
+import lm_eval
 import torch
 import torch.nn.functional as F
 from lm_eval import simple_evaluate
@@ -16,6 +18,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_model
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.models.huggingface import HFLM
+from lm_eval.tasks import TaskManager
 
 from landmark.evaluation.harness import LandmarkLM
 from landmark.huggingface import LandmarkSettings, attach, place_embedding
@@ -26,6 +29,8 @@ from tests.huggingface.conftest import make_model, make_tokenizer
 
 LINE = "the crow sees the boat, and the boat sees the crow; "
 PAIRS = [("the boat", " sees the crow"), ("a crow", " hears"), ("", "the crow sees"), (3 * LINE, "the boat")]
+RULER = str(Path(lm_eval.__file__).parent / "tasks" / "ruler")
+TASKS = TaskManager(include_defaults=False)  # to list all tasks takes most of the time
 DOCUMENTS = [LINE, 5 * LINE, "crow"]
 
 
@@ -175,14 +180,15 @@ class Colours(ConfigurableTask):
 
 def test_the_harness_evaluates_a_model_with_landmarks(wrapped):
     model = get_model("landmark").create_from_arg_string(f"path={wrapped},k=2,tokenizer={wrapped}", {"device": "cpu"})
-    results = simple_evaluate(model=model, tasks=[Colours()], bootstrap_iters=0, verbosity="ERROR")
+    results = simple_evaluate(model=model, tasks=[Colours()], bootstrap_iters=0, task_manager=TASKS)
     assert results is not None
     assert results["results"]["colours"]["acc,none"] in (0.0, 0.5, 1.0)
 
 
 def test_the_harness_gives_plain_models_the_same_results_as_hf(both):
     ours, theirs = (
-        simple_evaluate(model=model, tasks=[Colours()], bootstrap_iters=0, log_samples=True) for model in both
+        simple_evaluate(model=model, tasks=[Colours()], bootstrap_iters=0, log_samples=True, task_manager=TASKS)
+        for model in both
     )
     assert ours is not None
     assert theirs is not None
@@ -194,14 +200,10 @@ def test_rulers_own_task_runs_offline(wrapped):
     """Frequent words, which needs no file of nltk's: made by the harness, answered by a model with a memory."""
     pytest.importorskip("wonderwords")
     model = LandmarkLM(str(wrapped), device="cpu", k=2)
-    results = simple_evaluate(
-        model=model,
-        tasks=["ruler_fwe"],
-        limit=1,
-        bootstrap_iters=0,
-        metadata={"tokenizer": str(wrapped), "max_seq_lengths": [1024]},
-        gen_kwargs={"max_gen_toks": 3},
-    )
+    settings = {"tokenizer": str(wrapped), "max_seq_lengths": [1024]}
+    tasks = TaskManager(include_path=RULER, include_defaults=False, metadata=settings)
+    settings = {"limit": 1, "bootstrap_iters": 0, "gen_kwargs": {"max_gen_toks": 3}, "task_manager": tasks}
+    results = simple_evaluate(model=model, tasks=["ruler_fwe"], **settings)
     assert results is not None
     assert 0 <= results["results"]["ruler_fwe"]["1024,none"] <= 1
 

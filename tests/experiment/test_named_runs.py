@@ -1,6 +1,7 @@
 """`run=latest`, a name or a folder; and the settings that a run's folder knows."""
 
 import os
+from dataclasses import replace
 
 import pytest
 
@@ -106,3 +107,30 @@ def test_a_launch_of_an_earlier_version_is_read(output):
     stored = trained_with(folder)
     assert stored is not None
     assert stored.trainer.profiler is None
+
+
+@pytest.mark.parametrize(
+    ("group", "name", "harmless", "other"),
+    [
+        ("model", "block_ends", "fixed", "lines"),
+        ("model", "landmark_values", None, True),
+        ("memory", "local_blocks", None, 3),
+        ("retrieval", "per_layer", False, True),
+    ],
+)
+def test_a_launch_with_a_setting_that_was_removed(output, group, name, harmless, other):
+    """It is read where the setting had its default, and refused in one line where it had an effect."""
+    folder = output / "runs" / "landmark-stdlib-nano-bbb"
+    write_launch(folder, config := to_config(compose_conf(["size=nano"])))
+    launch = read_json(folder / "launch.json")
+    for value in (harmless, other):
+        launch["config"][group][name] = value
+        write_json(folder / "launch.json", launch)
+        if value == harmless:
+            assert trained_with(folder) == replace(config, rows={}, parts={}, compare={}, next_commands={})
+        else:
+            with pytest.raises(
+                UserError, match=f"launch.json, {group}: {name}={other}: this setting was removed"
+            ) as error:
+                trained_with(folder)
+            assert "\n" not in str(error.value)

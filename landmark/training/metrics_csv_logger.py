@@ -68,5 +68,5 @@ class MetricsCsvLogger(Logger):
 
 def _line(values: Mapping[str, Any]) -> str:
     """A line of the file, numbers with nine digits."""
-    shown = {name: str(value) if isinstance(value, int) else f"{value:.9g}" for name, value in values.items()}
+    shown = {name: str(value) if name == "step" else f"{value:.9g}" for name, value in values.items()}
     return ",".join(shown.get(name, "") for name in COLUMNS) + "\n"

@@ -51,8 +51,9 @@ def settings(
             retrieval_statistics=False,
         ),
         retrieval=SimpleNamespace(
-            k=k, granularity="per_token_and_head", scorer=scorer, rerank=None, recent=0, query_window=1
+            k=k, granularity="per_token_and_head", scorer=scorer, rerank=None, recent=0, first=0, query_window=1
         ),
+        model=SimpleNamespace(as_is=None),
         memory=SimpleNamespace(
             **{
                 "blocks": blocks,

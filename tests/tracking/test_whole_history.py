@@ -35,7 +35,8 @@ main()
 
 def start(output, *program):
     command = [sys.executable, *program, *TINY, f"output={output}"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
+    environment["PYTHONPATH"] = str(ROOT)
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, check=False)
 
 

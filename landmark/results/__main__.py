@@ -38,7 +38,10 @@ def read(path: Path) -> Table:
     settings: Any = OmegaConf.to_container(OmegaConf.load(file))
     return Table(
         name=name,
-        **{key: first[key] for key in ("size", "data", "tokenizer", "split")},
+        size=first["size"],
+        data=first["data"],
+        tokenizer=first["tokenizer"],
+        split=first["split"],
         amount=path.name,
         seeds=int(first["seeds"]),
         rows=[_row(line) for line in lines],

@@ -125,7 +125,9 @@ def test_plan_makes_nothing_and_says_what_is_missing(work, capsys):
     assert re.search(
         r"on a cluster: python .* -m .*task=train run=landmark-\S+ hydra/launcher=submitit_slurm\n", planned
     )
-    assert re.search(r"and then: .* row=twice_last_blocks,\S+,last_blocks_2048 hydra/launcher=submitit_slurm\n", planned)
+    assert re.search(
+        r"and then: .* row=twice_last_blocks,\S+,last_blocks_2048 hydra/launcher=submitit_slurm\n", planned
+    )
     assert "measured, 1 run" in planned
 
 

@@ -17,7 +17,7 @@ BY_CHANCE = ("recent", "random")  # scorers that do not look at the text
 
 
 def panels(table: Table) -> list[list[Panel]]:
-    """Maps of the retrieved blocks; the loss on both copies of each row, and perplexities of rows without this probe."""
+    """Maps of the retrieved blocks; the loss on both copies of each row, and perplexities of rows without the probe."""
     copies = [row for row in table.rows if row.second_copy is not None]
     others = [row for row in table.rows if row.second_copy is None]
     measured = [losses(copies)] if copies else []

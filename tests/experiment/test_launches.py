@@ -80,7 +80,7 @@ def test_cells_of_a_grid_are_added_to_its_launch(work):
 
 
 def test_a_launch_that_fails_is_noted_all_the_same(work):
-    work.fail_at, work.error = "plain_512", ValueError("lost")
+    work.fail_at, work.error = "twice_last_blocks", ValueError("lost")
     try:
         work("+experiment=quickstart", "data=pg19")
     except ValueError:

@@ -13,6 +13,7 @@ from typing import Any
 
 from landmark.config import Config
 from landmark.config.command_line import override_key, program
+from landmark.config.composer import parse
 from landmark.config.rows import cells, named
 from landmark.experiment.identity import digest
 from landmark.experiment.jobs import Job
@@ -74,7 +75,12 @@ class Launch:
     @property
     def command(self) -> str:
         """The command that makes what is missing."""
-        return shlex.join([*program(), *self.overrides])
+        return shlex.join([*program(), *["-m"] * self.is_sweep, *self.overrides])
+
+    @property
+    def is_sweep(self) -> bool:
+        """Whether its rows are the jobs of a sweep without an experiment."""
+        return is_free_sweep(self.overrides)
 
     def found(self, contents: Contents) -> dict[str, list[Record]]:
         """Records of the rows that have one for each seed."""
@@ -94,7 +100,7 @@ def launch_of(config: Config, overrides: Sequence[str], tokenizer: str, jobs: Se
         tokenizer: name of the rows' tokenizer, which may say more than its setting.
         jobs: of the rows that the command asks for.
     """
-    own = {*_OF_A_COMMAND, *config.grid.axes}
+    own = {*_OF_A_COMMAND, *(() if is_free_sweep(overrides) else config.grid.axes)}
     rows: dict[str, list[Entry]] = {name: [] for name in named(config) | named(config, overrides)}
     for job in jobs:
         name = None if job.run.is_given else job.run.folder.name
@@ -107,6 +113,14 @@ def launch_of(config: Config, overrides: Sequence[str], tokenizer: str, jobs: Se
         compare=config.compare,
         cells=cells(config) | cells(config, overrides),
         rows=rows,
+    )
+
+
+def is_free_sweep(overrides: Sequence[str]) -> bool:
+    """Whether a command line sweeps settings without an experiment."""
+    parsed = parse(overrides)
+    return any(each.is_sweep_override() for each in parsed) and all(
+        each.key_or_group != "experiment" for each in parsed
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from landmark.results import reducers
 from landmark.results.reducers import Reducer, Source, mean, printed, provenance, setting
+from landmark.utils.measured import TEXT, kind_of
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,9 @@ def _copy(which: str) -> Any:
 
 
 def _perplexity(value: float, row: "TableRow") -> str:
-    """Perplexity ± its spread, to the digits that the spread leaves meaning."""
+    """Perplexity ± its spread, to the digits that the spread leaves meaning; of probes other columns say it."""
+    if row.measured not in (TEXT, "hidden"):
+        return "-"
     if row.spread is None:
         return f"{value:.2f}"
     digits = 2 if row.spread >= 0.01 else 3 if row.spread >= 0.001 else 4
@@ -105,6 +108,7 @@ class TableRow:
     k: int | None = column(setting("k"), "k", "blocks retrieved")
     granularity: str | None = column(setting("granularity"))  # what retrieves its own blocks: token, head or both
     scorer: str | None = column(setting("scorer"))  # what ranks the blocks
+    measured: str = column(lambda row: kind_of(row.records[0]["results"]))  # one of `KINDS`
     attention_size: int | None = column(printed("attention_size", int), "attention size", "the paper's column")
     keys_attended: float | None = column(
         mean("keys_attended"), "keys attended", "normal tokens that a query attends to, mean over queries", ".0f"
@@ -112,8 +116,7 @@ class TableRow:
     perplexity: float | None = column(
         mean("perplexity"),
         "perplexity",
-        "measured here (by a probe: of second copies, or of values to recall), "
-        "± standard error over segments, or standard deviation over seeds",
+        "measured here on text, ± standard error over segments, or standard deviation over seeds",
         _perplexity,
     )
     spread: float | None = column(reducers.spread("perplexity"))  # of the perplexity, over segments or seeds
@@ -125,7 +128,8 @@ class TableRow:
     difference: float | None = column(
         lambda row: row.difference and row.difference.nats,
         "vs first row, nats",
-        "difference of the loss from the first row, paired on the same text, ± standard error, nats a token",
+        "difference of the loss from the first row that measures the same, paired on the same text, ± standard error, "
+        "nats a token",
         _difference,
     )
     difference_error: float | None = column(lambda row: row.difference and row.difference.error)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from landmark.config.schema import POSITION_BIN, Config
 from landmark.tracking import artifacts
 from landmark.tracking.wandb_run import is_sweep_agent, mode, open_run
+from landmark.utils.measured import TEXT, kind_of
 
 if TYPE_CHECKING:
     from lightning.pytorch.loggers import Logger
@@ -70,12 +71,15 @@ class Tracker:
         with open_run(config, record["id"], job_type="evaluate", name=labels["row"]) as run:
             model = Path(labels["run"])
             run.use_artifact(artifacts.of_run, record["settings"]["run"], model, config.logger.weights)
-            run.log(_numbers(results) | _numbers(results, "memory") | _numbers(results, "retrieval"))
+            kind = kind_of(results)
+            numbers = _numbers(results) | _numbers(results, "memory") | _numbers(results, "retrieval")
+            run.log({metric(kind, key): value for key, value in numbers.items()})
             for axis, points in (("segment/position", by_position(results)), ("layer/number", by_layer(results))):
-                run.define_metric(axis)
-                run.define_metric(f"{axis.partition('/')[0]}/*", step_metric=axis, summary="none")
+                run.define_metric(metric(kind, axis))
+                group = axis.partition("/")[0]
+                run.define_metric(metric(kind, f"{group}/*"), step_metric=metric(kind, axis), summary="none")
                 for point in points:
-                    run.log(point)
+                    run.log({metric(kind, key): value for key, value in point.items()})
             run.log_artifact(artifacts.of_files, f"row-{record['id']}", "row", [path])
 
     def table(
@@ -109,6 +113,11 @@ class Tracker:
                 key = "positions" if picture.stem.endswith("-positions") else "picture"
                 run.log({key: wandb.Image(str(picture))})
             run.log_artifact(artifacts.of_files, f"table-{config.name}-{files[0].stem}", "table", files)
+
+
+def metric(kind: str, key: str) -> str:
+    """W&B's key of a number of a row: those of text have their own names, others begin with the kind."""
+    return key if kind == TEXT else f"{kind}/{key}"
 
 
 def by_position(results: dict[str, Any]) -> list[dict[str, float]]:

@@ -110,6 +110,8 @@ class Corpus:
 
 
 def test_crashed_training_is_marked_as_failed_and_leaves_no_model(configure, opened_runs, tmp_path, monkeypatch):
+    import landmark.tracking.whole_history  # noqa: F401 (which has a subclass of what is replaced)
+
     monkeypatch.setattr("lightning.pytorch.loggers.WandbLogger", lambda experiment: experiment)
     config = configure(f"output={tmp_path}")
 

@@ -1,15 +1,20 @@
 """task=table: print and draw the table of the rows that have a record."""
 
 import hashlib
+import math
 import shlex
 import sysconfig
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from landmark.cli.command import Command
 from landmark.config import Config
-from landmark.config.command_line import program
+from landmark.config.command_line import override_key, program
+from landmark.config.rows import cell_name
+from landmark.config.schema import GridConfig
+from landmark.experiment.launches import write_launch
 from landmark.experiment.records import Record
 from landmark.results import render, tables
 from landmark.results.paper import read_paper
@@ -26,6 +31,33 @@ def run(command: Command) -> None:
         record = command.runner.records.find("rows", job.id) if job.is_known else None
         found.setdefault(job.name, []).append(record)
     show(command, {name: [one for one in each if one] for name, each in found.items() if None not in each})
+
+
+def show_sweep(config: Config, overrides: list[str], jobs: Sequence[Mapping[str, str]]) -> None:
+    """The same of a sweep without an experiment, noted as a launch: a row for each job, of two axes also a heat map.
+
+    Args:
+        config: of the sweep without what it sweeps; by default its name is `sweep`.
+        overrides: those of the command line.
+        jobs: of each the keys that are swept with its values; where there are none, nothing is shown.
+    """
+    if not jobs:
+        return
+    axes: dict[str, list[str]] = {key: [] for job in jobs for key in job}
+    for key, values in axes.items():
+        values += dict.fromkeys(job[key] for job in jobs if key in job)
+    name = "sweep" if config.name == Config.name else config.name
+    is_grid = len(jobs) == math.prod(map(len, axes.values())) and all(axes.keys() == job.keys() for job in jobs)
+    if is_grid:
+        figure = "heatmap" if len(axes) == 2 else "rows"
+        config = replace(config, name=name, task="table", grid=GridConfig(axes=dict(axes)), figure=figure)
+    else:
+        rows = {cell_name(job) or "as_is": shlex.join(f"{key}={value}" for key, value in job.items()) for job in jobs}
+        config = replace(config, name=name, task="table", rows=rows)
+    given = overrides if is_grid else [word for word in overrides if override_key(word) not in axes]
+    command = replace(Command.of(config, given), overrides=overrides)
+    write_launch(command.runner.records, command.planned_launch())
+    run(command)
 
 
 def show(command: Command, found: Mapping[str, Sequence[Record]]) -> None:

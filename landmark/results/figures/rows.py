@@ -1,6 +1,7 @@
 """Perplexities of rows with their errors, and how the rows compare, here and in the paper."""
 
 import math
+from dataclasses import replace
 
 from landmark.results.columns import TableRow
 from landmark.results.figures.grids import heat_map
@@ -10,8 +11,25 @@ from landmark.results.tables import Table
 
 
 def panels(table: Table) -> list[list[Panel]]:
-    """Perplexity of each row; its distance from the first row, beside the paper's; a grid of the granularities."""
-    return [[_absolute(table), *_relative(table)], *([panel] for panel in _granularities(table))]
+    """Of each kind of measurement: perplexity of its rows; their distance from its first row, beside the paper's.
+
+    Last a grid of the granularities.
+    """
+    lines = [[_absolute(part), *_relative(part)] for part in parts(table)]
+    return [*lines, *([panel] for part in parts(table) for panel in _granularities(part))]
+
+
+def parts(table: Table) -> list[Table]:
+    """The rows with a perplexity, those of each kind of measurement apart."""
+    kinds = dict.fromkeys(row.measured for row in table.rows if row.perplexity is not None)
+    asked = table.asked if table.is_partial else ()
+    return [replace(table, rows=[row for row in table.rows if row.measured == kind], asked=asked) for kind in kinds]
+
+
+def titled(table: Table) -> str:
+    """Title of the perplexities of rows of one kind."""
+    of = {"copies": " of second copies", "recall": " of values to recall", "hidden": " of hidden tokens"}
+    return f"Perplexity{of.get(table.rows[0].measured, '')}"
 
 
 def change(row: TableRow, base: TableRow) -> tuple[float, tuple[float, float]]:
@@ -32,7 +50,7 @@ def _absolute(table: Table) -> Panel:
     measured = [(row, row.perplexity) for row in table.rows if row.perplexity is not None]
     points = [dot(_kind(row), row.name, value, around(value, row.spread)) for row, value in measured]
     x = {"title": "perplexity (lower is better)"}
-    return beside_names("Perplexity, measured here", points, _looks(table), _names(table), x)
+    return beside_names(f"{titled(table)}, measured here", points, _looks(table), _names(table), x)
 
 
 def _relative(table: Table) -> list[Panel]:
@@ -49,11 +67,8 @@ def _relative(table: Table) -> list[Panel]:
             points += [dot(label, name, percent(value, first)) for name, value in printed.items()]
             looks[label] = look
     x = {"title": "percent (± paired standard error)"}
-    return [
-        beside_names(
-            f"Perplexity against {base.name}", points, looks, _names(table), x, below=[reference(x=0, dashed=False)]
-        )
-    ]
+    title, zero = f"{titled(table)} against {base.name}", reference(x=0, dashed=False)
+    return [beside_names(title, points, looks, _names(table), x, below=[zero])]
 
 
 def _granularities(table: Table) -> list[Panel]:

@@ -37,7 +37,7 @@ def name_of_job() -> str | None:
 
 def number_of_job() -> int | None:
     """In a job of a sweep: its number, with which Hydra announces it; None elsewhere."""
-    return HydraConfig.get().job.get("num") if name_of_job() is not None else None
+    return HydraConfig.get().job.num if name_of_job() is not None else None
 
 
 def program() -> list[str]:

@@ -69,6 +69,11 @@ def _perplexity(value: float, row: "TableRow") -> str:
     return f"{value:.{digits}f} ± {row.spread:.{digits}f}"
 
 
+def _word_perplexity(value: float, _: "TableRow") -> str:
+    """A word of a model that has learned nothing yet has a number that says nothing."""
+    return f"{value:.4g}" if value < 1e4 else f"{value:,.0f}" if value < 1e6 else "over 1e6"
+
+
 def _difference(value: float, row: "TableRow") -> str:
     return f"{value:+.4f} ± {row.difference_error:.4f}"
 
@@ -173,7 +178,7 @@ class TableRow:
         mean("bits_per_byte"), "bits/byte", "loss a byte of text, bits", ".4f", group=3
     )
     word_perplexity: float | None = column(
-        mean("word_perplexity"), "word ppl", "perplexity a word of text", ".4g", group=3
+        mean("word_perplexity"), "word ppl", "perplexity a word of text", _word_perplexity, group=3
     )
     tokens_per_second: float | None = column(
         mean("tokens_per_second"), "tokens/s", "speed of the evaluation, tokens a second", ",.0f", group=3

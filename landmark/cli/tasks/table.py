@@ -3,6 +3,8 @@
 import hashlib
 import math
 import shlex
+import shutil
+import sys
 import sysconfig
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -80,14 +82,16 @@ def show(command: Command, found: Mapping[str, Sequence[Record]]) -> None:
         cells={row.name: row.cell for row in command.rows if row.cell is not None},
         asked=names,
     )
-    print(f"\n{render.as_text(built)}")
-    folder = command.runner.output / "tables"
-    is_changed = not render.is_written(built, folder)
-    paths = render.write(built, folder)
-    print(f"written: {', '.join(str(path) for path in paths.values())}")
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    print(f"\n{render.as_text(built, width)}")
+    folder, launch = command.runner.output / "tables", command.planned_launch().id
+    is_changed = not render.is_written(built, folder, launch)
+    paths = render.write(built, folder, launch)
+    print(f"written: {', '.join(str(path) for path in paths.values())}, and by the settings: {built.stem}-{launch}.*")
     print(f"picture: {paths['png'].resolve().as_uri()}")
     if is_changed:
-        _log(command, built, list(paths.values()), [record for records in found.values() for record in records])
+        used = [record for records in found.values() for record in records]
+        _log(command, built, launch, list(paths.values()), used)
     if missing:
         print(note)
     for line in _next_commands(command, found):
@@ -108,9 +112,9 @@ def _next_commands(command: Command, found: Mapping[str, Sequence[Record]]) -> l
     return ["try next:", *lines] if lines else []
 
 
-def _log(command: Command, table: tables.Table, files: list[Path], records: list[Record]) -> None:
-    """Log a table that has changed to W&B."""
-    identity = hashlib.sha256(f"{table.name} {table.stem}".encode()).hexdigest()[:10]
+def _log(command: Command, table: tables.Table, launch: str, files: list[Path], records: list[Record]) -> None:
+    """Log a table of a launch that has changed to W&B."""
+    identity = hashlib.sha256(f"{table.name} {table.stem} {launch}".encode()).hexdigest()[:10]
     used = [command.runner.records.path("rows", record["id"]) for record in records]
     command.runner.tracker.table(command.config, identity, *render.plain(table), files, used)
     if mode(command.config.logger) == "offline":

@@ -190,6 +190,14 @@ def beyond_training(config: Config) -> str | None:
     )
 
 
+def large_vocabulary(config: Config) -> str | None:
+    """A warning where most of a small model would be embeddings, and no recorded result like it; None elsewhere."""
+    is_whole = config.tokenizer.name == "gpt2" and config.tokenizer.vocab_size is None
+    if config.size != "nano" or not is_whole or not _is_ours(config):
+        return None
+    return "size=nano with all of GPT-2's tokens: the recorded results have tokenizer=gpt2_1024"
+
+
 def check_grid(config: Config) -> None:
     """Raise UserError where a grid, or its figure, makes no sense."""
     for key, values in config.grid.axes.items():

@@ -40,6 +40,14 @@ def number_of_job() -> int | None:
     return HydraConfig.get().job.num if name_of_job() is not None else None
 
 
+def own_folder() -> Path | None:
+    """The folder of settings besides the package's that `--config-dir` names; None where there is none."""
+    if not HydraConfig.initialized():
+        return None
+    sources = HydraConfig.get().runtime.config_sources
+    return next((Path(each.path) for each in sources if each.provider == "command-line"), None)
+
+
 def program() -> list[str]:
     """The words that start this program: `landmark`, `python -m landmark` or `python run.py`."""
     path = Path(sys.argv[0])

@@ -37,14 +37,14 @@ FREE = [
 def test_a_sweep_without_an_experiment_ends_in_a_table(tmp_path):
     (tmp_path / "books").mkdir()
     (tmp_path / "books" / "a.txt").write_text("a book of blocks, read in order " * 3000)
-    done = start(
-        tmp_path, *FREE, "model=landmark", "retrieval.k=1,10,2", "eval.local=250,150", "eval.length=1024", "name=mine"
-    )
+    grid = ("retrieval.k=10,2", "eval.local=250,150")
+    done = start(tmp_path, *FREE, "model=landmark", *grid, "eval.length=1024", "name=mine")
     assert done.returncode == 0, done.stderr
-    assert "#3 k10_local150: perplexity " in done.stdout
+    assert "#1 k10_local150: perplexity " in done.stdout
     table = done.stdout[done.stdout.index("\nmine: size nano, data documents") :].splitlines()
-    names = [f"k{k}_local{local}" for k in (1, 10, 2) for local in (250, 150)]
-    assert [line.split()[0] for line in table[5:11]] == names
+    names = [f"k{k}_local{local}" for k in (10, 2) for local in (250, 150)]
+    assert table[2] == "all rows: model landmark, length 1024"
+    assert [line.split()[0] for line in table[6:10]] == names
     (note,) = (tmp_path / "outputs" / "launches").iterdir()
     assert set(json.loads(note.read_text())["cells"]) == set(names)
     records = [json.loads(path.read_text()) for path in (tmp_path / "outputs" / "records" / "rows").iterdir()]

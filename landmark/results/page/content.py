@@ -16,7 +16,6 @@ from landmark.results.columns import COLUMNS
 from landmark.results.figures.marks import Panel
 from landmark.results.reducers import Record, provenance_of, whole_command
 from landmark.results.tables import Table
-from landmark.utils.locations import EXPERIMENTS
 from landmark.utils.measured import kind_of
 from landmark.utils.metrics_csv import curve, metrics_so_far
 
@@ -197,7 +196,7 @@ def _headline(table: Table) -> list[str]:
 
 def _claim(name: str) -> tuple[str, str]:
     """Title and claim of an experiment's README, without marks of Markdown."""
-    path = EXPERIMENTS / name / "README.md"
+    path = paper.folder_of_experiment(name) / "README.md"
     if not path.exists():
         return name, ""
     text = path.read_text(encoding="utf-8")

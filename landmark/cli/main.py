@@ -12,6 +12,7 @@ from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
+from landmark import __version__
 from landmark.cli import launchers, safety, streams
 from landmark.cli.command import Command
 from landmark.cli.exit_codes import raised, reported
@@ -41,6 +42,9 @@ def main() -> None:
 
 def start(arguments: list[str]) -> None:
     """Show what there is, or launch what is asked for."""
+    if "--version" in arguments:
+        print(f"landmark {__version__}")
+        return
     if is_empty(arguments) or {"--help", "-h"} & set(arguments):
         print(overview(TASKS, own_folder(arguments)))
         if is_empty(arguments):

@@ -82,6 +82,16 @@ def test_the_version_is_ours(tmp_path):
     assert start(tmp_path, "--version").stdout == f"landmark {landmark.__version__}\n"
 
 
+def test_the_tab_key_completes(tmp_path, monkeypatch):
+    for line, found in {
+        "+experiment=table1": "table1_arxiv +experiment=table1_pg19",
+        "retrieval.q": "query_window=",
+    }.items():
+        monkeypatch.setenv("COMP_LINE", f"landmark {line}")
+        monkeypatch.setenv("COMP_POINT", str(len(f"landmark {line}")))
+        assert found in start(tmp_path, "-sc", "query=bash").stdout
+
+
 def test_nothing_asked_for_shows_what_there_is(tmp_path):
     """No training of the paper's size begins."""
     done = start(tmp_path)

@@ -23,6 +23,7 @@ from landmark.config import to_config
 from landmark.config.command_line import PROGRAM
 from landmark.config.messages import one_line
 from landmark.config.rows import cell_name
+from landmark.config.schema import GROUPS
 from landmark.utils.errors import NoEffect, UserError
 
 _NAMED = "hydra.job.name="
@@ -137,8 +138,9 @@ def _key(word: str) -> str:
 
 
 def _sets(given: str, key: str) -> bool:
-    """Whether an override of `given`, a key or a group, sets `key`."""
-    return f"{key}.".startswith(f"{given.lstrip('+')}.")
+    """Whether an override of `given`, a key or a group of a key or two as `cmt`, is what sets `key`."""
+    given = given.lstrip("+")
+    return given == key or (given in GROUPS and key.startswith(f"{given}."))
 
 
 def _job_name(values: Mapping[str, str]) -> str:

@@ -234,6 +234,7 @@ class LoggerConfig:
     """Weights & Biases, beside the CSV file of each run."""
 
     wandb: bool = True
+    beside: str | None = one_of(None, "tensorboard")  # of Lightning: it gets the metrics of trainings too
     weights: bool = True  # upload the trained model; else its artifact has a checksum and the place alone
     project: str = "landmark"
     entity: str | None = None
@@ -294,7 +295,11 @@ GROUPS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "cmt": {"off": {"enabled": False}, "on": {"enabled": True}},
     "positions": {"standard": {"kind": "standard"}, "jumps": {"kind": "jumps", "p_jump": 100}},
-    "logger": {"csv": {"wandb": False}, "wandb": {"wandb": True}},
+    "logger": {
+        "csv": {"wandb": False},
+        "wandb": {"wandb": True},
+        "tensorboard": {"wandb": False, "beside": "tensorboard"},
+    },
     "trainer": {
         "auto": {"name": "auto", "accelerator": "auto", "devices": 1},  # one GPU if there is one, else the CPU
         "cpu": {"name": "cpu", "accelerator": "cpu", "devices": 1},

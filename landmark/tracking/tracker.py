@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from landmark.config.schema import POSITION_BIN, Config
 from landmark.tracking import artifacts
+from landmark.tracking.beside import loggers_beside
 from landmark.tracking.wandb_run import is_sweep_agent, mode, open_run
 from landmark.utils.measured import TEXT, kind_of
 
@@ -42,8 +43,10 @@ class Tracker:
             corpus: the text, recorded as an input.
             folder: where the training leaves its model, which is recorded as an output.
         """
-        if mode(config.logger) == "disabled" or os.environ.get("RANK", "0") != "0":
-            yield []
+        is_first = os.environ.get("RANK", "0") == "0"
+        beside = loggers_beside(config.logger, folder) if is_first else []
+        if mode(config.logger) == "disabled" or not is_first:
+            yield beside
             return
         from lightning.pytorch.loggers import WandbLogger
 
@@ -58,7 +61,7 @@ class Tracker:
             run.use_artifact(artifacts.of_corpus, corpus, config.data.name)
             opened = cast("Run", run)
             logger = WholeHistory(opened, folder) if is_whole else WandbLogger(experiment=opened)
-            yield [logger]
+            yield [logger, *beside]
             if isinstance(logger, WholeHistory):  # where there was no step to train
                 logger.begin()
             run.log_artifact(artifacts.of_run, run_id, folder, config.logger.weights)

@@ -119,11 +119,13 @@ def test_the_examples_with_transformers_run(folder, capsys, page):
     from tests.huggingface.conftest import make_model, make_tokenizer
 
     _, *blocks = python_blocks(ROOT / page, folder)
-    assert any(len(block.splitlines()) == 10 for block in blocks)
+    assert any(len(block.splitlines()) >= 9 for block in blocks)
     (folder / "model").mkdir()
     make_model("qwen3").save_pretrained(folder / "model")
     make_tokenizer().save_pretrained(folder / "model")
-    scope = {"document": "A heron stands in the water and waits. " * 30}
+    text = "A heron stands in the water and waits. " * 30
+    (folder / "document.txt").write_text(text)
+    scope = {"document": text} if page == "README.md" else {}
     for block in blocks:
         exec(block, scope)
     length = scope["ids"].shape[1]

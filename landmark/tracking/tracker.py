@@ -54,7 +54,7 @@ class Tracker:
 
         is_offline = mode(config.logger) == "offline" and not is_sweep_agent()
         is_whole = is_offline and discard_attempts(Path(config.output), run_id)
-        with open_run(config, run_id, job_type="train") as run:
+        with open_run(config, run_id, job_type="train", name=folder.name) as run:
             # W&B drops repeated steps, which a resumed training logs; with a metric as the axis it keeps them.
             run.define_metric("trainer/global_step")
             run.define_metric("*", step_metric="trainer/global_step")

@@ -25,6 +25,8 @@ def test_all_jobs_are_checked_before_the_first_begins(tmp_path):
     assert "error: 2 of 6 jobs cannot start, so none was: retrieval.k=-1 eval.length=512: " in done.stderr
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "outputs" / "data").exists()
+    both = start(tmp_path, *PREPARE[:-2], "model=transformer,landmark", "data.path=books", "model.block_size=25")
+    assert "error: 1 of 2 jobs cannot start, so none was: model=transformer: model.block_size has no" in both.stderr
 
 
 FREE = [

@@ -124,7 +124,7 @@ def test_crashed_training_is_marked_as_failed_and_leaves_no_model(configure, ope
     with pytest.raises(ZeroDivisionError):
         crash()
     assert opened_runs[0][1].code == 1
-    assert opened_runs[0][0]["job_type"] == "train"
+    assert (opened_runs[0][0]["job_type"], opened_runs[0][0]["name"]) == ("train", tmp_path.name)
     assert opened_runs[0][1].artifacts == ["stream-0123456789"]
 
 

@@ -4,13 +4,19 @@ BIN := $(VENV)/bin
 
 .PHONY: quickstart benchmark test lint docs clean
 
-# The environment is made again whenever the list of dependencies changes.
-$(VENV)/.installed: pyproject.toml constraints.txt
+# The environment is made again whenever the list of dependencies changes: .core has what the program needs, .installed
+# also what its extras and tests need.
+$(VENV)/.core: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing PyTorch and other dependencies into $(VENV), which takes minutes"
+	$(BIN)/python -m pip install --constraint constraints.txt --editable .
+	touch $@
+
+$(VENV)/.installed: $(VENV)/.core
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-quickstart: $(VENV)/.installed
+quickstart: $(VENV)/.core
 	$(BIN)/python run.py +experiment=quickstart
 
 benchmark: $(VENV)/.installed

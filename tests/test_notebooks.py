@@ -92,9 +92,12 @@ def test_what_is_retrieved_on_a_book(run, monkeypatch, tmp_path):
     model = Decoder(config)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
-    save(model, tmp_path)
-    write_json(tmp_path / "run.json", {"tokenizer": load_tokenizer("bytes").hash})
-    monkeypatch.setenv("LANDMARK_RUN", str(tmp_path))
+    folder = tmp_path / "runs" / "landmark-made-up"
+    save(model, folder)
+    write_json(folder / "run.json", {"tokenizer": load_tokenizer("bytes").hash})
+    (tmp_path / "runs" / "landmark-not-finished").mkdir()
+    monkeypatch.setenv("LANDMARK_OUTPUT", str(tmp_path))
+    monkeypatch.delenv("LANDMARK_RUN", raising=False)
     monkeypatch.delenv("LANDMARK_BOOK", raising=False)
     made = run("03_retrieval")
     assert same_shape(made, "03_retrieval")

@@ -108,6 +108,31 @@ def test_the_installed_command_reads_a_folder_of_settings(installed, tmp_path):
     assert "row extra" in done.stdout, done.stderr
 
 
+def test_what_the_pages_add_works_beside_the_installed_package(installed, tmp_path):
+    """The files and commands of docs/add_a_*.md, in a folder that has nothing else of this program."""
+    (tmp_path / "notes").mkdir()
+    for number in range(12):
+        (tmp_path / "notes" / f"{number}.md").write_text(f"Note {number} on blocks and memory.\n" * 600)
+    for page in ROOT.glob("docs/add_a_*.md"):
+        for name, content in re.findall(r"^`(mine/[\w/.]+)`:\n\n```\w+\n(.*?)```", page.read_text(), re.DOTALL | re.M):
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(content)
+    tiny = [word for word in TINY[2:] if not word.startswith("data.")]
+    tiny += ["model.num_layers=1", "model.num_heads=2", "model.head_dim=8", "model.mlp_dim=32", "trainer=cpu"]
+    tiny += ["data=notes", "data.path=notes", "tokenizer=bytes", "size=nano", "logger=csv", "train.batch_size=1"]
+    tiny += ["train.validate_batches=1", "eval.length=512"]
+    start = ["env", f"PYTHONPATH={tmp_path}", str(installed / "landmark"), "--config-dir", "mine/conf"]
+    made = run([*start, "model=gated", *tiny], tmp_path)
+    assert "[1/1] single: perplexity " in made.stdout, made.stderr
+    assert list(tmp_path.glob("outputs/runs/mine.gated-landmark-mine.notes-nano-*/model.safetensors"))
+    said = run([*start, "task=generate", "run=latest", "prompt=Note", "generate.tokens=2", "trainer=cpu"], tmp_path)
+    assert "2 generated" in said.stderr, said.stderr
+    planned = run([*start, "+experiment=block_sizes", *tiny[:-1], "task=plan"], tmp_path)
+    assert "row block25_2048" in planned.stdout, planned.stderr
+    other = run([*start, "model=gated", "model.architecture=mine.nothing", *tiny], tmp_path)
+    assert "model.architecture=mine.nothing: there is no module mine.nothing on Python's path" in other.stderr
+
+
 def test_metadata_is_whole():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert {"description", "readme", "license", "authors", "keywords", "classifiers", "urls"} <= project.keys()

@@ -66,7 +66,7 @@ class Workplace:
         nll = 1.0 + (config.model.kind == "transformer") - far
         spans = [[4096 * i, 4096, 4096 * nll + i + far] for i in range(2)]
         bins = -(-config.eval.length // 64) if self.curves else 0
-        return {
+        results = {
             "tokens": 8192,
             "nll": nll,
             "perplexity": math.exp(nll),
@@ -78,6 +78,11 @@ class Workplace:
             "segments": spans,
             "position_nll": [[64.0, 64 * nll * (1 + 1 / (i + 1))] for i in range(bins)],
         }
+        if config.eval.probe == "copy":
+            del results["bits_per_byte"]
+            copies = {"first_copy": nll, "first_copy_se": 0.01, "second_copy": 0.1, "second_copy_se": 0.01}
+            results |= copies | {"perplexity": math.exp(0.1), "prompts": 2, "segments": [[0, 8, 0.8], [8, 8, 0.8]]}
+        return results
 
     def edit(self, path, **parts):
         """Change parts of a record, as another version of this program or somebody's hand might have."""

@@ -10,7 +10,7 @@ from landmark.config.rows import Compose, Row, compose_job, is_part, named, sele
 from landmark.config.schema import TASKS
 from landmark.experiment.checks import check
 from landmark.experiment.jobs import Job
-from landmark.experiment.launches import Launch, launch_of, write_launch
+from landmark.experiment.launches import Launch, is_free_sweep, launch_of, write_launch
 from landmark.experiment.named_runs import with_settings_of_run
 from landmark.experiment.runner import Runner
 from landmark.results.figures import check_figure
@@ -76,6 +76,8 @@ class Command:
 
     def suggest(self, *more: str, multirun: bool = False) -> str:
         """This command line for the whole experiment, with other overrides (`more`), to be typed next."""
+        if is_free_sweep(self.overrides):
+            return suggested_command(*more, multirun=True)
         return suggested_command(*more, without=self.config.grid.axes, multirun=multirun)
 
     def _launch(self, jobs: Sequence[Job]) -> Launch:

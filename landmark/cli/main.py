@@ -12,6 +12,7 @@ from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
+from landmark import __version__
 from landmark.cli import launchers, safety, streams
 from landmark.cli.command import Command
 from landmark.cli.exit_codes import raised, reported
@@ -41,6 +42,9 @@ def main() -> None:
 
 def start(arguments: list[str]) -> None:
     """Show what there is, or launch what is asked for."""
+    if "--version" in arguments:
+        print(f"landmark {__version__}")
+        return
     if is_empty(arguments) or {"--help", "-h"} & set(arguments):
         print(overview(TASKS, own_folder(arguments)))
         if is_empty(arguments):
@@ -102,7 +106,10 @@ def run(config: Config, overrides: list[str], compose: Compose = compose_job) ->
 
 
 class TableAtEnd(Callback):
-    """A callback of Hydra: after a multirun over rows, or keys of the grid, it prints the table of the records."""
+    """A callback of Hydra: after a multirun it prints the table of the records.
+
+    Over rows of an experiment, or keys of its grid, that is the experiment's table; else one with a row for each job.
+    """
 
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
         team = started_together()
@@ -113,5 +120,11 @@ class TableAtEnd(Callback):
             parsed = parse(overrides)
             one = to_config(compose_job([each.input_line or "" for each in parsed if not each.is_sweep_override()]))
             swept = {override.key_or_group for override in parsed if override.is_sweep_override()}
-            if one.task == "auto" and named(one) and swept <= {"row", *one.grid.axes}:
+            if one.task != "auto":
+                return
+            if not named(one):
+                from landmark.cli import whole_sweeps
+
+                table.show_sweep(one, overrides, whole_sweeps.jobs())
+            elif swept <= {"row", *one.grid.axes}:
                 run(replace(one, task="table"), overrides)

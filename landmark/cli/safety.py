@@ -19,7 +19,9 @@ from hydra.core.override_parser.types import Override
 from omegaconf import Container, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from landmark.config.schema import GROUPS, Config
 from landmark.utils.errors import UserError
+from landmark.utils.locations import CONF
 
 # Hydra instantiates a `_target_`; of this package, and of Hydra and its launchers.
 TARGETS = {
@@ -66,8 +68,15 @@ _OF_PATHS = ("run", "sweep")  # which may have the time
 
 
 def check_flags(arguments: Sequence[str]) -> None:
-    """Raise UserError for the flag with which Hydra unpickles a configuration, or the beginning of it."""
+    """Raise UserError for a setting that is written as a flag.
+
+    And for the flag with which Hydra unpickles a configuration, or the beginning of it.
+    """
     for word in arguments:
+        key, _, value = word.removeprefix("--").partition("=")
+        if word.startswith("--") and (key in GROUPS or hasattr(Config, key) or (CONF / key).is_dir()):
+            sign = "+" if key == "experiment" else ""
+            raise UserError(f"{word}: settings have no dashes, write {sign}{key}={value or '…'}")
         if len(word) > 2 and "--experimental-rerun".startswith(word.partition("=")[0]):
             raise UserError(f"{word}: a pickled configuration is not read, give the settings")
 

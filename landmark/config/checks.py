@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from landmark.config.extensions import hooks
 from landmark.config.schema import SYNTHETIC, Config, ModelConfig, TrainConfig
 from landmark.utils.constants import DEFAULT_CHUNK, RULER_TASKS, SHORTEST_REPEAT
-from landmark.utils.errors import UserError
+from landmark.utils.errors import NoEffect, UserError
 
 
 class Read(NamedTuple):
@@ -190,6 +190,14 @@ def beyond_training(config: Config) -> str | None:
     )
 
 
+def large_vocabulary(config: Config) -> str | None:
+    """A warning where most of a small model would be embeddings, and no recorded result like it; None elsewhere."""
+    is_whole = config.tokenizer.name == "gpt2" and config.tokenizer.vocab_size is None
+    if config.size != "nano" or not is_whole or not _is_ours(config):
+        return None
+    return "size=nano with all of GPT-2's tokens: the recorded results have tokenizer=gpt2_1024"
+
+
 def check_grid(config: Config) -> None:
     """Raise UserError where a grid, or its figure, makes no sense."""
     for key, values in config.grid.axes.items():
@@ -199,14 +207,14 @@ def check_grid(config: Config) -> None:
         raise UserError(f"figure=heatmap: needs a grid of two axes, here it has {len(config.grid.axes)}")
 
 
-def unused(keys: Iterable[str], configs: Sequence[Config]) -> str | None:
-    """A message that names the first key that none of the configurations reads; None where each has an effect."""
+def unused(keys: Iterable[str], configs: Sequence[Config]) -> NoEffect | None:
+    """An error that names the first key that none of the configurations reads; None where each has an effect."""
     for key in keys:
         for read in READ_BY:
             if any(key == own or key.startswith(f"{own}.") for own in read.keys) and not any(map(read.holds, configs)):
                 kinds = ", ".join(dict.fromkeys(config.model.kind for config in configs))
                 place = f"on model={kinds}" if read.needs.startswith("model=") else "here"
-                return f"{key} has no effect {place}: it is for {read.needs}"
+                return NoEffect(f"{key} has no effect {place}: it is for {read.needs}", key)
     return None
 
 
@@ -216,13 +224,13 @@ def _value(config: Config, key: str) -> Any:
 
 
 def _check_needed(config: Config, needed: Iterable[Read]) -> None:
-    """Raise UserError for a value other than the default, and other than none at all, that has no effect."""
+    """Raise NoEffect for a value other than the default, and other than none at all, that has no effect."""
     usual = Config()
     for read in needed:
         for key in () if read.holds(config) else read.keys:
             value = _value(config, key)
             if value != _value(usual, key) and value is not None and value is not False and value != 0:
-                raise UserError(f"{key}={value}: is for {read.needs}")
+                raise NoEffect(f"{key}={value}: is for {read.needs}", key)
 
 
 def _check_values(group: Any, prefix: str = "") -> None:

@@ -11,13 +11,41 @@ from hydra.types import RunMode
 
 from landmark.utils.locations import INSTALLED
 
+PROGRAM = "landmark"  # `hydra.job.name` of what is no job of a sweep
+
 
 def launcher() -> str | None:
     """Name of the Hydra launcher that started this job in a process of its own (`submitit_slurm`); None without one."""
-    if not HydraConfig.initialized() or HydraConfig.get().mode != RunMode.MULTIRUN:
+    if not is_sweep():
         return None
     chosen = HydraConfig.get().runtime.choices["hydra/launcher"]
     return None if chosen == "basic" else chosen
+
+
+def is_sweep() -> bool:
+    """Whether this process was started with `-m`, or is one of its jobs."""
+    return HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
+
+
+def name_of_job() -> str | None:
+    """In a job of a sweep: its values of what is swept, as `landmark.cli.whole_sweeps` names it; None elsewhere."""
+    if not is_sweep():
+        return None
+    name = HydraConfig.get().job.name
+    return None if name == PROGRAM else name
+
+
+def number_of_job() -> int | None:
+    """In a job of a sweep: its number, with which Hydra announces it; None elsewhere."""
+    return HydraConfig.get().job.num if name_of_job() is not None else None
+
+
+def own_folder() -> Path | None:
+    """The folder of settings besides the package's that `--config-dir` names; None where there is none."""
+    if not HydraConfig.initialized():
+        return None
+    sources = HydraConfig.get().runtime.config_sources
+    return next((Path(each.path) for each in sources if each.provider == "command-line"), None)
 
 
 def program() -> list[str]:

@@ -27,7 +27,12 @@ def one_line(error: BaseException) -> str:
     text = re.sub(r"(Available options in '[^']*': )(.*)", lambda m: m[1] + m[2].replace("; ", ", "), text)
     missing = re.search(r"Key '(\w+)' not in '(\w+)'", text)
     if missing and (near := difflib.get_close_matches(missing[1], _names(Config).get(missing[2], []), 1)):
-        text += f"; did you mean '{near[0]}'?"
+        given = re.search(rf"'([\w.]*\b{missing[1]})'", text)
+        key = given[1] if given else missing[1]
+        return f"{key}: there is no such setting; did you mean {key.removesuffix(missing[1])}{near[0]}?"
+    absent = re.search(r"Could not find '(\S+)/([^'/]+)'; Available options in '[^']*': (.*)", text)
+    if absent and (near := difflib.get_close_matches(absent[2], absent[3].split(", "), 3)):
+        return f"{absent[1]}={absent[2]}: there is none; did you mean {' or '.join(near)}?"
     return text
 
 

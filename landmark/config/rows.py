@@ -16,6 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from landmark.config import Config, to_config, to_dict
 from landmark.config.checks import check as check_settings
 from landmark.config.checks import check_grid, resolve, unused
+from landmark.config.command_line import name_of_job
 from landmark.config.composer import Composer, parse
 from landmark.config.messages import one_line
 from landmark.utils.errors import UserError
@@ -78,7 +79,7 @@ def select(
         raise UserError(f"start={config.start}: names a row of an experiment, and there is none")
     if not texts:
         _check_own(config, overrides)
-        return [_row(config.name, config, overrides, check)]
+        return [_row(name_of_job() or config.name, config, overrides, check)]
     names = [config.row] if config.row is not None else list(texts)
     shared = [
         override.input_line or ""
@@ -99,11 +100,11 @@ def select(
         except (HydraException, OmegaConfBaseException, UserError) as error:
             raise UserError(f"row {name}: {one_line(error)}") from error
     given = [override.key_or_group for override in parse(shared)]
-    if message := unused(given, [row.configs[0] for row in rows]):
+    if fault := unused(given, [row.configs[0] for row in rows]):
         every = [to_config(composer([*shared, *_split(name, text)])) for name, text in texts.items()]
         if config.row is None or unused(given, every):
-            raise UserError(message)
-        _log.warning("row %s: %s, as another row is", config.row, message)
+            raise fault
+        _log.warning("row %s: %s, as another row is", config.row, fault)
     return rows
 
 
@@ -152,9 +153,14 @@ def cells(config: Config, overrides: Sequence[str] = ()) -> dict[str, dict[str, 
             axes[override.key_or_group] = values
     found = {}
     for values in itertools.product(*axes.values()) if axes else ():
-        name = "_".join(f"{key.rpartition('.')[2]}{value}" for key, value in zip(axes, values))
-        found[name] = dict(zip(axes, values))
+        cell = dict(zip(axes, values))
+        found[cell_name(cell)] = cell
     return found
+
+
+def cell_name(values: Mapping[str, str]) -> str:
+    """A name for the values of some keys: `landmark_k4_local250`. A choice of a group is its own name."""
+    return "_".join(f"{key.rpartition('.')[2] if '.' in key else ''}{value}" for key, value in values.items())
 
 
 def is_part(config: Config, overrides: Sequence[str]) -> bool:
@@ -163,9 +169,9 @@ def is_part(config: Config, overrides: Sequence[str]) -> bool:
 
 
 def _check_own(config: Config, overrides: Sequence[str]) -> None:
-    """Raise UserError where a row sets a key that has no effect on it. overrides: those that it has itself."""
-    if message := unused([override.key_or_group for override in parse(overrides)], [config]):
-        raise UserError(message)
+    """Raise NoEffect where a row sets a key that has no effect on it. overrides: those that it has itself."""
+    if fault := unused([override.key_or_group for override in parse(overrides)], [config]):
+        raise fault
 
 
 def _row(name: str, config: Config, overrides: list[str], check: Check, cell: dict[str, str] | None = None) -> Row:

@@ -49,7 +49,7 @@ class ModelConfig:
     """The model. The width of the paper's decoder is num_heads * head_dim."""
 
     kind: str = MISSING  # transformer, landmark or transformer_xl
-    architecture: str | None = None  # module of landmark.models that has a `Model`; null: the paper's decoder
+    architecture: str | None = None  # module that has a `Model`, of landmark.models or with a dot any other; null: ours
     family: str | None = one_of(None, "llama")  # a model of transformers, built anew with this shape: llama
     name: str | None = None  # a model of transformers to start from: its folder or name on the hub; keeps its own shape
     as_is: bool | None = None  # of that model: train nothing
@@ -234,6 +234,7 @@ class LoggerConfig:
     """Weights & Biases, beside the CSV file of each run."""
 
     wandb: bool = True
+    beside: str | None = one_of(None, "tensorboard")  # of Lightning: it gets the metrics of trainings too
     weights: bool = True  # upload the trained model; else its artifact has a checksum and the place alone
     project: str = "landmark"
     entity: str | None = None
@@ -303,7 +304,11 @@ GROUPS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "cmt": {"off": {"enabled": False}, "on": {"enabled": True}},
     "positions": {"standard": {"kind": "standard"}, "jumps": {"kind": "jumps", "p_jump": 100}},
-    "logger": {"csv": {"wandb": False}, "wandb": {"wandb": True}},
+    "logger": {
+        "csv": {"wandb": False},
+        "wandb": {"wandb": True},
+        "tensorboard": {"wandb": False, "beside": "tensorboard"},
+    },
     "trainer": {
         "auto": {"name": "auto", "accelerator": "auto", "devices": 1},  # one GPU if there is one, else the CPU
         "cpu": {"name": "cpu", "accelerator": "cpu", "devices": 1},

@@ -1,33 +1,57 @@
 """Byte-pair encoding by tiktoken, which runs in parallel threads, and files of ranks in tiktoken's format."""
 
 import base64
+import functools
 import hashlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from landmark.data.tokenizer import Tokenizer
 from landmark.utils.errors import UserError
 
+if TYPE_CHECKING:
+    import tiktoken
+
 
 class BytePairTokenizer(Tokenizer):
     """Cuts a text into pieces by a pattern, and joins the bytes of a piece, the pair of the lowest rank first."""
 
-    def __init__(self, name: str, ranks: dict[bytes, int], ranks_sha256: str, pattern: str, ids: tuple[int, int, int]):
+    def __init__(
+        self,
+        name: str,
+        ranks: Callable[[], dict[bytes, int]],
+        ranks_sha256: str,
+        pattern: str,
+        ids: tuple[int, int, int],
+    ):
         """
         Args:
             name: name of the tokenizer.
-            ranks: the ids of strings of bytes, all 256 single bytes among them.
+            ranks: loads the ids of strings of bytes, all 256 single bytes among them, when they are first needed.
             ranks_sha256: hash of the file of all ranks, a part of the identity.
             pattern: a regular expression that matches every character of any text.
             ids: end of text, landmark, and the size of the vocabulary.
         """
+        self._ranks, self._pattern = functools.cache(ranks), pattern
+        super().__init__(
+            name,
+            *ids,
+            lambda: {rank: piece for piece, rank in self._ranks().items()},
+            ranks=ranks_sha256,
+            pattern=pattern,
+        )
+
+    @functools.cached_property
+    def _encoding(self) -> "tiktoken.Encoding":
         import tiktoken
 
-        pieces = {rank: piece for piece, rank in ranks.items()}
-        super().__init__(name, *ids, pieces, ranks=ranks_sha256, pattern=pattern)
         # No text is encoded to it, but without any special token tiktoken looks for one at every character.
         special = {"<|endoftext|>": self.eot}
-        self._encoding = tiktoken.Encoding(name, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
+        return tiktoken.Encoding(
+            self.name, pat_str=self._pattern, mergeable_ranks=self._ranks(), special_tokens=special
+        )
 
     def encode(self, text: str) -> np.ndarray:
         return self._encoding.encode_to_numpy(text, disallowed_special=()).astype(self.dtype)

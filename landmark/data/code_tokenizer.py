@@ -22,4 +22,4 @@ class CodeTokenizer(BytePairTokenizer):
         """Raises UserError if the file of ranks was changed."""
         content = (files("landmark.data") / CODE_RANKS).read_bytes()
         ranks = read_ranks(content, CODE_RANKS_SHA256, f"tokenizer=code: {CODE_RANKS} of landmark.data was changed")
-        super().__init__("code", ranks, CODE_RANKS_SHA256, CODE_PATTERN, first_ids(CODE_VOCAB_SIZE))
+        super().__init__("code", lambda: ranks, CODE_RANKS_SHA256, CODE_PATTERN, first_ids(CODE_VOCAB_SIZE))

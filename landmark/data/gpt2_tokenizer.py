@@ -18,18 +18,22 @@ class GPT2Tokenizer(BytePairTokenizer):
     """
 
     def __init__(self, file: str | Path | None = None, vocab_size: int | None = None):
-        """file: local copy of the ranks (None: they are downloaded). vocab_size: None: all ids, padded to 50304.
+        """file: local copy of the ranks (None: they are downloaded when a text is first encoded or decoded).
+        vocab_size: None: all ids, padded to 50304.
 
-        Raises UserError if the ranks are missing, and for a vocabulary that is no multiple of 64 from 320 to 50304.
+        Raises UserError if the file is missing, and for a vocabulary that is no multiple of 64 from 320 to 50304.
         """
         if vocab_size is not None and (vocab_size % 64 or not 320 <= vocab_size <= 50304):
             raise UserError(f"tokenizer.vocab_size={vocab_size}: choose a multiple of 64 from 320 to 50304")
-        ranks = _read_file(Path(file)) if file is not None else _download_ranks()
-        if vocab_size is None:
-            name, ids = "gpt2", (50256, 50260, 50304)
-        else:
-            name, ids = f"gpt2-{vocab_size}", first_ids(vocab_size)
-            ranks = {piece: rank for piece, rank in ranks.items() if rank < ids[0]}
+        whole = _read_file(Path(file)) if file is not None else None
+        name, ids = (
+            ("gpt2", (50256, 50260, 50304)) if vocab_size is None else (f"gpt2-{vocab_size}", first_ids(vocab_size))
+        )
+
+        def ranks() -> dict[bytes, int]:
+            known = _download_ranks() if whole is None else whole
+            return known if vocab_size is None else {piece: rank for piece, rank in known.items() if rank < ids[0]}
+
         super().__init__(name, ranks, GPT2_RANKS_SHA256, GPT2_PATTERN, ids)
 
 
@@ -49,5 +53,5 @@ def _download_ranks() -> dict[bytes, int]:
     except Exception as error:
         raise UserError(
             f"tokenizer=gpt2: its ranks could not be downloaded ({type(error).__name__}): "
-            "set tokenizer.file to a local gpt2.tiktoken (r50k_base)"
+            "set tokenizer.file to a local gpt2.tiktoken (r50k_base), or choose tokenizer=bytes, which needs no file"
         ) from None

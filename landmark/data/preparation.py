@@ -63,6 +63,7 @@ def prepare(
     folder = _folder(source, tokenizer, Path(cache))
     if (folder / MANIFEST).exists():
         return open_corpus(folder)
+    _ = tokenizer.byte_lengths  # what it needs to encode is there, or is missed before anything is made
     folder.parent.mkdir(parents=True, exist_ok=True)
     _prepare(source, tokenizer, folder, workers or cores(), progress)
     return open_corpus(folder)

@@ -1,8 +1,9 @@
 """The base class of tokenizers, which have the vocabulary and the ids of end of text and landmark."""
 
+import functools
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -10,18 +11,26 @@ import numpy as np
 class Tokenizer:
     """Converts text to ids and back. Each id is a string of bytes, empty for end of text, landmark and unused ids.
 
-    dtype: of ids, uint16 if the vocabulary fits, else uint32, little-endian. byte_lengths: (vocab_size,) int64, bytes
-    of each id. hash: hex SHA-256 of everything that decides the ids of a text.
+    dtype: of ids, uint16 if the vocabulary fits, else uint32, little-endian. hash: hex SHA-256 of everything that
+    decides the ids of a text.
     """
 
-    def __init__(self, name: str, eot: int, landmark: int, vocab_size: int, pieces: dict[int, bytes], **decisive: str):
+    def __init__(
+        self,
+        name: str,
+        eot: int,
+        landmark: int,
+        vocab_size: int,
+        pieces: dict[int, bytes] | Callable[[], dict[int, bytes]],
+        **decisive: str,
+    ):
         """
         Args:
             name: name of the tokenizer, a part of the names of prepared corpora.
             eot: id of end of text, which follows every document.
             landmark: id of the landmark.
             vocab_size: rows of the embedding matrix, unused padding ids included.
-            pieces: the bytes of each id of text.
+            pieces: the bytes of each id of text, or what loads them when they are first needed.
             decisive: everything else that decides the ids of a text, for the hash.
         """
         self.name = name
@@ -29,10 +38,19 @@ class Tokenizer:
         self.landmark = landmark
         self.vocab_size = vocab_size
         self.dtype = np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<u4")
-        self._pieces = [pieces.get(token, b"") for token in range(vocab_size)]
-        self.byte_lengths = np.array([len(piece) for piece in self._pieces], dtype=np.int64)
+        self._load = pieces
         settings = {"name": name, "eot": eot, "landmark": landmark, "vocab_size": vocab_size, **decisive}
         self.hash = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+
+    @functools.cached_property
+    def _pieces(self) -> list[bytes]:
+        known = self._load if isinstance(self._load, dict) else self._load()
+        return [known.get(token, b"") for token in range(self.vocab_size)]
+
+    @functools.cached_property
+    def byte_lengths(self) -> np.ndarray:
+        """Bytes of each id, (vocab_size,) int64. Raises UserError where the pieces of text cannot be loaded."""
+        return np.array([len(piece) for piece in self._pieces], dtype=np.int64)
 
     def encode(self, text: str) -> np.ndarray:
         """Ids of a text, without end of text. Text that looks like a special token is encoded as ordinary text."""

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from landmark.config import Config
-from landmark.config.command_line import override_key, program
+from landmark.config.command_line import override_key, own_folder, program
+from landmark.config.composer import parse
 from landmark.config.rows import cells, named
 from landmark.experiment.identity import digest
 from landmark.experiment.jobs import Job
@@ -46,6 +47,7 @@ class Launch:
 
     overrides: those of the command line. labels: size, data and tokenizer. cells: of rows that make up a grid, the
     value on each axis. rows: the entries of each row by its name, one per seed; none of a row that was not asked for.
+    config_dir: the folder of settings of one's own, where there was one.
     """
 
     experiment: str
@@ -55,6 +57,7 @@ class Launch:
     compare: dict[str, list[str]] = field(default_factory=dict)
     cells: dict[str, dict[str, str]] = field(default_factory=dict)
     rows: dict[str, list[Entry]] = field(default_factory=dict)
+    config_dir: str | None = None
 
     @property
     def settings(self) -> str:
@@ -74,7 +77,13 @@ class Launch:
     @property
     def command(self) -> str:
         """The command that makes what is missing."""
-        return shlex.join([*program(), *self.overrides])
+        own = ["--config-dir", self.config_dir] if self.config_dir else []
+        return shlex.join([*program(), *own, *["-m"] * self.is_sweep, *self.overrides])
+
+    @property
+    def is_sweep(self) -> bool:
+        """Whether its rows are the jobs of a sweep without an experiment."""
+        return is_free_sweep(self.overrides)
 
     def found(self, contents: Contents) -> dict[str, list[Record]]:
         """Records of the rows that have one for each seed."""
@@ -94,19 +103,28 @@ def launch_of(config: Config, overrides: Sequence[str], tokenizer: str, jobs: Se
         tokenizer: name of the rows' tokenizer, which may say more than its setting.
         jobs: of the rows that the command asks for.
     """
-    own = {*_OF_A_COMMAND, *config.grid.axes}
+    left_out = {*_OF_A_COMMAND, *(() if is_free_sweep(overrides) else config.grid.axes)}
     rows: dict[str, list[Entry]] = {name: [] for name in named(config) | named(config, overrides)}
     for job in jobs:
         name = None if job.run.is_given else job.run.folder.name
         rows.setdefault(job.name, []).append(Entry(job.config.seed, job.run.id, job.id, name))
     return Launch(
         experiment=config.name,
-        overrides=[word for word in overrides if override_key(word) not in own],
+        overrides=[word for word in overrides if override_key(word) not in left_out],
         labels={"size": config.size, "data": config.data.name, "tokenizer": tokenizer},
         figure=config.figure,
         compare=config.compare,
         cells=cells(config) | cells(config, overrides),
         rows=rows,
+        config_dir=str(own) if (own := own_folder()) else None,
+    )
+
+
+def is_free_sweep(overrides: Sequence[str]) -> bool:
+    """Whether a command line sweeps settings without an experiment."""
+    parsed = parse(overrides)
+    return any(each.is_sweep_override() for each in parsed) and all(
+        each.key_or_group != "experiment" for each in parsed
     )
 
 

@@ -9,6 +9,7 @@ from landmark.config.composer import parse
 from landmark.config.schema import GridConfig
 from landmark.config.trained_with import trained_with
 from landmark.utils.errors import UserError
+from landmark.utils.files import read_json
 
 _TAKEN = ("size", "model", "data", "tokenizer", "train", "cmt", "positions")  # groups that decide a training
 # Settings of those groups that say how a trained model is read, which the row that trained the run does not decide.
@@ -21,17 +22,23 @@ def has_weights(folder: Path) -> bool:
     return (folder / "config.json").is_file() and any(folder.glob("model*.safetensors"))
 
 
-def find_run(name: str, output: str | Path) -> Path:
+def find_run(name: str, output: str | Path, kind: str | None = None) -> Path:
     """The folder of a run.
 
-    name: a folder, `latest` for the run that was trained last, or the name of a run below `output`, or the end of it.
+    Args:
+        name: a folder, `latest` for the run that was trained last, or the name of a run below `output`, or the end of
+            it.
+        output: folder that has the runs.
+        kind: of `latest`: the last of our models of this kind alone, as "landmark".
+
     Raises UserError where there is no such run.
     """
     runs = sorted((Path(output) / "runs").glob("*"), key=lambda folder: folder.name)
     if name == "latest":
-        trained = [folder for folder in runs if has_weights(folder)]
+        trained = [folder for folder in runs if has_weights(folder) and (kind is None or _kind(folder) == kind)]
         if not trained:
-            raise UserError(f"run=latest: {Path(output) / 'runs'} has no trained run, train one or name output=")
+            said = " ".join(filter(None, ("no trained", kind, "run")))
+            raise UserError(f"run=latest: {Path(output) / 'runs'} has {said}, train one or name output=")
         return max(trained, key=lambda folder: (folder / "config.json").stat().st_mtime_ns)
     if Path(name).is_dir():
         return Path(name)
@@ -61,6 +68,10 @@ def with_settings_of_run(config: Config, overrides: Sequence[str]) -> Config:
     reading = {key.partition(".")[2] for key in _TAKEN_KEYS if key not in keys and "size" not in keys}
     own = {name: getattr(stored.eval, name) for name in reading}
     return replace(config, **taken, eval=replace(config.eval, **own))
+
+
+def _kind(folder: Path) -> str | None:
+    return read_json(folder / "config.json").get("kind")
 
 
 def _merged(name: str, config: Config, stored: Config, keys: set[str]) -> object:

@@ -1,4 +1,4 @@
-"""Cost of an experiment's missing runs and rows: FLOPs, hours, disk. Loads no torch."""
+"""Cost of an experiment's missing runs and rows: FLOPs, hours, disk. Loads no torch but for models of transformers."""
 
 import functools
 import math
@@ -9,11 +9,16 @@ from typing import Any
 
 from landmark.config import SYNTHETIC, Config
 from landmark.config.extensions import hook
+from landmark.models.config import DecoderConfig
 from landmark.utils.flops import flops_per_token, keys_per_query, training_keys
 
 # FLOP/s that a model of this kind is assumed to reach where nothing was measured: peak × utilisation.
 CPU_CORE = 4.0e10
-GPU_NAME, GPU = "one H100", 0.35 * 989e12
+GPU_NAME, GPU_PEAK = "one H100", {"bf16-mixed": 989e12, "32-true": 67e12}
+UTILISATION = 0.4, 0.1  # of the peak, at best and at worst
+LAUNCHES = 0.0005, 0.002  # seconds that a layer's kernels take to start, at best and at worst, however small they are
+GPU = 0.35 * 989e12
+TOKENS_AT_ONCE = 4096  # of an evaluation
 _HOUR = 3600.0
 
 
@@ -21,8 +26,8 @@ _HOUR = 3600.0
 class Cost:
     """Cost of a run to train or a row to evaluate.
 
-    is_done: whether it has a record. tokens: read, landmarks included. flops: in all. parameters: with and without
-    embeddings.
+    is_done: whether it has a record. tokens: read, landmarks included; 0: unknown. flops: in all. parameters: with and
+    without embeddings. passes: of a layer, forward and perhaps back.
     """
 
     kind: str  # run or row
@@ -32,6 +37,17 @@ class Cost:
     tokens: float
     flops: float
     parameters: tuple[int, int]
+    passes: float = 0.0
+
+    @property
+    def gpu_hours(self) -> tuple[float, float]:
+        """Hours on one H100 at best and at worst, by `UTILISATION` and `LAUNCHES`."""
+        peak = GPU_PEAK[self.config.train.precision]
+        low, high = (
+            max(self.flops / (share * peak), self.passes * launch) / _HOUR
+            for share, launch in zip(UTILISATION, LAUNCHES)
+        )
+        return low, high
 
 
 @dataclass(frozen=True)
@@ -66,6 +82,9 @@ class Machine:
 def parameters(config: Config, vocab_size: int) -> tuple[int, int]:
     """Parameters of the decoder, with and without embeddings (tied to the head)."""
     model = config.model
+    if model.name is not None or model.family is not None:
+        total, body, _ = _of_transformers(config, vocab_size)
+        return total, body
     width = model.num_heads * model.head_dim
     keys = (model.num_kv_heads or model.num_heads) * model.head_dim
     layer = 2 * width * (width + keys) + 2 * width * model.mlp_dim + 2 * width
@@ -88,7 +107,8 @@ def run_cost(name: str, config: Config, vocab_size: int, is_done: bool) -> Cost:
     usual = functools.partial(training_keys, shape=shape, local=train.local, k=train.k)
     keys = hook(config, "keys_per_query", usual)(train.length)
     flops = tokens * _flops_per_token(config, vocab_size, keys)
-    return Cost("run", name, config, is_done, tokens, flops, parameters(config, vocab_size))
+    passes = float(train.steps * _layers_and_width(config, vocab_size)[0])
+    return Cost("run", name, config, is_done, tokens, flops, parameters(config, vocab_size), passes)
 
 
 def row_cost(name: str, config: Config, vocab_size: int, is_done: bool, split_tokens: int | None) -> Cost:
@@ -116,21 +136,23 @@ def row_cost(name: str, config: Config, vocab_size: int, is_done: bool, split_to
         keys = keys_per_query(settings.length, local, memory.sinks + memory.window)
     keys = hook(config, "keys_per_query", lambda length: keys)(settings.length)
     flops = tokens * _flops_per_token(config, vocab_size, keys) / 3
-    return Cost("row", name, config, is_done, tokens, flops, parameters(config, vocab_size))
+    passes = tokens / TOKENS_AT_ONCE * _layers_and_width(config, vocab_size)[0]
+    return Cost("row", name, config, is_done, tokens, flops, parameters(config, vocab_size), passes)
 
 
 def describe(costs: Sequence[Cost], machine: Machine) -> str:
     """The plan as text: one line a run or row, then totals and disk."""
     cells = [["what", "status", "parameters", "tokens", "FLOPs", "here", f"on {GPU_NAME}", "speed here"]]
-    here_total = gpu_total = 0.0
+    here_total, gpu_total = 0.0, [0.0, 0.0]
     for cost in costs:
         speed, source = machine.speed(cost)
-        here, there = _rounded(cost.flops / speed / _HOUR), _rounded(cost.flops / GPU / _HOUR)
+        here, there = _rounded(cost.flops / speed / _HOUR), [_rounded(hours) for hours in cost.gpu_hours]
         if not cost.is_done:  # as they are shown, so that they add up to the total
-            here_total, gpu_total = here_total + here, gpu_total + there
+            here_total, gpu_total = here_total + here, [a + b for a, b in zip(gpu_total, there)]
         total, body = cost.parameters
         size = f"{_short(total)}, {_short(body)} without embeddings" if cost.kind == "run" else ""
-        hours = ["", "", ""] if cost.is_done else [_hours(here), _hours(there), source]
+        hours = [_hours(here), _range(*there), source] if cost.tokens else ["?", "?", "the split's size is unknown"]
+        hours = ["", "", ""] if cost.is_done else hours
         status = "done" if cost.is_done else "missing"
         cells.append([f"{cost.kind} {cost.name}", status, size, _short(cost.tokens), f"{cost.flops:.1e}", *hours])
     widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
@@ -142,7 +164,9 @@ def describe(costs: Sequence[Cost], machine: Machine) -> str:
             *lines,
             "",
             f"missing: {len(missing['run'])} runs, {len(missing['row'])} rows, {flops:.1e} FLOPs: "
-            f"about {_hours(here_total)} here, {_hours(gpu_total)} on {GPU_NAME} at {GPU / 1e12:.0f} TFLOP/s",
+            f"about {_hours(here_total)} here, {_range(*gpu_total)} on {GPU_NAME}",
+            f"{GPU_NAME} is assumed, not measured: {UTILISATION[1]:.0%} to {UTILISATION[0]:.0%} of its peak, and "
+            f"{1e3 * LAUNCHES[0]:g} to {1e3 * LAUNCHES[1]:g} ms for each layer of each step, however small",
             f"disk: {_short(disk(missing['run']))}B, of which the weights stay",
         ]
     )
@@ -156,7 +180,7 @@ def too_long(cost: Cost, machine: Machine) -> str | None:
         return None
     return (
         f"run {cost.name}: {train.steps:,} steps of {train.batch_size} × {train.length} tokens would take about "
-        f"{_hours(hours)} on this CPU ({_hours(cost.flops / GPU / _HOUR)} on {GPU_NAME}): choose size=nano, or set "
+        f"{_hours(hours)} on this CPU ({_range(*cost.gpu_hours)} on {GPU_NAME}): choose size=nano, or set "
         "trainer.max_hours=null to train it here all the same"
     )
 
@@ -168,9 +192,31 @@ def disk(missing: Sequence[Cost]) -> int:
 
 
 def _flops_per_token(config: Config, vocab_size: int, keys: float) -> float:
+    return flops_per_token(parameters(config, vocab_size)[0], *_layers_and_width(config, vocab_size), keys)
+
+
+def _layers_and_width(config: Config, vocab_size: int) -> tuple[int, int]:
     model = config.model
-    width = model.num_heads * model.head_dim
-    return flops_per_token(parameters(config, vocab_size)[0], model.num_layers, width, keys)
+    if model.name is not None or model.family is not None:
+        shape = _of_transformers(config, vocab_size)[2]
+        return shape.num_layers, shape.hidden_dim
+    return model.num_layers, model.num_heads * model.head_dim
+
+
+def _of_transformers(config: Config, vocab_size: int) -> tuple[int, int, DecoderConfig]:
+    """Parameters with and without embeddings, and shape, of a model of transformers."""
+    model = config.model
+    shape = vocab_size, model.num_layers, model.num_heads, model.head_dim, model.mlp_dim
+    return _size_of(model.name, model.family, shape)
+
+
+@functools.cache
+def _size_of(
+    name: str | None, family: str | None, shape: tuple[int, int, int, int, int]
+) -> tuple[int, int, DecoderConfig]:
+    from landmark.models.pretrained import size_of
+
+    return size_of(name, family, DecoderConfig(*shape))
 
 
 def _hours(hours: float) -> str:
@@ -179,6 +225,10 @@ def _hours(hours: float) -> str:
     if rounded >= 1:
         return f"{rounded:,.1f} h"
     return f"{60 * rounded:.0f} min" if rounded >= 1 / 60 else f"{_HOUR * rounded:.0f} s"
+
+
+def _range(low: float, high: float) -> str:
+    return " to ".join(dict.fromkeys((_hours(low), _hours(high))))
 
 
 def _rounded(hours: float) -> float:

@@ -23,6 +23,8 @@ PARTS = {"id": str, "settings": dict, "labels": dict, "results": dict, "provenan
 NOTED = {"id": str, "kind": str, "settings": dict, "labels": dict, "host": str, "pid": int, "time": str}  # of a note
 NOTED["error"] = (str, type(None))
 
+_STOPS = (KeyboardInterrupt, Stopped)  # by somebody, or by the machine: no fault
+
 _log = logging.getLogger(__name__)
 
 
@@ -132,7 +134,7 @@ class Records:
 
     @contextmanager
     def attempt(self, kind: Kind, identity: str, settings: Record, labels: Record) -> Iterator[None]:
-        """Keep a note while a record is made: the process, and its error if it fails. Success deletes the note.
+        """Keep a note while a record is made: the process, and how it ends if it fails. Success deletes the note.
 
         Args:
             kind: of a run or a row.
@@ -147,12 +149,12 @@ class Records:
             yield
         except BaseException as error:
             with suppress(OSError):  # a full disk, say, which may be the error itself
-                write_json(path, note | {"error": _reason(error)})
+                write_json(path, note | {"error": _reason(error), "stopped": isinstance(error, _STOPS)})
             raise
         path.unlink(missing_ok=True)
 
     def attempts(self) -> list[Record]:
-        """Notes of work without a record: in progress, failed, or killed. A note that cannot be read is left out."""
+        """Notes of work without a record, at work or ended. A note that cannot be read is left out."""
         notes = []
         for path in sorted(self._attempt("runs", "x").parent.glob("*.json")):
             with suppress(UserError):

@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
-from landmark.config.checks import beyond_training
+from landmark.config.checks import beyond_training, large_vocabulary
 from landmark.config.rows import Row
 from landmark.experiment import plan
 from landmark.experiment.devices import device_count
@@ -54,6 +54,9 @@ class Runner:
 
     def check(self, jobs: Sequence[Job]) -> None:
         """Raise UserError where an evaluation does not fit its text, or a training its devices."""
+        for message in dict.fromkeys(large_vocabulary(job.config) for job in jobs if not self.is_trained(job.run)):
+            if message is not None:
+                _log.warning("%s", message)
         for job in jobs:
             self._check_text(job)
             processes, batch = device_count(job.config), job.config.train.batch_size

@@ -1,4 +1,4 @@
-"""State of each run and row of a launch: done, running, failed or missing, as text for a terminal. Loads no torch."""
+"""State of each run and row of a launch: done, running, stopped, failed or missing. Loads no torch."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -9,13 +9,13 @@ from landmark.experiment.launches import Launch
 from landmark.experiment.records import Contents, Kind, Record, Records
 from landmark.utils.metrics_csv import metrics_so_far
 
-STATES = "done", "running", "failed", "missing"
+STATES = "done", "running", "stopped", "failed", "missing"
 KILLED = "no error was noted: the process was killed, or its machine went down"
 
 
 @dataclass(frozen=True)
 class State:
-    """State of a run or a row. note: the progress of one that is running, the error of one that failed."""
+    """State of a run or a row. note: the progress of one that is running, why one stopped or failed."""
 
     title: str
     state: str
@@ -51,7 +51,7 @@ def free_states(records: Records, contents: Contents, launches: Sequence[Launch]
     rows, runs = {entry.row for entry in entries}, {entry.run for entry in entries}
     done = [contents.rows[key] for key in contents.rows.keys() - rows]
     notes = [note for note in contents.attempts if note["id"] not in rows | runs]
-    counts = Counter("running" if records.is_locked(note["kind"], note["id"]) else "failed" for note in notes)
+    counts = Counter(_state_of(note, records)[0] for note in notes)
     counts["done"] = len(done)
     if not done and not notes:
         return []
@@ -79,7 +79,7 @@ def describe(launch: Launch, states: Sequence[State], *, command: str | None = N
     """
     counts = Counter(each.state for each in states)
     summary = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
-    shown = [each for each in states if not is_brief or each.state in ("running", "failed")]
+    shown = [each for each in states if not is_brief or each.state not in ("done", "missing")]
     width = max((len(each.title) for each in shown), default=0)
     lines = [f"  {each.title:<{width}}  {each.state:<7}  {each.note}".rstrip() for each in shown]
     if is_brief and counts["missing"]:
@@ -94,7 +94,7 @@ def _state_of(attempt: Record, records: Records) -> tuple[str, str]:
     progress = _progress(attempt, records) if attempt["kind"] == "runs" else ""
     if records.is_locked(attempt["kind"], attempt["id"]):
         return "running", f"{progress}since {attempt['time']}, process {attempt['pid']} on {attempt['host']}"
-    return "failed", progress + (attempt["error"] or KILLED)
+    return "stopped" if attempt.get("stopped") else "failed", progress + (attempt["error"] or KILLED)
 
 
 def _progress(attempt: Record, records: Records) -> str:

@@ -14,14 +14,14 @@ from landmark.evaluation.generation import prompt_texts
 from landmark.evaluation.memory_settings import memory_settings
 from landmark.inspector.page import render
 from landmark.inspector.trace import trace_retrieval
-from landmark.models import Decoder
+from landmark.models import LanguageModel
 from landmark.utils.constants import DEFAULT_CHUNK
 from landmark.utils.errors import UserError
 from landmark.utils.files import write_atomic
 
 
 def inspect_text(
-    model: Any,
+    model: LanguageModel,
     tokenizer: Tokenizer,
     config: Config,
     run: str,
@@ -41,8 +41,8 @@ def inspect_text(
     Returns a line that describes the file. Raises UserError if the text cannot be read or traced, or the page cannot be
     written.
     """
-    if not isinstance(model, Decoder):
-        raise UserError(f"{run} is a model of transformers, of which task=inspect makes no page yet")
+    if model.config.landmark_id is None and model.config.kind == "landmark":
+        raise UserError(f"{run} reads without landmarks: task=inspect shows models that learned to use them")
     tokens = tokenizer.encode("".join(prompt_texts(config)))
     title = "prompt" if config.prompt_file in (None, "-") else Path(config.prompt_file).name
     path = Path(config.output_file or output / "inspect" / f"{Path(title).stem}-{run}.html")
@@ -58,7 +58,7 @@ def inspect_text(
     return f"{path}: {len(tokens):,} tokens, {len(tokens) // trace.block_size:,} blocks, {size:.1f} MB"
 
 
-def _settings(model: Decoder, config: Config, run: str, tokens: np.ndarray) -> dict[str, Any]:
+def _settings(model: LanguageModel, config: Config, run: str, tokens: np.ndarray) -> dict[str, Any]:
     """Facts about the model and the reading, for the page."""
     retrieval, memory, shape = config.retrieval, config.memory, model.config
     settings = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from landmark.memory import Memory
 from landmark.memory.observer import Retrieval
-from landmark.models import Decoder
+from landmark.models import LanguageModel
 from landmark.utils.constants import DEFAULT_CHUNK
 from landmark.utils.errors import UserError
 
@@ -40,7 +40,7 @@ class Trace:
 
 
 def trace_retrieval(
-    model: Decoder,
+    model: LanguageModel,
     tokens: np.ndarray,
     local: int = DEFAULT_CHUNK,
     *,
@@ -51,7 +51,7 @@ def trace_retrieval(
     """Read a text with a new memory.
 
     Args:
-        model: a landmark model.
+        model: a landmark model, ours or one of transformers; layers of the latter without a memory retrieve nothing.
         tokens: (N,) raw ids.
         local: tokens of a chunk.
         k: blocks that a head retrieves.
@@ -63,12 +63,13 @@ def trace_retrieval(
     """
     block_size = _check(model, tokens, local, k)
     recorder = _Recorder(model, k, len(tokens) + len(tokens) // block_size)
-    # Observers get no weights from the backend "triton".
-    memory = cast(Memory, model.new_memory(k=k, **settings, observer=recorder, backend="blockwise"))
+    memory: Any = model.new_memory(k=k, **settings, observer=recorder)
+    inner: Memory = getattr(memory, "memory", memory)  # a cache of transformers has one
+    inner.backend = "blockwise"  # "triton" gives observers no weights
     text = torch.from_numpy(np.asarray(tokens, dtype=np.int64)).to(next(model.parameters()).device)
     chunks, losses = [], []
     for start in range(0, len(text), local):
-        chunks.append(memory.position)
+        chunks.append(inner.position)
         targets = text[start + 1 : start + local + 1]
         with torch.no_grad():
             logits = model(text[None, start : start + local], memory=memory)[0, : len(targets)]
@@ -84,7 +85,7 @@ def trace_retrieval(
 class _Recorder:
     """An observer of a memory (see `landmark.memory.observer`) that records all retrievals of one sample."""
 
-    def __init__(self, model: Decoder, k: int, length: int):
+    def __init__(self, model: LanguageModel, k: int, length: int):
         shape = model.config.num_layers, model.config.num_heads
         self.blocks = np.full((*shape, k, length), NO_BLOCK, dtype=np.uint16)
         self.weights = np.zeros((*shape, k, length), dtype=np.float32)
@@ -101,7 +102,7 @@ class _Recorder:
         self.weights[place] = torch.where(is_read, weights.float(), 0.0).numpy()
 
 
-def _check(model: Decoder, tokens: np.ndarray, local: int, k: int) -> int:
+def _check(model: LanguageModel, tokens: np.ndarray, local: int, k: int) -> int:
     """The model's block size. Raises UserError if nothing can be retrieved, or more than a page can show."""
     shape, count = model.config, len(tokens)
     if shape.kind != "landmark" or shape.block_size is None:

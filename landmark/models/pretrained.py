@@ -14,7 +14,14 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    DynamicCache,
+    LlamaConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 from transformers.utils import logging as transformers_logging
 
 from landmark.attention.layout import insert_landmarks
@@ -102,9 +109,39 @@ class Pretrained(LanguageModel):
         partial.rmdir()
 
 
+def size_of(name: str | None, family: str | None, shape: DecoderConfig) -> tuple[int, int, DecoderConfig]:
+    """Parameters of a model of transformers, with and without embeddings, and its shape. Loads no weights.
+
+    Args:
+        name: its folder, or its name on the hub; None: one of `family` with the shape.
+        family: one of `FAMILIES`.
+        shape: of the model of a family.
+
+    Raises UserError where there is no such model.
+    """
+    if name is None:
+        config = _config_of_family(str(family), shape)
+    else:
+        folder = folder_of(name)
+        try:
+            config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        except (OSError, ValueError, KeyError) as error:
+            raise UserError(f"model.name={name}: {folder} has no config.json that transformers can read") from error
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    ends = {id(layer.weight): layer.weight for layer in (model.get_input_embeddings(), model.get_output_embeddings())}
+    total = sum(parameter.numel() for parameter in model.parameters())
+    return total, total - sum(weight.numel() for weight in ends.values()), _shape(model)
+
+
 def new_of_family(family: str, shape: DecoderConfig) -> Pretrained:
     """A model of a family with new weights; the caller seeds torch's random numbers before."""
-    config = FAMILIES[family](
+    model = AutoModelForCausalLM.from_config(_config_of_family(family, shape), dtype=torch.float32)
+    return Pretrained(model if shape.landmarks is None else _with_landmarks(model, shape.landmarks))
+
+
+def _config_of_family(family: str, shape: DecoderConfig) -> PretrainedConfig:
+    return FAMILIES[family](
         vocab_size=shape.vocab_size,
         hidden_size=shape.hidden_dim,
         intermediate_size=shape.mlp_dim,
@@ -115,8 +152,6 @@ def new_of_family(family: str, shape: DecoderConfig) -> Pretrained:
         bos_token_id=None,
         eos_token_id=None,
     )
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    return Pretrained(model if shape.landmarks is None else _with_landmarks(model, shape.landmarks))
 
 
 def start_from(name: str, shape: DecoderConfig, lora_rank: int | None = None, tokenizer: Any = None) -> Pretrained:

@@ -9,6 +9,7 @@ from typing import Any
 
 from landmark.results import reducers
 from landmark.results.reducers import Reducer, Source, mean, printed, provenance, setting
+from landmark.utils.measured import TEXT, kind_of
 
 
 @dataclass(frozen=True)
@@ -59,11 +60,18 @@ def _copy(which: str) -> Any:
 
 
 def _perplexity(value: float, row: "TableRow") -> str:
-    """Perplexity ± its spread, to the digits that the spread leaves meaning."""
+    """Perplexity ± its spread, to the digits that the spread leaves meaning; of probes other columns say it."""
+    if row.measured not in (TEXT, "hidden"):
+        return "-"
     if row.spread is None:
         return f"{value:.2f}"
     digits = 2 if row.spread >= 0.01 else 3 if row.spread >= 0.001 else 4
     return f"{value:.{digits}f} ± {row.spread:.{digits}f}"
+
+
+def _word_perplexity(value: float, _: "TableRow") -> str:
+    """A word of a model that has learned nothing yet has a number that says nothing."""
+    return f"{value:.4g}" if value < 1e4 else f"{value:,.0f}" if value < 1e6 else "over 1e6"
 
 
 def _difference(value: float, row: "TableRow") -> str:
@@ -105,6 +113,7 @@ class TableRow:
     k: int | None = column(setting("k"), "k", "blocks retrieved")
     granularity: str | None = column(setting("granularity"))  # what retrieves its own blocks: token, head or both
     scorer: str | None = column(setting("scorer"))  # what ranks the blocks
+    measured: str = column(lambda row: kind_of(row.records[0]["results"]))  # one of `KINDS`
     attention_size: int | None = column(printed("attention_size", int), "attention size", "the paper's column")
     keys_attended: float | None = column(
         mean("keys_attended"), "keys attended", "normal tokens that a query attends to, mean over queries", ".0f"
@@ -112,8 +121,7 @@ class TableRow:
     perplexity: float | None = column(
         mean("perplexity"),
         "perplexity",
-        "measured here (by a probe: of second copies, or of values to recall), "
-        "± standard error over segments, or standard deviation over seeds",
+        "measured here on text, ± standard error over segments, or standard deviation over seeds",
         _perplexity,
     )
     spread: float | None = column(reducers.spread("perplexity"))  # of the perplexity, over segments or seeds
@@ -125,7 +133,8 @@ class TableRow:
     difference: float | None = column(
         lambda row: row.difference and row.difference.nats,
         "vs first row, nats",
-        "difference of the loss from the first row, paired on the same text, ± standard error, nats a token",
+        "difference of the loss from the first row that measures the same, paired on the same text, ± standard error, "
+        "nats a token",
         _difference,
     )
     difference_error: float | None = column(lambda row: row.difference and row.difference.error)
@@ -169,7 +178,7 @@ class TableRow:
         mean("bits_per_byte"), "bits/byte", "loss a byte of text, bits", ".4f", group=3
     )
     word_perplexity: float | None = column(
-        mean("word_perplexity"), "word ppl", "perplexity a word of text", ".4g", group=3
+        mean("word_perplexity"), "word ppl", "perplexity a word of text", _word_perplexity, group=3
     )
     tokens_per_second: float | None = column(
         mean("tokens_per_second"), "tokens/s", "speed of the evaluation, tokens a second", ",.0f", group=3

@@ -1,10 +1,14 @@
-"""What the paper printed: experiments/<name>/paper.csv, matched to our rows by their settings."""
+"""What the paper printed: experiments/<name>/paper.csv, matched to our rows by their settings.
+
+An experiment of one's own has that folder below the one that `--config-dir` names.
+"""
 
 import csv
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from landmark.config.command_line import own_folder
 from landmark.utils.errors import UserError
 from landmark.utils.locations import EXPERIMENTS
 
@@ -13,9 +17,18 @@ JOINED = ("model", "block_size", "eval_length", "local", "cache", "blocks", "k",
 CUTOFF = "cutoff"  # of the context miss token; only its table has this column
 
 
-def read_paper(name: str, folder: Path = EXPERIMENTS) -> list[dict[str, str]]:
-    """The paper's rows of an experiment, empty where there are none. Raises UserError where a column is missing."""
-    path = folder / name / "paper.csv"
+def folder_of_experiment(name: str) -> Path:
+    """Where its README and the paper's numbers are, if it has any."""
+    own = own_folder()
+    return own / "experiments" / name if own and (own / "experiments" / name).is_dir() else EXPERIMENTS / name
+
+
+def read_paper(name: str, folder: Path | None = None) -> list[dict[str, str]]:
+    """The paper's rows of an experiment, empty where there are none. Raises UserError where a column is missing.
+
+    folder: of the experiments (None: where this one is).
+    """
+    path = (folder / name if folder else folder_of_experiment(name)) / "paper.csv"
     if not path.exists():
         return []
     with open(path, newline="", encoding="utf-8") as file:

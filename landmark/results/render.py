@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,36 +13,67 @@ from landmark.results.tables import Table
 from landmark.utils.files import write_atomic
 
 _LEFT = 2  # columns of words
+_WORDS = ("name", "model")
+_SETTINGS = ("model", "length", "local", "blocks", "k", "cutoff", "mapping")
+# Columns that a narrow terminal does not show, the first that go first.
+_DISPENSABLE = (
+    *("tokens_per_second", "word_perplexity", "bits_per_byte", "bytes_moved", "searching", "resident_bytes"),
+    *("attention_size", "poster", "drop_rate_poster", "keys_attended", "model"),
+)
 _COMMANDS = 3  # so many of one place are listed
 
 
-def is_written(table: Table, folder: Path) -> bool:
-    """Whether the same table was written below `folder` before."""
-    path = _path(table, folder, "md")
+def is_written(table: Table, folder: Path, launch: str = "") -> bool:
+    """Whether the same table was written below `folder` before. launch: as for `write`."""
+    path = _path(table, folder, "md", launch)
     return path.exists() and path.read_text(encoding="utf-8") == as_markdown(table)
 
 
-def write(table: Table, folder: Path) -> dict[str, Path]:
-    """Write the CSV, the Markdown and the pictures of a table below `folder`. Returns their paths by kind."""
-    paths = {kind: _path(table, folder, kind) for kind in ("csv", "md", "png")}
-    write_atomic(paths["csv"], as_csv(table))
-    write_atomic(paths["md"], as_markdown(table))
-    write_atomic(paths["png"], draw(table))
+def write(table: Table, folder: Path, launch: str = "") -> dict[str, Path]:
+    """Write the CSV, the Markdown and the pictures of a table below `folder`.
+
+    launch: identity of the launch, so that one with other settings, a short trial say, replaces no table; the files
+    with it in their names are its own, and those without are of the last table.
+
+    Returns the paths of the last table by kind.
+    """
+    made = {"csv": as_csv(table), "md": as_markdown(table), "png": draw(table)}
     if (curves := draw_positions(table)) is not None:
-        paths["positions"] = paths["png"].with_name(f"{table.stem}-positions.png")
-        write_atomic(paths["positions"], curves)
-    return paths
+        made["positions"] = curves
+    for name in dict.fromkeys((launch, "")):
+        for kind, content in made.items():
+            write_atomic(_path(table, folder, kind, name), content)
+    return {kind: _path(table, folder, kind) for kind in made}
 
 
-def as_text(table: Table) -> str:
-    """Aligned columns, the header above, notes and comparisons below."""
-    titles, rows = cells(table)
-    widths = [max(len(row[i]) for row in [titles, *rows]) for i in range(len(titles))]
+def as_text(table: Table, width: int | None = None) -> str:
+    """Aligned columns, the header above, notes and comparisons below.
+
+    Settings that all rows share stand above the columns. width: of the terminal, in characters: columns that do not
+    fit are left to the CSV, and named.
+    """
+    shown, shared = columns(table), {}
+    if len(table.rows) > 1:
+        same = [key for key in _SETTINGS if key in shown and len({row.cell(key) for row in table.rows}) == 1]
+        shared = {shown.pop(key): table.rows[0].cell(key) for key in same}
+    left_out = []
+    while width is not None and sum(_widths(table, shown)) + 2 * (len(shown) - 1) > width:
+        if (key := next((key for key in _DISPENSABLE if key in shown), None)) is None:
+            break
+        left_out.append(shown.pop(key))
+    widths, left = _widths(table, shown), sum(key in shown for key in _WORDS)
     lines = [
-        "  ".join(cell.ljust(w) if i < _LEFT else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths)))
-        for row in [titles, ["-" * width for width in widths], *rows]
+        "  ".join(cell.ljust(w) if i < left else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths)))
+        for row in [list(shown.values()), ["-" * w for w in widths], *_cells(table, shown)]
     ]
-    return "\n".join([table.header, "", *(line.rstrip() for line in lines), *_below(table)]) + "\n"
+    above = [f"all rows: {', '.join(f'{title} {value}' for title, value in shared.items())}"] if shared else []
+    below = [f"in the CSV alone: {', '.join(left_out)}"] if left_out else []
+    return "\n".join([table.header, *above, "", *(line.rstrip() for line in lines), *below, *_below(table)]) + "\n"
+
+
+def _widths(table: Table, shown: Mapping[str, str]) -> list[int]:
+    rows = [list(shown.values()), *_cells(table, shown)]
+    return [max(map(len, each)) for each in zip(*rows, strict=True)]
 
 
 def as_markdown(table: Table) -> str:
@@ -72,7 +103,11 @@ def plain(table: Table) -> tuple[list[str], list[list[Any]]]:
 def cells(table: Table) -> tuple[list[str], list[list[str]]]:
     """Titles of the columns that are shown, and the text of each row's cells."""
     shown = columns(table)
-    return list(shown.values()), [[row.cell(key) for key in shown] for row in table.rows]
+    return list(shown.values()), _cells(table, shown)
+
+
+def _cells(table: Table, shown: Mapping[str, str]) -> list[list[str]]:
+    return [[row.cell(key) for key in shown] for row in table.rows]
 
 
 def columns(table: Table) -> dict[str, str]:
@@ -90,8 +125,9 @@ def columns(table: Table) -> dict[str, str]:
     return shown
 
 
-def _path(table: Table, folder: Path, kind: str) -> Path:
-    return folder / table.name / f"{table.stem}.{kind}"
+def _path(table: Table, folder: Path, kind: str, launch: str = "") -> Path:
+    ending = "-positions.png" if kind == "positions" else f".{kind}"
+    return folder / table.name / f"{table.stem}{f'-{launch}' if launch else ''}{ending}"
 
 
 def _below(table: Table) -> Sequence[str]:
@@ -99,6 +135,11 @@ def _below(table: Table) -> Sequence[str]:
     if table.published:
         size = "attention size, " if any(row.attention_size is not None for row in table.rows) else ""
         notes.append(f"{size}paper, poster: the paper's columns; keys attended: ours, the mean over queries")
+        if table.tokenizer != "gpt2":
+            notes.append(
+                f"the paper's perplexities are of GPT-2's tokens, ours of those of {table.tokenizer}: compare how rows "
+                "differ, not their values"
+            )
     return ["", *notes, *table.comparisons, *_measured(table.rows)]
 
 

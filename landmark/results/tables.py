@@ -3,12 +3,14 @@
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from landmark.config.schema import PanelConfig
 from landmark.results.columns import TableRow
 from landmark.results.paper import published
 from landmark.results.reducers import Record, Source
 from landmark.utils.errors import UserError
+from landmark.utils.measured import kind_of
 from landmark.utils.significance import Difference, paired_difference
 
 _SHOWN = 0.0001  # nats: the last digit of a difference
@@ -84,8 +86,8 @@ def build(
         rows: name of each row to its records, one per seed.
         paper: rows of the paper's table, as `read_paper` returns them; by default none.
         comparisons: title to the names of two rows; left out where one of them has no records.
-        figure: one of `landmark.results.figures.FIGURES`. With "lines", rows are compared with the first row of their
-            length, else with the first of all.
+        figure: one of `landmark.results.figures.FIGURES`. A row is compared with the first one that measures the same
+            kind of thing, with "lines" also at its length.
         cells: of rows that make up a grid, the value on each axis.
         asked: names of all rows of the experiment; by default these.
         panels: title of each panel of the picture; by default the picture is `figure`.
@@ -97,7 +99,7 @@ def build(
     first = next(iter(rows.values()))[0]
     built = []
     for row, records in rows.items():
-        base = _first_of_length(rows, records) if figure == "lines" else next(iter(rows))
+        base = _first_like(rows, records, same_length=figure == "lines")
         difference = None if row == base else _difference(records, rows[base])
         built.append(TableRow.of(Source(row, records, published(records[0], paper), base, difference)))
     return Table(
@@ -129,7 +131,7 @@ def compare(title: str, a: str, b: str, difference: Difference | None, seeds: in
         title: title of the comparison.
         a: name of the one row.
         b: name of the other row.
-        difference: difference of their losses; None where they were measured on different texts.
+        difference: difference of their losses; None where they measure different things, or read different texts.
         seeds: seeds of which the difference is the mean.
     """
     if difference is None:
@@ -147,14 +149,19 @@ def compare(title: str, a: str, b: str, difference: Difference | None, seeds: in
     return f"{title}: {verdict} ({nats:+.4f} ± {error:.4f} nats a token, paired over {over})."
 
 
-def _first_of_length(rows: Mapping[str, Sequence[Record]], records: Sequence[Record]) -> str:
-    """The first row that is evaluated at the same length."""
-    length = records[0]["settings"]["eval_length"]
-    return next(name for name, others in rows.items() if others[0]["settings"]["eval_length"] == length)
+def _first_like(rows: Mapping[str, Sequence[Record]], records: Sequence[Record], *, same_length: bool) -> str:
+    """The first row that measures the same kind of thing; same_length: and at the same length."""
+
+    def like(record: Record) -> tuple[Any, ...]:
+        return kind_of(record["results"]), same_length and record["settings"]["eval_length"]
+
+    return next(name for name, others in rows.items() if like(others[0]) == like(records[0]))
 
 
 def _difference(rows: Sequence[Record], others: Sequence[Record]) -> Difference | None:
     """Difference of two rows, paired seed by seed: of several the mean, and its standard error over seeds."""
+    if len({kind_of(record["results"]) for record in [*rows, *others]}) > 1:
+        return None
     if any("segments" not in record["results"] for record in [*rows, *others]):
         return None
     pairs = zip(rows, others, strict=True)

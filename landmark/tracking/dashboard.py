@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from landmark.config import Config
+from landmark.tracking.tracker import metric
 from landmark.tracking.wandb_run import mode
 from landmark.utils.errors import UserError
 from landmark.utils.files import write_atomic
@@ -35,6 +36,14 @@ COUNTED = {
     "distinct blocks, mean over layers": "retrieval/distinct_blocks",
     "blocks kept": "memory/blocks_kept",
     "bytes read from memory": "memory/bytes_read",
+}
+# By the title of their section: a kind of measurement (`landmark.utils.measured`), and its number.
+OF_OTHER_KINDS = {
+    "Answers to prompts": ("answers", "accuracy"),
+    "Second copies of a text": ("copies", "second_copy"),
+    "Values recalled": ("recall", "recall"),
+    "Documents found": ("documents", "recall_at_10"),
+    "Hidden tokens": ("hidden", "perplexity"),
 }
 COST = {"tokens a second": "tokens_per_second", "seconds": "seconds", "peak memory, bytes": "peak_memory_bytes"}
 
@@ -126,7 +135,10 @@ def _sections() -> "list[Section]":
             *lines("layer/number", BY_LAYER),
             *bars(COUNTED),
         ],
-        "Answers to prompts": [over("eval.length", "accuracy"), by("retrieval.scorer", "accuracy")],
+        **{
+            title: [over("eval.length", metric(kind, key)), by("retrieval.scorer", metric(kind, key))]
+            for title, (kind, key) in OF_OTHER_KINDS.items()
+        },
         "Training": lines("trainer/global_step", TRAINING),
         "Cost of an evaluation": bars(COST),
     }

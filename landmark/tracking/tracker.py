@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from landmark.config.schema import POSITION_BIN, Config
 from landmark.tracking import artifacts
+from landmark.tracking.beside import loggers_beside
 from landmark.tracking.wandb_run import is_sweep_agent, mode, open_run
+from landmark.utils.measured import TEXT, kind_of
 
 if TYPE_CHECKING:
     from lightning.pytorch.loggers import Logger
@@ -41,8 +43,10 @@ class Tracker:
             corpus: the text, recorded as an input.
             folder: where the training leaves its model, which is recorded as an output.
         """
-        if mode(config.logger) == "disabled" or os.environ.get("RANK", "0") != "0":
-            yield []
+        is_first = os.environ.get("RANK", "0") == "0"
+        beside = loggers_beside(config.logger, folder) if is_first else []
+        if mode(config.logger) == "disabled" or not is_first:
+            yield beside
             return
         from lightning.pytorch.loggers import WandbLogger
 
@@ -50,14 +54,14 @@ class Tracker:
 
         is_offline = mode(config.logger) == "offline" and not is_sweep_agent()
         is_whole = is_offline and discard_attempts(Path(config.output), run_id)
-        with open_run(config, run_id, job_type="train") as run:
+        with open_run(config, run_id, job_type="train", name=folder.name) as run:
             # W&B drops repeated steps, which a resumed training logs; with a metric as the axis it keeps them.
             run.define_metric("trainer/global_step")
             run.define_metric("*", step_metric="trainer/global_step")
             run.use_artifact(artifacts.of_corpus, corpus, config.data.name)
             opened = cast("Run", run)
             logger = WholeHistory(opened, folder) if is_whole else WandbLogger(experiment=opened)
-            yield [logger]
+            yield [logger, *beside]
             if isinstance(logger, WholeHistory):  # where there was no step to train
                 logger.begin()
             run.log_artifact(artifacts.of_run, run_id, folder, config.logger.weights)
@@ -70,12 +74,15 @@ class Tracker:
         with open_run(config, record["id"], job_type="evaluate", name=labels["row"]) as run:
             model = Path(labels["run"])
             run.use_artifact(artifacts.of_run, record["settings"]["run"], model, config.logger.weights)
-            run.log(_numbers(results) | _numbers(results, "memory") | _numbers(results, "retrieval"))
+            kind = kind_of(results)
+            numbers = _numbers(results) | _numbers(results, "memory") | _numbers(results, "retrieval")
+            run.log({metric(kind, key): value for key, value in numbers.items()})
             for axis, points in (("segment/position", by_position(results)), ("layer/number", by_layer(results))):
-                run.define_metric(axis)
-                run.define_metric(f"{axis.partition('/')[0]}/*", step_metric=axis, summary="none")
+                run.define_metric(metric(kind, axis))
+                group = axis.partition("/")[0]
+                run.define_metric(metric(kind, f"{group}/*"), step_metric=metric(kind, axis), summary="none")
                 for point in points:
-                    run.log(point)
+                    run.log({metric(kind, key): value for key, value in point.items()})
             run.log_artifact(artifacts.of_files, f"row-{record['id']}", "row", [path])
 
     def table(
@@ -109,6 +116,11 @@ class Tracker:
                 key = "positions" if picture.stem.endswith("-positions") else "picture"
                 run.log({key: wandb.Image(str(picture))})
             run.log_artifact(artifacts.of_files, f"table-{config.name}-{files[0].stem}", "table", files)
+
+
+def metric(kind: str, key: str) -> str:
+    """W&B's key of a number of a row: those of text have their own names, others begin with the kind."""
+    return key if kind == TEXT else f"{kind}/{key}"
 
 
 def by_position(results: dict[str, Any]) -> list[dict[str, float]]:

@@ -12,6 +12,14 @@ class Diverged(UserError):
     """A loss or a weight is no finite number any more, or a loss is beyond what numbers hold. Other rows can go on."""
 
 
+class NoEffect(UserError):
+    """A setting that has no effect here. key: its name."""
+
+    def __init__(self, message: str, key: str) -> None:
+        super().__init__(message)
+        self.key = key
+
+
 class Stopped(SystemExit):
     """A signal ended a training after its checkpoint was written. The exit code is 128 + the signal's number."""
 

@@ -4,6 +4,7 @@ A corpus of one's own is docs/add_a_corpus.md, a model docs/add_a_model.md.
 """
 
 import pkgutil
+import sys
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -15,18 +16,30 @@ def load_extension(package: str, name: str, attribute: str, key: str) -> Any:
     """Load an attribute of an extension's module.
 
     Args:
-        package: dotted name of the package that has the module.
-        name: of the module, from the configuration.
+        package: dotted name of the package that has the module, where its name has no dot.
+        name: of the module, from the configuration; or the whole name of one outside of this package, with a dot.
         attribute: of the module.
         key: setting that gives `name`, for the message.
 
-    Raises UserError if there is no such module or attribute.
+    Raises UserError if there is no such module or attribute. Modules of Python's library are not imported: a saved
+    model may name one.
     """
-    spec = find_spec(f"{package}.{name}") if name.isidentifier() else None
-    found = None if spec is None else getattr(import_module(spec.name), attribute, None)
+    whole = name if "." in name else f"{package}.{name}"
+    found = getattr(import_module(whole), attribute, None) if _can_be_imported(whole) else None
     if found is None:
-        raise UserError(f"{key}={name}: there is no {package.replace('.', '/')}/{name}.py that has a {attribute}")
+        where = f"no module {name} on Python's path" if "." in name else f"no {package.replace('.', '/')}/{name}.py"
+        raise UserError(f"{key}={name}: there is {where} that has a {attribute}")
     return found
+
+
+def _can_be_imported(name: str) -> bool:
+    parts = name.split(".")
+    if not all(part.isidentifier() for part in parts) or parts[0] in sys.stdlib_module_names:
+        return False
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:  # of the package that it would be in
+        return False
 
 
 def extension_with(setting: str) -> Any:

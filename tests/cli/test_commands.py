@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import landmark
+
 RUN = Path(__file__).parents[2] / "run.py"
 
 
@@ -24,6 +26,12 @@ BAD = {
     "misspelt key with a plus": (["+eval.tokns=3"], "unknown key eval.tokns"),
     "wrong type": (["train.steps=many"], "could not be converted to Integer"),
     "no such group member": (["size=huge"], "Available options in 'size': nano, paper, small"),
+    "a setting as a flag": (["--experiment=x"], "--experiment=x: settings have no dashes, write +experiment=x"),
+    "near a setting": (["train.step=200"], "error: train.step: there is no such setting; did you mean train.steps?"),
+    "near an experiment": (
+        ["+experiment=tabel1_pg19"],
+        "experiment=tabel1_pg19: there is none; did you mean table1_pg19",
+    ),
     "two experiments": (["-m", "+experiment=quickstart,table1_pg19"], "one experiment at a time"),
     "glob without a match": (["-m", "+experiment=quickstart", "model=glob(lstm*)"], "matches nothing"),
     "row and command line": (["+experiment=quickstart", "model=landmark"], "but row twice_last_blocks sets model="),
@@ -68,6 +76,20 @@ def test_bad_input_is_one_line(tmp_path, case):
     assert said in done.stderr
     assert done.stderr.count("\n") == 1
     assert [path for path in tmp_path.rglob("*") if path.is_file() and path.name not in KEPT] == []
+
+
+def test_the_version_is_ours(tmp_path):
+    assert start(tmp_path, "--version").stdout == f"landmark {landmark.__version__}\n"
+
+
+def test_the_tab_key_completes(tmp_path, monkeypatch):
+    for line, found in {
+        "+experiment=table1": "table1_arxiv +experiment=table1_pg19",
+        "retrieval.q": "query_window=",
+    }.items():
+        monkeypatch.setenv("COMP_LINE", f"landmark {line}")
+        monkeypatch.setenv("COMP_POINT", str(len(f"landmark {line}")))
+        assert found in start(tmp_path, "-sc", "query=bash").stdout
 
 
 def test_nothing_asked_for_shows_what_there_is(tmp_path):

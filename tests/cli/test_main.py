@@ -131,6 +131,27 @@ def test_plan_makes_nothing_and_says_what_is_missing(work, capsys):
     assert "measured, 1 run" in planned
 
 
+def test_a_plan_needs_no_ranks_and_a_wrong_folder_is_named(work, capsys, monkeypatch):
+    from tiktoken_ext import openai_public
+
+    def unreachable():
+        raise ConnectionError("no route to host")
+
+    monkeypatch.setattr(openai_public, "r50k_base", unreachable)
+    given = ("+experiment=table1_pg19", "size=nano", f"output={work.output}")
+    work.task(*given, "task=plan")
+    assert "missing: 3 runs, 13 rows" in capsys.readouterr().out
+    work.task(*given, "task=status")
+    assert "16 missing" in capsys.readouterr().out
+    with pytest.raises(UserError, match="13 of 13 rows have no record yet"):
+        work.task(*given, "task=table")
+    with pytest.raises(UserError, match=r"data\.path: nowhere is not a folder"):
+        work.task(*given, "data.path=nowhere")
+    with pytest.raises(UserError, match=r"or choose tokenizer=bytes, which needs no file"):
+        work.task(*given, *work.common[:1])
+    assert not work.output.exists()
+
+
 def test_run_whose_weights_are_gone_is_trained_again(work):
     work("model=transformer")
     (weights,) = work.output.rglob("model.safetensors")

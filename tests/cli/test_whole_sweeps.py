@@ -1,5 +1,6 @@
 """Sweeps of `-m`, as they are started from a shell."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +25,41 @@ def test_all_jobs_are_checked_before_the_first_begins(tmp_path):
     assert "error: 2 of 6 jobs cannot start, so none was: retrieval.k=-1 eval.length=512: " in done.stderr
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "outputs" / "data").exists()
+    both = start(tmp_path, *PREPARE[:-2], "model=transformer,landmark", "data.path=books", "model.block_size=25")
+    assert "error: 1 of 2 jobs cannot start, so none was: model=transformer: model.block_size has no" in both.stderr
+
+
+FREE = [
+    *("-m", "data=documents", "data.path=books", "tokenizer=bytes", "size=nano", "logger=csv", "trainer=cpu"),
+    *("model.num_layers=1", "model.num_heads=2", "model.head_dim=8", "model.mlp_dim=32", "trainer.threads=1"),
+    *("train.steps=2", "train.batch_size=2", "train.validate_batches=1", "eval.tokens=4096"),
+]
+
+
+def test_a_sweep_without_an_experiment_ends_in_a_table(tmp_path):
+    (tmp_path / "books").mkdir()
+    (tmp_path / "books" / "a.txt").write_text("a book of blocks, read in order " * 3000)
+    grid = ("retrieval.k=10,2", "eval.local=250,150")
+    done = start(tmp_path, *FREE, "model=landmark", *grid, "eval.length=1024", "name=mine")
+    assert done.returncode == 0, done.stderr
+    assert "#1 k10_local150: perplexity " in done.stdout
+    table = done.stdout[done.stdout.index("\nmine: size nano, data documents") :].splitlines()
+    names = [f"k{k}_local{local}" for k in (10, 2) for local in (250, 150)]
+    assert table[2] == "all rows: model landmark, length 1024"
+    assert [line.split()[0] for line in table[6:10]] == names
+    (note,) = (tmp_path / "outputs" / "launches").iterdir()
+    assert set(json.loads(note.read_text())["cells"]) == set(names)
+    records = [json.loads(path.read_text()) for path in (tmp_path / "outputs" / "records" / "rows").iterdir()]
+    assert {record["labels"]["row"] for record in records} == set(names)  # by which W&B knows them
+
+    both = start(tmp_path, *FREE, "model=transformer,landmark", "retrieval.k=2,1", "eval.local=512")
+    assert both.returncode == 0, both.stderr
+    said = both.stdout.splitlines()
+    assert said[0] == "retrieval.k has no effect on model=transformer: it is for model=landmark: left out there"
+    assert said[1] == "4 jobs were asked for; 3 differ, and each is done once"
+    assert [line.split()[0] for line in said if line.startswith(("transformer  ", "landmark_k"))] == [
+        *("transformer", "landmark_k2", "landmark_k1")
+    ]
 
 
 @pytest.mark.parametrize("launcher", ["basic", "joblib"])

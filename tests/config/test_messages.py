@@ -7,10 +7,11 @@ from landmark.config.messages import one_line
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("model.blok_size=3", "Key 'blok_size' not in 'ModelConfig'; did you mean 'block_size'?"),
-        ("modle=landmark", "did you mean 'model'?"),
+        ("model.blok_size=3", "model.blok_size: there is no such setting; did you mean model.block_size?"),
+        ("modle=landmark", "modle: there is no such setting; did you mean model?"),
         ("train.steps=many", "Value 'many' of type 'str' could not be converted to Integer"),
-        ("size=nanoo", "Could not find 'size/nanoo'; Available options in 'size': nano, paper, small"),
+        ("size=nanoo", "size=nanoo: there is none; did you mean nano?"),
+        ("size=huge", "Could not find 'size/huge'; Available options in 'size': nano, paper, small"),
     ],
 )
 def test_errors_of_hydra_in_one_line(composer, override, said):

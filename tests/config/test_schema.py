@@ -97,3 +97,14 @@ def test_key_added_with_a_plus_is_refused(configure):
 def test_config_survives_json(configure):
     config = configure("+experiment=quickstart", "seeds=[0,1]")
     assert from_dict(Config, to_dict(config)) == config
+
+
+@pytest.mark.parametrize("name", ["limit", "profiler"])
+@pytest.mark.parametrize("experiment", ["quickstart", "table1_pg19"])
+def test_a_trial_is_short_and_lies_apart(composer, name, experiment):
+    overrides = [f"+experiment={experiment}", f"+debug={name}"]
+    rows = select(to_config(composer(overrides)), overrides, composer)
+    for config in (row.configs[0] for row in rows):
+        assert (config.output, config.data.cache) == ("outputs/debug", "outputs/debug/data")
+        assert (config.train.steps, config.eval.tokens, config.logger.wandb) == (20, 8192, False)
+        assert (config.trainer.profiler is not None) == (name == "profiler")

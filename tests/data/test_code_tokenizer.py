@@ -109,7 +109,8 @@ def test_the_program_writes_a_file_that_can_be_used(tmp_path: Path, capsys):
     main(str(out), str(folder))
     sha256 = hashlib.sha256(out.read_bytes()).hexdigest()
     assert capsys.readouterr().out == f"{out}: sha256 {sha256}\n"
-    own = BytePairTokenizer("own", read_ranks(out.read_bytes(), sha256, "out"), sha256, CODE_PATTERN, (960, 961, 1024))
+    ranks = read_ranks(out.read_bytes(), sha256, "out")
+    own = BytePairTokenizer("own", lambda: ranks, sha256, CODE_PATTERN, (960, 961, 1024))
     text = Path(asyncio.__file__).read_text(encoding="utf-8")
     assert own.decode(own.encode(text)) == text
     assert len(own.encode(text)) < len(text) / 2

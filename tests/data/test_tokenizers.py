@@ -111,8 +111,12 @@ def test_no_file_and_no_network_says_what_to_set(monkeypatch):
         raise ConnectionError("no route to host")
 
     monkeypatch.setattr(openai_public, "r50k_base", unreachable)
+    whole = load_tokenizer("gpt2")  # its identity needs no ranks
+    assert (whole.name, whole.vocab_size) == ("gpt2", 50304)
+    with pytest.raises(UserError, match=r"set tokenizer\.file .*, or choose tokenizer=bytes"):
+        whole.encode("a text")
     with pytest.raises(UserError, match=r"set tokenizer\.file"):
-        load_tokenizer("gpt2")
+        _ = whole.byte_lengths
 
 
 def test_unknown_tokenizer_and_needless_file_are_refused(tmp_path: Path):

@@ -24,7 +24,7 @@ def output(tmp_path):
         folder = tmp_path / "runs" / name
         folder.mkdir(parents=True)
         (folder / "model.safetensors").touch()
-        (folder / "config.json").touch()
+        (folder / "config.json").write_text(f'{{"kind": "{name.partition("-")[0]}"}}')
         os.utime(folder / "config.json", (1e9 - age, 1e9 - age))
     (tmp_path / "runs" / "landmark-stdlib-nano-ddd").mkdir()
     return tmp_path
@@ -33,6 +33,7 @@ def output(tmp_path):
 def test_a_run_is_named(output, monkeypatch):
     runs = output / "runs"
     assert find_run("latest", output) == runs / "landmark-stdlib-nano-bbb"
+    assert find_run("latest", output, kind="transformer") == runs / "transformer-pg19-nano-ccc"
     assert (
         find_run("transformer-pg19-nano-ccc", output) == find_run("ccc", output) == runs / "transformer-pg19-nano-ccc"
     )

@@ -28,6 +28,36 @@ def test_transformer_xl_sees_its_cache(configure):
     assert xl - plain == pytest.approx(12 * 12 * 1024 * (128.5 + 256 * 7 / 8 - 256.5))
 
 
+@pytest.mark.parametrize("of_a_folder", [True, False])
+def test_models_of_transformers_are_counted(configure, tmp_path, of_a_folder):
+    """By their own configuration, without weights; `model=llama` has the settings' shape, in three matrices a block."""
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    shape = {"vocab_size": 320, "hidden_size": 16, "intermediate_size": 40, "num_hidden_layers": 2}
+    config = LlamaConfig(**shape, num_attention_heads=2, tie_word_embeddings=not of_a_folder)
+    model = AutoModelForCausalLM.from_config(config)
+    words = ["model.num_layers=2", "model.num_heads=2", "model.head_dim=8", "model.mlp_dim=40", "model=llama"]
+    if of_a_folder:
+        config.save_pretrained(tmp_path)
+        words = ["model=pretrained_landmark", f"model.name={tmp_path}", "tokenizer=bytes"]
+    total = sum(parameter.numel() for parameter in model.parameters())
+    cost = run_cost("a", configure(*words), 320, False)
+    assert cost.parameters == (total, total - (1 + of_a_folder) * 320 * 16)
+    assert cost.flops / cost.tokens == pytest.approx(6 * total + 12 * 2 * 16 * 256.5)
+
+
+def test_a_gpu_has_a_range_and_no_training_takes_less_than_its_kernels_need(configure):
+    small = run_cost("a", configure("size=nano"), 320, False)
+    low, high = small.gpu_hours
+    assert low >= 4000 * 4 * 0.0005 / 3600
+    assert 2 <= high / low <= 8
+    large = run_cost("a", configure(), VOCABULARY, False)
+    assert large.gpu_hours[0] == pytest.approx(large.flops / (0.4 * 989e12) / 3600)
+    text = describe([small, row_cost("row", configure(), VOCABULARY, False, None)], Machine(2, 0, []))
+    assert "one H100 is assumed, not measured: 10% to 40% of its peak" in text
+    assert re.search(r"^row row +missing .* \?  +\?  +the split's size is unknown$", text, re.MULTILINE)
+
+
 def test_evaluation_reads_the_budget_or_the_whole_split(configure):
     row = row_cost("a", configure("model=transformer", "size=nano"), 320, False, 3_000_000)
     assert row.tokens == 250_000
@@ -97,4 +127,4 @@ def test_the_hours_of_a_plan_add_up(configure):
     shown = [int(re.search(r"(\d+) s  ", line)[1]) for line in lines[1:8]]  # pyright: ignore
     assert len(set(shown)) == 1
     assert 0 < shown[0] < 60
-    assert f"about {sum(shown)} s here" in lines[-2]
+    assert f"about {sum(shown)} s here" in lines[-3]

@@ -45,15 +45,15 @@ def test_states_after_a_row_and_an_error(work, capsys):
 
 
 def test_interrupt_and_error_of_the_user_are_told_in_their_words(work, capsys):
-    for error, told in (
-        (KeyboardInterrupt(), "interrupted"),
-        (UserError("row: it is too long"), "row: it is too long"),
+    for error, state_then, told in (
+        (KeyboardInterrupt(), "stopped", "interrupted"),
+        (UserError("row: it is too long"), "failed", "row: it is too long"),
     ):
         work.fail_at, work.error = "plain_512", error
         with pytest.raises(type(error)):
             work("+experiment=quickstart", "data=pg19", "row=plain_512")
         work("+experiment=quickstart", "data=pg19", "task=status")
-        assert state(capsys.readouterr().out, "row plain_512") == ("failed", told)
+        assert state(capsys.readouterr().out, "row plain_512") == (state_then, told)
     work.fail_at = None
     work("+experiment=quickstart", "data=pg19", "row=plain_512")
     assert not list((work.output / "attempts").iterdir())

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 
@@ -10,6 +11,7 @@ pytest.importorskip("transformers", reason="the optional extra `hf` is not insta
 from landmark.config.schema import DataConfig, ModelConfig, TrainerConfig
 from landmark.huggingface import LandmarkModel
 from landmark.huggingface import load as load_wrapped
+from landmark.inspector.trace import NO_BLOCK, trace_retrieval
 from landmark.models import build, decoder_config, save
 from landmark.models import load as load_model
 from landmark.models.config import Landmarks
@@ -102,6 +104,24 @@ def test_a_trained_run_is_what_transformers_saves(folder, tmp_path):
     found = torch.cat([model(chunk, memory=memory) for chunk in ids.split(20, 1)], 1)
     expected = wrapped(ids, past_key_values=wrapped.new_memory(k=2), local=20).logits
     assert torch.equal(found, expected)
+
+
+@torch.no_grad()
+def test_its_retrieval_is_traced(folder):
+    """With a k of all blocks every query reads each block before its chunk; the losses are those of a plain reading."""
+    model = start_from(str(folder), shape()).eval()
+    ids = np.arange(60) * 7 % 256
+    trace = trace_retrieval(model, ids, local=20, k=12)
+    assert trace.chunks == [0, 24, 48]  # in the stream, which has a landmark after every fifth token
+    for start, blocks in ((0, 0), (24, 4), (48, 8)):
+        read = trace.blocks[..., start : start + 24]
+        assert (np.sort((read != NO_BLOCK).sum(2), None) == blocks).all()
+        assert (read[:, :, :blocks] == np.arange(blocks)[None, None, :, None]).all()
+    assert ((trace.weights >= 0) & (trace.weights.sum(2, keepdims=True) <= 1 + 1e-5)).all()
+    memory, text = model.new_memory(k=12), torch.from_numpy(ids)[None]
+    logits = torch.cat([model(chunk, memory=memory) for chunk in text.split(20, 1)], 1)
+    expected = torch.nn.functional.cross_entropy(logits[0, :-1], text[0, 1:], reduction="none")
+    np.testing.assert_allclose(trace.losses, expected, atol=1e-4)
 
 
 @torch.no_grad()

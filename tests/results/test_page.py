@@ -5,6 +5,9 @@ import re
 
 import pytest
 
+from landmark.experiment.launches import read_launches
+from landmark.experiment.records import Records
+from landmark.results.page import page_content
 from landmark.utils.errors import UserError
 from tests.workplace import Workplace
 
@@ -224,5 +227,30 @@ def test_without_records_nothing_is_written(work, tmp_path):
     with pytest.raises(UserError, match="there are no records to report"):
         work.task("task=report", f"output={tmp_path / 'none'}")
     assert not (tmp_path / "none").exists()
-    with pytest.raises(UserError, match="there are no records to report"):
+    with pytest.raises(UserError, match=r"quickstart has no records with these settings, but with others: nano, pg19"):
         work.task("+experiment=quickstart", "size=small", "task=report", f"output={work.output}")
+    with pytest.raises(UserError, match=r"mqar has no records yet, `.*` makes them; there are some of quickstart, "):
+        work.task("+experiment=mqar", "task=report", f"output={work.output}")
+
+
+def test_kinds_of_measurement_are_not_compared(work, tmp_path):
+    """The quickstart has perplexities of text and losses on copies; an experiment that was killed at once has none."""
+    output = tmp_path / "kinds"
+    work("+experiment=quickstart", "data=pg19", "task=evaluate", f"output={output}")
+    work.fail_at, work.error = "per_head_2048_k2", KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        work("+experiment=table2_granularity", "row=per_head_2048_k2", f"output={output}")
+    work.fail_at = None
+    work("model=landmark", "eval.probe=copy", "eval.length=800", "eval.prompts=2", f"output={output}")
+    work("model=landmark", "eval.length=800", f"output={output}")
+    records = Records(output)
+    contents = records.read_all()
+    found = page_content(records, contents, read_launches(records, contents))
+    first, *others = found["sections"]
+    assert first["name"] == "quickstart"
+    assert sorted(each["title"].split(" of ")[0] for each in others) == ["Other rows: copies", "Other rows: text"]
+    assert first["headline"][0] == "landmark_2048 against plain_512"  # and not the copies, whose perplexity is lower
+    at = [column["title"] for column in first["columns"]].index("vs first row, nats")
+    differences = [row["cells"][at] for row in first["rows"]]
+    assert differences[0] == differences[3] == "-"  # the first row of each kind
+    assert differences[4].startswith(("+", "-0"))

@@ -118,6 +118,27 @@ def test_terminal_columns_are_aligned(table1):
     assert "24.48 ± 0.10" in lines[2]
 
 
+def test_a_narrow_terminal_shows_what_differs(table1):
+    wide, narrow = render.as_text(table1), render.as_text(table1, width=100)
+    landmarks = replace(table1, rows=[row for row in table1.rows if row.model == "landmark"])
+    assert render.as_text(landmarks).splitlines()[1] == "all rows: model landmark"
+    assert max(map(len, narrow.splitlines()[2:16])) <= 100 < max(map(len, wide.splitlines()[2:16]))
+    assert "\nin the CSV alone: tokens/s, word ppl, bits/byte, " in narrow
+    assert "16.32" in narrow
+    assert "24.48 ± 0.10" in narrow
+
+
+def test_other_tokens_than_the_papers_are_told(table1):
+    said = "the paper's perplexities are of GPT-2's tokens, ours of those of bytes"
+    assert said in render.as_text(replace(table1, tokenizer="bytes"))
+    assert said not in render.as_text(table1)
+
+
+@pytest.mark.parametrize(("value", "text"), [(8.213, "8.213"), (12345.6, "12,346"), (4.065e10, "over 1e6")])
+def test_a_perplexity_a_word_that_says_nothing_has_no_digits(table1, value, text):
+    assert replace(table1.rows[0], word_perplexity=value).cell("word_perplexity") == text
+
+
 def test_markdown_rows_have_as_many_cells_as_the_head(table1):
     lines = [line for line in render.as_markdown(table1).splitlines() if line.startswith("|")]
     assert len(lines) == 15
@@ -167,6 +188,15 @@ def test_written_table_is_recognised(table1, tmp_path):
     assert render.is_written(table1, tmp_path)
     assert paths["png"].read_bytes().startswith(b"\x89PNG")
     assert {path.parent.name for path in paths.values()} == {"table1_pg19"}
+
+
+def test_a_trial_replaces_no_table(table1, tmp_path):
+    trial = replace(table1, rows=table1.rows[:2])
+    for launch, table in (("0a", table1), ("1b", trial)):
+        paths = render.write(table, tmp_path, launch)
+        assert paths["csv"].read_text() == render.as_csv(table)  # the last one
+    assert all(render.is_written(table, tmp_path, launch) for launch, table in (("0a", table1), ("1b", trial)))
+    assert (tmp_path / "table1_pg19" / "nano-pg19-gpt2-0a.csv").read_text() == render.as_csv(table1)
 
 
 def test_difference_from_the_first_row_is_paired(table1):

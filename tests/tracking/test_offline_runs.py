@@ -30,24 +30,33 @@ def start(*overrides):
 
 @pytest.fixture(scope="module")
 def offline(books, tmp_path_factory):
-    """The W&B runs of an experiment of three rows, and of a row of another that has prompts."""
+    """The W&B runs of an experiment of three rows, and of a row of every other kind of measurement."""
     output = tmp_path_factory.mktemp("offline")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WANDB_MODE", "offline")
         start(*FIGURE5, *TINY, f"data.path={books}", f"output={output}")
         prompts = ("data=key_value", "eval.length=40", "eval.local=40", "eval.prompts=1", "eval.generated=1")
         start("model=landmark", *prompts, *TINY, f"output={output}")
+        text = ("model=landmark", f"data.path={books}", *TINY, f"output={output}", "eval.prompts=2")
+        for probe in ("copy", "recall"):
+            start(*text, f"eval.probe={probe}", "eval.length=128", "eval.local=64")
+        sentences = tmp_path_factory.mktemp("sentences")
+        said = "Block number {} of a memory is found by the key of the landmark that closes it at its end. "
+        (sentences / "a.txt").write_text("".join(map(said.format, range(300))))
+        found = ("data=documents", f"data.path={sentences}", *text[:1], *text[2:])
+        start(*found, "eval.retriever=landmark", "eval.length=64", "eval.local=64", "eval.tokens=null")
+        start(*text, "model.masked=true", "eval.tokens=1024", "eval.length=128", "eval.local=128")
     runs = read_offline(output)
     kinds = {kind: [run for run in runs if run.job_type == kind] for kind in ("train", "evaluate", "table")}
     return SimpleNamespace(output=output, records=Records(output), runs=runs, **kinds)
 
 
 def test_there_is_a_run_for_each_training_row_and_table(offline):
-    assert [len(runs) for runs in (offline.train, offline.evaluate, offline.table)] == [2, 4, 1]
+    assert [len(runs) for runs in (offline.train, offline.evaluate, offline.table)] == [5, 8, 1]
     assert {run.identity for run in offline.train} == {record["id"] for record in offline.records.all("runs")}
     assert {run.identity for run in offline.evaluate} == {record["id"] for record in offline.records.all("rows")}
     assert {run.exit_code for run in offline.runs} == {0}
-    assert [run.group for run in offline.train] == ["figure5_unique_blocks", "single"]
+    assert [run.group for run in offline.train] == ["figure5_unique_blocks", *["single"] * 4]
 
 
 def test_each_has_the_whole_configuration_and_the_commit(offline):
@@ -166,7 +175,8 @@ def dashboards(offline, books):
 def test_everything_the_dashboard_shows_was_logged(offline, dashboards):
     for written in dashboards:
         metrics, settings = panel_keys(written["spec"])
-        assert {"perplexity", "segment/perplexity", "layer/drop_rate", "train/gradient_norm", "accuracy"} <= metrics
+        assert {"perplexity", "segment/perplexity", "layer/drop_rate", "train/gradient_norm"} <= metrics
+        assert {"answers/accuracy", "copies/second_copy", "recall/recall", "hidden/perplexity"} <= metrics
         assert metrics - {key for run in offline.runs for key in run.metrics} == set()
         assert {"retrieval.k", "eval.local", "eval.length", "retrieval.granularity", "cmt.cutoff"} <= settings
         for run in [*offline.train, *offline.evaluate]:

@@ -12,7 +12,9 @@ from landmark.experiment.records import Records
 from landmark.tracking import wandb_run
 from landmark.tracking.tracker import Tracker
 from landmark.tracking.wandb_run import has_key, mode
+from landmark.utils.errors import UserError
 from landmark.utils.files import write_json
+from landmark.utils.metrics_csv import read_metrics
 from tests.tracking.wandb_server import Server
 from tests.training.training_case import make_config, run
 
@@ -110,6 +112,8 @@ class Corpus:
 
 
 def test_crashed_training_is_marked_as_failed_and_leaves_no_model(configure, opened_runs, tmp_path, monkeypatch):
+    import landmark.tracking.whole_history  # noqa: F401 (which has a subclass of what is replaced)
+
     monkeypatch.setattr("lightning.pytorch.loggers.WandbLogger", lambda experiment: experiment)
     config = configure(f"output={tmp_path}")
 
@@ -120,7 +124,7 @@ def test_crashed_training_is_marked_as_failed_and_leaves_no_model(configure, ope
     with pytest.raises(ZeroDivisionError):
         crash()
     assert opened_runs[0][1].code == 1
-    assert opened_runs[0][0]["job_type"] == "train"
+    assert (opened_runs[0][0]["job_type"], opened_runs[0][0]["name"]) == ("train", tmp_path.name)
     assert opened_runs[0][1].artifacts == ["stream-0123456789"]
 
 
@@ -131,6 +135,36 @@ def test_an_artifact_that_fails_stops_nothing(configure, make_record, opened_run
     assert opened_runs[0][1].code == 0
     assert "an artifact was not recorded" in caplog.text
     assert f"{record['id']}.json" in caplog.text
+
+
+def test_tensorboard_gets_what_the_csv_gets(configure, tmp_path):
+    accumulator = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator", reason="tensorboard is not installed"
+    )
+    config = configure(f"output={tmp_path}", "logger=tensorboard")
+    folder = tmp_path / "run"
+    with Tracker().training(config, "run", corpus=Corpus(), folder=folder) as loggers:
+        run(make_config("transformer"), folder, loggers)
+    events = accumulator.EventAccumulator(str(folder / "tensorboard"))
+    events.Reload()
+    written = read_metrics(folder / "metrics.csv")
+    for key in ("train/loss", "validation/loss"):
+        expected = {line["step"]: line[key] for line in written if line.get(key) is not None}
+        found = {each.step: each.value for each in events.Scalars(key)}
+        assert found == pytest.approx(expected, rel=1e-6)
+        assert len(found) > 2
+
+
+def test_without_tensorboard_the_logger_is_refused(configure, tmp_path, monkeypatch):
+    import lightning.pytorch.loggers
+
+    def missing(*_, **__):
+        raise ModuleNotFoundError("No module named 'tensorboard'")
+
+    monkeypatch.setattr(lightning.pytorch.loggers, "TensorBoardLogger", missing)
+    opened = Tracker().training(configure("logger=tensorboard"), "run", corpus=Corpus(), folder=tmp_path)
+    with pytest.raises(UserError, match=r"logger\.beside=tensorboard: is not installed, pip install tensorboard"):
+        opened.__enter__()
 
 
 def test_only_the_first_process_logs(configure, opened_runs, tmp_path, monkeypatch):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from landmark.cli.command import Command
-from landmark.config.command_line import launcher, launcher_words
+from landmark.config.command_line import launcher, launcher_words, number_of_job
 from landmark.experiment.jobs import Job
 from landmark.experiment.records import Record
 from landmark.utils.errors import Diverged, UserError
@@ -36,8 +36,13 @@ def evaluate(command: Command) -> Evaluated:
     if launcher():
         _check_trained(command, jobs)
     done, names, lost = Evaluated(), [row.name for row in command.rows], set()
+    number = number_of_job() if not command.is_experiment else None
+
+    def place(at: int) -> str:
+        return f"[{at}/{len(names)}]" if number is None else f"#{number}"
+
     for job in jobs:
-        title = f"[{names.index(job.name) + 1}/{len(names)}] {job.name}"
+        title = f"{place(names.index(job.name) + 1)} {job.name}"
         try:
             if lost & {job.run.id, job.run.start and job.run.start.id}:
                 raise Diverged("its run diverged")

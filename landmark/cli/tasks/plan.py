@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from landmark.cli.command import Command
+from landmark.config.checks import large_vocabulary
 from landmark.experiment import plan
 from landmark.experiment.devices import device_count
 from landmark.experiment.jobs import Job
@@ -27,9 +28,10 @@ def run(command: Command) -> None:
     gpus = 0 if config.trainer.accelerator == "cpu" else min(count_gpus(), device_count(config))
     machine = plan.Machine(hardware()["cores"], gpus, runner.records.all("runs"))
     unprepared = dict.fromkeys(job.config.data.name for job in jobs if not job.is_known)
+    unusual = list(dict.fromkeys(filter(None, (large_vocabulary(job.config) for job in jobs))))
     notes = [f"corpus {name} is not prepared yet (task=prepare): its sizes are unknown" for name in unprepared]
     text = plan.describe(list(costs.values()), machine)
-    print(f"plan of {config.name}, size {config.size}", *notes, "", text, sep="\n")
+    print(f"plan of {config.name}, size {config.size}", *unusual, *notes, "", text, sep="\n")
     if not notes:
         _suggest_cluster(command, list(costs.values()))
 

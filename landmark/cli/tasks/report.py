@@ -3,6 +3,7 @@
 from landmark.cli.command import Command
 from landmark.config.command_line import override_key
 from landmark.experiment.launches import read_launches
+from landmark.experiment.records import Contents
 from landmark.results.page import as_html, page_content
 from landmark.utils.errors import UserError
 from landmark.utils.files import write_atomic
@@ -22,9 +23,22 @@ def run(command: Command) -> None:
         launches = [launch for launch in launches if launch.has(asked)]
     content = page_content(records, contents, launches, others=experiment is None)
     if not content["sections"]:
-        raise UserError(f"{records.output}: there are no records to report")
+        raise UserError(_nothing(command, contents))
     if not experiment and not command.asks_for_all:
         print(f"the page covers everything in {records.output}: no +experiment is named")
     path = records.output / (f"report-{experiment}.html" if experiment else "report.html")
     write_atomic(path, page := as_html(content))
     print(*content["problems"], f"written: {path}, {len(page.encode()) / 1e3:,.0f} kB", sep="\n")
+
+
+def _nothing(command: Command, contents: Contents) -> str:
+    """A message: of what there are no records, and of what there are some."""
+    place, name = command.runner.output, command.config.name
+    if not command.is_experiment or not contents.rows:
+        return f"{place}: there are no records to report"
+    others = [each for each in read_launches(command.runner.records, contents, name) if each.found(contents)]
+    if others:
+        known = "; ".join(each.settings for each in others)
+        return f"{place}: {name} has no records with these settings, but with others: {known}"
+    known = sorted({str(record["labels"].get("experiment")) for record in contents.rows.values()})
+    return f"{place}: {name} has no records yet, `{command.suggest()}` makes them; there are some of {', '.join(known)}"

@@ -1,4 +1,4 @@
-"""task=status: print what is done, running, failed or missing, and the command that makes the rest."""
+"""task=status: print what is done, running, stopped, failed or missing, and the command that makes the rest."""
 
 import shlex
 

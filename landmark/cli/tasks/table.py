@@ -1,15 +1,22 @@
 """task=table: print and draw the table of the rows that have a record."""
 
 import hashlib
+import math
 import shlex
+import shutil
+import sys
 import sysconfig
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from landmark.cli.command import Command
 from landmark.config import Config
-from landmark.config.command_line import program
+from landmark.config.command_line import override_key, program
+from landmark.config.rows import cell_name
+from landmark.config.schema import GridConfig
+from landmark.experiment.launches import write_launch
 from landmark.experiment.records import Record
 from landmark.results import render, tables
 from landmark.results.paper import read_paper
@@ -26,6 +33,33 @@ def run(command: Command) -> None:
         record = command.runner.records.find("rows", job.id) if job.is_known else None
         found.setdefault(job.name, []).append(record)
     show(command, {name: [one for one in each if one] for name, each in found.items() if None not in each})
+
+
+def show_sweep(config: Config, overrides: list[str], jobs: Sequence[Mapping[str, str]]) -> None:
+    """The same of a sweep without an experiment, noted as a launch: a row for each job, of two axes also a heat map.
+
+    Args:
+        config: of the sweep without what it sweeps; by default its name is `sweep`.
+        overrides: those of the command line.
+        jobs: of each the keys that are swept with its values; where there are none, nothing is shown.
+    """
+    if not jobs:
+        return
+    axes: dict[str, list[str]] = {key: [] for job in jobs for key in job}
+    for key, values in axes.items():
+        values += dict.fromkeys(job[key] for job in jobs if key in job)
+    name = "sweep" if config.name == Config.name else config.name
+    is_grid = len(jobs) == math.prod(map(len, axes.values())) and all(axes.keys() == job.keys() for job in jobs)
+    if is_grid:
+        figure = "heatmap" if len(axes) == 2 else "rows"
+        config = replace(config, name=name, task="table", grid=GridConfig(axes=dict(axes)), figure=figure)
+    else:
+        rows = {cell_name(job) or "as_is": shlex.join(f"{key}={value}" for key, value in job.items()) for job in jobs}
+        config = replace(config, name=name, task="table", rows=rows)
+    given = overrides if is_grid else [word for word in overrides if override_key(word) not in axes]
+    command = replace(Command.of(config, given), overrides=overrides)
+    write_launch(command.runner.records, command.planned_launch())
+    run(command)
 
 
 def show(command: Command, found: Mapping[str, Sequence[Record]]) -> None:
@@ -49,14 +83,16 @@ def show(command: Command, found: Mapping[str, Sequence[Record]]) -> None:
         asked=names,
         panels=config.panels,
     )
-    print(f"\n{render.as_text(built)}")
-    folder = command.runner.output / "tables"
-    is_changed = not render.is_written(built, folder)
-    paths = render.write(built, folder)
-    print(f"written: {', '.join(str(path) for path in paths.values())}")
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    print(f"\n{render.as_text(built, width)}")
+    folder, launch = command.runner.output / "tables", command.planned_launch().id
+    is_changed = not render.is_written(built, folder, launch)
+    paths = render.write(built, folder, launch)
+    print(f"written: {', '.join(str(path) for path in paths.values())}, and by the settings: {built.stem}-{launch}.*")
     print(f"picture: {paths['png'].resolve().as_uri()}")
     if is_changed:
-        _log(command, built, list(paths.values()), [record for records in found.values() for record in records])
+        used = [record for records in found.values() for record in records]
+        _log(command, built, launch, list(paths.values()), used)
     if missing:
         print(note)
     for line in _next_commands(command, found):
@@ -77,9 +113,9 @@ def _next_commands(command: Command, found: Mapping[str, Sequence[Record]]) -> l
     return ["try next:", *lines] if lines else []
 
 
-def _log(command: Command, table: tables.Table, files: list[Path], records: list[Record]) -> None:
-    """Log a table that has changed to W&B."""
-    identity = hashlib.sha256(f"{table.name} {table.stem}".encode()).hexdigest()[:10]
+def _log(command: Command, table: tables.Table, launch: str, files: list[Path], records: list[Record]) -> None:
+    """Log a table of a launch that has changed to W&B."""
+    identity = hashlib.sha256(f"{table.name} {table.stem} {launch}".encode()).hexdigest()[:10]
     used = [command.runner.records.path("rows", record["id"]) for record in records]
     command.runner.tracker.table(command.config, identity, *render.plain(table), files, used)
     if mode(command.config.logger) == "offline":

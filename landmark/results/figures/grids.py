@@ -1,6 +1,6 @@
 """Panels of a figure in Vega-Lite: heat maps, and maps of a text."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from landmark.results.figures.marks import (
     HEIGHT,
@@ -24,9 +24,9 @@ def heat_map(title: str, axes: Sequence[str], cells: Mapping[tuple[str, str], fl
     """A grid of numbers, coloured; dark is high.
 
     axes: titles of the vertical and of the horizontal axis. cells: a name on each axis to a number, where it is known;
-    the names stand upwards and from left to right.
+    the names stand upwards and from left to right, numbers by their size.
     """
-    rows, columns = (list(dict.fromkeys(names[axis] for names in cells)) for axis in range(2))
+    rows, columns = (_ordered(dict.fromkeys(names[axis] for names in cells)) for axis in range(2))
     known = [value for value in cells.values() if value is not None]
     middle = (min(known) + max(known)) / 2 if known else 0.0
     made = [
@@ -100,6 +100,15 @@ def square_map(
     rules = [once(rule, {way: {"datum": marked, "axis": axis}}) for way in "xy"]
     spec = layered(made, [{"mark": "rect", "encoding": place}, *rules], SIDE, SIDE)
     return Panel(title, spec | {"view": {"fill": _HEAT[0]}}, note=note)
+
+
+def _ordered(names: Iterable[str]) -> list[str]:
+    """Numbers by their size; names that are not all numbers as they come."""
+    found = list(names)
+    try:
+        return sorted(found, key=float)
+    except ValueError:
+        return found
 
 
 def _names(name: str, values: Sequence[str], title: str) -> Spec:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from landmark.results.columns import TableRow
 from landmark.results.figures import copying, tasks
 from landmark.results.figures.marks import Panel, around, curves, point, reference
+from landmark.results.figures.rows import parts, titled
 from landmark.results.figures.style import frame, length_axis, series, series_looks
 from landmark.results.tables import Table
 
@@ -22,7 +23,7 @@ def panels(table: Table) -> list[list[Panel]]:
     answers = [row for row in table.rows if row.accuracy is not None]
     texts = [row for row in table.rows if row.perplexity is not None and row not in [*copies, *answers]]
     return [
-        *([_perplexities(replace(table, rows=texts))] if texts else []),
+        *(_perplexities(part) for part in parts(replace(table, rows=texts))),
         *([[copying.losses(copies)]] if copies else []),
         *(tasks.panels(replace(table, rows=answers)) if answers else []),
     ]
@@ -46,7 +47,7 @@ def _perplexities(table: Table) -> list[Panel]:
     scale, note = frame(bars, FAR * median)
     spread = "error" if table.seeds == 1 else "deviation over seeds"
     y = {"title": f"perplexity (± standard {spread})", "scale": scale}
-    shown = [curves("Perplexity", absolute, looks, x, y, note=note)]
+    shown = [curves(titled(table), absolute, looks, x, y, note=note)]
     if relative:
         y = {"title": f"nats a token above {next(iter(found))}, paired", "scale": {}}
         threshold = _threshold(table.rows)

@@ -1,6 +1,7 @@
 """Perplexities of rows with their errors, and how the rows compare, here and in the paper."""
 
 import math
+from dataclasses import replace
 
 from landmark.results.columns import TableRow
 from landmark.results.figures.grids import heat_map
@@ -10,8 +11,23 @@ from landmark.results.tables import Table
 
 
 def panels(table: Table) -> list[list[Panel]]:
-    """Perplexity of each row, or a grid of the granularities; its distance from the first row, beside the paper's."""
-    return [[*(_granularities(table) or [absolute(table)]), *_relative(table)]]
+    """Of each kind of measurement: perplexity of its rows, or a grid of the granularities; then their distance from its
+    first row, beside the paper's.
+    """
+    return [[*(_granularities(part) or [absolute(part)]), *_relative(part)] for part in parts(table)]
+
+
+def parts(table: Table) -> list[Table]:
+    """The rows with a perplexity, those of each kind of measurement apart."""
+    kinds = dict.fromkeys(row.measured for row in table.rows if row.perplexity is not None)
+    asked = table.asked if table.is_partial else ()
+    return [replace(table, rows=[row for row in table.rows if row.measured == kind], asked=asked) for kind in kinds]
+
+
+def titled(table: Table) -> str:
+    """Title of the perplexities of rows of one kind."""
+    of = {"copies": " of second copies", "recall": " of values to recall", "hidden": " of hidden tokens"}
+    return f"Perplexity{of.get(table.rows[0].measured, '')}"
 
 
 def change(row: TableRow, base: TableRow) -> tuple[float, tuple[float, float]]:
@@ -33,7 +49,7 @@ def absolute(table: Table) -> Panel:
     measured = [(row, row.perplexity) for row in table.rows if row.perplexity is not None]
     points = [dot(_kind(row), row.name, value, around(value, row.spread)) for row, value in measured]
     x = {"title": "perplexity (lower is better)"}
-    return beside_names("Perplexity, measured here", points, _looks(table), _names(table), x)
+    return beside_names(f"{titled(table)}, measured here", points, _looks(table), _names(table), x)
 
 
 def _relative(table: Table) -> list[Panel]:
@@ -50,11 +66,8 @@ def _relative(table: Table) -> list[Panel]:
             points += [dot(label, name, percent(value, first)) for name, value in printed.items()]
             looks[label] = look
     x = {"title": "percent (± paired standard error)"}
-    return [
-        beside_names(
-            f"Perplexity against {base.name}", points, looks, _names(table), x, below=[reference(x=0, dashed=False)]
-        )
-    ]
+    title, zero = f"{titled(table)} against {base.name}", reference(x=0, dashed=False)
+    return [beside_names(title, points, looks, _names(table), x, below=[zero])]
 
 
 def _granularities(table: Table) -> list[Panel]:

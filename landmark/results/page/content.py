@@ -16,7 +16,7 @@ from landmark.results.columns import COLUMNS
 from landmark.results.figures.marks import Panel
 from landmark.results.reducers import Record, provenance_of, whole_command
 from landmark.results.tables import Table
-from landmark.utils.locations import EXPERIMENTS
+from landmark.utils.measured import kind_of
 from landmark.utils.metrics_csv import curve, metrics_so_far
 
 Values = dict[str, Any]
@@ -28,7 +28,7 @@ def page_content(records: Records, contents: Contents, launches: Sequence[Launch
     Args:
         records: of the output folder, where the metrics of its runs are.
         contents: all records.
-        launches: those to show.
+        launches: those to show; one of which nothing has a record yet has no section.
         others: whether rows that belong to none of the launches are shown.
     """
     from landmark.results.figures import against_paper
@@ -36,14 +36,14 @@ def page_content(records: Records, contents: Contents, launches: Sequence[Launch
     sections: list[Values] = []
     built: dict[str, Table] = {}
     problems = list(contents.damaged)
-    titles = Counter(launch.experiment for launch in launches)
+    titles = Counter(launch.experiment for launch in launches if launch.found(contents))
     for number, launch in enumerate(launches):
         try:
             title, claim = _claim(launch.experiment)
-            found = launch.found(contents)
-            table = _table(launch, found)
-            if table is not None:
-                built[title if titles[launch.experiment] == 1 else f"{title} ({launch.settings})"] = table
+            table = _table(launch, launch.found(contents))
+            if table is None:
+                continue
+            built[title if titles[launch.experiment] == 1 else f"{title} ({launch.settings})"] = table
             sections.append(_section(f"s{number}", title, claim, launch, table, records))
         except Exception as error:  # of a whole record that another version of this program wrote
             problems.append(f"{launch.experiment}: cannot be shown ({type(error).__name__}: {error})")
@@ -65,6 +65,7 @@ def page_content(records: Records, contents: Contents, launches: Sequence[Launch
 
 
 def _table(launch: Launch, found: Mapping[str, list[Record]]) -> Table | None:
+    """None where no row has a record for each seed."""
     if not found:
         return None
     return tables.build(
@@ -78,22 +79,26 @@ def _table(launch: Launch, found: Mapping[str, list[Record]]) -> Table | None:
     )
 
 
-def _section(key: str, title: str, claim: str, launch: Launch, table: Table | None, records: Records) -> Values:
-    missing = [name for name in launch.rows if table is None or name not in table.records]
-    shared = [*program(), *(word for word in launch.overrides if not word.startswith("output="))]
+def _section(key: str, title: str, claim: str, launch: Launch, table: Table, records: Records) -> Values:
+    missing = [name for name in launch.rows if name not in table.records]
+    own = ["--config-dir", launch.config_dir] if launch.config_dir else []
+    shared = [*program(), *own, *(word for word in launch.overrides if not word.startswith("output="))]
     commands = {name: shlex.join([*shared, f"row={name}"]) for name in launch.rows}
+    if launch.is_sweep:
+        commands = {name: shlex.join([*program(), *_words(each[0])]) for name, each in table.records.items()}
     return {
         "id": key,
         "name": launch.experiment,
         "title": title,
         "claim": claim,
-        "headline": ["-", "-", "-"] if table is None else _headline(table),
+        "headline": _headline(table),
         "settings": launch.settings,
         "done": len(launch.rows) - len(missing),
         "total": len(launch.rows),
         "missing": missing,
         "rest": launch.command,
-        **({"charts": []} if table is None else _shown(table, commands) | _charts(table, launch, records)),
+        **_shown(table, commands),
+        **_charts(table, launch, records),
     }
 
 
@@ -169,7 +174,8 @@ def _headline(table: Table) -> list[str]:
     """The most telling row, its number here and in the paper.
 
     Of prompts: the longest ones of which most are answered. Else the change of perplexity from the table's first row:
-    that of the paper's best row with landmarks, or of our best row where the paper has none.
+    that of the paper's best row with landmarks, or of our best row where the paper has none, among the rows that
+    measure the same.
     """
     from landmark.results.figures.rows import change, percent
 
@@ -178,7 +184,7 @@ def _headline(table: Table) -> list[str]:
         answered = [row for row in table.rows if (row.accuracy or 0.0) >= 0.8]
         best = max(answered, key=lambda row: row.length, default=None)
         return nothing if best is None else [best.name, f"{100 * (best.accuracy or 0.0):.0f} %", "-"]
-    measured = [row for row in table.rows[1:] if row.perplexity is not None]
+    measured = [row for row in table.rows[1:] if row.perplexity is not None and row.measured == base.measured]
     if base.perplexity is None or not measured:
         return nothing
     printed = [row for row in measured if row.paper is not None and base.paper is not None]
@@ -191,7 +197,7 @@ def _headline(table: Table) -> list[str]:
 
 def _claim(name: str) -> tuple[str, str]:
     """Title and claim of an experiment's README, without marks of Markdown."""
-    path = EXPERIMENTS / name / "README.md"
+    path = paper.folder_of_experiment(name) / "README.md"
     if not path.exists():
         return name, ""
     text = path.read_text(encoding="utf-8")
@@ -218,7 +224,7 @@ def _groups(records: Sequence[Record]) -> dict[str, dict[str, Record]]:
     groups = defaultdict(list)
     for record in records:
         labels = record["labels"]
-        asked = "prompts" if "prompts" in record["results"] else "text"
+        asked = kind_of(record["results"])
         groups[labels["size"], labels["data"], labels["tokenizer"], asked].append(record)
     named = {}
     for (size, data, tokenizer, asked), each in groups.items():

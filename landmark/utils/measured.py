@@ -1,0 +1,21 @@
+"""Kinds of measurement. A perplexity of text, one of copies and an accuracy are never compared with each other."""
+
+from collections.abc import Mapping
+from typing import Any
+
+TEXT = "text"
+_BY_RESULT = {
+    "recall_at_1": "documents",  # found by a retriever
+    "accuracy": "answers",  # to prompts
+    "second_copy": "copies",  # the probe `copy`
+    "recall": "recall",  # of pairs of tokens
+}
+KINDS = (TEXT, *_BY_RESULT.values(), "hidden")
+
+
+def kind_of(results: Mapping[str, Any]) -> str:
+    """What the results of a row measure: "text", or another of `KINDS`; "hidden": the hidden tokens of a text."""
+    for key, kind in _BY_RESULT.items():
+        if key in results:
+            return kind
+    return TEXT if "bits_per_byte" in results or "perplexity" not in results else "hidden"

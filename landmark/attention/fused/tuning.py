@@ -244,7 +244,7 @@ def launch(
         if torch.are_deterministic_algorithms_enabled() or is_interpreted() or batch * heads * rows < WORTH_TUNING:
             compiled_by_triton(kernel)[grid](*arguments, **fixed, **as_options(kernel, tried[0]))
         else:
-            _tuned(kernel, tried)[grid](*arguments, **fixed)
+            tuned(kernel, tried)[grid](*arguments, **fixed)
 
 
 def compiled_by_triton(kernel: str) -> Any:
@@ -268,7 +268,7 @@ def as_options(kernel: str, chosen: Tiles) -> dict[str, int]:
 
 
 @functools.cache
-def _tuned(kernel: str, tried: Sequence[Tiles]):
+def tuned(kernel: str, tried: Sequence[Tiles]):
     """The kernel, with tiles that Triton measures once for each type and set of compile-time constants."""
     import triton
 

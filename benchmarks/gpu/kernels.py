@@ -1,0 +1,168 @@
+"""Timings of the attention of training windows beside published kernels, of FlexAttention, and of retrieved blocks."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend
+
+from benchmarks.gpu.checks import against_exact, line
+from benchmarks.gpu.journal import Line
+from benchmarks.gpu.shapes import Attention, Scale, Shape, causal, deterministic, flex, landmark
+from benchmarks.gpu.timing import lines, timed
+from benchmarks.gpu.work import summary
+from benchmarks.report import Target
+from landmark.attention import Window, landmark_attention
+from landmark.attention.fused import tuning
+from landmark.attention.fused.retrieved_blocks import attend_to_retrieved_blocks
+
+OURS, PAIR = "landmark", "landmark, deterministic"
+FLASH, CUDNN, FLEX = "flash SDPA", "cuDNN SDPA", "FlexAttention"
+GATHER = "attn-gym's gather_attn"
+PASSES = {"forward": 2, "backward": 5, "both": 7}  # matrix products of flash attention
+TARGETS = {64: Target("≤", 1.15), 51: Target("≤", 1.3)}  # of forward and backward together from T=4096 up, by W
+LAST = 128  # queries whose numbers are checked before all are timed
+
+
+def beside_flash(length: int, dim: int, width: int, group: int, scale: Scale) -> Iterator[Line]:
+    """Windows with tiles that the tuner chooses, whose last queries and keys are checked first."""
+    shape = Shape.timed(scale, length, dim, width, group)
+    inputs, grad = shape.inputs(scale, scale.half)
+    flash = SDPBackend.FLASH_ATTENTION if scale.is_gpu else None
+    attends = {FLASH: causal(flash, group), OURS: landmark(shape, scale.device)}
+    if scale.is_gpu:
+        attends[CUDNN] = causal(SDPBackend.CUDNN_ATTENTION, group)
+    exact = line("the last queries and keys", lambda: _last(shape, inputs, grad))
+    yield {**exact, "tiles": chosen_tiles(shape, scale)}
+    if not exact["ok"]:  # nothing inexact is timed
+        return
+    yield from _compared(shape, attends, inputs, grad, scale, with_pair=True)
+
+
+def flex_attention(length: int, dim: int, width: int, scale: Scale) -> Iterator[Line]:
+    shape = Shape.timed(scale, length, dim, width)
+    inputs, grad = shape.inputs(scale, scale.half)
+    attends = {OURS: landmark(shape, scale.device), FLEX: flex(shape, inputs[0])}
+    yield from _compared(shape, attends, inputs, grad, scale, against=OURS)
+
+
+def _compared(
+    shape: Shape,
+    attends: dict[str, Attention],
+    inputs: Sequence[Tensor],
+    grad: Tensor,
+    scale: Scale,
+    against: str = FLASH,
+    with_pair: bool = False,
+) -> Iterator[Line]:
+    steps = {name: _passes(attend, inputs, grad) for name, attend in attends.items()}
+    if with_pair:
+        steps[PAIR] = {what: _deterministic(run) for what, run in _passes(attends[OURS], inputs, grad).items()}
+    for name in [name for name in steps if name not in (OURS, against)]:
+        try:
+            for run in steps[name].values():
+                run()
+        except RuntimeError as error:  # a kernel that is missing here, or out of memory
+            del steps[name]
+            yield {"kind": "note", "setting": str(shape), "measured": name, "left_out": summary(error)}
+    for what, products in PASSES.items():
+        times = timed({name: step[what] for name, step in steps.items()}, scale)
+        target = TARGETS.get(shape.width) if what == "both" and shape.length >= 4096 and against == FLASH else None
+        targets = None if target is None else {OURS: target}
+        for found in lines(f"{shape}, {what}", times, against, targets):
+            yield {**found, "tflops": round(shape.operations(products) / found["device_ms"][0] / 1e9, 2)}
+
+
+def _passes(attend: Attention, inputs: Sequence[Tensor], grad: Tensor) -> dict[str, Callable[[], object]]:
+    out: list[Tensor] = []
+
+    def forward() -> Tensor:
+        with torch.no_grad():
+            return attend(*inputs)
+
+    def backward() -> object:
+        if not out:
+            out.append(attend(*inputs))
+        return torch.autograd.grad(out[0], inputs, grad, retain_graph=True)
+
+    return {
+        "forward": forward,
+        "backward": backward,
+        "both": lambda: torch.autograd.grad(attend(*inputs), inputs, grad),
+    }
+
+
+def _deterministic(run: Callable[[], object]) -> Callable[[], object]:
+    def done() -> object:
+        with deterministic():
+            return run()
+
+    return done
+
+
+def _last(shape: Shape, inputs: Sequence[Tensor], grad: Tensor) -> Line:
+    """What the last queries get, and the gradients of the last keys, which no earlier query sees, for one key head."""
+    count = min(LAST, shape.length)
+    out = landmark(shape, inputs[0].device.type)(*inputs)
+    ours = [out, *torch.autograd.grad(out, inputs, grad)]
+    end, window = slice(shape.length - count, None), Window(shape.width - 1, shape.phase[:1], shape.length - count)
+
+    def expected(backend: str, dtype: torch.dtype) -> list[Tensor]:
+        q, k, v = (x.detach()[:1, : shape.group if x is inputs[0] else 1].to(dtype) for x in inputs)
+        leaves = [x.requires_grad_() for x in (q[:, :, end], k, v)]
+        attended, _ = landmark_attention(leaves[0], leaves[1], leaves[2], window, backend=backend)
+        dq, dk, dv = torch.autograd.grad(attended, leaves, grad[:1, : shape.group, end].to(dtype))
+        return [attended.detach(), dq, dk[:, :, end], dv[:, :, end]]
+
+    heads = shape.group, shape.group, 1, 1
+    mine = [x.detach()[:1, :n, end] for x, n in zip(ours, heads, strict=True)]
+    plain, exact = expected("reference", inputs[0].dtype), expected("reference", torch.float64)
+    return against_exact(mine, plain, exact, ("out", "dq", "dk", "dv"))
+
+
+def chosen_tiles(shape: Shape, scale: Scale) -> dict[str, str]:
+    """The tiles that the tuner has chosen, by kernel."""
+    gpu, found = tuning.gpu_of(torch.device(scale.device)), {}
+    for kernel in ("forward", "backward"):
+        tried = tuning.choices(kernel, shape.width - 1, shape.dim, scale.half.itemsize, gpu, False)
+        best = getattr(tuning.tuned(kernel, tried), "best_config", None)
+        found[kernel] = "default" if best is None else str(best)
+    return found
+
+
+def retrieved_blocks(queries: int, blocks: int, block_size: int, k: int, scale: Scale) -> Iterator[Line]:
+    """A chunk whose heads read the same blocks for each query, beside attn-gym, which gathers their tokens.
+
+    It reads keys that are values too, so half the bytes of ours.
+    """
+    heads, dim = max(1, scale.width // scale.dims[-1]), scale.dims[-1]
+    made = torch.Generator(scale.device).manual_seed(0)
+
+    def normal(*size: int) -> Tensor:
+        return torch.randn(*size, generator=made, device=scale.device).to(scale.half)
+
+    q, keys, values = normal(1, heads, queries, dim), *(normal(heads * blocks, block_size, dim) for _ in range(2))
+    landmarks = normal(1, heads, blocks, dim).float()
+    ages = torch.rand(1, 1, queries, blocks, generator=made, device=scale.device).argsort(-1)[..., :k] + 1
+    ages = ages.sort(-1, descending=True).values
+    rotated = q.permute(0, 2, 1, 3)[None].contiguous() * dim**-0.5
+
+    def ours() -> Tensor:
+        return attend_to_retrieved_blocks(rotated, keys, values, landmarks, ages, added=blocks, recent=0)
+
+    functions: dict[str, Callable[[], object]] = {OURS: ours}
+    setting = f"T={queries}, {k} of {blocks} blocks of {block_size}, {heads} heads of {dim}, shared by heads"
+    try:
+        from attn_gym.sparse import gather_attn  # pyright: ignore[reportMissingImports]
+
+        pool = keys.view(1, heads, blocks * block_size, dim)
+        offsets = torch.arange(block_size, device=scale.device)
+        places = ((blocks - ages[0, 0])[..., None] * block_size + offsets).flatten(1)[None].int()
+        local = normal(1, heads, queries, dim)
+        functions[GATHER] = lambda: gather_attn(q, local, pool, places, sliding_window_size=0)
+        functions[GATHER]()
+    except Exception as error:  # not installed, or not for this GPU
+        functions.pop(GATHER, None)
+        yield {"kind": "note", "setting": setting, "measured": GATHER, "left_out": summary(error)}
+    with torch.no_grad():
+        yield from lines(setting, timed(functions, scale), GATHER if GATHER in functions else OURS)

@@ -77,6 +77,8 @@ def _timings(scale: Scale) -> Iterator[Item]:
         yield Item(f"time: training step, {name}", partial(models.training, trained, name), 15, alone=True)
     read = (1024, 256, 64, 4) if scale.is_gpu else (5, 6, 8, 2)
     yield Item("time: retrieved blocks", partial(kernels.retrieved_blocks, *read), 20, alone=True)
+    shared = (2048, 64, (4, 16, 64)) if scale.is_gpu else (6, 8, (4,))
+    yield Item("time: one query", partial(kernels.shared_blocks, *shared), 15, alone=True)
     yield flash(lengths[0], dims[0], widths[0], 4 if scale.is_gpu else 2)
     if scale.is_gpu:
         yield from (flash(length, dims[0], widths[0]) for length in (512, 2048, 65536))

@@ -1,6 +1,7 @@
 """Timings of the attention of training windows beside published kernels, of FlexAttention, and of retrieved blocks."""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -130,39 +131,71 @@ def chosen_tiles(shape: Shape, scale: Scale) -> dict[str, str]:
     return found
 
 
-def retrieved_blocks(queries: int, blocks: int, block_size: int, k: int, scale: Scale) -> Iterator[Line]:
-    """A chunk whose heads read the same blocks for each query, beside attn-gym, which gathers their tokens.
+class Retrieval:
+    """Queries that read k blocks of a store, shared by all heads, each query its own.
 
-    It reads keys that are values too, so half the bytes of ours.
+    queries: T. blocks: of the store. block_size: ℓ.
     """
-    heads, dim = max(1, scale.width // scale.dims[-1]), scale.dims[-1]
-    made = torch.Generator(scale.device).manual_seed(0)
 
-    def normal(*size: int) -> Tensor:
-        return torch.randn(*size, generator=made, device=scale.device).to(scale.half)
+    def __init__(self, scale: Scale, heads: int, queries: int, blocks: int, block_size: int, k: int):
+        dim, made = scale.dims[-1], torch.Generator(scale.device).manual_seed(0)
 
-    q, keys, values = normal(1, heads, queries, dim), *(normal(heads * blocks, block_size, dim) for _ in range(2))
-    landmarks = normal(1, heads, blocks, dim).float()
-    ages = torch.rand(1, 1, queries, blocks, generator=made, device=scale.device).argsort(-1)[..., :k] + 1
-    ages = ages.sort(-1, descending=True).values
-    rotated = q.permute(0, 2, 1, 3)[None].contiguous() * dim**-0.5
+        def normal(*size: int) -> Tensor:
+            return torch.randn(*size, generator=made, device=scale.device).to(scale.half)
 
-    def ours() -> Tensor:
-        return attend_to_retrieved_blocks(rotated, keys, values, landmarks, ages, added=blocks, recent=0)
+        self.q, self.local = normal(1, heads, queries, dim), normal(1, heads, queries, dim)
+        self.keys, self.values = (normal(heads * blocks, block_size, dim) for _ in range(2))
+        self.landmarks = normal(1, heads, blocks, dim).float()
+        order = torch.rand(1, 1, queries, blocks, generator=made, device=scale.device).argsort(-1)
+        self.ages = 1 + order[..., :k].sort(-1, descending=True).values
+        self.rotated = self.q.permute(0, 2, 1, 3)[None].contiguous() * dim**-0.5
+        self.blocks = blocks
 
-    functions: dict[str, Callable[[], object]] = {OURS: ours}
-    setting = f"T={queries}, {k} of {blocks} blocks of {block_size}, {heads} heads of {dim}, shared by heads"
+    def read(self, splits: int | None = None) -> Tensor:
+        """splits: as of `attend_to_retrieved_blocks`."""
+        tensors = self.rotated, self.keys, self.values, self.landmarks, self.ages
+        lse = self.local[..., 0].float()
+        of_store = {"added": self.blocks, "recent": 0, "splits": splits}
+        return attend_to_retrieved_blocks(*tensors, **of_store, local=(self.local, lse))
+
+    def gathered(self, gather_attn: Callable[..., Tensor]) -> Callable[[], Tensor]:
+        """attn-gym's function of the same blocks, as tokens; keys are values too, so it reads half the bytes."""
+        offsets = torch.arange(self.keys.shape[1], device=self.q.device)
+        places = (self.blocks - self.ages[0, 0])[..., None] * len(offsets) + offsets
+        pool = self.keys.view(1, self.q.shape[1], -1, self.q.shape[3])
+        return lambda: gather_attn(self.q, self.local, pool, places.flatten(1)[None].int(), sliding_window_size=1)
+
+
+def retrieved_blocks(queries: int, blocks: int, block_size: int, k: int, scale: Scale) -> Iterator[Line]:
+    """A chunk beside attn-gym."""
+    heads = max(1, scale.width // scale.dims[-1])
+    reading = Retrieval(scale, heads, queries, blocks, block_size, k)
+    functions: dict[str, Callable[[], object]] = {OURS: reading.read}
+    setting = f"{queries} queries of {heads} heads, {k} of {blocks} blocks of {block_size}"
     try:
         from attn_gym.sparse import gather_attn  # pyright: ignore[reportMissingImports]
 
-        pool = keys.view(1, heads, blocks * block_size, dim)
-        offsets = torch.arange(block_size, device=scale.device)
-        places = ((blocks - ages[0, 0])[..., None] * block_size + offsets).flatten(1)[None].int()
-        local = normal(1, heads, queries, dim)
-        functions[GATHER] = lambda: gather_attn(q, local, pool, places, sliding_window_size=0)
+        functions[GATHER] = reading.gathered(gather_attn)
         functions[GATHER]()
     except Exception as error:  # not installed, or not for this GPU
         functions.pop(GATHER, None)
         yield {"kind": "note", "setting": setting, "measured": GATHER, "left_out": summary(error)}
-    with torch.no_grad():
-        yield from lines(setting, timed(functions, scale), GATHER if GATHER in functions else OURS)
+    yield from lines(setting, timed(functions, scale), GATHER if GATHER in functions else OURS)
+
+
+def shared_blocks(blocks: int, block_size: int, counts: Sequence[int], scale: Scale) -> Iterator[Line]:
+    """One query of up to 8 heads whose blocks are shared by several programs: the numbers, and how long they take."""
+    heads = min(8, scale.check_heads)
+    for k in counts:
+        reading = Retrieval(scale, heads, 1, blocks, block_size, k)
+        setting = f"one query, {heads} heads, {k} of {blocks} blocks"
+        functions: dict[str, Callable[[], object]] = {"1 program": partial(reading.read, 1)}
+        for splits in (each for each in (2, 4, 8, 16) if each <= k // 2):
+            functions[f"{splits} programs"] = partial(reading.read, splits)
+            yield line(f"{setting}, {splits} programs as one", partial(_as_one, reading, splits))
+        yield from lines(setting, timed(functions, scale), "1 program")
+
+
+def _as_one(reading: Retrieval, splits: int) -> Line:
+    one = reading.read(1)
+    return against_exact([reading.read(splits)], [one], [one.double()], ("out",))

@@ -143,7 +143,7 @@ def shared_memory(kernel: str, tiles: Tiles, dim: int, element_size: int) -> int
     scores = tiles.queries * columns * element_size
     if is_over_keys(kernel):
         scores *= element_size // 2
-        buffers = tiles.stages + (not tiles.lean)
+        buffers = tiles.stages + (element_size == 2 and not tiles.lean)
         return (3 if kernel == "backward" else 2) * keys + 2 * buffers * queries + scores + 1024
     return 2 * tiles.stages * keys + max(queries * (1 if kernel == "forward" else 2), scores) + 1024
 

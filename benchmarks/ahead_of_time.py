@@ -41,6 +41,7 @@ class Case:
 
 CASES = (
     *(Case(90), Case(90, 64), Case(90, block=50), Case(90, cmt=True)),
+    *(Case(90, block=127), Case(90, 64, block=127), Case(90, 256)),
     *(Case(80), Case(80, 64), Case(86), Case(86, 256), Case(120)),
 )
 

@@ -23,12 +23,15 @@ from triton.compiler import ASTSource
 from landmark.attention.fused import retrieved_blocks as block_kernel
 from landmark.attention.fused import top_k_landmarks as search_kernel
 from landmark.attention.fused import tuning
-from landmark.attention.fused.retrieved_blocks_kernel import retrieved_blocks
+from landmark.attention.fused.backward import backward_means
+from landmark.attention.fused.operators import means_constants
+from landmark.attention.fused.retrieved_blocks_kernel import merged_splits, retrieved_blocks
 from landmark.attention.fused.top_k_landmarks_kernel import top_k_landmarks
 from landmark.attention.fused.tuning import A100, KERNELS, Gpu, Tiles
 
 POINTERS = dict.fromkeys(
-    ("Lse", "Delta", "DqSum", "Landmarks", "DCmtScores", "CmtScores", "ControlledLse", "LocalLse", "Weight"), "fp32"
+    ("Lse", "Delta", "DqSum", "Landmarks", "DCmtScores", "CmtScores", "ControlledLse", "LocalLse", "Weight", "DLse"),
+    "fp32",
 )
 POINTERS |= {"Phase": "i32", "Starts": "i32", "Controlled": "i8", "Selected": "i8"}
 POINTERS |= dict.fromkeys(("Ages", "Rows", "Best"), "i64")
@@ -151,10 +154,14 @@ def all_kernels(
     for name in KERNELS:
         for tiles in tuning.choices(name, block_size, dim, dtype.itemsize, GPUS[arch], cmt)[:1]:
             used[name] = with_tiles(name, tiles, **shape, packed=packed, alpha=alpha)
+    means = means_constants(dim) | {"ALL": True}
+    used["backward_means"] = compiled(backward_means, means, arch, dtype)
     for shared in (False, True):
         options = block_kernel.constants(block_size, dim, dtype, shared=shared)
         options |= {"LOCAL": not cmt, "WEIGHTED": cmt, "MASKED": cmt, "IN_PLACE": not cmt, "ALPHA": alpha}
-        used[f"retrieved_blocks, {shared=}"] = compiled(retrieved_blocks, options, arch, dtype)
+        used[f"retrieved_blocks, {shared=}"] = compiled(retrieved_blocks, options | {"SPLITS": 1}, arch, dtype)
+    split = {"WEIGHTED": cmt, "MASKED": cmt, "SPLITS": 4}
+    used["merged_splits"] = compiled(merged_splits, block_kernel.merge_constants(dim) | split, arch, dtype)
     for rows in (1, 16):
         options = search_kernel.constants(rows, dim, k=4)
         used[f"top_k_landmarks, {rows=}"] = compiled(top_k_landmarks, options, arch, torch.float32)

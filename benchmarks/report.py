@@ -9,8 +9,8 @@ from typing import Any
 
 from benchmarks.settings import THREADS
 from benchmarks.timing import Spread, ratios
-from landmark.experiment.provenance import hardware, provenance
 from landmark.utils.files import write_atomic
+from landmark.utils.hardware import hardware
 
 VERSIONS = ("python", "torch", "triton", "landmark", "tiktoken")
 COLUMNS = ("part", "setting", "measured", "against", "value", "unit", "ratio", "target", "")
@@ -132,7 +132,9 @@ def megabytes(num_bytes: Mapping[str, int]) -> dict[str, list[float]]:
 
 
 def source(command: str) -> dict[str, str]:
-    """The origin of the numbers, by column of the CSV."""
+    """The origin of the numbers, by column of the CSV. Hydra is imported here: a target needs none."""
+    from landmark.experiment.provenance import provenance
+
     found = provenance()
     versions = found["versions"]
     return {

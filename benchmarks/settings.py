@@ -4,16 +4,17 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
-from hydra import compose, initialize_config_dir
 from torch import Tensor
 
-from landmark.config import Config, register, to_config
 from landmark.models import Decoder, DecoderConfig
 from landmark.models.config import Landmarks
 from landmark.utils.locations import ROOT
+
+if TYPE_CHECKING:
+    from landmark.config import Config
 
 THREADS = int(os.environ.get("OMP_NUM_THREADS", "2"))
 BLOCK_SIZE = 50
@@ -75,8 +76,12 @@ def use_threads() -> None:
     torch.manual_seed(0)
 
 
-def composed(*overrides: str) -> Config:
-    """The configuration of `python run.py` with these overrides."""
+def composed(*overrides: str) -> "Config":
+    """The configuration of `python run.py` with these overrides. Hydra is imported here: timings need none."""
+    from hydra import compose, initialize_config_dir
+
+    from landmark.config import register, to_config
+
     register()
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         return to_config(compose("config", overrides=list(overrides)))

@@ -141,6 +141,9 @@ def landmark_attention(
     token controls, and the extra place. A window that starts on a landmark (phase = block_size) has an empty first
     block: the output of that landmark is 0.
 
+    Numbers must be finite. A NaN or ∞ reaches the outputs of all queries that see it, with every backend; it may reach
+    earlier queries and gradients of its window or document too, as in other fused kernels, because 0 · NaN is NaN.
+
     Raises ValueError for shapes that do not fit, a phase outside 0…block_size, an unknown backend, and for what the
     backend does not compute.
     """

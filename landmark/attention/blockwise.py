@@ -132,7 +132,6 @@ def _forward(part: Part, inputs: AttentionInputs, work: Workspace, out: Tensor, 
     exp2(score − shift), ∞ where tokens have no weight.
     """
     alignment, padded = part.alignment, Padded.of(part, inputs, inputs.extra, work)
-    v, added = _part_not_finite(padded.v, alignment)
     saved, padded_lse = [], work("lse", *padded.q.shape[:2])
     if (given := part.of(inputs.gates)) is not None:
         given = alignment.pad(given, work("gates", *padded.q.shape[:2], given.shape[-1]))
@@ -158,24 +157,11 @@ def _forward(part: Part, inputs: AttentionInputs, work: Workspace, out: Tensor, 
         shift = torch.where(outer > 0, shift + outer_lse[:, None], torch.inf)
         saved += [outer, shift]
         weights.mul_((outer / total)[:, :, None])
-        rows = product(weights.flatten(1, 2).mT, tile.keys(v), work("rows", *tile.queries(padded.q).shape))
-        rows = rows if added is None else rows + tile.queries(added)
+        rows = product(weights.flatten(1, 2).mT, tile.keys(padded.v), work("rows", *tile.queries(padded.q).shape))
         alignment.unpad(rows, out, tile.row)
         torch.div(outer_lse, LOG2_E, out=tile.queries(padded_lse))
     alignment.unpad(padded_lse, lse)
     return saved
-
-
-def _part_not_finite(v: Tensor, alignment: BlockAlignment) -> tuple[Tensor, Tensor | None]:
-    """Padded values with 0 for NaN and ∞, and what these add to the output of each query that sees them, (N, rows, d).
-
-    In a matrix product a NaN reaches rows in which its weight is 0 too, those of earlier queries. None: all are finite.
-    """
-    if bool(v.sum().isfinite()):
-        return v, None
-    is_landmark = torch.arange(v.shape[1], device=v.device) % alignment.width == alignment.width - 1
-    kept = v.isfinite() | is_landmark[:, None]
-    return v.nan_to_num(0.0, 0.0, 0.0), v.masked_fill(kept, 0.0).cumsum(1)[:, alignment.first * alignment.width :]
 
 
 class Kept(NamedTuple):

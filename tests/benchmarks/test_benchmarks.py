@@ -5,17 +5,15 @@ import math
 import subprocess
 import sys
 from pathlib import Path
-from unittest import mock
 
 import pytest
 import torch
 
 from benchmarks import __main__ as benchmarks
-from benchmarks import attention, exactness, gpu, parts
+from benchmarks import attention, exactness, parts
 from benchmarks.report import Target, compare
 from benchmarks.settings import Options
 from benchmarks.timing import Spread, interleave, ratios
-from landmark.attention import landmark_attention
 
 ROOT = Path(__file__).parents[2]
 RANKS = ROOT.parent / "shared" / "data" / "tokenizer" / "gpt2.tiktoken"
@@ -160,29 +158,6 @@ def test_an_unknown_part_is_refused(capsys):
     with pytest.raises(SystemExit):
         benchmarks.parse(["--only", "attention,speed"])
     assert "unknown part speed" in capsys.readouterr().err
-
-
-def test_the_benchmark_of_a_gpu_runs_where_kernels_are_interpreted(tmp_path):
-    assert gpu.main(["--quick", "--out", str(tmp_path)]) == 0
-    rows = read_rows(tmp_path)
-    assert {row["part"] for row in rows} == {"kernels", "decoding"}
-    assert {row["setting"].rpartition(", ")[2] for row in rows if row["part"] == "kernels"} == set(gpu.PASSES)
-    assert all(0 < float(row["value"]) < math.inf and 0 < float(row["ratio"]) < math.inf for row in rows)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_its_benchmark_says_so(capsys):
-    assert gpu.main([]) == 1
-    assert "torch sees no GPU" in capsys.readouterr().err
-
-
-def test_nothing_inexact_is_timed_on_a_gpu():
-    def wrong(q, k, v, layout, *, backend, **settings):
-        out, lse = landmark_attention(q, k, v, layout, backend=backend, **settings)
-        return out * (1.01 if backend == "triton" else 1), lse
-
-    with mock.patch.object(gpu, "landmark_attention", wrong), pytest.raises(exactness.Inexact, match="d=16, W=8"):
-        gpu.check(gpu.Shape(40, 16, 8, 1, gpu.QUICK))
 
 
 def test_a_wrapped_model_is_measured_beside_the_plain_one(tmp_path):

@@ -1,8 +1,9 @@
 """The backward pass of landmark attention as Triton kernels, for queries and for keys and values, or one for both.
 
-Both kernels of the pair compute the scores again, with P_ib = 2^(gate − lse); the mean D_ib of a block is a sum over
-its segment. The kernel for queries runs first. It writes the gradient of the context miss token's score, which the
-kernel for keys reads. No program adds to numbers that another one wrote, so results are the same every time.
+Before them a small kernel computes D_i. Both kernels of the pair compute the scores again, with P_ib = 2^(gate − lse);
+the mean D_ib of a block is a sum over its segment. The kernel for queries runs first. It writes the gradient of the
+context miss token's score, which the kernel for keys reads. No program adds to numbers that another one wrote, so
+results are the same every time.
 
 The kernel for keys alone can do it all (ALL): with the scores that it has it also adds to the gradient of the queries,
 in an order that differs from run to run. It takes five matrix products where the pair takes seven. README.md of
@@ -29,6 +30,32 @@ from landmark.attention.fused.tiles import (
     store_rows,
     wide_tiles,
 )
+
+
+@triton.jit(do_not_specialize=["rows", "tiles"])
+def backward_means(
+    Out, Do, DLse, Delta, DqSum,
+    o_b, o_h, o_t, o_d, do_b, do_h, do_t, do_d,
+    rows, heads, tiles, lse_scale,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, M: tl.constexpr, ALL: tl.constexpr,
+):  # fmt: skip
+    """D_i, the mean ⟨do, out⟩ of a query, less lse_scale times the gradient of its log-sum-exp, which has the weights
+    as derivative. ALL: writes 0 to DqSum. Programs are numbered along one axis, (batch · heads) · tiles.
+    """
+    program = tl.program_id(0).to(tl.int64)
+    tile, head, batch = program % tiles, program // tiles % heads, program // tiles // heads
+    offset = tl.arange(0, M)
+    row = tile * M + offset
+    row_ok = row < rows
+    out = load_rows(Out + batch * o_b + head * o_h, tile * M, offset, row_ok, o_t, o_d, D, BLOCK_D)
+    do = load_rows(Do + batch * do_b + head * do_h, tile * M, offset, row_ok, do_t, do_d, D, BLOCK_D)
+    of_head = (batch * heads + head) * rows
+    d_lse = tl.load(DLse + of_head + row, mask=row_ok, other=0.0)
+    delta = tl.sum(do.to(tl.float32) * out.to(tl.float32), axis=1) - lse_scale * d_lse
+    tl.store(Delta + of_head + row, delta, mask=row_ok)
+    if ALL:
+        nothing = tl.zeros((M, BLOCK_D), tl.float32)
+        store_rows(DqSum + of_head * D, tile * M, offset, row_ok, D, 1, nothing, D, BLOCK_D)
 
 
 @triton.jit

@@ -8,10 +8,14 @@ so that Python does not wait for the device. Fewer key/value heads than query he
 
 from __future__ import annotations
 
+# Kernels get their compile-time constants by name, and plain numbers for them.
+# pyright: reportCallIssue=false, reportArgumentType=false
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from landmark.attention.fused.tuning import DTYPES, can_launch, is_in_one, is_interpreted, launch
+from landmark.attention.fused.tuning import DTYPES, can_launch, is_in_one, is_interpreted, launch, on_device_of, padded
 from landmark.attention.inputs import AttentionInputs
 from landmark.utils.constants import LOG2_E
 
@@ -96,15 +100,15 @@ def _attention_backward(
     """
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     d_extra = torch.empty_like(lse if extra is not None else controlled_lse)
-    # D_i. The log-sum-exp has the weights as derivative, from which D_i is subtracted.
-    delta = (do.float() * out.float()).sum(-1) - d_lse * LOG2_E
     of_samples = _of_samples(lse, phase, starts, extra, controlled_lse, controlled)
     strides = (*q.stride(), *k.stride(), *v.stride(), *do.stride())
     shape = (*_shape(q, k, phase, controlled, prefix), scale * LOG2_E, scale)
     settings = {"block_size": block_size, "cmt": extra is not None, "alpha": alpha}
     settings["samples"] = None if starts is None else len(phase)
     in_one = is_in_one(q, block_size, cmt=extra is not None)
-    dq_sum = torch.zeros(q.shape, dtype=torch.float32, device=q.device) if in_one else delta
+    delta = torch.empty_like(lse)
+    dq_sum = torch.empty(q.shape, dtype=torch.float32, device=q.device) if in_one else delta
+    _means(out, do, d_lse.contiguous(), delta, dq_sum if in_one else None)
     if not in_one:
         tensors = (q, k, v, do, delta, lse, dq, d_extra, *of_samples)
         launch("backward_queries", *tensors, *strides, *dq.stride(), *shape, over=q, **settings)
@@ -114,6 +118,29 @@ def _attention_backward(
     if in_one:
         torch.mul(dq_sum, scale, out=dq)
     return dq, dk, dv, d_extra
+
+
+def _means(out: Tensor, do: Tensor, d_lse: Tensor, delta: Tensor, dq_sum: Tensor | None) -> None:
+    """Write D_i to delta (B, H, T), and zeros to dq_sum (B, H, T, d) if it is given: one kernel reads each number once.
+
+    out, do: (B, H, T, d). d_lse: (B, H, T), of the log-sum-exp in units of log 2. All but out and do are contiguous.
+    """
+    from landmark.attention.fused.backward import backward_means
+
+    (batch, heads, rows, _), options = out.shape, means_constants(out.shape[3])
+    tiles = -(-rows // options["M"])
+    with on_device_of(out):
+        backward_means[(batch * heads * tiles,)](
+            *(out, do, d_lse, delta, delta if dq_sum is None else dq_sum, *out.stride(), *do.stride()),
+            *(rows, heads, tiles, LOG2_E),
+            ALL=dq_sum is not None,
+            **options,
+        )
+
+
+def means_constants(dim: int) -> dict[str, Any]:
+    """Compile-time constants of that kernel. dim: d, numbers of a head."""
+    return {"D": dim, "BLOCK_D": padded(dim), "M": 32, "num_warps": 4, "num_stages": 1}
 
 
 @_attention_backward.register_fake

@@ -3,20 +3,25 @@
 The gate of a block is the score of its landmark. One softmax runs over the gates of the retrieved blocks and, without a
 context miss token, the log-sum-exp of local attention. The tokens of a block share the weight of its gate (paper,
 Section 3.2). The kernel rotates nothing: queries are already rotated for each lag, and keys by their offsets.
+
+A program goes over the blocks of its queries one after the other. Where a few queries read many blocks, most of a GPU
+would be idle: there several programs share them, and a second kernel merges what each has found.
 """
 
 from __future__ import annotations
 
 # Kernels get their compile-time constants by name, and plain numbers for them.
 # pyright: reportCallIssue=false, reportArgumentType=false
+import functools
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from landmark.attention.fused.tuning import on_device_of, padded
+from landmark.attention.fused.tuning import is_interpreted, on_device_of, padded
 
 QUERIES = 64  # of a tile, where queries share their blocks
+LEAST = 4  # blocks of a program: the kernel that merges takes as long as about so many
 
 
 def attend_to_retrieved_blocks(
@@ -33,6 +38,7 @@ def attend_to_retrieved_blocks(
     weight: Tensor | None = None,
     selected: Tensor | None = None,
     alpha: float = 0.0,
+    splits: int | None = None,
 ) -> Tensor:
     """Attention of queries to their retrieved blocks, merged with local attention.
 
@@ -51,10 +57,11 @@ def attend_to_retrieved_blocks(
         weight: (B, H, T), factor of the output; None: 1.
         selected: (B, H, T), bool, queries that retrieve; the output of others is 0. None: all retrieve.
         alpha: how much of the log-sum-exp of a block's scores is added to its gate.
+        splits: programs that share the blocks of a query; None: as many as fill the GPU.
 
     Returns (B, H, T, d).
     """
-    from landmark.attention.fused.retrieved_blocks_kernel import retrieved_blocks
+    from landmark.attention.fused.retrieved_blocks_kernel import merged_splits, retrieved_blocks
 
     lags, batch, queries, heads, dim = rotated_queries.shape
     rows_of_landmarks = landmarks.flatten(0, 2)
@@ -67,20 +74,46 @@ def attend_to_retrieved_blocks(
     selected = None if selected is None else selected.to(torch.int8).contiguous()
     options = constants(keys.shape[1], dim, rotated_queries.dtype, shared=shared)
     ages = ages if shared else ages.expand(-1, -1, queries, -1)
+    tiles = -(-queries // options["M"])
+    splits = splits or _splits(count, tiles * heads * batch, out.device)
+    parts = out if splits == 1 else out.new_empty(splits, *out.shape, dtype=torch.float32)
+    lse = parts if splits == 1 else parts.new_empty(parts.shape[:-1])
+    of_queries = out if weight is None else weight, out if selected is None else selected
+    fixed = {"WEIGHTED": weight is not None, "MASKED": selected is not None, "SPLITS": splits}
     with on_device_of(rotated_queries):
-        retrieved_blocks[(-(-queries // options["M"]), heads, batch)](
+        retrieved_blocks[(tiles * splits, heads, batch)](
             *(rotated_queries, keys, values, rows_of_landmarks, ages, ages if rows is None else rows),
-            *(local_out, local_lse, out if weight is None else weight, out if selected is None else selected, out),
+            *(local_out, local_lse, *of_queries, parts, lse),
             *(*rotated_queries.stride(), *keys.stride(), *values.stride(), *rows_of_landmarks.stride(), *ages.stride()),
             *(queries, heads, landmarks.shape[1], sets, count, added, landmarks.shape[2], lags, recent),
             LOCAL=local is not None,
-            WEIGHTED=weight is not None,
-            MASKED=selected is not None,
             IN_PLACE=rows is None,
             ALPHA=alpha,
+            **fixed,
             **options,
         )
+        if splits > 1:
+            of_merge, all_queries = merge_constants(dim), batch * heads * queries
+            grid = (-(-all_queries // of_merge["M"]),)
+            merged_splits[grid](parts, lse, *of_queries, out, all_queries, **fixed, **of_merge)
     return out
+
+
+def _splits(count: int, programs: int, device: torch.device) -> int:
+    """Programs that share `count` blocks where there are so many programs without that."""
+    if is_interpreted():
+        return 1
+    return max(1, min(count // LEAST, _processors(device) // programs))
+
+
+@functools.cache
+def _processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def merge_constants(dim: int) -> dict[str, Any]:
+    """Compile-time constants of the kernel that merges. dim: d, numbers of a head."""
+    return {"D": dim, "BLOCK_D": padded(dim), "M": 4, "num_warps": 4, "num_stages": 1}
 
 
 def constants(block_size: int, dim: int, dtype: torch.dtype, *, shared: bool) -> dict[str, Any]:

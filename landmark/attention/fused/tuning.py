@@ -47,6 +47,12 @@ WITH_CONTEXT_MISS = {
     ("backward_keys", 90): (64, 8, 1, 1),
     ("backward_queries", 80): (64, 8, 1, 1),
 }
+WITH_LONG_BLOCKS = {  # of more than 64 positions, with narrow heads
+    **dict.fromkeys([("forward", 90), ("forward", 80)], (64, 8, 2, 1)),
+    **dict.fromkeys([("backward_keys", 90), ("backward_queries", 80)], (32, 8, 1, 1)),
+    **dict.fromkeys([("backward", 90), ("backward", 80)], (32, 8, 1, 1)),
+}
+WITH_MUCH = {("backward_keys", 90): (64, 8, 1, 1)}  # with wide heads, or with long blocks: of half the queries
 
 
 @dataclass(frozen=True)
@@ -88,7 +94,7 @@ def choices(kernel: str, block_size: int, dim: int, element_size: int, gpu: Gpu,
     A tile has about 64 keys, or more where a block is longer. Wider heads and longer blocks get fewer queries, so do
     GPUs with less shared memory. Registers that the defaults spill: benchmarks/results/ahead-of-time.md. Empty: the
     kernel cannot be launched. "backward" does not know the context miss token, and spills registers in float32
-    and with wider tiles.
+    and where tiles hold more.
 
     Args:
         kernel: of `KERNELS`.
@@ -105,14 +111,17 @@ def choices(kernel: str, block_size: int, dim: int, element_size: int, gpu: Gpu,
         return ()
     found = []
     family = 90 if 90 <= gpu.capability < 120 else 80  # GPUs with as much shared memory as sm_90
-    tried = CHOICES[kernel, family] if element_size == 2 else IN_FLOAT32
-    narrow = WITH_NARROW_HEADS if padded(dim) <= NARROW_HEADS else {}
-    preferred = (WITH_CONTEXT_MISS if cmt else narrow).get((kernel, family))
-    tried = sorted(tried, key=lambda choice: choice != preferred)
-    for queries, warps, stages, times in tried:
+    narrow = {} if padded(dim) > NARROW_HEADS else WITH_LONG_BLOCKS if segment > 64 else WITH_NARROW_HEADS
+    preferred = (WITH_MUCH if load > 1 else WITH_CONTEXT_MISS if cmt else narrow).get((kernel, family))
+    tried = IN_FLOAT32
+    if element_size == 2:
+        tried = CHOICES[kernel, family]
+        tried = tried if preferred is None else [preferred, *(each for each in tried if each != preferred)]
+    for number, (queries, warps, stages, times) in enumerate(tried):
         queries = max(16, queries // max(1, load))
         wide = group * (times if load <= 1 else 1)
-        chosen = Tiles(queries, group, wide, segment, warps, stages if load <= 1 else 1, lean=family == 90)
+        lean = family == 90 and not (kernel == "backward_keys" and load > 1 and number == 0)
+        chosen = Tiles(queries, group, wide, segment, warps, stages if load <= 1 else 1, lean)
         while chosen.queries > 16 and shared_memory(kernel, chosen, dim, element_size) > gpu.shared_memory:
             chosen = replace(chosen, queries=chosen.queries // 2)
         if chosen not in found and shared_memory(kernel, chosen, dim, element_size) <= gpu.shared_memory:
@@ -134,7 +143,8 @@ def shared_memory(kernel: str, tiles: Tiles, dim: int, element_size: int) -> int
     scores = tiles.queries * columns * element_size
     if is_over_keys(kernel):
         scores *= element_size // 2
-        return (3 if kernel == "backward" else 2) * keys + 2 * tiles.stages * queries + scores + 1024
+        buffers = tiles.stages + (element_size == 2 and not tiles.lean)
+        return (3 if kernel == "backward" else 2) * keys + 2 * buffers * queries + scores + 1024
     return 2 * tiles.stages * keys + max(queries * (1 if kernel == "forward" else 2), scores) + 1024
 
 
@@ -244,7 +254,7 @@ def launch(
         if torch.are_deterministic_algorithms_enabled() or is_interpreted() or batch * heads * rows < WORTH_TUNING:
             compiled_by_triton(kernel)[grid](*arguments, **fixed, **as_options(kernel, tried[0]))
         else:
-            _tuned(kernel, tried)[grid](*arguments, **fixed)
+            tuned(kernel, tried)[grid](*arguments, **fixed)
 
 
 def compiled_by_triton(kernel: str) -> Any:
@@ -268,7 +278,7 @@ def as_options(kernel: str, chosen: Tiles) -> dict[str, int]:
 
 
 @functools.cache
-def _tuned(kernel: str, tried: Sequence[Tiles]):
+def tuned(kernel: str, tried: Sequence[Tiles]):
     """The kernel, with tiles that Triton measures once for each type and set of compile-time constants."""
     import triton
 

@@ -167,6 +167,7 @@ def test_blocks_that_no_tile_holds_are_refused():
 def test_deterministic_algorithms_take_the_pair_of_kernels(monkeypatch):
     launched = []
     monkeypatch.setattr(operators, "launch", lambda kernel, *_, **__: launched.append(kernel))
+    monkeypatch.setattr(operators, "_means", lambda *_: None)
     for deterministic in (False, True):
         torch.use_deterministic_algorithms(deterministic)
         try:
@@ -323,7 +324,7 @@ def test_no_choice_exceeds_the_shared_memory_of_a_gpu():
     ("arch", "cases"),
     [
         ("sm_80", ["128 50 joint", "64 63 cmt", "64 63 packed"]),
-        ("sm_90", ["64 50", "128 63", "128 63 float32", "128 50 cmt packed"]),
+        ("sm_90", ["64 50", "128 63", "128 63 float32", "128 50 cmt packed", "128 127", "256 63"]),
     ],
 )
 def test_no_register_is_spilled_and_shared_memory_suffices(arch, cases):
@@ -339,7 +340,9 @@ def test_no_register_is_spilled_and_shared_memory_suffices(arch, cases):
             assert used["stack"] <= (272 if "float32" in case else spilled), (case, kernel, used)
             assert used["shared"] <= used["allowed"], (case, kernel, used)
             by_groups = arch == "sm_90" and "float32" not in case and "top_k" not in kernel
-            no_products = kernel.endswith(("shared=False", "rows=1"))
+            if case in ("128 127", "256 63"):  # these have fewer queries than a group of warps multiplies
+                by_groups = kernel in ("forward", "backward_queries")
+            no_products = kernel.endswith(("shared=False", "rows=1", "means", "splits"))
             assert (used["by_warps"] == 0) == (by_groups or no_products), (case, kernel, used)
 
 

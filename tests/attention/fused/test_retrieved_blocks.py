@@ -20,6 +20,7 @@ SHAPES = all_pairs(
         "count": [1, 4],
         **{name: [False, True] for name in ("stingy", "in_place", "shared", "local", "weighted", "masked")},
         "alpha": [0.0, 0.5, 1.0],
+        "splits": [1, 2, 3],
     }
 )
 
@@ -54,7 +55,7 @@ def inputs(shape, dtype):
     optional["weight"] = weight if shape["weighted"] else None
     selected = torch.rand(batch, heads, queries, generator=generator) < 0.7
     optional["selected"] = selected if shape["masked"] else None
-    optional["alpha"] = shape.get("alpha", 0.0)
+    optional |= {"alpha": shape.get("alpha", 0.0), "splits": shape.get("splits")}
     return arguments, optional
 
 
@@ -65,7 +66,7 @@ def places(ages, heads, kv_heads, capacity, added):
     return (batch * kv_heads + head * kv_heads // heads) * capacity + (added - ages) % capacity
 
 
-def written_out(arguments, added, recent, rows, local, weight, selected, alpha):
+def written_out(arguments, added, recent, rows, local, weight, selected, alpha, splits):
     rotated, keys, values, landmarks, ages = arguments
     lags, batch, queries, heads, dim = rotated.shape
     here = places(ages, heads, *landmarks.shape[1:3], added)

@@ -1,0 +1,201 @@
+"""Timings of the attention of training windows beside published kernels, of FlexAttention, and of retrieved blocks."""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend
+
+from benchmarks.gpu.checks import against_exact, line
+from benchmarks.gpu.journal import Line
+from benchmarks.gpu.shapes import Attention, Scale, Shape, causal, deterministic, flex, landmark
+from benchmarks.gpu.timing import lines, timed
+from benchmarks.gpu.work import summary
+from benchmarks.report import Target
+from landmark.attention import Window, landmark_attention
+from landmark.attention.fused import tuning
+from landmark.attention.fused.retrieved_blocks import attend_to_retrieved_blocks
+
+OURS, PAIR = "landmark", "landmark, deterministic"
+FLASH, CUDNN, FLEX = "flash SDPA", "cuDNN SDPA", "FlexAttention"
+GATHER = "attn-gym's gather_attn"
+PASSES = {"forward": 2, "backward": 5, "both": 7}  # matrix products of flash attention
+TARGETS = {64: Target("≤", 1.15), 51: Target("≤", 1.3)}  # of forward and backward together from T=4096 up, by W
+LAST = 128  # queries whose numbers are checked before all are timed
+
+
+def beside_flash(length: int, dim: int, width: int, group: int, scale: Scale) -> Iterator[Line]:
+    """Windows with tiles that the tuner chooses, whose last queries and keys are checked first."""
+    shape = Shape.timed(scale, length, dim, width, group)
+    inputs, grad = shape.inputs(scale, scale.half)
+    flash = SDPBackend.FLASH_ATTENTION if scale.is_gpu else None
+    attends = {FLASH: causal(flash, group), OURS: landmark(shape, scale.device)}
+    if scale.is_gpu:
+        attends[CUDNN] = causal(SDPBackend.CUDNN_ATTENTION, group)
+    exact = line("the last queries and keys", lambda: _last(shape, inputs, grad))
+    yield {**exact, "tiles": chosen_tiles(shape, scale)}
+    if not exact["ok"]:  # nothing inexact is timed
+        return
+    yield from _compared(shape, attends, inputs, grad, scale, with_pair=True)
+
+
+def flex_attention(length: int, dim: int, width: int, scale: Scale) -> Iterator[Line]:
+    shape = Shape.timed(scale, length, dim, width)
+    inputs, grad = shape.inputs(scale, scale.half)
+    attends = {OURS: landmark(shape, scale.device), FLEX: flex(shape, inputs[0])}
+    yield from _compared(shape, attends, inputs, grad, scale, against=OURS)
+
+
+def _compared(
+    shape: Shape,
+    attends: dict[str, Attention],
+    inputs: Sequence[Tensor],
+    grad: Tensor,
+    scale: Scale,
+    against: str = FLASH,
+    with_pair: bool = False,
+) -> Iterator[Line]:
+    steps = {name: _passes(attend, inputs, grad) for name, attend in attends.items()}
+    if with_pair:
+        steps[PAIR] = {what: _deterministic(run) for what, run in _passes(attends[OURS], inputs, grad).items()}
+    for name in [name for name in steps if name not in (OURS, against)]:
+        try:
+            for run in steps[name].values():
+                run()
+        except RuntimeError as error:  # a kernel that is missing here, or out of memory
+            del steps[name]
+            yield {"kind": "note", "setting": str(shape), "measured": name, "left_out": summary(error)}
+    for what, products in PASSES.items():
+        times = timed({name: step[what] for name, step in steps.items()}, scale)
+        target = TARGETS.get(shape.width) if what == "both" and shape.length >= 4096 and against == FLASH else None
+        targets = None if target is None else {OURS: target}
+        for found in lines(f"{shape}, {what}", times, against, targets):
+            yield {**found, "tflops": round(shape.operations(products) / found["device_ms"][0] / 1e9, 2)}
+
+
+def _passes(attend: Attention, inputs: Sequence[Tensor], grad: Tensor) -> dict[str, Callable[[], object]]:
+    out: list[Tensor] = []
+
+    def forward() -> Tensor:
+        with torch.no_grad():
+            return attend(*inputs)
+
+    def backward() -> object:
+        if not out:
+            out.append(attend(*inputs))
+        return torch.autograd.grad(out[0], inputs, grad, retain_graph=True)
+
+    return {
+        "forward": forward,
+        "backward": backward,
+        "both": lambda: torch.autograd.grad(attend(*inputs), inputs, grad),
+    }
+
+
+def _deterministic(run: Callable[[], object]) -> Callable[[], object]:
+    def done() -> object:
+        with deterministic():
+            return run()
+
+    return done
+
+
+def _last(shape: Shape, inputs: Sequence[Tensor], grad: Tensor) -> Line:
+    """What the last queries get, and the gradients of the last keys, which no earlier query sees, for one key head."""
+    count = min(LAST, shape.length)
+    out = landmark(shape, inputs[0].device.type)(*inputs)
+    ours = [out, *torch.autograd.grad(out, inputs, grad)]
+    end, window = slice(shape.length - count, None), Window(shape.width - 1, shape.phase[:1], shape.length - count)
+
+    def expected(backend: str, dtype: torch.dtype) -> list[Tensor]:
+        q, k, v = (x.detach()[:1, : shape.group if x is inputs[0] else 1].to(dtype) for x in inputs)
+        leaves = [x.requires_grad_() for x in (q[:, :, end], k, v)]
+        attended, _ = landmark_attention(leaves[0], leaves[1], leaves[2], window, backend=backend)
+        dq, dk, dv = torch.autograd.grad(attended, leaves, grad[:1, : shape.group, end].to(dtype))
+        return [attended.detach(), dq, dk[:, :, end], dv[:, :, end]]
+
+    heads = shape.group, shape.group, 1, 1
+    mine = [x.detach()[:1, :n, end] for x, n in zip(ours, heads, strict=True)]
+    plain, exact = expected("reference", inputs[0].dtype), expected("reference", torch.float64)
+    return against_exact(mine, plain, exact, ("out", "dq", "dk", "dv"))
+
+
+def chosen_tiles(shape: Shape, scale: Scale) -> dict[str, str]:
+    """The tiles that the tuner has chosen, by kernel."""
+    gpu, found = tuning.gpu_of(torch.device(scale.device)), {}
+    for kernel in ("forward", "backward"):
+        tried = tuning.choices(kernel, shape.width - 1, shape.dim, scale.half.itemsize, gpu, False)
+        best = getattr(tuning.tuned(kernel, tried), "best_config", None)
+        found[kernel] = "default" if best is None else str(best)
+    return found
+
+
+class Retrieval:
+    """Queries that read k blocks of a store, shared by all heads, each query its own.
+
+    queries: T. blocks: of the store. block_size: ℓ.
+    """
+
+    def __init__(self, scale: Scale, heads: int, queries: int, blocks: int, block_size: int, k: int):
+        dim, made = scale.dims[-1], torch.Generator(scale.device).manual_seed(0)
+
+        def normal(*size: int) -> Tensor:
+            return torch.randn(*size, generator=made, device=scale.device).to(scale.half)
+
+        self.q, self.local = normal(1, heads, queries, dim), normal(1, heads, queries, dim)
+        self.keys, self.values = (normal(heads * blocks, block_size, dim) for _ in range(2))
+        self.landmarks = normal(1, heads, blocks, dim).float()
+        order = torch.rand(1, 1, queries, blocks, generator=made, device=scale.device).argsort(-1)
+        self.ages = 1 + order[..., :k].sort(-1, descending=True).values
+        self.rotated = self.q.permute(0, 2, 1, 3)[None].contiguous() * dim**-0.5
+        self.blocks = blocks
+
+    def read(self, splits: int | None = None) -> Tensor:
+        """splits: as of `attend_to_retrieved_blocks`."""
+        tensors = self.rotated, self.keys, self.values, self.landmarks, self.ages
+        lse = self.local[..., 0].float()
+        of_store = {"added": self.blocks, "recent": 0, "splits": splits}
+        return attend_to_retrieved_blocks(*tensors, **of_store, local=(self.local, lse))
+
+    def gathered(self, gather_attn: Callable[..., Tensor]) -> Callable[[], Tensor]:
+        """attn-gym's function of the same blocks, as tokens; keys are values too, so it reads half the bytes."""
+        offsets = torch.arange(self.keys.shape[1], device=self.q.device)
+        places = (self.blocks - self.ages[0, 0])[..., None] * len(offsets) + offsets
+        pool = self.keys.view(1, self.q.shape[1], -1, self.q.shape[3])
+        return lambda: gather_attn(self.q, self.local, pool, places.flatten(1)[None].int(), sliding_window_size=1)
+
+
+def retrieved_blocks(queries: int, blocks: int, block_size: int, k: int, scale: Scale) -> Iterator[Line]:
+    """A chunk beside attn-gym."""
+    heads = max(1, scale.width // scale.dims[-1])
+    reading = Retrieval(scale, heads, queries, blocks, block_size, k)
+    functions: dict[str, Callable[[], object]] = {OURS: reading.read}
+    setting = f"{queries} queries of {heads} heads, {k} of {blocks} blocks of {block_size}"
+    try:
+        from attn_gym.sparse import gather_attn  # pyright: ignore[reportMissingImports]
+
+        functions[GATHER] = reading.gathered(gather_attn)
+        functions[GATHER]()
+    except Exception as error:  # not installed, or not for this GPU
+        functions.pop(GATHER, None)
+        yield {"kind": "note", "setting": setting, "measured": GATHER, "left_out": summary(error)}
+    yield from lines(setting, timed(functions, scale), GATHER if GATHER in functions else OURS)
+
+
+def shared_blocks(blocks: int, block_size: int, counts: Sequence[int], scale: Scale) -> Iterator[Line]:
+    """One query of up to 8 heads whose blocks are shared by several programs: the numbers, and how long they take."""
+    heads = min(8, scale.check_heads)
+    for k in counts:
+        reading = Retrieval(scale, heads, 1, blocks, block_size, k)
+        setting = f"one query, {heads} heads, {k} of {blocks} blocks"
+        functions: dict[str, Callable[[], object]] = {"1 program": partial(reading.read, 1)}
+        for splits in (each for each in (2, 4, 8, 16) if each <= k // 2):
+            functions[f"{splits} programs"] = partial(reading.read, splits)
+            yield line(f"{setting}, {splits} programs as one", partial(_as_one, reading, splits))
+        yield from lines(setting, timed(functions, scale), "1 program")
+
+
+def _as_one(reading: Retrieval, splits: int) -> Line:
+    one = reading.read(1)
+    return against_exact([reading.read(splits)], [one], [one.double()], ("out",))

@@ -14,6 +14,7 @@ arXiv 2004.12832) sums highest scores instead.
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import math
@@ -38,6 +39,7 @@ from landmark.memory.store.tiers import DeviceBlocks
 from landmark.utils.errors import UserError
 from landmark.utils.files import write_atomic
 from landmark.utils.hashes import check_once
+from landmark.utils.leftovers import delete_leftovers
 from landmark.utils.weights import weights_digest
 
 if TYPE_CHECKING:
@@ -129,7 +131,8 @@ class Retriever:
         text = "\n".join(json.dumps(asdict(block), ensure_ascii=False) for block in self.blocks)
         content = torch.frombuffer(bytearray(text.encode() or b"\n"), dtype=torch.uint8)
         tensors = {f"layer.{layer}": x.contiguous() for layer, x in self._keys.items()}
-        tensors = {"blocks": content, **tensors}
+        tensors, path = {"blocks": content, **tensors}, Path(path)
+        delete_leftovers(path.parent.glob(f".{glob.escape(path.name)}.*.tmp"))
         write_atomic(path, save_tensors(tensors, self._identity() | {"sha256": _sha256(tensors)}))
 
     def load(self, path: str | Path) -> None:

@@ -26,7 +26,7 @@ from landmark.retriever import Retriever
 from landmark.utils.metrics_csv import read_metrics
 from tests.configurations import decoder_config
 from tests.memory.reading import feed, new_memory, texts
-from tests.training.training_case import make_config, run
+from tests.training.training_case import make_config, make_corpus, run
 from tests.workplace import write_books
 
 CHANGES = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.link", "os.symlink")
@@ -34,7 +34,8 @@ NAMES_ALONE = (".ckpt", ".csv", ".json", ".sha256")  # their content has times
 
 
 def train(folder: Path) -> None:
-    run(make_config("transformer", steps=12, checkpoint_every=4), folder)
+    sweep(Records(folder), [])
+    run(make_config("transformer", steps=12, checkpoint_every=4), folder / "runs")
 
 
 def save_memory(folder: Path) -> None:
@@ -64,6 +65,7 @@ def prepare_corpus(folder: Path) -> None:
     if not (folder.parent / "books").exists():
         (folder.parent / "books").mkdir()
         write_books(folder.parent / "books")
+    sweep(Records(folder), [folder / "data"])
     prepare("pg19", load_tokenizer("bytes"), folder / "data", path=folder.parent / "books", progress=False)
 
 
@@ -87,6 +89,8 @@ def killed_at(work: Callable[[Path], None], folder: Path, number: int | None) ->
     Returns the signal or exit code that ended it, and the changes that it made.
     """
     folder.mkdir(exist_ok=True)
+    if work is train:
+        make_corpus(folder / "runs" / "data")
     reading, writing = os.pipe()
     if (child := os.fork()) == 0:
         code = 1

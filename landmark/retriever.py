@@ -14,6 +14,8 @@ arXiv 2004.12832) sums highest scores instead.
 
 from __future__ import annotations
 
+import glob
+import hashlib
 import json
 import math
 from collections import Counter, defaultdict
@@ -36,6 +38,8 @@ from landmark.memory.select.scores import scored_at_once
 from landmark.memory.store.tiers import DeviceBlocks
 from landmark.utils.errors import UserError
 from landmark.utils.files import write_atomic
+from landmark.utils.hashes import check_once
+from landmark.utils.leftovers import delete_leftovers
 from landmark.utils.weights import weights_digest
 
 if TYPE_CHECKING:
@@ -127,7 +131,9 @@ class Retriever:
         text = "\n".join(json.dumps(asdict(block), ensure_ascii=False) for block in self.blocks)
         content = torch.frombuffer(bytearray(text.encode() or b"\n"), dtype=torch.uint8)
         tensors = {f"layer.{layer}": x.contiguous() for layer, x in self._keys.items()}
-        write_atomic(path, save_tensors({"blocks": content, **tensors}, self._identity()))
+        tensors, path = {"blocks": content, **tensors}, Path(path)
+        delete_leftovers(path.parent.glob(f".{glob.escape(path.name)}.*.tmp"))
+        write_atomic(path, save_tensors(tensors, self._identity() | {"sha256": _sha256(tensors)}))
 
     def load(self, path: str | Path) -> None:
         """Replace the index by a saved one.
@@ -136,14 +142,19 @@ class Retriever:
         another model, tokenizer, block size or scorer.
         """
         try:
-            with safe_open(path, "pt", device=str(self._device)) as file:
+            with safe_open(path, "pt") as file:
                 found = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
-            lines = bytes(tensors.pop("blocks").cpu().numpy()).decode().split("\n")
+            expected = found.get("sha256")  # indices of early versions have none
+            is_whole = lambda _: expected in (None, _sha256(tensors))  # noqa: E731
+            check_once(Path(path), is_whole, "the one in it", "index the documents anew")
+            lines = bytes(tensors.pop("blocks").numpy()).decode().split("\n")
             blocks = [Block(**json.loads(line)) for line in lines if line]
-            keys = {int(name.removeprefix("layer.")): x for name, x in tensors.items()}
+            keys = {int(name.removeprefix("layer.")): x.to(self._device, copy=True) for name, x in tensors.items()}
             if any(x.shape[1] != len(blocks) for x in keys.values()) or (blocks and not keys):
                 raise ValueError("blocks are missing")
+        except UserError:
+            raise
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
             raise UserError(f"{path}: no index, or a damaged one ({' '.join(str(error).split())[:200]})") from error
         for name, value in self._identity().items():
@@ -280,6 +291,15 @@ class _QueryRecorder(Memory):
         assert isinstance(store.blocks, DeviceBlocks)
         every = store.landmarks[..., None, :] if scorer == "landmark" else store.blocks.keys
         return every[:, :, : len(store)]
+
+
+def _sha256(tensors: Mapping[str, Tensor]) -> str:
+    """Of names, types, shapes and values."""
+    digest = hashlib.sha256()
+    for name, x in sorted(tensors.items()):
+        digest.update(f"{name} {x.dtype} {tuple(x.shape)}\n".encode())
+        digest.update(x.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _mean_log_softmax(queries: Tensor, keys: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Bad settings and damaged files, drawn at random: none may end in a traceback.
 
-python -m tests.faults COUNT     # tries so many of each, and prints those that do
+python -m tests.faults COUNT [SEED]     # tries so many of each, and prints those that do
 """
 
 import json
@@ -113,8 +113,8 @@ def faults_of_files(work: Workplace, draw: random.Random, count: int) -> dict[st
     return found
 
 
-def main(count: int) -> None:
-    folder, draw = Path(tempfile.mkdtemp()), random.Random()
+def main(count: int, seed: int) -> None:
+    folder, draw = Path(tempfile.mkdtemp()), random.Random(seed)
     books = folder / "books"
     books.mkdir()
     with pytest.MonkeyPatch.context() as patch:
@@ -123,8 +123,8 @@ def main(count: int) -> None:
         found = faults_of_files(work, draw, count) | faults_of_settings(work, draw, count)
     for case, trace in found.items():
         print(f"=== {case}\n{trace}")
-    print(f"{len(found)} of {2 * count} ended in a traceback")
+    print(f"{len(found)} of {2 * count} ended in a traceback; seed {seed}")
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), int(sys.argv[2]) if sys.argv[2:] else random.randrange(10**6))

@@ -16,6 +16,7 @@ from landmark.models import Decoder
 from landmark.retriever import WINDOW, Retriever, split_into_blocks
 from landmark.utils.errors import UserError
 from tests.configurations import decoder_config
+from tests.flips import flipped
 
 TOKENIZER = load_tokenizer("bytes")
 BLOCK = 8
@@ -206,6 +207,22 @@ def test_an_index_comes_back_from_disk(model, tmp_path, scorer):
     again.save(tmp_path / "index")
     retriever.load(tmp_path / "index")
     assert "birds" not in retriever.names
+
+
+def test_any_flipped_bit_of_an_index_is_noticed(model, tmp_path):
+    """But one in the name of its hash, without which it is one of an early version: it is as it was."""
+    retriever = Retriever(model, TOKENIZER)
+    retriever.index(TEXTS)
+    retriever.save(tmp_path / "index")
+    (tmp_path / "copies").mkdir()
+    found, noticed = retriever.scores("heron"), 0
+    for path in flipped(tmp_path / "index", tmp_path / "copies", count=24):
+        try:
+            retriever.load(path)
+        except UserError:
+            noticed += 1
+    assert torch.equal(retriever.scores("heron"), found)
+    assert noticed >= 20
 
 
 def test_an_index_that_does_not_fit_is_refused(model, tmp_path):

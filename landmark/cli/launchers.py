@@ -4,6 +4,7 @@ They complete the plugins' own schemas under the plugins' names: Hydra warns of 
 """
 
 import importlib.util
+import multiprocessing
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 from omegaconf import OmegaConf
 
+from landmark.experiment.processes import die_with_parent
 from landmark.utils.errors import UserError
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -50,6 +52,12 @@ def check(arguments: Sequence[str]) -> None:
         key, _, name = argument.partition("=")
         if key == "hydra/launcher" and name in _PACKAGES and importlib.util.find_spec(_PACKAGES[name]) is None:
             raise UserError(f"{argument}: is not installed, pip install '.[launchers]' installs it")
+
+
+def end_with_parent() -> None:
+    """Have a worker of joblib's end where the command does, even by a signal: it would go on with its job, alone."""
+    if multiprocessing.current_process().name != "MainProcess":
+        die_with_parent()
 
 
 def is_lost(error: Exception) -> bool:

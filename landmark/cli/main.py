@@ -68,7 +68,8 @@ def start(arguments: list[str]) -> None:
 def launch(composed: DictConfig) -> None:
     """One job. The errors of a sweep's jobs are listed at its end."""
     safety.guard()  # of the processes of a launcher
-    with raised() if is_one_of_several() else reported(), joined(train_as_told) as works:
+    launchers.end_with_parent()
+    with raised() if is_one_of_several() else reported(), joined(train_as_told, composed.trainer.patience) as works:
         if works:
             run(to_config(composed), list(HydraConfig.get().overrides.task))
 

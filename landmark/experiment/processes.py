@@ -18,7 +18,7 @@ from types import FrameType
 from landmark.utils.errors import UserError
 from landmark.utils.files import read_json, write_json
 from landmark.utils.hardware import cores
-from landmark.utils.team import leave
+from landmark.utils.team import Lost, leave, lost_in_one_line
 
 FAILURE = "failure.json"  # in the run's folder: the error that ended its training
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
@@ -66,7 +66,11 @@ def errors_left_in(folder: Path) -> Iterator[None]:
     die_with_parent()
     atexit.register(leave)
     try:
-        yield
+        with lost_in_one_line():
+            yield
+    except Lost as error:  # not the first error
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
     except UserError as error:
         write_json(folder / FAILURE, str(error))
         sys.exit(2)

@@ -17,14 +17,19 @@ def sweep(records: Records, caches: Iterable[str | Path]) -> None:
     """Delete the leftovers of killed processes.
 
     1. Temporary files that no process is writing.
-    2. Checkpoints of runs that are trained, have their record, and are not locked.
-    3. Parts of corpora that are prepared.
+    2. Notes of attempts that left their record.
+    3. Checkpoints of runs that are trained, have their record, and are not locked.
+    4. Parts of corpora that are prepared.
 
     records: of the output folder. caches: folders of prepared corpora.
     """
     for place in _PLACES:
         for folder in records.output.glob(place) if place else (records.output,):
             delete_leftovers(folder.glob(TEMPORARY))
+    for note in (records.output / "attempts").glob("*.json"):
+        kind, _, identity = note.stem.partition("-")
+        if kind in ("runs", "rows") and records.path(kind, identity).exists():
+            note.unlink(missing_ok=True)
     for checkpoints in (records.output / "runs").glob("*/checkpoints"):
         folder = checkpoints.parent
         identity = folder.name.rpartition("-")[2]
@@ -33,6 +38,7 @@ def sweep(records: Records, caches: Iterable[str | Path]) -> None:
                 if is_ours:
                     shutil.rmtree(checkpoints)
     for cache in {Path(each).expanduser().absolute() for each in caches}:
+        delete_leftovers(cache.glob(f"*/{TEMPORARY}"))
         for partial in cache.glob(".*.partial-*"):
             name = partial.name[1:].rpartition(".partial-")[0]
             if (cache / name / "manifest.json").exists():  # other processes see it too, and need no parts any more

@@ -15,44 +15,52 @@ from datetime import timedelta
 from typing import Any
 
 from landmark.config import Config
+from landmark.config.ranges import MOST_PATIENCE
 from landmark.utils.errors import UserError
-from landmark.utils.team import Team, first_says, leave, started_together
+from landmark.utils.presence import Presence, is_reached, shown, within
+from landmark.utils.team import Team, first_says, leave, lost_in_one_line, started_together
 
-_PATIENCE = timedelta(days=30)  # of the others, while the first evaluates
+_LONG = timedelta(days=30)  # that the others wait while the first prepares and evaluates, if it gives signs of life
+_telling: Any = None  # the processes, as a group in which operations may take that long
 
 
 @contextmanager
-def joined(follow: Callable[[Any], object]) -> Iterator[bool]:
+def joined(follow: Callable[[Any], object], minutes: float) -> Iterator[bool]:
     """Whether this process has to work. Before it is told so, one that is not the first trains as the first tells it.
 
-    follow: called with what `tell` was called with in the first process. Raises UserError where srun's settings do not
-    say which processes belong together.
+    Args:
+        follow: called with what `tell` was called with in the first process.
+        minutes: that a process waits for one that does not come, or gives no sign of life.
+
+    Raises UserError where srun's settings do not say which processes belong together, where one of them does not come,
+    and where the connection with one is lost.
     """
     team = started_together()
     if team is None:
         yield True
         return
-    _join(team)
-    if team.rank > 0:
-        while (told := _hear()) is not None:
-            follow(told)
-        yield False
-        return
-    yield True
-    tell(None)  # not after an error: the others, which may be in a training, are ended by what started them
+    join(team, minutes)
+    with lost_in_one_line():
+        if team.rank > 0:
+            while (told := _hear()) is not None:
+                follow(told)
+            yield False
+            return
+        yield True
+        tell(None)  # not after an error: the others, which may be in a training, are ended by what started them
 
 
 def _hear() -> Any:
     """What the first process tells this one. Exits with code 2 where the first ended: it has said why."""
     try:
-        return first_says(lambda: None)
-    except RuntimeError:  # of Gloo and NCCL, whose connection is closed
+        return first_says(lambda: None, _telling)
+    except RuntimeError:  # of Gloo, whose connection is closed
         sys.exit(2)
 
 
 def tell(what: Any) -> None:
     """In the first process: tell the others what to train; None: nothing more."""
-    first_says(lambda: what)
+    first_says(lambda: what, _telling)
 
 
 def for_team(config: Config, team: Team) -> Config:
@@ -69,8 +77,13 @@ def for_team(config: Config, team: Team) -> Config:
     return replace(config, trainer=replace(config.trainer, devices=team.local_size, num_nodes=team.machines))
 
 
-def _join(team: Team) -> None:
-    """Connect this process with the others, in the place that Lightning's environments name."""
+def join(team: Team, minutes: float) -> None:
+    """Connect this process with the others, in the place that Lightning's environments name.
+
+    minutes: that it waits for them to come, and for a sign of life later; an operation with all may take twice as long.
+    Raises UserError as `joined` does.
+    """
+    global _telling
     import torch
     import torch.distributed as dist
     from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
@@ -84,6 +97,44 @@ def _join(team: Team) -> None:
         raise UserError(f"srun: {' '.join(str(error).split())}") from error
     os.environ |= {"MASTER_ADDR": environment.main_address, "MASTER_PORT": str(environment.main_port)}
     os.environ["RANK"] = str(team.rank)  # srun does not set it
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend, rank=team.rank, world_size=team.size, timeout=_PATIENCE)
-    atexit.register(leave)  # not at the end of `joined`: a later job of this command line uses the same connections
+    patience = 60 * (minutes if 0 < minutes <= MOST_PATIENCE else 1)  # the first process refuses any other
+    place = f"{environment.main_address}:{environment.main_port}"
+    with (
+        lost_in_one_line(),
+        within(2.5 * patience, f"one of {team.size} processes, all of which must come to {place},"),
+    ):
+        store = _store(team, environment.main_address, environment.main_port, patience)
+        presence = Presence(store, team, patience)
+        presence.join()
+        presence.watch()
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        group = {"rank": team.rank, "world_size": team.size, "timeout": timedelta(seconds=2 * patience)}
+        dist.init_process_group(backend, store=store, **group)
+        _telling = dist.new_group(backend="gloo", timeout=_LONG)
+    atexit.register(_leave, presence)  # not in `joined`: a later job of this command line uses the same connections
+
+
+def _leave(presence: Presence) -> None:
+    global _telling
+    presence.leave()
+    _telling = None
+    leave()
+
+
+def _store(team: Team, address: str, port: int, patience: float) -> Any:
+    """The store that torchrun keeps, or the first process. Raises UserError where it cannot be reached, or kept."""
+    import torch.distributed
+
+    dist: Any = torch.distributed
+    place = f"{address}:{port}"
+    is_first = team.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    settings = {"timeout": timedelta(seconds=patience), "wait_for_workers": False, "multi_tenant": True}
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if not is_first and not is_reached(address, port, patience):
+        raise UserError(f"rank 0 was not reached within {shown(patience)} at {place}: see its messages")
+    try:
+        return dist.PrefixStore(f"landmark/{attempt}", dist.TCPStore(address, port, is_master=is_first, **settings))
+    except RuntimeError as error:
+        if not is_first:
+            raise
+        raise UserError(f"rank 0 cannot listen at {place} ({' '.join(str(error).split())[:160]})") from error

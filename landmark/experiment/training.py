@@ -12,7 +12,7 @@ from landmark.experiment.inputs import Inputs
 from landmark.experiment.jobs import RUN, Run
 from landmark.experiment.processes import errors_left_in, train_together
 from landmark.experiment.processor import set_up_processor
-from landmark.experiment.team import for_team, tell
+from landmark.experiment.team import for_team, join, tell
 from landmark.tracking.tracker import Tracker
 from landmark.utils.files import read_json, write_json
 from landmark.utils.team import started_together
@@ -76,6 +76,8 @@ def train_here(
 def _train_with_others(folder: Path) -> None:
     """One of several processes that train a run together, started by `train_run`."""
     launch = read_launch(folder)
+    if (team := started_together()) is not None:
+        join(team, launch["config"].trainer.patience)
     settings = read_json(folder / RUN)
     results = train_here(launch["config"], folder, launch["id"], launch["start_from"], settings, Inputs())
     if os.environ["RANK"] == "0":

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-import os
-import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -38,10 +36,9 @@ from landmark.huggingface.families import (
 )
 from landmark.memory.observer import Observer
 from landmark.memory.positions import Stingy, TruePositions
-from landmark.memory.saving import CONTENT
+from landmark.memory.saving import read_content
 from landmark.memory.settings import memory_of
 from landmark.utils.errors import UserError
-from landmark.utils.files import read_json, write_atomic
 from landmark.utils.weights import weights_digest
 
 WINDOWS = "windows.safetensors"  # beside a saved memory: ids, and keys and values of layers with a sliding window
@@ -216,30 +213,20 @@ class LandmarkCache(Cache):
         self._place(self._mapping)
         self._forget()
 
-    def save(self, folder: Path | str) -> None:
+    def save(self, folder: Path | str, others: Mapping[str, bytes] | None = None) -> None:
         """Write everything to a new folder. A cache of the same model, on any tier, can `load` it.
 
-        Raises UserError, and leaves nothing behind, where the folder exists, the disk is full, or the batch is padded.
+        others: further files of that folder, by name. Raises UserError, and leaves nothing behind, where the folder
+        exists, the disk is full, or the batch is padded.
         """
         if self.groups:
             raise UserError("a padded batch has a memory for each length: save those of `samples`")
-        folder = Path(folder)
-        if folder.exists():
-            raise UserError(f"{folder} exists already: delete it, or save the memory to another folder")
         tensors = {IDS: self.ids.contiguous()}
         for number, layer in self._windows.items():
             if layer.is_initialized:
                 content = {"keys": layer.keys, "values": layer.values, "length": torch.tensor(layer.cumulative_length)}
                 tensors |= {f"{number}.{name}": x.contiguous() for name, x in content.items() if x is not None}
-        partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
-        try:
-            self.memory.save(partial)
-            write_atomic(partial / WINDOWS, save_tensors(tensors))
-            partial.rename(folder)
-        except (OSError, SafetensorError) as error:
-            raise UserError(f"{folder}: the memory could not be saved ({error}), nothing is left of it") from error
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
+        self.memory.save(folder, {WINDOWS: save_tensors(tensors), **(others or {})})
 
     def load(self, folder: Path | str, device: str | torch.device = "cpu") -> None:
         """Replace the content by that of a saved cache. device: of the loaded tensors.
@@ -247,14 +234,15 @@ class LandmarkCache(Cache):
         Raises UserError as `Memory.load` does, for a cache of a model with other weights too, and where the ids or the
         windows of sliding layers are missing.
         """
+        content = read_content(Path(folder))
         try:
             tensors = load_file(Path(folder) / WINDOWS, device=str(device))
             ids = tensors[IDS]
         except (OSError, SafetensorError, KeyError) as error:
             raise UserError(f"{folder}/{WINDOWS} is missing or damaged: save the cache, not its memory") from error
-        if self._mapping == "auto" and (Path(folder) / CONTENT).is_file():
+        if self._mapping == "auto":
             self.memory.reset()
-            self._place(str(read_json(Path(folder) / CONTENT).get("mapping")))
+            self._place(str(content.get("mapping")))
         self.memory.load(folder, device)
         self._forget()
         self.ids = ids

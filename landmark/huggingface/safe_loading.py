@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from landmark.utils.errors import UserError
 from landmark.utils.files import read_json
-from landmark.utils.saved_weights import check_hashes
+from landmark.utils.hashes import check_hashes
 
 
 def open_model(folder: str | Path, **settings: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -327,20 +327,20 @@ class Memory:
             state.select_samples(samples, chosen.layers[layer])
         return chosen
 
-    def save(self, folder: Path | str) -> None:
+    def save(self, folder: Path | str, others: Mapping[str, bytes] | None = None) -> None:
         """Write everything to a new folder. A memory of the same model, on any tier, can `load` it.
 
-        Raises UserError, and leaves nothing behind, where the folder exists or the disk is full; RuntimeError where a
-        commit failed.
+        others: further files of that folder, by name. Raises UserError, and leaves nothing behind, where the folder
+        exists or the disk is full; RuntimeError where a commit failed.
         """
         self._check_whole()
-        save(Path(folder), self._identity(), self.position, self.layers)
+        save(Path(folder), self._identity(), self.position, self.layers, others or {})
 
     def load(self, folder: Path | str, device: str | torch.device = "cpu") -> None:
         """Replace the content by that of a saved memory. device: of the loaded tensors.
 
         With the tier "disk" and without `max_blocks`, the folder's files are read in place, and never written to.
-        Raises UserError for a file that is missing or cut short, and for a saved memory with another block size, model
+        Raises UserError for a file that is missing or altered, and for a saved memory with another block size, model
         or mapping, or that had dropped blocks which this memory would keep; then the content stays as it was.
         """
         before = self.__dict__.copy()

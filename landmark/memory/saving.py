@@ -1,4 +1,4 @@
-"""A memory saved on disk: memory.json, tensors.safetensors (landmarks, pending tokens), layer-<n>.blocks."""
+"""A memory saved on disk: memory.json, tensors.safetensors (landmarks, pending tokens), layer-<n>.blocks, hashes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from landmark.memory.layer import LayerMemory
 from landmark.memory.store import BlockStore
 from landmark.memory.store.block_files import SavedRows
 from landmark.utils.errors import UserError
-from landmark.utils.files import inside, read_json, write_atomic, write_json
+from landmark.utils.files import check_keys, inside, read_json, write_atomic, write_json
+from landmark.utils.hashes import check_hashes, write_hashes
 from landmark.utils.leftovers import delete_leftovers, locked
 
 FORMAT = 2
@@ -37,11 +38,19 @@ RETIRED = {
     "uneven": ("blocks that end early (model.block_ends)", False),
     "landmark_values": ("model.landmark_values", False),
 }
-CONTENT, TENSORS = "memory.json", "tensors.safetensors"
+CONTENT, TENSORS, HASHES = "memory.json", "tensors.safetensors", "memory.sha256"
+KEYS = {"format": int, "block_size": int, "position": int, "layers": dict}
+REMEDY = "save the memory again"
 PIECE = 1 << 24  # bytes of blocks read or written at a time
 
 
-def save(folder: Path, identity: Mapping[str, Any], position: int, layers: Mapping[int, LayerMemory]) -> None:
+def save(
+    folder: Path,
+    identity: Mapping[str, Any],
+    position: int,
+    layers: Mapping[int, LayerMemory],
+    others: Mapping[str, bytes],
+) -> None:
     """See `landmark.memory.Memory.save`.
 
     Blocks are written oldest first, as rows in the format of `landmark.memory.store.tiers.DeviceBlocks.rows`.
@@ -51,6 +60,7 @@ def save(folder: Path, identity: Mapping[str, Any], position: int, layers: Mappi
         identity: of the memory, with the keys of IDENTITY.
         position: stream positions committed, landmarks included.
         layers: by number.
+        others: further files of the folder, by name.
     """
     if any(layer.chunk is not None for layer in layers.values()):
         raise RuntimeError("a chunk is not committed yet: call commit() before save()")
@@ -64,10 +74,13 @@ def save(folder: Path, identity: Mapping[str, Any], position: int, layers: Mappi
             tensors = {}
             for number, layer in layers.items():
                 tensors |= {f"{number}.{name}": x for name, x in _tensors(layer).items()}
-                _write_blocks(layer.store, temporary / f"layer-{number}.blocks")
+                _write_blocks(layer.store, temporary / _blocks(number))
             write_atomic(temporary / TENSORS, save_tensors(tensors))
             counts = {str(n): {"added": layer.store.added, "kept": len(layer.store)} for n, layer in layers.items()}
             write_json(temporary / CONTENT, {"format": FORMAT, **identity, "position": position, "layers": counts})
+            for name, content in others.items():
+                write_atomic(temporary / name, content)
+            write_hashes(temporary, HASHES, "*")
             temporary.rename(folder)
     except OSError as error:
         raise UserError(f"{folder}: the memory could not be saved ({error.strerror}), nothing is left of it") from error
@@ -93,19 +106,15 @@ def load(
 
     Returns the stream positions committed, and the layers.
     """
-    if not (folder / CONTENT).is_file():
-        raise UserError(f"{folder} holds no saved memory: {CONTENT} is missing")
-    content = read_json(folder / CONTENT)
+    content = read_content(folder)
     _check(identity, max_blocks, content, folder)
     try:
         with safe_open(inside(folder, TENSORS), "pt", device=str(device)) as tensors:
             loaded = {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118 (it is no mapping)
     except (OSError, SafetensorError) as error:
-        raise UserError(f"{folder / TENSORS} is missing or damaged ({error}): save the memory again") from error
+        raise UserError(f"{folder / TENSORS} is missing or damaged ({error}): {REMEDY}") from error
     layers = {}
     for number, counts in content["layers"].items():
-        if not number.isdecimal():
-            raise UserError(f"{folder / CONTENT}: {number!r} is no layer number: save the memory again")
         layers[int(number)] = layer = new_layer()
         parts = {name.partition(".")[2]: x for name, x in loaded.items() if name.startswith(f"{number}.")}
         summaries = {name: parts.pop(name) for name in ("landmarks", "means") if name in parts}
@@ -113,9 +122,29 @@ def load(
         if counts["kept"]:
             batch, heads, _, dim = summaries["landmarks"].shape
             like = parts["pending_keys"].new_empty(batch, heads, 0, content["block_size"], dim)
-            saved = SavedRows(inside(folder, f"layer-{number}.blocks"), counts["kept"])
+            saved = SavedRows(inside(folder, _blocks(number)), counts["kept"])
             _fill(layer.store, counts["added"], saved, summaries, like)
     return content["position"], layers
+
+
+def read_content(folder: Path) -> dict[str, Any]:
+    """The memory.json of a saved memory, all of whose files are as they were saved. Raises UserError otherwise."""
+    if not (folder / CONTENT).is_file():
+        raise UserError(f"{folder} holds no saved memory: {CONTENT} is missing")
+    content = read_json(folder / CONTENT, KEYS, REMEDY)
+    blocks = []
+    for number, counts in content["layers"].items():
+        if not number.isdecimal():
+            raise UserError(f"{folder / CONTENT}: {number!r} is no layer number: {REMEDY}")
+        check_keys(counts, {"added": int, "kept": int}, f"{folder / CONTENT}: layer {number}", REMEDY)
+        blocks.append(_blocks(number))
+    check_hashes(folder, HASHES, REMEDY, (CONTENT, TENSORS, *blocks))
+    return content
+
+
+def _blocks(number: int | str) -> str:
+    """The name of the file with a layer's blocks."""
+    return f"layer-{number}.blocks"
 
 
 def _tensors(layer: LayerMemory) -> dict[str, Tensor]:
@@ -176,9 +205,7 @@ def _fill(store: BlockStore, added: int, saved: SavedRows, summaries: Mapping[st
     batch, heads, _, block_size, dim = like.shape
     row_bytes = 2 * batch * heads * block_size * dim * like.element_size()
     if (size := path.stat().st_size if path.is_file() else 0) < rows_saved * row_bytes:
-        raise UserError(
-            f"{path} is cut short: it has {size:,} bytes of {rows_saved * row_bytes:,}; save the memory again"
-        )
+        raise UserError(f"{path} is cut short: it has {size:,} bytes of {rows_saved * row_bytes:,}; {REMEDY}")
     wanted = min(rows_saved, store.max_blocks or rows_saved)
     in_place = store.tier == "disk" and store.max_blocks is None
     store.reserve(added, like, saved if in_place else None)

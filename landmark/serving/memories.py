@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import logging
 import os
 import platform
@@ -25,10 +26,11 @@ from filelock import FileLock, Timeout
 
 from landmark.serving.settings import ServerSettings
 from landmark.utils.errors import UserError
-from landmark.utils.files import read_json, write_json
+from landmark.utils.files import inside, read_json, write_json
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 CONTENT, CHAT = "content.json", "chat.json"
+KEYS = {"memory": str, "tokens": int}  # of the first
 FULL = errno.ENOSPC, errno.EDQUOT
 LOG = logging.getLogger(__name__)
 LOCK, OWNER = ".lock", "server.json"  # of the folder: locked by the server that has it, and who that is
@@ -100,7 +102,7 @@ class Memories:
         folder, cache = self._folder(key, kind, name), self._model.new_memory()
         if (folder / CONTENT).is_file():
             try:
-                content = folder / read_json(folder / CONTENT)["memory"]
+                content = _named(folder)
                 cache.load(content, self._model.device)
                 return cache, read_json(content / CHAT)
             except (OSError, UserError) as error:
@@ -119,7 +121,7 @@ class Memories:
         found = []
         for path in sorted(self._folder(key, kind, "any").parent.glob(f"*/{CONTENT}")):
             with suppress(UserError):  # damaged, or deleted meanwhile
-                found.append({"id": path.parent.name, "tokens": read_json(path)["tokens"]})
+                found.append({"id": path.parent.name, "tokens": read_json(path, KEYS)["tokens"]})
         return found
 
     def save(self, key: str, kind: str, name: str, cache: Any, chat: Sequence[dict[str, str]] = ()) -> None:
@@ -144,8 +146,7 @@ class Memories:
             folder.mkdir(parents=True, exist_ok=True)
             after = uuid.uuid4().hex
             try:
-                cache.save(folder / after)
-                write_json(folder / after / CHAT, list(chat))
+                cache.save(folder / after, {CHAT: json.dumps(list(chat)).encode()})
                 if (used := _bytes_below(self._settings.folder)) > self._settings.disk:
                     raise Full(f"there is no room: with this memory all would have {used:,} bytes; delete some")
                 write_json(folder / CONTENT, {"memory": after, "tokens": cache.get_seq_length()})
@@ -177,7 +178,7 @@ def _locked(folder: Path) -> FileLock:
     except Timeout:
         owner = {"host": "another machine", "pid": "unknown"}
         with suppress(UserError, OSError):  # it may be about to write
-            owner = read_json(folder / OWNER)
+            owner = read_json(folder / OWNER, {"host": str, "pid": int})
         raise UserError(
             f"{folder}: a server (process {owner['pid']} on {owner['host']}) keeps its memories here: stop it, or name "
             "another folder with --memories"
@@ -206,9 +207,17 @@ def _missing(kind: str, name: str) -> Missing:
     return Missing(f"{kind[:-1]} {name}: there is none of this name")
 
 
+def _named(folder: Path) -> Path:
+    """The content of a memory's folder. Raises UserError where it names another, or one that is not there."""
+    content = inside(folder, read_json(folder / CONTENT, KEYS)["memory"])
+    if content.parent != folder or not content.is_dir():
+        raise UserError(f"{folder / CONTENT} names the memory {content.name!r}, which is not there: delete its folder")
+    return content
+
+
 def _remove_left_over(folder: Path) -> None:
     """Delete what `save` left in a memory's folder before it failed or was killed: all but its content."""
-    kept = {folder / CONTENT, folder / read_json(folder / CONTENT)["memory"]} if (folder / CONTENT).is_file() else set()
+    kept = {folder / CONTENT, _named(folder)} if (folder / CONTENT).is_file() else set()
     for path in set(folder.iterdir()) - kept:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     if not kept:

@@ -48,8 +48,6 @@ class Tracker:
         if mode(config.logger) == "disabled" or not is_first:
             yield beside
             return
-        from lightning.pytorch.loggers import WandbLogger
-
         from landmark.tracking.whole_history import WholeHistory, discard_attempts
 
         is_offline = mode(config.logger) == "offline" and not is_sweep_agent()
@@ -59,11 +57,9 @@ class Tracker:
             run.define_metric("trainer/global_step")
             run.define_metric("*", step_metric="trainer/global_step")
             run.use_artifact(artifacts.of_corpus, corpus, config.data.name)
-            opened = cast("Run", run)
-            logger = WholeHistory(opened, folder) if is_whole else WandbLogger(experiment=opened)
+            logger = WholeHistory(cast("Run", run), folder, -1 if is_whole else run.last_step)
             yield [logger, *beside]
-            if isinstance(logger, WholeHistory):  # where there was no step to train
-                logger.begin()
+            logger.begin()  # where there was no step to train
             run.log_artifact(artifacts.of_run, run_id, folder, config.logger.weights)
 
     def row(self, config: Config, record: dict[str, Any], path: Path) -> None:

@@ -89,8 +89,15 @@ class TolerantRun:
         self._run = run
         self._has_warned = False
 
-    def log(self, values: dict[str, Any]) -> None:
-        self._call("log", values)
+    @property
+    def last_step(self) -> int | None:
+        """The last step that W&B's server has of this run, -1 if none; None where it was not asked."""
+        if self._run is None or self._run.offline:
+            return None
+        return self._run.starting_step - 1
+
+    def log(self, values: dict[str, Any], step: int | None = None) -> None:
+        self._call("log", values, step=step)
 
     def define_metric(self, name: str, **settings: Any) -> None:
         self._call("define_metric", name, **settings)

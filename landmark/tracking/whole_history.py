@@ -1,7 +1,10 @@
-"""The history of a training that goes on offline, after a kill or a stop: one file with each point once.
+"""The history of a training that goes on after a kill or a stop: each point once.
 
-W&B starts a new file for each attempt. The one before lacks its last points, which W&B had not written yet, or has
-points after the checkpoint from which the training goes on, and so has the new one. metrics.csv has each step once.
+What was logged before lacks its last points, which W&B had not written yet, or has points after the checkpoint from
+which the training goes on, which come again. metrics.csv has each step once.
+
+- Offline, W&B starts a new file for each attempt: the files before are deleted, and all is logged again.
+- Online, W&B says which step it has last, and gets the steps after it, from metrics.csv and from the training.
 """
 
 import shutil
@@ -10,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch.loggers import WandbLogger
+from lightning.pytorch.utilities import rank_zero_only
 
 from landmark.utils.metrics_csv import metrics_so_far
 
@@ -33,19 +37,26 @@ def discard_attempts(output: Path, identity: str) -> bool:
 
 
 class WholeHistory(WandbLogger):
-    """Logs the earlier lines of a run's metrics.csv before its first point.
+    """Logs each step once: the lines of a run's metrics.csv that W&B lacks, then the new points.
 
-    run: W&B's. folder: of the run that is trained.
+    A point's step is the training's, so that W&B's last step says which points it has.
+
+    Args:
+        run: W&B's.
+        folder: of the run that is trained.
+        known: last step that W&B has, below 0 if none. None: unknown, then no earlier line is logged.
     """
 
-    def __init__(self, run: "Run", folder: Path) -> None:
+    def __init__(self, run: "Run", folder: Path, known: int | None) -> None:
         super().__init__(experiment=run)
-        self._folder = folder
-        self._has_begun = False
+        self._folder, self._known = folder, -1 if known is None else known
+        self._has_begun = known is None
 
+    @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         self.begin(before=step)
-        super().log_metrics(metrics, step)
+        if step is None or step > self._known:
+            self.experiment.log({**metrics, "trainer/global_step": step}, step=step)
 
     def begin(self, before: int | None = None) -> None:
         """Log the earlier lines once; before: of steps less than this (None: all)."""
@@ -55,4 +66,4 @@ class WholeHistory(WandbLogger):
         for row in metrics_so_far(self._folder):
             values: dict[str, Any] = {name: value for name, value in row.items() if name != "step"}
             if before is None or row["step"] < before:
-                super().log_metrics(values, row["step"])
+                self.log_metrics(values, row["step"])

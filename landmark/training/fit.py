@@ -29,8 +29,8 @@ from landmark.training.progress_callback import ProgressCallback
 from landmark.training.sharding import gathered, strategy
 from landmark.utils.errors import UserError
 from landmark.utils.flops import flops_per_token, peak_flops, training_keys
+from landmark.utils.hashes import discard_hashes, write_hashes
 from landmark.utils.peak_memory import reset_peak_memory
-from landmark.utils.saved_weights import discard_hashes, write_hashes
 from landmark.utils.team import first_says, started_together
 
 if TYPE_CHECKING:

@@ -5,11 +5,18 @@ The first of them does the work of a command; the others train with it (`landmar
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
+from landmark.utils.errors import UserError
+
 T = TypeVar("T")
+
+
+class Lost(UserError):
+    """The connection with another process was lost."""
 
 
 @dataclass(frozen=True)
@@ -38,19 +45,33 @@ def started_together() -> Team | None:
     return None
 
 
-def first_says(ask: Callable[[], T]) -> T:
+def first_says(ask: Callable[[], T], group: Any = None) -> T:
     """What the first process answers, in all processes that have joined each other; they must all call this.
 
-    So they need not agree on what a shared file system shows to each of them. Processes that have not joined answer
-    for themselves.
+    ask: called in the first process. group: in which they talk; None: the usual one. So they need not agree on what a
+    shared file system shows to each of them. Processes that have not joined answer for themselves.
     """
     import torch.distributed as dist
 
     if not dist.is_available() or not dist.is_initialized():
         return ask()
     answers = [ask() if dist.get_rank() == 0 else None]
-    dist.broadcast_object_list(answers)
+    dist.broadcast_object_list(answers, group=group)
     return cast(T, answers[0])
+
+
+@contextmanager
+def lost_in_one_line() -> Iterator[None]:
+    """Raise Lost for an error of Gloo's or of the store's: another process has ended, which has said why."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not ("gloo" in str(error) or type(error).__name__.startswith("Dist")):
+            raise
+        raise Lost(
+            f"the connection with another process was lost ({' '.join(str(error).split())[-120:]}): see its messages; "
+            "the same command goes on from the last checkpoint"
+        ) from error
 
 
 def leave() -> None:

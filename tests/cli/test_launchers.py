@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import signal
 import socket
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 from landmark.cli import launchers
 from landmark.utils.errors import UserError
 from landmark.utils.files import read_json
+from tests.experiment.test_processes import wait_for
 
 pytest.importorskip("submitit")
 pytest.importorskip("joblib")
@@ -135,6 +137,25 @@ def test_joblib_works_on_each(tmp_path):
     done = start(*arguments, "hydra/launcher=joblib")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("missing: 1 runs, 1 rows") == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_workers_of_joblib_end_with_the_command(tmp_path, number):
+    long = ["train.steps=100000", "train.log_every=1", "train.validate_every=100000", "task=train"]
+    arguments = ["-m", *TINY, f"output={tmp_path}", *long, "seed=1,2", "hydra/launcher=joblib"]
+    command = subprocess.Popen([sys.executable, "run.py", *arguments], cwd=ROOT, stdout=-1, stderr=-1, text=True)
+    wait_for(lambda: len(list(tmp_path.glob("runs/*/metrics.csv"))) == 2)
+    workers = [each for each in children(command.pid) if "loky" in Path(f"/proc/{each}/cmdline").read_text()]
+    assert len(workers) >= 2
+    command.send_signal(number)
+    _, printed = command.communicate(timeout=60)
+    assert "Traceback" not in printed
+    wait_for(lambda: not any(os.path.exists(f"/proc/{each}") for each in workers))
+
+
+def children(process):
+    """Ids of the processes that a process has started."""
+    return [int(each) for file in Path(f"/proc/{process}/task").glob("*/children") for each in file.read_text().split()]
 
 
 def test_launcher_that_is_not_installed(monkeypatch):

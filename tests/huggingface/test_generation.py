@@ -278,8 +278,11 @@ def test_layers_that_slide_are_saved_too(ids, tokenizer, tmp_path):
     again.load(tmp_path / "kept")
     found, expected = (model(ids, past_key_values=cache).logits for cache in (again, memory))
     assert torch.equal(found, expected)
-    (tmp_path / "kept" / "windows.safetensors").unlink()
+    memory.memory.save(tmp_path / "memory")
     with pytest.raises(UserError, match="save the cache, not its memory"):
+        model.new_memory().load(tmp_path / "memory")
+    (tmp_path / "kept" / "windows.safetensors").unlink()
+    with pytest.raises(UserError, match=r"windows\.safetensors cannot be read .*: save the memory again"):
         model.new_memory().load(tmp_path / "kept")
 
 

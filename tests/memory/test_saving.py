@@ -14,8 +14,10 @@ import torch
 from landmark.attention import Grouped
 from landmark.attention.keys import Keys
 from landmark.memory import saving
+from landmark.memory.saving import HASHES
 from landmark.memory.settings import MAPPINGS, TIERS
 from landmark.utils.errors import UserError
+from tests.flips import flipped
 from tests.memory.reading import feed, new_memory, texts
 from tests.pairs import all_pairs, name_of
 
@@ -146,6 +148,7 @@ def test_another_model_is_refused(tmp_path, settings, said):
 )
 def test_removed_settings_are_accepted_where_they_had_no_effect(tmp_path, setting, harmless, harmful):
     saved(tmp_path / "book")
+    (tmp_path / "book" / HASHES).unlink()  # which versions that had them did not write
     path = tmp_path / "book" / "memory.json"
     content = json.loads(path.read_text())
     path.write_text(json.dumps(content | {setting: harmless}))
@@ -189,6 +192,7 @@ def test_a_folder_that_exists_is_not_overwritten(tmp_path):
 
 def test_another_format_is_refused(tmp_path):
     saved(tmp_path / "book")
+    (tmp_path / "book" / HASHES).unlink()
     content = json.loads((tmp_path / "book" / "memory.json").read_text())
     (tmp_path / "book" / "memory.json").write_text(json.dumps(content | {"format": 99}))
     with pytest.raises(UserError, match="the memory has format 99, this version reads 2"):
@@ -216,6 +220,48 @@ def test_missing_or_short_files_are_refused(tmp_path, name, damage, tier):
         path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(UserError, match=name):
         of_model(tier=tier).load(tmp_path / "book")
+
+
+def edit(path, key, value):
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+
+
+def test_an_edited_position_is_noticed(tmp_path):
+    saved(tmp_path / "book")
+    edit(tmp_path / "book" / "memory.json", "position", 7)
+    with pytest.raises(UserError, match=r"memory\.json is damaged, its SHA-256 differs from memory\.sha256: save the"):
+        of_model().load(tmp_path / "book")
+
+
+@pytest.mark.parametrize("tier", ["device", "disk"])
+def test_any_flipped_bit_is_noticed(tmp_path, tier):
+    saved(tmp_path / "book")
+    copies = list(flipped(tmp_path / "book", tmp_path / "copies", count=12))
+    assert len(copies) == 12 * 4
+    for path in copies:
+        with pytest.raises(UserError, match=path.name.rpartition("-")[0]):
+            of_model(tier=tier).load(path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("layers", []), ("layers", {"0": 3}), ("layers", {"0": {"added": 1}}), ("position", "x"), ("block_size", None)],
+)
+def test_damaged_json_without_hashes_names_the_key(tmp_path, key, value):
+    """Early versions wrote none."""
+    saved(tmp_path / "book")
+    (tmp_path / "book" / HASHES).unlink()
+    edit(tmp_path / "book" / "memory.json", key, value)
+    with pytest.raises(UserError, match=r"memory\.json.*(layer|position|block_size).*: save the memory again"):
+        of_model().load(tmp_path / "book")
+
+
+def test_a_list_of_hashes_that_was_cut_short_is_noticed(tmp_path):
+    saved(tmp_path / "book")
+    hashes = tmp_path / "book" / HASHES
+    hashes.write_text("".join(hashes.read_text().splitlines(keepends=True)[:-1]))
+    with pytest.raises(UserError, match=r"memory\.sha256 is damaged, it has no hash of tensors\.safetensors"):
+        of_model().load(tmp_path / "book")
 
 
 @pytest.mark.parametrize(

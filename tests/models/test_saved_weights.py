@@ -6,10 +6,10 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from landmark.models import load
-from landmark.utils import saved_weights
+from landmark.utils import hashes
 from landmark.utils.errors import UserError
 from landmark.utils.files import sha256_file
-from landmark.utils.saved_weights import HASHES, write_hashes
+from landmark.utils.hashes import HASHES, write_hashes
 from tests.training.training_case import make_config, run
 
 
@@ -47,7 +47,7 @@ def test_bytes_that_became_zero_are_noticed(folder):
 
 def test_a_file_is_read_once(folder, monkeypatch):
     read = []
-    monkeypatch.setattr(saved_weights, "sha256_file", lambda path: read.append(path) or sha256_file(path))
+    monkeypatch.setattr(hashes, "sha256_file", lambda path: read.append(path) or sha256_file(path))
     load(folder)
     load(folder)
     assert len(read) == 1

@@ -11,9 +11,10 @@ import torch
 pytest.importorskip("transformers", reason="the optional extra `hf` is not installed")
 
 from landmark.huggingface import wrap
-from landmark.serving.memories import CONTENT, Full, Memories, Missing
+from landmark.serving.memories import CONTENT, Failed, Full, Memories, Missing
 from landmark.serving.settings import ServerSettings
 from landmark.utils.errors import UserError
+from tests.flips import flipped
 from tests.huggingface.conftest import make_model, make_tokenizer
 
 KEY = "a-key"
@@ -95,6 +96,28 @@ def test_what_a_killed_server_left_is_deleted(model, tmp_path):
     memories.save(KEY, "sessions", "one", memory)
     assert len(list(folder.iterdir())) == 2
     assert (tmp_path / "notes").is_dir()
+
+
+def test_any_flipped_bit_is_noticed(model, tmp_path, caplog):
+    """Of blocks, windows, ids, the chat, and the file that names the memory; none deletes it at the next start."""
+    chat, settings = [{"role": "user", "content": "Who waits?"}], ServerSettings(tmp_path / "one", (KEY,))
+    memories, noticed = Memories(settings, model), 0
+    memories.save(KEY, "sessions", "one", read(model, 30), chat)
+    memories.close()
+    before = sorted(path.name for path in settings.folder.rglob("*"))
+    for folder in flipped(settings.folder, tmp_path / "copies", count=3):
+        memories = Memories(ServerSettings(folder, (KEY,)), model)
+        assert sorted(path.name for path in folder.rglob("*")) == before
+        try:
+            memory, messages = memories.open(KEY, "sessions", "one", must_exist=True)
+        except Failed:
+            noticed += 1
+        else:  # of who has the folder, or the number of tokens that is shown
+            assert folder.name.startswith(("server.json", "content.json"))
+            assert messages == chat
+            assert torch.equal(memory.ids, read(model, 30).ids)
+        memories.close()
+    assert noticed >= 3 * 5
 
 
 HOLD = """

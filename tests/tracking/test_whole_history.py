@@ -1,4 +1,4 @@
-"""An offline training that is killed and goes on has each point once, in one file."""
+"""A training that is killed and goes on has each point once: offline in one file, online at W&B."""
 
 import os
 import signal
@@ -11,13 +11,14 @@ import pytest
 from landmark.tracking.whole_history import discard_attempts
 from landmark.utils.metrics_csv import read_metrics
 from tests.tracking.offline import read_offline
+from tests.tracking.wandb_server import Server
 
 ROOT = Path(__file__).parents[2]
 TINY = [
     *("data=stdlib", "data.max_documents=6", "model=transformer", "size=nano", "tokenizer=bytes", "trainer=cpu"),
     *("trainer.threads=1", "model.num_layers=1", "model.num_heads=2", "model.head_dim=4", "model.mlp_dim=8"),
     *("train.steps=8", "train.batch_size=2", "train.length=64", "train.log_every=1", "train.checkpoint_every=3"),
-    *("train.validate_every=4", "train.validate_batches=1", "logger.mode=offline", "task=train"),
+    *("train.validate_every=4", "train.validate_batches=1", "task=train"),
 ]
 KILLED = """
 import os, signal
@@ -33,10 +34,10 @@ main()
 """
 
 
-def start(output, *program):
-    command = [sys.executable, *program, *TINY, f"output={output}"]
+def start(output, *program, mode="offline", **variables):
+    command = [sys.executable, *program, *TINY, f"logger.mode={mode}", f"output={output}"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
-    environment["PYTHONPATH"] = str(ROOT)
+    environment |= {"PYTHONPATH": str(ROOT), **variables}
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, check=False)
 
 
@@ -51,6 +52,22 @@ def test_a_killed_training_has_each_point_once(tmp_path):
     expected = read_metrics(file)
     assert [row["train/loss"] for row in expected] == pytest.approx(run.series("train/loss"))
     assert [row["validation/loss"] for row in expected[3::4]] == pytest.approx(run.series("validation/loss"))
+
+
+@pytest.mark.parametrize("arrived", [2, 5])
+def test_a_killed_training_goes_on_online_with_each_point_once(tmp_path, arrived):
+    """Whether fewer points had arrived than the checkpoint at step 3 has seen, or more. W&B is one on this machine."""
+    lost, server = Server(), Server()
+    variables = {"mode": "online", "WANDB_API_KEY": "x" * 40}
+    assert start(tmp_path, "-c", KILLED, **variables, WANDB_BASE_URL=lost.url).returncode == -signal.SIGKILL
+    lost.go_away()
+    server.history = [{"_step": step, "trainer/global_step": step, "earlier": 1} for step in range(1, arrived + 1)]
+    done = start(tmp_path, "run.py", **variables, WANDB_BASE_URL=server.url)
+    server.go_away()
+    assert done.returncode == 0, done.stderr
+    assert "going on at step 3" in done.stderr
+    assert [line["trainer/global_step"] for line in server.history] == list(range(1, 9))
+    assert ["earlier" in line for line in server.history] == [step <= arrived for step in range(1, 9)]
 
 
 @pytest.mark.parametrize("state", ["offline", "uploaded", "online", "of another run"])

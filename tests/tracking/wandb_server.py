@@ -63,8 +63,17 @@ class Handler(BaseHTTPRequestHandler):
             self.server.artifacts_used += 1
             return {"useArtifact": {"artifact": {"id": "a"}}}
         if "bucket" in query:
-            return {"model": {**PROJECT, "bucket": None}}
+            return {"model": {**PROJECT, "bucket": self._resumed() if "historyTail" in query else None}}
         return {"viewer": {"id": "v", "entity": "entity", "username": "u", "flags": "{}", "teams": {"edges": []}}}
+
+    def _resumed(self) -> dict[str, Any] | None:
+        """What W&B's client asks of a run that it resumes; None where there is none."""
+        history = self.server.history
+        if not history:
+            return None
+        counts = {"logLineCount": 0, "eventsLineCount": 0, "historyLineCount": len(history)}
+        tail = {"historyTail": json.dumps([json.dumps(history[-1])]), "eventsTail": "[]", "summaryMetrics": "{}"}
+        return {**RUN, **counts, **tail, "wandbConfig": '{"t": 1}'}
 
     def _answer(self, code: int, value: Any) -> None:
         body = json.dumps(value).encode()

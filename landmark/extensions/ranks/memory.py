@@ -177,7 +177,7 @@ class MemoryOverRanks(Memory):
     def new_layer(self) -> LayerMemory:
         return LayerMemory(SharedStore(super().new_layer().store, self.ranks))
 
-    def save(self, folder: Any) -> NoReturn:
+    def save(self, folder: Any, others: Any = None) -> NoReturn:
         raise UserError("a memory over several processes cannot be saved: read the text with one process")
 
     def load(self, folder: Any, device: str | torch.device = "cpu") -> NoReturn:

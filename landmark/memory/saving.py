@@ -17,6 +17,7 @@ from torch import Tensor
 from landmark.memory.layer import LayerMemory
 from landmark.memory.store import BlockStore
 from landmark.memory.store.block_files import SavedRows
+from landmark.memory.store.block_store import SUMMARIES
 from landmark.utils.errors import UserError
 from landmark.utils.files import inside, read_json, write_atomic, write_json
 from landmark.utils.leftovers import delete_leftovers, locked
@@ -108,7 +109,7 @@ def load(
             raise UserError(f"{folder / CONTENT}: {number!r} is no layer number: save the memory again")
         layers[int(number)] = layer = new_layer()
         parts = {name.partition(".")[2]: x for name, x in loaded.items() if name.startswith(f"{number}.")}
-        summaries = {name: parts.pop(name) for name in ("landmarks", "means") if name in parts}
+        summaries = {name: parts.pop(name) for name in SUMMARIES if name in parts}
         layer.between = parts
         if counts["kept"]:
             batch, heads, _, dim = summaries["landmarks"].shape
@@ -171,8 +172,8 @@ def _fill(store: BlockStore, added: int, saved: SavedRows, summaries: Mapping[st
     """
     path, rows_saved = saved.path, saved.rows
     if missing := store.summaries.keys() - summaries.keys():
-        assert missing == {"means"}
-        raise UserError(f"{path.parent} was saved without the mean keys that retrieval.scorer=mean_key ranks by")
+        needs = "retrieval.scorer=mean_key" if "means" in missing else "memory.rest"
+        raise UserError(f"{path.parent} was saved without the {', '.join(sorted(missing))} of blocks that {needs} needs")
     batch, heads, _, block_size, dim = like.shape
     row_bytes = 2 * batch * heads * block_size * dim * like.element_size()
     if (size := path.stat().st_size if path.is_file() else 0) < rows_saved * row_bytes:

@@ -101,10 +101,10 @@ def check_settings(settings: Mapping[str, Any], block_size: int) -> None:
             raise UserError(
                 f"{by}: {_named(name, every)} changes which blocks are best by {can}, leave out one of them"
             )
-    if every["rerank"] is not None and every["granularity"] != "per_token_and_head":
+    if every["rerank"] is not None and not every["granularity"].startswith("per_token_and_"):
         raise UserError(
-            f"{_named('granularity', every)}: {_named('rerank', every)} chooses for each query and head, "
-            "set per_token_and_head"
+            f"{_named('granularity', every)}: {_named('rerank', every)} chooses for each query, and head or group: "
+            "set per_token_and_head or per_token_and_group"
         )
     if every["window"] is None and every["rest"]:
         raise UserError(f"{_named('rest', every)}: is for texts without landmarks")

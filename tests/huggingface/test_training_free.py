@@ -91,12 +91,10 @@ def test_few_blocks_are_the_models_attention_to_fewer_keys(rest, ids, tokenizer)
     """Read token by token, with the keys of each query chosen by hand: the blocks with the best mean keys."""
     block, window, k = 5, 7, 3
     wrapped, plain = make("llama", tokenizer, {**FEW, "rerank": None, "window": window, "rest": rest})
-    found = read(wrapped, ids[:1], parts=[1] * 90)
-    expected = by_hand(plain, ids[:1], block, window, k, rest)
+    found = read(wrapped, ids[:1, :50], parts=[1] * 50)
+    expected = by_hand(plain, ids[:1, :50], block, window, k, rest)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
-    assert (found - read(wrapped, ids[:1], wrapped.new_memory(k=100), [1] * 90)).abs().max() > 0.1
-    whole = wrapped.new_memory(mapping="stingy")  # at the furthest lag unless read
-    assert (found - read(wrapped, ids[:1], whole, [1] * 90)).abs().max() > 1e-3
+    assert (found - wrapped(ids[:1, :50]).logits).abs().max() > 0.01
 
 
 def by_hand(model, ids, block, window, k, rest):
@@ -197,9 +195,9 @@ def test_positions_beyond_those_of_the_training_are_stingy(ids, tokenizer):
     [
         ({"landmarks": "some"}, "landmarks='some': must be one of token, none"),
         ({"landmarks": "none", "memory": {"scorer": "landmark"}}, "no landmarks to go by"),
-        ({"landmarks": "none", "memory": {"window": None, "mapping": "true"}}, "must be a number"),
+        ({"landmarks": "none", "memory": {"window": None, "mapping": "true", "rest": False}}, "must be a number"),
         ({"landmarks": "none", "memory": {"window": -1}}, "cannot be negative"),
-        ({"landmarks": "none", "memory": {"first": 5}}, "must be 0 to"),
+        ({"landmarks": "none", "memory": {"k": 4, "first": 5}}, "must be 0 to"),
         ({"landmarks": "token", "memory": {"window": 9, "scorer": "mean_key"}}, "must be None"),
         ({"landmarks": "token", "memory": {"mapping": "auto"}}, "set stingy or true"),
         ({"landmarks": "token", "memory": {"rest": True}}, "for texts without landmarks"),
@@ -221,7 +219,7 @@ def test_what_needs_landmarks_is_refused(ids, tokenizer, tmp_path):
     with pytest.raises(UserError, match="reads without landmarks"):
         Retriever(wrapped, tokenizer)
     with pytest.raises(UserError, match="has no landmarks"):
-        wrapped.new_memory(window=None, scorer="landmark", rerank=None, mapping="true")
+        wrapped.new_memory(window=None, scorer="landmark", rerank=None, mapping="true", rest=False)
     read(wrapped, ids, memory := wrapped.new_memory())
     memory.save(tmp_path / "memory")
     other = wrap(make_model("llama").double(), make_tokenizer(), block_size=5)

@@ -34,6 +34,11 @@ class Tokenizer:
         settings = {"name": name, "eot": eot, "landmark": landmark, "vocab_size": vocab_size, **decisive}
         self.hash = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
+    @property
+    def beginning(self) -> list[int]:
+        """Ids before every text that a model reads."""
+        return []
+
     def encode(self, text: str) -> np.ndarray:
         """Ids of a text, without end of text. Text that looks like a special token is encoded as ordinary text."""
         raise NotImplementedError

@@ -25,7 +25,7 @@ from landmark.utils.landmark_token import new_landmark
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-BLOCK_SIZE = {"token": 63, "none": 16}  # with its landmark a block has 64 places
+BLOCK_SIZE = {"token": 63, "none": 32}  # with its landmark a block has 64 places
 
 
 def wrap(
@@ -42,7 +42,7 @@ def wrap(
         model: the decoder.
         tokenizer: gets the token `<landmark>`, whose embedding is the mean of the others until it is trained. Without
             landmarks it stays as it is.
-        block_size: ℓ, tokens a block. None: 63, without landmarks 16.
+        block_size: ℓ, tokens a block. None: 63, without landmarks 32.
         memory: `landmark.memory.settings.SETTINGS`, as {"k": 4, "max_blocks": 1000}. What it does not name has their
             defaults, without landmarks those of `TRAINING_FREE`.
         local: tokens of a prompt read at a time.

@@ -39,8 +39,9 @@ SETTINGS: dict[str, Any] = {  # with their defaults
 }
 TRAINING_FREE: dict[str, Any] = {  # of models that read without landmarks, where nothing was trained
     "k": 32,
+    "granularity": "per_token_and_group",
     "scorer": "mean_key",
-    "rerank": 128,
+    "rerank": 64,
     "first": 1,
     "window": 512,
     "rest": True,

@@ -42,7 +42,7 @@ class SummaryMemory(Memory):
         *,
         window: int = 512,
         rest: bool = True,
-        select: Selector = WithFirst(1, SecondLook(128, MeanKeys())),  # noqa: B008 (these are frozen)
+        select: Selector = WithFirst(1, SecondLook(64, MeanKeys("per_token_and_group"))),  # noqa: B008 (these are frozen)
         keys: Keys | None = None,
         **settings: Any,
     ):

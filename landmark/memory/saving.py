@@ -172,8 +172,9 @@ def _fill(store: BlockStore, added: int, saved: SavedRows, summaries: Mapping[st
     """
     path, rows_saved = saved.path, saved.rows
     if missing := store.summaries.keys() - summaries.keys():
-        needs = "retrieval.scorer=mean_key" if "means" in missing else "memory.rest"
-        raise UserError(f"{path.parent} was saved without the {', '.join(sorted(missing))} of blocks that {needs} needs")
+        means = "mean keys that retrieval.scorer=mean_key ranks by"
+        what = means if "means" in missing else "mean values that memory.rest=true reads"
+        raise UserError(f"{path.parent} was saved without the {what}")
     batch, heads, _, block_size, dim = like.shape
     row_bytes = 2 * batch * heads * block_size * dim * like.element_size()
     if (size := path.stat().st_size if path.is_file() else 0) < rows_saved * row_bytes:

@@ -85,7 +85,9 @@ def attention_size(
     keys = scored = 0
     for start in range(0, length, local):
         queries = min(local, length - start)
-        blocks, pending = divmod(start, block)
+        in_window = (memory.window or 0) if config.model.as_is else 0
+        blocks = max(0, start - in_window) // block
+        pending = start - blocks * block
         kept = blocks if memory.blocks is None else min(blocks, memory.blocks)
         keys += queries * (queries + 1) // 2
         keys += queries * (pending + (1 - dropped) * min(config.retrieval.k, kept) * block)

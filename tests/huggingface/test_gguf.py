@@ -63,7 +63,9 @@ def write(model, path):
 def test_is_converted_once(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     shape = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=259, num_hidden_layers=2, max_position_embeddings=128, **shape)).eval()
+    model = LlamaForCausalLM(
+        LlamaConfig(vocab_size=259, num_hidden_layers=2, max_position_embeddings=128, **shape)
+    ).eval()
     ids = torch.arange(3, 40)[None]
     write(model, file := tmp_path / "tiny.gguf")
     folder = folder_of(str(file))

@@ -90,7 +90,9 @@ def test_padded_texts_are_read_as_one_by_one(ids, tokenizer):
 def test_few_blocks_are_the_models_attention_to_fewer_keys(rest, ids, tokenizer):
     """Read token by token, with the keys of each query chosen by hand: the blocks with the best mean keys."""
     block, window, k = 5, 7, 3
-    wrapped, plain = make("llama", tokenizer, {**FEW, "rerank": None, "window": window, "rest": rest, "granularity": "per_token_and_head"})
+    wrapped, plain = make(
+        "llama", tokenizer, {**FEW, "rerank": None, "window": window, "rest": rest, "granularity": "per_token_and_head"}
+    )
     found = read(wrapped, ids[:1, :50], parts=[1] * 50)
     expected = by_hand(plain, ids[:1, :50], block, window, k, rest)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)

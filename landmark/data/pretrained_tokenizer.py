@@ -67,7 +67,10 @@ class PretrainedTokenizer(Tokenizer):
 
 
 def open_pretrained(folder: str | Path) -> PretrainedTokenizer:
-    """The tokenizer in a folder, in a .gguf file, or of a name on the hub. Raises UserError if there is none that can be used."""
+    """The tokenizer in a folder, in a .gguf file, or of a name on the hub.
+
+    Raises UserError if there is none that can be used.
+    """
     from transformers import AutoTokenizer
 
     if str(folder).endswith(".gguf"):

@@ -3,15 +3,16 @@
 The commands of README.md that need one machine are run in test_docs.py.
 """
 
+import os
 import re
 import shlex
+import subprocess
+import sys
 from itertools import product
 from pathlib import Path
 
 import pytest
-import torch
 
-import landmark
 from landmark.config import rows, to_config
 from landmark.config.checks import check
 from landmark.data import load_tokenizer
@@ -77,58 +78,69 @@ def test_links_lead_somewhere():
             assert not anchor or anchor in anchors(linked), f"{page.relative_to(ROOT)} links to {target}#{anchor}"
 
 
-def python_blocks(page: Path, folder: Path) -> list[str]:
-    """The Python examples of a page; the run and the models that they open lie in `folder`."""
-    text = page.read_text(encoding="utf-8").replace("outputs/runs/…", str(folder / "run"))
-    return re.findall(r"```python\n(.*?)```", text.replace("path/to", str(folder)), re.DOTALL)
+ANSWERED = "assert answer.shape[1] == ids.shape[1] + 20 > 1000"
+EXAMPLES = {  # a page's examples in their order: what holds after each
+    "README.md": [ANSWERED],
+    "docs/python.md": [
+        "assert out.shape == (2, 8, 512, 64) and logits.shape == (1, tokens.shape[1] % 250, 320)\n"
+        "assert memory.stats['chunks'] == 7 and [type(text) for text in texts] == [str, str]\n"
+        "again = landmark.load('outputs/runs/NAME')[0].new_memory()\n"
+        "again.load('book.memory')\n"
+        "assert again.position == book.position > tokens.shape[1]",
+        ANSWERED,
+        f"{ANSWERED}\n"
+        "from landmark.huggingface import load\n"
+        "assert load('path/to/mine')[0].generate(ids, max_new_tokens=20).equal(answer)",
+        "assert block.document == 'book' and len(retriever.query('What was decided?', count=3)) == 3",
+    ],
+}
 
 
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """A run, a model of transformers and a document."""
-    monkeypatch.chdir(tmp_path)
-    tokenizer = load_tokenizer("bytes")
-    save(Decoder(decoder_config("landmark", 320, 1, 2, 8, 32, landmark_id=257, block_size=50)), tmp_path / "run")
-    write_json(tmp_path / "run" / "run.json", {"tokenizer": tokenizer.hash})
-    return tmp_path
-
-
-def test_the_text_example_of_the_readme_runs(folder, capsys):
-    scope: dict = {}
-    exec(python_blocks(READMES[0], folder)[0], scope)
-    assert len(scope["answer"]) == 40
-    assert capsys.readouterr().out.strip("\n") == scope["tokenizer"].decode(scope["answer"]).strip("\n")
-
-
-def test_the_python_example_runs(folder):
-    scope: dict = {}
-    exec(python_blocks(ROOT / "docs" / "python.md", folder)[0], scope)
-    assert scope["out"].shape == (2, 8, 512, 64)
-    assert scope["logits"].shape == (1, scope["tokens"].shape[1] % 250, 320)
-    assert scope["memory"].stats["chunks"] == 7
-    assert [type(text) for text in scope["texts"]] == [str, str]
-    again = landmark.load(folder / "run")[0].new_memory()
-    again.load(folder / "book.memory")
-    assert again.position == scope["book"].position > scope["tokens"].shape[1]
-
-
-@pytest.mark.parametrize("page", ["README.md", "docs/python.md"])
-def test_the_examples_with_transformers_run(folder, capsys, page):
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """What the pages' examples open, where they say: a run, a model of transformers and a book."""
     pytest.importorskip("transformers")
-    from landmark.huggingface import load
     from tests.huggingface.conftest import make_model, make_tokenizer
 
-    _, *blocks = python_blocks(ROOT / page, folder)
-    assert any(len(block.splitlines()) == 10 for block in blocks)
-    (folder / "model").mkdir()
-    make_model("qwen3").save_pretrained(folder / "model")
-    make_tokenizer().save_pretrained(folder / "model")
-    scope = {"document": "A heron stands in the water and waits. " * 30}
-    for block in blocks:
-        exec(block, scope)
-    length = scope["ids"].shape[1]
-    assert length > 1000
-    assert scope["answer"].shape == (1, length + 20)
-    assert capsys.readouterr().out.count("report ") == 3 * (page != "README.md")
-    again, _ = load(folder / "mine")
-    assert torch.equal(again.generate(scope["ids"], max_new_tokens=20), scope["answer"])
+    folder = tmp_path_factory.mktemp("examples")
+    run, model = folder / "outputs" / "runs" / "NAME", folder / "path" / "to" / "model"
+    model.mkdir(parents=True)
+    save(Decoder(decoder_config("landmark", 320, 1, 2, 8, 32, landmark_id=257, block_size=50)), run)
+    write_json(run / "run.json", {"tokenizer": load_tokenizer("bytes").hash})
+    make_model("qwen3").save_pretrained(model)
+    make_tokenizer().save_pretrained(model)
+    (folder / "book.txt").write_text("A heron stands in the water and waits. " * 30)
+    return folder
+
+
+@pytest.mark.parametrize("page", EXAMPLES)
+def test_every_example_runs_as_it_stands_in_a_process_of_its_own(folder, page):
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    for block, holds in zip(blocks, EXAMPLES[page], strict=True):
+        command = [sys.executable, "-c", block + holds]
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+
+MOST_WORDS, MOST_LINES = 600, 130
+PAGES = [page for page in READMES if page.parent.parent.name == "experiments"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.parent.name for page in PAGES])
+def test_a_page_begins_with_claim_and_verdict(page):
+    """Then a picture, a table, how to run it, deviations and cost; words are those with a letter or digit."""
+    text = page.read_text(encoding="utf-8")
+    marks = [r"^# ", r"^\*\*Claim\.\*\*", r"^\*\*Verdict\.\*\*"]
+    if "Pending" not in text:
+        marks += [r"^!\[.*\]\(results/.*\.png\)$", r"^\|"]
+    marks += [r"^## How to run$", r"^## Deviations$", r"^## Cost$"]
+    found = [re.search(mark, text, re.MULTILINE) for mark in marks]
+    assert all(found), [mark for mark, place in zip(marks, found) if place is None]
+    places = [place.start() for place in found if place]
+    assert places == sorted(places)
+    assert len(re.findall(r"\S*\w\S*", text)) <= MOST_WORDS
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= MOST_LINES

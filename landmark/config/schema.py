@@ -251,6 +251,14 @@ class GridConfig:
 
 
 @dataclass
+class PanelConfig:
+    """A panel of an experiment's picture."""
+
+    value: str = one_of("perplexity", "difference", "percent", "copies")  # difference: from the row's base, percent
+    series: dict[str, str] = field(default_factory=dict)  # words for the legend to names of rows: landmark_* long_4096
+
+
+@dataclass
 class Config:
     """Everything that can be set."""
 
@@ -270,6 +278,7 @@ class Config:
     parts: dict[str, str] = field(default_factory=dict)  # what a choice in such braces adds: name to overrides
     grid: GridConfig = field(default_factory=GridConfig)
     figure: str = "rows"  # of landmark.results.figures
+    panels: dict[str, PanelConfig] = field(default_factory=dict)  # in place of that picture: title to a panel
     compare: dict[str, list[str]] = field(default_factory=dict)  # title to two rows, the better one expected first
     next_commands: dict[str, str] = field(default_factory=dict)  # shown below the table: title to overrides, where
     # {ROW} is the folder of a row's run and {stdlib} that of Python's standard library

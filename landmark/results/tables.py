@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from landmark.config.schema import PanelConfig
 from landmark.results.columns import TableRow
 from landmark.results.paper import published
 from landmark.results.reducers import Record, Source
@@ -18,7 +19,8 @@ class Table:
     """Rows in the experiment's order, the settings that they share, and sentences that compare pairs of them.
 
     records: of each row, one per seed. cells: of those rows that make up a grid, the value on each axis. asked: names
-    of all rows of the experiment, of which some may have no record yet; empty where these are all.
+    of all rows of the experiment, of which some may have no record yet; empty where these are all. panels: what the
+    picture shows in place of `figure`.
     """
 
     name: str
@@ -34,6 +36,7 @@ class Table:
     figure: str = "rows"
     cells: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     asked: Sequence[str] = ()
+    panels: Mapping[str, PanelConfig] = field(default_factory=dict)
 
     @property
     def is_partial(self) -> bool:
@@ -72,6 +75,7 @@ def build(
     figure: str = "rows",
     cells: Mapping[str, Mapping[str, str]] | None = None,
     asked: Sequence[str] = (),
+    panels: Mapping[str, PanelConfig] | None = None,
 ) -> Table:
     """The table of an experiment.
 
@@ -84,6 +88,7 @@ def build(
             length, else with the first of all.
         cells: of rows that make up a grid, the value on each axis.
         asked: names of all rows of the experiment; by default these.
+        panels: title of each panel of the picture; by default the picture is `figure`.
 
     Raises UserError where there are no rows, or where two of the paper's rows have the settings of one row.
     """
@@ -111,6 +116,7 @@ def build(
         ],
         records=rows,
         figure=figure,
+        panels=panels or {},
         cells=cells or {},
         asked=asked,
     )

@@ -26,7 +26,7 @@ BAD = {
     "no such group member": (["size=huge"], "Available options in 'size': nano, paper, small"),
     "two experiments": (["-m", "+experiment=quickstart,table1_pg19"], "one experiment at a time"),
     "glob without a match": (["-m", "+experiment=quickstart", "model=glob(lstm*)"], "matches nothing"),
-    "row and command line": (["+experiment=quickstart", "model=landmark"], "but row plain_512 sets model="),
+    "row and command line": (["+experiment=quickstart", "model=landmark"], "but row twice_last_blocks sets model="),
     "out of range": (["retrieval.k=-1"], "retrieval.k=-1: the number of retrieved blocks cannot be negative"),
     "no prompt": (["task=generate"], "task=generate: set prompt="),
     "prompt of another task": (["prompt=hello"], "prompt=hello: is for task=generate or inspect"),

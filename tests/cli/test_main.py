@@ -65,7 +65,7 @@ def test_configuration_alone_is_a_row(work):
 
 def test_seeds_train_a_run_each(work, capsys):
     work("+experiment=quickstart", "data=pg19", "seeds=[0,1]")
-    assert work.trained == ["transformer", "transformer", "landmark", "landmark"]
+    assert work.trained == ["landmark", "landmark", "transformer", "transformer"]
     assert len(work.evaluated) == 12
     assert "standard deviation over 2 seeds" in capsys.readouterr().out
 
@@ -93,18 +93,18 @@ def test_a_run_to_start_from_is_not_trained_for_days_either(work):
 
 def test_task_train_evaluates_nothing(work):
     work("+experiment=quickstart", "data=pg19", "task=train")
-    assert (work.trained, work.evaluated) == (["transformer", "landmark"], [])
+    assert (work.trained, work.evaluated) == (["landmark", "transformer"], [])
 
 
 def test_run_names_the_one_to_train(work):
     given = ("+experiment=quickstart", "data=pg19", "task=train")
     with pytest.raises(
-        UserError, match=r"run=nothing: no run of quickstart \(one of transformer-.*, landmark-"
+        UserError, match=r"run=nothing: no run of quickstart \(one of landmark-.*, transformer-"
     ) as error:
         work(*given, "run=nothing")
     name = str(error.value).rpartition(", ")[2].rstrip(")")
     work(*given, f"run=outputs/runs/{name}")
-    assert (work.trained, [path.name for path in (work.output / "runs").iterdir()]) == (["landmark"], [name])
+    assert (work.trained, [path.name for path in (work.output / "runs").iterdir()]) == (["transformer"], [name])
 
 
 def test_task_prepare_trains_nothing(work, capsys):
@@ -117,15 +117,17 @@ def test_plan_makes_nothing_and_says_what_is_missing(work, capsys):
     work("+experiment=quickstart", "data=pg19", "task=plan")
     assert "missing: 2 runs, 6 rows" in capsys.readouterr().out
     assert not work.output.exists()
-    work("+experiment=quickstart", "data=pg19", "row=plain_512")
+    work("+experiment=quickstart", "data=pg19", "row=landmark_2048")
     work("+experiment=quickstart", "data=pg19", "task=plan")
     assert (work.trained, work.evaluated) == ([], [])
     planned = capsys.readouterr().out
     assert "missing: 1 runs, 5 rows" in planned
     assert re.search(
-        r"on a cluster: python .* -m .*task=train run=landmark-\S+ hydra/launcher=submitit_slurm\n", planned
+        r"on a cluster: python .* -m .*task=train run=transformer-\S+ hydra/launcher=submitit_slurm\n", planned
     )
-    assert re.search(r"and then: .* row=plain_512,\S+,recent_twice hydra/launcher=submitit_slurm\n", planned)
+    assert re.search(
+        r"and then: .* row=twice_last_blocks,\S+,last_blocks_2048 hydra/launcher=submitit_slurm\n", planned
+    )
     assert "measured, 1 run" in planned
 
 

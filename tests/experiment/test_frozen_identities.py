@@ -41,7 +41,7 @@ WITH_THE_RECIPE = {
     ("table1_pg19", "plain_512", "nano"): ("c7c88f4efa", "1dc1d100b5"),
     ("table1_pg19", "landmark_2048_k4", "nano"): ("087bbaf657", "6e52a41474"),
     ("table1_pg19", "xl_2048", "nano"): ("e5d55ad4c5", "c15279c281"),
-    ("quickstart", "recent_twice", "nano"): ("213ce15ae4", "f0077dc14a"),
+    ("quickstart", "twice_last_blocks", "nano"): ("213ce15ae4", "f0077dc14a"),
     ("key_value", "landmark-block15_205", "nano"): ("3c7c07b3e3", "b703f5db26"),
     ("learning_to_look_back", "recipe_copy_memory", "nano"): ("5407c3b0b4", "fa6dd938e5"),
     ("hierarchy", "levels2_8192", "nano"): ("b8f37afdfd", "1155ab45fc"),

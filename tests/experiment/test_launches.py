@@ -32,7 +32,7 @@ def test_a_row_serves_every_experiment_that_has_it(work):
 def test_launches_differ_by_what_decides_numbers(work, books, tmp_path, monkeypatch):
     quick = ["+experiment=quickstart", "data=pg19", "row=plain_512"]
     work(*quick)
-    work(*quick[:2], "row=plain_360", "trainer.threads=2", "eval.batch_size=3")
+    work(*quick[:2], "row=last_blocks_2048", "trainer.threads=2", "eval.batch_size=3")
     work(*quick, "seeds=[0,1]")
     other = tmp_path / "other"
     for split in ("train", "validation", "test"):
@@ -41,7 +41,7 @@ def test_launches_differ_by_what_decides_numbers(work, books, tmp_path, monkeypa
     work.task(*quick, *(word.replace(str(books), str(other)) for word in work.common))
     contents, found = read(work)
     assert [(len(launch.rows["plain_512"]), list(launch.found(contents))) for launch in found] == [
-        (1, ["plain_512", "plain_360"]),
+        (1, ["plain_512", "last_blocks_2048"]),
         (2, ["plain_512"]),
         (1, ["plain_512"]),
     ]
@@ -55,12 +55,12 @@ def test_a_launch_has_every_row_of_its_experiment(work):
     work("+experiment=quickstart", "data=pg19", "row=plain_512")
     contents, (launch,) = read(work)
     assert list(launch.rows) == [
+        "twice_last_blocks",
+        "twice_landmarks",
+        "twice_second_look",
         "plain_512",
-        "plain_360",
         "landmark_2048",
-        "landmark_twice",
-        "rerank_twice",
-        "recent_twice",
+        "last_blocks_2048",
     ]
     assert list(launch.found(contents)) == ["plain_512"]
     assert launch.compare == compose_conf(["+experiment=quickstart"]).compare
@@ -80,7 +80,7 @@ def test_cells_of_a_grid_are_added_to_its_launch(work):
 
 
 def test_a_launch_that_fails_is_noted_all_the_same(work):
-    work.fail_at, work.error = "plain_512", ValueError("lost")
+    work.fail_at, work.error = "twice_last_blocks", ValueError("lost")
     try:
         work("+experiment=quickstart", "data=pg19")
     except ValueError:
@@ -117,7 +117,7 @@ def test_a_note_that_cannot_be_read_is_named(work):
 
 def test_launches_beside_each_other_lose_no_row(work):
     """Jobs of a multirun complete one note."""
-    names = ["plain_512", "plain_360", "landmark_2048"]
+    names = ["plain_512", "landmark_2048", "last_blocks_2048"]
     for order in itertools.permutations(names, 2):
         for name in order:
             work("+experiment=quickstart", "data=pg19", f"row={name}")

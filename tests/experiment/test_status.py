@@ -38,7 +38,7 @@ def test_states_after_a_row_and_an_error(work, capsys):
     said = capsys.readouterr().out
     assert said.startswith("quickstart (nano, pg19, bytes, eval.tokens=8192): 3 done, 1 failed, 4 missing\n")
     assert state(said, "row plain_512") == ("done", "")
-    assert state(said, "row plain_360") == ("missing", "")
+    assert state(said, "row last_blocks_2048") == ("missing", "")
     assert state(said, "run landmark-pg19-nano-") == ("done", "")
     assert state(said, "row landmark_2048") == ("failed", "ValueError: a landmark is lost")
     assert files(work.output) == before
@@ -65,7 +65,7 @@ def test_of_all_experiments_the_command_does_the_rest(work, capsys):
     work.task("task=status", f"output={work.output}")
     said = capsys.readouterr().out
     assert "quickstart (nano, pg19, bytes, eval.tokens=8192): 2 done, 5 missing\n" in said
-    assert re.search(r"^  missing: row plain_360, row landmark_2048, ", said, re.MULTILINE)
+    assert re.search(r"^  missing: row twice_last_blocks, row twice_landmarks, ", said, re.MULTILINE)
     assert "table2_granularity (nano, pg19, bytes, eval.tokens=8192, seeds=[0,1]): 4 done, 8 missing" in said
     assert "not begun: ablation_retrieval, " in said
     rests = [shlex.split(line.partition(": ")[2]) for line in said.splitlines() if line.startswith("  the rest: ")]

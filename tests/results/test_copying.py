@@ -60,6 +60,9 @@ def test_the_row_of_the_same_length_that_retrieves_recent_blocks_stands_beside(r
     assert titles(table) == [[MAP + "a_400", MAP + "recent_400"], [LOSS]]
     shades = [panel.spec["layer"][0]["encoding"]["fill"]["scale"]["domain"] for panel in panels(table)[0]]
     assert shades == [[0, 0.6]] * 2
+    rows["better_400"] = record("better_400", best=0.6)
+    rows["better_400"][0]["results"]["second_copy"] = 1.2
+    assert titles(build("t", rows, figure="copying"))[0] == [MAP + "better_400", MAP + "recent_400"]
     del rows["recent_400"]
     assert titles(build("t", rows, figure="copying"))[0] == [MAP + "long_800"]
 
@@ -84,10 +87,10 @@ def test_records_without_a_map_show_the_losses_alone(record):
 
 def test_rows_without_the_probe_show_their_perplexity(record, make_record, configure):
     books = {name: [make_record(configure("model=landmark"), name, 4.5)] for name in ("books_512", "more_512")}
-    perplexities = ["Perplexity, measured here", "Perplexity against books_512"]
-    assert titles(build("t", books, figure="copying")) == [perplexities]
+    perplexities = "Perplexity, measured here"
+    assert titles(build("t", books, figure="copying")) == [[perplexities]]
     mixed = {"a_400": record("a_400", best=0.6)} | books
-    assert titles(build("t", mixed, figure="copying")) == [[MAP + "a_400"], [LOSS], perplexities]
+    assert titles(build("t", mixed, figure="copying")) == [[MAP + "a_400"], [LOSS, perplexities]]
 
 
 def test_a_map_of_queries_says_so_and_an_unknown_share_is_left_out(record):

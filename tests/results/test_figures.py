@@ -259,11 +259,11 @@ def test_every_panel_is_understood_and_shows_its_points(figure):
 
 
 def test_errors_are_drawn_and_told():
-    table = tabulate("table2_granularity")
+    table = build("t", dict(tabulate("ablation_retrieval").records))
     measured, against = panels(table)[0]
     for row, each in zip(table.rows, points(measured), strict=True):
         assert (each["low"], each["high"]) == pytest.approx((row.perplexity - row.spread, row.perplexity + row.spread))
-        assert each["tooltip"].startswith(f"{row.name}, landmark\n{row.perplexity:.4g} (")
+        assert each["tooltip"].startswith(f"{row.name}, {row.model}\n{row.perplexity:.4g} (")
     assert all(each["low"] < each["high"] for each in points(against)[1:])
 
 

@@ -132,7 +132,7 @@ def test_command_of_a_row_is_copied_and_reproduces_it(browser, page, work):
 def test_command_does_the_rest(browser, page, work):
     browser.open(page)
     (told,) = [text for text in browser.texts("#s0 > .few") if "no record yet" in text]
-    assert told.startswith("5 of 6 rows have no record yet: plain_360, landmark_2048, landmark_twice, ")
+    assert told.startswith("5 of 6 rows have no record yet: twice_last_blocks, twice_landmarks, twice_second_look, ")
     (rest,) = browser.texts("#s0 > .command code")
     assert f"output={work.output}" in rest.split()
 

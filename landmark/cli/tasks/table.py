@@ -47,6 +47,7 @@ def show(command: Command, found: Mapping[str, Sequence[Record]]) -> None:
         figure=config.figure,
         cells={row.name: row.cell for row in command.rows if row.cell is not None},
         asked=names,
+        panels=config.panels,
     )
     print(f"\n{render.as_text(built)}")
     folder = command.runner.output / "tables"

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from landmark.results.figures import (
     accuracy,
+    chosen,
     copying,
     drop_rate,
     heatmap,
@@ -44,7 +45,12 @@ def check_figure(name: str) -> None:
 
 
 def panels(table: Table) -> list[list[Panel]]:
-    """Lines of panels: what the table's `figure` shows. A heat map without cells falls back to rows."""
+    """Lines of panels: those that the experiment lists and that have rows, else what the table's `figure` shows.
+
+    A heat map without cells falls back to rows.
+    """
+    if table.panels and (drawn := chosen.panels(table)):
+        return drawn
     return FIGURES["rows" if table.figure == "heatmap" and not table.cells else table.figure](table)
 
 

@@ -17,26 +17,26 @@ BY_CHANCE = ("recent", "random")  # scorers that do not look at the text
 
 
 def panels(table: Table) -> list[list[Panel]]:
-    """Maps of the retrieved blocks; the loss on both copies of each row; perplexities of rows without this probe."""
+    """Maps of the retrieved blocks; the loss on both copies of each row, and perplexities of rows without the probe."""
     copies = [row for row in table.rows if row.second_copy is not None]
     others = [row for row in table.rows if row.second_copy is None]
-    drawn = [_maps(table, copies), [losses(copies)] if copies else []]
+    measured = [losses(copies)] if copies else []
     if any(row.perplexity is not None for row in others):
-        drawn += rows.panels(replace(table, rows=others))
-    return [line for line in drawn if line]
+        measured.append(rows.absolute(replace(table, rows=others)))
+    return [line for line in (_maps(table, copies), measured) if line]
 
 
 def mapped(table: Table, copies: Sequence[TableRow]) -> list[TableRow]:
     """The row whose map is shown, and beside it one of the same length that retrieves the most recent blocks.
 
-    Of several rows the one with such a neighbour, else the one with the longest text.
+    Of several rows the one with such a neighbour, else the one with the longest text, and of these the best one.
     """
     known = [row for row in copies if _map(table, row)]
     recent = {row.length: row for row in reversed(known) if row.scorer == "recent"}
     looking = [row for row in known if row.scorer not in BY_CHANCE] or known
     if not looking:
         return []
-    first = max(looking, key=lambda row: (row.length in recent, row.length))
+    first = max(looking, key=lambda row: (row.length in recent, row.length, -(row.second_copy or 0.0)))
     second = recent.get(first.length, first)
     return [first] if second is first else [first, second]
 

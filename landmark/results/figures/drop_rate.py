@@ -30,16 +30,16 @@ def _perplexities(table: Table, rows: list[TableRow]) -> Panel:
         for each in _named_level(row.name, row.perplexity)
     ]
     x = {"title": "lookups dropped, percent (beside each point: its cutoff)", "scale": {"padding": 26}}
-    y = {"title": "perplexity"}
+    y = {"title": "perplexity", "scale": {"padding": 16}}
     return curves("Perplexity at the share dropped", points, LOOKS, x, y, below=without)
 
 
 def _layers(table: Table, rows: list[TableRow]) -> list[Panel]:
     """Means over heads and seeds."""
     rows = sorted(rows, key=lambda row: float(row.cutoff or 0))
-    found = [[record["results"]["memory"]["drop_rates"] for record in table.records[row.name]] for row in rows]
-    if not found:
+    if not rows or not table.records:  # from a CSV
         return []
+    found = [[record["results"]["memory"]["drop_rates"] for record in table.records[row.name]] for row in rows]
     names = [str(layer) for layer in range(len(found[0][0]))]
     points = [
         point(name, float(row.cutoff or 0), share, told=f"layer {name}, cutoff {row.cutoff}")

@@ -10,8 +10,8 @@ from landmark.results.tables import Table
 
 
 def panels(table: Table) -> list[list[Panel]]:
-    """Perplexity of each row; its distance from the first row, beside the paper's; a grid of the granularities."""
-    return [[_absolute(table), *_relative(table)], *([panel] for panel in _granularities(table))]
+    """Perplexity of each row, or a grid of the granularities; its distance from the first row, beside the paper's."""
+    return [[*(_granularities(table) or [absolute(table)]), *_relative(table)]]
 
 
 def change(row: TableRow, base: TableRow) -> tuple[float, tuple[float, float]]:
@@ -28,7 +28,8 @@ def percent(value: float | None, base: float | None) -> float:
     return 100 * ((value or math.nan) / (base or math.nan) - 1)
 
 
-def _absolute(table: Table) -> Panel:
+def absolute(table: Table) -> Panel:
+    """Perplexity of each row, with its error."""
     measured = [(row, row.perplexity) for row in table.rows if row.perplexity is not None]
     points = [dot(_kind(row), row.name, value, around(value, row.spread)) for row, value in measured]
     x = {"title": "perplexity (lower is better)"}

@@ -162,13 +162,6 @@ class Selector:
         older = [n for n in range(count) if n not in newest]
         looks = self.second_look is not None and min(self.second_look, count) > self.k
         likely = np.array([[softmax(row) for row in of_head] for of_head in scores]).reshape(scores.shape)
-        if looks and self.query_window > 1:
-            for h in range(heads):
-                for i in range(queries):
-                    own = self._best(likely[h, i], older, self.second_look - len(newest)) + newest
-                    share = np.full(count, -np.inf)
-                    share[own] = np.log(softmax(exact[h, i, own]))
-                    likely[h, i] = share
         chosen = []
         for h in range(heads):
             together = {"per_token": range(heads), "per_token_and_group": self._group(h, heads, kv_heads)}
@@ -177,11 +170,14 @@ class Selector:
                 first = 0 if self.granularity == "per_head" else max(0, i + 1 - self.query_window)
                 last = queries if self.granularity == "per_head" else i + 1
                 rank = likely[of_heads, first:last].max((0, 1)) if count else likely[0, 0]
-                proposed = self.second_look if looks and self.query_window == 1 else self.k
-                best = self._best(rank, older, proposed - len(newest))
-                if looks and self.query_window == 1:
-                    best = self._best(exact[h, i], best, self.k - len(newest))
-                of_head.append(sorted(best[: max(0, self.k - len(newest))] + newest))
+                if looks:
+                    rank = np.full(count, -np.inf)
+                    for other in range(first, last):
+                        own = likely[of_heads, other].max(0)
+                        own = self._best(own, older, self.second_look - len(newest)) + newest
+                        for head in of_heads:
+                            rank[own] = np.maximum(rank[own], np.log(softmax(exact[head, other, own])))
+                of_head.append(sorted(self._best(rank, older, self.k - len(newest)) + newest))
             chosen.append(of_head)
         return chosen
 

@@ -53,6 +53,7 @@ class ModelConfig:
     family: str | None = one_of(None, "llama")  # a model of transformers, built anew with this shape: llama
     name: str | None = None  # a model of transformers to start from: its folder or name on the hub; keeps its own shape
     as_is: bool | None = None  # of that model: train nothing
+    dtype: str | None = one_of(None, "float32", "bfloat16", "float16")  # of its weights, as_is; null: float32
     lora_rank: int | None = at_least(1, None)  # train adapters and the landmark's embedding; null: everything
     num_layers: int = MISSING
     num_heads: int = MISSING
@@ -175,6 +176,7 @@ class MemoryConfig:
     load: str | None = None  # task=generate: folder of a saved memory to go on from
     save: str | None = None  # task=generate: folder for the memory of `prompt_file`
     window: int | None = at_least(1, None)  # transformer: last keys kept; model=pretrained: read beside the k blocks
+    rest: bool = False  # model=pretrained: blocks that are not read take part as one place each, of their means
     sinks: int = at_least(0, 4)  # transformer with a window: first keys kept
 
 

@@ -5,6 +5,8 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from landmark.data.key_value import KeyValue
 from landmark.data.mqar import Mqar
 from landmark.data.passkey import Passkey
@@ -36,12 +38,21 @@ class SyntheticCorpus:
 
     def split(self, name: str) -> SyntheticSplit:
         settings = self.data.sample_settings if name == "train" else self.data.prompt_settings
-        text = json.dumps([self.data.name, name, settings, self.tokenizer.hash], sort_keys=True)
+        described = [self.data.name, name, settings, self.tokenizer.hash]
+        if self.tokenizer.beginning and name != "train":
+            described.append(self.tokenizer.beginning)
+        text = json.dumps(described, sort_keys=True)
         return SyntheticSplit(hashlib.sha256(text.encode()).hexdigest())
 
     def prompts(self, split: str, length: int, count: int) -> list[Prompt]:
-        """The split's first `count` prompts of at most `length` tokens."""
-        return [self.data.prompt(sample_generator(split, length, n), length, self.tokenizer) for n in range(count)]
+        """The split's first `count` prompts of at most `length` tokens, with those that begin a text."""
+        beginning, prompts = np.array(self.tokenizer.beginning, dtype=np.int64), []
+        for number in range(count):
+            generator = sample_generator(split, length, number)
+            prompt = self.data.prompt(generator, length - len(beginning), self.tokenizer)
+            evidence = tuple((first + len(beginning), stop + len(beginning)) for first, stop in prompt.evidence)
+            prompts.append(Prompt(np.concatenate([beginning, prompt.tokens]), prompt.answer, evidence))
+        return prompts
 
     def check(self, split: str, length: int) -> None:
         """Raise UserError if `length` tokens are too few for an evaluation."""

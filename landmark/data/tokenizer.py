@@ -52,6 +52,11 @@ class Tokenizer:
         """Bytes of each id, (vocab_size,) int64. Raises UserError where the pieces of text cannot be loaded."""
         return np.array([len(piece) for piece in self._pieces], dtype=np.int64)
 
+    @property
+    def beginning(self) -> list[int]:
+        """Ids before every text that a model reads."""
+        return []
+
     def encode(self, text: str) -> np.ndarray:
         """Ids of a text, without end of text. Text that looks like a special token is encoded as ordinary text."""
         raise NotImplementedError

@@ -19,7 +19,7 @@ def chunk_length(model: DecoderConfig, length: int, local: int | None, window: i
         model: its shape.
         length: tokens of a segment.
         local: the setting `eval.local` (None: the window of Transformer-XL, else the whole segment).
-        window: the setting `memory.window` of a plain transformer (None: it keeps nothing between chunks).
+        window: tokens that a plain transformer keeps between chunks, see `kept_tokens` (None: none).
     """
     if local is not None and local < 1:
         raise UserError(f"eval.local={local}: a chunk needs at least 1 token")
@@ -33,6 +33,14 @@ def chunk_length(model: DecoderConfig, length: int, local: int | None, window: i
     if model.kind == "transformer_xl":
         return local or min(length, model.window or length)
     return local or length
+
+
+def kept_tokens(config: Config) -> int | None:
+    """Tokens that a plain transformer keeps between chunks: `memory.window`, or all with transformers' own cache.
+
+    None: it keeps none.
+    """
+    return config.eval.length if config.model.name is not None else config.memory.window
 
 
 def penultimate_chunk_start(model: DecoderConfig, length: int, local: int, k: int) -> int:
@@ -71,12 +79,15 @@ def attention_size(
     if model.kind != "landmark" or block is None:
         kept = model.recurrence.cache if model.recurrence else 0
         if model.kind == "transformer":
-            kept = 0 if memory.window is None else memory.sinks + memory.window
+            kept = kept_tokens(config) or 0
+            kept += memory.sinks if config.model.name is None and memory.window is not None else 0
         return keys_per_query(length, local, kept), 0.0
     keys = scored = 0
     for start in range(0, length, local):
         queries = min(local, length - start)
-        blocks, pending = divmod(start, block)
+        in_window = (memory.window or 0) if config.model.as_is else 0
+        blocks = max(0, start - in_window) // block
+        pending = start - blocks * block
         kept = blocks if memory.blocks is None else min(blocks, memory.blocks)
         keys += queries * (queries + 1) // 2
         keys += queries * (pending + (1 - dropped) * min(config.retrieval.k, kept) * block)

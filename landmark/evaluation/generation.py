@@ -72,8 +72,8 @@ def generate_text(
         if config.memory.load is not None:
             memory.load(config.memory.load, next(model.parameters()).device)
     parts = [tokenizer.encode(text).astype(np.int64) for text in prompt_texts(config)]
-    if config.memory.load is None and (beginning := getattr(tokenizer, "beginning", [])):
-        parts[0] = np.concatenate([beginning, parts[0]])
+    if config.memory.load is None and tokenizer.beginning:
+        parts[0] = np.concatenate([tokenizer.beginning, parts[0]])
     stop = [tokenizer.eot, *(_stop_token(text, tokenizer) for text in settings.stop)]
     reading = {"local": config.eval.local, "memory": memory, "limit": settings.limit, "progress": progress}
     statistics.tokens_read = sum(map(len, parts))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from landmark.evaluation.chunks import attention_size, chunk_length
+from landmark.evaluation.chunks import attention_size, chunk_length, kept_tokens
 from landmark.evaluation.memories import add_counters
 from landmark.memory.counters import with_rates
 from landmark.utils.peak_memory import peak_memory_bytes, reset_peak_memory
@@ -31,7 +31,7 @@ class Measurement:
     def __init__(self, model: LanguageModel, config: Config):
         """Raises UserError if the settings do not fit the model."""
         settings = config.eval
-        self.local = chunk_length(model.config, settings.length, settings.local, config.memory.window)
+        self.local = chunk_length(model.config, settings.length, settings.local, kept_tokens(config))
         self.batch_size = settings.batch_size or max(1, TOKENS_AT_ONCE // self.local)
         self.device = next(model.parameters()).device
         self._shape, self._config = model.config, config

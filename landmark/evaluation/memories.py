@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 
 def new_memory(model: LanguageModel, config: Config, observer: Observer | None = None) -> Any:
-    """An empty memory; None for a plain transformer without a window."""
+    """An empty memory; None for a plain transformer of ours without a window."""
+    if model.config.kind == "transformer" and config.model.name is not None:
+        return model.unlimited_memory(config.eval.length)
     if model.config.kind == "transformer" and config.memory.window is not None:
         return model.new_memory(window=config.memory.window, sinks=config.memory.sinks)
     if model.config.kind != "landmark":

@@ -34,7 +34,7 @@ def evaluate(
     config: Config,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
-    """Perplexity of one row. Every segment starts with an empty memory.
+    """Perplexity of one row. Every segment starts with an empty memory, and with the ids that begin a text, if any.
 
     Args:
         model: in evaluation mode.
@@ -62,13 +62,16 @@ def evaluate(
         start = penultimate_chunk_start(model.config, settings.length, local, config.retrieval.k)
         retrieval = RetrievalStatistics(start + start // (model.config.block_size or 1))
     done, total = 0, sum(segment.counted for segment in cut)
+    beginning = np.array(tokenizer.beginning, dtype=np.int64)
     measured.start()
     for start in range(0, len(cut), batch_size):
         batch = cut[start : start + batch_size]
         tokens = np.stack([stream.tokens[s.start : s.start + s.length + 1] for s in batch]).astype(np.int64)
+        tokens = np.concatenate([np.tile(beginning, (len(batch), 1)), tokens], 1)
         memory = new_memory(model, config, retrieval)
         with inference(model, config):
             losses = segment_losses(model, torch.from_numpy(tokens).to(device), local, memory).cpu().numpy()
+            losses = losses[:, len(beginning) :]  # of the text
         for segment, loss in zip(batch, losses, strict=True):
             counted.add(segment.targets[0], loss, np.arange(segment.length - segment.counted, segment.length))
         measured.add(memory)

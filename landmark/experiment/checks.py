@@ -2,7 +2,7 @@
 
 from landmark.config import Config, checks
 from landmark.config.ranges import check_ranges
-from landmark.evaluation.chunks import chunk_length, penultimate_chunk_start
+from landmark.evaluation.chunks import chunk_length, kept_tokens, penultimate_chunk_start
 from landmark.evaluation.memory_settings import memory_settings
 from landmark.memory.settings import check_settings
 from landmark.models.config import check_decoder
@@ -14,7 +14,7 @@ def check(config: Config) -> None:
     shape = check_decoder(config.model, config.cmt.enabled)
     checks.check(config)
     settings = checks.resolve(config).eval
-    local = chunk_length(shape, settings.length, settings.local, config.memory.window)
+    local = chunk_length(shape, settings.length, settings.local, kept_tokens(config))
     if config.model.kind == "landmark":
         check_settings(memory_settings(config), config.model.block_size or 1)
     if settings.retrieval_statistics:

@@ -64,7 +64,7 @@ def load_trained(config: Config, folder: Path, inputs: Inputs) -> "tuple[Languag
     set_up_processor(config)
     if config.model.as_is:
         shape = decoder_config(config.model, tokenizer, config.cmt.enabled)
-        return load(folder, shape, evaluation_device(config)), tokenizer
+        return load(folder, shape, evaluation_device(config), config.model.dtype or "float32"), tokenizer
     if (stored := read_run(folder)["tokenizer"]) != tokenizer.hash:
         raise UserError(
             f"{folder} was trained with another tokenizer ({stored[:10]}…) than tokenizer={tokenizer.name}: "

@@ -53,6 +53,8 @@ def run_settings(config: Config, tokenizer_hash: str, stream_sha256: str, start:
         settings["model"] = {key: settings["model"][key] for key in _OF_NAMED if key in settings["model"]}
     if config.model.as_is:  # nothing is trained
         settings = {"model": {"kind": config.model.kind, "as_is": True}, "tokenizer": tokenizer_hash}
+        if config.model.dtype not in (None, "float32"):
+            settings["model"]["dtype"] = config.model.dtype
         if config.model.kind == "landmark":
             settings["model"]["block_size"] = config.model.block_size
     if start is not None:
@@ -98,6 +100,8 @@ def row_settings(config: Config, run: str, stream_sha256: str) -> dict[str, Any]
             asked["query"] = config.eval.query
         shown = {"eval_length": config.eval.length, "local": config.eval.local}
         return {"run": run, "model": kind, **shown, **asked, **reading}
+    if config.model.name is not None:
+        settings["beginning"] = True  # the ids that begin a text stand before each segment
     if kind == "landmark":
         settings |= {
             "blocks": config.memory.blocks,
@@ -113,6 +117,8 @@ def row_settings(config: Config, run: str, stream_sha256: str) -> dict[str, Any]
             settings["first"] = config.retrieval.first
         if config.model.as_is:
             settings["window"] = config.memory.window
+        if config.memory.rest:
+            settings["rest"] = True
         if config.retrieval.query_window > 1:
             settings["query_window"] = config.retrieval.query_window
         if config.memory.index != "exact":

@@ -39,12 +39,16 @@ def check_index(folder: Path) -> None:
 
 
 def folder_of(name: str) -> Path:
-    """The folder `name`, or that of the hub's model of this name, which is downloaded if it was not before.
+    """The folder `name`, that of a .gguf file (gguf.py), or that of the hub's model of this name, which is downloaded.
 
-    Raises UserError if there is neither.
+    Raises UserError if there is none of these.
     """
     if Path(name).is_dir():
         return Path(name)
+    if name.endswith(".gguf") and Path(name).is_file():
+        from landmark.huggingface.gguf import converted
+
+        return converted(Path(name))
     from huggingface_hub import snapshot_download
 
     try:

@@ -25,8 +25,7 @@ from landmark.utils.landmark_token import new_landmark
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-BLOCK_SIZE = 63  # with its landmark a block has 64 places
-LANDMARKS = ("token", "none")
+BLOCK_SIZE = {"token": 63, "none": 32}  # with its landmark a block has 64 places
 
 
 def wrap(
@@ -43,7 +42,7 @@ def wrap(
         model: the decoder.
         tokenizer: gets the token `<landmark>`, whose embedding is the mean of the others until it is trained. Without
             landmarks it stays as it is.
-        block_size: ℓ, tokens a block. None: 63, without landmarks 64.
+        block_size: ℓ, tokens a block. None: 63, without landmarks 32.
         memory: `landmark.memory.settings.SETTINGS`, as {"k": 4, "max_blocks": 1000}. What it does not name has their
             defaults, without landmarks those of `TRAINING_FREE`.
         local: tokens of a prompt read at a time.
@@ -56,10 +55,11 @@ def wrap(
     check_model(model)
     if memory is not None and not isinstance(memory, Mapping):
         raise UserError(f"memory={memory!r}: give settings by name, as {{'k': 4}}")
-    if landmarks not in LANDMARKS:
-        raise UserError(f"landmarks={landmarks!r}: must be one of {', '.join(LANDMARKS)}")
+    if landmarks not in BLOCK_SIZE:
+        raise UserError(f"landmarks={landmarks!r}: must be one of {', '.join(BLOCK_SIZE)}")
+    block_size = BLOCK_SIZE[landmarks] if block_size is None else block_size
     if landmarks == "none":
-        return attach(model, without_landmarks(BLOCK_SIZE + 1 if block_size is None else block_size, local, memory))
+        return attach(model, without_landmarks(block_size, local, memory))
     if LANDMARK in tokenizer.get_vocab():
         raise UserError(
             f"the tokenizer has a token {LANDMARK} already: to go on with a model that was saved with landmarks, "
@@ -70,7 +70,6 @@ def wrap(
             "the model's embeddings are kept elsewhere (meta tensors), so none can be added: wrap the model on one "
             "device, save it, and open it with landmark.huggingface.load(folder, device_map=…)"
         )
-    block_size = BLOCK_SIZE if block_size is None else block_size
     token = new_landmark(tokenizer)
     settings = LandmarkSettings(token, block_size, local, dict(memory or {}))
     wrapped = attach(model, settings)

@@ -132,9 +132,14 @@ class Memory:
         """Tokens of the text that are committed, without landmarks."""
         return self.position - self.position // self.width
 
+    @property
+    def summaries(self) -> tuple[str, ...]:
+        """What a store has of each block, besides its keys and values; see `BlockStore`."""
+        return ("landmarks", "means") if self.select.with_means else ("landmarks",)
+
     def new_layer(self) -> LayerMemory:
         """An empty layer with the memory's settings."""
-        return LayerMemory(BlockStore(self.store, self.select.with_means, self._fetched))
+        return LayerMemory(BlockStore(self.store, self.summaries, self._fetched))
 
     def expect(self, blocks: int) -> None:
         """Allocate for `blocks` complete blocks of a text in total."""

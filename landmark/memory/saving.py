@@ -17,6 +17,7 @@ from torch import Tensor
 from landmark.memory.layer import LayerMemory
 from landmark.memory.store import BlockStore
 from landmark.memory.store.block_files import SavedRows
+from landmark.memory.store.block_store import SUMMARIES
 from landmark.utils.errors import UserError
 from landmark.utils.files import check_keys, inside, read_json, write_atomic, write_json
 from landmark.utils.hashes import check_hashes, write_hashes
@@ -117,7 +118,7 @@ def load(
     for number, counts in content["layers"].items():
         layers[int(number)] = layer = new_layer()
         parts = {name.partition(".")[2]: x for name, x in loaded.items() if name.startswith(f"{number}.")}
-        summaries = {name: parts.pop(name) for name in ("landmarks", "means") if name in parts}
+        summaries = {name: parts.pop(name) for name in SUMMARIES if name in parts}
         layer.between = parts
         if counts["kept"]:
             batch, heads, _, dim = summaries["landmarks"].shape
@@ -200,8 +201,9 @@ def _fill(store: BlockStore, added: int, saved: SavedRows, summaries: Mapping[st
     """
     path, rows_saved = saved.path, saved.rows
     if missing := store.summaries.keys() - summaries.keys():
-        assert missing == {"means"}
-        raise UserError(f"{path.parent} was saved without the mean keys that retrieval.scorer=mean_key ranks by")
+        means = "mean keys that retrieval.scorer=mean_key ranks by"
+        what = means if "means" in missing else "mean values that memory.rest=true reads"
+        raise UserError(f"{path.parent} was saved without the {what}")
     batch, heads, _, block_size, dim = like.shape
     row_bytes = 2 * batch * heads * block_size * dim * like.element_size()
     if (size := path.stat().st_size if path.is_file() else 0) < rows_saved * row_bytes:

@@ -33,15 +33,18 @@ SETTINGS: dict[str, Any] = {  # with their defaults
     "candidates": 16,  # landmarks that faiss finds for each query
     "mapping": "stingy",  # positions of blocks, "true" ones (positions.py), or without landmarks "auto": as they fit
     "window": None,  # of a text without landmarks: last tokens that every query sees (summaries.py); None: it has them
+    "rest": False,  # there: whether blocks that are not read take part as one place each (unread.py)
     "cutoff": 0.0,  # weight of a context miss token from which on a query retrieves; one, or one for each layer
     "seed": 0,  # of the scorer "random"
 }
 TRAINING_FREE: dict[str, Any] = {  # of models that read without landmarks, where nothing was trained
-    "k": 4,
+    "k": 32,
+    "granularity": "per_token_and_group",
     "scorer": "mean_key",
-    "rerank": 32,
+    "rerank": 64,
     "first": 1,
-    "window": 256,
+    "window": 512,
+    "rest": True,
     "mapping": "auto",
 }
 _NAMES = {  # on the command line, where they are not retrieval.…
@@ -49,6 +52,7 @@ _NAMES = {  # on the command line, where they are not retrieval.…
     **{name: f"memory.{name}" for name in ("tier", "folder", "cache", "index", "index_type", "candidates")},
     "mapping": "positions.mapping",
     "window": "memory.window",
+    "rest": "memory.rest",
 }
 _CHOICES = {
     "granularity": GRANULARITIES,
@@ -98,11 +102,13 @@ def check_settings(settings: Mapping[str, Any], block_size: int) -> None:
             raise UserError(
                 f"{by}: {_named(name, every)} changes which blocks are best by {can}, leave out one of them"
             )
-    if every["rerank"] is not None and every["granularity"] != "per_token_and_head":
+    if every["rerank"] is not None and not every["granularity"].startswith("per_token_and_"):
         raise UserError(
-            f"{_named('granularity', every)}: {_named('rerank', every)} chooses for each query and head, "
-            "set per_token_and_head"
+            f"{_named('granularity', every)}: {_named('rerank', every)} chooses for each query, and head or group: "
+            "set per_token_and_head or per_token_and_group"
         )
+    if every["window"] is None and every["rest"]:
+        raise UserError(f"{_named('rest', every)}: is for texts without landmarks")
     if every["window"] is None and every["mapping"] == "auto":
         raise UserError(f"{_named('mapping', every)}: is for texts without landmarks, set stingy or true")
     if every["window"] is not None and (ranks in ("landmark", "faiss") or any(values)):
@@ -180,7 +186,7 @@ def memory_of(block_size: int, settings: Mapping[str, Any], **objects: Any) -> M
     positions = Stingy() if every["mapping"] == "stingy" else TruePositions()
     objects |= {"select": select, "store": store, "positions": positions}
     if window is not None:
-        return SummaryMemory(block_size, every["k"], window=window, **objects)
+        return SummaryMemory(block_size, every["k"], window=window, rest=every["rest"], **objects)
     return Memory(block_size, every["k"], **objects)
 
 

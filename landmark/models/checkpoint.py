@@ -66,24 +66,28 @@ def save(model: LanguageModel, folder: Path | str, state: dict[str, Tensor] | No
 
 
 def load(
-    folder: Path | str, expected: DecoderConfig | None = None, device: str | torch.device = "cpu"
+    folder: Path | str,
+    expected: DecoderConfig | None = None,
+    device: str | torch.device = "cpu",
+    dtype: str = "float32",
 ) -> LanguageModel:
     """Load a model, in evaluation mode: ours, also with the authors' names of weights, or one of transformers.
 
-    expected: the configuration that the model must have, except its backend (None: any). Raises UserError for a file
-    that is missing or damaged, and for another configuration, naming the differences.
+    expected: the configuration that the model must have, except its backend (None: any). dtype: of the weights of a
+    model of transformers. Raises UserError for a file that is missing or damaged, and for another configuration,
+    naming the differences.
     """
     check_hashes(folder)
-    model = _load(Path(folder), expected)
+    model = _load(Path(folder), expected, dtype)
     check_finite(model, Path(folder))
     return model.to(device).eval()
 
 
-def _load(folder: Path, expected: DecoderConfig | None) -> LanguageModel:
+def _load(folder: Path, expected: DecoderConfig | None, dtype: str) -> LanguageModel:
     if (folder / CONFIG).is_file() and "model_type" in read_json(folder / CONFIG, {}, "train the run again"):
         from landmark.models.pretrained import load_pretrained
 
-        return load_pretrained(folder, expected)
+        return load_pretrained(folder, expected, getattr(torch, dtype))
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():
             raise UserError(f"{folder / name} is missing: name the folder of a finished run")

@@ -275,7 +275,7 @@ def decoder_config(model: ModelConfig, tokenizer: Vocabulary, cmt: bool = False)
     """
     if cmt and model.kind != "landmark":
         raise UserError(f"cmt=on: model={model.kind} has no landmarks that a context miss token could control")
-    of_other_models = ("family", "name", "as_is", "lora_rank")
+    of_other_models = ("family", "name", "as_is", "dtype", "lora_rank")
     values = {item.name: getattr(model, item.name) for item in fields(model) if item.name not in of_other_models}
     values |= {"vocab_size": tokenizer.vocab_size, "landmark_id": tokenizer.landmark, "cmt": cmt}
     if model.kind != "landmark":

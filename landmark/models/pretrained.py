@@ -199,12 +199,14 @@ def _with_landmarks(model: PreTrainedModel, landmarks: Landmarks) -> LandmarkMod
     return wrapped
 
 
-def load_pretrained(folder: Path, expected: DecoderConfig | None = None) -> Pretrained:
+def load_pretrained(
+    folder: Path, expected: DecoderConfig | None = None, dtype: torch.dtype = torch.float32
+) -> Pretrained:
     """Load a model that `Pretrained.save` wrote, or one that gets no training, and reads without landmarks.
 
     Raises UserError if it is damaged, or not of the `expected` shape.
     """
-    model = _open(folder)
+    model = _open(folder, dtype)
     saved = getattr(model.config, "landmark", None)
     if saved is None and expected is not None and expected.landmarks is not None and expected.landmark_id is None:
         model = attach(model, without_landmarks(expected.landmarks.block_size))
@@ -228,9 +230,9 @@ def weights_sha256(name: str) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def _open(folder: Path) -> PreTrainedModel:
+def _open(folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     try:
-        return open_model(folder, dtype=torch.float32, local_files_only=True)
+        return open_model(folder, dtype=dtype, local_files_only=True)
     except UserError:
         raise
     except (OSError, ValueError, KeyError, SafetensorError) as error:

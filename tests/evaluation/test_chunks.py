@@ -6,7 +6,7 @@ from landmark.evaluation.chunks import attention_size
 from landmark.training.fit import training_flops_per_token
 from landmark.utils.flops import flops_per_token, keys_per_query
 from tests.configurations import changed
-from tests.evaluation.test_perplexity import PLAIN, XL, model_of, settings
+from tests.evaluation.test_perplexity import LANDMARK, PLAIN, XL, model_of, settings
 from tests.training.training_case import make_config
 
 
@@ -26,3 +26,16 @@ def test_keys_of_the_papers_transformer_xl():
 
 def test_a_plain_model_attends_to_its_whole_segment():
     assert attention_size(PLAIN, settings(64), 64, 64) == (keys_per_query(64), 0.0)
+
+
+@pytest.mark.parametrize(("block", "window", "k", "local"), [(5, 7, 3, 16), (4, 0, 2, 5), (3, 20, 1, 9)])
+def test_a_model_that_reads_without_landmarks_attends_to_its_window_and_its_blocks(block, window, k, local):
+    """As the memory reads: at the end of a chunk older tokens than the window become blocks, where they fill one."""
+    config, shape = settings(64, k=k, window=window), changed(LANDMARK, block_size=block)
+    config.model.as_is = True
+    stored, seen = 0, []
+    for start in range(0, 64, local):
+        stored = max(0, start - window) // block
+        for query in range(start, min(start + local, 64)):
+            seen.append(query + 1 - stored * block + min(k, stored) * block)
+    assert attention_size(shape, config, 64, local)[0] == sum(seen) / 64

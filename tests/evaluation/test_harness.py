@@ -21,7 +21,7 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
 from landmark.evaluation.harness import LandmarkLM
-from landmark.huggingface import LandmarkSettings, attach, place_embedding
+from landmark.huggingface import LandmarkSettings, attach, place_embedding, wrap
 from landmark.models import Decoder, save
 from landmark.utils.errors import UserError
 from tests.configurations import decoder_config
@@ -66,6 +66,18 @@ def wrapped(plain, tmp_path_factory):
     attach(model, LandmarkSettings(landmark, 15, 40))
     place_embedding(model, landmark)
     model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def without(tmp_path_factory):
+    """The same model, reading without landmarks."""
+    folder, tokenizer = tmp_path_factory.mktemp("without"), make_tokenizer()
+    memory = {"k": 3, "window": 7, "rerank": 5}
+    wrap(make_model("llama"), tokenizer, block_size=4, landmarks="none", memory=memory, local=40).save_pretrained(
+        folder
+    )
     tokenizer.save_pretrained(folder)
     return folder
 
@@ -116,7 +128,7 @@ def test_generated_texts_are_those_of_hf(both):
     assert any(ours)
 
 
-@pytest.mark.parametrize("fixture", ["plain", "wrapped"])
+@pytest.mark.parametrize("fixture", ["plain", "wrapped", "without"])
 def test_batches_do_not_matter(fixture, request):
     folder = request.getfixturevalue(fixture)
     asked = requests("loglikelihood", *PAIRS, *((context, " sees the boat") for context, _ in PAIRS))
@@ -178,8 +190,10 @@ class Colours(ConfigurableTask):
         self.dataset = {"test": self.made}
 
 
-def test_the_harness_evaluates_a_model_with_landmarks(wrapped):
-    model = get_model("landmark").create_from_arg_string(f"path={wrapped},k=2,tokenizer={wrapped}", {"device": "cpu"})
+@pytest.mark.parametrize("fixture", ["wrapped", "without"])
+def test_the_harness_evaluates_a_model_with_a_memory(fixture, request):
+    folder = request.getfixturevalue(fixture)
+    model = get_model("landmark").create_from_arg_string(f"path={folder},k=2,tokenizer={folder}", {"device": "cpu"})
     results = simple_evaluate(model=model, tasks=[Colours()], bootstrap_iters=0, task_manager=TASKS)
     assert results is not None
     assert results["results"]["colours"]["acc,none"] in (0.0, 0.5, 1.0)

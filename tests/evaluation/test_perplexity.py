@@ -53,7 +53,7 @@ def settings(
         retrieval=SimpleNamespace(
             k=k, granularity="per_token_and_head", scorer=scorer, rerank=None, recent=0, first=0, query_window=1
         ),
-        model=SimpleNamespace(as_is=None),
+        model=SimpleNamespace(as_is=None, name=None),
         memory=SimpleNamespace(
             **{
                 "blocks": blocks,
@@ -64,6 +64,7 @@ def settings(
                 "index_type": "ivf",
                 "candidates": 16,
                 "window": None,
+                "rest": False,
                 "sinks": 4,
             }
             | memory

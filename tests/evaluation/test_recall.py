@@ -25,7 +25,7 @@ def settings(**changes) -> Any:
         ),
         cmt=SimpleNamespace(cutoff=0.0, cutoffs=None),
         positions=SimpleNamespace(mapping="stingy"),
-        model=SimpleNamespace(as_is=None),
+        model=SimpleNamespace(as_is=None, name=None),
         memory=SimpleNamespace(
             blocks=None,
             tier="device",
@@ -35,6 +35,7 @@ def settings(**changes) -> Any:
             index_type="ivf",
             candidates=16,
             window=None,
+            rest=False,
             sinks=4,
         ),
         seed=0,

@@ -19,10 +19,10 @@ from tests.pairs import all_pairs, name_of
 
 
 def is_allowed(case):
-    """A window of queries is at most a block; a second look is of single queries and heads; only landmarks tie."""
+    """A window of queries is at most a block; a second look is of single queries; only landmarks tie."""
     return (
         case["query_window"] <= case["block_size"]
-        and (case["rerank"] is None or case["granularity"] == "per_token_and_head")
+        and (case["rerank"] is None or case["granularity"].startswith("per_token_and_"))
         and (case["max_blocks"] is None or case["max_blocks"] >= case["k"])
         and (case["rerank"] is None or case["rerank"] >= case["k"])
         and case["recent"] <= case["k"]

@@ -95,7 +95,8 @@ def greedily(model, tokenizer, *turns, count=4, memory=None, end=None):
         ids, answer = tokenizer(turn)["input_ids"], []
         logits = model(torch.tensor([ids]), past_key_values=memory, logits_to_keep=1).logits[0, -1]
         while len(answer) < count:
-            logits[model.landmarks.token] = -torch.inf
+            if model.landmarks.token is not None:
+                logits[model.landmarks.token] = -torch.inf
             answer.append(int(logits.argmax()))
             logits = model(torch.tensor([answer[-1:]]), past_key_values=memory).logits[0, -1]
             if answer[-1] == end:
@@ -264,6 +265,18 @@ def test_a_session_reads_the_end_of_an_answer(tokenizer, tmp_path):
     with Server(model, tokenizer, tmp_path) as running:
         asked = {"extra_body": {"session": "ends", "max_tokens": 12}}
         assert [running.ask(turn, **asked).choices[0].text for turn in turns] == expected
+
+
+def test_a_model_that_reads_without_landmarks_is_served(tokenizer, tmp_path):
+    """A document, a session that goes on after the server has ended, and what `generate` says in one go."""
+    memory = {"k": 3, "window": 7, "rerank": 5}
+    model = wrap(make_model("gemma3"), tokenizer, block_size=4, landmarks="none", memory=memory, local=16)
+    turns = "The heron waits. " * 4, "Who waits? "
+    expected = greedily(model, tokenizer, *turns)
+    with Server(model, tokenizer, tmp_path) as running:
+        assert running.ask(turns[0], extra_body={"session": "a"}).choices[0].text == expected[0]
+    with Server(model, tokenizer, tmp_path) as running:
+        assert running.ask(turns[1], extra_body={"session": "a"}).choices[0].text == expected[1]
 
 
 def test_another_key_does_not_see_a_session(server, model, tokenizer):

@@ -8,8 +8,8 @@ A landmark's key says of a block what fits into d numbers; what a query finds in
     s_b + log Σ_j exp s_j,        s_b the score of block b's landmark, s_j of its tokens j,
 
 the weight that the block would have if the landmark were a bias of its tokens' scores. It scores m·ℓ keys for that,
-whatever the length of the text. In a window of queries (query_window.py) each query has its own proposals, and scores
-are logs of shares of these.
+whatever the length of the text. Where heads or, in a window (query_window.py), queries choose together, scores are logs
+of shares of what is proposed to them, and the best of these counts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from landmark.memory.select.top_k import best_ages
 
 @dataclass(frozen=True)
 class SecondLook(Around):
-    """Chooses among the `proposed` blocks of inner, which has the granularity "per_token_and_head"."""
+    """Chooses among the `proposed` blocks of inner, whose queries choose by themselves ("per_token_and_…")."""
 
     proposed: int
     inner: Selector
@@ -42,7 +42,10 @@ class SecondLook(Around):
         choice = self.inner.choose(replace(question, k=self.proposed, window=1, before=0))
         if question.window > 1:
             return Choice(_best_in_windows(question, choice.ages))
-        scores = question.preferred(_scores(question, choice.ages), choice.ages)
+        scores = _scores(question, choice.ages)
+        if choice.ages.shape[1] < scores.shape[1]:
+            scores = _shares(scores, choice.ages.shape[1])
+        scores = question.preferred(scores, choice.ages)
         scores = scores if choice.shift is None else scores + choice.shift
         # From the newest block on, so that a stable sort decides ties.
         best = scores.flip(-1).sort(dim=-1, descending=True, stable=True).indices[..., : question.k]
@@ -53,10 +56,9 @@ class SecondLook(Around):
 def _best_in_windows(question: Question, ages: Tensor) -> Tensor:
     """The ages (B, H, T, k) of the blocks that queries choose in windows among those proposed to each.
 
-    ages: (B, H, before + T, m), of the proposed blocks.
+    ages: (B, H or H_kv, before + T, m), of the proposed blocks.
     """
-    store, scores, before = question.store, _scores(question, ages), question.before
-    scores = scores - scores.logsumexp(-1, keepdim=True)
+    store, scores, before = question.store, _shares(_scores(question, ages), ages.shape[1]), question.before
     rows, every = store.rows(ages), store.ages()
     queries, chosen = ages.shape[2] - before, []
     step = max(1, scored_at_once(ages.device) // (ages[:, :, 0, 0].numel() * len(store)))
@@ -71,7 +73,10 @@ def _best_in_windows(question: Question, ages: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _scores(question: Question, ages: Tensor) -> Tensor:
-    """s_b + log Σ_j exp s_j of each query and block proposed to it, (B, H, n, m), at the lags of scoring."""
+    """s_b + log Σ_j exp s_j of each query and block proposed to it, (B, H, n, m), at the lags of scoring.
+
+    ages: (B, H or H_kv, n, m), of the proposed blocks.
+    """
     selected = None if question.selection is None else question.selection.selected
     queries = question.queries.rounded.detach()
     tiles = QueryTiles(queries, question.store, ages, question.lags.scoring(ages), selected, question.softcap)
@@ -81,3 +86,11 @@ def _scores(question: Question, ages: Tensor) -> Tensor:
             tiles.gates(part, Grouped(1.0))
         )  # whatever the memory's gate is: the best matches
     return tiles.of_queries(scores)[..., 0]
+
+
+def _shares(scores: Tensor, choosing: int) -> Tensor:
+    """Logs of shares of what is proposed, of scores (B, H, n, m): the highest of those who choose together.
+
+    choosing: heads, or groups, that choose by themselves. Returns (B, choosing, n, m).
+    """
+    return scores.log_softmax(-1).unflatten(1, (choosing, -1)).amax(2)

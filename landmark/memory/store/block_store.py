@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -15,6 +15,12 @@ from landmark.memory.store.tiers import Blocks, DeviceBlocks, Fetched, Store
 COPIED = 256  # blocks of a batch copied at a time
 ROWS = 64  # a store's rows are a multiple of this
 SPARE = 8  # for so many rows at least one more is added
+# What blocks are ranked by or stand for, (B, H, n, d), of their keys and values (B, H, n, W, d), the landmark last.
+SUMMARIES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "landmarks": lambda keys, values: keys[..., -1, :],
+    "means": lambda keys, values: keys[..., :-1, :].mean(-2),
+    "mean_values": lambda keys, values: values[..., :-1, :].to(keys.dtype).mean(-2),
+}
 
 
 class BlockStore:
@@ -26,18 +32,20 @@ class BlockStore:
     one, 2 for the one before, and so on.
 
     summaries: by name (B, H, capacity, d), on the device, in float32 where blocks are in half precision, because blocks
-        are ranked by them: "landmarks", keys of landmarks, and perhaps "means", mean keys.
+        are ranked by them.
 
     Args:
         store: where keys and values are stored, and how many.
-        with_means: whether to have the mean of each block's keys.
+        summaries: which to have, of SUMMARIES; "landmarks" among them.
         counts: are updated when blocks are fetched; None: they are of this store alone.
     """
 
-    def __init__(self, store: Store | None = None, with_means: bool = False, counts: TierCounts | None = None):
+    def __init__(
+        self, store: Store | None = None, summaries: Iterable[str] = ("landmarks",), counts: TierCounts | None = None
+    ):
         self._store, self._counts = store or Store(), counts or TierCounts()
         self.max_blocks, self.tier = self._store.max_blocks, self._store.tier
-        self.summaries = dict.fromkeys(["landmarks", "means"] if with_means else ["landmarks"], torch.empty(0))
+        self.summaries = dict.fromkeys(summaries, torch.empty(0))
         self.added = 0  # blocks ever added
         self.blocks_read = 0  # blocks of one head, counted at each read
         self.capacity = 0
@@ -67,10 +75,10 @@ class BlockStore:
             return
         self.reserve(self.added + count, values[..., 1:, :])
         for rows, part in self.runs(self.added, count):
-            block_keys = keys[:, :, part, :-1]
-            self.blocks.write(rows.start, block_keys.to(values.dtype), values[:, :, part, :-1])
+            of_part = keys[:, :, part], values[:, :, part]
+            self.blocks.write(rows.start, of_part[0][..., :-1, :].to(values.dtype), of_part[1][..., :-1, :])
             for name, summary in self.summaries.items():
-                summary[:, :, rows] = keys[:, :, part, -1] if name == "landmarks" else block_keys.mean(-2)
+                summary[:, :, rows] = SUMMARIES[name](*of_part)
         self.added += count
 
     def reserve(self, blocks: int, like: Tensor, saved: SavedRows | None = None) -> None:

@@ -1,0 +1,88 @@
+"""A .gguf file in the place of a model's folder."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from landmark.data.pretrained_tokenizer import open_pretrained
+from landmark.huggingface.safe_loading import folder_of
+from landmark.utils.errors import UserError
+
+gguf = pytest.importorskip("gguf")
+NAMES = {  # of Llama's weights in a .gguf file
+    "embed_tokens": "token_embd",
+    "norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+def write(model, path):
+    """The model as llama.cpp writes it, with a vocabulary of bytes."""
+    config, writer = model.config, gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_vocab_size(config.vocab_size)
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(tokens)
+    writer.add_token_scores([0.0] * len(tokens))
+    writer.add_token_types([2, 3, 3, *[6] * (len(tokens) - 3)])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    for name, weight in model.state_dict().items():
+        layer, own = "", name.removeprefix("model.").removesuffix(".weight")
+        if own.startswith("layers."):
+            _, number, own = own.split(".", 2)
+            layer = f"blk.{number}."
+        if own.endswith(("q_proj", "k_proj")):  # pairs of channels side by side
+            heads = config.num_attention_heads if own.endswith("q_proj") else config.num_key_value_heads
+            weight = weight.view(heads, 2, -1, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
+        writer.add_tensor(f"{layer}{NAMES[own]}.weight", weight.float().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def test_is_converted_once(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
+    model = LlamaForCausalLM(
+        LlamaConfig(vocab_size=259, num_hidden_layers=2, max_position_embeddings=128, **shape)
+    ).eval()
+    ids = torch.arange(3, 40)[None]
+    write(model, file := tmp_path / "tiny.gguf")
+    folder = folder_of(str(file))
+    assert "is converted" in capsys.readouterr().err
+    again = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        torch.testing.assert_close(again(ids).logits, model(ids).logits, rtol=0, atol=1e-5)
+    assert folder_of(str(file)) == folder
+    assert "is converted" not in capsys.readouterr().err
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+    assert open_pretrained(file).encode("a").tolist()[-1] == 3 + ord("a")
+
+
+def test_a_damaged_file_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    file = tmp_path / "tiny.gguf"
+    file.write_bytes(b"GGUF" + b"\0" * 50)
+    with pytest.raises(UserError, match="cannot be converted"):
+        folder_of(str(file))
+    assert not list((tmp_path / "cache" / "landmark" / "gguf").iterdir())

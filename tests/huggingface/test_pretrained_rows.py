@@ -1,0 +1,103 @@
+"""Rows of experiments with pretrained models: how they read, and that texts begin as the model expects."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from tokenizers.processors import TemplateProcessing
+from transformers import AutoModelForCausalLM, DynamicCache
+
+from landmark.data.passkey import Passkey
+from landmark.data.pretrained_tokenizer import PretrainedTokenizer
+from landmark.data.ruler import Ruler
+from landmark.data.stream import Stream
+from landmark.data.synthetic_corpus import SyntheticCorpus
+from landmark.evaluation.perplexity import evaluate
+from landmark.huggingface import wrap
+from landmark.models.checkpoint import load
+from landmark.models.pretrained import Pretrained
+from tests.evaluation.test_perplexity import settings
+from tests.huggingface.conftest import make_model, make_tokenizer
+
+BEGINNING = 65  # the letter A, for a tokenizer without such a token
+
+
+def tokenizer_with_beginning():
+    tokenizer = make_tokenizer()
+    template = {"single": "<bos> $A", "special_tokens": [("<bos>", BEGINNING)]}
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(**template)
+    return PretrainedTokenizer(tokenizer)
+
+
+@pytest.fixture(scope="module")
+def stream():
+    tokens = np.random.default_rng(0).integers(0, 256, 4 * 64 + 1).astype("<u2")
+    return Stream(Path("x.bin"), tokens, "sha", 1, len(tokens), 40)
+
+
+def of_transformers(**changes):
+    config = settings(64, tokens=None, batch_size=2, **changes)
+    config.model.name = "a folder"
+    return config
+
+
+@pytest.mark.parametrize("local", [64, 16, 17])
+def test_a_plain_model_reads_with_its_own_cache_and_a_beginning(local, stream):
+    model = make_model("llama").double()
+    config = of_transformers(local=local)
+    found = evaluate(Pretrained(model), stream, tokenizer_with_beginning(), config)
+    tokens = torch.from_numpy(stream.tokens.astype(np.int64))
+    losses = []
+    for start in range(0, 256, 64):
+        segment = torch.cat([torch.tensor([BEGINNING]), tokens[start : start + 65]])
+        with torch.no_grad():
+            logits = model(segment[None, :-1], past_key_values=DynamicCache(config=model.config)).logits[0, 1:]
+        losses.append(F.cross_entropy(logits, segment[2:], reduction="none"))
+    assert found["tokens"] == 256
+    assert found["nll"] == pytest.approx(float(torch.cat(losses).mean()), rel=1e-12)
+
+
+@pytest.mark.parametrize("local", [64, 16])
+def test_with_every_block_it_is_the_plain_model(local, stream):
+    plain, tokenizer = Pretrained(make_model("llama").double()), tokenizer_with_beginning()
+    expected = evaluate(plain, stream, tokenizer, of_transformers(local=64))
+    memory = {"k": 100, "window": 7}
+    model = wrap(make_model("llama").double(), make_tokenizer(), block_size=4, landmarks="none", memory=memory)
+    config = of_transformers(local=local, k=100, window=7, scorer="mean_key", mapping="auto", rest=True)
+    config.model.as_is = True
+    found = evaluate(Pretrained(model), stream, tokenizer, config)
+    assert found["nll"] == pytest.approx(expected["nll"], rel=1e-12)
+    config.retrieval.k = 1
+    assert abs(evaluate(Pretrained(model), stream, tokenizer, config)["nll"] - expected["nll"]) > (local < 64) * 1e-4
+
+
+@pytest.mark.parametrize("data", [Passkey(), Ruler("niah_single_1", 8, None)], ids=["passkey", "niah"])
+def test_prompts_begin_as_texts_do(data):
+    tokenizer = tokenizer_with_beginning()
+    (prompt,) = SyntheticCorpus(data, tokenizer).prompts("test", 600, 1)
+    (bare,) = SyntheticCorpus(data, PretrainedTokenizer(make_tokenizer())).prompts("test", 599, 1)
+    assert len(prompt.tokens) <= 600
+    assert prompt.tokens[0] == BEGINNING
+    assert prompt.answer in tokenizer.decode(prompt.tokens)
+    for first, stop in prompt.evidence:
+        assert prompt.answer in tokenizer.decode(prompt.tokens[first:stop])
+    splits = {
+        SyntheticCorpus(data, each).split("test").sha256 for each in (tokenizer, PretrainedTokenizer(make_tokenizer()))
+    }
+    assert len(splits) == 2
+    assert bare.tokens[0] != BEGINNING
+
+
+def test_weights_in_half_precision(tmp_path):
+    model = make_model("qwen2")
+    model.save_pretrained(tmp_path)
+    half = load(tmp_path, dtype="bfloat16")
+    assert {weight.dtype for weight in half.parameters()} == {torch.bfloat16}
+    expected = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    ids = torch.arange(40)[None]
+    with torch.no_grad():
+        assert torch.equal(half(ids), expected(ids).logits)
+    assert math.isfinite(float(half(ids).sum()))

@@ -76,7 +76,8 @@ def _axis(table: Table, value: str, series: Series) -> dict[str, Any]:
     if value == "difference":
         bases = {row.against for rows in series.values() for row, _ in rows if row.against}
         words = [name for name, rows in series.items() if bases & {row.name for row, _ in rows}]
-        return {"title": f"perplexity against {[*words, *sorted(bases)][0]}, percent (± paired error)"}
+        named = words or (bases if len(bases) == 1 else {"the first row of its length"})
+        return {"title": f"perplexity against {next(iter(named))}, percent (± paired error)"}
     return {"title": f"perplexity (± standard {spread})"}
 
 

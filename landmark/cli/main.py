@@ -10,7 +10,7 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from landmark import __version__
 from landmark.cli import launchers, safety, streams
@@ -69,7 +69,9 @@ def launch(composed: DictConfig) -> None:
     """One job. The errors of a sweep's jobs are listed at its end."""
     safety.guard()  # of the processes of a launcher
     launchers.end_with_parent()
-    with raised() if is_one_of_several() else reported(), joined(train_as_told, composed.trainer.patience) as works:
+    patience = OmegaConf.select(composed, "trainer.patience")
+    minutes = patience if isinstance(patience, float) else 0.0  # the work below refuses it
+    with raised() if is_one_of_several() else reported(), joined(train_as_told, minutes) as works:
         if works:
             run(to_config(composed), list(HydraConfig.get().overrides.task))
 

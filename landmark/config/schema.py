@@ -343,6 +343,10 @@ def to_config(composed: DictConfig) -> Config:
         raise UserError(str(error).splitlines()[0]) from error
     if not isinstance(config, Config):
         raise TypeError("the composed config does not follow the schema: `schema` is missing in its defaults")
+    for item in fields(Config):  # which an interpolation may replace
+        value, group = getattr(config, item.name), item.default_factory
+        if isinstance(group, type) and is_dataclass(group) and not isinstance(value, group):
+            raise UserError(f"{item.name}={value}: is a group of settings, name one of its options")
     if unknown := _unknown_keys(composed, config):
         raise UserError(f"unknown key {', '.join(unknown)}: see landmark/config/schema.py for those that exist")
     return config

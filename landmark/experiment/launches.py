@@ -171,6 +171,8 @@ def _read(path: Path) -> Launch:
     note = read_json(path, _NOTED, "delete it, the next launch writes it anew")
     try:
         note.pop("time")
+        if not all(isinstance(word, str) for word in (*note["overrides"], *note["labels"].values())):
+            raise TypeError("overrides and labels are texts")
         rows = {name: [Entry(**entry) for entry in entries] for name, entries in note.pop("rows").items()}
         return Launch(**note, rows=rows)
     except (AttributeError, KeyError, TypeError) as error:

@@ -94,6 +94,11 @@ def test_key_added_with_a_plus_is_refused(configure):
         configure("+typo=1", "+eval.tokns=3")
 
 
+def test_a_group_that_an_interpolation_replaces_is_refused(configure):
+    with pytest.raises(UserError, match=r"train=paper: is a group of settings, name one of its options"):
+        configure("train=${size}")
+
+
 def test_config_survives_json(configure):
     config = configure("+experiment=quickstart", "seeds=[0,1]")
     assert from_dict(Config, to_dict(config)) == config

@@ -99,7 +99,9 @@ def test_settings_alone_are_no_launch(work):
 def test_a_note_that_cannot_be_read_is_named(work):
     work("+experiment=quickstart", "data=pg19", "row=plain_512")
     (path,) = (work.output / "launches").iterdir()
-    for damaged in ("[]", "{", json.dumps({"rows": {}})):
+    whole = json.loads(path.read_text())
+    edited = [json.dumps(whole | {"labels": {"size": []}}), json.dumps(whole | {"overrides": [3]})]
+    for damaged in ("[]", "{", json.dumps({"rows": {}}), *edited):
         path.write_text(damaged)
         (work.output / "records" / "rows" / "0123456789.json").write_text("[]")
         contents, found = read(work)

@@ -108,7 +108,8 @@ def killed_at(work: Callable[[Path], None], folder: Path, number: int | None) ->
 
             sys.addaudithook(count)
             with open(folder.with_suffix(".log"), "a") as log:
-                os.dup2(log.fileno(), 1), os.dup2(log.fileno(), 2)
+                for standard in (1, 2):
+                    os.dup2(log.fileno(), standard)
             work(folder)
             os.write(writing, str(changes).encode())
             code = 0

@@ -130,7 +130,7 @@ def test_a_command_does_what_it_says(results, words):
 
 
 def test_the_added_corpus_is_read(results):
-    result = results["run.py data=notes data.path=notes tokenizer=bytes task=prepare"]
+    result = results["run.py --config-dir mine/conf data=notes data.path=notes tokenizer=bytes task=prepare"]
     assert re.search(
         r"notes-bytes-\w+: train [\d,]+ tokens, validation [\d,]+ tokens, test [\d,]+ tokens", result["said"]
     )

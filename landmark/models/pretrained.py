@@ -32,7 +32,7 @@ from landmark.models.config import DecoderConfig, Landmarks
 from landmark.models.language_model import LanguageModel, summed_loss
 from landmark.utils.constants import DEFAULT_CHUNK
 from landmark.utils.errors import UserError
-from landmark.utils.files import sha256_file
+from landmark.utils.files import read_json, sha256_file
 from landmark.utils.window_batch import WindowBatch
 
 transformers_logging.disable_progress_bar()  # the program has its own
@@ -122,11 +122,11 @@ def size_of(name: str | None, family: str | None, shape: DecoderConfig) -> tuple
     if name is None:
         config = _config_of_family(str(family), shape)
     else:
-        folder = folder_of(name)
+        saved = read_json(folder_of(name) / "config.json", {"model_type": str}, "name the folder of a model")
         try:
-            config = AutoConfig.from_pretrained(folder, local_files_only=True)
-        except (OSError, ValueError, KeyError) as error:
-            raise UserError(f"model.name={name}: {folder} has no config.json that transformers can read") from error
+            config = AutoConfig.for_model(**saved)
+        except (TypeError, ValueError, KeyError) as error:
+            raise UserError(f"model.name={name}: transformers knows no model_type={saved['model_type']}") from error
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     ends = {id(layer.weight): layer.weight for layer in (model.get_input_embeddings(), model.get_output_embeddings())}

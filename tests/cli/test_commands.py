@@ -22,7 +22,7 @@ def start(folder, *arguments, **variables):
 
 
 BAD = {
-    "misspelt key": (["model.blok_size=3"], "did you mean 'block_size'"),
+    "misspelt key": (["model.blok_size=3"], "did you mean model.block_size?"),
     "misspelt key with a plus": (["+eval.tokns=3"], "unknown key eval.tokns"),
     "wrong type": (["train.steps=many"], "could not be converted to Integer"),
     "no such group member": (["size=huge"], "Available options in 'size': nano, paper, small"),

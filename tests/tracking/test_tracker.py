@@ -145,7 +145,7 @@ def test_tensorboard_gets_what_the_csv_gets(configure, tmp_path):
         run(make_config("transformer"), folder, loggers)
     events = accumulator.EventAccumulator(str(folder / "tensorboard"))
     events.Reload()
-    written = read_metrics(folder / "metrics.csv")
+    written = read_metrics(next(folder.rglob("metrics.csv")))
     for key in ("train/loss", "validation/loss"):
         expected = {line["step"]: line[key] for line in written if line.get(key) is not None}
         found = {each.step: each.value for each in events.Scalars(key)}

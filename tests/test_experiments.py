@@ -58,8 +58,8 @@ def compose_few(overrides):
 
 
 def overrides(experiment, output):
-    if experiment == "finetune_llama":
-        return finetuning(output)
+    if experiment == "finetune_llama" or experiment.startswith("pretrained_"):
+        return of_transformers(experiment, output)
     given = [f"+experiment={experiment}", *TINY, f"output={output}"]
     config = to_config(compose_few(given))
     set_by_rows = {word.partition("=")[0] for text in config.rows.values() for word in text.split()}
@@ -70,8 +70,8 @@ def overrides(experiment, output):
     return [*given, *amount, "eval.prompts=1"]
 
 
-def finetuning(output):
-    """Of a tiny Llama with a tokenizer of its own."""
+def of_transformers(experiment, output):
+    """With a tiny Llama and a tokenizer of its own."""
     from tests.huggingface.conftest import make_model, make_tokenizer
 
     folder = output / "tiny-llama"
@@ -79,8 +79,11 @@ def finetuning(output):
         make_model("llama").save_pretrained(folder)
         make_tokenizer().save_pretrained(folder)
     tiny = [word for word in TINY if not word.startswith(("tokenizer=", "model."))]
-    given = ["+experiment=finetune_llama", *tiny, *TEXT, f"model.name={folder}", "train.length=100"]
-    return [*given, f"output={output}"]
+    given = [f"+experiment={experiment}", *tiny, f"model.name={folder}", f"output={output}"]
+    if experiment == "finetune_llama":
+        return [*given, *TEXT, "train.length=100"]
+    amount = {"pretrained_passkey": ["eval.generated=1"]}.get(experiment, TEXT)
+    return [*given, *amount, "eval.prompts=1"]
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)

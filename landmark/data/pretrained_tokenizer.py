@@ -67,16 +67,12 @@ class PretrainedTokenizer(Tokenizer):
 
 
 def open_pretrained(folder: str | Path) -> PretrainedTokenizer:
-    """The tokenizer in a folder, in a .gguf file, or of a name on the hub.
+    """The tokenizer in a folder, or of a name on the hub.
 
     Raises UserError if there is none that can be used.
     """
     from transformers import AutoTokenizer
 
-    if str(folder).endswith(".gguf"):
-        from landmark.huggingface.safe_loading import folder_of
-
-        folder = folder_of(str(folder))
     try:
         local = Path(folder).is_dir()
         inner = AutoTokenizer.from_pretrained(folder, local_files_only=local, trust_remote_code=False)

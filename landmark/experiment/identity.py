@@ -66,6 +66,37 @@ def run_settings(config: Config, tokenizer_hash: str, stream_sha256: str, start:
     return settings
 
 
+def _of_memory(config: Config) -> dict[str, Any]:
+    """How a landmark model reads."""
+    settings: dict[str, Any] = {
+        "blocks": config.memory.blocks,
+        "k": config.retrieval.k,
+        "granularity": config.retrieval.granularity,
+        "scorer": config.retrieval.scorer,
+    }
+    if config.retrieval.rerank is not None:
+        settings["rerank"] = config.retrieval.rerank
+    if config.retrieval.recent:
+        settings["recent"] = config.retrieval.recent
+    if config.retrieval.first:
+        settings["first"] = config.retrieval.first
+    if config.model.as_is:
+        settings["window"] = config.memory.window
+    if config.memory.rest:
+        settings["rest"] = True
+    if config.retrieval.query_window > 1:
+        settings["query_window"] = config.retrieval.query_window
+    if config.memory.index != "exact":
+        settings["index"] = [config.memory.index, config.memory.index_type, config.memory.candidates]
+    if config.eval.retrieval_statistics:
+        settings["retrieval_statistics"] = True
+    if config.cmt.enabled:
+        settings["cmt_cutoff"] = config.cmt.cutoffs or config.cmt.cutoff
+    if config.positions.mapping != "stingy":
+        settings["mapping"] = config.positions.mapping
+    return settings
+
+
 def row_settings(config: Config, run: str, stream_sha256: str) -> dict[str, Any]:
     """Everything that decides a row's numbers: the run, how it is read, the evaluated text.
 
@@ -103,32 +134,7 @@ def row_settings(config: Config, run: str, stream_sha256: str) -> dict[str, Any]
     if config.model.name is not None:
         settings["beginning"] = True  # the ids that begin a text stand before each segment
     if kind == "landmark":
-        settings |= {
-            "blocks": config.memory.blocks,
-            "k": config.retrieval.k,
-            "granularity": config.retrieval.granularity,
-            "scorer": config.retrieval.scorer,
-        }
-        if config.retrieval.rerank is not None:
-            settings["rerank"] = config.retrieval.rerank
-        if config.retrieval.recent:
-            settings["recent"] = config.retrieval.recent
-        if config.retrieval.first:
-            settings["first"] = config.retrieval.first
-        if config.model.as_is:
-            settings["window"] = config.memory.window
-        if config.memory.rest:
-            settings["rest"] = True
-        if config.retrieval.query_window > 1:
-            settings["query_window"] = config.retrieval.query_window
-        if config.memory.index != "exact":
-            settings["index"] = [config.memory.index, config.memory.index_type, config.memory.candidates]
-        if config.eval.retrieval_statistics:
-            settings["retrieval_statistics"] = True
-        if config.cmt.enabled:
-            settings["cmt_cutoff"] = config.cmt.cutoffs or config.cmt.cutoff
-        if config.positions.mapping != "stingy":
-            settings["mapping"] = config.positions.mapping
+        settings |= _of_memory(config)
     if kind == "transformer" and config.memory.window is not None:
         settings |= {"window": config.memory.window, "sinks": config.memory.sinks}
     if kind == "transformer_xl":

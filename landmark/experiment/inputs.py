@@ -24,7 +24,12 @@ class Inputs:
         if key not in self._tokenizers:
             from landmark.data import load_tokenizer
 
-            self._tokenizers[key] = load_tokenizer(*key)
+            name, file, vocab_size = key
+            if name == "pretrained" and str(file).endswith(".gguf"):
+                from landmark.models import pretrained
+
+                file = str(pretrained.folder_of(str(file)))
+            self._tokenizers[key] = load_tokenizer(name, file, vocab_size)
         return self._tokenizers[key]
 
     def corpus(self, config: Config) -> "Corpus | SyntheticCorpus":

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from landmark.huggingface.safe_loading import open_model, open_tokenizer
 from landmark.utils.errors import UserError
 from landmark.utils.files import sha256_file
 from landmark.utils.leftovers import delete_leftovers, locked
@@ -47,10 +47,10 @@ def converted(file: Path) -> Path:
 
 
 def _convert(file: Path, folder: Path) -> None:
-    given = {"gguf_file": file.name, "local_files_only": True, "trust_remote_code": False}
-    model: Any = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **given)
+    given = {"gguf_file": file.name, "local_files_only": True}
+    model: Any = open_model(file.parent, dtype=torch.float32, **given)
     if hasattr(model.config, "quantization_config"):  # the weights are numbers now
         del model.config.quantization_config
     model.hf_quantizer = None
     model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(file.parent, **given).save_pretrained(folder)
+    open_tokenizer(file.parent, **given).save_pretrained(folder)

@@ -73,9 +73,13 @@ def load(
 ) -> LanguageModel:
     """Load a model, in evaluation mode: ours, also with the authors' names of weights, or one of transformers.
 
-    expected: the configuration that the model must have, except its backend (None: any). dtype: of the weights of a
-    model of transformers. Raises UserError for a file that is missing or damaged, and for another configuration,
-    naming the differences.
+    Args:
+        folder: a run's, or of a model of transformers.
+        expected: the configuration that the model must have, except its backend (None: any).
+        device: of the model.
+        dtype: of the weights of a model of transformers.
+
+    Raises UserError for a file that is missing or damaged, and for another configuration, naming the differences.
     """
     check_hashes(folder)
     model = _load(Path(folder), expected, dtype)

@@ -148,8 +148,8 @@ def test_figure_of_copies_has_the_map_of_the_row_with_a_memory(records, tmp_path
     table = tables.build("t", {name: [records[name]] for name in names}, figure="copying")
     titles = [[panel.title for panel in line] for line in panels(table)]
     assert titles[0] == ["Which blocks the tokens retrieve: landmark_240"]
-    assert titles[1] == ["Loss on a text, and when it is repeated"]
-    assert titles[2] == ["Perplexity, measured here"]  # of the row without a probe
+    of_books = "Perplexity, measured here"  # without a probe
+    assert titles[1] == ["Loss on a text, and when it is repeated", of_books]
     assert render.write(table, tmp_path)["png"].read_bytes().startswith(b"\x89PNG")
 
 

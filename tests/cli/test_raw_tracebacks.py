@@ -130,6 +130,6 @@ def test_a_following_process_says_nothing_where_the_first_refuses(tmp_path):
     command = [*torchrun, str(ROOT / "run.py"), "+experiment=quickstart", "train.steps=-1", "trainer=ddp"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode != 0
-    assert "error: row plain_512: train.steps=-1: must be at least 1" in done.stderr
+    assert "error: row twice_last_blocks: train.steps=-1: must be at least 1" in done.stderr
     assert "Connection closed by peer" not in done.stderr
     assert "first_says" not in done.stderr

@@ -76,7 +76,7 @@ def test_is_converted_once(tmp_path, monkeypatch, capsys):
     assert folder_of(str(file)) == folder
     assert "is converted" not in capsys.readouterr().err
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
-    assert open_pretrained(file).encode("a").tolist()[-1] == 3 + ord("a")
+    assert open_pretrained(folder).encode("a").tolist()[-1] == 3 + ord("a")
 
 
 def test_a_damaged_file_leaves_nothing(tmp_path, monkeypatch):

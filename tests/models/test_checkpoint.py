@@ -138,11 +138,16 @@ def test_weights_that_do_not_fit_are_refused(folder):
         load(folder)
 
 
-@pytest.mark.parametrize("name", ["nowhere", "generation", "../decoder"])
-def test_an_unknown_architecture_is_refused(name):
-    with pytest.raises(
-        UserError, match=rf"model\.architecture={name}: there is no landmark/models/{name}\.py that has a Model"
-    ):
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("nowhere", r"landmark/models/nowhere\.py"),
+        ("generation", r"landmark/models/generation\.py"),
+        ("../decoder", "module ../decoder on Python's path"),
+    ],
+)
+def test_an_unknown_architecture_is_refused(name, said):
+    with pytest.raises(UserError, match=rf"model\.architecture={name}: there is no {said} that has a Model"):
         new_decoder(replace(CONFIG, architecture=name))
 
 

@@ -249,8 +249,8 @@ def test_kinds_of_measurement_are_not_compared(work, tmp_path):
     first, *others = found["sections"]
     assert first["name"] == "quickstart"
     assert sorted(each["title"].split(" of ")[0] for each in others) == ["Other rows: copies", "Other rows: text"]
-    assert first["headline"][0] == "landmark_2048 against plain_512"  # and not the copies, whose perplexity is lower
+    assert first["headline"][0] == "twice_landmarks against twice_last_blocks"  # and not a text that comes once
     at = [column["title"] for column in first["columns"]].index("vs first row, nats")
     differences = [row["cells"][at] for row in first["rows"]]
     assert differences[0] == differences[3] == "-"  # the first row of each kind
-    assert differences[4].startswith(("+", "-0"))
+    assert differences[4][:2] not in ("-", "")

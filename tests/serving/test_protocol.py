@@ -188,10 +188,10 @@ def test_errors_of_the_servers_disk_are_its_own_and_name_no_path(server, http, m
     server.ask("Who? ", extra_body={"session": "damaged"})
     save = LandmarkCache.save
 
-    def full(self, folder):
+    def full(self, folder, *_, **__):
         raise OSError(errno.ENOSPC, "No space left on device", str(folder))
 
-    def broken(self, folder):
+    def broken(self, folder, *_, **__):
         raise OSError(errno.EIO, "Input/output error", str(folder))
 
     for fails, status in ((full, 507), (broken, 500)):

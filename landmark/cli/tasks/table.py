@@ -85,7 +85,7 @@ def show(command: Command, found: Mapping[str, Sequence[Record]]) -> None:
     )
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     print(f"\n{render.as_text(built, width)}")
-    folder, launch = command.runner.output / "tables", command.planned_launch().id
+    folder, launch = command.runner.output / "tables", command.launch_id
     is_changed = not render.is_written(built, folder, launch)
     paths = render.write(built, folder, launch)
     print(f"written: {', '.join(str(path) for path in paths.values())}, and by the settings: {built.stem}-{launch}.*")

@@ -68,11 +68,6 @@ class Command:
         launch = self._launch(self.runner.planned_jobs(self.rows))
         return replace(launch, rows={name: entries for name, entries in launch.rows.items() if entries})
 
-    @property
-    def launch_id(self) -> str:
-        """Of the launch, without its rows."""
-        return launch_of(self.config, self.overrides, "", []).id
-
     def only_config(self) -> Config:
         """The configuration of a task that takes one trained model. Raises UserError where there are several rows."""
         if len(self.rows) > 1:

@@ -72,7 +72,7 @@ class Launch:
 
     @property
     def id(self) -> str:
-        return digest({"experiment": self.experiment, "overrides": sorted(_effective(self.overrides))})
+        return _identity(self.experiment, self.overrides)
 
     @property
     def command(self) -> str:
@@ -103,14 +103,13 @@ def launch_of(config: Config, overrides: Sequence[str], tokenizer: str, jobs: Se
         tokenizer: name of the rows' tokenizer, which may say more than its setting.
         jobs: of the rows that the command asks for.
     """
-    left_out = {*_OF_A_COMMAND, *(() if is_free_sweep(overrides) else config.grid.axes)}
     rows: dict[str, list[Entry]] = {name: [] for name in named(config) | named(config, overrides)}
     for job in jobs:
         name = None if job.run.is_given else job.run.folder.name
         rows.setdefault(job.name, []).append(Entry(job.config.seed, job.run.id, job.id, name))
     return Launch(
         experiment=config.name,
-        overrides=[word for word in overrides if override_key(word) not in left_out],
+        overrides=_kept(config, overrides),
         labels={"size": config.size, "data": config.data.name, "tokenizer": tokenizer},
         figure=config.figure,
         compare=config.compare,
@@ -118,6 +117,21 @@ def launch_of(config: Config, overrides: Sequence[str], tokenizer: str, jobs: Se
         rows=rows,
         config_dir=str(own) if (own := own_folder()) else None,
     )
+
+
+def launch_id(config: Config, overrides: Sequence[str]) -> str:
+    """Identity of the launch of an experiment by these overrides, whatever its jobs."""
+    return _identity(config.name, _kept(config, overrides))
+
+
+def _identity(experiment: str, overrides: Sequence[str]) -> str:
+    return digest({"experiment": experiment, "overrides": sorted(_effective(overrides))})
+
+
+def _kept(config: Config, overrides: Sequence[str]) -> list[str]:
+    """The overrides without those of one command alone."""
+    left_out = {*_OF_A_COMMAND, *(() if is_free_sweep(overrides) else config.grid.axes)}
+    return [word for word in overrides if override_key(word) not in left_out]
 
 
 def is_free_sweep(overrides: Sequence[str]) -> bool:

@@ -16,7 +16,7 @@ from landmark.config import Config
 from landmark.config.command_line import override_key, program
 from landmark.config.rows import cell_name
 from landmark.config.schema import GridConfig
-from landmark.experiment.launches import write_launch
+from landmark.experiment.launches import launch_id, write_launch
 from landmark.experiment.records import Record
 from landmark.results import render, tables
 from landmark.results.paper import read_paper
@@ -81,11 +81,10 @@ def show(command: Command, found: Mapping[str, Sequence[Record]]) -> None:
         figure=config.figure,
         cells={row.name: row.cell for row in command.rows if row.cell is not None},
         asked=names,
-        panels=config.panels,
     )
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     print(f"\n{render.as_text(built, width)}")
-    folder, launch = command.runner.output / "tables", command.launch_id
+    folder, launch = command.runner.output / "tables", launch_id(config, command.overrides)
     is_changed = not render.is_written(built, folder, launch)
     paths = render.write(built, folder, launch)
     print(f"written: {', '.join(str(path) for path in paths.values())}, and by the settings: {built.stem}-{launch}.*")

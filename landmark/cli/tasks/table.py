@@ -81,6 +81,7 @@ def show(command: Command, found: Mapping[str, Sequence[Record]]) -> None:
         figure=config.figure,
         cells={row.name: row.cell for row in command.rows if row.cell is not None},
         asked=names,
+        panels=config.panels,
     )
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     print(f"\n{render.as_text(built, width)}")

@@ -36,25 +36,3 @@ def check_index(folder: Path) -> None:
                 raise UserError(
                     f"{index} names the file {name!r}, which is not in its folder: nothing is read from there"
                 )
-
-
-def folder_of(name: str) -> Path:
-    """The folder `name`, that of a .gguf file (gguf.py), or that of the hub's model of this name, which is downloaded.
-
-    Raises UserError if there is none of these.
-    """
-    if Path(name).is_dir():
-        return Path(name)
-    if name.endswith(".gguf") and Path(name).is_file():
-        from landmark.huggingface.gguf import converted
-
-        return converted(Path(name))
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.model", "*.txt"]))
-    except Exception as error:
-        raise UserError(
-            f"model.name={name}: no such folder, and the hub did not give it ({type(error).__name__}): "
-            "name the folder that holds a model's config.json and weights"
-        ) from error

@@ -13,9 +13,10 @@ from transformers import PreTrainedModel
 
 from landmark.huggingface.attention import ATTENTION
 from landmark.huggingface.families import check_model, text_config
+from landmark.huggingface.folders import folder_of
 from landmark.huggingface.making_classes import config_class, model_class
 from landmark.huggingface.model import SETTINGS, LandmarkModel, LandmarkSettings, prepare, saved_settings
-from landmark.huggingface.safe_loading import folder_of, open_model, open_tokenizer
+from landmark.huggingface.safe_loading import open_model, open_tokenizer
 from landmark.memory.settings import TRAINING_FREE, changed
 from landmark.memory.settings import check_settings as check_memory
 from landmark.utils.constants import DEFAULT_CHUNK, LANDMARK

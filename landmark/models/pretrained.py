@@ -26,7 +26,8 @@ from transformers.utils import logging as transformers_logging
 
 from landmark.attention.layout import insert_landmarks
 from landmark.huggingface import LandmarkCache, LandmarkModel, LandmarkSettings, attach, place_embedding
-from landmark.huggingface.safe_loading import folder_of, open_model
+from landmark.huggingface.folders import folder_of
+from landmark.huggingface.safe_loading import open_model
 from landmark.huggingface.wrapping import without_landmarks
 from landmark.models.config import DecoderConfig, Landmarks
 from landmark.models.language_model import LanguageModel, summed_loss

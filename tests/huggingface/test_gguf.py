@@ -5,7 +5,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from landmark.data.pretrained_tokenizer import open_pretrained
-from landmark.huggingface.safe_loading import folder_of
+from landmark.huggingface.folders import folder_of
 from landmark.utils.errors import UserError
 
 gguf = pytest.importorskip("gguf")

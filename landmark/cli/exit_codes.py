@@ -20,8 +20,7 @@ from landmark.utils.errors import Stopped, UserError
 
 PLACE = {errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENOENT, errno.ELOOP, errno.ENAMETOOLONG}
 STORAGE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EFBIG}
-
-
+EXTRAS = {"transformers": "hf", "peft": "hf", "bm25s": "hf", "gguf": "gguf"}  # packages, by the extra that has them
 _HYDRA = Path(hydra.__file__).parent
 
 
@@ -65,12 +64,14 @@ def report(error: Exception) -> int:
 
 
 def said(error: Exception) -> str | None:
-    """The line about an error that is no bug: bad input, a lost job, a full disk, a folder that cannot be made."""
+    """The line about an error that is no bug: bad input, a missing package, a lost job, a full disk, a wrong folder."""
     if isinstance(error, (HydraException, OmegaConfBaseException, UserError)) or is_lost(error):
         return " ".join(one_line(error).split())
     frames = traceback.extract_tb(error.__traceback__)
     if isinstance(error, (TypeError, ValueError)) and frames and Path(frames[-1].filename).is_relative_to(_HYDRA):
         return f"Hydra cannot use these words: {error}; a group takes a name, like model=landmark"
+    if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
+        return f"this needs the package {error.name}: pip install 'landmark[{EXTRAS[error.name]}]'"
     if not isinstance(error, OSError):
         return None
     where = f"{error.filename}: " if error.filename else ""

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from landmark.cli import main as app
+from landmark.cli.exit_codes import said
 from landmark.data.documents import make_source
 from landmark.evaluation.generation import prompt_texts
 from landmark.utils.errors import Diverged, UserError
@@ -133,3 +134,9 @@ def test_a_following_process_says_nothing_where_the_first_refuses(tmp_path):
     assert "error: row twice_last_blocks: train.steps=-1: must be at least 1" in done.stderr
     assert "Connection closed by peer" not in done.stderr
     assert "first_says" not in done.stderr
+
+
+def test_a_missing_extra_is_named():
+    error = ModuleNotFoundError("No module named 'transformers'", name="transformers")
+    assert said(error) == "this needs the package transformers: pip install 'landmark[hf]'"
+    assert said(ModuleNotFoundError("No module named 'nowhere'", name="nowhere")) is None  # a bug

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.attention.bias import causal_lower_right
 
-from landmark.attention.flash import attention_backward, attention_forward, has_flash
+from landmark.attention.flash import attention_backward, attention_forward, has_flash, merged
 from landmark.attention.inputs import as_autocast, without_autocast
 
 
@@ -19,11 +19,9 @@ class _PrefixAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor, prefix: int, scale: float) -> Tensor:
-        before, before_lse = attention_forward(q, k[:, :, :prefix], v[:, :, :prefix], scale=scale)
-        own, own_lse = attention_forward(q, k[:, :, prefix:], v[:, :, prefix:], scale=scale, causal=True)
-        lse = torch.logaddexp(before_lse, own_lse)
-        out = before * (before_lse - lse).exp()[..., None].to(q.dtype)
-        out.addcmul_(own, (own_lse - lse).exp()[..., None].to(q.dtype))
+        before = attention_forward(q, k[:, :, :prefix], v[:, :, :prefix], scale=scale)
+        own = attention_forward(q, k[:, :, prefix:], v[:, :, prefix:], scale=scale, causal=True)
+        out, lse = merged(before, own)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.prefix, ctx.scale = prefix, scale
         return out

@@ -57,6 +57,17 @@ def attention_forward(
     return (weights @ v.to(weights.dtype)).to(q.dtype), lse
 
 
+def merged(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Attention to all keys, of attention to two parts of them: each is an output (…, T, d) and a log-sum-exp (…, T).
+
+    Without a gradient, and in the type of the first output.
+    """
+    (out, out_lse), (other, other_lse) = first, second
+    lse = torch.logaddexp(out_lse, other_lse)
+    both = out * (out_lse - lse).exp()[..., None].to(out.dtype)
+    return both.addcmul_(other, (other_lse - lse).exp()[..., None].to(out.dtype)), lse
+
+
 def attention_backward(
     grad_out: Tensor,
     q: Tensor,

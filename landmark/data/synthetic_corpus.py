@@ -56,7 +56,8 @@ class SyntheticCorpus:
 
     def check(self, split: str, length: int) -> None:
         """Raise UserError if `length` tokens are too few for an evaluation."""
-        self.data.check(sample_generator(split, length, 0), length, self.tokenizer)
+        room = length - len(self.tokenizer.beginning)
+        self.data.check(sample_generator(split, length, 0), room, self.tokenizer)
 
 
 def synthetic_corpus(data: "DataConfig", tokenizer: Tokenizer) -> SyntheticCorpus | None:

@@ -12,20 +12,20 @@ if TYPE_CHECKING:
     from landmark.models.config import DecoderConfig
 
 
-def chunk_length(model: DecoderConfig, length: int, local: int | None, window: int | None = None) -> int:
+def chunk_length(model: DecoderConfig, length: int, local: int | None, kept: int | None = None) -> int:
     """Tokens that a model reads at a time. Raises UserError for settings that do not fit the model or the segment.
 
     Args:
         model: its shape.
         length: tokens of a segment.
         local: the setting `eval.local` (None: the window of Transformer-XL, else the whole segment).
-        window: tokens that a plain transformer keeps between chunks, see `kept_tokens` (None: none).
+        kept: tokens that a plain transformer keeps between chunks, see `kept_tokens` (None: none).
     """
     if local is not None and local < 1:
         raise UserError(f"eval.local={local}: a chunk needs at least 1 token")
     if local is not None and local > length:
         raise UserError(f"eval.local={local} is longer than eval.length={length}: chunks are parts of a segment")
-    if model.kind == "transformer" and local not in (None, length) and window is None:
+    if model.kind == "transformer" and local not in (None, length) and kept is None:
         raise UserError(
             f"eval.local={local}: a plain transformer keeps no memory between chunks; set memory.window, or "
             f"eval.length={local} to evaluate it on segments of {local}"
@@ -36,11 +36,14 @@ def chunk_length(model: DecoderConfig, length: int, local: int | None, window: i
 
 
 def kept_tokens(config: Config) -> int | None:
-    """Tokens that a plain transformer keeps between chunks: `memory.window`, or all with transformers' own cache.
+    """Tokens that a plain transformer keeps between chunks: with `memory.window` that and the sinks, all with the cache
+    of transformers.
 
     None: it keeps none.
     """
-    return config.eval.length if config.model.name is not None else config.memory.window
+    if config.model.name is not None:
+        return config.eval.length
+    return None if config.memory.window is None else config.memory.sinks + config.memory.window
 
 
 def penultimate_chunk_start(model: DecoderConfig, length: int, local: int, k: int) -> int:
@@ -80,7 +83,6 @@ def attention_size(
         kept = model.recurrence.cache if model.recurrence else 0
         if model.kind == "transformer":
             kept = kept_tokens(config) or 0
-            kept += memory.sinks if config.model.name is None and memory.window is not None else 0
         return keys_per_query(length, local, kept), 0.0
     keys = scored = 0
     for start in range(0, length, local):

@@ -77,8 +77,12 @@ class Launch:
     @property
     def command(self) -> str:
         """The command that makes what is missing."""
-        own = ["--config-dir", self.config_dir] if self.config_dir else []
-        return shlex.join([*program(), *own, *["-m"] * self.is_sweep, *self.overrides])
+        return shlex.join([*self.program, *["-m"] * self.is_sweep, *self.overrides])
+
+    @property
+    def program(self) -> list[str]:
+        """The words before the overrides, with the folder of settings of one's own."""
+        return [*program(), *(["--config-dir", self.config_dir] if self.config_dir else [])]
 
     @property
     def is_sweep(self) -> bool:

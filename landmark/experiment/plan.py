@@ -10,14 +10,14 @@ from typing import Any
 from landmark.config import SYNTHETIC, Config
 from landmark.config.extensions import hook
 from landmark.models.config import DecoderConfig
-from landmark.utils.flops import flops_per_token, keys_per_query, training_keys
+from landmark.utils.flops import PEAK_BF16_FLOPS, flops_per_token, keys_per_query, training_keys
 
 # FLOP/s that a model of this kind is assumed to reach where nothing was measured: peak × utilisation.
 CPU_CORE = 4.0e10
-GPU_NAME, GPU_PEAK = "one H100", {"bf16-mixed": 989e12, "32-true": 67e12}
+GPU_NAME, GPU_PEAK = "one H100", {"bf16-mixed": PEAK_BF16_FLOPS["H100"], "32-true": 67e12}
 UTILISATION = 0.4, 0.1  # of the peak, at best and at worst
 LAUNCHES = 0.0005, 0.002  # seconds that a layer's kernels take to start, at best and at worst, however small they are
-GPU = 0.35 * 989e12
+GPU = 0.35 * GPU_PEAK["bf16-mixed"]
 TOKENS_AT_ONCE = 4096  # of an evaluation
 _HOUR = 3600.0
 

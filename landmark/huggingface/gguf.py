@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import sys
@@ -22,7 +23,8 @@ def converted(file: Path) -> Path:
     Raises UserError where the package gguf is missing, and for a file that transformers cannot read.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "landmark" / "gguf"
-    folder = cache / f"{file.stem}-{sha256_file(file)[:12]}"
+    status = file.stat()
+    folder = cache / f"{file.stem}-{_sha256(file.resolve(), status.st_size, status.st_mtime_ns)[:12]}"
     if folder.is_dir():
         return folder
     print(f"{file}: is converted to {folder}, once, in minutes", file=sys.stderr)
@@ -44,6 +46,12 @@ def converted(file: Path) -> Path:
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return folder
+
+
+@functools.cache
+def _sha256(file: Path, *_: int) -> str:
+    """Read once a process, unless its size or time changes: each row of an experiment asks for it."""
+    return sha256_file(file)
 
 
 def _convert(file: Path, folder: Path) -> None:

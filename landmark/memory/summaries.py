@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from landmark.attention import Grouped
-from landmark.attention.flash import attention_forward
+from landmark.attention.flash import attention_forward, merged
 from landmark.attention.keys import Keys
 from landmark.attention.rotary import rotate
 from landmark.memory.memory import Memory
@@ -97,13 +96,8 @@ class SummaryMemory(Memory):
         if q.shape[2] == 1:
             return _attend_all(q, k, v, **scoring)
         own_k, own_v = (x[:, :, pending:].repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
-        own, own_lse = attention_forward(q, own_k, own_v, causal=True, **scoring)
-        if not pending:
-            return own, own_lse
-        before, before_lse = _attend_all(q, k[:, :, :pending], v[:, :, :pending], **scoring)
-        lse = torch.logaddexp(before_lse, own_lse)
-        weights = ((part - lse).exp()[..., None].to(q.dtype) for part in (before_lse, own_lse))
-        return next(weights) * before + next(weights) * own, lse
+        own = attention_forward(q, own_k, own_v, causal=True, **scoring)
+        return merged(_attend_all(q, k[:, :, :pending], v[:, :, :pending], **scoring), own) if pending else own
 
 
 def _attend_all(q: Tensor, k: Tensor, v: Tensor, **scoring: Any) -> tuple[Tensor, Tensor]:

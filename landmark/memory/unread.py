@@ -12,6 +12,7 @@ import math
 import torch
 from torch import Tensor
 
+from landmark.attention.flash import merged
 from landmark.memory.query_tiles import for_each_head
 from landmark.memory.question import Question
 from landmark.memory.select.scores import parts, summary_scores
@@ -43,8 +44,6 @@ def with_unread(question: Question, choice: Choice, local: tuple[Tensor, Tensor]
         scores = scores.scatter_(-1, rows[:, heads, part], -math.inf)
         of_rest = scores.logsumexp(-1) + math.log(question.block_size)
         found = (scores.softmax(-1).unflatten(1, (-1, group)) @ values[:, kv, None]).flatten(1, 2)
-        both = torch.logaddexp(of_rest.to(lse.dtype), local[1][:, heads, part])
-        share = (of_rest - both).exp()[..., None]
-        out[:, heads, part] = (share * found + (1 - share) * local[0][:, heads, part]).to(out.dtype)
-        lse[:, heads, part] = both
+        own = local[0][:, heads, part], local[1][:, heads, part]
+        out[:, heads, part], lse[:, heads, part] = merged((found.to(out.dtype), of_rest.to(lse.dtype)), own)
     return out, lse

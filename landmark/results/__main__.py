@@ -68,8 +68,6 @@ def _row(line: dict[str, str]) -> TableRow:
 
 def _parsed(text: str, kind: Any) -> Any:
     choices = [each for each in get_args(kind) if each is not type(None)] or [kind]
-    if text == "" and str not in choices[:1]:
-        return None
     if text == "":
         return "" if kind is str else None
     return choices[0](text) if choices[0] in (str, int, float) else literal_eval(text)

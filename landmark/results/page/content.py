@@ -81,8 +81,7 @@ def _table(launch: Launch, found: Mapping[str, list[Record]]) -> Table | None:
 
 def _section(key: str, title: str, claim: str, launch: Launch, table: Table, records: Records) -> Values:
     missing = [name for name in launch.rows if name not in table.records]
-    own = ["--config-dir", launch.config_dir] if launch.config_dir else []
-    shared = [*program(), *own, *(word for word in launch.overrides if not word.startswith("output="))]
+    shared = [*launch.program, *(word for word in launch.overrides if not word.startswith("output="))]
     commands = {name: shlex.join([*shared, f"row={name}"]) for name in launch.rows}
     if launch.is_sweep:
         commands = {name: shlex.join([*program(), *_words(each[0])]) for name, each in table.records.items()}

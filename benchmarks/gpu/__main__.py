@@ -54,7 +54,6 @@ def main(words: Sequence[str], items: Sequence[Item] | None = None, clock: Calla
     elif not torch.cuda.is_available():
         print("error: torch sees no GPU: run this on a machine with a GPU, or with --rehearse", file=sys.stderr)
         return 1
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     budget = Budget(60 * arguments.minutes, clock)
     try:
         journal = Journal(arguments.out or RESULTS / f"{gpu_stem()}.jsonl", arguments.resume)
@@ -75,4 +74,5 @@ def main(words: Sequence[str], items: Sequence[Item] | None = None, clock: Calla
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the journal gets its end
     sys.exit(main(sys.argv[1:]))

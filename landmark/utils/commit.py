@@ -1,5 +1,6 @@
 """The commit of this source tree."""
 
+import os
 import subprocess
 from functools import cache
 
@@ -8,9 +9,14 @@ from landmark.utils.locations import INSTALLED, ROOT
 
 @cache
 def commit() -> str | None:
-    """The commit, with + where tracked files were changed; None outside a repository, and where it is installed."""
+    """The commit, with + where tracked files were changed.
+
+    Outside a repository, as in a container, and where it is installed: what LANDMARK_COMMIT says, or None.
+    """
     head = _git("rev-parse", "HEAD")
-    return f"{head}+" if head and _git("status", "--porcelain", "--untracked-files=no") else head
+    if head is None:
+        return os.environ.get("LANDMARK_COMMIT")
+    return f"{head}+" if _git("status", "--porcelain", "--untracked-files=no") else head
 
 
 def _git(*arguments: str) -> str | None:

@@ -79,28 +79,18 @@ def attend_to_retrieved_blocks(
     parts = out if splits == 1 else out.new_empty(splits, *out.shape, dtype=torch.float32)
     lse = parts if splits == 1 else parts.new_empty(parts.shape[:-1])
     of_queries = out if weight is None else weight, out if selected is None else selected
-    counted = isinstance(added, Tensor)
+    number, counter = (0, added) if isinstance(added, Tensor) else (added, ages)
     fixed = {"WEIGHTED": weight is not None, "MASKED": selected is not None, "SPLITS": splits}
     with on_device_of(rotated_queries):
         retrieved_blocks[(tiles * splits, heads, batch)](
             *(rotated_queries, keys, values, rows_of_landmarks, ages, ages if rows is None else rows),
-            *(local_out, local_lse, *of_queries, parts, lse, added if counted else ages),
+            *(local_out, local_lse, *of_queries, parts, lse, counter),
             *(*rotated_queries.stride(), *keys.stride(), *values.stride(), *rows_of_landmarks.stride(), *ages.stride()),
-            *(
-                queries,
-                heads,
-                landmarks.shape[1],
-                sets,
-                count,
-                0 if counted else added,
-                landmarks.shape[2],
-                lags,
-                recent,
-            ),
+            *(queries, heads, landmarks.shape[1], sets, count, number, landmarks.shape[2], lags, recent),
             LOCAL=local is not None,
             IN_PLACE=rows is None,
             ALPHA=alpha,
-            COUNTED=counted,
+            COUNTED=isinstance(added, Tensor),
             **fixed,
             **options,
         )

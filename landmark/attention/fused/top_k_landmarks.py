@@ -42,19 +42,19 @@ def top_k_landmarks(
 
     _, batch, queries, heads, dim = rotated_queries.shape
     kv_heads, capacity = landmarks.shape[1:3]
-    counted = isinstance(added, Tensor)
-    blocks = capacity if counted else min(added, capacity)
+    blocks = capacity if isinstance(added, Tensor) else min(added, capacity)
     rows = queries * (heads // kv_heads)
     tiles, options = 1 if tied else -(-blocks // TILE), constants(rows, dim, k)
     best = rotated_queries.new_empty(batch, heads, queries, tiles * k, dtype=torch.int64)
     ages = best.new_empty(batch, heads, queries, k)
+    number, counter = (0, added) if isinstance(added, Tensor) else (added, best)
     with on_device_of(rotated_queries):
         kernel[(tiles, -(-rows // options["M"]), batch * kv_heads)](
-            *(rotated_queries, rotated_queries[-1], landmarks, best, added if counted else best),
+            *(rotated_queries, rotated_queries[-1], landmarks, best, counter),
             *(*rotated_queries.stride(), *landmarks.stride()),
-            *(queries, heads, kv_heads, 0 if counted else added, capacity, recent),
+            *(queries, heads, kv_heads, number, capacity, recent),
             TIED=tied,
-            COUNTED=counted,
+            COUNTED=isinstance(added, Tensor),
             **options,
         )
         best_of_tiles[(batch * heads * queries,)](best, ages, tiles * k, **merge_constants(k))

@@ -176,8 +176,7 @@ def all_kernels(
         options = search_kernel.constants(rows, dim, k=4) | {"TIED": cmt, "COUNTED": not cmt}
         used[f"top_k_landmarks, {rows=}"] = compiled(top_k_landmarks, options, arch, torch.float32)
     used["best_of_tiles"] = compiled(best_of_tiles, search_kernel.merge_constants(4), arch, torch.float32)
-    pending = pending_kernel.constants(block_size + 1, dim) | {"LAGS": 5}
-    used["pending_tokens"] = compiled(pending_tokens, pending, arch, dtype)
+    used["pending_tokens"] = compiled(pending_tokens, pending_kernel.constants(block_size + 1, dim), arch, dtype)
     return used
 
 

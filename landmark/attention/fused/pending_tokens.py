@@ -61,14 +61,13 @@ def attend_to_pending_tokens(
     with on_device_of(q):
         kernel[(queries, heads, batch)](
             *(q, k, v, keys, values, pending, factors, out, lse, exact, rounded),
-            *(*q.stride(), *k.stride(), *v.stride(), heads, k.shape[1], scale),
-            LAGS=lags,
+            *(*q.stride(), *k.stride(), *v.stride(), heads, k.shape[1], lags, scale),
             **constants(keys.shape[2], dim),
         )
     return OfPending(out, lse, exact, rounded)
 
 
 def constants(width: int, dim: int) -> dict[str, Any]:
-    """Compile-time constants of the kernel, but for LAGS. width: W = ℓ+1. dim: d, numbers of a head."""
+    """Compile-time constants of the kernel. width: W = ℓ+1. dim: d, numbers of a head."""
     sizes = {"W": width, "BLOCK_W": padded(width), "PAIRS": dim // 2, "BLOCK": padded(dim // 2)}
     return sizes | {"num_warps": min(16, max(4, padded(width) * padded(dim) // 1024)), "num_stages": 1}

@@ -8,14 +8,14 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["lags"])
 def pending_tokens(
     Q, K, V, Keys, Values, Pending, Factors, Out, Lse, Exact, Rounded,
     q_b, q_h, q_t, q_d, k_b, k_h, k_t, k_d, v_b, v_h, v_t, v_d,
-    heads, kv_heads, scale,
-    W: tl.constexpr, BLOCK_W: tl.constexpr, PAIRS: tl.constexpr, BLOCK: tl.constexpr, LAGS: tl.constexpr,
+    heads, kv_heads, lags, scale,
+    W: tl.constexpr, BLOCK_W: tl.constexpr, PAIRS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One query of one head: what it finds in its block, and itself rotated for lag 1…LAGS.
+    """One query of one head: what it finds in its block, and itself rotated for lag 1…lags.
 
     Keys and values of new tokens are taken from K and V by every head that reads them, and written by one of them.
     """
@@ -40,16 +40,16 @@ def pending_tokens(
     is_new = (slot >= pending) & (slot <= own) & pair_ok[None, :]
     new_k = K + batch * k_b + kv_head * k_h + (slot - pending) * k_t + 2 * pair[None, :] * k_d
     new_v = V + batch * v_b + kv_head * v_h + (slot - pending) * v_t + 2 * pair[None, :] * v_d
-    k_even = tl.load(Keys + stored, mask=is_old, other=0.0).to(tl.float32)
-    k_even += tl.load(new_k, mask=is_new, other=0.0).to(tl.float32)
-    k_odd = tl.load(Keys + stored + 1, mask=is_old, other=0.0).to(tl.float32)
-    k_odd += tl.load(new_k + k_d, mask=is_new, other=0.0).to(tl.float32)
     at = (slot * PAIRS + pair[None, :]) * 2
     here = (slot < W) & pair_ok[None, :]
     cosine = tl.load(Factors + at, mask=here, other=0.0)
     sine = tl.load(Factors + at + 1, mask=here, other=0.0)
-    products = (k_even * cosine - k_odd * sine) * q_even[None, :] + (k_even * sine + k_odd * cosine) * q_odd[None, :]
-    scores = tl.sum(products, axis=1)
+    k_even = tl.load(Keys + stored, mask=is_old, other=0.0).to(tl.float32)
+    k_even += tl.load(new_k, mask=is_new, other=0.0).to(tl.float32)
+    products = k_even * (cosine * q_even[None, :] + sine * q_odd[None, :])  # the key is rotated, or the query back
+    k_odd = tl.load(Keys + stored + 1, mask=is_old, other=0.0).to(tl.float32)
+    k_odd += tl.load(new_k + k_d, mask=is_new, other=0.0).to(tl.float32)
+    scores = tl.sum(products + k_odd * (cosine * q_odd[None, :] - sine * q_even[None, :]), axis=1)
     place = tl.arange(0, BLOCK_W)
     scores = tl.where((place <= own) & (place < W - 1), scores, float("-inf"))  # the block's landmark is ignored
     largest = tl.max(scores, axis=0)
@@ -60,11 +60,11 @@ def pending_tokens(
     v_even += tl.load(new_v, mask=is_new, other=0.0).to(tl.float32)
     v_odd = tl.load(Values + stored + 1, mask=is_old, other=0.0).to(tl.float32)
     v_odd += tl.load(new_v + v_d, mask=is_new, other=0.0).to(tl.float32)
-    v_even, v_odd = tl.sum(v_even * weights, axis=0), tl.sum(v_odd * weights, axis=0)
+    out_even, out_odd = tl.sum(v_even * weights, axis=0), tl.sum(v_odd * weights, axis=0)
     of_out = (batch * heads + head) * queries + token
     out = Out + of_out * 2 * PAIRS + 2 * pair
-    tl.store(out, v_even.to(Out.dtype.element_ty), mask=pair_ok)
-    tl.store(out + 1, v_odd.to(Out.dtype.element_ty), mask=pair_ok)
+    tl.store(out, out_even.to(Out.dtype.element_ty), mask=pair_ok)
+    tl.store(out + 1, out_odd.to(Out.dtype.element_ty), mask=pair_ok)
     tl.store(Lse + of_out, largest + tl.log(total))
 
     if head % group == 0:
@@ -77,14 +77,14 @@ def pending_tokens(
         tl.store(Values + to + 1, tl.load(from_v + v_d, mask=pair_ok, other=0.0), mask=pair_ok)
 
     of_lag = (batch * queries + token) * heads + head
-    for lag in tl.static_range(1, LAGS + 1):
-        at = ((own + lag * W) * PAIRS + pair) * 2
-        cosine = tl.load(Factors + at, mask=pair_ok, other=0.0)
-        sine = tl.load(Factors + at + 1, mask=pair_ok, other=0.0)
-        to = of_lag * 2 * PAIRS + 2 * pair
-        q_even, q_odd = even * cosine - odd * sine, even * sine + odd * cosine
-        tl.store(Exact + to, q_even, mask=pair_ok)
-        tl.store(Exact + to + 1, q_odd, mask=pair_ok)
-        tl.store(Rounded + to, q_even.to(Rounded.dtype.element_ty), mask=pair_ok)
-        tl.store(Rounded + to + 1, q_odd.to(Rounded.dtype.element_ty), mask=pair_ok)
+    for lag in range(1, lags + 1):
+        turn = Factors + ((own + lag * W) * PAIRS + pair) * 2
+        turn_cosine = tl.load(turn, mask=pair_ok, other=0.0)
+        turn_sine = tl.load(turn + 1, mask=pair_ok, other=0.0)
+        numbers = of_lag * 2 * PAIRS + 2 * pair
+        turned_even, turned_odd = even * turn_cosine - odd * turn_sine, even * turn_sine + odd * turn_cosine
+        tl.store(Exact + numbers, turned_even, mask=pair_ok)
+        tl.store(Exact + numbers + 1, turned_odd, mask=pair_ok)
+        tl.store(Rounded + numbers, turned_even.to(Rounded.dtype.element_ty), mask=pair_ok)
+        tl.store(Rounded + numbers + 1, turned_odd.to(Rounded.dtype.element_ty), mask=pair_ok)
         of_lag += tl.num_programs(2).to(tl.int64) * queries * heads

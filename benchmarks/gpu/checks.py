@@ -241,7 +241,7 @@ def _same_as_sorted(
     made = partial(torch.randint, -1, 2, generator=generator, device=scale.device)
     rotated = made((recent + 1, 2, queries, heads, scale.dims[0])).float()
     landmarks = made((2, kv_heads, capacity, scale.dims[0])).float()
-    ours = top_k_landmarks(rotated, landmarks, added=added, blocks=min(added, capacity), recent=recent, k=k)
+    ours = top_k_landmarks(rotated, landmarks, added=added, recent=recent, k=k)
     rows = torch.arange(capacity, device=scale.device)
     ages = (added - 1 - rows) % capacity + 1
     keys = landmarks.repeat_interleave(heads // kv_heads, 1)

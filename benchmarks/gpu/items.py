@@ -43,6 +43,8 @@ def items_of(scale: Scale) -> list[Item]:
 
 def _checks(scale: Scale) -> Iterator[Item]:
     """Those of the type that is timed come first, then those of other kernels, then those of other types."""
+    size, context = (models.DECODED, 4_000) if scale.is_gpu else (models.TINY, 300)
+    yield Item("tokens as graphs", partial(models.graphs, size, context), 30)
     shapes = [(dim, width) for dim in scale.dims[::-1] for width in scale.widths]
     yield from (item for dim, width in shapes for item in _of_shape(scale.half, dim, width))
     yield Item("rotation", checks.rotations, 5)
@@ -73,7 +75,7 @@ def _timings(scale: Scale) -> Iterator[Item]:
         for dim in dims:
             yield from (flash(length, dim, width) for length in lengths)
     size, contexts = (models.DECODED, (4_000, 128_000, 1_000_000)) if scale.is_gpu else (models.TINY, (150, 300))
-    yield Item("time: a token", partial(models.decoding, size, contexts), 25, alone=True)
+    yield Item("time: a token", partial(models.decoding, size, contexts), 40, alone=True)
     for name, trained in models.TRAINED.items() if scale.is_gpu else [("tiny", models.TINY)]:
         yield Item(f"time: training step, {name}", partial(models.training, trained, name), 15, alone=True)
     read = (1024, 256, 64, 4) if scale.is_gpu else (5, 6, 8, 2)

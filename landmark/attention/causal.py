@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 
 from landmark.attention.flash import attention_backward, attention_forward, has_flash, merged
@@ -54,13 +56,26 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, *, prefix: int = 0, scale:
 
     Returns (B, H, T, d).
     """
+    if q.shape[2] == 1:
+        return _attend_to_all(q, k, v, scale)
     if k.shape[1] != q.shape[1]:
         k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
-    if prefix == 0 or q.shape[2] == 1:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=prefix == 0, scale=scale)
+    if prefix == 0:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
     q, k, v = as_autocast(q, k, v)
     with without_autocast(q):
         if has_flash(q.device.type):
             return _PrefixAttention.apply(q, k, v, prefix, 1 / math.sqrt(q.shape[-1]) if scale is None else scale)
         mask = causal_lower_right(q.shape[2], k.shape[2])
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+
+
+# cuDNN, which PyTorch prefers on some GPUs, makes a plan for each number of keys: tens of milliseconds for every token.
+_WITHOUT_PLANS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
+
+def _attend_to_all(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
+    """Attention of one query (B, H, 1, d) to all keys. Heads that share keys become its queries: no key is copied."""
+    grouped = q.reshape(len(q), k.shape[1], -1, q.shape[-1])
+    with sdpa_kernel(_WITHOUT_PLANS) if q.is_cuda else nullcontext():
+        return F.scaled_dot_product_attention(grouped, k, v, scale=scale).reshape(q.shape)

@@ -67,8 +67,12 @@ class MemoryStatistics:
         blocks, lookups = ages.numel(), queries
         if selection is not None and selection.selected is not None:
             blocks, lookups = int((ages > 0).sum()), int(selection.selected.sum())
-        self.retrievals += blocks // ages.shape[-1]
-        self.blocks_retrieved += blocks
+        self.count_sets(blocks // ages.shape[-1], ages.shape[-1], lookups)
+
+    def count_sets(self, sets: int, blocks: int, lookups: int) -> None:
+        """Count sets of so many blocks each, chosen for so many queries."""
+        self.retrievals += sets
+        self.blocks_retrieved += sets * blocks
         self.lookups += lookups
 
     def counts(self) -> dict[str, Any]:

@@ -278,6 +278,24 @@ class Memory:
         self._statistics.chunks += bool(self._length)
         self._length, self._before = 0, None
 
+    def take(self, chunks: Mapping[int, dict[str, Tensor]], tokens: int, queries: int) -> None:
+        """Commit a chunk that something else has attended to, with the kernels and without a context miss token.
+
+        Args:
+            chunks: by layer, as `LayerMemory.chunk`.
+            tokens: of the chunk, landmarks included.
+            queries: B·H·T.
+        """
+        for layer, chunk in chunks.items():
+            state = self.layers[layer]
+            state.chunk, blocks = chunk, min(self.k, len(state.store))
+            if blocks:
+                self._statistics.count_search(layer, None, 0.0)
+                self._statistics.count_sets(queries, blocks, queries)
+                state.store.blocks_read += queries * blocks
+        self._length = tokens
+        self.commit()
+
     def _store_blocks(self, layer: int, state: LayerMemory) -> int:
         """Store the complete blocks of a chunk and the pending tokens before it; returns their tokens."""
         assert state.chunk is not None

@@ -24,8 +24,10 @@ from landmark.attention.layout import blocks_and_landmarks, insert_landmarks
 from landmark.attention.rotary import rotary_factors, rotary_frequencies, rotate, rotate_cmt
 from landmark.memory import Memory, RecurrentMemory, SinkMemory, UnlimitedMemory
 from landmark.memory.settings import memory_of
+from landmark.memory.step import Step, can_step
 from landmark.models.config import DecoderConfig
 from landmark.models.language_model import LanguageModel, summed_loss
+from landmark.models.next_token import NextToken
 from landmark.utils.channels import channels_of
 from landmark.utils.constants import NO_LOSS
 from landmark.utils.errors import UserError
@@ -206,6 +208,16 @@ class Decoder(LanguageModel):
         """An empty memory that keeps the keys and values of `tokens` tokens."""
         return UnlimitedMemory(tokens, keys=self.keys)
 
+    def reading(self, memory: Any) -> Callable[[Tensor], Tensor]:
+        """As of all models; on a GPU, where the memory is the paper's, by CUDA graphs."""
+        like, landmarks, keys = self.embedding.weight, self.config.landmarks, self.config.keys
+        as_it_is = self.cmt is None and not keys.bias and not torch.is_autocast_enabled(like.device.type)
+        if landmarks is None or landmarks.token is None or not (like.is_cuda and as_it_is):
+            return super().reading(memory)
+        if not memory.layers or not can_step(memory, like[:, : self.config.head_dim]):
+            return super().reading(memory)
+        return NextToken(self, memory, landmarks.token)
+
     def fingerprint(self) -> str:
         """Hex SHA-256 of configuration and weights. A saved memory can only be loaded by the model that made it."""
         digest = hashlib.sha256(self.config.fingerprint().encode())
@@ -256,7 +268,7 @@ class Decoder(LanguageModel):
         self,
         tokens: Tensor,
         phase: Tensor | None = None,
-        memory: Memory | RecurrentMemory | None = None,
+        memory: Memory | RecurrentMemory | Step | None = None,
         controlled: Tensor | None = None,
         positions: Tensor | None = None,
         top_k: int | None = None,

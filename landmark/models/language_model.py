@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,10 @@ class LanguageModel(nn.Module):
 
     def announce(self, memory: Any, tokens: int) -> None:
         """Let a memory get ready for so many tokens more, which are read in parts."""
+
+    def reading(self, memory: Any) -> Callable[[Tensor], Tensor]:
+        """How generated tokens (B, 1) are read with a memory that has read the prompts: returns logits (B, 1, V)."""
+        return partial(self, memory=memory, last=True)
 
     def forward(self, tokens: Tensor, memory: Any = None, last: bool = False) -> Tensor:
         """Logits of the next token (B, T, vocabulary) after raw ids (B, T), or with `last` (B, 1, vocabulary)."""
@@ -112,7 +117,7 @@ class LanguageModel(nn.Module):
         if memory is not None and not callable(memory) and len(groups) > 1:
             raise UserError("prompts of several lengths cannot continue one memory: pass a function for memories")
         device, generators = next(self.parameters()).device, [sampling.generator(n) for n in range(len(rows))]
-        states: list[tuple[list[int], Any, Tensor]] = []
+        states: list[tuple[list[int], Callable[[Tensor], Tensor], Tensor]] = []
         read, total = 0, sum(map(len, rows))
         for group in groups:
             together = torch.stack([rows[n] for n in group])
@@ -129,11 +134,11 @@ class LanguageModel(nn.Module):
                 read += chunk.numel()
                 if progress is not None:
                     progress(read, total)
-            states.append((group, group_memory, logits))
+            states.append((group, self.reading(group_memory), logits))
         ended = [False] * len(rows)
         for step in range(tokens):
             chosen: list[int | None] = [None] * len(rows)
-            for number, (group, group_memory, logits) in enumerate(states):
+            for number, (group, read_next, logits) in enumerate(states):
                 if all(ended[n] for n in group):
                     continue
                 scores = _without_landmark(logits[:, -1], self.config)
@@ -142,8 +147,7 @@ class LanguageModel(nn.Module):
                     ended[n] = ended[n] or token in stop
                     chosen[n] = None if ended[n] else token
                 if step + 1 < tokens and not all(ended[n] for n in group):
-                    logits = self(torch.tensor(drawn, device=device)[:, None], memory=group_memory, last=True)
-                    states[number] = group, group_memory, logits
+                    states[number] = group, read_next, read_next(torch.tensor(drawn, device=device)[:, None])
             if all(ended):
                 return
             yield chosen

@@ -31,7 +31,7 @@ def attend_to_retrieved_blocks(
     landmarks: Tensor,
     ages: Tensor,
     *,
-    added: int,
+    added: int | Tensor,
     recent: int,
     rows: Tensor | None = None,
     local: tuple[Tensor, Tensor] | None = None,
@@ -49,7 +49,7 @@ def attend_to_retrieved_blocks(
             in row n mod capacity.
         ages: (B, H, H_kv or 1, T or 1, q), integer, the blocks of each query, oldest first; 1 is the newest block. 1
             where all heads, or all queries, share their blocks.
-        added: blocks ever added.
+        added: blocks ever added; a tensor (), int64, is read by the kernel alone, which may be in a CUDA graph.
         recent: number of newest blocks with a lag of their own (`landmark.memory.positions.attending_lag`).
         rows: (B, H, T or 1, q), the row of each block in keys and values; None: these are (B, H_kv, capacity, ℓ, d),
             flattened, with the rows of landmarks.
@@ -79,16 +79,18 @@ def attend_to_retrieved_blocks(
     parts = out if splits == 1 else out.new_empty(splits, *out.shape, dtype=torch.float32)
     lse = parts if splits == 1 else parts.new_empty(parts.shape[:-1])
     of_queries = out if weight is None else weight, out if selected is None else selected
+    number, counter = (0, added) if isinstance(added, Tensor) else (added, ages)
     fixed = {"WEIGHTED": weight is not None, "MASKED": selected is not None, "SPLITS": splits}
     with on_device_of(rotated_queries):
         retrieved_blocks[(tiles * splits, heads, batch)](
             *(rotated_queries, keys, values, rows_of_landmarks, ages, ages if rows is None else rows),
-            *(local_out, local_lse, *of_queries, parts, lse),
+            *(local_out, local_lse, *of_queries, parts, lse, counter),
             *(*rotated_queries.stride(), *keys.stride(), *values.stride(), *rows_of_landmarks.stride(), *ages.stride()),
-            *(queries, heads, landmarks.shape[1], sets, count, added, landmarks.shape[2], lags, recent),
+            *(queries, heads, landmarks.shape[1], sets, count, number, landmarks.shape[2], lags, recent),
             LOCAL=local is not None,
             IN_PLACE=rows is None,
             ALPHA=alpha,
+            COUNTED=isinstance(added, Tensor),
             **fixed,
             **options,
         )

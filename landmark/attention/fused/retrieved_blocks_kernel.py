@@ -15,18 +15,22 @@ LOG2_E: tl.constexpr = tl.constexpr(constants.LOG2_E)
 
 @triton.jit(do_not_specialize=["queries", "added", "capacity", "lags"])
 def retrieved_blocks(
-    Q, Keys, Values, Landmarks, Ages, Rows, LocalOut, LocalLse, Weight, Selected, Out, Lse,
+    Q, Keys, Values, Landmarks, Ages, Rows, LocalOut, LocalLse, Weight, Selected, Out, Lse, Added,
     q_s, q_b, q_t, q_h, q_d, k_n, k_t, k_d, v_n, v_t, v_d, l_n, l_d, a_b, a_h, a_t, a_d,
     queries, heads, kv_heads, sets, count, added, capacity, lags, recent,
     L: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, SEGMENT: tl.constexpr, M: tl.constexpr,
     SHARED: tl.constexpr, LOCAL: tl.constexpr, WEIGHTED: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
-    IN_PLACE: tl.constexpr, ALPHA: tl.constexpr, SPLITS: tl.constexpr,
+    IN_PLACE: tl.constexpr, ALPHA: tl.constexpr, SPLITS: tl.constexpr, COUNTED: tl.constexpr,
 ):  # fmt: skip
     """Output of M queries of one head that share their blocks, or of one query, by an online softmax over blocks.
+
+    COUNTED: `added` is in Added.
 
     SPLITS: programs that share the blocks of these queries. Of several, each writes its output (split, B, H, T, D) and
     log-sum-exp (split, B, H, T), for `merged_splits`; local attention belongs to the first.
     """
+    if COUNTED:
+        added = tl.load(Added)
     tile, split = tl.program_id(0) // SPLITS, tl.program_id(0) % SPLITS
     head, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     head_of_sample = batch * heads + head

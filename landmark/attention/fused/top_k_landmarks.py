@@ -1,7 +1,8 @@
-"""The k best landmarks of each query by one Triton kernel and a short `topk`, without a tensor of all scores.
+"""The k best landmarks of each query by two Triton kernels, without a tensor of all scores.
 
 A program scores a tile of landmarks and keeps the k best of them, as integers whose order is that of the pairs of score
-and recency: among equal scores the newer block is better. What is left to choose from is a small part of all landmarks.
+and recency: among equal scores the newer block is better. A second kernel takes the k best of these, which are a small
+part of all landmarks.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ YOUNGEST = (1 << 31) - 1  # recency of a block of age 0
 
 
 def top_k_landmarks(
-    rotated_queries: Tensor, landmarks: Tensor, *, added: int, blocks: int, recent: int, k: int
+    rotated_queries: Tensor, landmarks: Tensor, *, added: int | Tensor, recent: int, k: int, tied: bool = False
 ) -> Tensor:
     """The ages of the best blocks of each query and head.
 
@@ -29,27 +30,40 @@ def top_k_landmarks(
         rotated_queries: (S, B, T, H, d), float32, scaled, and rotated for lag 1…S.
         landmarks: (B, H_kv, capacity, d), float32; block number n, counted from the first one ever added, is in row
             n mod capacity.
-        added: blocks ever added.
-        blocks: rows in use, min(added, capacity).
+        added: blocks ever added; a tensor (), int64, is read by the kernel alone, which may be in a CUDA graph.
         recent: number of newest blocks that are scored at a lag that is their age; all older ones at lag S.
-        k: blocks to choose, at most `blocks` and MOST.
+        k: blocks to choose, at most MOST and the number of rows in use, min(added, capacity).
+        tied: whether all older blocks have one and the same score; then recent + k is at most TILE.
 
-    Returns (B, H, T, k), int64, in any order; age 1 is the newest block.
+    Returns (B, H, T, k), int64, oldest first; age 1 is the newest block.
     """
+    from landmark.attention.fused.top_k_landmarks_kernel import best_of_tiles
     from landmark.attention.fused.top_k_landmarks_kernel import top_k_landmarks as kernel
 
     _, batch, queries, heads, dim = rotated_queries.shape
     kv_heads, capacity = landmarks.shape[1:3]
+    blocks = capacity if isinstance(added, Tensor) else min(added, capacity)
     rows = queries * (heads // kv_heads)
-    tiles, options = -(-blocks // TILE), constants(rows, dim, k)
+    tiles, options = 1 if tied else -(-blocks // TILE), constants(rows, dim, k)
     best = rotated_queries.new_empty(batch, heads, queries, tiles * k, dtype=torch.int64)
+    ages = best.new_empty(batch, heads, queries, k)
+    number, counter = (0, added) if isinstance(added, Tensor) else (added, best)
     with on_device_of(rotated_queries):
         kernel[(tiles, -(-rows // options["M"]), batch * kv_heads)](
-            *(rotated_queries, rotated_queries[-1], landmarks, best, *rotated_queries.stride(), *landmarks.stride()),
-            *(queries, heads, kv_heads, added, capacity, blocks, min(recent, blocks)),
+            *(rotated_queries, rotated_queries[-1], landmarks, best, counter),
+            *(*rotated_queries.stride(), *landmarks.stride()),
+            *(queries, heads, kv_heads, number, capacity, recent),
+            TIED=tied,
+            COUNTED=isinstance(added, Tensor),
             **options,
         )
-    return YOUNGEST - (best.topk(k, dim=-1, sorted=False).values & YOUNGEST)
+        best_of_tiles[(batch * heads * queries,)](best, ages, tiles * k, **merge_constants(k))
+    return ages
+
+
+def merge_constants(k: int) -> dict[str, Any]:
+    """Compile-time constants of the kernel that merges. k: blocks to choose."""
+    return {"K": k, "BLOCK_K": padded(k), "BLOCK": 1024, "num_warps": 4, "num_stages": 1}
 
 
 def constants(rows: int, dim: int, k: int) -> dict[str, Any]:

@@ -10,17 +10,23 @@ import triton.language as tl
 NOTHING: tl.constexpr = tl.constexpr(-(1 << 63))
 
 
-@triton.jit(do_not_specialize=["queries", "added", "capacity", "recent", "blocks"])
+@triton.jit(do_not_specialize=["queries", "added", "capacity", "recent"])
 def top_k_landmarks(
-    Q, Oldest, Landmarks, Best,
+    Q, Oldest, Landmarks, Best, Added,
     q_s, q_b, q_t, q_h, q_d, l_b, l_h, l_n, l_d,
-    queries, heads, kv_heads, added, capacity, blocks, recent,
+    queries, heads, kv_heads, added, capacity, recent,
     K: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    TIED: tl.constexpr, COUNTED: tl.constexpr,
 ):  # fmt: skip
     """Pairs of score and recency, as integers, of the K best of N landmarks, for M queries of the heads of a group.
 
-    Oldest: Q at the last lag.
+    Oldest: Q at the last lag. TIED: the N newest blocks, of which older ones share a landmark. COUNTED: `added` is in
+    Added.
     """
+    if COUNTED:
+        added = tl.load(Added)
+    blocks = tl.minimum(added, capacity).to(tl.int32)
+    recent = tl.minimum(recent, blocks)
     of_kv = tl.program_id(2).to(tl.int64)
     batch, kv_head, group = of_kv // kv_heads, of_kv % kv_heads, heads // kv_heads
     row = tl.program_id(1) * M + tl.arange(0, M)
@@ -29,19 +35,28 @@ def top_k_landmarks(
     here = (query < queries)[:, None] & (d < D)[None, :]
     of_query = batch * q_b + query[:, None] * q_t + head[:, None] * q_h + d[None, :] * q_d
     first = tl.program_id(0) * N
-    place = first + tl.arange(0, N)
+    last = first + N
+    if TIED:
+        last = capacity
+        age = tl.arange(0, N) + 1
+        place = (added - tl.minimum(age, recent + 1)) % capacity
+        exists = age <= tl.minimum(blocks, recent + K)
+    else:
+        place = first + tl.arange(0, N)
+        age = (added - 1 - place) % capacity + 1
+        exists = place < blocks
     of_head = Landmarks + batch * l_b + kv_head * l_h
     of_landmark = of_head + place[:, None].to(tl.int64) * l_n + d[None, :] * l_d
-    landmarks = tl.load(of_landmark, mask=(place < blocks)[:, None] & (d < D)[None, :], other=0.0)
+    landmarks = tl.load(of_landmark, mask=exists[:, None] & (d < D)[None, :], other=0.0)
     q = tl.load(Oldest + of_query, mask=here, other=0.0)
     if M == 1:
         scores = tl.sum(landmarks * q, axis=1)[None, :]
     else:
         scores = tl.dot(q, tl.trans(landmarks), input_precision="ieee")
     of_lag = Q + of_query
-    for age in range(1, recent + 1):  # blocks with a lag of their own
-        newer = (added - age) % capacity
-        if (newer >= first) & (newer < first + N):
+    for newest in range(1, recent + 1):  # blocks with a lag of their own
+        newer = (added - newest) % capacity
+        if (newer >= first) & (newer < last):
             landmark = tl.load(of_head + newer.to(tl.int64) * l_n + d * l_d, mask=d < D, other=0.0)
             q = tl.load(of_lag, mask=here, other=0.0)
             scores = tl.where((place == newer)[None, :], tl.sum(q * landmark[None, :], axis=1)[:, None], scores)
@@ -49,11 +64,33 @@ def top_k_landmarks(
     # The bits of a float, read as an integer, have its order; those of negative ones are turned round. −0 becomes 0.
     bits = (scores + 0.0).to(tl.int32, bitcast=True)
     bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    recency = 0x7FFFFFFF - ((added - 1 - place) % capacity + 1)
+    recency = 0x7FFFFFFF - age
     pairs = (bits.to(tl.int64) << 32) | recency.to(tl.int64)[None, :]
-    pairs = tl.where((place < blocks)[None, :], pairs, NOTHING)
+    pairs = tl.where(exists[None, :], pairs, NOTHING)
     of_best = Best + (((batch * heads + head) * queries + query) * tl.num_programs(0) + tl.program_id(0)) * K
     for rank in tl.static_range(K):
         best = tl.max(pairs, axis=1)
         tl.store(of_best + rank, best, mask=query < queries)
         pairs = tl.where(pairs == best[:, None], NOTHING, pairs)
+
+
+@triton.jit(do_not_specialize=["count"])
+def best_of_tiles(Best, Ages, count, K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK: tl.constexpr):
+    """The ages of the K best of a row's pairs, oldest first. Best: (rows, count). Ages: (rows, K)."""
+    row = tl.program_id(0).to(tl.int64)
+    rank, within = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK)
+    chosen = tl.full((BLOCK_K,), NOTHING, tl.int64)
+    for first in range(0, count, BLOCK):
+        here = first + within < count
+        pairs = tl.load(Best + row * count + first + within, mask=here, other=NOTHING)
+        before, chosen = chosen, tl.full((BLOCK_K,), NOTHING, tl.int64)
+        for place in tl.static_range(K):
+            best = tl.maximum(tl.max(pairs, axis=0), tl.max(before, axis=0))
+            chosen = tl.where(rank == place, best, chosen)
+            pairs = tl.where(pairs == best, NOTHING, pairs)
+            before = tl.where(before == best, NOTHING, before)
+    ages = tl.where(rank < K, 0x7FFFFFFF - (chosen & 0x7FFFFFFF), 0)
+    for place in tl.static_range(K):
+        oldest = tl.max(ages, axis=0)
+        tl.store(Ages + row * K + place, oldest)
+        ages = tl.where(ages == oldest, 0, ages)

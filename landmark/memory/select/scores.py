@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from landmark.attention.fused.top_k_landmarks import MOST, top_k_landmarks
+from landmark.attention.fused.top_k_landmarks import MOST, TILE, top_k_landmarks
 from landmark.attention.scoring import capped, capped_in_place
 from landmark.memory.question import Question
 from landmark.memory.select.query_window import best_of_window
@@ -43,10 +43,11 @@ def best_of_summaries(question: Question, granularity: str, summaries: Tensor, i
     if count == len(store):
         return torch.arange(count, 0, -1, device=queries.device).expand(*sets, count)
     alone = granularity == "per_token_and_head" and question.window == 1 and not question.newest + question.first
-    has_kernel = alone and not is_tied and question.softcap is None and summaries.dtype == torch.float32
-    if question.backend == "triton" and has_kernel and count <= MOST:
-        of_store = {"added": store.added, "blocks": len(store), "recent": question.lags.own}
-        return top_k_landmarks(queries, summaries, **of_store, k=count).sort(-1, descending=True).values
+    has_kernel = alone and question.softcap is None and summaries.dtype == torch.float32
+    few = count <= MOST and not (is_tied and count + question.lags.own > TILE)
+    if question.backend == "triton" and has_kernel and few:
+        of_store = {"added": store.added, "recent": question.lags.own}
+        return top_k_landmarks(queries, summaries, **of_store, k=count, tied=is_tied)
     chosen = torch.empty(*sets, count, dtype=torch.int64, device=queries.device)
     group, before, buffer = queries.shape[3] // summaries.shape[1], question.before, queries.new_empty(0)
     for kv, part in parts(question, granularity, summaries.shape[1]):

@@ -345,7 +345,7 @@ def test_no_register_is_spilled_and_shared_memory_suffices(arch, cases):
             by_groups = arch == "sm_90" and "float32" not in case and "top_k" not in kernel
             if case in ("128 127", "256 63"):  # these have fewer queries than a group of warps multiplies
                 by_groups = kernel in ("forward", "backward_queries")
-            no_products = kernel.endswith(("shared=False", "rows=1", "means", "splits"))
+            no_products = kernel.endswith(("shared=False", "rows=1", "means", "splits", "of_tiles", "tokens"))
             assert (used["by_warps"] == 0) == (by_groups or no_products), (case, kernel, used)
 
 

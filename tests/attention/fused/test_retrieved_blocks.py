@@ -104,7 +104,10 @@ def test_any_shape(shape):
     arguments, optional = inputs(shape, torch.float64)
     exact = written_out(arguments, **optional)
     arguments, optional = inputs(shape, torch.float32)
-    torch.testing.assert_close(attend_to_retrieved_blocks(*arguments, **optional).double(), exact, atol=2e-5, rtol=1e-5)
+    ours = attend_to_retrieved_blocks(*arguments, **optional)
+    torch.testing.assert_close(ours.double(), exact, atol=2e-5, rtol=1e-5)
+    counted = optional | {"added": torch.tensor(optional["added"])}
+    assert torch.equal(attend_to_retrieved_blocks(*arguments, **counted), ours)
 
 
 SHAPE = {"batch": 1, "queries": 66, "kv_heads": 1, "group": 2, "dim": 16, "block_size": 63, "capacity": 5, "count": 4}

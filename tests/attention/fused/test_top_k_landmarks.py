@@ -44,13 +44,39 @@ def test_finds_the_best_blocks_and_among_equal_scores_the_newer(
     rotated = torch.randint(-1, 2, (lags, 2, queries, heads, dim), generator=generator).float()
     landmarks = torch.randint(-1, 2, (2, kv_heads, capacity, dim), generator=generator).float()
     landmarks[:, :, ::3] = -0.0
-    ours = top_k_landmarks(rotated, landmarks, added=added, blocks=blocks, recent=recent, k=k)
+    ours = top_k_landmarks(rotated, landmarks, added=added, recent=recent, k=k)
     expected = sorted_ages(rotated, landmarks, added, blocks, recent, k)
-    assert torch.equal(ours.sort(-1).values, expected)
+    assert torch.equal(ours, expected.flip(-1))
+    counted = top_k_landmarks(rotated, landmarks, added=torch.tensor(added), recent=recent, k=k)
+    assert torch.equal(counted, ours)
+
+
+@pytest.mark.parametrize("queries", [1, 5])
+@pytest.mark.parametrize("added", [9, 40])
+@pytest.mark.parametrize("counted", [False, True])
+def test_where_older_blocks_are_tied_the_newer_of_them_are_taken(queries, added, counted):
+    """Their landmarks are the same up to rounding, so a sort of the scores themselves would take any of them."""
+    recent, k, capacity = 3, 4, 20
+    rotated = torch.randint(-1, 2, (recent + 1, 2, queries, 4, 8)).float()
+    landmarks = torch.randint(-1, 2, (2, 2, capacity, 8)).float()
+    older = [(added - age) % capacity for age in range(recent + 1, min(added, capacity) + 1)]
+    landmarks[:, :, older] = landmarks[:, :, older[:1]].clone()
+    expected = sorted_ages(rotated, landmarks, added, min(added, capacity), recent, k)
+    landmarks[:, :, older[1:]] += 1e-3 * torch.rand(2, 2, len(older) - 1, 8)
+    of_store = {"added": torch.tensor(added) if counted else added, "recent": recent, "k": k}
+    assert torch.equal(top_k_landmarks(rotated, landmarks, **of_store, tied=True), expected.flip(-1))
+    assert not torch.equal(top_k_landmarks(rotated, landmarks, **of_store), expected.flip(-1))
+
+
+def test_more_tiles_than_are_merged_at_once():
+    rotated, landmarks = torch.randn(1, 1, 1, 1, 8), torch.randn(1, 1, 9000, 8)
+    ours = top_k_landmarks(rotated, landmarks, added=9000, recent=0, k=MOST)
+    expected = 9000 - (landmarks[0, 0] @ rotated.flatten()).topk(MOST).indices
+    assert torch.equal(ours.flatten(), expected.sort(descending=True).values)
 
 
 def test_most_is_what_a_tile_holds():
     rotated, landmarks = torch.randn(1, 1, 1, 1, 8), torch.randn(1, 1, 100, 8)
-    ours = top_k_landmarks(rotated, landmarks, added=100, blocks=100, recent=0, k=MOST)
+    ours = top_k_landmarks(rotated, landmarks, added=100, recent=0, k=MOST)
     expected = 100 - (landmarks[0, 0] @ rotated.flatten()).topk(MOST).indices
     assert torch.equal(ours.flatten().sort().values, expected.sort().values)

@@ -75,7 +75,10 @@ def _timings(scale: Scale) -> Iterator[Item]:
         for dim in dims:
             yield from (flash(length, dim, width) for length in lengths)
     size, contexts = (models.DECODED, (4_000, 128_000, 1_000_000)) if scale.is_gpu else (models.TINY, (150, 300))
-    yield Item("time: a token", partial(models.decoding, size, contexts), 40, alone=True)
+    yield Item("time: a token", partial(models.decoding, size, contexts, ""), 40, alone=True)
+    if scale.is_gpu:
+        large = partial(models.decoding, models.TRAINED["paper"], (4_000, 128_000), "paper: ")
+        yield Item("time: paper, a token", large, 40, alone=True)
     for name, trained in models.TRAINED.items() if scale.is_gpu else [("tiny", models.TINY)]:
         yield Item(f"time: training step, {name}", partial(models.training, trained, name), 15, alone=True)
     read = (1024, 256, 64, 4) if scale.is_gpu else (5, 6, 8, 2)

@@ -19,7 +19,7 @@ from benchmarks.timing import Spread, ratios
 CYCLES = 2e9  # of a second of the pause, at most
 LONGEST_PAUSE = 0.05  # seconds
 CACHE = 256 << 20  # bytes, of more than any cache
-SECONDS = 0.6  # of a competitor's rounds, about
+SECONDS = 0.3  # of a competitor's rounds, about
 
 
 @dataclass

@@ -212,18 +212,19 @@ class LandmarkModel(_Base):
             raise UserError("logits_to_keep: with a landmark memory it must be a number")
         hidden = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         cache.check_batch(batch)
-        mask = torch.ones_like(ids) if mask is None else of_columns(mask, columns).to(ids.device)
-        if logits_to_keep and bool(mask.any()):
+        mask = None if mask is None else of_columns(mask, columns).to(ids.device)
+        if mask is not None and logits_to_keep and bool(mask.any()):
             check_ends(mask, logits_to_keep)
-        check_positions(position_ids, mask, cache)
+        check_positions(position_ids, torch.ones_like(ids) if mask is None else mask, cache)
         self._check_reading()
         kept = logits_to_keep or columns
         with torch.no_grad(), cache.reading_all(batch, columns):
             reader = Reader(self, super().forward, local, bool(hidden), kwargs)
-            if not cache.groups and bool(mask.all()):
+            if not cache.groups and (mask is None or bool(mask.all())):
                 outputs = reader.read(ids, cache, kept)
             else:
-                outputs = reader.read_padded(ids, mask.bool(), cache, kept)
+                own = torch.ones_like(ids) if mask is None else mask
+                outputs = reader.read_padded(ids, own.bool(), cache, kept)
         as_dict = self.config.return_dict if return_dict is None else return_dict
         return outputs if as_dict else outputs.to_tuple()
 

@@ -1,6 +1,7 @@
 """Pretrained models that read without landmarks: with all blocks the model itself, else its attention to fewer keys."""
 
 import copy
+import logging
 import os
 import re
 import warnings
@@ -182,6 +183,18 @@ def test_positions_beyond_those_of_the_training_are_stingy(ids, tokenizer):
     memory.reset()
     memory.expect(90)
     assert torch.equal(read(wrapped, ids, memory, [51, 39]), expected)
+
+
+def test_generates_beyond_the_positions_of_the_training_without_a_warning(ids, tokenizer, caplog, monkeypatch):
+    wrapped, plain = make("llama", tokenizer)
+    wrapped.config.max_position_embeddings = plain.config.max_position_embeddings = 80
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    found = []
+    for model in (wrapped, plain):
+        caplog.clear()
+        model.generate(ids, max_new_tokens=3, do_sample=False)
+        found.append("exceeded the model" in caplog.text)
+    assert found == [False, True]
 
 
 @pytest.mark.parametrize(

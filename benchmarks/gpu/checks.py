@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import product
 from unittest import mock
 
 import torch
@@ -19,6 +20,7 @@ from benchmarks.gpu.journal import Line
 from benchmarks.gpu.shapes import Scale, Shape, deterministic
 from benchmarks.gpu.work import summary
 from landmark.attention import ContextMiss, Grouped, Layout, Packed, Sinks, Window, landmark_attention
+from landmark.attention.flash import attention_forward
 from landmark.attention.fused import tuning
 from landmark.attention.fused.rotation import ROWS, rotation
 from landmark.attention.fused.top_k_landmarks import top_k_landmarks
@@ -123,8 +125,13 @@ def tiles(kernels: Sequence[str], dtype: torch.dtype, dim: int, width: int, scal
     for kernel in kernels:
         for chosen in tuning.choices(kernel, width - 1, dim, dtype.itemsize, gpu, False):
             with forced(kernel, chosen), deterministic() if kernel in tuning.PAIR else nullcontext():
-                sizes = f"M={chosen.queries} keys={chosen.segment * chosen.group},{chosen.segment * chosen.wide}"
-                yield line(f"{kernel} {sizes} warps={chosen.warps} stages={chosen.stages}", case.check)
+                yield line(f"{kernel} {about(chosen)}", case.check)
+
+
+def about(chosen: tuning.Tiles) -> str:
+    """The sizes of tiles, in words."""
+    keys = f"{chosen.segment * chosen.group},{chosen.segment * chosen.wide}"
+    return f"M={chosen.queries} keys={keys} warps={chosen.warps} stages={chosen.stages}"
 
 
 def forced(kernel: str, chosen: tuning.Tiles):
@@ -244,6 +251,21 @@ def _same_as_sorted(
         scores[..., row] = torch.einsum("bthd,bhd->bht", rotated[age - 1], keys[:, :, row])
     order = (scores.double() * 2**32 - ages).topk(k, -1).indices
     return same([ours.sort(-1).values], [ages[order].sort(-1).values])
+
+
+def parts(scale: Scale) -> Iterator[Line]:
+    """PyTorch's attention that returns its log-sum-exp, by which attention to parts is merged."""
+    made = partial(torch.randn, device=scale.device, generator=torch.Generator(scale.device).manual_seed(0))
+    for dtype, dim in product(scale.dtypes, (64, 80, 256) if scale.is_gpu else scale.dims):
+        for batch, length, keys, causal in ((2, 11, 18, False), (1, 1, 3000, False), (1, 300, 300, True)):
+            q, k, v = (made(batch, 4, size, dim).to(dtype) for size in (length, keys, keys))
+            forward = partial(attention_forward, scale=1.0, causal=causal)  # few keys have most of the weight
+
+            def check(forward=forward, tensors: Tensors = (q, k, v)) -> Line:
+                exact = forward(*(x.double() for x in tensors))
+                return against_exact(forward(*tensors), [x.to(tensors[0].dtype) for x in exact], exact)
+
+            yield line(f"{length} queries, {keys} keys{', causal' * causal}, d={dim}, {dtype}", check)
 
 
 def retrieved(dtype: torch.dtype, dim: int, width: int, scale: Scale) -> Iterator[Line]:

@@ -47,6 +47,7 @@ def _checks(scale: Scale) -> Iterator[Item]:
     yield from (item for dim, width in shapes for item in _of_shape(scale.half, dim, width))
     yield Item("rotation", checks.rotations, 5)
     yield Item("top-k", checks.best_landmarks, 10)
+    yield Item("attention in parts", checks.parts, 10)
     yield Item("gradients through a memory", partial(checks.gradients_through_memory, *shapes[0]), 10)
     yield Item("tiers", checks.tiers, 10)
     yield from (item for dtype in scale.dtypes[1:] for dim, width in shapes for item in _of_shape(dtype, dim, width))
@@ -76,10 +77,15 @@ def _timings(scale: Scale) -> Iterator[Item]:
     for name, trained in models.TRAINED.items() if scale.is_gpu else [("tiny", models.TINY)]:
         yield Item(f"time: training step, {name}", partial(models.training, trained, name), 15, alone=True)
     read = (1024, 256, 64, 4) if scale.is_gpu else (5, 6, 8, 2)
-    yield Item("time: retrieved blocks", partial(kernels.retrieved_blocks, *read), 20, alone=True)
+    yield Item("time: retrieved blocks", partial(kernels.retrieved_blocks, *read), 10, alone=True)
     shared = (2048, 64, (4, 16, 64)) if scale.is_gpu else (6, 8, (4,))
     yield Item("time: one query", partial(kernels.shared_blocks, *shared), 15, alone=True)
     yield flash(lengths[0], dims[0], widths[0], 4 if scale.is_gpu else 2)
     if scale.is_gpu:
         yield from (flash(length, dims[0], widths[0]) for length in (512, 2048, 65536))
+        for dim, width in zip(dims, widths, strict=True):
+            tiles = partial(kernels.tiles, 16384, dim, width)
+            yield Item(f"time: tiles d={dim} W={width}", tiles, 15, alone=True)
         yield Item("time: FlexAttention", partial(kernels.flex_attention, 4096, 128, 64), 60, alone=True)
+        gather = partial(kernels.retrieved_blocks, *read, with_gather=True)
+        yield Item("time: gather_attn", gather, 150, alone=True)

@@ -26,7 +26,7 @@ class Journal:
 
     def __init__(self, path: Path, resume: bool):
         """Open the file. resume: go on in one that is there. Raises UserError where it is there, or is no such file."""
-        before = _read(path)
+        before = lines_of(path)
         if before and not resume:
             raise UserError(f"{path} has lines already: pass --resume to go on in it, or --out for another file")
         ends = {line["item"]: line["status"] for line in before if line.get("kind") == "item"}
@@ -48,7 +48,7 @@ class Journal:
         self._file.close()
 
 
-def _read(path: Path) -> list[Line]:
+def lines_of(path: Path) -> list[Line]:
     """The whole lines of a file; none where there is no file."""
     lines = []
     for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:

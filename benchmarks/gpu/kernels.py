@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 
-from benchmarks.gpu.checks import against_exact, line
+from benchmarks.gpu.checks import about, against_exact, forced, line
 from benchmarks.gpu.journal import Line
 from benchmarks.gpu.shapes import Attention, Scale, Shape, causal, deterministic, flex, landmark
 from benchmarks.gpu.timing import lines, timed
@@ -45,6 +45,26 @@ def flex_attention(length: int, dim: int, width: int, scale: Scale) -> Iterator[
     inputs, grad = shape.inputs(scale, scale.half)
     attends = {OURS: landmark(shape, scale.device), FLEX: flex(shape, inputs[0])}
     yield from _compared(shape, attends, inputs, grad, scale, against=OURS)
+
+
+def tiles(length: int, dim: int, width: int, scale: Scale) -> Iterator[Line]:
+    """Every choice of the tuner for each kernel, forced; the other kernels have their defaults."""
+    shape = Shape.timed(scale, length, dim, width)
+    inputs, grad = shape.inputs(scale, scale.half)
+    attend, gpu = landmark(shape, scale.device), tuning.gpu_of(torch.device(scale.device))
+    for kernel in tuning.KERNELS:
+        steps, tried = {}, tuning.choices(kernel, width - 1, dim, scale.half.itemsize, gpu, False)
+        for chosen in tried:
+            run = _passes(attend, inputs, grad)["forward" if kernel == "forward" else "backward"]
+            run = _deterministic(run) if kernel in tuning.PAIR else run
+            steps[about(chosen)] = partial(_with_tiles, kernel, chosen, run)
+        if steps:
+            yield from lines(f"{shape}, {kernel}", timed(steps, scale), about(tried[0]))
+
+
+def _with_tiles(kernel: str, chosen: tuning.Tiles, run: Callable[[], object]) -> object:
+    with forced(kernel, chosen):
+        return run()
 
 
 def _compared(
@@ -166,21 +186,24 @@ class Retrieval:
         return lambda: gather_attn(self.q, self.local, pool, places.flatten(1)[None].int(), sliding_window_size=1)
 
 
-def retrieved_blocks(queries: int, blocks: int, block_size: int, k: int, scale: Scale) -> Iterator[Line]:
-    """A chunk beside attn-gym."""
+def retrieved_blocks(
+    queries: int, blocks: int, block_size: int, k: int, scale: Scale, with_gather: bool = False
+) -> Iterator[Line]:
+    """A chunk that reads the blocks it retrieves; beside attn-gym, whose many choices take a minute to compile."""
     heads = max(1, scale.width // scale.dims[-1])
     reading = Retrieval(scale, heads, queries, blocks, block_size, k)
     functions: dict[str, Callable[[], object]] = {OURS: reading.read}
     setting = f"{queries} queries of {heads} heads, {k} of {blocks} blocks of {block_size}"
-    try:
-        from attn_gym.sparse import gather_attn  # pyright: ignore[reportMissingImports]
+    if with_gather:
+        try:
+            from attn_gym.sparse import gather_attn  # pyright: ignore[reportMissingImports]
 
-        functions[GATHER] = reading.gathered(gather_attn)
-        functions[GATHER]()
-    except Exception as error:  # not installed, or not for this GPU
-        functions.pop(GATHER, None)
-        yield {"kind": "note", "setting": setting, "measured": GATHER, "left_out": summary(error)}
-    yield from lines(setting, timed(functions, scale), GATHER if GATHER in functions else OURS)
+            functions[GATHER] = reading.gathered(gather_attn)
+            functions[GATHER]()
+        except Exception as error:  # not installed, or not for this GPU
+            yield {"kind": "note", "setting": setting, "measured": GATHER, "left_out": summary(error)}
+            return
+    yield from lines(setting, timed(functions, scale), GATHER if with_gather else OURS)
 
 
 def shared_blocks(blocks: int, block_size: int, counts: Sequence[int], scale: Scale) -> Iterator[Line]:

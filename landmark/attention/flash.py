@@ -1,7 +1,8 @@
 """Plain attention that also returns its log-sum-exp, forward and backward, so that attention to parts can be merged.
 
-On the CPU it uses PyTorch's own flash kernels. On another device, or where this version of PyTorch lacks the kernels,
-the forward pass computes the same with explicit weights, and warns once; there is no backward pass.
+It uses PyTorch's own kernels: flash attention on the CPU, and on GPUs in half precision, there for the forward pass
+alone; the memory-efficient kernel on GPUs in float32. On another device, or for what they lack, the forward pass
+computes the same with explicit weights, and warns once; there is no backward pass.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from landmark.attention.scoring import capped
 
 _FORWARD = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
 _BACKWARD = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu_backward", None)
+LARGEST_GRID = (1 << 16) - 1  # of CUDA, along the axes on which kernels have batch and heads
+WIDEST = 256  # numbers of a head in CUDA's flash kernels
 
 
 def has_flash(device: str) -> bool:
-    """Whether PyTorch has flash kernels that return the log-sum-exp for this type of device."""
+    """Whether PyTorch has flash kernels that return the log-sum-exp, forward and backward, for this type of device."""
     return device == "cpu" and _FORWARD is not None and _BACKWARD is not None
 
 
@@ -50,11 +53,30 @@ def attention_forward(
         if has_flash(q.device.type):
             assert _FORWARD is not None
             return _FORWARD(q, k, v, 0.0, causal, scale=scale)
+        if (found := _on_gpu(q, k, v, scale, causal)) is not None:
+            return found
         _warn(q.device.type)
     scores = _scores(q, k, scale, causal, softcap)
     lse = scores.logsumexp(-1)
     weights = (scores - lse[..., None]).exp()
     return (weights @ v.to(weights.dtype)).to(q.dtype), lse
+
+
+def _on_gpu(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> tuple[Tensor, Tensor] | None:
+    """What `attention_forward` returns, by the kernels of CUDA; None: they do not compute it.
+
+    They count causal positions from the last query and key, not from the first.
+    """
+    (batch, heads, length, dim), kinds = q.shape, {x.dtype for x in (q, k, v)}
+    has_kernel = q.is_cuda and k.shape[1] == heads and dim % 8 == 0 and batch <= LARGEST_GRID and heads <= LARGEST_GRID
+    if not has_kernel or len(kinds) > 1 or (causal and length != k.shape[2]):
+        return None
+    if q.dtype in (torch.float16, torch.bfloat16) and dim <= WIDEST:
+        return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, scale=scale)[:2]
+    if q.dtype != torch.float32:
+        return None
+    out, lse = torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, causal, scale=scale)[:2]
+    return out, lse.narrow(-1, 0, length)  # the kernel fills up to a multiple of 32
 
 
 def merged(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

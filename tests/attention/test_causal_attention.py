@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from landmark.attention import causal, flash
 from landmark.attention.causal import causal_attention
@@ -77,3 +78,31 @@ def test_the_fallback_warns_once():
         flash.attention_forward(q, q, q, scale=1.0)
     flash.attention_forward(q, q, q, scale=1.0)  # a second warning would be an error of pytest.warns' absence
     flash._warn.cache_clear()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_on_a_gpu_pytorchs_kernels_return_the_log_sum_exp(dtype, recwarn):
+    """Shapes and types alone: no GPU is needed for tensors without numbers."""
+    with FakeTensorMode():
+        q = torch.empty(2, 4, 11, 16, dtype=dtype, device="cuda")
+        k = torch.empty(2, 4, 18, 16, dtype=dtype, device="cuda")
+        for keys, causal in ((k, False), (q, True)):
+            out, lse = flash.attention_forward(q, keys, keys, scale=1.0, causal=causal)
+            assert (out.shape, out.dtype, out.device.type) == (q.shape, dtype, "cuda")
+            assert (lse.shape, lse.dtype) == (q.shape[:3], torch.float32)
+    assert not [warning for warning in recwarn if "falls back" in str(warning.message)]
+
+
+def test_what_the_gpus_kernels_lack_is_computed_by_others():
+    def is_left(keys=(2, 4, 18, 16), queries=(2, 4, 11, 16), dtype=torch.float32, causal=False, device="cuda"):
+        q, k = (torch.empty(shape, dtype=dtype, device=device) for shape in (queries, keys))
+        return flash._on_gpu(q, k, k, 1.0, causal) is None
+
+    with FakeTensorMode():
+        assert not is_left()
+        assert is_left(causal=True)  # counted from the last ones there
+        assert is_left(dtype=torch.float64)
+        assert is_left((2, 2, 18, 16))
+        assert is_left((2, 4, 18, 15), (2, 4, 11, 15))
+        assert is_left((1 << 16, 1, 18, 16), (1 << 16, 1, 1, 16))
+        assert is_left(device="cpu")

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from benchmarks.gpu import __main__ as gpu
-from benchmarks.gpu import checks, kernels
+from benchmarks.gpu import checks, kernels, table
 from benchmarks.gpu.items import TINY, items_of
 from benchmarks.gpu.journal import Journal
 from benchmarks.gpu.work import Budget, Item, run
@@ -186,3 +186,40 @@ def test_nothing_inexact_is_timed():
     assert not line["ok"]
     with mock.patch.object(checks, "landmark_attention", slightly_off):
         assert not any(line["ok"] for line in checks.layouts(torch.float32, 16, 8, TINY))
+
+
+def time_of(item: str, setting: str, measured: str, ratio: float, **more: object) -> dict:
+    numbers = {"device_ms": [2 * ratio, 1.0, 3.0], "host_ms": [0.5, 0.4, 0.6], "ratio": [ratio, ratio, ratio]}
+    return {"kind": "time", "item": item, "setting": setting, "measured": measured, **numbers, "tflops": 100.0, **more}
+
+
+def test_a_table_has_the_last_time_of_each_item_and_what_is_missing(tmp_path):
+    windows, shape, flash = "time: windows", "d=64, W=51, T=512", {"against": kernels.FLASH}
+    attempts = [
+        *[time_of(windows, f"{shape}, {what}", kernels.OURS, 9.0, **flash) for what in kernels.PASSES],
+        {"kind": "item", "item": windows, "status": "failed", "error": "1 wrong"},
+        *[
+            time_of(windows, f"{shape}, {what}", measured, ratio, **flash)
+            for what in kernels.PASSES
+            for measured, ratio in ((kernels.FLASH, 1.0), (kernels.OURS, 1.25))
+        ],
+        {"kind": "item", "item": windows, "status": "ok"},
+        {"kind": "check", "item": "pair", "what": "twice", "ok": False},
+        {"kind": "item", "item": "pair", "status": "failed", "error": "1 wrong"},
+        time_of("time: a token", "a token", "4,000 tokens", 0.5, against="all", target="≤ 1", met=True),
+        {"kind": "item", "item": "time: a token", "status": "ok"},
+        {"kind": "item", "item": "time: windows", "status": "left out"},
+        {"kind": "item", "item": "time: FlexAttention", "status": "left out"},
+    ]
+    hardware = {"gpus": ["NVIDIA H200"]}
+    call = {"kind": "call", "command": "python", "commit": "abc", "hardware": hardware, "versions": {}, "time": "now"}
+    path = tmp_path / "gpu.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in [call, *attempts]))
+    assert table.main([str(path)]) == 0
+    text = path.with_suffix(".md").read_text()
+    assert "9.00" not in text
+    assert "| d=64, W=51, T=512 | landmark | 1.25 (2.50 ms, 100)" in text
+    assert "0 of 1 right.\n- wrong: pair: twice" in text
+    assert "| a token | 4,000 tokens | 1 | 0.5 | 0.5 | all | ≤ 1: met |" in text
+    assert "- time: FlexAttention: left out" in text
+    assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")

@@ -286,8 +286,10 @@ GPUS |= {"A100": A100, "H100": Gpu(90, 227 << 10), "RTX 5090": Gpu(120, 99 << 10
 
 def test_wide_tiles_of_newer_gpus(monkeypatch):
     monkeypatch.setattr(tuning, "gpu_of", lambda device: GPUS["H100"])
-    tiles = choices("forward", 31, 16, 2, GPUS["H100"], cmt=False)[0]
-    assert tiles.wide > tiles.group
+    wide = next(each for each in choices("forward", 31, 16, 2, GPUS["H100"], cmt=False) if each.wide > each.group)
+    monkeypatch.setattr(
+        tuning, "choices", lambda kernel, *shape: (wide,) if kernel == "forward" else choices(kernel, *shape)
+    )
     assert_as_exact_as_pytorch(PLAIN | {"heads": (1, 1), "queries": 450, "block_size": 31}, torch.float16)
 
 
@@ -337,6 +339,7 @@ def test_no_register_is_spilled_and_shared_memory_suffices(arch, cases):
     for case, kernels in found.items():
         for kernel, used in kernels.items():
             spilled = 64 if (arch, case, kernel) == ("sm_80", "64 63 cmt", "backward_keys") else 0
+            spilled = 256 if (arch, kernel) == ("sm_90", "backward") else spilled  # and is faster so
             assert used["stack"] <= (272 if "float32" in case else spilled), (case, kernel, used)
             assert used["shared"] <= used["allowed"], (case, kernel, used)
             by_groups = arch == "sm_90" and "float32" not in case and "top_k" not in kernel

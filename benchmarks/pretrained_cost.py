@@ -114,7 +114,8 @@ def reader(model: Any, ids: Tensor, caches: dict[str, Any], name: str) -> Callab
     @torch.inference_mode()
     def read() -> None:
         caches[name] = None  # the one of the round before
-        past = caches[name] = DynamicCache(config=model.config) if name == PLAIN else model.new_memory()
+        past: Any = DynamicCache(config=model.config) if name == PLAIN else model.new_memory()
+        caches[name] = past
         if name == BLOCKS:
             past.expect(ids.shape[1])
         for part in ids.split(LOCAL, 1):

@@ -40,6 +40,6 @@ def test_nothing_waits_and_nothing_is_elsewhere(family, backend, mapping, monkey
         ids = torch.empty(2, 82, dtype=torch.int64, device="cuda")
         for part in ids.split([80, 1, 1], 1):
             logits = model(part, past_key_values=past, logits_to_keep=1).logits
-        assert logits.shape == (2, 1, 257)
-        assert logits.is_cuda
+            assert logits.shape == (2, 1, 257)
+            assert logits.is_cuda
         assert past.stats["blocks_kept"] == 18

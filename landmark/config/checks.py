@@ -86,11 +86,6 @@ _NEEDED = (
         ("train.k", "train.local", "cmt.enabled", "positions.kind"), "our decoder, not models of transformers", _is_ours
     ),
     Read(("model.window",), "our decoder, not models of transformers", _is_ours),
-    Read(
-        ("memory.rest",),
-        "model=pretrained",
-        lambda config: bool(config.model.as_is) and config.model.kind == "landmark",
-    ),
     Read(("memory.window",), "our decoder or model=pretrained", lambda c: _is_ours(c) or _can_have_window(c)),
     Read(("model.as_is",), "a model that model.name gives, see model=pretrained", _is_named),
     Read(("model.dtype",), "a model that is not trained, see model=pretrained", lambda c: bool(c.model.as_is)),

@@ -176,7 +176,6 @@ class MemoryConfig:
     load: str | None = None  # task=generate: folder of a saved memory to go on from
     save: str | None = None  # task=generate: folder for the memory of `prompt_file`
     window: int | None = at_least(1, None)  # transformer: last keys kept; model=pretrained: read beside the k blocks
-    rest: bool = False  # model=pretrained: blocks that are not read take part as one place each, of their means
     sinks: int = at_least(0, 4)  # transformer with a window: first keys kept
 
 

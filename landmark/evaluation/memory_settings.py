@@ -27,7 +27,6 @@ def memory_settings(config: Config) -> dict[str, Any]:
         "candidates": config.memory.candidates,
         "cutoff": config.cmt.cutoffs or config.cmt.cutoff,
         "window": config.memory.window if config.model.as_is else None,
-        "rest": config.memory.rest,
         "mapping": config.positions.mapping,
         "seed": config.seed,
     }

@@ -30,7 +30,7 @@ def evaluate_row(job: Job, inputs: Inputs) -> dict[str, Any]:
     config, tokenizer, corpus = job.config, inputs.tokenizer(job.config), inputs.corpus(job.config)
     set_up_processor(config)
     shape = decoder_config(config.model, tokenizer, config.cmt.enabled)
-    model = load(job.run.folder, shape, evaluation_device(config))
+    model = load(job.run.folder, shape, evaluation_device(config), config.model.dtype or "float32")
     recalls_pairs = isinstance(corpus, SyntheticCorpus) and isinstance(corpus.data, Mqar)
     counts_texts = recalls_pairs or config.eval.probe is not None or config.eval.retriever is not None
     with ProgressBar(job.name, " texts" if counts_texts else "tok") as progress:

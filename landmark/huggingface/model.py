@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from contextlib import AbstractContextManager, nullcontext
+from contextvars import ContextVar
 from dataclasses import asdict, fields
 from typing import Any, cast
 
@@ -13,6 +14,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.cache_utils import Cache
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.logits_process import LogitsProcessor, LogitsProcessorList
+from transformers.generation.stopping_criteria import MaxLengthCriteria, StoppingCriteriaList
 
 from landmark.huggingface.attention import ATTENTION, LandmarkWindow, beside
 from landmark.huggingface.families import NOT_PASSED_ON, check_model, landmark_layers
@@ -26,6 +28,7 @@ from landmark.utils.errors import UserError
 
 _Base: Any = object  # a class of `landmark.huggingface.classes` has LandmarkModel and a class of transformers as bases
 
+_HAS_MEMORY: ContextVar[bool] = ContextVar("generates with a landmark memory", default=False)
 _MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.BEAM_SEARCH, GenerationMode.BEAM_SAMPLE)
 
 
@@ -212,18 +215,19 @@ class LandmarkModel(_Base):
             raise UserError("logits_to_keep: with a landmark memory it must be a number")
         hidden = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         cache.check_batch(batch)
-        mask = torch.ones_like(ids) if mask is None else of_columns(mask, columns).to(ids.device)
-        if logits_to_keep and bool(mask.any()):
+        mask = None if mask is None else of_columns(mask, columns).to(ids.device)
+        if mask is not None and logits_to_keep and bool(mask.any()):
             check_ends(mask, logits_to_keep)
-        check_positions(position_ids, mask, cache)
+        check_positions(position_ids, torch.ones_like(ids) if mask is None else mask, cache)
         self._check_reading()
         kept = logits_to_keep or columns
         with torch.no_grad(), cache.reading_all(batch, columns):
             reader = Reader(self, super().forward, local, bool(hidden), kwargs)
-            if not cache.groups and bool(mask.all()):
+            if not cache.groups and (mask is None or bool(mask.all())):
                 outputs = reader.read(ids, cache, kept)
             else:
-                outputs = reader.read_padded(ids, mask.bool(), cache, kept)
+                own = torch.ones_like(ids) if mask is None else mask
+                outputs = reader.read_padded(ids, own.bool(), cache, kept)
         as_dict = self.config.return_dict if return_dict is None else return_dict
         return outputs if as_dict else outputs.to_tuple()
 
@@ -300,7 +304,19 @@ class LandmarkModel(_Base):
         repeats = max(config.num_beams or 1, config.num_return_sequences or 1)
         if repeats > 1 and past_key_values is not None:
             cache = cache.select(torch.arange(cache.batch_size).repeat_interleave(repeats))
-        return super().generate(inputs, past_key_values=cache, **given | {"prefill_chunk_size": None})
+        before = _HAS_MEMORY.set(True)
+        try:
+            return super().generate(inputs, past_key_values=cache, **given | {"prefill_chunk_size": None})
+        finally:
+            _HAS_MEMORY.reset(before)
+
+    def _get_stopping_criteria(self, *args: Any, **kwargs: Any) -> StoppingCriteriaList:
+        """Those of transformers, without its warning of a text beyond the trained positions: a memory has its own."""
+        criteria = super()._get_stopping_criteria(*args, **kwargs)
+        for each in criteria if _HAS_MEMORY.get() else ():
+            if isinstance(each, MaxLengthCriteria):
+                each.max_position_embeddings = None
+        return criteria
 
     def init_continuous_batching(self, *_: Any, **__: Any) -> Any:
         """Raises UserError: the paged cache of transformers' continuous batching holds no landmark memory."""

@@ -154,7 +154,9 @@ class Reader:
         Returns for each part logits (n, T − skipped, vocabulary), and hidden states (n, T, D) of each layer.
         """
         placed = [self._placed(part) for part in parts]
-        wanted = torch.cat([at[max(0, skipped) :] for _, at in placed]).unique()
+        wanted = placed[0][1][max(0, skipped) :]
+        if len(parts) > 1:
+            wanted = torch.cat([at[max(0, skipped) :] for _, at in placed]).unique()
         positions: Any = None
         with ExitStack() as stack:
             for part, (own, _) in zip(parts, placed, strict=True):

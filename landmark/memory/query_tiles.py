@@ -18,7 +18,9 @@ from landmark.memory.store.tiers import Fetched
 
 TILES = 1, 2, 4, 8, 16, 32  # possible numbers of queries of a tile
 FETCH = 16  # fetching a block takes as long as the attention of so many queries to it
-FETCHED_AT_ONCE = 1 << 20  # numbers of keys, and of values, that fit into the processor's cache
+# Numbers of keys, and of values, that are fetched together: what fits into the processor's cache, or else many, because
+# a GPU waits for the launches of every part.
+FETCHED_AT_ONCE, FETCHED_ELSEWHERE = {"cpu": 1 << 20}, 1 << 27
 
 
 class Part(NamedTuple):
@@ -95,8 +97,9 @@ class QueryTiles:
         self._places = of_head * capacity + (of_tile % capacity)[:, None]
 
     def parts(self) -> Iterator[Part]:
-        """The scores of all pairs, so many tiles at a time that their blocks fit into the processor's cache."""
-        step = max(1, FETCHED_AT_ONCE // (self._fetched * self.store.block_shape.numel()))
+        """The scores of all pairs, many tiles at a time."""
+        together = FETCHED_AT_ONCE.get(self._queries.device.type, FETCHED_ELSEWHERE)
+        step = max(1, together // (self._fetched * self.store.block_shape.numel()))
         buffer = self._queries.new_empty(min(step, self._count) * self._fetched, *self.store.block_shape)  # slow
         for start in range(0, self._count, step):
             part = slice(start, min(start + step, self._count))

@@ -114,6 +114,8 @@ def load(
             loaded = {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118 (it is no mapping)
     except (OSError, SafetensorError) as error:
         raise UserError(f"{folder / TENSORS} is missing or damaged ({error}): {REMEDY}") from error
+    if any(name.endswith(".mean_values") for name in loaded):
+        raise UserError(f"{folder} was saved with memory.rest=True, which this version does not have")
     layers = {}
     for number, counts in content["layers"].items():
         layers[int(number)] = layer = new_layer()
@@ -200,10 +202,8 @@ def _fill(store: BlockStore, added: int, saved: SavedRows, summaries: Mapping[st
         like: (B, H, 0, ℓ, d), a tensor with the blocks' shape, type and device.
     """
     path, rows_saved = saved.path, saved.rows
-    if missing := store.summaries.keys() - summaries.keys():
-        means = "mean keys that retrieval.scorer=mean_key ranks by"
-        what = means if "means" in missing else "mean values that memory.rest=true reads"
-        raise UserError(f"{path.parent} was saved without the {what}")
+    if store.summaries.keys() - summaries.keys():
+        raise UserError(f"{path.parent} was saved without the mean keys that retrieval.scorer=mean_key ranks by")
     batch, heads, _, block_size, dim = like.shape
     row_bytes = 2 * batch * heads * block_size * dim * like.element_size()
     if (size := path.stat().st_size if path.is_file() else 0) < rows_saved * row_bytes:

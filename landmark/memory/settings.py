@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from landmark.memory.choices import GRANULARITIES, INDEX_TYPES, INDICES, MAPPINGS, SCORERS, TIERS
 from landmark.utils.errors import UserError
 from landmark.utils.fractions import fraction
+from landmark.utils.retired import check_retired, without_retired
 
 if TYPE_CHECKING:
     from landmark.memory.memory import Memory
@@ -33,7 +34,6 @@ SETTINGS: dict[str, Any] = {  # with their defaults
     "candidates": 16,  # landmarks that faiss finds for each query
     "mapping": "stingy",  # positions of blocks, "true" ones (positions.py), or without landmarks "auto": as they fit
     "window": None,  # of a text without landmarks: last tokens that every query sees (summaries.py); None: it has them
-    "rest": False,  # there: whether blocks that are not read take part as one place each (unread.py)
     "cutoff": 0.0,  # weight of a context miss token from which on a query retrieves; one, or one for each layer
     "seed": 0,  # of the scorer "random"
 }
@@ -44,7 +44,6 @@ TRAINING_FREE: dict[str, Any] = {  # of models that read without landmarks, wher
     "rerank": 64,
     "first": 1,
     "window": 512,
-    "rest": True,
     "mapping": "auto",
 }
 _NAMES = {  # on the command line, where they are not retrieval.…
@@ -52,7 +51,6 @@ _NAMES = {  # on the command line, where they are not retrieval.…
     **{name: f"memory.{name}" for name in ("tier", "folder", "cache", "index", "index_type", "candidates")},
     "mapping": "positions.mapping",
     "window": "memory.window",
-    "rest": "memory.rest",
 }
 _CHOICES = {
     "granularity": GRANULARITIES,
@@ -79,11 +77,12 @@ def changed(usual: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any
 
 
 def check_settings(settings: Mapping[str, Any], block_size: int) -> None:
-    """Raise UserError, naming the setting, for one that is unknown, out of range, or without effect.
+    """Raise UserError, naming the setting, for one that is unknown, removed, out of range, or without effect.
 
     settings: some of SETTINGS. block_size: ℓ.
     """
-    if unknown := sorted(settings.keys() - SETTINGS.keys()):
+    check_retired(settings, "memory")
+    if unknown := sorted(without_retired(settings).keys() - SETTINGS.keys()):
         raise UserError(f"memory has no setting {', '.join(unknown)}: it has {', '.join(sorted(SETTINGS))}")
     every = {"block_size": block_size, **SETTINGS, **settings}
     _check_numbers(every)
@@ -107,8 +106,6 @@ def check_settings(settings: Mapping[str, Any], block_size: int) -> None:
             f"{_named('granularity', every)}: {_named('rerank', every)} chooses for each query, and head or group: "
             "set per_token_and_head or per_token_and_group"
         )
-    if every["window"] is None and every["rest"]:
-        raise UserError(f"{_named('rest', every)}: is for texts without landmarks")
     if every["window"] is None and every["mapping"] == "auto":
         raise UserError(f"{_named('mapping', every)}: is for texts without landmarks, set stingy or true")
     if every["window"] is not None and (ranks in ("landmark", "faiss") or any(values)):
@@ -186,7 +183,7 @@ def memory_of(block_size: int, settings: Mapping[str, Any], **objects: Any) -> M
     positions = Stingy() if every["mapping"] == "stingy" else TruePositions()
     objects |= {"select": select, "store": store, "positions": positions}
     if window is not None:
-        return SummaryMemory(block_size, every["k"], window=window, rest=every["rest"], **objects)
+        return SummaryMemory(block_size, every["k"], window=window, **objects)
     return Memory(block_size, every["k"], **objects)
 
 

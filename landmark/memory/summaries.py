@@ -2,8 +2,7 @@
 
 A query of a pretrained model reads the last tokens and the blocks that a selector chooses by their mean keys, all in
 one softmax: it is the model's own attention to fewer keys. That is a gate with α = 1 and a landmark whose score is 0,
-so the weight of a block is the sum of its tokens' weights. A block that is not read takes part as one place
-(unread.py). Where k is the number of blocks, nothing is left out.
+so the weight of a block is the sum of its tokens' weights. Where k is the number of blocks, nothing is left out.
 """
 
 from __future__ import annotations
@@ -19,8 +18,7 @@ from landmark.attention.keys import Keys
 from landmark.attention.rotary import rotate
 from landmark.memory.memory import Memory
 from landmark.memory.question import Question
-from landmark.memory.select import Choice, MeanKeys, SecondLook, Selector, WithFirst
-from landmark.memory.unread import with_unread
+from landmark.memory.select import MeanKeys, SecondLook, Selector, WithFirst
 from landmark.utils.errors import UserError
 
 
@@ -28,8 +26,7 @@ class SummaryMemory(Memory):
     """Blocks of ℓ tokens without a landmark among them, and at least the last `window` tokens as they are.
 
     1. *Attend locally*: causal attention to the chunk and to the pending tokens before it.
-    2. *Choose*, 3. *read* and 4. *merge* as in `Memory`, with the score 0 for all landmarks and α = 1; the places of
-       unread blocks are merged with local attention before.
+    2. *Choose*, 3. *read* and 4. *merge* as in `Memory`, with the score 0 for all landmarks and α = 1.
 
     `commit` keeps the last `window` tokens pending, or up to ℓ − 1 more, and stores older ones in blocks.
     """
@@ -40,7 +37,6 @@ class SummaryMemory(Memory):
         k: int = 32,
         *,
         window: int = 512,
-        rest: bool = True,
         select: Selector = WithFirst(1, SecondLook(64, MeanKeys("per_token_and_group"))),  # noqa: B008 (these are frozen)
         keys: Keys | None = None,
         **settings: Any,
@@ -51,7 +47,6 @@ class SummaryMemory(Memory):
             block_size: ℓ, tokens of a block, and places in the text.
             k: blocks that a query retrieves.
             window: tokens before a query that it sees as they are; it sees those of its chunk and up to ℓ − 1 more.
-            rest: whether blocks that a query does not read take part as one place each.
             select: chooses the blocks.
             keys: how keys are made, with landmark="none"; None: with rotary positions.
             settings: positions, store, scoring, backend and observer, as of `Memory`.
@@ -60,7 +55,7 @@ class SummaryMemory(Memory):
         """
         if window < 0:
             raise UserError(f"window={window}: must be at least 0 tokens")
-        self.window, self.rest = window, rest
+        self.window = window
         keys = Keys(landmark="none") if keys is None else keys
         super().__init__(block_size, k, select=select, keys=keys, gate=Grouped(1.0), **settings)
 
@@ -71,15 +66,6 @@ class SummaryMemory(Memory):
     @property
     def tokens_read(self) -> int:
         return self.position
-
-    @property
-    def summaries(self) -> tuple[str, ...]:
-        return ("landmarks", "means", "mean_values") if self.rest else super().summaries
-
-    def read_and_merge(
-        self, question: Question, choice: Choice, local: tuple[Tensor, Tensor]
-    ) -> tuple[Tensor, Tensor | None]:
-        return super().read_and_merge(question, choice, with_unread(question, choice, local) if self.rest else local)
 
     def complete_blocks(self, tokens: int) -> int:
         return max(0, tokens - self.window) // self.width

@@ -14,6 +14,7 @@ RETIRED: dict[str, tuple[object, ...]] = {  # name, in a configuration or a mode
     "short_convolution": (None, 1),
     "no_rope_layer_interval": (None,),
     "per_layer": (None, False),
+    "rest": (None, False),
 }
 
 

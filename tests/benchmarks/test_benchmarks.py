@@ -179,6 +179,22 @@ def test_a_wrapped_model_is_measured_beside_the_plain_one(tmp_path):
     assert "A busy machine." in table.read_text(encoding="utf-8")
 
 
+def test_a_pretrained_model_is_measured_beside_its_own_cache(tmp_path):
+    pytest.importorskip("transformers")
+    from benchmarks import pretrained_cost
+    from tests.huggingface.conftest import make_model, make_tokenizer
+
+    make_model("llama").save_pretrained(tmp_path / "model")
+    make_tokenizer().save_pretrained(tmp_path / "model")
+    words = ["--lengths", "700", "--tokens", "2", "--rounds", "1", "--out", str(tmp_path)]
+    assert pretrained_cost.main([str(tmp_path / "model"), *words]) == 0
+    rows = read_rows(tmp_path)
+    assert [row["measured"] for row in rows] == [pretrained_cost.PLAIN, pretrained_cost.BLOCKS] * 4
+    assert {row["part"] for row in rows} == {"reading", "generating", "memory"}
+    assert all(float(row["value"]) > 0 for row in rows)
+    assert str(tmp_path) not in rows[0]["command"].partition("--out")[0]
+
+
 def test_a_wrapped_model_that_is_inexact_is_not_timed(monkeypatch):
     pytest.importorskip("transformers", reason="the optional extra `hf` is not installed")
     from benchmarks import wrapped

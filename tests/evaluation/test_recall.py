@@ -35,7 +35,6 @@ def settings(**changes) -> Any:
             index_type="ivf",
             candidates=16,
             window=None,
-            rest=False,
             sinks=4,
         ),
         seed=0,

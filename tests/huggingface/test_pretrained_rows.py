@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from landmark.data.ruler import Ruler
 from landmark.data.stream import Stream
 from landmark.data.synthetic_corpus import SyntheticCorpus
 from landmark.evaluation.perplexity import evaluate
+from landmark.experiment.evaluation import evaluate_row
 from landmark.huggingface import wrap
 from landmark.models.checkpoint import load
 from landmark.models.pretrained import Pretrained
@@ -66,7 +68,7 @@ def test_with_every_block_it_is_the_plain_model(local, stream):
     expected = evaluate(plain, stream, tokenizer, of_transformers(local=64))
     memory = {"k": 100, "window": 7}
     model = wrap(make_model("llama").double(), make_tokenizer(), block_size=4, landmarks="none", memory=memory)
-    config = of_transformers(local=local, k=100, window=7, scorer="mean_key", mapping="auto", rest=True)
+    config = of_transformers(local=local, k=100, window=7, scorer="mean_key", mapping="auto")
     config.model.as_is = True
     found = evaluate(Pretrained(model), stream, tokenizer, config)
     assert found["nll"] == pytest.approx(expected["nll"], rel=1e-12)
@@ -101,3 +103,19 @@ def test_weights_in_half_precision(tmp_path):
     with torch.no_grad():
         assert torch.equal(half(ids), expected(ids).logits)
     assert math.isfinite(float(half(ids).sum()))
+
+
+@pytest.mark.parametrize(("dtype", "loaded"), [("bfloat16", "bfloat16"), (None, "float32")])
+def test_rows_load_weights_of_the_type_that_they_name(dtype, loaded, monkeypatch, tmp_path):
+    def load_as(*given):
+        assert given[1:] == ("shape", "cpu", loaded)
+        raise InterruptedError
+
+    monkeypatch.setattr("landmark.models.load", load_as)
+    monkeypatch.setattr("landmark.models.decoder_config", lambda *_: "shape")
+    monkeypatch.setattr("landmark.experiment.evaluation.set_up_processor", lambda _: None)
+    config = SimpleNamespace(model=SimpleNamespace(dtype=dtype), cmt=SimpleNamespace(enabled=False))
+    config.trainer = SimpleNamespace(accelerator="cpu")
+    job = SimpleNamespace(config=config, run=SimpleNamespace(folder=tmp_path))
+    with pytest.raises(InterruptedError):
+        evaluate_row(job, SimpleNamespace(tokenizer=lambda _: None, corpus=lambda _: None))

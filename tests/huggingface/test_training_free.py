@@ -1,7 +1,7 @@
 """Pretrained models that read without landmarks: with all blocks the model itself, else its attention to fewer keys."""
 
 import copy
-import math
+import logging
 import os
 import re
 import warnings
@@ -18,7 +18,7 @@ from tests.huggingface.conftest import CONFIGS, FURTHER, make_model, make_tokeni
 EAGER = ("gemma2", "gemma3_whole", "gpt_oss")  # families without another attention, which rounds weights to float32
 ROUNDED = (*EAGER, "llama4_text")  # its router rounds too
 ALL = {"k": 100, "window": 7}
-FEW = {"k": 3, "window": 7, "rerank": 5}  # and places for the rest
+FEW = {"k": 3, "window": 7, "rerank": 5}
 
 
 def make(family, tokenizer, memory=ALL, **settings):
@@ -86,24 +86,20 @@ def test_padded_texts_are_read_as_one_by_one(ids, tokenizer):
     torch.testing.assert_close(found[1:], read(wrapped, ids[1:]), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("rest", [False, True])
-def test_few_blocks_are_the_models_attention_to_fewer_keys(rest, ids, tokenizer):
+def test_few_blocks_are_the_models_attention_to_fewer_keys(ids, tokenizer):
     """Read token by token, with the keys of each query chosen by hand: the blocks with the best mean keys."""
     block, window, k = 5, 7, 3
     wrapped, plain = make(
-        "llama", tokenizer, {**FEW, "rerank": None, "window": window, "rest": rest, "granularity": "per_token_and_head"}
+        "llama", tokenizer, {**FEW, "rerank": None, "window": window, "granularity": "per_token_and_head"}
     )
     found = read(wrapped, ids[:1, :50], parts=[1] * 50)
-    expected = by_hand(plain, ids[:1, :50], block, window, k, rest)
+    expected = by_hand(plain, ids[:1, :50], block, window, k)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
     assert (found - wrapped(ids[:1, :50]).logits).abs().max() > 0.01
 
 
-def by_hand(model, ids, block, window, k, rest):
-    """Logits of a model whose queries see the last tokens and k blocks, the first one among them.
-
-    rest: whether they see the means of other blocks, each with the weight of a block of such tokens.
-    """
+def by_hand(model, ids, block, window, k):
+    """Logits of a model whose queries see the last tokens and k blocks, the first one among them."""
     from transformers import AttentionInterface
 
     def attention(module, q, keys, values, mask, scaling, **_):
@@ -111,7 +107,7 @@ def by_hand(model, ids, block, window, k, rest):
         keys, values = (x.repeat_interleave(groups, 1)[0] for x in (keys, values))
         out = torch.zeros_like(q)
         for head in range(q.shape[1]):
-            key_means, value_means = (x[head].unflatten(0, (-1, block)).mean(1) for x in (keys, values))
+            key_means = keys[head].unflatten(0, (-1, block)).mean(1)
             for query in range(ids.shape[1]):
                 stored = max(0, query - window) // block  # before this token
                 means = (key_means @ q[0, head, query])[:stored]
@@ -119,11 +115,8 @@ def by_hand(model, ids, block, window, k, rest):
                 blocks = [0, *[n for n in best if n][: k - 1]] if stored else []
                 near = [*range(stored * block, query + 1)]
                 tokens = [n * block + i for n in blocks for i in range(block)] + near
-                unread = [n for n in range(stored) if rest and n not in blocks]
-                scores = torch.cat([keys[head, tokens], key_means[unread]]) @ q[0, head, query] * scaling
-                scores[len(tokens) :] += math.log(block)
-                seen = torch.cat([values[head, tokens], value_means[unread]])
-                out[0, head, query] = scores.softmax(-1) @ seen
+                scores = keys[head, tokens] @ q[0, head, query] * scaling
+                out[0, head, query] = scores.softmax(-1) @ values[head, tokens]
         return out.transpose(1, 2), None
 
     AttentionInterface.register("by_hand", attention)
@@ -192,17 +185,28 @@ def test_positions_beyond_those_of_the_training_are_stingy(ids, tokenizer):
     assert torch.equal(read(wrapped, ids, memory, [51, 39]), expected)
 
 
+def test_generates_beyond_the_positions_of_the_training_without_a_warning(ids, tokenizer, caplog, monkeypatch):
+    wrapped, plain = make("llama", tokenizer)
+    wrapped.config.max_position_embeddings = plain.config.max_position_embeddings = 80
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    found = []
+    for model in (wrapped, plain):
+        caplog.clear()
+        model.generate(ids, max_new_tokens=3, do_sample=False)
+        found.append("exceeded the model" in caplog.text)
+    assert found == [False, True]
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
         ({"landmarks": "some"}, "landmarks='some': must be one of token, none"),
         ({"landmarks": "none", "memory": {"scorer": "landmark"}}, "no landmarks to go by"),
-        ({"landmarks": "none", "memory": {"window": None, "mapping": "true", "rest": False}}, "must be a number"),
+        ({"landmarks": "none", "memory": {"window": None, "mapping": "true"}}, "must be a number"),
         ({"landmarks": "none", "memory": {"window": -1}}, "cannot be negative"),
         ({"landmarks": "none", "memory": {"k": 4, "first": 5}}, "must be 0 to"),
         ({"landmarks": "token", "memory": {"window": 9, "scorer": "mean_key"}}, "must be None"),
         ({"landmarks": "token", "memory": {"mapping": "auto"}}, "set stingy or true"),
-        ({"landmarks": "token", "memory": {"rest": True}}, "for texts without landmarks"),
     ],
 )
 def test_what_does_not_fit_is_refused(settings, said, tokenizer):
@@ -221,7 +225,7 @@ def test_what_needs_landmarks_is_refused(ids, tokenizer, tmp_path):
     with pytest.raises(UserError, match="reads without landmarks"):
         Retriever(wrapped, tokenizer)
     with pytest.raises(UserError, match="has no landmarks"):
-        wrapped.new_memory(window=None, scorer="landmark", rerank=None, mapping="true", rest=False)
+        wrapped.new_memory(window=None, scorer="landmark", rerank=None, mapping="true")
     read(wrapped, ids, memory := wrapped.new_memory())
     memory.save(tmp_path / "memory")
     other = wrap(make_model("llama").double(), make_tokenizer(), block_size=5)

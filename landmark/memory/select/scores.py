@@ -50,13 +50,13 @@ def best_of_summaries(question: Question, granularity: str, summaries: Tensor, i
         return top_k_landmarks(queries, summaries, **of_store, k=count, tied=is_tied)
     chosen = torch.empty(*sets, count, dtype=torch.int64, device=queries.device)
     group, before, buffer = queries.shape[3] // summaries.shape[1], question.before, queries.new_empty(0)
-    for kv, part in parts(question, granularity, summaries.shape[1]):
+    for kv, part in _parts(question, granularity, summaries.shape[1]):
         of_heads = slice(kv.start * group, kv.stop * group)
         first = max(0, before + part.start - question.window + 1)  # query that they choose with
         q = queries[:, :, first : before + part.stop, of_heads]
         size = q[0, ..., 0].numel() * len(store)
         buffer = buffer if buffer.numel() >= size else queries.new_empty(size)  # allocating memory is slow
-        scores, ages, normaliser = summary_scores(question, q, summaries[:, kv], count if is_tied else 0, buffer[:size])
+        scores, ages, normaliser = _scores(question, q, summaries[:, kv], count if is_tied else 0, buffer[:size])
         if granularity != "per_token_and_head" or question.window > 1:
             # The maximum of log-probabilities ranks as that of probabilities, without underflow.
             scores = scores - normaliser()[..., None]
@@ -71,7 +71,7 @@ def best_of_summaries(question: Question, granularity: str, summaries: Tensor, i
     return chosen.sort(-1, descending=True).values
 
 
-def parts(question: Question, granularity: str, kv_heads: int) -> Iterator[tuple[slice, slice]]:
+def _parts(question: Question, granularity: str, kv_heads: int) -> Iterator[tuple[slice, slice]]:
     """Slices of key/value heads and of queries to score together; those that choose together are not parted."""
     _, batch, queries, heads, _ = (exact := question.queries.exact).shape
     queries -= question.before
@@ -87,7 +87,7 @@ def parts(question: Question, granularity: str, kv_heads: int) -> Iterator[tuple
             yield slice(head, min(head + of_heads, kv_heads)), slice(query, min(query + of_queries, queries))
 
 
-def summary_scores(
+def _scores(
     question: Question, queries: Tensor, summaries: Tensor, tied: int, buffer: Tensor
 ) -> tuple[Tensor, Tensor, Callable[[], Tensor]]:
     """Scores (B, H, T, n) of n blocks, their ages (n,), and a function for the log-sum-exp over all blocks.

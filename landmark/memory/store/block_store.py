@@ -15,11 +15,10 @@ from landmark.memory.store.tiers import Blocks, DeviceBlocks, Fetched, Store
 COPIED = 256  # blocks of a batch copied at a time
 ROWS = 64  # a store's rows are a multiple of this
 SPARE = 8  # for so many rows at least one more is added
-# What blocks are ranked by or stand for, (B, H, n, d), of their keys and values (B, H, n, W, d), the landmark last.
-SUMMARIES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "landmarks": lambda keys, values: keys[..., -1, :],
-    "means": lambda keys, values: keys[..., :-1, :].mean(-2),
-    "mean_values": lambda keys, values: values[..., :-1, :].to(keys.dtype).mean(-2),
+# What blocks are ranked by or stand for, (B, H, n, d), of their keys (B, H, n, W, d), the landmark's last.
+SUMMARIES: dict[str, Callable[[Tensor], Tensor]] = {
+    "landmarks": lambda keys: keys[..., -1, :],
+    "means": lambda keys: keys[..., :-1, :].mean(-2),
 }
 
 
@@ -75,10 +74,10 @@ class BlockStore:
             return
         self.reserve(self.added + count, values[..., 1:, :])
         for rows, part in self.runs(self.added, count):
-            of_part = keys[:, :, part], values[:, :, part]
-            self.blocks.write(rows.start, of_part[0][..., :-1, :].to(values.dtype), of_part[1][..., :-1, :])
+            new = keys[:, :, part]
+            self.blocks.write(rows.start, new[..., :-1, :].to(values.dtype), values[:, :, part, :-1])
             for name, summary in self.summaries.items():
-                summary[:, :, rows] = SUMMARIES[name](*of_part)
+                summary[:, :, rows] = SUMMARIES[name](new)
         self.added += count
 
     def reserve(self, blocks: int, like: Tensor, saved: SavedRows | None = None) -> None:

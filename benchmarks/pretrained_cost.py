@@ -1,0 +1,197 @@
+"""A pretrained model that reads blocks without training, beside itself with its own cache.
+
+    python -m benchmarks.pretrained_cost MODEL
+
+MODEL: a folder of transformers, or a .gguf file. On a GPU where there is one.
+"""
+
+import argparse
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+from transformers import DynamicCache
+
+from benchmarks import report
+from benchmarks.exactness import Inexact
+from benchmarks.report import Report, Row, compare, megabytes, per_second
+from benchmarks.settings import Say, use_threads
+from benchmarks.timing import interleave, peak_of_new_process
+from benchmarks.wrapped import RESULTS, bytes_kept, bytes_of
+from landmark.data.stdlib import StandardLibrary
+from landmark.huggingface import wrap
+from landmark.huggingface.folders import folder_of
+from landmark.huggingface.safe_loading import open_model, open_tokenizer
+from landmark.utils.errors import UserError
+from landmark.utils.peak_memory import peak_memory_bytes, reset_peak_memory
+
+PLAIN, BLOCKS = "its own cache", "blocks"
+LOCAL = 512  # tokens that both read at a time
+
+
+def run(folder: str, lengths: Sequence[int], dtype: str, count: int, rounds: int, say: Say) -> Iterator[Row]:
+    """The rows, one after the other.
+
+    Args:
+        folder: of the model.
+        lengths: tokens of the texts.
+        dtype: of the weights.
+        count: tokens generated in a round, after the text.
+        rounds: measurements of each.
+        say: shows the progress.
+    """
+    model, tokenizer = opened(folder, dtype)
+    ids = text(tokenizer, max(lengths) + count, model.device)
+    say("exactness")
+    check(model, ids[:, :200])
+    for length in lengths:
+        first, more = ids[:, :length], ids[:, length : length + count]
+        caches: dict[str, Any] = {}
+        say(f"{length:,} tokens")
+        readers = {name: reader(model, first, caches, name) for name in (PLAIN, BLOCKS)}
+        seconds = interleave(readers, rounds=rounds)
+        yield from compare("reading", f"{length:,} tokens", "tokens/s", per_second(length, seconds), PLAIN)
+        kept = {PLAIN: bytes_of(caches[PLAIN]), BLOCKS: bytes_kept(caches[BLOCKS])}
+        yield from compare("memory", f"keys and values of {length:,} tokens", "MB", megabytes(kept), PLAIN)
+        writers = {name: writer(model, more, caches[name]) for name in readers}
+        seconds = interleave(writers, rounds=rounds)
+        yield from compare("generating", f"after {length:,} tokens", "tokens/s", per_second(count, seconds), PLAIN)
+        caches.clear()
+        say(f"peak memory of {length:,} tokens")
+        arguments = {name: f"{folder} {dtype} {length} {count} {name}" for name in readers}
+        if model.device.type == "cuda":
+            peaks = {name: peak_on_gpu(each) for name, each in arguments.items()}
+        else:
+            peaks = {name: peak_of_new_process("pretrained_cost", each, False) for name, each in arguments.items()}
+        yield from compare("memory", f"peak with the weights, {length:,} tokens", "MB", megabytes(peaks), PLAIN)
+
+
+def run_once(name: str, _: bool = False) -> None:
+    """Read a text and generate a few tokens. name: folder, type, tokens of the text, tokens generated, competitor."""
+    folder, dtype, length, count, competitor = name.split(maxsplit=4)
+    model, tokenizer = opened(folder, dtype)
+    first, more = text(tokenizer, int(length) + int(count), model.device).split([int(length), int(count)], 1)
+    caches: dict[str, Any] = {}
+    reader(model, first, caches, competitor)()
+    writer(model, more, caches[competitor])()
+
+
+def peak_on_gpu(name: str) -> int:
+    """Peak bytes of `run_once`, in this process: what the GPU had before is the model alone."""
+    torch.cuda.empty_cache()
+    reset_peak_memory()
+    run_once(name)
+    return peak_memory_bytes()
+
+
+@cache
+def opened(folder: str, dtype: str) -> tuple[Any, Any]:
+    """The model, on a GPU where there is one, and its tokenizer. Raises UserError for a folder without."""
+    path = folder_of(folder)
+    model, tokenizer = open_model(path, dtype=getattr(torch, dtype)), open_tokenizer(path)
+    model = model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+    return wrap(model, tokenizer, landmarks="none", local=LOCAL), tokenizer
+
+
+def text(tokenizer: Any, count: int, device: torch.device) -> Tensor:
+    """Ids (1, count) of the source code of Python's standard library."""
+    documents, ids = StandardLibrary().documents("train"), list[int]()
+    while len(ids) < count:
+        ids += tokenizer(next(documents).text).input_ids
+    return torch.tensor([ids[:count]], device=device)
+
+
+def reader(model: Any, ids: Tensor, caches: dict[str, Any], name: str) -> Callable[[], None]:
+    """A function that reads a text into a new cache, which it leaves in `caches`."""
+
+    @torch.inference_mode()
+    def read() -> None:
+        caches[name] = None  # the one of the round before
+        past: Any = DynamicCache(config=model.config) if name == PLAIN else model.new_memory()
+        caches[name] = past
+        if name == BLOCKS:
+            past.expect(ids.shape[1])
+        for part in ids.split(LOCAL, 1):
+            model(part, past_key_values=past, use_cache=True, logits_to_keep=1)
+        wait(ids)
+
+    return read
+
+
+def writer(model: Any, ids: Tensor, past: Any) -> Callable[[], None]:
+    """A function that reads tokens one by one, as `generate` does."""
+
+    @torch.inference_mode()
+    def write() -> None:
+        for token in ids.split(1, 1):
+            model(token, past_key_values=past, use_cache=True)
+        wait(ids)
+
+    return write
+
+
+def wait(like: Tensor) -> None:
+    """Until the device has done what it was asked to."""
+    if like.is_cuda:
+        torch.cuda.synchronize(like.device)
+
+
+@torch.inference_mode()
+def check(model: Any, ids: Tensor) -> None:
+    """Raise Inexact unless a memory from which every block is read gives the model's own answers.
+
+    Equal are the most probable tokens wherever the second best is clearly less probable, in any type of weights.
+    """
+    own = model(ids).logits.float()
+    found = model(ids, past_key_values=model.new_memory(k=100, window=64)).logits.float()
+    best = own.topk(2, -1).values
+    clear = best[..., 0] - best[..., 1] > 1
+    if not clear.any() or not (own.argmax(-1) == found.argmax(-1))[clear].all():
+        raise Inexact("with every block read the model's answers are not its own")
+
+
+def main(words: Sequence[str]) -> int:
+    """Measure, print the table, and write it. Returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.pretrained_cost", description=__doc__)
+    parser.add_argument("model", help="folder of a model of transformers, or a .gguf file")
+    parser.add_argument("--lengths", default="4096,16384", metavar="TOKENS,…", help="of the texts")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="of the weights (bfloat16 on a GPU)")
+    parser.add_argument("--tokens", type=int, default=16, help="generated in a round")
+    parser.add_argument("--rounds", type=int, default=3, help="measurements of each")
+    parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="folder of the results")
+    parser.add_argument("--note", metavar="TEXT", help="written below the table, as what else the machine did")
+    arguments = parser.parse_args(words)
+    started = time.time()
+
+    def say(text: str) -> None:
+        print(f"{time.time() - started:6.0f} s  {text}", flush=True)
+
+    use_threads()
+    lengths = [int(each) for each in arguments.lengths.split(",")]
+    dtype = arguments.dtype or ("bfloat16" if torch.cuda.is_available() else "float32")
+    notes = [
+        f"{Path(arguments.model).stem}, {dtype}; source code, a batch of one, {LOCAL} tokens read at a time, without "
+        f"training as `wrap(model, tokenizer, landmarks='none')` reads; transformers {transformers.__version__}."
+    ]
+    notes += [arguments.note] if arguments.note else []
+    try:
+        rows = list(run(arguments.model, lengths, dtype, arguments.tokens, arguments.rounds, say))
+    except (Inexact, UserError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    measured = Report(rows, notes)
+    shown = shlex.join(["python", "-m", "benchmarks.pretrained_cost", "MODEL", *words[1:]])
+    written = report.write(measured, arguments.out, f"{report.gpu_stem()}-pretrained-cost", shown)
+    print(f"\n{report.as_text(measured)}\nwritten: {', '.join(map(str, written))}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -81,8 +81,8 @@ def row(case: Case, kernel: str, tiles: Tiles, made: Compiled) -> dict[str, Any]
     plain, edge = made.instructions[first : first + 2]
     if tuning.is_over_keys(kernel):
         plain, edge = edge, plain
-    narrow, wide = (tiles.segment * blocks for blocks in (tiles.group, tiles.wide))
-    at_once = (tiles.queries, tiles.queries) if tuning.is_over_keys(kernel) else (wide, narrow)
+    keys = tiles.segment * tiles.group
+    at_once = tiles.queries if tuning.is_over_keys(kernel) else keys
     return {
         "GPU": f"sm_{case.target}",
         "type": str(case.dtype).removeprefix("torch."),
@@ -91,15 +91,15 @@ def row(case: Case, kernel: str, tiles: Tiles, made: Compiled) -> dict[str, Any]
         "CMT": "yes" if case.cmt else "no",
         "kernel": kernel,
         "queries": tiles.queries,
-        "keys": narrow if tuning.is_over_keys(kernel) else f"{wide}, {narrow}" if wide != narrow else narrow,
+        "keys": keys,
         "warps": tiles.warps,
         "stages": tiles.stages,
         "registers": made.registers,
         "spilled bytes": made.stack,
         "shared bytes": made.shared,
         "of at most": made.allowed,
-        "instructions": round(plain * 64 / at_once[0]),
-        "at an edge": round(edge * 64 / at_once[1]),
+        "instructions": round(plain * 64 / at_once),
+        "at an edge": round(edge * 64 / at_once),
     }
 
 

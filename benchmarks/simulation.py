@@ -30,15 +30,15 @@ STATE = 16  # bytes of a weight in training: itself, its gradient and two moment
 class Machine:
     """Nodes of H100s, by their data sheets, and what is assumed of them.
 
-    peak: FLOP/s, dense bfloat16. utilisation: the share of it that matrix products reach, assumed. attention: time of
-    landmark attention by that of causal flash attention, assumed. node: GPUs of a node. link: bytes/s that a GPU sends
-    to others of its node. fabric: bytes/s that a node sends to others. reached: share of both that collective
-    operations reach, assumed. latency: seconds of each of their steps, assumed. memory: bytes of a GPU. bandwidth:
-    bytes/s of its memory.
+    peak: FLOP/s, dense bfloat16. utilisation: the share of it that matrix products reach, and all around them takes no
+    time. attention: time of landmark attention by that of causal flash attention. Both as measured on an H200. node:
+    GPUs of a node. link: bytes/s that a GPU sends to others of its node. fabric: bytes/s that a node sends to others.
+    reached: share of both that collective operations reach, assumed. latency: seconds of each of their steps, assumed.
+    memory: bytes of a GPU. bandwidth: bytes/s of its memory.
     """
 
     peak: float = PEAK_BF16_FLOPS["H100"]
-    utilisation: float = 0.4
+    utilisation: float = 0.2
     attention: float = 1.3
     node: int = 8
     link: float = 450e9
@@ -250,6 +250,7 @@ def report() -> str:
     """The text of docs/scaling.md."""
     runs = every_run()
     machine, thin = Machine(), replace(Machine(), fabric=50e9)
+    large = replace(machine, utilisation=LARGE)
     step = ["GPUs", "ms a step", "speed-up", "waiting", "h, all eight runs", "GPUs of a run"]
     llama = ["window", "GPUs", "tokens/s", "h for 10⁹ tokens", "waiting"]
     return TEXT.format(
@@ -264,7 +265,8 @@ def report() -> str:
         llama_groups=LLAMA.kv_heads,
         step=table(step, of_step(runs, machine)),
         thin=table(step, of_step(runs, thin)),
-        llama=table(llama, of_llama(machine)),
+        llama=table(llama, of_llama(large)),
+        large=f"{LARGE:.0%}",
         memory=table(
             ["tokens", "GPUs", "GB of each", "ms a token, at least", "dense attention, at least"], of_memory(machine)
         ),
@@ -274,19 +276,21 @@ def report() -> str:
     )
 
 
+LARGE = 0.4  # utilisation of large matrices, assumed
 READ = 1e9  # bytes/s of text that each process reads, assumed
 
 TEXT = """# What 1, 8, 64 and 512 GPUs do
 
-`python -m benchmarks.simulation` writes this page, and a test compares the two. **No number of a GPU here was
-measured.** The program simulates a training step: layers are computed one after the other, and the network sends
-one thing at a time while they are. The bytes are those that the [programs send](../benchmarks/ranks.md), which were
-counted and measured; so was the speed of tokenising, on two CPU cores. All else follows from these assumptions:
+`python -m benchmarks.simulation` writes this page, and a test compares the two. One GPU was measured, and nothing
+between several. The program simulates a training step: layers are computed one after the other, and the network
+sends one thing at a time while they are. The bytes are those that the [programs send](../benchmarks/ranks.md), which
+were counted and measured; so was the speed of tokenising, on two CPU cores. All else follows from these assumptions:
 
 | assumed | value | from |
 | --- | ---: | --- |
-| matrix products of an H100 | {machine.utilisation:.0%} of {peak} TFLOP/s | data sheet; the share is assumed |
-| landmark attention | {machine.attention} × causal flash attention | the aim for GPUs; 1.09 to 1.35 on CPUs |
+| matrix products of an H100 | {machine.utilisation:.0%} of {peak} TFLOP/s | data sheet; [measured](speed.md), paper |
+| of a model of 8 B weights | {large} | assumed |
+| landmark attention | {machine.attention} × causal flash attention | [1.23 to 1.29](speed.md) on an H200, ℓ = 50 |
 | a GPU sends to its node of {machine.node} | {machine.reached:.0%} of {link} GB/s | data sheet; the share is assumed |
 | a node sends to others | {machine.reached:.0%} of 8 adapters of {adapter} GB/s | data sheet; the share is assumed |
 | each of the log₂ n steps of a collective operation | {latency} µs | assumed |

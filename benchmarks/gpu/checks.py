@@ -10,6 +10,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import product
+from typing import Any
 from unittest import mock
 
 import torch
@@ -20,7 +21,7 @@ from benchmarks.gpu.journal import Line
 from benchmarks.gpu.shapes import Scale, Shape, deterministic
 from benchmarks.gpu.work import summary
 from landmark.attention import ContextMiss, Grouped, Layout, Packed, Sinks, Window, landmark_attention
-from landmark.attention.flash import attention_forward
+from landmark.attention.flash import attention_forward, with_weights
 from landmark.attention.fused import tuning
 from landmark.attention.fused.rotation import ROWS, rotation
 from landmark.attention.fused.top_k_landmarks import top_k_landmarks
@@ -130,8 +131,7 @@ def tiles(kernels: Sequence[str], dtype: torch.dtype, dim: int, width: int, scal
 
 def about(chosen: tuning.Tiles) -> str:
     """The sizes of tiles, in words."""
-    keys = f"{chosen.segment * chosen.group},{chosen.segment * chosen.wide}"
-    return f"M={chosen.queries} keys={keys} warps={chosen.warps} stages={chosen.stages}"
+    return f"M={chosen.queries} keys={chosen.segment * chosen.group} warps={chosen.warps} stages={chosen.stages}"
 
 
 def forced(kernel: str, chosen: tuning.Tiles):
@@ -259,11 +259,11 @@ def parts(scale: Scale) -> Iterator[Line]:
     for dtype, dim in product(scale.dtypes, (64, 80, 256) if scale.is_gpu else scale.dims):
         for batch, length, keys, causal in ((2, 11, 18, False), (1, 1, 3000, False), (1, 300, 300, True)):
             q, k, v = (made(batch, 4, size, dim).to(dtype) for size in (length, keys, keys))
-            forward = partial(attention_forward, scale=1.0, causal=causal)  # few keys have most of the weight
+            how = {"scale": dim**-0.5, "causal": causal}
 
-            def check(forward=forward, tensors: Tensors = (q, k, v)) -> Line:
-                exact = forward(*(x.double() for x in tensors))
-                return against_exact(forward(*tensors), [x.to(tensors[0].dtype) for x in exact], exact)
+            def check(tensors: Tensors = (q, k, v), how: dict[str, Any] = how) -> Line:
+                plain, exact = (with_weights(*x, **how) for x in (tensors, [x.double() for x in tensors]))
+                return against_exact(attention_forward(*tensors, **how), plain, exact)
 
             yield line(f"{length} queries, {keys} keys{', causal' * causal}, d={dim}, {dtype}", check)
 

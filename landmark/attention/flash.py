@@ -56,6 +56,13 @@ def attention_forward(
         if (found := _on_gpu(q, k, v, scale, causal)) is not None:
             return found
         _warn(q.device.type)
+    return with_weights(q, k, v, scale, causal, softcap)
+
+
+def with_weights(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool = False, softcap: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """`attention_forward` on any device: all weights are in memory at once."""
     scores = _scores(q, k, scale, causal, softcap)
     lse = scores.logsumexp(-1)
     weights = (scores - lse[..., None]).exp()

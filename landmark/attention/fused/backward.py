@@ -25,10 +25,10 @@ from landmark.attention.fused.tiles import (
     key_columns,
     load_controlled,
     load_rows,
+    masked_tiles,
     query_rows,
     softmax_in_blocks,
     store_rows,
-    wide_tiles,
 )
 
 
@@ -120,7 +120,7 @@ def backward_queries(
     dq_b, dq_h, dq_t, dq_d,
     samples, blocks, rows, prefix, heads, group, scale, natural_scale,
     W: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, M: tl.constexpr, GROUP: tl.constexpr,
-    WIDE: tl.constexpr, SEGMENT: tl.constexpr, CMT: tl.constexpr, ALPHA: tl.constexpr,
+    SEGMENT: tl.constexpr, CMT: tl.constexpr, ALPHA: tl.constexpr,
     PACKED: tl.constexpr, LEAN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """For M queries of one head: their gradient, and the gradient of the context miss token's score."""
@@ -148,15 +148,15 @@ def backward_queries(
         shift, controlled_lse, cmt_score, unseen = _load_cmt(CmtScores, ControlledLse, of_row, row_ok)
     dq = tl.zeros((M, BLOCK_D), tl.float32)
     d_shift = tl.zeros((M,), tl.float32)
-    end, narrow, before, left_out = wide_tiles(first, last, GROUP, WIDE)
+    end, masked = masked_tiles(first, last, GROUP)
     for tile in tl.range(1, end, disable_licm=LEAN):
         dq, d_shift = _backward_queries_tile(
             q, k_base, v_base, do, dq, d_shift, delta, lse, rows_key, own, shift, controlled_lse, controlled_base,
             tile, phase, length, blocks, scale, k_t, k_d, v_t, v_d,
-            W, D, BLOCK_D, M, WIDE, SEGMENT, False, CMT, ALPHA, PRECISION,
+            W, D, BLOCK_D, M, GROUP, SEGMENT, False, CMT, ALPHA, PRECISION,
         )  # fmt: skip
-    for number in tl.range(0, narrow, disable_licm=LEAN):
-        tile = tl.where(number < before, number, number + left_out)
+    for number in tl.range(0, masked, disable_licm=LEAN):
+        tile = tl.where(number == 0, 0, number + end - 1)
         dq, d_shift = _backward_queries_tile(
             q, k_base, v_base, do, dq, d_shift, delta, lse, rows_key, own, shift, controlled_lse, controlled_base,
             tile, phase, length, blocks, scale, k_t, k_d, v_t, v_d,

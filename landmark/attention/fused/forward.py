@@ -27,10 +27,10 @@ from landmark.attention.fused.tiles import (
     load_controlled,
     load_rows,
     logsumexp_of_controlled,
+    masked_tiles,
     query_rows,
     softmax_in_blocks,
     store_rows,
-    wide_tiles,
 )
 
 
@@ -40,7 +40,7 @@ def forward(
     q_b, q_h, q_t, q_d, k_b, k_h, k_t, k_d, v_b, v_h, v_t, v_d, o_b, o_h, o_t, o_d,
     samples, blocks, rows, prefix, heads, group, scale,
     W: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, M: tl.constexpr, GROUP: tl.constexpr,
-    WIDE: tl.constexpr, SEGMENT: tl.constexpr, CMT: tl.constexpr, ALPHA: tl.constexpr,
+    SEGMENT: tl.constexpr, CMT: tl.constexpr, ALPHA: tl.constexpr,
     PACKED: tl.constexpr, LEAN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Output and log-sum-exp of M queries of one head. The latest queries, which see the most keys, come first.
@@ -76,15 +76,15 @@ def forward(
     running = tl.full((M,), float("-inf"), tl.float32)
     weight = tl.zeros((M,), tl.float32)
     acc = tl.zeros((M, BLOCK_D), tl.float32)
-    end, narrow, before, left_out = wide_tiles(first, last, GROUP, WIDE)
+    end, masked = masked_tiles(first, last, GROUP)
     for tile in tl.range(1, end, disable_licm=LEAN):
         running, weight, acc = _forward_tile(
             q, k_base, v_base, controlled_base, running, weight, acc, rows_key, own, shift, tile,
-            phase, length, blocks, scale, k_t, k_d, v_t, v_d, W, D, BLOCK_D, M, WIDE, SEGMENT, False, CMT,
+            phase, length, blocks, scale, k_t, k_d, v_t, v_d, W, D, BLOCK_D, M, GROUP, SEGMENT, False, CMT,
             ALPHA, PRECISION,
         )  # fmt: skip
-    for number in tl.range(0, narrow, disable_licm=LEAN):
-        tile = tl.where(number < before, number, number + left_out)
+    for number in tl.range(0, masked, disable_licm=LEAN):
+        tile = tl.where(number == 0, 0, number + end - 1)
         running, weight, acc = _forward_tile(
             q, k_base, v_base, controlled_base, running, weight, acc, rows_key, own, shift, tile,
             phase, length, blocks, scale, k_t, k_d, v_t, v_d, W, D, BLOCK_D, M, GROUP, SEGMENT, True, CMT,

@@ -76,18 +76,16 @@ def key_columns(
 
 
 @triton.jit
-def wide_tiles(first, last, GROUP: tl.constexpr, WIDE: tl.constexpr):
-    """How tiles of GROUP and of WIDE blocks cover the keys of a tile of queries. first, last: blocks of these queries.
+def masked_tiles(first, last, GROUP: tl.constexpr):
+    """How tiles of GROUP blocks cover the keys of a tile of queries. first, last: blocks of these queries.
 
-    Wide tiles from the second one on hold complete blocks that are earlier than all queries, and need no mask. The
-    keys before them, where the window may begin, and those after them are in narrow tiles.
+    The tiles 1 … end−1 hold complete blocks that are earlier than all queries, and need no mask. The others are tile 0,
+    where the window may begin, and those from `end` on.
 
-    Returns the wide tiles 1 … end−1; the number of narrow tiles; how many of them are before the wide ones; and how
-    many numbers are left out there: the narrow tile n is tile n, or n plus this number.
+    Returns end and the number of tiles with a mask: the first of them is tile 0, number n > 0 is tile n + end − 1.
     """
-    end = tl.maximum(first // WIDE, 1)
-    left_out = (end - 1) * (WIDE // GROUP)
-    return end, last // GROUP + 1 - left_out, WIDE // GROUP, left_out
+    end = tl.maximum(first // GROUP, 1)
+    return end, last // GROUP + 2 - end
 
 
 @triton.jit

@@ -31,31 +31,31 @@ LONGEST_BLOCK = 128  # positions of a padded block: the softmax of a longer one 
 NARROW_HEADS = 64  # largest dimension of heads that leave registers for larger tiles
 OLDEST = 80  # compute capability: for older GPUs Triton multiplies without matrix instructions
 
-# By kernel and GPU family: (queries of a tile, warps, pipeline stages, times 64 keys in a wide tile) for keys of
-# dimension 128 in half precision. The first is the default.
+# By kernel and GPU family: (queries of a tile, warps, pipeline stages) for keys of dimension 128 in half precision. The
+# first is the default; those of forward and backward for sm_90 were the fastest on an H200 wherever W is 64.
 CHOICES = {
-    ("forward", 90): [(128, 8, 3, 1), (128, 8, 2, 1), (128, 8, 2, 2), (64, 4, 3, 1), (64, 4, 2, 2)],
-    ("backward_queries", 90): [(128, 8, 2, 1), (128, 8, 1, 1), (64, 4, 1, 1), (64, 8, 2, 1)],
-    ("backward_keys", 90): [(128, 8, 1, 1), (64, 8, 2, 1), (128, 8, 2, 1), (64, 4, 1, 1), (64, 8, 1, 1)],
-    ("backward", 90): [(64, 4, 1, 1), (64, 4, 2, 1), (128, 8, 1, 1)],
-    ("forward", 80): [(64, 8, 2, 1), (128, 8, 2, 1), (64, 8, 3, 1)],
-    ("backward_queries", 80): [(64, 8, 2, 1), (64, 8, 1, 1), (32, 4, 2, 1)],
-    ("backward_keys", 80): [(64, 8, 1, 1), (32, 8, 1, 1), (32, 8, 2, 1)],
-    ("backward", 80): [(64, 8, 1, 1), (32, 8, 1, 1), (32, 4, 1, 1)],
+    ("forward", 90): [(128, 8, 3), (128, 8, 2), (64, 4, 3), (64, 4, 2)],
+    ("backward_queries", 90): [(128, 8, 2), (128, 8, 1), (64, 4, 1), (64, 8, 2)],
+    ("backward_keys", 90): [(128, 8, 1), (64, 8, 2), (128, 8, 2), (64, 4, 1), (64, 8, 1)],
+    ("backward", 90): [(64, 4, 1), (64, 4, 2), (128, 8, 1)],
+    ("forward", 80): [(64, 8, 2), (128, 8, 2), (64, 8, 3)],
+    ("backward_queries", 80): [(64, 8, 2), (64, 8, 1), (32, 4, 2)],
+    ("backward_keys", 80): [(64, 8, 1), (32, 8, 1), (32, 8, 2)],
+    ("backward", 80): [(64, 8, 1), (32, 8, 1), (32, 4, 1)],
 }
-IN_FLOAT32 = [(32, 8, 1, 1), (16, 4, 1, 1)]  # multiplied in registers, without matrix instructions
+IN_FLOAT32 = [(32, 8, 1), (16, 4, 1)]  # multiplied in registers, without matrix instructions
 # The default with narrow heads, and with a context miss token, which needs more registers; missing: the first choice.
-WITH_NARROW_HEADS = {("forward", 80): (128, 8, 2, 1), ("backward", 90): (64, 4, 2, 1), ("backward", 80): (32, 4, 1, 1)}
+WITH_NARROW_HEADS = {("forward", 80): (128, 8, 2), ("backward", 90): (64, 4, 2), ("backward", 80): (32, 4, 1)}
 WITH_CONTEXT_MISS = {
-    ("backward_keys", 90): (64, 8, 1, 1),
-    ("backward_queries", 80): (64, 8, 1, 1),
+    ("backward_keys", 90): (64, 8, 1),
+    ("backward_queries", 80): (64, 8, 1),
 }
 WITH_LONG_BLOCKS = {  # of more than 64 positions, with narrow heads
-    **dict.fromkeys([("forward", 90), ("forward", 80)], (64, 8, 2, 1)),
-    **dict.fromkeys([("backward_keys", 90), ("backward_queries", 80)], (32, 8, 1, 1)),
-    **dict.fromkeys([("backward", 90), ("backward", 80)], (32, 8, 1, 1)),
+    **dict.fromkeys([("forward", 90), ("forward", 80)], (64, 8, 2)),
+    **dict.fromkeys([("backward_keys", 90), ("backward_queries", 80)], (32, 8, 1)),
+    **dict.fromkeys([("backward", 90), ("backward", 80)], (32, 8, 1)),
 }
-WITH_MUCH = {("backward_keys", 90): (64, 8, 1, 1)}  # with wide heads, or with long blocks: of half the queries
+WITH_MUCH = {("backward_keys", 90): (64, 8, 1)}  # with wide heads, or with long blocks: of half the queries
 
 
 @dataclass(frozen=True)
@@ -76,14 +76,12 @@ A100 = Gpu(80, 163 << 10)
 class Tiles:
     """Sizes of the tiles of a kernel.
 
-    queries: of a tile. group: blocks of a tile of keys. wide: blocks of a tile of keys that needs no mask, a multiple
-    of group. segment: columns of each block. warps, stages: of a program. lean: whether loop invariants are computed
-    again for each tile of a loop, which needs fewer registers on sm_90.
+    queries: of a tile. group: blocks of a tile of keys. segment: columns of each block. warps, stages: of a program.
+    lean: whether loop invariants are computed again for each tile of a loop, which needs fewer registers on sm_90.
     """
 
     queries: int
     group: int
-    wide: int
     segment: int
     warps: int
     stages: int
@@ -120,11 +118,10 @@ def choices(kernel: str, block_size: int, dim: int, element_size: int, gpu: Gpu,
     if element_size == 2:
         tried = CHOICES[kernel, family]
         tried = tried if preferred is None else [preferred, *(each for each in tried if each != preferred)]
-    for number, (queries, warps, stages, times) in enumerate(tried):
+    for number, (queries, warps, stages) in enumerate(tried):
         queries = max(16, queries // max(1, load))
-        wide = group * (times if load <= 1 else 1)
         lean = family == 90 and not (kernel == "backward_keys" and load > 1 and number == 0)
-        chosen = Tiles(queries, group, wide, segment, warps, stages if load <= 1 else 1, lean)
+        chosen = Tiles(queries, group, segment, warps, stages if load <= 1 else 1, lean)
         while chosen.queries > 16 and shared_memory(kernel, chosen, dim, element_size) > gpu.shared_memory:
             chosen = replace(chosen, queries=chosen.queries // 2)
         if chosen not in found and shared_memory(kernel, chosen, dim, element_size) <= gpu.shared_memory:
@@ -141,7 +138,7 @@ def shared_memory(kernel: str, tiles: Tiles, dim: int, element_size: int) -> int
         dim: as in `choices`.
         element_size: as in `choices`.
     """
-    columns = tiles.segment * max(tiles.group, tiles.wide)
+    columns = tiles.segment * tiles.group
     keys, queries = (rows * padded(dim) * element_size for rows in (columns, tiles.queries))
     scores = tiles.queries * columns * element_size
     if is_over_keys(kernel):
@@ -276,7 +273,7 @@ def on_device_of(x: Tensor) -> AbstractContextManager[object]:
 def as_options(kernel: str, chosen: Tiles) -> dict[str, int]:
     """The tiles by the names of Triton's compile-time constants and options."""
     sizes = {"M": chosen.queries, "GROUP": chosen.group, "SEGMENT": chosen.segment, "LEAN": chosen.lean}
-    sizes |= {"ALL": kernel == "backward"} if is_over_keys(kernel) else {"WIDE": chosen.wide}
+    sizes |= {"ALL": kernel == "backward"} if is_over_keys(kernel) else {}
     return sizes | {"num_warps": chosen.warps, "num_stages": chosen.stages}
 
 

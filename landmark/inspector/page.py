@@ -48,7 +48,9 @@ def render(trace: Trace, tokenizer: Tokenizer, title: str, settings: dict[str, A
         "k": k,
         "length": length,
         "blockSize": trace.block_size,
+        "width": trace.width,
         "chunks": trace.chunks,
+        "visible": trace.visible,
         "sizes": {name: array.size for name, array in arrays.items()},
         "tokens": token_texts(tokenizer, trace.tokens),
     }

@@ -32,10 +32,10 @@ function clear(row) {
   row.classList.remove("local", "flash");
 }
 
-/** The blocks of its chunk, and the block that was incomplete before the chunk. */
+/** The blocks of its chunk, and those before the chunk that it sees without retrieval. */
 function visibleWithoutRetrieval(position) {
-  const chunk = page.chunks.findLast((start) => start <= position), blocks = [];
-  for (let block = blockOf(chunk); block <= blockOf(position); block++) blocks.push(block);
+  const chunk = page.chunks.findLastIndex((start) => start <= position), blocks = [];
+  for (let block = blockOf(page.visible[chunk]); block <= blockOf(position); block++) blocks.push(block);
   return blocks;
 }
 

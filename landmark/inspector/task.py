@@ -41,8 +41,6 @@ def inspect_text(
     Returns a line that describes the file. Raises UserError if the text cannot be read or traced, or the page cannot be
     written.
     """
-    if model.config.landmark_id is None and model.config.kind == "landmark":
-        raise UserError(f"{run} reads without landmarks: task=inspect shows models that learned to use them")
     tokens = tokenizer.encode("".join(prompt_texts(config)))
     title = "prompt" if config.prompt_file in (None, "-") else Path(config.prompt_file).name
     path = Path(config.output_file or output / "inspect" / f"{Path(title).stem}-{run}.html")

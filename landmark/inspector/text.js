@@ -1,10 +1,11 @@
 "use strict";
 
-// A stream is the text with a landmark after every `blockSize` tokens. Positions count its tokens and landmarks. A block
-// has W = blockSize + 1 positions, its landmark last. A head is one of layers × heads. See landmark/inspector/trace.py.
+// A stream is the text with a landmark after every `blockSize` tokens, if the model has any. Positions count its tokens
+// and landmarks. A block has W = blockSize + 1 positions, its landmark last; without landmarks W = blockSize. A head is
+// one of layers × heads. See landmark/inspector/trace.py.
 const page = JSON.parse(document.getElementById("content").textContent);
-const { layers, heads, k, length, blockSize, tokens } = page;
-const W = blockSize + 1, HEADS = layers * heads, BLOCKS = Math.ceil(length / W);
+const { layers, heads, k, length, blockSize, width: W, tokens } = page;
+const HEADS = layers * heads, BLOCKS = Math.ceil(length / W);
 const NO_BLOCK = 0xffff, UNIT = 0xffff, NATS = 1 << 11, LISTED = 24;
 
 const colours = getComputedStyle(document.documentElement); // the same in the light and the dark theme
@@ -13,8 +14,8 @@ const RETRIEVED = colours.getPropertyValue("--retrieved"), USE = colours.getProp
 const $ = (selector) => document.querySelector(selector);
 const blockOf = (position) => Math.floor(position / W);
 const isLandmark = (position) => position % W === blockSize;
-const tokenOf = (position) => position - blockOf(position);
-const positionOf = (token) => token + Math.floor(token / blockSize);
+const tokenOf = (position) => position - (W - blockSize) * blockOf(position);
+const positionOf = (token) => token + (W - blockSize) * Math.floor(token / blockSize);
 const number = (value) => value.toLocaleString("en");
 
 function percent(share) {

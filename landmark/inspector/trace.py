@@ -24,7 +24,9 @@ MAX_RETRIEVALS = 1 << 24  # of a page: blocks, counted for each token and head
 class Trace:
     """The retrievals of L layers with H heads for a text of N tokens (T with landmarks), at most k blocks each.
 
-    tokens: (N,) ids. chunks: position in the stream (tokens and landmarks) where each chunk begins. blocks:
+    tokens: (N,) ids. width: W, positions of a block: ℓ+1, or ℓ in a text without landmarks. chunks: position in the
+    stream (tokens and landmarks) where each chunk begins. visible: for each chunk the first position before it that its
+    tokens see without retrieval. blocks:
     (L, H, k, T) uint16, numbers of blocks, oldest first, NO_BLOCK where there is none. weights: (L, H, k, T) float32,
     the share of the query's attention that each block gets. cmt_weights: (L, H, T) float32, the weight of the context
     miss token, if the model has one. losses: (N − 1,) float32, nats of each token but the first.
@@ -32,7 +34,9 @@ class Trace:
 
     tokens: np.ndarray
     block_size: int
+    width: int
     chunks: list[int]
+    visible: list[int]
     blocks: np.ndarray
     weights: np.ndarray
     cmt_weights: np.ndarray | None
@@ -61,15 +65,18 @@ def trace_retrieval(
     Raises UserError for a model without blocks, and for a text that is too short to retrieve anything or too long for
     a page.
     """
-    block_size = _check(model, tokens, local, k)
-    recorder = _Recorder(model, k, len(tokens) + len(tokens) // block_size)
+    block_size = _check_model(model, k)
+    recorder = _Recorder()
     memory: Any = model.new_memory(k=k, **settings, observer=recorder)
     inner: Memory = getattr(memory, "memory", memory)  # a cache of transformers has one
     inner.backend = "blockwise"  # "triton" gives observers no weights
+    _check_text(model, inner, len(tokens), local, k)
+    recorder.expect(model, k, len(tokens) + (inner.width - block_size) * (len(tokens) // block_size))
     text = torch.from_numpy(np.asarray(tokens, dtype=np.int64)).to(next(model.parameters()).device)
-    chunks, losses = [], []
+    chunks, visible, losses = [], [], []
     for start in range(0, len(text), local):
         chunks.append(inner.position)
+        visible.append(inner.position - max((state.num_pending for state in inner.layers.values()), default=0))
         targets = text[start + 1 : start + local + 1]
         with torch.no_grad():
             logits = model(text[None, start : start + local], memory=memory)[0, : len(targets)]
@@ -77,15 +84,15 @@ def trace_retrieval(
         losses.append(F.cross_entropy(logits, targets, reduction="none").float().cpu())
         if progress is not None:
             progress(min(start + local, len(text)), len(text))
-    return Trace(
-        tokens, block_size, chunks, recorder.blocks, recorder.weights, recorder.cmt_weights, torch.cat(losses).numpy()
-    )
+    read = recorder.blocks, recorder.weights, recorder.cmt_weights, torch.cat(losses).numpy()
+    return Trace(tokens, block_size, inner.width, chunks, visible, *read)
 
 
 class _Recorder:
     """An observer of a memory (see `landmark.memory.observer`) that records all retrievals of one sample."""
 
-    def __init__(self, model: LanguageModel, k: int, length: int):
+    def expect(self, model: LanguageModel, k: int, length: int) -> None:
+        """Get ready for a text of T positions."""
         shape = model.config.num_layers, model.config.num_heads
         self.blocks = np.full((*shape, k, length), NO_BLOCK, dtype=np.uint16)
         self.weights = np.zeros((*shape, k, length), dtype=np.float32)
@@ -102,23 +109,29 @@ class _Recorder:
         self.weights[place] = torch.where(is_read, weights.float(), 0.0).numpy()
 
 
-def _check(model: LanguageModel, tokens: np.ndarray, local: int, k: int) -> int:
-    """The model's block size. Raises UserError if nothing can be retrieved, or more than a page can show."""
-    shape, count = model.config, len(tokens)
+def _check_model(model: LanguageModel, k: int) -> int:
+    """The model's block size. Raises UserError if nothing can be retrieved."""
+    shape = model.config
     if shape.kind != "landmark" or shape.block_size is None:
         raise UserError(f"task=inspect: a {shape.kind} has no blocks to retrieve: name the run of a landmark model")
     if k == 0:
         raise UserError("retrieval.k=0: nothing is retrieved, so there is nothing to see")
-    chunks_before = -(-shape.block_size // local)  # the last of them completes the first block
-    if count <= chunks_before * local:
+    return shape.block_size
+
+
+def _check_text(model: LanguageModel, memory: Memory, count: int, local: int, k: int) -> None:
+    """Raise UserError where no token of the text retrieves, and where a page cannot show all that is retrieved."""
+    shape = model.config
+    assert shape.block_size is not None
+    before = -(-(shape.block_size + getattr(memory, "window", 0)) // local) * local  # tokens before the first block
+    if count <= before:
         raise UserError(
             f"task=inspect: in a text of {count:,} tokens, read {local} at a time (eval.local), nothing is retrieved: "
-            f"give one of more than {chunks_before * local:,}, or lower eval.local"
+            f"give one of more than {before:,}, or lower eval.local"
         )
     most = min(MAX_RETRIEVALS // (shape.num_layers * shape.num_heads * k), NO_BLOCK * shape.block_size)
-    if count + count // shape.block_size > most:
+    if count + (memory.width - shape.block_size) * (count // shape.block_size) > most:
         raise UserError(
             f"task=inspect: the text has {count:,} tokens, a page holds {most:,}, landmarks included, of this model "
             f"with retrieval.k={k}: give a part of it"
         )
-    return shape.block_size

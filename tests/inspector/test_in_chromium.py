@@ -5,8 +5,11 @@ import time
 import numpy as np
 import pytest
 
+from landmark.huggingface import wrap
 from landmark.inspector.page import render, token_texts
 from landmark.inspector.trace import NO_BLOCK, Trace, trace_retrieval
+from landmark.models.pretrained import Pretrained
+from tests.huggingface.conftest import make_model, make_tokenizer
 from tests.inspector.conftest import BLOCK, HEADS, LOCAL, TOKENIZER, model_of
 
 W = BLOCK + 1
@@ -99,6 +102,25 @@ def test_a_click_shows_what_was_retrieved(opened, trace, position):
     assert opened.texts("b.selected") == ["▪" if position % W == BLOCK else opened.js("return shown(selected)").strip()]
 
 
+def test_a_text_without_landmarks(browser, tmp_path):
+    wrapped = wrap(make_model("llama"), make_tokenizer(), landmarks="none", block_size=BLOCK, memory={"window": 7})
+    trace = trace_retrieval(Pretrained(wrapped), np.frombuffer(b"abcdefghijkl" * 6, np.uint8), LOCAL, k=3)
+    path = tmp_path / "text.html"
+    path.write_text(render(trace, TOKENIZER, "a text", {}), encoding="utf-8")
+    browser.open(path)
+    wait(browser)
+    click_token(browser, 64, BLOCK)
+    expected = shares_of(trace, 64)
+    assert len(expected) >= 3
+    assert listed(browser, "retrieved", "block") == {block: said(share) for block, share in expected.items()}
+    assert browser.texts("b.selected") == ["e"]
+    local = browser.js(
+        "return [...document.querySelectorAll('.block')].flatMap((x, n) => x.matches('.local') ? n : [])"
+    )
+    assert local == list(range(trace.visible[3] // BLOCK, 64 // BLOCK + 1))
+    assert browser.errors() == []
+
+
 def test_heads_are_chosen(opened, trace):
     click_token(opened, 84)
     opened.click("#by-head tr:nth-child(2) td:nth-child(3) button")  # layer 0, head 1
@@ -181,9 +203,10 @@ def test_32k_tokens(browser, tmp_path):
     weights = np.where(
         blocks == NO_BLOCK, 0, rng.dirichlet(np.ones(k + 1), (layers, heads, length))[..., 1:].swapaxes(2, 3)
     )
+    chunks = list(range(0, length, 255))
     trace = Trace(
-        rng.integers(32, 127, count), block_size, list(range(0, length, 255)), blocks, weights.astype(np.float32), None,
-        rng.exponential(3, count - 1).astype(np.float32),
+        rng.integers(32, 127, count), block_size, block_size + 1, chunks, chunks, blocks, weights.astype(np.float32),
+        None, rng.exponential(3, count - 1).astype(np.float32),
     )  # fmt: skip
     page = tmp_path / "long.html"
     page.write_text(render(trace, TOKENIZER, "32 K", {}), encoding="utf-8")

@@ -4,12 +4,16 @@ import numpy as np
 import pytest
 import torch
 
+from landmark.attention.rotary import rotate
+from landmark.huggingface import wrap
 from landmark.inspector import trace as trace_module
 from landmark.inspector.trace import NO_BLOCK, trace_retrieval
 from landmark.memory import Memory
 from landmark.memory.settings import GRANULARITIES
+from landmark.models.pretrained import Pretrained
 from landmark.utils.errors import UserError
 from tests import oracle
+from tests.huggingface.conftest import make_model, make_tokenizer
 from tests.inspector.conftest import BLOCK, HEADS, LAYERS, LOCAL, model_of
 
 K = 3
@@ -27,6 +31,11 @@ def projections(monkeypatch):
 
     monkeypatch.setattr(Memory, "attend", watched)
     return seen
+
+
+@pytest.fixture
+def tokenizer():
+    return make_tokenizer()
 
 
 OTHERS = {
@@ -116,3 +125,32 @@ def test_a_trace_that_no_page_can_show_is_refused(tokens, monkeypatch):
         UserError, match=f"has {len(tokens)} tokens, a page holds 80, .* with retrieval.k=4: give a part"
     ):
         trace_retrieval(model_of(), tokens, LOCAL)
+
+
+def test_a_model_without_landmarks_is_traced_too(tokenizer, projections):
+    """Where every block is read, a block's share is that of its tokens in plain attention to the whole text."""
+    wrapped = wrap(make_model("llama").double(), tokenizer, landmarks="none", block_size=5, memory={"window": 7})
+    text = np.arange(1, 61) * 7 % 200
+    found = trace_retrieval(Pretrained(wrapped), text, LOCAL, k=12, rerank=None)
+    assert (found.width, found.chunks, found.visible) == (5, [0, 18, 36, 54], [0, 10, 25, 45])
+    assert found.blocks.shape[2:] == (12, 60)
+    for layer, chunks in projections.items():
+        q, k = (torch.cat(parts, 1) for parts in list(zip(*chunks))[:2])
+        factors = wrapped.new_memory().memory.keys.rotary(layer)(0, len(text), q)
+        q, k = rotate(q, factors), rotate(k, factors).repeat_interleave(len(q) // len(k), 0)
+        hidden = torch.ones(len(text), len(text)).triu(1).bool()
+        shares = (
+            (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(hidden, -torch.inf).softmax(-1).unflatten(-1, (-1, 5)).sum(-1)
+        )
+        for position in range(18, len(text)):
+            stored = found.visible[position // LOCAL] // 5
+            for head in range(len(q)):
+                there = dict(zip(found.blocks[layer, head, :, position], found.weights[layer, head, :, position]))
+                assert not there.pop(NO_BLOCK, 0)
+                assert there == pytest.approx(dict(enumerate(shares[head, position, :stored].tolist())), abs=1e-5)
+
+
+def test_a_text_that_a_window_holds_is_refused(tokenizer):
+    wrapped = wrap(make_model("llama"), tokenizer, landmarks="none", block_size=5, memory={"window": 7})
+    with pytest.raises(UserError, match="give one of more than 12"):
+        trace_retrieval(Pretrained(wrapped), np.arange(12), 6)

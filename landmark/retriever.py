@@ -9,7 +9,8 @@ keeps the landmarks of all blocks, and scores each block for a text in three ste
 
 With the scorer "tokens" the index keeps the keys of all tokens, ℓ times as many numbers, and a block's score in step 1
 is the log-sum-exp of its tokens' scores: by what it would weigh in full attention. Late interaction (ColBERT,
-arXiv 2004.12832) sums highest scores instead.
+arXiv 2004.12832) sums highest scores instead. With "mean_key" it is the score of the mean of its keys: so a model that
+reads without landmarks can be asked, too.
 """
 
 from __future__ import annotations
@@ -34,8 +35,10 @@ from landmark.attention import Extra
 from landmark.attention.rotary import rotate
 from landmark.data.document_blocks import Block, encoded, split_into_blocks
 from landmark.memory import Memory, Store
+from landmark.memory.select import Best, MeanKeys
 from landmark.memory.select.scores import scored_at_once
 from landmark.memory.store.tiers import DeviceBlocks
+from landmark.memory.summaries import SummaryMemory
 from landmark.utils.errors import UserError
 from landmark.utils.files import write_atomic
 from landmark.utils.hashes import check_once
@@ -47,7 +50,7 @@ if TYPE_CHECKING:
 
 WINDOW = 10  # blocks of a document that are read together, and attend to each other as in training
 BATCH_SIZE = 8  # windows
-SCORERS = ("landmark", "tokens")
+SCORERS = ("landmark", "mean_key", "tokens")
 FORMAT = "3"  # of the file of an index
 
 
@@ -66,23 +69,29 @@ class Retriever:
         model: Any,
         tokenizer: Any,
         heads: Sequence[tuple[int, int]] | None = None,
-        scorer: str = "landmark",
+        scorer: str | None = None,
     ):
         """
         Args:
-            model: a landmark model of `landmark.models`, or of transformers (`landmark.huggingface.wrap`).
+            model: a landmark model of `landmark.models`, or one of transformers (`landmark.huggingface.wrap`), with
+                landmarks or without.
             tokenizer: one of `landmark.data`, or of transformers.
             heads: the heads that score, each (layer, head). None: all.
-            scorer: "landmark" or "tokens": what of a block is scored.
+            scorer: "landmark", "mean_key" or "tokens": what of a block is scored. None: its landmark, or the mean of
+                its keys where there are no landmarks.
 
-        Raises UserError for a model without landmarks, a tokenizer that cannot be used and an unknown scorer.
+        Raises UserError for a model without blocks, a tokenizer that cannot be used, and a scorer that is unknown or
+        asks for landmarks where there are none.
         """
-        if scorer not in SCORERS:
+        if scorer is not None and scorer not in SCORERS:
             raise UserError(f"scorer={scorer}: must be one of {', '.join(SCORERS)}")
-        self.heads, self.scorer = heads, scorer
-        self._model = model.eval()
+        self.heads, self._model = heads, model.eval()
         self._tokenizer = _as_landmark_tokenizer(tokenizer)
-        self.block_size, self._of_model = _memory_of_model(model)
+        self.block_size, self._of_model, with_landmarks = _memory_of_model(model)
+        if scorer == "landmark" and not with_landmarks:
+            raise UserError(f"{type(model).__name__} reads without landmarks: take scorer=mean_key, or tokens")
+        self.scorer = scorer or ("landmark" if with_landmarks else "mean_key")
+        self._memory: type[_QueryRecorder | _SummaryRecorder] = _QueryRecorder if with_landmarks else _SummaryRecorder
         self.blocks: list[Block] = []
         self._keys: dict[int, Tensor] = {}  # by layer, (H_kv, blocks, n, d): n is 1 or, with the scorer tokens, ℓ
 
@@ -260,9 +269,10 @@ class Retriever:
             best[block.document] = max(score, best.get(block.document, -math.inf))
         return sorted(best.items(), key=lambda item: -item[1])[: _checked(count, len(best), "documents")]
 
-    def _read(self, ids: np.ndarray) -> _QueryRecorder:
-        max_blocks = max(1, ids.shape[1] // self.block_size)
-        memory = _QueryRecorder(self.block_size, 0, store=Store(max_blocks), **self._of_model)
+    def _read(self, ids: np.ndarray) -> _QueryRecorder | _SummaryRecorder:
+        store = Store(max(1, ids.shape[1] // self.block_size))
+        select = MeanKeys() if self.scorer == "mean_key" else Best()
+        memory = self._memory(self.block_size, 0, store=store, select=select, **self._of_model)
         tokens = torch.from_numpy(ids).to(self._device)
         if hasattr(self._model, "landmarks"):
             cache = self._model.new_memory()
@@ -278,19 +288,24 @@ class _QueryRecorder(Memory):
 
     def reset(self) -> None:
         super().reset()
-        self.queries: dict[int, Tensor] = {}  # by layer: (B, H, T, d), rotated as if each landmark were at lag 1
+        self.queries: dict[int, Tensor] = {}  # by layer: (B, H, T, d), rotated as if each block were at lag 1
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, extra: Extra | None = None) -> Tensor:
         exact = q.to(torch.promote_types(q.dtype, torch.float32))
-        self.queries[layer] = rotate(exact, self.keys.rotary(layer)(self.block_size + 1, q.shape[2], q))
+        self.queries[layer] = rotate(exact, self.keys.rotary(layer)(self.width, q.shape[2], q))
         return super().attend(layer, q, k, v, extra)
 
     def stored(self, layer: int, scorer: str) -> Tensor:
-        """The keys of blocks (B, H_kv, blocks, n, d), oldest first: of their landmarks, n = 1, or their ℓ tokens."""
+        """The keys of blocks (B, H_kv, blocks, n, d), oldest first: n = 1 summary, or those of their ℓ tokens."""
         store = self.layers[layer].store
         assert isinstance(store.blocks, DeviceBlocks)
-        every = store.landmarks[..., None, :] if scorer == "landmark" else store.blocks.keys
+        summaries = {"landmark": "landmarks", "mean_key": "means"}
+        every = store.blocks.keys if scorer == "tokens" else store.summaries[summaries[scorer]][..., None, :]
         return every[:, :, : len(store)]
+
+
+class _SummaryRecorder(_QueryRecorder, SummaryMemory):
+    """The same for a text without landmarks."""
 
 
 def _sha256(tensors: Mapping[str, Tensor]) -> str:
@@ -352,16 +367,15 @@ def _as_landmark_tokenizer(tokenizer: Any) -> Tokenizer:
     return PretrainedTokenizer(tokenizer)
 
 
-def _memory_of_model(model: Any) -> tuple[int, dict[str, Any]]:
-    """The model's block size, and the arguments of `Memory` that belong to it."""
+def _memory_of_model(model: Any) -> tuple[int, dict[str, Any], bool]:
+    """The model's block size, the arguments of its memory that belong to it, and whether it reads with landmarks."""
     if hasattr(model, "landmarks"):
-        if model.landmarks.token is None:
-            raise UserError(f"{type(model).__name__} reads without landmarks: a retriever ranks by them")
-        memory = model.new_memory().memory
-        return memory.block_size, {"keys": memory.keys, "scoring": memory.scoring}
+        memory, has_landmarks = model.new_memory().memory, model.landmarks.token is not None
+        settings = {"keys": memory.keys, "scoring": memory.scoring} | ({} if has_landmarks else {"window": 0})
+        return memory.block_size, settings, has_landmarks
     config: Any = getattr(model, "config", None)
     if getattr(config, "kind", None) != "landmark":
         raise UserError(f"{type(model).__name__} has no landmarks to retrieve by: give a landmark model")
     if config.options:
         raise UserError(f"model.{next(iter(config.options))}: a retriever ranks single blocks, give a model without it")
-    return config.block_size, model.memory_objects()
+    return config.block_size, model.memory_objects(), True

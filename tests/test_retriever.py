@@ -55,7 +55,7 @@ def heard(model, ids):
 def by_hand(model, text, scorer="landmark"):
     """Scores of every head for every block: each landmark, or each token, stands in the block just before the text."""
     table, kept = RotaryTable(), {}
-    places = [BLOCK] if scorer == "landmark" else range(BLOCK)
+    places = [BLOCK] if scorer == "landmark" else range(BLOCK)  # the mean of what is turned is not turned again
     for document in TEXTS.values():
         ids = TOKENIZER.encode(document).astype(np.int64)
         ids = np.pad(ids, (0, -len(ids) % BLOCK), constant_values=TOKENIZER.eot)
@@ -67,6 +67,7 @@ def by_hand(model, text, scorer="landmark"):
     found = {}
     for layer, (queries, _) in heard(model, TOKENIZER.encode(text).astype(np.int64)).items():
         keys = torch.cat(kept[layer], 1)
+        keys = keys.mean(2, keepdim=True) if scorer == "mean_key" else keys
         queries = rotate(queries[0], table(BLOCK + 1, queries.shape[2], queries))
         for head in range(4):
             scores = torch.einsum("td,bnd->tbn", queries[head], keys[head // 2]) / math.sqrt(16)
@@ -76,7 +77,7 @@ def by_hand(model, text, scorer="landmark"):
 
 
 @pytest.mark.parametrize("at_once", [1 << 25, 1])
-@pytest.mark.parametrize("scorer", ["landmark", "tokens"])
+@pytest.mark.parametrize("scorer", ["landmark", "mean_key", "tokens"])
 def test_scores_are_softmaxes_over_blocks(model, scorer, at_once, monkeypatch):
     monkeypatch.setitem(SCORED_AT_ONCE, "cpu", at_once)
     retriever = Retriever(model, TOKENIZER, scorer=scorer)
@@ -154,6 +155,36 @@ def test_a_model_of_transformers_retrieves_as_its_memory_scores():
     assert [(block.document, block.start) for block in found] == [
         (retriever.blocks[number].document, retriever.blocks[number].start) for number in best
     ]
+
+
+def test_a_model_without_landmarks_is_asked_by_its_mean_keys(monkeypatch, tmp_path):
+    pytest.importorskip("transformers")
+    from landmark.huggingface import wrap
+    from tests.huggingface.conftest import make_model, make_tokenizer
+
+    heard, attend = [], Memory.attend
+    monkeypatch.setattr(Memory, "attend", lambda self, *given: heard.append(given[:3]) or attend(self, *given))
+    tokenizer = make_tokenizer()
+    wrapped = wrap(make_model("llama").double(), tokenizer, landmarks="none", block_size=BLOCK)
+    retriever = Retriever(wrapped, tokenizer)
+    retriever.index({"one": "A schooner left the harbour at dawn, and a heron waited."[: 6 * BLOCK]})
+    keys = {layer: k[0] for layer, _, k in heard}
+    heard.clear()
+    found = retriever.head_scores("a heron waits")
+    assert {layer for layer, _ in found} == set(keys) == {layer for layer, *_ in heard}
+    for layer, queries, _ in heard:
+        rotary = wrapped.new_memory().memory.keys.rotary(layer)
+        blocks = rotate(keys[layer].unflatten(1, (-1, BLOCK)), rotary(0, BLOCK, queries)).mean(2)  # (H_kv, 6, d)
+        asked = rotate(queries[0], rotary(BLOCK, queries.shape[2], queries))
+        for head, q in enumerate(asked):
+            scores = q @ blocks[head * len(blocks) // len(asked)].mT / math.sqrt(q.shape[-1])
+            torch.testing.assert_close(found[layer, head], scores.log_softmax(-1).mean(0))
+    retriever.save(tmp_path / "index")
+    again = Retriever(wrapped, tokenizer)
+    again.load(tmp_path / "index")
+    assert again.query("a heron waits") == retriever.query("a heron waits")
+    with pytest.raises(UserError, match="reads without landmarks: take scorer=mean_key, or tokens"):
+        Retriever(wrapped, tokenizer, scorer="landmark")
 
 
 @pytest.mark.parametrize("change", ["index", "replace"])
@@ -285,7 +316,7 @@ def test_invalid_documents_texts_heads_and_models_are_refused(model):
     retriever.index(TEXTS)
     with pytest.raises(UserError, match="text is empty"):
         retriever.query("")
-    with pytest.raises(UserError, match="scorer=words: must be one of landmark, tokens"):
+    with pytest.raises(UserError, match="scorer=words: must be one of landmark, mean_key, tokens"):
         Retriever(model, TOKENIZER, scorer="words")
     retriever.heads = [(0, 1), (7, 0)]
     with pytest.raises(UserError, match=r"heads=\[\(7, 0\)\]"):

@@ -62,7 +62,7 @@ def attention_forward(
 def with_weights(
     q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool = False, softcap: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """`attention_forward` on any device: all weights are in memory at once."""
+    """`attention_forward` on any device, with all weights in memory at once. Args: as of `attention_forward`."""
     scores = _scores(q, k, scale, causal, softcap)
     lse = scores.logsumexp(-1)
     weights = (scores - lse[..., None]).exp()

@@ -215,15 +215,11 @@ def test_what_does_not_fit_is_refused(settings, said, tokenizer):
 
 
 def test_what_needs_landmarks_is_refused(ids, tokenizer, tmp_path):
-    from landmark.retriever import Retriever
-
     wrapped, _ = make("llama", tokenizer)
     with pytest.raises(UserError, match="reads without landmarks"):
         LandmarkCollator(wrapped)
     with pytest.raises(UserError, match="reads without landmarks"):
         wrapped(ids, phase=torch.zeros(2, dtype=torch.int64))
-    with pytest.raises(UserError, match="reads without landmarks"):
-        Retriever(wrapped, tokenizer)
     with pytest.raises(UserError, match="has no landmarks"):
         wrapped.new_memory(window=None, scorer="landmark", rerank=None, mapping="true")
     read(wrapped, ids, memory := wrapped.new_memory())

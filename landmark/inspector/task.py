@@ -42,6 +42,7 @@ def inspect_text(
     written.
     """
     tokens = tokenizer.encode("".join(prompt_texts(config)))
+    tokens = np.concatenate([np.array(tokenizer.beginning, dtype=tokens.dtype), tokens])
     title = "prompt" if config.prompt_file in (None, "-") else Path(config.prompt_file).name
     path = Path(config.output_file or output / "inspect" / f"{Path(title).stem}-{run}.html")
     trace = trace_retrieval(

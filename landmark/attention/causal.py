@@ -70,7 +70,8 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, *, prefix: int = 0, scale:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
 
 
-# cuDNN, which PyTorch prefers on some GPUs, makes a plan for each number of keys: tens of milliseconds for every token.
+# cuDNN, which PyTorch prefers on some GPUs, makes a plan for each number of keys. It seems that a token of three layers
+# took 38 ms for that on an H200.
 _WITHOUT_PLANS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 

@@ -237,7 +237,7 @@ class LoggerConfig:
     """Weights & Biases, beside the CSV file of each run."""
 
     wandb: bool = True
-    beside: str | None = one_of(None, "tensorboard")  # of Lightning: it gets the metrics of trainings too
+    beside: str | None = one_of(None, "tensorboard", "mlflow", "trackio")  # it gets the metrics of trainings too
     weights: bool = True  # upload the trained model; else its artifact has a checksum and the place alone
     project: str = "landmark"
     entity: str | None = None
@@ -310,7 +310,7 @@ GROUPS: dict[str, dict[str, dict[str, Any]]] = {
     "logger": {
         "csv": {"wandb": False},
         "wandb": {"wandb": True},
-        "tensorboard": {"wandb": False, "beside": "tensorboard"},
+        **{name: {"wandb": False, "beside": name} for name in ("tensorboard", "mlflow", "trackio")},
     },
     "trainer": {
         "auto": {"name": "auto", "accelerator": "auto", "devices": 1},  # one GPU if there is one, else the CPU

@@ -18,7 +18,7 @@ from landmark.cli.command import Command
 from landmark.cli.exit_codes import raised, reported
 from landmark.cli.overview import is_empty, overview, own_folder
 from landmark.cli.sweeps import check_sweeps
-from landmark.cli.tasks import dashboard, evaluate, generate, inspect, plan, prepare, report, status, table, train
+from landmark.cli.tasks import card, dashboard, evaluate, generate, inspect, plan, prepare, report, status, table, train
 from landmark.config import Config, register, to_config
 from landmark.config.command_line import launcher
 from landmark.config.composer import parse
@@ -28,7 +28,7 @@ from landmark.experiment.training import train_as_told
 from landmark.utils.locations import CONF
 from landmark.utils.team import started_together
 
-_MODULES = (dashboard, evaluate, generate, inspect, plan, prepare, report, status, table, train)
+_MODULES = (card, dashboard, evaluate, generate, inspect, plan, prepare, report, status, table, train)
 TASKS = {module.__name__.rpartition(".")[2]: module for module in _MODULES}
 
 

@@ -15,7 +15,7 @@ SYNTHETIC = ("passkey", "key_value", "mqar")  # tasks: samples are made as neede
 POSITION_BIN = 64  # positions of a segment whose losses a record sums, for the curve over positions
 TASKS = (
     *("table", "evaluate", "train", "prepare", "plan"),
-    *("generate", "inspect", "report", "status", "dashboard"),
+    *("generate", "inspect", "report", "status", "dashboard", "card"),
 )
 
 

@@ -16,6 +16,7 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger
 
 from landmark.config.schema import Config, to_dict
 from landmark.utils.errors import UserError
+from landmark.utils.flat import flat
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ def _mlflow(config: Config, folder: Path) -> Logger:
     found = client.search_runs([experiment], f"attributes.run_name = '{folder.name}'")
     run = (found[0] if found else client.create_run(experiment, run_name=folder.name)).info.run_id
     if not found:
-        for key, value in _flat(to_dict(config)).items():
+        for key, value in flat(to_dict(config)).items():
             client.log_param(run, key, value)
 
     def log(metrics: Mapping[str, float], step: int | None) -> None:
@@ -120,11 +121,3 @@ class Beside(Logger):
             work()
         except Exception as error:
             _log.warning("%s: %s; metrics.csv has the metrics", self._service, " ".join(str(error).split()))
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Settings by dotted keys."""
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat

@@ -115,6 +115,7 @@ class TrainConfig:
     batch_size: int = at_least(1)
     micro_batch: int | None = at_least(1, None)  # windows per device and pass; null: all at once
     length: int = at_least(1)  # tokens, landmarks included
+    batches: int | None = at_least(1, None)  # different ones, again and again (+debug=overfit); null: no end of them
     k: list[int] | None = None  # landmark: earlier blocks that a query attends to, drawn for each step; null: all
     local: int | None = of_landmarks(1, extension=True)  # tokens read at a time, with a memory; null: all
     optimizer: str | None = one_of(None, "adamw", "muon")  # muon: for the matrices of linear layers; null: adamw

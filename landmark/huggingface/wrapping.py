@@ -94,14 +94,13 @@ def load(folder: str | Path, **settings: Any) -> tuple[LandmarkModel, PreTrained
     path = folder_of(str(folder))
     if not (path / "config.json").is_file():
         raise UserError(f"{path} holds no config.json: name the folder that save_pretrained wrote")
-    try:
-        tokenizer = open_tokenizer(path)
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"{path} holds no tokenizer of transformers; landmark.load opens runs of this package"
-        ) from error
     model = open_model(path, **settings)
-    return model if isinstance(model, LandmarkModel) else attach(model), tokenizer
+    model = model if isinstance(model, LandmarkModel) else attach(model)
+    try:
+        return model, open_tokenizer(path)
+    except (OSError, ValueError) as error:
+        own = "landmark.load opens runs of this package"
+        raise UserError(f"{path} holds no tokenizer of transformers; {own}") from error
 
 
 def attach(model: PreTrainedModel, settings: LandmarkSettings | None = None) -> LandmarkModel:

@@ -104,12 +104,14 @@ def test_config_survives_json(configure):
     assert from_dict(Config, to_dict(config)) == config
 
 
-@pytest.mark.parametrize("name", ["limit", "profiler"])
+@pytest.mark.parametrize("name", ["limit", "profiler", "overfit"])
 @pytest.mark.parametrize("experiment", ["quickstart", "table1_pg19"])
 def test_a_trial_is_short_and_lies_apart(composer, name, experiment):
     overrides = [f"+experiment={experiment}", f"+debug={name}"]
     rows = select(to_config(composer(overrides)), overrides, composer)
     for config in (row.configs[0] for row in rows):
         assert (config.output, config.data.cache) == ("outputs/debug", "outputs/debug/data")
-        assert (config.train.steps, config.eval.tokens, config.logger.wandb) == (20, 8192, False)
+        steps, batches = (300, 1) if name == "overfit" else (20, None)
+        assert (config.train.steps, config.train.batches) == (steps, batches)
+        assert (config.eval.tokens, config.logger.wandb) == (8192, False)
         assert (config.trainer.profiler is not None) == (name == "profiler")

@@ -71,7 +71,7 @@ class OptunaSweeper(WholeSweeper):
             trials = [study.ask(swept) for _ in range(min(self._at_once, self._trials - start))]
             jobs = [self._proposed(fixed, trial.params) for trial in trials]
             new = [list(job) for job in dict.fromkeys(jobs) if job not in numbers]
-            self.overrides = [[*map(list, numbers), *new]]
+            self.overrides = [[fixed, *new]]  # by what all share, a job that fails is named
             named = [self.named(job, swept) for job in new]
             returned = self.launcher.launch(named, initial_job_idx=len(numbers)) if new else []
             numbers |= {tuple(job): each.return_value for job, each in zip(new, returned, strict=True)}
@@ -110,8 +110,10 @@ def _values(override: Override) -> Any:
     assert isinstance(value, IntervalSweep)
     assert value.start is not None
     assert value.end is not None
-    is_whole = isinstance(value.start, int) and isinstance(value.end, int)
+    start, end, log = value.start, value.end, "log" in value.tags
     try:
-        return (IntDistribution if is_whole else FloatDistribution)(value.start, value.end, log="log" in value.tags)
+        if isinstance(start, int) and isinstance(end, int):
+            return IntDistribution(start, end, log=log)
+        return FloatDistribution(start, end, log=log)
     except ValueError as error:
         raise UserError(f"{override.input_line}: {error}") from None

@@ -43,7 +43,7 @@ def _tensorboard(_: Config, folder: Path) -> Logger:
 
 def _mlflow(config: Config, folder: Path) -> Logger:
     """A run of the server that MLFLOW_TRACKING_URI names, or of a database in the output folder."""
-    from mlflow import MlflowClient
+    from mlflow import MlflowClient  # pyright: ignore[reportMissingImports] (not in the test environment)
 
     client = MlflowClient(
         os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path(config.output).resolve()}/mlflow.db"
@@ -68,7 +68,7 @@ def _mlflow(config: Config, folder: Path) -> Logger:
 def _trackio(config: Config, folder: Path) -> Logger:
     """A run in the folder that TRACKIO_DIR names, or in the output folder."""
     os.environ.setdefault("TRACKIO_DIR", str(Path(config.output).resolve() / "trackio"))
-    import trackio
+    import trackio  # pyright: ignore[reportMissingImports]
 
     with contextlib.redirect_stdout(io.StringIO()):
         run = trackio.init(

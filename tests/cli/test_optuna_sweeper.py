@@ -65,6 +65,15 @@ def test_what_cannot_be_swept_is_one_line(books, monkeypatch, capsys, words, mes
     assert message in line
 
 
+def test_a_job_that_fails_is_named_and_the_others_go_on(books):
+    words = ["model=landmark", "data.path=choice(books,missing)", "hydra/sweeper=optuna", "hydra.sweeper.n_trials=9"]
+    done = start(books, *(word for word in FREE if not word.startswith("data.path=")), *words, "eval.length=1024")
+    assert done.returncode == 2
+    assert "best of 1 settings: data.path=books, with " in done.stdout
+    assert "1 job failed:\n  data.path=missing\nerror: " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_without_optuna_its_extra_is_named(monkeypatch, capsys):
     monkeypatch.setattr("landmark.cli.launchers.importlib.util.find_spec", lambda _: None)
     monkeypatch.setattr(sys, "argv", ["run.py", *FREE, *OPTUNA, *SPACE])

@@ -1,7 +1,7 @@
 """The typed schema of the whole configuration: a misspelt key or a wrong type is refused at compose time."""
 
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from typing import Any, TypeVar, Union, get_type_hints
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
@@ -387,4 +387,6 @@ def from_dict(schema: type[T], values: dict[str, Any], where: str = "the configu
     for name, value in given.items():
         if is_dataclass(hint := hints[name]) and isinstance(hint, type):
             given[name] = from_dict(hint, value, f"{where}, {name}")  # pyright: ignore[reportArgumentType]
+        elif get_origin(hint) is dict and is_dataclass(of := get_args(hint)[1]) and isinstance(of, type):
+            given[name] = {key: from_dict(of, each, f"{where}, {name}.{key}") for key, each in value.items()}
     return schema(**given)

@@ -1,10 +1,13 @@
-"""Bad settings and damaged files, drawn at random: none may end in a traceback.
+"""Bad settings and damaged files, drawn at random: none may end in a traceback, or with another number.
 
 python -m tests.faults COUNT [SEED]     # tries so many of each, and prints those that do
 """
 
+import contextlib
+import io
 import json
 import random
+import re
 import shutil
 import sys
 import tempfile
@@ -75,15 +78,18 @@ def damage(draw: random.Random, content: bytes) -> bytes:
     return draw.choice(kinds)()
 
 
-def fault(run: Callable[[], object]) -> str | None:
-    """The traceback in which a command ends; None where it ends well, or in one line."""
+def fault(run: Callable[[], object], perplexity: str | None = None) -> str | None:
+    """The traceback or wrong perplexity in which a command ends; None where it ends well, or in one line."""
+    printed = io.StringIO()
     try:
-        run()
+        with contextlib.redirect_stdout(printed):
+            run()
     except SystemExit:
         return None
     except Exception as error:
         return None if said(error) is not None else traceback.format_exc()
-    return None
+    wrong = {*re.findall(r"perplexity ([\d.]+)", printed.getvalue())} - {perplexity}
+    return f"perplexity {', '.join(wrong)} instead of {perplexity}" if perplexity and wrong else None
 
 
 def faults_of_settings(work: Workplace, draw: random.Random, count: int) -> dict[str, str]:
@@ -97,6 +103,8 @@ def faults_of_settings(work: Workplace, draw: random.Random, count: int) -> dict
 def faults_of_files(work: Workplace, draw: random.Random, count: int) -> dict[str, str]:
     """work: where the commands have left no files yet."""
     work(*COMMANDS[-1])
+    (record,) = work.output.glob("records/rows/*.json")
+    perplexity = f"{json.loads(record.read_text())['results']['perplexity']:.2f}"
     whole = work.output.with_name("whole")
     shutil.copytree(work.output, whole)
     files = [path.relative_to(whole) for path in sorted(whole.rglob("*.json")) + sorted(whole.rglob("*.csv"))]
@@ -106,7 +114,7 @@ def faults_of_files(work: Workplace, draw: random.Random, count: int) -> dict[st
         changed = damage(draw, (whole / name).read_bytes())
         (work.output / name).write_bytes(changed)
         given = work.common if command is COMMANDS[-1] else [f"output={work.output}"]
-        if (trace := fault(lambda: work.task(*given, *command))) is not None:  # noqa: B023
+        if (trace := fault(lambda: work.task(*given, *command), perplexity)) is not None:  # noqa: B023
             found[f"{name} {changed[:200]!r} {command}"] = trace
         shutil.rmtree(work.output)
         shutil.copytree(whole, work.output)
@@ -123,7 +131,7 @@ def main(count: int, seed: int) -> None:
         found = faults_of_files(work, draw, count) | faults_of_settings(work, draw, count)
     for case, trace in found.items():
         print(f"=== {case}\n{trace}")
-    print(f"{len(found)} of {2 * count} ended in a traceback; seed {seed}")
+    print(f"{len(found)} of {2 * count} ended in a traceback or with a wrong number; seed {seed}")
 
 
 if __name__ == "__main__":

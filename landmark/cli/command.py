@@ -52,6 +52,12 @@ class Command:
         """Whether no setting but those of the task itself is given, so that a task covers everything in the output."""
         return all(override_key(word).partition(".")[0] in _OF_A_TASK for word in self.overrides)
 
+    @property
+    def only_row(self) -> Row | None:
+        """The row that the command line asks for, of a grid its cell; None where there are several."""
+        rows = [row for row in self.rows if row.cell is not None] or self.rows
+        return rows[0] if len(rows) == 1 else None
+
     def jobs(self, rows: Sequence[Row] | None = None) -> list[Job]:
         """The jobs of the rows, checked, and noted as a launch of their experiment. rows: others than the command's.
 

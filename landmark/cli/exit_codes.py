@@ -20,7 +20,8 @@ from landmark.utils.errors import Stopped, UserError
 
 PLACE = {errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENOENT, errno.ELOOP, errno.ENAMETOOLONG}
 STORAGE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EFBIG}
-EXTRAS = {"transformers": "hf", "peft": "hf", "bm25s": "hf", "gguf": "gguf"}  # packages, by the extra that has them
+# Packages, by the extra that has them.
+EXTRAS = {"transformers": "hf", "peft": "hf", "bm25s": "hf", "gguf": "gguf", "optuna": "optuna"}
 _HYDRA = Path(hydra.__file__).parent
 
 

@@ -34,7 +34,12 @@ PRESETS: dict[str, dict[str, Any]] = {
     # A cluster tried out: processes of this machine, all at once.
     "submitit_local": {"name": "landmark", "timeout_min": 24 * 60, "stderr_to_stdout": True},
 }
-_PACKAGES = {"joblib": "joblib", "submitit_slurm": "submitit", "submitit_local": "submitit"}
+_PACKAGES = {  # of a choice: its package, and the extra that has it
+    "hydra/launcher=joblib": ("joblib", "launchers"),
+    "hydra/launcher=submitit_slurm": ("submitit", "launchers"),
+    "hydra/launcher=submitit_local": ("submitit", "launchers"),
+    "hydra/sweeper=optuna": ("optuna", "optuna"),
+}
 
 
 def register() -> None:
@@ -47,11 +52,11 @@ def register() -> None:
 
 
 def check(arguments: Sequence[str]) -> None:
-    """Raise UserError where a command line names a launcher that is not installed."""
-    for argument in arguments:
-        key, _, name = argument.partition("=")
-        if key == "hydra/launcher" and name in _PACKAGES and importlib.util.find_spec(_PACKAGES[name]) is None:
-            raise UserError(f"{argument}: is not installed, pip install '.[launchers]' installs it")
+    """Raise UserError where a command line names a launcher or a sweeper that is not installed."""
+    for argument in set(arguments) & _PACKAGES.keys():
+        package, extra = _PACKAGES[argument]
+        if importlib.util.find_spec(package) is None:
+            raise UserError(f"{argument}: is not installed, pip install '.[{extra}]' installs it")
 
 
 def end_with_parent() -> None:

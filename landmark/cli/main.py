@@ -18,7 +18,7 @@ from landmark.cli.command import Command
 from landmark.cli.exit_codes import raised, reported
 from landmark.cli.overview import is_empty, overview, own_folder
 from landmark.cli.sweeps import check_sweeps
-from landmark.cli.tasks import dashboard, evaluate, generate, inspect, plan, prepare, report, status, table, train
+from landmark.cli.tasks import card, dashboard, evaluate, generate, inspect, plan, prepare, report, status, table, train
 from landmark.config import Config, register, to_config
 from landmark.config.command_line import launcher
 from landmark.config.composer import parse
@@ -28,7 +28,7 @@ from landmark.experiment.training import train_as_told
 from landmark.utils.locations import CONF
 from landmark.utils.team import started_together
 
-_MODULES = (dashboard, evaluate, generate, inspect, plan, prepare, report, status, table, train)
+_MODULES = (card, dashboard, evaluate, generate, inspect, plan, prepare, report, status, table, train)
 TASKS = {module.__name__.rpartition(".")[2]: module for module in _MODULES}
 
 
@@ -55,9 +55,13 @@ def start(arguments: list[str]) -> None:
     safety.check_flags(arguments)
     launchers.check(arguments)
     check_sweeps(arguments)
-    from landmark.cli import whole_sweeps  # after Hydra has loaded its plugins, which replaces their classes
+    from landmark.cli import (
+        optuna_sweeper,
+        whole_sweeps,
+    )  # after Hydra has loaded its plugins, which replaces their classes
 
     whole_sweeps.register()
+    optuna_sweeper.register()
     try:
         launch()
     finally:
@@ -65,15 +69,16 @@ def start(arguments: list[str]) -> None:
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
-def launch(composed: DictConfig) -> None:
-    """One job. The errors of a sweep's jobs are listed at its end."""
+def launch(composed: DictConfig) -> float | None:
+    """One job. Returns the number of its row (`run`). The errors of a sweep's jobs are listed at its end."""
     safety.guard()  # of the processes of a launcher
     launchers.end_with_parent()
     patience = OmegaConf.select(composed, "trainer.patience")
     minutes = patience if isinstance(patience, float) else 0.0  # the work below refuses it
     with raised() if is_one_of_several() else reported(), joined(train_as_told, minutes) as works:
         if works:
-            run(to_config(composed), list(HydraConfig.get().overrides.task))
+            return run(to_config(composed), list(HydraConfig.get().overrides.task))
+    return None
 
 
 def is_one_of_several() -> bool:
@@ -82,8 +87,10 @@ def is_one_of_several() -> bool:
     return launcher() is not None or (is_sweep and started_together() is None)
 
 
-def run(config: Config, overrides: list[str], compose: Compose = compose_job) -> None:
+def run(config: Config, overrides: list[str], compose: Compose = compose_job) -> float | None:
     """Carry out the task of a configuration.
+
+    Returns of the only row that is evaluated a number which is smaller where the row is better, else None.
 
     Args:
         config: what was composed.
@@ -96,7 +103,7 @@ def run(config: Config, overrides: list[str], compose: Compose = compose_job) ->
     config = command.config
     if config.task != "auto":
         TASKS[config.task].run(command)
-        return
+        return None
     started = time.monotonic()
     done = evaluate.evaluate(command)
     if command.is_whole_experiment:
@@ -106,6 +113,7 @@ def run(config: Config, overrides: list[str], compose: Compose = compose_job) ->
         duration = f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
         print(f"{done.made} of {total} rows evaluated now, the others read from records; {duration}")
     done.check()
+    return None if command.only_row is None else evaluate.objective(done.records[command.only_row.name])
 
 
 class TableAtEnd(Callback):
@@ -122,12 +130,12 @@ class TableAtEnd(Callback):
             overrides = list(config.hydra.overrides.task)
             parsed = parse(overrides)
             one = to_config(compose_job([each.input_line or "" for each in parsed if not each.is_sweep_override()]))
-            swept = {override.key_or_group for override in parsed if override.is_sweep_override()}
+            asked = [override for override in parsed if override.is_sweep_override()]
             if one.task != "auto":
                 return
             if not named(one):
                 from landmark.cli import whole_sweeps
 
                 table.show_sweep(one, overrides, whole_sweeps.jobs())
-            elif swept <= {"row", *one.grid.axes}:
+            elif all(each.is_discrete_sweep() and each.key_or_group in ("row", *one.grid.axes) for each in asked):
                 run(replace(one, task="table"), overrides)

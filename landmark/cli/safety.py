@@ -28,6 +28,7 @@ TARGETS = {
     "landmark.cli.main.TableAtEnd",
     "hydra._internal.core_plugins.basic_launcher.BasicLauncher",
     "hydra._internal.core_plugins.basic_sweeper.BasicSweeper",
+    "hydra_plugins.hydra_optuna_sweeper.optuna_sweeper.OptunaSweeper",  # ours: landmark/cli/optuna_sweeper.py
     "hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLauncher",
     "hydra_plugins.hydra_submitit_launcher.submitit_launcher.LocalLauncher",
     "hydra_plugins.hydra_submitit_launcher.submitit_launcher.SlurmLauncher",
@@ -52,6 +53,7 @@ ALLOWED = (
     *("mode", "verbose", "verbose.*", "output_subdir", "run.dir", "sweep.dir", "sweep.subdir", "job.name", "job.chdir"),
     *("job.id", "job.num", "job.config_name", "job.override_dirname", "job.config.**", "callbacks", "runtime.**"),
     *("callbacks.table._target_", "sweeper._target_", "sweeper.max_batch_size", "sweeper.params", "sweeper.params.*"),
+    *("sweeper.n_trials", "sweeper.n_jobs", "sweeper.seed"),
     *("launcher._target_", *(f"launcher.{key}" for key in _OF_LAUNCHERS)),
     *(f"{kind}_logging.{key}" for kind in ("hydra", "job") for key in _OF_LOGGING),
 )

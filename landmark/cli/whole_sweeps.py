@@ -5,7 +5,7 @@ the same, one is done. Each job is named by its values of what is swept (`hydra.
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
@@ -63,6 +63,7 @@ class WholeSweeper(BasicSweeper):
 
     def setup(self, **given: Any) -> None:
         super().setup(**given)
+        _jobs.clear()
         assert self.launcher is not None
         self.launcher = _GoingOn(self.launcher, self)
 
@@ -75,7 +76,7 @@ class WholeSweeper(BasicSweeper):
         kept: dict[tuple[str, ...], list[str]] = {}
         faults, left_out = {}, dict[str, None]()
         for job in asked:
-            words, fault, without = self._applying(job, swept)
+            words, fault, without = self.applying(job, swept)
             left_out |= dict.fromkeys(without)
             if fault is not None:
                 faults[" ".join(word for word in words if _key(word) in swept) or " ".join(words)] = one_line(fault)
@@ -89,8 +90,7 @@ class WholeSweeper(BasicSweeper):
         if len(kept) < len(asked):
             print(f"{len(asked)} jobs were asked for; {len(kept)} differ, and each is done once")
         made = list(kept.values())
-        _jobs[:] = [{_key(word): word.partition("=")[2] for word in job if _key(word) in swept} for job in made]
-        named_jobs = [[*job, _job_name(values)] for job, values in zip(made, _jobs)]
+        named_jobs = [self.named(job, swept) for job in made]
         return [list(each) for each in BasicSweeper.split_overrides_to_chunks(named_jobs, max_batch_size)]
 
     def validate_batch_is_legal(self, batch: Sequence[Sequence[str]]) -> None:
@@ -106,7 +106,15 @@ class WholeSweeper(BasicSweeper):
         shared = set.intersection(*(set(each) for each in self.jobs()))
         return " ".join([word for word in job if word not in shared] or job)
 
-    def _applying(self, job: list[str], swept: Sequence[str]) -> tuple[list[str], Exception | None, list[str]]:
+    def named(self, job: Sequence[str], swept: Container[str]) -> list[str]:
+        """A job with its name, noted for the table."""
+        _jobs.append({_key(word): word.partition("=")[2] for word in job if _key(word) in swept})
+        return [*job, _job_name(_jobs[-1])]
+
+    def check(self, command: Command) -> None:
+        """Raise UserError for a job that this sweeper cannot start."""
+
+    def applying(self, job: list[str], swept: Sequence[str]) -> tuple[list[str], Exception | None, list[str]]:
         """A job without the swept values that have no effect on it, why it cannot start, and what has no effect."""
         left_out: list[str] = []
         while isinstance(fault := self._fault(job), NoEffect):
@@ -126,7 +134,7 @@ class WholeSweeper(BasicSweeper):
             assert isinstance(overrides, list)
             with open_dict(composed):
                 del composed["hydra"]
-            Command.of(to_config(composed), overrides)
+            self.check(Command.of(to_config(composed), overrides))
         except (HydraException, OmegaConfBaseException, UserError) as error:
             return error
         return None
@@ -158,10 +166,9 @@ class _GoingOn(Launcher):
         self._launcher.setup(**given)
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        done = []
-        for job, returned in zip(job_overrides, self._launcher.launch(job_overrides, initial_job_idx)):
+        done = self._launcher.launch(job_overrides, initial_job_idx)
+        for job, returned in zip(job_overrides, done):
             if returned.status is JobStatus.FAILED:
                 _failed.append((self._sweeper.words(job), returned._return_value))
-            else:
-                done.append(returned)
+                returned.status, returned.return_value = JobStatus.COMPLETED, None
         return done

@@ -1,7 +1,7 @@
 """The typed schema of the whole configuration: a misspelt key or a wrong type is refused at compose time."""
 
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from typing import Any, TypeVar, Union, get_type_hints
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
@@ -15,7 +15,7 @@ SYNTHETIC = ("passkey", "key_value", "mqar")  # tasks: samples are made as neede
 POSITION_BIN = 64  # positions of a segment whose losses a record sums, for the curve over positions
 TASKS = (
     *("table", "evaluate", "train", "prepare", "plan"),
-    *("generate", "inspect", "report", "status", "dashboard"),
+    *("generate", "inspect", "report", "status", "dashboard", "card"),
 )
 
 
@@ -115,6 +115,7 @@ class TrainConfig:
     batch_size: int = at_least(1)
     micro_batch: int | None = at_least(1, None)  # windows per device and pass; null: all at once
     length: int = at_least(1)  # tokens, landmarks included
+    batches: int | None = at_least(1, None)  # different ones, again and again (+debug=overfit); null: no end of them
     k: list[int] | None = None  # landmark: earlier blocks that a query attends to, drawn for each step; null: all
     local: int | None = of_landmarks(1, extension=True)  # tokens read at a time, with a memory; null: all
     optimizer: str | None = one_of(None, "adamw", "muon")  # muon: for the matrices of linear layers; null: adamw
@@ -236,7 +237,7 @@ class LoggerConfig:
     """Weights & Biases, beside the CSV file of each run."""
 
     wandb: bool = True
-    beside: str | None = one_of(None, "tensorboard")  # of Lightning: it gets the metrics of trainings too
+    beside: str | None = one_of(None, "tensorboard", "mlflow", "trackio")  # it gets the metrics of trainings too
     weights: bool = True  # upload the trained model; else its artifact has a checksum and the place alone
     project: str = "landmark"
     entity: str | None = None
@@ -309,7 +310,7 @@ GROUPS: dict[str, dict[str, dict[str, Any]]] = {
     "logger": {
         "csv": {"wandb": False},
         "wandb": {"wandb": True},
-        "tensorboard": {"wandb": False, "beside": "tensorboard"},
+        **{name: {"wandb": False, "beside": name} for name in ("tensorboard", "mlflow", "trackio")},
     },
     "trainer": {
         "auto": {"name": "auto", "accelerator": "auto", "devices": 1},  # one GPU if there is one, else the CPU
@@ -385,4 +386,6 @@ def from_dict(schema: type[T], values: dict[str, Any], where: str = "the configu
     for name, value in given.items():
         if is_dataclass(hint := hints[name]) and isinstance(hint, type):
             given[name] = from_dict(hint, value, f"{where}, {name}")  # pyright: ignore[reportArgumentType]
+        elif get_origin(hint) is dict and is_dataclass(of := get_args(hint)[1]) and isinstance(of, type):
+            given[name] = {key: from_dict(of, each, f"{where}, {name}.{key}") for key, each in value.items()}
     return schema(**given)

@@ -1,5 +1,6 @@
 """Training and validation windows for Lightning."""
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
@@ -37,6 +38,7 @@ class WindowDataModule(lightning.LightningDataModule):
     Training: an endless iterator with one item for each optimizer step: this device's share of the effective batch of B
     windows (device r of n: windows r·B/n … (r+1)·B/n − 1); or with `micro_batch` one item for each part of so many
     windows. The first step is `start_step`. Both are read when iteration begins: **to resume, set it before the loop**.
+    With `train.batches` the first so many batches come again and again.
 
     Validation: `validate_batches` batches of the same size, with windows spread evenly over the validation split. They
     are the same each time, shared among devices in the same way, have neither repeats nor positional jumps,
@@ -85,6 +87,7 @@ class WindowDataModule(lightning.LightningDataModule):
             self._controlled = ControlledLandmarks(config.model.num_layers, most_blocks(length, block_size))
         if block_size is not None and config.positions.p_jump > 1:
             self._jumps = PositionalJumps(length, block_size, config.positions.p_jump)
+        self._batches = config.train.batches
         self._k, self._local = config.train.k, config.train.local
         self._changes = [data(config, tokenizer) for data in hooks(config, "window_data")]
 
@@ -98,8 +101,8 @@ class WindowDataModule(lightning.LightningDataModule):
 
     def _train_batches(self) -> Iterator[WindowBatch]:
         indices = self._share()
-        step = self.start_step
-        while True:
+        for number in itertools.count(self.start_step):
+            step = number if self._batches is None else number % self._batches
             batch = self.training.batch(step, indices)
             if self._controlled is not None:
                 batch = replace(batch, controlled=self._controlled.of_step(self._seed, step, indices))
@@ -115,7 +118,6 @@ class WindowDataModule(lightning.LightningDataModule):
             else:
                 targets = int((batch.targets != NO_LOSS).sum())
                 yield from (replace(part, batch_targets=targets) for part in batch.cut(self.micro_batch))
-            step += 1
 
     def _validation_batches(self) -> Iterator[WindowBatch]:
         indices = self._share()

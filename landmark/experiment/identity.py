@@ -14,7 +14,7 @@ NUMERICS_VERSION = 1
 ALPHA_VERSION = 2  # of models with `model.joint_softmax`
 
 _OPTIMISATION = (
-    *("steps", "batch_size", "length", "k", "local", "precision"),
+    *("steps", "batches", "batch_size", "length", "k", "local", "precision"),
     *("optimizer", "muon_lr", "max_lr", "start_lr", "final_lr", "warmup", "beta1", "beta2", "weight_decay"),
 )
 _OF_NAMED = ("kind", "block_size", "lora_rank")

@@ -139,9 +139,9 @@ class LandmarkCache(Cache):
         return self.memory.stats
 
     @property
-    def needs_positions(self) -> bool:
-        """Whether the model itself turns queries and keys, in layers with a sliding window or in all."""
-        return self._keeps_rotation or not all(self._is_full)
+    def has_windows(self) -> bool:
+        """Whether some layers have a sliding window instead of a memory."""
+        return not all(self._is_full)
 
     @property
     def _windows(self) -> dict[int, DynamicSlidingWindowLayer]:

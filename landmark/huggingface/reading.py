@@ -91,8 +91,8 @@ class Reader:
 
         1. A step reads the next `local` tokens of each text, or the fewer that it has left.
         2. Texts that have read as many tokens so far, and read as many in the step, share a memory.
-        3. In a step all texts pass through the model together, and attention is computed for each memory. Where the
-           model itself needs positions, one memory after the other passes through the model.
+        3. In a step all texts pass through the model together, and attention is computed for each memory. Where layers
+           have a sliding window, one memory after the other passes through the model.
 
         Args:
             ids: (B, T), without landmarks.
@@ -107,7 +107,7 @@ class Reader:
         logits, states = Padded(mask[:, -kept:], lengths), list[Padded]()
         for start in range(0, max(lengths), self._local):
             parts = self._parts(texts, start, cache)
-            for passed in [[part] for part in parts] if cache.needs_positions else [parts]:
+            for passed in [[part] for part in parts] if cache.has_windows else [parts]:
                 skipped = min(logits.first[row] for part in passed for row in part.rows.tolist()) - start
                 found = self._pass(passed, cache, skipped)
                 for part, (of_text, of_layers) in zip(passed, found, strict=True):
@@ -147,7 +147,7 @@ class Reader:
         """One pass of the model over the next tokens of texts.
 
         Args:
-            parts: of texts; several only where the model itself needs no positions.
+            parts: of texts; several only where no layer has a sliding window.
             cache: of the whole batch.
             skipped: first tokens whose logits are not wanted; 0 or fewer: all are.
 
@@ -157,18 +157,20 @@ class Reader:
         wanted = placed[0][1][max(0, skipped) :]
         if len(parts) > 1:
             wanted = torch.cat([at[max(0, skipped) :] for _, at in placed]).unique()
-        positions: Any = None
         with ExitStack() as stack:
-            for part, (own, _) in zip(parts, placed, strict=True):
-                positions = stack.enter_context(part.cache.reading(part.ids, own.shape[1], own.device))
-            tokens, past = placed[0][0], parts[0].cache
+            at_places = [
+                stack.enter_context(part.cache.reading(part.ids, own.shape[1], own.device))
+                for part, (own, _) in zip(parts, placed, strict=True)
+            ]
+            tokens, positions, past = placed[0][0], at_places[0], parts[0].cache
             landmarks: LandmarkCache | Together = past
             if len(parts) > 1:
                 length = max(own.shape[1] for own, _ in placed)
                 tokens, past = tokens.new_full((cache.batch_size, length), self._settings.token or 0), cache
-                for part, (own, _) in zip(parts, placed, strict=True):
+                positions = tokens.new_zeros(cache.batch_size, length)
+                for part, (own, _), each in zip(parts, placed, at_places, strict=True):
                     tokens[part.rows, : own.shape[1]] = own
-                positions = tokens.new_zeros(1, length)  # as those of each part, which the memory places
+                    positions[part.rows, : own.shape[1]] = each
                 stack.enter_context(cache.reading_together(positions))
                 spans = [(part.rows, own.shape[1], part.cache) for part, (own, _) in zip(parts, placed, strict=True)]
                 landmarks = Together(spans)

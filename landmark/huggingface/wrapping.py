@@ -95,7 +95,12 @@ def load(folder: str | Path, **settings: Any) -> tuple[LandmarkModel, PreTrained
     if not (path / "config.json").is_file():
         raise UserError(f"{path} holds no config.json: name the folder that save_pretrained wrote")
     model = open_model(path, **settings)
-    return model if isinstance(model, LandmarkModel) else attach(model), open_tokenizer(path)
+    model = model if isinstance(model, LandmarkModel) else attach(model)
+    try:
+        return model, open_tokenizer(path)
+    except (OSError, ValueError) as error:
+        own = "landmark.load opens runs of this package"
+        raise UserError(f"{path} holds no tokenizer of transformers; {own}") from error
 
 
 def attach(model: PreTrainedModel, settings: LandmarkSettings | None = None) -> LandmarkModel:

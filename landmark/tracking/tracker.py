@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from landmark.config.schema import POSITION_BIN, Config
 from landmark.tracking import artifacts
-from landmark.tracking.beside import loggers_beside
 from landmark.tracking.wandb_run import is_sweep_agent, mode, open_run
 from landmark.utils.measured import TEXT, kind_of
 
@@ -44,7 +43,9 @@ class Tracker:
             folder: where the training leaves its model, which is recorded as an output.
         """
         is_first = os.environ.get("RANK", "0") == "0"
-        beside = loggers_beside(config.logger, folder) if is_first else []
+        from landmark.tracking.beside import loggers_beside  # loads Lightning
+
+        beside = loggers_beside(config, folder) if is_first else []
         if mode(config.logger) == "disabled" or not is_first:
             yield beside
             return

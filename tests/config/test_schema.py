@@ -1,8 +1,12 @@
+import json
+from dataclasses import replace
+
 import pytest
 from hydra.errors import HydraException
 
 from landmark.config import Config, from_dict, to_config, to_dict
 from landmark.config.rows import named, select
+from landmark.config.trained_with import trained_with, write_launch
 from landmark.utils.errors import UserError
 from tests.configurations import CONF
 
@@ -99,17 +103,22 @@ def test_a_group_that_an_interpolation_replaces_is_refused(configure):
         configure("train=${size}")
 
 
-def test_config_survives_json(configure):
-    config = configure("+experiment=quickstart", "seeds=[0,1]")
-    assert from_dict(Config, to_dict(config)) == config
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_config_survives_json_and_the_folder_of_a_run(configure, experiment, tmp_path):
+    config = configure(f"+experiment={experiment}", "seeds=[0,1]")
+    assert from_dict(Config, json.loads(json.dumps(to_dict(config)))) == config
+    write_launch(tmp_path, config)
+    assert trained_with(tmp_path) == replace(config, rows={}, parts={}, compare={}, next_commands={})
 
 
-@pytest.mark.parametrize("name", ["limit", "profiler"])
+@pytest.mark.parametrize("name", ["limit", "profiler", "overfit"])
 @pytest.mark.parametrize("experiment", ["quickstart", "table1_pg19"])
 def test_a_trial_is_short_and_lies_apart(composer, name, experiment):
     overrides = [f"+experiment={experiment}", f"+debug={name}"]
     rows = select(to_config(composer(overrides)), overrides, composer)
     for config in (row.configs[0] for row in rows):
         assert (config.output, config.data.cache) == ("outputs/debug", "outputs/debug/data")
-        assert (config.train.steps, config.eval.tokens, config.logger.wandb) == (20, 8192, False)
+        steps, batches = (300, 1) if name == "overfit" else (20, None)
+        assert (config.train.steps, config.train.batches) == (steps, batches)
+        assert (config.eval.tokens, config.logger.wandb) == (8192, False)
         assert (config.trainer.profiler is not None) == (name == "profiler")

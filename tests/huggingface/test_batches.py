@@ -135,11 +135,13 @@ def test_a_batch_of_another_size_is_refused(wrapped, texts, is_padded):
         wrapped(ids[:2], past_key_values=memory)
 
 
-@pytest.mark.parametrize(("family", "more"), [("llama", 0), ("gemma3", 1)])
+@pytest.mark.parametrize(
+    ("family", "landmarks", "more"), [("llama", "token", 0), ("llama", "none", 0), ("gemma3", "token", 1)]
+)
 @pytest.mark.parametrize("left_out", [[1, 0, 0, 0, 0, 0, 0, 0], [1, 0, 2, 0, 2, 1, 0, 0]])
-def test_padded_texts_pass_through_the_model_together(family, more, left_out, tokenizer):
+def test_padded_texts_pass_through_the_model_together(family, landmarks, more, left_out, tokenizer):
     """Where layers have sliding windows, once for each length, and all chunks but the last together."""
-    model = wrap(make_model(family), tokenizer, block_size=BLOCK, memory={"k": 2}, local=9)
+    model = wrap(make_model(family), tokenizer, block_size=BLOCK, memory={"k": 2}, local=9, landmarks=landmarks)
     ids, rows = torch.randint(0, 256, (8, 43)), []
     model.model.layers[0].register_forward_pre_hook(lambda _, given: rows.append(len(given[0])))
     mask = (torch.arange(43) >= torch.tensor(left_out)[:, None]).long()

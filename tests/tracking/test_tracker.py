@@ -9,7 +9,7 @@ from lightning.pytorch.loggers.logger import DummyLogger
 from landmark.config.schema import LoggerConfig
 from landmark.data.synthetic_corpus import SyntheticSplit
 from landmark.experiment.records import Records
-from landmark.tracking import wandb_run
+from landmark.tracking import beside, wandb_run
 from landmark.tracking.tracker import Tracker
 from landmark.tracking.wandb_run import has_key, mode
 from landmark.utils.errors import UserError
@@ -153,15 +153,72 @@ def test_tensorboard_gets_what_the_csv_gets(configure, tmp_path):
         assert len(found) > 2
 
 
-def test_without_tensorboard_the_logger_is_refused(configure, tmp_path, monkeypatch):
-    import lightning.pytorch.loggers
+def in_mlflow(output):
+    from mlflow import MlflowClient
 
-    def missing(*_, **__):
-        raise ModuleNotFoundError("No module named 'tensorboard'")
+    client = MlflowClient(f"sqlite:///{output}/mlflow.db")
+    experiment = client.get_experiment_by_name("landmark").experiment_id
+    (kept,) = client.search_runs([experiment])
+    assert kept.info.run_name == "run"
+    assert kept.data.params["retrieval.k"] == "4"
+    points = client.get_metric_history(kept.info.run_id, "train/loss")
+    return {point.step: point.value for point in points}
 
-    monkeypatch.setattr(lightning.pytorch.loggers, "TensorBoardLogger", missing)
+
+def in_trackio(_):
+    import trackio
+    from trackio.sqlite_storage import SQLiteStorage
+
+    (kept,) = trackio.Api().runs("landmark")
+    assert (kept.name, kept.config["retrieval"]["k"]) == ("run", 4)
+    points = SQLiteStorage.get_logs("landmark", "run")
+    return {point["step"]: point["train/loss"] for point in points if "train/loss" in point}
+
+
+@pytest.mark.parametrize(("service", "read"), [("mlflow", in_mlflow), ("trackio", in_trackio)])
+def test_other_services_get_what_the_csv_gets_in_one_run(configure, tmp_path, monkeypatch, service, read):
+    """A training that goes on continues its run."""
+    pytest.importorskip(service, reason=f"{service} is not installed")
+    for name in ("MLFLOW_TRACKING_URI", "TRACKIO_DIR", "TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL"):
+        monkeypatch.delenv(name, raising=False)
+    config, folder = configure(f"output={tmp_path}", f"logger={service}"), tmp_path / "run"
+    for _ in range(2):
+        with Tracker().training(config, "run", corpus=Corpus(), folder=folder) as loggers:
+            run(make_config("transformer"), folder, loggers)
+    written = read_metrics(next(folder.rglob("metrics.csv")))
+    expected = {line["step"]: line["train/loss"] for line in written if line.get("train/loss") is not None}
+    assert read(tmp_path) == pytest.approx(expected, rel=1e-6)
+    assert len(expected) > 2
+
+
+def test_a_service_that_fails_stops_no_training(caplog):
+    def fails(*_):
+        raise OSError("no route to host")
+
+    beside.Beside("mlflow", fails, fails).log_metrics({"train/loss": 1.0}, 3)
+    assert "mlflow: no route to host; metrics.csv has the metrics" in caplog.text
+
+
+def test_a_service_that_cannot_begin_is_one_line(configure, tmp_path, monkeypatch):
+    def fails(*_, **__):
+        raise OSError("no route\nto host")
+
+    monkeypatch.setattr(beside, "TensorBoardLogger", fails)
     opened = Tracker().training(configure("logger=tensorboard"), "run", corpus=Corpus(), folder=tmp_path)
-    with pytest.raises(UserError, match=r"logger\.beside=tensorboard: is not installed, pip install tensorboard"):
+    with pytest.raises(UserError, match=r"logger\.beside=tensorboard: no route to host"):
+        opened.__enter__()
+
+
+@pytest.mark.parametrize("service", ["tensorboard", "mlflow", "trackio"])
+def test_without_its_package_a_logger_is_refused(configure, tmp_path, monkeypatch, service):
+    def missing(*_, **__):
+        raise ModuleNotFoundError(f"No module named {service!r}")
+
+    monkeypatch.setattr(beside, "TensorBoardLogger", missing)
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    monkeypatch.setitem(sys.modules, "trackio", None)
+    opened = Tracker().training(configure(f"logger={service}"), "run", corpus=Corpus(), folder=tmp_path)
+    with pytest.raises(UserError, match=rf"logger\.beside={service}: is not installed, pip install {service}"):
         opened.__enter__()
 
 

@@ -1,5 +1,6 @@
 """task=evaluate: evaluate the rows, and train the runs that they need."""
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -68,6 +69,18 @@ def _check_trained(command: Command, jobs: Sequence[Job]) -> None:
         runs = ",".join(dict.fromkeys(job.run.folder.name for job in missing))
         suggested = command.suggest("task=train", f"run={runs}", *launcher_words(), multirun=True)
         raise UserError(f"row {missing[0].name}: its run is not trained yet, `{suggested}` trains it")
+
+
+def objective(records: Sequence[Record]) -> float:
+    """A number of a row that is smaller where the row is better: perplexity, nats a token, or a share of wrong answers.
+
+    records: one per seed.
+    """
+    results = [record["results"] for record in records]
+    for key in ("recall_at_10", "accuracy", "recall"):
+        if key in results[0]:
+            return 1 - statistics.fmean(each[key] for each in results)
+    return statistics.fmean(each["second_copy" if "second_copy" in each else "perplexity"] for each in results)
 
 
 def summary(record: Record, is_new: bool) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from landmark.cli.command import Command
 from landmark.config import Config
 from landmark.config.command_line import override_key, program
+from landmark.config.composer import parse
 from landmark.config.rows import cell_name
 from landmark.config.schema import GridConfig
 from landmark.experiment.launches import launch_id, write_launch
@@ -49,7 +50,9 @@ def show_sweep(config: Config, overrides: list[str], jobs: Sequence[Mapping[str,
     for key, values in axes.items():
         values += dict.fromkeys(job[key] for job in jobs if key in job)
     name = "sweep" if config.name == Config.name else config.name
-    is_grid = len(jobs) == math.prod(map(len, axes.values())) and all(axes.keys() == job.keys() for job in jobs)
+    asked = [each for each in parse(overrides) if each.is_sweep_override()]
+    is_grid = all(each.is_discrete_sweep() for each in asked) and all(axes.keys() == job.keys() for job in jobs)
+    is_grid = is_grid and len(jobs) == math.prod(len({*each.sweep_string_iterator()}) for each in asked)
     if is_grid:
         figure = "heatmap" if len(axes) == 2 else "rows"
         config = replace(config, name=name, task="table", grid=GridConfig(axes=dict(axes)), figure=figure)

@@ -387,5 +387,6 @@ def from_dict(schema: type[T], values: dict[str, Any], where: str = "the configu
         if is_dataclass(hint := hints[name]) and isinstance(hint, type):
             given[name] = from_dict(hint, value, f"{where}, {name}")  # pyright: ignore[reportArgumentType]
         elif get_origin(hint) is dict and is_dataclass(of := get_args(hint)[1]) and isinstance(of, type):
-            given[name] = {key: from_dict(of, each, f"{where}, {name}.{key}") for key, each in value.items()}
+            parts: Any = value
+            given[name] = {key: from_dict(of, each, f"{where}, {name}.{key}") for key, each in parts.items()}
     return schema(**given)

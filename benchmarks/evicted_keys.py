@@ -40,9 +40,8 @@ def write_prompts(model: str, path: Path, length: int, count: int) -> None:
     prompts = []
     for prompt in SyntheticCorpus(Passkey(), PretrainedTokenizer(plain)).prompts("test", length, count):
         ids = prompt.tokens.tolist()
-        begins = max(
-            at for at in range(len(ids) - 30, len(ids)) if plain.decode(ids[at:]).lstrip().startswith(QUESTION)
-        )
+        last = range(len(ids) - 60, len(ids))
+        begins = max(at for at in last if plain.decode(ids[at:]).lstrip().startswith(QUESTION))
         prompts.append({"ids": ids, "question": begins, "answer": prompt.answer})
     path.write_text(json.dumps(prompts), encoding="utf-8")
 

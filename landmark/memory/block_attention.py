@@ -71,7 +71,10 @@ def attend_to_blocks(
         out[part.tiles] = tiles.split(torch.bmm(part.scores.softmax(-1), part.blocks.read_values(part.buffer)))
         if of_tiles is not None:
             of_tiles[part.tiles] = tiles.split(tiles.gates(part, gate))
-    return tiles.of_queries(out), tiles.of_queries(of_tiles).squeeze(-1) if gates is None else gates
+    if of_tiles is not None:
+        gates = tiles.of_queries(of_tiles).squeeze(-1)
+    assert gates is not None
+    return tiles.of_queries(out), gates
 
 
 def merge(

@@ -15,21 +15,23 @@ from landmark.attention.scoring import capped
 from landmark.memory.query_selection import QuerySelection
 from landmark.memory.query_tiles import QueryTiles, for_each_head
 from landmark.memory.question import Question
+from landmark.memory.select import Choice
 from landmark.memory.store import BlockStore
 
 
-def read_blocks(question: Question, ages: Tensor, shift: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def read_blocks(question: Question, choice: Choice) -> tuple[Tensor, Tensor]:
     """Attend to each block of a choice separately.
 
     Args:
         question: that is answered.
-        ages, shift: of a `landmark.memory.select.Choice`.
+        choice: which blocks.
 
     Returns the output for each block (B, H, n, q, d), and its gate (B, H, n, q): the score of its landmark, with the
     part α of the log-sum-exp of its tokens' scores, and the shift. All are 0 for queries that do not retrieve.
     """
+    ages, shift = choice.ages, choice.shift
     lags, selected = question.lags.attending(ages), None if question.selection is None else question.selection.selected
-    scoring = question.softcap, question.gate
+    scoring = question.softcap, question.gate, choice.gates
     out, gates = attend_to_blocks(question.rounded, question.store, ages, lags, selected, *scoring)
     return out, gates if shift is None else gates + shift
 
@@ -42,6 +44,7 @@ def attend_to_blocks(
     selected: Tensor | None = None,
     softcap: float | None = None,
     gate: Grouped = Grouped(),  # noqa: B008 (it is frozen)
+    gates: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`read_blocks` of these tensors.
 
@@ -53,6 +56,7 @@ def attend_to_blocks(
         selected: (B, H, n), bool, queries that retrieve; None: all do.
         softcap: cap of the scores, and of the gates; None: there is none.
         gate: how a block weighs.
+        gates: (B, H, n, q), where they are computed already.
     """
     if selected is not None:
         ages, lags = (for_each_head(x, selected.shape[1]).expand(*selected.shape, -1) for x in (ages, lags))
@@ -62,11 +66,15 @@ def attend_to_blocks(
     elif ages.shape[2] < queries.shape[2]:
         ages, lags = (x.expand(-1, -1, queries.shape[2], -1) for x in (ages, lags))
     tiles = QueryTiles(queries, store, ages, lags, selected, softcap)
-    out, gates = tiles.empty(tiles.dim), tiles.empty(dtype=store.landmarks.dtype)
+    out, of_tiles = tiles.empty(tiles.dim), tiles.empty(dtype=store.landmarks.dtype) if gates is None else None
     for part in tiles.parts():
         out[part.tiles] = tiles.split(torch.bmm(part.scores.softmax(-1), part.blocks.read_values(part.buffer)))
-        gates[part.tiles] = tiles.split(tiles.gates(part, gate))
-    return tiles.of_queries(out), tiles.of_queries(gates).squeeze(-1)
+        if of_tiles is not None:
+            of_tiles[part.tiles] = tiles.split(tiles.gates(part, gate))
+    if of_tiles is not None:
+        gates = tiles.of_queries(of_tiles).squeeze(-1)
+    assert gates is not None
+    return tiles.of_queries(out), gates
 
 
 def merge(

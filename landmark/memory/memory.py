@@ -139,7 +139,8 @@ class Memory:
 
     def new_layer(self) -> LayerMemory:
         """An empty layer with the memory's settings."""
-        return LayerMemory(BlockStore(self.store, self.summaries, self._fetched))
+        scored = self.keys.landmark != "none"
+        return LayerMemory(BlockStore(self.store, self.summaries, self._fetched, scored))
 
     def expect(self, blocks: int) -> None:
         """Allocate for `blocks` complete blocks of a text in total."""
@@ -240,7 +241,7 @@ class Memory:
         """
         if question.backend == "triton" and choice.shift is None and not question.rounded.requires_grad:
             return read_and_merge_fused(question, choice.ages, local), None
-        blocks = read_blocks(question, choice.ages, choice.shift)  # 3
+        blocks = read_blocks(question, choice)  # 3
         return merge(local, blocks, question.selection)  # 4
 
     def _done(

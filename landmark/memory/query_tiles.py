@@ -20,7 +20,7 @@ TILES = 1, 2, 4, 8, 16, 32  # possible numbers of queries of a tile
 FETCH = 16  # fetching a block takes as long as the attention of so many queries to it
 # Numbers of keys, and of values, that are fetched together: what fits into the processor's cache, or else many, because
 # a GPU waits for the launches of every part.
-FETCHED_AT_ONCE, FETCHED_ELSEWHERE = {"cpu": 1 << 20}, 1 << 27
+FETCHED_AT_ONCE, FETCHED_ELSEWHERE = {"cpu": 1 << 18}, 1 << 27
 
 
 class Part(NamedTuple):
@@ -119,10 +119,13 @@ class QueryTiles:
 
         gate: how a block weighs.
         """
-        landmarks = self.store.read_landmarks(part.places)[..., None]
-        gates = capped(torch.bmm(part.q.to(landmarks.dtype), landmarks), self.softcap)
-        gates = gate.of_blocks(gates, lambda: part.scores.to(gates.dtype).logsumexp(-1, keepdim=True))
-        return gates
+        dtype = self.store.landmarks.dtype
+        if self.store.scored:
+            landmarks = self.store.read_landmarks(part.places)[..., None]
+            gates = capped(torch.bmm(part.q.to(dtype), landmarks), self.softcap)
+        else:
+            gates = part.q.new_zeros(1, 1, 1, dtype=dtype).expand(*part.q.shape[:2], 1)
+        return gate.of_blocks(gates, lambda: _logsumexp(part.scores.to(dtype)))
 
     def empty(self, width: int = 1, dtype: torch.dtype | None = None) -> Tensor:
         """Room for results of all tiles: `width` numbers for each pair and query head."""
@@ -142,6 +145,11 @@ class QueryTiles:
         batch, choosing, queries, count = self._shape
         x = x.view(batch, choosing, queries, count, self._together, -1)
         return x.permute(0, 1, 4, 2, 3, 5).flatten(1, 2)
+
+
+def _logsumexp(scores: Tensor) -> Tensor:
+    """Of scores (…, ℓ), (…, 1): PyTorch's softmax takes half as long as its log-sum-exp."""
+    return scores[..., :1] - scores.log_softmax(-1)[..., :1]
 
 
 def for_each_head(chosen: Tensor, heads: int) -> Tensor:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from landmark.attention import Grouped
-from landmark.memory.query_tiles import QueryTiles
+from landmark.memory.query_tiles import QueryTiles, for_each_head
 from landmark.memory.question import Question
 from landmark.memory.select.query_window import best_of_window
 from landmark.memory.select.scores import scored_at_once
@@ -42,7 +42,7 @@ class SecondLook(Around):
         choice = self.inner.choose(replace(question, k=self.proposed, window=1, before=0))
         if question.window > 1:
             return Choice(_best_in_windows(question, choice.ages))
-        scores = _scores(question, choice.ages)
+        scores = own = _scores(question, choice.ages)
         if choice.ages.shape[1] < scores.shape[1]:
             scores = _shares(scores, choice.ages.shape[1])
         scores = question.preferred(scores, choice.ages)
@@ -50,7 +50,15 @@ class SecondLook(Around):
         # From the newest block on, so that a stable sort decides ties.
         best = scores.flip(-1).sort(dim=-1, descending=True, stable=True).indices[..., : question.k]
         best = (scores.shape[-1] - 1 - best).sort(-1).values
-        return Choice(choice.ages.gather(-1, best), None if choice.shift is None else choice.shift.gather(-1, best))
+        shift = None if choice.shift is None else choice.shift.gather(-1, best)
+        gates = own.gather(-1, for_each_head(best, own.shape[1])) if _are_gates(question) else None
+        return Choice(choice.ages.gather(-1, best), shift, gates=gates)
+
+
+def _are_gates(question: Question) -> bool:
+    """Whether `_scores` are the gates of the blocks, which reading then takes over: the same lags and α = 1."""
+    has_gradient = question.rounded.requires_grad and torch.is_grad_enabled()
+    return question.gate.alpha == 1 and not question.lags.own and not has_gradient and question.backend != "triton"
 
 
 def _best_in_windows(question: Question, ages: Tensor) -> Tensor:

@@ -18,12 +18,14 @@ class Choice:
     ages: (B, H, H_kv or 1, n or 1, q), int64, of the blocks of each query, oldest first; 1 is the newest block. 1 where
         heads, or queries, choose together. q is the number of blocks to choose, or of those that there are.
     shift: (B, H, n, q), added to the gates of these blocks; None: nothing.
+    gates: (B, H, n, q), before the shift, where choosing has computed them; None: it has not.
     question: that the choice answers, where only some of the queries read; None: the one that was asked.
     """
 
     ages: Tensor
     shift: Tensor | None = None
     question: Question | None = None
+    gates: Tensor | None = None
 
 
 class Selector:

@@ -37,11 +37,17 @@ class BlockStore:
         store: where keys and values are stored, and how many.
         summaries: which to have, of SUMMARIES; "landmarks" among them.
         counts: are updated when blocks are fetched; None: they are of this store alone.
+        scored: whether landmarks have keys; without, these are 0, and so are the scores.
     """
 
     def __init__(
-        self, store: Store | None = None, summaries: Iterable[str] = ("landmarks",), counts: TierCounts | None = None
+        self,
+        store: Store | None = None,
+        summaries: Iterable[str] = ("landmarks",),
+        counts: TierCounts | None = None,
+        scored: bool = True,
     ):
+        self.scored = scored
         self._store, self._counts = store or Store(), counts or TierCounts()
         self.max_blocks, self.tier = self._store.max_blocks, self._store.tier
         self.summaries = dict.fromkeys(summaries, torch.empty(0))

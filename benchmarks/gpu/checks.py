@@ -261,9 +261,10 @@ def parts(scale: Scale) -> Iterator[Line]:
             q, k, v = (made(batch, 4, size, dim).to(dtype) for size in (length, keys, keys))
             how = {"scale": dim**-0.5, "causal": causal}
 
-            def check(tensors: Tensors = (q, k, v), how: dict[str, Any] = how) -> Line:
-                plain, exact = (with_weights(*x, **how) for x in (tensors, [x.double() for x in tensors]))
-                return against_exact(attention_forward(*tensors, **how), plain, exact)
+            def check(q: Tensor = q, k: Tensor = k, v: Tensor = v, how: dict[str, Any] = how) -> Line:
+                plain = [x.to(q.dtype) for x in with_weights(q, k, v, **how)]
+                exact = with_weights(q.double(), k.double(), v.double(), **how)
+                return against_exact(attention_forward(q, k, v, **how), plain, exact)
 
             yield line(f"{length} queries, {keys} keys{', causal' * causal}, d={dim}, {dtype}", check)
 

@@ -90,7 +90,8 @@ def test_without_hydra_and_killed_it_goes_on_where_it_was(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "item", [i for i in items_of(TINY) if i.name.split(":")[0] in ("top-k", "layouts", "softmaxes")]
+    "item",
+    [i for i in items_of(TINY) if i.name.split(":")[0] in ("top-k", "layouts", "softmaxes", "attention in parts")],
 )
 def test_the_kernels_pass_their_checks_interpreted(item):
     found = list(item.run(TINY))

@@ -30,13 +30,12 @@ PRESSES = {"snapkv": "SnapKVPress", "expected": "ExpectedAttentionPress", "tova"
 
 def write_prompts(model: str, path: Path, length: int, count: int) -> None:
     """Write ids, where the question begins among them, and the answer."""
-    from transformers import AutoTokenizer
-
     from landmark.data.passkey import Passkey
     from landmark.data.pretrained_tokenizer import PretrainedTokenizer
     from landmark.data.synthetic_corpus import SyntheticCorpus
+    from landmark.huggingface.safe_loading import open_tokenizer
 
-    plain = AutoTokenizer.from_pretrained(model)
+    plain = open_tokenizer(model)
     prompts = []
     for prompt in SyntheticCorpus(Passkey(), PretrainedTokenizer(plain)).prompts("test", length, count):
         ids = prompt.tokens.tolist()
@@ -92,10 +91,11 @@ def read_prompts(arguments: argparse.Namespace) -> None:
     """Answer the prompts, and add a row to the CSV."""
     import kvpress  # pyright: ignore[reportMissingImports]
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(arguments.model)
-    model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32).eval()
+    from landmark.huggingface.safe_loading import open_model, open_tokenizer
+
+    tokenizer = open_tokenizer(arguments.model)
+    model = open_model(arguments.model, dtype=torch.float32).eval()
     name = PRESSES[arguments.press]
     press = None if name is None else getattr(kvpress, name)()
     prompts, right = json.loads(arguments.file.read_text(encoding="utf-8")), 0

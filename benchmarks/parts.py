@@ -1,12 +1,11 @@
 """The parts of the benchmark. Each is measured in a new process."""
 
-import time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
 from benchmarks import attention, context_miss, data, generation, growth, memory, search, training
 from benchmarks.report import Report
-from benchmarks.settings import Options, use_threads
+from benchmarks.settings import Options, progress, use_threads
 
 PARTS = {
     "attention": attention.run,
@@ -28,9 +27,5 @@ def in_own_process(part: str, options: Options, started: float) -> Report:
 
 def measure(part: str, options: Options, started: float) -> Report:
     """Measure a part here. started: time at which the benchmark began, for its progress messages."""
-
-    def say(text: str) -> None:
-        print(f"{time.time() - started:6.0f} s  {part}: {text}", flush=True)
-
     use_threads()
-    return PARTS[part](options, say)
+    return PARTS[part](options, progress(started, f"{part}: "))

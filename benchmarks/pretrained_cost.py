@@ -22,7 +22,7 @@ from transformers import DynamicCache
 from benchmarks import report
 from benchmarks.exactness import Inexact
 from benchmarks.report import Report, Row, compare, megabytes, per_second
-from benchmarks.settings import Say, use_threads
+from benchmarks.settings import Say, progress, use_threads
 from benchmarks.timing import interleave, peak_of_new_process
 from benchmarks.wrapped import RESULTS, bytes_kept, bytes_of
 from landmark.data.stdlib import StandardLibrary
@@ -168,11 +168,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="folder of the results")
     parser.add_argument("--note", metavar="TEXT", help="written below the table, as what else the machine did")
     arguments = parser.parse_args(words)
-    started = time.time()
-
-    def say(text: str) -> None:
-        print(f"{time.time() - started:6.0f} s  {text}", flush=True)
-
+    say = progress(time.time())
     use_threads()
     lengths = [int(each) for each in arguments.lengths.split(",")]
     dtype = arguments.dtype or ("bfloat16" if torch.cuda.is_available() else "float32")

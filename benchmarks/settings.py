@@ -1,6 +1,7 @@
 """Options, threads and configurations that all parts share."""
 
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,15 @@ BLOCK_SIZE = 50
 VOCABULARY = 320  # of bytes
 
 Say = Callable[[str], None]
+
+
+def progress(started: float, about: str = "") -> Say:
+    """Prints messages of a benchmark with the seconds since it began. about: before each message."""
+
+    def say(text: str) -> None:
+        print(f"{time.time() - started:6.0f} s  {about}{text}", flush=True)
+
+    return say
 
 
 @dataclass(frozen=True)

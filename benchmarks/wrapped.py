@@ -17,7 +17,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 from benchmarks import report
 from benchmarks.exactness import Inexact, check_float32
 from benchmarks.report import Report, Row, Target, compare, megabytes, per_second
-from benchmarks.settings import Say, use_threads
+from benchmarks.settings import Say, progress, use_threads
 from benchmarks.timing import interleave, peak_of_new_process
 from landmark.attention.layout import insert_landmarks
 from landmark.huggingface import LandmarkSettings, attach
@@ -183,11 +183,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--processor-time", action="store_true", help="for a busy machine, with OMP_NUM_THREADS=1")
     parser.add_argument("--note", metavar="TEXT", help="written below the table, as what else the machine did")
     arguments = parser.parse_args(words)
-    started = time.time()
-
-    def say(text: str) -> None:
-        print(f"{time.time() - started:6.0f} s  {text}", flush=True)
-
+    say = progress(time.time())
     use_threads()
     size = scale(arguments.quick)
     if arguments.longest is not None:

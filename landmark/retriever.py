@@ -91,7 +91,7 @@ class Retriever:
         if scorer == "landmark" and not with_landmarks:
             raise UserError(f"{type(model).__name__} reads without landmarks: take scorer=mean_key, or tokens")
         self.scorer = scorer or ("landmark" if with_landmarks else "mean_key")
-        self._memory: type[_QueryRecorder | _SummaryRecorder] = _QueryRecorder if with_landmarks else _SummaryRecorder
+        self._memory: type[_QueryRecorder] = _QueryRecorder if with_landmarks else _SummaryRecorder
         self.blocks: list[Block] = []
         self._keys: dict[int, Tensor] = {}  # by layer, (H_kv, blocks, n, d): n is 1 or, with the scorer tokens, ℓ
 
@@ -269,7 +269,7 @@ class Retriever:
             best[block.document] = max(score, best.get(block.document, -math.inf))
         return sorted(best.items(), key=lambda item: -item[1])[: _checked(count, len(best), "documents")]
 
-    def _read(self, ids: np.ndarray) -> _QueryRecorder | _SummaryRecorder:
+    def _read(self, ids: np.ndarray) -> _QueryRecorder:
         store = Store(max(1, ids.shape[1] // self.block_size))
         select = MeanKeys() if self.scorer == "mean_key" else Best()
         memory = self._memory(self.block_size, 0, store=store, select=select, **self._of_model)

@@ -55,10 +55,8 @@ def start(arguments: list[str]) -> None:
     safety.check_flags(arguments)
     launchers.check(arguments)
     check_sweeps(arguments)
-    from landmark.cli import (
-        optuna_sweeper,
-        whole_sweeps,
-    )  # after Hydra has loaded its plugins, which replaces their classes
+    # After Hydra has loaded its plugins, which replaces their classes.
+    from landmark.cli import optuna_sweeper, whole_sweeps
 
     whole_sweeps.register()
     optuna_sweeper.register()

@@ -273,7 +273,8 @@ def on_device_of(x: Tensor) -> AbstractContextManager[object]:
 def as_options(kernel: str, chosen: Tiles) -> dict[str, int]:
     """The tiles by the names of Triton's compile-time constants and options."""
     sizes = {"M": chosen.queries, "GROUP": chosen.group, "SEGMENT": chosen.segment, "LEAN": chosen.lean}
-    sizes |= {"ALL": kernel == "backward"} if is_over_keys(kernel) else {}
+    if is_over_keys(kernel):
+        sizes["ALL"] = kernel == "backward"
     return sizes | {"num_warps": chosen.warps, "num_stages": chosen.stages}
 
 

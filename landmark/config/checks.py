@@ -41,7 +41,14 @@ def _is_named(config: Config) -> bool:
 
 def _can_have_window(config: Config) -> bool:
     """Whether the memory keeps last keys: of a plain transformer, or of a model that reads without landmarks."""
-    return config.model.kind == "transformer" if _is_ours(config) else bool(config.model.as_is)
+    if _is_ours(config):
+        return config.model.kind == "transformer"
+    return config.model.kind == "landmark" and not config.model.has_landmark_tokens
+
+
+def _can_have_key(config: Config) -> bool:
+    model = config.model
+    return _is_ours(config) if model.landmark_key != "learned" else _is_named(config) and not (model.as_is or model.lora_rank)
 
 
 def _has_text(config: Config) -> bool:
@@ -89,6 +96,7 @@ _NEEDED = (
     Read(("memory.window",), "our decoder or model=pretrained", lambda c: _is_ours(c) or _can_have_window(c)),
     Read(("model.as_is",), "a model that model.name gives, see model=pretrained", _is_named),
     Read(("model.dtype",), "a model that is not trained, see model=pretrained", lambda c: bool(c.model.as_is)),
+    Read(("model.landmark_key",), "our decoder, or model=pretrained_learned alone", _can_have_key),
     Read(("model.lora_rank",), "a trained model of transformers, which model.name or start gives", _is_pretrained),
     Read(("data.repeats", "data.tasks", "data.passkeys"), "the text of a corpus", _has_text),
     Read(_MEASURED, "the text of a corpus", _has_text),

@@ -45,8 +45,7 @@ class PretrainedTokenizer(Tokenizer):
     @property
     def beginning(self) -> list[int]:
         """Ids that the tokenizer puts before a text, as a model of transformers expects it."""
-        ids, bare = (self.inner("a", add_special_tokens=added)["input_ids"] for added in (True, False))
-        return ids[: ids.index(bare[0])]
+        return beginning(self.inner)
 
     def encode(self, text: str) -> np.ndarray:
         return np.array(self._encoded(text)["input_ids"], dtype=self.dtype)
@@ -64,6 +63,12 @@ class PretrainedTokenizer(Tokenizer):
 
     def _encoded(self, text: str, **settings: Any) -> Any:
         return self.inner(text, add_special_tokens=False, split_special_tokens=True, verbose=False, **settings)
+
+
+def beginning(inner: Any) -> list[int]:
+    """Ids that a tokenizer of transformers puts before a text."""
+    ids, bare = (inner("a", add_special_tokens=added)["input_ids"] for added in (True, False))
+    return ids[: ids.index(bare[0])]
 
 
 def open_pretrained(folder: str | Path) -> PretrainedTokenizer:

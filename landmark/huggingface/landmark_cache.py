@@ -34,10 +34,13 @@ from landmark.huggingface.families import (
     unrotated_layers,
     window_size,
 )
+from landmark.huggingface.learned import MODULES, LandmarksOfBlocks
+from landmark.huggingface.rotation import unrotate
 from landmark.memory.observer import Observer
 from landmark.memory.positions import Stingy, TruePositions
 from landmark.memory.saving import read_content
 from landmark.memory.settings import memory_of
+from landmark.memory.summaries import SummaryMemory
 from landmark.utils.errors import UserError
 from landmark.utils.weights import weights_digest
 
@@ -68,6 +71,7 @@ class LandmarkCache(Cache):
         block_size: int,
         observer: Observer | None = None,
         landmarks: bool = True,
+        kind: type[SummaryMemory] = SummaryMemory,
         **settings: Any,
     ):
         """Start with nothing read.
@@ -77,6 +81,7 @@ class LandmarkCache(Cache):
             block_size: ℓ.
             observer: of `Memory`.
             landmarks: whether the text has landmarks.
+            kind: of the memory of a text without.
             settings: `landmark.memory.settings.SETTINGS`.
 
         Raises UserError for a setting that does not exist, or out of range.
@@ -90,8 +95,9 @@ class LandmarkCache(Cache):
         keys = Keys(0.0, "token" if landmarks else "none", memory_frequencies(model), unrotated_layers(model))
         self._turning, self._mapping = keys, settings.get("mapping", "stingy")
         self._trained = text_config(model).max_position_embeddings
-        of_model = {"keys": keys, "scoring": Scoring(softcap=softcap_of(model))}
-        self.memory = memory_of(block_size, settings, **of_model, observer=observer)
+        self._learned = LandmarksOfBlocks(model, keys) if hasattr(model, MODULES) else None
+        of_model = {"keys": keys, "scoring": Scoring(softcap=softcap_of(model)), "learned": self._learned}
+        self.memory = memory_of(block_size, settings, **of_model, observer=observer, kind=kind)
         self.memory.model = partial(weights_digest, model)
         self._place(self._mapping)
         self._forget()
@@ -113,6 +119,8 @@ class LandmarkCache(Cache):
         self.memory.positions = Stingy() if mapping == "stingy" else TruePositions()
         self._keeps_rotation = mapping != "stingy" and self._turning.landmark == "none"
         self.memory.keys = Keys(0.0, "none", torch.zeros(1)) if self._keeps_rotation else self._turning
+        if self._learned is not None:
+            self._learned.as_rotated = self._keeps_rotation
 
     def expect(self, tokens: int) -> None:
         """Get ready to read so many tokens more; a text that is read in parts may be announced as a whole.
@@ -432,22 +440,3 @@ class _MemoryLayer(CacheLayerMixin):
         return -1
 
     def reset(self) -> None: ...
-
-
-def unrotate(x: Tensor, position_ids: Tensor | None, inverse_frequencies: Tensor) -> Tensor:
-    """Undo a model's rotation of queries or keys.
-
-    x: (B, H, T, d), of whose first r channels i and i + r/2 form a pair; position_ids: (B or 1, T), None: all are 0,
-    and nothing is turned; inverse_frequencies: (r/2,), radians a position. Returns (B, H, T, d) with the elements of a
-    pair side by side, as in `landmark.memory`; channels that do not rotate stay where they are.
-    """
-    turning = 2 * len(inverse_frequencies)
-    rotated, unrotated = x.split([turning, x.shape[-1] - turning], -1)
-    pairs = torch.stack(rotated.chunk(2, -1), -1)
-    if position_ids is not None:
-        angle = position_ids[:, None, :, None].float() * inverse_frequencies.to(x.device).float()  # as the model does
-        angle = angle.to(torch.promote_types(x.dtype, torch.float32))
-        turn = torch.polar(torch.ones_like(angle), -angle)
-        pairs = torch.view_as_real(torch.view_as_complex(pairs.to(angle.dtype)) * turn)
-    turned_back = pairs.flatten(-2).to(x.dtype)
-    return torch.cat([turned_back, unrotated], -1) if unrotated.shape[-1] else turned_back

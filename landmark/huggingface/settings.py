@@ -13,7 +13,7 @@ class LandmarkSettings:
     """How a model reads with landmarks.
 
     token: id of the landmark; None: the text has no landmarks, and blocks are found by a summary of their keys.
-    block_size: ℓ. local: tokens of a text read at a time. memory: settings of a memory, by
+    learned: whether the model learns landmarks for such blocks (learning.py). block_size: ℓ. local: tokens of a text read at a time. memory: settings of a memory, by
     the names of `landmark.memory.settings.SETTINGS`.
     """
 
@@ -21,3 +21,4 @@ class LandmarkSettings:
     block_size: int
     local: int
     memory: dict[str, Any] = field(default_factory=dict)
+    learned: bool = False

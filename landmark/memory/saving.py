@@ -17,7 +17,6 @@ from torch import Tensor
 from landmark.memory.layer import LayerMemory
 from landmark.memory.store import BlockStore
 from landmark.memory.store.block_files import SavedRows
-from landmark.memory.store.block_store import SUMMARIES
 from landmark.utils.errors import UserError
 from landmark.utils.files import check_keys, inside, read_json, write_atomic, write_json
 from landmark.utils.hashes import check_hashes, write_hashes
@@ -42,6 +41,7 @@ RETIRED = {
 CONTENT, TENSORS, HASHES = "memory.json", "tensors.safetensors", "memory.sha256"
 KEYS = {"format": int, "block_size": int, "position": int, "layers": dict}
 REMEDY = "save the memory again"
+SUMMARIES = {"landmarks": "landmark", "means": "mean_key", "learned": "learned"}  # and the scorer that ranks by each
 PIECE = 1 << 24  # bytes of blocks read or written at a time
 
 
@@ -93,7 +93,7 @@ def load(
     folder: Path,
     identity: Mapping[str, Any],
     max_blocks: int | None,
-    new_layer: Callable[[], LayerMemory],
+    new_layer: Callable[[int], LayerMemory],
     device: torch.device,
 ) -> tuple[int, dict[int, LayerMemory]]:
     """See `landmark.memory.Memory.load`.
@@ -102,7 +102,7 @@ def load(
         folder: a folder that `save` has written.
         identity: of the memory that loads it.
         max_blocks: most blocks that this memory stores in each layer; None: all.
-        new_layer: makes an empty layer.
+        new_layer: makes an empty layer of a number.
         device: of the loaded tensors.
 
     Returns the stream positions committed, and the layers.
@@ -118,7 +118,7 @@ def load(
         raise UserError(f"{folder} was saved with memory.rest=True, which this version does not have")
     layers = {}
     for number, counts in content["layers"].items():
-        layers[int(number)] = layer = new_layer()
+        layers[int(number)] = layer = new_layer(int(number))
         parts = {name.partition(".")[2]: x for name, x in loaded.items() if name.startswith(f"{number}.")}
         summaries = {name: parts.pop(name) for name in SUMMARIES if name in parts}
         layer.between = parts
@@ -202,8 +202,9 @@ def _fill(store: BlockStore, added: int, saved: SavedRows, summaries: Mapping[st
         like: (B, H, 0, ℓ, d), a tensor with the blocks' shape, type and device.
     """
     path, rows_saved = saved.path, saved.rows
-    if store.summaries.keys() - summaries.keys():
-        raise UserError(f"{path.parent} was saved without the mean keys that retrieval.scorer=mean_key ranks by")
+    if missing := store.summaries.keys() - summaries.keys():
+        scorer = next(SUMMARIES[name] for name in missing)
+        raise UserError(f"{path.parent} was saved without what retrieval.scorer={scorer} ranks blocks by")
     batch, heads, _, block_size, dim = like.shape
     row_bytes = 2 * batch * heads * block_size * dim * like.element_size()
     if (size := path.stat().st_size if path.is_file() else 0) < rows_saved * row_bytes:

@@ -11,7 +11,7 @@ from landmark.attention import Scoring, Window, landmark_attention
 from landmark.attention.keys import Keys
 from landmark.attention.layout import insert_landmarks
 from landmark.huggingface import wrap
-from landmark.huggingface.landmark_cache import unrotate
+from landmark.huggingface.rotation import unrotate
 from landmark.memory.settings import memory_of
 from tests.huggingface.conftest import CONFIGS, make_model
 

@@ -92,7 +92,7 @@ def test_mean_keys_are_saved_where_they_are_used(tmp_path, tier):
     other = new_memory(k=2)
     feed(other, q, k, v, [60])
     other.save(tmp_path / "without")
-    with pytest.raises(UserError, match="without the mean keys"):
+    with pytest.raises(UserError, match="without what retrieval.scorer=mean_key"):
         loaded.load(tmp_path / "without")
 
 

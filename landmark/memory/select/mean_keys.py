@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from landmark.memory.question import Question
 from landmark.memory.select.scores import best_of_summaries
-from landmark.memory.select.selector import Choice, Selector
+from landmark.memory.select.selector import Choice, Selector, Summary
+from landmark.memory.store.block_store import mean_keys
 
 
 @dataclass(frozen=True)
@@ -14,7 +15,9 @@ class MeanKeys(Selector):
     """Reads the k blocks whose mean key has the highest score."""
 
     granularity: str = "per_token_and_head"
-    with_means = True
+
+    def summaries(self, layer: int) -> dict[str, Summary]:
+        return {"means": mean_keys}
 
     def choose(self, question: Question) -> Choice:
         return Choice(best_of_summaries(question, self.granularity, question.store.summaries["means"]))

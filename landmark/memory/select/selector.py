@@ -9,6 +9,7 @@ from torch import Tensor
 
 from landmark.attention import Gate
 from landmark.memory.question import Question
+from landmark.memory.store.block_store import Summary
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,14 +32,16 @@ class Choice:
 class Selector:
     """Chooses the blocks that the queries of a chunk read, in every layer.
 
-    granularity: which queries and heads choose together (`landmark.memory.select.Best`). with_means:
-    whether a store must have the mean keys of its blocks. earlier_queries: queries of tokens before the chunk that are
-    needed.
+    granularity: which queries and heads choose together (`landmark.memory.select.Best`). earlier_queries: queries of
+    tokens before the chunk that are needed.
     """
 
     granularity: str
-    with_means: bool = False
     earlier_queries: int = 0
+
+    def summaries(self, layer: int) -> dict[str, Summary]:
+        """What a store of this layer must have of each block besides keys, values and landmark, by name."""
+        return {}
 
     def choose(self, question: Question) -> Choice:
         """The blocks for a chunk; there is at least one block. Among equal scores the newer blocks are chosen."""
@@ -73,7 +76,7 @@ class Around(Selector):
 
     inner: Selector
     granularity = _of_inner("granularity")
-    with_means = _of_inner("with_means")
+    summaries = _of_inner("summaries")
     earlier_queries = _of_inner("earlier_queries")
     local_gate = _of_inner("local_gate")
     check_samples_can_be_selected = _of_inner("check_samples_can_be_selected")

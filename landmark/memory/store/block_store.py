@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -15,11 +15,20 @@ from landmark.memory.store.tiers import Blocks, DeviceBlocks, Fetched, Store
 COPIED = 256  # blocks of a batch copied at a time
 ROWS = 64  # a store's rows are a multiple of this
 SPARE = 8  # for so many rows at least one more is added
-# What blocks are ranked by or stand for, (B, H, n, d), of their keys (B, H, n, W, d), the landmark's last.
-SUMMARIES: dict[str, Callable[[Tensor], Tensor]] = {
-    "landmarks": lambda keys: keys[..., -1, :],
-    "means": lambda keys: keys[..., :-1, :].mean(-2),
-}
+# What blocks are ranked by or stand for, (B, H, n, d), of their keys (B, H, n, W, d), the landmark's last, and of the
+# number of the first of these n blocks in the text.
+Summary = Callable[[Tensor, int], Tensor]
+LANDMARKS = "landmarks"
+
+
+def closing_landmarks(keys: Tensor, _: int) -> Tensor:
+    """The landmarks' keys."""
+    return keys[..., -1, :]
+
+
+def mean_keys(keys: Tensor, _: int) -> Tensor:
+    """The mean of the keys of each block's tokens."""
+    return keys[..., :-1, :].mean(-2)
 
 
 class BlockStore:
@@ -35,7 +44,7 @@ class BlockStore:
 
     Args:
         store: where keys and values are stored, and how many.
-        summaries: which to have, of SUMMARIES; "landmarks" among them.
+        summaries: what makes those that it has besides the landmarks, by name.
         counts: are updated when blocks are fetched; None: they are of this store alone.
         scored: whether landmarks have keys; without, these are 0, and so are the scores.
     """
@@ -43,14 +52,15 @@ class BlockStore:
     def __init__(
         self,
         store: Store | None = None,
-        summaries: Iterable[str] = ("landmarks",),
+        summaries: Mapping[str, Summary] | None = None,
         counts: TierCounts | None = None,
         scored: bool = True,
     ):
         self.scored = scored
         self._store, self._counts = store or Store(), counts or TierCounts()
         self.max_blocks, self.tier = self._store.max_blocks, self._store.tier
-        self.summaries = dict.fromkeys(summaries, torch.empty(0))
+        self._make = {LANDMARKS: closing_landmarks, **(summaries or {})}
+        self.summaries = dict.fromkeys(self._make, torch.empty(0))
         self.added = 0  # blocks ever added
         self.blocks_read = 0  # blocks of one head, counted at each read
         self.capacity = 0
@@ -63,7 +73,7 @@ class BlockStore:
 
     @property
     def landmarks(self) -> Tensor:
-        return self.summaries["landmarks"]
+        return self.summaries[LANDMARKS]
 
     def add(self, keys: Tensor, values: Tensor) -> None:
         """Add n blocks, oldest first.
@@ -83,7 +93,7 @@ class BlockStore:
             new = keys[:, :, part]
             self.blocks.write(rows.start, new[..., :-1, :].to(values.dtype), values[:, :, part, :-1])
             for name, summary in self.summaries.items():
-                summary[:, :, rows] = SUMMARIES[name](new)
+                summary[:, :, rows] = self._make[name](new, self.added + part.start)
         self.added += count
 
     def reserve(self, blocks: int, like: Tensor, saved: SavedRows | None = None) -> None:

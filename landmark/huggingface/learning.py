@@ -1,0 +1,109 @@
+"""Learned landmarks learn from the model's own attention: which blocks it reads, where it reads all of them.
+
+The model reads a text and its weights stay as they are. For a query i of a layer, p_b is the part of its attention that
+goes to block b, and p_0 what goes to the last tokens and the first block, which are always read. Its landmarks say that
+block b weighs ℓ·exp(q_i·k_lm(b)). The loss is the divergence of the parts that follow from these weights,
+
+    KL(p ‖ p̂),  p̂_b ∝ ℓ exp(q_i·k_lm(b)),  p̂_0 ∝ p_0 Z,
+
+with Z the sum of all exponentials in the model's own softmax: landmarks that reach 0 could be the paper's gates. So have
+others trained a selection beside a model that stays: SeerAttention (Gao et al. 2024) and the indexer of DeepSeek-V3.2.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from landmark.attention.scoring import capped
+from landmark.huggingface.landmark_cache import LandmarkCache
+from landmark.huggingface.learned import MODULES
+from landmark.huggingface.model import LandmarkModel
+from landmark.memory.question import Question
+from landmark.memory.select import Choice
+from landmark.memory.settings import LEARNED
+from landmark.memory.summaries import SummaryMemory
+from landmark.utils.errors import UserError
+
+
+class Teacher(SummaryMemory):
+    """A memory that reads every block, and compares with their landmarks how it has weighed them.
+
+    losses: of each layer and chunk that had blocks to choose from, (B,), nats, a sum over queries of means over heads.
+    """
+
+    def __init__(self, *args: Any, **settings: Any):
+        super().__init__(*args, **settings)
+        self.losses: list[Tensor] = []
+
+    def read_and_merge(
+        self, question: Question, choice: Choice, local: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor | None]:
+        store, count = question.store, len(question.store)
+        keys, values = (x[:, :, :count] for x in (store.blocks.keys, store.blocks.values))  # type: ignore[attr-defined]
+        group = question.queries.q.shape[1] // keys.shape[1]
+        q = question.exact[-1].transpose(1, 2)  # (B, H, T, d), in float32
+        every = keys.to(q.dtype).repeat_interleave(group, 1)
+        scores = capped(q @ every.flatten(2, 3).mT, question.softcap)
+        gates = scores.unflatten(-1, (count, -1)).logsumexp(-1)
+        whole = torch.cat([local[1][..., None].to(q.dtype), gates], -1).log_softmax(-1)
+        out = local[0].to(q.dtype) * whole[..., :1].exp()
+        blocks_out = scores.softmax(-1) @ values.to(q.dtype).repeat_interleave(group, 1).flatten(2, 3)
+        out = out + blocks_out * -torch.expm1(whole[..., :1])
+        if count > 1:
+            total = local[1][..., None] - whole[..., :1]  # log Z
+            with torch.enable_grad():
+                self.losses.append(self._loss(question, q, keys, whole, total))
+        return out.to(local[0].dtype), whole[..., 1:].exp()
+
+    def _loss(self, question: Question, q: Tensor, keys: Tensor, whole: Tensor, total: Tensor) -> Tensor:
+        """The divergence in a layer, (B,). whole: (B, H, T, 1 + n), log p, what is local first. total: log Z."""
+        make = self.select.innermost.summaries(question.layer)["learned"]
+        landmarks = make(torch.nn.functional.pad(keys, (0, 0, 0, 1)), 0)
+        scores = capped(q @ landmarks.repeat_interleave(q.shape[1] // keys.shape[1], 1).mT, question.softcap)
+        read = torch.logaddexp(whole[..., :1], whole[..., 1:2])
+        said = torch.cat([read, scores[..., 1:] + math.log(self.block_size) - total], -1).log_softmax(-1)
+        parts = torch.cat([read, whole[..., 2:]], -1)
+        return (parts.exp() * (parts - said)).sum(-1).mean(1).sum(-1)
+
+
+def landmark_loss(model: LandmarkModel, ids: Tensor) -> Tensor:
+    """How far the model's learned landmarks are from its own attention: nats a token, a mean over layers and heads.
+
+    The loss has a gradient for the landmarks alone: `model.learned_landmarks` are what an optimizer gets.
+
+    Args:
+        model: of `wrap` with landmarks="learned".
+        ids: (B, T), a text as the model expects it, with the token that begins one.
+
+    Raises UserError for a model without learned landmarks, for a text beyond the positions of the model's training, and
+    for one so short that there is nothing to choose.
+    """
+    if not isinstance(model, LandmarkModel) or not model.landmarks.learned:
+        raise UserError(f"{type(model).__name__} has no landmarks that learn: wrap it with landmarks='learned'")
+    plain = cast(Any, model)
+    settings = model.landmarks
+    local = max(settings.local, settings.memory["window"])  # larger chunks are read faster
+    most, least = plain.config.get_text_config(decoder=True).max_position_embeddings, settings.memory["window"]
+    if ids.shape[1] > most:
+        raise UserError(f"a text of {ids.shape[1]:,} tokens: the model was trained on {most:,} positions")
+    memory = {**LEARNED, "window": least, "k": ids.shape[1], "mapping": "true"}
+    cache = LandmarkCache(plain, settings.block_size, landmarks=False, kind=Teacher, **memory)
+    was_training = plain.training
+    plain.eval()
+    try:
+        with torch.no_grad():
+            model(ids, past_key_values=cache, logits_to_keep=1, local=local)
+    finally:
+        plain.train(was_training)
+    teacher = cast(Teacher, cache.memory)
+    if not teacher.losses:
+        raise UserError(
+            f"a text of {ids.shape[1]:,} tokens, of which the last {least} are always read, leaves nothing to choose: "
+            f"give it {least + 2 * settings.block_size + local} or more"
+        )
+    layers = len(getattr(plain, MODULES))
+    return torch.stack(teacher.losses).sum() / (layers * ids.numel())

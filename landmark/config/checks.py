@@ -48,7 +48,11 @@ def _can_have_window(config: Config) -> bool:
 
 def _can_have_key(config: Config) -> bool:
     model = config.model
-    return _is_ours(config) if model.landmark_key != "learned" else _is_named(config) and not (model.as_is or model.lora_rank)
+    return (
+        _is_ours(config)
+        if model.landmark_key != "learned"
+        else _is_named(config) and not (model.as_is or model.lora_rank)
+    )
 
 
 def _has_text(config: Config) -> bool:

@@ -66,7 +66,9 @@ class ModelConfig:
     rope_base: float = 10000.0
     key_offset: float | None = None  # fraction of a head's channels, the last ones, with the key of the token before
     rotary_fraction: float | None = None  # fraction of a head's channels, the first ones, that positions turn; null: 1
-    landmark_key: str | None = of_landmarks()  # token, mean: plus that of the block's keys, or learned (pretrained_learned)
+    landmark_key: str | None = (
+        of_landmarks()
+    )  # token, mean: plus that of the block's keys, or learned (pretrained_learned)
     landmark_bias: bool | None = of_landmarks()  # learned numbers on landmarks' scores; null: false
     joint_softmax: float | None = of_landmarks()  # from the paper's gates (0) to one softmax (1); null: 0
     masked: bool | None = of_extension()  # see later tokens too, and predict hidden ones, 15 %; null: false

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from landmark.data.tokenizer import Tokenizer
+from landmark.utils.beginning import beginning
 from landmark.utils.constants import LANDMARK
 from landmark.utils.errors import UserError
 from landmark.utils.landmark_token import new_landmark
@@ -63,12 +64,6 @@ class PretrainedTokenizer(Tokenizer):
 
     def _encoded(self, text: str, **settings: Any) -> Any:
         return self.inner(text, add_special_tokens=False, split_special_tokens=True, verbose=False, **settings)
-
-
-def beginning(inner: Any) -> list[int]:
-    """Ids that a tokenizer of transformers puts before a text."""
-    ids, bare = (inner("a", add_special_tokens=added)["input_ids"] for added in (True, False))
-    return ids[: ids.index(bare[0])]
 
 
 def open_pretrained(folder: str | Path) -> PretrainedTokenizer:

@@ -94,7 +94,9 @@ def attention_size(
         keys += queries * (queries + 1) // 2
         keys += queries * (pending + (1 - dropped) * min(config.retrieval.k, kept) * block)
         asked = queries + min(start, config.retrieval.query_window - 1)
-        scored += asked * (1 - dropped) * (kept if config.retrieval.scorer in ("landmark", "mean_key", "learned") else 0)
+        scored += (
+            asked * (1 - dropped) * (kept if config.retrieval.scorer in ("landmark", "mean_key", "learned") else 0)
+        )
         if (proposed := min(config.retrieval.rerank or 0, kept)) > config.retrieval.k:
             scored += asked * (1 - dropped) * proposed * block
         scored += sum((pending + query) // block for query in range(queries))

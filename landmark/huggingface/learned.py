@@ -1,4 +1,4 @@
-"""Learned landmarks of a model of transformers: where they are kept, and how they meet the keys that a memory stores."""
+"""Learned landmarks of a model of transformers: where they are, and how they meet the keys that a memory stores."""
 
 from __future__ import annotations
 

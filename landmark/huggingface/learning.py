@@ -6,8 +6,8 @@ block b weighs ℓ·exp(q_i·k_lm(b)). The loss is the divergence of the parts t
 
     KL(p ‖ p̂),  p̂_b ∝ ℓ exp(q_i·k_lm(b)),  p̂_0 ∝ p_0 Z,
 
-with Z the sum of all exponentials in the model's own softmax: landmarks that reach 0 could be the paper's gates. So have
-others trained a selection beside a model that stays: SeerAttention (Gao et al. 2024) and the indexer of DeepSeek-V3.2.
+with Z the sum of all exponentials in the model's own softmax: where it is 0, landmarks could be the paper's gates.
+Others train what selects beside a model that stays, too: SeerAttention (Gao et al. 2024), the indexer of DeepSeek-V3.2.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ class LandmarkSettings:
     """How a model reads with landmarks.
 
     token: id of the landmark; None: the text has no landmarks, and blocks are found by a summary of their keys.
-    learned: whether the model learns landmarks for such blocks (learning.py). block_size: ℓ. local: tokens of a text read at a time. memory: settings of a memory, by
-    the names of `landmark.memory.settings.SETTINGS`.
+    learned: whether that can learn (learning.py). block_size: ℓ. local: tokens of a text read at a time. memory: its
+    settings, by the names of `landmark.memory.settings.SETTINGS`.
     """
 
     token: int | None

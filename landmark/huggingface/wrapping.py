@@ -84,7 +84,13 @@ def wrap(
 def without_landmarks(
     block_size: int, local: int = DEFAULT_CHUNK, memory: Mapping[str, Any] | None = None, learned: bool = False
 ) -> LandmarkSettings:
-    """The settings of a model that reads without landmark tokens, as of `wrap`; `memory` changes the usual ones."""
+    """The settings of a model that reads without landmark tokens.
+
+    Args:
+        block_size, local: as of `wrap`.
+        memory: changes the usual settings.
+        learned: whether the model learns landmarks.
+    """
     usual = LEARNED if learned else TRAINING_FREE
     return LandmarkSettings(None, block_size, local, changed(usual, memory or {}), learned)
 

@@ -1,7 +1,7 @@
 """Landmarks that a pretrained model learns while its own weights stay: what a block's keys are to queries from afar.
 
-There is no landmark token in the text. Beside the mean of the block's keys, which needs no training, a landmark has what
-a few learned queries find in its block, as the hidden state of a landmark token would:
+There is no landmark token in the text. Beside the mean of the block's keys, which needs no training, a landmark has
+what a few learned queries find in its block, as the hidden state of a landmark token would:
 
     k_lm = k̄ + A₀ k̄ + Σ_r A_r Σ_j softmax_j(u_r·k_j) k_j + c,
 

@@ -114,7 +114,9 @@ def check_settings(settings: Mapping[str, Any], block_size: int) -> None:
         by = "cmt.cutoff" if any(values) else _named("index" if ranks == "faiss" else "scorer", every)
         raise UserError(f"{by}: the text has no landmarks to go by, set retrieval.scorer=mean_key alone")
     if every["window"] is None and ranks == "learned":
-        raise UserError(f"{_named('scorer', every)}: is for model=pretrained_learned, whose text has no landmark tokens")
+        raise UserError(
+            f"{_named('scorer', every)}: is for model=pretrained_learned, whose text has no landmark tokens"
+        )
     if every["index"] == "faiss" and (every["scorer"] != "landmark" or every["max_blocks"] is not None):
         raise UserError(
             f"memory.index=faiss: it ranks by landmarks and cannot drop blocks, set retrieval.scorer=landmark and "

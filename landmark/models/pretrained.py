@@ -25,13 +25,13 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from landmark.attention.layout import insert_landmarks
-from landmark.data.pretrained_tokenizer import beginning
 from landmark.huggingface import LandmarkCache, LandmarkModel, LandmarkSettings, attach, landmark_loss, place_embedding
 from landmark.huggingface.folders import folder_of
 from landmark.huggingface.safe_loading import open_model
 from landmark.huggingface.wrapping import without_landmarks
 from landmark.models.config import DecoderConfig, Landmarks
 from landmark.models.language_model import LanguageModel, summed_loss
+from landmark.utils.beginning import beginning
 from landmark.utils.constants import DEFAULT_CHUNK, NO_LOSS
 from landmark.utils.errors import UserError
 from landmark.utils.files import read_json, sha256_file

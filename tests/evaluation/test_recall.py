@@ -25,7 +25,7 @@ def settings(**changes) -> Any:
         ),
         cmt=SimpleNamespace(cutoff=0.0, cutoffs=None),
         positions=SimpleNamespace(mapping="stingy"),
-        model=SimpleNamespace(as_is=None, name=None),
+        model=SimpleNamespace(has_landmark_tokens=True, name=None),
         memory=SimpleNamespace(
             blocks=None,
             tier="device",

@@ -6,10 +6,14 @@ import math
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from landmark.cli import main as app
+from landmark.config import to_config
 from landmark.huggingface import landmark_loss, load, unwrap, wrap
 from landmark.huggingface.learned import MODULES
 from landmark.utils.errors import UserError
+from tests.configurations import compose_conf
 from tests.huggingface.conftest import CONFIGS, make_model
 
 BLOCK, WINDOW = 5, 7
@@ -203,3 +207,37 @@ def test_what_cannot_be_is_refused(ids, tokenizer):
         landmark_loss(model, torch.zeros(1, 100_000, dtype=torch.int64))
     with pytest.raises(UserError, match="landmarks='all': must be one of token, none, learned"):
         wrap(make_model("llama"), tokenizer, landmarks="all")
+
+
+def test_a_run_of_the_command_line_learns_and_is_asked(tokenizer, tmp_path, capsys):
+    """As the model read it is trained, and how it is read needs no word, but can have one."""
+    folder, output = tmp_path / "model", tmp_path / "outputs"
+    make_model("llama").save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    given = ["model=pretrained_learned", f"model.name={folder}", "size=nano", "trainer=cpu", "logger=csv"]
+    given += ["data=stdlib", "data.max_documents=6", "train.steps=3", "train.batch_size=2", "train.length=1200"]
+    given += ["train.validate_every=3", "train.validate_batches=1", "train.log_every=1", f"output={output}"]
+
+    def run(*words):
+        app.run(to_config(compose_conf(words)), list(words))
+        return capsys.readouterr().err
+
+    run("task=train", *given)
+    (trained,) = (output / "runs").iterdir()
+    model, _ = load(trained)
+    changed = [name for name, x in model.state_dict().items() if not torch.equal(x, _fresh(folder, name, x))]
+    assert {name.partition(".")[0] for name in changed} == {MODULES}
+    said = run(
+        "task=generate", "run=latest", f"output={output}", "prompt=" + "a heron waits " * 90, "generate.tokens=5"
+    )
+    assert f"memory of {(90 * 14 - 1 + 4 - 512) // 32} blocks" in said
+    with pytest.raises(UserError, match="retrieval.first=1: must be 0 to retrieval.k=0"):
+        run("task=generate", "run=latest", f"output={output}", "prompt=a", "retrieval.k=0")
+    with pytest.raises(UserError, match="nothing to choose"):
+        run("task=train", *(word for word in given if not word.startswith("train.length")), "train.length=900")
+
+
+def _fresh(folder, name, like):
+    """A weight of the model that the training started from; of landmarks what nothing has learned."""
+    weights = load_file(folder / "model.safetensors")
+    return weights.get(name, torch.zeros_like(like))

@@ -16,6 +16,7 @@ import math
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from landmark.attention.scoring import capped
@@ -25,6 +26,7 @@ from landmark.huggingface.model import LandmarkModel
 from landmark.memory.question import Question
 from landmark.memory.select import Choice
 from landmark.memory.settings import LEARNED
+from landmark.memory.store.tiers import DeviceBlocks
 from landmark.memory.summaries import SummaryMemory
 from landmark.utils.errors import UserError
 
@@ -42,8 +44,8 @@ class Teacher(SummaryMemory):
     def read_and_merge(
         self, question: Question, choice: Choice, local: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Tensor | None]:
-        store, count = question.store, len(question.store)
-        keys, values = (x[:, :, :count] for x in (store.blocks.keys, store.blocks.values))  # type: ignore[attr-defined]
+        blocks, count = cast(DeviceBlocks, question.store.blocks), len(question.store)
+        keys, values = blocks.keys[:, :, :count], blocks.values[:, :, :count]
         group = question.queries.q.shape[1] // keys.shape[1]
         q = question.exact[-1].transpose(1, 2)  # (B, H, T, d), in float32
         every = keys.to(q.dtype).repeat_interleave(group, 1)
@@ -62,7 +64,7 @@ class Teacher(SummaryMemory):
     def _loss(self, question: Question, q: Tensor, keys: Tensor, whole: Tensor, total: Tensor) -> Tensor:
         """The divergence in a layer, (B,). whole: (B, H, T, 1 + n), log p, what is local first. total: log Z."""
         make = self.select.innermost.summaries(question.layer)["learned"]
-        landmarks = make(torch.nn.functional.pad(keys, (0, 0, 0, 1)), 0)
+        landmarks = make(F.pad(keys, (0, 0, 0, 1)), 0)
         scores = capped(q @ landmarks.repeat_interleave(q.shape[1] // keys.shape[1], 1).mT, question.softcap)
         read = torch.logaddexp(whole[..., :1], whole[..., 1:2])
         said = torch.cat([read, scores[..., 1:] + math.log(self.block_size) - total], -1).log_softmax(-1)

@@ -33,7 +33,7 @@ class LearnedLandmarks(nn.Module):
         keys: (B, H_kv, n, ℓ, d), rotated by their offsets 0…ℓ−1 in the block.
         """
         keys = keys.to(torch.promote_types(keys.dtype, torch.float32))
-        queries, maps, constant = (x.to(keys.dtype) for x in (self.queries, self.maps, self.constant))
+        queries, maps, constant = (x.to(keys) for x in (self.queries, self.maps, self.constant))
         mean = keys.mean(-2)
         weights = (keys @ queries[:, None].mT).softmax(-2)  # (B, H_kv, n, ℓ, R)
         found = torch.cat([mean[..., None, :], weights.mT @ keys], -2)  # (B, H_kv, n, 1 + R, d)

@@ -24,10 +24,9 @@ def add_modules(model: PreTrainedModel) -> None:
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     modules = nn.ModuleDict({str(layer): LearnedLandmarks(heads, dim) for layer in sorted(landmark_layers(model))})
-    place = (
-        {} if model.device.type == "meta" else {"device": model.device}
-    )  # where others are filled later, or offloaded
-    model.add_module(MODULES, modules.to(dtype=model.dtype, **place))
+    if model.device.type != "meta":  # where weights are filled later, or offloaded
+        modules.to(model.device)
+    model.add_module(MODULES, modules.to(model.dtype))
 
 
 class LandmarksOfBlocks:

@@ -43,16 +43,13 @@ def _can_have_window(config: Config) -> bool:
     """Whether the memory keeps last keys: of a plain transformer, or of a model that reads without landmarks."""
     if _is_ours(config):
         return config.model.kind == "transformer"
-    return config.model.kind == "landmark" and not config.model.has_landmark_tokens
+    return bool(config.model.as_is) or config.model.landmark_key == "learned"
 
 
 def _can_have_key(config: Config) -> bool:
-    model = config.model
-    return (
-        _is_ours(config)
-        if model.landmark_key != "learned"
-        else _is_named(config) and not (model.as_is or model.lora_rank)
-    )
+    if config.model.landmark_key != "learned":
+        return _is_ours(config)
+    return _is_named(config) and not config.model.as_is and config.model.lora_rank is None
 
 
 def _has_text(config: Config) -> bool:

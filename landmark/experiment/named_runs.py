@@ -8,7 +8,7 @@ from landmark.config import Config
 from landmark.config.composer import parse
 from landmark.config.schema import GridConfig
 from landmark.config.trained_with import trained_with
-from landmark.memory.settings import LEARNED
+from landmark.memory.settings import LEARNED, on_command_line
 from landmark.utils.errors import UserError
 from landmark.utils.files import read_json
 
@@ -75,8 +75,9 @@ def with_settings_of_run(config: Config, overrides: Sequence[str]) -> Config:
 def _read_as_usual(config: Config, keys: set[str]) -> Config:
     """The configuration of a model with learned landmarks, read as usual but for what the command line says."""
     for name, value in LEARNED.items():
-        group = {"window": "memory", "mapping": "positions"}.get(name, "retrieval")
-        if not {group, f"{group}.{name}"} & keys:
+        key = on_command_line(name)
+        group = key.partition(".")[0]
+        if not {group, key} & keys:
             config = replace(config, **{group: replace(getattr(config, group), **{name: value})})
     return config
 

@@ -95,8 +95,8 @@ class LandmarkCache(Cache):
         keys = Keys(0.0, "token" if landmarks else "none", memory_frequencies(model), unrotated_layers(model))
         self._turning, self._mapping = keys, settings.get("mapping", "stingy")
         self._trained = text_config(model).max_position_embeddings
-        self._learned = LandmarksOfBlocks(model, keys) if hasattr(model, MODULES) else None
-        of_model = {"keys": keys, "scoring": Scoring(softcap=softcap_of(model)), "learned": self._learned}
+        learned = LandmarksOfBlocks(model, keys) if hasattr(model, MODULES) else None
+        of_model = {"keys": keys, "scoring": Scoring(softcap=softcap_of(model)), "learned": learned}
         self.memory = memory_of(block_size, settings, **of_model, observer=observer, kind=kind)
         self.memory.model = partial(weights_digest, model)
         self._place(self._mapping)
@@ -119,8 +119,6 @@ class LandmarkCache(Cache):
         self.memory.positions = Stingy() if mapping == "stingy" else TruePositions()
         self._keeps_rotation = mapping != "stingy" and self._turning.landmark == "none"
         self.memory.keys = Keys(0.0, "none", torch.zeros(1)) if self._keeps_rotation else self._turning
-        if self._learned is not None:
-            self._learned.as_rotated = self._keeps_rotation
 
     def expect(self, tokens: int) -> None:
         """Get ready to read so many tokens more; a text that is read in parts may be announced as a whole.

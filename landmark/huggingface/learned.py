@@ -10,8 +10,8 @@ from transformers import PreTrainedModel
 
 from landmark.attention.keys import Keys
 from landmark.attention.rotary import rotate
-from landmark.huggingface.families import inverse_frequencies, landmark_layers, text_config
-from landmark.huggingface.rotation import unrotate
+from landmark.huggingface.families import head_dim, inverse_frequencies, landmark_layers, text_config
+from landmark.huggingface.rotation import as_of_the_model, unrotate
 from landmark.memory.learned_landmarks import LearnedLandmarks
 from landmark.memory.store.block_store import Summary
 
@@ -22,8 +22,9 @@ def add_modules(model: PreTrainedModel) -> None:
     """Give the model landmarks that have not learned anything yet."""
     config = text_config(model)
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    modules = nn.ModuleDict({str(layer): LearnedLandmarks(heads, dim) for layer in sorted(landmark_layers(model))})
+    modules = nn.ModuleDict(
+        {str(layer): LearnedLandmarks(heads, head_dim(model)) for layer in sorted(landmark_layers(model))}
+    )
     if model.device.type != "meta":  # where weights are filled later, or offloaded
         modules.to(model.device)
     model.add_module(MODULES, modules.to(model.dtype))
@@ -36,28 +37,22 @@ class LandmarksOfBlocks:
         """turning: how the model's keys are rotated."""
         self._modules = cast(Any, getattr(model, MODULES))
         self._frequencies, self._turning = inverse_frequencies(model), turning
-        self.as_rotated = False  # whether blocks are stored as the model has rotated their keys, at their own places
 
-    def __call__(self, layer: int) -> Summary:
-        """Of a layer."""
+    def __call__(self, layer: int, keys: Keys) -> Summary:
+        """Of a layer. keys: the memory's; others than `turning`: it stores keys as the model has rotated them."""
+        as_rotated = keys is not self._turning
 
-        def landmarks(keys: Tensor, first: int) -> Tensor:
-            module, tokens = self._modules[str(layer)], keys[..., :-1, :]
-            if not self.as_rotated:
+        def landmarks(stored: Tensor, first: int) -> Tensor:
+            module, tokens = self._modules[str(layer)], stored[..., :-1, :]
+            if not as_rotated:
                 return module(tokens)
             blocks, width = tokens.shape[2:4]
-            starts = torch.arange(first, first + blocks, device=keys.device) * width
+            starts = torch.arange(first, first + blocks, device=stored.device) * width
             turns = layer not in self._turning.unrotated_layers
             at = starts.repeat_interleave(width)[None] if turns else None
             found = module(unrotate(tokens.flatten(2, 3), at, self._frequencies).unflatten(2, (blocks, width)))
             if turns:
                 found = rotate(found, self._turning.rotary(layer)(first * width, blocks * width, found)[::width])
-            return _as_of_the_model(found, 2 * len(self._frequencies))
+            return as_of_the_model(found, len(self._frequencies))
 
         return landmarks
-
-
-def _as_of_the_model(x: Tensor, turning: int) -> Tensor:
-    """The inverse of `unrotate` without a turn: of the first `turning` channels, i and i + turning/2 are a pair."""
-    pairs, rest = x.split([turning, x.shape[-1] - turning], -1)
-    return torch.cat([pairs.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2), rest], -1)

@@ -63,7 +63,7 @@ class Teacher(SummaryMemory):
 
     def _loss(self, question: Question, q: Tensor, keys: Tensor, whole: Tensor, total: Tensor) -> Tensor:
         """The divergence in a layer, (B,). whole: (B, H, T, 1 + n), log p, what is local first. total: log Z."""
-        make = self.select.innermost.summaries(question.layer)["learned"]
+        make = self.select.innermost.summaries(question.layer, self.keys)["learned"]
         landmarks = make(F.pad(keys, (0, 0, 0, 1)), 0)
         scores = capped(q @ landmarks.repeat_interleave(q.shape[1] // keys.shape[1], 1).mT, question.softcap)
         read = torch.logaddexp(whole[..., :1], whole[..., 1:2])

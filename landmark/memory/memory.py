@@ -135,7 +135,7 @@ class Memory:
     def new_layer(self, layer: int) -> LayerMemory:
         """An empty layer of this number with the memory's settings."""
         scored = self.keys.landmark != "none"
-        return LayerMemory(BlockStore(self.store, self.select.summaries(layer), self._fetched, scored))
+        return LayerMemory(BlockStore(self.store, self.select.summaries(layer, self.keys), self._fetched, scored))
 
     def expect(self, blocks: int) -> None:
         """Allocate for `blocks` complete blocks of a text in total."""

@@ -124,10 +124,14 @@ def check_settings(settings: Mapping[str, Any], block_size: int) -> None:
         )
 
 
+def on_command_line(name: str) -> str:
+    """The key of one of SETTINGS, or of the block size, on the command line."""
+    return "model.block_size" if name == "block_size" else _NAMES.get(name, f"retrieval.{name}")
+
+
 def _named(name: str, settings: Mapping[str, Any]) -> str:
     """A setting as on the command line."""
-    key = "model.block_size" if name == "block_size" else _NAMES.get(name, f"retrieval.{name}")
-    return f"{key}={settings[name]}"
+    return f"{on_command_line(name)}={settings[name]}"
 
 
 def _check_numbers(every: Mapping[str, Any]) -> None:

@@ -278,7 +278,7 @@ def decoder_config(model: ModelConfig, tokenizer: Vocabulary, cmt: bool = False)
     of_other_models = ("family", "name", "as_is", "dtype", "lora_rank")
     values = {item.name: getattr(model, item.name) for item in fields(model) if item.name not in of_other_models}
     values |= {"vocab_size": tokenizer.vocab_size, "landmark_id": tokenizer.landmark, "cmt": cmt}
-    if model.kind != "landmark" or not model.has_landmark_tokens:
+    if not model.has_landmark_tokens:
         values |= {"landmark_key": None, "landmark_bias": None}
     config = DecoderConfig.from_flat(values)
     if config.landmarks is not None and not model.has_landmark_tokens:
@@ -300,6 +300,7 @@ def check_decoder(model: ModelConfig, cmt: bool = False) -> DecoderConfig:
         own = (*_GROUPED.keys() - {"block_size", "window", "cache", "rope_base"}, "num_kv_heads")
         options = [item.name for item in fields(model) if item.metadata.get("extension")]
         for name in (*sorted(name for name in own if hasattr(model, name)), *options):
-            if (value := getattr(model, name)) is not None and value != "learned":
+            value = getattr(model, name)
+            if value is not None and (name, value) != ("landmark_key", "learned"):
                 raise UserError(f"model.{name}={value}: is for our decoder, not models of transformers")
     return decoder_config(model, _AnyVocabulary(), cmt)

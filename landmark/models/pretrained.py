@@ -54,7 +54,9 @@ class Pretrained(LanguageModel):
         self.model: Any = model
         self.tokenizer = tokenizer
         self.config = _shape(self.bare)
+        self._beginning: list[int] = []
         if self._learns_landmarks:
+            self._beginning = [] if tokenizer is None else beginning(tokenizer)
             self.requires_grad_(False)
             self.bare.learned_landmarks.requires_grad_(True)
 
@@ -103,10 +105,8 @@ class Pretrained(LanguageModel):
         Where landmarks are learned, it is `landmark_loss` of each token, and the targets are not looked at.
         """
         if self._learns_landmarks:
-            tokens = batch.tokens
-            if self.tokenizer is not None:
-                begin = tokens.new_tensor(beginning(self.tokenizer)).expand(len(tokens), -1)
-                tokens = torch.cat([begin, tokens], 1)[:, : tokens.shape[1]]
+            begin = batch.tokens.new_tensor(self._beginning).expand(len(batch.tokens), -1)
+            tokens = torch.cat([begin, batch.tokens], 1)[:, : batch.tokens.shape[1]]
             targets = (batch.targets != NO_LOSS).sum()
             yield landmark_loss(self.bare, tokens) * targets, targets
             return

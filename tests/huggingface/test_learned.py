@@ -194,6 +194,21 @@ def test_generates_and_reads_padded_texts(ids, tokenizer):
     assert torch.equal(both[0, 90:], alone[0, 59:])
 
 
+def test_a_copy_of_a_memory_that_begins_anew_changes_nothing_in_it(ids, tokenizer):
+    """The copy's text goes beyond the positions of the training, and so is stored in another way."""
+    model = scramble(make("llama", tokenizer)[0])
+    model.config.max_position_embeddings = 80
+    expected = read(model, ids[:, :75])
+    memory = model.new_memory()
+    with torch.no_grad():
+        first = model(ids[:, :34], past_key_values=memory).logits
+        copied = memory.select(torch.arange(2))
+        copied.reset()
+        copied.expect(90)
+        rest = model(ids[:, 34:75], past_key_values=memory).logits
+    torch.testing.assert_close(torch.cat([first, rest], 1), expected, rtol=0, atol=1e-12)
+
+
 def test_what_cannot_be_is_refused(ids, tokenizer):
     model, _ = make("llama", tokenizer, "none")
     with pytest.raises(UserError, match="no landmarks that learn"):

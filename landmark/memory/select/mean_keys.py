@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from landmark.attention.keys import Keys
 from landmark.memory.question import Question
 from landmark.memory.select.scores import best_of_summaries
 from landmark.memory.select.selector import Choice, Selector, Summary
@@ -16,7 +17,7 @@ class MeanKeys(Selector):
 
     granularity: str = "per_token_and_head"
 
-    def summaries(self, layer: int) -> dict[str, Summary]:
+    def summaries(self, layer: int, keys: Keys) -> dict[str, Summary]:
         return {"means": mean_keys}
 
     def choose(self, question: Question) -> Choice:

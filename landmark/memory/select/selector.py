@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from landmark.attention import Gate
+from landmark.attention.keys import Keys
 from landmark.memory.question import Question
 from landmark.memory.store.block_store import Summary
 
@@ -39,8 +40,11 @@ class Selector:
     granularity: str
     earlier_queries: int = 0
 
-    def summaries(self, layer: int) -> dict[str, Summary]:
-        """What a store of this layer must have of each block besides keys, values and landmark, by name."""
+    def summaries(self, layer: int, keys: Keys) -> dict[str, Summary]:
+        """What a store must have of each block besides keys, values and landmark, by name.
+
+        layer: number of the layer. keys: how the memory makes them.
+        """
         return {}
 
     def choose(self, question: Question) -> Choice:

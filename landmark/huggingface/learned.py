@@ -21,10 +21,9 @@ MODULES = "learned_landmarks"  # the model's attribute, and so in its weights: o
 def add_modules(model: PreTrainedModel) -> None:
     """Give the model landmarks that have not learned anything yet."""
     config = text_config(model)
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    modules = nn.ModuleDict(
-        {str(layer): LearnedLandmarks(heads, head_dim(model)) for layer in sorted(landmark_layers(model))}
-    )
+    heads = config.num_attention_heads
+    shape = heads, getattr(config, "num_key_value_heads", None) or heads, head_dim(model)
+    modules = nn.ModuleDict({str(layer): LearnedLandmarks(*shape) for layer in sorted(landmark_layers(model))})
     if model.device.type != "meta":  # where weights are filled later, or offloaded
         modules.to(model.device)
     model.add_module(MODULES, modules.to(model.dtype))

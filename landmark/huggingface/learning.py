@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, distributed
 
 from landmark.attention.scoring import capped
 from landmark.huggingface.landmark_cache import LandmarkCache
@@ -72,10 +72,27 @@ class Teacher(SummaryMemory):
         return (parts.exp() * (parts - said)).sum(-1).mean(1).sum(-1)
 
 
+class OwnQueries(SummaryMemory):
+    """A memory that notes what a model's queries are in the mean.
+
+    means: of each layer (H, d), not rotated, times the scale of scores.
+    """
+
+    def __init__(self, *args: Any, **settings: Any):
+        super().__init__(*args, **settings)
+        self.means: dict[int, Tensor] = {}
+
+    def attend_to_pending(self, question: Question, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        queries = question.queries
+        self.means[question.layer] = queries.q.mean((0, 2)) * queries.scale
+        return super().attend_to_pending(question, k, v)
+
+
 def landmark_loss(model: LandmarkModel, ids: Tensor) -> Tensor:
     """How far the model's learned landmarks are from its own attention: nats a token, a mean over layers and heads.
 
-    The loss has a gradient for the landmarks alone: `model.learned_landmarks` are what an optimizer gets.
+    The loss has a gradient for the landmarks alone: `model.learned_landmarks` are what an optimizer gets. Before the
+    first gradient their queries become the mean of the model's own in this text, over all processes of a group.
 
     Args:
         model: of `wrap` with landmarks="learned".
@@ -92,16 +109,10 @@ def landmark_loss(model: LandmarkModel, ids: Tensor) -> Tensor:
     most, least = plain.config.get_text_config(decoder=True).max_position_embeddings, settings.memory["window"]
     if ids.shape[1] > most:
         raise UserError(f"a text of {ids.shape[1]:,} tokens: the model was trained on {most:,} positions")
+    if torch.is_grad_enabled():
+        _begin(model, ids[:, :local])
     memory = {**LEARNED, "window": least, "k": ids.shape[1], "mapping": "true"}
-    cache = LandmarkCache(plain, settings.block_size, landmarks=False, kind=Teacher, **memory)
-    was_training = plain.training
-    plain.eval()
-    try:
-        with torch.no_grad():
-            model(ids, past_key_values=cache, logits_to_keep=1, local=local)
-    finally:
-        plain.train(was_training)
-    teacher = cast(Teacher, cache.memory)
+    teacher = cast(Teacher, _read(model, ids, Teacher, local, memory))
     if not teacher.losses:
         raise UserError(
             f"a text of {ids.shape[1]:,} tokens, of which the last {least} are always read, leaves nothing to choose: "
@@ -109,3 +120,35 @@ def landmark_loss(model: LandmarkModel, ids: Tensor) -> Tensor:
         )
     layers = len(getattr(plain, MODULES))
     return torch.stack(teacher.losses).sum() / (layers * ids.numel())
+
+
+def _begin(model: LandmarkModel, ids: Tensor) -> None:
+    """Let the queries of landmarks that have not learned anything yet be the mean of the model's own in a text."""
+    modules = {int(layer): module for layer, module in getattr(model, MODULES).items()}
+    if any(bool(module.queries.any()) for module in modules.values()):
+        return
+    settings = {**LEARNED, "window": ids.shape[1], "mapping": "stingy"}  # in which queries are not rotated
+    means = cast(OwnQueries, _read(model, ids, OwnQueries, ids.shape[1], settings)).means
+    for layer, module in modules.items():
+        mean = means[layer]
+        if distributed.is_initialized():
+            distributed.all_reduce(mean)
+            mean /= distributed.get_world_size()
+        with torch.no_grad():
+            module.queries.copy_(mean.view_as(module.queries))
+
+
+def _read(
+    model: LandmarkModel, ids: Tensor, kind: type[SummaryMemory], local: int, settings: dict[str, Any]
+) -> SummaryMemory:
+    """The memory of this kind after the model has read a text, without a gradient, in chunks of `local` tokens."""
+    plain = cast(Any, model)
+    cache = LandmarkCache(plain, model.landmarks.block_size, landmarks=False, kind=kind, **settings)
+    was_training = plain.training
+    plain.eval()
+    try:
+        with torch.no_grad():
+            model(ids, past_key_values=cache, logits_to_keep=1, local=local)
+    finally:
+        plain.train(was_training)
+    return cast(SummaryMemory, cache.memory)

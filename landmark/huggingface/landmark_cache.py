@@ -304,10 +304,11 @@ class LandmarkCache(Cache):
             found |= dict(zip(group.rows, group.cache.ids, strict=True)) if group.cache.ids.numel() else {}
         return list(found.values())
 
-    def divide(self, lengths: list[int]) -> list[Group]:
-        """Put the samples into groups, in each of which all read as many tokens next.
+    def divide(self, lengths: list[int], announced: list[int]) -> list[Group]:
+        """Put the samples into groups, in each of which all read as many tokens next, and place blocks alike.
 
-        lengths: of these tokens, for each sample. Returns the groups.
+        lengths: of these tokens, for each sample. announced: tokens that each is still to read, these among them.
+        Returns the groups.
         """
         if not self.groups:
             whole, columns = copy.copy(self), self.get_seq_length()
@@ -318,11 +319,12 @@ class LandmarkCache(Cache):
             self.groups, self._columns = [Group(list(range(len(lengths))), whole)], columns
         divided = []
         for group in self.groups:
-            of_lengths: dict[int, list[int]] = {}
+            alike: dict[tuple[int, bool], list[int]] = {}
             for at, row in enumerate(group.rows):
-                of_lengths.setdefault(lengths[row], []).append(at)
-            for places in of_lengths.values():
-                one = len(of_lengths) == 1
+                is_beyond = group.cache.get_seq_length() + announced[row] > self._trained
+                alike.setdefault((lengths[row], self._mapping == "auto" and is_beyond), []).append(at)
+            for places in alike.values():
+                one = len(alike) == 1
                 rows = [group.rows[at] for at in places]
                 divided.append(Group(rows, group.cache if one else group.cache.select(torch.tensor(places))))
         self.groups = divided

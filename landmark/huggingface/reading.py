@@ -122,11 +122,11 @@ class Reader:
     def _parts(self, texts: list[Tensor], start: int, cache: LandmarkCache) -> list[Part]:
         """What the texts read from their token `start` on, in groups that share a memory."""
         parts = []
-        for rows, own in cache.divide([len(text[start : start + self._local]) for text in texts]):
+        remaining = [max(0, len(text) - start) for text in texts]
+        for rows, own in cache.divide([min(left, self._local) for left in remaining], remaining):
             ids = torch.stack([texts[row][start : start + self._local] for row in rows])
             if ids.numel():
-                more = max(len(texts[row]) for row in rows) - start
-                own.expect(more)
+                own.expect(max(remaining[row] for row in rows))
                 parts.append(Part(torch.tensor(rows, device=ids.device), ids, own))
         return parts
 

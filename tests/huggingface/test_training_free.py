@@ -185,6 +185,25 @@ def test_positions_beyond_those_of_the_training_are_stingy(ids, tokenizer):
     assert torch.equal(read(wrapped, ids, memory, [51, 39]), expected)
 
 
+@pytest.mark.parametrize("name", ["llama", "gemma3"])  # without and with sliding windows
+def test_texts_of_a_padded_batch_are_placed_each_as_if_alone(name, ids, tokenizer):
+    """One goes beyond the positions of the training, the others do not."""
+    wrapped, _ = make(name, tokenizer, FEW)
+    wrapped.config.max_position_embeddings = 80
+    batch, mask = ids[[0, 1, 0]], torch.ones(3, ids.shape[1], dtype=torch.long)
+    mask[0, :31], mask[2, :17] = 0, 0
+    with torch.no_grad():
+        memory = wrapped.new_memory()
+        first = wrapped(batch, attention_mask=mask, past_key_values=memory).logits
+        more = wrapped(batch[:, :5], attention_mask=mask.new_ones(3, 95), past_key_values=memory).logits
+    for row, own in enumerate(mask.bool()):
+        alone = wrapped.new_memory()
+        parts = (batch[row][own], batch[row, :5])
+        found = torch.cat([read(wrapped, x[None], alone, [len(x)]) for x in parts], 1)
+        expected = torch.cat([first[row, own], more[row]])
+        torch.testing.assert_close(found[0], expected, rtol=0, atol=1e-12)
+
+
 def test_generates_beyond_the_positions_of_the_training_without_a_warning(ids, tokenizer, caplog, monkeypatch):
     wrapped, plain = make("llama", tokenizer)
     wrapped.config.max_position_embeddings = plain.config.max_position_embeddings = 80

@@ -122,3 +122,10 @@ def test_a_trial_is_short_and_lies_apart(composer, name, experiment):
         assert (config.train.steps, config.train.batches) == (steps, batches)
         assert (config.eval.tokens, config.logger.wandb) == (8192, False)
         assert (config.trainer.profiler is not None) == (name == "profiler")
+
+
+@pytest.mark.parametrize("model", ["pretrained", "pretrained_base", "pretrained_landmark", "pretrained_learned"])
+def test_a_model_of_transformers_brings_its_tokenizer(composer, model):
+    given = [f"model={model}", "model.name=some-folder"]
+    assert composer(given).tokenizer.name == "pretrained"
+    assert composer([*given, "tokenizer=bytes"]).tokenizer.name == "bytes"

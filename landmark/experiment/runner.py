@@ -1,7 +1,7 @@
 """From a row to its record: what is missing is made, what has a record is read. Nothing is made twice."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -29,7 +29,8 @@ class Runner:
     1. `jobs`: each row of each seed gets its identity, once; corpora are prepared for it.
     2. `check`: whatever can be refused is refused before the first training.
     3. `evaluate`: a row that has a record is read. Else `train` makes its run unless it is trained, the row is
-       evaluated, and its record written. A lock lets one process at a time make a run or a row.
+       evaluated, and its record written. A lock lets one process at a time make a run or a row; `in_turn` lets another
+       make the rest meanwhile.
     """
 
     def __init__(self, output: str | Path) -> None:
@@ -70,6 +71,21 @@ class Runner:
                 self._check_duration(run)
                 self._durations.add(run.id)
                 run = run.start
+
+    def in_turn(self, jobs: Sequence[Job]) -> Iterator[Job]:
+        """The jobs, and those that another process is at work on only where nothing else is left to do."""
+        left = list(jobs)
+        while left:
+            job = next((job for job in left if not self._is_elsewhere(job)), left[0])
+            left.remove(job)
+            yield job
+
+    def _is_elsewhere(self, job: Job) -> bool:
+        """Whether another process makes a row without a record, or the run that it needs."""
+        if self.records.find("rows", job.id) is not None:
+            return False
+        runs = [run for run in (job.run, job.run.start) if run is not None and not self.is_trained(run)]
+        return self.records.is_locked("rows", job.id) or any(self.records.is_locked("runs", run.id) for run in runs)
 
     def evaluate(self, job: Job) -> tuple[Record, bool]:
         """The record of a row, and whether it was made now."""

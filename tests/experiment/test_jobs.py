@@ -1,5 +1,8 @@
 """A row's identity is computed once on its way from the command to its record."""
 
+import json
+import subprocess
+import sys
 from collections import Counter
 
 import pytest
@@ -36,3 +39,46 @@ def test_identities_are_computed_once_a_row_and_seed(work, counted):
     work("+experiment=quickstart", "data=pg19", "row=landmark_2048", "seeds=[0,1,2]")
     assert len(work.evaluated) == 3
     assert counted == {"run_settings": 3, "row_settings": 3}
+
+
+HOLD = """
+import sys, time
+from landmark.experiment.records import Records
+with Records(sys.argv[1]).lock(sys.argv[2], sys.argv[3]):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("kind", ["rows", "runs"])
+def test_what_another_process_makes_waits_for_all_that_it_does_not(work, kind):
+    """A row, or the run of all rows but one, until `plain_512` is evaluated."""
+    given = ("+experiment=quickstart", "data=pg19", "task=evaluate")
+    work(*given)
+    rows = list(work.evaluated)
+    names = {file: json.loads(file.read_text())["labels"]["row"] for file in (work.output / "records/rows").iterdir()}
+    record = next(file for file, name in names.items() if name == "twice_landmarks")
+    if kind == "runs":
+        folder = json.loads(record.read_text())["labels"]["run"]
+        (record,) = (work.output / "records/runs").glob(f"{folder[-10:]}.json")
+    for file in [*names, record]:
+        file.unlink(missing_ok=True)
+    command = [sys.executable, "-c", HOLD, work.output, kind, record.stem]
+    other, evaluate = subprocess.Popen(command, stdout=subprocess.PIPE, text=True), work.evaluate
+
+    def kill_at_plain(job, inputs):
+        if job.name == "plain_512":
+            other.kill()
+            other.wait()
+        return evaluate(job, inputs)
+
+    assert other.stdout is not None
+    assert other.stdout.readline().strip() == "held"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("landmark.experiment.runner.evaluate_row", kill_at_plain)
+        work(*given)
+    other.stdout.close()
+    waiting = ["twice_landmarks"] if kind == "rows" else [row for row in rows if row != "plain_512"]
+    rows = [row for row in rows if row not in waiting]
+    then = rows.index("plain_512") + 1
+    assert work.evaluated == [*rows[:then], *waiting, *rows[then:]]

@@ -42,7 +42,8 @@ def evaluate(command: Command) -> Evaluated:
     def place(at: int) -> str:
         return f"[{at}/{len(names)}]" if number is None else f"#{number}"
 
-    for job in jobs:
+    found: dict[str, Record] = {}  # by their rows' identities
+    for job in command.runner.in_turn(jobs):
         title = f"{place(names.index(job.name) + 1)} {job.name}"
         try:
             if lost & {job.run.id, job.run.start and job.run.start.id}:
@@ -53,11 +54,12 @@ def evaluate(command: Command) -> Evaluated:
             done.diverged += [job.name] if job.name not in done.diverged else []
             lost |= {run.id for run in (job.run, job.run.start) if run and not command.runner.is_trained(run)}
             continue
-        done.records.setdefault(job.name, []).append(record)
+        found[job.id] = record
         done.made += is_new
         print(f"{title}: {summary(record, is_new)}, {job.run.folder}")
-    for name in done.diverged:
-        done.records.pop(name, None)
+    for job in jobs:
+        if job.name not in done.diverged:
+            done.records.setdefault(job.name, []).append(found[job.id])
     return done
 
 

@@ -62,7 +62,8 @@ def _has_scorer(config: Config) -> bool:
 
 def _can_have_strategy(config: Config) -> bool:
     in_parts = config.model.kind == "transformer_xl" or config.train.local is not None
-    return config.trainer.strategy != "fsdp" or not (in_parts or config.model.lora_rank is not None)
+    some_weights = config.model.lora_rank is not None or config.model.landmark_key == "learned"
+    return config.trainer.strategy != "fsdp" or not (in_parts or some_weights)
 
 
 _MEASURED = (

@@ -80,8 +80,8 @@ def test_landmarks_are_the_same_wherever_a_block_is(name, ids, tokenizer):
         torch.testing.assert_close(of_model.norm(dim=-1), other.norm(dim=-1), rtol=1e-4, atol=1e-4)
 
 
-def by_hand(model, plain, ids, name):
-    """The loss of one text, query by query, of the queries and keys of the plain model's own attention."""
+def asked_by(plain, ids):
+    """What attention gets in the layers of a plain model, of one text: queries (H, T, d), keys, and the scale."""
     from transformers import AttentionInterface
 
     asked = {}
@@ -99,19 +99,24 @@ def by_hand(model, plain, ids, name):
     plain.set_attn_implementation("by_hand")
     with torch.no_grad():
         plain(ids)
-    frequencies = plain.get_decoder().rotary_emb.inv_freq.double()
+    return asked
+
+
+def turned(x, places, plain):
+    """The rotation by transformers of x (…, d) by places (…)."""
+    angle = torch.as_tensor(places, dtype=torch.float64)[..., None] * plain.get_decoder().rotary_emb.inv_freq.double()
+    first, second = x.chunk(2, -1)
+    cos, sin = angle.cos(), angle.sin()
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+
+
+def by_hand(model, plain, ids):
+    """The loss of one text, query by query, of the queries and keys of the plain model's own attention."""
+    asked = asked_by(plain, ids)
     total, local = 0.0, 17
     for layer, (q, keys, scaling) in asked.items():
         module = getattr(model, MODULES)[str(layer)]
         dim = q.shape[-1]
-
-        def turned(x, places):
-            """HF's rotation of x (…, d) by places (…)."""
-            angle = torch.as_tensor(places, dtype=torch.float64)[..., None] * frequencies
-            first, second = x.chunk(2, -1)
-            cos, sin = angle.cos(), angle.sin()
-            return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
-
         order = torch.arange(dim).view(2, -1).T.flatten()  # of pairs side by side
         for query in range(ids.shape[1]):
             chunk = query // local * local
@@ -126,13 +131,13 @@ def by_hand(model, plain, ids, name):
                 for block in range(1, stored):
                     at = slice(block * BLOCK, (block + 1) * BLOCK)
                     weights.append(float(p[at].sum()))
-                    relative = turned(keys[own, at], -torch.full((BLOCK,), block * BLOCK))[:, order]
+                    relative = turned(keys[own, at], -torch.full((BLOCK,), block * BLOCK), plain)[:, order]
                     u, maps, constant = (x[own].detach() for x in (module.queries, module.maps, module.constant))
                     mean = relative.mean(0)
                     landmark = mean + maps[0] @ mean + constant
                     for r in range(len(u)):
                         landmark = landmark + maps[r + 1] @ ((relative @ u[r]).softmax(0) @ relative)
-                    back = turned(landmark[order.argsort()], torch.tensor(block * BLOCK))
+                    back = turned(landmark[order.argsort()], torch.tensor(block * BLOCK), plain)
                     said.append(float(back @ q[head, query]) * scaling)
                 z = float(scores.logsumexp(-1))
                 p = np.array([1 - sum(weights), *weights])
@@ -146,9 +151,30 @@ def by_hand(model, plain, ids, name):
 def test_the_loss_is_the_divergence_from_the_models_own_attention(name, ids, tokenizer):
     model, plain = make(name, tokenizer)
     scramble(model)
-    expected = [by_hand(model, copy.deepcopy(plain), row[None], name) for row in ids]
+    expected = [by_hand(model, copy.deepcopy(plain), row[None]) for row in ids]
     found = landmark_loss(model, ids)
     assert float(found.detach()) == pytest.approx(sum(expected) / 2, rel=1e-5)  # the model's angles are float32
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2"])
+def test_queries_begin_as_the_mean_of_the_models_own(name, ids, tokenizer):
+    model, plain = make(name, tokenizer)
+    landmark_loss(model, ids).backward()
+    asked = [asked_by(plain, row[None, :17]) for row in ids]
+    for layer, module in getattr(model, MODULES).items():
+        of_texts = []
+        for q, keys, scaling in (each[int(layer)] for each in asked):
+            order = torch.arange(q.shape[-1]).view(2, -1).T.flatten()  # of pairs side by side
+            own = turned(q, -torch.arange(17), plain)[..., order].mean(1) * scaling
+            of_texts.append(own.unflatten(0, (len(keys), -1)))
+        expected = torch.stack(of_texts).mean(0)
+        torch.testing.assert_close(
+            module.queries.detach(), expected, rtol=0, atol=1e-6
+        )  # the model's angles are float32
+        assert (module.maps.grad[:, 1:].flatten(2).norm(dim=-1) > 0).all()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    landmark_loss(model, ids.flip(1))
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
 
 @pytest.mark.parametrize("name", FAMILIES)

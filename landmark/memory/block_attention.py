@@ -5,6 +5,9 @@ S: number of lags. n: number of queries, all T of a chunk or the selected ones. 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -19,21 +22,25 @@ from landmark.memory.select import Choice
 from landmark.memory.store import BlockStore
 
 
-def read_blocks(question: Question, choice: Choice) -> tuple[Tensor, Tensor]:
+WeightedSum = Callable[[Tensor], Tensor]
+"""Of weights (B, H, n, q) of blocks, the sum of the blocks' outputs (B, H, n, d)."""
+
+
+def read_blocks(question: Question, choice: Choice) -> tuple[WeightedSum, Tensor]:
     """Attend to each block of a choice separately.
 
     Args:
         question: that is answered.
         choice: which blocks.
 
-    Returns the output for each block (B, H, n, q, d), and its gate (B, H, n, q): the score of its landmark, with the
-    part α of the log-sum-exp of its tokens' scores, and the shift. All are 0 for queries that do not retrieve.
+    Returns the weighted sum of the blocks' outputs, and their gates (B, H, n, q): the score of the landmark, with the
+    part α of the log-sum-exp of the tokens' scores, and the shift. Both are 0 for queries that do not retrieve.
     """
     ages, shift = choice.ages, choice.shift
     lags, selected = question.lags.attending(ages), None if question.selection is None else question.selection.selected
     scoring = question.softcap, question.gate, choice.gates
-    out, gates = attend_to_blocks(question.rounded, question.store, ages, lags, selected, *scoring)
-    return out, gates if shift is None else gates + shift
+    weighted, gates = attend_to_blocks(question.rounded, question.store, ages, lags, selected, *scoring)
+    return weighted, gates if shift is None else gates + shift
 
 
 def attend_to_blocks(
@@ -45,7 +52,7 @@ def attend_to_blocks(
     softcap: float | None = None,
     gate: Grouped = Grouped(),  # noqa: B008 (it is frozen)
     gates: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[WeightedSum, Tensor]:
     """`read_blocks` of these tensors.
 
     Args:
@@ -74,11 +81,11 @@ def attend_to_blocks(
     if of_tiles is not None:
         gates = tiles.of_queries(of_tiles).squeeze(-1)
     assert gates is not None
-    return tiles.of_queries(out), gates
+    return partial(tiles.weighted_sum, out), gates
 
 
 def merge(
-    local: tuple[Tensor, Tensor], blocks: tuple[Tensor, Tensor], selection: QuerySelection | None
+    local: tuple[Tensor, Tensor], blocks: tuple[WeightedSum, Tensor], selection: QuerySelection | None
 ) -> tuple[Tensor, Tensor]:
     """Merge the outputs of the blocks and of local attention, by a softmax of the gates.
 
@@ -86,25 +93,20 @@ def merge(
 
     Args:
         local: output (B, H, T, d) and log-sum-exp (B, H, T) of local attention.
-        blocks: outputs (B, H, n, q, d) and gates (B, H, n, q).
+        blocks: the weighted sum of their outputs, and their gates (B, H, n, q).
         selection: the n queries; None: the model has no context miss token.
 
     Returns the output (B, H, T, d) and the weights of the blocks (B, H, n, q).
     """
-    (out, lse), (block_out, gates) = local, blocks
+    (out, lse), (weighted, gates) = local, blocks
     if selection is None:
         weights = torch.cat([lse[..., None], gates.to(lse.dtype)], -1).softmax(-1).to(out.dtype)
         of_blocks = weights[..., 1:]
-        return weights[..., :1] * out + _weighted_sum(of_blocks, block_out), of_blocks
+        return weights[..., :1] * out + weighted(of_blocks), of_blocks
     weights = gates.to(lse.dtype).softmax(-1) * selection.gather(selection.cmt_weight)[..., None]
     if selection.selected is not None:
         weights = weights * selection.selected[..., None]
-    return selection.scatter_add(out, _weighted_sum(weights.to(out.dtype), block_out)), weights
-
-
-def _weighted_sum(weights: Tensor, block_out: Tensor) -> Tensor:
-    """Σ_q of weights (B, H, n, q) times block_out (B, H, n, q, d)."""
-    return (weights[..., None, :] @ block_out)[..., 0, :]
+    return selection.scatter_add(out, weighted(weights.to(out.dtype))), weights
 
 
 def read_and_merge_fused(question: Question, ages: Tensor, local: tuple[Tensor, Tensor]) -> Tensor:
@@ -151,7 +153,7 @@ def _fetched_rows(
 
 def _attend_shared(
     queries: Tensor, store: BlockStore, ages: Tensor, lags: Tensor, softcap: float | None, gate: Grouped
-) -> tuple[Tensor, Tensor]:
+) -> tuple[WeightedSum, Tensor]:
     """`attend_to_blocks` where all queries of a head retrieve the same blocks: plain attention to each block.
 
     ages, lags: (B, H, 1, q).
@@ -169,4 +171,5 @@ def _attend_shared(
     keys, values = blocks.read_keys()[:, None], blocks.read_values()[:, None]
     out, lse = attention_forward(q.reshape(-1, 1, length, dim), keys, values, scale=1.0, softcap=softcap)
     gates = gate.of_blocks(gates, lambda: lse.view(batch, heads, count, length).mT)
-    return out.view(batch, heads, count, length, dim).transpose(2, 3), gates
+    out = out.view(batch, heads, count, length, dim)
+    return lambda weights: torch.einsum("bhtq,bhqtd->bhtd", weights, out.to(weights.dtype)), gates

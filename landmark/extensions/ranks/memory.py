@@ -194,18 +194,17 @@ class MemoryOverRanks(Memory):
         assert isinstance(store, SharedStore)
         lags, selection = question.lags.attending(ages), question.selection
         _, batch, length, heads, dim = queries.shape
-        gates = queries.new_full((batch, heads, length, ages.shape[-1]), -torch.inf)
-        block_out = queries.new_zeros(*gates.shape, dim)
+        gates, weighted = queries.new_full((batch, heads, length, ages.shape[-1]), -torch.inf), None
         if len(store.own):
             here, is_own = store.ages_here(ages)
             selected = None if selection is None else selection.selected
-            block_out, gates = attend_to_blocks(queries, store.own, here, lags, selected)
+            weighted, gates = attend_to_blocks(queries, store.own, here, lags, selected)
             is_own = is_own.repeat_interleave(heads // is_own.shape[1], 1)  # heads may choose together
             gates = gates.masked_fill(~is_own, -torch.inf)
         largest = self.ranks.largest(gates.amax(-1, keepdim=True))
         weights = (gates - largest).exp()
-        own = torch.einsum("bhtq,bhtqd->bhtd", weights, block_out.to(weights.dtype))
+        own = weights.new_zeros(batch, heads, length, dim) if weighted is None else weighted(weights)
         summed = self.ranks.total(torch.cat([own, weights.sum(-1, keepdim=True)], -1))
         total = summed[..., -1:]
         merged = (summed[..., :-1] / total).to(local[0].dtype)
-        return merge(local, (merged[..., None, :], largest + total.log()), selection)[0], None
+        return merge(local, (lambda weight: weight * merged, largest + total.log()), selection)[0], None

@@ -85,7 +85,7 @@ def filled(model: Headless, size: Scale, context: int, tier: str) -> Memory:
     assert isinstance(memory, Memory)
     keys, values = torch.randn(2, 1, size.num_heads, min(blocks, BLOCKS_AT_ONCE), width, size.head_dim)
     for layer in range(size.num_layers):
-        memory.layers[layer] = memory.new_layer(layer)
+        memory.layers[layer] = memory.new_layer()
         for start in range(0, blocks, BLOCKS_AT_ONCE):
             count = min(BLOCKS_AT_ONCE, blocks - start)
             keys[..., -1, :] = torch.randn(1, size.num_heads, len(keys[0, 0]), size.head_dim)

@@ -80,8 +80,8 @@ def of_transformers(experiment, output):
         make_tokenizer().save_pretrained(folder)
     tiny = [word for word in TINY if not word.startswith(("tokenizer=", "model."))]
     given = [f"+experiment={experiment}", *tiny, f"model.name={folder}", f"output={output}"]
-    if lengths := {"finetune_llama": 100, "pretrained_learned": 1100}.get(experiment):
-        return [*given, *TEXT, f"train.length={lengths}"]
+    if experiment == "finetune_llama":
+        return [*given, *TEXT, "train.length=100"]
     amount = {"pretrained_passkey": ["eval.generated=1"]}.get(experiment, TEXT)
     return [*given, *amount, "eval.prompts=1"]
 

@@ -88,9 +88,6 @@ EXAMPLES = {  # a page's examples in their order: what holds after each
         "again.load('book.memory')\n"
         "assert again.position == book.position > tokens.shape[1]",
         ANSWERED,
-        "from landmark.huggingface import load\n"
-        "again, loss = load('path/to/learned')[0], float(loss)\n"
-        "assert 0 < float(landmark_loss(again, tokenizer(text, return_tensors='pt').input_ids)) < loss",
         f"{ANSWERED}\n"
         "from landmark.huggingface import load\n"
         "assert load('path/to/mine')[0].generate(ids, max_new_tokens=20).equal(answer)",

@@ -76,7 +76,7 @@ def filled(model: Decoder, size: Size, context: int, backend: str, like: Tensor,
     shape = 1, size.num_heads, blocks, width, size.head_dim
     generator = torch.Generator(like.device).manual_seed(0)
     for layer in range(size.num_layers):
-        state = memory.layers[layer] = memory.new_layer(layer)
+        state = memory.layers[layer] = memory.new_layer()
         keys, values = (torch.randn(shape, device=like.device, generator=generator).to(like.dtype) for _ in range(2))
         state.store.reserve(blocks + room // BLOCK_SIZE, values[..., 1:, :])
         state.store.add(keys, values)

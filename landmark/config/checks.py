@@ -41,15 +41,7 @@ def _is_named(config: Config) -> bool:
 
 def _can_have_window(config: Config) -> bool:
     """Whether the memory keeps last keys: of a plain transformer, or of a model that reads without landmarks."""
-    if _is_ours(config):
-        return config.model.kind == "transformer"
-    return bool(config.model.as_is) or config.model.landmark_key == "learned"
-
-
-def _can_have_key(config: Config) -> bool:
-    if config.model.landmark_key != "learned":
-        return _is_ours(config)
-    return _is_named(config) and not config.model.as_is and config.model.lora_rank is None
+    return config.model.kind == "transformer" if _is_ours(config) else bool(config.model.as_is)
 
 
 def _has_text(config: Config) -> bool:
@@ -62,8 +54,7 @@ def _has_scorer(config: Config) -> bool:
 
 def _can_have_strategy(config: Config) -> bool:
     in_parts = config.model.kind == "transformer_xl" or config.train.local is not None
-    some_weights = config.model.lora_rank is not None or config.model.landmark_key == "learned"
-    return config.trainer.strategy != "fsdp" or not (in_parts or some_weights)
+    return config.trainer.strategy != "fsdp" or not (in_parts or config.model.lora_rank is not None)
 
 
 _MEASURED = (
@@ -98,7 +89,6 @@ _NEEDED = (
     Read(("memory.window",), "our decoder or model=pretrained", lambda c: _is_ours(c) or _can_have_window(c)),
     Read(("model.as_is",), "a model that model.name gives, see model=pretrained", _is_named),
     Read(("model.dtype",), "a model that is not trained, see model=pretrained", lambda c: bool(c.model.as_is)),
-    Read(("model.landmark_key",), "our decoder, or model=pretrained_learned alone", _can_have_key),
     Read(("model.lora_rank",), "a trained model of transformers, which model.name or start gives", _is_pretrained),
     Read(("data.repeats", "data.tasks", "data.passkeys"), "the text of a corpus", _has_text),
     Read(_MEASURED, "the text of a corpus", _has_text),

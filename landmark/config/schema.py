@@ -66,9 +66,7 @@ class ModelConfig:
     rope_base: float = 10000.0
     key_offset: float | None = None  # fraction of a head's channels, the last ones, with the key of the token before
     rotary_fraction: float | None = None  # fraction of a head's channels, the first ones, that positions turn; null: 1
-    landmark_key: str | None = (
-        of_landmarks()
-    )  # token, mean: plus that of the block's keys, or learned (pretrained_learned)
+    landmark_key: str | None = of_landmarks()  # token, or mean: plus the mean of the block's keys; null: token
     landmark_bias: bool | None = of_landmarks()  # learned numbers on landmarks' scores; null: false
     joint_softmax: float | None = of_landmarks()  # from the paper's gates (0) to one softmax (1); null: 0
     masked: bool | None = of_extension()  # see later tokens too, and predict hidden ones, 15 %; null: false
@@ -78,11 +76,6 @@ class ModelConfig:
     initialisation: str | None = None  # gpt2: N(0, 0.02), or fan_in: N(0, 1/√inputs); null: gpt2
     induction_heads: int | None = at_least(1, None)  # of each layer but the first, begin as induction heads; null: none
     backend: str = "auto"  # how attention is computed: auto, reference, blockwise or triton
-
-    @property
-    def has_landmark_tokens(self) -> bool:
-        """Whether landmarks stand in the text: a pretrained model may find blocks without them, or learn to."""
-        return self.kind == "landmark" and not self.as_is and self.landmark_key != "learned"
 
 
 @dataclass

@@ -54,7 +54,7 @@ class WindowDataModule(lightning.LightningDataModule):
         self._validate_batches = config.train.validate_batches
         self._seed = config.seed
         length = config.train.length
-        block_size = config.model.block_size if config.model.has_landmark_tokens else None
+        block_size = config.model.block_size if config.model.kind == "landmark" else None
 
         settings: dict[str, Any] = {
             "length": length,

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from landmark.data.tokenizer import Tokenizer
-from landmark.utils.beginning import beginning
 from landmark.utils.constants import LANDMARK
 from landmark.utils.errors import UserError
 from landmark.utils.landmark_token import new_landmark
@@ -46,7 +45,8 @@ class PretrainedTokenizer(Tokenizer):
     @property
     def beginning(self) -> list[int]:
         """Ids that the tokenizer puts before a text, as a model of transformers expects it."""
-        return beginning(self.inner)
+        ids, bare = (self.inner("a", add_special_tokens=added)["input_ids"] for added in (True, False))
+        return ids[: ids.index(bare[0])]
 
     def encode(self, text: str) -> np.ndarray:
         return np.array(self._encoded(text)["input_ids"], dtype=self.dtype)

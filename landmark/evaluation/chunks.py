@@ -87,16 +87,14 @@ def attention_size(
     keys = scored = 0
     for start in range(0, length, local):
         queries = min(local, length - start)
-        in_window = 0 if config.model.has_landmark_tokens else memory.window or 0
+        in_window = (memory.window or 0) if config.model.as_is else 0
         blocks = max(0, start - in_window) // block
         pending = start - blocks * block
         kept = blocks if memory.blocks is None else min(blocks, memory.blocks)
         keys += queries * (queries + 1) // 2
         keys += queries * (pending + (1 - dropped) * min(config.retrieval.k, kept) * block)
         asked = queries + min(start, config.retrieval.query_window - 1)
-        scored += (
-            asked * (1 - dropped) * (kept if config.retrieval.scorer in ("landmark", "mean_key", "learned") else 0)
-        )
+        scored += asked * (1 - dropped) * (kept if config.retrieval.scorer in ("landmark", "mean_key") else 0)
         if (proposed := min(config.retrieval.rerank or 0, kept)) > config.retrieval.k:
             scored += asked * (1 - dropped) * proposed * block
         scored += sum((pending + query) // block for query in range(queries))

@@ -26,7 +26,7 @@ def memory_settings(config: Config) -> dict[str, Any]:
         "index_type": config.memory.index_type,
         "candidates": config.memory.candidates,
         "cutoff": config.cmt.cutoffs or config.cmt.cutoff,
-        "window": None if config.model.has_landmark_tokens else config.memory.window,
+        "window": config.memory.window if config.model.as_is else None,
         "mapping": config.positions.mapping,
         "seed": config.seed,
     }

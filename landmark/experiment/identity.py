@@ -17,7 +17,7 @@ _OPTIMISATION = (
     *("steps", "batches", "batch_size", "length", "k", "local", "precision"),
     *("optimizer", "muon_lr", "max_lr", "start_lr", "final_lr", "warmup", "beta1", "beta2", "weight_decay"),
 )
-_OF_NAMED = ("kind", "block_size", "landmark_key", "lora_rank")
+_OF_NAMED = ("kind", "block_size", "lora_rank")
 
 
 def run_settings(config: Config, tokenizer_hash: str, stream_sha256: str, start: str | None = None) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def _of_memory(config: Config) -> dict[str, Any]:
         settings["recent"] = config.retrieval.recent
     if config.retrieval.first:
         settings["first"] = config.retrieval.first
-    if not config.model.has_landmark_tokens:
+    if config.model.as_is:
         settings["window"] = config.memory.window
     if config.retrieval.query_window > 1:
         settings["query_window"] = config.retrieval.query_window

@@ -8,7 +8,6 @@ from landmark.config import Config
 from landmark.config.composer import parse
 from landmark.config.schema import GridConfig
 from landmark.config.trained_with import trained_with
-from landmark.memory.settings import LEARNED, on_command_line
 from landmark.utils.errors import UserError
 from landmark.utils.files import read_json
 
@@ -68,18 +67,7 @@ def with_settings_of_run(config: Config, overrides: Sequence[str]) -> Config:
     taken = {name: _merged(name, config, stored, keys) for name in _TAKEN if name not in keys}
     reading = {key.partition(".")[2] for key in _TAKEN_KEYS if key not in keys and "size" not in keys}
     own = {name: getattr(stored.eval, name) for name in reading}
-    config = replace(config, **taken, eval=replace(config.eval, **own))
-    return _read_as_usual(config, keys) if config.model.landmark_key == "learned" else config
-
-
-def _read_as_usual(config: Config, keys: set[str]) -> Config:
-    """The configuration of a model with learned landmarks, read as usual but for what the command line says."""
-    for name, value in LEARNED.items():
-        key = on_command_line(name)
-        group = key.partition(".")[0]
-        if not {group, key} & keys:
-            config = replace(config, **{group: replace(getattr(config, group), **{name: value})})
-    return config
+    return replace(config, **taken, eval=replace(config.eval, **own))
 
 
 def _kind(folder: Path) -> str | None:

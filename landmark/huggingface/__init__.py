@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from landmark.huggingface import classes as classes
 from landmark.huggingface.landmark_cache import LandmarkCache
-from landmark.huggingface.learning import landmark_loss
 from landmark.huggingface.making_classes import register
 from landmark.huggingface.model import LandmarkModel, LandmarkSettings
 from landmark.huggingface.released import recover
@@ -22,7 +21,6 @@ __all__ = [
     "LandmarkModel",
     "LandmarkSettings",
     "attach",
-    "landmark_loss",
     "load",
     "place_embedding",
     "recover",

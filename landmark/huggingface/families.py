@@ -131,13 +131,9 @@ def inverse_frequencies(model: PreTrainedModel) -> Tensor:
     return frequencies
 
 
-def head_dim(model: PreTrainedModel) -> int:
-    """d, numbers of a head."""
-    config = text_config(model)
-    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-
-
 def memory_frequencies(model: PreTrainedModel) -> Tensor:
     """Radians per position of each pair of a head, (d/2,): 0 for channels that do not rotate."""
+    config = text_config(model)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     frequencies = inverse_frequencies(model)
-    return torch.cat([frequencies, frequencies.new_zeros(head_dim(model) // 2 - len(frequencies))])
+    return torch.cat([frequencies, frequencies.new_zeros(head_dim // 2 - len(frequencies))])

@@ -34,13 +34,11 @@ from landmark.huggingface.families import (
     unrotated_layers,
     window_size,
 )
-from landmark.huggingface.learned import MODULES, LandmarksOfBlocks
 from landmark.huggingface.rotation import unrotate
 from landmark.memory.observer import Observer
 from landmark.memory.positions import Stingy, TruePositions
 from landmark.memory.saving import read_content
 from landmark.memory.settings import memory_of
-from landmark.memory.summaries import SummaryMemory
 from landmark.utils.errors import UserError
 from landmark.utils.weights import weights_digest
 
@@ -71,7 +69,6 @@ class LandmarkCache(Cache):
         block_size: int,
         observer: Observer | None = None,
         landmarks: bool = True,
-        kind: type[SummaryMemory] = SummaryMemory,
         **settings: Any,
     ):
         """Start with nothing read.
@@ -81,7 +78,6 @@ class LandmarkCache(Cache):
             block_size: ℓ.
             observer: of `Memory`.
             landmarks: whether the text has landmarks.
-            kind: of the memory of a text without.
             settings: `landmark.memory.settings.SETTINGS`.
 
         Raises UserError for a setting that does not exist, or out of range.
@@ -95,9 +91,8 @@ class LandmarkCache(Cache):
         keys = Keys(0.0, "token" if landmarks else "none", memory_frequencies(model), unrotated_layers(model))
         self._turning, self._mapping = keys, settings.get("mapping", "stingy")
         self._trained = text_config(model).max_position_embeddings
-        learned = LandmarksOfBlocks(model, keys) if hasattr(model, MODULES) else None
-        of_model = {"keys": keys, "scoring": Scoring(softcap=softcap_of(model)), "learned": learned}
-        self.memory = memory_of(block_size, settings, **of_model, observer=observer, kind=kind)
+        of_model = {"keys": keys, "scoring": Scoring(softcap=softcap_of(model))}
+        self.memory = memory_of(block_size, settings, **of_model, observer=observer)
         self.memory.model = partial(weights_digest, model)
         self._place(self._mapping)
         self._forget()

@@ -19,7 +19,6 @@ from transformers.generation.stopping_criteria import MaxLengthCriteria, Stoppin
 from landmark.huggingface.attention import ATTENTION, LandmarkWindow, beside
 from landmark.huggingface.families import NOT_PASSED_ON, check_model, landmark_layers
 from landmark.huggingface.landmark_cache import LandmarkCache
-from landmark.huggingface.learned import MODULES, add_modules
 from landmark.huggingface.padding import check_ends, check_goes_on, check_positions, of_columns
 from landmark.huggingface.reading import Reader
 from landmark.huggingface.settings import SETTINGS, LandmarkSettings
@@ -336,8 +335,6 @@ def prepare(model: PreTrainedModel, settings: LandmarkSettings) -> None:
         check_model(model)
         model.set_attn_implementation(ATTENTION[implementation])
     setattr(model.config, SETTINGS, asdict(settings))
-    if settings.learned and not hasattr(model, MODULES):
-        add_modules(model)
 
 
 def saved_settings(config: Any, name: str = "the configuration") -> LandmarkSettings:

@@ -1,4 +1,4 @@
-"""From the order and rotation of a model's channels to those of a memory, which assigns positions itself, and back."""
+"""From the order and rotation of a model's channels to those of a memory, which assigns positions itself."""
 
 from __future__ import annotations
 
@@ -23,9 +23,3 @@ def unrotate(x: Tensor, position_ids: Tensor | None, inverse_frequencies: Tensor
         pairs = torch.view_as_real(torch.view_as_complex(pairs.to(angle.dtype)) * turn)
     turned_back = pairs.flatten(-2).to(x.dtype)
     return torch.cat([turned_back, unrotated], -1) if unrotated.shape[-1] else turned_back
-
-
-def as_of_the_model(x: Tensor, pairs: int) -> Tensor:
-    """The inverse of `unrotate` where nothing was turned: (…, d), whose first `pairs` pairs stand side by side."""
-    paired, rest = x.split([2 * pairs, x.shape[-1] - 2 * pairs], -1)
-    return torch.cat([paired.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2), rest], -1)

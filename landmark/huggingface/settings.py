@@ -13,12 +13,11 @@ class LandmarkSettings:
     """How a model reads with landmarks.
 
     token: id of the landmark; None: the text has no landmarks, and blocks are found by a summary of their keys.
-    learned: whether that can learn (learning.py). block_size: ℓ. local: tokens of a text read at a time. memory: its
-    settings, by the names of `landmark.memory.settings.SETTINGS`.
+    block_size: ℓ. local: tokens of a text read at a time. memory: settings of a memory, by
+    the names of `landmark.memory.settings.SETTINGS`.
     """
 
     token: int | None
     block_size: int
     local: int
     memory: dict[str, Any] = field(default_factory=dict)
-    learned: bool = False

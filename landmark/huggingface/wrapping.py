@@ -14,11 +14,10 @@ from transformers import PreTrainedModel
 from landmark.huggingface.attention import ATTENTION
 from landmark.huggingface.families import check_model, text_config
 from landmark.huggingface.folders import folder_of
-from landmark.huggingface.learned import MODULES
 from landmark.huggingface.making_classes import config_class, model_class
 from landmark.huggingface.model import SETTINGS, LandmarkModel, LandmarkSettings, prepare, saved_settings
 from landmark.huggingface.safe_loading import open_model, open_tokenizer
-from landmark.memory.settings import LEARNED, TRAINING_FREE, changed
+from landmark.memory.settings import TRAINING_FREE, changed
 from landmark.memory.settings import check_settings as check_memory
 from landmark.utils.constants import DEFAULT_CHUNK, LANDMARK
 from landmark.utils.errors import UserError
@@ -27,7 +26,7 @@ from landmark.utils.landmark_token import new_landmark
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-BLOCK_SIZE = {"token": 63, "none": 32, "learned": 32}  # with its landmark a block has 64 places
+BLOCK_SIZE = {"token": 63, "none": 32}  # with its landmark a block has 64 places
 
 
 def wrap(
@@ -50,7 +49,6 @@ def wrap(
         local: tokens of a prompt read at a time.
         landmarks: "token": a landmark stands after each block, which the model must first learn to use. "none": there
             are none, and the model reads at once, without training: blocks are found by a summary of their keys.
-            "learned": the same, but what finds blocks can learn (`landmark_loss`); the model itself stays as it is.
 
     Returns the same model. Raises UserError for a model or settings that do not fit, and if the tokenizer has the token
     already.
@@ -61,8 +59,8 @@ def wrap(
     if landmarks not in BLOCK_SIZE:
         raise UserError(f"landmarks={landmarks!r}: must be one of {', '.join(BLOCK_SIZE)}")
     block_size = BLOCK_SIZE[landmarks] if block_size is None else block_size
-    if landmarks != "token":
-        return attach(model, without_landmarks(block_size, local, memory, landmarks == "learned"))
+    if landmarks == "none":
+        return attach(model, without_landmarks(block_size, local, memory))
     if LANDMARK in tokenizer.get_vocab():
         raise UserError(
             f"the tokenizer has a token {LANDMARK} already: to go on with a model that was saved with landmarks, "
@@ -82,17 +80,10 @@ def wrap(
 
 
 def without_landmarks(
-    block_size: int, local: int = DEFAULT_CHUNK, memory: Mapping[str, Any] | None = None, learned: bool = False
+    block_size: int, local: int = DEFAULT_CHUNK, memory: Mapping[str, Any] | None = None
 ) -> LandmarkSettings:
-    """The settings of a model that reads without landmark tokens.
-
-    Args:
-        block_size, local: as of `wrap`.
-        memory: changes the usual settings.
-        learned: whether the model learns landmarks.
-    """
-    usual = LEARNED if learned else TRAINING_FREE
-    return LandmarkSettings(None, block_size, local, changed(usual, memory or {}), learned)
+    """The settings of a model that reads without landmarks, as of `wrap`; `memory` changes those of `TRAINING_FREE`."""
+    return LandmarkSettings(None, block_size, local, changed(TRAINING_FREE, memory or {}))
 
 
 def load(folder: str | Path, **settings: Any) -> tuple[LandmarkModel, PreTrainedTokenizerBase]:
@@ -143,8 +134,6 @@ def unwrap(model: LandmarkModel) -> PreTrainedModel:
     names = {name: original for original, name in ATTENTION.items()}
     plain.set_attn_implementation(names.get(plain.config._attn_implementation, plain.config._attn_implementation))
     delattr(plain.config, SETTINGS)
-    if hasattr(plain, MODULES):
-        delattr(plain, MODULES)
     plain.config.__class__ = type(plain.config).__bases__[-1]
     plain.__class__ = type(plain).__bases__[-1]
     if rebound:

@@ -21,7 +21,6 @@ from landmark.memory.question import Question
 from landmark.memory.select import Choice
 from landmark.memory.store import BlockStore
 
-
 WeightedSum = Callable[[Tensor], Tensor]
 """Of weights (B, H, n, q) of blocks, the sum of the blocks' outputs (B, H, n, d)."""
 

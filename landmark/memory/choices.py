@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 GRANULARITIES = ("per_token_and_head", "per_token_and_group", "per_head", "per_token")
-SCORERS = ("landmark", "recent", "random", "mean_key", "learned", "given")
+SCORERS = ("landmark", "recent", "random", "mean_key", "given")
 TIERS = ("device", "cpu", "disk")
 MAPPINGS = ("stingy", "true")
 INDICES = ("exact", "faiss")

@@ -132,10 +132,10 @@ class Memory:
         """Tokens of the text that are committed, without landmarks."""
         return self.position - self.position // self.width
 
-    def new_layer(self, layer: int) -> LayerMemory:
-        """An empty layer of this number with the memory's settings."""
+    def new_layer(self) -> LayerMemory:
+        """An empty layer with the memory's settings."""
         scored = self.keys.landmark != "none"
-        return LayerMemory(BlockStore(self.store, self.select.summaries(layer, self.keys), self._fetched, scored))
+        return LayerMemory(BlockStore(self.store, self.select.summaries, self._fetched, scored))
 
     def expect(self, blocks: int) -> None:
         """Allocate for `blocks` complete blocks of a text in total."""
@@ -168,7 +168,7 @@ class Memory:
         """The question of a chunk, and the keys and values (B, H_kv, pending + T, d) that it sees without asking."""
         self._check_whole()
         if layer not in self.layers:
-            self.layers[layer] = self.new_layer(layer)
+            self.layers[layer] = self.new_layer()
         state = self.layers[layer]
         if state.chunk is not None:
             raise RuntimeError(
@@ -342,7 +342,7 @@ class Memory:
         chosen.reset()
         chosen.position = self.position
         for layer, state in self.layers.items():
-            chosen.layers[layer] = chosen.new_layer(layer)
+            chosen.layers[layer] = chosen.new_layer()
             state.select_samples(samples, chosen.layers[layer])
         return chosen
 

@@ -41,7 +41,7 @@ RETIRED = {
 CONTENT, TENSORS, HASHES = "memory.json", "tensors.safetensors", "memory.sha256"
 KEYS = {"format": int, "block_size": int, "position": int, "layers": dict}
 REMEDY = "save the memory again"
-SUMMARIES = {"landmarks": "landmark", "means": "mean_key", "learned": "learned"}  # and the scorer that ranks by each
+SUMMARIES = {"landmarks": "landmark", "means": "mean_key"}  # and the scorer that ranks by each
 PIECE = 1 << 24  # bytes of blocks read or written at a time
 
 
@@ -93,7 +93,7 @@ def load(
     folder: Path,
     identity: Mapping[str, Any],
     max_blocks: int | None,
-    new_layer: Callable[[int], LayerMemory],
+    new_layer: Callable[[], LayerMemory],
     device: torch.device,
 ) -> tuple[int, dict[int, LayerMemory]]:
     """See `landmark.memory.Memory.load`.
@@ -102,7 +102,7 @@ def load(
         folder: a folder that `save` has written.
         identity: of the memory that loads it.
         max_blocks: most blocks that this memory stores in each layer; None: all.
-        new_layer: makes an empty layer of a number.
+        new_layer: makes an empty layer.
         device: of the loaded tensors.
 
     Returns the stream positions committed, and the layers.
@@ -118,7 +118,7 @@ def load(
         raise UserError(f"{folder} was saved with memory.rest=True, which this version does not have")
     layers = {}
     for number, counts in content["layers"].items():
-        layers[int(number)] = layer = new_layer(int(number))
+        layers[int(number)] = layer = new_layer()
         parts = {name.partition(".")[2]: x for name, x in loaded.items() if name.startswith(f"{number}.")}
         summaries = {name: parts.pop(name) for name in SUMMARIES if name in parts}
         layer.between = parts

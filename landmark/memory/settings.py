@@ -46,7 +46,6 @@ TRAINING_FREE: dict[str, Any] = {  # of models that read without landmarks, wher
     "window": 512,
     "mapping": "auto",
 }
-LEARNED: dict[str, Any] = {**TRAINING_FREE, "scorer": "learned", "rerank": None}  # where landmarks are learned
 _NAMES = {  # on the command line, where they are not retrieval.…
     "max_blocks": "memory.blocks",
     **{name: f"memory.{name}" for name in ("tier", "folder", "cache", "index", "index_type", "candidates")},
@@ -65,7 +64,6 @@ _CHOICES = {
 _REFINED = {
     "landmark": ("rerank", "recent", "first", "query_window"),
     "mean_key": ("rerank", "recent", "first", "query_window"),
-    "learned": ("rerank", "recent", "first", "query_window"),
     "faiss": ("rerank",),
 }
 
@@ -113,10 +111,6 @@ def check_settings(settings: Mapping[str, Any], block_size: int) -> None:
     if every["window"] is not None and (ranks in ("landmark", "faiss") or any(values)):
         by = "cmt.cutoff" if any(values) else _named("index" if ranks == "faiss" else "scorer", every)
         raise UserError(f"{by}: the text has no landmarks to go by, set retrieval.scorer=mean_key alone")
-    if every["window"] is None and ranks == "learned":
-        raise UserError(
-            f"{_named('scorer', every)}: is for model=pretrained_learned, whose text has no landmark tokens"
-        )
     if every["index"] == "faiss" and (every["scorer"] != "landmark" or every["max_blocks"] is not None):
         raise UserError(
             f"memory.index=faiss: it ranks by landmarks and cannot drop blocks, set retrieval.scorer=landmark and "
@@ -124,14 +118,10 @@ def check_settings(settings: Mapping[str, Any], block_size: int) -> None:
         )
 
 
-def on_command_line(name: str) -> str:
-    """The key of one of SETTINGS, or of the block size, on the command line."""
-    return "model.block_size" if name == "block_size" else _NAMES.get(name, f"retrieval.{name}")
-
-
 def _named(name: str, settings: Mapping[str, Any]) -> str:
     """A setting as on the command line."""
-    return f"{on_command_line(name)}={settings[name]}"
+    key = "model.block_size" if name == "block_size" else _NAMES.get(name, f"retrieval.{name}")
+    return f"{key}={settings[name]}"
 
 
 def _check_numbers(every: Mapping[str, Any]) -> None:
@@ -166,12 +156,11 @@ def memory_of(block_size: int, settings: Mapping[str, Any], **objects: Any) -> M
     Args:
         block_size: ℓ, normal tokens of a block.
         settings: some of SETTINGS.
-        objects: keys, gate, scoring, backend and observer, as of `Memory`; `select`, in place of the one that chooses
-            the blocks with the best landmarks; `learned`, the `landmarks` of `landmark.memory.select.Learned`; `kind`,
-            the class of the memory of a text without landmarks, if not `SummaryMemory`.
+        objects: keys, gate, scoring, backend and observer, as of `Memory`; and `select`, in place of the one that
+            chooses the blocks with the best landmarks.
 
     Raises UserError as `check_settings` does, for a `window` where the text has landmarks, for none where it has not,
-    for scorer="learned" where nothing is, and for index="faiss" where faiss is not installed.
+    and for index="faiss" where faiss is not installed.
     """
     from landmark.attention.keys import Keys
     from landmark.memory.memory import Memory
@@ -189,20 +178,17 @@ def memory_of(block_size: int, settings: Mapping[str, Any], **objects: Any) -> M
         raise UserError(f"{_named('window', every)}: the text that this model reads {has}")
     # With the mean of their blocks in them, landmarks differ in the first layer too.
     best = objects.pop("select", Best(every["granularity"], (0,) if keys.landmark == "token" else ()))
-    kind, learned = objects.pop("kind", SummaryMemory), objects.pop("learned", None)
-    if every["scorer"] == "learned" and learned is None:
-        raise UserError(f"{_named('scorer', every)}: this model has learned none, train it as model=pretrained_learned")
-    select = _selector(every, best, learned)
+    select = _selector(every, best)
     store = Store(every["max_blocks"], every["tier"], every["folder"], every["cache"])
     positions = Stingy() if every["mapping"] == "stingy" else TruePositions()
     objects |= {"select": select, "store": store, "positions": positions}
     if window is not None:
-        return kind(block_size, every["k"], window=window, **objects)
+        return SummaryMemory(block_size, every["k"], window=window, **objects)
     return Memory(block_size, every["k"], **objects)
 
 
-def _selector(settings: Mapping[str, Any], best: Best, learned: Any) -> Selector:
-    """The selector, and around it those that change its question. best: that with landmarks. learned: of `Learned`."""
+def _selector(settings: Mapping[str, Any], best: Best) -> Selector:
+    """The selector, and around it those that change its question. best: that with landmarks."""
     from landmark.memory import select
 
     granularity = settings["granularity"]
@@ -211,7 +197,6 @@ def _selector(settings: Mapping[str, Any], best: Best, learned: Any) -> Selector
         "recent": lambda: select.Newest(granularity),
         "random": lambda: select.Random(granularity, settings["seed"]),
         "mean_key": lambda: select.MeanKeys(granularity),
-        "learned": lambda: select.Learned(learned, granularity),
         "given": lambda: select.Given(granularity),
         "faiss": lambda: select.Faiss(settings["candidates"], settings["index_type"], best),
     }

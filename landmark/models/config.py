@@ -268,7 +268,7 @@ class Vocabulary(Protocol):
 def decoder_config(model: ModelConfig, tokenizer: Vocabulary, cmt: bool = False) -> DecoderConfig:
     """The configuration of the decoder that the config group `model` and a tokenizer describe.
 
-    A pretrained model that is not trained (`as_is`), or learns landmarks, reads without landmark tokens.
+    A landmark model that is not trained (`as_is`) reads without landmarks.
 
     cmt: whether it has a context miss token. Settings of other kinds of model are left out. Raises UserError as
     `DecoderConfig` does.
@@ -278,10 +278,10 @@ def decoder_config(model: ModelConfig, tokenizer: Vocabulary, cmt: bool = False)
     of_other_models = ("family", "name", "as_is", "dtype", "lora_rank")
     values = {item.name: getattr(model, item.name) for item in fields(model) if item.name not in of_other_models}
     values |= {"vocab_size": tokenizer.vocab_size, "landmark_id": tokenizer.landmark, "cmt": cmt}
-    if not model.has_landmark_tokens:
+    if model.kind != "landmark":
         values |= {"landmark_key": None, "landmark_bias": None}
     config = DecoderConfig.from_flat(values)
-    if config.landmarks is not None and not model.has_landmark_tokens:
+    if model.as_is and config.landmarks is not None:
         return replace(config, landmarks=replace(config.landmarks, token=None))
     return config
 
@@ -300,7 +300,6 @@ def check_decoder(model: ModelConfig, cmt: bool = False) -> DecoderConfig:
         own = (*_GROUPED.keys() - {"block_size", "window", "cache", "rope_base"}, "num_kv_heads")
         options = [item.name for item in fields(model) if item.metadata.get("extension")]
         for name in (*sorted(name for name in own if hasattr(model, name)), *options):
-            value = getattr(model, name)
-            if value is not None and (name, value) != ("landmark_key", "learned"):
+            if (value := getattr(model, name)) is not None:
                 raise UserError(f"model.{name}={value}: is for our decoder, not models of transformers")
     return decoder_config(model, _AnyVocabulary(), cmt)

@@ -25,14 +25,13 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from landmark.attention.layout import insert_landmarks
-from landmark.huggingface import LandmarkCache, LandmarkModel, LandmarkSettings, attach, landmark_loss, place_embedding
+from landmark.huggingface import LandmarkCache, LandmarkModel, LandmarkSettings, attach, place_embedding
 from landmark.huggingface.folders import folder_of
 from landmark.huggingface.safe_loading import open_model
 from landmark.huggingface.wrapping import without_landmarks
 from landmark.models.config import DecoderConfig, Landmarks
 from landmark.models.language_model import LanguageModel, summed_loss
-from landmark.utils.beginning import beginning
-from landmark.utils.constants import DEFAULT_CHUNK, NO_LOSS
+from landmark.utils.constants import DEFAULT_CHUNK
 from landmark.utils.errors import UserError
 from landmark.utils.files import read_json, sha256_file
 from landmark.utils.window_batch import WindowBatch
@@ -54,15 +53,6 @@ class Pretrained(LanguageModel):
         self.model: Any = model
         self.tokenizer = tokenizer
         self.config = _shape(self.bare)
-        self._beginning: list[int] = []
-        if self._learns_landmarks:
-            self._beginning = [] if tokenizer is None else beginning(tokenizer)
-            self.requires_grad_(False)
-            self.bare.learned_landmarks.requires_grad_(True)
-
-    @property
-    def _learns_landmarks(self) -> bool:
-        return isinstance(self.bare, LandmarkModel) and self.bare.landmarks.learned
 
     @property
     def bare(self) -> Any:
@@ -100,16 +90,7 @@ class Pretrained(LanguageModel):
         return DynamicCache(config=self.bare.config)
 
     def window_losses(self, batch: WindowBatch) -> Iterator[tuple[Tensor, Tensor]]:
-        """Summed loss in nats, and the number of targets, of the one window of a batch.
-
-        Where landmarks are learned, it is `landmark_loss` of each token, and the targets are not looked at.
-        """
-        if self._learns_landmarks:
-            begin = batch.tokens.new_tensor(self._beginning).expand(len(batch.tokens), -1)
-            tokens = torch.cat([begin, batch.tokens], 1)[:, : batch.tokens.shape[1]]
-            targets = (batch.targets != NO_LOSS).sum()
-            yield landmark_loss(self.bare, tokens) * targets, targets
-            return
+        """Summed loss in nats, and the number of targets, of the one window of a batch."""
         settings = {} if batch.phase is None else {"phase": batch.phase}
         logits = self.model(input_ids=batch.tokens, use_cache=False, **settings).logits
         yield summed_loss(logits, batch.targets, batch.weights)
@@ -187,8 +168,6 @@ def start_from(name: str, shape: DecoderConfig, lora_rank: int | None = None, to
     Raises UserError for a folder without a model, and for a model that does not fit the shape.
     """
     model = _open(folder_of(name))
-    if shape.landmarks is not None and shape.landmark_id is None:
-        return Pretrained(attach(model, without_landmarks(shape.landmarks.block_size, learned=True)), tokenizer)
     if shape.landmarks is not None:
         model = _with_landmarks(model, shape.landmarks)
     elif getattr(model.config, "landmark", None) is not None:

@@ -188,10 +188,6 @@ def test_a_prompt_and_a_memory_belong_to_a_task(configure, overrides, said):
             ("model=pretrained_landmark", "model.name=x", "model.lora_rank=2", "trainer=fsdp"),
             "trainer.strategy=fsdp: is for whole windows, and all weights of a model",
         ),
-        (
-            ("model=pretrained_learned", "model.name=x", "trainer=fsdp"),
-            "trainer.strategy=fsdp: is for whole windows, and all weights of a model",
-        ),
         (("model=transformer", "eval.retriever=bm25"), r"eval\.retriever=bm25: is for model=landmark"),
         (("model=llama", "model.family=gpt5"), r"model\.family=gpt5"),
     ],

@@ -124,7 +124,7 @@ def test_a_trial_is_short_and_lies_apart(composer, name, experiment):
         assert (config.trainer.profiler is not None) == (name == "profiler")
 
 
-@pytest.mark.parametrize("model", ["pretrained", "pretrained_base", "pretrained_landmark", "pretrained_learned"])
+@pytest.mark.parametrize("model", ["pretrained", "pretrained_base", "pretrained_landmark"])
 def test_a_model_of_transformers_brings_its_tokenizer(composer, model):
     given = [f"model={model}", "model.name=some-folder"]
     assert composer(given).tokenizer.name == "pretrained"

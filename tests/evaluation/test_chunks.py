@@ -32,7 +32,7 @@ def test_a_plain_model_attends_to_its_whole_segment():
 def test_a_model_that_reads_without_landmarks_attends_to_its_window_and_its_blocks(block, window, k, local):
     """As the memory reads: at the end of a chunk older tokens than the window become blocks, where they fill one."""
     config, shape = settings(64, k=k, window=window), changed(LANDMARK, block_size=block)
-    config.model.has_landmark_tokens = False
+    config.model.as_is = True
     stored, seen = 0, []
     for start in range(0, 64, local):
         stored = max(0, start - window) // block

@@ -53,7 +53,7 @@ def settings(
         retrieval=SimpleNamespace(
             k=k, granularity="per_token_and_head", scorer=scorer, rerank=None, recent=0, first=0, query_window=1
         ),
-        model=SimpleNamespace(has_landmark_tokens=True, name=None),
+        model=SimpleNamespace(as_is=None, name=None),
         memory=SimpleNamespace(
             **{
                 "blocks": blocks,

@@ -25,7 +25,7 @@ def settings(**changes) -> Any:
         ),
         cmt=SimpleNamespace(cutoff=0.0, cutoffs=None),
         positions=SimpleNamespace(mapping="stingy"),
-        model=SimpleNamespace(has_landmark_tokens=True, name=None),
+        model=SimpleNamespace(as_is=None, name=None),
         memory=SimpleNamespace(
             blocks=None,
             tier="device",

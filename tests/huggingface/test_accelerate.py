@@ -172,16 +172,3 @@ def test_a_layer_that_attends_on_its_own_is_noticed(ids, tokenizer):
     for call in ({"past_key_values": wrapped.new_memory()}, {"phase": torch.zeros(1, dtype=torch.int64)}):
         with pytest.raises(UserError, match=r"layers \[1\] attended without landmarks"):
             wrapped(insert_landmarks(ids, 0, 4, wrapped.landmarks.token)[0] if "phase" in call else ids, **call)
-
-
-def test_learned_landmarks_are_read_from_disk_too(ids, tokenizer, tmp_path):
-    wrapped = wrap(make_model("llama"), tokenizer, 4, {"k": 3, "window": 5}, local=9, landmarks="learned")
-    with torch.no_grad():
-        for parameter in wrapped.learned_landmarks.parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=0.3)
-    expected = read(wrapped, ids)
-    wrapped.save_pretrained(tmp_path / "saved")
-    tokenizer.save_pretrained(tmp_path / "saved")
-    again, _ = load(tmp_path / "saved", device_map=on_disk() | {"learned_landmarks": "disk"}, offload_folder=tmp_path)
-    assert next(again.learned_landmarks.parameters()).is_meta
-    torch.testing.assert_close(read(again, ids), expected)

@@ -69,7 +69,7 @@ def test_with_every_block_it_is_the_plain_model(local, stream):
     memory = {"k": 100, "window": 7}
     model = wrap(make_model("llama").double(), make_tokenizer(), block_size=4, landmarks="none", memory=memory)
     config = of_transformers(local=local, k=100, window=7, scorer="mean_key", mapping="auto")
-    config.model.has_landmark_tokens = False
+    config.model.as_is = True
     found = evaluate(Pretrained(model), stream, tokenizer, config)
     assert found["nll"] == pytest.approx(expected["nll"], rel=1e-12)
     config.retrieval.k = 1

@@ -174,8 +174,8 @@ class MemoryOverRanks(Memory):
         select = Cutoff(cutoff, best) if cutoff else best
         super().__init__(block_size, k, select=select, keys=keys, positions=positions, store=store, **others)
 
-    def new_layer(self, layer: int) -> LayerMemory:
-        return LayerMemory(SharedStore(super().new_layer(layer).store, self.ranks))
+    def new_layer(self) -> LayerMemory:
+        return LayerMemory(SharedStore(super().new_layer().store, self.ranks))
 
     def save(self, folder: Any, others: Any = None) -> NoReturn:
         raise UserError("a memory over several processes cannot be saved: read the text with one process")

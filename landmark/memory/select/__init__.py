@@ -4,7 +4,6 @@ from landmark.memory.select.best import Best
 from landmark.memory.select.cutoff import Cutoff
 from landmark.memory.select.faiss import Faiss
 from landmark.memory.select.given import Given
-from landmark.memory.select.learned import Learned
 from landmark.memory.select.mean_keys import MeanKeys
 from landmark.memory.select.newest import Newest
 from landmark.memory.select.query_window import QueryWindow
@@ -21,7 +20,6 @@ __all__ = [
     "Cutoff",
     "Faiss",
     "Given",
-    "Learned",
     "MeanKeys",
     "Newest",
     "QueryWindow",

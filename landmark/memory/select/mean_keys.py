@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MappingProxyType
 
-from landmark.attention.keys import Keys
 from landmark.memory.question import Question
 from landmark.memory.select.scores import best_of_summaries
-from landmark.memory.select.selector import Choice, Selector, Summary
+from landmark.memory.select.selector import Choice, Selector
 from landmark.memory.store.block_store import mean_keys
 
 
@@ -16,9 +16,7 @@ class MeanKeys(Selector):
     """Reads the k blocks whose mean key has the highest score."""
 
     granularity: str = "per_token_and_head"
-
-    def summaries(self, layer: int, keys: Keys) -> dict[str, Summary]:
-        return {"means": mean_keys}
+    summaries = MappingProxyType({"means": mean_keys})
 
     def choose(self, question: Question) -> Choice:
         return Choice(best_of_summaries(question, self.granularity, question.store.summaries["means"]))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor
 
 from landmark.attention import Gate
-from landmark.attention.keys import Keys
 from landmark.memory.question import Question
 from landmark.memory.store.block_store import Summary
 
@@ -34,18 +35,13 @@ class Selector:
     """Chooses the blocks that the queries of a chunk read, in every layer.
 
     granularity: which queries and heads choose together (`landmark.memory.select.Best`). earlier_queries: queries of
-    tokens before the chunk that are needed.
+    tokens before the chunk that are needed. summaries: what a store must have of each block besides keys, values and
+    landmark, and makes of its keys, by name.
     """
 
     granularity: str
+    summaries: Mapping[str, Summary] = MappingProxyType({})
     earlier_queries: int = 0
-
-    def summaries(self, layer: int, keys: Keys) -> dict[str, Summary]:
-        """What a store must have of each block besides keys, values and landmark, by name.
-
-        layer: number of the layer. keys: how the memory makes them.
-        """
-        return {}
 
     def choose(self, question: Question) -> Choice:
         """The blocks for a chunk; there is at least one block. Among equal scores the newer blocks are chosen."""

@@ -15,18 +15,17 @@ from landmark.memory.store.tiers import Blocks, DeviceBlocks, Fetched, Store
 COPIED = 256  # blocks of a batch copied at a time
 ROWS = 64  # a store's rows are a multiple of this
 SPARE = 8  # for so many rows at least one more is added
-# What blocks are ranked by or stand for, (B, H, n, d), of their keys (B, H, n, W, d), the landmark's last, and of the
-# number of the first of these n blocks in the text.
-Summary = Callable[[Tensor, int], Tensor]
+# What blocks are ranked by or stand for, (B, H, n, d), of their keys (B, H, n, W, d), the landmark's last.
+Summary = Callable[[Tensor], Tensor]
 LANDMARKS = "landmarks"
 
 
-def closing_landmarks(keys: Tensor, _: int) -> Tensor:
+def closing_landmarks(keys: Tensor) -> Tensor:
     """The landmarks' keys."""
     return keys[..., -1, :]
 
 
-def mean_keys(keys: Tensor, _: int) -> Tensor:
+def mean_keys(keys: Tensor) -> Tensor:
     """The mean of the keys of each block's tokens."""
     return keys[..., :-1, :].mean(-2)
 
@@ -93,7 +92,7 @@ class BlockStore:
             new = keys[:, :, part]
             self.blocks.write(rows.start, new[..., :-1, :].to(values.dtype), values[:, :, part, :-1])
             for name, summary in self.summaries.items():
-                summary[:, :, rows] = self._make[name](new, self.added + part.start)
+                summary[:, :, rows] = self._make[name](new)
         self.added += count
 
     def reserve(self, blocks: int, like: Tensor, saved: SavedRows | None = None) -> None:

@@ -173,7 +173,7 @@ def main(words: Sequence[str]) -> int:
     lengths = [int(each) for each in arguments.lengths.split(",")]
     dtype = arguments.dtype or ("bfloat16" if torch.cuda.is_available() else "float32")
     notes = [
-        f"{Path(arguments.model).stem}, {dtype}; source code, a batch of one, {LOCAL} tokens read at a time, without "
+        f"{Path(arguments.model).name.removesuffix('.gguf')}, {dtype}; source code, a batch of one, {LOCAL} tokens read at a time, without "
         f"training as `wrap(model, tokenizer, landmarks='none')` reads; transformers {transformers.__version__}."
     ]
     notes += [arguments.note] if arguments.note else []

@@ -172,8 +172,9 @@ def main(words: Sequence[str]) -> int:
     use_threads()
     lengths = [int(each) for each in arguments.lengths.split(",")]
     dtype = arguments.dtype or ("bfloat16" if torch.cuda.is_available() else "float32")
+    name = Path(arguments.model).name.removesuffix(".gguf")
     notes = [
-        f"{Path(arguments.model).name.removesuffix('.gguf')}, {dtype}; source code, a batch of one, {LOCAL} tokens read at a time, without "
+        f"{name}, {dtype}; source code, a batch of one, {LOCAL} tokens read at a time, without "
         f"training as `wrap(model, tokenizer, landmarks='none')` reads; transformers {transformers.__version__}."
     ]
     notes += [arguments.note] if arguments.note else []

@@ -82,10 +82,11 @@ class Runner:
 
     def _is_elsewhere(self, job: Job) -> bool:
         """Whether another process makes a row without a record, or the run that it needs."""
-        if self.records.find("rows", job.id) is not None:
-            return False
-        runs = [run for run in (job.run, job.run.start) if run is not None and not self.is_trained(run)]
-        return self.records.is_locked("rows", job.id) or any(self.records.is_locked("runs", run.id) for run in runs)
+        runs = (run for run in (job.run, job.run.start) if run is not None)
+        locked = self.records.is_locked("rows", job.id) or any(
+            self.records.is_locked("runs", run.id) and not self.is_trained(run) for run in runs
+        )
+        return locked and self.records.find("rows", job.id) is None
 
     def evaluate(self, job: Job) -> tuple[Record, bool]:
         """The record of a row, and whether it was made now."""

@@ -1,13 +1,12 @@
 """A row's identity is computed once on its way from the command to its record."""
 
 import json
-import subprocess
-import sys
 from collections import Counter
 
 import pytest
 
 from landmark.experiment import identity
+from tests.experiment.holding import hold
 
 
 @pytest.fixture
@@ -41,15 +40,6 @@ def test_identities_are_computed_once_a_row_and_seed(work, counted):
     assert counted == {"run_settings": 3, "row_settings": 3}
 
 
-HOLD = """
-import sys, time
-from landmark.experiment.records import Records
-with Records(sys.argv[1]).lock(sys.argv[2], sys.argv[3]):
-    print("held", flush=True)
-    time.sleep(60)
-"""
-
-
 @pytest.mark.parametrize("kind", ["rows", "runs"])
 def test_what_another_process_makes_waits_for_all_that_it_does_not(work, kind):
     """A row, or the run of all rows but one, until `plain_512` is evaluated."""
@@ -63,8 +53,7 @@ def test_what_another_process_makes_waits_for_all_that_it_does_not(work, kind):
         (record,) = (work.output / "records/runs").glob(f"{folder[-10:]}.json")
     for file in [*names, record]:
         file.unlink(missing_ok=True)
-    command = [sys.executable, "-c", HOLD, work.output, kind, record.stem]
-    other, evaluate = subprocess.Popen(command, stdout=subprocess.PIPE, text=True), work.evaluate
+    other, evaluate = hold(work.output, kind, record.stem, 60), work.evaluate
 
     def kill_at_plain(job, inputs):
         if job.name == "plain_512":
@@ -72,12 +61,9 @@ def test_what_another_process_makes_waits_for_all_that_it_does_not(work, kind):
             other.wait()
         return evaluate(job, inputs)
 
-    assert other.stdout is not None
-    assert other.stdout.readline().strip() == "held"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("landmark.experiment.runner.evaluate_row", kill_at_plain)
         work(*given)
-    other.stdout.close()
     waiting = ["twice_landmarks"] if kind == "rows" else [row for row in rows if row != "plain_512"]
     rows = [row for row in rows if row not in waiting]
     then = rows.index("plain_512") + 1

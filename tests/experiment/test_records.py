@@ -1,7 +1,5 @@
 import json
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -10,6 +8,7 @@ import pytest
 from landmark.experiment.identity import digest
 from landmark.experiment.records import Records
 from landmark.utils.errors import Stopped, UserError
+from tests.experiment.holding import hold
 
 EMPTY, K4 = digest({}), digest({"k": 4})  # identities of settings
 
@@ -52,33 +51,15 @@ def test_result_that_is_no_number_leaves_no_record(records):
     assert records.find("rows", EMPTY) is None
 
 
-HOLD = """
-import sys, time
-from landmark.experiment.records import Records
-with Records(sys.argv[1]).lock("runs", "abc"):
-    print("held", flush=True)
-    time.sleep(float(sys.argv[2]))
-"""
-
-
-def hold(tmp_path, seconds):
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(tmp_path), str(seconds)], stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline().strip() == "held"
-    return process
-
-
 def test_lock_waits_for_the_process_that_holds_it(records, tmp_path):
-    process, started = hold(tmp_path, 1.0), time.monotonic()
+    process, started = hold(tmp_path, "runs", "abc", 1.0), time.monotonic()
     with records.lock("runs", "abc"):
         assert time.monotonic() - started > 0.5
     process.wait()
 
 
 def test_killed_process_leaves_no_lock(records, tmp_path):
-    process = hold(tmp_path, 100)
+    process = hold(tmp_path, "runs", "abc", 100)
     process.kill()
     process.wait()
     started = time.monotonic()

@@ -66,7 +66,7 @@ class WindowDataModule(lightning.LightningDataModule):
         def windows(split: str, repeats: Repeats | None = None) -> TrainingWindows | SyntheticWindows:
             if isinstance(corpus, SyntheticCorpus):
                 return SyntheticWindows(corpus, split, **settings)
-            special = {"landmark": tokenizer.landmark, "eot": tokenizer.eot}
+            special = {"landmark": tokenizer.landmark, "eot": tokenizer.eot, "beginning": tokenizer.beginning}
             return TrainingWindows(corpus.split(split), **settings, **special, repeats=repeats)
 
         shares = config.data.repeats

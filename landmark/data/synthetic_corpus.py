@@ -39,7 +39,7 @@ class SyntheticCorpus:
     def split(self, name: str) -> SyntheticSplit:
         settings = self.data.sample_settings if name == "train" else self.data.prompt_settings
         described = [self.data.name, name, settings, self.tokenizer.hash]
-        if self.tokenizer.beginning and name != "train":
+        if self.tokenizer.beginning:
             described.append(self.tokenizer.beginning)
         text = json.dumps(described, sort_keys=True)
         return SyntheticSplit(hashlib.sha256(text.encode()).hexdigest())

@@ -6,7 +6,7 @@ A window is the beginning of one text, with landmarks L inserted (here ℓ = 4),
     tokens    i s _ 4 L 2 . _ I L s _ i t L _ 4 2 ? L E …
     weights   1 1 0 0 - 1 1 1 1 - 1 1 1 1 - w w 1 - - - …
 
-A weight belongs to the token that follows: w if that token can be read off the text before it, 0 if it cannot be known.
+Where the tokenizer has ids that begin a text, they come first, without weights. A weight belongs to the token that follows: w if that token can be read off the text before it, 0 if it cannot be known.
 """
 
 from collections.abc import Sequence
@@ -71,14 +71,15 @@ class SyntheticWindows:
 
     def _sample(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Tokens, targets and weights (T,) of a window; the mean weight of targets is one."""
-        window = self._data.window(rng, self._raw, self._tokenizer)
-        if self.block_size is None:
-            tokens, targets, weights = window.tokens, window.targets, window.weights
-        else:
+        beginning = np.array(self._tokenizer.beginning, dtype=np.int64)
+        window = self._data.window(rng, self._raw - len(beginning), self._tokenizer)
+        tokens = np.concatenate([beginning, window.tokens])
+        targets, weights = (np.pad(x, (len(beginning), 0)) for x in (window.targets, window.weights))
+        if self.block_size is not None:
             raw, is_landmark = raw_position(np.arange(self.length), self.block_size)
             raw = np.minimum(raw, self._raw - 1)  # after a landmark at the end there is nothing
-            tokens = np.where(is_landmark, self._tokenizer.landmark, window.tokens[raw])
-            targets, weights = window.targets[raw], np.where(is_landmark, 0.0, window.weights[raw])
+            tokens = np.where(is_landmark, self._tokenizer.landmark, tokens[raw])
+            targets, weights = targets[raw], np.where(is_landmark, 0.0, weights[raw])
         targets = np.where(weights > 0, targets, NO_LOSS)
         weights = weights * (weights > 0).sum() / max(weights.sum(), 1e-9)
         return tokens.astype(np.int64), targets.astype(np.int64), weights.astype(np.float32)

@@ -59,6 +59,7 @@ class TrainingWindows:
         landmark: int,
         eot: int,
         repeats: "Repeats | None" = None,
+        beginning: Sequence[int] = (),
     ):
         """
         Args:
@@ -70,6 +71,7 @@ class TrainingWindows:
             landmark: id of the landmark.
             eot: id of end of text.
             repeats: the repeated stretches of the windows of `batch` (None: there are none).
+            beginning: ids that begin a text (`Tokenizer.beginning`); they take the places of a window's first tokens.
 
         Raises UserError where the stream is too short, or a setting out of range.
         """
@@ -81,6 +83,7 @@ class TrainingWindows:
         self._tokens = np.asarray(stream if isinstance(stream, np.ndarray) else stream.tokens)
         self.length, self.batch_size, self.seed, self.block_size = length, batch_size, seed, block_size
         self._landmark, self._eot, self._repeats = landmark, eot, repeats
+        self._beginning = np.array(beginning, dtype=np.int64)
         self.num_starts = viewed_length(len(self._tokens), block_size) - length - 1
         """Number of possible starts."""
         if self.num_starts < 1:
@@ -123,6 +126,10 @@ class TrainingWindows:
         targets = self._tokens[target].astype(np.int64)
         tokens[is_landmark] = self._landmark
         targets[is_landmark | (tokens == self._eot)] = NO_LOSS
+        for tokens_of, targets_of, place in zip(tokens, targets, ~is_landmark, strict=True):
+            begun = np.flatnonzero(place)[: len(self._beginning)]
+            tokens_of[begun] = self._beginning[: len(begun)]
+            targets_of[begun[:-1]] = NO_LOSS
         return WindowBatch(torch.from_numpy(tokens), torch.from_numpy(targets), phase)
 
     def evenly_spaced(self, count: int) -> np.ndarray:

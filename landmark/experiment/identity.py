@@ -51,6 +51,7 @@ def run_settings(config: Config, tokenizer_hash: str, stream_sha256: str, start:
         settings["passkeys"] = [config.data.passkeys, config.data.dense, config.data.answer_weight, PASSKEY_VERSION]
     if config.model.name is not None:  # its shape is its own
         settings["model"] = {key: settings["model"][key] for key in _OF_NAMED if key in settings["model"]}
+        settings["beginning"] = True  # windows begin with the ids that begin a text
     if config.model.as_is:  # nothing is trained
         settings = {"model": {"kind": config.model.kind, "as_is": True}, "tokenizer": tokenizer_hash}
         if config.model.dtype not in (None, "float32"):

@@ -86,6 +86,18 @@ def test_the_drawn_example():
     assert (batch.tokens.dtype, batch.targets.dtype) == (torch.int64, torch.int64)
 
 
+def test_ids_that_begin_a_text_take_the_places_of_the_first_tokens():
+    b, c, d, e, f, g = range(1, 7)
+    raw = np.array([0, b, c, d, e, f, g, 7, 8, 0, 0, 0], dtype=np.uint16)
+    settings = {"length": 5, "batch_size": 1, "seed": 0, "landmark": LANDMARK, "eot": EOT}
+    plain = TrainingWindows(raw, **settings, block_size=None, beginning=[20, 21]).at([1])
+    assert plain.tokens.tolist() == [[20, 21, d, e, f]]
+    assert plain.targets.tolist() == [[NO_LOSS, d, e, f, g]]
+    split = TrainingWindows(raw, **settings, block_size=3, beginning=[20, 21]).at([2, 3])  # from c on, and its landmark
+    assert split.tokens.tolist() == [[20, LANDMARK, 21, e, f], [LANDMARK, 20, 21, f, LANDMARK]]
+    assert split.targets.tolist() == [[NO_LOSS, NO_LOSS, e, f, g], [NO_LOSS, NO_LOSS, f, g, NO_LOSS]]
+
+
 RAW = np.random.default_rng(0).integers(0, 9, 5000).astype(np.uint16)
 
 
@@ -137,7 +149,7 @@ def datamodule(
     model = ModelConfig(kind=kind, block_size=7, num_layers=2)
     positions, cmt_config = PositionsConfig(p_jump=p_jump), CmtConfig(enabled=cmt and kind == "landmark")
     config = Config(seed=5, model=model, train=train, positions=positions, cmt=cmt_config)
-    module = WindowDataModule(corpus, SimpleNamespace(landmark=LANDMARK, eot=EOT), config)  # pyright: ignore
+    module = WindowDataModule(corpus, SimpleNamespace(landmark=LANDMARK, eot=EOT, beginning=[]), config)  # pyright: ignore
     module.trainer = SimpleNamespace(global_rank=rank, world_size=devices)  # pyright: ignore
     return module
 

@@ -11,18 +11,22 @@ import torch.nn.functional as F
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, DynamicCache
 
+from landmark.data.datamodule import WindowDataModule
 from landmark.data.passkey import Passkey
 from landmark.data.pretrained_tokenizer import PretrainedTokenizer
 from landmark.data.ruler import Ruler
 from landmark.data.stream import Stream
 from landmark.data.synthetic_corpus import SyntheticCorpus
+from landmark.data.synthetic_windows import SyntheticWindows
 from landmark.evaluation.perplexity import evaluate
 from landmark.experiment.evaluation import evaluate_row
 from landmark.huggingface import wrap
 from landmark.models.checkpoint import load
 from landmark.models.pretrained import Pretrained
+from landmark.utils.constants import NO_LOSS
 from tests.evaluation.test_perplexity import settings
 from tests.huggingface.conftest import make_model, make_tokenizer
+from tests.training.training_case import make_config, make_corpus
 
 BEGINNING = 65  # the letter A, for a tokenizer without such a token
 
@@ -119,3 +123,31 @@ def test_rows_load_weights_of_the_type_that_they_name(dtype, loaded, monkeypatch
     job = SimpleNamespace(config=config, run=SimpleNamespace(folder=tmp_path))
     with pytest.raises(InterruptedError):
         evaluate_row(job, SimpleNamespace(tokenizer=lambda _: None, corpus=lambda _: None))
+
+
+@pytest.mark.parametrize("block_size", [None, 7])
+def test_training_windows_of_text_and_of_tasks_begin_as_prompts_do(block_size):
+    tokenizer = tokenizer_with_beginning()
+    bare = PretrainedTokenizer(make_tokenizer())
+    settings = {"length": 300, "batch_size": 4, "seed": 0, "block_size": block_size}
+    made = SyntheticWindows(SyntheticCorpus(Passkey(), tokenizer), "train", **settings).batch(0)
+    shorter = settings | {"length": 300 if block_size else 299}
+    usual = SyntheticWindows(SyntheticCorpus(Passkey(), bare), "train", **shorter).batch(0)
+    assert (made.tokens[:, 0] == BEGINNING).all()
+    assert (made.targets[:, 0] == NO_LOSS).all()
+
+    def own(batch):  # tokens and targets without landmarks
+        kept = batch.tokens[0] != tokenizer.landmark
+        return batch.tokens[:, kept], batch.targets[:, kept]
+
+    for with_it, without in zip(own(made), own(usual), strict=True):
+        assert with_it[:, 1:].tolist() == without[:, : with_it.shape[1] - 1].tolist()
+
+
+def test_the_windows_of_a_pretrained_model_begin_as_it_expects(tmp_path):
+    config = make_config("landmark", batch_size=3)
+    tokenizer = tokenizer_with_beginning()
+    data = WindowDataModule(make_corpus(tmp_path), tokenizer, config)
+    for batch in (data.training.batch(0), data.validation.at(data.validation.evenly_spaced(3))):
+        first = (batch.tokens != tokenizer.landmark).int().argmax(1)
+        assert (batch.tokens[torch.arange(3), first] == BEGINNING).all()

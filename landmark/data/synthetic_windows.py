@@ -6,7 +6,8 @@ A window is the beginning of one text, with landmarks L inserted (here ℓ = 4),
     tokens    i s _ 4 L 2 . _ I L s _ i t L _ 4 2 ? L E …
     weights   1 1 0 0 - 1 1 1 1 - 1 1 1 1 - w w 1 - - - …
 
-Where the tokenizer has ids that begin a text, they come first, without weights. A weight belongs to the token that follows: w if that token can be read off the text before it, 0 if it cannot be known.
+Where the tokenizer has ids that begin a text, they come first, without weights. A weight belongs to the token that
+follows: w if that token can be read off the text before it, 0 if it cannot be known.
 """
 
 from collections.abc import Sequence

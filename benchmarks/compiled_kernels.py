@@ -20,11 +20,13 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from landmark.attention.fused import block_scores as score_kernel
 from landmark.attention.fused import pending_tokens as pending_kernel
 from landmark.attention.fused import retrieved_blocks as block_kernel
 from landmark.attention.fused import top_k_landmarks as search_kernel
 from landmark.attention.fused import tuning
 from landmark.attention.fused.backward import backward_means
+from landmark.attention.fused.block_scores_kernel import block_scores
 from landmark.attention.fused.operators import means_constants
 from landmark.attention.fused.pending_tokens_kernel import pending_tokens
 from landmark.attention.fused.retrieved_blocks_kernel import merged_splits, retrieved_blocks
@@ -35,9 +37,9 @@ POINTERS = dict.fromkeys(
     ("Lse", "Delta", "DqSum", "Landmarks", "DCmtScores", "CmtScores", "ControlledLse", "LocalLse", "Weight", "DLse"),
     "fp32",
 )
-POINTERS |= dict.fromkeys(("Factors", "Exact"), "fp32")
+POINTERS |= dict.fromkeys(("Factors", "Exact", "Scores"), "fp32")
 POINTERS |= {"Phase": "i32", "Starts": "i32", "Controlled": "i8", "Selected": "i8"}
-POINTERS |= dict.fromkeys(("Ages", "Rows", "Best", "Added", "Pending"), "i64")
+POINTERS |= dict.fromkeys(("Ages", "Lags", "Rows", "Best", "Added", "Pending"), "i64")
 GPUS = {80: A100, 86: Gpu(86, 99 << 10), 90: Gpu(90, 227 << 10), 100: Gpu(100, 227 << 10), 120: Gpu(120, 99 << 10)}
 MATRIX = re.compile(r"\b(HMMA|HGMMA|QGMMA|IMMA|UTCHMMA|UTCQMMA|FFMA|FFMA2)\b")
 
@@ -172,6 +174,8 @@ def all_kernels(
         used[f"retrieved_blocks, {shared=}"] = compiled(retrieved_blocks, options | {"SPLITS": 1}, arch, dtype)
     split = {"WEIGHTED": cmt, "MASKED": cmt, "SPLITS": 4}
     used["merged_splits"] = compiled(merged_splits, block_kernel.merge_constants(dim) | split, arch, dtype)
+    options = score_kernel.constants(block_size, dim, dtype, group=4) | {"SCORED": not cmt, "ONE_LAG": cmt}
+    used["block_scores"] = compiled(block_scores, options, arch, dtype)
     for rows in (1, 16):
         options = search_kernel.constants(rows, dim, k=4) | {"TIED": cmt, "COUNTED": not cmt}
         used[f"top_k_landmarks, {rows=}"] = compiled(top_k_landmarks, options, arch, torch.float32)

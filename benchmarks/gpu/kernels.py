@@ -14,8 +14,12 @@ from benchmarks.gpu.timing import lines, timed
 from benchmarks.gpu.work import summary
 from benchmarks.report import Target
 from landmark.attention import Window, landmark_attention
+from landmark.attention.flash import attention_forward, merged
 from landmark.attention.fused import tuning
 from landmark.attention.fused.retrieved_blocks import attend_to_retrieved_blocks
+from landmark.attention.keys import Keys
+from landmark.memory import Memory
+from landmark.memory.settings import TRAINING_FREE, memory_of
 
 OURS, PAIR = "landmark", "landmark, deterministic"
 FLASH, CUDNN, FLEX = "flash SDPA", "cuDNN SDPA", "FlexAttention"
@@ -204,6 +208,45 @@ def retrieved_blocks(
             yield {"kind": "note", "setting": setting, "measured": GATHER, "left_out": summary(error)}
             return
     yield from lines(setting, timed(functions, scale), GATHER if with_gather else OURS)
+
+
+def chunks(lengths: Sequence[int], scale: Scale) -> Iterator[Line]:
+    """A chunk of a text without landmarks, as a layer of a pretrained model reads it, beside attention to all keys."""
+    heads, kv_heads, dim, count = (14, 2, 64, 512) if scale.is_gpu else (2, 1, 16, 8)
+    settings = TRAINING_FREE if scale.is_gpu else TRAINING_FREE | {"k": 2, "rerank": 3, "window": 8}
+    made = partial(torch.randn, generator=torch.Generator(scale.device).manual_seed(0), device=scale.device)
+    for length in lengths:
+        q, k, v = (made(1, h, length, dim).to(scale.half) for h in (heads, kv_heads, kv_heads))
+        chunk = [x[:, :, -count:] for x in (q, k, v)]
+        functions: dict[str, Callable[[], object]] = {}
+        for name, backend in ((OURS, "triton"), ("landmark, PyTorch's operators", "blockwise")):
+            memory = memory_of(32 if scale.is_gpu else 4, settings, keys=Keys(landmark="none"), backend=backend)
+            memory.expect(length // memory.block_size)
+            for start in range(0, length - count, count):
+                part = slice(start, min(start + count, length - count))
+                memory.attend(0, q[:, :, part], k[:, :, part], v[:, :, part])
+                memory.commit()
+            functions[name] = partial(_attend_once, memory, chunk)
+        copies = [x.repeat_interleave(heads // kv_heads, 1) for x in (k, v)]
+        functions[FLASH] = partial(_attend_to_all, chunk[0], *copies)
+        yield from lines(f"a chunk of {count} tokens behind {length - count:,}", timed(functions, scale), FLASH)
+
+
+@torch.no_grad()
+def _attend_once(memory: Memory, chunk: Sequence[Tensor]) -> Tensor:
+    q, k, v = chunk
+    out = memory.attend(0, q, k, v)
+    memory.discard()
+    return out
+
+
+@torch.no_grad()
+def _attend_to_all(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attention of a chunk to all keys, those before it and its own. k, v: (B, H, before + T, d)."""
+    parts = []
+    for is_own, own in ((False, slice(None, -q.shape[2])), (True, slice(-q.shape[2], None))):
+        parts.append(attention_forward(q, k[:, :, own], v[:, :, own], causal=is_own, scale=q.shape[-1] ** -0.5))
+    return merged(*parts)[0]
 
 
 def shared_blocks(blocks: int, block_size: int, counts: Sequence[int], scale: Scale) -> Iterator[Line]:

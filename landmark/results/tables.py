@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import Any
 
 from landmark.config.schema import PanelConfig
@@ -22,7 +23,7 @@ class Table:
 
     records: of each row, one per seed. cells: of those rows that make up a grid, the value on each axis. asked: names
     of all rows of the experiment, of which some may have no record yet; empty where these are all. panels: what the
-    picture shows in place of `figure`.
+    picture shows in place of `figure`. model: of transformers, by name; None: the rows are of ours, or of several.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Table:
     cells: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     asked: Sequence[str] = ()
     panels: Mapping[str, PanelConfig] = field(default_factory=dict)
+    model: str | None = None
 
     @property
     def is_partial(self) -> bool:
@@ -55,6 +57,12 @@ class Table:
         return any(row.paper is not None for row in self.rows)
 
     @property
+    def settings(self) -> str:
+        """Model and text, for titles."""
+        of_model = f"size {self.size}" if self.model is None else self.model
+        return f"{of_model}, data {self.data}, tokenizer {self.tokenizer}"
+
+    @property
     def header(self) -> str:
         if self.seeds > 1:
             spread = f"± standard deviation over {self.seeds} seeds"
@@ -63,10 +71,7 @@ class Table:
         else:
             spread = "± standard error over segments"
         part = f", {len(self.rows)} of {len(self.asked)} rows" if self.is_partial else ""
-        return (
-            f"{self.name}{part}: size {self.size}, data {self.data}, tokenizer {self.tokenizer}; "
-            f"{self.split} split, {self.amount}; {spread}"
-        )
+        return f"{self.name}{part}: {self.settings}; {self.split} split, {self.amount}; {spread}"
 
 
 def build(
@@ -121,6 +126,7 @@ def build(
         panels=panels or {},
         cells=cells or {},
         asked=asked,
+        model=_model([record for records in rows.values() for record in records]),
     )
 
 
@@ -173,6 +179,14 @@ def _difference(rows: Sequence[Record], others: Sequence[Record]) -> Difference 
         return each[0]
     values = [difference.nats for difference in each]
     return Difference(statistics.fmean(values), statistics.stdev(values) / len(values) ** 0.5, each[0].stretches)
+
+
+def _model(records: Sequence[Record]) -> str | None:
+    """The name of the model of transformers that all rows name, without its folder."""
+    key = "model.name="
+    given = [[word for word in record["labels"].get("overrides", ()) if word.startswith(key)] for record in records]
+    names = {PurePath(words[-1].removeprefix(key)).name if words else None for words in given}
+    return names.pop() if len(names) == 1 else None
 
 
 def _amount(results: Sequence[Record]) -> str:

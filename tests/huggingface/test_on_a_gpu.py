@@ -6,6 +6,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from landmark.huggingface import wrap
 from landmark.memory import block_attention, memory
+from landmark.memory.select import second_look
 from tests.huggingface.conftest import make_model, make_tokenizer
 
 pytestmark = pytest.mark.skipif(not torch.backends.cuda.is_built(), reason="this PyTorch is built without CUDA")
@@ -23,12 +24,18 @@ def to_gpu(model):
     return model
 
 
+def scores_without_numbers(queries, keys, landmarks, ages, lags, **_):
+    assert keys.device == landmarks.device == ages.device == lags.device == queries.device
+    return ages.new_empty(len(ages), queries.shape[3], *ages.shape[2:], dtype=torch.float32)
+
+
 @pytest.mark.parametrize("mapping", ["true", "stingy"])
 @pytest.mark.parametrize("backend", ["blockwise", "triton"])
 @pytest.mark.parametrize("family", ["qwen2", "gemma3"])
 def test_nothing_waits_and_nothing_is_elsewhere(family, backend, mapping, monkeypatch):
     """Numbers of a GPU that are looked at on the CPU, and operations between devices, raise errors here."""
     monkeypatch.setattr(block_attention, "attend_to_retrieved_blocks", lambda *_, local, **__: local[0])
+    monkeypatch.setattr(second_look, "score_blocks", scores_without_numbers)
     monkeypatch.setattr(memory, "check_kernel", lambda *_: None)
     settings = {"k": 3, "window": 8, "rerank": 6, "mapping": mapping}
     model = make_model(family).bfloat16()

@@ -109,6 +109,22 @@ def test_header_says_split_tokens_size_data_and_tokenizer(table1):
         assert word in table1.header
 
 
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [(["a/gemma", "a/gemma"], "t: gemma, data"), (["a", None], "t: size nano, data"), (["a", "b"], "t: size")],
+)
+def test_header_names_the_model_of_transformers_that_all_rows_read_with(configure, make_record, names, said):
+    records = {}
+    for number, name in enumerate(names):
+        record = make_record(configure("size=nano", f"seed={number}"), f"row{number}", 20.0)
+        record["labels"]["overrides"] = [
+            "size=nano",
+            *([] if name is None else ["model.name=other", f"model.name={name}"]),
+        ]
+        records[f"row{number}"] = [record]
+    assert build("t", records).header.startswith(said)
+
+
 def test_terminal_columns_are_aligned(table1):
     lines = render.as_text(table1).splitlines()[2:17]
     starts = lines[1].index("  ")

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from landmark.attention import Grouped
+from landmark.attention.fused.block_scores import score_blocks
 from landmark.memory.query_tiles import QueryTiles, for_each_head
 from landmark.memory.question import Question
 from landmark.memory.select.query_window import best_of_window
@@ -85,10 +86,13 @@ def _scores(question: Question, ages: Tensor) -> Tensor:
 
     ages: (B, H or H_kv, n, m), of the proposed blocks.
     """
+    store, lags = question.store, question.lags.scoring(ages)
     selected = None if question.selection is None else question.selection.selected
     queries = question.queries.rounded.detach()
-    tiles = QueryTiles(queries, question.store, ages, question.lags.scoring(ages), selected, question.softcap)
-    scores = tiles.empty(dtype=question.store.landmarks.dtype)
+    if question.backend == "triton" and selected is None and (blocks := store.in_place(ages.numel())) is not None:
+        return score_blocks(queries, blocks[0], store.landmarks, ages, lags, added=store.added, scored=store.scored)
+    tiles = QueryTiles(queries, store, ages, lags, selected, question.softcap)
+    scores = tiles.empty(dtype=store.landmarks.dtype)
     for part in tiles.parts():
         scores[part.tiles] = tiles.split(
             tiles.gates(part, Grouped(1.0))

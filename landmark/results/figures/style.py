@@ -77,9 +77,10 @@ def ordered_colours(count: int) -> list[str]:
 
 
 def length_axis(lengths: Sequence[int]) -> dict[str, Any]:
-    """Options of an axis of evaluation lengths, doubling; long ones are written as 128K and 1M."""
+    """Options of an axis of evaluation lengths, doubling; where some are long, they are written as 8K, 128K and 1M."""
     short = "datum.value % 1048576 ? datum.value / 1024 + 'K' : datum.value / 1048576 + 'M'"
-    label = f"datum.value >= 65536 && datum.value % 1024 == 0 ? {short} : format(datum.value, ',')"
+    shortened = "datum.value % 1024 == 0" if max(lengths) >= 65536 else "false"
+    label = f"{shortened} ? {short} : format(datum.value, ',')"
     low, high = min(lengths), max(lengths)
     return {
         "title": "evaluation length, tokens",

@@ -108,7 +108,7 @@ def _other(key: str, title: str, table: Table) -> Values:
         "name": "other",
         "title": title,
         "claim": "Free sweeps, and rows of settings that no experiment has now. They need not share a text.",
-        "settings": f"size {table.size}, data {table.data}, tokenizer {table.tokenizer}",
+        "settings": table.settings,
         "done": len(table.rows),
         "total": len(table.rows),
         "missing": [],

@@ -12,13 +12,12 @@ import torch
 from torch import Tensor
 
 from landmark.attention import Grouped
-from landmark.attention.flash import attention_forward
 from landmark.attention.fused.retrieved_blocks import attend_to_retrieved_blocks
-from landmark.attention.scoring import capped
 from landmark.memory.query_selection import QuerySelection
 from landmark.memory.query_tiles import QueryTiles, for_each_head
 from landmark.memory.question import Question
 from landmark.memory.select import Choice
+from landmark.memory.shared_blocks import attend_shared
 from landmark.memory.store import BlockStore
 
 WeightedSum = Callable[[Tensor], Tensor]
@@ -67,8 +66,8 @@ def attend_to_blocks(
     if selected is not None:
         ages, lags = (for_each_head(x, selected.shape[1]).expand(*selected.shape, -1) for x in (ages, lags))
     elif ages.shape[2] == 1 and not (gate.alpha and queries.requires_grad):  # plain attention's is without a gradient
-        ages, lags = (for_each_head(x, queries.shape[3]) for x in (ages, lags))
-        return _attend_shared(queries, store, ages, lags, softcap, gate)
+        outs, gates = attend_shared(queries, store, ages, lags, softcap, gate)
+        return partial(_summed, outs), gates
     elif ages.shape[2] < queries.shape[2]:
         ages, lags = (x.expand(-1, -1, queries.shape[2], -1) for x in (ages, lags))
     tiles = QueryTiles(queries, store, ages, lags, selected, softcap)
@@ -150,25 +149,7 @@ def _fetched_rows(
     return rows, (blocks.keys, blocks.values)
 
 
-def _attend_shared(
-    queries: Tensor, store: BlockStore, ages: Tensor, lags: Tensor, softcap: float | None, gate: Grouped
-) -> tuple[WeightedSum, Tensor]:
-    """`attend_to_blocks` where all queries of a head retrieve the same blocks: plain attention to each block.
-
-    ages, lags: (B, H, 1, q).
-    """
-    _, batch, length, heads, dim = queries.shape
-    count, device = ages.shape[-1], queries.device
-    samples = torch.arange(batch, device=device)[:, None, None]
-    q_heads = torch.arange(heads, device=device)[None, :, None]
-    q = queries.permute(0, 1, 3, 2, 4)[lags[:, :, 0] - 1, samples, q_heads]  # (B, H, q, T, d)
-    first = torch.arange(0, batch * store.kv_heads * store.capacity, store.capacity, device=device)
-    places = (for_each_head(first.view(batch, -1, 1), heads) + store.rows(ages[:, :, 0])).flatten()  # (B, H, q)
-    blocks = store.fetch(places)
-    landmarks = store.read_landmarks(places).view(batch, heads, count, dim)
-    gates = capped((q.to(landmarks.dtype) @ landmarks[..., None])[..., 0].mT, softcap)
-    keys, values = blocks.read_keys()[:, None], blocks.read_values()[:, None]
-    out, lse = attention_forward(q.reshape(-1, 1, length, dim), keys, values, scale=1.0, softcap=softcap)
-    gates = gate.of_blocks(gates, lambda: lse.view(batch, heads, count, length).mT)
-    out = out.view(batch, heads, count, length, dim)
-    return lambda weights: torch.einsum("bhtq,bhqtd->bhtd", weights, out.to(weights.dtype)), gates
+def _summed(outs: Tensor, weights: Tensor) -> Tensor:
+    """Outputs (B, C, q, H/C, T, d) of blocks, summed with weights (B, H, T, q): (B, H, T, d)."""
+    own = weights.unflatten(1, (outs.shape[1], -1))
+    return torch.einsum("bcgtq,bcqgtd->bcgtd", own, outs.to(weights.dtype)).flatten(1, 2)

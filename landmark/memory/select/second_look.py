@@ -28,6 +28,7 @@ from landmark.memory.select.query_window import best_of_window
 from landmark.memory.select.scores import scored_at_once
 from landmark.memory.select.selector import Around, Choice, Selector
 from landmark.memory.select.top_k import best_ages
+from landmark.memory.shared_blocks import weights_of_shared
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,8 @@ def _scores(question: Question, ages: Tensor) -> Tensor:
     queries = question.queries.rounded.detach()
     if question.backend == "triton" and selected is None and (blocks := store.in_place(ages.numel())) is not None:
         return score_blocks(queries, blocks[0], store.landmarks, ages, lags, added=store.added, scored=store.scored)
+    if ages.shape[2] == 1 and selected is None:
+        return weights_of_shared(queries, store, ages, lags, question.softcap)
     tiles = QueryTiles(queries, store, ages, lags, selected, question.softcap)
     scores = tiles.empty(dtype=store.landmarks.dtype)
     for part in tiles.parts():

@@ -37,9 +37,9 @@ def shape(kind="landmark"):
     return decoder_config(model, TOKENIZER)
 
 
-def fine_tune(model, tmp_path, **changes):
+def fine_tune(model, tmp_path, kind="landmark", **changes):
     """A few steps on made-up text, in place."""
-    config = make_config("landmark", steps=3, max_lr=1e-2, **changes)
+    config = make_config(kind, steps=3, max_lr=1e-2, **changes)
     config = dataclasses.replace(
         config, data=DataConfig(name="random", cache=""), trainer=TrainerConfig(accelerator="cpu", devices=1, threads=1)
     )
@@ -104,6 +104,25 @@ def test_a_trained_run_is_what_transformers_saves(folder, tmp_path):
     found = torch.cat([model(chunk, memory=memory) for chunk in ids.split(20, 1)], 1)
     expected = wrapped(ids, past_key_values=wrapped.new_memory(k=2), local=20).logits
     assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("lora_rank", [None, 2])
+def test_a_plain_model_that_is_trained_further_reads_through_blocks(folder, tmp_path, lora_rank):
+    """Its first loss is the model's own; afterwards, with all blocks, it reads as its weights alone do."""
+    plain = shape().without_landmarks()
+    start = start_from(str(folder), plain)
+    ids = torch.randint(0, 256, (1, 60))
+    before = start(ids).detach()
+    torch.testing.assert_close(start_from(str(folder), plain, lora_rank=lora_rank)(ids), before, rtol=0, atol=0)
+    _, run = fine_tune(start_from(str(folder), plain, lora_rank=lora_rank), tmp_path, kind="transformer")
+    reading = dataclasses.replace(plain, landmarks=Landmarks(None, BLOCK))
+    tuned, blocks = load_pretrained(run), load_pretrained(run, reading)
+    with torch.no_grad():
+        assert not torch.allclose(tuned(ids), before, atol=1e-3)
+        memory = blocks.new_memory(k=100, window=4)
+        read = torch.cat([blocks(chunk, memory=memory) for chunk in ids.split(7, 1)], 1)
+        torch.testing.assert_close(read, tuned(ids), rtol=0, atol=1e-4)
+        assert memory.stats["blocks_kept"] > 8
 
 
 @torch.no_grad()

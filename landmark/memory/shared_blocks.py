@@ -35,7 +35,15 @@ class SharedBlocks(NamedTuple):
     def fetch(
         cls, queries: Tensor, store: BlockStore, ages: Tensor, lags: Tensor, softcap: float | None
     ) -> SharedBlocks:
-        """queries: (S, B, T, H, d). ages, lags: (B, H, H_kv or 1, 1, q). softcap: of the landmarks' scores."""
+        """Fetch them.
+
+        Args:
+            queries: (S, B, T, H, d), scaled, and rotated for lag 1…S.
+            store: the layer's blocks.
+            ages: (B, H, H_kv or 1, 1, q), the blocks; 1 is the newest.
+            lags: shape of ages, the lag of each block.
+            softcap: cap of the landmarks' scores; None: there is none.
+        """
         _, batch, length, heads, dim = queries.shape
         ages, lags = (for_each_head(x, max(x.shape[1], store.kv_heads))[:, :, 0] for x in (ages, lags))
         sets, count = ages.shape[1:]
@@ -60,7 +68,10 @@ def of_queries(x: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def weights_of_shared(queries: Tensor, store: BlockStore, ages: Tensor, lags: Tensor, softcap: float | None) -> Tensor:
-    """s_b + log Σ_j exp s_j of each query and block, (B, H, T, q), in the type of landmarks; args as of `fetch`."""
+    """s_b + log Σ_j exp s_j of each query and block, (B, H, T, q), in the type of landmarks.
+
+    Args: as of `SharedBlocks.fetch`; the cap is of all scores.
+    """
     shared = SharedBlocks.fetch(queries, store, ages, lags, softcap)
     keys = shared.blocks.read_keys()
     scores = capped(torch.bmm(shared.q.flatten(0, 2), keys.mT), softcap)
@@ -70,7 +81,9 @@ def weights_of_shared(queries: Tensor, store: BlockStore, ages: Tensor, lags: Te
 def attend_shared(
     queries: Tensor, store: BlockStore, ages: Tensor, lags: Tensor, softcap: float | None, gate: Grouped
 ) -> tuple[Tensor, Tensor]:
-    """Plain attention to each block; args as of `fetch`, and gate: how a block weighs.
+    """Plain attention to each block.
+
+    Args: as of `SharedBlocks.fetch`; the cap is of all scores. gate: how a block weighs.
 
     Returns outputs (B, C, q, H/C, T, d) and gates (B, H, T, q).
     """

@@ -277,7 +277,7 @@ def _as_summed(scale: Scale, dtype: torch.dtype, dim: int, heads: int, kv_heads:
         q = q.unsqueeze(4).expand(-1, -1, -1, -1, count, -1, -1)
         q = q.gather(0, (lags - 1)[None, ..., None, None].expand(1, *q.shape[1:]))[0]  # (B, H_kv, T, m, group, d)
         scores = torch.einsum("bktmgd,bktmld->bktmgl", q, keys.to(kind)[places]).logsumexp(-1)
-        scores = scores + torch.einsum("bktmgd,bktmd->bktmg", q, landmarks.to(kind).flatten(0, 1).flatten(0, 1)[places])
+        scores = scores + torch.einsum("bktmgd,bktmd->bktmg", q, landmarks.to(kind).flatten(0, 2)[places])
         return scores.permute(0, 1, 4, 2, 3).flatten(1, 2)
 
     ours = score_blocks(rotated, keys, landmarks, ages, lags, added=added)

@@ -47,6 +47,7 @@ class SyntheticWindows:
         self._data, self._tokenizer, self._split = corpus.data, corpus.tokenizer, split
         self.length, self.batch_size, self.seed, self.block_size = length, batch_size, seed, block_size
         self._raw = length if block_size is None else length - length // (block_size + 1)
+        self._beginning = np.array(corpus.tokenizer.beginning, dtype=np.int64)
 
     def batch(self, step: int, indices: Sequence[int] | None = None) -> WindowBatch:
         """Samples `indices` (None: all) of the batch of a step."""
@@ -72,10 +73,10 @@ class SyntheticWindows:
 
     def _sample(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Tokens, targets and weights (T,) of a window; the mean weight of targets is one."""
-        beginning = np.array(self._tokenizer.beginning, dtype=np.int64)
-        window = self._data.window(rng, self._raw - len(beginning), self._tokenizer)
-        tokens = np.concatenate([beginning, window.tokens])
-        targets, weights = (np.pad(x, (len(beginning), 0)) for x in (window.targets, window.weights))
+        begun = len(self._beginning)
+        window = self._data.window(rng, self._raw - begun, self._tokenizer)
+        tokens = np.concatenate([self._beginning, window.tokens])
+        targets, weights = (np.pad(x, (begun, 0)) for x in (window.targets, window.weights))
         if self.block_size is not None:
             raw, is_landmark = raw_position(np.arange(self.length), self.block_size)
             raw = np.minimum(raw, self._raw - 1)  # after a landmark at the end there is nothing

@@ -126,10 +126,11 @@ class TrainingWindows:
         targets = self._tokens[target].astype(np.int64)
         tokens[is_landmark] = self._landmark
         targets[is_landmark | (tokens == self._eot)] = NO_LOSS
-        for tokens_of, targets_of, place in zip(tokens, targets, ~is_landmark, strict=True):
-            begun = np.flatnonzero(place)[: len(self._beginning)]
-            tokens_of[begun] = self._beginning[: len(begun)]
-            targets_of[begun[:-1]] = NO_LOSS
+        if begun := len(self._beginning):
+            number = (~is_landmark).cumsum(1) - 1  # of a normal token in its window
+            first = ~is_landmark & (number < begun)
+            tokens[first] = self._beginning[number[first]]
+            targets[first & (number < begun - 1)] = NO_LOSS
         return WindowBatch(torch.from_numpy(tokens), torch.from_numpy(targets), phase)
 
     def evenly_spaced(self, count: int) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -20,7 +21,9 @@ _OPTIMISATION = (
 _OF_NAMED = ("kind", "block_size", "lora_rank")
 
 
-def run_settings(config: Config, tokenizer_hash: str, stream_sha256: str, start: str | None = None) -> dict[str, Any]:
+def run_settings(
+    config: Config, tokenizer_hash: str, stream_sha256: str, start: str | None = None, beginning: Sequence[int] = ()
+) -> dict[str, Any]:
     """All that decides a run's weights: model, optimisation, precision, seed, tokenizer, training stream.
 
     Args:
@@ -28,6 +31,7 @@ def run_settings(config: Config, tokenizer_hash: str, stream_sha256: str, start:
         tokenizer_hash: SHA-256 of the tokenizer.
         stream_sha256: of the training split.
         start: identity of the weights that the training starts from; None: they are drawn anew.
+        beginning: ids that begin each window (`Tokenizer.beginning`).
     """
     model, train = asdict(config.model).items(), asdict(config.train).items()
     settings: dict[str, Any] = {
@@ -51,7 +55,8 @@ def run_settings(config: Config, tokenizer_hash: str, stream_sha256: str, start:
         settings["passkeys"] = [config.data.passkeys, config.data.dense, config.data.answer_weight, PASSKEY_VERSION]
     if config.model.name is not None:  # its shape is its own
         settings["model"] = {key: settings["model"][key] for key in _OF_NAMED if key in settings["model"]}
-        settings["beginning"] = True  # windows begin with the ids that begin a text
+    if beginning:
+        settings["beginning"] = list(beginning)
     if config.model.as_is:  # nothing is trained
         settings = {"model": {"kind": config.model.kind, "as_is": True}, "tokenizer": tokenizer_hash}
         if config.model.dtype not in (None, "float32"):

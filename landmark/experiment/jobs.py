@@ -95,8 +95,8 @@ def run_of(config: Config, inputs: Inputs) -> Run:
     if config.start_run is not None:
         start = run_of(from_dict(Config, config.start_run), inputs)
     weights = start.id if start else inputs.weights_sha256(config.model.name) if config.model.name else None
-    stream = inputs.corpus(config).split("train").sha256
-    settings = identity.run_settings(config, inputs.tokenizer(config).hash, stream, weights)
+    stream, tokenizer = inputs.corpus(config).split("train").sha256, inputs.tokenizer(config)
+    settings = identity.run_settings(config, tokenizer.hash, stream, weights, tokenizer.beginning)
     if config.model.as_is:
         return Run(config, settings, identity.digest(settings), _folder_of_named(config), is_given=True)
     name = identity.run_name(config, run := identity.digest(settings))

@@ -77,4 +77,11 @@ def test_a_row_that_has_changed_has_its_earlier_identity_by_its_settings(configu
 
 def test_a_seed_and_a_start_are_part_of_the_frozen_identities(configure):
     config = configure("size=nano", *AS_FROZEN["nano"], "seed=3", "model=pretrained_landmark", "model.name=some-folder")
-    assert digest(run_settings(config, TOKENIZER, TEXT, "2" * 10)) == "048dbb0149"
+    assert digest(run_settings(config, TOKENIZER, TEXT, "2" * 10)) == "36c37d8c93"
+
+
+def test_ids_that_begin_a_text_are_part_of_a_run_whose_windows_have_them(configure):
+    config = configure("size=nano", "model=pretrained_landmark", "model.name=some-folder")
+    alone, begun, others = (run_settings(config, TOKENIZER, TEXT, "2" * 10, ids) for ids in ([], [2], [2, 3]))
+    assert "beginning" not in alone
+    assert len({digest(each) for each in (alone, begun, others)}) == 3

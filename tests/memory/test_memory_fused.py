@@ -65,13 +65,13 @@ def test_half_precision(granularity):
 
 
 @pytest.mark.parametrize("mapping", ["true", "stingy"])
-@pytest.mark.parametrize(("dtype", "atol", "others"), [(torch.float32, 2e-5, 0), (torch.bfloat16, 4e-2, 0.01)])
-def test_a_text_without_landmarks(dtype, atol, others, mapping):
-    """others: queries that may choose other blocks, because scores of bfloat16 are rounded without the kernels."""
-    q, k, v, _ = texts(60, (4, 2), batch=2, dtype=dtype)
+@pytest.mark.parametrize(("dtype", "atol"), [(torch.float32, 2e-5), (torch.bfloat16, 4e-2)])
+def test_a_text_without_landmarks(dtype, atol, mapping):
+    """A text of which the last block chosen and the next weigh differently: without kernels bfloat16 rounds scores."""
+    q, k, v, _ = texts(60, (4, 2), batch=2, dtype=dtype, seed=1)
     settings = TRAINING_FREE | {"k": 3, "rerank": 5, "window": 6, "mapping": mapping}
     ours, expected = (
         feed(memory_of(4, settings, keys=Keys(landmark="none"), backend=backend), q, k, v, [24, 1, 1, 34], layer=0)
         for backend in ("triton", "blockwise")
     )
-    assert ((ours - expected).abs() > atol + 1e-5 * expected.abs()).any(-1).float().mean() <= others
+    torch.testing.assert_close(ours, expected, atol=atol, rtol=1e-5)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from landmark.attention.fused.tuning import is_interpreted, on_device_of, padded
+from landmark.attention.fused.tuning import is_interpreted, of_whole_blocks, on_device_of, padded
 
 
 def score_blocks(
@@ -69,15 +69,5 @@ def constants(block_size: int, dim: int, dtype: torch.dtype, group: int) -> dict
         dtype: type of queries and keys.
         group: heads that choose together.
     """
-    load = padded(block_size) * padded(dim) * dtype.itemsize // (64 * 128 * 2)  # 1 at 64 halves of dimension 128
-    return {
-        "HEADS": group,
-        "L": block_size,
-        "D": dim,
-        "BLOCK_D": padded(dim),
-        "SEGMENT": padded(block_size),
-        "M": padded(group),
-        "PRECISION": "ieee" if dtype == torch.float32 else "tf32",
-        "num_warps": 8 if load > 1 else 4,
-        "num_stages": 2 if load <= 1 else 1,
-    }
+    fixed, load = of_whole_blocks(block_size, dim, dtype)
+    return fixed | {"HEADS": group, "M": padded(group), "num_warps": 8 if load > 1 else 4}

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from landmark.attention.fused.tuning import is_interpreted, on_device_of, padded
+from landmark.attention.fused.tuning import is_interpreted, of_whole_blocks, on_device_of, padded
 
 QUERIES = 64  # of a tile, where queries share their blocks
 LEAST = 4  # blocks of a program: the kernel that merges takes as long as about so many
@@ -127,15 +127,9 @@ def constants(block_size: int, dim: int, dtype: torch.dtype, *, shared: bool) ->
         dtype: type of queries, keys and values.
         shared: whether all queries share their blocks; else a tile is one query.
     """
-    load = padded(block_size) * padded(dim) * dtype.itemsize // (64 * 128 * 2)  # 1 at 64 halves of dimension 128
-    return {
-        "L": block_size,
-        "D": dim,
-        "BLOCK_D": padded(dim),
-        "SEGMENT": padded(block_size),
+    fixed, load = of_whole_blocks(block_size, dim, dtype)
+    return fixed | {
         "M": (max(16, QUERIES // max(1, load)) if dtype.itemsize == 2 else 16) if shared else 1,
         "SHARED": shared,
-        "PRECISION": "ieee" if dtype == torch.float32 else "tf32",
         "num_warps": 8 if load > 1 or (shared and dim > 64) else 4,
-        "num_stages": 2 if load <= 1 else 1,
     }

@@ -21,7 +21,7 @@ def one_line(error: BaseException) -> str:
     for source in (error, error.__cause__):
         for line in str(source or "").splitlines():
             text = " ".join(line.split())
-            if text and not text.startswith(_NOISE) and text not in parts:
+            if text and not text.startswith(_NOISE) and not any(part.endswith(text) for part in parts):
                 parts.append(text)
     text = re.sub(r":; ", ": ", "; ".join(parts))
     text = re.sub(r"(Available options in '[^']*': )(.*)", lambda m: m[1] + m[2].replace("; ", ", "), text)

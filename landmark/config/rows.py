@@ -126,9 +126,12 @@ def spread(name: str, text: str, parts: Mapping[str, str]) -> dict[str, str]:
     `{eval.length=512,2048}` sets this key, and the value is part of the name; `{plain,landmark}` adds the overrides of
     these parts. Each comes after `text`.
 
-    Raises UserError for a choice that `parts` does not have; an empty one adds nothing.
+    Raises UserError for a choice that `parts` does not have; an empty one adds nothing. And for a row without
+    overrides of its own that begins with the name of a part and has no braces around it.
     """
     literal = re.split(r"{[^}]*}", name)
+    if not text and (part := re.split("[_-]", literal[0])[0]) in parts:
+        raise UserError(f"rows: {name}: {part} is a part; with its overrides it is {{{part}}}{name[len(part) :]}")
     choices: list[list[tuple[str, str]]] = []
     for braces in re.findall(r"{([^}]*)}", name):
         key, _, values = braces.rpartition("=")

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from landmark.config.rows import is_part, select
+from landmark.config.rows import is_part, select, spread
 from landmark.config.schema import Config, GridConfig, from_dict, to_config
 from landmark.experiment.checks import check
 from landmark.utils.errors import UserError
@@ -109,6 +109,20 @@ def test_every_row_is_checked_before_the_first_is_run(chosen, text, message):
     with pytest.raises(UserError, match=message) as error:
         chosen("size=nano", rows={"a": "model=transformer", "b": text})
     assert "\n" not in str(error.value)
+
+
+def test_a_fault_of_a_row_is_said_once(chosen):
+    with pytest.raises(UserError) as error:
+        chosen(rows={"a": "retrieval.k=-1"})
+    assert str(error.value).count("cannot be negative") == 1
+
+
+def test_a_part_without_braces_is_refused():
+    parts = {"twice": "retrieval.k=64"}
+    with pytest.raises(UserError, match=r"rows: twice_2048: twice is a part; with its overrides it is {twice}_2048"):
+        spread("twice_2048", "", parts)
+    assert spread("{twice}_2048", "", parts) == {"twice_2048": "retrieval.k=64"}
+    assert spread("twice_2048", "eval.length=2048", parts) == {"twice_2048": "eval.length=2048"}
 
 
 def test_seeds_give_a_row_several_configurations(chosen):

@@ -88,7 +88,7 @@ _NEEDED = (
     Read(("model.window",), "our decoder, not models of transformers", _is_ours),
     Read(("memory.window",), "our decoder or model=pretrained", lambda c: _is_ours(c) or _can_have_window(c)),
     Read(("model.as_is",), "a model that model.name gives, see model=pretrained", _is_named),
-    Read(("model.dtype",), "a model that is not trained, see model=pretrained", lambda c: bool(c.model.as_is)),
+    Read(("model.dtype",), "a model that model.name gives, see model=pretrained", _is_named),
     Read(("model.lora_rank",), "a trained model of transformers, which model.name or start gives", _is_pretrained),
     Read(("data.repeats", "data.tasks", "data.passkeys"), "the text of a corpus", _has_text),
     Read(_MEASURED, "the text of a corpus", _has_text),
@@ -120,7 +120,6 @@ _ALTERNATIVES = (
     _MEASURED,
     ("data.tasks", "data.passkeys"),
     ("model.name", "model.family", "model.architecture"),
-    ("model.name", "start"),
     ("cmt.cutoff", "cmt.cutoffs"),
 )
 
@@ -143,6 +142,8 @@ def check(config: Config) -> None:
     for key, value in (("name", config.name), ("size", config.size)):  # they name folders
         if not re.fullmatch(r"\w[\w.-]*", value):
             raise UserError(f"{key}={value}: must be of letters, digits, '_', '-' and '.'")
+    if config.model.name is not None and config.start is not None and not config.model.as_is:
+        raise UserError(f"model.name={config.model.name} and start={config.start}: a training starts from one of them")
     if config.model.name == "":
         raise UserError("model.name: name the folder of a transformers model, or its name on the hub")
     _check_training(config)

@@ -192,12 +192,14 @@ def _with_start(config: Config, texts: dict[str, str], shared: list[str], compos
     base = to_config(composer([*shared, *_split(config.start, texts[config.start])]))
     if base.start is not None:
         raise UserError(f"start={config.start}: that row starts from another, {base.start}")
+    if base.model.as_is:
+        raise UserError(f"start={config.start}: that row trains nothing")
     check_settings(base)
     gets_landmarks = (base.model.kind, config.model.kind) == ("transformer", "landmark")
     of_landmarks = [item.name for item in fields(config.model) if item.metadata.get("kind") == "landmark"]
     free = ("backend", *(("kind", "block_size", *of_landmarks) if gets_landmarks else ()))
     shapes = [(replace(one.model, **dict.fromkeys(free)), one.cmt.enabled) for one in (base, config)]
-    if config.model.family is None and shapes[0] != shapes[1]:
+    if (config.model.family or config.model.name) is None and shapes[0] != shapes[1]:
         raise UserError(f"start={config.start}: that row's model has another shape: give both the same model settings")
     base = replace(resolve(base), seed=config.seed, seeds=None, rows={}, parts={}, compare={})
     return replace(config, start_run=to_dict(base))

@@ -53,7 +53,7 @@ class ModelConfig:
     family: str | None = one_of(None, "llama")  # a model of transformers, built anew with this shape: llama
     name: str | None = None  # a model of transformers to start from: its folder or name on the hub; keeps its own shape
     as_is: bool | None = None  # of that model: train nothing
-    dtype: str | None = one_of(None, "float32", "bfloat16", "float16")  # of its weights, as_is; null: float32
+    dtype: str | None = one_of(None, "float32", "bfloat16", "float16")  # of its weights where it reads; null: float32
     lora_rank: int | None = at_least(1, None)  # train adapters and the landmark's embedding; null: everything
     num_layers: int = MISSING
     num_heads: int = MISSING
@@ -274,7 +274,7 @@ class Config:
     prompt: str | None = None  # task=generate, inspect: the text to read, after the content of prompt_file
     prompt_file: str | None = None  # -: standard input
     output_file: str | None = None  # task=inspect: the page; null: named after the text and the run
-    start: str | None = None  # of a row: the row whose run this row's training starts from
+    start: str | None = None  # of a row: the row whose run its training starts from, or, as_is, whose run it reads
     start_run: dict[str, Any] | None = None  # configuration of that run, filled in
     rows: dict[str, str] = field(default_factory=dict)  # name to overrides; a name with braces stands for several rows
     parts: dict[str, str] = field(default_factory=dict)  # what a choice in such braces adds: name to overrides

@@ -137,6 +137,8 @@ def row_settings(config: Config, run: str, stream_sha256: str) -> dict[str, Any]
         return {"run": run, "model": kind, **shown, **asked, **reading}
     if config.model.name is not None:
         settings["beginning"] = True  # the ids that begin a text stand before each segment
+        if not config.model.as_is and config.model.dtype not in (None, "float32"):
+            settings["dtype"] = config.model.dtype
     if kind == "landmark":
         settings |= _of_memory(config)
     if kind == "transformer" and config.memory.window is not None:

@@ -21,7 +21,8 @@ class Run:
     """One training.
 
     settings: all that decides its weights. id: their digest. folder: where its weights are, or will be. start: the run
-    whose weights it starts from. is_given: it is never trained here, because `run` or `model.as_is` names its folder.
+    whose weights it starts from, or, with `model.as_is`, whose weights it is. is_given: it is never trained here,
+    because `run` or `model.as_is` names its folder.
     """
 
     config: Config
@@ -30,6 +31,11 @@ class Run:
     folder: Path
     start: "Run | None" = None
     is_given: bool = False
+
+    @property
+    def training(self) -> "Run | None":
+        """The run itself, or the one whose weights it reads; None where nothing is trained here."""
+        return self.start if self.is_given else self
 
     @property
     def is_trained(self) -> bool:
@@ -72,7 +78,9 @@ def jobs_of(row: Row, inputs: Inputs) -> list[Job]:
 def planned_jobs(row: Row, inputs: Inputs) -> list[Job]:
     """The same without preparing a corpus: where its hash is unknown, identities start with ?."""
     return [
-        _job(row, one, inputs) if inputs.prepared_corpus(one) is not None else _unknown_job(row, one)
+        _job(row, one, inputs)
+        if inputs.prepared_corpus(one) is not None
+        else Job(row.name, one, row.overrides, _unknown_run(one), {}, f"?{row.name}")
         for one in row.configs
     ]
 
@@ -81,7 +89,8 @@ def folder_of(config: Config, inputs: Inputs) -> Path:
     """Folder of the run that a configuration trains, or that `run` or `model.as_is` names, which needs no corpus."""
     if config.run is not None:
         return find_run(config.run, config.output)
-    return run_of(config, inputs).folder if not config.model.as_is else _folder_of_named(config)
+    is_named = config.model.as_is and config.start_run is None
+    return _folder_of_named(config) if is_named else run_of(config, inputs).folder
 
 
 def run_of(config: Config, inputs: Inputs) -> Run:
@@ -98,7 +107,8 @@ def run_of(config: Config, inputs: Inputs) -> Run:
     stream, tokenizer = inputs.corpus(config).split("train").sha256, inputs.tokenizer(config)
     settings = identity.run_settings(config, tokenizer.hash, stream, weights, tokenizer.beginning)
     if config.model.as_is:
-        return Run(config, settings, identity.digest(settings), _folder_of_named(config), is_given=True)
+        folder = _folder_of_named(config) if start is None else start.folder
+        return Run(config, settings, identity.digest(settings), folder, start, is_given=True)
     name = identity.run_name(config, run := identity.digest(settings))
     return Run(config, settings, run, Path(config.output) / "runs" / name, start)
 
@@ -125,9 +135,9 @@ def _job(row: Row, config: Config, inputs: Inputs) -> Job:
     return Job(row.name, config, row.overrides, run, settings, identity.digest(settings))
 
 
-def _unknown_job(row: Row, config: Config) -> Job:
+def _unknown_run(config: Config) -> Run:
     """Rows that need the same run have the same one here too."""
-    run = "?" + identity.digest(identity.run_settings(config, "", ""))[:4]
+    start = _unknown_run(from_dict(Config, config.start_run)) if config.start_run is not None else None
+    run = "?" + identity.digest(identity.run_settings(config, "", "", start and start.id))[:4]
     folder = Path(config.output) / "runs" / identity.run_name(config, run)
-    given = config.run is not None or bool(config.model.as_is)
-    return Job(row.name, config, row.overrides, Run(config, {}, run, folder, is_given=given), {}, f"?{row.name}")
+    return Run(config, {}, run, folder, start, is_given=config.run is not None or bool(config.model.as_is))

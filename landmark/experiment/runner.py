@@ -106,10 +106,9 @@ class Runner:
 
         overrides: command-line overrides of the row that needs the run, shown by `task=status`.
         """
+        is_new = run.start is not None and self.train(run.start)
         if run.is_given:
-            return False
-        if run.start is not None:
-            self.train(run.start)
+            return is_new
         with self.records.lock("runs", run.id):
             has_record = self.records.find("runs", run.id) is not None
             if has_record and run.is_trained:
@@ -121,7 +120,9 @@ class Runner:
 
     def is_trained(self, run: Run) -> bool:
         """Whether an evaluation finds the weights that it needs."""
-        return run.is_given or (self.records.find("runs", run.id) is not None and run.is_trained)
+        if run.is_given:
+            return run.start is None or self.is_trained(run.start)
+        return self.records.find("runs", run.id) is not None and run.is_trained
 
     def _evaluate(self, job: Job) -> Record:
         config = job.config

@@ -244,3 +244,20 @@ def test_a_start_that_is_no_row_is_refused(composer):
     alone = ["model=llama_landmark", "start=base_512", "tokenizer=bytes", "size=nano"]
     with pytest.raises(UserError, match="there is none"):
         select(to_config(composer(alone)), alone, composer, check)
+
+
+def test_a_model_that_is_not_trained_reads_the_run_of_another_row(composer):
+    given = ["+experiment=pretrained_tuned", "size=nano", "model.name=DIR"]
+    config = to_config(composer(given))
+    rows = {row.name: row.configs[0] for row in select(config, given, composer, check)}
+    for name in ("passkey-tuned_4096", "passkey-tuned-dense_4096"):
+        base = from_dict(Config, rows[name].start_run)
+        assert (base.model.as_is, base.model.lora_rank, rows[name].model.as_is) == (False, 16, True)
+    assert rows["passkey-blocks_4096"].start_run is None
+    wrong = {
+        "model=pretrained start=passkey-dense_4096": "start=passkey-dense_4096: that row trains nothing",
+        "model=pretrained_landmark start=training": "model.name=DIR and start=training: a training starts from one",
+    }
+    for text, said in wrong.items():
+        with pytest.raises(UserError, match=f"row odd: {said}"):
+            select(replace(config, rows={**config.rows, "odd": text}), given, composer, check)

@@ -18,10 +18,10 @@ def run(command: Command) -> None:
     seeds = Counter(job.name for job in jobs)
     for job in jobs:
         vocab_size = runner.inputs.tokenizer(job.config).vocab_size
-        is_trained = job.is_known and (job.run.is_given or runner.records.find("runs", job.run.id) is not None)
         is_evaluated = job.is_known and runner.records.find("rows", job.id) is not None
-        name = job.run.folder.name
-        costs.setdefault(f"run {name}", plan.run_cost(name, job.config, vocab_size, is_trained))
+        if (run := job.run.training) is not None:
+            name, is_trained = run.folder.name, job.is_known and runner.records.find("runs", run.id) is not None
+            costs.setdefault(f"run {name}", plan.run_cost(name, run.config, vocab_size, is_trained))
         tokens = _split_tokens(command, job)
         title = job.name if seeds[job.name] == 1 else f"{job.name} seed {job.config.seed}"
         costs[f"row {title}"] = plan.row_cost(title, job.config, vocab_size, is_evaluated, tokens)

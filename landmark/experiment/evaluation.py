@@ -62,12 +62,10 @@ def load_trained(config: Config, folder: Path, inputs: Inputs) -> "tuple[Languag
     if not has_weights(folder):
         raise UserError(f"{folder} has no trained model: train it with task=train, or name another run=NAME")
     set_up_processor(config)
-    if config.model.as_is:
-        shape = decoder_config(config.model, tokenizer, config.cmt.enabled)
-        return load(folder, shape, evaluation_device(config), config.model.dtype or "float32"), tokenizer
-    if (stored := read_run(folder)["tokenizer"]) != tokenizer.hash:
+    shape = decoder_config(config.model, tokenizer, config.cmt.enabled) if config.model.as_is else None
+    if shape is None and (stored := read_run(folder)["tokenizer"]) != tokenizer.hash:
         raise UserError(
             f"{folder} was trained with another tokenizer ({stored[:10]}…) than tokenizer={tokenizer.name}: "
             "set tokenizer= to the one it was trained with"
         )
-    return load(folder, device=evaluation_device(config)), tokenizer
+    return load(folder, shape, evaluation_device(config), config.model.dtype or "float32"), tokenizer

@@ -1,11 +1,15 @@
 """Rows that read the model of transformers that another row trains further."""
 
 import json
+from pathlib import Path
 
 import pytest
+import torch
 
 from landmark.cli import main as app
 from landmark.config import to_config
+from landmark.experiment.evaluation import load_trained
+from landmark.experiment.inputs import Inputs
 from tests.configurations import compose_conf
 from tests.huggingface.conftest import make_model, make_tokenizer
 
@@ -75,3 +79,8 @@ def test_a_trained_model_is_read_in_the_type_that_is_named(launch):
     (halves,) = (record for record in records if record["settings"].get("dtype") == "bfloat16")
     assert halves["settings"] == whole["settings"] | {"dtype": "bfloat16"}
     assert 0 < abs(halves["results"]["nll"] - whole["results"]["nll"]) < 0.05
+    config = to_config(compose_conf([*SETTINGS, "model=pretrained_base", f"model.name={output / 'tiny'}"]))
+    for dtype in (None, "bfloat16"):
+        config.model.as_is, config.model.dtype = False, dtype
+        model, _ = load_trained(config, Path(whole["labels"]["run"]), Inputs())
+        assert {weight.dtype for weight in model.parameters()} == {getattr(torch, dtype or "float32")}

@@ -1,8 +1,8 @@
 """Composed configurations and made-up records."""
 
-import copy
 import functools
 import math
+import pickle
 import random
 from pathlib import Path
 from typing import Any
@@ -20,14 +20,17 @@ CONF = Path(__file__).parents[1] / "conf"
 
 def compose_conf(overrides: list[str]) -> DictConfig:
     """Compose conf/config.yaml with overrides, outside a Hydra job."""
-    return copy.deepcopy(_composed(tuple(overrides)))
+    return pickle.loads(_composed(tuple(overrides)))
 
 
 @functools.cache
-def _composed(overrides: tuple[str, ...]) -> DictConfig:
-    register()
+def _composed(overrides: tuple[str, ...]) -> bytes:
+    _register()
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose(config_name="config", overrides=list(overrides))
+        return pickle.dumps(compose(config_name="config", overrides=list(overrides)))
+
+
+_register = functools.cache(register)
 
 
 def row_record(config: Config, row: str, perplexity: float, error: float = 0.1) -> dict[str, Any]:

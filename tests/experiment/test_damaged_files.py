@@ -44,16 +44,21 @@ def test_a_processor_file_is_measured_anew(tmp_path, value):
     assert _kept(tmp_path) == {}
 
 
-@pytest.mark.parametrize("part", ["settings", "labels", "results", "provenance"])
 @pytest.mark.parametrize("value", [None, [], 3])
-def test_one_damaged_record_does_not_end_the_report(work, capsys, part, value):
+def test_damaged_records_do_not_end_the_report(work, capsys, value):
+    """Each has another part that is no object."""
     work("+experiment=quickstart", "data=pg19", "seeds=null")
-    path = next(iter((work.output / "records" / "rows").iterdir()))
-    record = json.loads(path.read_text())
-    path.write_text(json.dumps(record | {part: value}))
+    paths = sorted((work.output / "records" / "rows").iterdir())
+    damaged = dict(zip(("settings", "labels", "results", "provenance"), paths[:-1]))
+    for part, path in damaged.items():
+        record = json.loads(path.read_text())
+        path.write_text(json.dumps(record | {part: value}))
     for task in ("report", "status"):
         work.task(f"output={work.output}", f"task={task}")
-        assert f"{path}: {part} is {json.dumps(value)}, not an object" in capsys.readouterr().out
+        said = capsys.readouterr().out
+        assert len(damaged) == 4
+        for part, path in damaged.items():
+            assert f"{path}: {part} is {json.dumps(value)}, not an object" in said
 
 
 @pytest.mark.parametrize("change", ["settings", "results"])

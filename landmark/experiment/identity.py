@@ -119,6 +119,9 @@ def row_settings(config: Config, run: str, stream_sha256: str) -> dict[str, Any]
         "stream": stream_sha256,
         "numerics": NUMERICS_VERSION,
     }
+    is_half = config.model.dtype not in (None, "float32") and not config.model.as_is  # as_is, the run's settings say it
+    dtype = {"dtype": config.model.dtype} if is_half else {}
+    settings |= dtype
     if config.data.name in SYNTHETIC:
         settings |= {"prompts": config.eval.prompts, "generated": config.eval.generated, "tokens": None, "span": None}
     if config.eval.probe is not None:
@@ -134,11 +137,9 @@ def row_settings(config: Config, run: str, stream_sha256: str) -> dict[str, Any]
         if config.eval.query != "second_half":
             asked["query"] = config.eval.query
         shown = {"eval_length": config.eval.length, "local": config.eval.local}
-        return {"run": run, "model": kind, **shown, **asked, **reading}
+        return {"run": run, "model": kind, **dtype, **shown, **asked, **reading}
     if config.model.name is not None:
         settings["beginning"] = True  # the ids that begin a text stand before each segment
-        if not config.model.as_is and config.model.dtype not in (None, "float32"):
-            settings["dtype"] = config.model.dtype
     if kind == "landmark":
         settings |= _of_memory(config)
     if kind == "transformer" and config.memory.window is not None:

@@ -10,6 +10,7 @@ from landmark.cli import main as app
 from landmark.config import to_config
 from landmark.experiment.evaluation import load_trained
 from landmark.experiment.inputs import Inputs
+from landmark.utils.errors import UserError
 from tests.configurations import compose_conf
 from tests.huggingface.conftest import make_model, make_tokenizer
 
@@ -65,6 +66,8 @@ def test_the_training_is_one_run_of_a_plan_and_of_task_train(launch, capsys):
     launch(LISTED, "task=train")
     said = capsys.readouterr().out
     assert said.count("trained before") == 1
+    with pytest.raises(UserError, match="task=train: single trains nothing"):
+        launch("model=pretrained", "task=train")
     launch(LISTED, "row=tuned", "train.steps=3", "task=plan")
     said = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert [line[2] for line in said if line[:1] == ["run"]] == ["missing"]

@@ -61,17 +61,17 @@ def overrides(experiment, output):
     if experiment == "finetune_llama" or experiment.startswith("pretrained_"):
         return of_transformers(experiment, output)
     given = [f"+experiment={experiment}", *TINY, f"output={output}"]
-    config, given = to_config(compose_few(given)), _free(given)
+    config = to_config(compose_few(given))
+    given = _free(given, config)
     if "eval.task=" in str(config.rows):  # whose prompts are long in bytes
         given = [word.replace("tokenizer=bytes", "tokenizer=code") for word in given]
     amount = ["eval.generated=1"] if config.data.name in SYNTHETIC else TEXT
     return [*given, *amount, "eval.prompts=1"]
 
 
-def _free(given):
-    """Those overrides that no row has."""
-    rows = to_config(compose_few(given)).rows
-    set_by_rows = {word.partition("=")[0] for text in rows.values() for word in text.split()}
+def _free(given, config):
+    """Those overrides that no row of the configuration has."""
+    set_by_rows = {word.partition("=")[0] for text in config.rows.values() for word in text.split()}
     return [word for word in given if word.partition("=")[0] not in set_by_rows]
 
 
@@ -88,7 +88,8 @@ def of_transformers(experiment, output):
     if experiment == "finetune_llama":
         return [*given, *TEXT, "train.length=100"]
     amount = {"pretrained_passkey": ["eval.generated=1"], "pretrained_tuned": TEXT[:2]}.get(experiment, TEXT)
-    return _free([*given, *amount, "eval.prompts=1"])
+    given = [*given, *amount, "eval.prompts=1"]
+    return _free(given, to_config(compose_few(given)))
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)

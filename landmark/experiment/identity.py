@@ -58,9 +58,8 @@ def run_settings(
     if beginning:
         settings["beginning"] = list(beginning)
     if config.model.as_is:  # nothing is trained
-        settings = {"model": {"kind": config.model.kind, "as_is": True}, "tokenizer": tokenizer_hash}
-        if config.model.dtype not in (None, "float32"):
-            settings["model"]["dtype"] = config.model.dtype
+        read = {"kind": config.model.kind, "as_is": True, **_dtype(config)}
+        settings = {"model": read, "tokenizer": tokenizer_hash}
         if config.model.kind == "landmark":
             settings["model"]["block_size"] = config.model.block_size
     if start is not None:
@@ -70,6 +69,11 @@ def run_settings(
     if config.positions.kind != "standard":
         settings["positions"] = {"kind": config.positions.kind, "p_jump": config.positions.p_jump}
     return settings
+
+
+def _dtype(config: Config) -> dict[str, str]:
+    """The type of the weights that a model of transformers reads with, where it is not float32."""
+    return {} if config.model.dtype in (None, "float32") else {"dtype": config.model.dtype}
 
 
 def _of_memory(config: Config) -> dict[str, Any]:
@@ -119,8 +123,7 @@ def row_settings(config: Config, run: str, stream_sha256: str) -> dict[str, Any]
         "stream": stream_sha256,
         "numerics": NUMERICS_VERSION,
     }
-    is_half = config.model.dtype not in (None, "float32") and not config.model.as_is  # as_is, the run's settings say it
-    dtype = {"dtype": config.model.dtype} if is_half else {}
+    dtype = {} if config.model.as_is else _dtype(config)  # as_is, the run's settings have it
     settings |= dtype
     if config.data.name in SYNTHETIC:
         settings |= {"prompts": config.eval.prompts, "generated": config.eval.generated, "tokens": None, "span": None}

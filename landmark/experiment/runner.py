@@ -6,6 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
+from landmark.config import Config
 from landmark.config.checks import beyond_training, large_vocabulary
 from landmark.config.rows import Row
 from landmark.experiment import plan
@@ -39,7 +40,7 @@ class Runner:
         self.inputs = Inputs()
         self.tracker = Tracker()
         self._sentences: set[tuple[str, int, int]] = set()  # checked already
-        self._durations: set[str] = set()  # identities of the runs that are checked already
+        self._checked: set[str] = set()  # identities of the runs that are checked already
 
     def jobs(self, rows: Sequence[Row]) -> list[Job]:
         """What the rows need, in their order. What killed processes have left is deleted first.
@@ -60,16 +61,12 @@ class Runner:
                 _log.warning("%s", message)
         for job in jobs:
             self._check_text(job)
-            processes, batch = device_count(job.config), job.config.train.batch_size
-            if batch % processes and not self.is_trained(job.run):
-                raise UserError(
-                    f"train.batch_size={batch} cannot be shared evenly by {processes} devices: "
-                    f"set trainer.devices to a number that divides it"
-                )
-            run: Run | None = job.run
-            while run is not None and run.id not in self._durations:
-                self._check_duration(run)
-                self._durations.add(run.id)
+            run = job.run.training
+            while run is not None and run.id not in self._checked:
+                if not self.is_trained(run):
+                    self._check_devices(run.config)
+                    self._check_duration(run)
+                self._checked.add(run.id)
                 run = run.start
 
     def in_turn(self, jobs: Sequence[Job]) -> Iterator[Job]:
@@ -159,10 +156,19 @@ class Runner:
         config = run.config
         return {"size": config.size, "data": config.data.name, "tokenizer": self.inputs.tokenizer(config).name}
 
+    def _check_devices(self, config: Config) -> None:
+        """Raise UserError where devices cannot share the batches of a training evenly."""
+        processes, batch = device_count(config), config.train.batch_size
+        if batch % processes:
+            raise UserError(
+                f"train.batch_size={batch} cannot be shared evenly by {processes} devices: "
+                f"set trainer.devices to a number that divides it"
+            )
+
     def _check_duration(self, run: Run) -> None:
         """Raise UserError where a training would take days on a CPU."""
         config, place = run.config, run.config.trainer.accelerator
-        if self.is_trained(run) or config.model.name is not None or place not in ("auto", "cpu"):
+        if config.model.name is not None or place not in ("auto", "cpu"):
             return
         cost = plan.run_cost(run.folder.name, config, self.inputs.tokenizer(config).vocab_size, is_done=False)
         if place == "auto" and plan.too_long(cost, plan.Machine(cores(), 0, [])) is not None:

@@ -74,6 +74,19 @@ def test_the_training_is_one_run_of_a_plan_and_of_task_train(launch, capsys):
     assert [line[2] for line in said if line[:2] == ["row", "tuned"]] == ["missing"]
 
 
+def test_the_batches_of_the_training_are_those_that_devices_share(launch):
+    training = "model=pretrained_base model.as_is=false train.batch_size=2"
+    rows = f"+rows={{training: {training!r}, tuned: 'model=pretrained start=training'}}"
+    shared = [word for word in SETTINGS if not word.startswith("train.batch_size")]
+    given = [*shared, "row=tuned", "train.steps=9", "trainer.devices=4", rows]
+    output, _ = launch(LISTED, "row=tuned")
+    given += [f"output={output}", f"model.name={output / 'tiny'}"]
+    config = to_config(compose_conf(given))
+    assert config.train.batch_size % 4 == 0
+    with pytest.raises(UserError, match=r"batch_size=2 cannot be shared evenly by 4 devices: set trainer\.devices"):
+        app.run(config, given, compose_conf)
+
+
 def test_a_trained_model_is_read_in_the_type_that_is_named(launch):
     output, rows = launch(LISTED, "row=training")
     whole = rows["training"]

@@ -139,22 +139,20 @@ def with_means(k: np.ndarray, block_size: int, phase: int = 0, share: float = 1.
 class Selector:
     """Which of n blocks each query reads.
 
-    granularity, second_look (m), newest (n), query_window: as the settings of these names.
+    granularity, second_look (m), newest (n): as the settings of these names.
     """
 
     k: int
     granularity: str = "per_token_and_head"
     second_look: int | None = None
     newest: int = 0
-    query_window: int = 1
 
-    def choose(self, scores: np.ndarray, exact: np.ndarray, before: int, kv_heads: int) -> list[list[list[int]]]:
+    def choose(self, scores: np.ndarray, exact: np.ndarray, kv_heads: int) -> list[list[list[int]]]:
         """Numbers of blocks, ascending, of each head and query.
 
         Args:
             scores: (H, Q, n), of the landmarks, oldest block first.
             exact: (H, Q, n), of landmark and tokens together, at the block's own position.
-            before: the first queries, which choose nothing themselves.
             kv_heads: groups of heads of "per_token_and_group".
         """
         heads, queries, count = scores.shape
@@ -166,8 +164,8 @@ class Selector:
         for h in range(heads):
             together = {"per_token": range(heads), "per_token_and_group": self._group(h, heads, kv_heads)}
             of_heads, of_head = list(together.get(self.granularity, [h])), []
-            for i in range(before, queries):
-                first = 0 if self.granularity == "per_head" else max(0, i + 1 - self.query_window)
+            for i in range(queries):
+                first = 0 if self.granularity == "per_head" else i
                 last = queries if self.granularity == "per_head" else i + 1
                 rank = likely[of_heads, first:last].max((0, 1)) if count else likely[0, 0]
                 if looks:
@@ -231,23 +229,22 @@ class Memory:
             stop, fed = start + chunk, start // width
             blocks = range(max(0, fed - (self.max_blocks or fed)), fed)
             slots = fed if self.true_positions else min(fed, self.select.k + 1)
-            first = max(0, start - self.select.query_window + 1)
             queries = {
                 (h, i): rotate(q[h, i], (slots - fed) * width + i, self.rotary_fraction)
                 for h in range(heads)
-                for i in range(first, stop)
+                for i in range(start, stop)
             }
-            scores = np.zeros((heads, stop - first, len(blocks)))
+            scores = np.zeros((heads, stop - start, len(blocks)))
             exact = scores.copy()
             for (h, i), query in queries.items():
                 for n, b in enumerate(blocks):
                     recent = self.true_positions or fed - b <= self.select.k
                     slot = slots - (fed - b) if recent else 0
                     landmark, tokens = self._block(query, k[h], v[h], b, slot)
-                    exact[h, i - first, n] = grouped(landmark, tokens, 1.0)[0]
+                    exact[h, i - start, n] = grouped(landmark, tokens, 1.0)[0]
                     same = fed - self.select.k - 1 if self.tied and not recent else b
-                    scores[h, i - first, n] = self._block(query, k[h], v[h], same, slot)[0]
-            chosen = self.select.choose(scores, exact, start - first, self.kv_heads)
+                    scores[h, i - start, n] = self._block(query, k[h], v[h], same, slot)[0]
+            chosen = self.select.choose(scores, exact, self.kv_heads)
             for h in range(heads):
                 for i in range(start, stop):
                     numbers = [blocks[n] for n in chosen[h][i - start]]

@@ -101,7 +101,6 @@ _NEEDED = (
     Read(("train.muon_lr",), "train.optimizer=muon", lambda config: config.train.optimizer == "muon"),
     Read(("trainer.strategy",), "whole windows, and all weights of a model: use trainer=ddp", _can_have_strategy),
     Read(("cmt.cutoff", "cmt.cutoffs"), "cmt=on", lambda config: config.cmt.enabled),
-    Read(("retrieval.query_window",), "cmt=off", lambda c: c.retrieval.query_window == 1 or not c.cmt.enabled),
     Read(("retrieval.scorer",), "eval.task=niah_… or vt, of which the right blocks are known", _has_scorer),
     Read(("positions.p_jump",), "positions=jumps", lambda config: config.positions.kind == "jumps"),
     Read(("memory.folder",), "memory.tier=disk", lambda config: config.memory.tier == "disk"),

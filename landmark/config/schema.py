@@ -159,7 +159,6 @@ class RetrievalConfig:
     scorer: str = "landmark"  # ranks the blocks; recent, random, mean_key and given are ablations
     recent: int = at_least(0, 0)  # newest blocks that are always among the k
     first: int = at_least(0, 0)  # blocks that begin the text and are always among the k
-    query_window: int = at_least(1, 1)  # queries, the own one and those before it, that choose together
     rerank: int | None = None  # blocks with the best scores, of which k are taken by their tokens too; null: k
 
 

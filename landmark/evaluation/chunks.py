@@ -93,9 +93,8 @@ def attention_size(
         kept = blocks if memory.blocks is None else min(blocks, memory.blocks)
         keys += queries * (queries + 1) // 2
         keys += queries * (pending + (1 - dropped) * min(config.retrieval.k, kept) * block)
-        asked = queries + min(start, config.retrieval.query_window - 1)
-        scored += asked * (1 - dropped) * (kept if config.retrieval.scorer in ("landmark", "mean_key") else 0)
+        scored += queries * (1 - dropped) * (kept if config.retrieval.scorer in ("landmark", "mean_key") else 0)
         if (proposed := min(config.retrieval.rerank or 0, kept)) > config.retrieval.k:
-            scored += asked * (1 - dropped) * proposed * block
+            scored += queries * (1 - dropped) * proposed * block
         scored += sum((pending + query) // block for query in range(queries))
     return keys / length, scored / length

@@ -18,7 +18,6 @@ def memory_settings(config: Config) -> dict[str, Any]:
         "rerank": config.retrieval.rerank,
         "recent": config.retrieval.recent,
         "first": config.retrieval.first,
-        "query_window": config.retrieval.query_window,
         "tier": config.memory.tier,
         "folder": config.memory.folder,
         "cache": config.memory.cache,

@@ -92,8 +92,6 @@ def _of_memory(config: Config) -> dict[str, Any]:
         settings["first"] = config.retrieval.first
     if config.model.as_is:
         settings["window"] = config.memory.window
-    if config.retrieval.query_window > 1:
-        settings["query_window"] = config.retrieval.query_window
     if config.memory.index != "exact":
         settings["index"] = [config.memory.index, config.memory.index_type, config.memory.candidates]
     if config.eval.retrieval_statistics:

@@ -16,7 +16,7 @@ class LayerMemory:
 
     between: by name, the samples in the first dimension: "pending_keys" and "pending_values" (B, H_kv, pending, d), not
         rotated, of the last, incomplete block; "last_key" of the last normal token, the channels that the next one
-        takes; "queries" (B, H, n, d) of the last tokens, not rotated. All that a saved memory has beside the blocks.
+        takes. All that a saved memory has beside the blocks.
     chunk: the same after the present chunk, with the pending tokens of complete blocks; None: there is no chunk.
     notes: what a selector has computed from the blocks, by name; it is not saved.
     """
@@ -37,17 +37,13 @@ class LayerMemory:
         """Tokens that are pending, landmarks included."""
         return 0 if self.pending is None else self.pending[0].shape[2]
 
-    def begin_chunk(
-        self, q: Tensor, k: Tensor, v: Tensor, keys: Keys, width: int, earlier_queries: int
-    ) -> tuple[Tensor, Tensor]:
+    def begin_chunk(self, k: Tensor, v: Tensor, keys: Keys, width: int) -> tuple[Tensor, Tensor]:
         """Keys and values (B, H_kv, pending + T, d) of the pending tokens and of a chunk.
 
         Args:
-            q: (B, H, T, d), not rotated.
             k, v: (B, H_kv, T, d), k not rotated.
             keys: how keys are made.
             width: W = ℓ+1.
-            earlier_queries: of the last tokens of a chunk, how many queries the next one needs.
         """
         end, is_landmark = self.num_pending + k.shape[2], None
         if keys.offset and end // width > self.num_pending // width:
@@ -61,14 +57,7 @@ class LayerMemory:
         self.chunk = {"pending_keys": shifted, "pending_values": v}
         if last is not None:
             self.chunk["last_key"] = last.detach().clone()
-        if earlier_queries:
-            self.chunk["queries"] = self.with_earlier(q, earlier_queries)[:, :, -earlier_queries:].detach().clone()
         return shifted, v
-
-    def with_earlier(self, q: Tensor, count: int) -> Tensor:
-        """A chunk's queries (B, H, T, d) after those of tokens before it, at most `count`."""
-        earlier = self.between.get("queries")
-        return q if earlier is None else torch.cat([earlier.to(q.dtype)[:, :, -count:], q], 2)
 
     def end_chunk(self, stored: int) -> None:
         """The chunk is part of the text; its first `stored` tokens, pending ones included, are in blocks now."""

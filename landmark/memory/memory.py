@@ -185,7 +185,7 @@ class Memory:
         lags = self.positions.lags(state.store.added, self.k, self.width)
         scale, rotary = self.scoring.scale_of(q.shape[-1]), self.keys.rotary(layer)
         queries = QueriesAtLags(q, scale, rotary, state.num_pending, lags)
-        k, v = state.begin_chunk(q, k, v, self.keys, self.width, self.select.earlier_queries)
+        k, v = state.begin_chunk(k, v, self.keys, self.width)
         scoring = self.gate, self.scoring.softcap, backend
         return Question(layer, self.position, state, self.block_size, queries, self.k, *scoring), k, v
 

@@ -23,11 +23,9 @@ class Question:
     layer: number of the layer. position: stream position of the chunk's first token, landmarks included.
     state: the layer's blocks, and pending tokens before the chunk.
     block_size: ℓ.
-    queries: of the chunk, and perhaps of tokens before it (`before`).
+    queries: of the chunk.
     k: blocks to choose.
     newest, first: so many of the k are the newest blocks, and those that begin the text, whatever they score.
-    window: queries that choose together: the own one and those of the places before (select/query_window.py).
-    before: queries at the start that are of earlier tokens, and choose nothing themselves.
     notes: what the `local_gate` of a selector leaves for its `choose`.
     gate: of the memory; a selector may adjust it (`Choice.shift`).
     softcap: cap of the scores, in nats; None: there is none.
@@ -45,8 +43,6 @@ class Question:
     backend: str
     newest: int = 0
     first: int = 0
-    window: int = 1
-    before: int = 0
     notes: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -64,13 +60,13 @@ class Question:
 
     @property
     def exact(self) -> Tensor:
-        """The queries that rank blocks, (S, B, before + n, H, d), rotated for lag 1…S; without a gradient."""
+        """The queries that rank blocks, (S, B, n, H, d), rotated for lag 1…S; without a gradient."""
         return self.queries.exact.detach()
 
     @property
     def rounded(self) -> Tensor:
         """The queries that attend to blocks, (S, B, n, H, d), rotated for lag 1…S."""
-        return self.queries.rounded[:, :, self.before :]
+        return self.queries.rounded
 
     def preferred(self, scores: Tensor, ages: Tensor) -> Tensor:
         """The scores (…, n), ∞ for blocks that are read whatever they score. ages: (n,) or (…, n), of the blocks."""
@@ -82,15 +78,8 @@ class Question:
         """The question of some of the queries."""
         return replace(self, queries=self.queries.of(selection))
 
-    def with_earlier_queries(self, window: int) -> Question:
-        """The question of queries that choose in windows, with those of the tokens before the chunk."""
-        q = self.state.with_earlier(self.queries.q, window - 1)
-        before = q.shape[2] - self.queries.q.shape[2]
-        queries = replace(self.queries, q=q, start=self.queries.start - before)
-        return replace(self, queries=queries, window=window, before=before)
-
     def sets(self, granularity: str) -> tuple[int, int, int]:
         """Sets of blocks that are chosen, (B, heads, queries)."""
         _, batch, queries, heads, _ = self.queries.exact.shape
-        of_queries = 1 if granularity == "per_head" else queries - self.before
+        of_queries = 1 if granularity == "per_head" else queries
         return batch, choosing_heads(granularity, heads, self.store.kv_heads), of_queries

@@ -24,7 +24,6 @@ SETTINGS: dict[str, Any] = {  # with their defaults
     "scorer": "landmark",  # what ranks blocks: landmarks, or for ablations one of the other SCORERS
     "recent": 0,  # newest blocks that are always among the k (select/with_newest.py)
     "first": 0,  # blocks that begin the text and are always among the k (select/with_first.py)
-    "query_window": 1,  # queries that choose together, at most ℓ (select/query_window.py)
     "rerank": None,  # blocks with the best summaries that get a second look (select/second_look.py); None: none do
     "tier": "device",  # where blocks are stored (store/tiers.py); results are the same, bit for bit
     "folder": None,  # of files of the tier "disk"; None: the system's for temporary files
@@ -62,8 +61,8 @@ _CHOICES = {
 }
 # By what ranks blocks: the settings that change its question.
 _REFINED = {
-    "landmark": ("rerank", "recent", "first", "query_window"),
-    "mean_key": ("rerank", "recent", "first", "query_window"),
+    "landmark": ("rerank", "recent", "first"),
+    "mean_key": ("rerank", "recent", "first"),
     "faiss": ("rerank",),
 }
 
@@ -94,7 +93,7 @@ def check_settings(settings: Mapping[str, Any], block_size: int) -> None:
     for value in values:
         fraction(f"cmt.{key}", value, "because it is compared with a weight", cutoff)
     ranks = "faiss" if every["index"] == "faiss" else every["scorer"]
-    for name in ("rerank", "recent", "first", "query_window"):
+    for name in ("rerank", "recent", "first"):
         if every[name] != SETTINGS[name] and name not in _REFINED.get(ranks, ()):
             by = _named("index" if ranks == "faiss" else "scorer", every)
             can = " or ".join(other for other, names in _REFINED.items() if name in names)
@@ -126,7 +125,7 @@ def _named(name: str, settings: Mapping[str, Any]) -> str:
 
 def _check_numbers(every: Mapping[str, Any]) -> None:
     """`check_settings` of whole numbers."""
-    for name in ("block_size", "k", "max_blocks", "cache", "candidates", "rerank", "recent", "query_window"):
+    for name in ("block_size", "k", "max_blocks", "cache", "candidates", "rerank", "recent"):
         value = every[name]
         can_be_none = name in SETTINGS and SETTINGS[name] is None
         if not (value is None and can_be_none) and (not isinstance(value, int) or isinstance(value, bool)):
@@ -142,7 +141,6 @@ def _check_numbers(every: Mapping[str, Any]) -> None:
         ("recent", 0, k, f": must be 0 to retrieval.k={k}, of which they are a part"),
         ("first", 0, k - every["recent"], f": must be 0 to retrieval.k={k} less retrieval.recent={every['recent']}"),
         ("window", 0, None, ": the number of tokens cannot be negative"),
-        ("query_window", 1, every["block_size"], f": must be 1 to model.block_size={every['block_size']}"),
         ("candidates", fewest, None, f": must be at least {fewest}"),
     ):
         value = every[name]
@@ -203,8 +201,6 @@ def _selector(settings: Mapping[str, Any], best: Best) -> Selector:
     found: Selector = new["faiss" if settings["index"] == "faiss" else settings["scorer"]]()
     if settings["rerank"] is not None:
         found = select.SecondLook(settings["rerank"], found)
-    if settings["query_window"] > 1:
-        found = select.QueryWindow(settings["query_window"], found)
     if settings["recent"]:
         found = select.WithNewest(settings["recent"], found)
     if settings["first"]:

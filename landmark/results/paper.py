@@ -42,12 +42,12 @@ def read_paper(name: str, folder: Path | None = None) -> list[dict[str, str]]:
 def published(record: dict[str, Any], paper: Sequence[dict[str, str]]) -> dict[str, str]:
     """The paper's row with a record's settings, or nothing.
 
-    The paper has no ablations of the retrieval, no second look, no query window, no newest blocks beside the best, no
-    window, no memory at true positions and no probes.
+    The paper has no ablations of the retrieval, no second look, no newest blocks beside the best, no window,
+    no memory at true positions and no probes.
     Raises UserError where two of the paper's rows have the record's settings.
     """
     settings = record["labels"] | record["settings"]
-    ours_alone = ("window", "mapping", "probe", "rerank", "recent", "query_window")
+    ours_alone = ("window", "mapping", "probe", "rerank", "recent")
     if settings.get("scorer", "landmark") != "landmark" or any(settings.get(key) is not None for key in ours_alone):
         return {}
     ours = {key: "" if settings.get(key) is None else str(settings[key]) for key in JOINED}

@@ -85,7 +85,7 @@ def test_the_version_is_ours(tmp_path):
 def test_the_tab_key_completes(tmp_path, monkeypatch):
     for line, found in {
         "+experiment=table1": "table1_arxiv +experiment=table1_pg19",
-        "retrieval.q": "query_window=",
+        "retrieval.rer": "rerank=",
     }.items():
         monkeypatch.setenv("COMP_LINE", f"landmark {line}")
         monkeypatch.setenv("COMP_POINT", str(len(f"landmark {line}")))

@@ -11,7 +11,6 @@ BAD = {
     "memory.index=faiss memory.candidates=3": "memory.candidates=3: must be at least 4",
     "memory.sinks=-1": "memory.sinks=-1: must be at least 0",
     "retrieval.scorer=best": "retrieval.scorer=best: must be one of landmark, recent",
-    "retrieval.query_window=60": "retrieval.query_window=60: must be 1 to model.block_size=50",
     "eval.local=0": "eval.local=0: must be at least 1",
     "eval.local=513": "eval.local=513 is longer than eval.length=512",
     "eval.length=8192": "raise eval.span to at least 8192",
@@ -49,7 +48,6 @@ BAD = {
     "positions=jumps positions.p_jump=0": "positions.p_jump=0: must be at least 1",
     # Without effect.
     "retrieval.recent=2 retrieval.scorer=recent": "retrieval.scorer=recent: retrieval.recent=2 changes",
-    "retrieval.query_window=6 cmt=on": "retrieval.query_window=6: is for cmt=off",
     "memory.folder=x": "memory.folder=x: is for memory.tier=disk",
     "data.configs=[arxiv]": "data.configs=['arxiv']: is for data=arxiv_math",
     "model=transformer train.k=[4]": "train.k=[4]: is for model=landmark",

@@ -50,9 +50,7 @@ def settings(
             batch_size=batch_size,
             retrieval_statistics=False,
         ),
-        retrieval=SimpleNamespace(
-            k=k, granularity="per_token_and_head", scorer=scorer, rerank=None, recent=0, first=0, query_window=1
-        ),
+        retrieval=SimpleNamespace(k=k, granularity="per_token_and_head", scorer=scorer, rerank=None, recent=0, first=0),
         model=SimpleNamespace(as_is=None, name=None),
         memory=SimpleNamespace(
             **{

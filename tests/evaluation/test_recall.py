@@ -21,7 +21,7 @@ def settings(**changes) -> Any:
     return SimpleNamespace(
         eval=SimpleNamespace(**evaluation | changes),
         retrieval=SimpleNamespace(
-            k=2, granularity="per_token_and_head", scorer="landmark", rerank=None, recent=0, first=0, query_window=1
+            k=2, granularity="per_token_and_head", scorer="landmark", rerank=None, recent=0, first=0
         ),
         cmt=SimpleNamespace(cutoff=0.0, cutoffs=None),
         positions=SimpleNamespace(mapping="stingy"),

@@ -78,7 +78,7 @@ def test_tokenizer_and_text_make_another_run(configure):
     [
         *("eval.length=300", "eval.local=100", "eval.tokens=8192", "eval.split=test"),
         *("retrieval.k=1", "retrieval=per_head", "retrieval.scorer=recent", "memory.blocks=9"),
-        *("eval.retrieval_statistics=true", "positions.mapping=true", "retrieval.recent=1", "retrieval.query_window=2"),
+        *("eval.retrieval_statistics=true", "positions.mapping=true", "retrieval.recent=1"),
     ],
 )
 def test_how_a_landmark_model_is_read_makes_another_row(configure, override):

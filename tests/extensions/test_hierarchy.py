@@ -351,7 +351,6 @@ def test_impossible_models_are_refused(change, message):
         ({"scorer": "recent"}, "retrieval.scorer=recent"),
         ({"index": "faiss", "candidates": 9}, "memory.index=faiss"),
         ({"max_blocks": 9}, "memory.blocks=9: with model.fan_out blocks are found by their groups, set null"),
-        ({"query_window": 2}, "retrieval.query_window=2"),
     ],
 )
 def test_what_a_descent_cannot_do_is_refused(setting, message):

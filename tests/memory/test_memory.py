@@ -19,10 +19,9 @@ from tests.pairs import all_pairs, name_of
 
 
 def is_allowed(case):
-    """A window of queries is at most a block; a second look is of single queries; only landmarks tie."""
+    """A second look is of single queries; only landmarks tie."""
     return (
-        case["query_window"] <= case["block_size"]
-        and (case["rerank"] is None or case["granularity"].startswith("per_token_and_"))
+        (case["rerank"] is None or case["granularity"].startswith("per_token_and_"))
         and (case["max_blocks"] is None or case["max_blocks"] >= case["k"])
         and (case["rerank"] is None or case["rerank"] >= case["k"])
         and case["recent"] <= case["k"]
@@ -39,7 +38,6 @@ CASES = all_pairs(
         "granularity": GRANULARITIES,
         "rerank": [None, 3, 5],
         "recent": [0, 1],
-        "query_window": [1, 2],
         "heads": [(1, 1), (4, 2), (2, 1)],
         "layer": [0, 1],  # in the first layer all landmarks are one vector
         "mapping": ["stingy", "true"],
@@ -68,7 +66,7 @@ def test_memory_equals_plain_loops(case):
     has_cmt, extra = isinstance(case["extra"], float), None
     if case["extra"] is not None:
         extra = ContextMiss(place[:kv_heads]) if has_cmt else Sinks(place[:, 0])
-    names = "k", "max_blocks", "granularity", "rerank", "recent", "query_window", "mapping"
+    names = "k", "max_blocks", "granularity", "rerank", "recent", "mapping"
     memory = new_memory(
         block_size,
         **{name: case[name] for name in names},
@@ -84,7 +82,7 @@ def test_memory_equals_plain_loops(case):
     wide_k = np.stack([oracle.offset_keys(keys, channels, block_size) for keys in wide_k])
     reader = oracle.Memory(
         block_size,
-        oracle.Selector(case["k"], case["granularity"], case["rerank"], case["recent"], case["query_window"]),
+        oracle.Selector(case["k"], case["granularity"], case["rerank"], case["recent"]),
         max_blocks=case["max_blocks"],
         true_positions=case["mapping"] == "true",
         tied=case["layer"] == 0 and case["mapping"] == "stingy",
@@ -184,9 +182,9 @@ def test_attending_twice_without_commit_is_refused():
         memory.attend(0, x, x, x)
 
 
-@pytest.mark.parametrize("settings", [{}, {"query_window": 3}, {"keys": Keys(0.5)}, {"tier": "disk"}])
+@pytest.mark.parametrize("settings", [{}, {"keys": Keys(0.5)}, {"tier": "disk"}])
 def test_a_chunk_that_failed_midway_is_discarded_and_read_again(settings):
-    """As if it had never been: its queries, last key and counts are forgotten."""
+    """As if it had never been: its last key and counts are forgotten."""
     x = torch.randn(1, 1, 12, 4)
     memory, other = new_memory(k=2, **settings), new_memory(k=2, **settings)
     for each in (memory, other):
@@ -228,10 +226,10 @@ def test_heads_that_share_keys_share_their_blocks():
 
 
 def test_selected_samples_take_all_of_theirs_with_them():
-    """Blocks, pending tokens, the last key and queries."""
+    """Blocks, pending tokens and the last key."""
     q, k, v = torch.randn(3, 3, 2, 40, 8, dtype=torch.float64)
     chosen, last = torch.tensor([2, 2, 0]), slice(37, 40)
-    memory, other = (new_memory(4, k=2, query_window=4, keys=Keys(0.5)) for _ in range(2))
+    memory, other = (new_memory(4, k=2, keys=Keys(0.5)) for _ in range(2))
     feed(memory, *(x[:, :, :37] for x in (q, k, v)), [30, 7])
     feed(other, *(x[chosen, :, :37] for x in (q, k, v)), [30, 7])
     rest = [x[chosen, :, last] for x in (q, k, v)]
@@ -258,9 +256,6 @@ def test_selected_samples_take_all_of_theirs_with_them():
         ({"rerank": 8, "scorer": "recent"}, "retrieval.scorer=recent: retrieval.rerank=8 changes"),
         ({"recent": 5}, "retrieval.recent=5: must be 0 to retrieval.k=4"),
         ({"recent": 1, "scorer": "random"}, "retrieval.scorer=random: retrieval.recent=1 changes"),
-        ({"query_window": 0}, "retrieval.query_window=0: must be 1 to model.block_size=3"),
-        ({"query_window": 4}, "retrieval.query_window=4: must be 1 to model.block_size=3"),
-        ({"query_window": 2, "index": "faiss"}, "memory.index=faiss: retrieval.query_window=2 changes"),
         ({"rerank": 32, "index": "faiss"}, "memory.candidates=16: must be at least 32"),
         ({"index": "annoy"}, "memory.index=annoy: must be one of exact, faiss"),
         ({"index": "faiss", "index_type": "hnsw"}, "memory.index_type=hnsw: must be one of flat, ivf"),

@@ -42,15 +42,14 @@ CASES = all_pairs(
         "max_blocks": [None, 4, 40],
         "mapping": MAPPINGS,
         "offset": [0.0, 0.5],
-        "window": [1, 3],
     }
 )
 
 
 @pytest.mark.parametrize("case", CASES, ids=name_of)
 def test_a_loaded_memory_continues_as_the_saved_one(tmp_path, case):
-    """With its pending tokens, last key and queries."""
-    settings = {"k": 2, "max_blocks": case["max_blocks"], "mapping": case["mapping"], "query_window": case["window"]}
+    """With its pending tokens and last key."""
+    settings = {"k": 2, "max_blocks": case["max_blocks"], "mapping": case["mapping"]}
     settings["keys"] = Keys(case["offset"])
     texts_ = q, k, v = texts(130)[:3]
     memory = new_memory(**settings, tier=case["here"])

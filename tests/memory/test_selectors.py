@@ -1,24 +1,22 @@
 """What each selector is for; that it follows its definition is in test_memory.py, for every pair of settings."""
 
-import itertools
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
 
-from landmark.attention import ContextMiss, Grouped
+from landmark.attention import Grouped
 from landmark.attention.keys import Keys
 from landmark.evaluation.recall import evidence_blocks
 from landmark.memory import Memory
 from landmark.memory.positions import Stingy, TruePositions
-from landmark.memory.select import Best, Given, MeanKeys, Newest, QueryWindow, Random, SecondLook, WithNewest
-from landmark.memory.select.query_window import best_of_window
+from landmark.memory.select import Best, Given, MeanKeys, Newest, Random, SecondLook, WithNewest
 from landmark.memory.select.selector import Around
 from landmark.memory.settings import GRANULARITIES
 from landmark.memory.store import Store
 from landmark.memory.summaries import SummaryMemory
-from tests.memory.reading import feed, new_memory
+from tests.memory.reading import feed
 
 WIDTH = 4
 
@@ -125,57 +123,6 @@ def test_gates_of_a_second_look_are_those_that_reading_computes(positions, reuse
         )
         assert any(select.has_gates) == reused
     torch.testing.assert_close(*outs)
-
-
-def asked_by_one():
-    """Ten blocks, whose third has the landmark that the second of the last four tokens asks for; its tokens say 1."""
-    q, k, v = torch.randn(3, 1, 1, 10 * WIDTH + 4, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    q[..., -2:], k[..., -2:], v[:] = 0.0, 0.0, 0.0
-    q[:, :, -3, -2:] = 9.0
-    k[:, :, 3 * WIDTH - 1, -2:] = 9.0
-    v[:, :, 2 * WIDTH : 3 * WIDTH - 1] = 1.0
-    return q, k, v
-
-
-@pytest.mark.parametrize("chunks", [(4,), (2, 2), (1, 1, 1, 1)])
-@pytest.mark.parametrize("inner", [Best(), SecondLook(3, Best())])
-def test_the_tokens_after_one_that_finds_a_block_retrieve_it_too(chunks, inner):
-    found = []
-    for window in (1, 2, 3):
-        seen = []
-        select = QueryWindow(window, inner) if window > 1 else inner
-        memory = Memory(3, k=1, select=select, observer=lambda each, into=seen: into.append(each.ages))
-        feed(memory, *asked_by_one(), [10 * WIDTH, *chunks])
-        found.append([bool((ages == 8).any()) for ages in torch.cat([x for x in seen if x.numel()], 2)[0, 0]])
-    assert found[0][1]
-    assert not all(found[0][1:])
-    assert found[1][1:3] == [True, True]
-    assert found[2][1:] == [True, True, True]
-
-
-@pytest.mark.parametrize("before", [0, 1, 5])
-def test_the_best_of_a_window_is_that_of_a_loop(before):
-    scores = torch.randn(2, before + 6, 3)
-    for window in (1, 2, 4, 9):
-        best = best_of_window(scores, window, before)
-        for sample, query in itertools.product(range(2), range(6)):
-            end = before + query + 1
-            expected = scores[sample, max(0, end - window) : end].max(0).values
-            torch.testing.assert_close(best[sample, query], expected, atol=0, rtol=0)
-
-
-def test_a_query_window_and_a_cutoff_may_be_combined():
-    """Dropped queries read nothing, and still help to choose; the others read as without a cutoff."""
-    torch.manual_seed(0)
-    q, k, v = torch.randn(3, 1, 2, 60, 8, dtype=torch.float64)
-    extra, seen = ContextMiss(torch.randn(2, 8, dtype=torch.float64)), []
-    outs = [
-        feed(new_memory(k=2, query_window=3, cutoff=cutoff, observer=seen.append), q, k, v, [20] * 3, extra=extra)
-        for cutoff in (0.0, 0.4)
-    ]
-    reads = torch.cat([each.cmt_weight for each in seen[:3]], 2) >= 0.4
-    assert 0.1 < reads.float().mean() < 0.9
-    torch.testing.assert_close(outs[1][reads], outs[0][reads])
 
 
 @pytest.mark.parametrize(("granularity", "heads", "queries"), [("per_token_and_head", 2, 10), ("per_head", 2, 1)])

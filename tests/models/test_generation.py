@@ -57,7 +57,6 @@ CASES = all_pairs(
         "mapping": MAPPINGS,
         "tier": TIERS,
         "cache": [1, 5],
-        "query_window": [1, 3],
     }
 )
 
@@ -67,7 +66,7 @@ def test_tokens_are_those_of_starting_over_with_the_same_chunks(case):
     """Prompts of several lengths; blocks that close, and rings that overflow, while tokens are generated."""
     torch.manual_seed(0)
     model, prompts = MODELS[case["cutoff"] is not None], prompts_of(*case["lengths"])
-    names = "k", "max_blocks", "granularity", "mapping", "tier", "cache", "query_window"
+    names = "k", "max_blocks", "granularity", "mapping", "tier", "cache"
     settings = {name: case[name] for name in names} | ({"cutoff": case["cutoff"]} if case["cutoff"] else {})
     tokens, local, make_memory = case["tokens"], case["local"], lambda: model.new_memory(**settings)
     ours = model.generate(prompts, tokens, local=local, memory=make_memory)

@@ -20,7 +20,6 @@ _OF_MEMORY = {
     "granularity": ("retrieval.granularity", "per_token_and_head"),
     "scorer": ("retrieval.scorer", "landmark"),
     "recent": ("retrieval.recent", 0),
-    "query_window": ("retrieval.query_window", 1),
     "index": ("memory.index", "exact"),
     "max_blocks": ("memory.blocks", None),
 }
@@ -35,7 +34,6 @@ def check(config: Config) -> None:
             "granularity": config.retrieval.granularity,
             "scorer": config.retrieval.scorer,
             "recent": config.retrieval.recent,
-            "query_window": config.retrieval.query_window,
             "index": config.memory.index,
             "max_blocks": config.memory.blocks,
         }

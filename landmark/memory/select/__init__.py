@@ -6,7 +6,6 @@ from landmark.memory.select.faiss import Faiss
 from landmark.memory.select.given import Given
 from landmark.memory.select.mean_keys import MeanKeys
 from landmark.memory.select.newest import Newest
-from landmark.memory.select.query_window import QueryWindow
 from landmark.memory.select.random import Random
 from landmark.memory.select.second_look import SecondLook
 from landmark.memory.select.selector import Around, Choice, Selector
@@ -22,7 +21,6 @@ __all__ = [
     "Given",
     "MeanKeys",
     "Newest",
-    "QueryWindow",
     "Random",
     "SecondLook",
     "Selector",

@@ -32,10 +32,7 @@ class Cutoff(Around):
         narrowed = question.of(selection)
         if selection.is_empty:
             return Choice(weight.new_empty(*weight.shape[:2], 0, 0).long(), question=narrowed)
-        if not self.earlier_queries:
-            return replace(self.inner.choose(narrowed), question=narrowed)
-        choice = self.inner.choose(question)  # the choice of a query depends on others, which may read nothing
-        return Choice(selection.gather(choice.ages), question=narrowed)
+        return replace(self.inner.choose(narrowed), question=narrowed)
 
 
 def select_queries(cmt_weight: Tensor, cutoff: float, granularity: str, kv_heads: int) -> QuerySelection:

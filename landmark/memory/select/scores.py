@@ -17,7 +17,6 @@ from torch import Tensor
 from landmark.attention.fused.top_k_landmarks import MOST, TILE, top_k_landmarks
 from landmark.attention.scoring import capped, capped_in_place
 from landmark.memory.question import Question
-from landmark.memory.select.query_window import best_of_window
 from landmark.memory.select.top_k import best_ages
 
 SCORED_AT_ONCE = {"cpu": 1 << 21}  # by device: scores computed together; on the CPU they fit into its cache
@@ -42,22 +41,21 @@ def best_of_summaries(question: Question, granularity: str, summaries: Tensor, i
     count, sets = min(question.k, len(store)), question.sets(granularity)
     if count == len(store):
         return torch.arange(count, 0, -1, device=queries.device).expand(*sets, count)
-    alone = granularity == "per_token_and_head" and question.window == 1 and not question.newest + question.first
+    alone = granularity == "per_token_and_head" and not question.newest + question.first
     has_kernel = alone and question.softcap is None and summaries.dtype == torch.float32
     few = count <= MOST and not (is_tied and count + question.lags.own > TILE)
     if question.backend == "triton" and has_kernel and few:
         of_store = {"added": store.added, "recent": question.lags.own}
         return top_k_landmarks(queries, summaries, **of_store, k=count, tied=is_tied)
     chosen = torch.empty(*sets, count, dtype=torch.int64, device=queries.device)
-    group, before, buffer = queries.shape[3] // summaries.shape[1], question.before, queries.new_empty(0)
+    group, buffer = queries.shape[3] // summaries.shape[1], queries.new_empty(0)
     for kv, part in _parts(question, granularity, summaries.shape[1]):
         of_heads = slice(kv.start * group, kv.stop * group)
-        first = max(0, before + part.start - question.window + 1)  # query that they choose with
-        q = queries[:, :, first : before + part.stop, of_heads]
+        q = queries[:, :, part, of_heads]
         size = q[0, ..., 0].numel() * len(store)
         buffer = buffer if buffer.numel() >= size else queries.new_empty(size)  # allocating memory is slow
         scores, ages, normaliser = _scores(question, q, summaries[:, kv], count if is_tied else 0, buffer[:size])
-        if granularity != "per_token_and_head" or question.window > 1:
+        if granularity != "per_token_and_head":
             # The maximum of log-probabilities ranks as that of probabilities, without underflow.
             scores = scores - normaliser()[..., None]
         if granularity == "per_head":
@@ -65,8 +63,6 @@ def best_of_summaries(question: Question, granularity: str, summaries: Tensor, i
         elif granularity != "per_token_and_head":
             of_heads = kv if granularity == "per_token_and_group" else slice(0, 1)
             scores = scores.unflatten(1, (of_heads.stop - of_heads.start, -1)).amax(2)
-        if question.window > 1 and granularity != "per_head":
-            scores = best_of_window(scores, question.window, before + part.start - first)
         chosen[:, of_heads, part] = best_ages(question.preferred(scores, ages), ages, count)
     return chosen.sort(-1, descending=True).values
 
@@ -74,7 +70,6 @@ def best_of_summaries(question: Question, granularity: str, summaries: Tensor, i
 def _parts(question: Question, granularity: str, kv_heads: int) -> Iterator[tuple[slice, slice]]:
     """Slices of key/value heads and of queries to score together; those that choose together are not parted."""
     _, batch, queries, heads, _ = (exact := question.queries.exact).shape
-    queries -= question.before
     of_one = batch * (heads // kv_heads) * len(question.store)  # scores of one key/value head and one query
     room = scored_at_once(exact.device) // of_one
     of_heads, of_queries = max(1, min(kv_heads, room // queries)), max(1, min(queries, room // kv_heads))

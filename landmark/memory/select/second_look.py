@@ -8,13 +8,12 @@ A landmark's key says of a block what fits into d numbers; what a query finds in
     s_b + log Σ_j exp s_j,        s_b the score of block b's landmark, s_j of its tokens j,
 
 the weight that the block would have if the landmark were a bias of its tokens' scores. It scores m·ℓ keys for that,
-whatever the length of the text. Where heads or, in a window (query_window.py), queries choose together, scores are logs
-of shares of what is proposed to them, and the best of these counts.
+whatever the length of the text. Where heads choose together, scores are logs of shares of what is proposed to them, and
+the best of these counts.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -24,10 +23,7 @@ from landmark.attention import Grouped
 from landmark.attention.fused.block_scores import score_blocks
 from landmark.memory.query_tiles import QueryTiles, for_each_head
 from landmark.memory.question import Question
-from landmark.memory.select.query_window import best_of_window
-from landmark.memory.select.scores import scored_at_once
 from landmark.memory.select.selector import Around, Choice, Selector
-from landmark.memory.select.top_k import best_ages
 from landmark.memory.shared_blocks import weights_of_shared
 
 
@@ -41,9 +37,7 @@ class SecondLook(Around):
     def choose(self, question: Question) -> Choice:
         if min(self.proposed, len(question.store)) <= question.k:
             return self.inner.choose(replace(question, k=self.proposed))
-        choice = self.inner.choose(replace(question, k=self.proposed, window=1, before=0))
-        if question.window > 1:
-            return Choice(_best_in_windows(question, choice.ages))
+        choice = self.inner.choose(replace(question, k=self.proposed))
         scores = own = _scores(question, choice.ages)
         if choice.ages.shape[1] < scores.shape[1]:
             scores = _shares(scores, choice.ages.shape[1])
@@ -63,24 +57,6 @@ def _are_gates(question: Question) -> bool:
     return question.gate.alpha == 1 and not question.lags.own and not has_gradient and question.backend != "triton"
 
 
-def _best_in_windows(question: Question, ages: Tensor) -> Tensor:
-    """The ages (B, H, T, k) of the blocks that queries choose in windows among those proposed to each.
-
-    ages: (B, H or H_kv, before + T, m), of the proposed blocks.
-    """
-    store, scores, before = question.store, _shares(_scores(question, ages), ages.shape[1]), question.before
-    rows, every = store.rows(ages), store.ages()
-    queries, chosen = ages.shape[2] - before, []
-    step = max(1, scored_at_once(ages.device) // (ages[:, :, 0, 0].numel() * len(store)))
-    for start in range(0, queries, step):
-        first, stop = max(0, before + start - question.window + 1), before + min(start + step, queries)
-        of_blocks = scores.new_full((*ages.shape[:2], stop - first, len(store)), -math.inf)
-        of_blocks.scatter_(-1, rows[:, :, first:stop], scores[:, :, first:stop])
-        best = best_of_window(of_blocks, question.window, before + start - first)
-        chosen.append(best_ages(question.preferred(best, every), every, question.k))
-    return torch.cat(chosen, 2).sort(-1, descending=True).values
-
-
 @torch.no_grad()
 def _scores(question: Question, ages: Tensor) -> Tensor:
     """s_b + log Σ_j exp s_j of each query and block proposed to it, (B, H, n, m), at the lags of scoring.
@@ -88,8 +64,9 @@ def _scores(question: Question, ages: Tensor) -> Tensor:
     ages: (B, H or H_kv, n, m), of the proposed blocks.
     """
     store, lags = question.store, question.lags.scoring(ages)
-    selected = None if question.selection is None else question.selection.selected
     queries = question.queries.rounded.detach()
+    selected = None if question.selection is None else question.selection.selected
+    selected = None if ages.shape[1] < queries.shape[3] else selected  # all heads of a group help to choose
     if question.backend == "triton" and selected is None and (blocks := store.in_place(ages.numel())) is not None:
         return score_blocks(queries, blocks[0], store.landmarks, ages, lags, added=store.added, scored=store.scored)
     if ages.shape[2] == 1 and selected is None:

@@ -34,14 +34,12 @@ class Choice:
 class Selector:
     """Chooses the blocks that the queries of a chunk read, in every layer.
 
-    granularity: which queries and heads choose together (`landmark.memory.select.Best`). earlier_queries: queries of
-    tokens before the chunk that are needed. summaries: what a store must have of each block besides keys, values and
-    landmark, and makes of its keys, by name.
+    granularity: which queries and heads choose together (`landmark.memory.select.Best`). summaries: what a
+    store must have of each block besides keys, values and landmark, and makes of its keys, by name.
     """
 
     granularity: str
     summaries: Mapping[str, Summary] = MappingProxyType({})
-    earlier_queries: int = 0
 
     def choose(self, question: Question) -> Choice:
         """The blocks for a chunk; there is at least one block. Among equal scores the newer blocks are chosen."""
@@ -77,7 +75,6 @@ class Around(Selector):
     inner: Selector
     granularity = _of_inner("granularity")
     summaries = _of_inner("summaries")
-    earlier_queries = _of_inner("earlier_queries")
     local_gate = _of_inner("local_gate")
     check_samples_can_be_selected = _of_inner("check_samples_can_be_selected")
 

@@ -4,7 +4,6 @@ It writes docs/scaling.md. A step is a list of layers; each is computed in turn,
 need or have made, one thing at a time, while others are computed. What is assumed stands in `Machine`.
 """
 
-import csv
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,7 +14,6 @@ from landmark.utils.flops import PEAK_BF16_FLOPS, keys_per_query
 from landmark.utils.locations import ROOT
 
 PATH = ROOT / "docs" / "scaling.md"
-CPU_RESULTS = ROOT / "benchmarks" / "results" / "2-core-cpu.csv"
 RUNS = (  # of Tables 1 to 3 and Figures 5 and 6
     *("model=transformer", "model=landmark", "model=transformer_xl"),
     *("data=arxiv_math model=transformer", "data=arxiv_math model=landmark"),
@@ -34,7 +32,7 @@ class Machine:
     time. attention: time of landmark attention by that of causal flash attention. Both as measured on an H200. node:
     GPUs of a node. link: bytes/s that a GPU sends to others of its node. fabric: bytes/s that a node sends to others.
     reached: share of both that collective operations reach, assumed. latency: seconds of each of their steps, assumed.
-    memory: bytes of a GPU. bandwidth: bytes/s of its memory.
+    memory: bytes of a GPU.
     """
 
     peak: float = PEAK_BF16_FLOPS["H100"]
@@ -46,7 +44,6 @@ class Machine:
     reached: float = 0.8
     latency: float = 10e-6
     memory: float = 80e9
-    bandwidth: float = 3.35e12
 
     def ring(self, size: float, gpus: int) -> float:
         """Seconds to gather `size` bytes from all GPUs to all, or to sum them into shares."""
@@ -92,15 +89,14 @@ class Work:
     """What is trained.
 
     tokens: of a step, of all GPUs. keys: mean number that a query attends to. sharded: whether weights, gradients and
-    moments are shared out (FSDP), or kept by each GPU (DDP). together: GPUs that share a window. recomputes: whether
-    the forward pass is done again in the backward pass.
+    moments are shared out (FSDP), or kept by each GPU (DDP). recomputes: whether the forward pass is done again in the
+    backward pass.
     """
 
     model: Model
     tokens: float
     keys: float
     sharded: bool
-    together: int = 1
     recomputes: bool = False
 
 
@@ -125,20 +121,16 @@ def simulate(work: Work, gpus: int, machine: Machine) -> Step:
     head = model.vocabulary * model.width
     forward = [*[products * model.layer + attention] * model.layers, products * head]
     weights = [*[model.layer] * model.layers, model.weights - model.layers * model.layer]
-    sent = own * (2 * model.heads + 2 * model.kv_heads) * model.dim * HALF  # queries, keys, values and outputs
-    exchange = machine.ring(sent, work.together) if work.together > 1 else 0.0
-    exchanges = [*[exchange] * model.layers, 0.0]
     backward = [(3 if work.recomputes else 2) * each for each in forward]
-    again = 2 if work.recomputes else 1
 
     computed = network = 0.0
-    for size, seconds, wait in zip(weights, forward, exchanges, strict=True):
+    for size, seconds in zip(weights, forward, strict=True):
         if work.sharded:
             network += machine.ring(size * HALF, gpus)
             computed = max(computed, network)
-        computed += seconds + wait
-    for size, seconds, wait in zip(reversed(weights), reversed(backward), reversed(exchanges), strict=True):
-        computed += seconds + again * wait
+        computed += seconds
+    for size, seconds in zip(reversed(weights), reversed(backward), strict=True):
+        computed += seconds
         if gpus > 1:
             times = 1 if work.sharded else 2  # shares of the sum, or the sum for all
             network = max(network, computed) + times * machine.ring(size * SINGLE, gpus)
@@ -150,7 +142,7 @@ def fits(work: Work, gpus: int, machine: Machine, window: float) -> bool:
     model = work.model
     states = STATE * model.weights / (gpus if work.sharded else 1)
     copies = HALF * model.weights if work.sharded else 0
-    inputs = window / work.together * model.width * model.layers * HALF
+    inputs = window * model.width * model.layers * HALF
     return states + copies + inputs < 0.9 * machine.memory
 
 
@@ -199,46 +191,13 @@ def of_step(runs: Sequence[Cost], machine: Machine) -> Iterable[list[str]]:
 
 def of_llama(machine: Machine) -> Iterable[list[str]]:
     """A line for each window and number of GPUs."""
-    for window, keys, name in (
-        (32_768, keys_per_query(32_768), "32 K, whole"),
-        (131_072, keys_per_query(131_072), "128 K, whole"),
-        (1_048_576, keys_per_query(1_048_576), "1 M, whole"),
-        (4_096, keys_per_query(4_096) + 4 * 63, "any length, 4 K at a time with a memory"),
-    ):
+    for window, name in ((4_096, "4 K"), (32_768, "32 K"), (131_072, "128 K")):
         for gpus in GPUS[1:]:
-            together = LLAMA.kv_heads if window > 4_096 else 1
-            work = Work(LLAMA, max(1 << 22, window * gpus / together), keys, True, together, recomputes=True)
+            work = Work(LLAMA, max(1 << 22, window * gpus), keys_per_query(window), sharded=True, recomputes=True)
             step = simulate(work, gpus, machine)
             speed = work.tokens / step.seconds
             told = [f"{speed:,.0f}", f"{1e9 / speed / 3600:,.1f}", f"{step.waiting:.0%}"]
             yield [name, str(gpus), *(told if fits(work, gpus, machine, window) else ["does not fit", "", ""])]
-
-
-def of_memory(machine: Machine) -> Iterable[list[str]]:
-    """A line for each length and number of GPUs: a memory of the Llama, and a token that is generated."""
-    model, block, k = LLAMA, 63, 4
-    for tokens, gpus in ((131_072, 1), (1_048_576, 1), (1_048_576, 2), (1_048_576, 8)):
-        kept = tokens * model.layers * model.kv_heads * model.dim * HALF * (2 + 1 / block)
-        scanned = tokens / block / gpus * model.layers * model.kv_heads * model.dim * HALF
-        read = (model.layers * k * block * 2 * model.kv_heads * model.dim + model.weights) * HALF
-        sent = model.heads * (12 * (gpus - 1) * k + 8 * (gpus - 1) / gpus * (model.dim + 2))  # of each process
-        hops = model.layers * (machine.ring(sent, gpus) + machine.latency * (gpus > 1))
-        dense = (tokens * model.layers * 2 * model.kv_heads * model.dim + model.weights) * HALF / machine.bandwidth
-        floor = (scanned + read) / machine.bandwidth + hops
-        fitting = "" if kept / gpus + HALF * model.weights < machine.memory else ", does not fit"
-        times = [f"{1e3 * floor:.1f}", f"{1e3 * dense / gpus:.1f}"]
-        yield [f"{tokens:,}", str(gpus), f"{kept / gpus / 1e9:.0f}{fitting}", *times]
-
-
-def of_data() -> Iterable[list[str]]:
-    """A line for each corpus and number of cores; the speed of two was measured."""
-    with open(CPU_RESULTS, encoding="utf-8") as file:
-        (speed,) = (float(row["value"]) for row in csv.DictReader(file) if row["measured"] == "landmark.data.prepare")
-    for name, tokens, text in (("PG-19", 2.0e9, 11.0e9), ("10¹² tokens", 1e12, 4.5e12)):
-        for machines, cores in ((1, 2), (1, 64), (16, 64)):
-            work, read = tokens / (speed / 2 * cores * machines), text / READ
-            hours = [f"{each / 3600:,.2f}" for each in (work, read, max(work, read))]
-            yield [name, f"{machines} × {cores}", *hours, f"{2 * tokens * HALF / 1e9:,.0f}"]
 
 
 def table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
@@ -259,32 +218,22 @@ def report() -> str:
         link=f"{machine.link / 1e9:.0f}",
         adapter=f"{machine.fabric / 8e9:.0f}",
         latency=f"{machine.latency * 1e6:.0f}",
-        bandwidth=f"{machine.bandwidth / 1e12:.2f}",
         weights=f"{PAPER.weights / 1e6:.0f}",
         llama_weights=f"{LLAMA.weights / 1e9:.1f}",
-        llama_groups=LLAMA.kv_heads,
         step=table(step, of_step(runs, machine)),
         thin=table(step, of_step(runs, thin)),
         llama=table(llama, of_llama(large)),
         large=f"{LARGE:.0%}",
-        memory=table(
-            ["tokens", "GPUs", "GB of each", "ms a token, at least", "dense attention, at least"], of_memory(machine)
-        ),
-        data=table(
-            ["corpus", "machines × cores", "h to tokenise", "h to read", "h", "GB of disk while joining"], of_data()
-        ),
     )
 
 
 LARGE = 0.4  # utilisation of large matrices, assumed
-READ = 1e9  # bytes/s of text that each process reads, assumed
 
 TEXT = """# What 1, 8, 64 and 512 GPUs do
 
 `python -m benchmarks.simulation` writes this page, and a test compares the two. One GPU was measured, and nothing
 between several. The program simulates a training step: layers are computed one after the other, and the network
-sends one thing at a time while they are. The bytes are those that the [programs send](../benchmarks/ranks.md), which
-were counted and measured; so was the speed of tokenising, on two CPU cores. All else follows from these assumptions:
+sends one thing at a time while they are. All else follows from these assumptions:
 
 | assumed | value | from |
 | --- | ---: | --- |
@@ -294,7 +243,6 @@ were counted and measured; so was the speed of tokenising, on two CPU cores. All
 | a GPU sends to its node of {machine.node} | {machine.reached:.0%} of {link} GB/s | data sheet; the share is assumed |
 | a node sends to others | {machine.reached:.0%} of 8 adapters of {adapter} GB/s | data sheet; the share is assumed |
 | each of the log₂ n steps of a collective operation | {latency} µs | assumed |
-| memory read | {bandwidth} TB/s | data sheet |
 
 `waiting` is the share of a step in which GPUs compute nothing. `python -m benchmarks.simulation` with other numbers
 in `Machine` tells what they change.
@@ -315,32 +263,12 @@ With one adapter a node:
 Small models on many GPUs wait for their gradients. Several runs beside each other use a cluster better than one run
 on all of it.
 
-## A model of 8 B weights, trained on long windows
+## A model of 8 B weights
 
 The shape of Llama 3 8B ({llama_weights} B weights). `trainer=fsdp`: weights, gradients and moments are shared out,
-the forward pass is done again in the backward pass. A step has four million tokens, or a window for each group. A
-whole window is shared by {llama_groups} GPUs, as many as there are heads of keys
-(`landmark.extensions.ranks`, not yet a setting of trainings). Read 4096 tokens at a time with a memory
-(`train.local`), of which each query sees four blocks of 63, a text of any length costs the same a token; then no
-GPUs share a window.
+the forward pass is done again in the backward pass. A step has four million tokens, or a window for each GPU.
 
 {llama}
-
-## A memory of 8 B weights' keys and values
-
-`landmark.extensions.ranks` shares out blocks, and each process has the whole model in bfloat16. A generated token
-reads the model, all landmarks of its share, and four blocks a layer; the least time is that of reading these bytes
-and of the messages. Dense attention reads all keys and values.
-
-{memory}
-
-## Data
-
-`task=prepare` on machines that share a file system ([how](cluster.md#preparing-a-large-corpus)). Two cores tokenise
-with GPT-2's vocabulary at the measured speed; more are assumed to be faster in proportion. Each process reads the
-whole text, at 1 GB/s.
-
-{data}
 """
 
 

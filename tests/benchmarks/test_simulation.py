@@ -10,7 +10,7 @@ from landmark.utils.flops import flops_per_token, keys_per_query
 
 IDEAL = Machine(link=1e30, fabric=1e30, latency=0.0)
 DATA_PARALLEL = Work(PAPER, 65_536, keys_per_query(512), sharded=False)
-SHARDED = Work(LLAMA, 1 << 22, keys_per_query(1 << 15), sharded=True, together=8, recomputes=True)
+SHARDED = Work(LLAMA, 1 << 22, keys_per_query(1 << 15), sharded=True, recomputes=True)
 
 
 def test_the_page_is_what_the_program_writes():
@@ -19,7 +19,7 @@ def test_the_page_is_what_the_program_writes():
 
 @pytest.mark.parametrize("work", [DATA_PARALLEL, SHARDED])
 def test_without_a_network_to_wait_for_gpus_share_the_work(work):
-    alone = simulate(replace(work, together=1), 1, IDEAL)
+    alone = simulate(work, 1, IDEAL)
     assert alone.seconds == pytest.approx(alone.computing)
     for gpus in (8, 64, 512):
         assert simulate(work, gpus, IDEAL).seconds == pytest.approx(alone.seconds / gpus)
@@ -41,7 +41,7 @@ def test_a_slow_network_decides():
     step = simulate(DATA_PARALLEL, 2, machine)
     assert step.seconds == pytest.approx(2 * (1 / 2) * 4 * PAPER.weights / 1e6, rel=1e-3)
     gathered_and_summed = (2 + 4) * (1 / 2) * LLAMA.weights / 1e6
-    assert simulate(replace(SHARDED, together=1), 2, machine).seconds == pytest.approx(gathered_and_summed, rel=1e-3)
+    assert simulate(SHARDED, 2, machine).seconds == pytest.approx(gathered_and_summed, rel=1e-3)
 
 
 @pytest.mark.parametrize("work", [DATA_PARALLEL, SHARDED])

@@ -10,7 +10,6 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,7 @@ from landmark.data.named_tokenizers import load_tokenizer
 from landmark.experiment.identity import digest
 from landmark.experiment.records import Records
 from landmark.experiment.sweeping import sweep
-from landmark.models.decoder import Decoder
-from landmark.retriever import Retriever
 from landmark.utils.metrics_csv import read_metrics
-from tests.configurations import decoder_config
 from tests.memory.reading import feed, new_memory, texts
 from tests.training.training_case import make_config, make_corpus, run
 from tests.workplace import write_books
@@ -47,20 +43,6 @@ def save_memory(folder: Path) -> None:
     memory.save(folder / "book", {"chat.json": b"[]"})
 
 
-@cache
-def retriever() -> Retriever:
-    torch.manual_seed(0)
-    model = Decoder(decoder_config("landmark", 320, 1, 2, 8, 16, landmark_id=257, block_size=8))
-    return Retriever(model, load_tokenizer("bytes"))
-
-
-def save_index(folder: Path) -> None:
-    found = retriever()
-    if not len(found):
-        found.index({"birds": "A heron stands in the reeds and waits.", "boats": "Oars, and a sail."})
-    found.save(folder / "index")
-
-
 def prepare_corpus(folder: Path) -> None:
     if not (folder.parent / "books").exists():
         (folder.parent / "books").mkdir()
@@ -79,7 +61,7 @@ def write_record(folder: Path) -> None:
 
 
 WORKS: dict[str, Callable[[Path], None]] = {
-    work.__name__: work for work in (train, save_memory, save_index, prepare_corpus, write_record)
+    work.__name__: work for work in (train, save_memory, prepare_corpus, write_record)
 }
 
 

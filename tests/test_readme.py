@@ -91,7 +91,6 @@ EXAMPLES = {  # a page's examples in their order: what holds after each
         f"{ANSWERED}\n"
         "from landmark.huggingface import load\n"
         "assert load('path/to/mine')[0].generate(ids, max_new_tokens=20).equal(answer)",
-        "assert block.document == 'book' and len(retriever.query('What was decided?', count=3)) == 3",
     ],
 }
 

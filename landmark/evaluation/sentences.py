@@ -1,103 +1,37 @@
-"""A test of retrieval by landmarks: where in some books does a sentence stand?
+"""The paper's remark that the landmark scores inside a document measure its relevance (Section 3.2), measured.
 
-A query is the second half of a sentence, which is removed from its book, and the blocks that hold the first half are to
-be found; or a whole sentence, as it stands there or altered, and its blocks are to be found. For comparison BM25 and
-chance rank the same blocks.
+Sentences of some books are asked for, and all blocks of the books are ranked. How high is a block of the sentence?
+
+1. A model reads the books, WINDOW blocks at a time. Of each block it keeps the key of the landmark, or of every token.
+2. A head's score of a block is a softmax of the query's scores over all blocks, where a block of tokens has the
+   log-sum-exp of their scores. Its logarithm is averaged over the tokens of the query, and over the best heads.
+3. BM25 ranks the texts of the same blocks. Chance is computed.
 """
 
 from __future__ import annotations
 
 import math
-import re
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from landmark.data.document_blocks import Block, split_into_blocks
-from landmark.retriever import SCORERS, Retriever
-from landmark.utils.errors import UserError
+from landmark.attention.rotary import rotate
+from landmark.data.sentences import AskedBlocks, asked_blocks
 from landmark.utils.peak_memory import peak_memory_bytes, reset_peak_memory
 from landmark.utils.significance import clopper_pearson
 
 if TYPE_CHECKING:
     from landmark.config import Config
-    from landmark.data.stream import Stream
-    from landmark.data.tokenizer import Tokenizer
+    from landmark.data import Stream, Tokenizer
 
-SENTENCE = re.compile(r"(?<=[.!?]\s)[A-Z][^.!?]*[.!?]")
-WORDS = range(16, 41)  # of a sentence that may be a query
-LEFT_OUT = 3  # of an altered sentence every third word
 AT = 1, 10  # ranks up to which a found block counts
-
-
-@dataclass(frozen=True)
-class SentenceQueries:
-    """Documents (name, text) and sentences to find in them.
-
-    queries: texts. places: for each query the number of its document, and the first and the last character (exclusive)
-    of what is to be found: the sentence, or its first half where the second one, the query, is removed.
-    """
-
-    documents: list[tuple[str, str]]
-    queries: list[str]
-    places: list[tuple[int, int, int]]
-
-
-def document_texts(stream: Stream, tokenizer: Tokenizer) -> list[str]:
-    """The texts of a stream."""
-    tokens = np.asarray(stream.tokens)
-    ends = np.flatnonzero(tokens == tokenizer.eot)
-    starts = [0, *(ends + 1)]
-    return [tokenizer.decode(tokens[start:end]) for start, end in zip(starts, ends, strict=False) if end > start]
-
-
-def sentence_queries(texts: Sequence[str], count: int, seed: int, query: str = "second_half") -> SentenceQueries:
-    """Ask for `count` random sentences of 16 to 40 words that occur once in their text.
-
-    Args:
-        texts: of the documents.
-        count: of queries.
-        seed: of the random choice; each kind of query asks for the same sentences.
-        query: "second_half", which is removed from the document; "sentence"; or "altered": as one may remember it, its
-            second half before its first one, without every third word.
-
-    Raises UserError if there are fewer such sentences.
-    """
-    found = [
-        (number, match.start(), match.group())
-        for number, text in enumerate(texts)
-        for match in SENTENCE.finditer(text)
-        if len(match.group().split()) in WORDS and text.count(match.group()) == 1
-    ]
-    if len(found) < count:
-        raise UserError(f"eval.prompts={count}: the split has only {len(found)} sentences of 16 to 40 words")
-    chosen = np.random.default_rng(seed).choice(len(found), count, replace=False)
-    kept: list[list[str]] = [[] for _ in texts]
-    at = [0] * len(texts)
-    queries, places = [], []
-    for number, start, sentence in sorted(found[n] for n in chosen):
-        words = list(re.finditer(r"\S+", sentence))
-        cut = words[len(words) // 2].start()
-        first, second = sentence[:cut], sentence[cut:]
-        stays = first if query == "second_half" else sentence
-        kept[number] += [texts[number][at[number] : start], stays]
-        so_far = sum(map(len, kept[number]))
-        places.append((number, so_far - len(stays), so_far))
-        asked = {"second_half": second, "sentence": sentence, "altered": _altered(first, second)}
-        queries.append(asked[query])
-        at[number] = start + len(sentence)
-    left = ["".join([*kept[number], text[at[number] :]]) for number, text in enumerate(texts)]
-    return SentenceQueries([(str(number), text) for number, text in enumerate(left)], queries, places)
-
-
-def _altered(first: str, second: str) -> str:
-    words = f"{second} {first}".split()
-    return " ".join(word for number, word in enumerate(words, 1) if number % LEFT_OUT)
+WINDOW, BATCH = 10, 8  # blocks that attend to each other, as in training; windows that are read together
+AT_ONCE = 1 << 25  # scores of tokens in memory
 
 
 def evaluate_sentences(
@@ -107,101 +41,102 @@ def evaluate_sentences(
     config: Config,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
-    """Recall of `eval.prompts` sentences in a split, whose blocks `eval.retriever` ranks for queries `eval.query`.
+    """How often `eval.retriever` ranks a block of the sentence among the first, for `eval.prompts` sentences.
 
-    Landmarks, or tokens, are scored by the heads that find the places best on the validation split, see
-    `_choose_heads`.
+    streams: the split `eval.split`, and `validation`, where the heads are chosen. progress: called with sentences done,
+    and in all.
 
-    Args:
-        model: a landmark model.
-        streams: the split `eval.split`, and for a model's scores also `validation`.
-        tokenizer: of the streams.
-        config: the row's settings.
-        progress: called with queries done, of the validation split first, and in all.
-
-    Returns:
-        recall_at_1, recall_at_10, and recall_at_…_interval (Clopper–Pearson, 95 %; none for chance); prompts; ranks
-        (of the first block that counts, from 1); blocks; heads (of the model); tokens, seconds, tokens_per_second,
-        peak_memory_bytes.
-
-    Raises UserError if a split has too few sentences.
+    Returns recall_at_1, recall_at_10 and recall_at_…_interval (Clopper–Pearson, 95 %; none for chance); prompts; ranks
+    (of the first block that counts, from 1); blocks; heads [[layer, head]]; tokens, seconds, tokens_per_second,
+    peak_memory_bytes. Raises UserError if a split has too few sentences.
     """
     reset_peak_memory()
-    started = time.perf_counter()
-    settings = config.eval
-    asked, blocks, wanted = _asked_blocks(streams[settings.split], tokenizer, config, model.config.block_size)
-    count = len(blocks)
-    results: dict[str, Any] = {"prompts": len(wanted), "blocks": count, "heads": None}
-    if settings.retriever == "chance":
-        results |= {f"recall_at_{n}": float(np.mean([_chance(count, len(each), n) for each in wanted])) for n in AT}
+    started, stream = time.perf_counter(), streams[config.eval.split]
+    method, of_tokens = config.eval.retriever, config.eval.retriever == "tokens"
+    asked = asked_blocks(stream, tokenizer, config, model.config.block_size)
+    count, results = len(asked.texts), {"prompts": len(asked.queries), "blocks": len(asked.texts), "heads": None}
+    if method == "chance":
+        found = {n: [_chance(count, len(wanted), n) for wanted in asked.wanted] for n in AT}
+        results |= {f"recall_at_{n}": float(np.mean(chances)) for n, chances in found.items()}
     else:
-        if settings.retriever in SCORERS:
-            results["heads"] = _choose_heads(model, streams["validation"], tokenizer, config, progress)
-            score = _indexed(model, tokenizer, asked, settings.retriever, results["heads"]).scores
+        if method == "bm25":
+            score = _bm25(asked.texts)
         else:
-            score = _bm25([block.text for block in blocks])
-        ranks = []
-        for query, right in zip(asked.queries, wanted, strict=True):
-            ranks.append(_rank(score(query), right))
+            validation = asked_blocks(streams["validation"], tokenizer, config, model.config.block_size)
+            heads = results["heads"] = _best_heads(Scorer(model, tokenizer, validation.ids, of_tokens), validation)
+            score = Scorer(model, tokenizer, asked.ids, of_tokens, heads)
+        ranks = results["ranks"] = []
+        for query, wanted in zip(asked.queries, asked.wanted, strict=True):
+            ranks.append(_rank(score(query), wanted))
             if progress is not None:
-                progress(len(wanted) + len(ranks), 2 * len(wanted))
-        results["ranks"] = ranks
+                progress(len(ranks), len(asked.queries))
         for n in AT:
             hits = sum(rank <= n for rank in ranks)
-            results[f"recall_at_{n}"] = hits / len(ranks)
-            results[f"recall_at_{n}_interval"] = list(clopper_pearson(hits, len(ranks)))
-    seconds = time.perf_counter() - started
-    tokens = len(streams[settings.split])
-    return results | {
-        "tokens": tokens,
-        "seconds": seconds,
-        "tokens_per_second": tokens / seconds,
-        "peak_memory_bytes": peak_memory_bytes(),
-    }
+            results |= {f"recall_at_{n}": hits / len(ranks)}
+            results |= {f"recall_at_{n}_interval": list(clopper_pearson(hits, len(ranks)))}
+    cost = {"tokens": len(stream), "seconds": time.perf_counter() - started, "peak_memory_bytes": peak_memory_bytes()}
+    return results | cost | {"tokens_per_second": cost["tokens"] / cost["seconds"]}
 
 
-def _indexed(model: Any, tokenizer: Tokenizer, asked: SentenceQueries, scorer: str, heads: Any = None) -> Retriever:
-    retriever = Retriever(model, tokenizer, heads, scorer)
-    retriever.index(asked.documents)
-    return retriever
+class Scorer:
+    """A model's scores of blocks for a text, by some heads (layer, head), or all. ids: of documents, (blocks · ℓ,)."""
+
+    def __init__(self, model: Any, tokenizer: Tokenizer, ids: Iterable[np.ndarray], of_tokens: bool, heads: Any = None):
+        self._model, self._tokenizer, self._heads = model.eval(), tokenizer, heads
+        keys: dict[int, list[Tensor]] = defaultdict(list)
+        for document in ids:
+            *whole, last = torch.from_numpy(document).split(WINDOW * model.config.block_size)
+            for batch in (*(torch.stack(whole).split(BATCH) if whole else ()), last[None]):
+                for layer, state in self._read(batch)[1].layers.items():
+                    store = state.store
+                    each = store.blocks.keys if of_tokens else store.landmarks[..., None, :]
+                    keys[layer].append(each[:, :, : len(store)].transpose(0, 1).flatten(1, 2))
+        self.keys = {layer: torch.cat(parts, 1) for layer, parts in keys.items()}  # (H_kv, blocks, 1 or ℓ, d)
+
+    def __call__(self, text: str) -> Tensor:
+        """The mean score by the heads, (blocks,)."""
+        return torch.stack(list(self.by_head(text).values())).mean(0)
+
+    def by_head(self, text: str) -> dict[tuple[int, int], Tensor]:
+        """The scores (blocks,) by each head: means of logarithms, at most 0."""
+        queries, _ = self._read(torch.from_numpy(self._tokenizer.encode(text).astype(np.int64))[None])
+        heads = self._heads or [(layer, head) for layer, q in queries.items() for head in range(q.shape[1])]
+        found = {}
+        for layer, head in heads:
+            q, keys = queries[layer][0], self.keys[layer]
+            of_head, asking = keys[head * len(keys) // len(q)], q[head] / math.sqrt(q.shape[-1])
+            parts = of_head.split(max(1, AT_ONCE // (len(asking) * of_head.shape[1])))
+            scores = torch.cat([(part.to(q.dtype) @ asking.T).logsumexp(1) for part in parts])
+            found[layer, head] = scores.log_softmax(0).mean(1)  # a softmax over blocks for each token of the text
+        return found
+
+    @torch.no_grad()
+    def _read(self, ids: Tensor) -> tuple[dict[int, Tensor], Any]:
+        """The queries (B, H, T, d) of each layer, rotated as if every block were just before them, and the memory."""
+        cache, queries = self._model.new_memory(k=0), {}
+        memory = getattr(cache, "memory", cache)  # of a model of transformers
+        attend = memory.attend
+
+        def noting(layer: int, q: Tensor, *others: Any, **extra: Any) -> Tensor:
+            exact = q.to(torch.promote_types(q.dtype, torch.float32))
+            queries[layer] = rotate(exact, memory.keys.rotary(layer)(memory.width, q.shape[2], q))
+            return attend(layer, q, *others, **extra)
+
+        memory.attend = noting
+        self._model(ids.to(next(self._model.parameters()).device), memory=cache, last=True)
+        return queries, memory
 
 
-def _asked_blocks(
-    stream: Stream, tokenizer: Tokenizer, config: Config, block_size: int
-) -> tuple[SentenceQueries, list[Block], list[list[int]]]:
-    """What is asked of a split, its blocks, and for each query the blocks with a part of what is to be found."""
-    texts = document_texts(stream, tokenizer)
-    asked = sentence_queries(texts, config.eval.prompts, config.seed, config.eval.query)
-    pieces = [split_into_blocks(*document, tokenizer, block_size)[0] for document in asked.documents]
-    before = np.cumsum([0, *map(len, pieces)])
-    starts = [np.array([block.start for block in blocks]) for blocks in pieces]
-    found = []
-    for number, start, stop in asked.places:
-        low, high = np.searchsorted(starts[number], [start, stop - 1], side="right") - 1
-        found.append(list(range(before[number] + low, before[number] + high + 1)))
-    return asked, [block for blocks in pieces for block in blocks], found
-
-
-def _choose_heads(
-    model: Any, stream: Stream, tokenizer: Tokenizer, config: Config, progress: Callable[[int, int], None] | None
-) -> list[list[int]]:
-    """The heads (layer, head) whose summed scores rank the wanted blocks best on a split.
+def _best_heads(score: Scorer, asked: AskedBlocks) -> list[list[int]]:
+    """The heads whose summed scores rank the wanted blocks best.
 
     1. Order the heads by the geometric mean of the ranks that each head alone gives to the wanted blocks.
     2. For every n sum the scores of the first n heads. Choose the n with the lowest geometric mean of ranks.
     """
-    asked, _, wanted = _asked_blocks(stream, tokenizer, config, model.config.block_size)
-    assert config.eval.retriever is not None
-    retriever = _indexed(model, tokenizer, asked, config.eval.retriever)
-    found: list[dict[tuple[int, int], Tensor]] = []
-    for number, query in enumerate(asked.queries):
-        found.append(retriever.head_scores(query))
-        if progress is not None:
-            progress(number, 2 * len(wanted))
-    del retriever  # another index is made next
+    found = [score.by_head(query) for query in asked.queries]
 
     def distance(scores: Iterable[Tensor]) -> float:
-        return sum(math.log(_rank(each, blocks)) for each, blocks in zip(scores, wanted, strict=True))
+        return sum(math.log(_rank(each, wanted)) for each, wanted in zip(scores, asked.wanted, strict=True))
 
     order = sorted(found[0], key=lambda head: distance(scores[head] for scores in found))
     sums = [torch.stack([scores[head] for head in order]).cumsum(0) for scores in found]
@@ -209,11 +144,11 @@ def _choose_heads(
     return [list(head) for head in order[: int(together.argmin()) + 1]]
 
 
-def _rank(scores: Tensor, blocks: list[int]) -> int:
+def _rank(scores: Tensor, wanted: Sequence[int]) -> int:
     """The rank, from 1, of the best of some blocks; other blocks with the same score rank higher."""
     others = torch.ones(len(scores), dtype=torch.bool)
-    others[blocks] = False
-    return 1 + int((scores[others] >= scores[blocks].max()).sum())
+    others[wanted] = False
+    return 1 + int((scores[others] >= scores[wanted].max()).sum())
 
 
 def _bm25(texts: list[str]) -> Callable[[str], Tensor]:

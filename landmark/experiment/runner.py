@@ -205,8 +205,8 @@ class Runner:
 
     def _check_sentences(self, job: Job) -> None:
         """Raise UserError where a split has too few sentences to look for; once for rows that look for the same."""
+        from landmark.data.sentences import document_texts, sentence_queries
         from landmark.data.stream import Stream
-        from landmark.evaluation.sentences import document_texts, sentence_queries
 
         config, corpus = job.config, self.inputs.corpus(job.config)
         for split in dict.fromkeys(("validation", config.eval.split)):

@@ -1,4 +1,4 @@
-"""Which sentences are asked for, what counts as found, and the three rankings."""
+"""Which sentences are asked for, what counts as found, and the rankings."""
 
 import math
 import random
@@ -10,18 +10,13 @@ import torch
 
 pytest.importorskip("bm25s", reason="the optional extra `hf` is not installed")
 
-from landmark.data.named_tokenizers import load_tokenizer
-from landmark.data.stream import Stream
-from landmark.evaluation.sentences import (
-    _bm25,
-    _chance,
-    _rank,
-    document_texts,
-    evaluate_sentences,
-    sentence_queries,
-)
+from landmark.attention.rotary import RotaryTable, rotate
+from landmark.data import Stream, load_tokenizer
+from landmark.data.sentences import asked_blocks, document_texts, sentence_queries, split_into_blocks
+from landmark.evaluation import sentences
+from landmark.evaluation.sentences import WINDOW, Scorer, _bm25, _chance, _rank, evaluate_sentences
+from landmark.memory import Memory
 from landmark.models import Decoder
-from landmark.retriever import split_into_blocks
 from landmark.utils.errors import UserError
 from landmark.utils.significance import clopper_pearson
 from tests.configurations import decoder_config
@@ -33,21 +28,26 @@ QUERIES = 12
 
 
 def made_up(seed):
-    """Sentences of words that hardly ever come twice."""
+    """Sentences of words that hardly ever come twice, with letters of one to four bytes."""
     draw = random.Random(seed)
 
     def word():
-        return "".join(draw.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(draw.randint(3, 8)))
+        return "".join(draw.choice("abcdefghijklmnopqrstuvwxyzé蒼🪶") for _ in range(draw.randint(3, 8)))
 
     def sentence():
         return " ".join(word() for _ in range(draw.randint(10, 45))).capitalize() + "."
 
-    return [" ".join(sentence() for _ in range(30)) for _ in range(3)]
+    return [" ".join(["A first one.", *(sentence() for _ in range(18))]) for _ in range(3)]
 
 
-def stream(texts):
-    ids = np.concatenate([np.append(TOKENIZER.encode(text), TOKENIZER.eot) for text in texts]).astype("<u2")
+def stream(texts, tokenizer=TOKENIZER):
+    ids = np.concatenate([np.append(tokenizer.encode(text), tokenizer.eot) for text in texts]).astype("<u2")
     return Stream(None, ids, "sha", len(texts), 0, 0)  # pyright: ignore[reportArgumentType]
+
+
+def asking(retriever="landmark", query="second_half", prompts=QUERIES):
+    config = make_config("landmark")
+    return replace(config, eval=replace(config.eval, retriever=retriever, prompts=prompts, query=query))
 
 
 def test_documents_come_back_from_a_stream():
@@ -59,15 +59,13 @@ def test_queries_are_gone_and_first_halves_are_there():
     halved = sentence_queries(texts, QUERIES, seed=0)
     assert len(halved.queries) == QUERIES
     for query, (number, start, stop) in zip(halved.queries, halved.places, strict=True):
-        document = halved.documents[number][1]
-        first = document.encode()[start:stop].decode()
-        assert query not in document
+        first = halved.texts[number][start:stop]
+        assert query not in halved.texts[number]
         assert first + query in texts[number]
         words = (first + query).split()
         assert 16 <= len(words) <= 40
         assert len(first.split()) == len(words) // 2
-    left = sum(len(text) for _, text in halved.documents) + sum(map(len, halved.queries))
-    assert left == sum(map(len, texts))
+    assert sum(map(len, halved.texts)) + sum(map(len, halved.queries)) == sum(map(len, texts))
     assert sentence_queries(texts, QUERIES, seed=0) == halved
     assert sentence_queries(texts, QUERIES, seed=1) != halved
 
@@ -76,9 +74,9 @@ def test_queries_are_gone_and_first_halves_are_there():
 def test_whole_sentences_stay_and_are_asked_for(query):
     texts = made_up(1)
     halves, asked = (sentence_queries(texts, QUERIES, 0, kind) for kind in ("second_half", query))
-    assert asked.documents == [(str(number), text) for number, text in enumerate(texts)]
+    assert asked.texts == texts
     for text, (number, start, stop), half in zip(asked.queries, asked.places, halves.queries, strict=True):
-        sentence = texts[number].encode()[start:stop].decode()
+        sentence = texts[number][start:stop]
         assert sentence.endswith(half)  # of the same sentences
         if query == "sentence":
             assert text == sentence
@@ -90,6 +88,49 @@ def test_whole_sentences_stay_and_are_asked_for(query):
 def test_too_few_sentences_are_refused():
     with pytest.raises(UserError, match="has only"):
         sentence_queries(made_up(2), 1000, seed=0)
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 50])
+def test_blocks_cut_no_character_and_those_wanted_hold_the_place(block_size):
+    """Tokens are bytes here: a block may end within a character, which then belongs to the last of its blocks."""
+    asked = asked_blocks(stream(made_up(1)), TOKENIZER, asking(query="sentence"), block_size)
+    texts = iter(asked.texts)
+    for text, ids in zip(made_up(1), asked.ids, strict=True):
+        length = len(text.encode())
+        assert len(ids) == -(-length // block_size) * block_size
+        assert ids[:length].tolist() == list(text.encode())
+        assert set(ids[length:]) <= {TOKENIZER.eot}
+        blocks = [next(texts) for _ in range(len(ids) // block_size)]
+        assert "".join(blocks) == text
+        behind = np.arange(1, len(blocks)) * block_size - np.cumsum([len(block.encode()) for block in blocks[:-1]])
+        assert set(behind) <= {0, 1, 2, 3}
+    assert next(texts, None) is None
+    for query, wanted in zip(asked.queries, asked.wanted, strict=True):
+        found = "".join(asked.texts[number] for number in wanted)
+        assert query in found
+        assert all(asked.texts[number] for number in (wanted[0], wanted[-1]))
+        assert query not in found.removeprefix(asked.texts[wanted[0]])
+        assert query not in found.removesuffix(asked.texts[wanted[-1]])
+
+
+def test_blocks_are_of_the_text_where_the_tokenizer_changes_it():
+    """It lowers letters, takes accents off and puts a space in front, as tokenizers of real models do."""
+    pytest.importorskip("transformers")
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    from landmark.data.pretrained_tokenizer import PretrainedTokenizer
+
+    letters = {letter: number for number, letter in enumerate("▁abcdefghijklmnopqrstuvwxyz.,'?")}
+    inner = Tokenizer(models.BPE(vocab=letters, merges=[], unk_token="?"))
+    inner.normalizer = normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents(), normalizers.Lowercase()])
+    inner.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    tokenizer = PretrainedTokenizer(PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<eot>"))
+    text = "Élan vital, Ça va. Übung 'macht' den Meister."
+    blocks, ids = split_into_blocks(text, tokenizer, 6)
+    assert "".join(blocks) == text
+    assert blocks[:2] == ["Élan ", "vital,"]
+    assert len(ids) == 6 * len(blocks)
 
 
 def test_rank_counts_the_blocks_before_the_best_wanted_one():
@@ -111,17 +152,66 @@ def test_bm25_prefers_the_block_with_the_words():
     assert int(score("a schooners two masts").argmax()) == 1
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def model():
     torch.manual_seed(0)
-    return Decoder(decoder_config("landmark", 320, 2, 2, 8, 32, landmark_id=257, block_size=BLOCK))
+    config = decoder_config("landmark", 320, 2, 4, 8, 32, num_kv_heads=2, landmark_id=257, block_size=BLOCK)
+    model = Decoder(config).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(8 if parameter.ndim == 2 else 1)
+    return model
+
+
+class Listener(Memory):
+    """Records the inputs of each layer."""
+
+    def attend(self, layer, q, k, v, extra=None):
+        self.__dict__.setdefault("heard", {})[layer] = q, k
+        return super().attend(layer, q, k, v, extra)
+
+
+def heard(model, ids):
+    memory = Listener(BLOCK, k=0)
+    model(torch.from_numpy(ids)[None], memory=memory)
+    return memory.heard
+
+
+@pytest.mark.parametrize("at_once", [1 << 25, 1])
+@pytest.mark.parametrize("of_tokens", [False, True], ids=["landmark", "tokens"])
+def test_scores_are_softmaxes_over_blocks(model, of_tokens, at_once, monkeypatch):
+    """Put together by hand: each landmark, or each token, stands in the block just before the text."""
+    monkeypatch.setattr(sentences, "AT_ONCE", at_once)
+    asked = asked_blocks(stream(made_up(1)), TOKENIZER, asking(prompts=2), BLOCK)
+    text, table, kept = asked.queries[0], RotaryTable(), {}
+    places = range(BLOCK) if of_tokens else [BLOCK]
+    for ids in asked.ids:
+        for start in range(0, len(ids), WINDOW * BLOCK):
+            for layer, (_, keys) in heard(model, ids[start : start + WINDOW * BLOCK]).items():
+                of_blocks = keys[0].unflatten(1, (-1, BLOCK + 1))
+                turned = [rotate(of_blocks[:, :, place], table(place, 1, keys)) for place in places]
+                kept.setdefault(layer, []).append(torch.stack(turned, 2))
+    expected = {}
+    for layer, (queries, _) in heard(model, TOKENIZER.encode(text).astype(np.int64)).items():
+        keys = torch.cat(kept[layer], 1)
+        queries = rotate(queries[0], table(BLOCK + 1, queries.shape[2], queries))
+        for head in range(4):
+            scores = torch.einsum("td,bnd->tbn", queries[head], keys[head // 2]) / math.sqrt(8)
+            weights = scores.exp().sum(-1)
+            expected[layer, head] = (weights / weights.sum(-1, keepdim=True)).log().mean(0)
+    scorer = Scorer(model, TOKENIZER, asked.ids, of_tokens)
+    found = scorer.by_head(text)
+    assert found.keys() == expected.keys()
+    for head in expected:
+        torch.testing.assert_close(found[head], expected[head])
+    torch.testing.assert_close(scorer(text), torch.stack(list(expected.values())).mean(0))
+    some = Scorer(model, TOKENIZER, asked.ids, of_tokens, [(1, 2), (0, 3)])
+    torch.testing.assert_close(some(text), (expected[1, 2] + expected[0, 3]) / 2)
 
 
 def evaluated(model, retriever, query="second_half"):
-    config = make_config("landmark")
-    config = replace(config, eval=replace(config.eval, retriever=retriever, prompts=QUERIES, query=query))
     streams = {"validation": stream(made_up(3)), "test": stream(made_up(4))}
-    return evaluate_sentences(model, streams, TOKENIZER, config)
+    return evaluate_sentences(model, streams, TOKENIZER, asking(retriever, query))
 
 
 @pytest.mark.parametrize("retriever", ["landmark", "tokens", "bm25"])
@@ -133,28 +223,23 @@ def test_recall_counts_the_ranks(model, retriever):
         assert results[f"recall_at_{n}"] == hits / QUERIES
         assert results[f"recall_at_{n}_interval"] == list(clopper_pearson(hits, QUERIES))
     halved = sentence_queries(made_up(4), QUERIES, seed=7)
-    assert results["blocks"] == sum(math.ceil(len(text.encode()) / BLOCK) for _, text in halved.documents)
+    assert results["blocks"] == sum(math.ceil(len(text.encode()) / BLOCK) for text in halved.texts)
     assert (results["heads"] is None) == (retriever == "bm25")
 
 
-def test_wanted_blocks_hold_the_first_half(model, monkeypatch):
-    """A ranking that knows the place is always right."""
-    halved = sentence_queries(made_up(4), QUERIES, seed=7)
-    texts = [block for document in halved.documents for block in split_into_blocks(*document, TOKENIZER, BLOCK)[0]]
-    firsts = {
-        q: halved.documents[n][1].encode()[a:b] for q, (n, a, b) in zip(halved.queries, halved.places, strict=True)
-    }
+def test_the_best_heads_are_chosen_on_the_validation_split(model):
+    """Their sum ranks the wanted blocks higher there than the best head alone, and than all heads."""
+    asked = asked_blocks(stream(made_up(3)), TOKENIZER, asking(), BLOCK)
+    scorer = Scorer(model, TOKENIZER, asked.ids, of_tokens=False)
+    found = [scorer.by_head(query) for query in asked.queries]
 
-    def knowing(_):
-        return lambda query: torch.tensor([float(block.text.strip().encode() in firsts[query]) for block in texts])
+    def distance(heads):
+        sums = [sum(scores[head] for head in heads) for scores in found]
+        return sum(math.log(_rank(each, wanted)) for each, wanted in zip(sums, asked.wanted, strict=True))
 
-    monkeypatch.setattr("landmark.evaluation.sentences._bm25", knowing)
-    results = evaluated(model, "bm25")
-    found = [
-        rank for rank, query in zip(results["ranks"], halved.queries, strict=True) if len(firsts[query]) > 2 * BLOCK
-    ]
-    assert found
-    assert set(found) == {1}
+    best = distance([tuple(head) for head in evaluated(model, "landmark")["heads"]])
+    assert best <= min(distance([head]) for head in found[0])
+    assert best <= distance(found[0])
 
 
 def test_whole_sentences_are_found_where_they_stand(model):

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from landmark.huggingface import classes as classes
 from landmark.huggingface.landmark_cache import LandmarkCache
-from landmark.huggingface.making_classes import register
 from landmark.huggingface.model import LandmarkModel, LandmarkSettings
 from landmark.huggingface.released import recover
 from landmark.huggingface.windows import LandmarkCollator
-from landmark.huggingface.wrapping import LANDMARK, attach, load, place_embedding, unwrap, wrap
+from landmark.huggingface.wrapping import LANDMARK, attach, load, place_embedding, register, unwrap, wrap
 
 __all__ = [
     "LANDMARK",

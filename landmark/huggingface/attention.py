@@ -28,12 +28,15 @@ _BESIDE: ContextVar[Any] = ContextVar("landmarks", default=None)
 
 
 class ReadsLandmarks(Protocol):
-    """What attends in the place of the model's own attention: a `LandmarkWindow` or a `LandmarkCache`."""
+    """Attends in the place of the model's own attention: a `LandmarkWindow` or a `LandmarkCache`."""
 
     landmark_layers: frozenset[int]
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, sinks: Sinks | None) -> Tensor:
-        """The attention of a layer. Args: as of `LandmarkWindow.attend`."""
+        """The attention of a layer: q (B, H, T, d) and k (B, H_kv, T, d), both rotated, v (B, H_kv, T, d).
+
+        Returns (B, H, T, d).
+        """
         ...
 
 
@@ -60,26 +63,12 @@ class LandmarkWindow:
     def __init__(
         self, landmark_layers: frozenset[int], block_size: int, phase: Tensor, cu_seqlens: Tensor | None = None
     ):
-        self.landmark_layers, self.block_size, self.phase, self.cu_seqlens = (
-            landmark_layers,
-            block_size,
-            phase,
-            cu_seqlens,
-        )
+        self.landmark_layers, self.block_size = landmark_layers, block_size
+        self.phase, self.cu_seqlens = phase, cu_seqlens
         self.attended: set[int] = set()
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, sinks: Sinks | None) -> Tensor:
-        """Attend inside the window.
-
-        Args:
-            layer: its number.
-            q: (B, H, T, d), rotated.
-            k, v: (B, H_kv, T, d), k rotated.
-            scoring: of the layer.
-            sinks: of the layer; None: it has none.
-
-        Returns (B, H, T, d).
-        """
+        """Attend inside the window; see `ReadsLandmarks`."""
         self.attended.add(layer)
         # Copied in the first layer alone.
         self.phase = place_phase(self.phase, "auto", q, self.block_size, has_kernel(Grouped(), scoring))

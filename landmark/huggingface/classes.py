@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 try:
-    from landmark.huggingface.making_classes import class_named
+    from landmark.huggingface.wrapping import class_named
 except ImportError as error:
     raise ImportError("this model reads with landmarks: install the package `landmark` with its extra `hf`") from error
 

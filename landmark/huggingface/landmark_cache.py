@@ -31,10 +31,10 @@ from landmark.huggingface.families import (
     memory_frequencies,
     softcap_of,
     text_config,
+    unrotate,
     unrotated_layers,
     window_size,
 )
-from landmark.huggingface.rotation import unrotate
 from landmark.memory.observer import Observer
 from landmark.memory.positions import Stingy, TruePositions
 from landmark.memory.saving import read_content
@@ -71,14 +71,7 @@ class LandmarkCache(Cache):
         landmarks: bool = True,
         **settings: Any,
     ):
-        """Start with nothing read.
-
-        Args:
-            model: whose cache it is.
-            block_size: ℓ.
-            observer: of `Memory`.
-            landmarks: whether the text has landmarks.
-            settings: `landmark.memory.settings.SETTINGS`.
+        """An empty cache of a model. block_size: ℓ. landmarks: whether the text has some. settings: of a memory.
 
         Raises UserError for a setting that does not exist, or out of range.
         """
@@ -176,18 +169,7 @@ class LandmarkCache(Cache):
         self.ids = torch.cat([self.ids.to(ids.device), ids], 1) if self.ids.numel() else ids
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, sinks: Sinks | None) -> Tensor:
-        """Attend to the chunk and to the memory.
-
-        Args:
-            layer: its number.
-            q: (B, H, T, d), rotated by the model.
-            k: (B, H_kv, T, d), rotated by the model.
-            v: (B, H_kv, T, d).
-            scoring: of the layer; the memory knows its cap.
-            sinks: of the layer; None: it has none.
-
-        Returns (B, H, T, d).
-        """
+        """Attend to the chunk and to the memory; see `landmark.huggingface.attention.ReadsLandmarks`."""
         assert scoring.softcap == self.memory.scoring.softcap
         assert self._chunk.positions is not None  # or `_MemoryLayer.update` had raised
         self._chunk.attended.add(layer)

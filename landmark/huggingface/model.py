@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, cast
 
 import torch
@@ -19,12 +19,27 @@ from transformers.generation.stopping_criteria import MaxLengthCriteria, Stoppin
 from landmark.huggingface.attention import ATTENTION, LandmarkWindow, beside
 from landmark.huggingface.families import NOT_PASSED_ON, check_model, landmark_layers
 from landmark.huggingface.landmark_cache import LandmarkCache
-from landmark.huggingface.padding import check_ends, check_goes_on, check_positions, of_columns
-from landmark.huggingface.reading import Reader
-from landmark.huggingface.settings import SETTINGS, LandmarkSettings
+from landmark.huggingface.reading import Reader, check_ends, check_goes_on, check_positions, of_columns
 from landmark.huggingface.windows import check_windows, next_labels
 from landmark.memory.settings import changed
 from landmark.utils.errors import UserError
+
+SETTINGS = "landmark"  # in a model's configuration, and so in its config.json
+
+
+@dataclass(frozen=True)
+class LandmarkSettings:
+    """How a model reads with landmarks, as its config.json has it.
+
+    token: id of the landmark; None: the text has no landmarks, and blocks are found by a summary of their keys.
+    block_size: ℓ. local: tokens of a text read at a time. memory: names of `landmark.memory.settings.SETTINGS`.
+    """
+
+    token: int | None
+    block_size: int
+    local: int
+    memory: dict[str, Any] = field(default_factory=dict)
+
 
 _Base: Any = object  # a class of `landmark.huggingface.classes` has LandmarkModel and a class of transformers as bases
 
@@ -88,25 +103,20 @@ class LandmarkModel(_Base):
         local: int | None = None,
         **kwargs: Any,
     ) -> Any:
-        """The original forward pass, or one with landmarks.
+        """The original forward pass, or one with landmarks. Other arguments are those of the original model.
 
         Args:
             input_ids: (B, T); with a `LandmarkCache` required, and without landmarks.
             attention_mask: (B, T) or (B, all tokens so far), 0 for padding. A `LandmarkCache` does not read padding;
                 windows may be padded on the right.
-            position_ids: as the original model; with a `LandmarkCache` those of the text, which it has anyway.
             past_key_values: a `LandmarkCache` for a text that continues, or a cache of the original model.
-            inputs_embeds: as the original model.
-            labels: as the original model, and for windows with `phase` too: landmarks are then not predicted, and the
-                target before a landmark is the token after it. A `LandmarkCache` allows none.
-            use_cache: as the original model.
-            logits_to_keep: as the original model; with a `LandmarkCache` a number.
+            labels: for windows with `phase` too: landmarks are then not predicted, and the target before a landmark is
+                the token after it. A `LandmarkCache` allows none.
             phase: (B,), for windows with landmarks: tokens missing from the first block of each; with `cu_seqlens`
                 (documents,).
             cu_seqlens: (documents + 1,), where the documents of a packed row begin and end; they do not see each other.
             local: tokens of the text read at a time with a `LandmarkCache`. None: as the model was wrapped. A text that
                 is read in other pieces, in one call or in several, retrieves other blocks where k is not all of them.
-            kwargs: as the original model. Landmarks give no attention weights (`output_attentions`).
 
         Raises UserError for arguments that landmarks do not allow, and for labels that would train without landmarks.
         """
@@ -256,17 +266,11 @@ class LandmarkModel(_Base):
     ) -> Any:
         """transformers' `generate`, greedy, sampling or by beam search, with a landmark memory.
 
-        Ids that are given, streamed, counted by max_new_tokens and returned have no landmarks.
-
-        Args:
-            inputs: ids (B, T), padded on the left where an `attention_mask` says so. They are read as many at a time as
-                the model was wrapped with (`local`), so `prefill_chunk_size` changes nothing.
-            generation_config: as in transformers.
-            logits_processor: as in transformers.
-            past_key_values: a memory of the text read before, which `inputs` repeats (`memory.ids`). None: an empty
-                one. A cache of transformers: the original model generates, without landmarks. For beams or several
-                answers a copy of the memory goes on, and the memory itself stays as it was.
-            kwargs: as in transformers.
+        Ids that are given, streamed, counted by max_new_tokens and returned have no landmarks. They are read `local` at
+        a time, as the model was wrapped, so `prefill_chunk_size` changes nothing. `past_key_values` is a memory of the
+        text read before, which `inputs` (B, T) repeats (`memory.ids`); None: an empty one. With a cache of transformers
+        the original model generates, without landmarks. For beams or several answers a copy of the memory goes on, and
+        the memory itself stays as it was.
 
         Raises UserError for assisted generation, without a cache or with another one, for padding on the right, and for
         inputs that do not repeat the memory's text and go on.
@@ -337,13 +341,13 @@ def prepare(model: PreTrainedModel, settings: LandmarkSettings) -> None:
     setattr(model.config, SETTINGS, asdict(settings))
 
 
-def saved_settings(config: Any, name: str = "the configuration") -> LandmarkSettings:
+def saved_settings(config: Any) -> LandmarkSettings:
     """The settings that a configuration was saved with. Raises UserError if it has none."""
     if (saved := getattr(config, SETTINGS, None)) is None:
-        raise UserError(f"{name} was not saved with landmarks: use landmark.huggingface.wrap")
+        raise UserError("the configuration was not saved with landmarks: use landmark.huggingface.wrap")
     names = {each.name for each in fields(LandmarkSettings)}
     if not isinstance(saved, dict) or not {"token", "block_size", "local"} <= set(saved) <= names:
-        raise UserError(f"{name}: {SETTINGS}={saved}: must have the settings {', '.join(sorted(names))}")
+        raise UserError(f"{SETTINGS}={saved}: must have the settings {', '.join(sorted(names))}")
     return LandmarkSettings(**saved)
 
 

@@ -13,7 +13,6 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from landmark.attention import Scoring, Sinks
 from landmark.attention.layout import insert_landmarks
 from landmark.huggingface.landmark_cache import LandmarkCache
-from landmark.huggingface.padding import Padded
 from landmark.utils.errors import UserError
 
 
@@ -34,16 +33,7 @@ class Together:
         self._parts = parts
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, sinks: Sinks | None) -> Tensor:
-        """See `LandmarkCache.attend`.
-
-        Args:
-            layer: its number.
-            q, k, v: (B, …, T, d), rotated by the model; behind a text of fewer tokens is padding.
-            scoring: of the layer.
-            sinks: of the layer; None: it has none.
-
-        Returns (B, H, T, d), 0 for padding.
-        """
+        """See `ReadsLandmarks`. Behind a text of fewer tokens is padding, for which the output is 0."""
         out = torch.zeros_like(q)
         for rows, length, cache in self._parts:
             rows = rows.to(q.device)  # of this layer
@@ -53,14 +43,9 @@ class Together:
 
 
 class Reader:
-    """Reads texts chunk by chunk.
+    """Reads texts with a `LandmarkModel` chunk by chunk, `local` tokens at a time.
 
-    Args:
-        model: a `LandmarkModel`.
-        forward: of the original model.
-        local: tokens of a text read at a time.
-        hidden: whether hidden states are returned.
-        kwargs: of the original model.
+    forward: of the original model; kwargs: of it. hidden: whether hidden states are returned.
     """
 
     def __init__(self, model: Any, forward: Callable[..., Any], local: int, hidden: bool, kwargs: dict[str, Any]):
@@ -68,13 +53,7 @@ class Reader:
         self._local, self._hidden, self._kwargs = local, hidden, kwargs
 
     def read(self, ids: Tensor, cache: LandmarkCache, kept: int) -> CausalLMOutputWithPast:
-        """Read more of a text of one length for all samples, without padding.
-
-        Args:
-            ids: (B, T), without landmarks.
-            cache: of the text so far.
-            kept: last tokens whose logits are returned.
-        """
+        """Read more of texts of one length: ids (B, T), without landmarks. kept: last tokens that get logits."""
         self._check(ids)
         cache.expect(ids.shape[1])
         logits, states = [], []
@@ -94,11 +73,7 @@ class Reader:
         3. In a step all texts pass through the model together, and attention is computed for each memory. Where layers
            have a sliding window, one memory after the other passes through the model.
 
-        Args:
-            ids: (B, T), without landmarks.
-            mask: (B, T), bool, False for padding.
-            cache: of the texts so far.
-            kept: last columns whose logits are returned.
+        ids: (B, T), without landmarks. mask: (B, T), bool, False for padding. kept: last columns that get logits.
         """
         texts = [row[own] for row, own in zip(ids, mask, strict=True)]
         lengths = [len(text) for text in texts]
@@ -144,14 +119,10 @@ class Reader:
         return insert_landmarks(part.ids, part.cache.memory.position, block_size, token)
 
     def _pass(self, parts: list[Part], cache: LandmarkCache, skipped: int) -> list[tuple[Tensor, list[Tensor]]]:
-        """One pass of the model over the next tokens of texts.
+        """One pass of the model over the next tokens of texts; several parts only where no layer has a sliding window.
 
-        Args:
-            parts: of texts; several only where no layer has a sliding window.
-            cache: of the whole batch.
-            skipped: first tokens whose logits are not wanted; 0 or fewer: all are.
-
-        Returns for each part logits (n, T − skipped, vocabulary), and hidden states (n, T, D) of each layer.
+        cache: of the whole batch. skipped: first tokens that get no logits. Returns for each part logits
+        (n, T − skipped, vocabulary), and hidden states (n, T, D) of each layer.
         """
         placed = [self._placed(part) for part in parts]
         wanted = placed[0][1][max(0, skipped) :]
@@ -198,3 +169,84 @@ def _part_of(batch: Tensor, rows: Tensor | None, columns: Tensor) -> Tensor:
     """Some columns of some rows (None: all) of outputs (B, T, …), which may be on another device."""
     batch = batch if rows is None else batch[rows.to(batch.device)]
     return batch[:, columns.to(batch.device)]
+
+
+def of_columns(mask: Tensor, columns: int) -> Tensor:
+    """The columns of an attention mask (B, T or more) that belong to the last tokens. Raises UserError if too short."""
+    if mask.ndim != 2 or mask.shape[1] < columns:
+        raise UserError(f"attention_mask: must be (batch, {columns} or more) of 0 and 1, not {tuple(mask.shape)}")
+    return mask[:, -columns:]
+
+
+def check_ends(mask: Tensor, kept: int) -> None:
+    """Raise UserError where a text has none of its tokens in the last `kept` columns of its mask (B, T)."""
+    if without := (~mask[:, -kept:].bool().any(1)).nonzero().flatten().tolist():
+        raise UserError(
+            f"attention_mask: text {without[0]} ends with padding, so nothing follows its last {kept} columns: pad on "
+            "the left (tokenizer.padding_side='left')"
+        )
+
+
+def check_positions(position_ids: Tensor | None, mask: Tensor, cache: LandmarkCache) -> None:
+    """Raise UserError if the positions are not those of the text: a memory can give no others."""
+    if position_ids is None:
+        return
+    before = torch.tensor(cache.lengths(len(mask)), device=mask.device)
+    own = mask.long().cumsum(-1) - 1 + before[:, None]
+    given = position_ids[..., -mask.shape[1] :].expand_as(mask) if position_ids.ndim == 2 else None
+    if given is None or not torch.equal(given * mask, own.to(given.device) * mask):
+        raise UserError("position_ids: a landmark memory counts the text's own tokens 0, 1, 2, …; leave them out")
+
+
+def check_goes_on(ids: Tensor, mask: Tensor | None, cache: LandmarkCache) -> None:
+    """Raise UserError unless the ids (B, T) repeat what a memory has read and go on. mask: (B, T), None: no padding."""
+    columns = cache.get_seq_length()
+    if not columns:
+        return
+    if len(ids) != cache.batch_size:
+        raise UserError(f"the ids are of {len(ids)} texts, the memory is of {cache.batch_size}")
+    own = torch.ones_like(ids, dtype=torch.bool) if mask is None else of_columns(mask, ids.shape[1]).bool()
+    whole = "give generate the whole text, as torch.cat([memory.ids, new_ids], 1)"
+    for number, (row, has, read) in enumerate(zip(ids, own, cache.texts(len(ids)), strict=True)):
+        given, read = row[:columns][has[:columns]], read.to(ids.device)
+        same = min(len(given), len(read))
+        if other := (given[:same] != read[:same]).nonzero().flatten().tolist():
+            raise UserError(
+                f"past_key_values: the memory has read {len(read)} tokens, and text {number} differs from them at "
+                f"token {other[0]} ({int(given[other[0]])}, read was {int(read[other[0]])}); an answer that was "
+                f"decoded may have other ids: {whole}"
+            )
+        if len(given) != len(read) or ids.shape[1] <= columns:
+            raise UserError(
+                f"past_key_values: the memory has read {len(read)} tokens, and text {number} has nothing behind them: "
+                f"{whole}"
+            )
+
+
+class Padded:
+    """Outputs (B, columns, …) of texts with padding, which are 0 there. `put` fills them.
+
+    mask: (B, columns), bool, which of the last columns are text. lengths: tokens of each text in all columns.
+    """
+
+    def __init__(self, mask: Tensor, lengths: list[int]):
+        self._columns = [own.nonzero().flatten() for own in mask]
+        self.first = [length - len(own) for length, own in zip(lengths, self._columns, strict=True)]  # tokens before
+        self._shape = mask.shape
+        self._filled: Tensor | None = None
+
+    def put(self, row: int, start: int, values: Tensor) -> None:
+        """The outputs (T, …) of a text from its token `start` on."""
+        if self._filled is None:
+            self._filled = values.new_zeros(*self._shape, *values.shape[1:])
+        values = values[max(0, self.first[row] - start) :]
+        start = max(0, start - self.first[row])
+        columns = self._columns[row][start : start + len(values)].to(values.device)
+        self._filled[row, columns] = values.to(self._filled.device)
+
+    @property
+    def filled(self) -> Tensor:
+        """Raises UserError where nothing was put."""
+        if self._filled is None:
+            raise UserError("attention_mask: nothing but padding, so there is no text to read")
+        return self._filled

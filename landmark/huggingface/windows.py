@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from landmark.attention.layout import check_phase, insert_landmarks
-from landmark.huggingface.settings import LandmarkSettings
 from landmark.utils.constants import NO_LOSS
 from landmark.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from landmark.huggingface.model import LandmarkSettings
 
 
 class LandmarkCollator:
@@ -32,11 +34,7 @@ class LandmarkCollator:
     """
 
     def __init__(self, model: Any, length: int | None = None, packed: bool = False):
-        """
-        Args:
-            model: a model with landmarks.
-            length: most tokens of a window, landmarks included; None: documents are not cut.
-            packed: whether windows share one row.
+        """length: most tokens of a window, landmarks included; None: documents are not cut.
 
         Raises UserError for a model without landmarks, and for a length out of range.
         """
@@ -108,11 +106,8 @@ _COLUMNS = "input_ids", "labels", "shift_labels"
 def is_landmark(phase: Tensor, length: int, block_size: int, cu_seqlens: Tensor | None = None) -> Tensor:
     """The places of landmarks in windows, (B, length), bool.
 
-    Args:
-        phase: (B,), tokens missing from the first block; with `cu_seqlens` (documents,).
-        length: tokens of a window, landmarks included.
-        block_size: ℓ.
-        cu_seqlens: (documents + 1,), bounds of documents packed into one row; None: nothing is packed.
+    phase: (B,), tokens missing from the first block; with `cu_seqlens`, the bounds of documents packed into one row
+    (documents + 1,), it is (documents,).
     """
     place = torch.arange(length, device=phase.device)
     if cu_seqlens is None:
@@ -127,11 +122,7 @@ def is_landmark(phase: Tensor, length: int, block_size: int, cu_seqlens: Tensor 
 def next_labels(labels: Tensor, phase: Tensor, block_size: int, cu_seqlens: Tensor | None = None) -> Tensor:
     """The target of each token of windows with landmarks, (B, T): the label of the next token that is no landmark.
 
-    Args:
-        labels: (B, T), the token at each place, or NO_LOSS.
-        phase: (B,), tokens missing from the first block; with `cu_seqlens` (documents,).
-        block_size: ℓ.
-        cu_seqlens: (documents + 1,), bounds of documents packed into one row; None: nothing is packed.
+    labels: (B, T), the token at each place, or NO_LOSS. phase, cu_seqlens: as of `is_landmark`.
     """
     if cu_seqlens is not None:
         bounds = zip(cu_seqlens[:-1].tolist(), cu_seqlens[1:].tolist(), phase, strict=True)
@@ -149,12 +140,8 @@ def check_windows(
 ) -> None:
     """Raise UserError for arguments of a model that windows with landmarks do not allow.
 
-    Args:
-        tokens: ids (B, T), whose landmarks must stand where the phase says, or embeddings (B, T, D).
-        phase: (B,), or with `cu_seqlens` (documents,).
-        settings: of the model.
-        mask: the attention mask (B, T). Padding must be on the right, where no other token sees it.
-        given: other arguments of the model.
+    tokens: ids (B, T), whose landmarks must stand where the phase says, or embeddings (B, T, D). mask: the attention
+    mask (B, T); padding must be on the right, where no other token sees it. given: other arguments of the model.
     """
     block_size = settings.block_size
     if tokens is None:

@@ -1,32 +1,45 @@
-"""Giving landmarks to a model of transformers, in place, and taking them off."""
+"""Giving landmarks to a model of transformers, in place, and taking them off; and the classes of such models.
+
+A model with landmarks has a class of its own, made of `LandmarkModel` and its class in transformers. In memory its
+configuration keeps the model type of its family, by which other libraries know the model. In config.json the type
+begins with `landmark_`, so that nothing opens the model without its landmarks by mistake.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from types import MethodType
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+import transformers
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from landmark.huggingface.attention import ATTENTION
-from landmark.huggingface.families import check_model, text_config
+from landmark.huggingface.families import FAMILIES, check_model, text_config
 from landmark.huggingface.folders import folder_of
-from landmark.huggingface.making_classes import config_class, model_class
-from landmark.huggingface.model import SETTINGS, LandmarkModel, LandmarkSettings, prepare, saved_settings
+from landmark.huggingface.model import SETTINGS, LandmarkModel, LandmarkSettings, prepare
 from landmark.huggingface.safe_loading import open_model, open_tokenizer
 from landmark.memory.settings import TRAINING_FREE, changed
 from landmark.memory.settings import check_settings as check_memory
 from landmark.utils.constants import DEFAULT_CHUNK, LANDMARK
 from landmark.utils.errors import UserError
+from landmark.utils.files import read_json, write_json
 from landmark.utils.landmark_token import new_landmark
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 BLOCK_SIZE = {"token": 63, "none": 32}  # with its landmark a block has 64 places
+NAME = "Landmark"  # of a class: this, and the name of the class in transformers
+WHERE = "landmark.huggingface.classes"
+PREFIX = "landmark_"
+_Base: Any = object  # see `config_class`
 
 
 def wrap(
@@ -95,7 +108,8 @@ def load(folder: str | Path, **settings: Any) -> tuple[LandmarkModel, PreTrained
     if not (path / "config.json").is_file():
         raise UserError(f"{path} holds no config.json: name the folder that save_pretrained wrote")
     model = open_model(path, **settings)
-    model = model if isinstance(model, LandmarkModel) else attach(model)
+    if not isinstance(model, LandmarkModel):
+        raise UserError(f"{path} was not saved with landmarks: use landmark.huggingface.wrap")
     try:
         return model, open_tokenizer(path)
     except (OSError, ValueError) as error:
@@ -103,14 +117,12 @@ def load(folder: str | Path, **settings: Any) -> tuple[LandmarkModel, PreTrained
         raise UserError(f"{path} holds no tokenizer of transformers; {own}") from error
 
 
-def attach(model: PreTrainedModel, settings: LandmarkSettings | None = None) -> LandmarkModel:
+def attach(model: PreTrainedModel, settings: LandmarkSettings) -> LandmarkModel:
     """Make a model a `LandmarkModel` too, in place; its vocabulary has the landmark already.
 
-    settings: None, the ones that it was saved with. Raises UserError for a model or settings that do not fit.
+    Raises UserError for a model or settings that do not fit.
     """
     check_model(model)
-    if settings is None:
-        settings = saved_settings(model.config, model.name_or_path or "the model")
     check_settings(model, settings)
     rebound = _own_forward(model)
     base = type(model)
@@ -206,3 +218,53 @@ def _tell_hooks(model: PreTrainedModel, before: list[int]) -> None:
 def embedding_weights(model: PreTrainedModel) -> list[Tensor]:
     """Weights of the input and of the output embedding; the same tensor if they are tied."""
     return [cast(Any, layer).weight for layer in (model.get_input_embeddings(), model.get_output_embeddings())]
+
+
+class _LandmarkConfig(_Base):
+    """A configuration whose file has another model type."""
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        return super().from_dict({**config_dict, "model_type": cast(Any, cls).model_type}, **kwargs)
+
+    def to_json_file(self, json_file_path: str | os.PathLike, use_diff: bool = True) -> None:
+        super().to_json_file(json_file_path, use_diff=use_diff)
+        path = Path(json_file_path)
+        write_json(path, {**read_json(path), "model_type": PREFIX + cast(Any, self).model_type})
+
+    @classmethod
+    def is_custom_code(cls) -> bool:
+        return False  # the weights are named as those of the family
+
+
+@cache
+def config_class(base: type[PreTrainedConfig]) -> type[PreTrainedConfig]:
+    """The class of configurations with landmarks; `base` is that without them."""
+    content = {"_auto_class": "AutoConfig", "__module__": WHERE}
+    return cast(Any, type)(NAME + base.__name__, (_LandmarkConfig, base), content)
+
+
+@cache
+def model_class(base: type[PreTrainedModel]) -> type[PreTrainedModel]:
+    """The class of models with landmarks; `base` is that without them."""
+    assert base.config_class is not None
+    content = {"config_class": config_class(base.config_class), "_auto_class": "AutoModelForCausalLM"}
+    content["__module__"] = WHERE
+    return type(NAME + base.__name__, (LandmarkModel, base), content)
+
+
+def class_named(name: str) -> Any:
+    """A class by its name. Raises AttributeError if transformers has none to make it from."""
+    base = getattr(transformers, name.removeprefix(NAME), None) if name.startswith(NAME) else None
+    if not isinstance(base, type):
+        raise AttributeError(f"module {WHERE!r} has no attribute {name!r}")
+    return config_class(base) if issubclass(base, PreTrainedConfig) else model_class(base)
+
+
+def register() -> None:
+    """Let AutoConfig and AutoModelForCausalLM open folders of models with landmarks where this package is imported."""
+    for family in FAMILIES:
+        base = getattr(transformers, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[family])
+        config = config_class(base.config_class)
+        CONFIG_MAPPING.register(PREFIX + family, config, exist_ok=True)
+        AutoModelForCausalLM.register(config, model_class(base), exist_ok=True)

@@ -191,13 +191,13 @@ def _with_landmarks(model: PreTrainedModel, landmarks: Landmarks) -> LandmarkMod
         wrapped = attach(model, LandmarkSettings(token, block_size, DEFAULT_CHUNK))
         place_embedding(model, token)
         return wrapped
-    wrapped = model if isinstance(model, LandmarkModel) else attach(model)
-    if (wrapped.landmarks.token, wrapped.landmarks.block_size) != (token, block_size):
+    assert isinstance(model, LandmarkModel)
+    if (model.landmarks.token, model.landmarks.block_size) != (token, block_size):
         raise UserError(
             f"model.block_size={block_size}: the model to start from has block_size="
-            f"{wrapped.landmarks.block_size} and the landmark {wrapped.landmarks.token}, not {token}"
+            f"{model.landmarks.block_size} and the landmark {model.landmarks.token}, not {token}"
         )
-    return wrapped
+    return model
 
 
 def load_pretrained(
@@ -211,8 +211,6 @@ def load_pretrained(
     saved = getattr(model.config, "landmark", None)
     if saved is None and expected is not None and expected.landmarks is not None and expected.landmark_id is None:
         model = attach(model, without_landmarks(expected.landmarks.block_size))
-    elif saved is not None and not isinstance(model, LandmarkModel):
-        model = attach(model)  # saved before models with landmarks had a type of their own
     loaded = Pretrained(model)
     for name in ("kind", "landmark_id", "block_size"):
         ours, theirs = getattr(expected or loaded.config, name), getattr(loaded.config, name)

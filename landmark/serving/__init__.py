@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from landmark.serving.settings import ServerSettings
+from landmark.serving.memories import ServerSettings
 
 if TYPE_CHECKING:
     from landmark.serving.app import make_app

@@ -6,7 +6,7 @@ import argparse
 import os
 from pathlib import Path
 
-from landmark.serving.settings import ServerSettings
+from landmark.serving.memories import ServerSettings
 from landmark.utils.errors import UserError
 
 

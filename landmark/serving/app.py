@@ -1,9 +1,11 @@
 """The application: OpenAI's completions and chat completions, with sessions and documents."""
 
+import hmac
+import itertools
 import threading
 import time
 import uuid
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from typing import Annotated, Any, Literal
 
@@ -11,27 +13,23 @@ import anyio
 import torch
 from fastapi import Depends, FastAPI, Request
 from fastapi.concurrency import run_in_threadpool
-from fastapi.responses import StreamingResponse
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
 
 from landmark.serving import responses
-from landmark.serving.answering import Answer, Answering, Piece, Sampling
-from landmark.serving.guard import Guard, answer_errors, key_of, while_connected
-from landmark.serving.memories import Memories, Missing
+from landmark.serving.answering import Answer, Answering, Gone, Piece, Sampling
+from landmark.serving.memories import Busy, Failed, Full, Memories, Missing, ServerSettings
 from landmark.serving.requests import Asked, Chat, Completion, Document
-from landmark.serving.settings import ServerSettings
 from landmark.utils.errors import UserError
 
 Kind = Literal["sessions", "documents"]
+CLIENT_LEFT = 499  # a status that nobody reads
 
 
 def make_app(model: Any, tokenizer: Any, settings: ServerSettings, name: str = "landmark") -> FastAPI:
-    """The application.
-
-    Args:
-        model: a model with landmarks.
-        tokenizer: of transformers.
-        settings: of the server.
-        name: of the model, for clients.
+    """The application. name: of the model, for clients.
 
     A client sends `Authorization: Bearer KEY`. Beside OpenAI's fields a request may have `session`, a name: the model
     reads the prompt (or the messages) after all that was read and said in this session before, so only what is new is
@@ -67,11 +65,12 @@ def make_app(model: Any, tokenizer: Any, settings: ServerSettings, name: str = "
         head = {"id": f"{kind}-{uuid.uuid4().hex}", "created": int(time.time()), "model": name}
         pieces = _pieces(asked, client, answers, counts, gone)
         first = next(pieces)  # errors before the first token have a status of their own
-        given = head, shape, asked.probable is not None
+        every = itertools.chain([first], pieces)
+        response = responses.Response(every, answers, counts, head, shape, asked.probable is not None)
         if not asked.stream:
-            return responses.whole(first, pieces, answers, counts, *given)
+            return response.whole()
         with_usage = asked.stream_options is not None and asked.stream_options.include_usage
-        return _Stream(responses.events(first, pieces, answers, counts, *given, with_usage), pieces)
+        return _Stream(response.events(with_usage), pieces)
 
     def _pieces(
         asked: Asked, client: str, answers: list[Answer], counts: list[int], gone: threading.Event
@@ -185,3 +184,93 @@ class _Stream(StreamingResponse):
             with anyio.CancelScope(shield=True):
                 for each in self._generators:
                     await run_in_threadpool(each.close)
+
+
+async def while_connected(request: Request, work: Callable[[threading.Event], Any]) -> Any:
+    """Do work in a thread. It gets an event that is set where the request's client leaves before the work is done."""
+    gone, result, failure = threading.Event(), None, None
+
+    async def watch() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        gone.set()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(watch)
+        try:
+            result = await run_in_threadpool(work, gone)
+        except Exception as raised:  # a group of tasks would wrap it
+            failure = raised
+        tasks.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+    return result
+
+
+def answer_errors(app: FastAPI) -> None:
+    """Errors in OpenAI's form, each with one line."""
+
+    @app.exception_handler(UserError)
+    def refuse(_: Request, raised: UserError) -> JSONResponse:
+        status = {Missing: 404, Busy: 409, Full: 507, Failed: 500}.get(type(raised), 400)
+        return JSONResponse(
+            responses.error(str(raised), "server_error" if status >= 500 else "invalid_request_error"), status
+        )
+
+    @app.exception_handler(HTTPException)
+    def refuse_request(_: Request, raised: HTTPException) -> JSONResponse:
+        return JSONResponse(responses.error(str(raised.detail)), raised.status_code, raised.headers)
+
+    @app.exception_handler(RequestValidationError)
+    def refuse_body(_: Request, raised: RequestValidationError) -> JSONResponse:
+        one = raised.errors()[0]
+        where = ".".join(map(str, one["loc"][1:]))
+        return JSONResponse(responses.error(f"{where}: {one['msg']}"), 400)
+
+    @app.exception_handler(Gone)
+    def leave(_: Request, __: Gone) -> Response:
+        return Response(status_code=CLIENT_LEFT)
+
+    @app.exception_handler(Exception)
+    def fail(_: Request, __: Exception) -> JSONResponse:
+        return JSONResponse(responses.error("the server failed", "server_error"), 500)
+
+
+def key_of(headers: Headers, keys: Sequence[str]) -> str | None:
+    """The key that a request has; None: none of them."""
+    scheme, _, given = headers.get("authorization", "").partition(" ")
+    same = (each for each in keys if hmac.compare_digest(given.encode("latin-1"), each.encode()))
+    return next(same, None) if scheme.lower() == "bearer" else None
+
+
+class Guard:
+    """Answers 401 to a request without a key, before its body is read, and 413 to a body of more than `most` bytes."""
+
+    def __init__(self, app: Any, keys: Sequence[str], most: int):
+        self._app, self._keys, self._most = app, keys, most
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        if key_of(Headers(scope=scope), self._keys) is None:
+            refused = responses.error("the API key is missing or wrong", "authentication_error", "invalid_api_key")
+            await JSONResponse(refused, 401)(scope, receive, send)
+            return
+        body, more = bytearray(), True
+        while more:
+            message = await receive()
+            if message["type"] != "http.request":
+                return
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
+            if len(body) > self._most:
+                said = responses.error(f"the request has more than {self._most:,} bytes")
+                await JSONResponse(said, 413)(scope, receive, send)
+                return
+        whole = [{"type": "http.request", "body": bytes(body), "more_body": False}]
+
+        async def again() -> Any:
+            return whole.pop() if whole else await receive()
+
+        await self._app(scope, again, send)

@@ -19,12 +19,12 @@ import threading
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 
-from landmark.serving.settings import ServerSettings
 from landmark.utils.errors import UserError
 from landmark.utils.files import inside, read_json, write_json
 
@@ -34,6 +34,32 @@ KEYS = {"memory": str, "tokens": int}  # of the first
 FULL = errno.ENOSPC, errno.EDQUOT
 LOG = logging.getLogger(__name__)
 LOCK, OWNER = ".lock", "server.json"  # of the folder: locked by the server that has it, and who that is
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """Where a server keeps memories, who may ask it, and how much.
+
+    folder: of sessions and documents. keys: a client must send one of them; what belongs to one key, another does not
+    see. body: most bytes of a request. sessions: most sessions and documents of a key. disk: most bytes of all
+    memories. tokens: most tokens of an answer. requests: most that are answered at once; others wait.
+    Raises UserError for values out of range.
+    """
+
+    folder: Path
+    keys: tuple[str, ...]
+    body: int = 16 << 20
+    sessions: int = 1000
+    disk: int = 64 << 30
+    tokens: int = 4096
+    requests: int = 256
+
+    def __post_init__(self) -> None:
+        if not self.keys or not all(self.keys):
+            raise UserError("keys: a server needs at least one key that clients send; none is empty")
+        for name in ("body", "sessions", "disk", "tokens", "requests"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name}={getattr(self, name)}: must be at least 1")
 
 
 class Full(UserError):
@@ -89,15 +115,9 @@ class Memories:
                 self._used.discard(folder)
 
     def open(self, key: str, kind: str, name: str, *, must_exist: bool) -> tuple[Any, list[dict[str, str]]]:
-        """The memory and the messages of its chat, empty if it is new.
+        """The memory, and the messages of its chat, of a client's key; empty if it is new and need not exist.
 
-        Args:
-            key: of the client.
-            kind: "sessions" or "documents".
-            name: of the memory.
-            must_exist: whether a new one is an error.
-
-        Raises Missing where it must exist and does not, and Failed where it cannot be read.
+        kind: "sessions" or "documents". Raises Missing where it must exist and does not, Failed where it is damaged.
         """
         folder, cache = self._folder(key, kind, name), self._model.new_memory()
         if (folder / CONTENT).is_file():
@@ -125,15 +145,7 @@ class Memories:
         return found
 
     def save(self, key: str, kind: str, name: str, cache: Any, chat: Sequence[dict[str, str]] = ()) -> None:
-        """Replace a memory. Raises Full or Failed, and leaves the one before, where there is no room or an error.
-
-        Args:
-            key: of the client.
-            kind: "sessions" or "documents".
-            name: of the memory.
-            cache: its new content.
-            chat: messages of its chat, the last answer included.
-        """
+        """Replace a memory and its chat. Raises Full or Failed, and leaves the one before, where that does not work."""
         folder = self._folder(key, kind, name)
         with self._writing, _one_line(f"{kind[:-1]} {name}"):
             is_new = not (folder / CONTENT).is_file()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
 from collections.abc import Callable, Generator, Iterator
@@ -46,13 +45,8 @@ def _of_chat(tokens: list[Token]) -> dict[str, Any]:
     return {"content": content, "refusal": None}
 
 
-TEXT = Shape(
-    "text_completion",
-    "text_completion",
-    lambda text: {"text": text},
-    lambda text: {"text": text or ""},
-    _of_text,
-)
+_NAME = "text_completion"
+TEXT = Shape(_NAME, _NAME, lambda text: {"text": text}, lambda text: {"text": text or ""}, _of_text)
 CHAT = Shape(
     "chat.completion",
     "chat.completion.chunk",
@@ -62,93 +56,73 @@ CHAT = Shape(
 )
 
 
-def whole(
-    first: Piece,
-    pieces: Iterator[Piece],
-    answers: list[Answer],
-    counts: list[int],
-    head: dict[str, Any],
-    shape: Shape,
-    with_logprobs: bool,
-) -> dict[str, Any]:
-    """The response with all answers.
+@dataclass
+class Response:
+    """The response to a request while its answers are made, whole or as server-sent events.
 
-    Args:
-        first: piece of the answers.
-        pieces: those after it.
-        answers: are filled by `pieces`.
-        counts: tokens of each prompt; is filled by `pieces`.
-        head: what the response has besides.
-        shape: of the completion.
-        with_logprobs: whether the tokens' probabilities are given.
+    answers, counts: are filled while `pieces` are read, counts with the tokens of each prompt. head: what it has
+    besides. with_logprobs: whether the tokens' probabilities are given.
     """
-    texts, tokens = ["" for _ in answers], [[] for _ in answers]
-    for piece in itertools.chain([first], pieces):
-        texts[piece.index] += piece.text
-        tokens[piece.index] += piece.tokens
-    choices = [
-        {
-            "index": number,
-            "finish_reason": answer.finish,
-            "logprobs": shape.logprobs(tokens[number]) if with_logprobs else None,
-            **shape.whole(texts[number]),
-        }
-        for number, answer in enumerate(answers)
-    ]
-    return {**head, "object": shape.object, "choices": choices, "usage": usage(counts, answers)}
 
+    pieces: Iterator[Piece]
+    answers: list[Answer]
+    counts: list[int]
+    head: dict[str, Any]
+    shape: Shape
+    with_logprobs: bool
 
-def events(
-    first: Piece,
-    pieces: Iterator[Piece],
-    answers: list[Answer],
-    counts: list[int],
-    head: dict[str, Any],
-    shape: Shape,
-    with_logprobs: bool,
-    with_usage: bool,
-) -> Generator[str]:
-    """The server-sent events of streamed answers; an error becomes an event too.
+    def whole(self) -> dict[str, Any]:
+        """All answers."""
+        texts, tokens = ["" for _ in self.answers], [[] for _ in self.answers]
+        for piece in self.pieces:
+            texts[piece.index] += piece.text
+            tokens[piece.index] += piece.tokens
+        choices = [
+            {
+                "index": number,
+                "finish_reason": answer.finish,
+                "logprobs": self.shape.logprobs(tokens[number]) if self.with_logprobs else None,
+                **self.shape.whole(texts[number]),
+            }
+            for number, answer in enumerate(self.answers)
+        ]
+        return {**self.head, "object": self.shape.object, "choices": choices, "usage": self.usage()}
 
-    Args:
-        first: piece of the answers.
-        pieces: those after it.
-        answers: are filled by `pieces`.
-        counts: tokens of each prompt; is filled by `pieces`.
-        head: what all events have.
-        shape: of the completion.
-        with_logprobs: whether the tokens' probabilities are given.
+    def events(self, with_usage: bool) -> Generator[str]:
+        """The events of streamed answers; an error becomes an event too.
+
         with_usage: whether a last event, without text, has the numbers of tokens; all others then have none, null.
-    """
-    no_usage = {"usage": None} if with_usage else {}
+        """
+        no_usage = {"usage": None} if with_usage else {}
+        try:
+            for piece in self.pieces:
+                # A piece without text gives the server a moment to see whether the client is still there.
+                said = self._event(piece, piece.text, no_usage) if piece.text or piece.tokens else ""
+                yield said + (self._event(piece, None, no_usage) if piece.finish else "")
+            if with_usage:
+                yield _data({**self.head, "object": self.shape.chunk, "choices": [], "usage": self.usage()})
+        except UserError as refused:
+            yield _data(error(str(refused), "server_error"))
+        except Exception:
+            LOG.exception("a streamed answer failed")
+            yield _data(error("the server failed", "server_error"))
+        yield "data: [DONE]\n\n"
 
-    def data(content: dict[str, Any]) -> str:
-        return f"data: {json.dumps(content)}\n\n"
+    def _event(self, piece: Piece, text: str | None, no_usage: dict[str, None]) -> str:
+        """text: None at the end of an answer."""
+        logprobs = self.shape.logprobs(piece.tokens) if self.with_logprobs and text is not None else None
+        finish = piece.finish if text is None else None
+        choice = {"index": piece.index, "finish_reason": finish, "logprobs": logprobs, **self.shape.part(text)}
+        return _data({**self.head, "object": self.shape.chunk, "choices": [choice], **no_usage})
 
-    def event(piece: Piece, text: str | None, finish: str | None = None) -> str:
-        logprobs = shape.logprobs(piece.tokens) if with_logprobs and finish is None else None
-        choice = {"index": piece.index, "finish_reason": finish, "logprobs": logprobs, **shape.part(text)}
-        return data({**head, "object": shape.chunk, "choices": [choice], **no_usage})
-
-    try:
-        for piece in itertools.chain([first], pieces):
-            # A piece without text gives the server a moment to see whether the client is still there.
-            said = event(piece, piece.text) if piece.text or piece.tokens else ""
-            yield said + (event(piece, None, piece.finish) if piece.finish else "")
-        if with_usage:
-            yield data({**head, "object": shape.chunk, "choices": [], "usage": usage(counts, answers)})
-    except UserError as refused:
-        yield data(error(str(refused), "server_error"))
-    except Exception:
-        LOG.exception("a streamed answer failed")
-        yield data(error("the server failed", "server_error"))
-    yield "data: [DONE]\n\n"
+    def usage(self) -> dict[str, int]:
+        """The numbers of tokens."""
+        prompt_tokens, said = sum(self.counts), sum(len(answer.tokens) for answer in self.answers)
+        return {"prompt_tokens": prompt_tokens, "completion_tokens": said, "total_tokens": prompt_tokens + said}
 
 
-def usage(counts: list[int], answers: list[Answer]) -> dict[str, int]:
-    """The numbers of tokens of a request. counts: tokens of each prompt."""
-    prompt_tokens, said = sum(counts), sum(len(answer.tokens) for answer in answers)
-    return {"prompt_tokens": prompt_tokens, "completion_tokens": said, "total_tokens": prompt_tokens + said}
+def _data(content: dict[str, Any]) -> str:
+    return f"data: {json.dumps(content)}\n\n"
 
 
 def error(message: str, kind: str = "invalid_request_error", code: str | None = None) -> dict[str, Any]:

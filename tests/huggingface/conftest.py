@@ -1,4 +1,4 @@
-"""Tiny random models of every family, and a tokenizer of bytes; nothing is downloaded."""
+"""Tiny random models of every family, with and without landmarks, and a tokenizer of bytes; nothing is downloaded."""
 
 import pytest
 import torch
@@ -31,34 +31,21 @@ from transformers import (
     StableLmConfig,
 )
 
+from landmark.huggingface import wrap
+
 SHAPE = {"vocab_size": 257, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "head_dim": 16}
 SHAPE |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 4096}
 SHAPE |= {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "original_max_position_embeddings": 64}
+LLAMA3 |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 CONFIGS = {
     "llama": lambda: LlamaConfig(**SHAPE, attention_bias=True),
     "llama_linear": lambda: LlamaConfig(
         **SHAPE, rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}
     ),
-    "llama3": lambda: LlamaConfig(
-        **SHAPE,
-        rope_parameters={
-            "rope_type": "llama3",
-            "rope_theta": 5e5,
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 64,
-        },
-    ),
-    "llama_yarn": lambda: LlamaConfig(
-        **SHAPE,
-        rope_parameters={
-            "rope_type": "yarn",
-            "rope_theta": 1e4,
-            "factor": 4.0,
-            "original_max_position_embeddings": 64,
-        },
-    ),
+    "llama3": lambda: LlamaConfig(**SHAPE, rope_parameters=LLAMA3),
+    "llama_yarn": lambda: LlamaConfig(**SHAPE, rope_parameters=YARN),
     "mistral": lambda: MistralConfig(**SHAPE, sliding_window=None),
     "qwen2": lambda: Qwen2Config(**{name: value for name, value in SHAPE.items() if name != "head_dim"}),
     "qwen3": lambda: Qwen3Config(**SHAPE),
@@ -79,7 +66,7 @@ SLIDES = {"sliding_window": 12, "layer_types": ["sliding_attention", "full_atten
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 VISION = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
 VISION |= {"image_size": 8, "patch_size": 4}
-FURTHER = {  # tested in test_families.py alone
+FURTHER = {  # tested in test_families.py and test_training_free.py alone
     "mixtral": lambda: MixtralConfig(**SHAPE, **EXPERTS, sliding_window=None),
     "qwen3_moe": lambda: Qwen3MoeConfig(**SHAPE, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24),
     "phi3": lambda: Phi3Config(**WITHOUT_HEAD_DIM, sliding_window=None),
@@ -122,9 +109,41 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eot>")
 
 
+BLOCK = 4
+SETTINGS = {"block_size": BLOCK, "memory": {"k": 2}, "local": 9}
+
+
+def wrapped_model(family: str, tokenizer=None, seed: int = 0, **settings):
+    """A tiny model with landmarks, or without by `landmarks="none"`; None: a tokenizer of its own."""
+    return wrap(make_model(family, seed=seed), tokenizer or make_tokenizer(), **{**SETTINGS, **settings})
+
+
+@torch.no_grad()
+def read(model, ids, memory=None, parts=None):
+    """Logits of all tokens, read in parts of so many tokens with a memory. None: an empty one, in one part."""
+    memory = model.new_memory() if memory is None else memory
+    return torch.cat([model(part, past_key_values=memory).logits for part in ids.split(parts or ids.shape[1], 1)], 1)
+
+
 @pytest.fixture(params=CONFIGS)
 def family(request) -> str:
     return request.param
+
+
+@pytest.fixture(params=["llama", "gemma3"])
+def wrapped(request, tokenizer):
+    """With landmarks; without and with layers that slide."""
+    return wrapped_model(request.param, tokenizer)
+
+
+@pytest.fixture
+def llama(tokenizer):
+    return wrapped_model("llama", tokenizer)
+
+
+@pytest.fixture
+def ids():
+    return torch.randint(0, 256, (2, 30), generator=torch.Generator().manual_seed(0))
 
 
 @pytest.fixture

@@ -6,17 +6,15 @@ import pytest
 import torch
 from transformers import pipeline
 
-from landmark.huggingface import wrap
 from landmark.utils.errors import UserError
-from tests.huggingface.conftest import make_model
+from tests.huggingface.conftest import wrapped_model
 
-BLOCK = 4
 LENGTHS = 30, 3, 17, 1, 24
 
 
-@pytest.fixture(params=["llama", "gemma3"])
-def wrapped(request, tokenizer):
-    return wrap(make_model(request.param), tokenizer, block_size=BLOCK, memory={"k": 2}, local=9).double()
+@pytest.fixture
+def wrapped(wrapped):
+    return wrapped.double()
 
 
 @pytest.fixture
@@ -64,7 +62,7 @@ def test_padded_prompts_are_answered_as_one_by_one(wrapped, texts, settings):
 
 
 def test_pipelines_answer_batches_as_one_by_one(tokenizer):
-    model = wrap(make_model("llama"), tokenizer, block_size=BLOCK, memory={"k": 2}, local=9).double()
+    model = wrapped_model("llama", tokenizer).double()
     tokenizer.pad_token, tokenizer.padding_side = "<eot>", "left"
     tokenizer.model_input_names = ["input_ids", "attention_mask"]
     answer = pipeline("text-generation", model=model, tokenizer=tokenizer)
@@ -89,10 +87,8 @@ def test_a_batch_becomes_padded_later(wrapped, texts):
             torch.testing.assert_close(found[row, mask[row].bool()], expected)
 
 
-def test_padding_alone_is_refused(wrapped, texts, tmp_path):
+def test_a_padded_batch_is_not_saved_as_one_memory(wrapped, texts, tmp_path):
     ids, mask = padded(texts, "left")
-    with pytest.raises(UserError, match="nothing but padding"):
-        wrapped(ids, attention_mask=0 * mask, past_key_values=wrapped.new_memory())
     memory = wrapped.new_memory()
     wrapped(ids, attention_mask=mask, past_key_values=memory)
     with pytest.raises(UserError, match="save those of `samples`"):
@@ -141,7 +137,7 @@ def test_a_batch_of_another_size_is_refused(wrapped, texts, is_padded):
 @pytest.mark.parametrize("left_out", [[1, 0, 0, 0, 0, 0, 0, 0], [1, 0, 2, 0, 2, 1, 0, 0]])
 def test_padded_texts_pass_through_the_model_together(family, landmarks, more, left_out, tokenizer):
     """Where layers have sliding windows, once for each length, and all chunks but the last together."""
-    model = wrap(make_model(family), tokenizer, block_size=BLOCK, memory={"k": 2}, local=9, landmarks=landmarks)
+    model = wrapped_model(family, tokenizer, landmarks=landmarks)
     ids, rows = torch.randint(0, 256, (8, 43)), []
     model.model.layers[0].register_forward_pre_hook(lambda _, given: rows.append(len(given[0])))
     mask = (torch.arange(43) >= torch.tensor(left_out)[:, None]).long()

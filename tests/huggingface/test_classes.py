@@ -1,4 +1,4 @@
-"""The classes of models with landmarks: opened by transformers' Auto classes, pickled, sent to workers, unwrapped."""
+"""The classes of models with landmarks: opened by transformers' Auto classes, pickled, on the hub."""
 
 import copy
 import io
@@ -8,38 +8,31 @@ import pickle
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
+from huggingface_hub import ModelCard, constants
+from huggingface_hub.errors import EntryNotFoundError
 from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
-from landmark.huggingface import LandmarkModel, attach, classes, load, unwrap, wrap
+from landmark.huggingface import LandmarkModel, classes, load
 from landmark.utils.errors import UserError
-from tests.huggingface.conftest import make_model
+from tests.huggingface.conftest import make_model, read, wrapped_model
 
-SETTINGS = {"block_size": 4, "memory": {"k": 2, "max_blocks": 9}, "local": 9}
-
-
-@pytest.fixture
-def ids():
-    return torch.randint(0, 256, (1, 40), generator=torch.Generator().manual_seed(0))
+SETTINGS = {"memory": {"k": 2, "max_blocks": 9}}
 
 
 @pytest.fixture
 def folder(tokenizer, tmp_path):
-    wrap(make_model("llama"), tokenizer, **SETTINGS).save_pretrained(tmp_path / "saved")
+    wrapped_model("llama", tokenizer, **SETTINGS).save_pretrained(tmp_path / "saved")
     tokenizer.save_pretrained(tmp_path / "saved")
     return tmp_path / "saved"
 
 
-@torch.no_grad()
-def read(model, ids):
-    return model(ids, past_key_values=model.new_memory()).logits
-
-
 def test_auto_classes_open_a_saved_model_with_its_landmarks(family, ids, tokenizer, tmp_path):
-    wrapped = wrap(make_model(family), tokenizer, **SETTINGS)
+    wrapped = wrapped_model(family, tokenizer, **SETTINGS)
     wrapped.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     again = AutoModelForCausalLM.from_pretrained(tmp_path)
@@ -54,7 +47,7 @@ def test_auto_classes_open_a_saved_model_with_its_landmarks(family, ids, tokeniz
     assert AutoConfig.from_pretrained(tmp_path).landmark == wrapped.config.landmark
     assert AutoTokenizer.from_pretrained(tmp_path).convert_tokens_to_ids("<landmark>") == 257
     new = AutoModelForCausalLM.from_config(wrapped.config)
-    assert read(new, ids).shape == (1, 40, 258)
+    assert read(new, ids).shape == (2, 30, 258)
 
 
 def in_a_new_process(code, folder, **environment):
@@ -124,7 +117,7 @@ def test_a_model_without_settings_is_refused():
     ("how", "family"), [("pickle", "gemma3"), ("torch", "llama"), ("copy", "llama_yarn"), ("copy", "gemma3")]
 )
 def test_comes_back_from_a_pickle(how, family, ids, tokenizer):
-    wrapped = wrap(make_model(family), tokenizer, **SETTINGS)
+    wrapped = wrapped_model(family, tokenizer, **SETTINGS)
     if how == "torch":
         torch.save(wrapped, buffer := io.BytesIO())
         buffer.seek(0)
@@ -136,28 +129,6 @@ def test_comes_back_from_a_pickle(how, family, ids, tokenizer):
     assert torch.equal(*(model.generate(ids, max_new_tokens=6, do_sample=False) for model in (again, wrapped)))
 
 
-@torch.no_grad()
-def test_unwrapped_it_is_the_model_of_before(family, ids, tokenizer, tmp_path):
-    model = make_model(family)
-    before = copy.deepcopy(model)
-    wrapped = wrap(model, tokenizer, **SETTINGS)
-    settings = wrapped.landmarks
-    with_landmarks = read(wrapped, ids)
-    plain = unwrap(wrapped)
-    assert plain is model
-    assert type(plain) is type(before)
-    assert type(plain.config) is type(before.config)
-    assert plain.config._attn_implementation == "sdpa"
-    assert torch.equal(plain(ids).logits[..., :257], before(ids).logits)
-    plain.save_pretrained(tmp_path)
-    again = AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert type(again) is type(before)
-    assert not hasattr(again.config, "landmark")
-    with pytest.raises(UserError, match="has no landmarks to take off"):
-        unwrap(plain)
-    assert torch.equal(read(attach(plain, settings), ids), with_landmarks)
-
-
 def test_loads_a_name_of_the_hub(folder, ids, monkeypatch, tmp_path):
     """From the hub's own cache on disk, as it is after a download."""
     snapshot = tmp_path / "hub" / "models--someone--heron" / "snapshots" / ("0" * 40)
@@ -165,8 +136,6 @@ def test_loads_a_name_of_the_hub(folder, ids, monkeypatch, tmp_path):
     refs = tmp_path / "hub" / "models--someone--heron" / "refs"
     refs.mkdir()
     (refs / "main").write_text("0" * 40)
-    from huggingface_hub import constants
-
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     model, tokenizer = load("someone/heron")
@@ -175,3 +144,43 @@ def test_loads_a_name_of_the_hub(folder, ids, monkeypatch, tmp_path):
     assert tokenizer.convert_tokens_to_ids("<landmark>") == model.landmarks.token
     with pytest.raises(UserError, match="someone/egret: no such folder, and the hub did not give it"):
         load("someone/egret")
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A folder in place of the hub."""
+
+    class Api:
+        def create_repo(self, repo_id, **_):
+            (tmp_path / repo_id).mkdir(parents=True, exist_ok=True)
+            return SimpleNamespace(repo_id=repo_id)
+
+        def create_commit(self, repo_id, operations, **_):
+            for each in operations:
+                shutil.copy(each.path_or_fileobj, tmp_path / repo_id / each.path_in_repo)
+
+    def card(repo_id, **_):
+        path = tmp_path / repo_id / "README.md"
+        if not path.exists():
+            raise EntryNotFoundError("no README.md")
+        return ModelCard(path.read_text())
+
+    monkeypatch.setattr("transformers.utils.hub.hf_api", Api)
+    monkeypatch.setattr(ModelCard, "load", card)
+    return tmp_path
+
+
+def test_a_model_with_landmarks_is_pushed_and_keeps_its_card(hub, ids, tokenizer):
+    model = wrapped_model("llama", tokenizer)
+    for each in (model, tokenizer):
+        each.push_to_hub("me/mine")
+    (hub / "me/mine/README.md").write_text("---\nlibrary_name: transformers\n---\n# from its record\n")
+    model.push_to_hub("me/mine", tags=["long-context"])
+    card = (hub / "me/mine/README.md").read_text()
+    assert "# from its record" in card
+    assert "long-context" in card
+    again, its_tokenizer = load(hub / "me/mine")
+    settings = {"max_new_tokens": 5, "do_sample": False}
+    assert torch.equal(again.generate(ids, **settings), model.generate(ids, **settings))
+    assert its_tokenizer.convert_tokens_to_ids("<landmark>") == model.landmarks.token
+    assert (hub / "me/mine/classes.py").exists(), "so that trust_remote_code opens it"

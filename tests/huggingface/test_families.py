@@ -38,7 +38,16 @@ from landmark.huggingface.families import (
     window_size,
 )
 from landmark.utils.errors import UserError
-from tests.huggingface.conftest import CONFIGS, FURTHER, SHAPE, VISION, WITHOUT_HEAD_DIM, make_model, make_tokenizer
+from tests.huggingface.conftest import (
+    CONFIGS,
+    FURTHER,
+    SHAPE,
+    VISION,
+    WITHOUT_HEAD_DIM,
+    make_model,
+    make_tokenizer,
+    read,
+)
 
 BLOCK = 5
 PAGE = Path(__file__).parents[2] / "docs" / "families.md"
@@ -91,11 +100,11 @@ def by_the_equations(wrapped, tokens, phase):
     return plain(tokens, use_cache=False).logits
 
 
-@pytest.mark.parametrize("family", FURTHER)
+@pytest.mark.parametrize("family", [*CONFIGS, *FURTHER])
 @torch.no_grad()
-def test_a_further_family(family, tmp_path):
-    """In float64: (1) without landmarks the model itself; (2) windows by the equations; (3) a memory that retrieves
-    everything, fed in chunks, is one window; (4) it comes back from disk."""
+def test_a_family(family, tmp_path):
+    """In float64: (1) without landmarks the model itself; (2) windows, cut mid-block, by the equations; (3) a memory
+    that retrieves everything, fed whole or in chunks, is one window; (4) it comes back from disk."""
     model = make_model(family, implementation(family))
     original = copy.deepcopy(model).double()
     tokenizer = make_tokenizer()
@@ -111,16 +120,17 @@ def test_a_further_family(family, tmp_path):
 
     tokens, own = insert_landmarks(ids, 0, BLOCK, wrapped.landmarks.token)
     window = wrapped(tokens, phase=torch.zeros(2, dtype=torch.int64)).logits[:, own]
-    memory = wrapped.new_memory(k=100)
-    torch.testing.assert_close(wrapped(ids, past_key_values=memory).logits, window, rtol=0, atol=2e-4)
+    for parts in (40, 13):
+        memory = wrapped.new_memory(k=100)
+        torch.testing.assert_close(read(wrapped, ids, memory, parts), window, rtol=0, atol=2e-4)
     assert memory.stats["blocks_retrieved"] > 0
-    few = wrapped(ids, past_key_values=wrapped.new_memory(k=1)).logits
-    assert not torch.allclose(few, window, atol=1e-2)
+    kept = wrapped(ids, past_key_values=wrapped.new_memory(k=100), logits_to_keep=11).logits
+    torch.testing.assert_close(kept, window[:, -11:], rtol=0, atol=2e-4)
+    assert not torch.allclose(read(wrapped, ids, wrapped.new_memory(k=1)), window, atol=1e-2)
 
     wrapped.save_pretrained(tmp_path)
     again = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float64, experts_implementation="eager").eval()
-    found, expected = (model(ids, past_key_values=model.new_memory()).logits for model in (again, wrapped))
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)  # some constants are made in the type of the weights
+    torch.testing.assert_close(read(again, ids), read(wrapped, ids), rtol=0, atol=1e-4)  # some constants lose bits
     answer = again.generate(ids, max_new_tokens=3, do_sample=False)
     assert answer.shape == (2, 43)
 

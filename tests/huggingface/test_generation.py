@@ -7,21 +7,9 @@ import torch
 from transformers import DynamicCache
 
 from landmark.attention.layout import insert_landmarks
-from landmark.huggingface import unwrap, wrap
+from landmark.huggingface import unwrap
 from landmark.utils.errors import UserError
-from tests.huggingface.conftest import make_model
-
-BLOCK = 4
-
-
-@pytest.fixture
-def wrapped(tokenizer):
-    return wrap(make_model("llama"), tokenizer, block_size=BLOCK, memory={"k": 2}, local=9)
-
-
-@pytest.fixture
-def ids():
-    return torch.randint(0, 256, (2, 30), generator=torch.Generator().manual_seed(0))
+from tests.huggingface.conftest import BLOCK, wrapped_model
 
 
 def greedily(model, ids, count):
@@ -47,103 +35,74 @@ class Collector:
 
 
 def test_generates_the_most_probable_tokens(family, ids, tokenizer):
-    model = wrap(make_model(family), tokenizer, block_size=BLOCK, memory={"k": 2}, local=9)
+    model = wrapped_model(family, tokenizer)
     found = model.generate(ids, max_new_tokens=23, do_sample=False)
     assert torch.equal(found, greedily(model, ids, 23))
 
 
-def test_no_landmark_is_returned_streamed_or_counted(wrapped, ids):
+def test_no_landmark_is_returned_streamed_or_counted(llama, ids):
     """Even a model that wants to say nothing else."""
     with torch.no_grad():
-        wrapped.get_output_embeddings().weight[wrapped.landmarks.token] *= 100
+        llama.get_output_embeddings().weight[llama.landmarks.token] *= 100
     streamer = Collector()
-    found = wrapped.generate(ids[:1], max_new_tokens=13, do_sample=False, streamer=streamer)
+    found = llama.generate(ids[:1], max_new_tokens=13, do_sample=False, streamer=streamer)
     assert found.shape == (1, 43)
     assert torch.equal(torch.cat(streamer.ids), found[0])
-    assert not bool((found == wrapped.landmarks.token).any())
+    assert not bool((found == llama.landmarks.token).any())
 
 
-def test_sampling_gives_several_answers(wrapped, ids):
+def test_sampling_gives_several_answers(llama, ids):
     torch.manual_seed(0)
-    found = wrapped.generate(ids, max_new_tokens=6, do_sample=True, num_return_sequences=3)
+    found = llama.generate(ids, max_new_tokens=6, do_sample=True, num_return_sequences=3)
     assert found.shape == (6, 36)
     assert torch.equal(found[:, :30], ids.repeat_interleave(3, 0))
     assert len({tuple(row) for row in found.tolist()}) > 2
 
 
-def test_goes_on_with_a_memory(wrapped, ids):
+def test_goes_on_with_a_memory(llama, ids):
     """As in a conversation: the input repeats the text so far, and only the new part is read."""
-    memory = wrapped.new_memory()
-    first = wrapped.generate(ids, max_new_tokens=5, do_sample=False, past_key_values=memory)
+    memory = llama.new_memory()
+    first = llama.generate(ids, max_new_tokens=5, do_sample=False, past_key_values=memory)
     longer = torch.cat([first, ids[:, :11]], 1)
-    found = wrapped.generate(longer, max_new_tokens=5, do_sample=False, past_key_values=memory)
+    found = llama.generate(longer, max_new_tokens=5, do_sample=False, past_key_values=memory)
     assert memory.get_seq_length() == 30 + 5 + 11 + 5 - 1
     assert torch.equal(found[:, :46], longer)
     memory.reset()
     assert memory.get_seq_length() == 0
-    again = wrapped.generate(ids, max_new_tokens=5, do_sample=False, past_key_values=memory)
+    again = llama.generate(ids, max_new_tokens=5, do_sample=False, past_key_values=memory)
     assert torch.equal(again, first)
 
 
-def test_new_memory_settings_limit_the_blocks(wrapped, ids):
-    memory = wrapped.new_memory(max_blocks=3)
-    wrapped.generate(ids, max_new_tokens=2, do_sample=False, past_key_values=memory)
+def test_new_memory_settings_limit_the_blocks(llama, ids):
+    memory = llama.new_memory(max_blocks=3)
+    llama.generate(ids, max_new_tokens=2, do_sample=False, past_key_values=memory)
     assert memory.stats["blocks_kept"] == 3
 
 
 @torch.no_grad()
-def test_a_prompt_takes_no_more_memory_than_its_blocks(wrapped):
+def test_a_prompt_takes_no_more_memory_than_its_blocks(llama):
     """Beside a plain model's cache, of one key and one value a token, there is a landmark's key for each block."""
     ids = torch.randint(0, 256, (1, 300))
-    memory = wrapped.new_memory()
-    wrapped(ids, past_key_values=memory)
+    memory = llama.new_memory()
+    llama(ids, past_key_values=memory)
     per_key = 3 * 2 * 16 * 4  # layers, heads of keys, channels, bytes
     blocks = 300 // BLOCK
     assert memory.stats["bytes_kept"] == blocks * (2 * BLOCK + 1) * per_key
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"prompt_lookup_num_tokens": 3}, "assisted generation"),
-        ({"use_cache": False}, "use_cache"),
-        ({"guidance_scale": 2.0}, "guidance_scale"),
-    ],
-)
-def test_modes_that_lose_the_memory_are_refused(wrapped, ids, settings, said):
-    with pytest.raises(UserError, match=said):
-        wrapped.generate(ids, max_new_tokens=3, **settings)
-
-
-def test_a_prompt_with_landmarks_is_refused(wrapped, ids, tokenizer):
-    ids[1, 7] = wrapped.landmarks.token
-    with pytest.raises(UserError, match="landmarks"):
-        wrapped.generate(ids, max_new_tokens=2)
-    text = torch.tensor([tokenizer("some <landmark> text")["input_ids"]])
-    with pytest.raises(UserError, match="leave them out"):
-        wrapped.generate(text, max_new_tokens=2)
-
-
-def test_labels_and_chosen_logits_are_refused(wrapped, ids):
-    with pytest.raises(UserError, match="labels"):
-        wrapped(ids, labels=ids, past_key_values=wrapped.new_memory())
-    with pytest.raises(UserError, match="logits_to_keep"):
-        wrapped(ids, logits_to_keep=torch.tensor([0]), past_key_values=wrapped.new_memory())
-
-
-def test_the_users_suppressed_tokens_are_not_generated(wrapped, ids):
+def test_the_users_suppressed_tokens_are_not_generated(llama, ids):
     """`generate` drops its own processor of a class that it is given."""
-    first = wrapped.generate(ids, max_new_tokens=1, do_sample=False)[:, -1].tolist()
-    found = wrapped.generate(ids, max_new_tokens=1, do_sample=False, suppress_tokens=first)[:, -1].tolist()
+    first = llama.generate(ids, max_new_tokens=1, do_sample=False)[:, -1].tolist()
+    found = llama.generate(ids, max_new_tokens=1, do_sample=False, suppress_tokens=first)[:, -1].tolist()
     assert not set(first) & {*found}
-    assert wrapped.landmarks.token not in found
+    assert llama.landmarks.token not in found
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 @torch.no_grad()
 def test_the_score_of_a_beam_is_that_of_its_text(family, ids, tokenizer):
     """Beams are reordered with their memory: the score of each is that of its text, read token by token."""
-    model = wrap(make_model(family), tokenizer, block_size=BLOCK, memory={"k": 2}, local=9).double()
+    model = wrapped_model(family, tokenizer).double()
     settings = {"max_new_tokens": 11, "do_sample": False, "num_beams": 3, "num_return_sequences": 2}
     found = model.generate(ids, return_dict_in_generate=True, output_scores=True, **settings)
     assert found.sequences.shape == (4, 41)
@@ -157,107 +116,70 @@ def test_the_score_of_a_beam_is_that_of_its_text(family, ids, tokenizer):
     assert bool((text != model.landmarks.token).all())
 
 
-def test_beams_go_on_from_a_copy_of_a_memory(wrapped, ids):
-    memory = wrapped.new_memory()
-    wrapped(ids[:, :18], past_key_values=memory)
+def test_beams_go_on_from_a_copy_of_a_memory(llama, ids):
+    memory = llama.new_memory()
+    llama(ids[:, :18], past_key_values=memory)
     settings = {"max_new_tokens": 6, "do_sample": False, "num_beams": 2}
-    found = wrapped.generate(ids, past_key_values=memory, **settings)
+    found = llama.generate(ids, past_key_values=memory, **settings)
     assert memory.get_seq_length() == 18
     assert memory.batch_size == 2
-    assert torch.equal(found, wrapped.generate(ids, **settings))
+    assert torch.equal(found, llama.generate(ids, **settings))
 
 
 @pytest.mark.parametrize("tier", ["device", "cpu", "disk"])
-def test_a_reordered_memory_is_that_of_the_reordered_text(wrapped, ids, tier):
-    memory = wrapped.new_memory(tier=tier)
-    wrapped(ids, past_key_values=memory)
+def test_a_reordered_memory_is_that_of_the_reordered_text(llama, ids, tier):
+    memory = llama.new_memory(tier=tier)
+    llama(ids, past_key_values=memory)
     order = torch.tensor([1, 1, 0])
     memory.reorder_cache(order)
-    expected = wrapped.new_memory()
-    wrapped(ids[order], past_key_values=expected)
-    found, expected = (wrapped(ids[order, :9], past_key_values=each).logits for each in (memory, expected))
+    expected = llama.new_memory()
+    llama(ids[order], past_key_values=expected)
+    found, expected = (llama(ids[order, :9], past_key_values=each).logits for each in (memory, expected))
     torch.testing.assert_close(found, expected)
 
 
-def test_generates_without_a_memory_on_request(wrapped, ids):
+def test_generates_without_a_memory_on_request(llama, ids):
     """With a cache of transformers it is the original model, except that it never says the landmark."""
-    plain = unwrap(copy.deepcopy(wrapped))
+    plain = unwrap(copy.deepcopy(llama))
     settings = {"max_new_tokens": 9, "do_sample": False}
-    found = wrapped.generate(ids, past_key_values=DynamicCache(), **settings)
-    assert torch.equal(found, plain.generate(ids, suppress_tokens=[wrapped.landmarks.token], **settings))
-    assert not torch.equal(found, wrapped.generate(ids, **settings))
-
-
-@pytest.mark.parametrize("family", ["llama", "gemma3"])
-def test_a_prompt_in_chunks_is_the_prompt_at_once(family, ids, tokenizer):
-    """transformers' prefill_chunk_size, onto an empty memory and onto one that holds the beginning."""
-    model = wrap(make_model(family), tokenizer, block_size=BLOCK, memory={"k": 2}, local=9)
-    settings = {"max_new_tokens": 9, "do_sample": False}
-    expected = model.generate(ids, **settings)
-    assert torch.equal(model.generate(ids, prefill_chunk_size=9, **settings), expected)
-    memory = model.new_memory()
-    model(ids[:, :18], past_key_values=memory)
-    found = model.generate(ids, past_key_values=memory, prefill_chunk_size=9, **settings)
-    assert torch.equal(found, expected)
-    assert memory.get_seq_length() == 30 + 9 - 1
-
-
-@pytest.mark.parametrize("call", ["generate_batch", "init_continuous_batching", "continuous_batching_context_manager"])
-def test_continuous_batching_is_refused(wrapped, call):
-    with pytest.raises(UserError, match="continuous batching: its paged cache holds no landmark memory"):
-        getattr(wrapped, call)([[1, 2, 3]])
+    found = llama.generate(ids, past_key_values=DynamicCache(), **settings)
+    assert torch.equal(found, plain.generate(ids, suppress_tokens=[llama.landmarks.token], **settings))
+    assert not torch.equal(found, llama.generate(ids, **settings))
 
 
 @torch.no_grad()
-def test_hidden_states_and_tuples_are_those_of_the_text(wrapped, ids):
-    found = wrapped(ids, past_key_values=wrapped.new_memory(), output_hidden_states=True)
+def test_hidden_states_and_tuples_are_those_of_the_text(llama, ids):
+    found = llama(ids, past_key_values=llama.new_memory(), output_hidden_states=True)
     assert len(found.hidden_states) == 4
-    assert torch.equal(wrapped.lm_head(found.hidden_states[-1]), found.logits)
-    logits, memory, states = wrapped(
-        ids, past_key_values=wrapped.new_memory(), output_hidden_states=True, return_dict=False
+    assert torch.equal(llama.lm_head(found.hidden_states[-1]), found.logits)
+    logits, memory, states = llama(
+        ids, past_key_values=llama.new_memory(), output_hidden_states=True, return_dict=False
     )
     assert torch.equal(logits, found.logits)
     assert memory.get_seq_length() == 30
     assert all(torch.equal(a, b) for a, b in zip(states, found.hidden_states, strict=True))
-    window, _ = insert_landmarks(ids, 0, BLOCK, wrapped.landmarks.token)
-    assert isinstance(wrapped(window, phase=torch.zeros(2, dtype=torch.int64), return_dict=False), tuple)
-
-
-@torch.no_grad()
-def test_positions_other_than_the_texts_are_refused(wrapped, ids):
-    memory = wrapped.new_memory()
-    places = torch.arange(30).expand(2, -1)
-    found = wrapped(ids, past_key_values=memory, position_ids=places)
-    assert torch.equal(found.logits, wrapped(ids, past_key_values=wrapped.new_memory()).logits)
-    wrapped(ids[:, :4], past_key_values=memory, position_ids=places[:, :4] + 30)
-    with pytest.raises(UserError, match="position_ids"):
-        wrapped(ids, past_key_values=memory, position_ids=places)
-    with pytest.raises(UserError, match="output_attentions"):
-        wrapped(ids, past_key_values=memory, output_attentions=True)
-    with pytest.raises(UserError, match="inputs_embeds"):
-        wrapped(ids, past_key_values=memory, inputs_embeds=torch.zeros(2, 30, 32))
-    with pytest.raises(UserError, match="attention_mask"):
-        wrapped(ids, past_key_values=memory, attention_mask=torch.ones(2, 7))
+    window, _ = insert_landmarks(ids, 0, BLOCK, llama.landmarks.token)
+    assert isinstance(llama(window, phase=torch.zeros(2, dtype=torch.int64), return_dict=False), tuple)
 
 
 @pytest.mark.parametrize("tier", ["cpu", "disk"])
-def test_blocks_on_other_tiers(wrapped, ids, tier, tmp_path):
+def test_blocks_on_other_tiers(llama, ids, tier, tmp_path):
     """The memory can be saved, and loaded by the same model."""
     long = ids.repeat(1, 3)
-    expected = wrapped(long, past_key_values=(here := wrapped.new_memory())).logits
-    memory = wrapped.new_memory(tier=tier)
-    assert torch.equal(wrapped(long, past_key_values=memory).logits, expected)
+    expected = llama(long, past_key_values=(here := llama.new_memory())).logits
+    memory = llama.new_memory(tier=tier)
+    assert torch.equal(llama(long, past_key_values=memory).logits, expected)
     memory.save(tmp_path / "kept")
-    again = wrapped.new_memory(tier=tier)
+    again = llama.new_memory(tier=tier)
     again.load(tmp_path / "kept")
-    found, expected = (wrapped(ids, past_key_values=cache).logits for cache in (again, here))
+    found, expected = (llama(ids, past_key_values=cache).logits for cache in (again, here))
     assert torch.equal(found, expected)
 
 
 @torch.no_grad()
 def test_reads_under_autocast(family, tokenizer, ids):
     """Rotary positions make queries and keys float32 there, values stay in half precision."""
-    model = wrap(make_model(family), tokenizer, block_size=BLOCK, memory={"k": 2}, local=9)
+    model = wrapped_model(family, tokenizer)
     phase = torch.zeros(len(ids), dtype=torch.int64)
     exact = model(ids, past_key_values=model.new_memory()).logits
     with torch.autocast("cpu", torch.bfloat16):
@@ -269,7 +191,7 @@ def test_reads_under_autocast(family, tokenizer, ids):
 
 @torch.no_grad()
 def test_layers_that_slide_are_saved_too(ids, tokenizer, tmp_path):
-    model = wrap(make_model("gemma3"), tokenizer, block_size=BLOCK, memory={"k": 2}, local=9)
+    model = wrapped_model("gemma3", tokenizer)
     memory = model.new_memory()
     model(ids, past_key_values=memory)
     memory.save(tmp_path / "kept")
@@ -287,7 +209,7 @@ def test_layers_that_slide_are_saved_too(ids, tokenizer, tmp_path):
 
 @torch.no_grad()
 def test_a_chunk_that_fails_leaves_the_memory_as_it_was(ids, tokenizer):
-    model = wrap(make_model("gemma3"), tokenizer, block_size=BLOCK, memory={"k": 2}, local=9)
+    model = wrapped_model("gemma3", tokenizer)
     memory, same = model.new_memory(), model.new_memory()
     for each in (memory, same):
         model(ids, past_key_values=each)
@@ -301,25 +223,3 @@ def test_a_chunk_that_fails_leaves_the_memory_as_it_was(ids, tokenizer):
     hook.remove()
     found, expected = (model(ids[:, :7], past_key_values=each).logits for each in (memory, same))
     assert torch.equal(found, expected)
-
-
-@torch.no_grad()
-def test_a_memory_of_another_model_is_refused(ids, tokenizer, tmp_path):
-    """Of the same shape; only its weights differ."""
-    one = wrap(make_model("llama"), copy.deepcopy(tokenizer), block_size=BLOCK, memory={"k": 2}, local=9)
-    other = wrap(make_model("llama", seed=1), tokenizer, block_size=BLOCK, memory={"k": 2}, local=9)
-    memory = one.new_memory()
-    one(ids, past_key_values=memory)
-    memory.save(tmp_path / "kept")
-    with pytest.raises(UserError, match="read by another model"):
-        other.new_memory().load(tmp_path / "kept")
-
-
-def test_arguments_without_effect_are_refused(wrapped, ids):
-    bounds = torch.tensor([0, 10, 30])
-    with pytest.raises(UserError, match="cu_seqlens"):
-        wrapped(ids, cu_seqlens=bounds)
-    with pytest.raises(UserError, match="cu_seqlens"):
-        wrapped(ids, past_key_values=wrapped.new_memory(), cu_seqlens=bounds)
-    with pytest.raises(UserError, match="local=0"):
-        wrapped(ids, past_key_values=wrapped.new_memory(), local=0)

@@ -6,22 +6,10 @@ import pytest
 import torch
 from transformers import DynamicCache, GenerationConfig
 
-from landmark.huggingface import wrap
 from landmark.utils.errors import UserError
-from tests.huggingface.conftest import make_model
+from tests.huggingface.conftest import read
 
-BLOCK = 4
 GREEDY = {"max_new_tokens": 5, "do_sample": False}
-
-
-@pytest.fixture(params=["llama", "gemma3"])
-def wrapped(request, tokenizer):
-    return wrap(make_model(request.param), tokenizer, block_size=BLOCK, memory={"k": 2}, local=9)
-
-
-@pytest.fixture
-def ids():
-    return torch.randint(0, 256, (2, 30), generator=torch.Generator().manual_seed(0))
 
 
 def test_prompts_that_end_with_padding_are_refused_by_name(wrapped, ids):
@@ -88,13 +76,6 @@ def test_an_empty_memory_that_is_handed_in_stays_empty(wrapped, ids, settings):
     assert torch.equal(wrapped.generate(ids, past_key_values=memory, **GREEDY), wrapped.generate(ids, **GREEDY))
 
 
-@pytest.mark.parametrize("kind", ["static", "offloaded", "quantized", "dynamic"])
-def test_another_cache_is_refused_by_its_name(wrapped, ids, kind):
-    for given in ({"cache_implementation": kind}, {"generation_config": GenerationConfig(cache_implementation=kind)}):
-        with pytest.raises(UserError, match=f"cache_implementation={kind}: the cache is a landmark memory"):
-            wrapped.generate(ids, max_new_tokens=3, **given)
-
-
 def test_the_cache_that_a_model_usually_has_is_replaced(wrapped, ids):
     expected = wrapped.generate(ids, **GREEDY)
     wrapped.generation_config.cache_implementation = "static"
@@ -107,14 +88,11 @@ def test_a_prompt_is_read_in_the_same_pieces_whatever_the_prefill(wrapped, ids, 
     expected = wrapped.generate(ids, return_dict_in_generate=True, output_logits=True, **GREEDY)
     found = wrapped.generate(ids, prefill_chunk_size=size, return_dict_in_generate=True, output_logits=True, **GREEDY)
     assert torch.equal(torch.stack(found.logits), torch.stack(expected.logits))
-
-
-def test_an_empty_prompt_is_refused(wrapped):
-    empty = torch.zeros(1, 0, dtype=torch.int64)
-    with pytest.raises(UserError, match="the prompt has no text"):
-        wrapped.generate(empty, max_new_tokens=2)
-    with pytest.raises(UserError, match="there is no text to read"):
-        wrapped(empty, past_key_values=wrapped.new_memory())
+    memory = wrapped.new_memory()
+    read(wrapped, ids[:, :18], memory)
+    found = wrapped.generate(ids, past_key_values=memory, prefill_chunk_size=size, **GREEDY)
+    assert torch.equal(found, expected.sequences)
+    assert memory.get_seq_length() == 30 + 5 - 1
 
 
 def test_another_autocast_between_chunks_is_refused(wrapped, ids):
@@ -174,3 +152,64 @@ def test_a_text_without_a_memory_is_as_before(wrapped, ids):
         warnings.simplefilter("error")
         wrapped(ids)
     assert wrapped.generate(ids, past_key_values=DynamicCache(), **GREEDY).shape == (2, 35)
+
+
+def mask_of(*shape):
+    return torch.ones(*shape, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda model, ids: model.generate(ids, prompt_lookup_num_tokens=3), "assisted generation"),
+        (lambda model, ids: model.generate(ids, use_cache=False), "use_cache"),
+        (lambda model, ids: model.generate(ids, guidance_scale=2.0), "guidance_scale"),
+        (lambda model, ids: model.generate(ids[:, :0]), "the prompt has no text"),
+        (lambda model, ids: model.generate(ids.clamp(max=0) + 257), "hold landmarks .* leave them out"),
+        (lambda model, ids: model.generate(ids, cache_implementation="static"), "static: the cache is a landmark"),
+        (
+            lambda model, ids: model.generate(
+                ids, generation_config=GenerationConfig(cache_implementation="quantized", max_new_tokens=3)
+            ),
+            "cache_implementation=quantized: the cache is a landmark memory",
+        ),
+        *(
+            (lambda model, ids, name=name: getattr(model, name)([[1, 2, 3]]), "paged cache holds no landmark memory")
+            for name in ("generate_batch", "init_continuous_batching", "continuous_batching_context_manager")
+        ),
+        (lambda model, ids: model(ids, cu_seqlens=torch.tensor([0, 10, 30])), "cu_seqlens"),
+    ],
+)
+def test_calls_that_lose_the_memory_are_refused(llama, ids, call, said):
+    with pytest.raises(UserError, match=said):
+        call(llama, ids)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"input_ids": mask_of(2, 0)}, "there is no text to read"),
+        ({"labels": mask_of(2, 30)}, "labels"),
+        ({"logits_to_keep": torch.tensor([0])}, "logits_to_keep"),
+        ({"position_ids": mask_of(2, 30)}, "position_ids"),
+        ({"output_attentions": True}, "output_attentions"),
+        ({"inputs_embeds": torch.zeros(2, 30, 32)}, "inputs_embeds"),
+        ({"attention_mask": mask_of(2, 7)}, "attention_mask"),
+        ({"attention_mask": 0 * mask_of(2, 30)}, "nothing but padding"),
+        ({"cu_seqlens": torch.tensor([0, 10, 30])}, "cu_seqlens"),
+        ({"local": 0}, "local=0"),
+    ],
+)
+def test_arguments_that_a_memory_does_not_have_are_refused(llama, ids, given, said):
+    memory = llama.new_memory()
+    with pytest.raises(UserError, match=said):
+        llama(**{"input_ids": ids, **given}, past_key_values=memory)
+    assert memory.get_seq_length() == 0
+
+
+@torch.no_grad()
+def test_the_texts_own_positions_are_allowed(llama, ids):
+    memory, places = llama.new_memory(), torch.arange(30).expand(2, -1)
+    found = llama(ids, past_key_values=memory, position_ids=places)
+    assert torch.equal(found.logits, read(llama, ids))
+    llama(ids[:, :4], past_key_values=memory, position_ids=places[:, :4] + 30)

@@ -1,4 +1,4 @@
-"""Fine-tuning with transformers' own Trainer: the windows, their loss, and what would train something else."""
+"""Fine-tuning with transformers' own Trainer: the windows with their landmarks, their loss, and what is refused."""
 
 import math
 
@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from transformers import DataCollatorForLanguageModeling, Trainer, TrainingArguments
 
 from landmark.attention.layout import insert_landmarks
-from landmark.huggingface import LandmarkCollator, wrap
+from landmark.huggingface import LandmarkCollator, windows
 from landmark.huggingface.windows import next_labels
 from landmark.utils.errors import UserError
-from tests.huggingface.conftest import make_model
+from tests.huggingface.conftest import make_model, wrapped_model
 
 BLOCK = 3
 LENGTHS = 23, 5, 40, 12
@@ -19,7 +19,7 @@ LENGTHS = 23, 5, 40, 12
 
 @pytest.fixture(params=["llama", "gemma3"])
 def wrapped(request, tokenizer):
-    return wrap(make_model(request.param), tokenizer, block_size=BLOCK, memory={"k": 2}, local=9)
+    return wrapped_model(request.param, tokenizer, block_size=BLOCK)
 
 
 @pytest.fixture
@@ -126,13 +126,6 @@ def test_what_would_train_something_else_is_refused(wrapped, documents, tokenize
     )
     with pytest.raises(UserError, match="shift_labels without labels"):
         Trainer(wrapped, smoothing, data_collator=LandmarkCollator(wrapped), train_dataset=documents).train()
-    phase, ids = torch.zeros(1, dtype=torch.int64), torch.tensor([[1, 1, 1, wrapped.landmarks.token, 1, 1]])
-    with pytest.raises(UserError, match="padding on the right only"):
-        wrapped(ids, phase=phase, attention_mask=torch.tensor([[0, 1, 1, 1, 1, 1]]))
-    with pytest.raises(UserError, match="windows with phase are whole"):
-        wrapped(ids, phase=phase, past_key_values=object())
-    with pytest.raises(UserError, match="phase"):
-        wrapped(ids, phase=torch.zeros(2, dtype=torch.int64))
 
 
 @pytest.mark.parametrize(
@@ -144,21 +137,70 @@ def test_what_would_train_something_else_is_refused(wrapped, documents, tokenize
         ({"input_ids": [1, 2], "labels": [1]}, "its labels have its length"),
     ],
 )
-def test_documents_that_cannot_be_cut_are_refused(wrapped, feature, said):
+def test_documents_that_cannot_be_cut_are_refused(feature, said):
     with pytest.raises(UserError, match=said):
-        LandmarkCollator(wrapped)([feature])
+        LandmarkCollator(wrapped_model("llama"))([feature])
 
 
-def test_models_and_lengths_that_do_not_fit_are_refused(wrapped):
-    with pytest.raises(UserError, match="has no landmarks"):
-        LandmarkCollator(make_model("llama"))
-    with pytest.raises(UserError, match="length=1"):
-        LandmarkCollator(wrapped, length=1)
+def test_models_and_lengths_that_do_not_fit_are_refused():
+    for model, length, said in (
+        (make_model("llama"), None, "has no landmarks"),
+        (wrapped_model("llama", landmarks="none"), None, "reads without landmarks"),
+        (wrapped_model("llama"), 1, "length=1"),
+    ):
+        with pytest.raises(UserError, match=said):
+            LandmarkCollator(model, length)
 
 
-def test_gradient_checkpointing_without_landmarks_is_refused(tokenizer):
+WINDOW = torch.tensor([[1, 1, 1, 257, 1, 1]])
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"attention_mask": torch.tensor([[0, 1, 1, 1, 1, 1]])}, "padding on the right only"),
+        ({"past_key_values": object()}, "windows with phase are whole"),
+        ({"phase": torch.zeros(2, dtype=torch.int64)}, "phase"),
+        *(({"phase": phase}, "phase: must be a tensor of integers") for phase in (torch.tensor([0.0]), [0], 0)),
+        ({"phase": torch.tensor([False])}, "phase: must be a tensor of integers"),
+        ({"phase": torch.tensor([1])}, "window 0 has no landmark at token 2"),
+        ({"input_ids": WINDOW.clamp(max=1)}, "no landmark at token 3, where its phase and block_size=3 say"),
+        ({"input_ids": None}, "phase: give the windows too"),
+    ],
+)
+def test_windows_that_are_none_are_refused(given, said):
+    model = wrapped_model("llama", block_size=BLOCK)
+    with pytest.raises(UserError, match=said):
+        model(**{"input_ids": WINDOW, "phase": torch.zeros(1, dtype=torch.int64), **given})
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_collator_of_another_block_size_is_noticed(wrapped, documents, packed):
+    batch = LandmarkCollator(wrapped_model("llama", block_size=BLOCK + 1), length=10, packed=packed)(documents)
+    with pytest.raises(UserError, match=r"window \d has .* landmark at token \d"):
+        wrapped(**batch)
+    batch = LandmarkCollator(wrapped, length=10, packed=packed)(documents)
+    wrapped(**batch)
+    batch["phase"] = (batch["phase"] + 1) % (BLOCK + 1)
+    with pytest.raises(UserError, match="window 0 has no landmark at token"):
+        wrapped(**batch)
+
+
+def test_places_of_landmarks():
+    assert windows.is_landmark(torch.tensor([0, 2]), 6, 2).long().tolist() == [[0, 0, 1, 0, 0, 1], [1, 0, 0, 1, 0, 0]]
+    packed = windows.is_landmark(torch.tensor([1, 0]), 6, 2, torch.tensor([0, 2, 6]))
+    assert packed.long().tolist() == [[0, 1, 0, 0, 1, 0]]
+
+
+def test_a_loss_without_landmarks_says_so(wrapped, documents):
+    ids = torch.tensor([documents[0]["input_ids"]])
+    with pytest.warns(UserWarning, match="labels without phase: this loss is of the model without landmarks"):
+        wrapped(ids, labels=ids)
+
+
+def test_gradient_checkpointing_without_landmarks_is_refused():
     """StableLM's layers pass no landmarks on: when they are computed again, they would attend without landmarks."""
-    model = wrap(make_model("stablelm"), tokenizer, block_size=BLOCK).train()
+    model = wrapped_model("stablelm", block_size=BLOCK).train()
     ids, phase = torch.tensor([[1, 1, 1, model.landmarks.token, 1, 1]]), torch.zeros(1, dtype=torch.int64)
     model.gradient_checkpointing_enable({"use_reentrant": True})
     with pytest.raises(UserError, match="stablelm: gradient checkpointing"):

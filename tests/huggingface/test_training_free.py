@@ -11,9 +11,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from landmark.huggingface import LandmarkCollator, LandmarkModel, load, unwrap, wrap
+from landmark.huggingface import LandmarkModel, load, unwrap, wrap
 from landmark.utils.errors import UserError
-from tests.huggingface.conftest import CONFIGS, FURTHER, make_model, make_tokenizer
+from tests.huggingface.conftest import CONFIGS, FURTHER, make_model, make_tokenizer, read
 
 EAGER = ("gemma2", "gemma3_whole", "gpt_oss")  # families without another attention, which rounds weights to float32
 ROUNDED = (*EAGER, "llama4_text")  # its router rounds too
@@ -33,12 +33,6 @@ def ids():
     return torch.randint(0, 256, (2, 90), generator=torch.Generator().manual_seed(0))
 
 
-def read(model, ids, memory=None, parts=(90,)):
-    memory = model.new_memory() if memory is None else memory
-    with torch.no_grad():
-        return torch.cat([model(part, past_key_values=memory).logits for part in ids.split(list(parts), 1)], 1)
-
-
 @pytest.mark.parametrize("name", [*CONFIGS, *FURTHER])
 def test_a_model_that_reads_every_block_is_the_model_itself(name, ids, tokenizer):
     wrapped, plain = make(name, tokenizer)
@@ -51,21 +45,17 @@ def test_a_model_that_reads_every_block_is_the_model_itself(name, ids, tokenizer
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12 if name not in ROUNDED else 2e-5)
 
 
-@pytest.mark.parametrize("parts", [[1] * 90, [40, 1, 1, 48], [3, 5, 82]])
+@pytest.mark.parametrize(
+    ("mapping", "parts", "atol"),
+    [("auto", 1, 1e-12), ("auto", [40, 1, 1, 48], 1e-12), ("auto", [3, 5, 82], 1e-12), ("stingy", 90, 2e-5)],
+)
 @pytest.mark.parametrize("name", ["qwen2", "gemma3"])
-def test_in_any_chunks(name, parts, ids, tokenizer):
-    wrapped, plain = make(name, tokenizer)
+def test_in_any_chunks_and_by_the_stingy_mapping(name, mapping, parts, atol, ids, tokenizer):
+    """There the memory assigns positions, and the model's own angles are float32."""
+    wrapped, plain = make(name, tokenizer, {**ALL, "mapping": mapping})
     with torch.no_grad():
         expected = plain(ids).logits
-    torch.testing.assert_close(read(wrapped, ids, parts=parts), expected, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("name", ["qwen2", "gemma3"])
-def test_the_stingy_mapping_is_the_model_itself_too(name, ids, tokenizer):
-    wrapped, plain = make(name, tokenizer, {**ALL, "mapping": "stingy"})
-    with torch.no_grad():
-        expected = plain(ids).logits
-    torch.testing.assert_close(read(wrapped, ids), expected, rtol=0, atol=2e-5)  # the model's angles are float32
+    torch.testing.assert_close(read(wrapped, ids, parts=parts), expected, rtol=0, atol=atol)
 
 
 @pytest.mark.parametrize("settings", [{}, {"num_beams": 3}, {"num_beams": 2, "num_return_sequences": 2}])
@@ -74,16 +64,6 @@ def test_generates_what_the_model_generates(name, settings, ids, tokenizer):
     wrapped, plain = make(name, tokenizer)
     settings = {"max_new_tokens": 23, "do_sample": False, **settings}
     assert torch.equal(wrapped.generate(ids, **settings), plain.generate(ids, **settings))
-
-
-def test_padded_texts_are_read_as_one_by_one(ids, tokenizer):
-    wrapped, _ = make("llama", tokenizer, FEW)
-    mask = torch.ones_like(ids)
-    mask[0, :31] = 0
-    with torch.no_grad():
-        found = wrapped(ids, attention_mask=mask, past_key_values=wrapped.new_memory()).logits
-    torch.testing.assert_close(found[:1, 31:], read(wrapped, ids[:1, 31:], parts=[59]), rtol=0, atol=1e-12)
-    torch.testing.assert_close(found[1:], read(wrapped, ids[1:]), rtol=0, atol=1e-12)
 
 
 def test_few_blocks_are_the_models_attention_to_fewer_keys(ids, tokenizer):
@@ -216,27 +196,8 @@ def test_generates_beyond_the_positions_of_the_training_without_a_warning(ids, t
     assert found == [False, True]
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"landmarks": "some"}, "landmarks='some': must be one of token, none"),
-        ({"landmarks": "none", "memory": {"scorer": "landmark"}}, "no landmarks to go by"),
-        ({"landmarks": "none", "memory": {"window": None, "mapping": "true"}}, "must be a number"),
-        ({"landmarks": "none", "memory": {"window": -1}}, "cannot be negative"),
-        ({"landmarks": "none", "memory": {"k": 4, "first": 5}}, "must be 0 to"),
-        ({"landmarks": "token", "memory": {"window": 9, "scorer": "mean_key"}}, "must be None"),
-        ({"landmarks": "token", "memory": {"mapping": "auto"}}, "set stingy or true"),
-    ],
-)
-def test_what_does_not_fit_is_refused(settings, said, tokenizer):
-    with pytest.raises(UserError, match=said):
-        wrap(make_model("llama"), tokenizer, **settings)
-
-
 def test_what_needs_landmarks_is_refused(ids, tokenizer, tmp_path):
     wrapped, _ = make("llama", tokenizer)
-    with pytest.raises(UserError, match="reads without landmarks"):
-        LandmarkCollator(wrapped)
     with pytest.raises(UserError, match="reads without landmarks"):
         wrapped(ids, phase=torch.zeros(2, dtype=torch.int64))
     with pytest.raises(UserError, match="has no landmarks"):

@@ -1,15 +1,16 @@
-"""The changes of `wrap`, the models it refuses, and saving and loading."""
+"""The changes of `wrap`, the models and settings it refuses, and what is undone by `unwrap`."""
 
 import copy
 import re
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, CohereConfig, GPT2Config, GPT2LMHeadModel, LlamaModel
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaModel, PreTrainedTokenizerFast
 
-from landmark.huggingface import LANDMARK, LandmarkModel, attach, load, wrap
+from landmark.huggingface import LANDMARK, LandmarkModel, attach, load, unwrap, wrap
 from landmark.utils.errors import UserError
-from tests.huggingface.conftest import CONFIGS, SHAPE, make_model
+from tests.huggingface.conftest import CONFIGS, SETTINGS, SHAPE, make_model, read
 
 
 def test_the_landmark_starts_as_the_mean_embedding(family, tokenizer):
@@ -33,57 +34,56 @@ def test_a_row_that_is_there_already_is_used(tokenizer):
     config.vocab_size = 320
     model = AutoModelForCausalLM.from_config(config)
     wrapped = wrap(model, tokenizer)
-    assert len(wrapped.get_input_embeddings().weight) == 320
     weight = wrapped.get_input_embeddings().weight
+    assert len(weight) == 320
     torch.testing.assert_close(weight[257], torch.cat([weight[:257], weight[258:]]).mean(0))
 
 
-@pytest.mark.parametrize("scaling", ["dynamic", "longrope"])
-def test_positions_that_depend_on_the_length_are_refused(scaling, tokenizer):
-    parameters = {"rope_type": scaling, "factor": 2.0, "rope_theta": 1e4}
-    if scaling == "longrope":
-        parameters |= {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "original_max_position_embeddings": 64}
-    config = CONFIGS["llama"]()
-    config.rope_parameters = parameters
-    with pytest.raises(UserError, match=f"rope_type={scaling}"):
-        wrap(AutoModelForCausalLM.from_config(config), tokenizer)
+@torch.no_grad()
+def test_unwrapped_it_is_the_model_of_before(family, ids, tokenizer, tmp_path):
+    model = make_model(family)
+    before = copy.deepcopy(model)
+    wrapped = wrap(model, tokenizer, **SETTINGS)
+    settings = wrapped.landmarks
+    with_landmarks = read(wrapped, ids)
+    plain = unwrap(wrapped)
+    assert plain is model
+    assert type(plain) is type(before)
+    assert type(plain.config) is type(before.config)
+    assert plain.config._attn_implementation == "sdpa"
+    assert torch.equal(plain(ids).logits[..., :257], before(ids).logits)
+    plain.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert type(again) is type(before)
+    assert not hasattr(again.config, "landmark")
+    with pytest.raises(UserError, match="has no landmarks to take off"):
+        unwrap(plain)
+    assert torch.equal(read(attach(plain, settings), ids), with_landmarks)
 
 
-def refused(case):
-    """A model that cannot have landmarks, and the expected message."""
-    if case == "no rotary positions":
-        model = GPT2LMHeadModel(GPT2Config(vocab_size=257, n_embd=8, n_layer=1, n_head=1))
-        return model, "gpt2: has no rotary positions"
-    if case == "other rotary positions":
-        shape = {"vocab_size": 257, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
-        return AutoModelForCausalLM.from_config(CohereConfig(**shape, num_attention_heads=1)), "cohere: not one of"
-    if case == "no language model":
-        return LlamaModel(CONFIGS["llama"]()), "LlamaModel is not a causal language model"
-    if case == "no model":
-        return torch.nn.Linear(2, 2), "Linear is not a causal language model"
-    config = CONFIGS["mistral" if case == "windows" else "llama"]()
-    model = AutoModelForCausalLM.from_config(config)
-    if case == "windows":
-        model.config.sliding_window = 16
-        return model, "every layer has a sliding window of 16"
-    if case == "implementation":
-        model.config._attn_implementation = "flex_attention"
-        return model, "attn_implementation=flex_attention: load the model with one of sdpa, eager"
-    model.config.attention_dropout = 0.1
-    return model, "attention_dropout=0.1"
+def bare(family="llama", **changes):
+    model = AutoModelForCausalLM.from_config(CONFIGS[family]())
+    for name, value in changes.items():
+        setattr(model.config, name, value)
+    return model
 
 
 @pytest.mark.parametrize(
-    "case",
+    ("make", "said"),
     [
-        *("no rotary positions", "other rotary positions", "no language model", "no model"),
-        *("windows", "implementation", "dropout"),
+        (lambda: GPT2LMHeadModel(GPT2Config(vocab_size=257, n_embd=8, n_layer=1, n_head=1)), "no rotary positions"),
+        (lambda: LlamaModel(CONFIGS["llama"]()), "LlamaModel is not a causal language model"),
+        (lambda: torch.nn.Linear(2, 2), "Linear is not a causal language model"),
+        (lambda: bare("mistral", sliding_window=16), "every layer has a sliding window of 16"),
+        (lambda: bare(_attn_implementation="flex_attention"), "flex_attention: load the model with one of sdpa, eager"),
+        (lambda: bare(attention_dropout=0.1), "attention_dropout=0.1"),
+        (lambda: bare(rope_parameters={"rope_type": "longrope"}), "rope_type=longrope"),
     ],
 )
-def test_a_model_that_cannot_have_landmarks_is_refused(case, tokenizer):
-    model, said = refused(case)
+def test_a_model_that_cannot_have_landmarks_is_refused(make, said, tokenizer):
+    """The page of families has more of them."""
     with pytest.raises(UserError, match=re.escape(said)):
-        wrap(model, tokenizer)
+        wrap(make(), tokenizer)
     assert LANDMARK not in tokenizer.get_vocab()
 
 
@@ -91,22 +91,26 @@ def test_a_model_that_cannot_have_landmarks_is_refused(case, tokenizer):
     ("settings", "said"),
     [
         ({"block_size": 0}, "block_size=0"),
-        ({"memory": {"k": -1}}, "retrieval.k=-1"),
-        ({"memory": {"kk": 4}}, "memory has no setting kk: it has cache, "),
-        ({"memory": {"gradient": True}}, "memory has no setting gradient: it has cache, "),
-        ({"memory": {"fan_out": 8}}, "memory has no setting fan_out: it has cache, "),
-        ({"memory": {"k": 4, "max_blocks": 2}}, "memory.blocks=2"),
-        ({"memory": {"granularity": "per_layer"}}, "per_layer"),
+        ({"block_size": "63"}, "block_size='63': must be a whole number"),
         ({"local": 0}, "local=0"),
         ({"local": 2.5}, "local=2.5: must be a whole number"),
-        ({"block_size": "63"}, "block_size='63': must be a whole number"),
-        ({"memory": {"backend": "torch"}}, "memory has no setting backend"),
-        ({"memory": {"blocks": 9}}, "memory has no setting blocks"),
+        ({"memory": [("k", 4)]}, "give settings by name"),
+        ({"memory": {"k": -1}}, "retrieval.k=-1"),
         ({"memory": {"k": "4"}}, "retrieval.k='?4'?: must be a whole number"),
+        ({"memory": {"kk": 4}}, "memory has no setting kk: it has cache, "),
+        ({"memory": {"backend": "torch"}}, "memory has no setting backend"),
+        ({"memory": {"k": 4, "max_blocks": 2}}, "memory.blocks=2"),
         ({"memory": {"max_blocks": 9.5}}, "memory.blocks=9.5: must be a whole number"),
+        ({"memory": {"granularity": "per_layer"}}, "per_layer"),
         ({"memory": {"cutoff": [0.1]}}, "cutoff has 1 numbers"),
         ({"memory": {"cutoff": "low"}}, "cmt.cutoff='low'"),
-        ({"memory": [("k", 4)]}, "give settings by name"),
+        ({"landmarks": "some"}, "landmarks='some': must be one of token, none"),
+        ({"landmarks": "none", "memory": {"scorer": "landmark"}}, "no landmarks to go by"),
+        ({"landmarks": "none", "memory": {"window": None, "mapping": "true"}}, "must be a number"),
+        ({"landmarks": "none", "memory": {"window": -1}}, "cannot be negative"),
+        ({"landmarks": "none", "memory": {"k": 4, "first": 5}}, "must be 0 to"),
+        ({"landmarks": "token", "memory": {"window": 9, "scorer": "mean_key"}}, "must be None"),
+        ({"landmarks": "token", "memory": {"mapping": "auto"}}, "set stingy or true"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused_before_anything_changes(settings, said, tokenizer):
@@ -118,19 +122,38 @@ def test_settings_that_mean_nothing_are_refused_before_anything_changes(settings
     assert len(model.get_input_embeddings().weight) == SHAPE["vocab_size"]
 
 
-def test_a_tokenizer_with_landmarks_and_a_model_with_landmarks_are_refused(tokenizer):
-    wrapped = wrap(make_model("llama"), tokenizer)
+def test_a_tokenizer_with_landmarks_and_a_model_with_landmarks_are_refused(llama, tokenizer):
     with pytest.raises(UserError, match=r"already.*load"):
         wrap(make_model("llama"), tokenizer)
     with pytest.raises(UserError, match="landmarks already"):
-        attach(wrapped)
+        attach(llama, llama.landmarks)
 
 
-def test_a_folder_without_landmarks_is_refused(tmp_path):
+def test_a_folder_without_landmarks_is_refused(llama, tmp_path):
     with pytest.raises(UserError, match="no such folder"):
         load(tmp_path / "nothing")
     with pytest.raises(UserError, match=r"no config\.json"):
         load(tmp_path)
-    make_model("llama").save_pretrained(tmp_path)
+    make_model("llama").save_pretrained(tmp_path / "plain")
     with pytest.raises(UserError, match="not saved with landmarks"):
-        load(tmp_path)
+        load(tmp_path / "plain")
+    llama.save_pretrained(tmp_path / "bare")
+    with pytest.raises(UserError, match=r"holds no tokenizer of transformers; landmark\.load opens runs"):
+        load(tmp_path / "bare")
+
+
+def test_a_tokenizer_with_a_hole_in_its_ids_is_refused():
+    """The next id that it would give is that of its last token, whose embedding the landmark would overwrite."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {letter: number + (number >= 100) for number, letter in enumerate(letters)}
+    inner = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    tokenizer, model = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token=letters[0]), make_model("llama")
+    before = model.get_input_embeddings().weight.clone()
+    assert max(tokenizer.get_vocab().values()) == len(tokenizer) == 256
+    with pytest.raises(UserError, match="256 tokens with ids up to 256 and none with the id 100, so <landmark> would"):
+        wrap(model, tokenizer)
+    assert "<landmark>" not in tokenizer.get_vocab()
+    assert torch.equal(model.get_input_embeddings().weight, before)
+    assert not hasattr(model, "landmarks")

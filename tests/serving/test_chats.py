@@ -12,7 +12,7 @@ pytest.importorskip("openai", reason="the client of OpenAI is not installed")
 import openai
 
 from landmark.huggingface import wrap
-from landmark.serving.chats import Chats
+from landmark.serving.answering import Chats
 from landmark.utils.errors import UserError
 from tests.serving.test_server import KEYS, Server
 

@@ -11,8 +11,7 @@ import torch
 pytest.importorskip("transformers", reason="the optional extra `hf` is not installed")
 
 from landmark.huggingface import wrap
-from landmark.serving.memories import CONTENT, Failed, Full, Memories, Missing
-from landmark.serving.settings import ServerSettings
+from landmark.serving.memories import CONTENT, Failed, Full, Memories, Missing, ServerSettings
 from landmark.utils.errors import UserError
 from tests.flips import flipped
 from tests.huggingface.conftest import make_model, make_tokenizer
@@ -124,7 +123,7 @@ HOLD = """
 import sys, time
 from pathlib import Path
 from landmark.serving.memories import Memories
-from landmark.serving.settings import ServerSettings
+from landmark.serving.memories import ServerSettings
 from landmark.utils.errors import UserError
 try:
     memories = Memories(ServerSettings(Path(sys.argv[1]), ("a-key",)), None)

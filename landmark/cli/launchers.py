@@ -3,8 +3,11 @@
 They complete the plugins' own schemas under the plugins' names: Hydra warns of a file in conf/ that has such a name.
 """
 
+import ctypes
 import importlib.util
 import multiprocessing
+import signal
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +15,6 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 from omegaconf import OmegaConf
 
-from landmark.experiment.processes import die_with_parent
 from landmark.utils.errors import UserError
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -34,6 +36,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     # A cluster tried out: processes of this machine, all at once.
     "submitit_local": {"name": "landmark", "timeout_min": 24 * 60, "stderr_to_stdout": True},
 }
+_DEATH_OF_PARENT = 1  # Linux's PR_SET_PDEATHSIG
 _PACKAGES = {  # of a choice: its package, and the extra that has it
     "hydra/launcher=joblib": ("joblib", "launchers"),
     "hydra/launcher=submitit_slurm": ("submitit", "launchers"),
@@ -60,9 +63,9 @@ def check(arguments: Sequence[str]) -> None:
 
 
 def end_with_parent() -> None:
-    """Have a worker of joblib's end where the command does, even by a signal: it would go on with its job, alone."""
-    if multiprocessing.current_process().name != "MainProcess":
-        die_with_parent()
+    """Have Linux end a worker of joblib's with the command, even after SIGKILL: it would go on with its job, alone."""
+    if multiprocessing.current_process().name != "MainProcess" and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_DEATH_OF_PARENT, signal.SIGKILL)
 
 
 def is_lost(error: Exception) -> bool:

@@ -10,7 +10,7 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from landmark import __version__
 from landmark.cli import launchers, safety, streams
@@ -23,8 +23,8 @@ from landmark.config import Config, register, to_config
 from landmark.config.command_line import launcher
 from landmark.config.composer import parse
 from landmark.config.rows import Compose, compose_job, named
-from landmark.experiment.team import joined
-from landmark.experiment.training import train_as_told
+from landmark.experiment.processes import joined
+from landmark.experiment.training import train_here
 from landmark.utils.locations import CONF
 from landmark.utils.team import started_together
 
@@ -71,9 +71,7 @@ def launch(composed: DictConfig) -> float | None:
     """One job. Returns the number of its row (`run`). The errors of a sweep's jobs are listed at its end."""
     safety.guard()  # of the processes of a launcher
     launchers.end_with_parent()
-    patience = OmegaConf.select(composed, "trainer.patience")
-    minutes = patience if isinstance(patience, float) else 0.0  # the work below refuses it
-    with raised() if is_one_of_several() else reported(), joined(train_as_told, minutes) as works:
+    with raised() if is_one_of_several() else reported(), joined(lambda told: train_here(*told)) as works:
         if works:
             return run(to_config(composed), list(HydraConfig.get().overrides.task))
     return None

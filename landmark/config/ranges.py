@@ -10,7 +10,6 @@ from landmark.config.schema import Config
 from landmark.utils.errors import UserError
 
 MOST_THREADS = 1024  # torch ends in a segmentation fault where the system has no room for more
-MOST_PATIENCE = 24 * 60  # minutes
 _LARGEST = 2**63 - 1  # of a whole number, which torch and NumPy keep in 64 bits
 
 
@@ -36,8 +35,6 @@ def check_ranges(config: Config) -> None:
             raise UserError(f"seeds={config.seeds}: must be at least 0")
     if trainer.threads is not None and trainer.threads > MOST_THREADS:
         raise UserError(f"trainer.threads={trainer.threads}: must be at most {MOST_THREADS}, null measures the fastest")
-    if trainer.patience > MOST_PATIENCE:
-        raise UserError(f"trainer.patience={trainer.patience}: must be at most {MOST_PATIENCE} minutes, which is a day")
     if not re.fullmatch(r"auto|[1-9]\d*|\d+(,\d+)+,?|\d+,", str(trainer.devices)):
         raise UserError(f"trainer.devices={trainer.devices}: must be auto, a number from 1 on, or numbers like 0,1")
     if config.output_file is not None and not config.output_file.endswith((".html", ".htm")):

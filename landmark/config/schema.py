@@ -146,7 +146,6 @@ class TrainerConfig:
     threads: int | None = at_least(1, None)  # torch's on a CPU; null: the fastest number, measured at the start
     max_hours: float | None = at_least(0, 24.0)  # of a training on a CPU, as task=plan estimates; null: any number
     matmul: str = one_of("auto", "highest", "medium")  # CPU, float32: PyTorch's precision; auto: the faster exact one
-    patience: float = at_least(0.01, 5.0)  # minutes that processes which train together wait for one that is silent
     profiler: str | None = one_of(None, "simple", "advanced", "pytorch")  # of Lightning; reports to the run's folder
 
 

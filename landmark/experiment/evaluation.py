@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from landmark.config import Config
 from landmark.config.extensions import hook
-from landmark.experiment.devices import evaluation_device
 from landmark.experiment.inputs import Inputs
 from landmark.experiment.jobs import Job, read_run
 from landmark.experiment.named_runs import has_weights
@@ -49,6 +48,19 @@ def evaluate_row(job: Job, inputs: Inputs) -> dict[str, Any]:
     undefined = {key: None for key, value in results.items() if key.endswith("_se") and not math.isfinite(value)}
     chosen = {"cutoffs": config.cmt.cutoffs} if config.cmt.cutoffs is not None else {}
     return results | undefined | chosen
+
+
+def evaluation_device(config: Config) -> str:
+    """Device of an evaluation. Raises UserError where a GPU is asked for and there is none."""
+    import torch
+
+    if config.trainer.accelerator == "cpu":
+        return "cpu"
+    if torch.cuda.is_available():
+        return "cuda"
+    if config.trainer.accelerator in ("gpu", "cuda"):
+        raise UserError(f"trainer={config.trainer.name}: no GPU was found, use trainer=cpu")
+    return "cpu"
 
 
 def load_trained(config: Config, folder: Path, inputs: Inputs) -> "tuple[LanguageModel, Tokenizer]":

@@ -1,134 +1,250 @@
-"""A run trained by several processes, one per device, which torchrun starts beside this one.
+"""Trainings by several processes, one for each device, which torchrun or srun starts and watches.
 
-This process starts torchrun (`_torchrun`) in a session of its own, and torchrun starts the processes that train. Their
-output passes through. An interrupt or a SIGTERM of this process reaches them all, and they die with it.
+- A command that trains on several devices of its machine starts them itself, by torchrun's agent (`train_together`).
+- A command that torchrun or srun starts on every device is one of them (`joined`). The first process works as if it
+  were alone: it alone prepares corpora, evaluates, and writes records. Where a run is trained, it tells the others its
+  settings, and all train.
 """
 
 import atexit
-import ctypes
+import json
+import logging
+import multiprocessing
 import os
 import signal
-import subprocess
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
-from types import FrameType
+from typing import TYPE_CHECKING, Any
 
-from landmark.utils.errors import UserError
-from landmark.utils.files import read_json, write_json
-from landmark.utils.hardware import cores
-from landmark.utils.team import Lost, leave, lost_in_one_line
+from landmark.config import Config
+from landmark.utils.errors import Diverged, UserError
+from landmark.utils.team import Team, first_says, started_together
 
-FAILURE = "failure.json"  # in the run's folder: the error that ended its training
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-_DEATH_OF_PARENT = 1  # Linux's PR_SET_PDEATHSIG
-
-
-def train_together(module: str, folder: Path, count: int) -> None:
-    """Run `python -m module folder` in `count` processes, as torchrun does.
-
-    Raises UserError where one of them failed, with its own message if it raised one within `errors_left_in`. A signal
-    to this process stops them; then it has its usual effect here: KeyboardInterrupt, the handler set before, or
-    SystemExit.
-    """
-    failure = folder / FAILURE
-    # As many threads as one process would have: torchrun's own default is one.
-    environment = {"OMP_NUM_THREADS": str(max(1, cores() // count))} | os.environ
-    command = [sys.executable, "-m", __name__, module, str(folder), str(count)]
-    while True:
-        failure.unlink(missing_ok=True)
-        with _passed_on(subprocess.Popen(command, env=environment, start_new_session=True)) as (process, received):
-            code = process.wait()
-        if not received:
-            break
-        handler = signal.getsignal(received[0])
-        if handler == signal.SIG_DFL:
-            print(f"stopped by {signal.Signals(received[0]).name}: the same command goes on from here", file=sys.stderr)
-            sys.exit(128 + received[0])
-        if callable(handler):
-            handler(received[0], None)  # if it returns there is no reason to stop, as it is with one process
-    if failure.exists():
-        message = read_json(failure)
-        failure.unlink()
-        raise UserError(message)
-    if code:
-        how = f"ended by {signal.Signals(code - 128).name}" if code > 128 else f"exit code {code}"
-        raise UserError(f"training {folder.name} in {count} processes failed ({how}): see the messages above")
-
-
-@contextmanager
-def errors_left_in(folder: Path) -> Iterator[None]:
-    """In a process that trains with others: leave a UserError in the folder, for `train_together` to raise.
-
-    The connections with the others are closed when the process ends.
-    """
-    die_with_parent()
-    atexit.register(leave)
-    try:
-        with lost_in_one_line():
-            yield
-    except Lost as error:  # not the first error
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except UserError as error:
-        write_json(folder / FAILURE, str(error))
-        sys.exit(2)
-    except KeyboardInterrupt:
-        sys.exit(130)
-
-
-def die_with_parent() -> None:
-    """Have Linux kill this process when its parent dies, even by SIGKILL."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_DEATH_OF_PARENT, signal.SIGKILL)
-
-
-@contextmanager
-def _passed_on(process: subprocess.Popen[bytes]) -> Iterator[tuple[subprocess.Popen[bytes], list[int]]]:
-    """Pass the first signal on to a process: an interrupt unchanged, others as SIGTERM; an interrupt after it kills.
-
-    Yields the process and the signals.
-    """
-    received: list[int] = []
-
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        if not received:
-            process.send_signal(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
-        elif number == signal.SIGINT:  # a second Ctrl-C; the others die with this process
-            process.kill()
-        received.append(number)
-
-    before = {number: signal.signal(number, pass_on) for number in _SIGNALS}
-    try:
-        yield process, received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _torchrun(module: str, folder: str, count: str) -> int:
-    """torchrun without its own report of a failure. Returns the exit code of the first process that failed, or 128 +
-    the number of the signal that ended it."""
-    import logging
-
-    from torch.distributed import run
-    from torch.distributed.elastic.multiprocessing import SignalException
+if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    die_with_parent()
-    for number in (signal.SIGUSR1, signal.SIGUSR2):  # which a cluster sends to every process of a job
-        signal.signal(number, signal.SIG_IGN)
-    logging.disable(logging.CRITICAL)
+PATIENCE = timedelta(minutes=10)  # that an operation waits for the other processes, as PyTorch's on GPUs by default
+GRACE = timedelta(minutes=10)  # from a signal to the end of the processes, which write a checkpoint
+_LONG = timedelta(days=30)  # that the others wait while the first prepares and evaluates
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+_groups: dict[str, Any] = {}  # of processes that have joined: to tell each other, and to ask who is missing
+
+
+class Lost(UserError):
+    """An operation with the other processes failed. It is seldom the first error."""
+
+
+_KINDS = {"UserError": UserError, "Diverged": Diverged}
+
+
+def device_count(config: Config) -> int:
+    """Processes that a training takes: one per device; those that torchrun or srun started, where one of them did.
+
+    Raises UserError where several machines are asked for and this process is alone.
+    """
+    if (team := started_together()) is not None:
+        for_team(config, team)
+        return team.size
+    if (config.trainer.num_nodes or 1) > 1:
+        raise UserError(
+            f"trainer.num_nodes={config.trainer.num_nodes}: this process is alone; start the command on every machine, "
+            "with srun or with torchrun --nnodes (docs/cluster.md)"
+        )
+    devices = config.trainer.devices
+    if isinstance(devices, int):
+        return devices
+    if devices != "auto":
+        return int(devices) if devices.isdigit() else len([part for part in devices.split(",") if part])
+    if config.trainer.accelerator == "cpu" or config.trainer.strategy == "auto":
+        return 1
+    import torch
+
+    return max(1, torch.cuda.device_count())
+
+
+def for_team(config: Config, team: Team) -> Config:
+    """A training's configuration with the devices and machines of the processes that were started.
+
+    Raises UserError where it asks for another number of machines.
+    """
+    asked = config.trainer.num_nodes
+    if asked not in (None, team.machines):
+        raise UserError(
+            f"trainer.num_nodes={asked}: {team.size} processes were started on {team.machines} machines; start them on "
+            f"{asked}, or leave trainer.num_nodes out"
+        )
+    return replace(config, trainer=replace(config.trainer, devices=team.local_size, num_nodes=team.machines))
+
+
+def train_together(train: Callable[..., Any], arguments: tuple[Any, ...], count: int) -> Any:
+    """What `train(*arguments)` returns in the first of `count` processes, all of which call it.
+
+    Raises the UserError of a process that failed, or one that names it. A signal to this process ends the others after
+    a checkpoint. Then it has its usual effect here: KeyboardInterrupt, the handler set before, or SystemExit.
+    """
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    while True:
+        logging.disable(logging.CRITICAL)  # torchrun's own reports
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                launch = LaunchConfig(
+                    *(1, 1, count),
+                    **{"run_id": "landmark", "rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "max_restarts": 0},
+                    logs_specs=DefaultLogsSpecs(folder),
+                    signals_to_handle=",".join(number.name for number in _SIGNALS),
+                    shutdown_timeout=round(GRACE.total_seconds()),
+                )
+                try:
+                    return elastic_launch(launch, _one_of_several)(train, arguments)[0]
+                except ChildFailedError as error:
+                    raise _failure(error, Path(folder)) from None
+        except SignalException as stop:
+            number = signal.Signals(stop.sigval)
+            for process in multiprocessing.active_children():  # a second signal does not wait for them
+                process.kill()
+        finally:
+            logging.disable(logging.NOTSET)
+            for each, handler in before.items():
+                signal.signal(each, handler)
+        if before[number] == signal.SIG_DFL:
+            print(f"stopped by {number.name}: the same command goes on from here", file=sys.stderr)
+            sys.exit(128 + number)
+        if callable(handler := before[number]):
+            handler(number, None)  # if it returns there is no reason to stop, as it is with one process
+
+
+def _one_of_several(train: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    os.setsid()  # Ctrl-C is for the command alone, which passes it on
+    team = started_together()
+    assert team is not None
+    _join(team)
     try:
-        run.run(run.parse_args(["--standalone", f"--nproc-per-node={count}", "-m", module, folder]))
-    except ChildFailedError as error:
-        code = error.get_first_failure()[1].exitcode
-        return code if code >= 0 else 128 - code
-    except SignalException as stop:
-        return 128 + stop.sigval
-    return 0
+        with _lost_in_one_line():
+            return train(*arguments)
+    finally:
+        _leave()
 
 
-if __name__ == "__main__":
-    sys.exit(_torchrun(*sys.argv[1:]))
+def _failure(error: "ChildFailedError", folder: Path) -> UserError:
+    """The error of the process that failed first, which may have ended others. folder: where each has left its own."""
+    rank, failure = error.get_first_failure()
+    for path in sorted(folder.rglob("error.json")):
+        message = json.loads(path.read_text())["message"]
+        kind, _, said = message["message"].partition(": ")
+        if kind in _KINDS:
+            return _KINDS[kind](said)
+        if kind != Lost.__name__:
+            print(message["extraInfo"]["py_callstack"], file=sys.stderr)
+            return UserError(f"one of the processes failed ({message['message']}): see the messages above")
+    code = failure.exitcode
+    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    return UserError(f"process {rank} of the training {how}; the same command goes on from the last checkpoint")
+
+
+@contextmanager
+def joined(follow: Callable[[Any], object]) -> Iterator[bool]:
+    """Whether this process has to work. Before it is told so, one that is not the first trains as the first tells it.
+
+    follow: called with what `tell` was called with in the first process.
+
+    Raises UserError where srun's settings do not say which processes belong together, where one of them does not come,
+    and where the connection with one is lost.
+    """
+    team = started_together()
+    if team is None:
+        yield True
+        return
+    _join(team)
+    with _lost_in_one_line():
+        if team.rank > 0:
+            while (told := _hear()) is not None:
+                follow(told)
+            yield False
+            return
+        yield True
+        tell(None)  # not after an error: the others, which may be in a training, are ended by what started them
+
+
+def tell(what: Any) -> None:
+    """In the first process: tell the others what to train; None: nothing more."""
+    first_says(lambda: what, _groups["tell"])
+
+
+def _hear() -> Any:
+    """What the first process tells this one. Exits with code 2 where the first ended: it has said why."""
+    try:
+        return first_says(lambda: None, _groups["tell"])
+    except RuntimeError:  # of Gloo, whose connection is closed
+        sys.exit(2)
+
+
+def _join(team: Team) -> None:
+    """Connect this process with the others, in the place that Lightning's environments name."""
+    import torch
+    import torch.distributed as dist
+    from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+
+    if dist.is_initialized():  # by an earlier job of this command line
+        return
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        try:
+            environment = SLURMEnvironment()
+        except RuntimeError as error:
+            raise UserError(f"srun: {' '.join(str(error).split())}") from error
+        os.environ |= {"MASTER_ADDR": environment.main_address, "MASTER_PORT": str(environment.main_port)}
+        os.environ["RANK"] = str(team.rank)  # srun does not set it
+    with _lost_in_one_line():
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        dist.init_process_group(backend, rank=team.rank, world_size=team.size, timeout=PATIENCE)
+        for use, patience in (("tell", _LONG), ("ask", PATIENCE)):
+            _groups[use] = dist.new_group(backend="gloo", timeout=patience)
+    atexit.register(_leave)  # not in `joined`: a later job of this command line uses the same connections
+
+
+def _leave() -> None:
+    """Close the connections with the others, if there are any.
+
+    To be called while Python still runs: a thread of Gloo's that ends later, with tensors of the last broadcast, aborts
+    the process (https://github.com/pytorch/pytorch/issues/190489).
+    """
+    import torch.distributed as dist
+
+    _groups.clear()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@contextmanager
+def _lost_in_one_line() -> Iterator[None]:
+    """Raise Lost for an error of Gloo's or of the store's: another process has ended, or does not answer."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not ("gloo" in str(error) or type(error).__name__.startswith("Dist")):
+            raise
+        said = " ".join((_missing() or str(error)).split())
+        raise Lost(
+            f"the connection with another process was lost ({said[-120:]}): see its messages; the same command goes on "
+            "from the last checkpoint"
+        ) from error
+
+
+def _missing() -> str | None:
+    """Which processes do not answer, where this is the first one and others do."""
+    import torch.distributed as dist
+
+    if "ask" in _groups:
+        try:
+            dist.monitored_barrier(_groups["ask"], timeout=PATIENCE / 10, wait_all_ranks=True)
+        except RuntimeError as error:
+            return str(error) if "failed to pass" in str(error) else None
+    return None

@@ -10,10 +10,10 @@ from landmark.config import Config
 from landmark.config.checks import beyond_training, large_vocabulary
 from landmark.config.rows import Row
 from landmark.experiment import plan
-from landmark.experiment.devices import device_count
 from landmark.experiment.evaluation import evaluate_row
 from landmark.experiment.inputs import Inputs
 from landmark.experiment.jobs import Job, Run, jobs_of, planned_jobs
+from landmark.experiment.processes import device_count
 from landmark.experiment.records import Record, Records
 from landmark.experiment.sweeping import sweep
 from landmark.experiment.training import train_run

@@ -1,22 +1,11 @@
-"""Processes that torchrun or srun started together, one per device, on one machine or several.
-
-The first of them does the work of a command; the others train with it (`landmark.experiment.training`).
-"""
+"""Processes that torchrun or srun started together, one per device, on one machine or several."""
 
 import os
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
-from landmark.utils.errors import UserError
-
 T = TypeVar("T")
-
-
-class Lost(UserError):
-    """The connection with another process was lost."""
 
 
 @dataclass(frozen=True)
@@ -58,28 +47,3 @@ def first_says(ask: Callable[[], T], group: Any = None) -> T:
     answers = [ask() if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(answers, group=group)
     return cast(T, answers[0])
-
-
-@contextmanager
-def lost_in_one_line() -> Iterator[None]:
-    """Raise Lost for an error of Gloo's or of the store's: another process has ended, which has said why."""
-    try:
-        yield
-    except RuntimeError as error:
-        if not ("gloo" in str(error) or type(error).__name__.startswith("Dist")):
-            raise
-        raise Lost(
-            f"the connection with another process was lost ({' '.join(str(error).split())[-120:]}): see its messages; "
-            "the same command goes on from the last checkpoint"
-        ) from error
-
-
-def leave() -> None:
-    """Close the connections with the others, if there are any.
-
-    To be called while Python still runs: a thread of Gloo's that ends later, with tensors of the last broadcast, aborts
-    the process (https://github.com/pytorch/pytorch/issues/190489).
-    """
-    dist: Any = sys.modules.get("torch.distributed")  # which cannot be imported any more where it has not been
-    if dist is not None and dist.is_available() and dist.is_initialized():
-        dist.destroy_process_group()

@@ -12,7 +12,6 @@ from landmark.config import schema, to_config
 from landmark.experiment import training
 from landmark.experiment.inputs import Inputs
 from landmark.utils.errors import UserError
-from landmark.utils.files import write_json
 from tests.configurations import compose_conf
 
 
@@ -227,15 +226,15 @@ TOGETHER = ("model=transformer", "trainer=ddp", "trainer.accelerator=cpu", "task
 def test_several_devices_train_in_processes_of_their_own(work, monkeypatch):
     started = []
 
-    def start(module, folder, count):
-        started.append((module, count))
+    def start(train, arguments, count):
+        started.append(count)
         for name in ("model.safetensors", "config.json"):
-            (folder / name).write_text("{}")
-        write_json(folder / "summary.json", {"steps": 3, "tokens_per_second": 1.0})
+            (arguments[1] / name).write_text("{}")
+        return {"steps": 3, "tokens_per_second": 1.0}
 
     monkeypatch.setattr(training, "train_together", start)
     work(*TOGETHER, "trainer.devices=2")
-    assert started == [("landmark.experiment.training", 2)]
+    assert started == [2]
     assert work.trained == []
     (record,) = (work.output / "records" / "runs").iterdir()
     assert json.loads(record.read_text())["results"]["steps"] == 3

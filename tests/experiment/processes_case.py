@@ -1,34 +1,84 @@
-"""Processes that train nothing: each leaves its id in the folder, then waits, or fails as how.json there says.
+"""Processes that train nothing: they wait, fail, are stopped, or do not come.
 
-Run as a script it starts two of them: `python -m tests.experiment.processes_case FOLDER start`.
+Run as a script it starts two that wait: `python -m tests.experiment.processes_case FOLDER`.
 """
 
+import atexit
 import os
+import signal
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 
-from landmark.experiment.processes import errors_left_in, train_together
-from landmark.utils.errors import UserError
-from landmark.utils.files import read_json
+import torch
+import torch.distributed as dist
+
+from landmark.cli.exit_codes import reported
+from landmark.experiment import processes
+from landmark.experiment.processes import joined, tell, train_together
+from landmark.utils.errors import Diverged, UserError
+from landmark.utils.team import started_together
+
+PATIENCE = timedelta(seconds=4)
 
 
-def wait_or_fail(folder: Path) -> None:
-    with errors_left_in(folder):
-        rank, how = os.environ["RANK"], read_json(folder / "how.json")
-        (folder / f"rank{rank}").write_text(str(os.getpid()))
-        if rank == "1" and how == "mistake":
+def train(folder: Path, how: str) -> str:
+    """What each process of `train_together` does: it leaves its id in the folder, and waits unless it is to fail."""
+    rank = os.environ["RANK"]
+    (folder / f"rank{rank}").write_text(str(os.getpid()))
+    if rank == "1":
+        if how == "mistake":
             raise RuntimeError("a mistake")
-        if rank == "1" and how == "refused":
-            raise UserError("train.length=0: no text")
-        if rank == "1" and how == "killed":
-            os.kill(os.getpid(), 9)
+        if how == "diverged":
+            raise Diverged("the loss became nan")
+        if how == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+    if how == "wait":
         time.sleep(60)
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    return f"{rank} of {total.item():.0f}"
+
+
+def part(folder: Path, case: str) -> None:
+    """What each of several processes that were started together does; its messages go to the file FOLDER/RANK."""
+    processes.PATIENCE = PATIENCE
+    this = started_together()
+    assert this is not None
+    messages = os.open(folder / str(this.rank), os.O_CREAT | os.O_WRONLY)
+    os.dup2(messages, 2)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    if case == f"{this.rank} is absent":
+        sys.exit(3)
+    try:
+        with reported(), joined(lambda told: add(case)) as works:
+            if works:
+                lead(case)
+    finally:
+        atexit._run_exitfuncs()  # which multiprocessing leaves out
+
+
+def lead(case: str) -> None:
+    """The part of the first process."""
+    if case == "0 refuses":
+        raise UserError("train.steps=-1: must be at least 1")
+    if case == "0 evaluates":
+        time.sleep(2 * PATIENCE.total_seconds())
+    tell("add")
+    add(case)
+
+
+def add(case: str) -> None:
+    """A step: a sum over all processes."""
+    if case == f"{dist.get_rank()} stops":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if case == f"{dist.get_rank()} is killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    assert total == dist.get_world_size()
 
 
 if __name__ == "__main__":
-    where = Path(sys.argv[1])
-    if sys.argv[2:] == ["start"]:
-        train_together("tests.experiment.processes_case", where, 2)
-    else:
-        wait_or_fail(where)
+    train_together(train, (Path(sys.argv[1]), "wait"), 2)

@@ -1,44 +1,58 @@
-"""What starts several processes ends with them, and they with it."""
+"""One training by several processes: torchrun's agent starts them, or torchrun or srun did.
+
+tests/training/ compares such trainings with one process; tests/cli/test_launchers.py starts some with srun's variables.
+"""
 
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
-from landmark.experiment.processes import train_together
-from landmark.utils.errors import UserError
-from landmark.utils.files import write_json
+from landmark.experiment.processes import for_team, train_together
+from landmark.utils.errors import Diverged, UserError
+from landmark.utils.files import read_json
+from landmark.utils.team import Team, started_together
+from tests.experiment.processes_case import part, train
+from tests.together import exit_codes
+from tests.training.training_case import make_config
 
-CASE = "tests.experiment.processes_case"
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
-    ("how", "said"),
+    ("how", "error", "said"),
     [
-        ("mistake", r"in 2 processes failed \(exit code 1\): see the messages above"),
-        ("refused", "^train.length=0: no text$"),
-        ("killed", r"in 2 processes failed \(ended by SIGKILL\)"),
+        ("mistake", UserError, r"one of the processes failed \(RuntimeError: a mistake\): see the messages above"),
+        ("diverged", Diverged, "^the loss became nan$"),
+        ("killed", UserError, "process 1 of the training was ended by SIGKILL; the same"),
     ],
 )
-def test_failure_of_one_is_one_error(tmp_path, capfd, how, said):
-    write_json(tmp_path / "how.json", how)
-    with pytest.raises(UserError, match=said):
-        train_together(CASE, tmp_path, 2)
+def test_failure_of_one_is_one_error(tmp_path, capfd, how, error, said):
+    with pytest.raises(error, match=said):
+        train_together(train, (tmp_path, how), 2)
     printed = capfd.readouterr().err
-    assert ("RuntimeError: a mistake" in printed) == (how == "mistake")
-    assert "torch" not in printed
-    assert not (tmp_path / "failure.json").exists()
+    assert ("Traceback" in printed) == (how == "mistake")
+    assert "elastic" not in printed.replace("torch/distributed/elastic", "")
+
+
+def test_the_first_says_what_came_of_it(tmp_path):
+    before = signal.getsignal(signal.SIGTERM)
+    assert train_together(train, (tmp_path, "add"), 2) == "0 of 2"
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_end_of_the_first_is_the_end_of_all(tmp_path, number):
-    write_json(tmp_path / "how.json", "wait")
-    command = [sys.executable, "-m", CASE, str(tmp_path), "start"]
-    process = subprocess.Popen(command, cwd=Path(__file__).parents[2], stderr=subprocess.PIPE, text=True)
+    command = [sys.executable, "-m", "tests.experiment.processes_case", str(tmp_path)]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
     ids = [wait_for(lambda rank=rank: (tmp_path / f"rank{rank}").read_text()) for rank in (0, 1)]
     process.send_signal(number)
     _, printed = process.communicate(timeout=60)
@@ -58,3 +72,135 @@ def wait_for(found):
             pass
         time.sleep(0.05)
     raise TimeoutError
+
+
+LOST = "error: the connection with another process was lost ("
+
+
+@pytest.mark.parametrize(
+    ("case", "codes", "said"),
+    [
+        ("1 stops", [2, None, 2], [f"{LOST}[Rank 0]: Ranks 1 failed to pass", None, LOST]),
+        ("0 stops", [None, 2, 2], [None, LOST, LOST]),
+        ("1 is absent", [2, 3, 2], [LOST, None, LOST]),
+        ("1 is killed", [2, -signal.SIGKILL, 2], [LOST, None, LOST]),
+        ("0 refuses", [2, 2, 2], ["error: train.steps=-1: must be at least 1", "", ""]),
+        ("0 evaluates", [0, 0, 0], ["", "", ""]),  # longer than the others wait for it in a training
+    ],
+)
+def test_who_is_missing_ends_the_others(tmp_path, case, codes, said):
+    """In one line; the first process names others that do not answer."""
+    assert exit_codes(3, part, tmp_path, case, timeout=25) == codes
+    for rank, expected in enumerate(said):
+        lines = (tmp_path / str(rank)).read_text().splitlines()
+        lines = [line for line in lines if line.startswith(("error", "Trace"))]
+        if expected is not None:
+            assert len(lines) == bool(expected)
+            assert "".join(lines).startswith(expected)
+
+
+TINY = [
+    *("+experiment=quickstart", "row=plain_512", "data.max_documents=6", "eval.tokens=8192", "logger=csv"),
+    *("model.num_layers=1", "model.num_heads=2", "model.head_dim=8", "model.mlp_dim=32", "trainer.threads=1"),
+    *("train.steps=6", "train.batch_size=2", "train.validate_every=6", "train.validate_batches=1"),
+    *("train.checkpoint_every=2", "train.log_every=1", "trainer=ddp", "trainer.accelerator=cpu"),
+]
+
+
+def start(*arguments, **variables):
+    environment = os.environ | {"OMP_NUM_THREADS": "1"} | variables
+    return subprocess.Popen([sys.executable, *arguments], cwd=ROOT, env=environment, stdout=-1, stderr=-1, text=True)
+
+
+def trained(output: Path):
+    """Weights and record of the one run, and the record of the one row."""
+    (run,), (record,), (row,) = (list(output.glob(name)) for name in ("runs/*", "records/runs/*", "records/rows/*"))
+    return load_file(run / "model.safetensors"), read_json(record), read_json(row)
+
+
+@pytest.fixture(scope="module")
+def machines(tmp_path_factory):
+    """What two machines made, each below a folder of its own, and printed: two agents of torchrun on one port."""
+    folder = tmp_path_factory.mktemp("torchrun")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    torchrun = ["-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", "--master-addr=127.0.0.1"]
+    torchrun += [f"--master-port={port}"]
+    started = [start(*torchrun, f"--node-rank={n}", "run.py", *TINY, f"output={folder / str(n)}") for n in range(2)]
+    printed = []
+    for process in started:
+        said, errors = process.communicate(timeout=280)
+        assert process.returncode == 0, errors
+        printed.append(said)
+    return folder, printed
+
+
+def test_a_command_on_two_machines(machines):
+    """The first evaluates and prints; the second makes nothing, and nothing is told to it through files."""
+    folder, (printed, other) = machines
+    _, record, row = trained(folder / "0")
+    assert record["results"]["steps"] == 6
+    assert row["results"]["tokens"] == 8192
+    assert "plain_512" in printed
+    assert other == ""
+    assert not [path for path in (folder / "1").rglob("*") if path.is_file()]
+
+
+def test_a_command_on_two_devices_trains_in_processes_of_its_own(machines, tmp_path):
+    """With the weights of two machines, bit for bit."""
+    process = start("run.py", *TINY, "trainer.devices=2", f"output={tmp_path}")
+    _, errors = process.communicate(timeout=280)
+    assert process.returncode == 0, errors
+    assert len(re.findall("training for 6 steps", errors)) == 1
+    ours, expected = trained(tmp_path), trained(machines[0] / "0")
+    assert all(torch.equal(weight, expected[0][name]) for name, weight in ours[0].items())
+    assert ours[1]["results"]["validation_loss"] == expected[1]["results"]["validation_loss"]
+
+
+def test_a_killed_process_is_restarted_and_goes_on(machines, tmp_path):
+    """From its last checkpoint, bit for bit: SIGKILL of the second process after step 5. No thread is left."""
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
+    command = ["-m", "tests.experiment.killed_once", str(tmp_path / "killed"), *TINY, f"output={tmp_path / 'output'}"]
+    # Else PyTorch keeps one store for all starts, and a process may read from it where the killed ones listened.
+    process = start(*torchrun, *command, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
+    _, errors = process.communicate(timeout=280)
+    assert process.returncode == 0, errors
+    assert (tmp_path / "killed").exists()
+    assert "going on at step 4" in errors
+    ours, expected = trained(tmp_path / "output"), trained(machines[0] / "0")
+    assert all(torch.equal(weight, expected[0][name]) for name, weight in ours[0].items())
+    assert ours[2]["results"]["nll"] == expected[2]["results"]["nll"]
+    threads = [(tmp_path / f"killed.{rank}.threads").read_text().split() for rank in range(2)]
+    assert all(threads)
+    assert not [name for names in threads for name in names if "gloo" in name]  # one that is left may abort the process
+
+
+SRUN = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_NTASKS_PER_NODE": "4"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "team"),
+    [
+        (SRUN, Team(5, 8, 4)),
+        ({"SLURM_NTASKS": "8", "SLURM_PROCID": "0"}, None),  # a script of sbatch, without srun
+        (SRUN | {"SLURM_NTASKS": "1"}, None),
+        ({"TORCHELASTIC_RUN_ID": "x", "RANK": "3", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}, Team(3, 4, 2)),
+        ({"TORCHELASTIC_RUN_ID": "x", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}, None),
+    ],
+)
+def test_who_was_started_together(monkeypatch, variables, team):
+    for name in [name for name in os.environ if re.match("SLURM_|TORCHELASTIC_|RANK$|(LOCAL_)?WORLD_SIZE$", name)]:
+        monkeypatch.delenv(name)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert started_together() == team
+
+
+def test_the_machines_of_a_team():
+    config = make_config("transformer")
+    assert for_team(config, Team(5, 8, 4)).trainer.devices == 4
+    assert for_team(config, Team(5, 8, 4)).trainer.num_nodes == 2
+    config.trainer.num_nodes = 3
+    with pytest.raises(UserError, match=r"trainer\.num_nodes=3: 8 processes were started on 2 machines"):
+        for_team(config, Team(5, 8, 4))

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from landmark.cli.command import Command
 from landmark.config.checks import large_vocabulary
 from landmark.experiment import plan
-from landmark.experiment.devices import device_count
 from landmark.experiment.jobs import Job
+from landmark.experiment.processes import device_count
 from landmark.utils.hardware import count_gpus, hardware
 
 

@@ -1,7 +1,7 @@
 """The command line in one of several processes, the last of which kills itself once, after step 5.
 
-python -m tests.cli.team_case MARK ARGUMENTS…: it leaves the file MARK when it does. When Python ends, each process
-leaves the file MARK.RANK.threads with the names of its threads.
+python -m tests.experiment.killed_once MARK ARGUMENTS…: it leaves the file MARK when it does. When Python ends, each
+process leaves the file MARK.RANK.threads with the names of its threads.
 """
 
 import atexit

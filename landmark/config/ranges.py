@@ -34,7 +34,7 @@ def check_ranges(config: Config) -> None:
         if seed < 0:
             raise UserError(f"seeds={config.seeds}: must be at least 0")
     if trainer.threads is not None and trainer.threads > MOST_THREADS:
-        raise UserError(f"trainer.threads={trainer.threads}: must be at most {MOST_THREADS}, null measures the fastest")
+        raise UserError(f"trainer.threads={trainer.threads}: must be at most {MOST_THREADS}, null takes the cores")
     if not re.fullmatch(r"auto|[1-9]\d*|\d+(,\d+)+,?|\d+,", str(trainer.devices)):
         raise UserError(f"trainer.devices={trainer.devices}: must be auto, a number from 1 on, or numbers like 0,1")
     if config.output_file is not None and not config.output_file.endswith((".html", ".htm")):

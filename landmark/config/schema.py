@@ -143,9 +143,8 @@ class TrainerConfig:
     devices: Union[int, str] = "auto"  # noqa: UP007 (OmegaConf reads no other spelling of a union of two)
     num_nodes: int | None = at_least(1, None)  # machines; null: those on which torchrun or srun started the command
     strategy: str = "auto"
-    threads: int | None = at_least(1, None)  # torch's on a CPU; null: the fastest number, measured at the start
+    threads: int | None = at_least(1, None)  # torch's on a CPU; null: OMP_NUM_THREADS, or the cores
     max_hours: float | None = at_least(0, 24.0)  # of a training on a CPU, as task=plan estimates; null: any number
-    matmul: str = one_of("auto", "highest", "medium")  # CPU, float32: PyTorch's precision; auto: the faster exact one
     profiler: str | None = one_of(None, "simple", "advanced", "pytorch")  # of Lightning; reports to the run's folder
 
 

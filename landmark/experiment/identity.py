@@ -41,8 +41,6 @@ def run_settings(
         "tokenizer": tokenizer_hash,
         "stream": stream_sha256,
     }
-    if config.trainer.matmul == "medium":  # some processors then round; "auto" takes it only where it is as exact
-        settings["matmul"] = "medium"
     if config.data.repeats is not None:
         settings["repeats"] = config.data.repeats
     if config.model.joint_softmax:

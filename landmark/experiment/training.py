@@ -54,7 +54,7 @@ def train_here(
 
     inputs = inputs or Inputs()
     tokenizer, corpus = inputs.tokenizer(config), inputs.corpus(config)
-    set_up_processor(config, folder)
+    set_up_processor(config)
     torch.manual_seed(config.seed)
     model = build(config.model, tokenizer, config.cmt.enabled, start_from)
     with Tracker().training(config, run, corpus, folder) as loggers:

@@ -55,8 +55,7 @@ def train(
     """Train `model` in place for `train.steps` steps in all and save its weights in `run_dir`.
 
     1. Find the newest whole checkpoint in `run_dir`/checkpoints. A finished run has one of its last step.
-    2. Train from there. On the CPU, with the same number of threads and the same `trainer.matmul`, the result is the
-       same bit for bit.
+    2. Train from there. On the CPU, with the same number of threads, the result is the same bit for bit.
     3. Save the weights. The checkpoints stay: the caller writes the record and then calls `discard_checkpoints`.
 
     Args:

@@ -14,7 +14,7 @@ def hardware() -> dict[str, Any]:
     torch = sys.modules.get("torch")
     if torch is not None:
         found["threads"] = torch.get_num_threads()
-        found["matmul"] = torch.get_float32_matmul_precision()  # of float32 (`trainer.matmul`)
+        found["matmul"] = torch.get_float32_matmul_precision()  # of float32
         if torch.cuda.is_available():
             found["gpus"] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return found

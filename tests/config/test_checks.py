@@ -19,7 +19,6 @@ BAD = {
     "eval.retriever=bm25 eval.query=word": "eval.query=word: must be one of second_half, sentence, altered",
     "eval.probe=copy eval.length=511": "eval.length=511: must be a multiple of 2, at least 4, as eval.probe=copy",
     "eval.probe=recall eval.length=510": "eval.length=510: must be a multiple of 4, at least 4, as eval.probe=recall",
-    "trainer.matmul=low": "trainer.matmul=low: must be one of auto, highest, medium",
     "trainer.profiler=fast": "trainer.profiler=fast: must be one of null, simple, advanced, pytorch",
     "trainer.num_nodes=0": "trainer.num_nodes=0: must be at least 1",
     "generate.top_p=0": "generate.top_p=0.0: must be above 0",

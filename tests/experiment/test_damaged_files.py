@@ -6,7 +6,6 @@ import pytest
 
 from landmark.config.trained_with import trained_with
 from landmark.experiment.jobs import read_run
-from landmark.experiment.processor import _kept
 from landmark.experiment.records import Records
 from landmark.utils.errors import UserError
 from landmark.utils.files import read_json
@@ -36,12 +35,6 @@ def test_a_run_file(tmp_path, value):
     (tmp_path / "run.json").write_text(json.dumps(value))
     with pytest.raises(UserError, match=r"run\.json.*: name another run="):
         read_run(tmp_path)
-
-
-@pytest.mark.parametrize("value", [None, [], {"cpu": None}, {"threads": -3}], ids=json.dumps)
-def test_a_processor_file_is_measured_anew(tmp_path, value):
-    (tmp_path / "processor.json").write_text(json.dumps(value))
-    assert _kept(tmp_path) == {}
 
 
 @pytest.mark.parametrize("value", [None, [], 3])

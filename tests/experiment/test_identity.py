@@ -23,7 +23,7 @@ def row_id(config, run="r", stream="s"):
         *("cmt=on", "positions=jumps", "model.architecture=mine", "data.repeats=[0.5]"),
         *("model.key_offset=0.5", "model.rotary_fraction=0.5", "model.landmark_key=mean", "model.landmark_bias=true"),
         *("model.qk_norm=true", "model.initialisation=fan_in", "train.optimizer=muon", "train.muon_lr=1e-2"),
-        *("train.k=[2,4]", "trainer.matmul=medium", "model.induction_heads=1", "model.joint_softmax=0.5"),
+        *("train.k=[2,4]", "model.induction_heads=1", "model.joint_softmax=0.5"),
         *("model.fan_out=4", "model.masked=true"),
     ],
 )

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig
 
-from landmark.cli.exit_codes import said
+from landmark.cli.terminal import said
 from tests.configurations import compose_conf
 from tests.workplace import Workplace, write_books
 

@@ -112,8 +112,6 @@ def results(tmp_path_factory):
     "words", [pytest.param(words, id=f"{page.name}: {' '.join(words)}") for page, words in COMMANDS]
 )
 def test_a_command_does_what_it_says(results, words):
-    if "hydra/sweeper=optuna" in words:
-        pytest.importorskip("optuna", reason="the optional extra `optuna` is not installed")
     result = results[" ".join(words)]
     assert result["code"] == 0, result["messages"]
     expected = {

@@ -1,7 +1,9 @@
 """What a command line asks for: the configuration, its rows, and the runner that makes them."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from landmark.config import Config
 from landmark.config.checks import check_task
@@ -35,6 +37,7 @@ class Command:
         if config.task not in ("auto", *TASKS):
             raise UserError(f"task={config.task}: must be one of auto, {', '.join(TASKS)}")
         check_task(config)
+        _check_output(Path(config.output))
         check_figure(config.figure)
         return cls(config, overrides, select(config, overrides, compose, check), Runner(config.output))
 
@@ -51,12 +54,6 @@ class Command:
     def asks_for_all(self) -> bool:
         """Whether no setting but those of the task itself is given, so that a task covers everything in the output."""
         return all(override_key(word).partition(".")[0] in _OF_A_TASK for word in self.overrides)
-
-    @property
-    def only_row(self) -> Row | None:
-        """The row that the command line asks for, of a grid its cell; None where there are several."""
-        rows = [row for row in self.rows if row.cell is not None] or self.rows
-        return rows[0] if len(rows) == 1 else None
 
     def jobs(self, rows: Sequence[Row] | None = None) -> list[Job]:
         """The jobs of the rows, checked, and noted as a launch of their experiment. rows: others than the command's.
@@ -88,3 +85,14 @@ class Command:
 
     def _launch(self, jobs: Sequence[Job]) -> Launch:
         return launch_of(self.config, self.overrides, self.runner.inputs.tokenizer(jobs[0].config).name, jobs)
+
+
+def _check_output(folder: Path) -> None:
+    """Raise UserError where a file is in the place of the folder, or the folder cannot be looked into."""
+    place = folder
+    while not place.exists():
+        place = place.parent
+    if not place.is_dir():
+        raise UserError(f"output={folder}: {place} is a file, no folder can be made there")
+    if not os.access(place, os.R_OK | os.X_OK):
+        raise UserError(f"output={folder}: {place} cannot be read, so what is done there is not known")

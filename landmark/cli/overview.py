@@ -3,7 +3,7 @@
 import re
 import shlex
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 
@@ -20,27 +20,6 @@ EXAMPLES = {
     "--help": "this page, and every setting with its default",
 }
 _GROUPS = {"paper": "The paper", "beyond": "Beyond the paper", "check": "Checks of this program"}  # `about`
-_CONFIG_DIR = ("--config-dir", "-cd")
-
-
-def own_folder(arguments: Sequence[str]) -> Path | None:
-    """The folder of settings that a command line names with --config-dir."""
-    for before, word in zip(["", *arguments], arguments):
-        name, _, value = word.partition("=")
-        if before in _CONFIG_DIR:
-            return Path(word)
-        if name in _CONFIG_DIR and value:
-            return Path(value)
-    return None
-
-
-def is_empty(arguments: Sequence[str]) -> bool:
-    """Whether a command line asks for nothing."""
-    return not [
-        word
-        for before, word in zip(["", *arguments], arguments)
-        if before not in _CONFIG_DIR and word.partition("=")[0] not in _CONFIG_DIR
-    ]
 
 
 def experiments(own: Path | None = None) -> dict[str, dict[str, str]]:

@@ -4,48 +4,47 @@ import re
 import shlex
 import sys
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
-
-from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
 
 from landmark.utils.locations import INSTALLED
 
-PROGRAM = "landmark"  # `hydra.job.name` of what is no job of a sweep
+PROGRAM = "landmark"
 
 
-def launcher() -> str | None:
-    """Name of the Hydra launcher that started this job in a process of its own (`submitit_slurm`); None without one."""
-    if not is_sweep():
-        return None
-    chosen = HydraConfig.get().runtime.choices["hydra/launcher"]
-    return None if chosen == "basic" else chosen
+@dataclass(frozen=True)
+class StartedJob:
+    """What this process carries out: a typed command, or one job of a sweep.
+
+    words: its overrides. config_dir: the folder of `--config-dir`. launcher: of a job in a process of its own, which
+    one started it (`submitit_slurm`), and launcher_words: the overrides that chose and configured it. name: of a job of
+    a sweep, its values of what is swept, and number: its place.
+    """
+
+    words: list[str] = field(default_factory=list)
+    config_dir: Path | None = None
+    launcher: str | None = None
+    launcher_words: list[str] = field(default_factory=list)
+    name: str | None = None
+    number: int | None = None
 
 
-def is_sweep() -> bool:
-    """Whether this process was started with `-m`, or is one of its jobs."""
-    return HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
+_started = StartedJob()
 
 
-def name_of_job() -> str | None:
-    """In a job of a sweep: its values of what is swept, as `landmark.cli.whole_sweeps` names it; None elsewhere."""
-    if not is_sweep():
-        return None
-    name = HydraConfig.get().job.name
-    return None if name == PROGRAM else name
+def begin(job: StartedJob) -> None:
+    """Note what this process carries out from here on."""
+    global _started
+    _started = job
 
 
-def number_of_job() -> int | None:
-    """In a job of a sweep: its number, with which Hydra announces it; None elsewhere."""
-    return HydraConfig.get().job.num if name_of_job() is not None else None
+def started() -> StartedJob:
+    return _started
 
 
 def own_folder() -> Path | None:
     """The folder of settings besides the package's that `--config-dir` names; None where there is none."""
-    if not HydraConfig.initialized():
-        return None
-    sources = HydraConfig.get().runtime.config_sources
-    return next((Path(each.path) for each in sources if each.provider == "command-line"), None)
+    return _started.config_dir
 
 
 def program() -> list[str]:
@@ -60,15 +59,7 @@ def program() -> list[str]:
 
 def typed_words() -> list[str]:
     """The command line; in a job that a launcher started, the command line of this job alone."""
-    words = sys.argv[1:] if launcher() is None else HydraConfig.get().overrides.task
-    return [*program(), *words]
-
-
-def launcher_words() -> list[str]:
-    """The overrides that chose and configured the launcher of this job, to start another job in the same way."""
-    if launcher() is None:
-        return []
-    return [word for word in HydraConfig.get().overrides.hydra if re.match(r"hydra[/.]launcher\b", word)]
+    return [*program(), *(sys.argv[1:] if _started.launcher is None else _started.words)]
 
 
 def suggested_command(*more: str, without: Iterable[str] = (), multirun: bool = False) -> str:
@@ -85,3 +76,8 @@ def suggested_command(*more: str, without: Iterable[str] = (), multirun: bool = 
 def override_key(word: str) -> str:
     """The key that an override sets: `experiment` of `+experiment=table1_pg19`."""
     return word.lstrip("+~").partition("=")[0]
+
+
+def is_of_hydra(key: str) -> bool:
+    """Whether a key is one of Hydra's own: `hydra/launcher`, `hydra.sweeper.seed`."""
+    return re.match(r"hydra\b", key) is not None

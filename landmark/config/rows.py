@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from landmark.config import Config, to_config, to_dict
 from landmark.config.checks import check as check_settings
 from landmark.config.checks import check_grid, resolve, unused
-from landmark.config.command_line import name_of_job
+from landmark.config.command_line import is_of_hydra, started
 from landmark.config.composer import Composer, parse
 from landmark.config.messages import one_line
 from landmark.utils.errors import UserError
@@ -47,7 +47,13 @@ class Row:
 
 
 def compose_job(overrides: list[str]) -> DictConfig:
-    """Compose conf/config.yaml with these overrides, inside a Hydra job."""
+    """Compose conf/config.yaml with these overrides (see `landmark.cli.composing`).
+
+    Raises UserError for a setting of Hydra itself: one of them names folders whose packages it imports.
+    """
+    for override in parse(overrides):
+        if is_of_hydra(override.key_or_group):
+            raise UserError(f"{override.input_line}: settings of Hydra are for its command line alone")
     return compose(config_name="config", overrides=overrides)
 
 
@@ -79,7 +85,7 @@ def select(
         raise UserError(f"start={config.start}: names a row of an experiment, and there is none")
     if not texts:
         _check_own(config, overrides)
-        return [_row(name_of_job() or config.name, config, overrides, check)]
+        return [_row(started().name or config.name, config, overrides, check)]
     names = [config.row] if config.row is not None else list(texts)
     shared = [
         override.input_line or ""

@@ -1,7 +1,7 @@
-"""run.py as it is started from a shell: bad input is one line on stderr, the exit code is not 0, nothing is left."""
+"""run.py as it is started from a shell: what it prints, and how it ends where a stream is closed, full or unread."""
 
-import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -9,129 +9,119 @@ from pathlib import Path
 import pytest
 
 import landmark
-
-RUN = Path(__file__).parents[2] / "run.py"
-
-
-KEPT = ("settings.py", "multirun.yaml")
+from landmark.cli.terminal import said
+from tests.cli.shell import RUN, start
 
 
-def start(folder, *arguments, **variables):
-    command = [sys.executable, str(RUN), *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=os.environ | variables)
+def test_the_version_is_ours(here):
+    assert here("--version").out == f"landmark {landmark.__version__}\n"
 
 
-BAD = {
-    "misspelt key": (["model.blok_size=3"], "did you mean model.block_size?"),
-    "misspelt key with a plus": (["+eval.tokns=3"], "unknown key eval.tokns"),
-    "wrong type": (["train.steps=many"], "could not be converted to Integer"),
-    "no such group member": (["size=huge"], "Available options in 'size': nano, paper, small"),
-    "a setting as a flag": (["--experiment=x"], "--experiment=x: settings have no dashes, write +experiment=x"),
-    "near a setting": (["train.step=200"], "error: train.step: there is no such setting; did you mean train.steps?"),
-    "near an experiment": (
-        ["+experiment=tabel1_pg19"],
-        "experiment=tabel1_pg19: there is none; did you mean table1_pg19",
-    ),
-    "two experiments": (["-m", "+experiment=quickstart,table1_pg19"], "one experiment at a time"),
-    "glob without a match": (["-m", "+experiment=quickstart", "model=glob(lstm*)"], "matches nothing"),
-    "row and command line": (["+experiment=quickstart", "model=landmark"], "but row twice_last_blocks sets model="),
-    "out of range": (["retrieval.k=-1"], "retrieval.k=-1: the number of retrieved blocks cannot be negative"),
-    "no prompt": (["task=generate"], "task=generate: set prompt="),
-    "prompt of another task": (["prompt=hello"], "prompt=hello: is for task=generate or inspect"),
-    "generate from no run": (
-        ["task=generate", "run=nowhere", "tokenizer=bytes", "prompt=hello"],
-        "run=nowhere: no such run, outputs/runs has no run",
-    ),
-    "code in a configuration": (
-        ["hydra.callbacks.table._target_=os.system"],
-        "hydra.callbacks.table._target_=os.system",
-    ),
-    "report of nothing": (["task=report"], "outputs: there are no records to report"),
-    "output below a file": (
-        ["output=settings.py/x", "task=status"],
-        "settings.py/x: Not a directory: no folder",
-    ),
-    "output is a file": (["output=settings.py", "task=prepare"], "settings.py: File exists: no folder can be made"),
-    "output in no file system": (["output=/proc/x", "task=status"], "/proc/x: No such file or directory: no folder"),
-    "cache below a file": (
-        ["data.cache=settings.py/x", "data=stdlib", "tokenizer=bytes", "task=prepare"],
-        "settings.py/x: Not a directory: no folder can be made there",
-    ),
-    "signs of the grammar": (
-        ["task=generate", "prompt=Where? (there)"],
-        "prompt: Hydra's grammar cannot read the value Where? (there); if it is a text, quote it twice: "
-        "'prompt=\"Where? (there)\"'",
-    ),
-    "missing corpus": (["tokenizer=bytes", "data.path=nowhere", "task=prepare"], "nowhere"),
-}
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("+experiment=table1", "table1_arxiv +experiment=table1_pg19"),
+        ("retrieval.r", "retrieval.rerank="),
+        ("--config-dir mine +experiment=pai", "+experiment=pair"),
+    ],
+)
+def test_the_tab_key_completes(here, monkeypatch, line, found):
+    write_pair(here.folder)
+    monkeypatch.setenv("COMP_LINE", f"landmark {line}")
+    monkeypatch.setenv("COMP_POINT", str(len(f"landmark {line}")))
+    own = ["--config-dir", "mine"] if "mine" in line else []
+    assert found in here("-sc", "query=bash", *own).out
+    assert "complete -o nospace" in here("-sc", "install=bash").out
 
 
-@pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_one_line(tmp_path, case):
-    arguments, said = BAD[case]
-    (tmp_path / "settings.py").touch()
-    done = start(tmp_path, *arguments)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: ")
-    assert said in done.stderr
-    assert done.stderr.count("\n") == 1
-    assert [path for path in tmp_path.rglob("*") if path.is_file() and path.name not in KEPT] == []
+def write_pair(folder: Path) -> None:
+    (folder / "mine" / "experiment").mkdir(parents=True)
+    (folder / "mine" / "experiment" / "pair.yaml").write_text("# @package _global_\n# Two rows. Of mine.\nname: pair\n")
 
 
-def test_the_version_is_ours(tmp_path):
-    assert start(tmp_path, "--version").stdout == f"landmark {landmark.__version__}\n"
-
-
-def test_the_tab_key_completes(tmp_path, monkeypatch):
-    for line, found in {
-        "+experiment=table1": "table1_arxiv +experiment=table1_pg19",
-        "retrieval.rer": "rerank=",
-    }.items():
-        monkeypatch.setenv("COMP_LINE", f"landmark {line}")
-        monkeypatch.setenv("COMP_POINT", str(len(f"landmark {line}")))
-        assert found in start(tmp_path, "-sc", "query=bash").stdout
-
-
-def test_nothing_asked_for_shows_what_there_is(tmp_path):
+def test_nothing_asked_for_shows_what_there_is(here):
     """No training of the paper's size begins."""
-    done = start(tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "  +experiment=table1_pg19               Table 1, PG-19: perplexity by evaluation length" in done.stdout
-    assert "  task=plan       print what is missing and what it costs; make nothing\n" in done.stdout
-    assert "python run.py +experiment=quickstart " in done.stdout
-    assert list(tmp_path.iterdir()) == []
-    (tmp_path / "mine" / "experiment").mkdir(parents=True)
-    (tmp_path / "mine" / "experiment" / "pair.yaml").write_text(
-        "# @package _global_\n# Two rows. Of mine.\nname: pair\n"
-    )
-    assert re.search(r"\+experiment=pair +Two rows\n", start(tmp_path, "--config-dir", "mine").stdout)
-    helped = start(tmp_path, "--help").stdout
-    assert helped.startswith(done.stdout)
+    done = here()
+    assert (done.code, done.err) == (0, "")
+    assert "  +experiment=table1_pg19               Table 1, PG-19: perplexity by evaluation length" in done.out
+    assert "  task=plan       print what is missing and what it costs; make nothing\n" in done.out
+    assert "python run.py +experiment=quickstart " in done.out
+    assert list(here.folder.iterdir()) == []
+    write_pair(here.folder)
+    assert re.search(r"\+experiment=pair +Two rows\n", here("--config-dir", "mine").out)
+    helped = here("--help", "train.steps=7").out
+    assert helped.startswith(done.out)
     assert "model: landmark, llama, llama_landmark" in helped
     assert "  max_hours: 24.0\n" in helped
+    assert "  steps: 7\n" in helped
 
 
 def test_plan_of_the_quickstart(tmp_path):
     done = start(tmp_path, "+experiment=quickstart", "task=plan")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "missing: 2 runs, 6 rows" in done.stdout
+    assert (done.code, done.err) == (0, "")
+    assert "missing: 2 runs, 6 rows" in done.out
 
 
-def test_status_of_all_experiments(tmp_path):
-    done = start(tmp_path, "task=status")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("not begun: ablation_retrieval, ")
-    assert list(tmp_path.rglob("*.*")) == []
+def test_status_of_all_experiments(here):
+    done = here("task=status")
+    assert (done.code, done.err) == (0, "")
+    assert done.out.startswith("not begun: ablation_retrieval, ")
+    assert list(here.folder.iterdir()) == []
 
 
-def test_sweep_over_rows_works_on_each(tmp_path):
-    done = start(tmp_path, "-m", "+experiment=quickstart", "task=plan", "row=plain_512,landmark_2048")
-    assert done.returncode == 0
-    assert done.stdout.count("missing: 1 runs, 1 rows") == 2
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("+experiment=quickstart", "row=plain_512,landmark_2048"),
+        ("data=stdlib", "tokenizer=bytes", "size=nano", "model=landmark", "retrieval.k=1,2"),
+    ],
+    ids=["rows", "settings"],
+)
+def test_a_sweep_works_on_each(here, words):
+    done = here("-m", "task=plan", *words)
+    assert done.code == 0
+    assert done.out.count("missing: 1 runs, 1 rows") == 2
 
 
-def test_free_sweep_works_on_each(tmp_path):
-    common = ["data=stdlib", "tokenizer=bytes", "size=nano", "task=plan", "model=landmark"]
-    done = start(tmp_path, "-m", *common, "retrieval.k=1,2")
-    assert done.returncode == 0
-    assert done.stdout.count("missing: 1 runs, 1 rows") == 2
+def test_a_missing_extra_is_named():
+    error = ModuleNotFoundError("No module named 'transformers'", name="transformers")
+    assert said(error) == "this needs the package transformers: pip install 'landmark[hf]'"
+    error = ModuleNotFoundError("No module named 'joblib'", name="joblib")
+    assert said(error) == "this needs the package joblib: pip install 'landmark[launchers]'"
+    assert said(ModuleNotFoundError("No module named 'nowhere'", name="nowhere")) is None  # a bug
+
+
+def test_cleaning_keeps_the_results():
+    (rule,) = re.findall(r"^clean:.*\n\t(.*)", (RUN.parent / "Makefile").read_text(), re.MULTILINE)
+    assert "outputs" not in rule
+
+
+COMMAND = f"{shlex.quote(sys.executable)} {shlex.quote(str(RUN))}"
+PLAN = f"{COMMAND} +experiment=quickstart task=plan"
+STREAMS = {  # a line of the shell, its exit code, and its last words
+    "nobody reads": (f"{COMMAND} --help | head -1; echo ${{PIPESTATUS[0]}}", 0, "141"),
+    "nobody reads a plan": (f"{PLAN} | true; echo ${{PIPESTATUS[0]}}", 0, "141"),
+    "closed messages": (f"{COMMAND} task=nope 2>&-", 2, ""),
+    "full messages": (f"{COMMAND} task=nope 2>/dev/full", 2, ""),
+    "closed output": (f"{PLAN} >&-", 0, ""),
+    "full output": (f"{PLAN} >/dev/full", 2, "No space left on device: make room"),
+    "closed input": (f"{PLAN} <&-", 0, "missing"),
+}
+
+
+@pytest.mark.parametrize("case", STREAMS)
+def test_no_stream_ends_in_a_traceback(tmp_path, case):
+    line, code, last = STREAMS[case]
+    done = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done
+    assert last in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
+def test_a_file_gets_no_messages_of_a_closed_stream(tmp_path):
+    """The number of a closed stream would be that of the next file."""
+    code = "import os, sys; from landmark.cli.terminal import open_streams; open_streams(); file = open('data', 'w');"
+    code += "print('data', file=file, flush=True); os.write(2, b'a message'); print('a message', file=sys.stderr)"
+    subprocess.run(["bash", "-c", f'{sys.executable} -c "{code}" 2>&-'], cwd=tmp_path, check=True)
+    assert (tmp_path / "data").read_text() == "data\n"

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from landmark.cli import launchers
-from landmark.utils.errors import UserError
 from landmark.utils.files import read_json
 from tests.experiment.test_processes import wait_for
 
@@ -156,10 +154,3 @@ def test_workers_of_joblib_end_with_the_command(tmp_path, number):
 def children(process):
     """Ids of the processes that a process has started."""
     return [int(each) for file in Path(f"/proc/{process}/task").glob("*/children") for each in file.read_text().split()]
-
-
-def test_launcher_that_is_not_installed(monkeypatch):
-    launchers.check(["-m", "hydra/launcher=joblib", "row=a"])
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"hydra/launcher=joblib: is not installed, pip install '\.\[launchers\]'"):
-        launchers.check(["-m", "hydra/launcher=joblib", "row=a"])

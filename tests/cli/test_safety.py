@@ -2,22 +2,22 @@
 
 import ast
 import json
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from landmark.cli import safety as targets
-from landmark.config import register, to_config
+from landmark.cli.composing import settings_found
+from landmark.config import to_config
 from landmark.config.checks import check
 from landmark.data.stream import open_corpus
 from landmark.memory import Memory
 from landmark.utils.errors import UserError
 from landmark.utils.files import inside, sha256_file
-from tests.configurations import CONF, compose_conf
+from tests.configurations import compose_conf
 
 ROOT = Path(__file__).parents[2]
 SOURCES = [ROOT / "run.py", *sorted(ROOT.glob("landmark/**/*.py")), *sorted(ROOT.glob("benchmarks/**/*.py"))]
@@ -64,47 +64,48 @@ def test_nothing_is_unpickled():
     assert "torch.load" in seen
 
 
-def composed(*overrides: str):
-    register()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose(config_name="config", overrides=list(overrides), return_hydra_config=True)
+def test_a_folder_of_settings_is_data(here):
+    """What it says of Hydra's own settings is not read: nothing is instantiated, imported or set."""
+    (here.folder / "mine" / "experiment").mkdir(parents=True)
+    (here.folder / "mine" / "model").mkdir()
+    (here.folder / "mine" / "experiment" / "evil.yaml").write_text(
+        """# @package _global_
+defaults:
+  - override /hydra/job_logging: evil
+name: evil
+data: {name: stdlib}
+hydra:
+  callbacks: {mine: {_target_: subprocess.call, args: [touch, ran]}}
+  launcher: {_target_: os.abort}
+  job: {env_set: {GIT_CONFIG_COUNT: "1"}}
+  job_logging: {handlers: {mine: {class: logging.FileHandler, filename: mine.pth}}}
+"""
+    )
+    (here.folder / "mine" / "hydra" / "job_logging").mkdir(parents=True)
+    (here.folder / "mine" / "hydra" / "job_logging" / "evil.yaml").write_text("version: 1\nroot: {handlers: [x]}\n")
+    done = here("--config-dir", "mine", "+experiment=evil", "tokenizer=bytes", "size=nano", "task=plan")
+    assert (done.code, done.err) == (0, "")
+    assert "plan of evil" in done.out
+    assert not {path.name for path in here.folder.rglob("*")} & {"ran", "mine.pth"}
+    assert "GIT_CONFIG_COUNT" not in os.environ
+    (here.folder / "mine" / "experiment" / "evil.yaml").write_text(
+        "# @package _global_\nhydra: {searchpath: ['pkg://proof']}\n"
+    )
+    (here.folder / "proof.py").write_text("open('ran', 'w')")
+    done = here("--config-dir", "mine", "+experiment=evil", "task=plan")
+    assert done.code == 2
+    assert "searchpath" in done.err
+    assert not (here.folder / "ran").exists()
 
 
-@pytest.mark.parametrize("launcher", ["basic", "joblib", "submitit_local", "submitit_slurm"])
-def test_launchers_may_be_named(launcher):
-    if launcher != "basic":
-        pytest.importorskip(f"hydra_plugins.hydra_{launcher.partition('_')[0]}_launcher")
-    targets.check(composed(f"hydra/launcher={launcher}"))
-
-
-@pytest.mark.parametrize(
-    ("override", "named"),
-    [
-        ("hydra.callbacks.table._target_=os.system", "hydra.callbacks.table._target_=os.system"),
-        (
-            "hydra.callbacks.table._target_=landmark.experiment.runner.sys.exit",
-            "_target_=landmark.experiment.runner.sys.exit",
-        ),
-        ("hydra.callbacks.table._target_=${name}", "_target_=single"),
-        ("+hydra.callbacks.mine={a: [{_target_: torch.load}]}", "hydra.callbacks.mine.a.0._target_=torch.load"),
-        ("hydra.launcher._target_=subprocess.run", "hydra.launcher._target_=subprocess.run"),
-        ("hydra.sweeper._target_=subprocess.run", "hydra.sweeper._target_=subprocess.run"),
-        ("+model.mine={_target_: os.system}", "model.mine._target_=os.system"),
-        ("hydra.job_logging.handlers.console.class=os.system", "handlers.console.class=os.system"),
-        ("hydra.job_logging.handlers.console.stream=ext://os.system", "console.stream=ext://os.system"),
-        ("+hydra.job.env_set.LD_PRELOAD=evil.so", "hydra.job.env_set.LD_PRELOAD=evil.so"),
-    ],
-)
-def test_a_configuration_names_no_code(override, named):
-    with pytest.raises(UserError, match="hydra|model") as error:
-        targets.check(composed(override))
-    assert named in str(error.value)
-
-
-def test_logging_calls_nothing_else():
-    """A key that no command line can have, but a file."""
-    with pytest.raises(UserError, match=r"hydra\.job_logging\.formatters\.x\.\(\)=os\.system"):
-        targets.check(OmegaConf.create({"hydra": {"job_logging": {"formatters": {"x": {"()": "os.system"}}}}}))
+def test_a_row_reads_no_variable_of_the_environment(monkeypatch):
+    """Values of rows are set on a configuration that is composed already."""
+    monkeypatch.setenv("SECRET", "hunter2")
+    composed = compose_conf([])
+    with settings_found():
+        OmegaConf.update(composed, "data.path", "${oc.env:SECRET}", merge=True)
+        with pytest.raises(UserError, match="Unsupported interpolation type"):
+            to_config(composed)
 
 
 @pytest.mark.parametrize("name", ["../elsewhere", "/etc/passwd", "a/../../b", "link", 3, None])

@@ -1,11 +1,10 @@
 """task=evaluate: evaluate the rows, and train the runs that they need."""
 
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from landmark.cli.command import Command
-from landmark.config.command_line import launcher, launcher_words, number_of_job
+from landmark.config.command_line import started
 from landmark.experiment.jobs import Job
 from landmark.experiment.records import Record
 from landmark.utils.errors import Diverged, UserError
@@ -34,10 +33,10 @@ class Evaluated:
 def evaluate(command: Command) -> Evaluated:
     """Make missing records, and print a line for each row. Rows that diverge do not end the others."""
     jobs = command.jobs()
-    if launcher():
+    if started().launcher:
         _check_trained(command, jobs)
     done, names, lost = Evaluated(), [row.name for row in command.rows], set()
-    number = number_of_job() if not command.is_experiment else None
+    number = started().number if not command.is_experiment else None
 
     def place(at: int) -> str:
         return f"[{at}/{len(names)}]" if number is None else f"#{number}"
@@ -69,20 +68,8 @@ def _check_trained(command: Command, jobs: Sequence[Job]) -> None:
     missing = [job for job in jobs if runner.records.find("rows", job.id) is None and not runner.is_trained(job.run)]
     if missing:
         runs = ",".join(dict.fromkeys(job.run.folder.name for job in missing))
-        suggested = command.suggest("task=train", f"run={runs}", *launcher_words(), multirun=True)
+        suggested = command.suggest("task=train", f"run={runs}", *started().launcher_words, multirun=True)
         raise UserError(f"row {missing[0].name}: its run is not trained yet, `{suggested}` trains it")
-
-
-def objective(records: Sequence[Record]) -> float:
-    """A number of a row that is smaller where the row is better: perplexity, nats a token, or a share of wrong answers.
-
-    records: one per seed.
-    """
-    results = [record["results"] for record in records]
-    for key in ("recall_at_10", "accuracy", "recall"):
-        if key in results[0]:
-            return 1 - statistics.fmean(each[key] for each in results)
-    return statistics.fmean(each["second_copy" if "second_copy" in each else "perplexity"] for each in results)
 
 
 def summary(record: Record, is_new: bool) -> str:

@@ -1,28 +1,70 @@
-"""Errors at the end of a job: one line that says what to do, and an exit code."""
+"""The streams of a command, what it logs, and how it ends: one line that says what to do, and an exit code."""
 
 import errno
+import io
+import logging
+import os
 import signal
 import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
 
 import hydra
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from landmark.cli.launchers import is_lost
-from landmark.cli.streams import drop_output
 from landmark.config.messages import one_line
 from landmark.utils.errors import Stopped, UserError
 
 PLACE = {errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENOENT, errno.ELOOP, errno.ENAMETOOLONG}
 STORAGE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EFBIG}
 # Packages, by the extra that has them.
-EXTRAS = {"transformers": "hf", "peft": "hf", "bm25s": "hf", "gguf": "gguf", "optuna": "optuna"}
+EXTRAS = {"transformers": "hf", "peft": "hf", "bm25s": "hf", "gguf": "gguf"}
+EXTRAS |= {"joblib": "launchers", "submitit": "launchers"}
 _HYDRA = Path(hydra.__file__).parent
+
+
+class _Forgiving(io.FileIO):
+    """A file that drops what it cannot take."""
+
+    def write(self, data) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
+        try:
+            return super().write(data) or 0
+        except OSError:
+            return len(data)
+
+
+def open_streams() -> None:
+    """Give closed streams the null device, and drop messages that the standard error cannot take.
+
+    A closed stream's number would go to the next file that is opened, and messages into it.
+    """
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(number)
+    sys.stdin = sys.stdin or io.TextIOWrapper(io.FileIO(0, closefd=False), encoding="utf-8")  # pyright: ignore
+    sys.stdout = sys.stdout or io.TextIOWrapper(io.FileIO(1, "w", closefd=False), encoding="utf-8")  # pyright: ignore
+    if sys.stderr is None or (isinstance(sys.stderr, io.TextIOWrapper) and _is_standard_error(sys.stderr)):
+        buffer = io.BufferedWriter(_Forgiving(2, "w", closefd=False))
+        sys.stderr = io.TextIOWrapper(buffer, encoding="utf-8", errors="backslashreplace", line_buffering=True)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # In a pipe, too, a row is seen when it is done; and what the terminal cannot show does not end a command.
+        sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")
+
+
+def _is_standard_error(stream: io.TextIOWrapper) -> bool:
+    try:
+        return stream.fileno() == 2
+    except (OSError, ValueError):
+        return False
+
+
+def show_log() -> None:
+    """Print what this package says of its work, and warnings of others."""
+    logging.basicConfig(stream=sys.stdout, format="%(message)s", force=True)
+    logging.getLogger("landmark").setLevel(logging.INFO)
 
 
 @contextmanager
@@ -40,21 +82,9 @@ def reported() -> Iterator[None]:
         sys.exit(report(error))
 
 
-@contextmanager
-def raised() -> Iterator[None]:
-    """The same for a job of a sweep, whose errors go on to the sweep after they were reported."""
-    try:
-        yield
-    except BrokenPipeError as error:
-        sys.exit(report(error))
-    except Exception as error:
-        report(error)
-        raise
-
-
 def report(error: Exception) -> int:
     """Say what went wrong, in one line if it is no bug. Returns the exit code."""
-    drop_output()
+    _drop_output()
     if isinstance(error, BrokenPipeError):  # of `| head`: nobody reads on
         return 128 + signal.SIGPIPE
     if (message := said(error)) is None:  # a bug: the traceback begins here, not in Hydra
@@ -64,9 +94,17 @@ def report(error: Exception) -> int:
     return 2
 
 
+def _drop_output() -> None:
+    """Drop what waits to be printed if it cannot be; else Python would report it once more at its end."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def said(error: Exception) -> str | None:
-    """The line about an error that is no bug: bad input, a missing package, a lost job, a full disk, a wrong folder."""
-    if isinstance(error, (HydraException, OmegaConfBaseException, UserError)) or is_lost(error):
+    """The line about an error that is no bug: bad input, a missing package, a full disk, a wrong folder."""
+    if isinstance(error, (HydraException, OmegaConfBaseException, UserError)):
         return " ".join(one_line(error).split())
     frames = traceback.extract_tb(error.__traceback__)
     if isinstance(error, (TypeError, ValueError)) and frames and Path(frames[-1].filename).is_relative_to(_HYDRA):
@@ -81,8 +119,3 @@ def said(error: Exception) -> str | None:
     if error.errno in STORAGE:
         return f"{where}{error.strerror}: make room, or name another output= or data.cache=; what is done is kept"
     return None
-
-
-def fail(message: str) -> NoReturn:
-    """Print one line, exit with code 2."""
-    sys.exit(report(UserError(message)))

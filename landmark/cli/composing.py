@@ -1,0 +1,132 @@
+"""Hydra composes the settings here, and nothing else: it starts no job, instantiates no class, configures no logging.
+
+So what a command line, a folder of settings or a sweep's server says is data. Of Hydra's own settings a command line
+may give those in `landmark.cli.launchers`, which this program reads itself.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hydra import initialize_config_dir
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.plugins import Plugins
+from hydra.plugins.completion_plugin import CompletionPlugin
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from omegaconf import OmegaConf
+
+from landmark.config import Config, register
+from landmark.config.command_line import PROGRAM, own_folder
+from landmark.config.rows import compose_job
+from landmark.config.schema import GROUPS
+from landmark.utils.errors import UserError
+from landmark.utils.locations import CONF
+
+# They turn a text into a mapping, or read what no setting says: a variable of the environment may be a secret.
+_RESOLVERS = ("oc.decode", "oc.create", "oc.env")
+
+
+@dataclass
+class Arguments:
+    """A command line: its overrides, the folder of `--config-dir`, and other flags."""
+
+    words: list[str] = field(default_factory=list)
+    config_dir: Path | None = None
+    multirun: bool = False
+    help: bool = False
+    version: bool = False
+    completion: bool = False
+
+
+_FLAGS = {
+    **dict.fromkeys(("-m", "--multirun"), "multirun"),
+    **dict.fromkeys(("-h", "--help"), "help"),
+    **dict.fromkeys(("-sc", "--shell-completion"), "completion"),
+    "--version": "version",
+}
+
+
+def read_arguments(given: Sequence[str]) -> Arguments:
+    """Raises UserError for a flag that there is not, one of Hydra's that runs or shows something included."""
+    read, rest = Arguments(), iter(given)
+    for word in rest:
+        name, sign, value = word.partition("=")
+        if name in ("--config-dir", "-cd"):
+            folder = value if sign else next(rest, "")
+            if not folder or not Path(folder).is_dir():
+                raise UserError(f"{name} {folder}: is not a folder")
+            read.config_dir = Path(folder).absolute()
+        elif word in _FLAGS:
+            setattr(read, _FLAGS[word], True)
+        elif word.startswith("-"):
+            key, known = name.lstrip("-"), ", ".join(["--config-dir", *_FLAGS])
+            if key not in GROUPS and not hasattr(Config, key) and not (key and (CONF / key).is_dir()):
+                raise UserError(f"{word}: there is no such flag, only {known}")
+            raise UserError(
+                f"{word}: settings have no dashes, write {'+' if key == 'experiment' else ''}{key}={value or '…'}"
+            )
+        else:
+            read.words.append(word)
+    return read
+
+
+@contextmanager
+def settings_found() -> Iterator[None]:
+    """Have Hydra find the settings of the package, and after them those of the folder that `--config-dir` names."""
+    register()
+    Plugins.instance().register(_OwnFolder)
+    with initialize_config_dir(str(CONF), job_name=PROGRAM, version_base="1.3"):
+        for resolver in _RESOLVERS:
+            OmegaConf.clear_resolver(resolver)
+        yield
+
+
+class _OwnFolder(SearchPathPlugin):
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        if (own := own_folder()) is not None:
+            search_path.append("command-line", f"file://{own}")
+
+
+def config_loader() -> ConfigLoader:
+    """What finds groups and their options, while the settings are found."""
+    return GlobalHydra.instance().config_loader()
+
+
+def settings_page(words: list[str]) -> str:
+    """Every group with its options, and every setting with its value, as these overrides compose them."""
+    groups, settings = "\n".join(_groups()), OmegaConf.to_yaml(compose_job(words))
+    return (
+        f"\nGroups (choose one with group=option):\n\n{groups}\n\nSettings (change one with key=value):\n\n{settings}"
+    )
+
+
+def _groups(parent: str = "") -> Iterator[str]:
+    for name in config_loader().list_groups(parent):
+        group = f"{parent}/{name}" if parent else name
+        if group == "hydra":
+            continue
+        if options := config_loader().get_group_options(group):
+            yield f"{group}: {', '.join(sorted(options))}"
+        yield from _groups(group)
+
+
+def complete(words: Sequence[str]) -> None:
+    """Carry out `install=bash`, `uninstall=bash` or `query=bash`, or the same of another shell that Hydra knows.
+
+    Raises UserError for anything else.
+    """
+    plugins = [
+        plugin for plugin in Plugins.instance().discover(CompletionPlugin) if issubclass(plugin, CompletionPlugin)
+    ]
+    known = {plugin.provides(): plugin for plugin in plugins}
+    command, _, shell = "".join(words).partition("=")
+    if command not in ("install", "uninstall", "query") or shell not in known:
+        raise UserError(f"-sc {' '.join(words)}: write install=SHELL, a SHELL of {', '.join(sorted(known))}")
+    plugin = known[shell](config_loader())
+    if command == "query":
+        plugin.query("config")
+    else:
+        getattr(plugin, command)()

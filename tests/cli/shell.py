@@ -1,0 +1,46 @@
+"""Commands as they are typed: in this process, where one costs a tenth of a second, or in one of their own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from landmark.cli import main as app
+
+RUN = Path(__file__).parents[2] / "run.py"
+
+
+class Ended(NamedTuple):
+    """code: the exit code. out, err: what was printed."""
+
+    code: int
+    out: str
+    err: str
+
+
+def start(folder: Path, *words: str, **variables: str) -> Ended:
+    """Carry out a command in a process of its own, in a folder. variables: of the environment."""
+    command = [sys.executable, str(RUN), *words]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=os.environ | variables, check=False)
+    return Ended(done.returncode, done.stdout, done.stderr)
+
+
+class Here:
+    """Carries out commands in this process, in a folder."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self.folder, self._monkeypatch, self._capsys = folder, monkeypatch, capsys
+        monkeypatch.chdir(folder)
+
+    def __call__(self, *words: str) -> Ended:
+        self._monkeypatch.setattr(sys, "argv", ["run.py", *words])
+        code: object = 0
+        try:
+            app.main()
+        except SystemExit as stop:
+            code = stop.code
+        assert isinstance(code, int)
+        return Ended(code, *self._capsys.readouterr())

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from landmark.cli.exit_codes import reported
+from landmark.cli.terminal import reported
 from landmark.experiment import processes
 from landmark.experiment.processes import joined, tell, train_together
 from landmark.utils.errors import Diverged, UserError

@@ -45,7 +45,6 @@ class ArxivMath(Source):
     """
 
     name = "arxiv_math"
-    part = 2000
 
     def __init__(
         self, files: "LocalFiles | HubFiles", configs: Sequence[str] | None, bad_lines: Literal["stop", "skip"]

@@ -32,7 +32,6 @@ class RawBooks(Source):
     """`<root>/{train,validation,test}/<number>.txt`, books in the order of their Gutenberg numbers."""
 
     name = "pg19"
-    part = 250
 
     def __init__(self, root: Path):
         self.origin = str(root)
@@ -66,7 +65,6 @@ class ParquetBooks(Source):
     """
 
     name = "pg19"
-    part = 250
 
     def __init__(self, root: Path | None = None):
         self.origin = HUB_NAME if root is None else str(root)

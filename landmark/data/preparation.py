@@ -1,31 +1,39 @@
-"""Preparing a corpus: tokenise every document in parallel, in constant memory, into one file per split.
+"""Preparing a corpus: documents are tokenised in threads, in constant memory, into one file for each split.
 
-Processes of one machine, or of several that share the folder, prepare a corpus together (parts.py). The files are
-written to a temporary folder, which is renamed when all are on disk; so a prepared folder is always complete.
+One process does it, and others that need the same corpus wait. The files are written to a temporary folder, which is
+renamed when all are on disk: a prepared folder is always whole, and what an error or a kill has left is made anew.
 """
 
-import functools
 import hashlib
 import json
 import logging
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from filelock import FileLock
+import numpy as np
+from filelock import FileLock, Timeout
 from tqdm import tqdm
 
-from landmark.data.parts import Elsewhere, Parts
-from landmark.data.sources import SPLITS, FirstDocuments, Source, open_source
+from landmark.data.bytes_and_words import count_words
+from landmark.data.sources import SPLITS, Document, FirstDocuments, Source, open_source
 from landmark.data.stream import FORMAT, MANIFEST, VERIFIED, Corpus, open_corpus, remember_verified
 from landmark.data.tokenizer import Tokenizer
 from landmark.utils.errors import UserError
-from landmark.utils.files import sync_folder, write_json
+from landmark.utils.files import name_in_errors, sync_folder, write_json
 from landmark.utils.hardware import cores
 
+_In = TypeVar("_In")
+_Out = TypeVar("_Out")
+
+_CAPACITY = 2_000_000  # characters in memory per worker, so that others continue while one has a long document
+_LEAST_SIZE = 10_000  # a shorter document counts as so many characters, because tiny ones take memory too
 _log = logging.getLogger(__name__)
 
 
@@ -41,9 +49,6 @@ def prepare(
     progress: bool = True,
 ) -> Corpus:
     """Open a corpus as token streams; tokenise it first if it is not prepared yet.
-
-    If several processes need the same corpus, they share the work. After an error or a kill, parts that are done are
-    not done again.
 
     Args:
         name: module of `landmark.data` that reads the corpus.
@@ -61,11 +66,12 @@ def prepare(
         raise UserError(f"data.workers={workers}: at least 1 is needed (null: one per core)")
     source = _source(name, path, options, max_documents)
     folder = _folder(source, tokenizer, Path(cache))
-    if (folder / MANIFEST).exists():
-        return open_corpus(folder)
-    _ = tokenizer.byte_lengths  # what it needs to encode is there, or is missed before anything is made
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    _prepare(source, tokenizer, folder, workers or cores(), progress)
+    if not (folder / MANIFEST).exists():
+        _ = tokenizer.byte_lengths  # what it needs to encode is there, or is missed before anything is made
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _lock_of(folder):
+            if not (folder / MANIFEST).exists():
+                _write_corpus(source, tokenizer, folder, workers or cores(), progress)
     return open_corpus(folder)
 
 
@@ -78,18 +84,7 @@ def find(
     options: Mapping[str, Any] | None = None,
     max_documents: int | None = None,
 ) -> Corpus | None:
-    """Open a corpus if it is prepared; else None. Never tokenises or downloads.
-
-    Args:
-        name: module of `landmark.data` that reads the corpus.
-        tokenizer: encodes the documents.
-        cache: folder of prepared corpora.
-        path: local copy of the corpus (None: the default of the corpus).
-        options: of the corpus, as for `open_source`.
-        max_documents: number of documents taken of each split (None: all).
-
-    Raises UserError as `prepare` does.
-    """
+    """Open a corpus if it is prepared; else None. Never tokenises or downloads. Arguments and errors of `prepare`."""
     folder = _folder(_source(name, path, options, max_documents), tokenizer, Path(cache))
     return open_corpus(folder) if (folder / MANIFEST).exists() else None
 
@@ -105,67 +100,88 @@ def _folder(source: Source, tokenizer: Tokenizer, cache: Path) -> Path:
     return cache.expanduser().absolute() / f"{source.name}-{tokenizer.name}-{digest[:10]}"
 
 
-def _prepare(source: Source, tokenizer: Tokenizer, folder: Path, workers: int, progress: bool) -> None:
-    partial = folder.with_name(f".{folder.name}.partial-{source.part}")
-    partial.mkdir(exist_ok=True)
+@contextmanager
+def _lock_of(folder: Path) -> Iterator[None]:
+    """Hold the lock of a corpus, which the system releases when a process dies."""
+    lock = FileLock(folder.with_name(f".{folder.name}.lock"))
     try:
-        _make(source, tokenizer, folder, partial, workers, progress)
-    except Elsewhere:
-        pass
+        lock.acquire(timeout=0)
+    except Timeout:
+        _log.warning("another process is preparing %s: waiting for it", folder)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _write_corpus(source: Source, tokenizer: Tokenizer, folder: Path, workers: int, progress: bool) -> None:
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
+    partial.mkdir()
+    try:
+        manifest = {
+            "format": FORMAT,
+            "source": {**source.identity, "origin": source.origin},
+            "tokenizer": {
+                "name": tokenizer.name,
+                "hash": tokenizer.hash,
+                "vocab_size": tokenizer.vocab_size,
+                "eot": tokenizer.eot,
+                "landmark": tokenizer.landmark,
+            },
+            "dtype": tokenizer.dtype.str,
+            "splits": {split: _write_split(source, split, tokenizer, partial, workers, progress) for split in SPLITS},
+        }
+        write_json(partial / MANIFEST, manifest)
+        remember_verified(partial)
+        _discard_without_manifest(folder)
+        os.rename(partial, folder)
     except BaseException:
-        if not any(partial.glob("*.bin")):  # no part is done, or being done by another process
-            shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
         raise
-    shutil.rmtree(partial, ignore_errors=True)
+    sync_folder(folder.parent)
 
 
-def _make(source: Source, tokenizer: Tokenizer, folder: Path, partial: Path, workers: int, progress: bool) -> None:
-    """Tokenise the parts together with other processes, and join them where no other process does."""
+def _write_split(
+    source: Source, split: str, tokenizer: Tokenizer, folder: Path, workers: int, progress: bool
+) -> dict[str, Any]:
+    """Write the stream of a split. Returns its entry of the manifest. Raises UserError where no document has text."""
+    file, digest = folder / f"{split}.bin", hashlib.sha256()
+    end = np.array([tokenizer.eot], dtype=tokenizer.dtype).tobytes()
+    counts = Counter(dict.fromkeys(("tokens", "documents", "bytes", "words"), 0))
 
-    @functools.cache
-    def say_waiting() -> None:
-        _log.warning("other processes are preparing %s too: waiting for them", folder)
+    def tokenise(document: Document) -> tuple[np.ndarray, int, int]:
+        text = document.text.encode()
+        return tokenizer.encode(document.text), len(text), count_words(text)
 
-    def is_over() -> bool:
-        return (folder / MANIFEST).exists()
+    def size(document: Document) -> int:
+        return max(len(document.text), _LEAST_SIZE)
 
-    splits = {split: Parts(source, split, tokenizer, partial, is_over) for split in SPLITS}
-    for split, parts in splits.items():
-        with _bar(f"{source.name} {split}", source.num_bytes(split), progress) as bar:
-            parts.tokenise(workers, bar, say_waiting)
-    with FileLock(folder.with_name(f".{folder.name}.lock")):
-        if is_over():
-            return
-        whole = partial / "whole"
-        shutil.rmtree(whole, ignore_errors=True)  # of a process that was killed while it joined
-        whole.mkdir()
-        try:
-            _join(source, tokenizer, splits, whole)
-            _discard_without_manifest(folder)
-            os.rename(whole, folder)
-        except BaseException:
-            shutil.rmtree(whole, ignore_errors=True)
-            raise
-        sync_folder(folder.parent)
-
-
-def _join(source: Source, tokenizer: Tokenizer, splits: Mapping[str, Parts], folder: Path) -> None:
-    """Write the files of a prepared corpus."""
-    manifest = {
-        "format": FORMAT,
-        "source": {**source.identity, "origin": source.origin},
-        "tokenizer": {
-            "name": tokenizer.name,
-            "hash": tokenizer.hash,
-            "vocab_size": tokenizer.vocab_size,
-            "eot": tokenizer.eot,
-            "landmark": tokenizer.landmark,
-        },
-        "dtype": tokenizer.dtype.str,
-        "splits": {split: parts.join(folder / f"{split}.bin") for split, parts in splits.items()},
-    }
-    write_json(folder / MANIFEST, manifest)
-    remember_verified(folder)
+    filled = (document for document in source.documents(split) if document.text)
+    bar = tqdm(
+        desc=f"{source.name} {split}",
+        total=source.num_bytes(split),
+        unit="B",
+        unit_scale=True,
+        dynamic_ncols=True,
+        disable=not progress,
+        mininterval=0.2 if sys.stderr.isatty() else 10.0,
+    )
+    with bar, name_in_errors(file), open(file, "wb") as output:
+        for ids, num_bytes, words in map_in_order(tokenise, filled, workers, size, _CAPACITY * workers):
+            for part in (ids.tobytes(), end):
+                output.write(part)
+                digest.update(part)
+            counts.update(tokens=len(ids) + 1, documents=1, bytes=num_bytes, words=words)
+            shown = f"{counts['documents']} documents, {counts['tokens'] / 1e6:.1f} M tokens"
+            bar.set_postfix_str(shown, refresh=False)
+            bar.update(num_bytes)
+        output.flush()
+        os.fsync(output.fileno())
+    if not counts["documents"]:
+        raise UserError(f"{source.name}: split {split!r} of {source.origin} has no text: every document is empty")
+    return {"file": file.name, **counts, "sha256": digest.hexdigest(), **source.report(split)}
 
 
 def _discard_without_manifest(folder: Path) -> None:
@@ -180,13 +196,25 @@ def _discard_without_manifest(folder: Path) -> None:
         raise UserError(f"{folder} holds files that are not a prepared corpus: move them away") from None
 
 
-def _bar(title: str, total: int | None, progress: bool) -> tqdm:
-    return tqdm(
-        desc=title,
-        total=total,
-        unit="B",
-        unit_scale=True,
-        dynamic_ncols=True,
-        disable=not progress,
-        mininterval=0.2 if sys.stderr.isatty() else 10.0,
-    )
+def map_in_order(
+    function: Callable[[_In], _Out], items: Iterable[_In], workers: int, size: Callable[[_In], int], capacity: int
+) -> Iterator[_Out]:
+    """Results of threads in the order of the items, a few of which are in memory at a time.
+
+    capacity: more than two items per worker are in memory only while their sizes add up to less than this.
+    """
+    with ThreadPoolExecutor(workers) as pool:
+        waiting: deque[tuple[Future[_Out], int]] = deque()
+        total = 0
+        try:
+            for item in items:
+                waiting.append((pool.submit(function, item), size(item)))
+                total += size(item)
+                while len(waiting) >= 2 * workers and total >= capacity:
+                    future, freed = waiting.popleft()
+                    total -= freed
+                    yield future.result()
+            while waiting:
+                yield waiting.popleft()[0].result()
+        finally:
+            pool.shutdown(cancel_futures=True)

@@ -25,14 +25,12 @@ class Source:
     """A corpus that can be read. Its constructor checks that every split has documents, and reads no text.
 
     name: name of the corpus. origin: where it is read from, for messages and the manifest. identity: settings for JSON
-    that change if the documents change; they hold no path of this machine. part: documents that a process tokenises
-    before it takes others (parts.py), about 100 MB of text.
+    that change if the documents change; they hold no path of this machine.
     """
 
     name: str
     origin: str
     identity: dict[str, Any]
-    part: int = 10_000
 
     def documents(self, split: str) -> Iterator[Document]:
         """Documents in their fixed order, one in memory at a time."""
@@ -57,7 +55,6 @@ class FirstDocuments(Source):
         self._count = count
         self.name = source.name
         self.origin = source.origin
-        self.part = source.part
         self.identity = {**source.identity, "max_documents": count}
 
     def documents(self, split: str) -> Iterator[Document]:

@@ -19,7 +19,6 @@ def sweep(records: Records, caches: Iterable[str | Path]) -> None:
     1. Temporary files that no process is writing.
     2. Notes of attempts that left their record.
     3. Checkpoints of runs that are trained, have their record, and are not locked.
-    4. Parts of corpora that are prepared.
 
     records: of the output folder. caches: folders of prepared corpora.
     """
@@ -39,7 +38,3 @@ def sweep(records: Records, caches: Iterable[str | Path]) -> None:
                     shutil.rmtree(checkpoints)
     for cache in {Path(each).expanduser().absolute() for each in caches}:
         delete_leftovers(cache.glob(f"*/{TEMPORARY}"))
-        for partial in cache.glob(".*.partial-*"):
-            name = partial.name[1:].rpartition(".partial-")[0]
-            if (cache / name / "manifest.json").exists():  # other processes see it too, and need no parts any more
-                shutil.rmtree(partial, ignore_errors=True)

@@ -2,7 +2,6 @@ import hashlib
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -13,10 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from filelock import FileLock, Timeout
 
 from landmark.data import SPLITS, Tokenizer, find, open_corpus, prepare
-from landmark.data.parts import Parts, map_in_order
+from landmark.data.preparation import map_in_order
 from landmark.data.sources import open_source, read_text
 from landmark.data.stream import Stream
 from landmark.data.windows import TrainingWindows
@@ -59,7 +57,7 @@ def test_prepared_once(books: Path, byte_tokenizer: Tokenizer, tmp_path: Path, m
     assert find("pg19", byte_tokenizer, tmp_path / "cache", path=books) is None
     assert not (tmp_path / "cache").exists()
     corpus = prepare("pg19", byte_tokenizer, tmp_path / "cache", path=books, progress=False)
-    monkeypatch.setattr("landmark.data.preparation._prepare", None)
+    monkeypatch.setattr("landmark.data.preparation._write_corpus", None)
     assert prepare("pg19", byte_tokenizer, tmp_path / "cache", path=books).folder == corpus.folder
     found = find("pg19", byte_tokenizer, tmp_path / "cache", path=books)
     assert found is not None
@@ -191,159 +189,82 @@ def test_a_folder_that_is_not_ours_is_not_deleted(books: Path, byte_tokenizer: T
     assert (corpus.folder / "thesis.txt").exists()
 
 
-def test_failure_leaves_whole_parts_or_nothing(books: Path, byte_tokenizer: Tokenizer, tmp_path: Path):
-    (books / "test" / "7.txt").write_bytes(b"\xff")
-    with pytest.raises(UserError, match=r"7\.txt is not UTF-8"):
-        prepare("pg19", byte_tokenizer, tmp_path / "cache", path=books, progress=False)
-    (books / "test" / "7.txt").write_bytes(b"")
-    with pytest.raises(UserError, match=r"split 'test' of .* has no text"):
-        prepare("pg19", byte_tokenizer, tmp_path / "cache", path=books, progress=False)
-    left = [file for file in (tmp_path / "cache").glob(".*/*") if file.suffix != ".lock"]
-    assert {file.stem for file in left if file.suffix == ".bin"} == {file.stem for file in left}
-    assert {file.stem for file in left if file.suffix == ".json"} == {file.stem for file in left}
-    for file in (books / "train").iterdir():
-        file.write_bytes(b"\xff")
-    with pytest.raises(UserError, match="is not UTF-8"):
-        prepare("pg19", byte_tokenizer, tmp_path / "other", path=books, progress=False)
-    assert list((tmp_path / "other").iterdir()) == []
+def test_failure_leaves_nothing(books: Path, byte_tokenizer: Tokenizer, tmp_path: Path):
+    for content, message in ((b"\xff", r"7\.txt is not UTF-8"), (b"", r"split 'test' of .* has no text")):
+        (books / "test" / "7.txt").write_bytes(content)
+        with pytest.raises(UserError, match=message):
+            prepare("pg19", byte_tokenizer, tmp_path / "cache", path=books, progress=False)
+        assert {file.suffix for file in (tmp_path / "cache").iterdir()} == {".lock"}
 
 
-@pytest.mark.parametrize("part", [1, 2, 3, 4])
-def test_parts_make_one_stream(books: Path, byte_tokenizer: Tokenizer, tmp_path: Path, monkeypatch, part: int):
-    """Also where the last part is empty, and where a part has no text."""
-    (books / "train" / "3.txt").write_text("")
-    whole = prepare("pg19", byte_tokenizer, tmp_path / "whole", path=books, progress=False)
-    monkeypatch.setattr("landmark.data.pg19.RawBooks.part", part)
-    joined = prepare("pg19", byte_tokenizer, tmp_path / "joined", path=books, progress=False)
-    assert contents(joined.folder) == contents(whole.folder)
-    assert joined.manifest == whole.manifest
-    assert [file.name for file in (tmp_path / "joined").iterdir() if file.suffix != ".lock"] == [joined.folder.name]
-
-
-def test_callers_at_once_share_the_work(books: Path, byte_tokenizer: Tokenizer, tmp_path: Path, monkeypatch):
-    for number in range(100, 140):
+@pytest.fixture
+def many_books(books: Path) -> Path:
+    for number in range(100, 160):
         (books / "train" / f"{number}.txt").write_text(f"{number} " * 20)
-    monkeypatch.setattr("landmark.data.pg19.RawBooks.part", 2)
-    corpora, written, write = [], [], Parts._write
+    return books
 
-    def slow(parts, number, *others):
-        time.sleep(0.02)
-        written.append((parts._split, number, threading.current_thread().name))
-        return write(parts, number, *others)
 
-    monkeypatch.setattr(Parts, "_write", slow)
+def test_of_callers_at_once_one_works(many_books: Path, byte_tokenizer: Tokenizer, tmp_path: Path, caplog, monkeypatch):
+    encoded, corpora = [], []
+    all_asked, encode = threading.Barrier(3), type(byte_tokenizer).encode
+    monkeypatch.setattr(type(byte_tokenizer), "encode", lambda self, text: encoded.append(text) or encode(self, text))
 
     def one() -> None:
-        corpora.append(prepare("pg19", byte_tokenizer, tmp_path / "c", path=books, progress=False))
+        all_asked.wait()
+        corpora.append(prepare("pg19", byte_tokenizer, tmp_path / "c", path=many_books, progress=False))
 
     threads = [threading.Thread(target=one) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    assert len({corpus.folder for corpus in corpora}) == 1
     assert len(corpora) == 3
-    of_train = [(number, name) for split, number, name in written if split == "train"]
-    assert {number for number, _ in of_train} >= set(range(22))
-    assert len({number for number, _ in of_train}) == len(of_train), "a part was made twice"
-    assert len({name for _, name in of_train}) == 3, "a thread did nothing"
-    assert not list((tmp_path / "c").glob(".*partial*"))
-    monkeypatch.undo()
-    alone = prepare("pg19", byte_tokenizer, tmp_path / "alone", path=books, progress=False)
-    assert contents(alone.folder) == contents(corpora[0].folder)
-
-
-def test_the_folder_goes_before_one_writes(books: Path, byte_tokenizer: Tokenizer, tmp_path: Path, monkeypatch):
-    """The other process finishes the corpus after this one has seen that the part is not done."""
-    write, finished = Parts._write, []
-
-    def late(parts, *others):
-        monkeypatch.setattr(Parts, "_write", write)
-        finished.append(prepare("pg19", byte_tokenizer, tmp_path / "alone", path=books, progress=False))
-        shutil.copytree(finished[0].folder, tmp_path / "c" / finished[0].folder.name)
-        shutil.rmtree(parts._folder)
-        return write(parts, *others)
-
-    monkeypatch.setattr(Parts, "_write", late)
-    corpus = prepare("pg19", byte_tokenizer, tmp_path / "c", path=books, progress=False)
-    assert contents(corpus.folder) == contents(finished[0].folder)
-    assert not list((tmp_path / "c").glob(".*partial*"))
-
-
-def test_the_folder_goes_while_one_waits(books: Path, byte_tokenizer: Tokenizer, tmp_path: Path, monkeypatch):
-    """The other process finishes the corpus between the folder's look-up and the opening of the lock in it."""
-
-    class Late(FileLock):
-        def acquire(self, timeout: float | None = None, *others, **settings):
-            if Path(self.lock_file).name != "train-000000.lock":
-                return super().acquire(timeout, *others, **settings)
-            if timeout == 0:
-                raise Timeout(self.lock_file)
-            with monkeypatch.context() as undisturbed:
-                undisturbed.setattr("landmark.data.parts.FileLock", FileLock)
-                finished.append(prepare("pg19", byte_tokenizer, tmp_path / "c", path=books, progress=False))
-            raise FileNotFoundError(self.lock_file)
-
-    finished = []
-    monkeypatch.setattr("landmark.data.parts.FileLock", Late)
-    corpus = prepare("pg19", byte_tokenizer, tmp_path / "c", path=books, progress=False)
-    assert [other.folder for other in finished] == [corpus.folder]
-    assert not list((tmp_path / "c").glob(".*partial*"))
+    assert len(encoded) == len(set(encoded)) == 65
 
 
 KILLED = """
-import sys, time
-import landmark.data.pg19 as pg19
+import sys
 from landmark.data import load_tokenizer, prepare
 
-class Slow(type(load_tokenizer("bytes"))):
+class Waiting(type(load_tokenizer("bytes"))):
     def encode(self, text):
-        time.sleep(0.03)
+        if text.startswith("130 "):
+            print("half way", flush=True)
+            sys.stdin.read()
         return super().encode(text)
 
-pg19.RawBooks.part = 50
-prepare("pg19", Slow(), sys.argv[1], path=sys.argv[2], workers=2, progress=False)
+prepare("pg19", Waiting(), sys.argv[1], path=sys.argv[2], workers=2, progress=False)
 """
 
 
 @pytest.mark.parametrize("with_another", [False, True])
-def test_killed_half_way_parts_that_are_done_stay(
-    books: Path, byte_tokenizer: Tokenizer, tmp_path: Path, monkeypatch, with_another: bool
+def test_killed_half_way_it_begins_anew(
+    many_books: Path, byte_tokenizer: Tokenizer, tmp_path: Path, with_another: bool, caplog
 ):
-    """One that goes on, or another one that was waiting, makes what is missing, and nothing again."""
-    for number in range(100, 400):
-        (books / "train" / f"{number}.txt").write_text(f"{number} " * 2000)
-    monkeypatch.setattr("landmark.data.pg19.RawBooks.part", 50)
-    cache, corpora, encoded = tmp_path / "cache", [], []
-    encode = type(byte_tokenizer).encode
-    monkeypatch.setattr(
-        type(byte_tokenizer), "encode", lambda self, text: encoded.append(text[:4]) or encode(self, text)
-    )
+    """By the next call, or by one that was waiting meanwhile."""
+    cache, corpora, pipes = tmp_path / "cache", [], {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
 
     def one() -> None:
-        corpora.append(prepare("pg19", byte_tokenizer, cache, path=books, progress=False))
+        corpora.append(prepare("pg19", byte_tokenizer, cache, path=many_books, progress=False))
 
     other = threading.Thread(target=one)
-    process = subprocess.Popen([sys.executable, "-c", KILLED, str(cache), str(books)])
-    try:
-        wait_until(lambda: list(cache.glob(".*/train-000001.json")) and list(cache.glob(".*/train-000002.bin")))
+    with subprocess.Popen([sys.executable, "-c", KILLED, str(cache), str(many_books)], **pipes) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
         if with_another:
             other.start()
-            wait_until(lambda: list(cache.glob(".*/train-000006.json")))
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    assert list(cache.glob(".*partial*"))
+            wait_until(lambda: "another process is preparing" in caplog.text)
+        (partial,) = cache.glob(".*.partial")
+        process.kill()
     if not with_another:
-        assert find("pg19", byte_tokenizer, cache, path=books) is None
+        (partial / "train.bin").write_bytes(b"half a stream")
+        assert find("pg19", byte_tokenizer, cache, path=many_books) is None
         other.start()
     other.join()
-    assert not list(cache.glob(".*partial*"))
-    (corpus,) = corpora
-    assert "100 " not in encoded
-    assert {"210 ", "399 "} <= set(encoded)
-    monkeypatch.undo()
-    undisturbed = prepare("pg19", byte_tokenizer, tmp_path / "other", path=books, progress=False)
-    assert contents(corpus.folder) == contents(undisturbed.folder)
+    assert not list(cache.glob(".*.partial"))
+    undisturbed = prepare("pg19", byte_tokenizer, tmp_path / "other", path=many_books, progress=False)
+    assert contents(corpora[0].folder) == contents(undisturbed.folder)
 
 
 def test_a_stream_is_not_read_into_memory(tmp_path: Path):

@@ -52,19 +52,6 @@ def test_checkpoints_of_a_run_with_a_record_are_deleted(work):
     assert (second / "checkpoints").exists()
 
 
-def test_parts_of_a_prepared_corpus_are_deleted(work):
-    work("+experiment=quickstart", "data=pg19", "row=plain_512")
-    (corpus,) = (path for path in (work.output / "data").iterdir() if path.is_dir())
-    partial = corpus.with_name(f".{corpus.name}.partial-10000")
-    partial.mkdir()
-    (partial / "train-000000.bin").touch()
-    other = corpus.with_name(".pg19-other.partial-10000")
-    other.mkdir()
-    work("+experiment=quickstart", "data=pg19", "row=plain_512")
-    assert not partial.exists()
-    assert other.exists()  # not joined yet
-
-
 def test_a_memory_is_saved_after_a_kill(tmp_path):
     """Numbers of processes recur: in a container each command may be number 7."""
     import torch

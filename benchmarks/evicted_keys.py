@@ -19,8 +19,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from landmark.utils.commit import commit
 from landmark.utils.hardware import hardware
+from landmark.utils.source_tree import commit
 
 KEPT = 32 * 32 + 512  # keys that a query reads with blocks: k blocks of ℓ, and the window
 QUESTION = "What is the pass key?"

@@ -5,7 +5,7 @@ import json
 from importlib import import_module
 
 from benchmarks.settings import use_threads
-from landmark.utils.peak_memory import peak_memory_bytes
+from landmark.utils.hardware import peak_memory_bytes
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)

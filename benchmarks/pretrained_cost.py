@@ -30,7 +30,7 @@ from landmark.huggingface import wrap
 from landmark.huggingface.folders import folder_of
 from landmark.huggingface.safe_loading import open_model, open_tokenizer
 from landmark.utils.errors import UserError
-from landmark.utils.peak_memory import peak_memory_bytes, reset_peak_memory
+from landmark.utils.hardware import peak_memory_bytes, reset_peak_memory
 
 PLAIN, BLOCKS = "its own cache", "blocks"
 LOCAL = 512  # tokens that both read at a time

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from landmark.models import Decoder, DecoderConfig
 from landmark.models.config import Landmarks
-from landmark.utils.locations import ROOT
+from landmark.utils.source_tree import ROOT
 
 if TYPE_CHECKING:
     from landmark.config import Config

@@ -11,7 +11,7 @@ from benchmarks.settings import GPT2Vocabulary, composed
 from landmark.experiment.plan import Cost, run_cost
 from landmark.utils.files import write_atomic
 from landmark.utils.flops import PEAK_BF16_FLOPS, keys_per_query
-from landmark.utils.locations import ROOT
+from landmark.utils.source_tree import ROOT
 
 PATH = ROOT / "docs" / "scaling.md"
 RUNS = (  # of Tables 1 to 3 and Figures 5 and 6

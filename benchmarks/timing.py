@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from landmark.utils.locations import ROOT
+from landmark.utils.source_tree import ROOT
 
 Name = TypeVar("Name")
 

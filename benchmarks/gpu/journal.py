@@ -10,9 +10,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from landmark.utils.commit import commit
 from landmark.utils.errors import UserError
 from landmark.utils.hardware import hardware
+from landmark.utils.source_tree import commit
 
 PACKAGES = ("torch", "triton", "numpy", "attn-gym")
 Line = dict[str, Any]

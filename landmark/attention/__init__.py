@@ -20,7 +20,7 @@ from landmark.attention.packed import check_packed, longest
 from landmark.attention.reference import landmark_attention_reference
 from landmark.attention.scoring import Scoring
 from landmark.attention.sinks import Sinks
-from landmark.utils.backends import BACKENDS
+from landmark.utils.constants import BACKENDS
 from landmark.utils.window_batch import most_blocks
 
 __all__ = [

@@ -34,7 +34,7 @@ from torch import Tensor
 
 from landmark.attention.layout import blocks_and_landmarks
 from landmark.attention.rotary import RotaryTable
-from landmark.utils.channels import channels_of
+from landmark.utils.constants import channels_of
 from landmark.utils.window_batch import most_blocks
 
 

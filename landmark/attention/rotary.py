@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from landmark.attention.fused.rotation import can_rotate, rotation
-from landmark.utils.channels import channels_of
+from landmark.utils.constants import channels_of
 
 
 def rotary_factors(positions: Tensor, head_dim: int, base: float | Tensor, dtype: torch.dtype) -> Tensor:

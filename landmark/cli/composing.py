@@ -23,7 +23,7 @@ from landmark.config.command_line import PROGRAM, own_folder
 from landmark.config.rows import compose_job
 from landmark.config.schema import GROUPS
 from landmark.utils.errors import UserError
-from landmark.utils.locations import CONF
+from landmark.utils.source_tree import CONF
 
 # They turn a text into a mapping, or read what no setting says: a variable of the environment may be a secret.
 _RESOLVERS = ("oc.decode", "oc.create", "oc.env")

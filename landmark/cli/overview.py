@@ -9,7 +9,7 @@ from types import ModuleType
 
 from landmark.config import Config
 from landmark.config.command_line import program
-from landmark.utils.locations import CONF
+from landmark.utils.source_tree import CONF
 
 EXAMPLES = {
     "+experiment=quickstart": "minutes on two CPU cores, no download",

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from landmark.utils.locations import INSTALLED
+from landmark.utils.source_tree import INSTALLED
 
 PROGRAM = "landmark"
 

@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from landmark.config.schema import GROUPS
-from landmark.utils.locations import CONF
+from landmark.utils.source_tree import CONF
 
 
 class Composer:

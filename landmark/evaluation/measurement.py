@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from landmark.evaluation.chunks import attention_size, chunk_length, kept_tokens
 from landmark.evaluation.memories import add_counters
 from landmark.memory.counters import with_rates
-from landmark.utils.peak_memory import peak_memory_bytes, reset_peak_memory
+from landmark.utils.hardware import peak_memory_bytes, reset_peak_memory
 
 if TYPE_CHECKING:
     from landmark.config import Config

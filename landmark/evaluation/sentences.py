@@ -22,7 +22,7 @@ from torch import Tensor
 
 from landmark.attention.rotary import rotate
 from landmark.data.sentences import AskedBlocks, asked_blocks
-from landmark.utils.peak_memory import peak_memory_bytes, reset_peak_memory
+from landmark.utils.hardware import peak_memory_bytes, reset_peak_memory
 from landmark.utils.significance import clopper_pearson
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from landmark.config.rows import Row
 from landmark.experiment import identity
 from landmark.experiment.inputs import Inputs
 from landmark.experiment.named_runs import find_run, has_weights
-from landmark.utils.differences import difference
 from landmark.utils.errors import UserError
 from landmark.utils.files import read_json
+from landmark.utils.nested import difference
 
 RUN = "run.json"  # in a run's folder: the settings that are its identity
 

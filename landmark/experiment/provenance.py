@@ -8,8 +8,8 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from landmark.config.command_line import typed_words
-from landmark.utils.commit import commit
 from landmark.utils.hardware import hardware
+from landmark.utils.source_tree import commit
 
 PACKAGES = ("landmark", "torch", "triton", "lightning", "numpy", "hydra-core", "tiktoken", "datasets")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from landmark.experiment.named_runs import has_weights
 from landmark.experiment.records import Records
-from landmark.utils.leftovers import delete_leftovers
+from landmark.utils.files import delete_leftovers
 
 TEMPORARY = ".*.tmp"  # of `landmark.utils.files.write_atomic`, and of checkpoints
 _PLACES = ("", "records/*", "attempts", "launches", "runs/*", "tables/*", "dashboards", "inspect")

@@ -13,8 +13,7 @@ import torch
 
 from landmark.huggingface.safe_loading import open_model, open_tokenizer
 from landmark.utils.errors import UserError
-from landmark.utils.files import sha256_file
-from landmark.utils.leftovers import delete_leftovers, locked
+from landmark.utils.files import delete_leftovers, locked, sha256_file
 
 
 def converted(file: Path) -> Path:

@@ -8,8 +8,7 @@ from typing import Any
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from landmark.utils.errors import UserError
-from landmark.utils.files import read_json
-from landmark.utils.hashes import check_hashes
+from landmark.utils.files import check_hashes, read_json
 
 
 def open_model(folder: str | Path, **settings: Any) -> Any:

@@ -18,9 +18,17 @@ from landmark.memory.layer import LayerMemory
 from landmark.memory.store import BlockStore
 from landmark.memory.store.block_files import SavedRows
 from landmark.utils.errors import UserError
-from landmark.utils.files import check_keys, inside, read_json, write_atomic, write_json
-from landmark.utils.hashes import check_hashes, write_hashes
-from landmark.utils.leftovers import delete_leftovers, locked
+from landmark.utils.files import (
+    check_hashes,
+    check_keys,
+    delete_leftovers,
+    inside,
+    locked,
+    read_json,
+    write_atomic,
+    write_hashes,
+    write_json,
+)
 
 FORMAT = 2
 IDENTITY = {  # what must be equal in a memory that loads another, as the user knows it

@@ -17,8 +17,7 @@ from landmark.models.decoder import Decoder
 from landmark.models.finite import check_finite
 from landmark.models.language_model import LanguageModel
 from landmark.utils.errors import UserError
-from landmark.utils.files import read_json, write_atomic, write_json
-from landmark.utils.hashes import check_hashes
+from landmark.utils.files import check_hashes, read_json, write_atomic, write_json
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 

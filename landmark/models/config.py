@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from landmark.utils.backends import BACKENDS
-from landmark.utils.channels import channels_of
+from landmark.utils.constants import BACKENDS, channels_of
 from landmark.utils.errors import UserError
 from landmark.utils.fractions import fraction
 from landmark.utils.retired import check_retired, without_retired

@@ -28,8 +28,7 @@ from landmark.memory.step import Step, can_step
 from landmark.models.config import DecoderConfig
 from landmark.models.language_model import LanguageModel, summed_loss
 from landmark.models.next_token import NextToken
-from landmark.utils.channels import channels_of
-from landmark.utils.constants import NO_LOSS
+from landmark.utils.constants import NO_LOSS, channels_of
 from landmark.utils.errors import UserError
 from landmark.utils.window_batch import WindowBatch
 

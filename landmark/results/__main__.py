@@ -19,7 +19,7 @@ from landmark.results.figures import draw
 from landmark.results.tables import Table
 from landmark.utils.errors import UserError
 from landmark.utils.files import write_atomic
-from landmark.utils.locations import CONF
+from landmark.utils.source_tree import CONF
 
 OF_RECORDS = ("copying", "heatmap", "unique_blocks")  # figures that a CSV is not enough for
 

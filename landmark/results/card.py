@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from landmark.results import render, tables
 from landmark.results.reducers import Record, provenance_of
-from landmark.utils.flat import flat
+from landmark.utils.nested import flat
 
 _USE = {
     "transformers": """model, tokenizer = landmark.huggingface.load("{name}")  # a folder, or its name on the hub

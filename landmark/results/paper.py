@@ -10,7 +10,7 @@ from typing import Any
 
 from landmark.config.command_line import own_folder
 from landmark.utils.errors import UserError
-from landmark.utils.locations import EXPERIMENTS
+from landmark.utils.source_tree import EXPERIMENTS
 
 # The settings by which our rows and the paper's are matched.
 JOINED = ("model", "block_size", "eval_length", "local", "cache", "blocks", "k", "granularity")

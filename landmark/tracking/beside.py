@@ -16,7 +16,7 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger
 
 from landmark.config.schema import Config, to_dict
 from landmark.utils.errors import UserError
-from landmark.utils.flat import flat
+from landmark.utils.nested import flat
 
 _log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlparse
 
 from landmark.config.schema import Config, LoggerConfig, to_dict
-from landmark.utils.commit import commit
+from landmark.utils.source_tree import commit
 
 if TYPE_CHECKING:
     from wandb import Artifact

@@ -18,19 +18,16 @@ from lightning.pytorch.profilers import AdvancedProfiler, PyTorchProfiler, Simpl
 from landmark.config.extensions import hook
 from landmark.data.datamodule import WindowDataModule
 from landmark.models import checkpoint as weights
-from landmark.training.checkpointing import AtomicCheckpointIO, CheckpointCallback, find_checkpoint
-from landmark.training.divergence import REPORT, NotFinite, diverged
-from landmark.training.interruption import Interruption
+from landmark.training.checkpointing import AtomicCheckpointIO, CheckpointCallback, Interruption, find_checkpoint
 from landmark.training.lightning_module import LanguageModelTraining, window_losses
-from landmark.training.measurement_callback import MeasurementCallback
+from landmark.training.measurement_callback import REPORT, MeasurementCallback, NotFinite, diverged
 from landmark.training.metrics_csv_logger import MetricsCsvLogger
-from landmark.training.micro_batches import micro_batches
 from landmark.training.progress_callback import ProgressCallback
 from landmark.training.sharding import gathered, strategy
 from landmark.utils.errors import UserError
+from landmark.utils.files import discard_hashes, write_hashes
 from landmark.utils.flops import flops_per_token, peak_flops, training_keys
-from landmark.utils.hashes import discard_hashes, write_hashes
-from landmark.utils.peak_memory import reset_peak_memory
+from landmark.utils.hardware import reset_peak_memory
 from landmark.utils.team import first_says, started_together
 
 if TYPE_CHECKING:
@@ -108,7 +105,7 @@ def train(
         module = LanguageModelTraining(model, settings, _windows(model, settings), losses)
         if module.automatic_optimization:
             data.micro_batch = settings.micro_batch
-            parts = micro_batches(settings.batch_size, settings.micro_batch, trainer.world_size)
+            parts = _micro_batches(settings.batch_size, settings.micro_batch, trainer.world_size)
             trainer.accumulate_grad_batches = parts
         model.train()
         reset_peak_memory()
@@ -158,6 +155,11 @@ def _check_devices(trainer: Trainer, settings: "TrainConfig") -> None:
         raise UserError(
             f"train.batch_size={settings.batch_size} cannot be shared evenly by {trainer.world_size} devices"
         )
+
+
+def _micro_batches(batch_size: int, micro_batch: int | None, devices: int) -> int:
+    """Number of parts that each device cuts its share of a batch into. micro_batch: windows of a part (None: all)."""
+    return 1 if micro_batch is None else math.ceil(batch_size // devices / micro_batch)
 
 
 def _windows(model: "LanguageModel", settings: "TrainConfig") -> int:

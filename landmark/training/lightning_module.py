@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning import LightningModule
+from lightning import LightningModule, Trainer
 from lightning.pytorch.strategies import ParallelStrategy
 from torch import Tensor
 
@@ -25,6 +25,11 @@ STEP_LOSS = "step_loss"  # in the output of a training step
 def window_losses(model: "LanguageModel", batch: WindowBatch) -> Iterator[tuple[Tensor, Tensor]]:
     """The model's own losses: of each window the summed loss in nats, and the number of targets."""
     return model.window_losses(batch)
+
+
+def ends_step(trainer: Trainer, batch_idx: int) -> bool:
+    """Whether the optimizer has taken a step after this micro-batch, which Lightning's hooks call a batch."""
+    return (batch_idx + 1) % trainer.accumulate_grad_batches == 0
 
 
 class LanguageModelTraining(LightningModule):
@@ -109,10 +114,7 @@ class LanguageModelTraining(LightningModule):
         return {"loss": losses, "targets": (batch.targets != NO_LOSS).sum()}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Count micro-batches and steps anew: with another number of devices a step has another number of parts.
-
-        Checkpoints of versions that trained every model by manual optimisation are read in this way, too.
-        """
+        """Count micro-batches and steps anew: with another number of devices a step has another number of parts."""
         step, loops = checkpoint["global_step"], checkpoint["loops"]["fit_loop"]
         parts = step * self.trainer.accumulate_grad_batches
         steps = loops["epoch_loop.automatic_optimization.optim_progress"]["optimizer"]["step"]

@@ -9,8 +9,8 @@ from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from tqdm import tqdm
 
+from landmark.training.lightning_module import ends_step
 from landmark.training.measurement_callback import MeasurementCallback
-from landmark.training.micro_batches import ends_step
 
 SECONDS_BETWEEN_LINES = 15.0
 SLOW, SLOW_FOR = 1 / 3, 3  # of the highest rate so far; measurements in a row that are below it

@@ -1,7 +1,8 @@
-"""Numbers and names on which several folders must agree."""
+"""Numbers and names on which several folders must agree. Loads no torch."""
 
 import math
 
+BACKENDS = ("auto", "reference", "blockwise", "triton")  # implementations of landmark attention
 DEFAULT_CHUNK = 250  # tokens that a landmark model reads at a time (the paper's local context), unless told otherwise
 LANDMARK = "<landmark>"  # text of the landmark in a tokenizer of transformers
 LOG2_E = math.log2(math.e)  # factor from nats to units of log 2, in which attention takes its exponentials
@@ -23,3 +24,8 @@ RULER_TASKS = {  # tokens that are generated for an answer, as published
     "fwe": 50,
 }
 SHORTEST_REPEAT = 8  # tokens of a repeated stretch of a training window (`data.repeats`)
+
+
+def channels_of(fraction: float, head_dim: int) -> int:
+    """The nearest even number of a head's channels, so that no pair that positions rotate is parted."""
+    return 2 * round(fraction * head_dim / 2)

@@ -1,11 +1,12 @@
-"""Atomic writes, JSON with an error for damaged files, hashes."""
+"""Files that are whole or named: atomic writes, checked JSON, hashes beside weights, leftovers of killed processes."""
 
 import fcntl
 import hashlib
 import json
 import os
+import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from typing import Any
 from landmark.utils.errors import UserError
 
 Keys = Mapping[str, type | tuple[type, ...]]
+HASHES = "weights.sha256"  # beside the weights that are saved here
+_checked: set[tuple[str, int, int]] = set()  # path, size and time of the files that are as they were saved
 _JSON_NAMES = {dict: "an object", list: "a list", str: "a text", int: "a whole number", float: "a number"}
 
 
@@ -36,7 +39,7 @@ def write_atomic(path: str | Path, data: bytes | str) -> None:
 
 
 def _temporary(path: Path) -> tuple[int, str]:
-    """A new file beside another, locked so that nobody takes it for a leftover (`landmark.utils.leftovers`)."""
+    """A new file beside another, locked so that nobody takes it for a leftover (`delete_leftovers`)."""
     while True:
         descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
         with suppress(OSError):  # of file systems that have no locks, where nothing is taken for one
@@ -132,6 +135,54 @@ def sha256_file(path: str | Path, chunk_bytes: int = 1 << 20) -> str:
     return digest.hexdigest()
 
 
+def write_hashes(folder: Path, name: str = HASHES, pattern: str = "*.safetensors") -> None:
+    """Write the hashes of the folder's files that match the pattern to the file `name` there."""
+    lines = [f"{sha256_file(path)}  {path.name}\n" for path in sorted(folder.glob(pattern))]
+    write_atomic(folder / name, "".join(lines))
+
+
+def discard_hashes(folder: Path) -> None:
+    """Delete those of weights, before others are written."""
+    (folder / HASHES).unlink(missing_ok=True)
+
+
+def check_hashes(
+    folder: str | Path,
+    name: str = HASHES,
+    remedy: str = "delete the folder and train again",
+    needed: Iterable[str] = (),
+) -> None:
+    """Check a folder's files, each once a process until its size or time changes. One without hashes passes.
+
+    Args:
+        folder: of the files.
+        name: of the file of hashes.
+        remedy: for the message.
+        needed: names of files that must have a hash, if any has.
+
+    Raises UserError, naming the file, where one is missing or altered.
+    """
+    folder = Path(folder)
+    if not (folder / name).is_file():
+        return
+    lines = (folder / name).read_text(encoding="utf-8", errors="replace").splitlines()
+    hashes = {Path(file).name: expected for expected, _, file in (line.partition("  ") for line in lines)}
+    if "" in hashes:
+        raise UserError(f"{folder / name} is damaged, a line names no file: {remedy}")
+    if without := [file for file in needed if file not in hashes]:
+        raise UserError(f"{folder / name} is damaged, it has no hash of {without[0]}: {remedy}")
+    for file, expected in hashes.items():
+        path = folder / file
+        try:
+            status = os.stat(path)
+            stamp = str(path.resolve()), status.st_size, status.st_mtime_ns
+            if stamp not in _checked and sha256_file(path) != expected:
+                raise UserError(f"{path} is damaged, its SHA-256 differs from {name}: {remedy}")
+        except OSError as error:
+            raise UserError(f"{path} cannot be read ({error.strerror}): {remedy}") from None
+        _checked.add(stamp)
+
+
 def sync_folder(folder: Path) -> None:
     """Flush a folder's entries to disk, so that a rename inside it survives a power cut."""
     try:
@@ -150,3 +201,33 @@ def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
+
+
+@contextmanager
+def locked(path: str | Path) -> Iterator[bool]:
+    """Hold the lock of a file or a folder, which the system releases when its process dies.
+
+    Yields False where another process holds it, or no lock can be had here.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(descriptor)
+
+
+def delete_leftovers(paths: Iterable[Path]) -> None:
+    """Delete the files and folders that nobody has locked; those that cannot be deleted stay."""
+    for path in paths:
+        with suppress(OSError), locked(path) as is_nobodys:
+            if not is_nobodys:
+                continue
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()

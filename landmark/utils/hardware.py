@@ -1,7 +1,10 @@
-"""This machine: processor, cores, GPUs. Loads no torch."""
+"""This machine: processor, cores, GPUs, and the peak memory of a phase of the program. Loads no torch."""
 
+import contextlib
 import os
 import platform
+import re
+import resource
 import sys
 from functools import cache
 from pathlib import Path
@@ -38,3 +41,32 @@ def cores() -> int:
 def count_gpus() -> int:
     """GPUs of this machine."""
     return len([node for node in Path("/dev").glob("nvidia[0-9]*") if node.name[6:].isdigit()])
+
+
+def reset_peak_memory() -> None:
+    """Start a phase. The peak of a process can be reset only on Linux; elsewhere it counts from the process's start."""
+    if (cuda := _cuda_in_use()) is not None:
+        cuda.reset_peak_memory_stats()
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_memory_bytes() -> int:
+    """Peak memory since `reset_peak_memory`: of the GPU if one is in use, else of this process."""
+    if (cuda := _cuda_in_use()) is not None:
+        return cuda.max_memory_allocated()
+    return _peak_resident_bytes()
+
+
+def _cuda_in_use() -> Any:
+    torch = sys.modules.get("torch")
+    return torch.cuda if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized() else None
+
+
+def _peak_resident_bytes() -> int:
+    """On Linux from /proc: getrusage would include the parent, whose maximum a new process inherits."""
+    with contextlib.suppress(OSError):
+        if found := re.search(r"^VmHWM:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE):
+            return int(found[1]) * 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

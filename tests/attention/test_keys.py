@@ -10,7 +10,7 @@ import torch
 from landmark.attention import Grouped, Window, landmark_attention
 from landmark.attention.keys import Keys, WindowBlocks, bias_landmarks
 from landmark.attention.layout import blocks_and_landmarks
-from landmark.utils.channels import channels_of
+from landmark.utils.constants import channels_of
 from tests import oracle
 
 

@@ -15,7 +15,7 @@ from landmark.data.ruler.question import NOISE, Material
 from landmark.data.ruler.samples import _KINDS, RulerSamples
 from landmark.data.synthetic_windows import SyntheticWindows
 from landmark.data.windows import TrainingWindows
-from landmark.training.divergence import NotFinite, diverged
+from landmark.training.measurement_callback import NotFinite, diverged
 from landmark.utils.constants import RULER_TASKS
 from landmark.utils.errors import UserError
 

@@ -2,7 +2,7 @@ import pytest
 
 from landmark.config.checks import resolve
 from landmark.experiment.identity import digest, row_settings, run_name, run_settings
-from landmark.utils.differences import difference
+from landmark.utils.nested import difference
 
 
 def run_id(config, tokenizer="t", stream="s"):

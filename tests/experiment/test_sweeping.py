@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from landmark.utils.leftovers import delete_leftovers, locked
+from landmark.utils.files import delete_leftovers, locked
 
 KILLED = """
 import os, signal, sys

@@ -11,7 +11,7 @@ from landmark.memory import Memory
 from landmark.memory.positions import Stingy
 from landmark.memory.select import Best
 from landmark.memory.settings import GRANULARITIES, check_settings
-from landmark.utils.channels import channels_of
+from landmark.utils.constants import channels_of
 from landmark.utils.errors import UserError
 from tests import oracle
 from tests.memory.reading import feed, new_memory

@@ -6,10 +6,9 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from landmark.models import load
-from landmark.utils import hashes
+from landmark.utils import files
 from landmark.utils.errors import UserError
-from landmark.utils.files import sha256_file
-from landmark.utils.hashes import HASHES, write_hashes
+from landmark.utils.files import HASHES, sha256_file, write_hashes
 from tests.training.training_case import make_config, run
 
 
@@ -47,7 +46,7 @@ def test_bytes_that_became_zero_are_noticed(folder):
 
 def test_a_file_is_read_once(folder, monkeypatch):
     read = []
-    monkeypatch.setattr(hashes, "sha256_file", lambda path: read.append(path) or sha256_file(path))
+    monkeypatch.setattr(files, "sha256_file", lambda path: read.append(path) or sha256_file(path))
     load(folder)
     load(folder)
     assert len(read) == 1

@@ -8,8 +8,7 @@ import pytest
 import torch
 from lightning.pytorch.loggers.logger import DummyLogger
 
-from landmark.training.checkpointing import checkpoints
-from landmark.training.interruption import SIGNALS
+from landmark.training.checkpointing import SIGNALS, checkpoints
 from landmark.utils.errors import Stopped
 from tests.together import exit_codes
 from tests.training.training_case import make_config, run, train_and_die

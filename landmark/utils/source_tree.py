@@ -1,10 +1,15 @@
-"""The commit of this source tree."""
+"""The source tree: its folders and its commit. An installed package has its settings and claims inside."""
 
 import os
 import subprocess
 from functools import cache
+from pathlib import Path
 
-from landmark.utils.locations import INSTALLED, ROOT
+_PACKAGE = Path(__file__).resolve().parents[1]
+INSTALLED = (_PACKAGE / "conf").is_dir()  # from a wheel: there is no source tree around the package
+ROOT = _PACKAGE.parent  # of the source tree
+CONF = (_PACKAGE if INSTALLED else ROOT) / "conf"  # configurations
+EXPERIMENTS = (_PACKAGE if INSTALLED else ROOT) / "experiments"  # claims and results, a folder for each table or figure
 
 
 @cache

@@ -5,10 +5,10 @@ import sys
 import pytest
 import torch
 
-from landmark.utils.peak_memory import peak_memory_bytes, reset_peak_memory
+from landmark.utils.hardware import peak_memory_bytes, reset_peak_memory
 
 LINUX = sys.platform.startswith("linux")
-MEASURED = "from landmark.utils.peak_memory import peak_memory_bytes; print(peak_memory_bytes())"
+MEASURED = "from landmark.utils.hardware import peak_memory_bytes; print(peak_memory_bytes())"
 PARENT = f"""
 import subprocess, sys
 held = bytearray(b"x") * 500_000_000

@@ -2,7 +2,7 @@
 
 import pytest
 
-from landmark.utils import commit as module
+from landmark.utils import source_tree as module
 
 
 def test_a_copy_without_a_repository_is_told_its_commit(monkeypatch: pytest.MonkeyPatch):

@@ -1,3 +1,0 @@
-"""The names of the implementations of landmark attention. Loads no torch."""
-
-BACKENDS = ("auto", "reference", "blockwise", "triton")

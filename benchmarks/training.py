@@ -17,8 +17,7 @@ from benchmarks.settings import GPT2Vocabulary, Options, Say, composed
 from benchmarks.timing import interleave
 from landmark.config import Config
 from landmark.data import load_tokenizer
-from landmark.data.controlled_landmarks import ControlledLandmarks
-from landmark.data.windows import TrainingWindows
+from landmark.data.windows import ControlledLandmarks, TrainingWindows
 from landmark.models import build
 from landmark.training.optimization import make_optimizer
 from landmark.utils.window_batch import most_blocks

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from landmark.data import prepare
-from landmark.data.named_tokenizers import load_tokenizer
+from landmark.data.tokenizers import load_tokenizer
 from landmark.experiment.identity import digest
 from landmark.experiment.records import Records
 from landmark.experiment.sweeping import sweep

@@ -1,13 +1,12 @@
 """Corpora as streams of raw token ids, with landmarks inserted when a window is read. Loads no torch."""
 
 from landmark.data.bytes_and_words import TextSize, text_size
-from landmark.data.named_tokenizers import load_tokenizer
+from landmark.data.evaluation_texts import Segment, segments
 from landmark.data.preparation import find, prepare
-from landmark.data.segments import Segment, segments
 from landmark.data.sources import SPLITS
 from landmark.data.stream import Corpus, Stream, open_corpus
 from landmark.data.synthetic_corpus import SyntheticCorpus, synthetic_corpus, task_corpus
-from landmark.data.tokenizer import Tokenizer
+from landmark.data.tokenizers import Tokenizer, load_tokenizer
 
 __all__ = [
     "SPLITS",

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from landmark.data.tokenizer import Tokenizer
+from landmark.data.tokenizers import Tokenizer
 
 # Whitespace of str.split() beyond ASCII, by its length in UTF-8: the bytes read as one number.
 _WIDE_CODES = (0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029, 0x202F, 0x205F, 0x3000)

@@ -1,17 +1,17 @@
 """Learns the ranks of `tokenizer=code`: `python -m landmark.data.code_ranks OUT [FOLDER]`.
 
 OUT is the file to write, FOLDER holds Python source (default: the standard library of this Python). To use other ranks,
-put OUT in place of landmark/data/code.tiktoken, and its SHA-256 into landmark/data/code_tokenizer.py. Those of the
+put OUT in place of landmark/data/code.tiktoken, and its SHA-256 into landmark/data/tokenizers.py. Those of the
 package were learned from the standard library of Python 3.11.7.
 """
 
+import base64
 import hashlib
 import sys
 from pathlib import Path
 
-from landmark.data.byte_pairs import first_ids, write_ranks
-from landmark.data.code_tokenizer import CODE_PATTERN, CODE_VOCAB_SIZE
 from landmark.data.stdlib import StandardLibrary
+from landmark.data.tokenizers import CODE_PATTERN, CODE_VOCAB_SIZE, first_ids
 from landmark.utils.errors import UserError
 
 _EXCERPT, _EXCERPTS = 2000, 200  # characters, and how many of them: enough for 704 merges in about a minute
@@ -42,7 +42,8 @@ def main(out: str, folder: str | None = None) -> None:
     """Writes the ranks learned from the training split of a folder, and prints the SHA-256 of the file."""
     source = StandardLibrary(None if folder is None else Path(folder))
     text = "".join(document.text for document in source.documents("train"))
-    content = write_ranks(learn_ranks(excerpts(text), first_ids(CODE_VOCAB_SIZE)[0]))
+    ranks = sorted(learn_ranks(excerpts(text), first_ids(CODE_VOCAB_SIZE)[0]).items(), key=lambda item: item[1])
+    content = b"".join(base64.b64encode(piece) + b" %d\n" % rank for piece, rank in ranks)
     Path(out).write_bytes(content)
     print(f"{out}: sha256 {hashlib.sha256(content).hexdigest()}")
 

@@ -9,17 +9,14 @@ import lightning
 from torch.utils.data import DataLoader, IterableDataset
 
 from landmark.config.extensions import hooks
-from landmark.data.controlled_landmarks import ControlledLandmarks
-from landmark.data.mixed_windows import MixedWindows
 from landmark.data.passkey import Passkey
-from landmark.data.positional_jumps import PositionalJumps
 from landmark.data.random_numbers import K, random_numbers
 from landmark.data.repeats import Repeats
-from landmark.data.ruler.essays import Essays
+from landmark.data.ruler.material import Essays
 from landmark.data.ruler.samples import RulerSamples
 from landmark.data.synthetic_corpus import SyntheticCorpus
-from landmark.data.synthetic_windows import SyntheticWindows
-from landmark.data.windows import TrainingWindows
+from landmark.data.synthetic_windows import MixedWindows, SyntheticWindows
+from landmark.data.windows import ControlledLandmarks, PositionalJumps, TrainingWindows
 from landmark.utils.constants import NO_LOSS
 from landmark.utils.errors import UserError
 from landmark.utils.window_batch import WindowBatch, most_blocks
@@ -27,7 +24,7 @@ from landmark.utils.window_batch import WindowBatch, most_blocks
 if TYPE_CHECKING:
     from landmark.config import Config
     from landmark.data.stream import Corpus
-    from landmark.data.tokenizer import Tokenizer
+    from landmark.data.tokenizers import Tokenizer
 
 Windows = TrainingWindows | SyntheticWindows | MixedWindows
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from landmark.data.synthetic_data import Piece, Prompt, SyntheticData, encode, largest, too_short
-from landmark.data.tokenizer import Tokenizer
+from landmark.data.tokenizers import Tokenizer
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 KEYS = "".join(chr(code) for code in range(ord("!"), ord("~") + 1) if chr(code) not in f"{LETTERS}=")

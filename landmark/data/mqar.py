@@ -13,8 +13,8 @@ the id 0, which is no key (zoology's random_non_queries=False, as in its figure 
 
 import numpy as np
 
-from landmark.data.synthetic_data import SyntheticData, Window
-from landmark.data.tokenizer import Tokenizer
+from landmark.data.synthetic_data import SyntheticData, TrainingText
+from landmark.data.tokenizers import Tokenizer
 from landmark.utils.constants import NO_LOSS
 from landmark.utils.errors import UserError
 
@@ -31,7 +31,7 @@ class Mqar(SyntheticData):
         self.sample_settings = {"pairs": pairs, "version": 1}
         self.prompt_settings = {"pairs": pairs, "version": 1}
 
-    def window(self, rng: np.random.Generator, length: int, tokenizer: Tokenizer) -> Window:
+    def window(self, rng: np.random.Generator, length: int, tokenizer: Tokenizer) -> TrainingText:
         """A training text; an odd last token is 0.
 
         Raises UserError where the pairs do not fit, or the tokenizer has too few ids.
@@ -39,7 +39,7 @@ class Mqar(SyntheticData):
         odd = length % 2
         tokens, targets = self.text(rng, length - odd, tokenizer)
         tokens, targets = np.pad(tokens, (0, odd)), np.pad(targets, (0, odd), constant_values=NO_LOSS)
-        return Window(tokens, targets, (targets != NO_LOSS).astype(float))
+        return TrainingText(tokens, targets, (targets != NO_LOSS).astype(float))
 
     def check(self, rng: np.random.Generator, length: int, tokenizer: Tokenizer) -> None:
         self.text(rng, length, tokenizer)

@@ -10,8 +10,17 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from landmark.data.synthetic_data import Piece, Prompt, SyntheticData, Window, encode, largest, too_short, window_of
-from landmark.data.tokenizer import Tokenizer
+from landmark.data.synthetic_data import (
+    Piece,
+    Prompt,
+    SyntheticData,
+    TrainingText,
+    encode,
+    largest,
+    too_short,
+    training_text,
+)
+from landmark.data.tokenizers import Tokenizer
 from landmark.utils.constants import PASSKEY_VERSION
 
 INTRODUCTION = (
@@ -41,7 +50,7 @@ class Passkey(SyntheticData):
         self.sample_settings = {"dense": dense, "answer_weight": answer_weight, "version": PASSKEY_VERSION}
         self.prompt_settings = {"needles": needles, "version": 1}
 
-    def window(self, rng: np.random.Generator, length: int, tokenizer: Tokenizer) -> Window:
+    def window(self, rng: np.random.Generator, length: int, tokenizer: Tokenizer) -> TrainingText:
         """Texts one after another, each closed by end of text; the last one is cut. Only the first may be a prompt."""
         ids, weights = [], []
         while (room := length - sum(map(len, ids))) > 0:
@@ -49,7 +58,7 @@ class Passkey(SyntheticData):
             text, weight = encode(self._dense(rng, room), tokenizer) if dense else self._answered(rng, room, tokenizer)
             ids += [text, np.array([tokenizer.eot])]
             weights += [weight, np.zeros(1)]
-        return window_of(np.concatenate(ids), np.concatenate(weights), length, tokenizer.eot)
+        return training_text(np.concatenate(ids), np.concatenate(weights), length, tokenizer.eot)
 
     def prompt(self, rng: np.random.Generator, length: int, tokenizer: Tokenizer) -> Prompt:
         """A prompt of `length` tokens, or a few less, because filler is added by characters."""

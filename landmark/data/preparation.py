@@ -24,7 +24,7 @@ from tqdm import tqdm
 from landmark.data.bytes_and_words import count_words
 from landmark.data.sources import SPLITS, Document, FirstDocuments, Source, open_source
 from landmark.data.stream import FORMAT, MANIFEST, VERIFIED, Corpus, open_corpus, remember_verified
-from landmark.data.tokenizer import Tokenizer
+from landmark.data.tokenizers import Tokenizer
 from landmark.utils.errors import UserError
 from landmark.utils.files import name_in_errors, sync_folder, write_json
 from landmark.utils.hardware import cores

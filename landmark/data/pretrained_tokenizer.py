@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from landmark.data.tokenizer import Tokenizer
+from landmark.data.tokenizers import Tokenizer
 from landmark.utils.constants import LANDMARK
 from landmark.utils.errors import UserError
 from landmark.utils.landmark_token import new_landmark

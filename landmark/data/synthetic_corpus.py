@@ -12,9 +12,9 @@ from landmark.data.mqar import Mqar
 from landmark.data.passkey import Passkey
 from landmark.data.random_numbers import sample_generator
 from landmark.data.ruler import Ruler
-from landmark.data.ruler.essays import Essays
+from landmark.data.ruler.material import Essays
 from landmark.data.synthetic_data import Prompt, SyntheticData
-from landmark.data.tokenizer import Tokenizer
+from landmark.data.tokenizers import Tokenizer
 
 if TYPE_CHECKING:
     from landmark.config.schema import Config, DataConfig

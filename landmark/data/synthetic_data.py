@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from landmark.data.tokenizer import Tokenizer
+from landmark.data.tokenizers import Tokenizer
 from landmark.utils.errors import UserError
 
 Piece = tuple[str, float]
@@ -27,7 +27,7 @@ class Prompt:
 
 
 @dataclass(frozen=True)
-class Window:
+class TrainingText:
     """What a model reads in training, and what it should predict after each token. All are of one length.
 
     weights: of the loss of each target; 0: no loss.
@@ -53,9 +53,9 @@ class SyntheticData:
         """Pieces of a training text, of at least `length` bytes unless the text ends before."""
         raise NotImplementedError
 
-    def window(self, rng: np.random.Generator, length: int, tokenizer: Tokenizer) -> Window:
+    def window(self, rng: np.random.Generator, length: int, tokenizer: Tokenizer) -> TrainingText:
         """The first `length` tokens of a training text, padded with end of text."""
-        return window_of(*encode(self.sample(rng, length), tokenizer), length, tokenizer.eot)
+        return training_text(*encode(self.sample(rng, length), tokenizer), length, tokenizer.eot)
 
     def prompt(self, rng: np.random.Generator, length: int, tokenizer: Tokenizer) -> Prompt:
         """A prompt of at most `length` tokens. Raises UserError if `length` is too short for any prompt."""
@@ -81,19 +81,12 @@ def encode(pieces: Iterable[Piece], tokenizer: Tokenizer) -> tuple[np.ndarray, n
     return ids, np.concatenate([np.full(len(ids), weight) for ids, weight in encoded])
 
 
-def window_of(ids: np.ndarray, weights: np.ndarray, length: int, eot: int) -> Window:
-    """A window of text, in which each token is followed by the next.
-
-    Args:
-        ids: (N,) of the text.
-        weights: (N,) of the loss of each id.
-        length: tokens of the window.
-        eot: end of text, with which a shorter text is padded.
-    """
+def training_text(ids: np.ndarray, weights: np.ndarray, length: int, eot: int) -> TrainingText:
+    """A text of `length` tokens, each followed by the next. ids, weights: (N,); end of text pads a shorter one."""
     padding = max(0, length + 1 - len(ids))
     ids = np.concatenate([ids, np.full(padding, eot)])
     weights = np.concatenate([weights, np.zeros(padding)])
-    return Window(ids[:length], ids[1 : length + 1], np.where(ids[:length] == eot, 0.0, weights[1 : length + 1]))
+    return TrainingText(ids[:length], ids[1 : length + 1], np.where(ids[:length] == eot, 0.0, weights[1 : length + 1]))
 
 
 def largest(fits: Callable[[int], bool], limit: int) -> int:

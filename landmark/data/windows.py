@@ -1,4 +1,4 @@
-"""A stream's view with landmarks, and the training windows that are cut from it.
+"""A stream's view with landmarks, the training windows that are cut from it, and what is drawn for each of them.
 
 The view has a landmark at each position p with p mod W = ℓ (ℓ = block_size, W = ℓ+1), and raw token number p − ⌊p/W⌋ at
 every other position. A window is T consecutive positions of the view. With ℓ = 3, landmarks L, end of text E, and a
@@ -15,19 +15,23 @@ positions past the window. There is no loss (`-`, NO_LOSS) where the input is a 
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from landmark.data.random_numbers import STARTS, random_numbers
+from landmark.data.random_numbers import CONTROLLED, JUMPS, STARTS, random_numbers
 from landmark.utils.constants import NO_LOSS
 from landmark.utils.errors import UserError
-from landmark.utils.window_batch import WindowBatch
+from landmark.utils.window_batch import WindowBatch, most_blocks
 
 if TYPE_CHECKING:
     from landmark.data.repeats import Repeats
     from landmark.data.stream import Stream
+
+_VALIDATION = 2**64 - 1  # in place of a step, for what is drawn
 
 
 def viewed_length(raw_length: int, block_size: int | None) -> int:
@@ -136,3 +140,49 @@ class TrainingWindows:
     def evenly_spaced(self, count: int) -> np.ndarray:
         """Starts spread evenly over the view, for validation, (count,) int64."""
         return np.arange(count, dtype=np.int64) * self.num_starts // max(count, 1)
+
+
+@dataclass(frozen=True)
+class ControlledLandmarks:
+    """Those that the context miss token controls (paper, Appendix D): each with probability 0.5, in every layer anew.
+
+    layers: number of layers of the model. blocks: most blocks of which a window holds a part.
+    """
+
+    layers: int
+    blocks: int
+
+    def of_step(self, seed: int, step: int, indices: range) -> Tensor:
+        """Controlled landmarks (indices, layers, blocks), bool, as a function of seed, step and index."""
+        drawn = random_numbers(seed, step, CONTROLLED, indices, (self.layers, self.blocks))
+        return torch.from_numpy(drawn >> np.uint64(63) == 1)
+
+    def of_validation(self, windows: Sequence[int] | np.ndarray) -> Tensor:
+        """Controlled landmarks (windows, layers, blocks), bool, as a function of each window's number."""
+        return torch.cat([self.of_step(int(window), _VALIDATION, range(1)) for window in windows])
+
+
+@dataclass(frozen=True)
+class PositionalJumps:
+    """In training, positions grow by a random step after each landmark (paper, Appendix E).
+
+    With ℓ = 2, landmarks L and p_jump = 3::
+
+        tokens      a b L c d L e f
+        steps           1     3         after landmarks uniform in 1…p_jump, elsewhere 1
+        positions   0 1 2 3 4 5 8 9
+
+    length: T, tokens of a window, landmarks included. block_size: ℓ. p_jump: largest step after a landmark.
+    """
+
+    length: int
+    block_size: int
+    p_jump: int
+
+    def positions(self, phase: Tensor, seed: int, step: int, indices: range) -> Tensor:
+        """Positions of the tokens of windows `indices` of a step, (indices, T) int64. phase: (indices,), of each."""
+        blocks = most_blocks(self.length, self.block_size)
+        jumps = random_numbers(seed, step, JUMPS, indices, (blocks,)) % np.uint64(self.p_jump)
+        skipped = np.cumsum(np.pad(jumps.astype(np.int64), ((0, 0), (1, 0))), axis=1)  # before each block
+        block = (phase.numpy()[:, None] + np.arange(self.length)) // (self.block_size + 1)
+        return torch.from_numpy(np.arange(self.length) + np.take_along_axis(skipped, block, axis=1))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from landmark.config import Config
-from landmark.data.tokenizer import Tokenizer
+from landmark.data.tokenizers import Tokenizer
 from landmark.evaluation.memories import new_memory
 from landmark.models import LanguageModel
 from landmark.models.sampling import Sampling

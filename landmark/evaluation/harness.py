@@ -22,9 +22,8 @@ from lm_eval.models.utils import normalize_gen_kwargs  # pyright: ignore[reportM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 
-from landmark.data.named_tokenizers import load_tokenizer
 from landmark.data.pretrained_tokenizer import PretrainedTokenizer
-from landmark.data.tokenizer import Tokenizer
+from landmark.data.tokenizers import Tokenizer, load_tokenizer
 from landmark.models import LanguageModel, load
 from landmark.models.sampling import Sampling
 from landmark.utils.constants import DEFAULT_CHUNK

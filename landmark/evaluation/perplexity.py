@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from landmark.data.bytes_and_words import text_size
-from landmark.data.segments import segments
+from landmark.data.evaluation_texts import segments
 from landmark.data.stream import Stream
-from landmark.data.tokenizer import Tokenizer
+from landmark.data.tokenizers import Tokenizer
 from landmark.evaluation.chunks import penultimate_chunk_start
 from landmark.evaluation.losses import SegmentLosses
 from landmark.evaluation.measurement import Measurement

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from landmark.data.probe_texts import probe_texts
+from landmark.data.evaluation_texts import probe_texts
 from landmark.data.stream import Stream
-from landmark.data.tokenizer import Tokenizer
+from landmark.data.tokenizers import Tokenizer
 from landmark.evaluation.losses import loss_entries
 from landmark.evaluation.measurement import Measurement
 from landmark.evaluation.memories import new_memory

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from landmark.data.synthetic_corpus import SyntheticCorpus
-from landmark.data.tokenizer import Tokenizer
+from landmark.data.tokenizers import Tokenizer
 from landmark.evaluation.measurement import Measurement
 from landmark.evaluation.memories import new_memory
 from landmark.memory import Memory

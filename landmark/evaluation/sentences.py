@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from landmark.attention.rotary import rotate
-from landmark.data.sentences import AskedBlocks, asked_blocks
+from landmark.data.evaluation_texts import AskedBlocks, asked_blocks
 from landmark.utils.hardware import peak_memory_bytes, reset_peak_memory
 from landmark.utils.significance import clopper_pearson
 

@@ -186,7 +186,7 @@ class Runner:
 
     def _check_text(self, job: Job) -> None:
         from landmark.data import SyntheticCorpus, segments, task_corpus
-        from landmark.data.probe_texts import probe_texts
+        from landmark.data.evaluation_texts import probe_texts
         from landmark.data.stream import Stream
 
         settings, corpus = job.config.eval, self.inputs.corpus(job.config)
@@ -205,7 +205,7 @@ class Runner:
 
     def _check_sentences(self, job: Job) -> None:
         """Raise UserError where a split has too few sentences to look for; once for rows that look for the same."""
-        from landmark.data.sentences import document_texts, sentence_queries
+        from landmark.data.evaluation_texts import document_texts, sentence_queries
         from landmark.data.stream import Stream
 
         config, corpus = job.config, self.inputs.corpus(job.config)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from landmark.data.tokenizer import Tokenizer
+from landmark.data.tokenizers import Tokenizer
 from landmark.inspector.trace import Trace
 from landmark.utils.html_page import self_contained_page
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from landmark.config import Config
-from landmark.data.tokenizer import Tokenizer
+from landmark.data.tokenizers import Tokenizer
 from landmark.evaluation.generation import prompt_texts
 from landmark.evaluation.memory_settings import memory_settings
 from landmark.inspector.page import render

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from landmark.config.schema import Config, TrainConfig
     from landmark.data.stream import Corpus
     from landmark.data.synthetic_corpus import SyntheticCorpus
-    from landmark.data.tokenizer import Tokenizer
+    from landmark.data.tokenizers import Tokenizer
     from landmark.models import LanguageModel
 
 PROFILERS = {"simple": SimpleProfiler, "advanced": AdvancedProfiler, "pytorch": PyTorchProfiler}

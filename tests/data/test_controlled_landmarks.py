@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from landmark.data.controlled_landmarks import ControlledLandmarks
+from landmark.data.windows import ControlledLandmarks
 
 
 def test_half_of_the_landmarks_are_controlled_differently_in_each_layer():

@@ -6,8 +6,8 @@ import json
 import pytest
 
 from landmark.data import prepare
-from landmark.data.named_tokenizers import load_tokenizer
 from landmark.data.sources import SPLITS, open_source
+from landmark.data.tokenizers import load_tokenizer
 from landmark.utils.errors import UserError
 
 

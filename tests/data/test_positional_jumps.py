@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from landmark.attention.layout import blocks_and_landmarks
-from landmark.data.positional_jumps import PositionalJumps
+from landmark.data.windows import PositionalJumps
 
 
 def positions(jumps: PositionalJumps, indices: range, phase: int = 0, seed: int = 0, step: int = 0) -> torch.Tensor:

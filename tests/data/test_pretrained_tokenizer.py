@@ -10,10 +10,10 @@ pytest.importorskip("transformers", reason="the optional extra `hf` is not insta
 from tokenizers import Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
-from landmark.data.named_tokenizers import load_tokenizer
 from landmark.data.pretrained_tokenizer import PretrainedTokenizer, open_pretrained
 from landmark.data.ruler import evidence_ranges
-from landmark.data.ruler.question import Question
+from landmark.data.ruler.tasks import Sample
+from landmark.data.tokenizers import load_tokenizer
 from landmark.utils.errors import UserError
 from tests.huggingface.conftest import make_tokenizer
 
@@ -57,7 +57,7 @@ def test_evidence_is_found_where_the_tokenizer_changes_the_text():
     tokenizer = PretrainedTokenizer(tokenizer)
     text = "Élève naïve. " * 20 + "The number for crow is: 1234567. Où?"
     ids, ends = tokenizer.encode_with_ends(text)
-    ((first, stop),) = evidence_ranges(Question(text, ("1234567",), ("The number for crow is: 1234567.",)), ends)
+    ((first, stop),) = evidence_ranges(Sample(text, ("1234567",), ("The number for crow is: 1234567.",)), ends)
     assert tokenizer.decode(ids[first:stop]) == "The number for crow is: 1234567."
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from landmark.config.schema import EvalConfig
-from landmark.data.named_tokenizers import load_tokenizer
-from landmark.data.probe_texts import probe_texts
+from landmark.data.evaluation_texts import probe_texts
 from landmark.data.stream import Stream
+from landmark.data.tokenizers import load_tokenizer
 from landmark.utils.errors import UserError
 
 TOKENIZER = load_tokenizer("bytes")

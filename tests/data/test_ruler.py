@@ -7,13 +7,11 @@ import numpy as np
 import pytest
 
 from landmark.data import SyntheticCorpus, load_tokenizer
-from landmark.data.mixed_windows import MixedWindows
 from landmark.data.ruler import TASKS, Ruler
-from landmark.data.ruler.essays import Essays
-from landmark.data.ruler.needles import DEPTHS
-from landmark.data.ruler.question import NOISE, Material
+from landmark.data.ruler.material import NOISE, Essays, Material
 from landmark.data.ruler.samples import _KINDS, RulerSamples
-from landmark.data.synthetic_windows import SyntheticWindows
+from landmark.data.ruler.tasks import DEPTHS
+from landmark.data.synthetic_windows import MixedWindows, SyntheticWindows
 from landmark.data.windows import TrainingWindows
 from landmark.training.measurement_callback import NotFinite, diverged
 from landmark.utils.constants import RULER_TASKS
@@ -119,8 +117,8 @@ def test_needles_stand_at_all_depths():
     essay = [f"{number}." for number in range(1000)]
     depths = set()
     for seed in range(200):
-        question = TASKS["niah_single_2"].question(random.Random(seed), 1000, 4096, Material(["a-b"], [], essay))
-        before = question.text[: question.text.index(question.evidence[0])].rstrip()
+        sample = TASKS["niah_single_2"].make(random.Random(seed), 1000, 4096, Material(["a-b"], [], essay))
+        before = sample.text[: sample.text.index(sample.evidence[0])].rstrip()
         depths.add(int(before.split()[-1].rstrip(".")) + 1 if before.endswith(".") and before[-2].isdigit() else 0)
     assert depths <= {int(1000 * depth / 100) for depth in DEPTHS}
     assert len(depths) > 30

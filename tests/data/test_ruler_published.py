@@ -8,8 +8,7 @@ pytest.importorskip("wonderwords", reason="the optional extra `eval` is not inst
 pytest.importorskip("lm_eval", reason="the optional extra `eval` is not installed")
 
 from landmark.data.ruler import TASKS
-from landmark.data.ruler.names import KEYS
-from landmark.data.ruler.question import Material
+from landmark.data.ruler.material import KEYS, Material
 
 ESSAY = [
     f"{word}{'.' if place % 9 == 8 else ''}" for place, word in enumerate(("alpha beta gamma delta " * 500).split())
@@ -51,14 +50,14 @@ def test_needles_sample_for_sample(published, monkeypatch, name, seed, size):
         template=published["utils"].TEMPLATE,
         num_needle_q=task.queries,
     )
-    question = task.question(random.Random(seed), size, 4096, Material(niah.WORDS, [], ESSAY))
-    assert question.answers == tuple(answers)
+    sample = task.make(random.Random(seed), size, 4096, Material(niah.WORDS, [], ESSAY))
+    assert sample.answers == tuple(answers)
     kind, verb = ("number" if task.numbers else "uuid"), "is"
     if task.values * task.queries > 1:
         kind, verb = f"{kind}s", "are"
     prefix = f"The special magic {kind} for {query} mentioned in the provided text {verb}"
-    assert question.text == f"{expected} {prefix}"
-    assert all(part in expected for part in question.evidence)
+    assert sample.text == f"{expected} {prefix}"
+    assert all(part in expected for part in sample.evidence)
 
 
 @pytest.mark.parametrize("lines", [3, 60])
@@ -70,9 +69,9 @@ def test_variables_sample_for_sample(published, monkeypatch, seed, lines):
     random.seed(seed)
     example, names = vt.generate_input_output(5, 1, 4, is_icl=True)
     text, answers = vt.generate_input_output(lines, 1, 4, is_icl=False)
-    question = TASKS["vt"].question(random.Random(seed), lines, 4096, Material([], [], []))
-    assert question.answers == tuple(answers)
-    assert question.text == f"{example} {' '.join(names)}\n\n{text.rstrip()}"
+    sample = TASKS["vt"].make(random.Random(seed), lines, 4096, Material([], [], []))
+    assert sample.answers == tuple(answers)
+    assert sample.text == f"{example} {' '.join(names)}\n\n{text.rstrip()}"
 
 
 @pytest.mark.parametrize(("size", "length"), [(60, 4096), (40, 1024)])
@@ -81,9 +80,9 @@ def test_common_words_sample_for_sample(published, monkeypatch, size, length):
     monkeypatch.setattr(cwe, "RNG", random)
     random.seed(42)
     example, text, answers = cwe.generate_input_output(size, length)
-    question = TASKS["cwe"].question(random.Random(42), size, length, Material([], cwe.WORDS, []))
-    assert question.answers == tuple(answers)
-    assert question.text == f"{example}\n{text}"
+    sample = TASKS["cwe"].make(random.Random(42), size, length, Material([], cwe.WORDS, []))
+    assert sample.answers == tuple(answers)
+    assert sample.text == f"{example}\n{text}"
 
 
 @pytest.mark.parametrize("words", [300, 2000])
@@ -99,9 +98,9 @@ def test_frequent_words_sample_for_sample(published, words):
             pass
 
     text, answers, _ = published["fwe"].generate_input_output(4096, Letters, num_words=words, vocab_size=4096 // 50)
-    question = TASKS["fwe"].question(random.Random(42), words, 4096, Material([], [], []))
-    assert question.answers == tuple(answers)
-    assert question.text == text
+    sample = TASKS["fwe"].make(random.Random(42), words, 4096, Material([], [], []))
+    assert sample.answers == tuple(answers)
+    assert sample.text == text
 
 
 def test_the_score_is_the_published_one(published):

@@ -1,3 +1,10 @@
+"""The tokenizers `bytes`, `code` and `gpt2`, and the program that learns the ranks of `code`."""
+
+import asyncio
+import hashlib
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -5,61 +12,75 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from landmark.data import load_tokenizer
-from landmark.data.gpt2_tokenizer import GPT2_RANKS_SHA256
+from landmark.data import load_tokenizer, tokenizers
+from landmark.data.code_ranks import excerpts, learn_ranks, main
+from landmark.data.stdlib import StandardLibrary
+from landmark.data.tokenizers import CODE_PATTERN, GPT2_RANKS_SHA256, BytePairTokenizer, read_ranks
 from landmark.utils.errors import UserError
 
-BYTES = load_tokenizer("bytes")
-TEXT = st.text(st.characters(codec="utf-8"))
+LIKE_CODE = st.text(st.sampled_from("ab_ÄZ09 ().'\"\n\r\t\v\u2028\u3000é二"))
+TEXT = st.text(st.characters(codec="utf-8")) | LIKE_CODE
+KINDS = {  # name, end of text, landmark, size of the vocabulary
+    "bytes": ("bytes", 256, 257, 320),
+    "code": ("code", 960, 961, 1024),
+    "gpt2": ("gpt2", 50256, 50260, 50304),
+    "gpt2_1024": ("gpt2-1024", 960, 961, 1024),
+}
 
 
-@given(TEXT)
-def test_bytes_round_trip(text: str):
-    ids = BYTES.encode(text)
-    assert BYTES.decode(ids) == text
-    assert BYTES.byte_lengths[ids].sum() == len(text.encode())
+@pytest.fixture
+def tokenizer(request):
+    """One of KINDS."""
+    if not request.param.startswith("gpt2"):
+        return load_tokenizer(request.param)
+    whole = request.getfixturevalue("gpt2")
+    file = request.getfixturevalue("shared") / "tokenizer" / "gpt2.tiktoken"
+    return whole if request.param == "gpt2" else load_tokenizer("gpt2", file, vocab_size=1024)
 
 
-def test_special_ids_are_outside_text_and_inside_the_vocabulary(byte_tokenizer):
-    assert (byte_tokenizer.eot, byte_tokenizer.landmark, byte_tokenizer.vocab_size) == (256, 257, 320)
-    assert byte_tokenizer.byte_lengths[256:].sum() == 0
-    assert byte_tokenizer.decode_bytes([97, 256, 98]) == b"ab"
-    assert byte_tokenizer.decode_bytes([97, 256, 98], special=b" ") == b"a b"
-    assert byte_tokenizer.dtype == np.uint16
+every_kind = pytest.mark.parametrize("tokenizer", KINDS, indirect=True)
 
 
-def test_gpt2_ids_and_padding(gpt2):
-    assert gpt2.encode("hello world").tolist() == [31373, 995]
-    assert (gpt2.eot, gpt2.landmark, gpt2.vocab_size) == (50256, 50260, 50304)
-    assert len(gpt2.byte_lengths) == 50304
-    assert gpt2.byte_lengths[[gpt2.eot, gpt2.landmark]].tolist() == [0, 0]
-    assert gpt2.dtype == np.uint16
-
-
-def test_gpt2_round_trip(gpt2):
+@every_kind
+def test_any_text_round_trips(tokenizer):
     @given(TEXT)
     def holds(text: str):
-        ids = gpt2.encode(text)
-        assert gpt2.decode(ids) == text
-        assert gpt2.byte_lengths[ids].sum() == len(text.encode())
+        ids = tokenizer.encode(text)
+        assert tokenizer.decode(ids) == text
+        assert tokenizer.byte_lengths[ids].sum() == len(text.encode())
 
     holds()
 
 
-def test_gpt2_takes_end_of_text_in_a_text_for_text(gpt2):
-    ids = gpt2.encode("<|endoftext|>")
-    assert gpt2.eot not in ids
-    assert gpt2.decode(ids) == "<|endoftext|>"
+@every_kind
+def test_special_ids_are_outside_text_and_inside_the_vocabulary(tokenizer, request):
+    name = request.node.callspec.params["tokenizer"]
+    assert (tokenizer.name, tokenizer.eot, tokenizer.landmark, tokenizer.vocab_size) == KINDS[name]
+    assert tokenizer.dtype == np.uint16
+    assert len(tokenizer.byte_lengths) == tokenizer.vocab_size
+    assert tokenizer.byte_lengths[: tokenizer.eot].min() == 1
+    assert tokenizer.byte_lengths[tokenizer.eot :].sum() == 0
+    assert tokenizer.encode("<|endoftext|>").max() < tokenizer.eot
+    (a,), (b,) = tokenizer.encode("a"), tokenizer.encode("b")
+    assert tokenizer.decode_bytes([a, tokenizer.eot, b]) == b"ab"
+    assert tokenizer.decode_bytes([a, tokenizer.eot, b], special=b" ") == b"a b"
 
 
-def test_gpt2_batch_equals_tiktoken(gpt2, tiktoken_gpt2, shared):
+def test_hashes_tell_tokenizers_apart_and_are_those_of_earlier_runs(gpt2, shared):
+    kinds = [load_tokenizer("bytes"), load_tokenizer("code"), gpt2]
+    kinds.append(load_tokenizer("gpt2", shared / "tokenizer" / "gpt2.tiktoken", vocab_size=1024))
+    assert len({kind.hash for kind in kinds}) == 4
+    assert load_tokenizer("bytes").hash == kinds[0].hash
+    assert kinds[1].hash == "4f5e55a4ff55a6cc83ba7b73ed4eeb13871befa99c80143ee4db5c128537ed90"
+
+
+def test_gpt2_equals_tiktoken(gpt2, tiktoken_gpt2, shared):
     texts = [(shared / "pg19-mini" / "validation" / f"{n}.txt").read_text()[:50_000] for n in (107, 408)]
     texts += ["<|endoftext|>".join(texts[0].splitlines()), "<|endoftext|>" * 3, "<|endoftext", ""]
     expected = tiktoken_gpt2.encode_ordinary_batch(texts, num_threads=2)
     assert [ids.tolist() for ids in map(gpt2.encode, texts)] == expected
+    assert gpt2.encode("hello world").tolist() == [31373, 995]
 
-
-def test_gpt2_equals_tiktoken_on_any_text(gpt2, tiktoken_gpt2):
     @given(st.lists(TEXT | st.just("<|endoftext|>")).map("".join))
     def holds(text: str):
         assert gpt2.encode(text).tolist() == tiktoken_gpt2.encode_ordinary(text)
@@ -67,41 +88,64 @@ def test_gpt2_equals_tiktoken_on_any_text(gpt2, tiktoken_gpt2):
     holds()
 
 
-def test_gpt2_with_fewer_merges(gpt2, shared):
-    small = load_tokenizer("gpt2", shared / "tokenizer" / "gpt2.tiktoken", vocab_size=1024)
-    assert (small.name, small.eot, small.landmark, small.vocab_size) == ("gpt2-1024", 960, 961, 1024)
+@pytest.mark.parametrize("tokenizer", ["gpt2_1024"], indirect=True)
+def test_gpt2_with_fewer_merges(tokenizer, gpt2, shared):
     text = (shared / "pg19-mini" / "validation" / "107.txt").read_text()[:50_000]
-    ids = small.encode(text)
-    assert ids.max() < small.eot
-    assert small.decode(ids) == text
-    assert small.byte_lengths[ids].sum() == len(text.encode())
-    assert all(small.decode_bytes([token]) == gpt2.decode_bytes([token]) for token in range(small.eot))
-    assert small.hash != gpt2.hash
+    ids = tokenizer.encode(text)
+    assert ids.max() < tokenizer.eot
+    assert tokenizer.decode(ids) == text
+    assert all(tokenizer.decode_bytes([token]) == gpt2.decode_bytes([token]) for token in range(tokenizer.eot))
 
 
-@pytest.mark.parametrize("vocab_size", [256, 1000, 50368])
-def test_impossible_vocabularies_are_refused(shared, vocab_size: int):
-    with pytest.raises(UserError, match="multiple of 64 from 320 to 50304"):
-        load_tokenizer("gpt2", shared / "tokenizer" / "gpt2.tiktoken", vocab_size=vocab_size)
-    with pytest.raises(UserError, match="bytes has no vocab_size"):
-        load_tokenizer("bytes", vocab_size=vocab_size)
+def test_python_source_takes_lines_with_their_indentation_and_more_than_2_4_bytes_a_token():
+    code = load_tokenizer("code")
+    tokens = [code.decode([token]) for token in code.encode("return self\n        return")]
+    assert tokens == ["return", " self", "\n        ", "return"]
+    text = "".join(document.text for document in StandardLibrary().documents("test"))
+    assert len(text.encode()) / len(code.encode(text)) > 2.4
 
 
-def test_hashes_tell_tokenizers_apart(gpt2, byte_tokenizer):
-    assert gpt2.hash != byte_tokenizer.hash
-    assert load_tokenizer("bytes").hash == byte_tokenizer.hash
+@pytest.mark.parametrize("run", [" ", "\n", "\t\n", "_", " _", "\v", " \t", "a", "."])
+def test_long_runs_are_encoded(run: str):
+    code, text = load_tokenizer("code"), run * (1_200_000 // len(run)) + "é"
+    assert code.decode(code.encode(text)) == text
 
 
-def test_ranks_file_with_the_wrong_hash_is_refused(tmp_path: Path):
-    file = tmp_path / "gpt2.tiktoken"
-    file.write_bytes(b"IQ== 0\n")
-    with pytest.raises(UserError, match=f"{file}.*sha256.*{GPT2_RANKS_SHA256}"):
-        load_tokenizer("gpt2", file)
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (("words",), "gpt2, code, bytes, symbols or pretrained"),
+        (("bytes", "file"), "tokenizer.file=file: tokenizer=bytes has no file, set tokenizer.file=null"),
+        (("bytes", None, 512), "tokenizer=bytes has no vocab_size, set tokenizer.vocab_size=null"),
+        (("code", "file"), "tokenizer=code has no file, set tokenizer.file=null"),
+        (("code", None, 512), "tokenizer=code has no vocab_size, set tokenizer.vocab_size=null"),
+        (("gpt2", None, 256), "multiple of 64 from 320 to 50304"),
+        (("gpt2", None, 1000), "multiple of 64 from 320 to 50304"),
+        (("gpt2", None, 50368), "multiple of 64 from 320 to 50304"),
+        (("gpt2", "absent"), r"cannot read absent"),
+        (("gpt2", __file__), f"{__file__}.*sha256.*{GPT2_RANKS_SHA256}"),
+        (("symbols", None, 7), "choose an even number of symbols, at least 4"),
+        (("symbols", None, 2), "choose an even number of symbols, at least 4"),
+    ],
+)
+def test_unknown_tokenizers_impossible_vocabularies_and_wrong_files_are_refused(settings, message):
+    with pytest.raises(UserError, match=message):
+        load_tokenizer(*settings)
 
 
-def test_missing_ranks_file_is_refused(tmp_path: Path):
-    with pytest.raises(UserError, match=r"cannot read .*absent"):
-        load_tokenizer("gpt2", tmp_path / "absent")
+def test_changed_ranks_are_refused(monkeypatch):
+    monkeypatch.setattr(tokenizers, "CODE_RANKS_SHA256", "0" * 64)
+    with pytest.raises(UserError, match=r"code\.tiktoken of landmark\.data was changed: its sha256 is \w{64}"):
+        load_tokenizer("code")
+
+
+def test_code_opens_no_connection(monkeypatch):
+    def refuse(*_, **__):
+        raise AssertionError("a connection is opened")
+
+    monkeypatch.setattr(socket, "socket", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    assert load_tokenizer("code").encode("self").size == 1
 
 
 def test_no_file_and_no_network_says_what_to_set(monkeypatch):
@@ -119,8 +163,41 @@ def test_no_file_and_no_network_says_what_to_set(monkeypatch):
         _ = whole.byte_lengths
 
 
-def test_unknown_tokenizer_and_needless_file_are_refused(tmp_path: Path):
-    with pytest.raises(UserError, match="gpt2, code, bytes, symbols or pretrained"):
-        load_tokenizer("words")
-    with pytest.raises(UserError, match="bytes has no file"):
-        load_tokenizer("bytes", tmp_path)
+def test_the_most_frequent_pairs_get_the_first_ranks_after_the_bytes():
+    ranks = learn_ranks("xy xy (xy) xyz", 260)  # xy four times, then its join with a space twice, the others once
+    assert [ranks[bytes([value])] for value in range(256)] == list(range(256))
+    assert (ranks[b"xy"], ranks[b" xy"]) == (256, 257)
+    assert {b" xyz", b" ("} == {piece for piece, rank in ranks.items() if rank >= 258}
+    with pytest.raises(UserError, match="a text of 4 characters has too few pairs of bytes for 300 ranks"):
+        learn_ranks("abab", 300)
+
+
+@given(st.integers(0, 1_500_000))
+def test_excerpts_are_few_and_keep_a_short_text(length: int):
+    text = "abcdefghij" * (length // 10)
+    taken = excerpts(text)
+    assert len(taken) <= 400_000
+    assert len(text) > 400_000 or taken == text
+
+
+def test_the_program_writes_a_file_that_can_be_used(tmp_path: Path, capsys):
+    folder, out = tmp_path / "source", tmp_path / "out.tiktoken"
+    folder.mkdir()
+    for file in Path(asyncio.__file__).parent.glob("*.py"):
+        (folder / file.name).write_text(file.read_text(encoding="utf-8")[:300], encoding="utf-8")
+    main(str(out), str(folder))
+    sha256 = hashlib.sha256(out.read_bytes()).hexdigest()
+    assert capsys.readouterr().out == f"{out}: sha256 {sha256}\n"
+    ranks = read_ranks(out.read_bytes(), sha256, "out")
+    own = BytePairTokenizer("own", lambda: ranks, sha256, CODE_PATTERN, (960, 961, 1024))
+    text = Path(asyncio.__file__).read_text(encoding="utf-8")
+    assert own.decode(own.encode(text)) == text
+    assert len(own.encode(text)) < len(text) / 2
+
+
+def test_the_program_ends_with_one_line_at_bad_input(tmp_path: Path):
+    command = [sys.executable, "-m", "landmark.data.code_ranks", str(tmp_path / "out"), str(tmp_path / "absent")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+    assert "absent" in done.stderr

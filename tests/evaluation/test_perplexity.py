@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from landmark.data.named_tokenizers import load_tokenizer
 from landmark.data.stream import Stream
+from landmark.data.tokenizers import load_tokenizer
 from landmark.evaluation import evaluate
 from landmark.models import Decoder
 from landmark.utils.errors import UserError

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 
 from landmark.config.schema import Config, EvalConfig, MemoryConfig, ModelConfig, RetrievalConfig
-from landmark.data.named_tokenizers import load_tokenizer
-from landmark.data.probe_texts import probe_texts
+from landmark.data.evaluation_texts import probe_texts
 from landmark.data.stream import Stream
+from landmark.data.tokenizers import load_tokenizer
 from landmark.evaluation import evaluate_probe
 from landmark.models import Decoder
 from landmark.models.language_model import LanguageModel

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from landmark.data.probe_texts import probe_texts
+from landmark.data.evaluation_texts import probe_texts
 from landmark.evaluation import evaluate_probe
 from landmark.evaluation.retrieval_map import CELLS, RetrievalMap
 from landmark.memory.observer import Retrieval

@@ -12,7 +12,7 @@ pytest.importorskip("bm25s", reason="the optional extra `hf` is not installed")
 
 from landmark.attention.rotary import RotaryTable, rotate
 from landmark.data import Stream, load_tokenizer
-from landmark.data.sentences import asked_blocks, document_texts, sentence_queries, split_into_blocks
+from landmark.data.evaluation_texts import asked_blocks, document_texts, sentence_queries, split_into_blocks
 from landmark.evaluation import sentences
 from landmark.evaluation.sentences import WINDOW, Scorer, _bm25, _chance, _rank, evaluate_sentences
 from landmark.memory import Memory

@@ -8,7 +8,7 @@ import torch
 from landmark.config.schema import Config, EvalConfig, MemoryConfig, ModelConfig, RetrievalConfig
 from landmark.data import SyntheticCorpus, load_tokenizer
 from landmark.data.ruler import Ruler
-from landmark.data.ruler.essays import Essays
+from landmark.data.ruler.material import Essays
 from landmark.evaluation import evaluate_recall
 from landmark.evaluation.recall import score_interval
 from landmark.memory import Memory

@@ -11,9 +11,8 @@ import torch
 
 from landmark.config import checks
 from landmark.data.datamodule import WindowDataModule
-from landmark.data.named_tokenizers import load_tokenizer
 from landmark.data.stream import Stream
-from landmark.data.tokenizer import Tokenizer
+from landmark.data.tokenizers import Tokenizer, load_tokenizer
 from landmark.experiment.checks import check
 from landmark.experiment.identity import row_settings, run_settings
 from landmark.extensions.masked_lm.attention import landmark_attention_both_ways

@@ -19,8 +19,8 @@ from landmark.config.schema import (
     TrainConfig,
     TrainerConfig,
 )
-from landmark.data.named_tokenizers import load_tokenizer
 from landmark.data.stream import Corpus
+from landmark.data.tokenizers import load_tokenizer
 from landmark.experiment.identity import run_settings
 from landmark.models import build
 from landmark.training import train

@@ -9,14 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from landmark.data.ruler.essays import Essays
-from landmark.data.ruler.names import KEYS
-from landmark.data.ruler.needles import Needles
-from landmark.data.ruler.question import Material, Question, Task
-from landmark.data.ruler.variables import Variables
-from landmark.data.ruler.word_counts import CommonWords, FrequentWords
+from landmark.data.ruler.material import KEYS, Essays, Material
+from landmark.data.ruler.tasks import CommonWords, FrequentWords, Needles, Sample, Task, Variables
 from landmark.data.synthetic_data import Prompt, SyntheticData, too_short
-from landmark.data.tokenizer import Tokenizer
+from landmark.data.tokenizers import Tokenizer
 from landmark.utils.constants import RULER_VERSION
 
 TASKS: dict[str, Task] = {
@@ -44,12 +40,8 @@ class Ruler(SyntheticData):
     name = "ruler"
 
     def __init__(self, task: str, generated: int, essays: Essays, made: Task | None = None):
-        """
-        Args:
-            task: one of `TASKS`.
-            generated: tokens that are left for the answer.
-            essays: the text of haystacks, and the words of lists.
-            made: makes the questions (None: the published task).
+        """task: one of `TASKS`. generated: tokens that are left for the answer. essays: the text of haystacks, and the
+        words of lists. made: makes the samples (None: the published task).
         """
         self.task, self.generated, self.essays = made or TASKS[task], generated, essays
         self.prompt_settings: dict[str, Any] = {"task": task, "version": RULER_VERSION}
@@ -62,25 +54,18 @@ class Ruler(SyntheticData):
         seed, room = int(rng.integers(1 << 62)), length - self.generated
         size = self.size(length, tokenizer)
         while True:
-            question = self.question(random.Random(seed), size, length)
-            tokens, ends = tokenizer.encode_with_ends(question.text)
+            sample = self.make(random.Random(seed), size, length)
+            tokens, ends = tokenizer.encode_with_ends(sample.text)
             if len(tokens) <= room or size == self.task.least:
                 break
             size = max(self.task.least, size - max(1, size // 64))
         if len(tokens) > room:
             raise too_short(f"{self.prompt_settings['task']}", length, len(tokens) + self.generated)
-        return Prompt(tokens.astype(np.int64), " ".join(question.answers), evidence_ranges(question, ends))
+        return Prompt(tokens.astype(np.int64), " ".join(sample.answers), evidence_ranges(sample, ends))
 
-    def question(self, rng: random.Random, size: int, length: int, first: int = 0) -> Question:
-        """A question about a text.
-
-        Args:
-            rng: draws everything that is random.
-            size: of the text, in units of the task.
-            length: tokens of the prompt and its answer together.
-            first: word of the essay to begin with.
-        """
-        return self.task.question(rng, size, length, self.material(size, first))
+    def make(self, rng: random.Random, size: int, length: int, first: int = 0) -> Sample:
+        """A sample, as of `Task`. first: word of the essay to begin with."""
+        return self.task.make(rng, size, length, self.material(size, first))
 
     def material(self, size: int, first: int = 0) -> Material:
         """What texts of some size are made of. first: word of the essay to begin with."""
@@ -111,18 +96,12 @@ class Ruler(SyntheticData):
 
     def _measure(self, size: int, length: int, tokenizer: Tokenizer) -> int:
         """Tokens of a text of a size with its answer."""
-        question = self.question(random.Random(0), size, length)
-        return len(tokenizer.encode(f"{question.text} {self.task.reply(question.answers)}"))
+        sample = self.make(random.Random(0), size, length)
+        return len(tokenizer.encode(f"{sample.text} {self.task.reply(sample.answers)}"))
 
 
 def largest_size(measure: Callable[[int], int], room: int, least: int) -> int:
-    """The largest size, up to one part in 64, whose measure is at most `room`; `least` if none is.
-
-    Args:
-        measure: tokens of a text of a size; grows with it.
-        room: most tokens.
-        least: the smallest size.
-    """
+    """The largest size from `least` on, up to one part in 64, whose measure in tokens is at most `room`; or `least`."""
     low, high = least, 2 * least + 8
     while measure(high) <= room:
         low, high = high, 2 * high
@@ -132,14 +111,14 @@ def largest_size(measure: Callable[[int], int], room: int, least: int) -> int:
     return low
 
 
-def evidence_ranges(question: Question, ends: np.ndarray) -> tuple[tuple[int, int], ...]:
-    """For each part of a question's text that states an answer, its tokens [first, stop).
+def evidence_ranges(sample: Sample, ends: np.ndarray) -> tuple[tuple[int, int], ...]:
+    """For each part of a sample's text that states an answer, its tokens [first, stop).
 
     ends: the byte of the text at which each token ends, (n,), as `Tokenizer.encode_with_ends` gives it.
     """
     found = []
-    for part in question.evidence:
-        start = len(question.text[: question.text.index(part)].encode())
+    for part in sample.evidence:
+        start = len(sample.text[: sample.text.index(part)].encode())
         stop = start + len(part.encode())
         found.append((int(np.searchsorted(ends, start, "right")), int(np.searchsorted(ends, stop, "left")) + 1))
     return tuple(found)

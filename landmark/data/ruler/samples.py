@@ -18,11 +18,10 @@ from typing import Any
 import numpy as np
 
 from landmark.data.ruler import TASKS, Ruler
-from landmark.data.ruler.essays import Essays
-from landmark.data.ruler.needles import Needles
-from landmark.data.ruler.variables import Variables
-from landmark.data.synthetic_data import Piece, SyntheticData, Window, encode, window_of
-from landmark.data.tokenizer import Tokenizer
+from landmark.data.ruler.material import Essays
+from landmark.data.ruler.tasks import Needles, Variables
+from landmark.data.synthetic_data import Piece, SyntheticData, TrainingText, encode, training_text
+from landmark.data.tokenizers import Tokenizer
 from landmark.utils.constants import RULER_SAMPLES_VERSION
 from landmark.utils.errors import UserError
 
@@ -53,7 +52,7 @@ class RulerSamples(SyntheticData):
         made = TASKS | {"vt": Variables(worked=False)}  # with an example it seldom fits
         self._rulers = {name: Ruler(name, 0, essays, task) for name, task in made.items()}
 
-    def window(self, rng: np.random.Generator, length: int, tokenizer: Tokenizer) -> Window:
+    def window(self, rng: np.random.Generator, length: int, tokenizer: Tokenizer) -> TrainingText:
         """Texts one after another, each closed by end of text. Where none fits into what remains one is cut."""
         draw = random.Random(int(rng.integers(1 << 62)))
         ids, weights = [], []
@@ -63,7 +62,7 @@ class RulerSamples(SyntheticData):
                 raise UserError(f"data.tasks: no task fits into a window of {length} tokens: raise train.length")
             ids += [text[0], np.array([tokenizer.eot])]
             weights += [text[1], np.zeros(1)]
-        return window_of(np.concatenate(ids), np.concatenate(weights), length, tokenizer.eot)
+        return training_text(np.concatenate(ids), np.concatenate(weights), length, tokenizer.eot)
 
     def _text(self, draw: random.Random, room: int, tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray] | None:
         """Ids and weights of a text with as many questions as fit into `room` tokens; None if no task fits."""
@@ -80,14 +79,14 @@ class RulerSamples(SyntheticData):
             if isinstance(ruler.task, Needles):
                 pieces, more = self._needles(again, ruler, ruler.task, size, max(keys, ruler.task.keys), first)
             else:
-                question, more = ruler.question(again, size, room, first), []
-                pieces = [(question.text, 1.0), *self._reply(ruler.task.reply(question.answers))]
+                made, more = ruler.make(again, size, room, first), []
+                pieces = [(made.text, 1.0), *self._reply(ruler.task.reply(made.answers))]
             ids, weights = encode(pieces, tokenizer)
             if len(ids) <= room or (size == ruler.task.least and keys == 1):
                 break
             size, keys = max(ruler.task.least, 2 * size // 3), max(1, keys - 1)
-        for question in more:
-            more_ids, more_weights = encode(question, tokenizer)
+        for answered in more:
+            more_ids, more_weights = encode(answered, tokenizer)
             if len(ids) + len(more_ids) > room:
                 break
             ids, weights = np.concatenate([ids, more_ids]), np.concatenate([weights, more_weights])
@@ -98,13 +97,8 @@ class RulerSamples(SyntheticData):
     ) -> tuple[list[Piece], list[list[Piece]]]:
         """A text with needles up to its first answer; then each key in a sentence that gives its values.
 
-        Args:
-            draw: draws everything that is random.
-            ruler: gives the material.
-            task: kind of needle and haystack.
-            size: of the haystack; of one of needles, how many they are.
-            keys: number of keys, in other haystacks.
-            first: word of the essay to begin with.
+        size: of the haystack; of one of needles, how many they are. keys: number of keys, in other haystacks. first:
+        word of the essay to begin with.
         """
         among_needles = task.haystack == "needles"
         task = replace(task, keys=size if among_needles else keys)

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from landmark.data.segments import segments
+from landmark.data.evaluation_texts import segments
 from landmark.data.stream import Stream
-from landmark.data.tokenizer import Tokenizer
+from landmark.data.tokenizers import Tokenizer
 from landmark.evaluation.losses import SegmentLosses
 from landmark.evaluation.measurement import Measurement
 from landmark.evaluation.perplexity import inference, token_losses

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from landmark.data.random_numbers import random_numbers
-from landmark.data.tokenizer import Tokenizer
+from landmark.data.tokenizers import Tokenizer
 from landmark.utils.constants import NO_LOSS
 from landmark.utils.errors import UserError
 from landmark.utils.window_batch import WindowBatch

@@ -1,0 +1,263 @@
+"""Tokenizers: text to ids and back. `load_tokenizer` makes one by its name in `tokenizer=`."""
+
+import base64
+import functools
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from landmark.utils.errors import UserError
+
+if TYPE_CHECKING:
+    import tiktoken
+
+GPT2_RANKS_SHA256 = "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"
+# GPT-2's pattern with possessive quantifiers: the same pieces, without backtracking over long runs.
+GPT2_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
+CODE_VOCAB_SIZE = 1024
+CODE_RANKS = "code.tiktoken"  # beside this file; made by landmark.data.code_ranks
+CODE_RANKS_SHA256 = "f63f53e5f04341f1f02d374e9cf31d2f03e9de4dfaf325727633ab67d322f4a5"
+# Ends of lines with the indentation that follows; names with the underscores before them, numbers, signs, each with one
+# space before; other whitespace. Every character matches, without backtracking over long runs.
+CODE_PATTERN = r"""[\r\n]++[ \t]*+| ?(?:_++\p{L}*+|\p{L}++)| ?\p{N}++| ?[^\s\p{L}\p{N}_]++|[^\S\r\n]++"""
+
+
+class Tokenizer:
+    """Converts text to ids and back. Each id is a string of bytes, empty for end of text, landmark and unused ids.
+
+    dtype: of ids, uint16 if the vocabulary fits, else uint32, little-endian. hash: hex SHA-256 of everything that
+    decides the ids of a text.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        eot: int,
+        landmark: int,
+        vocab_size: int,
+        pieces: dict[int, bytes] | Callable[[], dict[int, bytes]],
+        **decisive: str,
+    ):
+        """
+        Args:
+            name: name of the tokenizer, a part of the names of prepared corpora.
+            eot: id of end of text, which follows every document.
+            landmark: id of the landmark.
+            vocab_size: rows of the embedding matrix, unused padding ids included.
+            pieces: the bytes of each id of text, or what loads them when they are first needed.
+            decisive: everything else that decides the ids of a text, for the hash.
+        """
+        self.name = name
+        self.eot = eot
+        self.landmark = landmark
+        self.vocab_size = vocab_size
+        self.dtype = np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<u4")
+        self._load = pieces
+        settings = {"name": name, "eot": eot, "landmark": landmark, "vocab_size": vocab_size, **decisive}
+        self.hash = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+
+    @functools.cached_property
+    def _pieces(self) -> list[bytes]:
+        known = self._load if isinstance(self._load, dict) else self._load()
+        return [known.get(token, b"") for token in range(self.vocab_size)]
+
+    @functools.cached_property
+    def byte_lengths(self) -> np.ndarray:
+        """Bytes of each id, (vocab_size,) int64. Raises UserError where the pieces of text cannot be loaded."""
+        return np.array([len(piece) for piece in self._pieces], dtype=np.int64)
+
+    @property
+    def beginning(self) -> list[int]:
+        """Ids before every text that a model reads."""
+        return []
+
+    def encode(self, text: str) -> np.ndarray:
+        """Ids of a text, without end of text. Text that looks like a special token is encoded as ordinary text."""
+        raise NotImplementedError
+
+    def encode_with_ends(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        """Ids (n,) of a text, and the byte of the text at which each ends, (n,) int64."""
+        ids = self.encode(text)
+        return ids, self.byte_lengths[ids].cumsum()
+
+    def decode_bytes(self, ids: Sequence[int] | np.ndarray, special: bytes = b"") -> bytes:
+        """The bytes of ids, with `special` for each special or unused id."""
+        return b"".join([self._pieces[token] or special for token in np.asarray(ids).tolist()])
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        """The text of ids, without special ids; a character that is cut at an end becomes U+FFFD."""
+        return self.decode_bytes(ids).decode("utf-8", errors="replace")
+
+
+class ByteTokenizer(Tokenizer):
+    """UTF-8 bytes as ids 0…255, end of text 256, landmark 257.
+
+    The vocabulary is padded to 320, a multiple of 64, for which the output matrix product is fast on GPUs; GPT-2's is
+    padded from 50257 to 50304 for the same reason.
+    """
+
+    def __init__(self):
+        pieces = {value: bytes([value]) for value in range(256)}
+        super().__init__("bytes", 256, 257, 320, pieces, encoding="utf-8")
+
+    def encode(self, text: str) -> np.ndarray:
+        return np.frombuffer(text.encode(), dtype=np.uint8).astype(self.dtype)
+
+
+class SymbolTokenizer(Tokenizer):
+    """So many symbols, for tasks without text; then end of text and landmark, padded to a multiple of 64.
+
+    A text is encoded as no ids. Raises UserError for fewer than 4 symbols, or an odd number.
+    """
+
+    def __init__(self, symbols: int = 8192):
+        if symbols < 4 or symbols % 2:
+            raise UserError(f"tokenizer.vocab_size={symbols}: choose an even number of symbols, at least 4")
+        super().__init__(f"symbols-{symbols}", symbols, symbols + 1, -(-(symbols + 2) // 64) * 64, {})
+
+
+class BytePairTokenizer(Tokenizer):
+    """Cuts a text into pieces by a pattern, and joins the bytes of a piece, the pair of the lowest rank first.
+
+    By tiktoken, which runs in parallel threads.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        ranks: Callable[[], dict[bytes, int]],
+        ranks_sha256: str,
+        pattern: str,
+        ids: tuple[int, int, int],
+    ):
+        """
+        Args:
+            name: name of the tokenizer.
+            ranks: loads the ids of strings of bytes, all 256 single bytes among them, when they are first needed.
+            ranks_sha256: hash of the file of all ranks, a part of the identity.
+            pattern: a regular expression that matches every character of any text.
+            ids: end of text, landmark, and the size of the vocabulary.
+        """
+        self._ranks, self._pattern = functools.cache(ranks), pattern
+        pieces = lambda: {rank: piece for piece, rank in self._ranks().items()}  # noqa: E731
+        super().__init__(name, *ids, pieces, ranks=ranks_sha256, pattern=pattern)
+
+    @functools.cached_property
+    def _encoding(self) -> "tiktoken.Encoding":
+        import tiktoken
+
+        # No text is encoded to it, but without any special token tiktoken looks for one at every character.
+        special = {"<|endoftext|>": self.eot}
+        return tiktoken.Encoding(
+            self.name, pat_str=self._pattern, mergeable_ranks=self._ranks(), special_tokens=special
+        )
+
+    def encode(self, text: str) -> np.ndarray:
+        return self._encoding.encode_to_numpy(text, disallowed_special=()).astype(self.dtype)
+
+
+class GPT2Tokenizer(BytePairTokenizer):
+    """GPT-2's encoding, whole or with fewer merges.
+
+    In a small model a large vocabulary takes most of the time and of the parameters. With a `vocab_size` only the first
+    merges are used: ids below vocab_size − 64 are text; the next two are end of text and landmark.
+    """
+
+    def __init__(self, file: str | Path | None = None, vocab_size: int | None = None):
+        """file: local copy of the ranks (None: they are downloaded when a text is first encoded or decoded).
+        vocab_size: None: all ids, padded to 50304.
+
+        Raises UserError if the file is missing, and for a vocabulary that is no multiple of 64 from 320 to 50304.
+        """
+        if vocab_size is not None and (vocab_size % 64 or not 320 <= vocab_size <= 50304):
+            raise UserError(f"tokenizer.vocab_size={vocab_size}: choose a multiple of 64 from 320 to 50304")
+        whole = _read_gpt2_ranks(Path(file)) if file is not None else None
+        name, ids = "gpt2", (50256, 50260, 50304)
+        if vocab_size is not None:
+            name, ids = f"gpt2-{vocab_size}", first_ids(vocab_size)
+
+        def ranks() -> dict[bytes, int]:
+            known = _download_gpt2_ranks() if whole is None else whole
+            return known if vocab_size is None else {piece: rank for piece, rank in known.items() if rank < ids[0]}
+
+        super().__init__(name, ranks, GPT2_RANKS_SHA256, GPT2_PATTERN, ids)
+
+
+class CodeTokenizer(BytePairTokenizer):
+    """A small vocabulary for Python source, whose merges were learned from Python's standard library.
+
+    Ids below 960 are text, 960 is end of text, 961 the landmark. Raises UserError if the file of ranks was changed.
+    """
+
+    def __init__(self):
+        content = (files("landmark.data") / CODE_RANKS).read_bytes()
+        ranks = read_ranks(content, CODE_RANKS_SHA256, f"tokenizer=code: {CODE_RANKS} of landmark.data was changed")
+        super().__init__("code", lambda: ranks, CODE_RANKS_SHA256, CODE_PATTERN, first_ids(CODE_VOCAB_SIZE))
+
+
+def load_tokenizer(name: str, file: str | Path | None = None, vocab_size: int | None = None) -> Tokenizer:
+    """The tokenizer `bytes`, `code`, `gpt2`, `symbols`, or `pretrained`, which belongs to a transformers model.
+
+    file: local copy of GPT-2's ranks, or the model's folder. vocab_size: for `gpt2`, as in `GPT2Tokenizer`; for
+    `symbols`, their number.
+
+    Raises UserError for an unknown name, an impossible vocabulary, and a file that is missing or a wrong one.
+    """
+    if name not in ("gpt2", "code", "bytes", "symbols", "pretrained"):
+        raise UserError(f"unknown tokenizer {name!r}: choose gpt2, code, bytes, symbols or pretrained")
+    unused = {"bytes": ("file", "vocab_size"), "code": ("file", "vocab_size"), "symbols": ("file",)}.get(name, ())
+    for key, value in {"file": file, "vocab_size": vocab_size}.items():
+        if value is not None and key in unused:
+            raise UserError(f"tokenizer.{key}={value}: tokenizer={name} has no {key}, set tokenizer.{key}=null")
+    if name == "gpt2":
+        return GPT2Tokenizer(file, vocab_size)
+    if name == "symbols":
+        return SymbolTokenizer() if vocab_size is None else SymbolTokenizer(vocab_size)
+    if name != "pretrained":
+        return ByteTokenizer() if name == "bytes" else CodeTokenizer()
+    if file is None:
+        raise UserError("tokenizer=pretrained: tokenizer.file must name the folder of a model, as model.name does")
+    from landmark.data.pretrained_tokenizer import open_pretrained
+
+    return open_pretrained(file)
+
+
+def first_ids(vocab_size: int) -> tuple[int, int, int]:
+    """End of text, landmark and size of a vocabulary whose text has the ids below vocab_size − 64."""
+    return vocab_size - 64, vocab_size - 63, vocab_size
+
+
+def read_ranks(content: bytes, sha256: str, fault: str) -> dict[bytes, int]:
+    """The ranks in a file's content, in tiktoken's format: lines of a base64 string of bytes and its rank.
+
+    Raises UserError, which begins with `fault`, where the content has another hash than `sha256`.
+    """
+    found = hashlib.sha256(content).hexdigest()
+    if found != sha256:
+        raise UserError(f"{fault}: its sha256 is {found}, expected {sha256}; fetch it again")
+    return {base64.b64decode(piece): int(rank) for piece, rank in map(bytes.split, content.splitlines())}
+
+
+def _read_gpt2_ranks(file: Path) -> dict[bytes, int]:
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise UserError(f"tokenizer.file: cannot read {file}: {error.strerror}") from None
+    return read_ranks(content, GPT2_RANKS_SHA256, f"tokenizer.file: {file} is not GPT-2's ranks file")
+
+
+def _download_gpt2_ranks() -> dict[bytes, int]:
+    from tiktoken_ext import openai_public
+
+    try:
+        return openai_public.r50k_base()["mergeable_ranks"]  # tiktoken checks the same hash
+    except Exception as error:
+        raise UserError(
+            f"tokenizer=gpt2: its ranks could not be downloaded ({type(error).__name__}): "
+            "set tokenizer.file to a local gpt2.tiktoken (r50k_base), or choose tokenizer=bytes, which needs no file"
+        ) from None

@@ -91,10 +91,12 @@ class Memories:
         self._used: set[Path] = set()
         self._counting = threading.RLock()  # of `_used`; a collected generator may ask for it anywhere
         self._writing = threading.Lock()
+        self._sizes: dict[Path, int] = {}  # of the folder of each memory; counted once, and where one is saved
         for folder in settings.folder.glob("*/*/*"):
             if re.fullmatch("[0-9a-f]{32}/(sessions|documents)", folder.parent.relative_to(settings.folder).as_posix()):
                 with suppress(UserError):  # a damaged memory is an error where it is asked for
                     _remove_left_over(folder)
+                self._count(folder)
 
     def close(self) -> None:
         """Leave the folder to another server."""
@@ -148,22 +150,23 @@ class Memories:
         """Replace a memory and its chat. Raises Full or Failed, and leaves the one before, where that does not work."""
         folder = self._folder(key, kind, name)
         with self._writing, _one_line(f"{kind[:-1]} {name}"):
-            is_new = not (folder / CONTENT).is_file()
-            others = sum(1 for _ in folder.parent.parent.glob(f"*/*/{CONTENT}"))
-            if is_new and others >= self._settings.sessions:
+            others = sum(1 for each in self._sizes if each.parent.parent == folder.parent.parent)
+            if folder not in self._sizes and others >= self._settings.sessions:
                 raise Full(f"{others} sessions and documents: this server keeps no more; delete one")
-            used, more = _bytes_below(self._settings.folder), cache.stats["bytes_kept"]
+            used, more = sum(self._sizes.values()), cache.stats["bytes_kept"]
             if used + more > self._settings.disk:
                 raise Full(f"{used:,} bytes of memories: there is no room for {more:,} more; delete some")
             folder.mkdir(parents=True, exist_ok=True)
             after = uuid.uuid4().hex
             try:
                 cache.save(folder / after, {CHAT: json.dumps(list(chat)).encode()})
-                if (used := _bytes_below(self._settings.folder)) > self._settings.disk:
+                self._count(folder)
+                if (used := sum(self._sizes.values())) > self._settings.disk:
                     raise Full(f"there is no room: with this memory all would have {used:,} bytes; delete some")
                 write_json(folder / CONTENT, {"memory": after, "tokens": cache.get_seq_length()})
             finally:
                 _remove_left_over(folder)
+                self._count(folder)
 
     def delete(self, key: str, kind: str, name: str) -> None:
         """Forget a memory. Raises Missing where there is none."""
@@ -173,6 +176,13 @@ class Memories:
                 raise _missing(kind, name)
             (folder / CONTENT).unlink()
             shutil.rmtree(folder, ignore_errors=True)
+            self._count(folder)
+
+    def _count(self, folder: Path) -> None:
+        if size := sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()):
+            self._sizes[folder] = size
+        else:
+            self._sizes.pop(folder, None)
 
     def _folder(self, key: str, kind: str, name: str) -> Path:
         if not NAME.fullmatch(name):
@@ -186,7 +196,8 @@ def _locked(folder: Path) -> FileLock:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire(timeout=0)
-        write_json(folder / OWNER, {"host": platform.node(), "pid": os.getpid()})
+        with _full_or_not():
+            write_json(folder / OWNER, {"host": platform.node(), "pid": os.getpid()})
     except Timeout:
         owner = {"host": "another machine", "pid": "unknown"}
         with suppress(UserError, OSError):  # it may be about to write
@@ -198,6 +209,17 @@ def _locked(folder: Path) -> FileLock:
     except OSError as error:
         raise UserError(f"{folder}: memories cannot be kept here ({error.strerror})") from error
     return lock
+
+
+@contextmanager
+def _full_or_not() -> Iterator[None]:
+    """Go on where the disk is full: else nobody could ask the server to delete memories."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        LOG.error("%s: the disk is full: memories can be asked and deleted", error.filename)
 
 
 @contextmanager
@@ -234,7 +256,3 @@ def _remove_left_over(folder: Path) -> None:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     if not kept:
         folder.rmdir()
-
-
-def _bytes_below(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

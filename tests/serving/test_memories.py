@@ -1,9 +1,11 @@
 """Memories on disk that several requests save, open and delete at once."""
 
+import errno
 import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -33,7 +35,6 @@ def read(model, count):
 
 
 def test_a_memory_is_not_deleted_while_another_is_saved(model, tmp_path):
-    """Saving walks through the files of all memories."""
     memories = Memories(ServerSettings(tmp_path, (KEY,)), model)
     memories.save(KEY, "documents", "one", read(model, 30))
     deleting = threading.Thread(target=memories.delete, args=(KEY, "documents", "one"))
@@ -75,6 +76,37 @@ def test_the_bytes_on_disk_count(model, tmp_path):
     with pytest.raises(Full, match="no room"):
         memories.save(KEY, "sessions", "one", memory)
     assert not [path for path in tmp_path.glob("*/**/*") if path.is_file()]
+
+
+def test_the_files_of_other_memories_are_not_counted_again(model, tmp_path, monkeypatch):
+    memories, walked = Memories(ServerSettings(tmp_path, (KEY,)), model), []
+    memory, below = read(model, 30), Path.rglob
+    memories.save(KEY, "documents", "one", memory)
+    monkeypatch.setattr(Path, "rglob", lambda folder, pattern: walked.append(folder.name) or below(folder, pattern))
+    memories.save(KEY, "documents", "two", memory)
+    assert set(walked) == {"two"}
+    memories.delete(KEY, "documents", "two")
+    counted = dict(memories._sizes)
+    memories.close()
+    assert Memories(ServerSettings(tmp_path, (KEY,)), model)._sizes == counted
+    assert sum(counted.values()) == sum(path.stat().st_size for path in below(tmp_path, "*/one/**/*") if path.is_file())
+
+
+def test_on_a_full_disk_it_starts_and_memories_can_be_deleted(model, tmp_path, monkeypatch, caplog):
+    first = Memories(ServerSettings(tmp_path, (KEY,)), model)
+    first.save(KEY, "documents", "one", read(model, 30))
+    first.close()
+
+    def full(path, value):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr("landmark.serving.memories.write_json", full)
+    memories = Memories(ServerSettings(tmp_path, (KEY,)), model)
+    assert "the disk is full: memories can be asked and deleted" in caplog.text
+    with pytest.raises(Full, match="the server's disk is full; delete some"):
+        memories.save(KEY, "documents", "two", read(model, 30))
+    memories.delete(KEY, "documents", "one")
+    assert not list(tmp_path.rglob(CONTENT))
 
 
 def test_what_a_killed_server_left_is_deleted(model, tmp_path):

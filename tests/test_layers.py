@@ -19,7 +19,7 @@ ALLOWED = {
     "models": {"attention", "memory", "huggingface", "config"},
     "extensions": {"attention", "memory", "models", "data", "evaluation", "config"},
     "serving": {"huggingface"},
-    "config": set(),
+    "config": {"memory"},
     "data": {"config"},
     "training": {"models", "data", "config"},
     "evaluation": {"attention", "memory", "models", "data", "config"},

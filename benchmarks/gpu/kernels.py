@@ -19,7 +19,8 @@ from landmark.attention.fused import tuning
 from landmark.attention.fused.retrieved_blocks import attend_to_retrieved_blocks
 from landmark.attention.keys import Keys
 from landmark.memory import Memory
-from landmark.memory.settings import TRAINING_FREE, memory_of
+from landmark.memory.construction import memory_of
+from landmark.memory.settings import TRAINING_FREE
 
 OURS, PAIR = "landmark", "landmark, deterministic"
 FLASH, CUDNN, FLEX = "flash SDPA", "cuDNN SDPA", "FlexAttention"
@@ -213,7 +214,7 @@ def retrieved_blocks(
 def chunks(lengths: Sequence[int], scale: Scale) -> Iterator[Line]:
     """A chunk of a text without landmarks, as a layer of a pretrained model reads it, beside attention to all keys."""
     heads, kv_heads, dim, count = (14, 2, 64, 512) if scale.is_gpu else (2, 1, 16, 8)
-    settings = TRAINING_FREE if scale.is_gpu else TRAINING_FREE | {"k": 2, "rerank": 3, "window": 8}
+    settings = TRAINING_FREE if scale.is_gpu else TRAINING_FREE.updated({"k": 2, "rerank": 3, "window": 8})
     made = partial(torch.randn, generator=torch.Generator(scale.device).manual_seed(0), device=scale.device)
     for length in lengths:
         q, k, v = (made(1, h, length, dim).to(scale.half) for h in (heads, kv_heads, kv_heads))

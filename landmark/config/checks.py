@@ -10,9 +10,11 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any, NamedTuple
 
 from landmark.config.extensions import hooks
-from landmark.config.schema import SYNTHETIC, Config, ModelConfig, TrainConfig
+from landmark.config.schema import SYNTHETIC, Config, ModelConfig, TrainConfig, value_of
+from landmark.memory.settings import MemorySettings
 from landmark.utils.constants import DEFAULT_CHUNK, RULER_TASKS, SHORTEST_REPEAT
 from landmark.utils.errors import NoEffect, UserError
+from landmark.utils.setting import check_value
 
 
 class Read(NamedTuple):
@@ -57,25 +59,25 @@ def _can_have_strategy(config: Config) -> bool:
     return config.trainer.strategy != "fsdp" or not (in_parts or config.model.lora_rank is not None)
 
 
-_MEASURED = (
-    "eval.probe",
-    "eval.task",
-    "eval.retriever",
-    "eval.retrieval_statistics",
-)  # by a row, in place of perplexity
+def _of_another(key: str, other: str, values: tuple[str, ...]) -> Read:
+    """A setting of a memory that has an effect with some values of another one alone."""
+    needed = MemorySettings.__dataclass_fields__[other].metadata["key"]
+    return Read((key,), f"{needed}={' or '.join(values)}", lambda config: value_of(config, needed) in values)
 
+
+# Measured by a row in place of perplexity.
+_MEASURED = ("eval.probe", "eval.task", "eval.retriever", "eval.retrieval_statistics")
+_OF_MEMORY = {item.metadata["key"]: item.metadata for item in fields(MemorySettings)}
 
 # Keys that a row may not set itself where they have no effect; rows that share one may.
 READ_BY = (
-    _of_kind("landmark", "retrieval", *(f"memory.{key}" for key in ("blocks", "tier", "folder", "cache", "index"))),
-    _of_kind("landmark", *(f"memory.{key}" for key in ("index_type", "candidates", "load", "save"))),
-    _of_kind("landmark", "model.block_size", "cmt", "positions"),
+    _of_kind("landmark", "retrieval", "cmt", "positions", "model.block_size", "memory.load", "memory.save"),
+    _of_kind("landmark", *(key for key in _OF_MEMORY if key.startswith("memory.") and key != "memory.window")),
     _of_kind("transformer", "memory.sinks"),
     Read(("memory.window",), "model=transformer or model=pretrained", _can_have_window),
     _of_kind("transformer_xl", "model.window", "model.cache"),
     Read(("memory.sinks",), "memory.window", lambda config: config.memory.window is not None),
-    Read(("memory.cache",), "memory.tier=cpu or disk", lambda config: config.memory.tier != "device"),
-    Read(("memory.index_type", "memory.candidates"), "memory.index=faiss", lambda c: c.memory.index == "faiss"),
+    *(_of_another(key, *said["needs"]) for key, said in _OF_MEMORY.items() if "needs" in said),
 )
 
 # Keys whose values other than the default must have an effect, whoever sets them.
@@ -100,10 +102,9 @@ _NEEDED = (
     ),
     Read(("train.muon_lr",), "train.optimizer=muon", lambda config: config.train.optimizer == "muon"),
     Read(("trainer.strategy",), "whole windows, and all weights of a model: use trainer=ddp", _can_have_strategy),
-    Read(("cmt.cutoff", "cmt.cutoffs"), "cmt=on", lambda config: config.cmt.enabled),
+    Read(("cmt.cutoff",), "cmt=on", lambda config: config.cmt.enabled),
     Read(("retrieval.scorer",), "eval.task=niah_… or vt, of which the right blocks are known", _has_scorer),
     Read(("positions.p_jump",), "positions=jumps", lambda config: config.positions.kind == "jumps"),
-    Read(("memory.folder",), "memory.tier=disk", lambda config: config.memory.tier == "disk"),
     Read(("eval.query",), "eval.retriever", lambda config: config.eval.retriever is not None),
 )
 
@@ -119,7 +120,6 @@ _ALTERNATIVES = (
     _MEASURED,
     ("data.tasks", "data.passkeys"),
     ("model.name", "model.family", "model.architecture"),
-    ("cmt.cutoff", "cmt.cutoffs"),
 )
 
 _OF_TASKS = (
@@ -135,7 +135,7 @@ def check(config: Config) -> None:
     _check_values(config)
     _check_needed(config, (*_NEEDED, *_OF_KINDS))
     for keys in _ALTERNATIVES:
-        chosen = [f"{key}={value}" for key in keys if (value := _value(config, key))]
+        chosen = [f"{key}={value}" for key in keys if (value := value_of(config, key))]
         if len(chosen) > 1:
             raise UserError(f"{' and '.join(chosen)}: choose one of them")
     for key, value in (("name", config.name), ("size", config.size)):  # they name folders
@@ -219,18 +219,13 @@ def unused(keys: Iterable[str], configs: Sequence[Config]) -> NoEffect | None:
     return None
 
 
-def _value(config: Config, key: str) -> Any:
-    group, _, name = key.rpartition(".")
-    return getattr(getattr(config, group) if group else config, name)
-
-
 def _check_needed(config: Config, needed: Iterable[Read]) -> None:
     """Raise NoEffect for a value other than the default, and other than none at all, that has no effect."""
     usual = Config()
     for read in needed:
         for key in () if read.holds(config) else read.keys:
-            value = _value(config, key)
-            if value != _value(usual, key) and value is not None and value is not False and value != 0:
+            value = value_of(config, key)
+            if value != value_of(usual, key) and value is not None and value is not False and value != 0:
                 raise NoEffect(f"{key}={value}: is for {read.needs}", key)
 
 
@@ -241,15 +236,7 @@ def _check_values(group: Any, prefix: str = "") -> None:
         if is_dataclass(value):
             _check_values(value, f"{key}.")
             continue
-        choices, least = said.get("choices"), said.get("least")
-        if choices is not None and value not in choices:
-            known = ", ".join("null" if choice is None else str(choice) for choice in choices)
-            raise UserError(f"{key}={value}: must be one of {known}")
-        if least is not None and value is not None and value < least:
-            raise UserError(f"{key}={value}: must be at least {least}")
-        if "above" in said and value is not None and not said["above"] < value <= (said["most"] or math.inf):
-            most = "" if said["most"] is None else f" and at most {said['most']}"
-            raise UserError(f"{key}={value}: must be above {said['above']}{most}")
+        check_value(key, value, said)
 
 
 def _check_training(config: Config) -> None:
@@ -279,9 +266,7 @@ def _check_training(config: Config) -> None:
 
 
 def _check_evaluation(config: Config) -> None:
-    settings, cutoffs = config.eval, config.cmt.cutoffs
-    if cutoffs is not None and len(cutoffs) != config.model.num_layers:
-        raise UserError(f"cmt.cutoffs={cutoffs}: must be {config.model.num_layers} numbers, one for each layer")
+    settings = config.eval
     reads_spans = config.data.name not in SYNTHETIC and settings.probe is None and settings.task is None
     if reads_spans and settings.tokens is not None and settings.length > settings.span:
         raise UserError(

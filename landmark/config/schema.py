@@ -1,15 +1,18 @@
 """The typed schema of the whole configuration: a misspelt key or a wrong type is refused at compose time."""
 
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+import functools
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, make_dataclass
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from landmark.memory.settings import MemorySettings
 from landmark.utils.constants import RULER_TASKS
 from landmark.utils.errors import UserError
 from landmark.utils.retired import check_retired, without_retired
+from landmark.utils.setting import setting
 
 SYNTHETIC = ("passkey", "key_value", "mqar")  # tasks: samples are made as needed, and answers to prompts are evaluated
 POSITION_BIN = 64  # positions of a segment whose losses a record sums, for the curve over positions
@@ -21,27 +24,17 @@ TASKS = (
 
 def one_of(default: Any, *choices: Any) -> Any:
     """A field that takes its default or one of these values."""
-    return field(default=default, metadata={"choices": choices if default == MISSING else (default, *choices)})
+    return setting(default, choices=tuple(each for each in (default, *choices) if each not in (None, MISSING)))
 
 
-def at_least(least: float, default: Any = MISSING) -> Any:
-    """A field with a least value; a default of None allows null."""
-    return field(default=default, metadata={"least": least})
-
-
-def above_zero(default: Any, most: float | None = None) -> Any:
-    """A field with values above 0, and up to `most` where that is given; a default of None allows null."""
-    return field(default=default, metadata={"above": 0, "most": most})
-
-
-def of_landmarks(least: float | None = None, *, extension: bool = False) -> Any:
-    """A field that landmark models alone can have; null: the usual. least, extension: as `at_least`, `of_extension`."""
-    return field(default=None, metadata={"kind": "landmark", "least": least, "extension": extension})
-
-
-def of_extension() -> Any:
-    """A field that a module of `landmark.extensions` reads; null: not used."""
-    return field(default=None, metadata={"extension": True})
+def of_memory(group: str) -> Any:
+    """A dataclass with the settings of a memory that this group of settings has."""
+    found = []
+    for item in fields(MemorySettings):
+        if item.metadata["key"].startswith(f"{group}."):
+            kind = Any if "tuple" in str(item.type) else item.type  # OmegaConf has no type for a number or a list
+            found.append((item.metadata["key"].partition(".")[2], kind, field(default=item.default)))
+    return make_dataclass(f"{group.title()}OfMemory", found)
 
 
 @dataclass
@@ -54,27 +47,36 @@ class ModelConfig:
     name: str | None = None  # a model of transformers to start from: its folder or name on the hub; keeps its own shape
     as_is: bool | None = None  # of that model: train nothing
     dtype: str | None = one_of(None, "float32", "bfloat16", "float16")  # of its weights where it reads; null: float32
-    lora_rank: int | None = at_least(1, None)  # train adapters and the landmark's embedding; null: everything
+    lora_rank: int | None = setting(None, least=1)  # train adapters and the landmark's embedding; null: everything
     num_layers: int = MISSING
     num_heads: int = MISSING
     head_dim: int = MISSING
     mlp_dim: int = MISSING
-    num_kv_heads: int | None = at_least(1, None)  # heads of keys and values, shared by groups; null: num_heads
+    num_kv_heads: int | None = setting(None, least=1)  # heads of keys and values, shared by groups; null: num_heads
     block_size: int | None = None  # landmark: normal tokens per block
     window: int | None = None  # transformer_xl: tokens per window
     cache: int | None = None  # transformer_xl: earlier keys kept
     rope_base: float = 10000.0
     key_offset: float | None = None  # fraction of a head's channels, the last ones, with the key of the token before
     rotary_fraction: float | None = None  # fraction of a head's channels, the first ones, that positions turn; null: 1
-    landmark_key: str | None = of_landmarks()  # token, or mean: plus the mean of the block's keys; null: token
-    landmark_bias: bool | None = of_landmarks()  # learned numbers on landmarks' scores; null: false
-    joint_softmax: float | None = of_landmarks()  # from the paper's gates (0) to one softmax (1); null: 0
-    masked: bool | None = of_extension()  # see later tokens too, and predict hidden ones, 15 %; null: false
-    fan_out: int | None = of_landmarks(2, extension=True)  # blocks of a group with a gate; null: no groups
-    levels: int | None = of_landmarks(1, extension=True)  # of groups: of blocks, of such groups, …; null: 1
+    landmark_key: str | None = setting(
+        None, kind="landmark"
+    )  # token, or mean: plus the mean of the block's keys; null: token
+    landmark_bias: bool | None = setting(None, kind="landmark")  # learned numbers on landmarks' scores; null: false
+    joint_softmax: float | None = setting(
+        None, kind="landmark"
+    )  # from the paper's gates (0) to one softmax (1); null: 0
+    masked: bool | None = setting(
+        None, extension=True
+    )  # see later tokens too, and predict hidden ones, 15 %; null: false
+    # Blocks of a group with a gate (null: no groups), and levels of groups: of blocks, of such groups, … (null: 1).
+    fan_out: int | None = setting(None, least=2, kind="landmark", extension=True)
+    levels: int | None = setting(None, least=1, kind="landmark", extension=True)
     qk_norm: bool | None = None  # normalise queries and keys (RMS, learned scales) before positions; null: false
     initialisation: str | None = None  # gpt2: N(0, 0.02), or fan_in: N(0, 1/√inputs); null: gpt2
-    induction_heads: int | None = at_least(1, None)  # of each layer but the first, begin as induction heads; null: none
+    induction_heads: int | None = setting(
+        None, least=1
+    )  # of each layer but the first, begin as induction heads; null: none
     backend: str = "auto"  # how attention is computed: auto, reference, blockwise or triton
 
 
@@ -90,12 +92,14 @@ class DataConfig:
     configs: list[str] | None = None  # arxiv_math: which of the corpus's configs are taken; null: all
     bad_lines: str = one_of("stop", "skip")  # arxiv_math: stop at a line that cannot be read, or skip it
     repeats: list[float] | None = None  # text: shares of training windows with repeats, from first step to last
-    tasks: float | None = above_zero(None, most=1)  # text: share of training windows that are RULER's tasks on it
-    passkeys: float | None = above_zero(None, most=1)  # text: share of training windows that are pass keys; null: none
-    needles: int = at_least(1, 1)  # passkey: keys in a prompt, of which one is asked for
-    pairs: int = at_least(1, 8)  # mqar: pairs of a key and a value in a text
-    dense: float = at_least(0, 0.5)  # passkey: fraction of its training windows that are dense
-    answer_weight: float = at_least(0, 10.0)  # passkey, key_value, tasks: loss weight of determined tokens
+    tasks: float | None = setting(None, above=0, most=1)  # text: share of training windows that are RULER's tasks on it
+    passkeys: float | None = setting(
+        None, above=0, most=1
+    )  # text: share of training windows that are pass keys; null: none
+    needles: int = setting(1, least=1)  # passkey: keys in a prompt, of which one is asked for
+    pairs: int = setting(8, least=1)  # mqar: pairs of a key and a value in a text
+    dense: float = setting(0.5, least=0)  # passkey: fraction of its training windows that are dense
+    answer_weight: float = setting(10.0, least=0)  # passkey, key_value, tasks: loss weight of determined tokens
 
 
 @dataclass
@@ -111,27 +115,31 @@ class TokenizerConfig:
 class TrainConfig:
     """One training. A batch is `batch_size` windows (or segments) of `length` tokens, over all devices."""
 
-    steps: int = at_least(1)
-    batch_size: int = at_least(1)
-    micro_batch: int | None = at_least(1, None)  # windows per device and pass; null: all at once
-    length: int = at_least(1)  # tokens, landmarks included
-    batches: int | None = at_least(1, None)  # different ones, again and again (+debug=overfit); null: no end of them
+    steps: int = setting(MISSING, least=1)
+    batch_size: int = setting(MISSING, least=1)
+    micro_batch: int | None = setting(None, least=1)  # windows per device and pass; null: all at once
+    length: int = setting(MISSING, least=1)  # tokens, landmarks included
+    batches: int | None = setting(
+        None, least=1
+    )  # different ones, again and again (+debug=overfit); null: no end of them
     k: list[int] | None = None  # landmark: earlier blocks that a query attends to, drawn for each step; null: all
-    local: int | None = of_landmarks(1, extension=True)  # tokens read at a time, with a memory; null: all
+    local: int | None = setting(
+        None, least=1, kind="landmark", extension=True
+    )  # read at a time, with a memory; null: all
     optimizer: str | None = one_of(None, "adamw", "muon")  # muon: for the matrices of linear layers; null: adamw
-    muon_lr: float | None = above_zero(None)  # of these matrices, where the others have max_lr; null: max_lr
-    max_lr: float = above_zero(2e-3)
-    start_lr: float = above_zero(2e-5)
-    final_lr: float = above_zero(4e-4)
+    muon_lr: float | None = setting(None, above=0)  # of these matrices, where the others have max_lr; null: max_lr
+    max_lr: float = setting(2e-3, above=0)
+    start_lr: float = setting(2e-5, above=0)
+    final_lr: float = setting(4e-4, above=0)
     warmup: float = 0.02  # fraction of the steps
     beta1: float = 0.9
     beta2: float = 0.95
     weight_decay: float = 1e-3
     precision: str = one_of("32-true", "bf16-mixed")
-    checkpoint_every: int = at_least(1, 500)  # steps
-    validate_every: int = at_least(1, 500)  # steps
-    validate_batches: int = at_least(1, 8)
-    log_every: int = at_least(1, 50)  # steps
+    checkpoint_every: int = setting(500, least=1)  # steps
+    validate_every: int = setting(500, least=1)  # steps
+    validate_batches: int = setting(8, least=1)
+    log_every: int = setting(50, least=1)  # steps
 
 
 @dataclass
@@ -141,75 +149,60 @@ class TrainerConfig:
     name: str = "auto"
     accelerator: str = "auto"
     devices: Union[int, str] = "auto"  # noqa: UP007 (OmegaConf reads no other spelling of a union of two)
-    num_nodes: int | None = at_least(1, None)  # machines; null: those on which torchrun or srun started the command
+    num_nodes: int | None = setting(None, least=1)  # machines; null: those on which torchrun or srun started it
     strategy: str = "auto"
-    threads: int | None = at_least(1, None)  # torch's on a CPU; null: OMP_NUM_THREADS, or the cores
-    max_hours: float | None = at_least(0, 24.0)  # of a training on a CPU, as task=plan estimates; null: any number
+    threads: int | None = setting(None, least=1)  # torch's on a CPU; null: OMP_NUM_THREADS, or the cores
+    max_hours: float | None = setting(24.0, least=0)  # of a training on a CPU, as task=plan estimates; null: any number
     profiler: str | None = one_of(None, "simple", "advanced", "pytorch")  # of Lightning; reports to the run's folder
 
 
 @dataclass
-class RetrievalConfig:
+class RetrievalConfig(of_memory("retrieval")):
     """Which blocks a landmark model retrieves."""
 
-    granularity: str = "per_token_and_head"  # what has its own set: per_token_and_head, _and_group, …
-    k: int = 4  # blocks
-    scorer: str = "landmark"  # ranks the blocks; recent, random, mean_key and given are ablations
-    recent: int = at_least(0, 0)  # newest blocks that are always among the k
-    first: int = at_least(0, 0)  # blocks that begin the text and are always among the k
-    rerank: int | None = None  # blocks with the best scores, of which k are taken by their tokens too; null: k
-
 
 @dataclass
-class MemoryConfig:
+class MemoryConfig(of_memory("memory")):
     """What is kept between the chunks of a long input."""
 
-    blocks: int | None = None  # landmark: most blocks kept; null: all
-    tier: str = "device"  # landmark: blocks lie on the device, the CPU or disk
-    folder: str | None = None  # of the tier disk: where its files lie; null: the system's folder for temporary files
-    cache: int = 128  # of the other tiers: blocks of a layer, all heads, that the device keeps of those it fetched
-    index: str = "exact"  # exact scans all landmarks; faiss searches an index of them
-    index_type: str = "ivf"  # of faiss: ivf (approximate) or flat
-    candidates: int = 16  # of faiss: older blocks found for each query
+    window: int | None = setting(None, least=1)  # transformer: last keys kept; model=pretrained: as of a memory
+    sinks: int = setting(4, least=0)  # transformer with a window: first keys kept
     load: str | None = None  # task=generate: folder of a saved memory to go on from
     save: str | None = None  # task=generate: folder for the memory of `prompt_file`
-    window: int | None = at_least(1, None)  # transformer: last keys kept; model=pretrained: read beside the k blocks
-    sinks: int = at_least(0, 4)  # transformer with a window: first keys kept
 
 
 @dataclass
-class CmtConfig:
+class CmtConfig(of_memory("cmt")):
     """The context miss token (paper, Appendix D)."""
 
     enabled: bool = False
-    cutoff: float = 0.0  # below this weight of the token nothing is retrieved
-    cutoffs: list[float] | None = None  # one for each layer, in place of `cutoff`
 
 
 @dataclass
-class PositionsConfig:
+class PositionsConfig(of_memory("positions")):
     """Positions of a landmark model."""
 
     kind: str = one_of("standard", "jumps")  # in training: standard, or jumps after landmarks
-    p_jump: int = at_least(1, 1)  # the largest jump
-    mapping: str = "stingy"  # in memory: stingy, true positions, or auto: true as far as a pretrained model knows them
+    p_jump: int = setting(1, least=1)  # the largest jump
 
     def __post_init__(self):
-        self.mapping = self.mapping.lower()  # `true` on a command line is a boolean, which becomes True
+        self.mapping = str(self.mapping).lower()  # `true` on a command line is a boolean
 
 
 @dataclass
 class EvalConfig:
     """One evaluation."""
 
-    length: int = at_least(1, 512)  # tokens of a segment
-    local: int | None = at_least(1, None)  # tokens fed at a time; null: the model's usual number
+    length: int = setting(512, least=1)  # tokens of a segment
+    local: int | None = setting(None, least=1)  # tokens fed at a time; null: the model's usual number
     split: str = one_of(MISSING, "validation", "test")  # validation or test
-    tokens: int | None = at_least(1, None)  # in all, in evenly spaced spans that every row shares; null: all
-    span: int = at_least(1, 4096)  # tokens of such a span
-    batch_size: int | None = at_least(1, None)
-    prompts: int = at_least(1, 50)  # of tasks with prompts; segments of a probe
-    generated: int | None = at_least(1, None)  # tokens generated after a prompt; null: of a task as published, else 10
+    tokens: int | None = setting(None, least=1)  # in all, in evenly spaced spans that every row shares; null: all
+    span: int = setting(4096, least=1)  # tokens of such a span
+    batch_size: int | None = setting(None, least=1)
+    prompts: int = setting(50, least=1)  # of tasks with prompts; segments of a probe
+    generated: int | None = setting(
+        None, least=1
+    )  # tokens generated after a prompt; null: of a task as published, else 10
     task: str | None = one_of(None, *RULER_TASKS, "passkey")  # answer `prompts` questions of it; RULER's: on the text
     retriever: str | None = one_of(None, "landmark", "tokens", "bm25", "chance")  # ranks blocks for `prompts` sentences
     query: str = one_of("second_half", "sentence", "altered")  # what of a sentence a retriever is given
@@ -221,12 +214,12 @@ class EvalConfig:
 class GenerateConfig:
     """How task=generate continues a prompt (`landmark.models.sampling.Sampling`)."""
 
-    tokens: int = at_least(1, 200)  # most tokens generated
-    temperature: float = at_least(0, 0.0)
-    top_k: int | None = at_least(1, None)
-    top_p: float = above_zero(1.0, most=1)
+    tokens: int = setting(200, least=1)  # most tokens generated
+    temperature: float = setting(0.0, least=0)
+    top_k: int | None = setting(None, least=1)
+    top_p: float = setting(1.0, above=0, most=1)
     stop: list[str] = field(default_factory=list)  # texts of one token that end it, as end of text does
-    limit: int | None = at_least(1, None)  # most tokens of a prompt
+    limit: int | None = setting(None, least=1)  # most tokens of a prompt
 
 
 @dataclass
@@ -264,7 +257,7 @@ class Config:
     name: str = "single"  # of the experiment
     about: str = one_of("beyond", "paper", "check")  # of an experiment: a check is of this program itself
     task: str = one_of("auto", *TASKS)
-    seed: int = at_least(0, 0)
+    seed: int = setting(0, least=0)
     seeds: list[int] | None = None  # each row once for each seed
     row: str | None = None  # one row of the experiment
     run: str | None = None  # folder of a trained run to use in place of the one that these settings name
@@ -295,6 +288,19 @@ class Config:
     eval: EvalConfig = field(default_factory=EvalConfig)
     generate: GenerateConfig = field(default_factory=GenerateConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
+
+
+def memory_settings(config: Config) -> MemorySettings:
+    """How the landmark model of a row reads. Raises UserError for settings that make no sense."""
+    values = {item.name: value_of(config, item.metadata["key"]) for item in fields(MemorySettings)}
+    if not config.model.as_is:  # a memory.window is then that of a plain transformer
+        values["window"] = None
+    return MemorySettings(**values)
+
+
+def value_of(config: Config, key: str) -> Any:
+    """The value of a setting by its key, such as retrieval.k."""
+    return functools.reduce(getattr, key.split("."), config)
 
 
 # Groups whose options set a key or two, as `cmt=on` does: the others are folders of conf/.

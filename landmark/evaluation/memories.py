@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from landmark.evaluation.memory_settings import memory_settings
+from landmark.config.schema import memory_settings
 from landmark.memory.counters import RATES
 from landmark.memory.observer import Observer
 
@@ -21,7 +21,7 @@ def new_memory(model: LanguageModel, config: Config, observer: Observer | None =
         return model.new_memory(window=config.memory.window, sinks=config.memory.sinks)
     if model.config.kind != "landmark":
         return model.new_memory()
-    return model.new_memory(**memory_settings(config), observer=observer)
+    return model.new_memory(**vars(memory_settings(config)), observer=observer)
 
 
 def add_counters(total: dict[str, Any], memory: Any) -> None:

@@ -2,9 +2,8 @@
 
 from landmark.config import Config, checks
 from landmark.config.ranges import check_ranges
+from landmark.config.schema import memory_settings
 from landmark.evaluation.chunks import chunk_length, kept_tokens, penultimate_chunk_start
-from landmark.evaluation.memory_settings import memory_settings
-from landmark.memory.settings import check_settings
 from landmark.models.config import check_decoder
 
 
@@ -16,6 +15,6 @@ def check(config: Config) -> None:
     settings = checks.resolve(config).eval
     local = chunk_length(shape, settings.length, settings.local, kept_tokens(config))
     if config.model.kind == "landmark":
-        check_settings(memory_settings(config), config.model.block_size or 1)
+        memory_settings(config).check_layers(config.model.num_layers)
     if settings.retrieval_statistics:
         penultimate_chunk_start(shape, settings.length, local, config.retrieval.k)

@@ -46,8 +46,7 @@ def evaluate_row(job: Job, inputs: Inputs) -> dict[str, Any]:
         results = measure(model, corpus.split(config.eval.split), tokenizer, config, progress)
     # One segment has no standard error.
     undefined = {key: None for key, value in results.items() if key.endswith("_se") and not math.isfinite(value)}
-    chosen = {"cutoffs": config.cmt.cutoffs} if config.cmt.cutoffs is not None else {}
-    return results | undefined | chosen
+    return results | undefined
 
 
 def evaluation_device(config: Config) -> str:

@@ -3,11 +3,12 @@
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 from landmark.config import SYNTHETIC, Config
 from landmark.config.extensions import hooks
+from landmark.config.schema import memory_settings
 from landmark.utils.constants import PASSKEY_VERSION, RULER_SAMPLES_VERSION, RULER_VERSION
 
 # Raised by hand when the same settings give other numbers than before.
@@ -19,6 +20,7 @@ _OPTIMISATION = (
     *("optimizer", "muon_lr", "max_lr", "start_lr", "final_lr", "warmup", "beta1", "beta2", "weight_decay"),
 )
 _OF_NAMED = ("kind", "block_size", "lora_rank")
+_ALWAYS = ("max_blocks", "k", "granularity", "scorer")
 
 
 def run_settings(
@@ -75,29 +77,18 @@ def _dtype(config: Config) -> dict[str, str]:
 
 
 def _of_memory(config: Config) -> dict[str, Any]:
-    """How a landmark model reads."""
-    settings: dict[str, Any] = {
-        "blocks": config.memory.blocks,
-        "k": config.retrieval.k,
-        "granularity": config.retrieval.granularity,
-        "scorer": config.retrieval.scorer,
-    }
-    if config.retrieval.rerank is not None:
-        settings["rerank"] = config.retrieval.rerank
-    if config.retrieval.recent:
-        settings["recent"] = config.retrieval.recent
-    if config.retrieval.first:
-        settings["first"] = config.retrieval.first
-    if config.model.as_is:
-        settings["window"] = config.memory.window
-    if config.memory.index != "exact":
-        settings["index"] = [config.memory.index, config.memory.index_type, config.memory.candidates]
+    """How a landmark model reads: of a memory's settings those in `_ALWAYS`, and those that are not the default."""
+    memory, settings = memory_settings(config), {}
+    for item in fields(memory):
+        value, said = getattr(memory, item.name), item.metadata
+        other, values = said.get("needs", ("k", [memory.k]))
+        is_told = item.name in _ALWAYS or (value != item.default and getattr(memory, other) in values)
+        if is_told and said.get("in_identity", True):
+            settings[said["key"].rpartition(".")[2]] = value
     if config.eval.retrieval_statistics:
         settings["retrieval_statistics"] = True
     if config.cmt.enabled:
-        settings["cmt_cutoff"] = config.cmt.cutoffs or config.cmt.cutoff
-    if config.positions.mapping != "stingy":
-        settings["mapping"] = config.positions.mapping
+        settings["cmt_cutoff"] = memory.cutoff
     return settings
 
 

@@ -13,7 +13,7 @@ from landmark.utils.files import read_json
 
 _TAKEN = ("size", "model", "data", "tokenizer", "train", "cmt", "positions")  # groups that decide a training
 # Settings of those groups that say how a trained model is read, which the row that trained the run does not decide.
-_OF_READING = {"model": {"backend"}, "cmt": {"cutoff", "cutoffs"}, "positions": {"mapping"}}
+_OF_READING = {"model": {"backend"}, "cmt": {"cutoff"}, "positions": {"mapping"}}
 _TAKEN_KEYS = ("eval.split", "eval.tokens")  # that the size decides
 
 

@@ -35,10 +35,11 @@ from landmark.huggingface.families import (
     unrotated_layers,
     window_size,
 )
+from landmark.memory.construction import memory_of
 from landmark.memory.observer import Observer
 from landmark.memory.positions import Stingy, TruePositions
 from landmark.memory.saving import read_content
-from landmark.memory.settings import memory_of
+from landmark.memory.settings import MemorySettings
 from landmark.utils.errors import UserError
 from landmark.utils.weights import weights_digest
 
@@ -71,7 +72,8 @@ class LandmarkCache(Cache):
         landmarks: bool = True,
         **settings: Any,
     ):
-        """An empty cache of a model. block_size: ℓ. landmarks: whether the text has some. settings: of a memory.
+        """An empty cache of a model. block_size: ℓ. landmarks: whether the text has some. settings: of
+        `MemorySettings`.
 
         Raises UserError for a setting that does not exist, or out of range.
         """
@@ -82,10 +84,11 @@ class LandmarkCache(Cache):
         self.landmark_layers = landmark_layers(model)
         self._frequencies = inverse_frequencies(model)
         keys = Keys(0.0, "token" if landmarks else "none", memory_frequencies(model), unrotated_layers(model))
-        self._turning, self._mapping = keys, settings.get("mapping", "stingy")
+        reading = MemorySettings().updated(settings)
+        self._turning, self._mapping = keys, reading.mapping
         self._trained = text_config(model).max_position_embeddings
         of_model = {"keys": keys, "scoring": Scoring(softcap=softcap_of(model))}
-        self.memory = memory_of(block_size, settings, **of_model, observer=observer)
+        self.memory = memory_of(block_size, reading, **of_model, observer=observer)
         self.memory.model = partial(weights_digest, model)
         self._place(self._mapping)
         self._forget()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -21,7 +21,8 @@ from landmark.huggingface.families import NOT_PASSED_ON, check_model, landmark_l
 from landmark.huggingface.landmark_cache import LandmarkCache
 from landmark.huggingface.reading import Reader, check_ends, check_goes_on, check_positions, of_columns
 from landmark.huggingface.windows import check_windows, next_labels
-from landmark.memory.settings import changed
+from landmark.memory.observer import Observer
+from landmark.memory.settings import MemorySettings
 from landmark.utils.errors import UserError
 
 SETTINGS = "landmark"  # in a model's configuration, and so in its config.json
@@ -32,13 +33,17 @@ class LandmarkSettings:
     """How a model reads with landmarks, as its config.json has it.
 
     token: id of the landmark; None: the text has no landmarks, and blocks are found by a summary of their keys.
-    block_size: ℓ. local: tokens of a text read at a time. memory: names of `landmark.memory.settings.SETTINGS`.
+    block_size: ℓ. local: tokens of a text read at a time.
     """
 
     token: int | None
     block_size: int
     local: int
-    memory: dict[str, Any] = field(default_factory=dict)
+    memory: MemorySettings = MemorySettings()  # noqa: RUF009 (it is frozen)
+
+    def saved(self) -> dict[str, Any]:
+        """As config.json has it."""
+        return vars(self) | {"memory": self.memory.saved()}
 
 
 _Base: Any = object  # a class of `landmark.huggingface.classes` has LandmarkModel and a class of transformers as bases
@@ -80,13 +85,13 @@ class LandmarkModel(_Base):
 
     @property
     def landmarks(self) -> LandmarkSettings:
-        return LandmarkSettings(**getattr(self.config, SETTINGS))
+        return saved_settings(self.config)
 
-    def new_memory(self, **settings: Any) -> LandmarkCache:
-        """An empty memory. settings: of a memory (SETTINGS), and `observer`; else those the model was wrapped with."""
+    def new_memory(self, observer: Observer | None = None, **settings: Any) -> LandmarkCache:
+        """An empty memory. settings: of `MemorySettings`, in place of those that the model was wrapped with."""
         landmarks = self.landmarks
-        of_model = {"landmarks": landmarks.token is not None}
-        return LandmarkCache(cast(Any, self), landmarks.block_size, **of_model, **changed(landmarks.memory, settings))
+        memory, has_landmarks = landmarks.memory.updated(settings), landmarks.token is not None
+        return LandmarkCache(cast(Any, self), landmarks.block_size, observer, has_landmarks, **vars(memory))
 
     def forward(
         self,
@@ -338,17 +343,18 @@ def prepare(model: PreTrainedModel, settings: LandmarkSettings) -> None:
     if implementation not in ATTENTION.values():
         check_model(model)
         model.set_attn_implementation(ATTENTION[implementation])
-    setattr(model.config, SETTINGS, asdict(settings))
+    setattr(model.config, SETTINGS, settings.saved())
 
 
 def saved_settings(config: Any) -> LandmarkSettings:
     """The settings that a configuration was saved with. Raises UserError if it has none."""
     if (saved := getattr(config, SETTINGS, None)) is None:
         raise UserError("the configuration was not saved with landmarks: use landmark.huggingface.wrap")
-    names = {each.name for each in fields(LandmarkSettings)}
-    if not isinstance(saved, dict) or not {"token", "block_size", "local"} <= set(saved) <= names:
+    names = {"token", "block_size", "local", "memory"}
+    if not isinstance(saved, dict) or set(saved) != names:
         raise UserError(f"{SETTINGS}={saved}: must have the settings {', '.join(sorted(names))}")
-    return LandmarkSettings(**saved)
+    memory: dict[str, Any] = saved["memory"]
+    return LandmarkSettings(saved["token"], saved["block_size"], saved["local"], MemorySettings().updated(memory))
 
 
 class _NoLandmark(LogitsProcessor):

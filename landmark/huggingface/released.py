@@ -20,6 +20,7 @@ from torch import Tensor
 from landmark.huggingface.model import LandmarkModel, LandmarkSettings
 from landmark.huggingface.safe_loading import open_model, open_tokenizer
 from landmark.huggingface.wrapping import attach, embedding_weights
+from landmark.memory.settings import MemorySettings
 from landmark.utils.constants import DEFAULT_CHUNK, LANDMARK
 from landmark.utils.errors import UserError
 from landmark.utils.files import read_json
@@ -40,7 +41,7 @@ def recover(
         diff: folder of the difference.
         local: tokens of a prompt read at a time.
         check_sum: the sum of all weights must be this, within 0.01; `LLAMA_7B_SUM` for LLaMA 7B. None: any.
-        memory: `landmark.memory.settings.SETTINGS`.
+        memory: settings of `MemorySettings`.
 
     Returns the authors' model and its tokenizer. Raises UserError for a folder without weights, weights that do not
     fit, a tokenizer without `<landmark>`, and another sum.
@@ -64,7 +65,8 @@ def recover(
         found = sum(weight.sum() for weight in model.state_dict().values())
         if abs(float(found) - check_sum) > 1e-2:
             raise UserError(f"{base} + {diff}: all weights add up to {float(found):.4f}, not to {check_sum}")
-    return attach(model, LandmarkSettings(token, int(settings.get("mem_freq", BLOCK_SIZE)), local, memory)), tokenizer
+    block_size, reading = int(settings.get("mem_freq", BLOCK_SIZE)), MemorySettings().updated(memory)
+    return attach(model, LandmarkSettings(token, block_size, local, reading)), tokenizer
 
 
 def _add_difference(model: Any, diff: Path) -> None:

@@ -25,8 +25,7 @@ from landmark.huggingface.families import FAMILIES, check_model, text_config
 from landmark.huggingface.folders import folder_of
 from landmark.huggingface.model import SETTINGS, LandmarkModel, LandmarkSettings, prepare
 from landmark.huggingface.safe_loading import open_model, open_tokenizer
-from landmark.memory.settings import TRAINING_FREE, changed
-from landmark.memory.settings import check_settings as check_memory
+from landmark.memory.settings import TRAINING_FREE, MemorySettings
 from landmark.utils.constants import DEFAULT_CHUNK, LANDMARK
 from landmark.utils.errors import UserError
 from landmark.utils.files import read_json, write_json
@@ -57,7 +56,7 @@ def wrap(
         tokenizer: gets the token `<landmark>`, whose embedding is the mean of the others until it is trained. Without
             landmarks it stays as it is.
         block_size: ℓ, tokens a block. None: 63, without landmarks 32.
-        memory: `landmark.memory.settings.SETTINGS`, as {"k": 4, "max_blocks": 1000}. What it does not name has their
+        memory: settings of `MemorySettings`, as {"k": 4, "max_blocks": 1000}. Those that it does not name have their
             defaults, without landmarks those of `TRAINING_FREE`.
         local: tokens of a prompt read at a time.
         landmarks: "token": a landmark stands after each block, which the model must first learn to use. "none": there
@@ -85,7 +84,7 @@ def wrap(
             "device, save it, and open it with landmark.huggingface.load(folder, device_map=…)"
         )
     token = new_landmark(tokenizer)
-    settings = LandmarkSettings(token, block_size, local, dict(memory or {}))
+    settings = LandmarkSettings(token, block_size, local, MemorySettings().updated(memory or {}))
     wrapped = attach(model, settings)
     tokenizer.add_tokens([LANDMARK], special_tokens=True)
     place_embedding(model, token)
@@ -96,7 +95,7 @@ def without_landmarks(
     block_size: int, local: int = DEFAULT_CHUNK, memory: Mapping[str, Any] | None = None
 ) -> LandmarkSettings:
     """The settings of a model that reads without landmarks, as of `wrap`; `memory` changes those of `TRAINING_FREE`."""
-    return LandmarkSettings(None, block_size, local, changed(TRAINING_FREE, memory or {}))
+    return LandmarkSettings(None, block_size, local, TRAINING_FREE.updated(memory or {}))
 
 
 def load(folder: str | Path, **settings: Any) -> tuple[LandmarkModel, PreTrainedTokenizerBase]:
@@ -161,15 +160,12 @@ def check_settings(model: PreTrainedModel, settings: LandmarkSettings) -> None:
             continue
         if not isinstance(value, int) or isinstance(value, bool):
             raise UserError(f"{name}={value!r}: must be a whole number")
-    if settings.local < 1:
-        raise UserError(f"local={settings.local}: at least one token must be read at a time")
-    check_memory(settings.memory, settings.block_size)
-    if (settings.token is None) != (settings.memory.get("window") is not None):
-        has = "no landmarks, so it must be a number" if settings.token is None else "landmarks, so it must be None"
-        raise UserError(f"memory: window={settings.memory.get('window')}: the model reads a text with {has}")
-    cutoff, layers = settings.memory.get("cutoff"), text_config(model).num_hidden_layers
-    if isinstance(cutoff, list | tuple) and len(cutoff) != layers:
-        raise UserError(f"memory: cutoff has {len(cutoff)} numbers: give one, or one for each of {layers} layers")
+        if name != "token" and value < 1:
+            raise UserError(f"{name}={value}: must be at least 1")
+    if (settings.token is None) != (settings.memory.window is not None):
+        has = "no landmarks, so it must be a number" if settings.token is None else "landmarks, so it must be null"
+        raise UserError(f"{settings.memory.shown('window')}: the model reads a text with {has}")
+    settings.memory.check_layers(text_config(model).num_hidden_layers)
 
 
 def _own_forward(model: PreTrainedModel) -> bool:

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from landmark.config import Config
+from landmark.config.schema import memory_settings
 from landmark.data.tokenizers import Tokenizer
 from landmark.evaluation.generation import prompt_texts
-from landmark.evaluation.memory_settings import memory_settings
 from landmark.inspector.page import render
 from landmark.inspector.trace import trace_retrieval
 from landmark.models import LanguageModel
@@ -46,7 +46,7 @@ def inspect_text(
     title = "prompt" if config.prompt_file in (None, "-") else Path(config.prompt_file).name
     path = Path(config.output_file or output / "inspect" / f"{Path(title).stem}-{run}.html")
     trace = trace_retrieval(
-        model, tokens, config.eval.local or DEFAULT_CHUNK, **memory_settings(config), progress=progress
+        model, tokens, config.eval.local or DEFAULT_CHUNK, **vars(memory_settings(config)), progress=progress
     )
     page = render(trace, tokenizer, title, _settings(model, config, run, tokens))
     try:
@@ -73,5 +73,5 @@ def _settings(model: LanguageModel, config: Config, run: str, tokens: np.ndarray
     if memory.blocks is not None:
         settings["blocks kept"] = memory.blocks
     if shape.cmt:
-        settings["cutoff"] = config.cmt.cutoffs or config.cmt.cutoff
+        settings["cutoff"] = config.cmt.cutoff
     return settings

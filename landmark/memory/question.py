@@ -9,10 +9,10 @@ from typing import Any
 from torch import Tensor
 
 from landmark.attention import Grouped
-from landmark.memory.choices import choosing_heads
 from landmark.memory.layer import LayerMemory
 from landmark.memory.positions import Lags, QueriesAtLags
 from landmark.memory.query_selection import QuerySelection
+from landmark.memory.settings import choosing_heads
 from landmark.memory.store import BlockStore
 
 

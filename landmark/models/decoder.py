@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -23,7 +23,8 @@ from landmark.attention.keys import Keys, WindowBlocks, bias_landmarks
 from landmark.attention.layout import blocks_and_landmarks, insert_landmarks
 from landmark.attention.rotary import rotary_factors, rotary_frequencies, rotate, rotate_cmt
 from landmark.memory import Memory, RecurrentMemory, SinkMemory, UnlimitedMemory
-from landmark.memory.settings import memory_of
+from landmark.memory.construction import memory_of
+from landmark.memory.settings import MemorySettings
 from landmark.memory.step import Step, can_step
 from landmark.models.config import DecoderConfig
 from landmark.models.language_model import LanguageModel, summed_loss
@@ -180,27 +181,26 @@ class Decoder(LanguageModel):
     def new_memory(self, **settings) -> Memory | RecurrentMemory | None:
         """An empty memory that fits this model.
 
-        settings: of a landmark model those of `landmark.memory.settings`, and MEMORY_OBJECTS; of a plain transformer
+        settings: of a landmark model `MemorySettings`, and MEMORY_OBJECTS; of a plain transformer
         those of `SinkMemory`, without which it keeps nothing (None); Transformer-XL has none. Raises UserError for a
         setting out of range, and for a cutoff that does not fit the model.
         """
         config = self.config
         if config.landmarks is not None:
-            cutoff = settings.get("cutoff")
-            if cutoff and not config.cmt:
-                raise UserError(f"cmt.cutoff={cutoff}: this model has no context miss token")
-            if isinstance(cutoff, Sequence) and len(cutoff) != config.num_layers:
-                raise UserError(f"cmt.cutoffs={cutoff}: must be {config.num_layers} numbers, one for each layer")
             given = {name: settings.pop(name) for name in MEMORY_OBJECTS if name in settings}
-            memory = memory_of(config.landmarks.block_size, settings, **self.memory_objects() | given)
+            reading = MemorySettings().updated(settings)
+            if reading.cutoff and not config.cmt:
+                raise UserError(f"{reading.shown('cutoff')}: this model has no context miss token")
+            reading.check_layers(config.num_layers)
+            memory = memory_of(config.landmarks.block_size, reading, **self.memory_objects(reading) | given)
             memory.model = self.fingerprint
             return memory
         if config.recurrence is not None:
             return RecurrentMemory(config.recurrence.cache, keys=self.keys)
         return SinkMemory(**settings, keys=self.keys) if settings else None
 
-    def memory_objects(self) -> dict[str, Any]:
-        """What a memory of this model has of the model: arguments of `Memory`."""
+    def memory_objects(self, settings: MemorySettings) -> dict[str, Any]:
+        """What a memory with these settings has of the model: arguments of `memory_of`."""
         return {"keys": self.keys, "gate": self.gate, "backend": self.config.backend}
 
     def unlimited_memory(self, tokens: int) -> UnlimitedMemory:

@@ -354,10 +354,11 @@ def test_as_many_best_blocks_as_there_are_change_nothing():
 def test_a_query_reads_the_best_blocks_as_from_a_memory():
     """The first query after some complete blocks finds them all in a memory. No channel turns."""
     from landmark.attention.keys import Keys
-    from landmark.memory.settings import memory_of
+    from landmark.memory.construction import memory_of
+    from landmark.memory.settings import MemorySettings
 
     q, k, v = torch.randn(3, 1, 2, 25, 8, dtype=torch.float64)
-    memory = memory_of(3, {"k": 2, "mapping": "true"}, keys=Keys(rope_base=torch.zeros(4)))
+    memory = memory_of(3, MemorySettings(k=2, mapping="true"), keys=Keys(rope_base=torch.zeros(4)))
     memory.attend(1, q[:, :, :24], k[:, :, :24], v[:, :, :24])
     memory.commit()
     read = memory.attend(1, q[:, :, 24:], k[:, :, 24:], v[:, :, 24:])

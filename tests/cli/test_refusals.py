@@ -54,7 +54,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "missing corpus": (("tokenizer=bytes", "data.path=nowhere", "task=prepare"), "nowhere"),
     # rows and values
     "row and command line": (("+experiment=quickstart", "model=landmark"), "but row twice_last_blocks sets model="),
-    "out of range": (("retrieval.k=-1",), "retrieval.k=-1: the number of retrieved blocks cannot be negative"),
+    "out of range": (("retrieval.k=-1",), "retrieval.k=-1: must be at least 0"),
     "many threads": (("trainer.threads=100000",), "trainer.threads=100000: must be at most 1024"),
     "less than a device": (("trainer.devices=-1",), "trainer.devices=-1: must be auto, a number from 1 on"),
     "devices in words": (("trainer.devices=two",), "trainer.devices=two: must be auto"),

@@ -97,7 +97,7 @@ def test_only_the_chosen_row_can_clash(chosen):
         ("model=transformr", "row b: model=transformr: there is none; did you mean transformer"),
         ("eval.lenght=3", "row b: eval.lenght: .*did you mean eval.length"),
         ("eval.length=abc", "row b: .*could not be converted to Integer"),
-        ("retrieval.k=-1", "row b: retrieval.k=-1: the number of retrieved blocks cannot be negative"),
+        ("retrieval.k=-1", "row b: retrieval.k=-1: must be at least 0"),
         ("eval.length='3", "row b: No closing quotation"),
         ("eval.length", "row b: .*missing EQUAL"),
         ("retrieval.k=1,2", "row b gives retrieval.k several values"),
@@ -114,7 +114,7 @@ def test_every_row_is_checked_before_the_first_is_run(chosen, text, message):
 def test_a_fault_of_a_row_is_said_once(chosen):
     with pytest.raises(UserError) as error:
         chosen(rows={"a": "retrieval.k=-1"})
-    assert str(error.value).count("cannot be negative") == 1
+    assert str(error.value).count("must be at least 0") == 1
 
 
 def test_a_part_without_braces_is_refused():
@@ -177,7 +177,7 @@ def test_part_of_an_experiment_is_known(configure):
     [
         (("", {"retrieval.k": []}), "grid.axes: retrieval.k: .* must be a list of different values"),
         (("", {"retrieval.k": [2, 2]}), "must be a list of different values"),
-        (("memory.blocks=4", {"retrieval.k": [4, 8]}), "row k8: memory.blocks=4 is less than retrieval.k=8"),
+        (("memory.blocks=4", {"retrieval.k": [4, 8]}), "row k8: memory.blocks=4: is less than retrieval.k=8"),
         (("retrieval.k=2", {"retrieval.scorer": ["best"]}), "row scorerbest: retrieval.scorer=best: must be one of"),
     ],
 )
@@ -207,7 +207,7 @@ def test_cell_named_as_a_row_is_refused(chosen):
             "memory.window has no effect on model=landmark: it is for model=transformer",
         ),
         ("model=landmark retrieval=per_block", "retrieval=per_block: there is none; did you mean per_token"),
-        ("model=landmark memory.blocks=3 retrieval.k=4", "memory.blocks=3 is less than retrieval.k=4"),
+        ("model=landmark memory.blocks=3 retrieval.k=4", "memory.blocks=3: is less than retrieval.k=4"),
     ],
 )
 def test_row_whose_settings_do_not_fit_its_model_is_refused(chosen, row, message):

@@ -2,12 +2,12 @@
 
 import hashlib
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from landmark.config.schema import CmtConfig, Config, EvalConfig, MemoryConfig, PositionsConfig, RetrievalConfig
 from landmark.data.stream import Stream
 from landmark.data.tokenizers import load_tokenizer
 from landmark.evaluation import evaluate
@@ -29,48 +29,14 @@ def stream(tmp_path):
 
 
 def settings(
-    length=64,
-    local=None,
-    tokens=None,
-    span=256,
-    k=2,
-    blocks=None,
-    scorer="landmark",
-    batch_size=None,
-    cutoff=0.0,
-    mapping="stingy",
-    **memory,
+    length=64, local=None, k=2, span=256, cutoff=0.0, mapping="stingy", tokens=None, batch_size=None, **memory
 ):
-    return SimpleNamespace(
-        eval=SimpleNamespace(
-            length=length,
-            local=local,
-            tokens=tokens,
-            span=span,
-            batch_size=batch_size,
-            retrieval_statistics=False,
-        ),
-        retrieval=SimpleNamespace(k=k, granularity="per_token_and_head", scorer=scorer, rerank=None, recent=0, first=0),
-        model=SimpleNamespace(as_is=None, name=None),
-        memory=SimpleNamespace(
-            **{
-                "blocks": blocks,
-                "tier": "device",
-                "folder": None,
-                "cache": 8,
-                "index": "exact",
-                "index_type": "ivf",
-                "candidates": 16,
-                "window": None,
-                "rest": False,
-                "sinks": 4,
-            }
-            | memory
-        ),
-        cmt=SimpleNamespace(cutoff=cutoff, cutoffs=None),
-        positions=SimpleNamespace(mapping=mapping),
-        train=SimpleNamespace(precision="32-true"),
-        seed=0,
+    return Config(
+        eval=EvalConfig(length, local, "test", tokens, span, batch_size),
+        retrieval=RetrievalConfig(k=k),
+        memory=MemoryConfig(**memory),
+        cmt=CmtConfig(cutoff=cutoff),
+        positions=PositionsConfig(mapping=mapping),
     )
 
 

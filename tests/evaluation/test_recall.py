@@ -1,10 +1,8 @@
 """Accuracy of answers, and its exact bounds."""
 
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 
+from landmark.config.schema import Config, EvalConfig, RetrievalConfig
 from landmark.data import SyntheticCorpus, load_tokenizer
 from landmark.data.passkey import Passkey
 from landmark.evaluation import evaluate_recall
@@ -16,29 +14,9 @@ from tests.configurations import decoder_config
 TOKENIZER = load_tokenizer("bytes")
 
 
-def settings(**changes) -> Any:
+def settings(**changes) -> Config:
     evaluation = {"length": 310, "local": 100, "split": "test", "prompts": 9, "generated": 7, "batch_size": 4}
-    return SimpleNamespace(
-        eval=SimpleNamespace(**evaluation | changes),
-        retrieval=SimpleNamespace(
-            k=2, granularity="per_token_and_head", scorer="landmark", rerank=None, recent=0, first=0
-        ),
-        cmt=SimpleNamespace(cutoff=0.0, cutoffs=None),
-        positions=SimpleNamespace(mapping="stingy"),
-        model=SimpleNamespace(as_is=None, name=None),
-        memory=SimpleNamespace(
-            blocks=None,
-            tier="device",
-            folder=None,
-            cache=8,
-            index="exact",
-            index_type="ivf",
-            candidates=16,
-            window=None,
-            sinks=4,
-        ),
-        seed=0,
-    )
+    return Config(eval=EvalConfig(**evaluation | changes), retrieval=RetrievalConfig(k=2))
 
 
 def decoder(kind):

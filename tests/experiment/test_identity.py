@@ -62,7 +62,7 @@ def test_repeats_are_no_part_of_a_run_that_trains_nothing_nor_of_a_row(configure
 
 
 def test_each_cutoff_makes_another_row(configure):
-    changes = ([], ["cmt.cutoff=0.3"], ["cmt.cutoffs=[0,0,0.3,1]"])
+    changes = ([], ["cmt.cutoff=0.3"], ["cmt.cutoff=[0,0,0.3,1]"])
     rows = {row_id(configure("size=nano", "cmt=on", *change)) for change in changes}
     assert len(rows) == 3
     assert row_id(configure("size=nano")) not in rows
@@ -117,7 +117,7 @@ def test_where_and_in_what_pieces_is_no_part_of_a_row(configure, override):
 
 
 def test_an_index_is_part_of_a_row_where_there_is_one(configure):
-    few = (["memory.index=faiss"], ["memory.index=faiss", "memory.index_type=flat"])
+    few = (["memory.index=faiss"], ["memory.index=faiss_flat"])
     few = (*few, ["memory.index=faiss", "memory.candidates=8"], [])
     assert len({row_id(configure(*overrides)) for overrides in few}) == 4
     assert row_id(configure("memory.candidates=8")) == row_id(configure())

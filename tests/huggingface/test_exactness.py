@@ -12,7 +12,8 @@ from landmark.attention.keys import Keys
 from landmark.attention.layout import insert_landmarks
 from landmark.huggingface import unwrap, wrap
 from landmark.huggingface.families import unrotate
-from landmark.memory.settings import memory_of
+from landmark.memory.construction import memory_of
+from landmark.memory.settings import MemorySettings
 from tests.huggingface.conftest import BLOCK, make_model, wrapped_model
 
 SCALINGS = ["llama", "llama_linear", "llama3", "llama_yarn"]
@@ -56,10 +57,13 @@ def by_memory(memory, module, q, k, v, mask, scaling, **_):
 @torch.no_grad()
 def test_reading_with_a_memory_is_our_memory_on_the_same_weights(family, granularity, tokenizer):
     """k = 3 of at most 9 blocks, at their stingy positions."""
-    settings = {"k": 3, "granularity": granularity, "max_blocks": 9}
-    wrapped = wrapped_model(family, tokenizer, memory=settings, local=17).double()
+    settings = MemorySettings(k=3, granularity=granularity, max_blocks=9)
+    wrapped = wrapped_model(family, tokenizer, memory=vars(settings), local=17).double()
     plain = unwrap(copy.deepcopy(wrapped))
-    expected, memory = [], memory_of(BLOCK, settings, keys=Keys(rope_base=own_frequencies(plain.config)))
+    expected, memory = (
+        [],
+        memory_of(BLOCK, settings, keys=Keys(rope_base=own_frequencies(plain.config))),
+    )
     AttentionInterface.register("by_memory", partial(by_memory, memory))
     plain.set_attn_implementation("by_memory")
     ids = torch.randint(0, 256, (2, 120), generator=torch.Generator().manual_seed(1))

@@ -8,6 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from landmark.huggingface.released import recover
+from landmark.memory.settings import MemorySettings
 from landmark.utils.errors import UserError
 from tests.huggingface.conftest import make_model, make_tokenizer
 
@@ -41,7 +42,7 @@ def test_the_authors_model_is_recovered(released):
     total = float(sum(tensor.sum() for tensor in weights.values()))
     model, tokenizer = recover(base, diff, check_sum=total, k=3)
     assert tokenizer.convert_tokens_to_ids("<landmark>") == model.landmarks.token == 258
-    assert (model.landmarks.block_size, model.landmarks.memory) == (50, {"k": 3})
+    assert (model.landmarks.block_size, model.landmarks.memory) == (50, MemorySettings(k=3))
     found = model.state_dict()
     assert found.keys() == weights.keys()
     for name, tensor in weights.items():

@@ -2,13 +2,14 @@
 
 import torch
 
-from landmark.memory.settings import SETTINGS, memory_of
+from landmark.memory.construction import memory_of
+from landmark.memory.settings import MemorySettings
 
 
 def new_memory(block_size=3, **given):
     """A memory by flat settings, and objects beside them."""
-    settings = {name: given.pop(name) for name in list(given) if name in SETTINGS}
-    return memory_of(block_size, settings, **given)
+    settings = {name: given.pop(name) for name in list(given) if name in MemorySettings.__dataclass_fields__}
+    return memory_of(block_size, MemorySettings(**settings), **given)
 
 
 def feed(memory, q, k, v, chunks, layer=1, extra=None):

@@ -14,7 +14,7 @@ from landmark.memory.positions import QueriesAtLags, Stingy
 from landmark.memory.question import Question
 from landmark.memory.select import Best, Faiss
 from landmark.memory.select.faiss import LandmarkIndex
-from landmark.memory.settings import GRANULARITIES, INDEX_TYPES, MAPPINGS, TIERS
+from landmark.memory.settings import GRANULARITIES, INDICES, MAPPINGS, TIERS
 from landmark.memory.store import BlockStore
 from landmark.utils.errors import UserError
 from tests.memory.reading import feed, new_memory, texts
@@ -50,7 +50,7 @@ def test_with_all_blocks_as_candidates_it_is_a_scan(case):
     settings["scoring"] = Scoring(None, case["softcap"])
     reading = {"layer": case["layer"], "extra": None if case["cutoff"] is None else ContextMiss(cmt)}
     exact = feed(new_memory(**settings), q, k, v, case["chunks"], **reading)
-    memory = new_memory(**settings, index="faiss", index_type="flat", candidates=200)
+    memory = new_memory(**settings, index="faiss_flat", candidates=200)
     torch.testing.assert_close(feed(memory, q, k, v, case["chunks"], **reading), exact)
 
 
@@ -135,13 +135,13 @@ def test_few_blocks_need_no_lists():
     assert isinstance(asked.state.notes["index"]._indices[0], faiss.IndexFlat)
 
 
-@pytest.mark.parametrize("kind", INDEX_TYPES)
-def test_a_loaded_memory_is_indexed_anew(tmp_path, kind):
+@pytest.mark.parametrize("index", INDICES[1:])
+def test_a_loaded_memory_is_indexed_anew(tmp_path, index):
     q, k, v, _ = texts(90)
-    memory = new_memory(k=2, index="faiss", index_type=kind, candidates=4)
+    memory = new_memory(k=2, index=index, candidates=4)
     feed(memory, q[:, :, :60], k[:, :, :60], v[:, :, :60], [25, 35])
     memory.save(tmp_path / "book")
-    loaded = new_memory(k=2, index="faiss", index_type=kind, candidates=4, tier="disk")
+    loaded = new_memory(k=2, index=index, candidates=4, tier="disk")
     loaded.load(tmp_path / "book")
     rest = [x[:, :, 60:] for x in (q, k, v)]
     assert torch.equal(feed(loaded, *rest, [20, 10]), feed(memory, *rest, [20, 10]))

@@ -10,9 +10,8 @@ from landmark.attention.rotary import RotaryTable, rotary_frequencies, rotate
 from landmark.memory import Memory
 from landmark.memory.positions import Stingy
 from landmark.memory.select import Best
-from landmark.memory.settings import GRANULARITIES, check_settings
+from landmark.memory.settings import GRANULARITIES
 from landmark.utils.constants import channels_of
-from landmark.utils.errors import UserError
 from tests import oracle
 from tests.memory.reading import feed, new_memory
 from tests.pairs import all_pairs, name_of
@@ -235,37 +234,3 @@ def test_selected_samples_take_all_of_theirs_with_them():
     rest = [x[chosen, :, last] for x in (q, k, v)]
     found, expected = (each.attend(1, *rest) for each in (memory.select_samples(chosen), other))
     torch.testing.assert_close(found, expected, atol=0, rtol=0)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"k": -1}, "retrieval.k=-1"),
-        ({"k": "4"}, "retrieval.k='?4'?: must be a whole number"),
-        ({"kk": 4}, "no setting kk"),
-        ({"max_blocks": 3}, "memory.blocks=3 is less than retrieval.k=4"),
-        ({"max_blocks": 9.5}, "memory.blocks=9.5: must be a whole number"),
-        ({"granularity": "per_block"}, "retrieval.granularity=per_block"),
-        ({"scorer": "best"}, "retrieval.scorer=best"),
-        ({"cutoff": 1.5}, "cmt.cutoff=1.5: must be from 0 to 1"),
-        ({"cutoff": [0.1, -0.1]}, "cmt.cutoffs?="),
-        ({"mapping": "lavish"}, "positions.mapping=lavish"),
-        ({"cache": 0}, "memory.cache=0"),
-        ({"rerank": 3}, "retrieval.rerank=3 is less than retrieval.k=4"),
-        ({"rerank": 8, "granularity": "per_head"}, "retrieval.granularity=per_head: retrieval.rerank=8 chooses for"),
-        ({"rerank": 8, "scorer": "recent"}, "retrieval.scorer=recent: retrieval.rerank=8 changes"),
-        ({"recent": 5}, "retrieval.recent=5: must be 0 to retrieval.k=4"),
-        ({"recent": 1, "scorer": "random"}, "retrieval.scorer=random: retrieval.recent=1 changes"),
-        ({"rerank": 32, "index": "faiss"}, "memory.candidates=16: must be at least 32"),
-        ({"index": "annoy"}, "memory.index=annoy: must be one of exact, faiss"),
-        ({"index": "faiss", "index_type": "hnsw"}, "memory.index_type=hnsw: must be one of flat, ivf"),
-        ({"index": "faiss", "max_blocks": 9}, "cannot drop blocks, set .* not landmark and 9"),
-        ({"index": "faiss", "scorer": "mean_key"}, "set retrieval.scorer=landmark"),
-    ],
-)
-def test_bad_settings_are_refused(settings, message):
-    for refuse in (check_settings, lambda given, block_size: new_memory(block_size, **given)):
-        if "kk" in settings and refuse is not check_settings:
-            continue
-        with pytest.raises(UserError, match=message):
-            refuse(settings, 3)

@@ -298,7 +298,7 @@ def test_every_parameter_of_every_model_gets_a_gradient():
     ("config", "cutoff", "message"),
     [
         (LANDMARK, 0.3, "cmt.cutoff=0.3: this model has no context miss token"),
-        (CMT, [0.1, 0.2, 0.3], r"cmt.cutoffs=\[0.1, 0.2, 0.3\]: must be 2 numbers"),
+        (CMT, [0.1, 0.2, 0.3], r"cmt.cutoff=\[0.1, 0.2, 0.3\]: must be one number, or 2"),
     ],
 )
 def test_a_cutoff_that_does_not_fit_the_model_is_refused(config, cutoff, message):

@@ -9,35 +9,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from landmark.config.schema import memory_settings
+from landmark.memory.settings import MemorySettings
 from landmark.utils.errors import UserError
 
 if TYPE_CHECKING:
     from landmark.config import Config
 
 SETTINGS = ("model.fan_out", "model.levels")
-# Of a memory, those that another search would need, with their only values.
-_OF_MEMORY = {
-    "granularity": ("retrieval.granularity", "per_token_and_head"),
-    "scorer": ("retrieval.scorer", "landmark"),
-    "recent": ("retrieval.recent", 0),
-    "index": ("memory.index", "exact"),
-    "max_blocks": ("memory.blocks", None),
-}
+_FIXED = ("granularity", "scorer", "recent", "index", "max_blocks")  # of a memory; others would need another search
 
 
 def check(config: Config) -> None:
     """Raise UserError for settings that do not fit groups of landmarks."""
     options = {"fan_out": config.model.fan_out, "levels": config.model.levels}
     check_model(config.model.kind, config.model.joint_softmax or 0.0, config.model.backend, options)
-    check_memory(
-        {
-            "granularity": config.retrieval.granularity,
-            "scorer": config.retrieval.scorer,
-            "recent": config.retrieval.recent,
-            "index": config.memory.index,
-            "max_blocks": config.memory.blocks,
-        }
-    )
+    check_memory(memory_settings(config))
 
 
 def check_model(kind: str, alpha: float, backend: str, options: Mapping[str, Any]) -> None:
@@ -61,12 +48,12 @@ def check_model(kind: str, alpha: float, backend: str, options: Mapping[str, Any
         )
 
 
-def check_memory(settings: Mapping[str, Any]) -> None:
+def check_memory(settings: MemorySettings) -> None:
     """Raise UserError for settings of a memory that cannot be searched through groups."""
-    for key, (name, only) in _OF_MEMORY.items():
-        if settings.get(key, only) != only:
-            only = "null" if only is None else only
-            raise UserError(f"{name}={settings[key]}: with model.fan_out blocks are found by their groups, set {only}")
+    for name in _FIXED:
+        if name in settings.saved():
+            only = MemorySettings().shown(name)
+            raise UserError(f"{settings.shown(name)}: with model.fan_out blocks are found by their groups, set {only}")
 
 
 def __getattr__(name: str) -> Any:

@@ -13,6 +13,7 @@ from landmark.attention.inputs import as_autocast, without_autocast
 from landmark.extensions.hierarchy import check_memory, check_model
 from landmark.extensions.hierarchy.gates import Hierarchy, adjust, first_bias, landmark_scores
 from landmark.extensions.hierarchy.selector import BestOfGroups
+from landmark.memory.settings import MemorySettings
 from landmark.models.config import DecoderConfig
 from landmark.models.decoder import Block, Decoder, ReadWindow
 
@@ -66,12 +67,8 @@ class Model(Decoder):
         settings = {"extra": extra, "top_k": window.top_k, "backend": self.config.backend}
         return landmark_attention(q, k, v, window.layout, gate=gate, **settings)[0]
 
-    def new_memory(self, **settings) -> Any:
-        """As `Decoder.new_memory`; raises UserError for a setting that a search through groups does not have."""
+    def memory_objects(self, settings: MemorySettings) -> dict[str, Any]:
         check_memory(settings)
-        return super().new_memory(**settings)
-
-    def memory_objects(self) -> dict[str, Any]:
         tied_layers = (0,) if self.keys.landmark == "token" else ()
         groups = {"fan_out": self.fan_out, "levels": self.levels, "bias": self.group_bias}
-        return super().memory_objects() | {"select": BestOfGroups(tied_layers=tied_layers, **groups)}
+        return super().memory_objects(settings) | {"select": BestOfGroups(tied_layers=tied_layers, **groups)}

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from landmark.memory.choices import choosing_heads
 from landmark.memory.query_selection import QuerySelection
 from landmark.memory.question import Question
 from landmark.memory.select.selector import Around, Choice, Selector
+from landmark.memory.settings import choosing_heads
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from landmark.attention.scoring import capped
-from landmark.memory.choices import choosing_heads
 from landmark.memory.question import Question
 from landmark.memory.select.best import Best
 from landmark.memory.select.selector import Choice, Selector
+from landmark.memory.settings import choosing_heads
 from landmark.memory.store import BlockStore
 from landmark.utils.errors import UserError
 

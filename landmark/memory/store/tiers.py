@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from landmark.memory.choices import TIERS
+from landmark.memory.settings import TIERS
 from landmark.memory.store.block_cache import BlockCache, TierCounts
 from landmark.memory.store.block_files import FileRows, SavedRows
 from landmark.memory.store.buffers import new_buffer

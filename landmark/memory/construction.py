@@ -1,0 +1,66 @@
+"""A memory by its settings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from landmark.attention.keys import Keys
+from landmark.memory import select
+from landmark.memory.memory import Memory
+from landmark.memory.positions import Stingy, TruePositions
+from landmark.memory.select import Best, Selector
+from landmark.memory.settings import MemorySettings
+from landmark.memory.store import Store
+from landmark.memory.summaries import SummaryMemory
+from landmark.utils.errors import UserError
+
+
+def memory_of(block_size: int, settings: MemorySettings, **objects: Any) -> Memory:
+    """A memory with these settings.
+
+    Args:
+        block_size: ℓ, normal tokens of a block.
+        settings: how it reads.
+        objects: keys, gate, scoring, backend and observer, as of `Memory`; and `select`, in place of the one that
+            chooses the blocks with the best landmarks.
+
+    Raises UserError for a `window` where the text has landmarks, for none where it has not, and for an index where
+    FAISS is not installed.
+    """
+    window = settings.window
+    keys = objects.setdefault("keys", Keys(landmark="token" if window is None else "none"))
+    if (window is None) != (keys.landmark != "none"):
+        has = "has no landmarks" if window is None else "has landmarks"
+        raise UserError(f"{settings.shown('window')}: the text that this model reads {has}")
+    # With the mean of their blocks in them, landmarks differ in the first layer too.
+    best = objects.pop("select", Best(settings.granularity, (0,) if keys.landmark == "token" else ()))
+    objects |= {
+        "select": _selector(settings, best),
+        "store": Store(settings.max_blocks, settings.tier, settings.folder, settings.cache),
+        "positions": Stingy() if settings.mapping == "stingy" else TruePositions(),
+    }
+    if window is not None:
+        return SummaryMemory(block_size, settings.k, window=window, **objects)
+    return Memory(block_size, settings.k, **objects)
+
+
+def _selector(settings: MemorySettings, best: Best) -> Selector:
+    """The selector, and around it those that change its question. best: that with landmarks."""
+    granularity = settings.granularity
+    new = {
+        "landmark": lambda: best,
+        "recent": lambda: select.Newest(granularity),
+        "random": lambda: select.Random(granularity, settings.seed),
+        "mean_key": lambda: select.MeanKeys(granularity),
+        "given": lambda: select.Given(granularity),
+    }
+    found: Selector = new[settings.scorer]()
+    if settings.index != "exact":
+        found = select.Faiss(settings.candidates, "flat" if settings.index == "faiss_flat" else "ivf", best)
+    if settings.rerank is not None:
+        found = select.SecondLook(settings.rerank, found)
+    if settings.recent:
+        found = select.WithNewest(settings.recent, found)
+    if settings.first:
+        found = select.WithFirst(settings.first, found)
+    return select.Cutoff(settings.cutoff, found) if settings.cutoff else found

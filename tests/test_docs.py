@@ -36,6 +36,7 @@ ELSEWHERE = {  # replaced in a test
     "tokenizer=gpt2_1024": "tokenizer=bytes",
     "data.path=DIR": "data.path=books",
     "trainer=ddp": "trainer=cpu",
+    "model.name=$MODEL": "model.name=path/to/model",
 }
 CLUSTER = "hydra/launcher="  # jobs elsewhere
 
@@ -55,6 +56,8 @@ def small(words: list[str]) -> list[str]:
     values = dict(word.lstrip("+").partition("=")[::2] for word in given)
     if values.get("task") == "report" or values == {"task": "status"}:  # of all launches
         return [program, *given]
+    if values.get("model") == "pretrained":
+        return [program, *given, "trainer=cpu", *([] if "generate.tokens" in values else ["generate.tokens=2"])]
     rows, few = {}, []
     if (CONF / "experiment" / f"{values.get('experiment')}.yaml").exists():
         config = to_config(compose_conf([f"+experiment={values['experiment']}"]))
@@ -87,6 +90,11 @@ def results(tmp_path_factory):
         text = " ".join(generator.choice(["landmark", "block", "memory"]) for _ in range(3000))
         (copy / "books" / split / f"{number}.txt").write_text(text)
     (copy / "book.txt").write_text(text[:2000])
+    if importlib.util.find_spec("transformers"):
+        from tests.huggingface.conftest import make_model, make_tokenizer
+
+        make_model("llama").save_pretrained(copy / "path/to/model")
+        make_tokenizer().save_pretrained(copy / "path/to/model")
     (copy / "notes").mkdir()
     for number, page in enumerate(sorted(ROOT.glob("experiments/*/README.md"))):
         shutil.copy(page, copy / "notes" / f"{number}.md")
@@ -101,7 +109,7 @@ def results(tmp_path_factory):
     (copy / "commands.json").write_text(json.dumps([small(words) for _, words in COMMANDS]))
     driver = [sys.executable, str(ROOT / "tests" / "run_commands.py"), "commands.json", "results.json"]
     environment = os.environ | {"PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(driver, cwd=copy, capture_output=True, text=True, env=environment)
+    done = subprocess.run(driver, cwd=copy, capture_output=True, text=True, env=environment, input="")
     assert done.returncode == 0, done.stderr
     return {
         " ".join(words): result for (_, words), result in zip(COMMANDS, json.loads((copy / "results.json").read_text()))

@@ -27,7 +27,7 @@ ALLOWED = {
     "tracking": {"data", "config"},
     "experiment": {"memory", "models", "data", "training", "evaluation", "tracking", "config"},
     "results": {"experiment", "config"},
-    "cli": {"data", "evaluation", "inspector", "experiment", "results", "tracking", "config"},
+    "cli": {"data", "evaluation", "inspector", "experiment", "results", "tracking", "config", "huggingface", "serving"},
     "loading": {"models", "data", "config"},
     "__main__": {"cli"},
     "__init__": {"attention", "memory", "loading"},

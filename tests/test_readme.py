@@ -80,7 +80,6 @@ def test_links_lead_somewhere():
 
 ANSWERED = "assert answer.shape[1] == ids.shape[1] + 20 > 1000"
 EXAMPLES = {  # a page's examples in their order: what holds after each
-    "README.md": [ANSWERED],
     "docs/python.md": [
         "assert out.shape == (2, 8, 512, 64) and logits.shape == (1, tokens.shape[1] % 250, 320)\n"
         "assert memory.stats['chunks'] == 7 and [type(text) for text in texts] == [str, str]\n"
@@ -92,6 +91,7 @@ EXAMPLES = {  # a page's examples in their order: what holds after each
         "from landmark.huggingface import load\n"
         "assert load('path/to/mine')[0].generate(ids, max_new_tokens=20).equal(answer)",
     ],
+    "docs/ask_a_book.md": ["assert prefixes.longest(ids[0].tolist()) >= 1000"],
 }
 
 
@@ -107,7 +107,9 @@ def folder(tmp_path_factory):
     save(Decoder(decoder_config("landmark", 320, 1, 2, 8, 32, landmark_id=257, block_size=50)), run)
     write_json(run / "run.json", {"tokenizer": load_tokenizer("bytes").hash})
     make_model("qwen3").save_pretrained(model)
-    make_tokenizer().save_pretrained(model)
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = "{% for message in messages %}[{{ message.content }}]{% endfor %}"
+    tokenizer.save_pretrained(model)
     (folder / "book.txt").write_text("A heron stands in the water and waits. " * 30)
     return folder
 

@@ -11,7 +11,20 @@ from landmark.cli.composing import Arguments, complete, read_arguments, settings
 from landmark.cli.launchers import chosen
 from landmark.cli.overview import overview
 from landmark.cli.sweeps import sweep
-from landmark.cli.tasks import card, dashboard, evaluate, generate, inspect, plan, prepare, report, status, table, train
+from landmark.cli.tasks import (
+    card,
+    chat,
+    dashboard,
+    evaluate,
+    generate,
+    inspect,
+    plan,
+    prepare,
+    report,
+    status,
+    table,
+    train,
+)
 from landmark.cli.terminal import open_streams, reported, show_log
 from landmark.config import Config, to_config
 from landmark.config.command_line import StartedJob, begin
@@ -21,7 +34,7 @@ from landmark.experiment.training import train_here
 from landmark.utils.errors import UserError
 from landmark.utils.team import started_together
 
-_MODULES = (card, dashboard, evaluate, generate, inspect, plan, prepare, report, status, table, train)
+_MODULES = (card, chat, dashboard, evaluate, generate, inspect, plan, prepare, report, status, table, train)
 TASKS = {module.__name__.rpartition(".")[2]: module for module in _MODULES}
 
 

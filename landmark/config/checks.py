@@ -123,10 +123,11 @@ _ALTERNATIVES = (
 )
 
 _OF_TASKS = (
-    Read(("prompt", "prompt_file"), "task=generate or inspect", lambda c: c.task in ("generate", "inspect")),
-    Read(("memory.load", "memory.save"), "task=generate", lambda config: config.task == "generate"),
+    Read(("prompt",), "task=generate or inspect", lambda config: config.task in ("generate", "inspect")),
+    Read(("prompt_file",), "task=generate, chat or inspect", lambda c: c.task in ("generate", "chat", "inspect")),
+    Read(("memory.load", "memory.save"), "task=generate or chat", lambda config: config.task in ("generate", "chat")),
     Read(("output_file",), "task=inspect", lambda config: config.task == "inspect"),
-    Read(("memory.save",), "the memory of prompt_file", lambda config: config.prompt_file is not None),
+    Read(("memory.save",), "the memory of prompt_file", lambda c: c.prompt_file is not None or c.task == "chat"),
 )
 
 

@@ -18,7 +18,7 @@ SYNTHETIC = ("passkey", "key_value", "mqar")  # tasks: samples are made as neede
 POSITION_BIN = 64  # positions of a segment whose losses a record sums, for the curve over positions
 TASKS = (
     *("table", "evaluate", "train", "prepare", "plan"),
-    *("generate", "inspect", "report", "status", "dashboard", "card"),
+    *("generate", "chat", "inspect", "report", "status", "dashboard", "card"),
 )
 
 
@@ -167,8 +167,8 @@ class MemoryConfig(of_memory("memory")):
 
     window: int | None = setting(None, least=1)  # transformer: last keys kept; model=pretrained: as of a memory
     sinks: int = setting(4, least=0)  # transformer with a window: first keys kept
-    load: str | None = None  # task=generate: folder of a saved memory to go on from
-    save: str | None = None  # task=generate: folder for the memory of `prompt_file`
+    load: str | None = None  # task=generate, chat: folder of a saved memory to go on from
+    save: str | None = None  # task=generate: folder for the memory of `prompt_file`; chat: of the chat
 
 
 @dataclass
@@ -212,13 +212,15 @@ class EvalConfig:
 
 @dataclass
 class GenerateConfig:
-    """How task=generate continues a prompt (`landmark.models.sampling.Sampling`)."""
+    """How task=generate and chat continue a text (`landmark.models.sampling.Sampling`)."""
 
-    tokens: int = setting(200, least=1)  # most tokens generated
+    tokens: int = setting(200, least=0)  # most tokens generated; 0: the text is read and nothing is generated
     temperature: float = setting(0.0, least=0)
     top_k: int | None = setting(None, least=1)
     top_p: float = setting(1.0, above=0, most=1)
     stop: list[str] = field(default_factory=list)  # texts of one token that end it, as end of text does
+    # settings of the model's template for chats, through which `prompt` goes; null: it does not
+    template: dict[str, Any] | None = field(default_factory=dict)
     limit: int | None = setting(None, least=1)  # most tokens of a prompt
 
 
@@ -262,7 +264,7 @@ class Config:
     row: str | None = None  # one row of the experiment
     run: str | None = None  # folder of a trained run to use in place of the one that these settings name
     prompt: str | None = None  # task=generate, inspect: the text to read, after the content of prompt_file
-    prompt_file: str | None = None  # -: standard input
+    prompt_file: str | None = None  # task=chat too; -: standard input
     output_file: str | None = None  # task=inspect: the page; null: named after the text and the run
     start: str | None = None  # of a row: the row whose run its training starts from, or, as_is, whose run it reads
     start_run: dict[str, Any] | None = None  # configuration of that run, filled in

@@ -28,19 +28,26 @@ class PretrainedTokenizer(Tokenizer):
             raise UserError(f"{where}: not a tokenizer of transformers that uses the library tokenizers")
         if inner.eos_token_id is None:
             raise UserError(f"{where}: has no end of text, which must separate documents: set its eos_token")
-        described = json.loads(inner.backend_tokenizer.to_str())
-        decisive = {key: described[key] for key in ("normalizer", "pre_tokenizer", "model")}
         if LANDMARK not in inner.get_vocab():
             new_landmark(inner)
             inner.add_tokens([LANDMARK], special_tokens=True)
         self.inner = inner
-        special = set(inner.all_special_ids) | set(inner.added_tokens_decoder)
-        byte_level = '"ByteLevel"' in json.dumps(described["decoder"])
-        pieces = {id: _piece(token, byte_level) for token, id in inner.get_vocab().items() if id not in special}
-        landmark = inner.convert_tokens_to_ids(LANDMARK)
-        backend = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
-        size = max(inner.get_vocab().values()) + 1  # more than len(inner) where ids are left out
-        super().__init__("pretrained", inner.eos_token_id, landmark, size, pieces, backend=backend)
+        vocabulary = inner.get_vocab()
+        size = max(vocabulary.values()) + 1  # more than len(inner) where ids are left out
+        # Described only where a hash is asked for: large vocabularies take seconds.
+        given = inner.eos_token_id, vocabulary[LANDMARK], size, self._spelled
+        super().__init__("pretrained", *given, backend=self._described)
+
+    def _spelled(self) -> dict[int, bytes]:
+        """The bytes of each id of text."""
+        special = set(self.inner.all_special_ids) | set(self.inner.added_tokens_decoder)
+        byte_level = "ByteLevel" in repr(self.inner.backend_tokenizer.decoder)
+        return {id: _piece(token, byte_level) for token, id in self.inner.get_vocab().items() if id not in special}
+
+    def _described(self) -> str:
+        described = json.loads(self.inner.backend_tokenizer.to_str())
+        decisive = {key: described[key] for key in ("normalizer", "pre_tokenizer", "model")}
+        return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
 
     @property
     def beginning(self) -> list[int]:

@@ -30,8 +30,7 @@ CODE_PATTERN = r"""[\r\n]++[ \t]*+| ?(?:_++\p{L}*+|\p{L}++)| ?\p{N}++| ?[^\s\p{L
 class Tokenizer:
     """Converts text to ids and back. Each id is a string of bytes, empty for end of text, landmark and unused ids.
 
-    dtype: of ids, uint16 if the vocabulary fits, else uint32, little-endian. hash: hex SHA-256 of everything that
-    decides the ids of a text.
+    dtype: of ids, uint16 if the vocabulary fits, else uint32, little-endian.
     """
 
     def __init__(
@@ -41,7 +40,7 @@ class Tokenizer:
         landmark: int,
         vocab_size: int,
         pieces: dict[int, bytes] | Callable[[], dict[int, bytes]],
-        **decisive: str,
+        **decisive: str | Callable[[], str],
     ):
         """
         Args:
@@ -58,8 +57,13 @@ class Tokenizer:
         self.vocab_size = vocab_size
         self.dtype = np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<u4")
         self._load = pieces
-        settings = {"name": name, "eot": eot, "landmark": landmark, "vocab_size": vocab_size, **decisive}
-        self.hash = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+        self._decisive = {"name": name, "eot": eot, "landmark": landmark, "vocab_size": vocab_size, **decisive}
+
+    @functools.cached_property
+    def hash(self) -> str:
+        """Hex SHA-256 of everything that decides the ids of a text."""
+        settings = {name: value() if callable(value) else value for name, value in self._decisive.items()}
+        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
     @functools.cached_property
     def _pieces(self) -> list[bytes]:

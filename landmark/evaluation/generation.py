@@ -17,6 +17,7 @@ from landmark.data.tokenizers import Tokenizer
 from landmark.evaluation.memories import new_memory
 from landmark.models import LanguageModel
 from landmark.models.sampling import Sampling
+from landmark.utils.chats import Chats
 from landmark.utils.errors import UserError
 
 
@@ -52,6 +53,8 @@ def generate_text(
 ) -> Iterator[str]:
     """Pieces of the text that follows `prompt_file` and `prompt`, as they are generated.
 
+    A model of transformers with a template for chats gets `prompt` through it, unless `generate.template` is null.
+
     With a landmark memory, `prompt_file` and `prompt` are read in separate chunks. So the generated text is the same
     whether the file is read now or its saved memory is loaded.
 
@@ -65,15 +68,19 @@ def generate_text(
     Raises UserError for a file that cannot be read, and as `Memory.load`, `Memory.save` and `LanguageModel.stream` do.
     """
     settings = config.generate
-    memory = new_memory(model, config)
+    texts, memory = prompt_texts(config), new_memory(model, config)
     if config.memory.load is not None or config.memory.save is not None:
         if not hasattr(memory, "save"):
             raise UserError("memory.load, memory.save: only a landmark model has a memory to save")
         if config.memory.load is not None:
             memory.load(config.memory.load, next(model.parameters()).device)
-    parts = [tokenizer.encode(text).astype(np.int64) for text in prompt_texts(config)]
+    parts = [tokenizer.encode(text).astype(np.int64) for text in texts]
     if config.memory.load is None and tokenizer.beginning:
         parts[0] = np.concatenate([tokenizer.beginning, parts[0]])
+    if config.prompt is not None and settings.template is not None and (chats := _chats(tokenizer)) is not None:
+        begins = len(texts) == 1 and config.memory.load is None
+        asked = chats.ids([{"role": "user", "content": config.prompt}], begins, **settings.template)
+        parts[-1] = np.array(asked, dtype=np.int64)
     stop = [tokenizer.eot, *(_stop_token(text, tokenizer) for text in settings.stop)]
     reading = {"local": config.eval.local, "memory": memory, "limit": settings.limit, "progress": progress}
     statistics.tokens_read = sum(map(len, parts))
@@ -82,7 +89,7 @@ def generate_text(
         parts = parts[1:]
         if config.memory.save is not None:
             memory.save(config.memory.save)
-    if parts:
+    if parts and settings.tokens:
         sampling = Sampling(settings.temperature, settings.top_k, settings.top_p, config.seed)
         characters = codecs.getincrementaldecoder("utf-8")("replace")
         steps = model.stream([np.concatenate(parts)], settings.tokens, sampling=sampling, stop=stop, **reading)
@@ -91,8 +98,16 @@ def generate_text(
             yield characters.decode(tokenizer.decode_bytes([token for token in tokens if token is not None]))
         yield characters.decode(b"", final=True)
     else:
+        if parts:
+            model.generate(parts, 0, **reading)
         statistics.seconds_reading = time.perf_counter() - statistics.started
     statistics.memory = getattr(memory, "stats", {})
+
+
+def _chats(tokenizer: Tokenizer) -> Chats | None:
+    """The template for chats of a model of transformers; None: it has none."""
+    inner = getattr(tokenizer, "inner", None)
+    return Chats(inner) if getattr(inner, "chat_template", None) else None
 
 
 def prompt_texts(config: Config) -> list[str]:

@@ -115,9 +115,12 @@ def run_of(config: Config, inputs: Inputs) -> Run:
 
 def _folder_of_named(config: Config) -> Path:
     """The folder of the model of transformers that a configuration names, which may be on the hub."""
-    from landmark.models import pretrained
+    name = str(config.model.name)
+    if (name.startswith(("/", ".", "~")) or name.endswith(".gguf")) and not Path(name).exists():
+        raise UserError(f"model.name={name}: there is no such folder or file")
+    from landmark.models import pretrained  # takes seconds
 
-    return pretrained.folder_of(str(config.model.name))
+    return pretrained.folder_of(name)
 
 
 def _given_run(config: Config, folder: Path, inputs: Inputs) -> Run:

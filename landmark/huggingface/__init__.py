@@ -9,16 +9,20 @@ from __future__ import annotations
 from landmark.huggingface import classes as classes
 from landmark.huggingface.landmark_cache import LandmarkCache
 from landmark.huggingface.model import LandmarkModel, LandmarkSettings
+from landmark.huggingface.prefixes import PrefixCache
 from landmark.huggingface.released import recover
 from landmark.huggingface.windows import LandmarkCollator
 from landmark.huggingface.wrapping import LANDMARK, attach, load, place_embedding, register, unwrap, wrap
+from landmark.utils.chats import Chats
 
 __all__ = [
     "LANDMARK",
+    "Chats",
     "LandmarkCache",
     "LandmarkCollator",
     "LandmarkModel",
     "LandmarkSettings",
+    "PrefixCache",
     "attach",
     "load",
     "place_embedding",

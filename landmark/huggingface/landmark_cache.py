@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -41,10 +42,11 @@ from landmark.memory.positions import Stingy, TruePositions
 from landmark.memory.saving import read_content
 from landmark.memory.settings import MemorySettings
 from landmark.utils.errors import UserError
-from landmark.utils.weights import weights_digest
+from landmark.utils.weights import weights_digest, weights_state
 
 WINDOWS = "windows.safetensors"  # beside a saved memory: ids, and keys and values of layers with a sliding window
 IDS = "ids"
+MARKS = 16  # most marks of a text
 
 
 class LandmarkCache(Cache):
@@ -62,6 +64,7 @@ class LandmarkCache(Cache):
     `memory` is empty.
 
     ids: (B, n), the text read so far, without landmarks; empty where nothing is read, and in a padded batch.
+    marks: places at which `fork` can begin, the ends of whole chunks; None: none are made.
     """
 
     def __init__(
@@ -90,6 +93,8 @@ class LandmarkCache(Cache):
         of_model = {"keys": keys, "scoring": Scoring(softcap=softcap_of(model))}
         self.memory = memory_of(block_size, reading, **of_model, observer=observer)
         self.memory.model = partial(weights_digest, model)
+        self._model, self._local = weakref.ref(model), model.landmarks.local if hasattr(model, "landmarks") else 0
+        self.marks: list[Mark] | None = None
         self._place(self._mapping)
         self._forget()
 
@@ -102,6 +107,8 @@ class LandmarkCache(Cache):
     def _forget(self) -> None:
         self.ids = torch.zeros(0, 0, dtype=torch.int64)
         self.groups: list[Group] = []
+        self.marks = None if self.marks is None else []
+        self._state: int | None = None  # of the weights that have read it; None: those are that read next
         self._columns = 0  # of a padded batch: tokens read, padding included
         self._torn = False  # whether an error left a text read in part
 
@@ -170,6 +177,8 @@ class LandmarkCache(Cache):
             self._chunk.positions = None
         self.memory.commit()
         self.ids = torch.cat([self.ids.to(ids.device), ids], 1) if self.ids.numel() else ids
+        if ids.shape[1] == self._local:  # from there on, chunks are those of the text read at once
+            self.add_mark()
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, sinks: Sinks | None) -> Tensor:
         """Attend to the chunk and to the memory; see `landmark.huggingface.attention.ReadsLandmarks`."""
@@ -194,7 +203,7 @@ class LandmarkCache(Cache):
 
     def reset(self) -> None:
         """Forget everything: a new text begins."""
-        super().reset()
+        self.layers = self._new_layers()
         self.memory.reset()
         self._place(self._mapping)
         self._forget()
@@ -218,11 +227,18 @@ class LandmarkCache(Cache):
         """Replace the content by that of a saved cache. device: of the loaded tensors.
 
         Raises UserError as `Memory.load` does, for a cache of a model with other weights too, and where the ids or the
-        windows of sliding layers are missing.
+        windows of sliding layers are missing; then the content stays as it was.
         """
-        content = read_content(Path(folder))
+        loaded = copy.copy(self)
+        loaded._chunk, loaded.memory = _Chunk(), copy.copy(self.memory)
+        loaded.layers = loaded._new_layers()
+        loaded._load(Path(folder), device)
+        vars(self).update(vars(loaded))
+
+    def _load(self, folder: Path, device: str | torch.device) -> None:
+        content = read_content(folder)
         try:
-            tensors = load_file(Path(folder) / WINDOWS, device=str(device))
+            tensors = load_file(folder / WINDOWS, device=str(device))
             ids = tensors[IDS]
         except (OSError, SafetensorError, KeyError) as error:
             raise UserError(f"{folder}/{WINDOWS} is missing or damaged: save the cache, not its memory") from error
@@ -233,17 +249,75 @@ class LandmarkCache(Cache):
         self._forget()
         self.ids = ids
         for number, layer in self._windows.items():
-            layer.reset()
             if f"{number}.keys" in tensors:
                 layer.lazy_initialization(tensors[f"{number}.keys"], tensors[f"{number}.values"])
                 layer.keys, layer.values = tensors[f"{number}.keys"], tensors[f"{number}.values"]
                 layer.cumulative_length = int(tensors[f"{number}.length"])
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether no error has left a text read in part."""
+        return not self._torn
+
+    def check_model(self, model: Any) -> None:
+        """Raise UserError where the memory is another model's, or weights or adapters have changed since it began."""
+        state = weights_state(model)
+        if self._state is None:
+            self._state = state
+        if self._model() is not model or self._state != state:
+            raise UserError(
+                "past_key_values: the memory is of another model, or the weights or the adapter have changed since it "
+                "began: make one with model.new_memory()"
+            )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of blocks, pending tokens and sliding windows, those of the marks included."""
+        tensors: list[Any] = [self.ids]
+        for mark in [self.mark(), *(self.marks or [])]:
+            tensors += [x for kept in mark.windows.values() for x in (kept.get("keys"), kept.get("values"))]
+            tensors += [x for _, between in mark.layers.values() for x in between.values()]
+        storages = [x.untyped_storage() for x in tensors if isinstance(x, Tensor)]
+        return self.stats["bytes_kept"] + sum({each.data_ptr(): each.nbytes() for each in storages}.values())
+
+    def mark(self) -> Mark:
+        """The place that is reached, to `fork` from later. It holds the pending tokens and the sliding windows."""
+        layers = {number: (layer.store.added, layer.between) for number, layer in self.memory.layers.items()}
+        windows = {number: vars(layer).copy() for number, layer in self._windows.items()}
+        return Mark(self.get_seq_length(), self.memory.position, layers, windows)
+
+    def add_mark(self) -> None:
+        """Keep a mark of the place that is reached; of too many one goes, rather far from the end than near it."""
+        if self.marks is None or self.groups:
+            return
+        if not self.marks or self.marks[-1].tokens < self.get_seq_length():
+            self.marks.append(self.mark())
+        if len(self.marks) > MARKS:
+            at, end = [0, *(mark.tokens for mark in self.marks)], self.get_seq_length() + 1
+            gaps = [(at[n + 2] - at[n]) / (end - at[n + 1]) for n in range(MARKS)]
+            del self.marks[gaps.index(min(gaps))]
+
+    @property
+    def usable_marks(self) -> list[Mark]:
+        """Marks whose blocks are all kept."""
+        dropped = max((layer.store.added - len(layer.store) for layer in self.memory.layers.values()), default=0)
+        return [] if dropped else self.marks or []
+
+    def fork(self, mark: Mark) -> LandmarkCache:
+        """A copy that has read the text up to one of the marks."""
+        forked = copy.copy(self)
+        forked._chunk, forked.ids = _Chunk(), self.ids[:, : mark.tokens].clone()
+        forked.memory, forked.layers = self.memory.beginning(mark.position, mark.layers), forked._new_layers()
+        forked.marks = [each for each in self.marks or [] if each.tokens <= mark.tokens]
+        for number, layer in forked._windows.items():
+            vars(layer).update(mark.windows[number])
+        return forked
+
     def select(self, samples: Tensor) -> LandmarkCache:
         """A copy whose samples are these of the batch. samples: (n,), integer; one may occur more than once."""
         chosen = copy.copy(self)
         chosen._chunk = _Chunk()
-        chosen.groups = []
+        chosen.groups, chosen.marks = [], None
         for group in self.groups:
             places = [(new, group.rows.index(old)) for new, old in enumerate(samples.tolist()) if old in group.rows]
             if places:
@@ -373,6 +447,19 @@ class LandmarkCache(Cache):
 
     def crop(self, *_: Any, **__: Any) -> None:
         raise UserError("a landmark memory cannot be cut back, as assisted generation needs")
+
+
+class Mark(NamedTuple):
+    """A place in a text: what a cache keeps there beside the blocks, by reference.
+
+    tokens: read so far, without landmarks; position: with them. layers: by number, blocks stored and
+    `LayerMemory.between`. windows: by number, the content of layers with a sliding window.
+    """
+
+    tokens: int
+    position: int
+    layers: dict[int, tuple[int, dict[str, Tensor]]]
+    windows: dict[int, dict[str, Any]]
 
 
 class Group(NamedTuple):

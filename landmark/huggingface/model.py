@@ -149,13 +149,13 @@ class LandmarkModel(_Base):
             )
         given = {"labels": labels, "use_cache": use_cache, **kwargs}
         window = None
-        if phase is not None and self.landmarks.token is None:
-            raise UserError("phase: this model reads without landmarks, so there are no windows with them")
         if phase is not None:
-            block_size = self.landmarks.block_size
+            token, block_size = self.landmarks.token, self.landmarks.block_size
+            if token is None:
+                raise UserError("phase: this model reads without landmarks, so there are no windows with them")
             tokens = input_ids if inputs_embeds is None else inputs_embeds
             bounds = {"past_key_values": past_key_values, "cu_seqlens": cu_seqlens}
-            check_windows(tokens, phase, self.landmarks, attention_mask, **given, **bounds)
+            check_windows(tokens, phase, token, block_size, attention_mask, **given, **bounds)
             window = LandmarkWindow(landmark_layers(cast(Any, self)), block_size, phase, cu_seqlens)
             if labels is not None and kwargs.get("shift_labels") is None:
                 given["shift_labels"] = next_labels(labels, phase, block_size, cu_seqlens)
@@ -234,6 +234,8 @@ class LandmarkModel(_Base):
         if mask is not None and logits_to_keep and bool(mask.any()):
             check_ends(mask, logits_to_keep)
         check_positions(position_ids, torch.ones_like(ids) if mask is None else mask, cache)
+        if columns > 1 or not cache.get_seq_length():
+            cache.check_model(self)
         self._check_reading()
         kept = logits_to_keep or columns
         with torch.no_grad(), cache.reading_all(batch, columns):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,9 +11,6 @@ from torch import Tensor
 from landmark.attention.layout import check_phase, insert_landmarks
 from landmark.utils.constants import NO_LOSS
 from landmark.utils.errors import UserError
-
-if TYPE_CHECKING:
-    from landmark.huggingface.model import LandmarkSettings
 
 
 class LandmarkCollator:
@@ -136,14 +133,13 @@ def next_labels(labels: Tensor, phase: Tensor, block_size: int, cu_seqlens: Tens
 
 
 def check_windows(
-    tokens: Tensor | None, phase: Tensor, settings: LandmarkSettings, mask: Tensor | None, **given: Any
+    tokens: Tensor | None, phase: Tensor, token: int, block_size: int, mask: Tensor | None, **given: Any
 ) -> None:
     """Raise UserError for arguments of a model that windows with landmarks do not allow.
 
-    tokens: ids (B, T), whose landmarks must stand where the phase says, or embeddings (B, T, D). mask: the attention
-    mask (B, T); padding must be on the right, where no other token sees it. given: other arguments of the model.
+    tokens: ids (B, T), whose landmarks (`token`) must stand where the phase says, or embeddings (B, T, D). mask: of
+    attention (B, T); padding must be on the right, where no other token sees it. given: the model's other arguments.
     """
-    block_size = settings.block_size
     if tokens is None:
         raise UserError("phase: give the windows too, as input_ids")
     if given.get("past_key_values") is not None:
@@ -163,12 +159,12 @@ def check_windows(
         raise UserError("attention_mask: windows with landmarks may have padding on the right only")
     if tokens.ndim != 2:
         return
-    wrong = (tokens == settings.token) != is_landmark(phase.to(tokens.device), tokens.shape[1], block_size, bounds)
+    wrong = (tokens == token) != is_landmark(phase.to(tokens.device), tokens.shape[1], block_size, bounds)
     if mask is not None:
         wrong &= mask.to(wrong.device).bool()
     if bool(wrong.any()):
         row, place = wrong.nonzero()[0].tolist()
-        found = "a landmark" if tokens[row, place] == settings.token else "no landmark"
+        found = "a landmark" if tokens[row, place] == token else "no landmark"
         raise UserError(
             f"phase: window {row} has {found} at token {place}, where its phase and block_size={block_size} say the "
             f"opposite: make the batches with landmark.huggingface.LandmarkCollator(model)"

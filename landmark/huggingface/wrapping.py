@@ -99,21 +99,21 @@ def without_landmarks(
 
 
 def load(folder: str | Path, **settings: Any) -> tuple[LandmarkModel, PreTrainedTokenizerBase]:
-    """Load a model and its tokenizer that `save_pretrained` wrote after `wrap`.
+    """Load a model and its tokenizer: one that was saved with landmarks, or any other, which then reads without them.
 
-    folder: the folder, or its name on the hub. settings: of `from_pretrained`. Raises UserError if there is none.
+    folder: the folder, a .gguf file, or a name on the hub. settings: of `from_pretrained`. Raises UserError if there is
+    none.
     """
     path = folder_of(str(folder))
     if not (path / "config.json").is_file():
-        raise UserError(f"{path} holds no config.json: name the folder that save_pretrained wrote")
-    model = open_model(path, **settings)
-    if not isinstance(model, LandmarkModel):
-        raise UserError(f"{path} was not saved with landmarks: use landmark.huggingface.wrap")
+        raise UserError(f"{path} holds no config.json: name the folder of a model")
     try:
-        return model, open_tokenizer(path)
+        tokenizer = open_tokenizer(path)
     except (OSError, ValueError) as error:
         own = "landmark.load opens runs of this package"
         raise UserError(f"{path} holds no tokenizer of transformers; {own}") from error
+    model = open_model(path, **settings)
+    return model if isinstance(model, LandmarkModel) else wrap(model, tokenizer, landmarks="none"), tokenizer
 
 
 def attach(model: PreTrainedModel, settings: LandmarkSettings) -> LandmarkModel:

@@ -346,6 +346,21 @@ class Memory:
             state.select_samples(samples, chosen.layers[layer])
         return chosen
 
+    def beginning(self, position: int, layers: Mapping[int, tuple[int, dict[str, Tensor]]]) -> Memory:
+        """A copy that has read the text up to a place at which it was, of whose blocks none is dropped.
+
+        position: there. layers: by number, the blocks stored there, and `LayerMemory.between`.
+        """
+        begun = copy.copy(self)
+        begun.reset()
+        begun.position = position
+        for number, (blocks, between) in layers.items():
+            begun.layers[number] = layer = begun.new_layer()
+            every = torch.arange(next(iter(between.values())).shape[0])
+            self.layers[number].store.select_samples(every, layer.store, blocks)
+            layer.between = between
+        return begun
+
     def save(self, folder: Path | str, others: Mapping[str, bytes] | None = None) -> None:
         """Write everything to a new folder. A memory of the same model, on any tier, can `load` it.
 

@@ -8,10 +8,9 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import (
@@ -36,6 +35,9 @@ from landmark.utils.errors import UserError
 from landmark.utils.files import read_json, sha256_file
 from landmark.utils.window_batch import WindowBatch
 
+if TYPE_CHECKING:
+    from peft import PeftModel
+
 transformers_logging.disable_progress_bar()  # the program has its own
 
 FAMILIES = {"llama": LlamaConfig}
@@ -55,9 +57,14 @@ class Pretrained(LanguageModel):
         self.config = _shape(self.bare)
 
     @property
+    def has_adapters(self) -> bool:
+        """Whether the model is PEFT's, whose import takes seconds."""
+        return hasattr(self.model, "get_base_model")
+
+    @property
     def bare(self) -> Any:
         """The model of transformers, without the wrapper for adapters."""
-        return self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
+        return self.model.get_base_model() if self.has_adapters else self.model
 
     def input_embeddings(self) -> nn.Embedding:
         return self.bare.get_input_embeddings()
@@ -97,7 +104,7 @@ class Pretrained(LanguageModel):
 
     def save(self, folder: Path, state: dict[str, Tensor] | None = None) -> None:
         """Merge adapters, and write the files of transformers, each whole or not at all, config.json last."""
-        if isinstance(self.model, PeftModel):
+        if self.has_adapters:
             self.model = self.model.merge_and_unload()
         partial = folder / ".weights.partial"
         shutil.rmtree(partial, ignore_errors=True)
@@ -174,6 +181,8 @@ def start_from(name: str, shape: DecoderConfig, lora_rank: int | None = None, to
         raise UserError(f"{name} was trained with landmarks: start from it with model.kind=landmark")
     if lora_rank is None:
         return Pretrained(model, tokenizer)
+    from peft import LoraConfig, get_peft_model
+
     embedding = next(n for n, layer in model.named_modules() if layer is model.get_input_embeddings())
     adapters = LoraConfig(
         r=lora_rank,

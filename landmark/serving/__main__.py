@@ -1,4 +1,4 @@
-"""`python -m landmark.serving FOLDER`: serve a model that was saved with landmarks."""
+"""`python -m landmark.serving MODEL`: serve a model to clients of OpenAI's protocol."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from landmark.utils.errors import UserError
 def main() -> None:
     """Serve until interrupted. The key of the clients is in the environment, LANDMARK_API_KEY; several with commas."""
     parser = argparse.ArgumentParser(prog="python -m landmark.serving", description=__doc__)
-    parser.add_argument("model", help="folder of a model with landmarks, or its name on the hub")
+    parser.add_argument("model", help="folder of a model, a .gguf file, or a name on the hub")
     parser.add_argument("--memories", type=Path, default=Path("memories"), help="folder of sessions and documents")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
@@ -24,6 +24,7 @@ def main() -> None:
         ("disk", "most bytes of all memories"),
         ("tokens", "most tokens of an answer"),
         ("requests", "most requests that are answered at once; others wait"),
+        ("reuse", "most bytes of memories that are kept for texts that begin alike"),
     )
     for name, meaning in limits:
         parser.add_argument(f"--{name}", type=int, default=getattr(ServerSettings, name), help=meaning)

@@ -17,26 +17,28 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 
 from landmark.serving import responses
 from landmark.serving.answering import Answer, Answering, Gone, Piece, Sampling
-from landmark.serving.memories import Busy, Failed, Full, Memories, Missing, ServerSettings
+from landmark.serving.memories import Busy, Failed, Full, Memories, Missing, Saved, ServerSettings
 from landmark.serving.requests import Asked, Chat, Completion, Document
 from landmark.utils.errors import UserError
 
 Kind = Literal["sessions", "documents"]
 CLIENT_LEFT = 499  # a status that nobody reads
+OPEN = "/health", "/docs", "/openapi.json"  # for everybody
 
 
 def make_app(model: Any, tokenizer: Any, settings: ServerSettings, name: str = "landmark") -> FastAPI:
     """The application. name: of the model, for clients.
 
-    A client sends `Authorization: Bearer KEY`. Beside OpenAI's fields a request may have `session`, a name: the model
-    reads the prompt (or the messages) after all that was read and said in this session before, so only what is new is
-    sent; and `document`, the id that POST /v1/documents gave: the model reads the prompt after the document, which
-    stays as it is. With both, a new session begins with the document.
+    A client sends `Authorization: Bearer KEY`. A text that begins as one that the same key sent before is read from
+    there on. Beside OpenAI's fields a request may have `session`, a name: the model reads the prompt (or the messages)
+    after all that was read and said in this session before; and `document`, the id that POST /v1/documents gave: the
+    model reads the prompt after the document, which stays as it is. With both, a new session begins with the document.
     """
-    answering, memories = Answering(model, tokenizer), Memories(settings, model)
+    answering, memories = Answering(model, tokenizer, settings.reuse), Memories(settings, model)
     described = {"id": name, "object": "model", "created": 0, "owned_by": "landmark"}
 
     @asynccontextmanager
@@ -45,8 +47,10 @@ def make_app(model: Any, tokenizer: Any, settings: ServerSettings, name: str = "
         yield
         memories.close()
 
-    app = FastAPI(title="landmark", docs_url=None, redoc_url=None, openapi_url=None, lifespan=while_it_serves)
+    app = FastAPI(title="landmark", redoc_url=None, lifespan=while_it_serves)
     app.add_middleware(Guard, keys=settings.keys, most=settings.body)
+    # Pages of any origin may ask: they must know a key. It stands before the guard, because preflights have no key.
+    app.add_middleware(CORSMiddleware, allow_origins=["*"], allow_methods=["*"], allow_headers=["*"])
     answer_errors(app)
 
     async def key(request: Request) -> str:
@@ -60,7 +64,7 @@ def make_app(model: Any, tokenizer: Any, settings: ServerSettings, name: str = "
             raise _no_model(asked.model)
         prompts = asked.prompts if isinstance(asked, Completion) else [None]
         answers = [Answer() for _ in range(asked.n * len(prompts))]
-        counts: list[int] = []
+        counts: list[tuple[int, int]] = []
         shape, kind = (responses.TEXT, "cmpl") if isinstance(asked, Completion) else (responses.CHAT, "chatcmpl")
         head = {"id": f"{kind}-{uuid.uuid4().hex}", "created": int(time.time()), "model": name}
         pieces = _pieces(asked, client, answers, counts, gone)
@@ -73,51 +77,68 @@ def make_app(model: Any, tokenizer: Any, settings: ServerSettings, name: str = "
         return _Stream(response.events(with_usage), pieces)
 
     def _pieces(
-        asked: Asked, client: str, answers: list[Answer], counts: list[int], gone: threading.Event
+        asked: Asked, client: str, answers: list[Answer], counts: list[tuple[int, int]], gone: threading.Event
     ) -> Generator[Piece]:
         """Pieces of the answers; a session is saved before the last one is given, or not at all.
 
-        counts: gets the number of tokens of each prompt.
+        counts: gets the number of tokens of each prompt, and of those that were read before.
         """
-        most = min(asked.max_completion_tokens or asked.max_tokens or settings.tokens, settings.tokens)
+        most = min(asked.most or settings.tokens, settings.tokens)
         stop = [each for each in ([asked.stop] if isinstance(asked.stop, str) else asked.stop) if each]
-        sampling = Sampling(most, asked.temperature, asked.top_p, stop, asked.probable)
+        drawing = asked.top_p, max(0, asked.top_k), asked.min_p, asked.repetition_penalty
+        sampling = Sampling(most, asked.temperature, *drawing, stop, asked.probable)
         generator = torch.Generator()
         generator.manual_seed(generator.seed() if asked.seed is None else asked.seed)
         session = asked.session
-        if session is not None and stop:
-            raise UserError("stop: a session reads all that the model says; leave stop or session out")
         with memories.using(client, "sessions", session) if session is not None else nullcontext():
+            old = Saved() if session is None else memories.open(client, "sessions", session, must_exist=False)
+            start = old
+            if asked.document is not None:
+                if old.ids:
+                    raise UserError(f"session {session} has begun: a document can only begin a new one")
+                start = memories.open(client, "documents", asked.document, must_exist=True)
             for number, prompt in enumerate(asked.prompts if isinstance(asked, Completion) else [None]):
-                cache, chat = _opened(asked, client)
-                said = [message.as_dict() for message in asked.messages] if isinstance(asked, Chat) else []
-                if prompt is None:
-                    last = int(cache.ids[0, -1]) if cache.get_seq_length() else None
-                    ids = answering.chats.ids(said, chat, last)
-                else:
-                    ids = answering.ids(prompt)
-                counts.append(len(ids))
+                ids, before, said = _whole(asked, start, prompt)
+                if start.memory is not None and answering.prefixes.longest(ids, client) < start.tokens:
+                    kind, of = ("documents", asked.document) if asked.document is not None else ("sessions", session)
+                    answering.prefixes.add(memories.memory(client, kind, str(of), start), client)
                 own = answers[number * asked.n : (number + 1) * asked.n]
-                for piece in answering.answers(ids, cache, own, sampling, generator, gone, number * asked.n):
-                    if piece.finish is not None and session is not None:
-                        # A prompt in between ends a chat: the next message begins another.
-                        chat = [*chat, *said, {"role": "assistant", "content": own[-1].text}] if said else []
-                        memories.save(client, "sessions", session, cache, chat)
-                    yield piece
+                for answer in own if said else []:
+                    answer.opened = answering.chats.opens_reasoning(ids)
+                with answering.prefixes.using(ids, client) as cache:
+                    counts.append((len(ids), cache.get_seq_length()))
+                    for piece in answering.answers(ids, cache, own, sampling, generator, gone, number * asked.n):
+                        if piece.finish is not None and session is not None:
+                            chat = [*said, {"role": "assistant", "content": own[-1].text}] if said else []
+                            answered = answering.chats.text_ids(own[-1].text, False) if stop else own[-1].tokens
+                            new = Saved([*ids, *answered, *own[-1].end], before, chat)
+                            memories.save(client, "sessions", session, new, cache, old)
+                        yield piece
 
-    def _opened(asked: Asked, client: str) -> tuple[Any, list[dict[str, str]]]:
-        """The memory that a request goes on with, and the messages of its chat."""
-        cache, chat = model.new_memory(), []
-        if asked.session is not None:
-            cache, chat = memories.open(client, "sessions", asked.session, must_exist=False)
-        if asked.document is not None:
-            if cache.get_seq_length():
-                raise UserError(f"session {asked.session} has begun: a document can only begin a new one")
-            cache, chat = memories.open(client, "documents", asked.document, must_exist=True)
-        return cache, chat
+    def _whole(
+        asked: Asked, start: Saved, prompt: str | list[int] | None
+    ) -> tuple[list[int], int, list[dict[str, Any]]]:
+        """The ids that a request's answer follows, how many come before its chat, and the messages of the chat.
+
+        A session gets new messages, or its whole chat again.
+        """
+        if prompt is not None:
+            ids = [*start.ids, *answering.ids(prompt, not start.ids)]
+            return ids, len(ids), []
+        assert isinstance(asked, Chat)
+        said = [message.as_dict() for message in asked.messages]
+        is_whole = not start.chat or (len(said) > 1 and said[0] == start.chat[0])
+        chat = said if is_whole else [*start.chat, *said]
+        before = start.ids[: start.before] if start.chat else start.ids
+        ids = [*before, *answering.chats.ids(chat, not before, **asked.chat_template_kwargs)]
+        return ids, len(before), chat
 
     def _no_model(asked: str) -> Missing:
         return Missing(f"there is no model {asked}: this server has {name}")
+
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
 
     # Answered without a thread, while all threads have requests that wait for the model.
     @app.get("/v1/models")
@@ -138,17 +159,29 @@ def make_app(model: Any, tokenizer: Any, settings: ServerSettings, name: str = "
     async def chat_completions(asked: Chat, client: Annotated[str, Depends(key)], request: Request) -> Any:
         return await while_connected(request, lambda gone: complete(asked, client, gone))
 
+    def add(client: str, id: str, text: str, gone: threading.Event) -> dict[str, Any]:
+        ids = answering.chats.text_ids(text)
+        answering.ids(ids)  # or they are refused
+        memories.check_room(answering.bytes_of(len(ids)))
+        with memories.using(client, "documents", id), answering.prefixes.using(ids, client) as cache:
+            answering.read(ids[cache.get_seq_length() :], cache, gone)
+            memories.save(client, "documents", id, Saved(ids, len(ids)), cache)
+        return _described({"id": id, "tokens": len(ids)}, "documents")
+
     @app.post("/v1/documents")
     async def add_document(
         document: Document, client: Annotated[str, Depends(key)], request: Request
     ) -> dict[str, Any]:
-        def add(gone: threading.Event) -> dict[str, Any]:
-            ids, cache, id = answering.ids(document.text), model.new_memory(), uuid.uuid4().hex
-            answering.read(ids, cache, gone)
-            memories.save(client, "documents", id, cache)
-            return _described({"id": id, "tokens": len(ids)}, "documents")
+        return await while_connected(request, lambda gone: add(client, uuid.uuid4().hex, document.text, gone))
 
-        return await while_connected(request, add)
+    @app.put("/v1/documents/{name}")
+    async def put_document(name: str, client: Annotated[str, Depends(key)], request: Request) -> dict[str, Any]:
+        """The body is the text itself; the document has the name that is given."""
+        try:
+            text = (await request.body()).decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise UserError(f"the document is not text in UTF-8 ({error.reason} at byte {error.start})") from error
+        return await while_connected(request, lambda gone: add(client, name, text, gone))
 
     def list_and_delete(kind: Kind) -> None:
         @app.get(f"/v1/{kind}")
@@ -225,7 +258,12 @@ def answer_errors(app: FastAPI) -> None:
     def refuse_body(_: Request, raised: RequestValidationError) -> JSONResponse:
         one = raised.errors()[0]
         where = ".".join(map(str, one["loc"][1:]))
-        return JSONResponse(responses.error(f"{where}: {one['msg']}"), 400)
+        said = one["msg"].removeprefix("Value error, ")
+        if one["type"] == "json_invalid":
+            said = f"the body is no JSON: {one['ctx']['error']} at character {where}"
+        elif where:
+            said = f"{where}: {said}"
+        return JSONResponse(responses.error(said), 400)
 
     @app.exception_handler(Gone)
     def leave(_: Request, __: Gone) -> Response:
@@ -250,7 +288,7 @@ class Guard:
         self._app, self._keys, self._most = app, keys, most
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] != "http":
+        if scope["type"] != "http" or scope["path"] in OPEN:
             await self._app(scope, receive, send)
             return
         if key_of(Headers(scope=scope), self._keys) is None:

@@ -1,8 +1,10 @@
-"""The memories of a server on disk: one for each session and each document of a key.
+"""The sessions and documents of a server on disk: one folder for each, of a key.
 
-A memory is a folder of `LandmarkCache.save`, with the messages of its chat. Its content is replaced by writing the new
-folder, then renaming one link that names it, so that a server which is killed at any moment finds the memory before the
-request or after it. One server at a time has the folder; the system takes the lock from a server that dies.
+Each has the ids of its text, the messages of its chat, and a memory that has read a beginning of the text (a folder of
+`LandmarkCache.save`). What is new in ids and messages is written with each answer; the memory is written again where
+much is new, so that a turn of ten tokens writes little. One file names all, and is replaced as a whole: a server which
+is killed at any moment finds the session before the request or after it. One server at a time has the folder; the
+system takes the lock from a server that dies.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import threading
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +31,9 @@ from landmark.utils.errors import UserError
 from landmark.utils.files import inside, read_json, write_json
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
-CONTENT, CHAT = "content.json", "chat.json"
-KEYS = {"memory": str, "tokens": int}  # of the first
+CONTENT = "content.json"
+KEYS = {"saved": dict, "sha256": str}  # of this file
+GROWTH = 16  # the memory is written again where at least this part of the text is new
 FULL = errno.ENOSPC, errno.EDQUOT
 LOG = logging.getLogger(__name__)
 LOCK, OWNER = ".lock", "server.json"  # of the folder: locked by the server that has it, and who that is
@@ -42,7 +45,8 @@ class ServerSettings:
 
     folder: of sessions and documents. keys: a client must send one of them; what belongs to one key, another does not
     see. body: most bytes of a request. sessions: most sessions and documents of a key. disk: most bytes of all
-    memories. tokens: most tokens of an answer. requests: most that are answered at once; others wait.
+    memories. tokens: most tokens of an answer. requests: most that are answered at once; others wait. reuse: most bytes
+    of memories that are kept for later requests.
     Raises UserError for values out of range.
     """
 
@@ -53,13 +57,29 @@ class ServerSettings:
     disk: int = 64 << 30
     tokens: int = 4096
     requests: int = 256
+    reuse: int = 4 << 30
 
     def __post_init__(self) -> None:
         if not self.keys or not all(self.keys):
             raise UserError("keys: a server needs at least one key that clients send; none is empty")
-        for name in ("body", "sessions", "disk", "tokens", "requests"):
+        for name in ("body", "sessions", "disk", "tokens", "requests", "reuse"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name}={getattr(self, name)}: must be at least 1")
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What is saved of a session or document.
+
+    ids: of its text. before: how many of them come before its chat. chat: its messages, the last answer included.
+    memory: the folder of its memory, None: there is none; tokens: of the text that it has read.
+    """
+
+    ids: Sequence[int] = ()
+    before: int = 0
+    chat: Sequence[dict[str, Any]] = ()
+    memory: str | None = None
+    tokens: int = 0
 
 
 class Full(UserError):
@@ -116,54 +136,76 @@ class Memories:
             with self._counting:
                 self._used.discard(folder)
 
-    def open(self, key: str, kind: str, name: str, *, must_exist: bool) -> tuple[Any, list[dict[str, str]]]:
-        """The memory, and the messages of its chat, of a client's key; empty if it is new and need not exist.
+    def open(self, key: str, kind: str, name: str, *, must_exist: bool) -> Saved:
+        """What is saved of a session or document, empty if it is new and need not exist.
 
         kind: "sessions" or "documents". Raises Missing where it must exist and does not, Failed where it is damaged.
         """
+        folder = self._folder(key, kind, name)
+        if not (folder / CONTENT).is_file():
+            if must_exist:
+                raise _missing(kind, name)
+            return Saved()
+        with self._readable(folder, kind, name):
+            return _saved(folder)
+
+    def memory(self, key: str, kind: str, name: str, saved: Saved) -> Any:
+        """The memory that is saved, on the model's device. Raises as `open`."""
         folder, cache = self._folder(key, kind, name), self._model.new_memory()
-        if (folder / CONTENT).is_file():
-            try:
-                content = _named(folder)
-                cache.load(content, self._model.device)
-                return cache, read_json(content / CHAT)
-            except (OSError, UserError) as error:
-                if (folder / CONTENT).is_file():
-                    LOG.error("%s %s: %s", kind[:-1], name, error)
-                    raise Failed(
-                        f"{kind[:-1]} {name} cannot be read: its files are damaged, or of another model; delete it"
-                    ) from error
+        with self._readable(folder, kind, name):
+            cache.load(inside(folder, str(saved.memory)), self._model.device)
+        return cache
+
+    @contextmanager
+    def _readable(self, folder: Path, kind: str, name: str) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, UserError) as error:
+            if not (folder / CONTENT).is_file():
                 raise _missing(kind, name) from error  # deleted meanwhile
-        elif must_exist:
-            raise _missing(kind, name)
-        return cache, []
+            LOG.error("%s %s: %s", kind[:-1], name, error)
+            raise Failed(
+                f"{kind[:-1]} {name} cannot be read: its files are damaged, or of another model; delete it"
+            ) from error
 
     def list(self, key: str, kind: str) -> list[dict[str, Any]]:
         """The name, and the number of tokens, of each memory of a key. kind: "sessions" or "documents"."""
         found = []
         for path in sorted(self._folder(key, kind, "any").parent.glob(f"*/{CONTENT}")):
             with suppress(UserError):  # damaged, or deleted meanwhile
-                found.append({"id": path.parent.name, "tokens": read_json(path, KEYS)["tokens"]})
+                found.append({"id": path.parent.name, "tokens": len(_saved(path.parent).ids)})
         return found
 
-    def save(self, key: str, kind: str, name: str, cache: Any, chat: Sequence[dict[str, str]] = ()) -> None:
-        """Replace a memory and its chat. Raises Full or Failed, and leaves the one before, where that does not work."""
+    def check_room(self, more: int) -> None:
+        """Raise Full where so many bytes more do not fit."""
+        used = sum(self._sizes.values())
+        if used + more > self._settings.disk:
+            raise Full(f"{used:,} bytes of memories: there is no room for {more:,} more; delete some")
+
+    def save(self, key: str, kind: str, name: str, new: Saved, cache: Any, old: Saved = Saved()) -> None:
+        """Replace what is saved, and the memory too where much is new. cache: has read a beginning of `new.ids`.
+
+        Raises Full or Failed, and leaves what was there before, where that does not work.
+        """
         folder = self._folder(key, kind, name)
         with self._writing, _one_line(f"{kind[:-1]} {name}"):
             others = sum(1 for each in self._sizes if each.parent.parent == folder.parent.parent)
             if folder not in self._sizes and others >= self._settings.sessions:
                 raise Full(f"{others} sessions and documents: this server keeps no more; delete one")
-            used, more = sum(self._sizes.values()), cache.stats["bytes_kept"]
-            if used + more > self._settings.disk:
-                raise Full(f"{used:,} bytes of memories: there is no room for {more:,} more; delete some")
+            tokens = cache.get_seq_length()
+            goes_on = list(new.ids[: old.tokens]) == list(old.ids[: old.tokens])
+            grows = not goes_on or (tokens - old.tokens) * GROWTH >= tokens
+            new = replace(new, memory=old.memory, tokens=old.tokens)
+            self.check_room(cache.stats["bytes_kept"] if grows else 0)
             folder.mkdir(parents=True, exist_ok=True)
-            after = uuid.uuid4().hex
             try:
-                cache.save(folder / after, {CHAT: json.dumps(list(chat)).encode()})
-                self._count(folder)
-                if (used := sum(self._sizes.values())) > self._settings.disk:
-                    raise Full(f"there is no room: with this memory all would have {used:,} bytes; delete some")
-                write_json(folder / CONTENT, {"memory": after, "tokens": cache.get_seq_length()})
+                if grows:
+                    new = replace(new, memory=uuid.uuid4().hex, tokens=tokens)
+                    cache.save(folder / str(new.memory))
+                    self._count(folder)
+                    self.check_room(0)
+                content = asdict(new)
+                write_json(folder / CONTENT, {"saved": content, "sha256": _digest(content)})
             finally:
                 _remove_left_over(folder)
                 self._count(folder)
@@ -241,17 +283,21 @@ def _missing(kind: str, name: str) -> Missing:
     return Missing(f"{kind[:-1]} {name}: there is none of this name")
 
 
-def _named(folder: Path) -> Path:
-    """The content of a memory's folder. Raises UserError where it names another, or one that is not there."""
-    content = inside(folder, read_json(folder / CONTENT, KEYS)["memory"])
-    if content.parent != folder or not content.is_dir():
-        raise UserError(f"{folder / CONTENT} names the memory {content.name!r}, which is not there: delete its folder")
-    return content
+def _saved(folder: Path) -> Saved:
+    """What is saved in a folder. Raises UserError where it is damaged."""
+    content = read_json(folder / CONTENT, KEYS)
+    if _digest(content["saved"]) != content["sha256"]:
+        raise UserError(f"{folder / CONTENT} is damaged: delete its folder")
+    return Saved(**content["saved"])
+
+
+def _digest(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _remove_left_over(folder: Path) -> None:
     """Delete what `save` left in a memory's folder before it failed or was killed: all but its content."""
-    kept = {folder / CONTENT, _named(folder)} if (folder / CONTENT).is_file() else set()
+    kept = {folder / CONTENT, folder / str(_saved(folder).memory)} if (folder / CONTENT).is_file() else set()
     for path in set(folder.iterdir()) - kept:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     if not kept:

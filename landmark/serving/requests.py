@@ -1,10 +1,14 @@
-"""The bodies of requests: OpenAI's fields, and those of sessions and documents."""
+"""The bodies of requests: OpenAI's fields, those that other servers of models have, and sessions and documents."""
 
 from __future__ import annotations
 
+import logging
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, Field, model_validator
+
+LOG = logging.getLogger(__name__)
+_ignored: set[str] = set()  # fields that were warned of
 
 
 def _encodable(text: str) -> str:
@@ -16,35 +20,39 @@ def _encodable(text: str) -> str:
 
 
 Text = Annotated[str, AfterValidator(_encodable)]
-Nothing = Annotated[list[Any], Field(max_length=0)]
 
 
 class _Body(BaseModel):
-    """What no field names is refused; a field that is null has its default."""
-
-    model_config = ConfigDict(extra="forbid")
+    """A field that is null has its default. One that is not known is ignored, with a warning at the first time."""
 
     @model_validator(mode="before")
     @classmethod
     def _null_is_the_default(cls, given: Any) -> Any:
-        return {name: x for name, x in given.items() if x is not None} if isinstance(given, dict) else given
+        if not isinstance(given, dict):
+            return given
+        for name in sorted(map(str, given.keys() - cls.model_fields.keys() - _ignored)):
+            _ignored.add(name)
+            LOG.warning("the field %s of a request is not known here and is ignored", ascii(name)[1:-1])
+        return {name: x for name, x in given.items() if x is not None}
 
 
 class StreamOptions(_Body):
     """What a streamed answer has besides. include_usage: a last chunk with the numbers of tokens."""
 
     include_usage: bool = False
-    include_obfuscation: Literal[False] = False
 
 
 class Asked(_Body):
     """What both kinds of completions have. session: goes on with this memory. document: starts from this one."""
 
     model: Text | None = None
-    max_tokens: int | None = Field(None, ge=1)
-    max_completion_tokens: int | None = Field(None, ge=1)
+    max_tokens: int | None = Field(None, description="-1: as many as the server allows")
+    max_completion_tokens: int | None = None
     temperature: float = Field(1.0, ge=0, le=2)
     top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(0, ge=-1)
+    min_p: float = Field(0.0, ge=0, lt=1)
+    repetition_penalty: float = Field(1.0, gt=0)
     stop: Text | list[Text] = []
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     n: int = Field(1, ge=1, le=128)
@@ -52,16 +60,10 @@ class Asked(_Body):
     stream_options: StreamOptions | None = None
     session: Text | None = None
     document: Text | None = None
-    # Fields of OpenAI's clients that change no answer here, with the values for which this is right.
-    user: Text | None = None
-    safety_identifier: Text | None = None
-    prompt_cache_key: Text | None = None
-    metadata: dict[str, str] = {}
-    store: bool = False
-    service_tier: Text | None = None
-    presence_penalty: float = Field(0, ge=0, le=0)
-    frequency_penalty: float = Field(0, ge=0, le=0)
-    logit_bias: dict[str, float] = Field({}, max_length=0)
+    # Fields that would change the answer, and have no effect here: only the values without one are allowed.
+    presence_penalty: float = 0
+    frequency_penalty: float = 0
+    logit_bias: dict[str, float] = {}
 
     @model_validator(mode="after")
     def _fits_together(self) -> Asked:
@@ -69,7 +71,21 @@ class Asked(_Body):
             raise ValueError("stream_options is for a streamed answer: set stream")
         if self.session is not None and self.n > 1:
             raise ValueError("n: a session goes on with one answer; leave n or session out")
+        if (most := self.most) is not None and most < 1:
+            raise ValueError(f"max_tokens: {most} is less than 1; -1 means as many as the server allows")
+        for name in self._without_effect():
+            raise ValueError(f"{name}: is not supported here, and would change the answer; leave it out")
         return self
+
+    def _without_effect(self) -> list[str]:
+        """Fields whose values would change the answer."""
+        return [name for name in ("presence_penalty", "frequency_penalty", "logit_bias") if getattr(self, name)]
+
+    @property
+    def most(self) -> int | None:
+        """Most tokens of the answer; None: as many as the server allows."""
+        given = self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+        return None if given == -1 else given
 
     @property
     def probable(self) -> int | None:
@@ -81,10 +97,10 @@ class Completion(Asked):
     """The body of /v1/completions. prompt: a text or ids, or several of them."""
 
     prompt: Text | list[Text] | list[int] | list[list[int]]
-    logprobs: Literal[False] | Annotated[int, Field(strict=True, ge=0, le=5)] = False
-    best_of: Literal[1] = 1
-    echo: Literal[False] = False
-    suffix: Literal[""] = ""
+    logprobs: bool | int = False
+    best_of: int = 1
+    echo: bool = False
+    suffix: str = ""
 
     @model_validator(mode="after")
     def _session_has_one_prompt(self) -> Completion:
@@ -92,7 +108,13 @@ class Completion(Asked):
             raise ValueError("prompt: there is none")
         if self.session is not None and len(self.prompts) > 1:
             raise ValueError("prompt: a session goes on with one prompt")
+        if self.logprobs is True or not 0 <= self.logprobs <= 5:
+            raise ValueError(f"logprobs: a number from 0 to 5, not {self.logprobs}")
         return self
+
+    def _without_effect(self) -> list[str]:
+        neutral = {"best_of": 1, "echo": False, "suffix": ""}
+        return [*super()._without_effect(), *(name for name in neutral if getattr(self, name) != neutral[name])]
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -102,55 +124,69 @@ class Completion(Asked):
 
     @property
     def probable(self) -> int | None:
-        return None if self.logprobs is False else self.logprobs
+        return None if self.logprobs is False else int(self.logprobs)
 
 
 class TextPart(_Body):
     """A part of a message."""
 
-    type: Literal["text"]
+    type: Literal["text", "input_text", "output_text"]
     text: Text
+    cache_control: Any = None
 
 
 class Message(_Body):
-    """One message of a chat: a text, whole or in parts. The other fields are those of an answer that is sent back."""
+    """One message of a chat: a text, whole or in parts, or none beside calls of tools."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Text | list[TextPart]
-    tool_calls: Nothing = []
-    annotations: Nothing = []
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: Text | list[TextPart] = ""
+    name: Text | None = None
+    tool_call_id: Text | None = None
+    tool_calls: list[dict[str, Any]] = []
+    # Fields of an answer that is sent back.
+    reasoning_content: Text | None = None
+    refusal: Text | None = None
+    annotations: list[Any] = []
+    cache_control: Any = None
 
-    def as_dict(self) -> dict[str, str]:
+    def as_dict(self) -> dict[str, Any]:
         """For the template of a tokenizer."""
         whole = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        return {"role": self.role, "content": whole}
+        others = {name: getattr(self, name) for name in ("name", "tool_call_id", "tool_calls")}
+        return {"role": self.role, "content": whole, **{name: x for name, x in others.items() if x}}
 
 
 class ResponseFormat(_Body):
     """The form of an answer: a text."""
 
-    type: Literal["text"]
+    type: str
 
 
 class Chat(Asked):
-    """The body of /v1/chat/completions."""
+    """The body of /v1/chat/completions. chat_template_kwargs: settings of the template, as `enable_thinking`."""
 
     messages: list[Message] = Field(min_length=1)
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=20)
-    response_format: ResponseFormat | None = None
-    modalities: list[Literal["text"]] = ["text"]
-    tools: Nothing = []
-    functions: Nothing = []
-    tool_choice: Literal["none", "auto"] = "none"
-    function_call: Literal["none", "auto"] = "none"
-    parallel_tool_calls: bool = True
+    chat_template_kwargs: dict[str, Any] = {}
+    response_format: ResponseFormat = ResponseFormat(type="text")
+    modalities: list[str] = ["text"]
+    tools: list[Any] = []
+    functions: list[Any] = []
+    tool_choice: Any = "auto"
+    function_call: Any = "auto"
 
     @model_validator(mode="after")
     def _probable_tokens_are_of_logprobs(self) -> Chat:
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs: set logprobs")
         return self
+
+    def _without_effect(self) -> list[str]:
+        others = {"tools": self.tools, "functions": self.functions, "modalities": self.modalities != ["text"]}
+        others |= {"response_format": self.response_format.type != "text"}
+        others |= {name: getattr(self, name) not in ("auto", "none") for name in ("tool_choice", "function_call")}
+        return [*super()._without_effect(), *(name for name, changes in others.items() if changes)]
 
     @property
     def probable(self) -> int | None:

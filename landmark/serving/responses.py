@@ -16,12 +16,12 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Shape:
-    """How one kind of completion writes its text, whole and in parts (None: the end), and its tokens' probabilities."""
+    """How a kind of completion writes text and reasoning, whole and in parts (None: the end), and probabilities."""
 
     object: str
     chunk: str
-    whole: Callable[[str], Any]
-    part: Callable[[str | None], Any]
+    whole: Callable[[str, str], Any]
+    part: Callable[[str | None, str], Any]
     logprobs: Callable[[list[Token]], Any]
 
 
@@ -46,12 +46,20 @@ def _of_chat(tokens: list[Token]) -> dict[str, Any]:
 
 
 _NAME = "text_completion"
-TEXT = Shape(_NAME, _NAME, lambda text: {"text": text}, lambda text: {"text": text or ""}, _of_text)
+TEXT = Shape(_NAME, _NAME, lambda text, _: {"text": text}, lambda text, _: {"text": text or ""}, _of_text)
+
+
+def _message(text: str | None, reasoning: str) -> dict[str, Any]:
+    """A message, or more of it; as in other servers, reasoning has a field of its own."""
+    thought = {"reasoning_content": reasoning} if reasoning else {}
+    return {} if text is None else {"role": "assistant", "content": text, **thought}
+
+
 CHAT = Shape(
     "chat.completion",
     "chat.completion.chunk",
-    lambda text: {"message": {"role": "assistant", "content": text, "refusal": None}},
-    lambda text: {"delta": {} if text is None else {"role": "assistant", "content": text}},
+    lambda text, reasoning: {"message": {**_message(text, reasoning), "refusal": None}},
+    lambda text, reasoning: {"delta": _message(text, reasoning)},
     _of_chat,
 )
 
@@ -60,29 +68,28 @@ CHAT = Shape(
 class Response:
     """The response to a request while its answers are made, whole or as server-sent events.
 
-    answers, counts: are filled while `pieces` are read, counts with the tokens of each prompt. head: what it has
-    besides. with_logprobs: whether the tokens' probabilities are given.
+    answers, counts: are filled while `pieces` are read, counts with the tokens of each prompt, and those of them that
+    were read before. head: what it has besides. with_logprobs: whether the tokens' probabilities are given.
     """
 
     pieces: Iterator[Piece]
     answers: list[Answer]
-    counts: list[int]
+    counts: list[tuple[int, int]]
     head: dict[str, Any]
     shape: Shape
     with_logprobs: bool
 
     def whole(self) -> dict[str, Any]:
         """All answers."""
-        texts, tokens = ["" for _ in self.answers], [[] for _ in self.answers]
+        tokens = [[] for _ in self.answers]
         for piece in self.pieces:
-            texts[piece.index] += piece.text
             tokens[piece.index] += piece.tokens
         choices = [
             {
                 "index": number,
                 "finish_reason": answer.finish,
                 "logprobs": self.shape.logprobs(tokens[number]) if self.with_logprobs else None,
-                **self.shape.whole(texts[number]),
+                **self.shape.whole(answer.text, answer.reasoning),
             }
             for number, answer in enumerate(self.answers)
         ]
@@ -97,7 +104,8 @@ class Response:
         try:
             for piece in self.pieces:
                 # A piece without text gives the server a moment to see whether the client is still there.
-                said = self._event(piece, piece.text, no_usage) if piece.text or piece.tokens else ""
+                has_content = piece.text or piece.reasoning or piece.tokens
+                said = self._event(piece, piece.text, no_usage) if has_content else ""
                 yield said + (self._event(piece, None, no_usage) if piece.finish else "")
             if with_usage:
                 yield _data({**self.head, "object": self.shape.chunk, "choices": [], "usage": self.usage()})
@@ -112,13 +120,16 @@ class Response:
         """text: None at the end of an answer."""
         logprobs = self.shape.logprobs(piece.tokens) if self.with_logprobs and text is not None else None
         finish = piece.finish if text is None else None
-        choice = {"index": piece.index, "finish_reason": finish, "logprobs": logprobs, **self.shape.part(text)}
+        choice = {"index": piece.index, "finish_reason": finish, "logprobs": logprobs}
+        choice |= self.shape.part(text, piece.reasoning)
         return _data({**self.head, "object": self.shape.chunk, "choices": [choice], **no_usage})
 
-    def usage(self) -> dict[str, int]:
-        """The numbers of tokens."""
-        prompt_tokens, said = sum(self.counts), sum(len(answer.tokens) for answer in self.answers)
-        return {"prompt_tokens": prompt_tokens, "completion_tokens": said, "total_tokens": prompt_tokens + said}
+    def usage(self) -> dict[str, Any]:
+        """The numbers of tokens; `cached_tokens` of the prompts were read before."""
+        prompt_tokens, cached = (sum(counts) for counts in zip(*self.counts, strict=True))
+        said = sum(len(answer.tokens) for answer in self.answers)
+        counted = {"prompt_tokens": prompt_tokens, "completion_tokens": said, "total_tokens": prompt_tokens + said}
+        return {**counted, "prompt_tokens_details": {"cached_tokens": cached}}
 
 
 def _data(content: dict[str, Any]) -> str:

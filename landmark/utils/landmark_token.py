@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 from landmark.utils.constants import LANDMARK
@@ -15,10 +14,10 @@ def new_landmark(tokenizer: Any) -> int:
     Raises UserError where it would be the id of another token: a tokenizer counts its tokens to find the next id, which
     goes wrong where an id is left out.
     """
-    known = set(tokenizer.get_vocab().values())
-    trial = copy.deepcopy(tokenizer)
-    trial.add_tokens([LANDMARK], special_tokens=True)
-    if (token := trial.convert_tokens_to_ids(LANDMARK)) in known:
+    known, backend = set(tokenizer.get_vocab().values()), getattr(tokenizer, "backend_tokenizer", None)
+    counted = len(tokenizer) if backend is None else backend.get_vocab_size(with_added_tokens=False)
+    token = max([counted, *(each + 1 for each in tokenizer.added_tokens_decoder if each >= counted)])
+    if token in known:
         unused = next(each for each in range(len(known) + 1) if each not in known)
         raise UserError(
             f"the tokenizer has {len(known)} tokens with ids up to {max(known)} and none with the id {unused}, so "

@@ -41,6 +41,21 @@ def weights_digest(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
+def weights_state(model: nn.Module) -> int:
+    """A number that changes where weights are changed in place, or other adapters are used; compared in one process.
+
+    It reads no weights, so that it costs a moment. Changes by way of `.data` are not noticed.
+    """
+    versions = [weight.dtype for weight in model.parameters() if weight.is_inference()]
+    versions += [(weight.dtype, weight._version) for weight in model.parameters() if not weight.is_inference()]
+    adapters = [
+        (name, tuple(_used_adapters(module)), tuple(module.merged_adapters))
+        for name, module in model.named_modules()
+        if hasattr(module, "adapter_layer_names")
+    ]
+    return hash((tuple(versions), tuple(adapters)))
+
+
 def _ignored(model: nn.Module) -> Iterator[str]:
     """Beginnings of the names of weights that decide no keys and values."""
     output = getattr(model, "get_output_embeddings", lambda: None)()

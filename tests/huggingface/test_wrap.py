@@ -129,17 +129,22 @@ def test_a_tokenizer_with_landmarks_and_a_model_with_landmarks_are_refused(llama
         attach(llama, llama.landmarks)
 
 
-def test_a_folder_without_landmarks_is_refused(llama, tmp_path):
+def test_a_folder_without_a_model_or_a_tokenizer_is_refused(llama, tmp_path):
     with pytest.raises(UserError, match="no such folder"):
         load(tmp_path / "nothing")
     with pytest.raises(UserError, match=r"no config\.json"):
         load(tmp_path)
-    make_model("llama").save_pretrained(tmp_path / "plain")
-    with pytest.raises(UserError, match="not saved with landmarks"):
-        load(tmp_path / "plain")
     llama.save_pretrained(tmp_path / "bare")
     with pytest.raises(UserError, match=r"holds no tokenizer of transformers; landmark\.load opens runs"):
         load(tmp_path / "bare")
+
+
+def test_a_folder_of_any_model_reads_without_landmarks(ids, tokenizer, tmp_path):
+    plain = make_model("llama")
+    plain.save_pretrained(tmp_path), tokenizer.save_pretrained(tmp_path)
+    model, _ = load(tmp_path)
+    assert model.landmarks.token is None
+    torch.testing.assert_close(read(model, ids), plain(ids).logits)
 
 
 def test_a_tokenizer_with_a_hole_in_its_ids_is_refused():

@@ -13,7 +13,7 @@ import torch
 pytest.importorskip("transformers", reason="the optional extra `hf` is not installed")
 
 from landmark.huggingface import wrap
-from landmark.serving.memories import CONTENT, Failed, Full, Memories, Missing, ServerSettings
+from landmark.serving.memories import CONTENT, Failed, Full, Memories, Missing, Saved, ServerSettings
 from landmark.utils.errors import UserError
 from tests.flips import flipped
 from tests.huggingface.conftest import make_model, make_tokenizer
@@ -36,7 +36,7 @@ def read(model, count):
 
 def test_a_memory_is_not_deleted_while_another_is_saved(model, tmp_path):
     memories = Memories(ServerSettings(tmp_path, (KEY,)), model)
-    memories.save(KEY, "documents", "one", read(model, 30))
+    memories.save(KEY, "documents", "one", Saved(list(range(30))), read(model, 30))
     deleting = threading.Thread(target=memories.delete, args=(KEY, "documents", "one"))
     with memories._writing:
         deleting.start()
@@ -58,7 +58,7 @@ def test_a_document_that_is_deleted_while_it_is_opened_is_missing(model, tmp_pat
                 return
 
     for _ in range(20):
-        memories.save(KEY, "documents", "one", memory)
+        memories.save(KEY, "documents", "one", Saved(list(range(30))), memory)
         opening = [threading.Thread(target=open_it) for _ in range(3)]
         for thread in opening:
             thread.start()
@@ -74,16 +74,16 @@ def test_the_bytes_on_disk_count(model, tmp_path):
     assert memory.stats["bytes_kept"] == 0
     memories = Memories(ServerSettings(tmp_path, (KEY,), disk=100), model)
     with pytest.raises(Full, match="no room"):
-        memories.save(KEY, "sessions", "one", memory)
+        memories.save(KEY, "sessions", "one", Saved(list(range(memory.get_seq_length()))), memory)
     assert not [path for path in tmp_path.glob("*/**/*") if path.is_file()]
 
 
 def test_the_files_of_other_memories_are_not_counted_again(model, tmp_path, monkeypatch):
     memories, walked = Memories(ServerSettings(tmp_path, (KEY,)), model), []
     memory, below = read(model, 30), Path.rglob
-    memories.save(KEY, "documents", "one", memory)
+    memories.save(KEY, "documents", "one", Saved(list(range(30))), memory)
     monkeypatch.setattr(Path, "rglob", lambda folder, pattern: walked.append(folder.name) or below(folder, pattern))
-    memories.save(KEY, "documents", "two", memory)
+    memories.save(KEY, "documents", "two", Saved(list(range(30))), memory)
     assert set(walked) == {"two"}
     memories.delete(KEY, "documents", "two")
     counted = dict(memories._sizes)
@@ -94,7 +94,7 @@ def test_the_files_of_other_memories_are_not_counted_again(model, tmp_path, monk
 
 def test_on_a_full_disk_it_starts_and_memories_can_be_deleted(model, tmp_path, monkeypatch, caplog):
     first = Memories(ServerSettings(tmp_path, (KEY,)), model)
-    first.save(KEY, "documents", "one", read(model, 30))
+    first.save(KEY, "documents", "one", Saved(list(range(30))), read(model, 30))
     first.close()
 
     def full(path, value):
@@ -104,7 +104,7 @@ def test_on_a_full_disk_it_starts_and_memories_can_be_deleted(model, tmp_path, m
     memories = Memories(ServerSettings(tmp_path, (KEY,)), model)
     assert "the disk is full: memories can be asked and deleted" in caplog.text
     with pytest.raises(Full, match="the server's disk is full; delete some"):
-        memories.save(KEY, "documents", "two", read(model, 30))
+        memories.save(KEY, "documents", "two", Saved(list(range(30))), read(model, 30))
     memories.delete(KEY, "documents", "one")
     assert not list(tmp_path.rglob(CONTENT))
 
@@ -113,18 +113,19 @@ def test_what_a_killed_server_left_is_deleted(model, tmp_path):
     """A memory that was never finished, and the one before or after of a memory that was replaced."""
     settings, memory = ServerSettings(tmp_path, (KEY,)), read(model, 30)
     memories = Memories(settings, model)
-    memories.save(KEY, "sessions", "one", memory)
+    memories.save(KEY, "sessions", "one", Saved(list(range(memory.get_seq_length()))), memory)
     folder = next(tmp_path.rglob(CONTENT)).parent
     for left in (folder / "old", folder / ".new.7.partial", folder.with_name("two") / "new"):
         memory.save(left)
     (tmp_path / "notes").mkdir()
     memories.close()
     memories = Memories(settings, model)
-    assert memories.open(KEY, "sessions", "one", must_exist=True)[0].get_seq_length() == 30
+    saved = memories.open(KEY, "sessions", "one", must_exist=True)
+    assert memories.memory(KEY, "sessions", "one", saved).get_seq_length() == 30
     assert len(list(folder.iterdir())) == 2
     assert [path.name for path in folder.parent.iterdir()] == ["one"]
     memory.save(folder / "old")
-    memories.save(KEY, "sessions", "one", memory)
+    memories.save(KEY, "sessions", "one", Saved(list(range(memory.get_seq_length()))), memory)
     assert len(list(folder.iterdir())) == 2
     assert (tmp_path / "notes").is_dir()
 
@@ -133,19 +134,20 @@ def test_any_flipped_bit_is_noticed(model, tmp_path, caplog):
     """Of blocks, windows, ids, the chat, and the file that names the memory; none deletes it at the next start."""
     chat, settings = [{"role": "user", "content": "Who waits?"}], ServerSettings(tmp_path / "one", (KEY,))
     memories, noticed = Memories(settings, model), 0
-    memories.save(KEY, "sessions", "one", read(model, 30), chat)
+    memories.save(KEY, "sessions", "one", Saved(list(range(30)), 0, chat), read(model, 30))
     memories.close()
     before = sorted(path.name for path in settings.folder.rglob("*"))
     for folder in flipped(settings.folder, tmp_path / "copies", count=3):
         memories = Memories(ServerSettings(folder, (KEY,)), model)
         assert sorted(path.name for path in folder.rglob("*")) == before
         try:
-            memory, messages = memories.open(KEY, "sessions", "one", must_exist=True)
+            saved = memories.open(KEY, "sessions", "one", must_exist=True)
+            memory = memories.memory(KEY, "sessions", "one", saved)
         except Failed:
             noticed += 1
-        else:  # of who has the folder, or the number of tokens that is shown
-            assert folder.name.startswith(("server.json", "content.json"))
-            assert messages == chat
+        else:  # of who has the folder
+            assert folder.name.startswith("server.json")
+            assert saved.chat == chat
             assert torch.equal(memory.ids, read(model, 30).ids)
         memories.close()
     assert noticed >= 3 * 5
@@ -154,8 +156,7 @@ def test_any_flipped_bit_is_noticed(model, tmp_path, caplog):
 HOLD = """
 import sys, time
 from pathlib import Path
-from landmark.serving.memories import Memories
-from landmark.serving.memories import ServerSettings
+from landmark.serving.memories import Memories, ServerSettings
 from landmark.utils.errors import UserError
 try:
     memories = Memories(ServerSettings(Path(sys.argv[1]), ("a-key",)), None)

@@ -88,20 +88,22 @@ def server(model, tokenizer, tmp_path_factory):
 
 @torch.no_grad()
 def greedily(model, tokenizer, *turns, count=4, memory=None, end=None):
-    """The answers to turns of one session, read one after the other with one memory. None: an empty one."""
+    """The answers to turns of one session, read one after the other with one memory. None: an empty one.
+
+    What the model has said last is read with the next turn.
+    """
     end = tokenizer.eos_token_id if end is None else end
-    memory, answers = memory or model.new_memory(), []
+    memory, answers, last = memory or model.new_memory(), [], []
     for turn in turns:
-        ids, answer = tokenizer(turn)["input_ids"], []
-        logits = model(torch.tensor([ids]), past_key_values=memory, logits_to_keep=1).logits[0, -1]
+        ids, answer = [*last, *tokenizer(turn)["input_ids"]], []
         while len(answer) < count:
+            logits = model(torch.tensor([ids]), past_key_values=memory, logits_to_keep=1).logits[0, -1]
             if model.landmarks.token is not None:
                 logits[model.landmarks.token] = -torch.inf
-            answer.append(int(logits.argmax()))
-            logits = model(torch.tensor([answer[-1:]]), past_key_values=memory).logits[0, -1]
-            if answer[-1] == end:
-                answer.pop()
+            ids = last = [int(logits.argmax())]
+            if last == [end]:
                 break
+            answer += last
         answers.append(tokenizer.decode(answer))
     return answers
 
@@ -330,9 +332,9 @@ def test_keys_bodies_and_requests_that_are_wrong_are_refused(server):
         ({"extra_body": {"session": "../../etc"}}, "a name has 1 to 64"),
         ({"extra_body": {"max_tokens": 0}}, "max_tokens"),
         ({"seed": 2**70}, "seed"),
-        ({"stop": "a", "extra_body": {"session": "stopped"}}, "leave stop or session out"),
-        ({"extra_body": {"sesion": "a"}}, "sesion"),
-        ({"presence_penalty": 1}, "presence_penalty"),
+        ({"presence_penalty": 1}, "presence_penalty: is not supported here, and would change the answer"),
+        ({"extra_body": {"logprobs": 6}}, "logprobs: a number from 0 to 5, not 6"),
+        ({"extra_body": {"best_of": 2}}, "best_of: is not supported"),
     ):
         with pytest.raises(openai.BadRequestError, match=said):
             server.ask("Hello", **given)
@@ -345,7 +347,7 @@ def test_keys_bodies_and_requests_that_are_wrong_are_refused(server):
 
 
 def test_a_template_that_refuses_a_role_is_the_clients_error(model, tmp_path):
-    """The template itself is used, its beginning of a text is read once in a session, and its end of an answer too."""
+    """The template itself is used."""
     tokenizer = make_tokenizer()
     tokenizer.bos_token = "<eot>"
     tokenizer.chat_template = (
@@ -360,9 +362,8 @@ def test_a_template_that_refuses_a_role_is_the_clients_error(model, tmp_path):
             found = chat.create(model="landmark", messages=user, max_tokens=4, temperature=0, extra_body=given)
             return found.choices[0].message.content
 
-        expected = greedily(model, tokenizer, "<eot>[Who waits?]", "][Who waits?]")
-        assert ask() == expected[0]
-        assert [ask(session="twice") for _ in range(2)] == expected
+        expected = greedily(model, tokenizer, "<eot>[Who waits?]")[0]
+        assert ask() == ask(session="one") == expected
         with pytest.raises(openai.BadRequestError, match="no system role"):
             chat.create(model="landmark", messages=[{"role": "system", "content": "Be brief."}])
 

@@ -1,11 +1,14 @@
 """task=generate: print what follows a prompt, as it is generated."""
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from landmark.cli.command import Command
+from landmark.config import Config
 from landmark.experiment.evaluation import load_trained
 from landmark.experiment.jobs import folder_of
+from landmark.utils.errors import UserError
 from landmark.utils.progress import ProgressBar
 
 if TYPE_CHECKING:
@@ -14,18 +17,31 @@ if TYPE_CHECKING:
 
 def run(command: Command) -> None:
     """Print the text on standard output, then a line of statistics on standard error."""
+    config, inputs = command.only_config(), command.runner.inputs
+    check_files(config)
+    folder = folder_of(config, inputs)
     from landmark.evaluation.generation import GenerationStatistics, generate_text
 
-    config, inputs = command.only_config(), command.runner.inputs
-    model, tokenizer = load_trained(config, folder_of(config, inputs), inputs)
+    model, tokenizer = load_trained(config, folder, inputs)
     statistics = GenerationStatistics()
     with ProgressBar("reading") as progress:
         pieces = generate_text(model, tokenizer, config, statistics, progress)
         print(next(pieces, ""), end="", flush=True)
     for piece in pieces:
         print(piece, end="", flush=True)
-    print()
+    if config.generate.tokens:
+        print()
     print(_summary(statistics), file=sys.stderr)
+
+
+def check_files(config: Config) -> None:
+    """Raise UserError for files and folders that are missing, or in the way, before anything is loaded."""
+    if config.prompt_file not in (None, "-") and not Path(config.prompt_file).exists():
+        raise UserError(f"prompt_file={config.prompt_file}: there is no such file")
+    if config.memory.load is not None and not Path(config.memory.load).is_dir():
+        raise UserError(f"memory.load={config.memory.load}: there is no such folder")
+    if config.memory.save is not None and Path(config.memory.save).exists():
+        raise UserError(f"memory.save={config.memory.save}: exists already, delete it or name another folder")
 
 
 def _summary(statistics: "GenerationStatistics") -> str:

@@ -117,21 +117,25 @@ class BlockStore:
                 self.summaries[name][:, :, : self.capacity] = old
         self.capacity = capacity
 
-    def select_samples(self, samples: Tensor, into: BlockStore) -> None:
-        """Copy the blocks of these samples (n,) of the batch to an empty store with the same settings."""
-        if not self.capacity:
+    def select_samples(self, samples: Tensor, into: BlockStore, blocks: int | None = None) -> None:
+        """Copy the blocks of these samples (n,) of the batch to an empty store with the same settings.
+
+        blocks: the first ones alone, where none was dropped; None: all.
+        """
+        first, stop = (self.added - len(self), self.added) if blocks is None else (0, blocks)
+        if not self.capacity or stop == first:
             return
         like = self.landmarks.new_empty(len(samples), self.kv_heads, 0, *self.block_shape, dtype=self.dtype)
-        into.reserve(len(self), like)
-        into.added = self.added
+        into.reserve(stop - first, like)
+        into.added = stop
         here, on_cpu = samples.to(self.landmarks.device), samples.cpu()
-        for rows, _ in self.runs(self.added - len(self), len(self)):
+        for rows, _ in self.runs(first, stop - first):
             for start in range(rows.start, rows.stop, COPIED):
                 stop = min(start + COPIED, rows.stop)
                 piece = self.blocks.rows(start, stop - start)[:, on_cpu].permute(3, 1, 2, 0, 4, 5)
                 into.blocks.write(start, *piece.to(like.device))
         for name, summary in self.summaries.items():
-            into.summaries[name][:, :, : len(self)] = summary[here, :, : len(self)]
+            into.summaries[name][:, :, : stop - first] = summary[here, :, : stop - first]
 
     def runs(self, first: int, count: int) -> Iterator[tuple[slice, slice]]:
         """Blocks first … first+count−1 as runs of neighbouring rows: the rows, and which of the blocks they hold."""

@@ -1,0 +1,131 @@
+"""task=chat: a conversation in the terminal, about a file or without one."""
+
+import json
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from landmark.cli.command import Command
+from landmark.cli.tasks.generate import check_files
+from landmark.experiment.evaluation import load_trained
+from landmark.experiment.jobs import folder_of
+from landmark.utils.errors import UserError
+from landmark.utils.files import read_json
+from landmark.utils.progress import ProgressBar
+
+CHAT = "chat.json"  # beside a saved memory: how many of its tokens come before the chat, and the messages
+
+
+def run(command: Command) -> None:
+    """Answer each line of standard input. Answers go to standard output, all else to standard error.
+
+    Ctrl-C ends an answer, the end of the input the chat, whose memory is then saved where `memory.save` says.
+    """
+    config, inputs = command.only_config(), command.runner.inputs
+    check_files(config)
+    chat = Conversation(*load_trained(config, folder_of(config, inputs), inputs), config)
+    while (question := _asked()) is not None:
+        if question:
+            chat.answer(question)
+    if config.memory.save is not None:
+        chat.save(config.memory.save)
+
+
+class Conversation:
+    """The messages of a chat, and the memories that have read them and the text before them."""
+
+    def __init__(self, model: Any, tokenizer: Any, config: Any):
+        from landmark.config.schema import memory_settings
+        from landmark.evaluation.generation import prompt_texts
+        from landmark.huggingface import LandmarkModel
+        from landmark.serving.answering import Answering, Sampling
+
+        bare = getattr(model, "bare", None)
+        if not isinstance(bare, LandmarkModel):
+            raise UserError(
+                "task=chat: is for a model of transformers that reads blocks: model=pretrained model.name=DIR"
+            )
+        self._answering, self._settings = Answering(bare, tokenizer.inner), config.generate
+        self._answering.prefixes.settings = vars(memory_settings(config))
+        drawing = config.generate.temperature, config.generate.top_p, config.generate.top_k or 0
+        ends = () if tokenizer.inner.chat_template else ("\nuser:",)  # else the model asks itself
+        self._sampling = Sampling(config.generate.tokens, *drawing, stop=(*config.generate.stop, *ends))
+        self._before: list[int] = []
+        self._messages: list[dict[str, str]] = []
+        self._cache: Any = None
+        if config.memory.load is not None:
+            self._load(Path(config.memory.load))
+        if config.prompt_file is not None:
+            for text in prompt_texts(config):
+                self._before += self._answering.chats.text_ids(text, not self._before)
+            self._read(self._before)
+
+    def _load(self, folder: Path) -> None:
+        prefixes = self._answering.prefixes
+        self._cache = prefixes.model.new_memory(**prefixes.settings)
+        self._cache.load(folder, prefixes.model.device)
+        prefixes.add(self._cache)
+        self._before = self._cache.ids[0].tolist()
+        if (folder / CHAT).is_file():
+            saved = read_json(folder / CHAT, {"before": int, "messages": list})
+            self._before, self._messages = self._before[: saved["before"]], saved["messages"]
+
+    def _read(self, ids: list[int]) -> None:
+        """Read a text before the first question."""
+        with self._answering.prefixes.using(ids) as self._cache, ProgressBar("reading") as progress:
+            local = self._answering.model.landmarks.local
+            self._cache.expect(len(ids))
+            for start in range(self._cache.get_seq_length(), len(ids), local):
+                self._answering.read(ids[start : start + local], self._cache)
+                progress(min(start + local, len(ids)), len(ids))
+
+    def answer(self, question: str) -> None:
+        """Print the answer as it is made."""
+        import torch
+
+        from landmark.serving.answering import Answer, Gone
+
+        answering = self._answering
+        self._messages.append({"role": "user", "content": question})
+        ids = [*self._before, *answering.chats.ids(self._messages, not self._before, **(self._settings.template or {}))]
+        answer, generator = Answer(opened=answering.chats.opens_reasoning(ids)), torch.Generator()
+        with _interruptible() as gone, answering.prefixes.using(ids) as self._cache:
+            try:
+                for piece in answering.answers(ids, self._cache, [answer], self._sampling, generator, gone):
+                    print(piece.reasoning, end="", file=sys.stderr, flush=True)
+                    print(piece.text, end="", flush=True)
+            except Gone:
+                print(" [stopped]", end="", file=sys.stderr)
+        print()
+        self._messages.append({"role": "assistant", "content": answer.text})
+
+    def save(self, folder: str) -> None:
+        """Write the memory and the messages, for `memory.load`."""
+        if self._cache is not None:
+            content = {"before": len(self._before), "messages": self._messages}
+            self._cache.save(folder, {CHAT: json.dumps(content).encode()})
+            print(f"saved in {folder}", file=sys.stderr)
+
+
+def _asked() -> str | None:
+    """The next line of the input; None: it has ended."""
+    try:
+        return input("> " if sys.stdin.isatty() else "").strip()
+    except (EOFError, KeyboardInterrupt):
+        print(file=sys.stderr)
+        return None
+
+
+@contextmanager
+def _interruptible() -> Iterator[threading.Event]:
+    """An event that Ctrl-C sets, in place of ending the program."""
+    gone = threading.Event()
+    before = signal.signal(signal.SIGINT, lambda *_: gone.set())
+    try:
+        yield gone
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,122 @@
+"""Prefix caching: a text that begins as one that was read before is read from there on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from landmark.huggingface.landmark_cache import LandmarkCache
+
+BYTES = 4 << 30
+
+
+@dataclass(eq=False)
+class _Kept:
+    """A memory, and who may go on from it. in_use: a text is being read with it."""
+
+    cache: LandmarkCache
+    owner: str
+    in_use: bool = True
+
+    def shared(self, ids: Tensor) -> int:
+        """Tokens at the beginning of the ids (T,) that the memory has read too."""
+        read = self.cache.ids[0] if self.cache.ids.numel() else self.cache.ids.new_zeros(0)
+        same = min(len(read), len(ids))
+        other = (read[:same].cpu() != ids[:same]).nonzero()
+        return int(other[0]) if len(other) else same
+
+
+class PrefixCache:
+    """Memories of the texts that were read last, within a number of bytes; the least recently used go first.
+
+    1. `using(ids)` finds the memory that shares the longest beginning with a text.
+    2. Where the text goes on behind all that it has read, that memory itself goes on. Else a copy begins at the last
+       mark before the difference. Marks are ends of whole chunks, the more of them the nearer to the end, and places
+       where a text went on.
+    3. The caller reads what is new, and generates. Then the memory is kept for texts to come.
+    """
+
+    def __init__(self, model: Any, most_bytes: int = BYTES, **settings: Any):
+        """model: a model with landmarks. settings: of its memories, as of `LandmarkModel.new_memory`."""
+        self.model, self.most_bytes, self.settings = model, most_bytes, settings
+        self._kept: list[_Kept] = []  # the least recently used first
+        self.lock = threading.RLock()  # held while a memory is read with; another thread may copy one
+
+    def generate(self, ids: Tensor, **settings: Any) -> Tensor:
+        """As `model.generate` of a whole text (1, T), of which only what is new is read."""
+        with self.lock, self.using(ids[0].tolist()) as cache:
+            return self.model.generate(ids, past_key_values=cache, **settings)
+
+    @contextmanager
+    def using(self, ids: Sequence[int], owner: str = "") -> Iterator[LandmarkCache]:
+        """A memory that has read a beginning of a text, at most all but the last id; at the end it is kept.
+
+        owner: only memories of the same owner are used.
+        """
+        wanted = torch.tensor(list(ids[:-1]), dtype=torch.int64)
+        with self.lock:
+            found = self._found(wanted, owner)
+            self._kept.append(found)
+        try:
+            yield found.cache
+        finally:
+            with self.lock:
+                found.in_use = False
+                self._kept.remove(found)
+                if found.cache.is_whole:
+                    self._kept.append(found)
+                self._drop()
+
+    def add(self, cache: LandmarkCache, owner: str = "") -> None:
+        """Keep a memory, as one that was loaded."""
+        with self.lock:
+            cache.marks = cache.marks or []
+            self._kept.append(_Kept(cache, owner, in_use=False))
+            self._drop()
+
+    def longest(self, ids: Sequence[int], owner: str = "") -> int:
+        """Tokens at the beginning of a text that need not be read again."""
+        with self.lock:
+            return self._best(torch.tensor(list(ids), dtype=torch.int64), owner)[0]
+
+    def _best(self, wanted: Tensor, owner: str) -> tuple[int, _Kept | None, Any]:
+        """Tokens that need not be read, the memory that has read them, and the mark there (None: its end)."""
+        best: tuple[int, _Kept | None, Any] = (0, None, None)
+        for kept in self._kept:
+            if kept.owner != owner:
+                continue
+            shared, read = kept.shared(wanted), kept.cache.get_seq_length()
+            if shared == read and not kept.in_use and read > best[0]:
+                best = (read, kept, None)
+            for mark in kept.cache.usable_marks:
+                if best[0] < mark.tokens <= shared:
+                    best = (mark.tokens, kept, mark)
+        return best
+
+    def _found(self, wanted: Tensor, owner: str) -> _Kept:
+        _, kept, mark = self._best(wanted, owner)
+        if kept is None:
+            cache = self.model.new_memory(**self.settings)
+            cache.marks = []
+            return _Kept(cache, owner)
+        if mark is not None:
+            return _Kept(kept.cache.fork(mark), owner)
+        self._kept.remove(kept)
+        kept.in_use = True
+        kept.cache.add_mark()
+        return kept
+
+    def _drop(self) -> None:
+        """Drop the least recently used memories that are too many."""
+        total = sum(kept.cache.nbytes for kept in self._kept)
+        for kept in [kept for kept in self._kept if not kept.in_use]:
+            if total <= self.most_bytes:
+                return
+            total -= kept.cache.nbytes
+            self._kept.remove(kept)

@@ -1,0 +1,166 @@
+"""Texts that begin alike are read once, and a live memory is used by the model that made it alone."""
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+
+from landmark.huggingface import PrefixCache
+from landmark.utils.errors import UserError
+from tests.huggingface.conftest import read, wrapped_model
+from tests.utils.test_chats import CHATML, chat_tokenizer
+
+GREEDY = {"max_new_tokens": 6, "do_sample": False}
+FREE = {"landmarks": "none", "memory": {"k": 3, "window": 7, "rerank": 5}}
+
+
+@pytest.fixture
+def text():
+    return torch.randint(0, 256, (1, 60), generator=torch.Generator().manual_seed(0))
+
+
+def counted(model):
+    """Tokens that the model reads from now on, call by call."""
+    calls = []
+    model.register_forward_pre_hook(
+        lambda _, given, named: calls.append((given[0] if given else named["input_ids"]).shape[1]), with_kwargs=True
+    )
+    return calls
+
+
+@pytest.mark.parametrize("settings", [{}, FREE], ids=["landmarks", "without"])
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_what_was_read_is_not_read_again(family, settings, text):
+    """Answers are those of reading all: the same text, one that goes on, and one that differs in the middle."""
+    model = wrapped_model(family, **settings)
+    prefixes, expected = PrefixCache(model), model.generate(text, **GREEDY)
+    calls = counted(model)
+    first = prefixes.generate(text, **GREEDY)
+    assert torch.equal(first, expected)
+    assert sum(calls) == 60 + 5
+    calls.clear()
+    assert torch.equal(prefixes.generate(text, **GREEDY), expected)
+    assert sum(calls) == 60 - 54 + 5, "from the last whole chunk on"
+    longer = torch.cat([first, text[:, :11]], 1)
+    memory = model.new_memory()
+    model.generate(text, past_key_values=memory, **GREEDY)
+    expected = model.generate(longer, past_key_values=memory, **GREEDY)
+    calls.clear()
+    assert torch.equal(prefixes.generate(longer, **GREEDY), expected)
+    assert sum(calls) == 1 + 11 + 5, "the last token of an answer is not read before"
+    edited = longer.clone()
+    edited[0, 40] = (edited[0, 40] + 1) % 256
+    expected = model.generate(edited, **GREEDY)
+    calls.clear()
+    assert torch.equal(prefixes.generate(edited, **GREEDY), expected)
+    assert sum(calls) == 77 - 36 + 5
+    changed = longer.clone()
+    changed[0, 70] = (changed[0, 70] + 1) % 256
+    assert prefixes.longest(changed[0].tolist()) == 65, "where the text went on before"
+
+
+def test_a_chat_in_a_loop_reads_each_turn_once():
+    tokenizer = chat_tokenizer(CHATML)
+    model = wrapped_model("gemma3", tokenizer)
+    letters = tokenizer("abcdefgh")["input_ids"]
+    words = {"suppress_tokens": [token for token in range(260) if token not in letters]}
+    prefixes, calls, chat, before = PrefixCache(model), counted(model), [], 0
+    for turn in ("A heron waits by the lake. Who waits?", "Where?", "How long?"):
+        chat.append({"role": "user", "content": turn})
+        ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=False)
+        calls.clear()
+        answer = prefixes.generate(ids, **GREEDY, **words)[0, ids.shape[1] :]
+        assert sum(calls) == ids.shape[1] - before + 5, "all but the last token of the answer"
+        chat.append({"role": "assistant", "content": tokenizer.decode(answer)})
+        before = ids.shape[1] + 5
+
+
+def test_least_recently_used_memories_go_first(text):
+    model = wrapped_model("llama")
+    prefixes = PrefixCache(model)
+    texts = [torch.roll(text, number, 1) for number in range(4)]
+    for each in texts[:2]:
+        prefixes.generate(each, **GREEDY)
+    prefixes.most_bytes = sum(kept.cache.nbytes for kept in prefixes._kept) * 3 // 2
+    for each in (texts[2], texts[0], texts[3]):
+        prefixes.generate(each, **GREEDY)
+    assert [prefixes.longest(each[0].tolist()) > 50 for each in texts] == [True, False, True, True]
+    prefixes.most_bytes = 0
+    prefixes.generate(text, **GREEDY)
+    assert not prefixes._kept
+
+
+def test_memories_of_others_are_not_used_and_those_in_use_are_copied(text):
+    model, ids = wrapped_model("gemma3"), text[0].tolist()
+    prefixes = PrefixCache(model)
+    with prefixes.using(ids, "me") as mine:
+        read(model, text[:, :54], mine, 9)
+        with prefixes.using(ids, "me") as copied, prefixes.using(ids, "you") as other:
+            assert copied is not mine
+            assert [each.get_seq_length() for each in (mine, copied, other)] == [54, 54, 0]
+            found, expected = (read(model, text[:, 54:], each) for each in (copied, mine))
+    assert torch.equal(found, expected)
+
+
+def test_what_an_error_has_torn_is_not_kept(text):
+    """Of the second chunk: the first one was read."""
+    model, calls = wrapped_model("llama"), []
+    prefixes = PrefixCache(model)
+
+    def fail(*_):
+        calls.append(1)
+        if len(calls) == 2:
+            raise RuntimeError("out of memory")
+
+    model.model.layers[2].register_forward_pre_hook(fail)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        prefixes.generate(text, **GREEDY)
+    assert not prefixes._kept
+    prefixes.generate(text, **GREEDY)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_a_live_memory_of_another_model_is_refused(family, text):
+    """Even an empty one: it has the layers and frequencies of its model."""
+    model, other = wrapped_model(family), wrapped_model(family, seed=1)
+    memory = model.new_memory()
+    with pytest.raises(UserError, match="the memory is of another model"):
+        other(text, past_key_values=memory)
+    read(model, text, memory)
+    with pytest.raises(UserError, match="the memory is of another model"):
+        other.generate(torch.cat([text, text], 1), past_key_values=memory)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[0] += 1
+    with pytest.raises(UserError, match="weights or the adapter have changed since it began"):
+        read(model, text, memory)
+    memory.reset()
+    read(model, text, memory)
+
+
+def test_a_live_memory_of_another_adapter_is_refused(llama, text):
+    settings = LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False, target_modules=["k_proj"])
+    adapted = get_peft_model(llama, settings, "A")
+    adapted.add_adapter("B", settings)
+    memory = llama.new_memory()
+    read(llama, text, memory)
+    for change in (lambda: adapted.set_adapter("B"), lambda: (adapted.set_adapter("A"), adapted.merge_adapter())):
+        change()
+        with pytest.raises(UserError, match="the adapter have changed since"):
+            read(llama, text, memory)
+    adapted.unmerge_adapter()
+    with adapted.disable_adapter(), pytest.raises(UserError, match="the adapter have changed since"):
+        read(llama, text, memory)
+
+
+@pytest.mark.parametrize("settings", [{}, FREE], ids=["landmarks", "without"])
+def test_a_memory_that_is_not_loaded_stays_as_it_was(settings, text, tmp_path):
+    model, other = wrapped_model("gemma3", **settings), wrapped_model("gemma3", seed=1, **settings)
+    memory, same = model.new_memory(), model.new_memory()
+    for each in (memory, same):
+        read(model, text, each)
+    kept = other.new_memory()
+    read(other, text, kept)
+    kept.save(tmp_path / "other")
+    with pytest.raises(UserError, match="another model"):
+        memory.load(tmp_path / "other")
+    assert torch.equal(memory.ids, same.ids)
+    assert torch.equal(read(model, text, memory), read(model, text, same))

@@ -1,0 +1,194 @@
+"""What was read once is not read again, the ids are the tokenizer's, and what existing clients send is answered."""
+
+import logging
+
+import httpx
+import pytest
+import torch
+
+pytest.importorskip("transformers", reason="the optional extra `hf` is not installed")
+pytest.importorskip("fastapi", reason="the optional extra `serve` is not installed")
+pytest.importorskip("openai", reason="the client of OpenAI is not installed")
+
+import openai
+
+from landmark.huggingface import wrap
+from landmark.serving.answering import Answering, Sampling
+from landmark.serving.memories import Memories
+from tests.huggingface.conftest import SETTINGS, make_model
+from tests.serving.test_server import KEYS, Server
+from tests.utils.test_chats import CHATML, chat_tokenizer, said, user
+
+pytestmark = pytest.mark.timeout(900)
+
+
+def make(beginning=None, template=CHATML, **settings):
+    tokenizer, model = chat_tokenizer(template, beginning), make_model("gemma3")
+    model.resize_token_embeddings(260, mean_resizing=False)
+    return wrap(model, tokenizer, **{**SETTINGS, **settings}), tokenizer
+
+
+@pytest.fixture
+def server(tmp_path):
+    model, tokenizer = make()
+    letters = tokenizer("abcdefgh")["input_ids"]  # so that an answer has the same ids when it is sent back
+    with torch.no_grad():
+        model.get_output_embeddings().weight[letters] *= 100
+    with Server(model, tokenizer, tmp_path, tokens=4) as running:
+        yield running
+
+
+def http(server):
+    return httpx.Client(headers={"Authorization": f"Bearer {KEYS[0]}"}, base_url=server.url, timeout=60)
+
+
+def turn(server, chat, **given):
+    """Asks, adds the answer to the chat, and returns the tokens that were new and those of the prompt."""
+    found = http(server).post("/chat/completions", json={"messages": chat, "temperature": 0, **given}).json()
+    chat.append(said(found["choices"][0]["message"]["content"]))
+    usage = found["usage"]
+    return usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"], usage["prompt_tokens"]
+
+
+@pytest.mark.parametrize("settings", [{}, {"landmarks": "none", "memory": {"k": 3, "window": 7, "rerank": 5}}])
+def test_a_completion_is_what_the_model_generates_of_the_tokenizers_ids(settings, tmp_path):
+    """With the ids that begin a text, and names of special tokens as the tokenizer takes them."""
+    model, tokenizer = make("<eot>", **settings)
+    with Server(model, tokenizer, tmp_path) as running:
+        for prompt in ("The capital of France is", "<|im_start|>user\nWho waits?<|im_end|>\n"):
+            ids = tokenizer(prompt, return_tensors="pt").input_ids
+            assert ids[0, 0] == tokenizer.convert_tokens_to_ids("<eot>")
+            expected = model.generate(ids, max_new_tokens=4, do_sample=False)[0, ids.shape[1] :]
+            found = running.ask(prompt)
+            assert found.choices[0].text == tokenizer.decode(expected)
+            assert found.usage.prompt_tokens == ids.shape[1]
+        if model.landmarks.token is not None:
+            assert running.ask("a <landmark>").usage.prompt_tokens == len("a <landmark>") + 1
+        but = ", without 259" if model.landmarks.token else "$"
+        with pytest.raises(openai.BadRequestError, match=f"999 is no id of a text: ids are from 0 to 259{but}"):
+            running.ask([999])
+
+
+def test_a_client_that_sends_its_history_again_has_its_new_tokens_read_alone(server):
+    chat, read = [user("A heron waits by the lake. " * 3)], 0
+    new, whole = turn(server, chat)
+    assert new == whole
+    for text in ("Where?", "How long?"):
+        read = whole + 4
+        chat.append(user(text))
+        new, whole = turn(server, chat)
+        assert new == whole - read + 1, "the last token of an answer is read with the next turn"
+    chat[2] = user("Why? ")
+    del chat[3:]
+    new, whole = turn(server, chat)
+    assert new < 60, "an edited message forks where the chat went on"
+    other = [user("A heron waits by the lake. " * 3 + "Who?")]
+    assert turn(server, other)[0] <= turn(server, [user("x")])[1] + 40, "a document in a first message is read once"
+    body = {"messages": [user("A heron waits by the lake. " * 3)], "max_tokens": 1}
+    of_another = httpx.post(f"{server.url}/chat/completions", json=body, headers={"Authorization": f"Bearer {KEYS[1]}"})
+    assert of_another.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+
+
+def test_a_session_notices_its_own_history(server):
+    """New messages alone, the whole chat, and one with an edited message are the same text to the model."""
+    whole, alone = [user("Who waits? " * 5)], [user("Who waits? " * 5)]
+    turn(server, whole, session="one")
+    turn(server, alone, session="two")
+    assert whole == alone
+    for text in ("Where?", "Then?"):
+        whole.append(user(text))
+        first = turn(server, whole, session="one")
+        second = turn(server, new := [user(text)], session="two")
+        assert new[-1] == whole[-1]
+        assert first[1] == second[1]
+    del whole[3:]
+    whole[2] = user("When?")
+    edited = turn(server, whole, session="one")
+    assert edited[0] < 60
+    assert edited[1] < first[1]
+    listed = {each["id"]: each["tokens"] for each in http(server).get("/sessions").json()["data"]}
+    assert listed["one"] == edited[1] + 4
+    assert listed["two"] == second[1] + 4
+
+
+def test_a_short_turn_of_a_long_session_writes_and_loads_no_memory(server, monkeypatch):
+    server.ask("A heron. " * 60, extra_body={"session": "long"})
+    written = {path: path.stat().st_mtime_ns for path in server.folder.rglob("*.blocks")}
+    monkeypatch.setattr(Memories, "memory", None)
+    for number in range(3):
+        server.ask(f"{number}? ", extra_body={"session": "long"})
+    assert {path: path.stat().st_mtime_ns for path in server.folder.rglob("*.blocks")} == written
+    assert http(server).get("/sessions").json()["data"][0]["tokens"] == 540 + 3 * 3 + 4 * 4
+
+
+def test_a_text_that_does_not_fit_is_refused_before_it_is_read(tmp_path, monkeypatch):
+    model, tokenizer = make()
+    monkeypatch.setattr(Answering, "read", None)
+    with Server(model, tokenizer, tmp_path, disk=100_000) as running:
+        found = http(running).post("/documents", json={"text": "A heron. " * 400})
+    assert found.status_code == 507
+    assert "there is no room for" in found.json()["error"]["message"]
+
+
+def test_reasoning_is_apart_from_the_answer(tmp_path):
+    model, tokenizer = make()
+    with Server(model, tokenizer, tmp_path) as running:
+        chat, thinks = running.client().chat.completions, {"chat_template_kwargs": {"enable_thinking": True}}
+        asked = {"model": "landmark", "messages": [user("Who?")], "max_tokens": 9, "temperature": 0}
+        plain, thought = chat.create(**asked), chat.create(**asked, extra_body=thinks)
+        assert thought.usage.prompt_tokens == plain.usage.prompt_tokens + len("<think>\n")
+        assert thought.choices[0].message.content == ""
+        assert thought.choices[0].message.reasoning_content
+        assert not hasattr(plain.choices[0].message, "reasoning_content")
+        parts = [part.choices[0].delta for part in chat.create(**asked, extra_body=thinks, stream=True)]
+        streamed = "".join(getattr(part, "reasoning_content", None) or "" for part in parts)
+        assert streamed == thought.choices[0].message.reasoning_content
+
+
+def test_fields_that_change_nothing_are_ignored_with_one_warning(server, caplog):
+    body = {"prompt": "Hello", "max_tokens": -1, "temperature": 0, "user": "me", "metadata": {"a": "b"}, "mirostat": 0}
+    with caplog.at_level(logging.WARNING):
+        expected = http(server).post("/completions", json={"prompt": "Hello", "temperature": 0}).json()["choices"]
+        for _ in range(2):
+            assert http(server).post("/completions", json=body).json()["choices"] == expected
+    assert caplog.text.count("the field mirostat of a request is not known here") == 1
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "Look.", "cache_control": {"type": "ephemeral"}}]},
+        {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": {"name": "look"}}]},
+        {"role": "tool", "content": "A heron.", "tool_call_id": "1", "name": "look"},
+        user("So?"),
+    ]
+    found = http(server).post("/chat/completions", json={"messages": messages, "max_tokens": 2})
+    assert found.status_code == 200, found.text
+
+
+def test_health_schemas_and_preflights_need_no_key(server):
+    with httpx.Client(base_url=server.url.removesuffix("/v1")) as client:
+        assert client.get("/health").json() == {"status": "ok"}
+        assert client.get("/docs").status_code == 200
+        schemas = client.get("/openapi.json").json()["components"]["schemas"]
+        assert {"session", "document", "min_p"} <= set(schemas["Chat"]["properties"])
+        asked = {"Origin": "http://page.example", "Access-Control-Request-Method": "POST"}
+        asked["Access-Control-Request-Headers"] = "authorization,content-type"
+        allowed = client.options("/v1/chat/completions", headers=asked)
+        assert allowed.status_code == 200
+        assert allowed.headers["access-control-allow-origin"] == "*"
+        assert client.get("/v1/models").status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("changes", "drawn"),
+    [
+        ({}, {0, 1, 2, 3}),
+        ({"top_k": 2}, {2, 3}),
+        ({"min_p": 0.5}, {3}),
+        ({"top_p": 0.5}, {3}),
+        ({"temperature": 0.0}, {3}),
+        ({"temperature": 0.0, "repetition_penalty": 100.0}, {2}),
+    ],
+)
+def test_tokens_are_drawn_as_the_settings_say(changes, drawn):
+    sampling, scores = Sampling(1, **changes), torch.tensor([[-40.0, 0.5, 1.0, 2.0]])
+    scores = sampling.warpers()(torch.tensor([[3]]), scores)
+    possible = set(scores[0].isfinite().nonzero().flatten().tolist()) if sampling.draws else {int(scores.argmax())}
+    assert possible == drawn

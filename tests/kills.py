@@ -18,8 +18,7 @@ import torch
 from landmark.data import prepare
 from landmark.data.tokenizers import load_tokenizer
 from landmark.experiment.identity import digest
-from landmark.experiment.records import Records
-from landmark.experiment.sweeping import sweep
+from landmark.experiment.records import Records, sweep
 from landmark.utils.metrics_csv import read_metrics
 from tests.memory.reading import feed, new_memory, texts
 from tests.training.training_case import make_config, make_corpus, run
@@ -56,7 +55,7 @@ def write_record(folder: Path) -> None:
     identity, labels = digest(settings), {"size": "nano", "data": "x", "tokenizer": "bytes", "seed": 0}
     sweep(records, [])
     if records.find("rows", identity) is None:
-        with records.lock("rows", identity), records.attempt("rows", identity, settings, labels):
+        with records.lock("rows", identity):
             records.write("rows", identity, settings, labels, {"loss": 3.0})
 
 

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from landmark.cli import main as app
+from landmark.cli.command import Command
 from landmark.config import to_config
+from landmark.experiment.records import Records, sha256_of
 from tests.configurations import compose_conf
 
 
@@ -85,9 +87,13 @@ class Workplace:
         return results
 
     def edit(self, path, **parts):
-        """Change parts of a record, as another version of this program or somebody's hand might have."""
+        """Change parts of a record, as another version of this program might have."""
         record = json.loads(path.read_text())
         for name, values in parts.items():
             record[name] |= values
-        record.pop("sha256", None)  # which a hand would not know
-        path.write_text(json.dumps(record))
+        path.write_text(json.dumps(record | {"sha256": sha256_of(record)}))
+
+    def launches(self):
+        """All records, and the launches that made rows."""
+        words, contents = [f"output={self.output}"], Records(self.output).read_all()
+        return contents, Command.of(to_config(compose_conf(words)), words, compose_conf).launches(contents)

@@ -15,8 +15,9 @@ from tqdm import tqdm
 
 from benchmarks.survival.soak import ROUND, Kill, killed_table, undisturbed
 from benchmarks.survival.victim import STAGES
-from landmark.experiment.provenance import hardware, provenance
+from landmark.experiment.records import provenance
 from landmark.utils.files import write_atomic
+from landmark.utils.hardware import hardware
 
 RESULTS = Path(__file__).parent / "results"
 

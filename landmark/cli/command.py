@@ -5,15 +5,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from landmark.config import Config
+from hydra.errors import HydraException
+
+from landmark.config import Config, to_config
 from landmark.config.checks import check_task
 from landmark.config.command_line import override_key, suggested_command
+from landmark.config.composer import parse
+from landmark.config.messages import one_line
 from landmark.config.rows import Compose, Row, compose_job, is_part, named, select
 from landmark.config.schema import TASKS
 from landmark.experiment.checks import check
 from landmark.experiment.jobs import Job
-from landmark.experiment.launches import Launch, is_free_sweep, launch_of, write_launch
+from landmark.experiment.launches import Launch, launched
 from landmark.experiment.named_runs import with_settings_of_run
+from landmark.experiment.records import Contents
 from landmark.experiment.runner import Runner
 from landmark.results.figures import check_figure
 from landmark.utils.errors import UserError
@@ -29,6 +34,7 @@ class Command:
     overrides: list[str]
     rows: list[Row]
     runner: Runner
+    compose: Compose = compose_job
 
     @classmethod
     def of(cls, config: Config, overrides: list[str], compose: Compose = compose_job) -> "Command":
@@ -39,7 +45,7 @@ class Command:
         check_task(config)
         _check_output(Path(config.output))
         check_figure(config.figure)
-        return cls(config, overrides, select(config, overrides, compose, check), Runner(config.output))
+        return cls(config, overrides, select(config, overrides, compose, check), Runner(config.output), compose)
 
     @property
     def is_experiment(self) -> bool:
@@ -56,20 +62,31 @@ class Command:
         return all(override_key(word).partition(".")[0] in _OF_A_TASK for word in self.overrides)
 
     def jobs(self, rows: Sequence[Row] | None = None) -> list[Job]:
-        """The jobs of the rows, checked, and noted as a launch of their experiment. rows: others than the command's.
+        """The jobs of the rows, checked. rows: others than the command's.
 
         Raises UserError where one of them cannot be made, before anything is trained.
         """
         jobs = self.runner.jobs(self.rows if rows is None else rows)
         self.runner.check(jobs)
-        if self.is_experiment:
-            write_launch(self.runner.records, self._launch(jobs))
         return jobs
 
-    def planned_launch(self) -> Launch:
+    def launch(self) -> Launch:
         """The launch of the rows that the command line names, and of no others; prepares nothing."""
-        launch = self._launch(self.runner.planned_jobs(self.rows))
-        return replace(launch, rows={name: entries for name, entries in launch.rows.items() if entries})
+        rows: dict[str, list[Job]] = {}
+        for job in (jobs := self.runner.planned_jobs(self.rows)):
+            rows.setdefault(job.name, []).append(job)
+        return Launch(self.config, self.overrides, self.runner.inputs.tokenizer(jobs[0].config).name, rows)
+
+    def launches(self, contents: Contents) -> list[Launch]:
+        """All launches that made rows in the output folder. One that cannot be composed is named in `damaged`."""
+        found = []
+        for words in launched(contents, self.runner.output, self.compose):
+            try:
+                other = Command.of(to_config(self.compose(words)), words, self.compose)
+                found.append(replace(other, runner=self.runner).launch())
+            except (HydraException, UserError) as error:
+                contents.damaged.append(f"{' '.join(words)}: {one_line(error)}")
+        return found
 
     def only_config(self) -> Config:
         """The configuration of a task that takes one trained model. Raises UserError where there are several rows."""
@@ -79,12 +96,11 @@ class Command:
 
     def suggest(self, *more: str, multirun: bool = False) -> str:
         """This command line for the whole experiment, with other overrides (`more`), to be typed next."""
-        if is_free_sweep(self.overrides):
+        parsed = parse(self.overrides)
+        is_sweep = any(each.is_sweep_override() for each in parsed)
+        if is_sweep and all(each.key_or_group != "experiment" for each in parsed):
             return suggested_command(*more, multirun=True)
         return suggested_command(*more, without=self.config.grid.axes, multirun=multirun)
-
-    def _launch(self, jobs: Sequence[Job]) -> Launch:
-        return launch_of(self.config, self.overrides, self.runner.inputs.tokenizer(jobs[0].config).name, jobs)
 
 
 def _check_output(folder: Path) -> None:

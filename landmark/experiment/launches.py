@@ -1,204 +1,194 @@
-"""Launches: which rows an experiment was launched with, at which settings, and what has come of them.
+"""Launches: experiments with the settings of a command line, what their rows need, and how far they are.
 
-Each launch leaves `launches/ID.json` below the output folder: its overrides, figure and comparisons, and for each row
-and seed the identities of run and row. The report and `task=status` read it.
+Nothing is noted of them. conf/ has the rows of an experiment, a row's record has the overrides that made it, and a lock
+says what a process is at work on. Loads no torch.
 """
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from landmark.config import Config
+from hydra.errors import HydraException
+
+from landmark.config import Config, to_config
 from landmark.config.command_line import override_key, own_folder, program
-from landmark.config.composer import parse
-from landmark.config.rows import cells, named
+from landmark.config.rows import Compose, cells, named
+from landmark.config.trained_with import trained_with
 from landmark.experiment.identity import digest
-from landmark.experiment.jobs import Job
-from landmark.experiment.provenance import now
+from landmark.experiment.jobs import Job, Run
 from landmark.experiment.records import Contents, Record, Records
 from landmark.utils.errors import UserError
-from landmark.utils.files import read_json, write_json
+from landmark.utils.metrics_csv import metrics_so_far
 
 # Keys of one command alone, and keys that decide no number: launches that differ in them are the same launch.
 _OF_A_COMMAND = ("output", "row", "run", "task")
 _WITHOUT_EFFECT = (*_OF_A_COMMAND, "logger", "trainer", "data.cache", "data.workers", "tokenizer.file")
 _WITHOUT_EFFECT += ("eval.batch_size", "train.micro_batch", "train.checkpoint_every")
-_NOTED = {"experiment": str, "overrides": list, "labels": dict, "figure": str, "time": str}
-_NOTED |= dict.fromkeys(("compare", "cells", "rows"), dict)
-_TITLED = ("experiment", "size", "data", "tokenizer", "data.path")  # named by a launch's labels
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One row of one seed. run, row: identities; run_name: of the run's folder, None where nothing is trained."""
-
-    seed: int
-    run: str
-    row: str
-    run_name: str | None
+_TITLED = ("experiment", "size", "data", "tokenizer", "data.path")  # which the settings name anyway
+STATES = "done", "running", "stopped", "missing"
 
 
 @dataclass(frozen=True)
 class Launch:
-    """An experiment as it was launched.
+    """An experiment as a command line launches it.
 
-    overrides: those of the command line. labels: size, data and tokenizer. cells: of rows that make up a grid, the
-    value on each axis. rows: the entries of each row by its name, one per seed; none of a row that was not asked for.
-    config_dir: the folder of settings of one's own, where there was one.
+    overrides: those of the command line. tokenizer: its name, which may say more than its setting. rows: the jobs of
+    each row by its name, one per seed.
     """
 
-    experiment: str
+    config: Config
     overrides: list[str]
-    labels: dict[str, str]
-    figure: str = "rows"
-    compare: dict[str, list[str]] = field(default_factory=dict)
-    cells: dict[str, dict[str, str]] = field(default_factory=dict)
-    rows: dict[str, list[Entry]] = field(default_factory=dict)
-    config_dir: str | None = None
+    tokenizer: str
+    rows: dict[str, list[Job]]
+
+    @property
+    def experiment(self) -> str:
+        return self.config.name
 
     @property
     def settings(self) -> str:
         """Size, data, tokenizer and other settings, by which launches of one experiment are told apart."""
         rest = [word for word in _effective(self.overrides) if override_key(word) not in _TITLED]
-        return ", ".join([*self.labels.values(), *rest])
-
-    def has(self, overrides: Sequence[str]) -> bool:
-        """Whether it was launched with the settings of a command line, and perhaps with more."""
-        own = {*_OF_A_COMMAND, "experiment", "seed"}
-        return {word for word in _effective(overrides) if override_key(word) not in own} <= set(self.overrides)
+        return ", ".join([self.config.size, self.config.data.name, self.tokenizer, *rest])
 
     @property
-    def id(self) -> str:
-        return _identity(self.experiment, self.overrides)
+    def cells(self) -> dict[str, dict[str, str]]:
+        """Of rows that make up a grid, the value on each axis."""
+        return cells(self.config, self.overrides)
 
-    @property
-    def command(self) -> str:
-        """The command that makes what is missing."""
-        return shlex.join([*self.program, *["-m"] * self.is_sweep, *self.overrides])
-
-    @property
-    def program(self) -> list[str]:
-        """The words before the overrides, with the folder of settings of one's own."""
-        return [*program(), *(["--config-dir", self.config_dir] if self.config_dir else [])]
-
-    @property
-    def is_sweep(self) -> bool:
-        """Whether its rows are the jobs of a sweep without an experiment."""
-        return is_free_sweep(self.overrides)
+    def command(self, *more: str) -> str:
+        """The command that makes what is missing. more: overrides to add."""
+        own, output = own_folder(), self.config.output
+        first = [*program(), *(["--config-dir", str(own)] if own else [])]
+        kept = [word for word in self.overrides if override_key(word) not in _OF_A_COMMAND]
+        return shlex.join([*first, *kept, *([] if output == Config.output else [f"output={output}"]), *more])
 
     def found(self, contents: Contents) -> dict[str, list[Record]]:
         """Records of the rows that have one for each seed."""
         return {
-            name: [contents.rows[entry.row] for entry in entries]
-            for name, entries in self.rows.items()
-            if entries and all(entry.row in contents.rows for entry in entries)
+            name: [contents.rows[job.id] for job in jobs]
+            for name, jobs in self.rows.items()
+            if all(job.id in contents.rows for job in jobs)
         }
 
 
-def launch_of(config: Config, overrides: Sequence[str], tokenizer: str, jobs: Sequence[Job]) -> Launch:
-    """An experiment as this command launches it.
-
-    Args:
-        config: of the experiment.
-        overrides: those of the command line.
-        tokenizer: name of the rows' tokenizer, which may say more than its setting.
-        jobs: of the rows that the command asks for.
-    """
-    rows: dict[str, list[Entry]] = {name: [] for name in named(config) | named(config, overrides)}
-    for job in jobs:
-        name = None if job.run.is_given else job.run.folder.name
-        rows.setdefault(job.name, []).append(Entry(job.config.seed, job.run.id, job.id, name))
-    return Launch(
-        experiment=config.name,
-        overrides=_kept(config, overrides),
-        labels={"size": config.size, "data": config.data.name, "tokenizer": tokenizer},
-        figure=config.figure,
-        compare=config.compare,
-        cells=cells(config) | cells(config, overrides),
-        rows=rows,
-        config_dir=str(own) if (own := own_folder()) else None,
-    )
-
-
 def launch_id(config: Config, overrides: Sequence[str]) -> str:
-    """Identity of the launch of an experiment by these overrides, whatever its jobs."""
-    return _identity(config.name, _kept(config, overrides))
+    """Identity of an experiment with these overrides, whatever its rows."""
+    kept = [word for word in _effective(overrides) if override_key(word) not in config.grid.axes]
+    return digest({"experiment": config.name, "overrides": sorted(kept)})
 
 
-def _identity(experiment: str, overrides: Sequence[str]) -> str:
-    return digest({"experiment": experiment, "overrides": sorted(_effective(overrides))})
+def launched(contents: Contents, output: Path, compose: Compose) -> list[list[str]]:
+    """The overrides of the experiments that made rows, each once, with this output folder; by experiment and time.
 
-
-def _kept(config: Config, overrides: Sequence[str]) -> list[str]:
-    """The overrides without those of one command alone."""
-    left_out = {*_OF_A_COMMAND, *(() if is_free_sweep(overrides) else config.grid.axes)}
-    return [word for word in overrides if override_key(word) not in left_out]
-
-
-def is_free_sweep(overrides: Sequence[str]) -> bool:
-    """Whether a command line sweeps settings without an experiment."""
-    parsed = parse(overrides)
-    return any(each.is_sweep_override() for each in parsed) and all(
-        each.key_or_group != "experiment" for each in parsed
-    )
-
-
-def write_launch(records: Records, launch: Launch) -> None:
-    """Note a launch. Rows that this command did not ask for keep the entries of earlier commands."""
-    path = _path(records, launch.id)
-    with records.lock("launches", launch.id):
-        with suppress(UserError):  # there is no note yet, or none that can be read
-            known = _read(path)
-            asked_for = {name: entries for name, entries in launch.rows.items() if entries}
-            rows = {name: [] for name in launch.rows} | known.rows | asked_for
-            launch = replace(launch, rows=rows, cells=known.cells | launch.cells)
-        write_json(path, asdict(launch) | {"time": now()})
-
-
-def read_launches(records: Records, contents: Contents, experiment: str | None = None) -> list[Launch]:
-    """The launches of an output folder, by experiment and time.
-
-    experiment: only launches of this one. A note that cannot be read is named in `contents.damaged`. Of launches with
-    the same rows, the last is taken.
+    A row whose own overrides are no longer those that its experiment gives it belongs to none.
     """
-    found: dict[tuple[Any, ...], Launch] = {}
-    output = [] if str(records.output) == Config.output else [f"output={records.output}"]
-    for path in sorted(_path(records, "x").parent.glob("*.json"), key=lambda path: (path.stat().st_mtime_ns, path)):
-        try:
-            launch = _read(path)
-        except UserError as error:
-            contents.damaged.append(str(error))
-            continue
-        if experiment in (None, launch.experiment):
-            key = launch.experiment, *((name, *entries) for name, entries in launch.rows.items())
-            found.pop(key, None)
-            found[key] = replace(launch, overrides=[*launch.overrides, *output])
-    return sorted(found.values(), key=lambda launch: launch.experiment)
+    texts: dict[str, dict[str, str]] = {}
+    found: dict[tuple[str, ...], list[str]] = {}
+    for record in sorted(contents.rows.values(), key=lambda record: record["provenance"]["time"]):
+        words, name = record["labels"].get("overrides") or [], record["labels"].get("row")
+        experiment = next((word for word in words if override_key(word) == "experiment"), "")
+        if experiment and experiment not in texts:
+            texts[experiment] = {}
+            with suppress(HydraException, UserError):  # of an experiment that conf/ does not have
+                texts[experiment] = named(to_config(compose([experiment])))
+        if name in texts.get(experiment, {}):
+            own = shlex.split(texts[experiment][name])
+            shared = words[: len(words) - len(own)]
+            if [*shared, *own] == words:
+                key = experiment, *sorted(_effective(shared))
+                found.pop(key, None)
+                kept = [word for word in shared if override_key(word) not in _OF_A_COMMAND]
+                found[key] = [*kept, *([] if str(output) == Config.output else [f"output={output}"])]
+    return sorted(found.values(), key=lambda words: [word for word in words if override_key(word) == "experiment"])
 
 
-def rows_without_launch(contents: Contents, launches: Iterable[Launch]) -> list[Record]:
+def rows_without_launch(contents: Contents, launches: Sequence[Launch]) -> list[Record]:
     """Records of rows that belong to none of these launches: of free sweeps, or of settings an experiment had once."""
-    launched = {entry.row for launch in launches for entries in launch.rows.values() for entry in entries}
+    launched = {job.id for launch in launches for jobs in launch.rows.values() for job in jobs}
     return [record for record in contents.rows.values() if record["id"] not in launched]
 
 
-def _read(path: Path) -> Launch:
-    note = read_json(path, _NOTED, "delete it, the next launch writes it anew")
-    try:
-        note.pop("time")
-        if not all(isinstance(word, str) for word in (*note["overrides"], *note["labels"].values())):
-            raise TypeError("overrides and labels are texts")
-        rows = {name: [Entry(**entry) for entry in entries] for name, entries in note.pop("rows").items()}
-        return Launch(**note, rows=rows)
-    except (AttributeError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is not a whole note of a launch: delete it, the next launch writes it anew") from error
+@dataclass(frozen=True)
+class State:
+    """State of a run or a row. note: the progress of a training."""
+
+    title: str
+    state: str
+    note: str = ""
 
 
-def _path(records: Records, identity: str) -> Path:
-    return records.output / "launches" / f"{identity}.json"
+def states_of(launch: Launch, records: Records, contents: Contents) -> list[State]:
+    """The states of the runs, each once, and then of the rows."""
+    runs: dict[str, State] = {}
+    rows = []
+    for name, jobs in launch.rows.items():
+        for job in jobs:
+            for run in _trainings(job.run):
+                if run.folder.name not in runs:
+                    runs[run.folder.name] = _state_of_run(run.folder, run.id, run.config, records, contents)
+            title = f"row {name}" if len(jobs) == 1 else f"row {name} seed {job.config.seed}"
+            running = "running" if records.is_locked("rows", job.id) else "missing"
+            rows.append(State(title, "done" if job.id in contents.rows else running))
+    return [*runs.values(), *rows]
+
+
+def unfinished(records: Records, contents: Contents) -> list[tuple[str, State]]:
+    """The trainings of an output folder that have begun and have no record, each after the name of its experiment."""
+    found = []
+    for folder in sorted((records.output / "runs").glob("*")):
+        identity = folder.name.rpartition("-")[2]
+        with suppress(UserError):  # of a damaged file
+            if identity not in contents.runs and (config := trained_with(folder)) is not None:
+                found.append((config.name, _state_of_run(folder, identity, config, records, contents)))
+    return found
+
+
+def describe(launch: Launch, states: Sequence[State], *, command: str | None = None, is_brief: bool = False) -> str:
+    """Counts, a line for each run and row, and the command that makes the rest.
+
+    Args:
+        launch: an experiment as it was launched.
+        states: of its runs and rows (`states_of`).
+        command: the command that makes the rest; None: the one of the launch.
+        is_brief: missing runs and rows share a line, and those that are done have none.
+    """
+    counts = Counter(each.state for each in states)
+    summary = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
+    shown = [each for each in states if not is_brief or each.state not in ("done", "missing")]
+    lines = lines_of(shown)
+    if is_brief and counts["missing"]:
+        lines.append(f"  missing: {', '.join(each.title for each in states if each.state == 'missing')}")
+    if counts["done"] < len(states):
+        lines.append(f"  the rest: {command or launch.command()}")
+    return "\n".join([f"{launch.experiment} ({launch.settings}): {summary}", *lines])
+
+
+def lines_of(states: Sequence[State]) -> list[str]:
+    width = max((len(each.title) for each in states), default=0)
+    return [f"  {each.title:<{width}}  {each.state:<7}  {each.note}".rstrip() for each in states]
+
+
+def _trainings(run: Run) -> Iterator[Run]:
+    """The trainings that a row needs: that of its run, and of the run from which that starts."""
+    training = run.training
+    while training is not None:
+        yield training
+        training = training.start
+
+
+def _state_of_run(folder: Path, identity: str, config: Config, records: Records, contents: Contents) -> State:
+    title = f"run {folder.name}"
+    if identity in contents.runs:
+        return State(title, "done")
+    metrics = metrics_so_far(folder)
+    progress = f"step {metrics[-1]['step']:,.0f} of {config.train.steps:,}" if metrics else ""
+    if records.is_locked("runs", identity):
+        return State(title, "running", progress)
+    return State(title, "stopped" if metrics else "missing", progress)
 
 
 def _effective(overrides: Sequence[str]) -> list[str]:

@@ -1,40 +1,45 @@
-"""Records: the small JSON file that a run or a row leaves when it is done; the lock and the note while it is made."""
+"""Records: the small JSON file that a run or a row leaves when it is done, and the lock while it is made."""
 
 import hashlib
 import json
 import logging
-from collections.abc import Iterator
+import platform
+import shlex
+import shutil
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
 from filelock import FileLock, Timeout
 
+from landmark.config.command_line import typed_words
 from landmark.experiment.identity import digest
-from landmark.experiment.provenance import process, provenance
-from landmark.utils.errors import Diverged, Stopped, UserError
-from landmark.utils.files import REMEDY, read_json, write_json
+from landmark.experiment.named_runs import has_weights
+from landmark.utils.errors import Diverged, UserError
+from landmark.utils.files import REMEDY, delete_leftovers, read_json, write_json
+from landmark.utils.hardware import hardware
+from landmark.utils.source_tree import commit
 
 Record = dict[str, Any]
-Kind = Literal["runs", "rows", "launches"]
-_ONE: dict[Kind, str] = {"runs": "run", "rows": "row", "launches": "launch"}
-PARTS = {"id": str, "settings": dict, "labels": dict, "results": dict, "provenance": dict}
-NOTED = {"id": str, "kind": str, "settings": dict, "labels": dict, "host": str, "pid": int, "time": str}  # of a note
-NOTED["error"] = (str, type(None))
-
-_STOPS = (KeyboardInterrupt, Stopped)  # by somebody, or by the machine: no fault
+Kind = Literal["runs", "rows"]
+PARTS = {"id": str, "settings": dict, "labels": dict, "results": dict, "provenance": dict, "sha256": str}
+PACKAGES = ("landmark", "torch", "triton", "lightning", "numpy", "hydra-core", "tiktoken", "datasets")
+TEMPORARY = ".*.tmp"  # of `landmark.utils.files.write_atomic`, and of checkpoints
+_PLACES = ("", "records/*", "runs/*", "tables/*", "dashboards", "inspect")  # where they may be
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass
 class Contents:
-    """Every record of an output folder by its identity, notes of attempts, and what could not be read."""
+    """Every record of an output folder by its identity, and what could not be read."""
 
     runs: dict[str, Record]
     rows: dict[str, Record]
-    attempts: list[Record]
     damaged: list[str]
 
 
@@ -58,7 +63,7 @@ class Records:
 
     def read_all(self) -> Contents:
         """Everything in the folder. A record that cannot be read is left out and named in `damaged`."""
-        contents = Contents({}, {}, self.attempts(), [])
+        contents = Contents({}, {}, [])
         kinds: dict[Kind, dict[str, Record]] = {"runs": contents.runs, "rows": contents.rows}
         for kind, found in kinds.items():
             for path in sorted(self.path(kind, "x").parent.glob("*.json")):
@@ -88,7 +93,7 @@ class Records:
             "provenance": provenance(),
         }
         try:
-            record["sha256"] = _sha256(json.loads(json.dumps(record, allow_nan=False)))  # as it will be read
+            record["sha256"] = sha256_of(json.loads(json.dumps(record, allow_nan=False)))  # as it will be read
             write_json(self.path(kind, identity), record)
         except ValueError as error:
             raise Diverged(f"{self.path(kind, identity)} was not written: a result is not a finite number") from error
@@ -103,7 +108,7 @@ class Records:
         try:
             lock.acquire(timeout=0)
         except Timeout:
-            _log.info("another process is at work on %s %s: waiting for it", _ONE[kind], identity)
+            _log.info("another process is at work on %s %s: waiting for it", kind.removesuffix("s"), identity)
             lock.acquire()
         try:
             yield
@@ -132,50 +137,8 @@ class Records:
         except OSError:  # in a folder that only others may write to
             return False
 
-    @contextmanager
-    def attempt(self, kind: Kind, identity: str, settings: Record, labels: Record) -> Iterator[None]:
-        """Keep a note while a record is made: the process, and how it ends if it fails. Success deletes the note.
-
-        Args:
-            kind: of a run or a row.
-            identity: digest of the settings.
-            settings: those of the record.
-            labels: those of the record, and what `task=status` shows of an unfinished one.
-        """
-        path = self._attempt(kind, identity)
-        note = {"id": identity, "kind": kind, "settings": settings, "labels": labels, "error": None} | process()
-        write_json(path, note)
-        try:
-            yield
-        except BaseException as error:
-            with suppress(OSError):  # a full disk, say, which may be the error itself
-                write_json(path, note | {"error": _reason(error), "stopped": isinstance(error, _STOPS)})
-            raise
-        path.unlink(missing_ok=True)
-
-    def attempts(self) -> list[Record]:
-        """Notes of work without a record, at work or ended. A note that cannot be read is left out."""
-        notes = []
-        for path in sorted(self._attempt("runs", "x").parent.glob("*.json")):
-            with suppress(UserError):
-                notes.append(read_json(path, NOTED))
-        return [note for note in notes if not self.path(note["kind"], note["id"]).exists()]
-
     def _lock(self, kind: Kind, identity: str) -> Path:
         return self.output / "locks" / f"{kind}-{identity}.lock"
-
-    def _attempt(self, kind: Kind, identity: str) -> Path:
-        return self.output / "attempts" / f"{kind}-{identity}.json"
-
-
-def _reason(error: BaseException) -> str:
-    """An error in one line."""
-    if isinstance(error, KeyboardInterrupt):
-        return "interrupted"
-    if isinstance(error, Stopped):
-        return error.message
-    said = " ".join(str(error).split())
-    return said if isinstance(error, UserError) else f"{type(error).__name__}: {said}".removesuffix(": ")
 
 
 def _with_labels(record: Record, path: Path) -> Record:
@@ -193,12 +156,52 @@ def read_record(path: Path, identity: str) -> Record:
         raise UserError(f"{path} holds the record {record['id']}, not {identity}: {REMEDY}")
     if (named := digest(record["settings"])) != identity:
         raise UserError(f"{path} was altered: its settings are those of {named}: {REMEDY}")
-    if record.get("sha256") not in (None, _sha256(record)):  # those of early versions have none
+    if record["sha256"] != sha256_of(record):
         raise UserError(f"{path} was altered: its sha256 is another: {REMEDY}")
     return record
 
 
-def _sha256(record: Record) -> str:
+def sha256_of(record: Record) -> str:
     """Of all other parts of a record."""
-    parts = {part: record[part] for part in PARTS}
+    parts = {part: record[part] for part in PARTS if part != "sha256"}
     return hashlib.sha256(json.dumps(parts, sort_keys=True, allow_nan=False).encode()).hexdigest()
+
+
+def sweep(records: Records, caches: Iterable[str | Path]) -> None:
+    """Delete the leftovers of killed processes: at the start of a command that makes runs or rows.
+
+    1. Temporary files that no process is writing.
+    2. Checkpoints of runs that are trained, have their record, and are not locked.
+
+    records: of the output folder. caches: folders of prepared corpora.
+    """
+    for place in _PLACES:
+        for folder in records.output.glob(place) if place else (records.output,):
+            delete_leftovers(folder.glob(TEMPORARY))
+    for checkpoints in (records.output / "runs").glob("*/checkpoints"):
+        folder = checkpoints.parent
+        identity = folder.name.rpartition("-")[2]
+        if records.path("runs", identity).exists() and has_weights(folder):
+            with suppress(OSError), records.try_lock("runs", identity) as is_ours:
+                if is_ours:
+                    shutil.rmtree(checkpoints)
+    for cache in {Path(each).expanduser().absolute() for each in caches}:
+        delete_leftovers(cache.glob(f"*/{TEMPORARY}"))
+
+
+def provenance() -> dict[str, Any]:
+    """Where a result comes from: commit, versions, hardware, command line, UTC time."""
+    return {
+        "commit": commit(),
+        "versions": {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES},
+        "hardware": hardware(),
+        "command": shlex.join(typed_words()),
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None

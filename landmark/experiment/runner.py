@@ -14,8 +14,7 @@ from landmark.experiment.evaluation import evaluate_row
 from landmark.experiment.inputs import Inputs
 from landmark.experiment.jobs import Job, Run, jobs_of, planned_jobs
 from landmark.experiment.processes import device_count
-from landmark.experiment.records import Record, Records
-from landmark.experiment.sweeping import sweep
+from landmark.experiment.records import Record, Records, sweep
 from landmark.experiment.training import train_run
 from landmark.tracking.tracker import Tracker
 from landmark.utils.errors import Diverged, UserError
@@ -89,7 +88,7 @@ class Runner:
         """The record of a row, and whether it was made now."""
         record = self.records.find("rows", job.id)
         if is_new := record is None:
-            self.train(job.run, job.overrides)
+            self.train(job.run)
             with self.records.lock("rows", job.id):
                 record = self.records.find("rows", job.id)  # another process may have made it meanwhile
                 if is_new := record is None:
@@ -98,11 +97,8 @@ class Runner:
             self.tracker.row(job.config, record, self.records.path("rows", job.id))
         return record, is_new
 
-    def train(self, run: Run, overrides: Sequence[str] = ()) -> bool:
-        """Train a run, and first the run it starts from, unless they are trained. Returns whether it was trained now.
-
-        overrides: command-line overrides of the row that needs the run, shown by `task=status`.
-        """
+    def train(self, run: Run) -> bool:
+        """Train a run, and first the one it starts from, unless they are trained. Returns whether it was."""
         is_new = run.start is not None and self.train(run.start)
         if run.is_given:
             return is_new
@@ -112,7 +108,7 @@ class Runner:
                 return False
             if has_record:
                 _log.warning("%s has a record but no weights: training it again", run.folder)
-            self._train(run, overrides)
+            self._train(run)
         return True
 
     def is_trained(self, run: Run) -> bool:
@@ -133,23 +129,20 @@ class Runner:
             "overrides": job.overrides,
             "run": str(job.run.folder),
         }
-        with self.records.attempt("rows", job.id, job.settings, labels):
-            try:
-                results = evaluate_row(job, self.inputs)
-            except OverflowError as error:  # of a perplexity
-                raise Diverged(
-                    f"diverged: a loss of {job.run.folder} is beyond what numbers hold: train with a lower train.max_lr"
-                ) from error
-            return self.records.write("rows", job.id, job.settings, labels, results)
+        try:
+            results = evaluate_row(job, self.inputs)
+        except OverflowError as error:  # of a perplexity
+            raise Diverged(
+                f"diverged: a loss of {job.run.folder} is beyond what numbers hold: train with a lower train.max_lr"
+            ) from error
+        return self.records.write("rows", job.id, job.settings, labels, results)
 
-    def _train(self, run: Run, overrides: Sequence[str]) -> None:
+    def _train(self, run: Run) -> None:
         labels = self._labels(run) | {"seed": run.config.seed, "experiment": run.config.name}
-        shown = {"overrides": list(overrides), "run": str(run.folder)}
-        with self.records.attempt("runs", run.id, run.settings, labels | shown):
-            results = train_run(run, self.inputs)
-            from landmark.training import discard_checkpoints  # loads torch, which names the GPUs to the record
+        results = train_run(run, self.inputs)
+        from landmark.training import discard_checkpoints  # loads torch, which names the GPUs to the record
 
-            self.records.write("runs", run.id, run.settings, labels, results)
+        self.records.write("runs", run.id, run.settings, labels, results)
         discard_checkpoints(run.folder)
 
     def _labels(self, run: Run) -> dict[str, Any]:

@@ -6,7 +6,6 @@ import pytest
 
 from landmark.config.trained_with import trained_with
 from landmark.experiment.jobs import read_run
-from landmark.experiment.records import Records
 from landmark.utils.errors import UserError
 from landmark.utils.files import read_json
 from landmark.utils.metrics_csv import read_metrics
@@ -64,23 +63,6 @@ def test_an_edited_record_is_refused(work, change):
     path.write_text(json.dumps(record))
     with pytest.raises(UserError, match=rf"{path.name} was altered: .*: delete it to make it anew"):
         work("+experiment=quickstart", "data=pg19", "row=plain_512")
-
-
-def test_notes_that_are_damaged_are_left_out(tmp_path):
-    (tmp_path / "attempts").mkdir()
-    whole = {
-        "id": "a",
-        "kind": "runs",
-        "settings": {},
-        "labels": {"run": "r"},
-        "error": None,
-        "host": "h",
-        "pid": 1,
-    }
-    whole["time"] = "now"
-    for number, value in enumerate([None, [], whole | {"labels": None}, whole | {"kind": 3}, whole]):
-        (tmp_path / "attempts" / f"rows-{number}.json").write_text(json.dumps(value))
-    assert Records(tmp_path).attempts() == [whole]
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,29 @@
-"""Which launches an output folder has seen, and what has come of them."""
+"""task=status, and the launches that it and the report find in records: what is done, running, stopped or missing."""
 
-import itertools
-import json
+import re
+import shlex
 
-import landmark.data
-from landmark.experiment.launches import read_launches, rows_without_launch
-from landmark.experiment.records import Records
-from tests.configurations import compose_conf
+import pytest
+
+from landmark.experiment.launches import rows_without_launch
+from tests.experiment.holding import hold
+
+QUICK = ("+experiment=quickstart", "data=pg19")
+FIRST = "quickstart (nano, pg19, bytes, eval.tokens=8192): "
 
 
-def read(work, experiment=None):
-    records = Records(work.output)
-    contents = records.read_all()
-    return contents, read_launches(records, contents, experiment)
+def state(said, what):
+    """State and note of a run or a row."""
+    return re.search(rf"^  {what}\S*  +(\w+) *(.*)$", said, re.MULTILINE).groups()
+
+
+def status(work, capsys, *words):
+    capsys.readouterr()
+    if words:
+        work(*words, "task=status")
+    else:
+        work.task("task=status", f"output={work.output}")
+    return capsys.readouterr().out
 
 
 def test_a_row_serves_every_experiment_that_has_it(work):
@@ -20,7 +31,7 @@ def test_a_row_serves_every_experiment_that_has_it(work):
     work("+experiment=table2_granularity", "row=per_head_2048_k2")
     work("+experiment=table2_granularity", "row=per_token_and_head_2048_k4")
     assert len(work.evaluated) == 0
-    contents, found = read(work)
+    contents, found = work.launches()
     assert {launch.experiment: set(launch.found(contents)) for launch in found} == {
         "table1_pg19": {"landmark_2048_k4"},
         "table2_granularity": {"per_head_2048_k2", "per_token_and_head_2048_k4"},
@@ -29,115 +40,106 @@ def test_a_row_serves_every_experiment_that_has_it(work):
     assert len(rows_without_launch(contents, found[:1])) == 1
 
 
-def test_launches_differ_by_what_decides_numbers(work, books, tmp_path, monkeypatch):
-    quick = ["+experiment=quickstart", "data=pg19", "row=plain_512"]
-    work(*quick)
-    work(*quick[:2], "row=last_blocks_2048", "trainer.threads=2", "eval.batch_size=3")
-    work(*quick, "seeds=[0,1]")
+def test_launches_differ_by_what_decides_numbers_and_have_all_rows(work, tmp_path, books):
+    work(*QUICK, "row=plain_512")
+    work(*QUICK, "row=last_blocks_2048", "trainer.threads=2", "eval.batch_size=3")
+    work(*QUICK, "row=plain_512", "seeds=[0,1]")
     other = tmp_path / "other"
     for split in ("train", "validation", "test"):
         (other / split).mkdir(parents=True)
         (other / split / "1.txt").write_text("another text " * 2000)
-    work.task(*quick, *(word.replace(str(books), str(other)) for word in work.common))
-    contents, found = read(work)
+    work.task(*QUICK, "row=plain_512", *(word.replace(str(books), str(other)) for word in work.common))
+    contents, found = work.launches()
     assert [(len(launch.rows["plain_512"]), list(launch.found(contents))) for launch in found] == [
         (1, ["plain_512", "last_blocks_2048"]),
         (2, ["plain_512"]),
         (1, ["plain_512"]),
     ]
-    assert ["trainer.threads=2" in launch.overrides for launch in found] == [True, False, False]
-    first, _, last = (contents.rows[launch.rows["plain_512"][0].row] for launch in found)
+    assert all(len(launch.rows) == 6 for launch in found)
+    first, _, last = (contents.rows[launch.rows["plain_512"][0].id] for launch in found)
     assert first["settings"]["stream"] != last["settings"]["stream"]
     assert f"data.path={other}" in found[-1].overrides
 
 
-def test_a_launch_has_every_row_of_its_experiment(work):
-    work("+experiment=quickstart", "data=pg19", "row=plain_512")
-    contents, (launch,) = read(work)
-    assert list(launch.rows) == [
-        "twice_last_blocks",
-        "twice_landmarks",
-        "twice_second_look",
-        "plain_512",
-        "landmark_2048",
-        "last_blocks_2048",
-    ]
-    assert list(launch.found(contents)) == ["plain_512"]
-    assert launch.compare == compose_conf(["+experiment=quickstart"]).compare
-    work("+experiment=quickstart", "data=pg19", "task=train")
-    _, (launch,) = read(work)
-    assert [len(entries) for entries in launch.rows.values()] == [1] * 6
-    runs = {path.stem for path in (work.output / "records" / "runs").iterdir()}
-    assert {entry.run for (entry,) in launch.rows.values()} == runs
-
-
-def test_cells_of_a_grid_are_added_to_its_launch(work):
-    for k in (2, 3):
+def test_cells_of_a_grid_are_one_launch(work):
+    for k in (2, 4):
         work("+experiment=sweep_k_local", f"retrieval.k={k}", "eval.local=250")
-    contents, (launch,) = read(work)
-    assert {"k2_local250", "k3_local250"} <= set(launch.found(contents))
-    assert launch.cells["k3_local250"] == {"retrieval.k": "3", "eval.local": "250"}
+    contents, (launch,) = work.launches()
+    assert {"k2_local250", "k4_local250"} <= set(launch.found(contents))
+    assert launch.cells["k4_local250"] == {"retrieval.k": "4", "eval.local": "250"}
 
 
-def test_a_launch_that_fails_is_noted_all_the_same(work):
-    work.fail_at, work.error = "twice_last_blocks", ValueError("lost")
-    try:
-        work("+experiment=quickstart", "data=pg19")
-    except ValueError:
-        contents, (launch,) = read(work)
-    assert launch.found(contents) == {}
-    assert [len(entries) for entries in launch.rows.values()] == [1] * 6
-
-
-def test_settings_alone_are_no_launch(work):
+def test_rows_of_no_experiment_or_of_another_one_by_now(work, monkeypatch):
     work("model=transformer")
-    contents, found = read(work)
+    work(*QUICK, "row=plain_512")
+    monkeypatch.setattr("landmark.experiment.launches.named", lambda config: {"plain_512": "model=landmark"})
+    contents, found = work.launches()
     assert found == []
-    assert len(rows_without_launch(contents, found)) == 1
+    assert len(rows_without_launch(contents, found)) == 2
 
 
-def test_a_note_that_cannot_be_read_is_named(work):
-    work("+experiment=quickstart", "data=pg19", "row=plain_512")
-    (path,) = (work.output / "launches").iterdir()
-    whole = json.loads(path.read_text())
-    edited = [json.dumps(whole | {"labels": {"size": []}}), json.dumps(whole | {"overrides": [3]})]
-    for damaged in ("[]", "{", json.dumps({"rows": {}}), *edited):
-        path.write_text(damaged)
-        (work.output / "records" / "rows" / "0123456789.json").write_text("[]")
-        contents, found = read(work)
-        assert found == []
-        row, launch = contents.damaged
-        assert "0123456789.json is [], not an object with id" in row
-        assert str(path) in launch
-        assert len(rows_without_launch(contents, found)) == 1
-    (work.output / "records" / "rows" / "0123456789.json").unlink()
-    work("+experiment=quickstart", "data=pg19", "row=plain_512")  # writes the note anew
-    contents, (launch,) = read(work)
-    assert list(launch.found(contents)) == ["plain_512"]
-    assert contents.damaged == []
+def test_before_anything_is_made_all_is_missing_and_nothing_is_made(work, capsys):
+    assert status(work, capsys, *QUICK).startswith(f"{FIRST}8 missing\n")
+    assert not work.output.exists()
 
 
-def test_launches_beside_each_other_lose_no_row(work):
-    """Jobs of a multirun complete one note."""
-    names = ["plain_512", "landmark_2048", "last_blocks_2048"]
-    for order in itertools.permutations(names, 2):
-        for name in order:
-            work("+experiment=quickstart", "data=pg19", f"row={name}")
-    contents, (launch,) = read(work)
-    assert list(launch.found(contents)) == names
+def test_of_an_experiment_each_run_and_row(work, capsys):
+    work(*QUICK, "row=plain_512")
+    before = {path: path.stat().st_mtime_ns for path in work.output.rglob("*") if path.is_file()}
+    said = status(work, capsys, *QUICK)
+    assert said.startswith(f"{FIRST}2 done, 6 missing\n")
+    assert state(said, "row plain_512") == ("done", "")
+    assert state(said, "row last_blocks_2048") == ("missing", "")
+    assert state(said, "run transformer-pg19-nano-") == ("done", "")
+    assert {path: path.stat().st_mtime_ns for path in work.output.rglob("*") if path.is_file()} == before
+    assert status(work, capsys, *QUICK, "row=plain_512").startswith(f"{FIRST}2 done\n")  # the arrow up, and a task
 
 
-def test_a_launch_opens_only_the_tokenizers_of_its_rows(work, monkeypatch):
-    """The experiment's own one, here GPT-2's, is no row's: it might need a download."""
-    opened, load = [], landmark.data.load_tokenizer
+def test_of_a_row_without_an_experiment(work, capsys):
+    free = ("model=landmark", "retrieval.k=2", "name=mine")
+    assert status(work, capsys, *free).splitlines()[0].endswith(": 2 missing")
+    work(*free)
+    said = status(work, capsys, *free)
+    assert said.startswith("mine (nano, pg19, bytes, eval.tokens=8192, ")
+    assert said.splitlines()[0].endswith(": 2 done")
 
-    def note(name, *arguments):
-        opened.append(name)
-        return load(name, *arguments)
 
-    monkeypatch.setattr(landmark.data, "load_tokenizer", note)
-    common = [word for word in work.common if not word.startswith("tokenizer")]
-    work.task(*common, "data=pg19", "+rows.only='model=transformer tokenizer=bytes'")
-    _, (launch,) = read(work)
-    assert launch.labels["tokenizer"] == "bytes"
-    assert set(opened) == {"bytes"}
+def test_of_all_launches_the_command_does_the_rest(work, capsys):
+    work(*QUICK, "row=plain_512")
+    work("+experiment=table2_granularity", "row=per_head_2048_k2", "seeds=[0,1]")
+    work("model=landmark", "retrieval.k=7")
+    said = status(work, capsys)
+    assert f"{FIRST}2 done, 6 missing\n" in said
+    assert re.search(r"^  missing: run landmark-\S+, row twice_last_blocks, row twice_landmarks, ", said, re.MULTILINE)
+    assert "table2_granularity (nano, pg19, bytes, eval.tokens=8192, seeds=[0,1]): 4 done, 16 missing" in said
+    assert "no experiment, or another one by now: 1 rows done\n" in said
+    assert "not begun: ablation_retrieval, " in said
+    rests = [shlex.split(line.partition(": ")[2]) for line in said.splitlines() if line.startswith("  the rest: ")]
+    assert len(rests) == 2
+    for words in rests:
+        assert words[:2] == ["python", "run.py"]
+        work.task(*words[2:])
+    said = status(work, capsys)
+    assert f"{FIRST}8 done\n" in said
+    assert "table2_granularity (nano, pg19, bytes, eval.tokens=8192, seeds=[0,1]): 20 done\n" in said
+    assert (work.trained, work.evaluated) == ([], [])
+
+
+@pytest.mark.parametrize("words", [QUICK, ()])
+def test_a_run_at_work_is_running_and_a_killed_one_has_stopped(work, capsys, words):
+    """Of an experiment, and where no row says which one."""
+    work(*QUICK, "row=plain_512", "train.steps=3000")
+    (run,), (row,) = ([*(work.output / "records" / kind).iterdir()] for kind in ("runs", "rows"))
+    run.unlink()
+    if not words:
+        row.unlink()
+    given = [*words, "train.steps=3000"] if words else []
+    process = hold(work.output, "runs", run.stem, 600)
+    try:
+        assert state(status(work, capsys, *given), "run transformer-pg19-nano-") == ("running", "step 190 of 3,000")
+    finally:
+        process.kill()
+        process.wait()
+    said = status(work, capsys, *given)
+    assert state(said, "run transformer-pg19-nano-") == ("stopped", "step 190 of 3,000")
+    assert ("quickstart:\n  run transformer" in said) == (not words)

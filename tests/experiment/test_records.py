@@ -1,13 +1,11 @@
 import json
-import signal
 import time
-from pathlib import Path
 
 import pytest
 
 from landmark.experiment.identity import digest
 from landmark.experiment.records import Records
-from landmark.utils.errors import Stopped, UserError
+from landmark.utils.errors import UserError
 from tests.experiment.holding import hold
 
 EMPTY, K4 = digest({}), digest({"k": 4})  # identities of settings
@@ -65,40 +63,3 @@ def test_killed_process_leaves_no_lock(records, tmp_path):
     started = time.monotonic()
     with records.lock("runs", "abc"):
         assert time.monotonic() - started < 10
-
-
-def test_an_attempt_is_noted_until_its_record_is_there(records, tmp_path):
-    labels = {"size": "nano", "run": "runs/landmark"}
-
-    def fail():
-        with records.attempt("rows", "abc", {"k": 4}, labels):
-            (note,) = records.attempts()
-            assert (note["id"], note["settings"], note["labels"], note["error"]) == ("abc", {"k": 4}, labels, None)
-            assert {"host", "pid", "command", "time"} <= note.keys()
-            raise ZeroDivisionError("by zero")
-
-    with pytest.raises(ZeroDivisionError):
-        fail()
-    assert [note["error"] for note in records.attempts()] == ["ZeroDivisionError: by zero"]
-    (tmp_path / "attempts" / "rows-def.json").write_text('{"id": "de')  # cut short
-    (tmp_path / "attempts" / "rows-ghi.json").write_text("[]")
-    assert len(records.attempts()) == 1
-    with records.attempt("rows", "abc", {"k": 4}, labels):
-        records.write("rows", "abc", {"k": 4}, labels, {"nll": 1.0})
-        assert records.attempts() == []
-    assert not (tmp_path / "attempts" / "rows-abc.json").exists()
-
-
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [
-        (KeyboardInterrupt(), "interrupted"),
-        (Stopped(signal.SIGTERM, Path("step-5.ckpt")), "stopped by SIGTERM, step-5.ckpt is written: the same command"),
-        (UserError("train.steps=0: too few"), "train.steps=0: too few"),
-    ],
-)
-def test_why_an_attempt_ended_is_noted(records, error, said):
-    with pytest.raises(type(error)), records.attempt("runs", "abc", {}, {}):
-        raise error
-    (note,) = records.attempts()
-    assert note["error"].startswith(said)

@@ -5,7 +5,6 @@ import re
 
 import pytest
 
-from landmark.experiment.launches import read_launches
 from landmark.experiment.records import Records
 from landmark.results.page import page_content
 from landmark.utils.errors import UserError
@@ -124,11 +123,11 @@ def test_command_of_a_row_is_copied_and_reproduces_it(browser, page, work):
     browser.click("#s2 tbody:nth-of-type(9) .more")
     (shown,) = browser.texts("#s2 .source code")
     assert shown.startswith("python run.py ")
-    assert shown.endswith(" +experiment=table1_pg19 row=landmark_2048_k4")
+    assert shown.endswith(f" +experiment=table1_pg19 output={work.output} row=landmark_2048_k4")
     browser.click("#s2 .source .copy")
     browser.type("#s2 input", "\ue009v")  # Ctrl and v
     assert browser.js("return document.querySelector('#s2 input').value") == shown
-    work.task(*shown.split()[2:], f"output={work.output}")
+    work.task(*shown.split()[2:])
     assert work.evaluated == []  # it names the row whose record this is
 
 
@@ -233,7 +232,7 @@ def test_without_records_nothing_is_written(work, tmp_path):
         work.task("+experiment=mqar", "task=report", f"output={work.output}")
 
 
-def test_kinds_of_measurement_are_not_compared(work, tmp_path):
+def test_kinds_of_measurement_are_not_compared(work, tmp_path, monkeypatch):
     """The quickstart has perplexities of text and losses on copies; an experiment that was killed at once has none."""
     output = tmp_path / "kinds"
     work("+experiment=quickstart", "data=pg19", "task=evaluate", f"output={output}")
@@ -243,9 +242,8 @@ def test_kinds_of_measurement_are_not_compared(work, tmp_path):
     work.fail_at = None
     work("model=landmark", "eval.probe=copy", "eval.length=800", "eval.prompts=2", f"output={output}")
     work("model=landmark", "eval.length=800", f"output={output}")
-    records = Records(output)
-    contents = records.read_all()
-    found = page_content(records, contents, read_launches(records, contents))
+    monkeypatch.setattr(work, "output", output)
+    found = page_content(Records(output), *work.launches())
     first, *others = found["sections"]
     assert first["name"] == "quickstart"
     assert sorted(each["title"].split(" of ")[0] for each in others) == ["Other rows: copies", "Other rows: text"]

@@ -8,10 +8,10 @@ import pytest
 
 from landmark.cli import main as app
 from landmark.config import to_config
-from landmark.experiment.provenance import commit
 from landmark.experiment.records import Records
 from landmark.tracking import dashboard
 from landmark.utils.errors import UserError
+from landmark.utils.source_tree import commit
 from tests.configurations import compose_conf
 from tests.tracking.offline import read_offline
 

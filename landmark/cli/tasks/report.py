@@ -2,11 +2,12 @@
 
 from landmark.cli.command import Command
 from landmark.config.command_line import override_key
-from landmark.experiment.launches import read_launches
 from landmark.experiment.records import Contents
 from landmark.results.page import as_html, page_content
 from landmark.utils.errors import UserError
 from landmark.utils.files import write_atomic
+
+_OF_A_TASK = ("experiment", "output", "row", "run", "seed", "task")
 
 
 def run(command: Command) -> None:
@@ -17,10 +18,10 @@ def run(command: Command) -> None:
     config, records = command.config, command.runner.records
     experiment = config.name if command.is_experiment else None
     contents = records.read_all()
-    launches = read_launches(records, contents, experiment)
+    launches = command.launches(contents)
     if experiment:
-        asked = [word for word in command.overrides if override_key(word) not in config.grid.axes]
-        launches = [launch for launch in launches if launch.has(asked)]
+        asked = {word for word in command.overrides if override_key(word) not in (*_OF_A_TASK, *config.grid.axes)}
+        launches = [each for each in launches if each.experiment == experiment and asked <= {*each.overrides}]
     content = page_content(records, contents, launches, others=experiment is None)
     if not content["sections"]:
         raise UserError(_nothing(command, contents))
@@ -36,7 +37,7 @@ def _nothing(command: Command, contents: Contents) -> str:
     place, name = command.runner.output, command.config.name
     if not command.is_experiment or not contents.rows:
         return f"{place}: there are no records to report"
-    others = [each for each in read_launches(command.runner.records, contents, name) if each.found(contents)]
+    others = [each for each in command.launches(contents) if each.experiment == name and each.found(contents)]
     if others:
         known = "; ".join(each.settings for each in others)
         return f"{place}: {name} has no records with these settings, but with others: {known}"

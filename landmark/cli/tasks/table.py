@@ -17,7 +17,7 @@ from landmark.config.command_line import override_key, program
 from landmark.config.composer import parse
 from landmark.config.rows import cell_name
 from landmark.config.schema import GridConfig
-from landmark.experiment.launches import launch_id, write_launch
+from landmark.experiment.launches import launch_id
 from landmark.experiment.records import Record
 from landmark.results import render, tables
 from landmark.results.paper import read_paper
@@ -37,7 +37,7 @@ def run(command: Command) -> None:
 
 
 def show_sweep(config: Config, overrides: list[str], jobs: Sequence[Mapping[str, str]]) -> None:
-    """The same of a sweep without an experiment, noted as a launch: a row for each job, of two axes also a heat map.
+    """The same of a sweep without an experiment: a row for each job, of two axes also a heat map.
 
     Args:
         config: of the sweep without what it sweeps; by default its name is `sweep`.
@@ -60,9 +60,7 @@ def show_sweep(config: Config, overrides: list[str], jobs: Sequence[Mapping[str,
         rows = {cell_name(job) or "as_is": shlex.join(f"{key}={value}" for key, value in job.items()) for job in jobs}
         config = replace(config, name=name, task="table", rows=rows)
     given = overrides if is_grid else [word for word in overrides if override_key(word) not in axes]
-    command = replace(Command.of(config, given), overrides=overrides)
-    write_launch(command.runner.records, command.planned_launch())
-    run(command)
+    run(replace(Command.of(config, given), overrides=overrides))
 
 
 def show(command: Command, found: Mapping[str, Sequence[Record]]) -> None:

@@ -12,10 +12,10 @@ def run(command: Command) -> None:
     """Raises UserError where `run` names none of the runs, and where nothing is trained."""
     config = command.config
     rows = [replace(row, configs=[replace(one, run=None) for one in row.configs]) for row in command.rows]
-    runs: dict[str, tuple[Run, list[str]]] = {}
+    runs: dict[str, Run] = {}
     for job in command.jobs(rows):
         if (training := job.run.training) is not None:
-            runs.setdefault(training.folder.name, (training, job.overrides))
+            runs.setdefault(training.folder.name, training)
     if not runs:
         raise UserError(f"task=train: {config.name} trains nothing, its models are read as they are")
     if config.run is not None:
@@ -23,6 +23,6 @@ def run(command: Command) -> None:
         if name not in runs:
             raise UserError(f"run={config.run}: no run of {config.name} (one of {', '.join(runs)})")
         runs = {name: runs[name]}
-    for run, overrides in runs.values():
-        is_new = command.runner.train(run, overrides)
+    for run in runs.values():
+        is_new = command.runner.train(run)
         print(f"{run.folder}: {'trained now' if is_new else 'trained before'}")

@@ -9,8 +9,7 @@ from typing import Any
 
 from landmark.config.command_line import program
 from landmark.experiment.launches import Launch, rows_without_launch
-from landmark.experiment.provenance import provenance
-from landmark.experiment.records import Contents, Records
+from landmark.experiment.records import Contents, Records, provenance
 from landmark.results import paper, render, tables
 from landmark.results.columns import COLUMNS
 from landmark.results.figures.marks import Panel
@@ -72,8 +71,8 @@ def _table(launch: Launch, found: Mapping[str, list[Record]]) -> Table | None:
         launch.experiment,
         found,
         paper=paper.read_paper(launch.experiment),
-        comparisons=launch.compare,
-        figure=launch.figure,
+        comparisons=launch.config.compare,
+        figure=launch.config.figure,
         cells=launch.cells,
         asked=list(launch.rows),
     )
@@ -81,10 +80,7 @@ def _table(launch: Launch, found: Mapping[str, list[Record]]) -> Table | None:
 
 def _section(key: str, title: str, claim: str, launch: Launch, table: Table, records: Records) -> Values:
     missing = [name for name in launch.rows if name not in table.records]
-    shared = [*launch.program, *(word for word in launch.overrides if not word.startswith("output="))]
-    commands = {name: shlex.join([*shared, f"row={name}"]) for name in launch.rows}
-    if launch.is_sweep:
-        commands = {name: shlex.join([*program(), *_words(each[0])]) for name, each in table.records.items()}
+    commands = {name: launch.command(f"row={name}") for name in launch.rows}
     return {
         "id": key,
         "name": launch.experiment,
@@ -95,9 +91,9 @@ def _section(key: str, title: str, claim: str, launch: Launch, table: Table, rec
         "done": len(launch.rows) - len(missing),
         "total": len(launch.rows),
         "missing": missing,
-        "rest": launch.command,
+        "rest": launch.command(),
         **_shown(table, commands),
-        **_charts(table, launch, records),
+        **_charts(table, launch),
     }
 
 
@@ -132,16 +128,16 @@ def _shown(table: Table, commands: Mapping[str, str]) -> Values:
     }
 
 
-def _charts(table: Table, launch: Launch, records: Records) -> Values:
+def _charts(table: Table, launch: Launch) -> Values:
     """The figure's panels; folded away, the curves over positions and of the trainings."""
     from landmark.results.figures import panels, positions, training
 
     runs: dict[str, dict[str, list[tuple[float, float]]]] = {}
-    for entry in (each for entries in launch.rows.values() for each in entries):
-        if entry.run_name is not None:
-            name = entry.run_name.replace(f"-{table.data}-{table.size}-", " ")
+    for job in (job for jobs in launch.rows.values() for job in jobs):
+        if not job.run.is_given:
+            name = job.run.folder.name.replace(f"-{table.data}-{table.size}-", " ")
             if name not in runs:
-                metrics = metrics_so_far(records.output / "runs" / entry.run_name)
+                metrics = metrics_so_far(job.run.folder)
                 runs[name] = {kind: curve(metrics, f"{kind}/loss") for kind in ("train", "validation")}
     runs = {name: each for name, each in runs.items() if each["train"]}
     more = [panel for line in positions.panels(table) for panel in line] + ([training.panel(runs)] if runs else [])

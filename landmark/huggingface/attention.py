@@ -1,19 +1,16 @@
 """The attention functions registered with transformers, one for each original implementation.
 
-Layers call them with rotated queries and keys. If the model gets the keyword argument `landmarks`, layers with full
-attention use landmark attention. Layers with a sliding window, and all layers without `landmarks`, use the original
-implementation.
+Layers call them with rotated queries and keys. If the model gets the keyword argument `landmarks`, a
+`LandmarkWindow` or a `LandmarkCache`, layers with full attention let it attend. Layers with a sliding window, and all
+layers without `landmarks`, use the original implementation.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
@@ -24,30 +21,6 @@ from landmark.attention.inputs import as_autocast, without_autocast
 from landmark.utils.errors import UserError
 
 Attention = Callable[..., tuple[Tensor, Tensor | None]]
-_BESIDE: ContextVar[Any] = ContextVar("landmarks", default=None)
-
-
-class ReadsLandmarks(Protocol):
-    """Attends in the place of the model's own attention: a `LandmarkWindow` or a `LandmarkCache`."""
-
-    landmark_layers: frozenset[int]
-
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, sinks: Sinks | None) -> Tensor:
-        """The attention of a layer: q (B, H, T, d) and k (B, H_kv, T, d), both rotated, v (B, H_kv, T, d).
-
-        Returns (B, H, T, d).
-        """
-        ...
-
-
-@contextmanager
-def beside(landmarks: ReadsLandmarks) -> Iterator[None]:
-    """Give landmarks to attention in models whose layers do not pass on the keyword argument."""
-    token = _BESIDE.set(landmarks)
-    try:
-        yield
-    finally:
-        _BESIDE.reset(token)
 
 
 class LandmarkWindow:
@@ -68,7 +41,10 @@ class LandmarkWindow:
         self.attended: set[int] = set()
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, sinks: Sinks | None) -> Tensor:
-        """Attend inside the window; see `ReadsLandmarks`."""
+        """Attend inside the window: q (B, H, T, d) and k (B, H_kv, T, d), both rotated, v (B, H_kv, T, d).
+
+        Returns (B, H, T, d).
+        """
         self.attended.add(layer)
         # Copied in the first layer alone.
         self.phase = place_phase(self.phase, "auto", q, self.block_size, has_kernel(Grouped(), scoring))
@@ -98,11 +74,9 @@ def _with_landmarks(original: Attention) -> Attention:
         key: Tensor,
         value: Tensor,
         attention_mask: Tensor | None,
-        landmarks: ReadsLandmarks | None = None,
+        landmarks: Any = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        if landmarks is None and not torch.compiler.is_compiling():
-            landmarks = _BESIDE.get()
         layer = int(module.layer_idx)  # pyright: ignore[reportArgumentType]
         if landmarks is None or layer not in landmarks.landmark_layers:
             return original(module, query, key, value, attention_mask, **kwargs)

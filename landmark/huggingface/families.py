@@ -15,9 +15,8 @@ from landmark.utils.errors import UserError
 # Decoders that rotate heads, or their first channels, in pairs of element i and element i + r/2.
 FAMILIES = (
     *("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma", "gemma2", "gemma3_text", "gemma3"),
-    *("phi", "phi3", "olmo2", "olmo3", "smollm3", "granite", "stablelm", "gpt_neox", "gpt_oss", "llama4_text"),
+    *("phi", "phi3", "olmo2", "olmo3", "smollm3", "granite", "gpt_neox", "gpt_oss", "llama4_text"),
 )
-NOT_PASSED_ON = ("stablelm",)  # families whose layers pass no keyword arguments to attention
 CAPPED = ("gemma2",)  # families that can have a cap of the scores; others ignore attn_logit_softcapping
 STATIC = ("default", "linear", "llama3", "yarn")  # rope types whose frequencies do not depend on the length of the text
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
@@ -25,6 +24,8 @@ FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attenti
 
 def check_model(model: Any) -> None:
     """Raise UserError, with the reason, if a model cannot have landmarks."""
+    if hasattr(model, "get_base_model"):
+        raise UserError(f"{type(model).__name__}: give the model inside, wrap(model.get_base_model(), tokenizer)")
     if not isinstance(model, PreTrainedModel) or not model.can_generate():
         raise UserError(f"{type(model).__name__} is not a causal language model of transformers")
     family, config = model.config.model_type, text_config(model)

@@ -1,15 +1,23 @@
-"""The folder of a model: of a .gguf file, or of the hub, too."""
+"""The folder of a model: its own, that of the hub, or that of a .gguf file, which is converted once."""
 
 from __future__ import annotations
 
+import functools
+import os
+import shutil
+import sys
 from pathlib import Path
+from typing import Any
 
-from landmark.huggingface.gguf import converted
+import torch
+
+from landmark.huggingface.safe_loading import open_model, open_tokenizer
 from landmark.utils.errors import UserError
+from landmark.utils.files import delete_leftovers, locked, sha256_file
 
 
 def folder_of(name: str) -> Path:
-    """The folder `name`, that of a .gguf file (gguf.py), or that of the hub's model of this name, which is downloaded.
+    """The folder `name`, that of a .gguf file, or that of the hub's model of this name, which is downloaded.
 
     Raises UserError if there is none of these.
     """
@@ -17,6 +25,8 @@ def folder_of(name: str) -> Path:
         return Path(name)
     if name.endswith(".gguf") and Path(name).is_file():
         return converted(Path(name))
+    if name.startswith(("/", ".", "~")) or name.endswith(".gguf"):
+        raise UserError(f"model.name={name}: there is no such folder or file")
     from huggingface_hub import snapshot_download
 
     try:
@@ -26,3 +36,57 @@ def folder_of(name: str) -> Path:
             f"model.name={name}: no such folder, and the hub did not give it ({type(error).__name__}): "
             "name the folder that holds a model's config.json and weights"
         ) from error
+
+
+def converted(file: Path) -> Path:
+    """The folder of a .gguf file's model, in the user's cache (`XDG_CACHE_HOME`); the first call writes it, in minutes.
+
+    It has the weights as float32 numbers, and the tokenizer. Raises UserError where the package gguf is missing, and
+    for a file that transformers cannot read.
+    """
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "landmark" / "gguf"
+    status = file.stat()
+    folder = cache / f"{file.stem}-{_sha256(file.resolve(), status.st_size, status.st_mtime_ns)[:12]}"
+    if folder.is_dir():
+        return folder
+    partial = cache / f".{folder.name}.{os.getpid()}.tmp"
+    delete_leftovers(cache.glob(f".{folder.name}.*.tmp"))
+    partial.mkdir(parents=True)
+    try:
+        with locked(partial):
+            _convert(file, partial, folder)
+            try:
+                partial.rename(folder)
+            except OSError:
+                if not folder.is_dir():  # another process was faster
+                    raise
+    except (ImportError, ValueError, KeyError, OSError, NotImplementedError) as error:
+        detail = " ".join(str(error).split())[:200]
+        missing = "pip install gguf" if isinstance(error, ImportError) else detail
+        raise UserError(f"model.name={file}: cannot be converted: {missing}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return folder
+
+
+@functools.cache
+def _sha256(file: Path, *_: int) -> str:
+    """Read once a process, unless its size or time changes: each row of an experiment asks for it."""
+    return sha256_file(file)
+
+
+def _convert(file: Path, partial: Path, folder: Path) -> None:
+    """Write the model into a partial folder, saying what is done: transformers' own bars show half of the work."""
+    from gguf import GGUFReader  # pyright: ignore[reportMissingImports]
+
+    size = 4 * sum(int(each.n_elements) for each in GGUFReader(file).tensors)
+    print(f"{file}: is converted once, in minutes, to {folder} ({size / 1e9:.1f} GB): the tokenizer …", file=sys.stderr)
+    given = {"gguf_file": file.name, "local_files_only": True}
+    open_tokenizer(file.parent, **given).save_pretrained(partial)
+    print("the weights …", file=sys.stderr)
+    model: Any = open_model(file.parent, dtype=torch.float32, **given)
+    if hasattr(model.config, "quantization_config"):  # the weights are numbers now
+        del model.config.quantization_config
+    model.hf_quantizer = None
+    print("writing them …", file=sys.stderr)
+    model.save_pretrained(partial)

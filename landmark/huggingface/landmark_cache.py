@@ -110,7 +110,7 @@ class LandmarkCache(Cache):
         self.marks = None if self.marks is None else []
         self._state: int | None = None  # of the weights that have read it; None: those are that read next
         self._columns = 0  # of a padded batch: tokens read, padding included
-        self._torn = False  # whether an error left a text read in part
+        self.torn = False  # whether an error left a text read in part
 
     def _place(self, mapping: str) -> None:
         """Let the memory, of which nothing is read, place blocks by this mapping; "auto": at true positions so far."""
@@ -181,7 +181,7 @@ class LandmarkCache(Cache):
             self.add_mark()
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, sinks: Sinks | None) -> Tensor:
-        """Attend to the chunk and to the memory; see `landmark.huggingface.attention.ReadsLandmarks`."""
+        """Attend to the chunk and to the memory; see `LandmarkWindow.attend`."""
         assert scoring.softcap == self.memory.scoring.softcap
         assert self._chunk.positions is not None  # or `_MemoryLayer.update` had raised
         self._chunk.attended.add(layer)
@@ -253,11 +253,6 @@ class LandmarkCache(Cache):
                 layer.lazy_initialization(tensors[f"{number}.keys"], tensors[f"{number}.values"])
                 layer.keys, layer.values = tensors[f"{number}.keys"], tensors[f"{number}.values"]
                 layer.cumulative_length = int(tensors[f"{number}.length"])
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether no error has left a text read in part."""
-        return not self._torn
 
     def check_model(self, model: Any) -> None:
         """Raise UserError where the memory is another model's, or weights or adapters have changed since it began."""
@@ -343,13 +338,6 @@ class LandmarkCache(Cache):
         }
         return [found[row] for row in sorted(found)]
 
-    def lengths(self, batch: int) -> list[int]:
-        """Tokens of the text of each of `batch` samples, without landmarks and padding."""
-        found = dict.fromkeys(range(batch), 0 if self.groups else self.get_seq_length())
-        for group in self.groups:
-            found |= dict.fromkeys(group.rows, group.cache.get_seq_length())
-        return list(found.values())
-
     def texts(self, batch: int) -> list[Tensor]:
         """The ids read of each of `batch` samples, without landmarks and padding."""
         found = dict.fromkeys(range(batch), self.ids.new_zeros(0))
@@ -386,7 +374,7 @@ class LandmarkCache(Cache):
 
     def check_batch(self, batch: int) -> None:
         """Raise UserError where a batch of so many texts cannot go on with this memory."""
-        if self._torn:
+        if self.torn:
             raise UserError("an error left a text read in part: reset() the memory, or load it again")
         if self.batch_size and batch != self.batch_size:
             raise UserError(f"the ids are of {batch} texts, the memory is of {self.batch_size}")
@@ -397,11 +385,11 @@ class LandmarkCache(Cache):
 
         After an error when a chunk was read, the memory can only be reset.
         """
-        before = self.lengths(batch)
+        before = [len(text) for text in self.texts(batch)]
         try:
             yield
         except BaseException:
-            self._torn = self.lengths(batch) != before
+            self.torn = [len(text) for text in self.texts(batch)] != before
             raise
         self._columns += columns
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, cast
@@ -16,8 +15,8 @@ from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.logits_process import LogitsProcessor, LogitsProcessorList
 from transformers.generation.stopping_criteria import MaxLengthCriteria, StoppingCriteriaList
 
-from landmark.huggingface.attention import ATTENTION, LandmarkWindow, beside
-from landmark.huggingface.families import NOT_PASSED_ON, check_model, landmark_layers
+from landmark.huggingface.attention import ATTENTION, LandmarkWindow
+from landmark.huggingface.families import check_model, landmark_layers
 from landmark.huggingface.landmark_cache import LandmarkCache
 from landmark.huggingface.reading import Reader, check_ends, check_goes_on, check_positions, of_columns
 from landmark.huggingface.windows import check_windows, next_labels
@@ -137,12 +136,13 @@ class LandmarkModel(_Base):
             reading = {"local": local or self.landmarks.local, **kwargs}
             given = input_ids, past_key_values, attention_mask, position_ids, logits_to_keep
             return self._read_batch(*given, **reading)  # pyright: ignore[reportCallIssue]
-        if labels is not None and phase is None and self.training and self.landmarks.token is not None:
+        has_landmarks = self.landmarks.token is not None
+        if labels is not None and phase is None and self.training and has_landmarks:
             raise UserError(
                 "labels without phase would train the model without landmarks: make the batches with "
                 "landmark.huggingface.LandmarkCollator, or take the landmarks off with landmark.huggingface.unwrap"
             )
-        if labels is not None and phase is None and not torch.compiler.is_compiling():
+        if labels is not None and phase is None and has_landmarks and not torch.compiler.is_compiling():
             warnings.warn(
                 "labels without phase: this loss is of the model without landmarks; LandmarkCollator gives the phase",
                 stacklevel=2,
@@ -162,30 +162,18 @@ class LandmarkModel(_Base):
             given |= {"landmarks": window, "use_cache": False}
             if self.config.model_type == "gemma3" and tokens is not None:  # which of the tokens are of images
                 given.setdefault("token_type_ids", torch.zeros(tokens.shape[:2], dtype=torch.int64, device=self.device))
-        with self.beside(window):
-            outputs = super().forward(
-                input_ids=input_ids,
-                attention_mask=attention_mask,
-                position_ids=position_ids,
-                past_key_values=past_key_values,
-                inputs_embeds=inputs_embeds,
-                logits_to_keep=logits_to_keep,
-                **given,
-            )
+        outputs = super().forward(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            logits_to_keep=logits_to_keep,
+            **given,
+        )
         if window is not None:
             window.check()
         return outputs
-
-    def beside(self, landmarks: Any) -> AbstractContextManager[None]:
-        """See `landmark.huggingface.attention.beside`; nothing for models that do not need it."""
-        if landmarks is None or self.config.model_type not in NOT_PASSED_ON:
-            return nullcontext()
-        if self.training and any(getattr(module, "gradient_checkpointing", False) for module in self.modules()):
-            raise UserError(
-                f"{self.config.model_type}: gradient checkpointing would give wrong gradients, because the layers pass "
-                "no landmarks on when they are computed again: turn it off"
-            )
-        return beside(landmarks)
 
     def _check_call(self, cache: Any, inputs_embeds: Tensor | None, kwargs: dict[str, Any]) -> None:
         """Raise UserError for arguments that landmarks do not allow."""
@@ -226,8 +214,8 @@ class LandmarkModel(_Base):
         batch, columns = ids.shape
         if not columns:
             raise UserError("input_ids: there is no text to read")
-        if not isinstance(logits_to_keep, int):
-            raise UserError("logits_to_keep: with a landmark memory it must be a number")
+        if not isinstance(logits_to_keep, int) or logits_to_keep < 0:
+            raise UserError("logits_to_keep: with a landmark memory it must be a number of tokens, or 0 for all")
         hidden = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         cache.check_batch(batch)
         mask = None if mask is None else of_columns(mask, columns).to(ids.device)
@@ -290,10 +278,9 @@ class LandmarkModel(_Base):
         config, _ = self._prepare_generation_config(generation_config, **kwargs)
         mode = config.get_generation_mode(kwargs.get("assistant_model"))
         if mode not in _MODES:
-            raise UserError(
-                f"{mode.value.replace('_', ' ')}: a landmark memory cannot go back; use greedy search, sampling or "
-                "beam search"
-            )
+            why = ", and cannot go back" if mode == GenerationMode.ASSISTED_GENERATION else ""
+            name = mode.value.replace("_", " ")
+            raise UserError(f"{name}: a landmark memory goes on by greedy search, sampling or beam search{why}")
         if not config.use_cache or (config.guidance_scale or 1) != 1:
             raise UserError(
                 "use_cache=False, guidance_scale: they read the text without its landmark memory; to generate without "
@@ -312,6 +299,9 @@ class LandmarkModel(_Base):
             if not ids.shape[-1]:
                 raise UserError("input_ids: the prompt has no text")
             check_goes_on(ids, kwargs.get("attention_mask"), cache)
+            if not cache.groups:
+                end = max(config.max_length or 0, ids.shape[1] + (config.max_new_tokens or 0))
+                cache.expect(end - cache.get_seq_length())
         repeats = max(config.num_beams or 1, config.num_return_sequences or 1)
         if repeats > 1 and past_key_values is not None:
             cache = cache.select(torch.arange(cache.batch_size).repeat_interleave(repeats))

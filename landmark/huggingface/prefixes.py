@@ -69,7 +69,7 @@ class PrefixCache:
             with self.lock:
                 found.in_use = False
                 self._kept.remove(found)
-                if found.cache.is_whole:
+                if not found.cache.torn:
                     self._kept.append(found)
                 self._drop()
 

@@ -33,7 +33,7 @@ class Together:
         self._parts = parts
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, sinks: Sinks | None) -> Tensor:
-        """See `ReadsLandmarks`. Behind a text of fewer tokens is padding, for which the output is 0."""
+        """See `LandmarkWindow.attend`. Behind a text of fewer tokens is padding, for which the output is 0."""
         out = torch.zeros_like(q)
         for rows, length, cache in self._parts:
             rows = rows.to(q.device)  # of this layer
@@ -145,7 +145,6 @@ class Reader:
                 stack.enter_context(cache.reading_together(positions))
                 spans = [(part.rows, own.shape[1], part.cache) for part, (own, _) in zip(parts, placed, strict=True)]
                 landmarks = Together(spans)
-            stack.enter_context(self._model.beside(landmarks))
             outputs = self._forward(
                 input_ids=tokens,
                 position_ids=positions,
@@ -191,7 +190,7 @@ def check_positions(position_ids: Tensor | None, mask: Tensor, cache: LandmarkCa
     """Raise UserError if the positions are not those of the text: a memory can give no others."""
     if position_ids is None:
         return
-    before = torch.tensor(cache.lengths(len(mask)), device=mask.device)
+    before = torch.tensor([len(text) for text in cache.texts(len(mask))], device=mask.device)
     own = mask.long().cumsum(-1) - 1 + before[:, None]
     given = position_ids[..., -mask.shape[1] :].expand_as(mask) if position_ids.ndim == 2 else None
     if given is None or not torch.equal(given * mask, own.to(given.device) * mask):

@@ -95,6 +95,8 @@ def without_landmarks(
     block_size: int, local: int = DEFAULT_CHUNK, memory: Mapping[str, Any] | None = None
 ) -> LandmarkSettings:
     """The settings of a model that reads without landmarks, as of `wrap`; `memory` changes those of `TRAINING_FREE`."""
+    if (memory or {}).get("window", 0) is None:
+        raise UserError("memory.window=null: the model reads a text with no landmarks, so it must be a number")
     return LandmarkSettings(None, block_size, local, TRAINING_FREE.updated(memory or {}))
 
 
@@ -145,6 +147,8 @@ def unwrap(model: LandmarkModel) -> PreTrainedModel:
     names = {name: original for original, name in ATTENTION.items()}
     plain.set_attn_implementation(names.get(plain.config._attn_implementation, plain.config._attn_implementation))
     delattr(plain.config, SETTINGS)
+    if "Landmark" in str(getattr(plain.config, "auto_map", None)):  # of `save_pretrained`
+        del plain.config.auto_map
     plain.config.__class__ = type(plain.config).__bases__[-1]
     plain.__class__ = type(plain).__bases__[-1]
     if rebound:

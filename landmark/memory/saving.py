@@ -188,7 +188,10 @@ def _check(identity: Mapping[str, Any], max_blocks: int | None, content: Mapping
     for key, setting in IDENTITY.items():
         saved = content.get(key, earlier.get(key))
         if saved != identity[key] and key == "model":
-            raise UserError(f"{folder} was read by another model: only the model that made a memory can load it")
+            raise UserError(
+                f"{folder} was read by another model: only the model that made a memory can load it, with the same "
+                "weights and adapters (merging an adapter changes the weights)"
+            )
         if saved != identity[key]:
             raise UserError(f"{folder} was saved with {setting}={saved}, here it is {identity[key]}")
     for counts in content["layers"].values():

@@ -184,47 +184,43 @@ class Answering:
         cache: has read a beginning of the prompt; it reads the rest, and the last answer but its last token. answers:
         are filled. first: index of the first one. Raises Gone where the client has left, which `gone` says.
         """
-        logits = self.read(ids[cache.get_seq_length() :], cache, gone)
+        prompt = self.read(ids[cache.get_seq_length() :], cache, gone)
         for number, answer in enumerate(answers):
-            own = cache
+            own, logits, given = cache, prompt, 0
             if answer is not answers[-1]:
                 with self.prefixes.lock, torch.inference_mode():
                     own = cache.select(torch.zeros(1, dtype=torch.int64))
-            yield from self._answer(ids, logits, own, answer, sampling, generator, gone, first + number)
+            warpers, decoding = sampling.warpers(), Decoding(self.tokenizer, answer.tokens)
+            while answer.finish is None:
+                occurred = torch.tensor([[*ids, *answer.tokens] if sampling.repetition_penalty != 1 else []])
+                scores = warpers(cast(Any, occurred), cast(Any, logits[None]))[0]
+                token = int(scores.argmax())
+                if sampling.draws:
+                    token = int(torch.multinomial(scores.softmax(-1), 1, generator=generator))
+                scored = self._take(answer, token, logits, sampling)
+                text = decoding.text(whole=answer.finish is not None)
+                if found := [at for each in sampling.stop if (at := text.find(each, given)) >= 0]:
+                    answer.finish, text = "stop", text[: min(found)]
+                held = 0 if answer.finish else max((len(each) - 1 for each in sampling.stop), default=0)
+                given = max(given, len(text) - held)
+                yield self._piece(answer, text[:given], scored, first + number)
+                if answer.finish is None:
+                    logits = self.read([token], own, gone)
 
-    def _answer(
-        self,
-        ids: Sequence[int],
-        logits: Tensor,
-        cache: Any,
-        answer: Answer,
-        sampling: Sampling,
-        generator: torch.Generator,
-        gone: threading.Event,
-        index: int,
-    ) -> Iterator[Piece]:
-        warpers, decoding, given = sampling.warpers(), Decoding(self.tokenizer, answer.tokens), 0
-        while answer.finish is None:
-            occurred = torch.tensor([[*ids, *answer.tokens] if sampling.repetition_penalty != 1 else []])
-            scores = warpers(cast(Any, occurred), cast(Any, logits[None]))[0]
-            draw = torch.multinomial(scores.softmax(-1), 1, generator=generator) if sampling.draws else scores.argmax()
-            token, scored = int(draw), []
-            if token in self._ends:
-                answer.finish, answer.end = "stop", [token]
-            else:
-                if sampling.probable is not None:
-                    start = len(answer.reasoning) + len(answer.text)
-                    scored = [self._scored(token, logits.log_softmax(-1), sampling.probable, start)]
-                answer.tokens.append(token)
-                answer.finish = "length" if len(answer.tokens) >= sampling.most else None
-            text = decoding.text(whole=answer.finish is not None)
-            if found := [at for each in sampling.stop if (at := text.find(each, given)) >= 0]:
-                answer.finish, text = "stop", text[: min(found)]
-            held = 0 if answer.finish else max((len(each) - 1 for each in sampling.stop), default=0)
-            given = max(given, len(text) - held)
-            yield self._piece(answer, text[:given], scored, index)
-            if answer.finish is None:
-                logits = self.read([token], cache, gone)
+    def _take(self, answer: Answer, token: int, logits: Tensor, sampling: Sampling) -> list[Token]:
+        """Add a token to an answer, or end it. Returns the token with its probability, where that is wanted."""
+        if token in self._ends:
+            answer.finish, answer.end = "stop", [token]
+            return []
+        answer.tokens.append(token)
+        answer.finish = "length" if len(answer.tokens) >= sampling.most else None
+        if sampling.probable is None:
+            return []
+        logprobs = logits.log_softmax(-1)
+        best = logprobs.topk(sampling.probable)
+        others = zip(map(self._text_of, best.indices.tolist()), best.values.tolist(), strict=True)
+        start = len(answer.reasoning) + len(answer.text)
+        return [Token(self._text_of(token), float(logprobs[token]), list(others), start)]
 
     def _piece(self, answer: Answer, text: str, tokens: list[Token], index: int) -> Piece:
         """What is new in the text so far; the answer gets it too."""
@@ -234,11 +230,6 @@ class Answering:
         new = content[len(answer.text) :], reasoning[len(answer.reasoning) :]
         answer.text, answer.reasoning = content, reasoning
         return Piece(index, *new, tokens, answer.finish)
-
-    def _scored(self, token: int, logprobs: Tensor, probable: int, start: int) -> Token:
-        best = logprobs.topk(probable)
-        others = zip(map(self._text_of, best.indices.tolist()), best.values.tolist(), strict=True)
-        return Token(self._text_of(token), float(logprobs[token]), list(others), start)
 
     def _text_of(self, token: int) -> str:
         """The text of a token, or its id where it is only some bytes of a character."""

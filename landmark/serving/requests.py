@@ -156,12 +156,6 @@ class Message(_Body):
         return {"role": self.role, "content": whole, **{name: x for name, x in others.items() if x}}
 
 
-class ResponseFormat(_Body):
-    """The form of an answer: a text."""
-
-    type: str
-
-
 class Chat(Asked):
     """The body of /v1/chat/completions. chat_template_kwargs: settings of the template, as `enable_thinking`."""
 
@@ -169,7 +163,7 @@ class Chat(Asked):
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=20)
     chat_template_kwargs: dict[str, Any] = {}
-    response_format: ResponseFormat = ResponseFormat(type="text")
+    response_format: dict[str, Any] = {"type": "text"}
     modalities: list[str] = ["text"]
     tools: list[Any] = []
     functions: list[Any] = []
@@ -184,7 +178,7 @@ class Chat(Asked):
 
     def _without_effect(self) -> list[str]:
         others = {"tools": self.tools, "functions": self.functions, "modalities": self.modalities != ["text"]}
-        others |= {"response_format": self.response_format.type != "text"}
+        others |= {"response_format": self.response_format.get("type") != "text"}
         others |= {name: getattr(self, name) not in ("auto", "none") for name in ("tool_choice", "function_call")}
         return [*super()._without_effect(), *(name for name, changes in others.items() if changes)]
 

@@ -28,7 +28,6 @@ from transformers import (
     Qwen3Config,
     Qwen3MoeConfig,
     SmolLM3Config,
-    StableLmConfig,
 )
 
 from landmark.huggingface import wrap
@@ -77,7 +76,6 @@ FURTHER = {  # tested in test_families.py and test_training_free.py alone
     "gemma2": lambda: Gemma2Config(**SHAPE, **SLIDES, attn_logit_softcapping=2.0, query_pre_attn_scalar=9),
     "gpt_oss": lambda: GptOssConfig(**SHAPE, **SLIDES, **EXPERTS, **PLAIN),
     "gpt_neox": lambda: GPTNeoXConfig(**WITHOUT_KV, **HALF),
-    "stablelm": lambda: StableLmConfig(**WITHOUT_HEAD_DIM, **HALF),
     "phi": lambda: PhiConfig(**WITHOUT_HEAD_DIM, **HALF),
     "llama4_text": lambda: Llama4TextConfig(
         **SHAPE, **EXPERTS, intermediate_size_mlp=48, attention_chunk_size=12, no_rope_layers=[1, 0, 0], moe_layers=[1]

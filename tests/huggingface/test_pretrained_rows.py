@@ -72,8 +72,8 @@ def test_with_every_block_it_is_the_plain_model(local, stream):
     expected = evaluate(plain, stream, tokenizer, of_transformers(local=64))
     memory = {"k": 100, "window": 7}
     model = wrap(make_model("llama").double(), make_tokenizer(), block_size=4, landmarks="none", memory=memory)
-    config = of_transformers(local=local, k=100, window=7, scorer="mean_key", mapping="auto")
-    config.model.as_is = True
+    config = of_transformers(local=local, k=100, window=7, mapping="auto")
+    config.model.as_is, config.retrieval.scorer = True, "mean_key"
     found = evaluate(Pretrained(model), stream, tokenizer, config)
     assert found["nll"] == pytest.approx(expected["nll"], rel=1e-12)
     config.retrieval.k = 1

@@ -4,10 +4,12 @@ import warnings
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from transformers import DynamicCache, GenerationConfig
 
+from landmark.huggingface import wrap
 from landmark.utils.errors import UserError
-from tests.huggingface.conftest import read
+from tests.huggingface.conftest import make_tokenizer, read
 
 GREEDY = {"max_new_tokens": 5, "do_sample": False}
 
@@ -161,7 +163,8 @@ def mask_of(*shape):
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda model, ids: model.generate(ids, prompt_lookup_num_tokens=3), "assisted generation"),
+        (lambda model, ids: model.generate(ids, prompt_lookup_num_tokens=3), "assisted generation.*cannot go back"),
+        (lambda model, ids: model.generate(ids, penalty_alpha=0.6, top_k=4), "contrastive search: .*or beam search$"),
         (lambda model, ids: model.generate(ids, use_cache=False), "use_cache"),
         (lambda model, ids: model.generate(ids, guidance_scale=2.0), "guidance_scale"),
         (lambda model, ids: model.generate(ids[:, :0]), "the prompt has no text"),
@@ -178,6 +181,7 @@ def mask_of(*shape):
             for name in ("generate_batch", "init_continuous_batching", "continuous_batching_context_manager")
         ),
         (lambda model, ids: model(ids, cu_seqlens=torch.tensor([0, 10, 30])), "cu_seqlens"),
+        (lambda model, ids: wrap(get_peft_model(model, LoraConfig()), make_tokenizer()), r"wrap\(model.get_base_model"),
     ],
 )
 def test_calls_that_lose_the_memory_are_refused(llama, ids, call, said):
@@ -191,6 +195,7 @@ def test_calls_that_lose_the_memory_are_refused(llama, ids, call, said):
         ({"input_ids": mask_of(2, 0)}, "there is no text to read"),
         ({"labels": mask_of(2, 30)}, "labels"),
         ({"logits_to_keep": torch.tensor([0])}, "logits_to_keep"),
+        ({"logits_to_keep": -1}, "logits_to_keep"),
         ({"position_ids": mask_of(2, 30)}, "position_ids"),
         ({"output_attentions": True}, "output_attentions"),
         ({"inputs_embeds": torch.zeros(2, 30, 32)}, "inputs_embeds"),

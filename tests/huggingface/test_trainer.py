@@ -196,14 +196,3 @@ def test_a_loss_without_landmarks_says_so(wrapped, documents):
     ids = torch.tensor([documents[0]["input_ids"]])
     with pytest.warns(UserWarning, match="labels without phase: this loss is of the model without landmarks"):
         wrapped(ids, labels=ids)
-
-
-def test_gradient_checkpointing_without_landmarks_is_refused():
-    """StableLM's layers pass no landmarks on: when they are computed again, they would attend without landmarks."""
-    model = wrapped_model("stablelm", block_size=BLOCK).train()
-    ids, phase = torch.tensor([[1, 1, 1, model.landmarks.token, 1, 1]]), torch.zeros(1, dtype=torch.int64)
-    model.gradient_checkpointing_enable({"use_reentrant": True})
-    with pytest.raises(UserError, match="stablelm: gradient checkpointing"):
-        model(ids, labels=ids, phase=phase)
-    model.gradient_checkpointing_disable()
-    model(ids, labels=ids, phase=phase).loss.backward()

@@ -132,7 +132,9 @@ def test_the_tokenizer_and_the_vocabulary_stay_as_they_are(ids, tokenizer):
     assert wrapped.get_input_embeddings().weight.shape == words.shape
     with torch.no_grad():
         assert torch.equal(wrapped(ids).logits, plain(ids).logits)
-    assert wrapped.train()(ids, labels=ids).loss > 0  # it trains as the model does
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert wrapped.train()(ids, labels=ids).loss > 0  # it trains as the model does
     assert type(unwrap(wrapped)) is type(plain)
 
 
@@ -194,6 +196,20 @@ def test_generates_beyond_the_positions_of_the_training_without_a_warning(ids, t
         model.generate(ids, max_new_tokens=3, do_sample=False)
         found.append("exceeded the model" in caplog.text)
     assert found == [False, True]
+
+
+def test_generation_announces_its_tokens(ids, tokenizer):
+    """A text that goes beyond the positions of the training while it is generated is stingy from its beginning."""
+    wrapped, _ = make("llama", tokenizer, FEW)
+    wrapped.config.max_position_embeddings = 95
+    memory = wrapped.new_memory()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = wrapped.generate(ids, past_key_values=memory, max_new_tokens=20, do_sample=False)
+    stingy = wrapped.new_memory(mapping="stingy")
+    assert torch.equal(found, wrapped.generate(ids, past_key_values=stingy, max_new_tokens=20, do_sample=False))
+    read(wrapped, ids, true := wrapped.new_memory())
+    assert memory.memory.positions.name == "stingy" != true.memory.positions.name
 
 
 def test_what_needs_landmarks_is_refused(ids, tokenizer, tmp_path):

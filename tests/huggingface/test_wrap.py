@@ -46,14 +46,15 @@ def test_unwrapped_it_is_the_model_of_before(family, ids, tokenizer, tmp_path):
     wrapped = wrap(model, tokenizer, **SETTINGS)
     settings = wrapped.landmarks
     with_landmarks = read(wrapped, ids)
+    wrapped.save_pretrained(tmp_path / "with")
     plain = unwrap(wrapped)
     assert plain is model
     assert type(plain) is type(before)
     assert type(plain.config) is type(before.config)
     assert plain.config._attn_implementation == "sdpa"
     assert torch.equal(plain(ids).logits[..., :257], before(ids).logits)
-    plain.save_pretrained(tmp_path)
-    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    plain.save_pretrained(tmp_path / "plain")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "plain", trust_remote_code=True)
     assert type(again) is type(before)
     assert not hasattr(again.config, "landmark")
     with pytest.raises(UserError, match="has no landmarks to take off"):

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from landmark.config.trained_with import trained_with
+from landmark.config.saved import trained_with
 from landmark.data import load_tokenizer
 from landmark.models import load as load_model
 from landmark.utils.errors import UserError
@@ -38,7 +38,4 @@ def tokenizer_of(folder: Path) -> "Tokenizer":
         if tokenizer.hash != wanted:
             raise UserError(f"{folder}: tokenizer {tokenizer.name} is not the one that the run was trained with")
         return tokenizer
-    for name in ("bytes", "code"):  # of a run of an early version, which keeps a hash alone
-        if (tokenizer := load_tokenizer(name)).hash == wanted:
-            return tokenizer
     raise UserError(f"{folder} does not say which tokenizer it was trained with: open it with landmark.models.load")

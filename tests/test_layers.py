@@ -118,7 +118,7 @@ def loaded(*statements: str) -> list[set[str]]:
 
 
 def test_attention_and_models_load_torch_and_nothing_heavier():
-    names = ", ".join(f"landmark.models.{name}" for name in ("checkpoint", "construction", "config", "language_model"))
+    names = ", ".join(f"landmark.models.{name}" for name in ("checkpoint", "config", "language_model"))
     attention, models = loaded("import landmark.attention", f"import {names}")
     assert "torch" in attention
     assert not attention & {"lightning", "hydra", "datasets", "wandb", "matplotlib"}

@@ -5,7 +5,7 @@ import torch
 
 import landmark
 from landmark.config import to_config
-from landmark.config.trained_with import write_launch
+from landmark.config.saved import write_launch
 from landmark.data import load_tokenizer
 from landmark.models import Decoder, save
 from landmark.utils.errors import UserError
@@ -23,11 +23,9 @@ def run_of(folder, name):
 
 
 @pytest.mark.parametrize("name", ["bytes", "code"])
-@pytest.mark.parametrize("is_noted", [True, False])
-def test_a_run_has_its_tokenizer(tmp_path, name, is_noted):
+def test_a_run_has_its_tokenizer(tmp_path, name):
     expected = run_of(tmp_path, name)
-    if is_noted:
-        write_launch(tmp_path, to_config(compose_conf([f"tokenizer={name}"])))
+    write_launch(tmp_path, to_config(compose_conf([f"tokenizer={name}"])))
     model, tokenizer = landmark.load(tmp_path)
     assert tokenizer.hash == expected.hash
     (ids,) = model.generate([tokenizer.encode("def main(")], 5)

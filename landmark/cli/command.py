@@ -10,8 +10,7 @@ from hydra.errors import HydraException
 from landmark.config import Config, to_config
 from landmark.config.checks import check_task
 from landmark.config.command_line import override_key, suggested_command
-from landmark.config.composer import parse
-from landmark.config.messages import one_line
+from landmark.config.composer import one_line, parse
 from landmark.config.rows import Compose, Row, compose_job, is_part, named, select
 from landmark.config.schema import TASKS
 from landmark.experiment.checks import check

@@ -21,8 +21,7 @@ from landmark.cli.launchers import Basic, CarryOut, Outcome
 from landmark.cli.tasks import table
 from landmark.config import Config, to_config
 from landmark.config.command_line import PROGRAM, StartedJob, begin
-from landmark.config.composer import Composer
-from landmark.config.messages import one_line
+from landmark.config.composer import Composer, one_line
 from landmark.config.rows import cell_name, compose_job, named
 from landmark.config.schema import GROUPS
 from landmark.utils.errors import NoEffect, UserError

@@ -15,7 +15,7 @@ import hydra
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from landmark.config.messages import one_line
+from landmark.config.composer import one_line
 from landmark.utils.errors import Stopped, UserError
 
 PLACE = {errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENOENT, errno.ELOOP, errno.ENAMETOOLONG}

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, NamedTuple
 
-from landmark.config.extensions import hooks
 from landmark.config.schema import SYNTHETIC, Config, ModelConfig, TrainConfig, value_of
 from landmark.memory.settings import MemorySettings
 from landmark.utils.constants import DEFAULT_CHUNK, RULER_TASKS, SHORTEST_REPEAT
 from landmark.utils.errors import NoEffect, UserError
+from landmark.utils.extensions import hooks
 from landmark.utils.setting import check_value
 
 
@@ -69,6 +69,13 @@ def _of_another(key: str, other: str, values: tuple[str, ...]) -> Read:
 _MEASURED = ("eval.probe", "eval.task", "eval.retriever", "eval.retrieval_statistics")
 _OF_MEMORY = {item.metadata["key"]: item.metadata for item in fields(MemorySettings)}
 
+# Of our decoder: settings of a model that can be null, but for those of any model or of one of transformers.
+_OF_OTHERS = ("architecture", "family", "name", "as_is", "dtype", "lora_rank", "block_size", "cache")
+_OF_OURS = (
+    *("train.k", "train.local", "cmt.enabled", "positions.kind"),
+    *(f"model.{each.name}" for each in fields(ModelConfig) if each.default is None and each.name not in _OF_OTHERS),
+)
+
 # Keys that a row may not set itself where they have no effect; rows that share one may.
 READ_BY = (
     _of_kind("landmark", "retrieval", "cmt", "positions", "model.block_size", "memory.load", "memory.save"),
@@ -84,10 +91,7 @@ READ_BY = (
 _NEEDED = (
     _of_kind("landmark", "cmt.enabled", "positions.kind", "positions.mapping", "train.k"),
     _of_kind("landmark", "eval.retriever", "eval.retrieval_statistics"),
-    Read(
-        ("train.k", "train.local", "cmt.enabled", "positions.kind"), "our decoder, not models of transformers", _is_ours
-    ),
-    Read(("model.window",), "our decoder, not models of transformers", _is_ours),
+    Read(_OF_OURS, "our decoder, not models of transformers", _is_ours),
     Read(("memory.window",), "our decoder or model=pretrained", lambda c: _is_ours(c) or _can_have_window(c)),
     Read(("model.as_is",), "a model that model.name gives, see model=pretrained", _is_named),
     Read(("model.dtype",), "a model that model.name gives, see model=pretrained", _is_named),
@@ -142,6 +146,10 @@ def check(config: Config) -> None:
     for key, value in (("name", config.name), ("size", config.size)):  # they name folders
         if not re.fullmatch(r"\w[\w.-]*", value):
             raise UserError(f"{key}={value}: must be of letters, digits, '_', '-' and '.'")
+    if not re.fullmatch(r"auto|[1-9]\d*|\d+(,\d+)+,?|\d+,", devices := str(config.trainer.devices)):
+        raise UserError(f"trainer.devices={devices}: must be auto, a number from 1 on, or numbers like 0,1")
+    if config.output_file is not None and not config.output_file.endswith((".html", ".htm")):
+        raise UserError(f"output_file={config.output_file}: is a page, name it *.html")
     if config.model.name is not None and config.start is not None and not config.model.as_is:
         raise UserError(f"model.name={config.model.name} and start={config.start}: a training starts from one of them")
     if config.model.name == "":
@@ -233,21 +241,17 @@ def _check_needed(config: Config, needed: Iterable[Read]) -> None:
 def _check_values(group: Any, prefix: str = "") -> None:
     """Every value against the choices and the range that the schema declares."""
     for item in fields(group):
-        key, value, said = f"{prefix}{item.name}", getattr(group, item.name), item.metadata
+        key, value = f"{prefix}{item.name}", getattr(group, item.name)
         if is_dataclass(value):
             _check_values(value, f"{key}.")
-            continue
-        check_value(key, value, said)
+        else:
+            check_value(key, value, item.metadata)
 
 
 def _check_training(config: Config) -> None:
     train, block_size, repeats = config.train, config.model.block_size, config.data.repeats
-    if not 0 < train.warmup < 1:
-        raise UserError(f"train.warmup={train.warmup}: must be a fraction of the steps, between 0 and 1")
-    if config.seeds is not None and (not config.seeds or len(set(config.seeds)) < len(config.seeds)):
+    if len(set(config.seeds or [])) < len(config.seeds or []):
         raise UserError(f"seeds={config.seeds}: must be a list of different seeds, or null")
-    if train.k is not None and (not train.k or min(train.k) < 1):
-        raise UserError(f"train.k={train.k}: must be numbers of blocks from 1 on, like [4] or [2,4,8], or null")
     if train.local is not None and train.local >= train.length:
         raise UserError(f"train.local={train.local}: must be less than train.length={train.length}, which it cuts")
     landmarks = 0
@@ -258,11 +262,8 @@ def _check_training(config: Config) -> None:
                 "its landmark, so nothing would be retrieved: lower model.block_size"
             )
         landmarks = math.ceil(train.length / (block_size + 1))
-    if repeats is None:
-        return
-    if not repeats or not all(0 <= share <= 1 for share in repeats):
-        raise UserError(f"data.repeats={repeats}: must be shares from 0 to 1, like [0.5] or [1,0.2], or null")
-    if train.length - landmarks + 1 < 2 * SHORTEST_REPEAT:  # one token more than the window has is predicted
+    room = train.length - landmarks + 1  # one token more than the window has is predicted
+    if repeats is not None and room < 2 * SHORTEST_REPEAT:
         raise UserError(f"data.repeats={repeats}: train.length={train.length} has no room for a repeat, raise it")
 
 

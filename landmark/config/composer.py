@@ -1,17 +1,25 @@
-"""Composing many configurations that choose the same groups, as an experiment's rows do."""
+"""Composing by Hydra: many configurations that choose the same groups, and its errors in one line."""
 
 import copy
+import difflib
 import functools
 import itertools
+import re
+import shlex
 from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass
+from typing import get_type_hints
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
+from hydra.errors import OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from landmark.config.schema import GROUPS
+from landmark.config.schema import GROUPS, Config
 from landmark.utils.source_tree import CONF
+
+_NOISE = ("Config search path:", "provider=", "See https://", "object_type=", "full_key:", "reference_type=")
 
 
 class Composer:
@@ -52,3 +60,43 @@ def _sets_a_value(override: Override) -> bool:
     key = override.key_or_group
     is_group = override.package is not None or key in GROUPS or (CONF / key).is_dir()
     return override.type is OverrideType.CHANGE and not is_group
+
+
+def one_line(error: BaseException) -> str:
+    """The message of an error and its cause in one line, without search paths; it suggests the nearest known key."""
+    if isinstance(error, OverrideParseException) and "=" in error.override:
+        return _unreadable(error.override)
+    parts = []
+    for source in (error, error.__cause__):
+        for line in str(source or "").splitlines():
+            text = " ".join(line.split())
+            if text and not text.startswith(_NOISE) and not any(part.endswith(text) for part in parts):
+                parts.append(text)
+    text = re.sub(r":; ", ": ", "; ".join(parts))
+    text = re.sub(r"(Available options in '[^']*': )(.*)", lambda m: m[1] + m[2].replace("; ", ", "), text)
+    missing = re.search(r"Key '(\w+)' not in '(\w+)'", text)
+    if missing and (near := difflib.get_close_matches(missing[1], _names(Config).get(missing[2], []), 1)):
+        given = re.search(rf"'([\w.]*\b{missing[1]})'", text)
+        key = given[1] if given else missing[1]
+        return f"{key}: there is no such setting; did you mean {key.removesuffix(missing[1])}{near[0]}?"
+    absent = re.search(r"Could not find '(\S+)/([^'/]+)'; Available options in '[^']*': (.*)", text)
+    if absent and (near := difflib.get_close_matches(absent[2], absent[3].split(", "), 3)):
+        return f"{absent[1]}={absent[2]}: there is none; did you mean {' or '.join(near)}?"
+    return text
+
+
+def _unreadable(override: str) -> str:
+    """A message for a value that Hydra's grammar cannot read: which key, and how to write it."""
+    key, _, value = override.partition("=")
+    quoted = value.replace("\\", "\\\\").replace('"', '\\"')
+    written = shlex.quote(f'{key}="{quoted}"')
+    return f"{key}: Hydra's grammar cannot read the value {value}; if it is a text, quote it twice: {written}"
+
+
+def _names(schema: type) -> dict[str, list[str]]:
+    """Field names of every group of the schema, by the name of its class."""
+    found = {schema.__name__: [item.name for item in fields(schema)]}
+    for hint in get_type_hints(schema).values():
+        if is_dataclass(hint) and isinstance(hint, type):
+            found |= _names(hint)
+    return found

@@ -13,12 +13,12 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from landmark.config import Config, to_config, to_dict
+from landmark.config import Config, to_config
 from landmark.config.checks import check as check_settings
 from landmark.config.checks import check_grid, resolve, unused
 from landmark.config.command_line import is_of_hydra, started
-from landmark.config.composer import Composer, parse
-from landmark.config.messages import one_line
+from landmark.config.composer import Composer, one_line, parse
+from landmark.config.saved import to_saved
 from landmark.utils.errors import UserError
 
 # Keys of the whole experiment, which no row may set.
@@ -207,8 +207,7 @@ def _with_start(config: Config, texts: dict[str, str], shared: list[str], compos
     shapes = [(replace(one.model, **dict.fromkeys(free)), one.cmt.enabled) for one in (base, config)]
     if (config.model.family or config.model.name) is None and shapes[0] != shapes[1]:
         raise UserError(f"start={config.start}: that row's model has another shape: give both the same model settings")
-    base = replace(resolve(base), seed=config.seed, seeds=None, rows={}, parts={}, compare={})
-    return replace(config, start_run=to_dict(base))
+    return replace(config, start_run=to_saved(replace(resolve(base), seed=config.seed, seeds=None)))
 
 
 def _split(name: str, text: str) -> list[str]:

@@ -1,8 +1,8 @@
 """The typed schema of the whole configuration: a misspelt key or a wrong type is refused at compose time."""
 
 import functools
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, make_dataclass
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
+from typing import Any, Union
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
@@ -11,10 +11,10 @@ from omegaconf.errors import OmegaConfBaseException
 from landmark.memory.settings import MemorySettings
 from landmark.utils.constants import RULER_TASKS
 from landmark.utils.errors import UserError
-from landmark.utils.retired import check_retired, without_retired
 from landmark.utils.setting import setting
 
 SYNTHETIC = ("passkey", "key_value", "mqar")  # tasks: samples are made as needed, and answers to prompts are evaluated
+MOST_THREADS = 1024  # torch ends in a segmentation fault where the system has no room for more
 POSITION_BIN = 64  # positions of a segment whose losses a record sums, for the curve over positions
 TASKS = (
     *("table", "evaluate", "train", "prepare", "plan"),
@@ -56,27 +56,23 @@ class ModelConfig:
     block_size: int | None = None  # landmark: normal tokens per block
     window: int | None = None  # transformer_xl: tokens per window
     cache: int | None = None  # transformer_xl: earlier keys kept
-    rope_base: float = 10000.0
+    rope_base: float = setting(10000.0, above=0)
     key_offset: float | None = None  # fraction of a head's channels, the last ones, with the key of the token before
     rotary_fraction: float | None = None  # fraction of a head's channels, the first ones, that positions turn; null: 1
-    landmark_key: str | None = setting(
-        None, kind="landmark"
-    )  # token, or mean: plus the mean of the block's keys; null: token
+    # Token, or mean: plus the mean of the block's keys; null: token.
+    landmark_key: str | None = setting(None, kind="landmark")
     landmark_bias: bool | None = setting(None, kind="landmark")  # learned numbers on landmarks' scores; null: false
-    joint_softmax: float | None = setting(
-        None, kind="landmark"
-    )  # from the paper's gates (0) to one softmax (1); null: 0
-    masked: bool | None = setting(
-        None, extension=True
-    )  # see later tokens too, and predict hidden ones, 15 %; null: false
+    # From the paper's gates (0) to one softmax (1); null: 0.
+    alpha: float | None = setting(None, kind="landmark")
+    # See later tokens too, and predict hidden ones, 15 %; null: false.
+    masked: bool | None = setting(None, extension=True)
     # Blocks of a group with a gate (null: no groups), and levels of groups: of blocks, of such groups, … (null: 1).
     fan_out: int | None = setting(None, least=2, kind="landmark", extension=True)
     levels: int | None = setting(None, least=1, kind="landmark", extension=True)
     qk_norm: bool | None = None  # normalise queries and keys (RMS, learned scales) before positions; null: false
     initialisation: str | None = None  # gpt2: N(0, 0.02), or fan_in: N(0, 1/√inputs); null: gpt2
-    induction_heads: int | None = setting(
-        None, least=1
-    )  # of each layer but the first, begin as induction heads; null: none
+    # Of each layer but the first, begin as induction heads; null: none.
+    induction_heads: int | None = setting(None, least=1)
     backend: str = "auto"  # how attention is computed: auto, reference, blockwise or triton
 
 
@@ -91,11 +87,11 @@ class DataConfig:
     max_documents: int | None = None  # the first documents of each split; null: all
     configs: list[str] | None = None  # arxiv_math: which of the corpus's configs are taken; null: all
     bad_lines: str = one_of("stop", "skip")  # arxiv_math: stop at a line that cannot be read, or skip it
-    repeats: list[float] | None = None  # text: shares of training windows with repeats, from first step to last
+    # Text: shares of training windows with repeats, from first step to last.
+    repeats: list[float] | None = setting(None, least=0, most=1)
     tasks: float | None = setting(None, above=0, most=1)  # text: share of training windows that are RULER's tasks on it
-    passkeys: float | None = setting(
-        None, above=0, most=1
-    )  # text: share of training windows that are pass keys; null: none
+    # Text: share of training windows that are pass keys; null: none.
+    passkeys: float | None = setting(None, above=0, most=1)
     needles: int = setting(1, least=1)  # passkey: keys in a prompt, of which one is asked for
     pairs: int = setting(8, least=1)  # mqar: pairs of a key and a value in a text
     dense: float = setting(0.5, least=0)  # passkey: fraction of its training windows that are dense
@@ -119,22 +115,21 @@ class TrainConfig:
     batch_size: int = setting(MISSING, least=1)
     micro_batch: int | None = setting(None, least=1)  # windows per device and pass; null: all at once
     length: int = setting(MISSING, least=1)  # tokens, landmarks included
-    batches: int | None = setting(
-        None, least=1
-    )  # different ones, again and again (+debug=overfit); null: no end of them
-    k: list[int] | None = None  # landmark: earlier blocks that a query attends to, drawn for each step; null: all
-    local: int | None = setting(
-        None, least=1, kind="landmark", extension=True
-    )  # read at a time, with a memory; null: all
+    # Different ones, again and again (+debug=overfit); null: no end of them.
+    batches: int | None = setting(None, least=1)
+    # Landmark: earlier blocks that a query attends to, drawn for each step; null: all.
+    k: list[int] | None = setting(None, least=1)
+    # Read at a time, with a memory; null: all.
+    local: int | None = setting(None, least=1, kind="landmark", extension=True)
     optimizer: str | None = one_of(None, "adamw", "muon")  # muon: for the matrices of linear layers; null: adamw
     muon_lr: float | None = setting(None, above=0)  # of these matrices, where the others have max_lr; null: max_lr
     max_lr: float = setting(2e-3, above=0)
     start_lr: float = setting(2e-5, above=0)
     final_lr: float = setting(4e-4, above=0)
-    warmup: float = 0.02  # fraction of the steps
-    beta1: float = 0.9
-    beta2: float = 0.95
-    weight_decay: float = 1e-3
+    warmup: float = setting(0.02, above=0, below=1)  # fraction of the steps
+    beta1: float = setting(0.9, least=0, below=1)
+    beta2: float = setting(0.95, least=0, below=1)
+    weight_decay: float = setting(1e-3, least=0)
     precision: str = one_of("32-true", "bf16-mixed")
     checkpoint_every: int = setting(500, least=1)  # steps
     validate_every: int = setting(500, least=1)  # steps
@@ -151,7 +146,8 @@ class TrainerConfig:
     devices: Union[int, str] = "auto"  # noqa: UP007 (OmegaConf reads no other spelling of a union of two)
     num_nodes: int | None = setting(None, least=1)  # machines; null: those on which torchrun or srun started it
     strategy: str = "auto"
-    threads: int | None = setting(None, least=1)  # torch's on a CPU; null: OMP_NUM_THREADS, or the cores
+    # Torch's on a CPU; null: OMP_NUM_THREADS, or the cores.
+    threads: int | None = setting(None, least=1, most=MOST_THREADS)
     max_hours: float | None = setting(24.0, least=0)  # of a training on a CPU, as task=plan estimates; null: any number
     profiler: str | None = one_of(None, "simple", "advanced", "pytorch")  # of Lightning; reports to the run's folder
 
@@ -200,9 +196,8 @@ class EvalConfig:
     span: int = setting(4096, least=1)  # tokens of such a span
     batch_size: int | None = setting(None, least=1)
     prompts: int = setting(50, least=1)  # of tasks with prompts; segments of a probe
-    generated: int | None = setting(
-        None, least=1
-    )  # tokens generated after a prompt; null: of a task as published, else 10
+    # Tokens generated after a prompt; null: of a task as published, else 10.
+    generated: int | None = setting(None, least=1)
     task: str | None = one_of(None, *RULER_TASKS, "passkey")  # answer `prompts` questions of it; RULER's: on the text
     retriever: str | None = one_of(None, "landmark", "tokens", "bm25", "chance")  # ranks blocks for `prompts` sentences
     query: str = one_of("second_half", "sentence", "altered")  # what of a sentence a retriever is given
@@ -212,7 +207,7 @@ class EvalConfig:
 
 @dataclass
 class GenerateConfig:
-    """How task=generate and chat continue a text (`landmark.models.sampling.Sampling`)."""
+    """How task=generate and chat continue a text (`landmark.models.language_model.Sampling`)."""
 
     tokens: int = setting(200, least=0)  # most tokens generated; 0: the text is read and nothing is generated
     temperature: float = setting(0.0, least=0)
@@ -260,7 +255,7 @@ class Config:
     about: str = one_of("beyond", "paper", "check")  # of an experiment: a check is of this program itself
     task: str = one_of("auto", *TASKS)
     seed: int = setting(0, least=0)
-    seeds: list[int] | None = None  # each row once for each seed
+    seeds: list[int] | None = setting(None, least=0)  # each row once for each seed
     row: str | None = None  # one row of the experiment
     run: str | None = None  # folder of a trained run to use in place of the one that these settings name
     prompt: str | None = None  # task=generate, inspect: the text to read, after the content of prompt_file
@@ -364,34 +359,3 @@ def _unknown_keys(composed: DictConfig, config: Any, prefix: str = "") -> list[s
         if is_dataclass(value):
             unknown += _unknown_keys(composed[name], value, f"{prefix}{name}.")
     return unknown
-
-
-def to_dict(config: Config) -> dict[str, Any]:
-    """The configuration as JSON-ready values."""
-    return asdict(config)
-
-
-T = TypeVar("T")
-
-
-def from_dict(schema: type[T], values: dict[str, Any], where: str = "the configuration") -> T:
-    """The inverse of `dataclasses.asdict`; a value that an earlier version did not have is the default.
-
-    Args:
-        schema: the class of the result.
-        values: of its fields.
-        where: place of the values, for messages.
-
-    Raises UserError for an unknown key, and for a removed setting that had an effect.
-    """
-    check_retired(values, where)
-    given, hints = without_retired(values), get_type_hints(schema)
-    if unknown := sorted(given.keys() - hints.keys()):
-        raise UserError(f"{where}: unknown key {', '.join(unknown)}: it was made with another version of landmark")
-    for name, value in given.items():
-        if is_dataclass(hint := hints[name]) and isinstance(hint, type):
-            given[name] = from_dict(hint, value, f"{where}, {name}")  # pyright: ignore[reportArgumentType]
-        elif get_origin(hint) is dict and is_dataclass(of := get_args(hint)[1]) and isinstance(of, type):
-            parts: Any = value
-            given[name] = {key: from_dict(of, each, f"{where}, {name}.{key}") for key, each in parts.items()}
-    return schema(**given)

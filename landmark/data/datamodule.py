@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, cast
 import lightning
 from torch.utils.data import DataLoader, IterableDataset
 
-from landmark.config.extensions import hooks
 from landmark.data.passkey import Passkey
 from landmark.data.random_numbers import K, random_numbers
 from landmark.data.repeats import Repeats
@@ -19,6 +18,7 @@ from landmark.data.synthetic_windows import MixedWindows, SyntheticWindows
 from landmark.data.windows import ControlledLandmarks, PositionalJumps, TrainingWindows
 from landmark.utils.constants import NO_LOSS
 from landmark.utils.errors import UserError
+from landmark.utils.extensions import hooks
 from landmark.utils.window_batch import WindowBatch, most_blocks
 
 if TYPE_CHECKING:

@@ -1,16 +1,14 @@
 """All checks of one row's settings: the model's and the memory's own, and those of the whole configuration."""
 
 from landmark.config import Config, checks
-from landmark.config.ranges import check_ranges
 from landmark.config.schema import memory_settings
 from landmark.evaluation.chunks import chunk_length, kept_tokens, penultimate_chunk_start
-from landmark.models.config import check_decoder
+from landmark.models.config import decoder_config
 
 
 def check(config: Config) -> None:
     """Raise UserError, naming the key, where a setting makes no sense. Loads no torch."""
-    check_ranges(config)
-    shape = check_decoder(config.model, config.cmt.enabled)
+    shape = decoder_config(config.model, cmt=config.cmt.enabled)
     checks.check(config)
     settings = checks.resolve(config).eval
     local = chunk_length(shape, settings.length, settings.local, kept_tokens(config))

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from landmark.config import Config
-from landmark.config.extensions import hook
 from landmark.experiment.inputs import Inputs
 from landmark.experiment.jobs import Job, read_run
 from landmark.experiment.named_runs import has_weights
 from landmark.experiment.processor import set_up_processor
 from landmark.utils.errors import UserError
+from landmark.utils.extensions import hook
 from landmark.utils.progress import ProgressBar
 
 if TYPE_CHECKING:
@@ -31,7 +31,8 @@ def evaluate_row(job: Job, inputs: Inputs) -> dict[str, Any]:
     shape = decoder_config(config.model, tokenizer, config.cmt.enabled)
     model = load(job.run.folder, shape, evaluation_device(config), config.model.dtype or "float32")
     recalls_pairs = isinstance(corpus, SyntheticCorpus) and isinstance(corpus.data, Mqar)
-    with ProgressBar(job.name, "tok" if config.eval.retriever is None else " texts") as progress:
+    counts_texts = recalls_pairs or config.eval.probe is not None or config.eval.retriever is not None
+    with ProgressBar(job.name, " texts" if counts_texts else "tok") as progress:
         if config.eval.task is not None:
             corpus = task_corpus(config, cast("Stream", corpus.split(config.eval.split)), tokenizer)
         if isinstance(corpus, SyntheticCorpus):

@@ -7,13 +7,13 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from landmark.config import SYNTHETIC, Config
-from landmark.config.extensions import hooks
 from landmark.config.schema import memory_settings
 from landmark.utils.constants import PASSKEY_VERSION, RULER_SAMPLES_VERSION, RULER_VERSION
+from landmark.utils.extensions import hooks
 
 # Raised by hand when the same settings give other numbers than before.
 NUMERICS_VERSION = 1
-ALPHA_VERSION = 2  # of models with `model.joint_softmax`
+ALPHA_VERSION = 2  # of models with `model.alpha`
 
 _OPTIMISATION = (
     *("steps", "batches", "batch_size", "length", "k", "local", "precision"),
@@ -45,10 +45,8 @@ def run_settings(
     }
     if config.data.repeats is not None:
         settings["repeats"] = config.data.repeats
-    if config.model.joint_softmax:
-        settings["joint_softmax"] = ALPHA_VERSION
-    else:  # 0 is null
-        settings["model"].pop("joint_softmax", None)
+    if alpha := settings["model"].pop("alpha", None):
+        settings["model"]["joint_softmax"], settings["joint_softmax"] = alpha, ALPHA_VERSION
     if config.data.tasks is not None:
         settings["tasks"] = [config.data.tasks, config.data.answer_weight, RULER_SAMPLES_VERSION]
     if config.data.passkeys is not None:

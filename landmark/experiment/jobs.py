@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from landmark.config import Config, from_dict
+from landmark.config import Config
 from landmark.config.rows import Row
+from landmark.config.saved import from_saved
 from landmark.experiment import identity
 from landmark.experiment.inputs import Inputs
 from landmark.experiment.named_runs import find_run, has_weights
@@ -102,7 +103,7 @@ def run_of(config: Config, inputs: Inputs) -> Run:
         return _given_run(config, find_run(config.run, config.output), inputs)
     start = None
     if config.start_run is not None:
-        start = run_of(from_dict(Config, config.start_run), inputs)
+        start = run_of(from_saved(config.start_run), inputs)
     weights = start.id if start else inputs.weights_sha256(config.model.name) if config.model.name else None
     stream, tokenizer = inputs.corpus(config).split("train").sha256, inputs.tokenizer(config)
     settings = identity.run_settings(config, tokenizer.hash, stream, weights, tokenizer.beginning)
@@ -140,7 +141,7 @@ def _job(row: Row, config: Config, inputs: Inputs) -> Job:
 
 def _unknown_run(config: Config) -> Run:
     """Rows that need the same run have the same one here too."""
-    start = _unknown_run(from_dict(Config, config.start_run)) if config.start_run is not None else None
+    start = _unknown_run(from_saved(config.start_run)) if config.start_run is not None else None
     run = "?" + identity.digest(identity.run_settings(config, "", "", start and start.id))[:4]
     folder = Path(config.output) / "runs" / identity.run_name(config, run)
     return Run(config, {}, run, folder, start, is_given=config.run is not None or bool(config.model.as_is))

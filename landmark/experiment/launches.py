@@ -16,7 +16,7 @@ from hydra.errors import HydraException
 from landmark.config import Config, to_config
 from landmark.config.command_line import override_key, own_folder, program
 from landmark.config.rows import Compose, cells, named
-from landmark.config.trained_with import trained_with
+from landmark.config.saved import trained_with
 from landmark.experiment.identity import digest
 from landmark.experiment.jobs import Job, Run
 from landmark.experiment.records import Contents, Record, Records

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from landmark.config import Config
 from landmark.config.composer import parse
+from landmark.config.saved import trained_with
 from landmark.config.schema import GridConfig
-from landmark.config.trained_with import trained_with
 from landmark.utils.errors import UserError
 from landmark.utils.files import read_json
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from landmark.config import SYNTHETIC, Config
-from landmark.config.extensions import hook
 from landmark.models.config import DecoderConfig
+from landmark.utils.extensions import hook
 from landmark.utils.flops import PEAK_BF16_FLOPS, flops_per_token, keys_per_query, training_keys
 
 # FLOP/s that a model of this kind is assumed to reach where nothing was measured: peak × utilisation.

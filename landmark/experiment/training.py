@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from landmark.config import Config
-from landmark.config.trained_with import write_launch
+from landmark.config.saved import write_launch
 from landmark.experiment.inputs import Inputs
 from landmark.experiment.jobs import RUN, Run
 from landmark.experiment.processes import device_count, for_team, tell, train_together

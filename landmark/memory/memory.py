@@ -395,7 +395,7 @@ class Memory:
             "mapping": self.positions.name,
             "key_offset": self.keys.offset,
             "landmark_key": self.keys.landmark,
-            "joint_softmax": float(self.gate.alpha),
+            "alpha": float(self.gate.alpha),
             "model": None if self.model is None else self.model(),
         }
 

@@ -37,14 +37,8 @@ IDENTITY = {  # what must be equal in a memory that loads another, as the user k
     "rope_base": "model.rope_base",
     "mapping": "positions.mapping",
     "key_offset": "model.key_offset",
-    "joint_softmax": "model.joint_softmax",
+    "alpha": "model.alpha",
     "model": "model",
-}
-# Settings of earlier versions, with the only value of which a memory can still be loaded.
-RETIRED = {
-    "local_blocks": ("model.local_blocks", 0),
-    "uneven": ("blocks that end early (model.block_ends)", False),
-    "landmark_values": ("model.landmark_values", False),
 }
 CONTENT, TENSORS, HASHES = "memory.json", "tensors.safetensors", "memory.sha256"
 KEYS = {"format": int, "block_size": int, "position": int, "layers": dict}
@@ -122,8 +116,6 @@ def load(
             loaded = {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118 (it is no mapping)
     except (OSError, SafetensorError) as error:
         raise UserError(f"{folder / TENSORS} is missing or damaged ({error}): {REMEDY}") from error
-    if any(name.endswith(".mean_values") for name in loaded):
-        raise UserError(f"{folder} was saved with memory.rest=True, which this version does not have")
     layers = {}
     for number, counts in content["layers"].items():
         layers[int(number)] = layer = new_layer()
@@ -181,12 +173,10 @@ def _check(identity: Mapping[str, Any], max_blocks: int | None, content: Mapping
     """Raise UserError where a memory with this identity cannot load the saved one."""
     if content.get("format") != FORMAT:
         raise UserError(f"{folder}: the memory has format {content.get('format')}, this version reads {FORMAT}")
-    for key, (setting, only) in RETIRED.items():
-        if content.get(key, only) != only:
-            raise UserError(f"{folder} was saved with {setting}={content[key]}, which this version does not have")
-    earlier = {"joint_softmax": 0.0}  # of versions that had no such setting
+    if unknown := sorted(content.keys() - IDENTITY.keys() - KEYS.keys()):
+        raise UserError(f"{folder} was saved with {unknown[0]}={content[unknown[0]]}, which this version does not have")
     for key, setting in IDENTITY.items():
-        saved = content.get(key, earlier.get(key))
+        saved = content.get(key)
         if saved != identity[key] and key == "model":
             raise UserError(
                 f"{folder} was read by another model: only the model that made a memory can load it, with the same "

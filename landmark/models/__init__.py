@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from landmark.models.checkpoint import build as build
     from landmark.models.checkpoint import load as load
     from landmark.models.checkpoint import save as save
     from landmark.models.config import DecoderConfig as DecoderConfig
     from landmark.models.config import decoder_config as decoder_config
-    from landmark.models.construction import build as build
     from landmark.models.decoder import Decoder as Decoder
     from landmark.models.language_model import LanguageModel as LanguageModel
 
@@ -17,7 +17,7 @@ _MODULES = {
     "Decoder": "decoder",
     "DecoderConfig": "config",
     "LanguageModel": "language_model",
-    "build": "construction",
+    "build": "checkpoint",
     "decoder_config": "config",
     "load": "checkpoint",
     "save": "checkpoint",

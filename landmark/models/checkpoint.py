@@ -1,23 +1,26 @@
-"""A trained model on disk: config.json and model.safetensors; loading them runs no code of theirs."""
+"""Models, new or trained. A trained one is config.json and model.safetensors; loading them runs no code of theirs."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
-from torch import Tensor
+from torch import Tensor, nn
 
-from landmark.models.architecture import new_decoder
-from landmark.models.config import DecoderConfig
+from landmark.models.config import DecoderConfig, Vocabulary, decoder_config
 from landmark.models.decoder import Decoder
-from landmark.models.finite import check_finite
 from landmark.models.language_model import LanguageModel
 from landmark.utils.errors import UserError
+from landmark.utils.extensions import extension_with, load_extension
 from landmark.utils.files import check_hashes, read_json, write_atomic, write_json
+
+if TYPE_CHECKING:
+    from landmark.config.schema import ModelConfig
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
@@ -33,6 +36,68 @@ _AUTHORS_NAMES = {
     r"transformer\.h\.(\d+)\.mlp\.c_fc\.weight": r"blocks.\1.mlp_in.weight",
     r"transformer\.h\.(\d+)\.mlp\.c_proj\.weight": r"blocks.\1.mlp_out.weight",
 }
+
+
+def build(model: ModelConfig, tokenizer: Vocabulary, cmt: bool = False, start: str | None = None) -> LanguageModel:
+    """A model to train.
+
+    Args:
+        model: the config group `model`.
+        tokenizer: has the vocabulary and the landmark's id; with `start`, a transformers tokenizer is saved with the
+            model.
+        cmt: whether the model has a context miss token.
+        start: folder of a model whose training is continued, or of one of transformers its name on the hub (None: new
+            weights). A landmark model can start from a plain one, as in the paper's fine-tuning (Section 4.2).
+
+    Raises UserError where the model in `start` has another shape, or none is there.
+    """
+    config = decoder_config(model, tokenizer, cmt)
+    if model.family is None and model.name is None:
+        if start is None:
+            return new_decoder(config)
+        return _started_from(load(start), config, start).train()
+    from landmark.models import pretrained
+
+    if start is None:
+        return pretrained.new_of_family(str(model.family), config)
+    return pretrained.start_from(start, config, model.lora_rank, getattr(tokenizer, "inner", None))
+
+
+def _started_from(model: LanguageModel, config: DecoderConfig, name: str) -> LanguageModel:
+    """The model itself; or for a plain one that is to get landmarks, a landmark model with its weights.
+
+    The landmark's embedding is then the mean of the others. Keys and biases of landmarks begin as in a new model: with
+    the mean of its block in each key and a bias of log ℓ, landmark attention is close to the attention that the
+    model has learned (`landmark.attention.keys`).
+
+    Args:
+        model: the trained model.
+        config: of the model to train. Raises UserError where it has another shape.
+        name: the trained model's folder.
+    """
+    if model.config.kind != "transformer" or config.kind != "landmark":
+        check_same(model.config, config, where=name)
+        return model
+    check_same(model.config, config.without_landmarks(), where=name)
+    started = new_decoder(config)
+    started.load_state_dict({**started.state_dict(), **model.state_dict()})
+    embeddings = started.input_embeddings().weight
+    with torch.no_grad():
+        others = torch.arange(len(embeddings), device=embeddings.device) != config.landmark_id
+        embeddings[config.landmark_id] = embeddings[others].mean(0)
+    return started
+
+
+def new_decoder(config: DecoderConfig) -> Decoder:
+    """A decoder with new weights: the paper's, the `Model` of the extension whose settings are set, or your own.
+
+    One's own is that of the module `config.architecture` (docs/add_a_model.md). Raises UserError where there is none.
+    """
+    for module in [extension_with(f"model.{name}") for name in config.options]:
+        return module.Model(config)
+    if config.architecture is None:
+        return Decoder(config)
+    return load_extension("landmark.models", config.architecture, "Model", key="model.architecture")(config)
 
 
 def from_authors_names(weights: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -110,6 +175,16 @@ def _load(folder: Path, expected: DecoderConfig | None, dtype: str) -> LanguageM
     return model
 
 
+def check_finite(model: nn.Module, folder: Path) -> None:
+    """Raise UserError, naming folder and weight, where a model just loaded has a weight that is not finite."""
+    for name, weight in model.named_parameters():
+        if not weight.is_meta and weight.numel() and not all(each.isfinite() for each in weight.aminmax()):
+            raise UserError(
+                f"{folder}: the weight {name} has values that are not finite: nothing can be computed with it, train "
+                "again with a lower train.max_lr, or name another run"
+            )
+
+
 def _read_config(path: Path) -> DecoderConfig:
     stored = read_json(path)
     if not isinstance(stored, dict):
@@ -118,7 +193,7 @@ def _read_config(path: Path) -> DecoderConfig:
         return DecoderConfig.from_flat(stored)
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
-    except TypeError as error:  # a number is missing
+    except TypeError as error:  # a number is missing, or is none
         raise UserError(f"{path}: not the configuration of a model, or of one of another version") from error
 
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from landmark.utils.constants import BACKENDS, channels_of
 from landmark.utils.errors import UserError
-from landmark.utils.fractions import fraction
-from landmark.utils.retired import check_retired, without_retired
+from landmark.utils.setting import check_value, setting
 
 if TYPE_CHECKING:
     from landmark.config.schema import ModelConfig
 
-INITIALISATIONS = ("gpt2", "fan_in")
-LANDMARK_KEYS = ("token", "mean")
 KINDS = ("transformer", "landmark", "transformer_xl")
 
 
@@ -30,9 +28,9 @@ class Landmarks:
     cmt: whether the model has a context miss token.
     """
 
-    token: int | None
-    block_size: int
-    alpha: float = 0.0
+    token: int | None = setting(key="landmark_id")
+    block_size: int = setting(least=1)
+    alpha: float = setting(0.0, least=0, most=1)
     cmt: bool = False
 
 
@@ -40,8 +38,8 @@ class Landmarks:
 class Recurrence:
     """What makes a decoder a Transformer-XL. window: tokens read at a time. cache: keys of earlier windows kept."""
 
-    window: int
-    cache: int
+    window: int = setting(least=1)
+    cache: int = setting(least=0)
 
 
 @dataclass(frozen=True)
@@ -56,12 +54,12 @@ class KeySettings:
     norm: whether queries and keys are divided by their root mean square, with learned scales, before positions.
     """
 
-    offset: float = 0.0
-    rotary_fraction: float = 1.0
-    landmark: str = "token"
-    bias: bool = False
-    rope_base: float = 10000.0
-    norm: bool = False
+    offset: float = setting(0.0, key="key_offset", least=0, most=1)
+    rotary_fraction: float = setting(1.0, least=0, most=1)
+    landmark: str = setting("token", key="landmark_key", choices=("token", "mean"))
+    bias: bool = setting(False, key="landmark_bias")
+    rope_base: float = setting(10000.0, above=0)
+    norm: bool = setting(False, key="qk_norm")
 
 
 @dataclass(frozen=True)
@@ -74,87 +72,45 @@ class Start:
         earlier occurrence of its own token (Olsson et al. 2022). They are trained as the others are.
     """
 
-    initialisation: str = "gpt2"
-    induction_heads: int = 0
+    initialisation: str = setting("gpt2", choices=("gpt2", "fan_in"))
+    induction_heads: int = setting(0, least=0)
 
 
-# Names in files and on command lines, and the group and field that they are here.
-_GROUPED = {
-    "landmark_id": ("landmarks", "token"),
-    "block_size": ("landmarks", "block_size"),
-    "joint_softmax": ("landmarks", "alpha"),
-    "cmt": ("landmarks", "cmt"),
-    "window": ("recurrence", "window"),
-    "cache": ("recurrence", "cache"),
-    "rope_base": ("keys", "rope_base"),
-    "key_offset": ("keys", "offset"),
-    "rotary_fraction": ("keys", "rotary_fraction"),
-    "landmark_key": ("keys", "landmark"),
-    "landmark_bias": ("keys", "bias"),
-    "qk_norm": ("keys", "norm"),
-    "initialisation": ("start", "initialisation"),
-    "induction_heads": ("start", "induction_heads"),
-}
 _GROUPS = {"landmarks": Landmarks, "recurrence": Recurrence, "keys": KeySettings, "start": Start}
-_OF_KIND = {"landmark": "landmarks", "transformer_xl": "recurrence"}
-_WITHOUT = {"joint_softmax": 0.0, "cmt": False}  # of models without landmarks; None for the others
-_UNUSED = {"masked": False, "fan_out": None, "levels": 1}  # options that files of earlier versions name in all models
+_OF_KIND = {"landmark": "landmarks", "transformer_xl": "recurrence"}  # the others have these groups not
 
 
 @dataclass(frozen=True)
 class DecoderConfig:
     """The shape of a decoder, which is stored beside its weights.
 
-    Raises UserError, naming the setting, for a value out of range.
+    num_heads: query heads. head_dim: d. mlp_dim: width of the hidden layer of a perceptron. num_kv_heads: heads of keys
+    and values (None: as many as query heads). landmarks, recurrence: None where the model is of another kind.
+    architecture: module of `landmark.models` whose `Model` is built (None: the paper's decoder). options: settings of a
+    module of `landmark.extensions`, whose `Model` is then built.
 
-    Args:
-        vocab_size: rows of the embedding matrix.
-        num_layers: number of layers.
-        num_heads: query heads.
-        head_dim: d, numbers of a head; even, because rotary positions rotate pairs.
-        mlp_dim: width of the hidden layer of a perceptron.
-        num_kv_heads: heads of keys and values (None: as many as query heads).
-        landmarks: of a landmark model; None: it is another.
-        recurrence: of a Transformer-XL; None: it is another.
-        keys: how queries and keys are made.
-        start: how weights begin.
-        backend: one of BACKENDS.
-        architecture: module of `landmark.models` whose `Model` is built (None: the paper's decoder).
-        options: settings of a module of `landmark.extensions`, whose `Model` is then built.
+    Raises UserError, naming the setting, for a value out of range. A default never changes: files leave it out.
     """
 
     vocab_size: int
-    num_layers: int
-    num_heads: int
-    head_dim: int
-    mlp_dim: int
-    num_kv_heads: int | None = None
+    num_layers: int = setting(least=1)
+    num_heads: int = setting(least=1)
+    head_dim: int = setting(least=1)
+    mlp_dim: int = setting(least=1)
+    num_kv_heads: int | None = setting(None, least=1)
     landmarks: Landmarks | None = None
     recurrence: Recurrence | None = None
     keys: KeySettings = KeySettings()
     start: Start = Start()
-    backend: str = "auto"
+    backend: str = setting("auto", choices=BACKENDS)
     architecture: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self):
-        flat = self.to_flat()
-        for name, choices in (
-            ("backend", BACKENDS),
-            ("landmark_key", LANDMARK_KEYS),
-            ("initialisation", INITIALISATIONS),
-        ):
-            if flat[name] not in choices:
-                raise UserError(f"model.{name}={flat[name]}: must be one of {', '.join(choices)}")
-        for name in ("num_layers", "num_heads", "head_dim", "mlp_dim", "block_size", "window", "cache"):
-            least = 0 if name == "cache" else 1
-            if (value := flat[name]) is not None and value < least:
-                raise UserError(f"model.{name}={value}: must be at least {least}")
+        for name, item, value in self._settings():
+            check_value(f"model.{name}", value, item.metadata)
         if self.head_dim % 2:
             raise UserError(f"model.head_dim={self.head_dim}: must be even, because positions rotate pairs of numbers")
-        for name in ("key_offset", "rotary_fraction"):
-            fraction(f"model.{name}", flat[name], "a fraction of a head's channels")
-        fraction("model.joint_softmax", self.alpha, "0 the paper's gates, 1 one softmax")
         if self.num_kv_heads and self.num_heads % self.num_kv_heads:
             raise UserError(f"model.num_kv_heads={self.num_kv_heads} does not divide num_heads={self.num_heads}")
         if self.keys.bias and channels_of(self.keys.rotary_fraction, self.head_dim) == self.head_dim:
@@ -167,8 +123,8 @@ class DecoderConfig:
             raise UserError(f"model.induction_heads={count}: needs model.key_offset above 0")
         if count and self.num_layers == 1:
             raise UserError(f"model.induction_heads={count}: there is one layer, raise model.num_layers")
-        if not 0 <= count <= most:
-            raise UserError(f"model.induction_heads={count}: must be from 0 to the {most} heads of keys")
+        if count > most:
+            raise UserError(f"model.induction_heads={count}: must be at most the {most} heads of keys")
 
     @property
     def kind(self) -> str:
@@ -206,53 +162,49 @@ class DecoderConfig:
         keys = replace(self.keys, landmark="token", bias=False)
         return replace(self, landmarks=None, keys=keys, options={})
 
+    def _settings(self) -> Iterator[tuple[str, Field, Any]]:
+        """All settings but options: the name on the command line and in files, the field, and the value."""
+        for group in (self, *(getattr(self, name) for name in _GROUPS)):
+            for item in fields(group) if group is not None else ():
+                if item.name not in (*_GROUPS, "options"):
+                    yield _flat_name(item), item, getattr(group, item.name)
+
     def to_flat(self) -> dict[str, Any]:
-        """The configuration by the names of the settings, as config.json has it."""
-        flat: dict[str, Any] = {"kind": self.kind}
-        for item in fields(self):
-            if item.name not in (*_GROUPS, "options"):
-                flat[item.name] = getattr(self, item.name)
-        for name, (group, own) in _GROUPED.items():
-            of_group = getattr(self, group)
-            flat[name] = _WITHOUT.get(name) if of_group is None else getattr(of_group, own)
-        return flat | self.options
+        """The settings other than the defaults by their names, as config.json has them."""
+        changed = {name: value for name, item, value in self._settings() if value != item.default}
+        return {"kind": self.kind} | changed | self.options
 
     @classmethod
-    def from_flat(cls, values: Mapping[str, Any], where: str = "model") -> DecoderConfig:
+    def from_flat(cls, values: Mapping[str, Any]) -> DecoderConfig:
         """The configuration of settings by their names; those of other kinds of model have no effect.
 
-        where: what they are of, for messages. Raises UserError for a kind without what it needs, for an unknown name,
-        and for a removed setting with an effect.
+        Raises UserError for a kind without what it needs. A name that is none here is an option.
         """
-        check_retired(values, where)
-        flat = {name: x for name, x in without_retired(values).items() if name not in _UNUSED or x != _UNUSED[name]}
-        kind = flat.pop("kind", None)
+        kind = values.get("kind")
         if kind not in KINDS:
             raise UserError(f"model.kind={kind}: must be one of {', '.join(KINDS)}")
+        flat = {name: value for name, value in values.items() if name != "kind" and value is not None}
         arguments: dict[str, Any] = {}
-        for group, of_group in _GROUPS.items():
-            own = {item: flat.pop(name) for name, (its, item) in _GROUPED.items() if its == group and name in flat}
-            if group in _OF_KIND.values() and group != _OF_KIND.get(kind):
+        for name, group in _GROUPS.items():
+            of_group = {_flat_name(item): item for item in fields(group)}
+            given = {item.name: flat.pop(key) for key, item in of_group.items() if key in flat}
+            if name in _OF_KIND.values() and name != _OF_KIND.get(kind):
                 continue
-            missing = [name for name, (its, item) in _GROUPED.items() if its == group and own.get(item) is None]
-            if needed := [name for name in missing if name in ("landmark_id", "block_size", "window", "cache")]:
-                raise UserError(f"model.{needed[0]}=null: a {kind} model needs it")
-            arguments[group] = of_group(**{item: value for item, value in own.items() if value is not None})
-        own_names = [item.name for item in fields(cls)]
-        arguments |= {name: flat.pop(name) for name in own_names if name in flat and name != "options"}
-        return cls(**arguments, options={name: value for name, value in flat.items() if value is not None})
+            for key, item in of_group.items():
+                if item.default is MISSING and item.name not in given:
+                    raise UserError(f"model.{key}=null: a {kind} model needs it")
+            arguments[name] = group(**given)
+        arguments |= {item.name: flat.pop(item.name) for item in fields(cls) if item.name in flat}
+        return cls(**arguments, options=flat)
 
     def fingerprint(self) -> str:
-        """The part of a saved memory's identity that the configuration is; it must never change."""
-        flat = self.to_flat() | {"backend": "auto"}
-        return f"DecoderConfig({', '.join(f'{name}={flat[name]!r}' for name in _IN_FINGERPRINT)})"
+        """The part of a saved memory's identity that the configuration is."""
+        return json.dumps(replace(self, backend="auto", architecture=None).to_flat(), sort_keys=True)
 
 
-_IN_FINGERPRINT = (
-    *("kind", "vocab_size", "num_layers", "num_heads", "head_dim", "mlp_dim", "num_kv_heads", "landmark_id"),
-    *("block_size", "window", "cache", "rope_base", "backend", "cmt", "key_offset", "rotary_fraction", "landmark_key"),
-    *("landmark_bias", "qk_norm", "initialisation"),
-)
+def _flat_name(item: Field) -> str:
+    """The name of a group's field on the command line and in files."""
+    return item.metadata.get("key", item.name)
 
 
 class Vocabulary(Protocol):
@@ -264,41 +216,29 @@ class Vocabulary(Protocol):
     def landmark(self) -> int: ...
 
 
-def decoder_config(model: ModelConfig, tokenizer: Vocabulary, cmt: bool = False) -> DecoderConfig:
-    """The configuration of the decoder that the config group `model` and a tokenizer describe.
-
-    A landmark model that is not trained (`as_is`) reads without landmarks.
-
-    cmt: whether it has a context miss token. Settings of other kinds of model are left out. Raises UserError as
-    `DecoderConfig` does.
-    """
-    if cmt and model.kind != "landmark":
-        raise UserError(f"cmt=on: model={model.kind} has no landmarks that a context miss token could control")
-    of_other_models = ("family", "name", "as_is", "dtype", "lora_rank")
-    values = {item.name: getattr(model, item.name) for item in fields(model) if item.name not in of_other_models}
-    values |= {"vocab_size": tokenizer.vocab_size, "landmark_id": tokenizer.landmark, "cmt": cmt}
-    if model.kind != "landmark":
-        values |= {"landmark_key": None, "landmark_bias": None}
-    config = DecoderConfig.from_flat(values)
-    if model.as_is and config.landmarks is not None:
-        return replace(config, landmarks=replace(config.landmarks, token=None))
-    return config
-
-
 class _AnyVocabulary(NamedTuple):
     vocab_size: int = 1
     landmark: int = 0
 
 
-def check_decoder(model: ModelConfig, cmt: bool = False) -> DecoderConfig:
-    """`decoder_config` without a tokenizer, to check the settings: the vocabulary is a placeholder.
+def decoder_config(model: ModelConfig, tokenizer: Vocabulary | None = None, cmt: bool = False) -> DecoderConfig:
+    """The configuration of the decoder that the config group `model` and a tokenizer describe.
 
-    Raises UserError as `DecoderConfig` does, and for an option of our decoder in a model of transformers.
+    Settings of other kinds of model are left out. A landmark model that is not trained (`as_is`) has no landmarks.
+
+    tokenizer: None: any, to check the settings. cmt: whether the model has a context miss token. Raises UserError as
+    `DecoderConfig` does.
     """
-    if model.name is not None or model.family is not None:
-        own = (*_GROUPED.keys() - {"block_size", "window", "cache", "rope_base"}, "num_kv_heads")
-        options = [item.name for item in fields(model) if item.metadata.get("extension")]
-        for name in (*sorted(name for name in own if hasattr(model, name)), *options):
-            if (value := getattr(model, name)) is not None:
-                raise UserError(f"model.{name}={value}: is for our decoder, not models of transformers")
-    return decoder_config(model, _AnyVocabulary(), cmt)
+    if cmt and model.kind != "landmark":
+        raise UserError(f"cmt=on: model={model.kind} has no landmarks that a context miss token could control")
+    tokenizer = tokenizer or _AnyVocabulary()
+    values: dict[str, Any] = {"vocab_size": tokenizer.vocab_size, "landmark_id": tokenizer.landmark, "cmt": cmt}
+    for item in fields(model):
+        value, said = getattr(model, item.name), item.metadata
+        is_none = said.get("kind", model.kind) != model.kind or (said.get("extension") and not value)
+        if not is_none and item.name not in ("family", "name", "as_is", "dtype", "lora_rank"):
+            values[item.name] = value
+    config = DecoderConfig.from_flat(values)
+    if model.as_is and config.landmarks is not None:
+        return replace(config, landmarks=replace(config.landmarks, token=None))
+    return config

@@ -9,12 +9,13 @@ import logging
 import os
 from argparse import Namespace
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 
-from landmark.config.schema import Config, to_dict
+from landmark.config.schema import Config
 from landmark.utils.errors import UserError
 from landmark.utils.nested import flat
 
@@ -53,7 +54,7 @@ def _mlflow(config: Config, folder: Path) -> Logger:
     found = client.search_runs([experiment], f"attributes.run_name = '{folder.name}'")
     run = (found[0] if found else client.create_run(experiment, run_name=folder.name)).info.run_id
     if not found:
-        for key, value in flat(to_dict(config)).items():
+        for key, value in flat(asdict(config)).items():
             client.log_param(run, key, value)
 
     def log(metrics: Mapping[str, float], step: int | None) -> None:
@@ -74,7 +75,7 @@ def _trackio(config: Config, folder: Path) -> Logger:
         run = trackio.init(
             config.logger.project,
             name=folder.name,
-            config=to_dict(config),
+            config=asdict(config),
             resume="allow",
             auto_log_cpu=False,
             auto_log_gpu=False,

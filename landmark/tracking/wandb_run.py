@@ -9,11 +9,12 @@ import netrc
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlparse
 
-from landmark.config.schema import Config, LoggerConfig, to_dict
+from landmark.config.schema import Config, LoggerConfig
 from landmark.utils.source_tree import commit
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ def _init(config: Config, chosen_mode: str, settings: dict[str, Any]) -> "Run":
         resume="allow",
         reinit="create_new",
         mode=chosen_mode,  # pyright: ignore[reportArgumentType]
-        config=to_dict(config) | {"commit": commit()},
+        config=asdict(config) | {"commit": commit()},
         settings=wandb.Settings(
             silent=True,
             console="off",

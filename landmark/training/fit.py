@@ -15,7 +15,6 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.profilers import AdvancedProfiler, PyTorchProfiler, SimpleProfiler
 
-from landmark.config.extensions import hook
 from landmark.data.datamodule import WindowDataModule
 from landmark.models import checkpoint as weights
 from landmark.training.checkpointing import AtomicCheckpointIO, CheckpointCallback, Interruption, find_checkpoint
@@ -25,6 +24,7 @@ from landmark.training.metrics_csv_logger import MetricsCsvLogger
 from landmark.training.progress_callback import ProgressCallback
 from landmark.training.sharding import gathered, strategy
 from landmark.utils.errors import UserError
+from landmark.utils.extensions import hook
 from landmark.utils.files import discard_hashes, write_hashes
 from landmark.utils.flops import flops_per_token, peak_flops, training_keys
 from landmark.utils.hardware import reset_peak_memory

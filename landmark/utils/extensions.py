@@ -1,10 +1,24 @@
-"""Extensions: those of the package (`landmark.extensions`), and one's own, each a file.
+"""Extensions: those of the package (`landmark.extensions`), and one's own, each a file. Loads no torch.
 
 A corpus of one's own is docs/add_a_corpus.md, a model docs/add_a_model.md.
+
+An extension of the package declares the settings that it reads, fields of the schema with `extension=True`. It may
+have these functions:
+
+- `check(config)`: raises UserError where settings do not fit it.
+- `resolved(config)`: the configuration with settings filled in that null stands for.
+- `row_settings(config)`: a part of a row's identity.
+- `window_data(config, tokenizer)`: changes batches of windows, by `of_step(batch, seed, step, indices)` in training and
+  `of_validation(batch, windows)`.
+- `losses(model, batch)`: of a training batch, in place of the model's `window_losses`.
+- `keys_per_query(length)`: mean number of keys that a query attends to in a window or text of so many tokens.
+- `evaluate(model, stream, tokenizer, config, progress)`: in place of perplexity.
 """
 
 import pkgutil
 import sys
+from collections.abc import Callable
+from dataclasses import fields
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -52,4 +66,24 @@ def extension_with(setting: str) -> Any:
         module = import_module(f"{package.__name__}.{found.name}")
         if setting in module.SETTINGS:
             return module
-    raise UserError(f"{setting}: no module of landmark/extensions has this setting, leave it at null")
+    raise UserError(f"{setting}: there is no such setting; experiments/tried.md has those that were removed")
+
+
+def hooks(config: Any, name: str) -> list[Callable[..., Any]]:
+    """The functions of this name of the extensions whose settings are set.
+
+    Raises UserError where there is no extension with a setting.
+    """
+    modules = []
+    for group in ("model", "train"):
+        settings = getattr(config, group)
+        for item in fields(settings):
+            if item.metadata.get("extension") and getattr(settings, item.name):
+                module = extension_with(f"{group}.{item.name}")
+                modules += [] if module in modules else [module]
+    return [getattr(module, name) for module in modules if hasattr(module, name)]
+
+
+def hook(config: Any, name: str, usual: Callable[..., Any]) -> Callable[..., Any]:
+    """The function of this name of an extension whose setting is set; `usual` where there is none."""
+    return [usual, *hooks(config, name)][-1]

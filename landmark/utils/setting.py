@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, field
 from typing import Any
 
 from landmark.utils.errors import UserError
 
-_BOUNDS = {  # words of a bound, and whether a value is within it
-    "least": ("at least", lambda value, bound: value >= bound),
-    "above": ("above", lambda value, bound: value > bound),
-    "most": ("at most", lambda value, bound: value <= bound),
-    "below": ("below", lambda value, bound: value < bound),
+_BOUNDS = {  # words of a bound, and whether a number is within it
+    "least": ("at least", lambda number, bound: number >= bound),
+    "above": ("above", lambda number, bound: number > bound),
+    "most": ("at most", lambda number, bound: number <= bound),
+    "below": ("below", lambda number, bound: number < bound),
 }
+_LARGEST = 2**63 - 1  # of a whole number, which torch and NumPy keep in 64 bits
 
 
 def setting(default: Any = MISSING, **said: Any) -> Any:
@@ -28,15 +30,41 @@ def setting(default: Any = MISSING, **said: Any) -> Any:
 
 
 def check_value(key: str, value: Any, said: Mapping[str, Any]) -> None:
-    """Raise UserError, naming the key, where a value is not as the metadata of its field says."""
+    """Raise UserError, naming the key, for a value that is not as its field's metadata say, or that no computer has."""
     if value is None:
         return
     if (choices := said.get("choices")) and value not in choices:
         raise UserError(f"{key}={value}: must be one of {', '.join(map(str, choices))}")
-    bounds = {name: said[name] for name in _BOUNDS if said.get(name) is not None}
-    for number in (value if isinstance(value, list | tuple) else [value]) if bounds else []:
-        if not isinstance(number, int | float) or isinstance(number, bool):
+    for each in _parts(value):
+        if isinstance(each, float) and not math.isfinite(each):
+            raise UserError(f"{key}={each}: must be a finite number")
+        if isinstance(each, int) and abs(each) > _LARGEST:
+            raise UserError(f"{key}={each}: must be a number of at most 64 bits")
+        if isinstance(each, str) and ("\0" in each or not _is_text(each)):
+            raise UserError(f"{key}={each!a}: must be text in UTF-8")
+    bounds = {name: said[name] for name in _BOUNDS if name in said}
+    must_be = " and ".join(f"{_BOUNDS[name][0]} {bound}" for name, bound in bounds.items())
+    if bounds and value in ([], ()):
+        raise UserError(f"{key}={value}: must have one number or more, {must_be}")
+    for each in _parts(value) if bounds else ():
+        if not isinstance(each, int | float) or isinstance(each, bool):
             raise UserError(f"{key}={value!r}: must be a number")
-        if not all(_BOUNDS[name][1](number, bound) for name, bound in bounds.items()):
-            must_be = " and ".join(f"{_BOUNDS[name][0]} {bound}" for name, bound in bounds.items())
+        if not all(_BOUNDS[name][1](each, bound) for name, bound in bounds.items()):
             raise UserError(f"{key}={value}: must be {must_be}")
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    """The numbers and texts of a value."""
+    if isinstance(value, Mapping | list | tuple):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from _parts(each)
+    else:
+        yield value
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

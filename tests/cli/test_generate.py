@@ -10,7 +10,7 @@ from landmark.cli import main as app
 from landmark.config import to_config
 from landmark.data import load_tokenizer
 from landmark.models import Decoder, save
-from landmark.models.sampling import Sampling
+from landmark.models.language_model import Sampling
 from landmark.utils.errors import UserError
 from landmark.utils.files import write_json
 from tests.configurations import compose_conf, decoder_config

@@ -3,7 +3,8 @@ from dataclasses import replace
 import pytest
 
 from landmark.config.rows import is_part, select, spread
-from landmark.config.schema import Config, GridConfig, from_dict, to_config
+from landmark.config.saved import from_saved
+from landmark.config.schema import GridConfig, to_config
 from landmark.experiment.checks import check
 from landmark.utils.errors import UserError
 
@@ -220,7 +221,7 @@ def test_a_row_starts_from_the_run_of_another(composer):
     overrides = ["+experiment=figure3_finetune", "size=nano", "tokenizer=bytes", "seeds=[3,4]"]
     rows = {row.name: row for row in select(to_config(composer(overrides)), overrides, composer, check)}
     for one in rows["finetuned_512"].configs:
-        base = from_dict(Config, one.start_run)
+        base = from_saved(one.start_run)
         assert (base.model.kind, one.model.kind, base.seed) == ("transformer", "landmark", one.seed)
         assert base.train.steps != one.train.steps
     assert all(one.start_run is None for one in rows["base_512"].configs)
@@ -251,7 +252,7 @@ def test_a_model_that_is_not_trained_reads_the_run_of_another_row(composer):
     config = to_config(composer(given))
     rows = {row.name: row.configs[0] for row in select(config, given, composer, check)}
     for name in ("passkey-tuned_4096", "passkey-tuned-dense_4096"):
-        base = from_dict(Config, rows[name].start_run)
+        base = from_saved(rows[name].start_run)
         assert (base.model.as_is, base.model.lora_rank, rows[name].model.as_is) == (False, 16, True)
     assert rows["passkey-blocks_4096"].start_run is None
     wrong = {

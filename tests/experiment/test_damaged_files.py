@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from landmark.config.trained_with import trained_with
+from landmark.config.saved import trained_with
 from landmark.experiment.jobs import read_run
 from landmark.utils.errors import UserError
 from landmark.utils.files import read_json

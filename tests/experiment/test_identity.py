@@ -23,7 +23,7 @@ def row_id(config, run="r", stream="s"):
         *("cmt=on", "positions=jumps", "model.architecture=mine", "data.repeats=[0.5]"),
         *("model.key_offset=0.5", "model.rotary_fraction=0.5", "model.landmark_key=mean", "model.landmark_bias=true"),
         *("model.qk_norm=true", "model.initialisation=fan_in", "train.optimizer=muon", "train.muon_lr=1e-2"),
-        *("train.k=[2,4]", "model.induction_heads=1", "model.joint_softmax=0.5"),
+        *("train.k=[2,4]", "model.induction_heads=1", "model.alpha=0.5"),
         *("model.fan_out=4", "model.masked=true"),
     ],
 )
@@ -37,7 +37,7 @@ def test_what_decides_the_weights_makes_another_run(configure, override):
         *("train.micro_batch=2", "train.checkpoint_every=9", "train.validate_every=9", "train.log_every=9"),
         *("trainer=cpu", "logger=csv", "data.path=/elsewhere", "data.workers=1", "output=elsewhere"),
         *("model.backend=reference", "eval.length=300", "retrieval.k=1", "memory.blocks=9", "cmt.cutoff=0.5"),
-        *("positions.mapping=true", "model.joint_softmax=0"),
+        *("positions.mapping=true", "model.alpha=0"),
         *("tokenizer.file=x", "name=y", "train.validate_batches=3"),
     ],
 )

@@ -18,7 +18,7 @@ from landmark.experiment.identity import row_settings, run_settings
 from landmark.extensions.masked_lm.attention import landmark_attention_both_ways
 from landmark.extensions.masked_lm.evaluation import evaluate_masked
 from landmark.extensions.masked_lm.tokens import SHARE, MaskedTokens, masked_tokens
-from landmark.models.architecture import new_decoder
+from landmark.models.checkpoint import new_decoder
 from landmark.models.config import DecoderConfig
 from landmark.models.decoder import Block
 from landmark.utils.constants import NO_LOSS

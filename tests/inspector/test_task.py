@@ -10,7 +10,7 @@ import pytest
 
 from landmark.cli import main as app
 from landmark.config import to_config
-from landmark.config.trained_with import write_launch
+from landmark.config.saved import write_launch
 from landmark.inspector.trace import trace_retrieval
 from landmark.models import save
 from landmark.utils.errors import UserError

@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 import pytest
 
 from landmark.config.schema import ModelConfig
-from landmark.models.config import DecoderConfig, check_decoder
+from landmark.models.config import DecoderConfig, decoder_config
 from landmark.utils.errors import UserError
 
 SHAPE = {"num_layers": 2, "num_heads": 2, "head_dim": 8, "mlp_dim": 32}
@@ -18,7 +18,7 @@ MODEL = ModelConfig("transformer", **SHAPE)
         ({"kind": "mamba"}, "model.kind=mamba: must be one of transformer, landmark, transformer_xl"),
         ({"kind": "landmark"}, "model.block_size=null: a landmark model needs it"),
         ({"kind": "landmark", "block_size": 0}, "model.block_size=0: must be at least 1"),
-        ({"kind": "landmark", "block_size": 5, "joint_softmax": 1.5}, "model.joint_softmax=1.5: must be from 0 to 1"),
+        ({"kind": "landmark", "block_size": 5, "alpha": 1.5}, "model.alpha=1.5: must be at least 0 and at most 1"),
         ({"kind": "landmark", "block_size": 5, "landmark_key": "pooled"}, "model.landmark_key=pooled: must be one of"),
         ({"kind": "landmark", "block_size": 5, "landmark_bias": True}, "needs a channel that does not turn"),
         ({"kind": "transformer_xl", "window": 8}, "model.cache=null: a transformer_xl model needs it"),
@@ -27,33 +27,35 @@ MODEL = ModelConfig("transformer", **SHAPE)
         ({"num_kv_heads": 3}, "does not divide"),
         ({"key_offset": 1.5}, "model.key_offset=1.5"),
         ({"backend": "magic"}, "model.backend=magic: must be one of auto, reference, blockwise, triton"),
-        ({"family": "llama", "key_offset": 0.5}, "model.key_offset=0.5: is for our decoder"),
-        ({"family": "llama", "fan_out": 4}, "model.fan_out=4: is for our decoder"),
     ],
 )
 def test_impossible_models_are_refused(change, message):
     """Before a tokenizer is there, by the names of the settings."""
-    check_decoder(MODEL)
+    decoder_config(MODEL)
     with pytest.raises(UserError, match=message):
-        check_decoder(replace(MODEL, **change))
+        decoder_config(replace(MODEL, **change))
 
 
 def test_settings_of_other_kinds_are_left_out():
-    check_decoder(ModelConfig("transformer", **SHAPE, block_size=0))
+    decoder_config(ModelConfig("transformer", **SHAPE, block_size=0))
     with pytest.raises(UserError, match="model=transformer has no landmarks"):
-        check_decoder(ModelConfig("transformer", **SHAPE), cmt=True)
+        decoder_config(ModelConfig("transformer", **SHAPE), cmt=True)
 
 
-def test_earlier_files_have_true_for_one():
-    flat = {"kind": "landmark", "vocab_size": 20, "landmark_id": 19, "block_size": 3, **SHAPE}
-    earlier, now = (DecoderConfig.from_flat(flat | {"joint_softmax": value}) for value in (True, 1.0))
-    assert earlier == now
-
-
-def test_it_is_flat_on_disk_and_of_few_fields_here():
+def test_files_name_what_is_not_the_default():
     flat = {"kind": "landmark", "vocab_size": 20, "landmark_id": 19, "block_size": 3, "key_offset": 0.5, **SHAPE}
-    config = DecoderConfig.from_flat(flat | {"fan_out": 4, "levels": 2})
+    config = DecoderConfig.from_flat(flat | {"fan_out": 4, "levels": 2, "qk_norm": False, "rope_base": None})
     assert config.options == {"fan_out": 4, "levels": 2}
+    assert config.to_flat() == flat | config.options
     assert DecoderConfig.from_flat(config.to_flat()) == config
-    assert flat.items() <= config.to_flat().items()
     assert len(fields(DecoderConfig)) <= 14
+
+
+def test_a_memory_knows_its_model_by_all_but_the_backend():
+    config = DecoderConfig.from_flat(
+        {"kind": "landmark", "vocab_size": 20, "landmark_id": 19, "block_size": 3, **SHAPE}
+    )
+    same = replace(config, backend="reference"), replace(config, architecture="mine")
+    others = replace(config, options={"fan_out": 4}), replace(config, keys=replace(config.keys, norm=True))
+    assert {each.fingerprint() for each in same} == {config.fingerprint()}
+    assert len({each.fingerprint() for each in (config, *others)}) == 3

@@ -93,7 +93,7 @@ KEYS = all_pairs(
         "landmark_bias": [False, True],
         "qk_norm": [False, True],
         "num_kv_heads": [1, 2],
-        "joint_softmax": [0.0, 0.3, 1.0],
+        "alpha": [0.0, 0.3, 1.0],
         "cmt": [False, True],
     }
 )
@@ -161,7 +161,7 @@ def test_a_generated_token_copies_no_earlier_key():
 @pytest.mark.parametrize("joint", [0.0, 0.5, 1.0])
 def test_blocks_of_equal_scores_weigh_as_much_as_their_tokens(joint):
     """With the bias log ℓ and no key of its own, a landmark makes landmark attention full attention."""
-    keys = {"rotary_fraction": 0.0, "landmark_key": "mean", "landmark_bias": True, "joint_softmax": joint}
+    keys = {"rotary_fraction": 0.0, "landmark_key": "mean", "landmark_bias": True, "alpha": joint}
     model, plain = tiny(changed(LANDMARK, **keys)), tiny(changed(TINY, rotary_fraction=0.0))
     weights = {name: x for name, x in model.state_dict().items() if "bias" not in name}
     for layer in range(2):

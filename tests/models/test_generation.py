@@ -6,7 +6,7 @@ import torch
 from landmark.memory import Memory
 from landmark.memory.settings import GRANULARITIES, MAPPINGS, TIERS
 from landmark.models import Decoder, DecoderConfig
-from landmark.models.sampling import Sampling
+from landmark.models.language_model import Sampling
 from landmark.utils.errors import UserError
 from tests.pairs import all_pairs, name_of
 

@@ -23,7 +23,7 @@ _FIXED = ("granularity", "scorer", "recent", "index", "max_blocks")  # of a memo
 def check(config: Config) -> None:
     """Raise UserError for settings that do not fit groups of landmarks."""
     options = {"fan_out": config.model.fan_out, "levels": config.model.levels}
-    check_model(config.model.kind, config.model.joint_softmax or 0.0, config.model.backend, options)
+    check_model(config.model.kind, config.model.alpha or 0.0, config.model.backend, options)
     check_memory(memory_settings(config))
 
 
@@ -43,7 +43,7 @@ def check_model(kind: str, alpha: float, backend: str, options: Mapping[str, Any
         raise UserError(f"model.fan_out={fan_out}, model.levels={levels}: must be at least 2 and 1")
     if kind != "landmark" or alpha or backend == "triton":
         raise UserError(
-            f"model.fan_out={fan_out}: needs model=landmark, model.joint_softmax=0 and model.backend=auto, "
+            f"model.fan_out={fan_out}: needs model=landmark, model.alpha=0 and model.backend=auto, "
             f"not {kind}, {alpha} and {backend}"
         )
 

@@ -34,7 +34,7 @@ UNPICKLING = (
     "marshal",
 )
 RUNNING = ("eval", "exec", "compile", "yaml.load", "yaml.unsafe_load")
-FROM_PRETRAINED = {"landmark/huggingface/safe_loading.py", "landmark/data/pretrained_tokenizer.py"}
+FROM_PRETRAINED = {"landmark/huggingface/safe_loading.py", "landmark/data/tokenizers.py"}
 
 
 def calls() -> list:

@@ -8,7 +8,7 @@ from landmark.utils.progress import ProgressBar
 
 def run(command: Command) -> None:
     """Write the page and print its path."""
-    from landmark.inspector.task import inspect_text
+    from landmark.inspector.page import inspect_text
 
     config, inputs = command.only_config(), command.runner.inputs
     folder = folder_of(config, inputs)

@@ -6,8 +6,6 @@ the work of both others: for 64 queries) where no mask is needed, and at the edg
 """
 
 import argparse
-import csv
-import io
 import os
 import shlex
 import sys
@@ -22,6 +20,7 @@ from benchmarks import report
 from benchmarks.compiled_kernels import GPUS, Compiled, with_tiles
 from landmark.attention.fused import tuning
 from landmark.attention.fused.tuning import KERNELS, Tiles
+from landmark.utils.data_frames import aligned, csv_text
 from landmark.utils.files import write_atomic
 
 RESULTS = Path(__file__).parent / "results"
@@ -60,7 +59,7 @@ def main(words: Sequence[str]) -> int:
         rows.append(row)
         print(*row.values(), sep="  ", flush=True)
     origin = report.source(shlex.join(["python", "-m", "benchmarks.ahead_of_time", *words]))
-    for kind, text in (("csv", as_csv(rows, origin)), ("md", as_markdown(rows, origin))):
+    for kind, text in (("csv", csv_text([each | origin for each in rows])), ("md", as_markdown(rows, origin))):
         write_atomic(arguments.out / f"{NAME}.{kind}", text)
     return 0
 
@@ -103,23 +102,14 @@ def row(case: Case, kernel: str, tiles: Tiles, made: Compiled) -> dict[str, Any]
     }
 
 
-def as_csv(rows: Sequence[dict[str, Any]], origin: dict[str, str]) -> str:
-    output = io.StringIO()
-    writer = csv.DictWriter(output, [*rows[0], *origin], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(each | origin for each in rows)
-    return output.getvalue()
-
-
 def as_markdown(rows: Sequence[dict[str, Any]], origin: dict[str, str]) -> str:
-    lines = [f"| {' | '.join(rows[0])} |", f"|{'---|' * len(rows[0])}"]
-    lines += [f"| {' | '.join(map(str, each.values()))} |" for each in rows]
+    cells = [list(map(str, each.values())) for each in rows]
     legend = (
         "Default tiles; compiled without a GPU. keys: of a tile, first where no mask is needed. instructions: of a "
         "warp for 64 keys (backward, backward_keys: 64 queries), counted in the machine code of the innermost loop."
     )
     where = f"Made at commit {origin['commit'][:10]} ({origin['versions']}) by `{origin['command']}`."
-    return "\n".join([*lines, "", legend, where]) + "\n"
+    return "\n".join([aligned(rows[0], cells, len(rows[0]), "pipe"), "", legend, where]) + "\n"
 
 
 if __name__ == "__main__":

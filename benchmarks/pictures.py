@@ -4,9 +4,7 @@ from collections.abc import Sequence
 
 from benchmarks import growth, search
 from benchmarks.report import Row
-from landmark.results.figures import drawing
-from landmark.results.figures.marks import Panel, curves, point
-from landmark.results.figures.style import COLOURS, CROSS, DASHED, DOTTED, Look
+from landmark.results.charts import COLOURS, CROSS, DASHED, DOTTED, Look, Panel, curves, png, point
 
 PLAIN, LANDMARK, XL, PER_HEAD = *COLOURS.values(), "#CC79A7"
 LOOKS = {
@@ -27,7 +25,7 @@ LOOKS = {
 def draw(rows: Sequence[Row], title: str) -> bytes:
     """A PNG. Left: time of a chunk. Right: memory kept. All axes are logarithmic."""
     times, kept = ([row for row in rows if row.unit == unit] for unit in ("ms", "MB"))
-    return drawing.png(title, [[_panel("Time of a chunk", times, "ms"), _panel("Keys and values kept", kept, "MB")]])
+    return png(title, [[_panel("Time of a chunk", times, "ms"), _panel("Keys and values kept", kept, "MB")]])
 
 
 def draw_search(rows: Sequence[Row], title: str) -> bytes:
@@ -37,7 +35,7 @@ def draw_search(rows: Sequence[Row], title: str) -> bytes:
         for setting in (search.CHUNK, search.TOKEN, search.RECALL)
     )
     times = [_panel("Search for a chunk", chunk, "ms"), _panel("Search for a token", token, "ms")]
-    return drawing.png(title, [[*times, _panel("Found", found, "share of what a scan finds", logarithmic=False)]])
+    return png(title, [[*times, _panel("Found", found, "share of what a scan finds", logarithmic=False)]])
 
 
 def _panel(title: str, rows: Sequence[Row], unit: str, *, logarithmic: bool = True) -> Panel:

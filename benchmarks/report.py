@@ -1,7 +1,5 @@
 """The rows of a benchmark, as a table, CSV and Markdown."""
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +7,7 @@ from typing import Any
 
 from benchmarks.settings import THREADS
 from benchmarks.timing import Spread, ratios
+from landmark.utils.data_frames import aligned, csv_text
 from landmark.utils.files import write_atomic
 from landmark.utils.hardware import hardware
 
@@ -164,36 +163,24 @@ def gpu_stem() -> str:
 
 
 def as_text(report: Report) -> str:
-    cells = [row.cells() for row in report.rows]
-    widths = [max(len(row[i]) for row in [list(COLUMNS), *cells]) for i in range(len(COLUMNS))]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip()
-        for row in [list(COLUMNS), ["-" * width for width in widths], *cells]
-    ]
-    return "\n".join([*lines, "", _LEGEND, *report.notes]) + "\n"
+    return "\n".join([_table(report, "simple"), "", _LEGEND, *report.notes]) + "\n"
 
 
 def as_markdown(report: Report, origin: Mapping[str, str]) -> str:
-    lines = [f"| {' | '.join(row)} |" for row in [list(COLUMNS), ["---"] * len(COLUMNS)]]
-    lines += [f"| {' | '.join(row.cells())} |" for row in report.rows]
     where = f"Measured at commit {origin['commit'][:10]} on {origin['hardware']} ({origin['versions']})"
-    return "\n".join([*lines, "", _LEGEND, "", *report.notes, f"{where} by `{origin['command']}`."]) + "\n"
+    lines = [_table(report, "pipe"), "", _LEGEND, "", *report.notes, f"{where} by `{origin['command']}`."]
+    return "\n".join(lines) + "\n"
 
 
-def as_csv(report: Report, origin: Mapping[str, str]) -> str:
-    output = io.StringIO()
-    rows = [row.plain() | dict(origin) for row in report.rows]
-    writer = csv.DictWriter(output, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return output.getvalue()
+def _table(report: Report, form: str) -> str:
+    return aligned(COLUMNS, [row.cells() for row in report.rows], len(COLUMNS), form)
 
 
 def write(report: Report, folder: Path, name: str, command: str) -> list[Path]:
     """Write the table as CSV and as Markdown. Returns the paths."""
     origin = source(command)
     paths = [folder / f"{name}.{kind}" for kind in ("csv", "md")]
-    write_atomic(paths[0], as_csv(report, origin))
+    write_atomic(paths[0], csv_text([row.plain() | origin for row in report.rows]))
     write_atomic(paths[1], as_markdown(report, origin))
     return paths
 

@@ -67,7 +67,7 @@ def row_record(config: Config, row: str, perplexity: float, error: float = 0.1) 
             "commit": "0123456789abcdef",
             "versions": {"python": "3.11.7", "torch": "2.13.0", "numpy": None},
             "hardware": {"cpu": "an abacus", "cores": 2},
-            "command": "run.py +experiment=made_up",
+            "command": "python run.py +experiment=made_up",
         },
     }
 

@@ -10,9 +10,8 @@ from pathlib import Path
 
 from benchmarks.gpu.journal import Line, lines_of
 from benchmarks.gpu.kernels import CUDNN, FLASH, FLEX, OURS, PAIR, PASSES
-from landmark.results.figures import drawing
-from landmark.results.figures.marks import beside_names, dot, reference
-from landmark.results.figures.style import COLOURS, Look
+from landmark.results.charts import COLOURS, Look, beside_names, dot, png, reference
+from landmark.utils.data_frames import aligned
 from landmark.utils.files import write_atomic
 
 WINDOWS = re.compile(r"(d=\d+, W=\d+, T=\d+.*), (\w+)")  # of `Shape` and a pass
@@ -86,15 +85,15 @@ def _is_undone(line: Line) -> bool:
 
 
 def _windows(times: Sequence[Line]) -> str:
-    rows = [f"| windows | kernel | {' | '.join(PASSES)} | target |", "| --- " * (len(PASSES) + 3) + "|"]
     found: dict[tuple[str, str], dict[str, Line]] = {}
     for line in times:
         shape, done = WINDOWS.fullmatch(line["setting"]).groups()  # pyright: ignore[reportOptionalMemberAccess]
         found.setdefault((shape, line["measured"]), {})[done] = line
+    rows = []
     for (shape, measured), passes in found.items():
         cells = [f"{x['ratio'][0]:.2f} ({x['device_ms'][0]:.2f} ms, {x['tflops']:.0f})" for x in passes.values()]
-        rows.append(f"| {shape} | {measured} | {' | '.join(cells)} | {_target(passes.get('both', {}))} |")
-    return "\n".join(rows)
+        rows.append([shape, measured, *cells, _target(passes.get("both", {}))])
+    return aligned(["windows", "kernel", *PASSES, "target"], rows, len(PASSES) + 3, "pipe")
 
 
 def _target(line: Line) -> str:
@@ -102,15 +101,12 @@ def _target(line: Line) -> str:
 
 
 def _others(times: Sequence[Line]) -> str:
-    rows = ["| setting | measured | device | host | ratio | of | target |", "| --- " * 7 + "|"]
+    titles = ["setting", "measured", "device", "host", "ratio", "of", "target"]
+    rows = []
     for line in times:
-        device, host = (f"{line[name][0]:.3g}" for name in ("device_ms", "host_ms"))
-        ratio = f"{line['ratio'][0]:.3g}"
-        rows.append(
-            f"| {line['setting']} | {line['measured']} | {device} | {host} | {ratio} | {line['against']} "
-            f"| {_target(line)} |"
-        )
-    return "\n".join(rows)
+        device, host, ratio = (f"{line[name][0]:.3g}" for name in ("device_ms", "host_ms", "ratio"))
+        rows.append([line["setting"], line["measured"], device, host, ratio, line["against"], _target(line)])
+    return aligned(titles, rows, len(titles), "pipe")
 
 
 def as_picture(lines: Sequence[Line]) -> bytes:
@@ -126,7 +122,7 @@ def as_picture(lines: Sequence[Line]) -> bytes:
     names = list(dict.fromkeys(line["setting"].removesuffix(", both") for line in both))
     x = {"title": "time of flash SDPA = 1", "scale": {"zero": True}}
     panel = beside_names("forward and backward", points, looks, names, x, below=[reference(x=1)])
-    return drawing.png(f"Attention of training windows on one {gpu}, bfloat16", [[panel]])
+    return png(f"Attention of training windows on one {gpu}, bfloat16", [[panel]])
 
 
 if __name__ == "__main__":

@@ -1,8 +1,6 @@
 """Kill tables at random moments: `python -m benchmarks.survival --kills 50`."""
 
 import argparse
-import csv
-import io
 import random
 import shlex
 import sys
@@ -16,6 +14,7 @@ from tqdm import tqdm
 from benchmarks.survival.soak import ROUND, Kill, killed_table, undisturbed
 from benchmarks.survival.victim import STAGES
 from landmark.experiment.records import provenance
+from landmark.utils.data_frames import aligned, csv_text
 from landmark.utils.files import write_atomic
 from landmark.utils.hardware import hardware
 
@@ -69,30 +68,27 @@ def lost(kills: Sequence[Kill], differing: Sequence[Sequence[str]]) -> bool:
 
 
 def as_csv(kills: Sequence[Kill], command: str) -> str:
-    found, output = provenance(), io.StringIO()
+    found = provenance()
     origin = {"commit": found["commit"], "command": command, "time": found["time"]}
-    rows = [{"kill": number} | asdict(kill) | origin for number, kill in enumerate(kills, 1)]
-    writer = csv.DictWriter(output, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return output.getvalue()
+    return csv_text([{"kill": number} | asdict(kill) | origin for number, kill in enumerate(kills, 1)])
 
 
 def as_markdown(kills: Sequence[Kill], differing: Sequence[Sequence[str]], command: str) -> str:
     """A table of the kills by stage, and the losses."""
     found = provenance()
-    lines = ["| killed in | kills | seconds after the start | wrong records | locks held | temporary files left |"]
-    lines += ["|---|---:|---:|---:|---:|---:|"]
+    titles = ["killed in", "kills", "seconds after the start", "wrong records", "locks held", "temporary files left"]
+    rows = []
     for stage in [*STAGES, "between stages"]:
         if those := [kill for kill in kills if kill.stage == stage]:
             spread = f"{min(kill.seconds for kill in those):.1f} to {max(kill.seconds for kill in those):.1f}"
-            counts = (sum(k.wrong_records for k in those), sum(k.locks_held for k in those))
-            lines.append(
-                f"| {stage} | {len(those)} | {spread} | {counts[0]} | {counts[1]} "
-                f"| {sum(kill.temporary_files for kill in those)} |"
-            )
+            left = zip(*((kill.wrong_records, kill.locks_held, kill.temporary_files) for kill in those))
+            rows.append([stage, str(len(those)), spread, *(str(sum(each)) for each in left)])
     same = sum(not each for each in differing)
-    lines += ["", f"{len(kills)} kills of {len(differing)} tables; {same} of them ended as the undisturbed one, bit"]
+    lines = [
+        aligned(titles, rows, 1, "pipe"),
+        "",
+        f"{len(kills)} kills of {len(differing)} tables; {same} of them ended as the undisturbed one, bit",
+    ]
     lines[-1] += " for bit: tokens, weights, metrics, records and table, except timings; nothing else was left."
     lines += [f"- table {number}: {', '.join(each)}" for number, each in enumerate(differing, 1) if each]
     versions = ", ".join(f"{name} {found['versions'][name]}" for name in ("python", "torch"))

@@ -19,7 +19,7 @@ from landmark.experiment.launches import Launch, launched
 from landmark.experiment.named_runs import with_settings_of_run
 from landmark.experiment.records import Contents
 from landmark.experiment.runner import Runner
-from landmark.results.figures import check_figure
+from landmark.results.tables import check_figure
 from landmark.utils.errors import UserError
 
 _OF_A_TASK = ("task", "output", "logger", "trainer")

@@ -15,13 +15,13 @@ from omegaconf import OmegaConf
 
 from landmark.config.schema import PanelConfig
 from landmark.results.columns import COLUMNS, TableRow
-from landmark.results.figures import draw
 from landmark.results.tables import Table
 from landmark.utils.errors import UserError
 from landmark.utils.files import write_atomic
+from landmark.utils.measured import kind_of
 from landmark.utils.source_tree import CONF
 
-OF_RECORDS = ("copying", "heatmap", "unique_blocks")  # figures that a CSV is not enough for
+OF_RECORDS = ("heatmap", "unique_blocks")  # figures that a CSV is not enough for
 
 
 def read(path: Path) -> Table:
@@ -52,18 +52,22 @@ def read(path: Path) -> Table:
 
 def redraw(path: Path) -> Path | None:
     """Write the picture of a CSV beside it. Returns its path, or None for a picture that needs the records."""
+    from landmark.results import figures
+
     table = read(path)
-    if not table.panels and table.figure in OF_RECORDS:
+    if not table.panels and (table.figure in OF_RECORDS or any(row.second_copy is not None for row in table.rows)):
         return None
     picture = path.with_suffix(".png")
-    write_atomic(picture, draw(table))
+    write_atomic(picture, figures.draw(table))
     return picture
 
 
 def _row(line: dict[str, str]) -> TableRow:
     """Columns of later versions are empty in earlier files."""
+    known = {key: text for key, text in line.items() if text}
     kinds = get_type_hints(TableRow)
-    return TableRow(**{key: _parsed(line.get(key, ""), kinds[key]) for key in COLUMNS})
+    values = {"measured": kind_of(known)} | known
+    return TableRow(**{key: _parsed(values.get(key, ""), kinds[key]) for key in COLUMNS})
 
 
 def _parsed(text: str, kind: Any) -> Any:

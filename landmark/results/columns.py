@@ -1,15 +1,129 @@
 """The columns of a table. Each is a field of `TableRow`, and holds all that the text, the CSV and the page say of it.
 
 The CSV has every field, in this order. The text has the fields with a title, by their group and then in this order.
+The value of a column is made from the records of a row, one for each seed.
 """
 
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from landmark.results import reducers
-from landmark.results.reducers import Reducer, Source, mean, printed, provenance, setting
 from landmark.utils.measured import TEXT, kind_of
+from landmark.utils.significance import Difference
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Source:
+    """The values that a row is made of.
+
+    records: one per seed. printed: the paper's row with these settings, or nothing. against: the row with which this
+    one is compared. difference: from that row, paired on the same text; None where the texts differ.
+    """
+
+    name: str
+    records: Sequence[Record]
+    printed: dict[str, str]
+    against: str
+    difference: Difference | None
+
+    def results(self, *keys: str) -> list[Any]:
+        """A result of every seed, which these keys lead to; None where it is missing."""
+        found: list[Any] = [record["results"] for record in self.records]
+        for key in keys:
+            found = [None if each is None else each.get(key) for each in found]
+        return found
+
+    def mean(self, *keys: str) -> float | None:
+        """The mean of a result over seeds; None where a seed lacks it."""
+        found = self.results(*keys)
+        return None if None in found else statistics.fmean(found)
+
+    def deviation(self, *keys: str) -> float | None:
+        """The standard deviation of a result over seeds; None where there is one, or a seed lacks the result."""
+        found = self.results(*keys)
+        return None if None in found or len(found) == 1 else statistics.stdev(found)
+
+
+Reducer = Callable[[Source], Any]
+
+
+def setting(key: str) -> Reducer:
+    """A setting, the same for all seeds."""
+    return lambda source: source.records[0]["settings"].get(key)
+
+
+def mean(*keys: str) -> Reducer:
+    return lambda source: source.mean(*keys)
+
+
+def spread_of(key: str) -> Reducer:
+    """Standard error of a result over segments (one seed), or its standard deviation over seeds."""
+    return lambda source: source.results(f"{key}_se")[0] if len(source.records) == 1 else source.deviation(key)
+
+
+def bound_of(share: str, bound: str, sign: int) -> Reducer:
+    """A bound of a share as the record of one seed has it; of several the mean and a standard deviation either way."""
+
+    def reduce(source: Source) -> float | None:
+        mean, deviation = source.mean(share), source.deviation(share)
+        if mean is None or deviation is None:
+            return source.mean(bound)
+        return min(1.0, max(0.0, mean + sign * deviation))
+
+    return reduce
+
+
+def interval_of(key: str) -> Reducer:
+    """As the record of one seed has it."""
+
+    def reduce(source: Source) -> tuple[float, float] | None:
+        interval = source.results(f"{key}_interval")[0]
+        return None if interval is None or len(source.records) > 1 else (interval[0], interval[1])
+
+    return reduce
+
+
+def rank_of(source: Source) -> float | None:
+    """Median over the texts of all seeds."""
+    ranks = [rank for seed in source.results("ranks") for rank in seed or []]
+    return statistics.median(ranks) if ranks else None
+
+
+def off_device(reduce: Reducer) -> Reducer:
+    """Only of rows whose blocks were kept on another tier than the device."""
+    return lambda source: None if None in source.results("memory", "cache_hits") else reduce(source)
+
+
+def share_of_searching(source: Source) -> float:
+    """Share of the time that the search for blocks took."""
+    shares = zip(source.results("memory", "seconds_searching"), source.results("seconds"), strict=True)
+    return statistics.fmean(searching / seconds for searching, seconds in shares)
+
+
+def printed(key: str, kind: type) -> Reducer:
+    """A number of the paper's."""
+    return lambda source: kind(text) if (text := source.printed.get(key)) else None
+
+
+def provenance(key: str) -> Reducer:
+    """Where the first seed's record was made."""
+    return lambda source: provenance_of(source.records[0])[key]
+
+
+def provenance_of(record: Record) -> dict[str, str]:
+    """Commit, hardware, versions and command of a record, as texts."""
+    made = record["provenance"]
+    hardware, versions = made["hardware"], made["versions"]
+    cores = f"{hardware['cores']} core{'' if hardware['cores'] == 1 else 's'}"
+    return {
+        "commit": (made["commit"] or "unknown")[:10],
+        "hardware": ", ".join([*hardware.get("gpus", []), f"{hardware['cpu']}, {cores}"]),
+        "versions": ", ".join(f"{name} {versions[name]}" for name in ("python", "torch") if versions.get(name)),
+        "command": made["command"],
+    }
 
 
 @dataclass(frozen=True)
@@ -124,7 +238,7 @@ class TableRow:
         "measured here on text, ± standard error over segments, or standard deviation over seeds",
         _perplexity,
     )
-    spread: float | None = column(reducers.spread("perplexity"))  # of the perplexity, over segments or seeds
+    spread: float | None = column(spread_of("perplexity"))  # of the perplexity, over segments or seeds
     paper: float | None = column(printed("perplexity_paper", float), "paper", "perplexity in the paper", ".2f")
     poster: float | None = column(
         printed("perplexity_poster", float), "poster", "perplexity on the paper's poster", ".2f"
@@ -139,26 +253,26 @@ class TableRow:
     )
     difference_error: float | None = column(lambda row: row.difference and row.difference.error)
     first_copy: float | None = _copy("first")
-    first_copy_spread: float | None = column(reducers.spread("first_copy"))
+    first_copy_spread: float | None = column(spread_of("first_copy"))
     second_copy: float | None = _copy("second")
-    second_copy_spread: float | None = column(reducers.spread("second_copy"))
+    second_copy_spread: float | None = column(spread_of("second_copy"))
     recall: float | None = column(
         mean("recall"), "recall", "values recalled of random pairs of tokens, in brackets the 95 % interval", _recalled
     )
-    recall_low: float | None = column(reducers.share_bound("recall", "recall_low", -1))
-    recall_high: float | None = column(reducers.share_bound("recall", "recall_high", 1))
+    recall_low: float | None = column(bound_of("recall", "recall_low", -1))
+    recall_high: float | None = column(bound_of("recall", "recall_high", 1))
     accuracy: float | None = column(
         mean("accuracy"), "accuracy", "prompts answered, in brackets the 95 % interval", _accuracy, group=3
     )
-    accuracy_low: float | None = column(reducers.share_bound("accuracy", "accuracy_low", -1))
-    accuracy_high: float | None = column(reducers.share_bound("accuracy", "accuracy_high", 1))
+    accuracy_low: float | None = column(bound_of("accuracy", "accuracy_low", -1))
+    accuracy_high: float | None = column(bound_of("accuracy", "accuracy_high", 1))
     prompts: int | None = column(lambda row: row.results("prompts")[0])
     recall_at_1: float | None = _recall(1, "texts whose place is ranked first")
-    recall_at_1_interval: tuple[float, float] | None = column(reducers.recall_interval("recall_at_1"))
+    recall_at_1_interval: tuple[float, float] | None = column(interval_of("recall_at_1"))
     recall_at_10: float | None = _recall(10, "texts whose place is among the first ten")
-    recall_at_10_interval: tuple[float, float] | None = column(reducers.recall_interval("recall_at_10"))
+    recall_at_10_interval: tuple[float, float] | None = column(interval_of("recall_at_10"))
     median_rank: float | None = column(
-        reducers.median_rank, "median rank", "rank of the place, median over the texts of all seeds", ",.0f", group=3
+        rank_of, "median rank", "rank of the place, median over the texts of all seeds", ",.0f", group=3
     )
     distinct_blocks: float | None = column(
         mean("retrieval", "distinct_blocks"),
@@ -186,21 +300,24 @@ class TableRow:
     seconds: float | None = column(mean("seconds"))
     peak_memory_bytes: float | None = column(mean("peak_memory_bytes"))
     resident_bytes: float | None = column(
-        reducers.off_device(mean("peak_memory_bytes")),
+        off_device(mean("peak_memory_bytes")),
         "peak, MB",
         "most memory of the process, where blocks are kept off the device, megabytes",
         lambda count, _: f"{count / 1e6:,.0f}",
         group=4,
     )
     searching: float | None = column(
-        reducers.off_device(reducers.searching),
+        off_device(share_of_searching),
         "searching",
         "share of the time that the search for blocks took, where they are kept off the device",
         _percent,
         group=3,
     )
     cutoff: str | None = column(
-        reducers.cutoff, "cutoff", "cutoff of the context miss token, one for all layers or [one for each]", group=2
+        lambda row: None if (found := setting("cmt_cutoff")(row)) is None else str(found),
+        "cutoff",
+        "cutoff of the context miss token, one for all layers or [one for each]",
+        group=2,
     )
     drop_rate: float | None = column(
         mean("memory", "drop_rate"),
@@ -209,7 +326,7 @@ class TableRow:
         _drop_rate,
         group=2,
     )
-    drop_rate_spread: float | None = column(reducers.drop_rate_spread)
+    drop_rate_spread: float | None = column(lambda row: row.deviation("memory", "drop_rate"))
     drop_rate_paper: float | None = column(
         printed("drop_rate_paper", float),
         "dropped, paper",

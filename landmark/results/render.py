@@ -1,18 +1,15 @@
 """A table for the terminal, as Markdown and as CSV."""
 
-import csv
-import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from landmark.results.columns import COLUMNS, TableRow
-from landmark.results.figures import draw, draw_positions
 from landmark.results.tables import Table
+from landmark.utils.data_frames import aligned, csv_text
 from landmark.utils.files import write_atomic
 
-_LEFT = 2  # columns of words
 _WORDS = ("name", "model")
 _SETTINGS = ("model", "length", "local", "blocks", "k", "cutoff", "mapping")
 # Columns that a narrow terminal does not show, the first that go first.
@@ -37,8 +34,10 @@ def write(table: Table, folder: Path, launch: str = "") -> dict[str, Path]:
 
     Returns the paths of the last table by kind.
     """
-    made = {"csv": as_csv(table), "md": as_markdown(table), "png": draw(table)}
-    if (curves := draw_positions(table)) is not None:
+    from landmark.results import figures
+
+    made = {"csv": as_csv(table), "md": as_markdown(table), "png": figures.draw(table)}
+    if (curves := figures.draw_positions(table)) is not None:
         made["positions"] = curves
     for name in dict.fromkeys((launch, "")):
         for kind, content in made.items():
@@ -57,42 +56,26 @@ def as_text(table: Table, width: int | None = None) -> str:
         same = [key for key in _SETTINGS if key in shown and len({row.cell(key) for row in table.rows}) == 1]
         shared = {shown.pop(key): table.rows[0].cell(key) for key in same}
     left_out = []
-    while width is not None and sum(_widths(table, shown)) + 2 * (len(shown) - 1) > width:
+    lines = _aligned(table, shown, "simple").splitlines()
+    while width is not None and max(map(len, lines)) > width:
         if (key := next((key for key in _DISPENSABLE if key in shown), None)) is None:
             break
         left_out.append(shown.pop(key))
-    widths, left = _widths(table, shown), sum(key in shown for key in _WORDS)
-    lines = [
-        "  ".join(cell.ljust(w) if i < left else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths)))
-        for row in [list(shown.values()), ["-" * w for w in widths], *_cells(table, shown)]
-    ]
+        lines = _aligned(table, shown, "simple").splitlines()
     above = [f"all rows: {', '.join(f'{title} {value}' for title, value in shared.items())}"] if shared else []
     below = [f"in the CSV alone: {', '.join(left_out)}"] if left_out else []
-    return "\n".join([table.header, *above, "", *(line.rstrip() for line in lines), *below, *_below(table)]) + "\n"
-
-
-def _widths(table: Table, shown: Mapping[str, str]) -> list[int]:
-    rows = [list(shown.values()), *_cells(table, shown)]
-    return [max(map(len, each)) for each in zip(*rows, strict=True)]
+    return "\n".join([table.header, *above, "", *lines, *below, *_below(table)]) + "\n"
 
 
 def as_markdown(table: Table) -> str:
-    titles, rows = cells(table)
-    rule = ["---" if i < _LEFT else "---:" for i in range(len(titles))]
-    lines = [f"| {' | '.join(row)} |" for row in [titles, rule, *rows]]
     below = [f"- {line}" if line else "" for line in _below(table)]
-    return "\n".join([f"**{table.header}**", "", *lines, *below]) + "\n"
+    return "\n".join([f"**{table.header}**", "", _aligned(table, columns(table), "pipe"), *below]) + "\n"
 
 
 def as_csv(table: Table) -> str:
     """Every number in full; the settings of the whole table are repeated in each row."""
     common = {key: getattr(table, key) for key in ("size", "data", "tokenizer", "split", "seeds")}
-    columns, rows = plain(table)
-    output = io.StringIO()
-    writer = csv.writer(output, lineterminator="\n")
-    writer.writerow([*columns, *common])
-    writer.writerows([*("" if value is None else value for value in row), *common.values()] for row in rows)
-    return output.getvalue()
+    return csv_text([asdict(row) | common for row in table.rows])
 
 
 def plain(table: Table) -> tuple[list[str], list[list[Any]]]:
@@ -100,13 +83,12 @@ def plain(table: Table) -> tuple[list[str], list[list[Any]]]:
     return list(COLUMNS), [list(asdict(row).values()) for row in table.rows]
 
 
-def cells(table: Table) -> tuple[list[str], list[list[str]]]:
-    """Titles of the columns that are shown, and the text of each row's cells."""
-    shown = columns(table)
-    return list(shown.values()), _cells(table, shown)
+def _aligned(table: Table, shown: Mapping[str, str], form: str) -> str:
+    return aligned(shown.values(), cells(table, shown), sum(key in shown for key in _WORDS), form)
 
 
-def _cells(table: Table, shown: Mapping[str, str]) -> list[list[str]]:
+def cells(table: Table, shown: Iterable[str]) -> list[list[str]]:
+    """The text of each row's cells in these columns."""
     return [[row.cell(key) for key in shown] for row in table.rows]
 
 

@@ -7,14 +7,14 @@ from pathlib import PurePath
 from typing import Any
 
 from landmark.config.schema import PanelConfig
-from landmark.results.columns import TableRow
+from landmark.results.columns import Record, Source, TableRow
 from landmark.results.paper import published
-from landmark.results.reducers import Record, Source
 from landmark.utils.errors import UserError
 from landmark.utils.measured import kind_of
 from landmark.utils.significance import Difference, paired_difference
 
 _SHOWN = 0.0001  # nats: the last digit of a difference
+FIGURES = ("rows", "lines", "tasks", "heatmap", "drop_rate", "unique_blocks")  # that `landmark.results.figures` draws
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,12 @@ class Table:
         return f"{self.name}{part}: {self.settings}; {self.split} split, {self.amount}; {spread}"
 
 
+def check_figure(name: str) -> None:
+    """Raise UserError where there is no such figure."""
+    if name not in FIGURES:
+        raise UserError(f"figure={name}: must be one of {', '.join(FIGURES)}")
+
+
 def build(
     name: str,
     rows: Mapping[str, Sequence[Record]],
@@ -91,7 +97,7 @@ def build(
         rows: name of each row to its records, one per seed.
         paper: rows of the paper's table, as `read_paper` returns them; by default none.
         comparisons: title to the names of two rows; left out where one of them has no records.
-        figure: one of `landmark.results.figures.FIGURES`. A row is compared with the first one that measures the same
+        figure: one of `FIGURES`. A row is compared with the first one that measures the same
             kind of thing, with "lines" also at its length.
         cells: of rows that make up a grid, the value on each axis.
         asked: names of all rows of the experiment; by default these.
@@ -101,6 +107,7 @@ def build(
     """
     if not rows:
         raise UserError(f"{name}: there are no rows to show")
+    rows = {"".join(each if each.isprintable() else "?" for each in row): made for row, made in rows.items()}
     first = next(iter(rows.values()))[0]
     built = []
     for row, records in rows.items():

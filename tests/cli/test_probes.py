@@ -124,32 +124,30 @@ def test_a_probe_is_not_set_beside_the_papers_perplexity(records):
 
 
 @pytest.mark.parametrize(
-    ("figure", "names", "title"),
+    ("figure", "names", "titles"),
     [
-        ("lines", ["plain_96", "landmark_96", "landmark_240"], "Loss on a text, and when it is repeated"),
-        ("accuracy", ["values_96", "values_240"], "Values recalled"),
+        ("lines", ["plain_96", "landmark_96", "landmark_240"], [["Loss on a text, and when it is repeated"]]),
+        ("lines", ["values_96", "values_240"], [["Values recalled"]]),
+        (
+            "rows",
+            ["plain_96", "landmark_96", "landmark_240", "books_96"],
+            [
+                ["Which blocks the tokens retrieve: landmark_240"],
+                ["Loss on a text, and when it is repeated"],
+                ["Perplexity"],  # of the row without a probe
+            ],
+        ),
     ],
 )
-def test_figures_of_other_rows_draw_probes_over_their_length(records, figure, names, title, tmp_path):
+def test_pictures_show_what_rows_with_a_probe_measured(records, figure, names, titles, tmp_path):
     from landmark.results.figures import panels
 
     table = tables.build("t", {name: [records[name]] for name in names}, figure=figure)
-    panel = panels(table)[0][0]
-    drawn = [each for each in panel.spec["data"]["values"] if "tooltip" in each]
-    assert panel.title == title
-    assert len(drawn) == len(names) * (2 if figure == "lines" else 1)  # of both copies
-    assert render.write(table, tmp_path)["png"].read_bytes().startswith(b"\x89PNG")
-
-
-def test_figure_of_copies_has_the_map_of_the_row_with_a_memory(records, tmp_path):
-    from landmark.results.figures import panels
-
-    names = ["plain_96", "landmark_96", "landmark_240", "books_96"]
-    table = tables.build("t", {name: [records[name]] for name in names}, figure="copying")
-    titles = [[panel.title for panel in line] for line in panels(table)]
-    assert titles[0] == ["Which blocks the tokens retrieve: landmark_240"]
-    of_books = "Perplexity, measured here"  # without a probe
-    assert titles[1] == ["Loss on a text, and when it is repeated", of_books]
+    drawn = panels(table)
+    assert [[panel.title for panel in line] for line in drawn] == titles
+    if figure == "lines":
+        copies = 1 if "values_96" in names else 2
+        assert len(drawn[0][0].chart.data.values) == len(names) * copies
     assert render.write(table, tmp_path)["png"].read_bytes().startswith(b"\x89PNG")
 
 

@@ -1,269 +1,120 @@
 """Pictures are drawn from records alone, whatever an experiment shows."""
 
-import copy
-import functools
-import json
 import math
-import random
 import subprocess
 import sys
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from itertools import chain
+from pathlib import Path
 
 import pytest
 import vl_convert
 
-from landmark.config import to_config
-from landmark.config.rows import select
-from landmark.results import render
-from landmark.results.figures import FIGURES, check_figure, draw, draw_positions, panels
-from landmark.results.figures.marks import curves as draw_curves
-from landmark.results.figures.marks import point
-from landmark.results.figures.positions import curves
-from landmark.results.figures.style import COLOURS, PALETTE, Look, colours, frame, series, series_looks
+from landmark.config.schema import PanelConfig
+from landmark.results import render, tables
+from landmark.results.__main__ import main, read
+from landmark.results.charts import COLOURS, PALETTE, Look, colours, frame, ordered_colours, point, series_looks
+from landmark.results.charts import curves as draw_curves
+from landmark.results.figures import FIGURES, curves_by_position, draw, draw_positions, panels, training
 from landmark.results.paper import read_paper
-from landmark.results.tables import build
+from landmark.results.tables import build, check_figure
 from landmark.utils.errors import UserError
-from landmark.utils.significance import clopper_pearson
-from tests.configurations import compose_conf, row_record
+from tests.configurations import CONF, row_record
+from tests.results.made_up import composed, made_up, tabulate
 
-SHOWN = {  # figure: an experiment that shows it
-    "rows": "table2_granularity",
-    "lines": "ablation_retrieval",
-    "heatmap": "sweep_k_local",
-    "drop_rate": "table3_cmt",
-    "unique_blocks": "figure5_unique_blocks",
-    "accuracy": "figure3_passkey",
-    "recall": "retriever",
-    "tasks": "ruler",
-    "widths": "mqar",
+ROOT = Path(__file__).parents[2]
+CSVS = sorted(ROOT.glob("experiments/*/results/*.csv"))
+LISTED = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml") if "\npanels:" in path.read_text())
+MAP, LOSS = "Which blocks the tokens retrieve: ", "Loss on a text, and when it is repeated"
+
+# An experiment: its figure, titles of the first panels, and a column that its table has.
+SHOWN = {
+    "table1_pg19": ("rows", ["Perplexity", "Perplexity against plain_512"], "perplexity"),
+    "ablation_retrieval": ("lines", ["Perplexity", "Difference at the same length"], "perplexity"),
+    "figure3_passkey": ("lines", ["Prompts answered"], "accuracy"),
+    "retriever": ("rows", ["Places found"], "median rank"),
+    "ruler": ("tasks", ["niah_single_1", "niah_multikey_2"], "accuracy"),
+    "mqar": ("lines", ["Prompts answered"], "accuracy"),
+    "sweep_k_local": ("heatmap", ["Perplexity", "Perplexity against keys attended"], "perplexity"),
+    "table3_cmt": ("drop_rate", ["Perplexity at the share dropped", "Share dropped by layer"], "dropped"),
+    "figure5_unique_blocks": ("unique_blocks", ["Distinct blocks of a chunk"], "distinct blocks"),
 }
-
-
-@functools.cache
-def tabulate(experiment, without=()):
-    """The table of an experiment with made-up results; without: rows that have no record."""
-    config, selected = composed(experiment)
-    records = {
-        row.name: [made_up(row_record(row.configs[0], row.name, 4.5), config.figure)]
-        for row in selected
-        if row.name not in without
-    }
-    cells = {row.name: row.cell for row in selected if row.cell is not None}
-    return build(experiment, records, (), config.compare, config.figure, cells)
-
-
-@functools.cache
-def composed(experiment):
-    overrides = [f"+experiment={experiment}", "size=nano"]
-    config = to_config(compose_conf(overrides))
-    return config, select(config, overrides, compose_conf)
-
-
-def made_up(record, figure):
-    results, draw_from = record["results"], random.Random(record["labels"]["row"])
-    if figure in ("accuracy", "recall", "tasks", "widths"):
-        for key in ("perplexity", "perplexity_se", "nll", "bits_per_byte", "word_perplexity", "segments"):
-            del results[key]
-        if figure == "recall":
-            ranks = [draw_from.randrange(1, 30) for _ in range(50)]
-            results |= {"prompts": 50, "ranks": ranks}
-            for n in (1, 10):
-                hits = sum(rank <= n for rank in ranks)
-                results |= {f"recall_at_{n}": hits / 50, f"recall_at_{n}_interval": list(clopper_pearson(hits, 50))}
-            return record
-        right = draw_from.randrange(51)
-        low, high = clopper_pearson(right, 50)
-        results |= {"accuracy": right / 50, "accuracy_low": low, "accuracy_high": high, "prompts": 50}
-        return record
-    bins = -(-record["settings"]["eval_length"] // 64)
-    results["position_nll"] = [[640.0, 640 * (1.5 + draw_from.random() / (1 + i))] for i in range(bins)]
-    if "cmt_cutoff" in record["settings"]:
-        share = record["settings"]["cmt_cutoff"] ** 0.7
-        results["memory"] = {"drop_rate": share, "drop_rates": [[share * layer / 4] * 4 for layer in range(1, 5)]}
-    if figure == "unique_blocks":
-        layers = [{"distinct_blocks": [0, 0, 5, 9, 3, 1], "bytes_moved": 3e5} for _ in range(4)]
-        results["retrieval"] = {
-            "samples": 18,
-            "blocks_cached": 5,
-            "distinct_blocks": 3.0,
-            "bytes_moved": 1.2e6,
-            "bytes_cached": 2e6,
-            "layers": layers,
-        }
-    return record
+COLUMNS_OF_ONE = ("accuracy", "median rank", "distinct blocks", "dropped")
 
 
 def points(panel):
     """The measurements that a panel shows."""
-    return [each for each in panel.spec["data"]["values"] if "tooltip" in each]
+    return [each for each in panel.chart.data.values if "tooltip" in each]
+
+
+def titles(table):
+    return [[panel.title for panel in line] for line in panels(table)]
+
+
+def fields_and_data(spec, datasets, data=()):
+    """For each mark of a specification the fields that it shows, and its data."""
+    data = datasets.get(spec["data"]["name"], data) if "data" in spec else data
+    if "layer" in spec:
+        return [found for layer in spec["layer"] for found in fields_and_data(layer, datasets, data)]
+    return [({part["field"] for part in spec["encoding"].values() if part and "field" in part}, data)]
+
+
+def check_drawn(panel):
+    """Vega-Lite ignores a field that it does not find: each one must be in the data."""
+    spec = panel.chart.to_dict()
+    vl_convert.vegalite_to_vega(spec)
+    for fields, data in fields_and_data(spec, spec["datasets"]):
+        assert fields <= {key for each in data for key in each} or not data
 
 
 def test_every_figure_is_that_of_an_experiment():
-    assert SHOWN.keys() | {"copying"} == set(FIGURES)  # test_copying.py shows it, with records of probes
-    assert composed("quickstart")[0].figure == "copying"
-    for figure, experiment in SHOWN.items():
-        assert composed(experiment)[0].figure == figure
+    assert {figure for figure, _, _ in SHOWN.values()} == set(FIGURES) == set(tables.FIGURES)
+    with pytest.raises(UserError, match="figure=cake: must be one of rows, lines, tasks, heatmap"):
+        check_figure("cake")
 
 
-@pytest.mark.parametrize("figure", SHOWN)
-def test_picture_is_a_png_and_the_table_goes_with_it(figure, tmp_path):
-    table = tabulate(SHOWN[figure])
+@pytest.mark.parametrize("experiment", SHOWN)
+def test_a_picture_shows_its_panels_and_the_table_goes_with_it(experiment, tmp_path):
+    figure, expected, column = SHOWN[experiment]
+    assert composed(experiment)[0].figure == figure
+    table = tabulate(experiment)
+    assert titles(table)[0] == expected
+    for panel in panels(table)[0]:
+        check_drawn(panel)
+        assert points(panel)
     paths = render.write(table, tmp_path)
     assert paths["png"].read_bytes().startswith(b"\x89PNG")
-    of_answers = figure in ("accuracy", "tasks", "widths")
-    assert ("positions" in paths) == (not of_answers and figure != "recall")
+    assert ("positions" in paths) == (column not in ("accuracy", "median rank"))
     shown = next(line for line in render.as_text(table).splitlines() if line.startswith("row "))
-    assert ("accuracy" in shown) == of_answers
-    assert ("perplexity" in shown) == (not of_answers and figure != "recall")
-    assert ("median rank" in shown) == (figure == "recall")
-    assert ("distinct blocks" in shown) == (figure == "unique_blocks")
-    assert ("dropped" in shown) == (figure == "drop_rate")
+    assert column in shown
+    assert not [other for other in COLUMNS_OF_ONE if other != column and other in shown]
+    assert ("perplexity" in shown) == ("positions" in paths)
 
 
 DRAW = """
-import json, sys
-from landmark.results import figures, render, tables
-for figure, (records, cells) in json.load(sys.stdin).items():
-    table = tables.build("t", records, figure=figure, cells=cells)
-    render.as_markdown(table), figures.draw(table), figures.draw_positions(table)
+import sys
+from landmark.results import page, render
+assert not {"altair", "pandas", "vl_convert"} & set(sys.modules), "loaded before anything is drawn"
+from tests.results.made_up import tabulate
+from landmark.results import figures
+table = tabulate("table1_pg19")
+render.as_markdown(table), figures.draw(table)
 assert "torch" not in sys.modules
 """
 
 
-def test_drawing_needs_no_torch():
-    given = {figure: tabulate(experiment) for figure, experiment in SHOWN.items()}
-    given = {figure: (dict(table.records), dict(table.cells)) for figure, table in given.items()}
-    done = subprocess.run([sys.executable, "-c", DRAW], input=json.dumps(given), capture_output=True, text=True)
+def test_a_table_needs_no_torch_and_loads_no_library_before_it_is_drawn():
+    done = subprocess.run([sys.executable, "-c", DRAW], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
-def test_accuracy_is_shown_with_its_interval(configure, make_record):
-    record = made_up(make_record(configure("model=landmark"), "landmark_512", 4.5), "accuracy")
-    low, high = clopper_pearson(48, 50)
-    record["results"] |= {"accuracy": 0.96, "accuracy_low": low, "accuracy_high": high}
-    table = build("t", {"landmark_512": [record]}, figure="accuracy")
-    assert "96 % [86, 100]" in render.as_text(table)
-    assert "50 prompts; in brackets the 95 % interval" in table.header
-    assert not {"perplexity", "bits/byte", "vs first row, nats"} & set(
-        render.as_text(table).splitlines()[2].split("  ")
-    )
-
-
-def test_what_a_memory_off_the_device_took_is_shown(configure, make_record):
-    records = {}
-    for length in (512, 1024):
-        record = made_up(
-            make_record(configure("model=landmark", f"eval.length={length}"), f"a_{length}", 4.5), "accuracy"
-        )
-        record["results"] |= {"peak_memory_bytes": 3e8 + length, "seconds": 10.0, "tokens_per_second": 100.0}
-        records[f"a_{length}"] = [record]
-    plain = build("t", records, figure="accuracy")
-    assert {row.resident_bytes for row in plain.rows} == {None}
-    assert "peak, MB" not in render.as_text(plain)
-    for (record,) in records.values():
-        record["results"]["memory"] = {"cache_hits": 7, "seconds_searching": 2.5}
-    table = build("t", records, figure="accuracy")
-    assert [(row.resident_bytes, row.searching) for row in table.rows] == [(3e8 + 512, 0.25), (3e8 + 1024, 0.25)]
-    assert "peak, MB" in render.as_text(table)
-    assert "25 %" in render.as_text(table)
-    (top,), (memory, speed) = panels(table)
-    assert [each["y"] for each in points(memory)] == [300.000512, 300.001024]
-    assert [(each["series"], each["y"]) for each in points(speed)[:2]] == [
-        ("all", 100.0),
-        ("less the search", pytest.approx(100 / 0.75)),
-    ]
-    assert [len(line) for line in panels(plain)] == [1]
-    assert top.spec["layer"][-1]["encoding"]["y"]["title"].startswith("prompts answered")
-
-
-def test_accuracy_of_seeds_is_a_mean_and_a_deviation(configure, make_record):
-    records = [made_up(make_record(configure(f"seed={seed}"), "a", 4.5), "accuracy") for seed in range(3)]
-    for record, right in zip(records, (40, 45, 50)):
-        record["results"]["accuracy"] = right / 50
-    row = build("t", {"a": records}, figure="accuracy").rows[0]
-    assert (row.accuracy, row.accuracy_low, row.accuracy_high) == pytest.approx((0.9, 0.8, 1.0))
-
-
-def test_series_are_named_as_their_rows_and_sorted_by_length():
-    table = tabulate("ablation_retrieval")
-    found = series(table)
-    assert list(found) == ["landmark", "rerank", "recent", "random", "mean_key", "sinks", "full"]
-    assert all([row.length for row in rows] == [512, 1024, 2048, 4096] for rows in found.values())
-    looks = series_looks({name: rows[0].model for name, rows in found.items()})
-    assert len({look.colour for look in looks.values()}) == 7
-
-
-def test_series_differ_in_colour_as_long_as_there_are_colours():
-    looks = series_looks({f"series {number}": "landmark" for number in range(11)})
-    assert len({look.colour for look in looks.values()}) == 11
-    assert looks["series 0"].colour == COLOURS["landmark"]
-
-
-def test_lines_are_compared_at_their_own_length():
-    table = tabulate("ablation_retrieval")
-    assert {row.against for row in table.rows if row.length == 1024} == {None, "landmark_1024"}
-    assert "vs first of its length, nats" in render.as_text(table)
-
-
-def test_cells_without_a_record_are_left_blank():
-    table = tabulate("sweep_k_local", without=("k1_local150", "k8_local350", "xl_2048"))
-    assert len(table.cells) == 12
-    assert len(table.rows) == 11
-    assert draw(table).startswith(b"\x89PNG")
-
-
-def test_grid_without_cells_is_shown_as_rows(configure, make_record):
-    table = build("t", {"plain_512": [make_record(configure("model=transformer"), "plain_512", 4.5)]}, figure="heatmap")
-    assert draw(table).startswith(b"\x89PNG")
-
-
-def test_comparison_with_a_row_that_has_no_record_is_left_out():
-    table = tabulate("table2_granularity", without=("per_head_2048_k4",))
-    assert len(table.comparisons) == 1
-
-
-def test_curve_over_positions_pools_far_bins(configure, make_record):
-    record = make_record(configure("eval.length=4096"), "a", 4.5)
-    record["results"]["position_nll"] = [[10.0, 10 * math.log(2 + i)] for i in range(64)]
-    curve = curves(build("t", {"a": [record]}))["a"]
-    assert curve[:8] == [(64 * i + 32, pytest.approx(2 + i)) for i in range(8)]
-    assert len(curve) < 25
-    assert [x for x, _ in curve] == sorted(x for x, _ in curve)
-    assert curve[-1][1] == pytest.approx(math.exp(sum(math.log(2 + i) for i in range(56, 64)) / 8), rel=0.1)
-
-
-def test_rows_without_a_curve_make_no_picture_of_curves(configure, make_record):
-    assert draw_positions(build("t", {"a": [make_record(configure(), "a", 4.5)]})) is None
-
-
-def test_an_unknown_figure_is_refused():
-    with pytest.raises(UserError, match="figure=cake: must be one of rows, lines, heatmap"):
-        check_figure("cake")
-
-
-def fields_and_data(spec, fields=(), data=()):
-    """For each mark of a specification the fields that it shows, and its data: layers share those around them."""
-    fields = {*fields, *(part["field"] for part in spec.get("encoding", {}).values() if part and "field" in part)}
-    data = spec.get("data", {}).get("values", data)
-    if "mark" in spec:
-        return [(fields, data)]
-    return [found for layer in spec["layer"] for found in fields_and_data(layer, fields, data)]
-
-
-@pytest.mark.parametrize("figure", SHOWN)
-def test_every_panel_is_understood_and_shows_its_points(figure):
-    """Vega-Lite ignores a field that it does not find: each one must be in the data."""
-    for panel in [panel for line in panels(tabulate(SHOWN[figure])) for panel in line]:
-        vl_convert.vegalite_to_vega(panel.fading())
-        for fields, data in fields_and_data(panel.spec):
-            assert fields <= {key for each in data for key in each}
-
-
-def test_errors_are_drawn_and_told():
-    table = build("t", dict(tabulate("ablation_retrieval").records))
+def test_numbers_are_drawn_with_their_errors_and_told():
+    table = tabulate("table1_pg19")
     measured, against = panels(table)[0]
     for row, each in zip(table.rows, points(measured), strict=True):
         assert (each["low"], each["high"]) == pytest.approx((row.perplexity - row.spread, row.perplexity + row.spread))
-        assert each["tooltip"].startswith(f"{row.name}, {row.model}\n{row.perplexity:.4g} (")
+        assert each["tooltip"].startswith(f"{row.name}, {row.model.replace('_', '-')}\n{row.perplexity:.4g} (")
     assert all(each["low"] < each["high"] for each in points(against)[1:])
 
 
@@ -274,6 +125,63 @@ def test_what_the_paper_and_its_poster_print_is_shown():
     assert shown["poster", "plain_360"] == pytest.approx(100 * (16.76 / 16.12 - 1))
 
 
+def test_a_partial_table_is_compared_with_the_experiments_first_row_or_not_at_all():
+    """Without that row the first of those that are there would silently take its place."""
+    _, selected = composed("table2_granularity")
+    names = [row.name for row in selected]
+
+    def shown(present):
+        records = {row.name: [made_up(row_record(row.configs[0], row.name, 4.5), "t")] for row in present}
+        table = build("t", records, asked=names)
+        assert f"t, {len(present)} of {len(names)} rows: " in table.header
+        return titles(table)
+
+    assert shown(selected[:3]) == [["Perplexity", f"Perplexity against {names[0]}"]]
+    assert shown(selected[1:3]) == [["Perplexity"]]
+
+
+def test_a_comparison_with_a_row_that_has_no_record_is_left_out():
+    assert len(tabulate("table2_granularity", without=("per_head_2048_k4",)).comparisons) == 1
+
+
+def test_lines_are_compared_at_their_own_length():
+    table = tabulate("ablation_retrieval")
+    assert {row.against for row in table.rows if row.length == 1024} == {None, "landmark_1024"}
+    assert "vs first of its length, nats" in render.as_text(table)
+    measured, against = panels(table)[0]
+    names = [each["series"] for each in points(measured)[::4]]
+    assert names == ["landmark", "rerank", "recent", "random", "mean_key", "sinks", "full"] == list(measured.looks)
+    assert len({look.colour for look in measured.looks.values()}) == 7
+    lengths = [each["x"] for each in points(measured) if each["series"] == "landmark"]
+    assert lengths == sorted(lengths)
+    assert [each["y"] for each in points(against) if each["series"] == "landmark"] == [0.0] * 4
+
+
+def test_a_series_looks_the_same_in_the_panel_of_each_task():
+    drawn = list(chain(*panels(tabulate("ruler"))))
+    looks = {name: look for panel in drawn for name, look in panel.looks.items()}
+    assert all(panel.looks[name] == looks[name] for panel in drawn for name in panel.looks)
+    assert looks["landmark"].colour == COLOURS["landmark"]
+    assert {"landmark", "recent", "given", "plain", "sinks"} <= looks.keys()
+    assert len({look.colour for look in looks.values()}) == len(looks)
+
+
+def test_cells_of_a_grid_have_their_numbers_and_those_without_a_record_are_missing(configure, make_record):
+    table = tabulate("sweep_k_local", without=("k1_local150", "k8_local350", "xl_2048"))
+    assert (len(table.cells), len(table.rows)) == (12, 11)
+    texts = [each["text"] for each in points(panels(table)[0][0])]
+    assert (texts.count("4.500"), texts.count("missing")) == (10, 2)
+    plain = [make_record(configure("model=transformer"), "plain_512", 4.5)]
+    assert titles(build("t", {"plain_512": plain}, figure="heatmap")) == [["Perplexity"]]  # a grid without cells
+
+
+def test_distinct_blocks_are_a_histogram_of_all_layers():
+    """Of 18 samples in each of four layers 5 retrieve 2 blocks, 9 retrieve 3, 3 retrieve 4 and one 5."""
+    ((panel,),) = panels(tabulate("figure5_unique_blocks"))
+    of_row = [100 * count / 18 for count in (0, 0, 5, 9, 3, 1)] + [0.0]
+    assert [each["y"] for each in points(panel)] == pytest.approx(of_row * 3)
+
+
 def test_values_far_above_leave_the_picture_and_are_named():
     scale, note = frame({"a": [1.0, 2.0], "b": [1.5, 9.0]}, 3.0)
     assert scale["domain"] == pytest.approx([0.94, 2.06])
@@ -282,79 +190,182 @@ def test_values_far_above_leave_the_picture_and_are_named():
     made = [point("b", x, y) for x, y in ((1.0, 1.0), (2.0, 3.0), (3.0, 1.0))]
     y = {"title": "y", "scale": {"domain": [0.0, 2.0]}}
     panel = draw_curves("t", made, {"b": Look("#000000")}, {"title": "x"}, y, note="above: b")
-    drawn = [(each["x"], each["y"]) for each in panel.spec["data"]["values"]]
-    assert drawn == [(1.0, 1.0), (1.5, 2.0), (2.0, None), (2.5, 2.0), (3.0, 1.0)]
-    assert [each["x"] for each in points(panel)] == [1.0, 3.0]
+    assert [(each["x"], each["y"]) for each in points(panel)] == [(1.0, 1.0), (2.0, None), (3.0, 1.0)]
+    records = {name: [dict(each[0])] for name, each in tabulate("ablation_retrieval").records.items()}
+    far = records["random_2048"][0]
+    segments = [[*at, 1.5 * nll] for *at, nll in far["results"]["segments"]]
+    far["results"] = far["results"] | {"segments": segments, "perplexity": 4.5**1.5}
+    notes = [panel.note for panel in panels(build("t", records, figure="lines"))[0]]
+    assert notes == ["above: random_2048"] * 2
 
 
 def test_colours_are_different_however_many():
     assert colours(8) == list(PALETTE)
-    assert all(len(set(colours(count))) == count for count in (1, 9, 12, 24))
-    assert all(len(colour) == 7 for colour in colours(12))
+    for made in (colours, ordered_colours):
+        assert all(len(set(made(count))) == count and len(made(count)[0]) == 7 for count in (1, 9, 12, 24))
+    looks = series_looks({f"series {number}": "landmark" for number in range(11)})
+    assert len({look.colour for look in looks.values()}) == 11
+    assert looks["series 0"].colour == COLOURS["landmark"]
 
 
-def test_distinct_blocks_are_a_histogram_of_all_layers():
-    """Of 18 samples in each of four layers 5 retrieve 2 blocks, 9 retrieve 3, 3 retrieve 4 and one 5."""
-    ((panel,),) = panels(tabulate("figure5_unique_blocks"))
-    values = [each["y"] for each in points(panel)]
-    of_row = [100 * count / 18 for count in (0, 0, 5, 9, 3, 1)] + [0.0]
-    assert values == pytest.approx(of_row * 3)
+def test_a_curve_over_positions_pools_far_bins(configure, make_record):
+    record = make_record(configure("eval.length=4096"), "a", 4.5)
+    assert draw_positions(build("t", {"a": [record]})) is None
+    record["results"]["position_nll"] = [[10.0, 10 * math.log(2 + i)] for i in range(64)]
+    curve = curves_by_position(build("t", {"a": [record]}))["a"]
+    assert curve[:4] == [(64 * i + 32, pytest.approx(2 + i)) for i in range(4)]
+    assert len(curve) < 25
+    assert [x for x, _ in curve] == sorted(x for x, _ in curve)
+    assert curve[-1][1] == pytest.approx(math.exp(sum(math.log(2 + i) for i in range(58, 64)) / 6), rel=0.1)
 
 
-def test_cells_of_a_grid_have_their_numbers():
-    grid, _ = panels(tabulate("sweep_k_local", without=("k1_local150",)))[0]
-    assert [each["text"] for each in points(grid)].count("4.500") == 11
-    assert [each["text"] for each in points(grid)].count("missing") == 1
+def test_a_training_has_a_curve_for_both_losses_and_its_first_steps_leave_the_picture():
+    losses = [(step, 3.0 + 9.0 / step) for step in range(1, 1001)]
+    panel = training({"a": {"train": losses, "validation": [(1000, 3.1)]}})
+    assert list(panel.looks) == ["a", "a, validation"]
+    assert 400 < len(points(panel)) < 700
+    assert (points(panel)[0]["y"], points(panel)[-1]["y"]) == (None, 3.1)
+    check_drawn(panel)
 
 
-def test_differences_that_span_decades_have_a_logarithmic_axis():
-    records = copy.deepcopy(dict(tabulate("ablation_retrieval").records))
-    first = next(iter(records.values()))[0]["results"]["segments"]
-    for (record,) in records.values():
-        record["results"]["segments"] = [segment[:] for segment in first]
-    scale = panels(build("t", records, figure="lines"))[0][1].spec["layer"][-1]["encoding"]["y"]["scale"]
-    assert "type" not in scale
-    for segment in records["random_2048"][0]["results"]["segments"]:
-        segment[2] *= 1.5
-    scale = panels(build("t", records, figure="lines"))[0][1].spec["layer"][-1]["encoding"]["y"]["scale"]
-    assert scale["type"] == "symlog"
+# ---- panels that an experiment's file lists
 
 
-def test_figures_are_not_loaded_before_one_is_drawn():
-    code = "import sys; from landmark.results import page, render; assert 'vl_convert' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
+@pytest.mark.parametrize("experiment", LISTED)
+def test_a_listed_panel_has_few_series_and_each_has_rows(experiment):
+    config, rows = composed(experiment)
+    for title, panel in config.panels.items():
+        assert 2 <= len(panel.series) <= 5 or panel.value == "copies", title
+        for pattern in " ".join(panel.series.values()).split():
+            assert any(fnmatchcase(row.name, pattern) for row in rows), f"{title}: {pattern}"
 
 
-def test_a_panel_for_each_task_has_the_same_series():
-    drawn = [panel for line in panels(tabulate("ruler")) for panel in line]
-    assert [panel.title for panel in drawn][:2] == ["niah_single_1", "niah_multikey_2"]
-    assert all(panel.looks == drawn[0].looks for panel in drawn)
-    assert {"landmark", "recent", "given", "window", "plain", "sinks"} <= drawn[0].looks.keys()
-    assert {name: look.colour for name, look in drawn[0].looks.items()}["landmark"] == "#D55E00"
-    assert len({look.colour for look in drawn[0].looks.values()}) == len(drawn[0].looks) == 10
+@pytest.mark.parametrize("experiment", ["ablation_retrieval", "figure3_passkey"])
+def test_a_csv_has_all_that_its_panels_show(experiment, tmp_path):
+    table = tabulate(experiment, listed=True)
+    path = tmp_path / experiment / "results" / "a.csv"
+    path.parent.mkdir(parents=True)
+    path.write_text(render.as_csv(table), encoding="utf-8")
+    again = read(path)
+    assert again.rows == table.rows
+    drawn, expected = ([panel for line in panels(each) for panel in line] for each in (again, table))
+    assert [panel.title for panel in drawn] == list(table.panels)
+    assert [points(panel) for panel in drawn] == [points(panel) for panel in expected]
+    assert main([str(path)]) == 0
+    assert path.with_suffix(".png").read_bytes() == draw(again)
 
 
-def test_widths_stand_across_and_the_widest_models_below():
-    widths, *lengths = panels(tabulate("mqar"))
-    assert [panel.title for panel in widths] == ["pairs4, 64 tokens", "pairs8, 128 tokens", "pairs16, 256 tokens"]
-    assert {each["x"] for each in widths[0].spec["data"]["values"]} == {32, 64, 128}
-    below = [panel for line in lengths for panel in line]
-    assert [panel.title for panel in below] == ["pairs4", "pairs8", "pairs16"]
-    assert all(
-        "width" not in each["tooltip"] and "-w" not in each["tooltip"] for each in below[0].spec["data"]["values"]
-    )
+@pytest.mark.parametrize("path", CSVS, ids=[f"{path.parent.parent.name}-{path.stem}" for path in CSVS])
+def test_recorded_tables_can_be_read(path):
+    table = read(path)
+    assert table.rows
+    assert len({row.name for row in table.rows}) == len(table.rows)
 
 
-def test_a_partial_table_is_compared_with_the_experiments_first_row_or_not_at_all(make_record):
-    """Without that row the first of those that are there would silently take its place."""
-    _, selected = composed("table2_granularity")
-    names = [row.name for row in selected]
+def test_listed_differences_are_from_the_row_that_the_table_compares_with():
+    panel = panels(tabulate("ablation_retrieval", listed=True))[0][1]
+    assert [each["y"] for each in points(panel) if each["series"] == "landmarks"] == [0.0] * 4
+    assert "perplexity against landmarks, percent" in panel.chart.to_json()
 
-    def titles(present):
-        records = {row.name: [made_up(row_record(row.configs[0], row.name, 4.5), "rows")] for row in present}
-        table = build("t", records, asked=names)
-        assert f"t, {len(present)} of {len(names)} rows: " in table.header
-        return [panel.title for line in panels(table) for panel in line]
 
-    assert f"Perplexity against {names[0]}" in titles(selected[:3])
-    assert not [title for title in titles(selected[1:3]) if "against" in title]
+@pytest.mark.parametrize(
+    ("series", "drawn"),
+    [
+        ({"best": "landmark_2048", "newest": "recent_2048", "none": "nothing_*"}, ["best", "newest"]),
+        ({"none": "nothing_*"}, None),  # then the experiment's figure is drawn
+    ],
+)
+def test_series_of_one_length_stand_beside_their_names_and_those_without_rows_are_left_out(series, drawn):
+    table = replace(tabulate("ablation_retrieval"), panels={"a": PanelConfig(series=series)})
+    first = panels(table)[0][0]
+    assert (first.title == "Perplexity") == (drawn is None)
+    assert [each.get("name") for each in points(first)] == drawn or drawn is None
+
+
+def test_a_file_that_is_no_table_is_named(tmp_path, capsys):
+    path = tmp_path / "ruler" / "results" / "a.csv"
+    path.parent.mkdir(parents=True)
+    path.write_text("a,b\n1,2\n")
+    assert main([str(path)]) == 2
+    assert f"{path}: not the CSV of a table" in capsys.readouterr().err
+    assert main([str(tmp_path / "a.csv")]) == 2
+
+
+# ---- the probe `copy`: maps of the blocks that tokens retrieve, and the loss on both copies
+
+
+@pytest.fixture
+def record(configure):
+    """A row's record. best: value of the block half a text before, for a row with a map."""
+
+    def made(name, *overrides, length=400, best=None, scorer="landmark", found=0.9, share_of="attention"):
+        words = [f"eval.length={length}", "eval.probe=copy", f"retrieval.scorer={scorer}", *overrides]
+        record = row_record(configure(*words), name, 5.0)
+        copies = {"first_copy": 2.0, "first_copy_se": 0.1, "second_copy": 1.5, "second_copy_se": 0.2, "prompts": 50}
+        record["results"] |= copies
+        if best is not None:
+            size = length // 50
+            cells = [[best * (row - size // 2 == block) for block in range(size)] for row in range(size)]
+            maps = {"best": cells, "mean": cells, "cell": 50, "share_of": share_of}
+            record["results"]["copy_map"] = {"layer": 3, "head": 1, "found": found} | maps
+        return [record]
+
+    return made
+
+
+@pytest.mark.parametrize("best", [None, 0.0, 0.6])
+def test_a_map_shows_each_cell_in_tokens_and_below_it_the_losses(record, best):
+    table = build("t", {"a_400": record("a_400", best=best)})
+    *maps, (losses,) = panels(table)
+    assert losses.title == LOSS
+    first, second = points(losses)
+    assert (first["low"], first["x"], second["x"], second["high"]) == pytest.approx((1.9, 2.0, 1.5, 1.7))
+    assert draw(table).startswith(b"\x89PNG")
+    for panel in chain(*maps, [losses]):
+        check_drawn(panel)
+    if best is None:
+        return
+    ((shown,),) = maps
+    cells = points(shown)
+    expected = [(x, x + 50, x - 200, x - 150) for x in (200, 250, 300, 350)] if best else []
+    assert [(each["x"], each["x2"], each["y"], each["y2"]) for each in cells] == expected
+    assert {each["value"] for each in cells} == ({0.6} if best else set())
+    if best:
+        assert cells[1]["tooltip"].startswith("position of the token 250, position of the block retrieved 50\n")
+    assert shown.note.startswith("layer 3, head 1; the text is repeated from token 200 on")
+    assert "90 % of the tokens" in shown.note
+
+
+def test_the_row_of_the_same_length_that_retrieves_recent_blocks_stands_beside(record):
+    rows = {
+        "long_800": record("long_800", best=0.9, length=800),
+        "recent_400": record("recent_400", best=0.1, scorer="recent", found=0.0),
+        "mean_400": record("mean_400", scorer="mean_key"),  # without a map
+        "a_400": record("a_400", best=0.6),
+    }
+    table = build("t", rows)
+    assert titles(table) == [[MAP + "a_400", MAP + "recent_400"], [LOSS]]
+    shades = [panel.chart.to_dict()["layer"][0]["encoding"]["fill"]["scale"]["domain"] for panel in panels(table)[0]]
+    assert shades == [[0, 0.6]] * 2
+    rows["better_400"] = record("better_400", best=0.6)
+    rows["better_400"][0]["results"]["second_copy"] = 1.2
+    assert titles(build("t", rows))[0] == [MAP + "better_400", MAP + "recent_400"]
+    del rows["recent_400"]
+    assert titles(build("t", rows))[0] == [MAP + "long_800"]
+    by_chance = {name: record(name, best=0.1, scorer=name[:-4]) for name in ("random_400", "recent_400")}
+    assert titles(build("t", by_chance))[0] == [MAP + "random_400", MAP + "recent_400"]
+
+
+def test_a_map_of_queries_says_so_and_an_unknown_share_is_left_out(record):
+    rows = {"a_400": record("a_400", best=1.0, share_of="queries", found=None)}
+    ((shown,), _) = panels(build("t", rows))
+    assert "blocks a token retrieves" in shown.chart.to_json()
+    assert "%" not in shown.note
+
+
+def test_rows_without_the_probe_show_their_perplexity_below(record, make_record, configure):
+    books = {name: [make_record(configure("model=landmark"), name, 4.5)] for name in ("books_512", "more_512")}
+    mixed = {"a_400": record("a_400", best=0.6)} | books
+    assert titles(build("t", mixed)) == [[MAP + "a_400"], [LOSS], ["Perplexity", "Perplexity against books_512"]]
+    of_lines = build("t", mixed, figure="lines")
+    assert titles(of_lines) == [[LOSS], ["Perplexity", "Difference at the same length"]]

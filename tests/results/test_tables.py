@@ -8,9 +8,8 @@ import pytest
 
 from landmark.config.rows import select
 from landmark.results import render
-from landmark.results.columns import COLUMNS
+from landmark.results.columns import COLUMNS, provenance_of
 from landmark.results.paper import read_paper
-from landmark.results.reducers import provenance_of
 from landmark.results.tables import build, compare
 from landmark.utils.errors import UserError
 from landmark.utils.significance import Difference

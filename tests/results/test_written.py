@@ -10,7 +10,7 @@ from landmark.results import render
 from landmark.results.paper import read_paper
 from landmark.results.tables import build
 from tests.configurations import compose_conf, row_record
-from tests.results.test_figures import made_up
+from tests.results.made_up import made_up
 
 WRITTEN = Path(__file__).parent / "written"
 CASES = {  # experiment: seeds, rows
@@ -33,7 +33,7 @@ def written(experiment: str) -> str:
     rows = rows[chosen] if isinstance(chosen, slice) else [row for name in chosen for row in rows if row.name == name]
     for number, row in enumerate(rows):
         records[row.name] = [
-            made_up(row_record(each, row.name, 4.5 + 0.1 * number + 0.02 * each.seed), config.figure)
+            made_up(row_record(each, row.name, 4.5 + 0.1 * number + 0.02 * each.seed), experiment)
             for each in row.configs
         ]
         if experiment == "figure3_passkey" and number % 2:  # blocks on disk

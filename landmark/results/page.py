@@ -1,24 +1,52 @@
-"""The content of the page as plain values: a section for each launch of an experiment, then one for all other rows."""
+"""One HTML file of all that was measured: tables beside the paper's, pictures, where each number comes from.
+
+It has a section for each launch of an experiment, then one for all other rows. A browser draws the pictures, and may
+run no text as code: Vega interprets its expressions.
+"""
 
 import math
 import re
 import shlex
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
 
 from landmark.config.command_line import program
 from landmark.experiment.launches import Launch, rows_without_launch
 from landmark.experiment.records import Contents, Records, provenance
 from landmark.results import paper, render, tables
-from landmark.results.columns import COLUMNS
-from landmark.results.figures.marks import Panel
-from landmark.results.reducers import Record, provenance_of, whole_command
+from landmark.results.columns import COLUMNS, Record, provenance_of
 from landmark.results.tables import Table
+from landmark.utils.html_page import self_contained_page
 from landmark.utils.measured import kind_of
 from landmark.utils.metrics_csv import curve, metrics_so_far
 
+if TYPE_CHECKING:
+    from landmark.results.charts import Panel
+
 Values = dict[str, Any]
+
+
+def as_html(content: Values) -> str:
+    """The file for the content that `page_content` returns."""
+    import vl_convert
+
+    folder = files("landmark.results") / "web"
+    template, style, *scripts = (
+        (folder / name).read_text(encoding="utf-8") for name in ("page.html", "page.css", "charts.js", "page.js")
+    )
+    library = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;").replace("</script", "<\\/script")
+    return self_contained_page(template, style, [library, "\n".join(scripts)], _finite(content))
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN: None stands for a missing number."""
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def page_content(records: Records, contents: Contents, launches: Sequence[Launch], *, others: bool = True) -> Values:
@@ -30,7 +58,7 @@ def page_content(records: Records, contents: Contents, launches: Sequence[Launch
         launches: those to show; one of which nothing has a record yet has no section.
         others: whether rows that belong to none of the launches are shown.
     """
-    from landmark.results.figures import against_paper
+    from landmark.results import figures
 
     sections: list[Values] = []
     built: dict[str, Table] = {}
@@ -52,7 +80,7 @@ def page_content(records: Records, contents: Contents, launches: Sequence[Launch
             sections.append(_other(f"o{len(sections)}", title, table))
         except Exception as error:
             problems.append(f"{title}: cannot be shown ({type(error).__name__}: {error})")
-    made, overview = provenance(), against_paper.panel(built)
+    made, overview = provenance(), figures.against_paper(built)
     return {
         "made": made["time"],
         "commit": (made["commit"] or "unknown")[:10],
@@ -73,6 +101,7 @@ def _table(launch: Launch, found: Mapping[str, list[Record]]) -> Table | None:
         paper=paper.read_paper(launch.experiment),
         comparisons=launch.config.compare,
         figure=launch.config.figure,
+        panels=launch.config.panels,
         cells=launch.cells,
         asked=list(launch.rows),
     )
@@ -115,13 +144,13 @@ def _other(key: str, title: str, table: Table) -> Values:
 
 
 def _shown(table: Table, commands: Mapping[str, str]) -> Values:
-    _, cells = render.cells(table)
+    titles = render.columns(table)
     return {
         "header": table.header.removeprefix(table.name).lstrip(":, "),
-        "columns": [{"title": title, "tooltip": COLUMNS[key].meaning} for key, title in render.columns(table).items()],
+        "columns": [{"title": title, "tooltip": COLUMNS[key].meaning} for key, title in titles.items()],
         "rows": [
             {"cells": texts, "source": _source(table.records[row.name], commands[row.name])}
-            for row, texts in zip(table.rows, cells, strict=True)
+            for row, texts in zip(table.rows, render.cells(table, titles), strict=True)
         ],
         "notes": [f"{row.name}: {row.note}" for row in table.rows if row.note],
         "comparisons": [{"text": text, "verdict": _verdict(text)} for text in table.comparisons],
@@ -130,7 +159,7 @@ def _shown(table: Table, commands: Mapping[str, str]) -> Values:
 
 def _charts(table: Table, launch: Launch) -> Values:
     """The figure's panels; folded away, the curves over positions and of the trainings."""
-    from landmark.results.figures import panels, positions, training
+    from landmark.results import figures
 
     runs: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for job in (job for jobs in launch.rows.values() for job in jobs):
@@ -140,13 +169,13 @@ def _charts(table: Table, launch: Launch) -> Values:
                 metrics = metrics_so_far(job.run.folder)
                 runs[name] = {kind: curve(metrics, f"{kind}/loss") for kind in ("train", "validation")}
     runs = {name: each for name, each in runs.items() if each["train"]}
-    more = [panel for line in positions.panels(table) for panel in line] + ([training.panel(runs)] if runs else [])
-    shown = [panel for line in panels(table) for panel in line]
+    more = [panel for line in figures.positions(table) for panel in line] + ([figures.training(runs)] if runs else [])
+    shown = [panel for line in figures.panels(table) for panel in line]
     return {"charts": [_chart(panel) for panel in shown], "more": [_chart(panel) for panel in more]}
 
 
-def _chart(panel: Panel) -> Values:
-    return {"title": panel.title, "note": panel.note, "spec": panel.fading()}
+def _chart(panel: "Panel") -> Values:
+    return {"title": panel.title, "note": panel.note, "spec": panel.chart.to_dict()}
 
 
 def _source(records: Sequence[Record], command: str) -> Values:
@@ -155,7 +184,7 @@ def _source(records: Sequence[Record], command: str) -> Values:
     made = record["provenance"]
     return {
         "command": command,
-        "made by": whole_command(made["command"]),
+        "made by": made["command"],
         "commit": made["commit"] or "unknown",
         "time": made["time"],
         "hardware": provenance_of(record)["hardware"],
@@ -172,7 +201,7 @@ def _headline(table: Table) -> list[str]:
     that of the paper's best row with landmarks, or of our best row where the paper has none, among the rows that
     measure the same.
     """
-    from landmark.results.figures.rows import change, percent
+    from landmark.results.figures import change, percent
 
     base, nothing = table.rows[0], ["-", "-", "-"]
     if any(row.accuracy is not None for row in table.rows):

@@ -1,0 +1,473 @@
+"""Pictures of a table, from its records alone. Which one, the experiment's `panels` or its `figure` says.
+
+Each picture is made of lines of panels: here they become PNGs, in the report page a browser draws them.
+"""
+
+import functools
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from itertools import chain, groupby
+from typing import Any
+
+from landmark.config.schema import POSITION_BIN
+from landmark.results import charts
+from landmark.results.charts import COLOURS, DASHED, INK, PALETTE, SHAPES, SOLID, Interval, Look, Options, Panel, Point
+from landmark.results.columns import TableRow
+from landmark.results.tables import Table
+
+FAR, FAR_PERCENT = 1.3, 30.0  # perplexities above this many medians, and changes above it, leave the picture
+DASHES = {"transformer": DASHED, "landmark": SOLID, "transformer_xl": charts.DOTTED}
+BY_CHANCE = ("recent", "random")  # scorers that do not look at the text
+SHARES = {"attention": "share of attention", "queries": "blocks a token retrieves"}
+PER_OCTAVE = 4  # points of a curve over positions for each doubling
+MOST = 400  # points of a curve of a training, about
+SEEN = 0.97  # share of its losses that the picture has room for: the first are far above all others
+KINDS = {  # kinds of measurement: title of their panel, and the values that panels show, as in `PanelConfig`
+    "text": ("Perplexity", "perplexity", "difference"),
+    "hidden": ("Perplexity of hidden tokens", "perplexity", "difference"),
+    "copies": ("Loss on a text, and when it is repeated", "copies"),
+    "answers": ("Prompts answered", "percent"),
+    "recall": ("Values recalled", "percent"),
+    "documents": ("Places found", "places"),
+}
+PAIRS = {  # values of which a row has two, that stand below each other: their columns by the words for the legend
+    "copies": {"first copy": "first_copy", "second copy": "second_copy"},
+    "places": {"first": "recall_at_1", "among the first ten": "recall_at_10"},
+}
+PRINTED = {"paper": Look(INK, "square", filled=False), "poster": Look(INK, charts.CROSS, filled=False)}
+Value = tuple[float, Interval]
+Curve = list[tuple[float, float]]
+Lines = list[list[Panel]]
+Series = Mapping[str, Sequence[TableRow]]
+
+
+def panels(table: Table) -> Lines:
+    """The panels that the experiment lists and that have rows, else what the table's `figure` shows, else its rows."""
+    return _listed(table) or FIGURES[table.figure](table) or _rows(table)
+
+
+def draw(table: Table) -> bytes:
+    """The picture of a table as a PNG."""
+    return charts.png(table.header, panels(table))
+
+
+def draw_positions(table: Table) -> bytes | None:
+    """Its curves over positions as a PNG; None where no row has any."""
+    return charts.png(table.header, drawn) if (drawn := positions(table)) else None
+
+
+def percent(value: float | None, base: float | None) -> float:
+    """Change of a value from another."""
+    return 100 * ((value or math.nan) / (base or math.nan) - 1)
+
+
+def change(row: TableRow, base: TableRow) -> tuple[float, tuple[float, float]]:
+    """Percent of perplexity against another row, by the paired difference where there is one, and its error bar."""
+    if row.difference is None or row.difference_error is None or row.against != base.name:
+        value, error = percent(row.perplexity, base.perplexity), 0.0
+    else:
+        value, error = 100 * math.expm1(row.difference), 100 * math.exp(row.difference) * row.difference_error
+    return value, charts.around(value, error)
+
+
+# ---- panels of series of rows: against the length, or beside their names
+
+
+def _rows(table: Table) -> Lines:
+    """A line of panels for each kind of measurement, of all rows; above them maps of the retrieved blocks."""
+    drawn = [_maps(table)]
+    for part, title, value, *more in _kinds(table):
+        rows, base = {row.name: [row] for row in part.rows}, part.rows[0].name
+        if table.is_partial and base != table.asked[0]:
+            more = []  # without the experiment's first row another would silently take its place
+        made = [_panel(part, title, value, rows), *(_panel(part, f"{title} against {base}", v, rows) for v in more)]
+        drawn.append([panel for panel in made if panel])
+    return [line for line in drawn if line]
+
+
+def _lines(table: Table, *, by_task: bool = False) -> Lines:
+    """Panels against the length: rows that differ in it are a series.
+
+    by_task: they are named `task-series_length`, and each task has a panel.
+    """
+    drawn: Lines = []
+    for part, title, value, *more in _kinds(table):
+        found: dict[str, dict[str, list[TableRow]]] = {}
+        for row in part.rows:
+            task, _, name = row.series.partition("-") if by_task else (title, "", row.series)
+            found.setdefault(task, {}).setdefault(name, []).append(row)
+        looks, lengths = _looks(found.values()), [row.length for row in part.rows]
+        shown = [(task, value, series) for task, series in found.items()]
+        shown += [("Difference at the same length", each, series) for each in more for series in found.values()]
+        drawn += _two_across(_panel(part, *each, looks, lengths) for each in shown)
+    return drawn
+
+
+def _listed(table: Table) -> Lines:
+    """The panels of the experiment's file: a few series each, named in words, of rows by patterns of their names."""
+    found: dict[str, Series] = {}
+    for title, panel in table.panels.items():
+        fitting = {
+            name: [row for row in table.rows if any(fnmatchcase(row.name, one) for one in patterns.split())]
+            for name, patterns in panel.series.items()
+        }
+        found[title] = {name: rows for name, rows in fitting.items() if rows}
+    looks = _looks(found.values())
+    return _two_across(_panel(table, title, table.panels[title].value, each, looks) for title, each in found.items())
+
+
+def _kinds(table: Table) -> list[tuple[Any, ...]]:
+    """For each kind of measurement its rows, the title of their panel and the values to show."""
+    kinds = dict.fromkeys(row.measured for row in table.rows)
+    parts = {kind: replace(table, rows=[row for row in table.rows if row.measured == kind]) for kind in kinds}
+    return [(part, *KINDS[kind]) for kind, part in parts.items()]
+
+
+def _two_across(drawn: Iterable[Panel | None]) -> Lines:
+    shown = [panel for panel in drawn if panel]
+    return [shown[start : start + 2] for start in range(0, len(shown), 2)]
+
+
+def _looks(panels: Iterable[Series]) -> dict[str, Look]:
+    """The same for a series in all panels; the model of its first row decides it."""
+    models: dict[str, str] = {}
+    for series in panels:
+        for name, rows in series.items():
+            models.setdefault(name, rows[0].model)
+    return charts.series_looks(models)
+
+
+def _panel(
+    table: Table,
+    title: str,
+    value: str,
+    series: Series,
+    looks: Mapping[str, Look] | None = None,
+    lengths: Sequence[int] = (),
+) -> Panel | None:
+    """The series that have a value: beside their names, or with looks against the length; None where there are none.
+
+    lengths: those on the axis; without any, series that have one length each stand beside their names.
+    """
+    valued = {name: [(row, bar) for row in rows if (bar := _value(table, row, value))] for name, rows in series.items()}
+    found = {name: sorted(rows, key=lambda each: each[0].length) for name, rows in valued.items() if rows}
+    if not found:
+        return None
+    axis: Options = {"title": _measured(table, value, found)}
+    if value in PAIRS:
+        return _pairs(title, value, {name: rows[0][0] for name, rows in found.items()}, axis)
+    of_series = [{row.length for row, _ in rows} for rows in found.values()]
+    if looks is None or max(map(len, [set(lengths), *of_series])) == 1:
+        return _beside(table, title, value, {name: rows[0] for name, rows in found.items()}, axis)
+    points: list[Point] = []
+    for number, (name, rows) in enumerate(found.items()):
+        shift = 2 ** (0.04 * (number - (len(found) - 1) / 2))  # so that error bars stand side by side
+        points += [charts.point(name, row.length * shift, *bar, told=row.name) for row, bar in rows]
+    axis["scale"], note = {"domain": [-4, 104]}, ""
+    if value != "percent":
+        ends = {point["tooltip"].partition("\n")[0]: [point["low"], point["high"]] for point in points}
+        highest = FAR * statistics.median(point["y"] for point in points) if value == "perplexity" else FAR_PERCENT
+        axis["scale"], note = charts.frame(ends, highest)
+    x = charts.length_axis(lengths or [length for each in of_series for length in each])
+    zero = [charts.reference(y=0)] if value == "difference" else []
+    own = {name: look for name, look in looks.items() if name in found}
+    return charts.curves(title, points, own, x, axis, below=zero, note=note)
+
+
+def _value(table: Table, row: TableRow, value: str) -> Value | None:
+    """A value of a row with the ends of its error bar; None where it has none."""
+    if value in PAIRS:
+        *_, last = PAIRS[value].values()
+        return None if (found := getattr(row, last)) is None else (found, (None, None))
+    if value == "percent":
+        share, low, high = row.accuracy, row.accuracy_low, row.accuracy_high
+        if share is None:
+            share, low, high = row.recall, row.recall_low, row.recall_high
+        ends = [None if each is None else 100 * each for each in (low, high)]
+        return None if share is None else (100 * share, (ends[0], ends[1]))
+    if row.perplexity is None or row.measured in ("copies", "recall"):  # probes, whose text is another
+        return None
+    if value == "perplexity":
+        return row.perplexity, charts.around(row.perplexity, row.spread)
+    others = {each.name: each for each in table.rows}
+    if row.against in others:
+        return change(row, others[row.against])
+    return (0.0, (0.0, 0.0)) if row.name in {each.against for each in table.rows} else None
+
+
+def _measured(table: Table, value: str, found: Mapping[str, Sequence[tuple[TableRow, Value]]]) -> str:
+    """Title of the axis of a value."""
+    one = table.seeds == 1
+    if value == "difference":
+        bases = {row.against for rows in found.values() for row, _ in rows if row.against}
+        words = [name for name, rows in found.items() if bases & {row.name for row, _ in rows}]
+        named = words or (bases if len(bases) == 1 else {"the first row of its length"})
+        return f"perplexity against {next(iter(named))}, percent (± paired error)"
+    return {
+        "perplexity": f"perplexity (± standard {'error' if one else 'deviation over seeds'})",
+        "percent": f"percent{' (95 % interval)' if one else ''}",
+        "copies": "loss, nats a token (lower is better)",
+        "places": "texts whose place was found, percent (95 % interval)",
+    }[value]
+
+
+def _beside(table: Table, title: str, value: str, dots: Mapping[str, tuple[TableRow, Value]], x: Options) -> Panel:
+    """A dot for each name, in the colour of its kind of model; beside differences those of the paper."""
+    kinds = sorted({row.model for row, _ in dots.values()}, key=lambda kind: [*COLOURS, kind].index(kind))
+    looks = {kind.replace("_", "-"): Look(COLOURS.get(kind, INK)) for kind in kinds}
+    points = [charts.dot(row.model.replace("_", "-"), name, *bar) for name, (row, bar) in dots.items()]
+    if value != "difference":
+        return charts.beside_names(title, points, looks, list(dots), x)
+    others = {row.name: row for row in table.rows}
+    for label, look in PRINTED.items():
+        for name, (row, _) in dots.items():
+            ours, base = getattr(row, label), getattr(others.get(row.against or "", row), label)
+            if ours is not None and base is not None:
+                looks[label] = look
+                points.append(charts.dot(label, name, percent(ours, base)))
+    return charts.beside_names(title, points, looks, list(dots), x, below=[charts.reference(x=0, dashed=False)])
+
+
+def _pairs(title: str, value: str, rows: Mapping[str, TableRow], x: Options) -> Panel:
+    """Loss on the first and the second copy of a text; or how often a text is found first, and among ten."""
+    looks = dict(zip(PAIRS[value], (Look(PALETTE[1], "square"), Look(PALETTE[0])), strict=True))
+    points = []
+    for label, key in PAIRS[value].items():
+        for name, row in rows.items():
+            found, spread = getattr(row, key), getattr(row, f"{key}_spread", None)
+            if value == "copies" and found is not None:
+                points.append(charts.dot(label, name, found, charts.around(found, spread)))
+            elif found is not None:
+                low, high = getattr(row, f"{key}_interval") or (found, found)
+                points.append(charts.dot(label, name, 100 * found, (100 * low, 100 * high)))
+    if value == "places":  # by the logarithm, and evenly below 0.01 percent
+        x["scale"] = {"type": "symlog", "constant": 0.01, "domain": [-0.001, 100]}
+        x["axis"] = {"values": [0, 0.01, 0.1, 1, 10, 100], "format": ".3~r"}
+    return charts.beside_names(title, points, looks, list(rows), x, apart=True)
+
+
+# ---- pictures of one experiment
+
+
+def mapped(table: Table) -> list[TableRow]:
+    """The row whose map is shown, and beside it one of the same length that retrieves the most recent blocks.
+
+    Of several rows the one with such a neighbour, else the one with the longest text, and of these the best one.
+    """
+    known = [row for row in table.rows if _map(table, row)]
+    recent = {row.length: row for row in reversed(known) if row.scorer == "recent"}
+    looking = [row for row in known if row.scorer not in BY_CHANCE] or known
+    if not looking:
+        return []
+    first = max(looking, key=lambda row: (row.length in recent, row.length, -(row.second_copy or 0.0)))
+    second = recent.get(first.length, first)
+    return [first] if second is first else [first, second]
+
+
+def _map(table: Table, row: TableRow) -> dict[str, Any] | None:
+    """Which blocks the tokens of the probe `copy` retrieve, of the first seed. A CSV has none."""
+    return table.records[row.name][0]["results"].get("copy_map") if table.records else None
+
+
+def _maps(table: Table) -> list[Panel]:
+    """One scale of colours for all maps."""
+    shown = [(row, found) for row in mapped(table) if (found := _map(table, row))]
+    highest = max((value for _, found in shown for line in found["best"] for value in line), default=0.0)
+    made = []
+    for row, found in shown:
+        half = row.length // 2
+        note = f"layer {found['layer']}, head {found['head']}; the text is repeated from token {half:,} on"
+        if found["found"] is not None:
+            share = f"{100 * found['found']:.0f} %"
+            note += f"; from the next chunk on {share} of the tokens find their earlier occurrence"
+        title = f"Which blocks the tokens retrieve: {row.name}"
+        titles = ("position of the token", "position of the block retrieved", SHARES[found["share_of"]])
+        marks = {"highest": highest, "marked": half, "note": note}
+        made.append(charts.square_map(title, found["best"], found["cell"], row.length, titles, **marks))
+    return made
+
+
+def _heat(table: Table) -> Lines:
+    """The grid, the values of its first axis upwards; every row, the grid's joined along its second axis."""
+    if not table.cells:
+        return []
+    rows = {row.name: row for row in table.rows}
+    axes = list(next(iter(table.cells.values())))
+    cells, grid = {}, {}
+    for name, cell in table.cells.items():
+        first, second = cell.values()
+        cells[first, second] = rows[name].perplexity if name in rows else None
+        same = grid.setdefault(f"{axes[0].rpartition('.')[2]} = {first}", [])
+        same += [rows[name]] if name in rows else []
+    looks = {name: Look(colour) for name, colour in zip(grid, charts.ordered_colours(len(grid)), strict=True)}
+    others = {row.name: [row] for row in table.rows if row.name not in table.cells}
+    for number, (name, (row,)) in enumerate(others.items(), 1):
+        looks[name] = Look(COLOURS.get(row.model, INK), SHAPES[number % len(SHAPES)])
+    points = [
+        charts.point(name, row.keys_attended, row.perplexity, told=row.name)
+        for name, same in {**grid, **others}.items()
+        for row in same
+        if row.keys_attended is not None and row.perplexity is not None
+    ]
+    x, y = {"title": "keys attended, mean over queries"}, {"title": "perplexity"}
+    against_keys = charts.curves("Perplexity against keys attended", points, looks, x, y, joined=grid)
+    return [[charts.heat_map("Perplexity", axes, cells), against_keys]]
+
+
+def _drop_rate(table: Table) -> Lines:
+    """Table 3: each cutoff's perplexity at the share of lookups that the context miss token drops, and the share by
+    layer, means over heads and seeds. Dashed: a model without the token.
+    """
+    dropping = [row for row in table.rows if row.drop_rate is not None and row.perplexity is not None]
+    points = [
+        charts.point("cutoffs", 100 * (row.drop_rate or 0.0), row.perplexity or 0.0, told=row.name)
+        | {"label": row.cutoff}
+        for row in dropping
+    ]
+    without = [row for row in table.rows if row.drop_rate is None and row.perplexity is not None]
+    levels = [each for row in without for each in charts.named_level(row.name, row.perplexity or 0.0)]
+    x = {"title": "lookups dropped, percent (beside each point: its cutoff)", "scale": {"padding": 26}}
+    y = {"title": "perplexity", "scale": {"padding": 16}}
+    looks = {"cutoffs": Look(PALETTE[0])}
+    drawn = [charts.curves("Perplexity at the share dropped", points, looks, x, y, below=levels)]
+    rates: dict[str, list[Point]] = {}
+    alike = [row for row in dropping if row.name in table.records and not (row.cutoff or "").startswith("[")]
+    for row in sorted(alike, key=lambda row: float(row.cutoff or 0)):
+        seeds = [record["results"]["memory"]["drop_rates"] for record in table.records[row.name]]
+        for layer, heads in enumerate(zip(*seeds)):
+            share = 100 * statistics.fmean(rate for seed in heads for rate in seed)
+            told = f"layer {layer}, cutoff {row.cutoff}"
+            rates.setdefault(str(layer), []).append(charts.point(str(layer), float(row.cutoff or 0), share, told=told))
+    if rates:
+        looks = {name: Look(colour) for name, colour in zip(rates, charts.ordered_colours(len(rates)), strict=True)}
+        x, y, points = {"title": "cutoff"}, {"title": "lookups dropped, percent"}, [*chain(*rates.values())]
+        drawn.append(charts.curves("Share dropped by layer", points, looks, x, y, legend="layer"))
+    return [drawn] if points else []
+
+
+def _unique_blocks(table: Table) -> Lines:
+    """Figure 5: a histogram of the distinct blocks that a chunk retrieves; each layer of each sample is one count."""
+    points, names = [], [row.name for row in table.rows if row.distinct_blocks is not None and table.records]
+    for name in names:
+        layers = [layer for record in table.records[name] for layer in record["results"]["retrieval"]["layers"]]
+        pooled = [sum(same) for same in zip(*(layer["distinct_blocks"] for layer in layers))]
+        share = [100 * count / sum(pooled) for count in pooled]
+        for number, each in enumerate([*share, 0.0]):  # the last closes the histogram
+            points.append(charts.point(name, number - 0.5, each, told=f"{name}, {number} distinct blocks"))
+    looks = {name: Look(colour) for name, colour in zip(names, charts.colours(len(names)), strict=True)}
+    x = {"title": "distinct blocks, all layers together", "axis": {"tickMinStep": 1, "format": "d"}}
+    y = {"title": "layers of samples, percent", "scale": {"zero": True}}
+    drawn = charts.curves("Distinct blocks of a chunk", points, looks, x, y, marks="hidden", step=True)
+    return [[drawn]] if points else []
+
+
+# ---- curves beside the pictures
+
+
+def positions(table: Table) -> Lines:
+    """Panels for the rows of each length (up to a power of two), so that those compared stand together: perplexity by
+    position within the segment, and its change from the first of these rows, for which the text is the same.
+    """
+    known = curves_by_position(table)
+    groups: dict[int, list[TableRow]] = {}
+    for row in table.rows:
+        if row.name in known:
+            groups.setdefault(1 << (row.length - 1).bit_length(), []).append(row)
+    made = []
+    for _, rows in sorted(groups.items()):
+        found = {row.name: known[row.name] for row in rows}
+        shades = zip(rows, charts.colours(len(rows)), strict=True)
+        looks = {row.name: Look(colour, dash=DASHES.get(row.model, SOLID)) for row, colour in shades}
+        lengths = " and ".join(f"{length:,}" for length in sorted({row.length for row in rows}))
+        far = FAR * statistics.median(y for curve in found.values() for _, y in curve)
+        made.append([_by_position(f"Segments of {lengths} tokens", "perplexity", found, looks, far)])
+        if len(rows) > 1:
+            first = dict(found[rows[0].name])
+            changes = {
+                name: [(x, percent(y, first[x])) for x, y in curve if x in first] for name, curve in found.items()
+            }
+            title = f"{lengths} tokens, against {rows[0].name}"
+            made[-1].append(_by_position(title, "percent", changes, looks, FAR_PERCENT))
+    return made
+
+
+def _by_position(title: str, y: str, found: Mapping[str, Curve], looks: Mapping[str, Look], far: float) -> Panel:
+    """far: values above it leave the picture."""
+    scale, note = charts.frame({name: [value for _, value in curve] for name, curve in found.items()}, far)
+    points = [charts.point(name, at, value) for name, curve in found.items() for at, value in curve]
+    axis = {"format": ",.0f", "values": [1 << power for power in range(5, 40)]}
+    x = {"title": "position within the segment, tokens", "scale": {"type": "log", "base": 2}, "axis": axis}
+    return charts.curves(title, points, looks, x, {"title": y, "scale": scale}, marks="small", note=note)
+
+
+def curves_by_position(table: Table) -> dict[str, Curve]:
+    """(position, perplexity) of each row whose records have it, seeds pooled; far positions are pooled too."""
+    found = {}
+    for name, records in table.records.items():
+        bins = [record["results"].get("position_nll") for record in records]
+        if all(bins):
+            pooled = [(i, sum(n for n, _ in same), sum(nll for _, nll in same)) for i, same in enumerate(zip(*bins))]
+            found[name] = [
+                (POSITION_BIN * (each[0][0] + each[-1][0] + 1) / 2, math.exp(sum(nll for *_, nll in each) / tokens))
+                for _, near in groupby(pooled, key=lambda each: round(PER_OCTAVE * math.log2(each[0] + 1)))
+                for each in [list(near)]
+                if (tokens := sum(n for _, n, _ in each))
+            ]
+    return found
+
+
+def training(runs: Mapping[str, Mapping[str, Curve]]) -> Panel:
+    """Curves of the training loss, and dashed of the validation loss.
+
+    runs: name of a run to "train" and "validation", and these to (step, nats a token).
+    """
+    points, looks = [], {}
+    for colour, (name, each) in zip(charts.colours(len(runs)), runs.items(), strict=True):
+        for label, curve, dash in ((name, each["train"], SOLID), (f"{name}, validation", each["validation"], DASHED)):
+            if curve:
+                looks[label] = Look(colour, dash=dash)
+                every = max(1, len(curve) // MOST)
+                points += [charts.point(label, step, loss) for step, loss in curve[::-every][::-1]]
+    losses = sorted(loss for each in runs.values() for _, loss in each["train"])
+    scale, _ = charts.frame({"": losses}, losses[int(SEEN * (len(losses) - 1))])
+    y = {"title": "loss, nats a token", "scale": scale}
+    return charts.curves("Training", points, looks, {"title": "step"}, y, marks="hidden")
+
+
+def against_paper(tables: Mapping[str, Table]) -> Panel | None:
+    """Each row's change of perplexity from its table's first row, in the paper and here. On the diagonal both agree.
+
+    tables: by their titles. None where no row stands in the paper.
+    """
+    points: list[Point] = []
+    for title, table in tables.items():
+        base = table.rows[0]
+        for row in table.rows[1:]:
+            if row.paper is not None and base.paper is not None and row.perplexity is not None:
+                value, bar = change(row, base)
+                told = f"{title}, {row.name}"
+                points.append(charts.point(title, percent(row.paper, base.paper), value, bar, told))
+    if not points:
+        return None
+    names = list(dict.fromkeys(each["series"] for each in points))
+    shades = zip(names, charts.colours(len(names)), strict=True)
+    looks = {name: Look(colour, SHAPES[i % len(SHAPES)]) for i, (name, colour) in enumerate(shades)}
+    across, up = ([each[axis] for each in points] for axis in "xy")
+    low, high = max(min(across), min(up)), min(max(across), max(up))
+    y = {"title": "the same, measured here, percent"}
+    x = {"title": "perplexity against the table's first row in the paper, percent"}
+    diagonal = [charts.reference(x=low, y=low, x2=high, y2=high)]
+    return charts.curves("Ours against the paper's", points, looks, x, y, joined=(), below=diagonal)
+
+
+FIGURES: dict[str, Callable[[Table], Lines]] = {
+    "rows": _rows,
+    "lines": _lines,
+    "tasks": functools.partial(_lines, by_task=True),
+    "heatmap": _heat,
+    "drop_rate": _drop_rate,
+    "unique_blocks": _unique_blocks,
+}

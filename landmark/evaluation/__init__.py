@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from landmark.evaluation.mqar import evaluate_mqar as evaluate_mqar
     from landmark.evaluation.perplexity import evaluate as evaluate
+    from landmark.evaluation.probes import evaluate_mqar as evaluate_mqar
     from landmark.evaluation.probes import evaluate_probe as evaluate_probe
     from landmark.evaluation.recall import evaluate_recall as evaluate_recall
 
 _MODULES = {
     "evaluate": "perplexity",
-    "evaluate_mqar": "mqar",
+    "evaluate_mqar": "probes",
     "evaluate_probe": "probes",
     "evaluate_recall": "recall",
 }

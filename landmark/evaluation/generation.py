@@ -14,7 +14,7 @@ import numpy as np
 
 from landmark.config import Config
 from landmark.data.tokenizers import Tokenizer
-from landmark.evaluation.memories import new_memory
+from landmark.evaluation.measurement import new_memory
 from landmark.models import LanguageModel
 from landmark.models.language_model import Sampling
 from landmark.utils.chats import Chats

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,6 +24,7 @@ from torch import Tensor
 
 from landmark.data.pretrained_tokenizer import PretrainedTokenizer
 from landmark.data.tokenizers import Tokenizer, load_tokenizer
+from landmark.evaluation.measurement import batches_of_same_length
 from landmark.models import LanguageModel, load
 from landmark.models.language_model import Sampling
 from landmark.utils.constants import DEFAULT_CHUNK
@@ -180,7 +181,7 @@ class LandmarkLM(TemplateLM):
         if self.max_length is not None:
             texts = [text[-(self.max_length + 1) :] for text in texts]
         answers: list[Answer] = [(0.0, True)] * len(requests)
-        for numbers in self._batches([len(text) for text in texts]):
+        for numbers in batches_of_same_length([len(text) for text in texts], self.batch_size):
             inputs = torch.tensor([texts[number][:-1] for number in numbers], device=self.device)
             continuations = [requests[number][2] for number in numbers]
             logits = self._logits(inputs, max(map(len, continuations)))
@@ -213,7 +214,7 @@ class LandmarkLM(TemplateLM):
                 for number in same:
                     contexts[number] = contexts[number][-(self.max_length - tokens) :]
             sampling = _sampling(settings)
-            for chosen in self._batches([len(contexts[number]) for number in same]):
+            for chosen in batches_of_same_length([len(contexts[number]) for number in same], self.batch_size):
                 numbers = [same[place] for place in chosen]
                 texts = self._continue([contexts[number] for number in numbers], tokens, until, sampling)
                 for number, text in zip(numbers, texts, strict=True):
@@ -252,12 +253,6 @@ class LandmarkLM(TemplateLM):
         return (
             self.model.new_memory(**self._settings) if self.model.config.kind == "landmark" else self.model.new_memory()
         )
-
-    def _batches(self, lengths: Sequence[int]) -> Iterator[list[int]]:
-        """Numbers of texts of the same length, at most `batch_size` together, the longest first."""
-        for same in sorted(_groups(lengths), key=lambda numbers: -lengths[numbers[0]]):
-            for start in range(0, len(same), self.batch_size):
-                yield same[start : start + self.batch_size]
 
 
 def _groups(keys: Sequence[Any]) -> list[list[int]]:

@@ -1,70 +1,95 @@
-"""What every evaluation with a memory measures beside its own results: keys attended, time, peak memory, counters."""
+"""How the texts of a row are read, and what that costs: the loop over batches that all evaluations share."""
 
 from __future__ import annotations
 
+import contextlib
+import math
 import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from landmark.config.schema import POSITION_BIN, memory_settings
 from landmark.evaluation.chunks import attention_size, chunk_length, kept_tokens
-from landmark.evaluation.memories import add_counters
-from landmark.memory.counters import with_rates
+from landmark.memory.counters import RATES, with_rates
+from landmark.memory.observer import Observer
 from landmark.utils.hardware import peak_memory_bytes, reset_peak_memory
+from landmark.utils.significance import mean_and_error
 
 if TYPE_CHECKING:
     from landmark.config import Config
     from landmark.models import LanguageModel
 
 TOKENS_AT_ONCE = 4096  # tokens of the chunks of a batch, without a setting of the batch size
+Progress = Callable[[int, int], None]
+Look = Callable[[Tensor, Tensor], Tensor]
+"""From the logits (B, C, vocabulary) after C tokens, and the ids (B, C) that follow, to a value of each, (B, C)."""
 
 
 class Measurement:
     """How a row's texts are read, and what that costs.
 
-    1. `start`, when the texts are ready.
-    2. `add` each memory, when its batch is read.
-    3. `stop` after the last batch.
-    4. `entries`: the part of the record that all evaluations have.
+    1. `batches` gives out the texts in batches, and takes the time.
+    2. `new_memory` gives an empty memory for a batch, and counts what it does.
+    3. `read` looks at the predictions of a batch.
+    4. `entries` is the part of the record that all evaluations have.
 
-    local: tokens that are read at a time. batch_size: texts that are read together. device: of the model.
+    local: tokens that are read at a time. batch_size: texts that are read together. device: of the model. done: tokens
+    of the batches before.
     """
 
-    def __init__(self, model: LanguageModel, config: Config):
-        """Raises UserError if the settings do not fit the model."""
+    def __init__(self, model: LanguageModel, config: Config, progress: Progress | None = None):
+        """progress: called with tokens read, and in all. Raises UserError if the settings do not fit the model."""
         settings = config.eval
         self.local = chunk_length(model.config, settings.length, settings.local, kept_tokens(config))
         self.batch_size = settings.batch_size or max(1, TOKENS_AT_ONCE // self.local)
         self.device = next(model.parameters()).device
-        self._shape, self._config = model.config, config
+        self.done = 0
+        self._model, self._config, self._progress = model, config, progress
         self._counters: dict[str, Any] = {}
-        self._started = self._seconds = 0.0
+        self._memory: Any = None
+        self._seconds = 0.0
 
-    def start(self) -> None:
-        """Begin to measure time and peak memory."""
+    def batches(self, lengths: Sequence[int]) -> Iterator[list[int]]:
+        """The numbers of the texts of each batch. lengths: tokens of each text that are read."""
         reset_peak_memory()
-        self._started = time.perf_counter()
+        started = time.perf_counter()
+        for numbers in batches_of_same_length(lengths, self.batch_size):
+            yield numbers
+            add_counters(self._counters, self._memory)
+            self._memory = None
+            self.done += sum(lengths[number] for number in numbers)
+            if self._progress is not None:
+                self._progress(self.done, sum(lengths))
+        self._seconds = time.perf_counter() - started
 
-    def add(self, memory: Any) -> None:
-        """Add a memory's counters; None has none."""
-        add_counters(self._counters, memory)
+    def new_memory(self, observer: Observer | None = None) -> Any:
+        """An empty memory for the batch; None for a plain transformer of ours without a window."""
+        self._memory = new_memory(self._model, self._config, observer)
+        return self._memory
 
-    def stop(self) -> None:
-        """End the time."""
-        self._seconds = time.perf_counter() - self._started
+    def read(self, tokens: np.ndarray, memory: Any, *looks: Look) -> list[np.ndarray]:
+        """The values of each look at the predictions of raw ids (B, L+1), each (B, L). As `read_segments`."""
+        ids = torch.from_numpy(tokens.astype(np.int64)).to(self.device)
+        with inference(self._model, self._config):
+            return [seen.cpu().numpy() for seen in read_segments(self._model, ids, self.local, memory, *looks)]
 
     def entries(
         self, tokens: int, length: int | None = None, attended: tuple[float, float] | None = None
     ) -> dict[str, Any]:
         """keys_attended, landmarks_scored (means over queries), seconds, tokens_per_second, peak_memory_bytes, memory.
 
-        Args:
-            tokens: read in the time measured.
-            length: tokens of a text that are read (None: `eval.length`).
-            attended: the first two entries (None: of a causal model with its memory).
+        tokens: read in the time measured. length: tokens of a text that are read (None: `eval.length`). attended: the
+        first two entries (None: of a causal model with its memory).
         """
         counters = with_rates(self._counters)
         length = self._config.eval.length if length is None else length
         drop_rate = counters.get("drop_rate", 0.0)
-        keys, scored = attended or attention_size(self._shape, self._config, length, self.local, drop_rate)
+        keys, scored = attended or attention_size(self._model.config, self._config, length, self.local, drop_rate)
         return {
             "keys_attended": keys,
             "landmarks_scored": scored,
@@ -73,3 +98,100 @@ class Measurement:
             "peak_memory_bytes": peak_memory_bytes(),
             "memory": counters,
         }
+
+
+def batches_of_same_length(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
+    """The numbers of texts of the same length, at most `most` together, the longest first."""
+    for length in sorted(set(lengths), reverse=True):
+        same = [number for number, each in enumerate(lengths) if each == length]
+        for start in range(0, len(same), most):
+            yield same[start : start + most]
+
+
+def read_segments(model: LanguageModel, tokens: Tensor, local: int, memory: Any, *looks: Look) -> list[Tensor]:
+    """The values of each look at the predictions of raw ids (B, L+1), each (B, L). The last id is not read.
+
+    model: in evaluation mode. local: tokens that are read at a time. memory: empty, for the whole batch (None: nothing
+    is kept between chunks). looks: get logits in float32 or better.
+    """
+    seen = []
+    for chunk, following in zip(tokens[:, :-1].split(local, 1), tokens[:, 1:].split(local, 1), strict=True):
+        logits = model(chunk, memory=memory)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        seen.append([look(logits, following) for look in looks])
+    return [torch.cat(values, 1) for values in zip(*seen, strict=True)]
+
+
+def token_losses(logits: Tensor, following: Tensor) -> Tensor:
+    """The loss of each prediction, float64 nats."""
+    losses = F.cross_entropy(logits.flatten(0, 1), following.flatten(), reduction="none")
+    return losses.view_as(following).double()
+
+
+@contextlib.contextmanager
+def inference(model: LanguageModel, config: Config) -> Iterator[None]:
+    """Without gradients; on a GPU in the precision of the training."""
+    half = next(model.parameters()).device.type == "cuda" and config.train.precision == "bf16-mixed"
+    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16) if half else contextlib.nullcontext():
+        yield
+
+
+def new_memory(model: LanguageModel, config: Config, observer: Observer | None = None) -> Any:
+    """An empty memory; None for a plain transformer of ours without a window."""
+    if model.config.kind == "transformer" and config.model.name is not None:
+        return model.unlimited_memory(config.eval.length)
+    if model.config.kind == "transformer" and config.memory.window is not None:
+        return model.new_memory(window=config.memory.window, sinks=config.memory.sinks)
+    if model.config.kind != "landmark":
+        return model.new_memory()
+    return model.new_memory(**vars(memory_settings(config)), observer=observer)
+
+
+def add_counters(total: dict[str, Any], memory: Any) -> None:
+    """Add a memory's counters to `total`; of keys that end in _kept the maximum. `with_rates` computes the rates."""
+    for key, value in getattr(memory, "stats", {}).items():
+        if key.endswith("_kept"):
+            total[key] = max(total.get(key, 0), value)
+        elif key not in RATES:
+            total[key] = _sum(total[key], value) if key in total else value
+
+
+def _sum(a: Any, b: Any) -> Any:
+    """The sum of two numbers, or of two nested lists of numbers."""
+    return [_sum(*pair) for pair in zip(a, b, strict=True)] if isinstance(a, list) else a + b
+
+
+class SegmentLosses:
+    """Sums of losses, segment by segment and position by position. length: L, tokens of a segment."""
+
+    def __init__(self, length: int):
+        self._segments: list[list[float]] = []
+        self._positions = np.zeros((-(-length // POSITION_BIN), 2))
+
+    def add(self, first: int, losses: np.ndarray, counted: np.ndarray) -> None:
+        """Add a segment.
+
+        first: place in the stream of the first token counted. losses: (L,), nats. counted: positions in the segment of
+        the losses that count.
+        """
+        self._segments.append([first, len(counted), float(losses[counted].sum())])
+        bins, size = counted // POSITION_BIN, len(self._positions)
+        self._positions[:, 0] += np.bincount(bins, minlength=size)
+        self._positions[:, 1] += np.bincount(bins, losses[counted], minlength=size)
+
+    def entries(self) -> dict[str, Any]:
+        """Those of `loss_entries`, and position_nll: [[tokens, nats] for each POSITION_BIN positions of a segment]."""
+        return loss_entries(self._segments) | {"position_nll": self._positions.tolist()}
+
+
+def loss_entries(segments: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """tokens, nll (nats a token), nll_se, perplexity, perplexity_se, segments [[first token counted, tokens, nats]]."""
+    mean, error = mean_and_error(segments)
+    return {
+        "tokens": sum(int(tokens) for _, tokens, _ in segments),
+        "nll": mean,
+        "nll_se": error,
+        "perplexity": math.exp(mean),
+        "perplexity_se": math.exp(mean) * error,
+        "segments": segments,
+    }

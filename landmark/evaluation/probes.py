@@ -1,39 +1,34 @@
-"""Probes: whether a model looks back, in its window or through its memory. For any model trained on text.
+"""Probes: whether a model looks back, in its window or through its memory.
 
-`eval.probe=copy`: the loss on a stretch of text, and on the same stretch when it comes again. `eval.probe=recall`: how
-often a model gives the value of a key that it has read (multi-query associative recall, Arora et al. 2023, with random
-tokens that it was not trained for).
+Any model trained on text has `eval.probe=copy`, the loss on a stretch of text and on the same stretch when it comes
+again, and `eval.probe=recall`, how often it gives the value of a key that it has read, with random tokens that it was
+not trained for. `data=mqar` trains for that: multi-query associative recall (Arora et al. 2023).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from landmark.data.evaluation_texts import probe_texts
-from landmark.data.stream import Stream
-from landmark.data.tokenizers import Tokenizer
-from landmark.evaluation.losses import loss_entries
-from landmark.evaluation.measurement import Measurement
-from landmark.evaluation.memories import new_memory
-from landmark.evaluation.perplexity import inference, segment_logits, token_losses
-from landmark.evaluation.retrieval_map import RetrievalMap
+from landmark.data.mqar import Mqar
+from landmark.data.random_numbers import sample_generator
+from landmark.evaluation.measurement import Measurement, Progress, loss_entries, token_losses
+from landmark.evaluation.retrieval import RetrievalMap
+from landmark.utils.constants import NO_LOSS
 from landmark.utils.significance import mean_and_error, share_interval
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from landmark.config import Config
+    from landmark.data import Stream, SyntheticCorpus, Tokenizer
     from landmark.models import LanguageModel
 
 
 def evaluate_probe(
-    model: LanguageModel,
-    stream: Stream,
-    tokenizer: Tokenizer,
-    config: Config,
-    progress: Callable[[int, int], None] | None = None,
+    model: LanguageModel, stream: Stream, tokenizer: Tokenizer, config: Config, progress: Progress | None = None
 ) -> dict[str, Any]:
     """The probe `eval.probe` of one row. Every segment starts with an empty memory, and is read as for perplexity.
 
@@ -42,7 +37,7 @@ def evaluate_probe(
         stream: the split to evaluate.
         tokenizer: of the stream; the pairs of `recall` are of its tokens.
         config: the row's settings; `eval.local` tokens are read at a time (see `chunk_length`).
-        progress: called with segments read, and in all.
+        progress: called with tokens read, and in all.
 
     Returns:
         prompts (segments); tokens, nll (nats a token), nll_se, perplexity, perplexity_se and segments [[first token
@@ -58,51 +53,91 @@ def evaluate_probe(
 
     Raises UserError if the settings do not fit the split, the tokenizer or the model.
     """
-    settings = config.eval
-    measured = Measurement(model, config)
-    local, batch_size, device = measured.local, measured.batch_size, measured.device
+    settings, measured = config.eval, Measurement(model, config, progress)
     texts = probe_texts(settings, stream, tokenizer)
-    losses, hits = [], []
+    count, length = texts.tokens.shape
+    losses, hits = np.zeros((count, length - 1)), np.zeros((count, length - 1), dtype=bool)
     observer = None
     if settings.probe == "copy" and model.config.kind == "landmark" and model.config.block_size is not None:
-        observer = RetrievalMap(settings.length, local, model.config.block_size)
-    measured.start()
-    for start in range(0, len(texts.tokens), batch_size):
-        tokens = torch.from_numpy(texts.tokens[start : start + batch_size]).to(device)
-        memory = new_memory(model, config, observer)
-        with inference(model, config):
-            read = [
-                (token_losses(logits, following), logits.argmax(-1) == following)
-                for logits, following in segment_logits(model, tokens, local, memory)
-            ]
-        losses.append(torch.cat([loss for loss, _ in read], 1).double().cpu().numpy())
-        hits.append(torch.cat([hit for _, hit in read], 1).cpu().numpy())
-        measured.add(memory)
-        if progress is not None:
-            progress(min(start + batch_size, len(texts.tokens)), len(texts.tokens))
-    measured.stop()
+        observer = RetrievalMap(settings.length, measured.local, model.config.block_size)
+    for numbers in measured.batches([length] * count):
+        memory = measured.new_memory(observer)
+        losses[numbers], hits[numbers] = measured.read(texts.tokens[numbers], memory, token_losses, _are_best)
 
-    def sums(values: list[np.ndarray], positions: range) -> list[list[float]]:
+    def sums(values: np.ndarray, positions: range) -> list[list[float]]:
         """Of each segment; the token at position p is predicted at p − 1."""
-        summed = np.concatenate(values)[:, np.asarray(positions) - 1].sum(1)
+        summed = values[:, np.asarray(positions) - 1].sum(1)
         return [[start, len(positions), value.item()] for start, value in zip(texts.starts, summed, strict=True)]
 
-    counted = sums(losses, texts.counted)
     results = {
-        "prompts": len(texts.tokens),
-        **loss_entries(counted),
+        "prompts": count,
+        **loss_entries(sums(losses, texts.counted)),
         # The last token of a segment is predicted and not read.
-        **measured.entries(texts.tokens.size, settings.length - 1),
+        **measured.entries(measured.done, settings.length - 1),
     }
-    if settings.probe == "copy":
-        compared = sums(losses, texts.compared)
-        first, first_error = mean_and_error(compared)
-        own = {"first_copy": first, "first_copy_se": first_error}
-        own |= {"second_copy": results["nll"], "second_copy_se": results["nll_se"]}
-        copy_map = None if observer is None else observer.summary(len(texts.tokens))
-        own |= {"first_segments": compared} | ({} if copy_map is None else {"copy_map": copy_map})
-        return results | own
-    right = sums(hits, texts.counted)
-    low, high = share_interval(right)
-    own = {"recall": mean_and_error(right)[0], "recall_low": low, "recall_high": high}
-    return results | own | {"correct": [count for *_, count in right]}
+    if settings.probe == "recall":
+        return results | _recall(sums(hits, texts.counted))
+    compared = sums(losses, texts.compared)
+    first, first_error = mean_and_error(compared)
+    own = {"first_copy": first, "first_copy_se": first_error, "first_segments": compared}
+    own |= {"second_copy": results["nll"], "second_copy_se": results["nll_se"]}
+    copy_map = None if observer is None else observer.summary(count)
+    return results | own | ({} if copy_map is None else {"copy_map": copy_map})
+
+
+def evaluate_mqar(
+    model: LanguageModel,
+    corpus: SyntheticCorpus,
+    tokenizer: Tokenizer,
+    config: Config,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """The share of queries in `eval.prompts` texts of `eval.length` tokens whose value is the most probable of all ids.
+
+    Args:
+        model: in evaluation mode.
+        corpus: makes the texts.
+        tokenizer: whose ids are keys and values.
+        config: the row's settings; `eval.local` tokens are read at a time (see `chunk_length`).
+        progress: called with tokens read, and in all.
+
+    Returns recall, recall_low and recall_high (95 %, see `share_interval`), prompts (texts), correct [of each text],
+    tokens (queries), keys_attended, landmarks_scored, seconds, tokens_per_second, peak_memory_bytes, memory.
+
+    Raises UserError if the settings do not fit the model, or the pairs the length.
+    """
+    settings, measured = config.eval, Measurement(model, config, progress)
+    assert isinstance(corpus.data, Mqar)
+    drawn = [sample_generator(settings.split, settings.length, number) for number in range(settings.prompts)]
+    texts = [corpus.data.text(rng, settings.length, tokenizer) for rng in drawn]
+    tokens, targets = (np.stack(arrays) for arrays in zip(*texts, strict=True))
+    tokens = np.pad(tokens, ((0, 0), (0, 1)))  # the last one is not read
+    right = np.zeros(len(texts), dtype=int)
+    for numbers in measured.batches([settings.length] * len(texts)):
+        (best,) = measured.read(tokens[numbers], measured.new_memory(), _best)
+        right[numbers] = (best == targets[numbers]).sum(1)
+    asked = (targets != NO_LOSS).sum(1).tolist()
+    counted = [[*each] for each in zip(range(len(texts)), asked, right.tolist(), strict=True)]
+    return {
+        **_recall(counted),
+        "prompts": len(texts),
+        "tokens": sum(asked),
+        **measured.entries(measured.done),
+    }
+
+
+def _best(logits: Tensor, _: Tensor) -> Tensor:
+    """The most probable ids."""
+    return logits.argmax(-1)
+
+
+def _are_best(logits: Tensor, following: Tensor) -> Tensor:
+    """Whether the ids that follow are the most probable ones."""
+    return logits.argmax(-1) == following
+
+
+def _recall(counted: list[list[float]]) -> dict[str, Any]:
+    """The entries of a share of values. counted: of each text its place, the values, and those that are right."""
+    low, high = share_interval(counted)
+    shares = {"recall": mean_and_error(counted)[0], "recall_low": low, "recall_high": high}
+    return shares | {"correct": [hits for *_, hits in counted]}

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from itertools import groupby
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from landmark.data.synthetic_corpus import SyntheticCorpus
-from landmark.data.tokenizers import Tokenizer
-from landmark.evaluation.measurement import Measurement
-from landmark.evaluation.memories import new_memory
+from landmark.evaluation.measurement import Measurement, Progress
 from landmark.memory import Memory
 from landmark.utils.significance import clopper_pearson
 
 if TYPE_CHECKING:
     from landmark.config import Config
+    from landmark.data import SyntheticCorpus, Tokenizer
     from landmark.models import LanguageModel
 
 
@@ -27,7 +24,7 @@ def evaluate_recall(
     corpus: SyntheticCorpus,
     tokenizer: Tokenizer,
     config: Config,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> dict[str, Any]:
     """The share of `eval.prompts` prompts of `eval.length` tokens that are answered within `eval.generated` tokens.
 
@@ -40,45 +37,35 @@ def evaluate_recall(
         config: the row's settings.
         progress: called with tokens of the prompts read, and in all.
 
-    Returns:
-        accuracy, accuracy_low and accuracy_high (see `score_interval`), prompts, correct [0…1 for each], answers
-        [[expected, generated]], tokens, keys_attended, landmarks_scored, seconds, tokens_per_second,
-        peak_memory_bytes, memory.
+    Returns accuracy, accuracy_low and accuracy_high (see `score_interval`), prompts, correct [0…1 for each], answers
+    [[expected, generated]], tokens, keys_attended, landmarks_scored, seconds, tokens_per_second, peak_memory_bytes,
+    memory.
 
     Raises UserError if the length is too short for a prompt.
     """
-    settings = config.eval
+    settings, measured = config.eval, Measurement(model, config, progress)
     assert settings.generated is not None
-    measured = Measurement(model, config)
     prompts = corpus.prompts(settings.split, settings.length, settings.prompts)
     correct: list[float] = [0] * len(prompts)
     answers = [["", ""]] * len(prompts)
-    done, total = 0, sum(len(prompt.tokens) for prompt in prompts)
-    measured.start()
-    by_length = sorted(range(len(prompts)), key=lambda n: len(prompts[n].tokens))
-    for _, same in groupby(by_length, key=lambda n: len(prompts[n].tokens)):
-        numbers = list(same)
-        for start in range(0, len(numbers), measured.batch_size):
-            batch = numbers[start : start + measured.batch_size]
-            memory = new_memory(model, config)
-            if config.retrieval.scorer == "given" and model.config.block_size is not None:
-                kept = memory if isinstance(memory, Memory) else memory.memory  # of a model of transformers
-                given: Any = getattr(kept.select, "inner", kept.select)  # within a cutoff
-                given.numbers = evidence_blocks([prompts[n].evidence for n in batch], kept.block_size)
-            generated = model.generate(
-                [prompts[n].tokens for n in batch],
-                settings.generated,
-                local=measured.local,
-                memory=memory,
-                progress=None if progress is None else lambda read, _, before=done: progress(before + read, total),
-            )
-            for n, ids in zip(batch, generated, strict=True):
-                text = tokenizer.decode(ids)
-                answers[n] = [prompts[n].answer, text]
-                correct[n] = corpus.data.score(text, prompts[n].answer)
-            measured.add(memory)
-            done += sum(len(prompts[n].tokens) for n in batch)
-    measured.stop()
+    lengths = [len(prompt.tokens) for prompt in prompts]
+
+    def tell(read: int, _: int) -> None:
+        if progress is not None:
+            progress(measured.done + read, sum(lengths))
+
+    for numbers in measured.batches(lengths):
+        memory = measured.new_memory()
+        if config.retrieval.scorer == "given" and model.config.block_size is not None:
+            kept = memory if isinstance(memory, Memory) else memory.memory  # of a model of transformers
+            given: Any = getattr(kept.select, "inner", kept.select)  # within a cutoff
+            given.numbers = evidence_blocks([prompts[n].evidence for n in numbers], kept.block_size)
+        tokens, reading = [prompts[n].tokens for n in numbers], {"local": measured.local, "memory": memory}
+        generated = model.generate(tokens, settings.generated, **reading, progress=tell)
+        for n, ids in zip(numbers, generated, strict=True):
+            text = tokenizer.decode(ids)
+            answers[n] = [prompts[n].answer, text]
+            correct[n] = corpus.data.score(text, prompts[n].answer)
     low, high = score_interval(correct)
     return {
         "accuracy": sum(correct) / len(correct),
@@ -87,8 +74,8 @@ def evaluate_recall(
         "prompts": len(correct),
         "correct": correct,
         "answers": answers,
-        "tokens": done,
-        **measured.entries(done),
+        "tokens": measured.done,
+        **measured.entries(measured.done),
     }
 
 

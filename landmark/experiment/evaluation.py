@@ -31,8 +31,7 @@ def evaluate_row(job: Job, inputs: Inputs) -> dict[str, Any]:
     shape = decoder_config(config.model, tokenizer, config.cmt.enabled)
     model = load(job.run.folder, shape, evaluation_device(config), config.model.dtype or "float32")
     recalls_pairs = isinstance(corpus, SyntheticCorpus) and isinstance(corpus.data, Mqar)
-    counts_texts = recalls_pairs or config.eval.probe is not None or config.eval.retriever is not None
-    with ProgressBar(job.name, " texts" if counts_texts else "tok") as progress:
+    with ProgressBar(job.name, "tok" if config.eval.retriever is None else " texts") as progress:
         if config.eval.task is not None:
             corpus = task_corpus(config, cast("Stream", corpus.split(config.eval.split)), tokenizer)
         if isinstance(corpus, SyntheticCorpus):

@@ -8,7 +8,7 @@ import torch
 
 from landmark.data.evaluation_texts import probe_texts
 from landmark.evaluation import evaluate_probe
-from landmark.evaluation.retrieval_map import CELLS, RetrievalMap
+from landmark.evaluation.retrieval import CELLS, RetrievalMap
 from landmark.memory.observer import Retrieval
 from landmark.memory.query_selection import QuerySelection
 from landmark.memory.settings import GRANULARITIES

@@ -6,7 +6,7 @@ import torch
 
 from landmark.evaluation import evaluate
 from landmark.evaluation.chunks import penultimate_chunk_start
-from landmark.evaluation.retrieval_statistics import distinct
+from landmark.evaluation.retrieval import distinct
 from landmark.memory.settings import GRANULARITIES
 from landmark.models import Decoder
 from landmark.utils.errors import UserError

@@ -6,7 +6,6 @@ others, earlier or later, whose landmarks have the highest scores.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,9 +14,7 @@ import torch
 from landmark.data.evaluation_texts import segments
 from landmark.data.stream import Stream
 from landmark.data.tokenizers import Tokenizer
-from landmark.evaluation.losses import SegmentLosses
-from landmark.evaluation.measurement import Measurement
-from landmark.evaluation.perplexity import inference, token_losses
+from landmark.evaluation.measurement import Measurement, Progress, SegmentLosses, inference, token_losses
 from landmark.extensions.masked_lm.tokens import masked_tokens
 
 if TYPE_CHECKING:
@@ -30,7 +27,7 @@ def evaluate_masked(
     stream: Stream,
     tokenizer: Tokenizer,
     config: Config,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Masked perplexity of one row. The same tokens are hidden for every model, and at every length.
 
@@ -48,30 +45,23 @@ def evaluate_masked(
 
     Raises UserError if the settings do not fit the split or the model.
     """
-    settings, measured = config.eval, Measurement(model, config)
+    settings, measured = config.eval, Measurement(model, config, progress)
     cut = segments(len(stream), settings.length, settings.tokens, settings.span)
     masks = masked_tokens(tokenizer)
     blocks = {"top_k": config.retrieval.k} if model.config.kind == "landmark" else {}
     counted = SegmentLosses(settings.length)
-    done, total = 0, sum(segment.length for segment in cut)
-    measured.start()
-    for start in range(0, len(cut), measured.batch_size):
-        batch = cut[start : start + measured.batch_size]
+    for numbers in measured.batches([segment.length for segment in cut]):
+        batch = [cut[number] for number in numbers]
         raw = np.stack([stream.tokens[s.start : s.start + s.length] for s in batch]).astype(np.int64)
         tokens = torch.from_numpy(raw).to(measured.device)
         shown, hidden = masks.of_text(tokens, [segment.start for segment in batch])
         with inference(model, config):
             logits = model(shown, **blocks)
             losses = token_losses(logits.to(torch.promote_types(logits.dtype, torch.float32)), tokens)
-        for segment, loss, is_hidden in zip(batch, losses.double().cpu().numpy(), hidden.cpu().numpy(), strict=True):
+        for segment, loss, is_hidden in zip(batch, losses.cpu().numpy(), hidden.cpu().numpy(), strict=True):
             places = np.arange(segment.length - segment.counted, segment.length)
             counted.add(segment.start + segment.length - segment.counted, loss, places[is_hidden[places]])
-        measured.add(None)
-        done += sum(segment.length for segment in batch)
-        if progress is not None:
-            progress(done, total)
-    measured.stop()
-    return counted.entries() | measured.entries(total, attended=_attended(config))
+    return counted.entries() | measured.entries(measured.done, attended=_attended(config))
 
 
 def _attended(config: Config) -> tuple[float, float]:

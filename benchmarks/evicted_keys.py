@@ -31,8 +31,8 @@ PRESSES = {"snapkv": "SnapKVPress", "expected": "ExpectedAttentionPress", "tova"
 def write_prompts(model: str, path: Path, length: int, count: int) -> None:
     """Write ids, where the question begins among them, and the answer."""
     from landmark.data.passkey import Passkey
-    from landmark.data.pretrained_tokenizer import PretrainedTokenizer
     from landmark.data.synthetic_corpus import SyntheticCorpus
+    from landmark.data.tokenizers import PretrainedTokenizer
     from landmark.huggingface.safe_loading import open_tokenizer
 
     plain = open_tokenizer(model)

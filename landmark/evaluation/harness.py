@@ -22,8 +22,7 @@ from lm_eval.models.utils import normalize_gen_kwargs  # pyright: ignore[reportM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 
-from landmark.data.pretrained_tokenizer import PretrainedTokenizer
-from landmark.data.tokenizers import Tokenizer, load_tokenizer
+from landmark.data.tokenizers import PretrainedTokenizer, Tokenizer, load_tokenizer
 from landmark.evaluation.measurement import batches_of_same_length
 from landmark.models import LanguageModel, load
 from landmark.models.language_model import Sampling

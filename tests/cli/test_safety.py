@@ -172,7 +172,7 @@ def folder(tmp_path):
 
 
 def test_code_in_a_models_folder_is_not_run(folder):
-    from landmark.data.pretrained_tokenizer import open_pretrained
+    from landmark.data.tokenizers import open_pretrained
     from landmark.models.pretrained import load_pretrained
 
     proof = folder / "executed"

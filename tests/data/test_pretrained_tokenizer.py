@@ -10,10 +10,9 @@ pytest.importorskip("transformers", reason="the optional extra `hf` is not insta
 from tokenizers import Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
-from landmark.data.pretrained_tokenizer import PretrainedTokenizer, open_pretrained
 from landmark.data.ruler import evidence_ranges
 from landmark.data.ruler.tasks import Sample
-from landmark.data.tokenizers import load_tokenizer
+from landmark.data.tokenizers import PretrainedTokenizer, load_tokenizer, open_pretrained
 from landmark.utils.errors import UserError
 from tests.huggingface.conftest import make_tokenizer
 

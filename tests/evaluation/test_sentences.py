@@ -119,7 +119,7 @@ def test_blocks_are_of_the_text_where_the_tokenizer_changes_it():
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    from landmark.data.pretrained_tokenizer import PretrainedTokenizer
+    from landmark.data.tokenizers import PretrainedTokenizer
 
     letters = {letter: number for number, letter in enumerate("▁abcdefghijklmnopqrstuvwxyz.,'?")}
     inner = Tokenizer(models.BPE(vocab=letters, merges=[], unk_token="?"))

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from landmark.data.pretrained_tokenizer import open_pretrained
+from landmark.data.tokenizers import open_pretrained
 from landmark.huggingface.folders import folder_of
 from landmark.utils.errors import UserError
 

@@ -13,11 +13,11 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 from landmark.data.datamodule import WindowDataModule
 from landmark.data.passkey import Passkey
-from landmark.data.pretrained_tokenizer import PretrainedTokenizer
 from landmark.data.ruler import Ruler
 from landmark.data.stream import Stream
 from landmark.data.synthetic_corpus import SyntheticCorpus
 from landmark.data.synthetic_windows import SyntheticWindows
+from landmark.data.tokenizers import PretrainedTokenizer
 from landmark.evaluation.perplexity import evaluate
 from landmark.experiment.evaluation import evaluate_row
 from landmark.huggingface import wrap

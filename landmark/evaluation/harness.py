@@ -57,6 +57,7 @@ class LandmarkLM(TemplateLM):
         batch_size: int | str = 1,
         max_batch_size: int | None = None,
         device: str | None = None,
+        enable_thinking: bool | None = None,
         **memory: Any,
     ):
         """
@@ -72,6 +73,7 @@ class LandmarkLM(TemplateLM):
             batch_size: most texts that are read together; the harness's "auto" is not supported.
             max_batch_size: not used; the harness gives it.
             device: of torch (None: a GPU where there is one).
+            enable_thinking: of the template for chats (None: as it usually does).
             memory: settings of the landmark memory, such as k=4, granularity, tier, max_blocks.
 
         Raises UserError for a path without a model, numbers out of range, another batch size, and memory settings of a
@@ -90,6 +92,7 @@ class LandmarkLM(TemplateLM):
         folder = tokenizer_file if own else tokenizer or path
         self._text: Tokenizer = load_tokenizer(tokenizer if own and tokenizer else "pretrained", folder, vocab_size)
         self._settings = memory
+        self._template = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
         if memory and self.model.config.kind != "landmark":
             raise UserError(f"{', '.join(memory)}: {path} holds a {self.model.config.kind} model, without landmarks")
         has_memory = self._new_memory() is not None
@@ -147,6 +150,7 @@ class LandmarkLM(TemplateLM):
                 tokenize=False,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=not add_generation_prompt,
+                **self._template,
             )
         except TemplateError as error:
             raise UserError(f"apply_chat_template: the model's template refuses the messages ({error})") from error
@@ -183,11 +187,8 @@ class LandmarkLM(TemplateLM):
         for numbers in batches_of_same_length([len(text) for text in texts], self.batch_size):
             inputs = torch.tensor([texts[number][:-1] for number in numbers], device=self.device)
             continuations = [requests[number][2] for number in numbers]
-            logits = self._logits(inputs, max(map(len, continuations)))
-            for number, continuation, each in zip(numbers, continuations, F.log_softmax(logits, -1), strict=True):
-                own, wanted = each[-len(continuation) :], torch.tensor(continuation, device=self.device)
-                score = own.gather(1, wanted[:, None]).sum()
-                answers[number] = float(score), bool((own.argmax(-1) == wanted).all())
+            for number, answer in zip(numbers, self._scores(inputs, continuations), strict=True):
+                answers[number] = answer
                 if requests[number][0] is not None:
                     self.cache_hook.add_partial("loglikelihood", requests[number][0], answers[number])
         return answers
@@ -235,18 +236,29 @@ class LandmarkLM(TemplateLM):
         return [_before(text, until) for text in texts]
 
     @torch.no_grad()
-    def _logits(self, inputs: Tensor, last: int) -> Tensor:
-        """Logits (B, last, vocabulary) after the last tokens of the inputs (B, T)."""
-        memory = self._new_memory()
-        if memory is None:
-            return self.model(inputs)[:, -last:]
-        kept, start = [], 0
-        for chunk in inputs.split(self._local or inputs.shape[1], 1):
+    def _scores(self, inputs: Tensor, continuations: list[list[int]]) -> list[Answer]:
+        """The answer for each continuation, of which the inputs (B, T) have all ids but the last one.
+
+        Only the logits of a chunk are held at a time.
+        """
+        memory, longest, start = self._new_memory(), max(map(len, continuations)), 0
+        targets = torch.zeros_like(inputs)
+        for row, continuation in zip(targets, continuations, strict=True):
+            row[-len(continuation) :] = torch.tensor(continuation)
+        found: list[tuple[Tensor, Tensor]] = []
+        for chunk in inputs.split((self._local if memory is not None else None) or inputs.shape[1], 1):
+            logits = self.model(chunk, **({} if memory is None else {"memory": memory}))
+            skipped = max(0, inputs.shape[1] - longest - start)
+            wanted, logits = targets[:, start + skipped : start + chunk.shape[1]], logits[:, skipped:]
             start += chunk.shape[1]
-            logits = self.model(chunk, memory=memory)
-            if start > inputs.shape[1] - last:
-                kept.append(logits)
-        return torch.cat(kept, 1)[:, -last:]
+            if wanted.shape[1]:
+                scores = F.log_softmax(logits, -1).gather(2, wanted[..., None])[..., 0]
+                found.append((scores, logits.argmax(-1) == wanted))
+        scores, are_best = (torch.cat(parts, 1) for parts in zip(*found, strict=True))
+        return [
+            (float(scores[row, -len(each) :].sum()), bool(are_best[row, -len(each) :].all()))
+            for row, each in enumerate(continuations)
+        ]
 
     def _new_memory(self) -> Any:
         return (

@@ -229,3 +229,28 @@ def test_settings_that_make_no_sense_are_refused(plain, own):
         LandmarkLM(str(plain), device="cpu", batch_size="auto")
     with pytest.raises(UserError, match="retrieval.k=-1"):
         LandmarkLM(str(own), tokenizer="bytes", device="cpu", k=-1)
+
+
+def test_a_setting_of_the_template_reaches_it(without):
+    for thinks, written in ((None, "[Who?]"), (True, "[Who?]<think>")):
+        model = LandmarkLM(str(without), device="cpu", enable_thinking=thinks)
+        model.tokenizer.chat_template = (
+            "{% for each in messages %}[{{ each.content }}]{% endfor %}{% if enable_thinking %}<think>{% endif %}"
+        )
+        assert model.apply_chat_template([{"role": "user", "content": "Who?"}]) == written
+
+
+def test_only_the_logits_of_a_chunk_are_held(without, monkeypatch):
+    """Those of a text of 128 K tokens would take tens of GB."""
+    model = LandmarkLM(str(without), device="cpu", local=16)
+    held, log_softmax = [], torch.nn.functional.log_softmax
+
+    def counted(logits, dim):
+        held.append(logits.shape[1])
+        return log_softmax(logits, dim)
+
+    monkeypatch.setattr("landmark.evaluation.harness.F.log_softmax", counted)
+    text = LINE * 3
+    model.loglikelihood_rolling(requests("loglikelihood_rolling", (text,)))
+    assert max(held) == 16
+    assert sum(held) == len(model.tok_encode(text))

@@ -93,7 +93,7 @@ class LandmarkCache(Cache):
         of_model = {"keys": keys, "scoring": Scoring(softcap=softcap_of(model))}
         self.memory = memory_of(block_size, reading, **of_model, observer=observer)
         self.memory.model = partial(weights_digest, model)
-        self._model, self._local = weakref.ref(model), model.landmarks.local if hasattr(model, "landmarks") else 0
+        self._model, self._local = weakref.ref(model), getattr(getattr(model, "landmarks", None), "local", 0)
         self.marks: list[Mark] | None = None
         self._place(self._mapping)
         self._forget()

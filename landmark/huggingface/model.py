@@ -114,13 +114,10 @@ class LandmarkModel(_Base):
             attention_mask: (B, T) or (B, all tokens so far), 0 for padding. A `LandmarkCache` does not read padding;
                 windows may be padded on the right.
             past_key_values: a `LandmarkCache` for a text that continues, or a cache of the original model.
-            labels: for windows with `phase` too: landmarks are then not predicted, and the target before a landmark is
-                the token after it. A `LandmarkCache` allows none.
-            phase: (B,), for windows with landmarks: tokens missing from the first block of each; with `cu_seqlens`
-                (documents,).
-            cu_seqlens: (documents + 1,), where the documents of a packed row begin and end; they do not see each other.
-            local: tokens of the text read at a time with a `LandmarkCache`. None: as the model was wrapped. A text that
-                is read in other pieces, in one call or in several, retrieves other blocks where k is not all of them.
+            labels: with `phase` landmarks are not predicted, and the target before one is the token after it.
+            phase: (B,), for windows with landmarks: tokens missing from the first block of each; with `cu_seqlens`, the
+                bounds (documents + 1,) of documents that do not see each other in a packed row, (documents,).
+            local: tokens of the text read at a time with a `LandmarkCache`. None: as the model was wrapped.
 
         Raises UserError for arguments that landmarks do not allow, and for labels that would train without landmarks.
         """

@@ -65,15 +65,19 @@ def make_app(model: Any, tokenizer: Any, settings: ServerSettings, name: str = "
         prompts = asked.prompts if isinstance(asked, Completion) else [None]
         answers = [Answer() for _ in range(asked.n * len(prompts))]
         counts: list[tuple[int, int]] = []
-        shape, kind = (responses.TEXT, "cmpl") if isinstance(asked, Completion) else (responses.CHAT, "chatcmpl")
-        head = {"id": f"{kind}-{uuid.uuid4().hex}", "created": int(time.time()), "model": name}
+        is_chat = isinstance(asked, Chat)
+        head = {
+            "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}",
+            "created": int(time.time()),
+            "model": name,
+        }
         pieces = _pieces(asked, client, answers, counts, gone)
         first = next(pieces)  # errors before the first token have a status of their own
         every = itertools.chain([first], pieces)
-        response = responses.Response(every, answers, counts, head, shape, asked.probable is not None)
+        response = responses.Response(every, answers, counts, head, is_chat, asked.probable is not None)
         if not asked.stream:
             return response.whole()
-        with_usage = asked.stream_options is not None and asked.stream_options.include_usage
+        with_usage = bool((asked.stream_options or {}).get("include_usage"))
         return _Stream(response.events(with_usage), pieces)
 
     def _pieces(

@@ -1,10 +1,9 @@
 """The sessions and documents of a server on disk: one folder for each, of a key.
 
 Each has the ids of its text, the messages of its chat, and a memory that has read a beginning of the text (a folder of
-`LandmarkCache.save`). What is new in ids and messages is written with each answer; the memory is written again where
-much is new, so that a turn of ten tokens writes little. One file names all, and is replaced as a whole: a server which
-is killed at any moment finds the session before the request or after it. One server at a time has the folder; the
-system takes the lock from a server that dies.
+`LandmarkCache.save`), which is written again where much is new. One file names all, and is replaced as a whole: after a
+kill at any moment the session is that before the request or after it. One server at a time has the folder; the system
+takes the lock from a server that dies.
 """
 
 from __future__ import annotations

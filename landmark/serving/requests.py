@@ -36,12 +36,6 @@ class _Body(BaseModel):
         return {name: x for name, x in given.items() if x is not None}
 
 
-class StreamOptions(_Body):
-    """What a streamed answer has besides. include_usage: a last chunk with the numbers of tokens."""
-
-    include_usage: bool = False
-
-
 class Asked(_Body):
     """What both kinds of completions have. session: goes on with this memory. document: starts from this one."""
 
@@ -57,7 +51,7 @@ class Asked(_Body):
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     n: int = Field(1, ge=1, le=128)
     stream: bool = False
-    stream_options: StreamOptions | None = None
+    stream_options: dict[str, Any] | None = Field(None, description="include_usage: a last chunk with the counts")
     session: Text | None = None
     document: Text | None = None
     # Fields that would change the answer, and have no effect here: only the values without one are allowed.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,15 +14,88 @@ from landmark.utils.errors import UserError
 LOG = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Shape:
-    """How a kind of completion writes text and reasoning, whole and in parts (None: the end), and probabilities."""
+@dataclass
+class Response:
+    """The response to a request while its answers are made, whole or as server-sent events.
 
-    object: str
-    chunk: str
-    whole: Callable[[str, str], Any]
-    part: Callable[[str | None, str], Any]
-    logprobs: Callable[[list[Token]], Any]
+    answers, counts: are filled while `pieces` are read, counts with the tokens of each prompt, and those of them that
+    were read before. head: what it has besides. with_logprobs: whether the tokens' probabilities are given.
+    """
+
+    pieces: Iterator[Piece]
+    answers: list[Answer]
+    counts: list[tuple[int, int]]
+    head: dict[str, Any]
+    is_chat: bool
+    with_logprobs: bool
+
+    def whole(self) -> dict[str, Any]:
+        """All answers."""
+        tokens = [[] for _ in self.answers]
+        for piece in self.pieces:
+            tokens[piece.index] += piece.tokens
+        choices = []
+        for number, answer in enumerate(self.answers):
+            message = {**_message(answer.text, answer.reasoning), "refusal": None}
+            said = {"message": message} if self.is_chat else {"text": answer.text}
+            choices.append(self._choice(number, answer.finish, tokens[number]) | said)
+        name = "chat.completion" if self.is_chat else "text_completion"
+        return {**self.head, "object": name, "choices": choices, "usage": self.usage()}
+
+    def events(self, with_usage: bool) -> Generator[str]:
+        """The events of streamed answers; an error becomes an event too.
+
+        with_usage: whether a last event, without text, has the numbers of tokens; all others then have none, null.
+        """
+        name = "chat.completion.chunk" if self.is_chat else "text_completion"
+        head = {**self.head, "object": name, **({"usage": None} if with_usage else {})}
+        try:
+            for piece in self.pieces:
+                # A piece without text gives the server a moment to see whether the client is still there.
+                choices = []
+                if piece.text or piece.reasoning or piece.tokens:
+                    said = {"delta": _message(piece.text, piece.reasoning)} if self.is_chat else {"text": piece.text}
+                    choices.append(self._choice(piece.index, None, piece.tokens) | said)
+                if piece.finish:
+                    said = {"delta": {}} if self.is_chat else {"text": ""}
+                    choices.append(self._choice(piece.index, piece.finish, None) | said)
+                yield "".join(_data({**head, "choices": [choice]}) for choice in choices)
+            if with_usage:
+                yield _data({**head, "choices": [], "usage": self.usage()})
+        except UserError as refused:
+            yield _data(error(str(refused), "server_error"))
+        except Exception:
+            LOG.exception("a streamed answer failed")
+            yield _data(error("the server failed", "server_error"))
+        yield "data: [DONE]\n\n"
+
+    def _choice(self, index: int, finish: str | None, tokens: list[Token] | None) -> dict[str, Any]:
+        """tokens: with their probabilities; None: there are none, at the end of a stream."""
+        of = _of_chat if self.is_chat else _of_text
+        logprobs = of(tokens) if self.with_logprobs and tokens is not None else None
+        return {"index": index, "finish_reason": finish, "logprobs": logprobs}
+
+    def usage(self) -> dict[str, Any]:
+        """The numbers of tokens; `cached_tokens` of the prompts were read before."""
+        prompt_tokens, cached = (sum(counts) for counts in zip(*self.counts, strict=True))
+        said = sum(len(answer.tokens) for answer in self.answers)
+        counted = {"prompt_tokens": prompt_tokens, "completion_tokens": said, "total_tokens": prompt_tokens + said}
+        return {**counted, "prompt_tokens_details": {"cached_tokens": cached}}
+
+
+def _data(content: dict[str, Any]) -> str:
+    return f"data: {json.dumps(content)}\n\n"
+
+
+def error(message: str, kind: str = "invalid_request_error", code: str | None = None) -> dict[str, Any]:
+    """An error in OpenAI's form. message: one line; what of it is no text is replaced."""
+    one_line = " ".join(message.encode(errors="replace").decode().split())
+    return {"error": {"message": one_line, "type": kind, "param": None, "code": code}}
+
+
+def _message(text: str, reasoning: str) -> dict[str, Any]:
+    """A message, or more of it; as in other servers, reasoning has a field of its own."""
+    return {"role": "assistant", "content": text, **({"reasoning_content": reasoning} if reasoning else {})}
 
 
 def _of_text(tokens: list[Token]) -> dict[str, Any]:
@@ -43,100 +116,3 @@ def _of_chat(tokens: list[Token]) -> dict[str, Any]:
         for token in tokens
     ]
     return {"content": content, "refusal": None}
-
-
-_NAME = "text_completion"
-TEXT = Shape(_NAME, _NAME, lambda text, _: {"text": text}, lambda text, _: {"text": text or ""}, _of_text)
-
-
-def _message(text: str | None, reasoning: str) -> dict[str, Any]:
-    """A message, or more of it; as in other servers, reasoning has a field of its own."""
-    thought = {"reasoning_content": reasoning} if reasoning else {}
-    return {} if text is None else {"role": "assistant", "content": text, **thought}
-
-
-CHAT = Shape(
-    "chat.completion",
-    "chat.completion.chunk",
-    lambda text, reasoning: {"message": {**_message(text, reasoning), "refusal": None}},
-    lambda text, reasoning: {"delta": _message(text, reasoning)},
-    _of_chat,
-)
-
-
-@dataclass
-class Response:
-    """The response to a request while its answers are made, whole or as server-sent events.
-
-    answers, counts: are filled while `pieces` are read, counts with the tokens of each prompt, and those of them that
-    were read before. head: what it has besides. with_logprobs: whether the tokens' probabilities are given.
-    """
-
-    pieces: Iterator[Piece]
-    answers: list[Answer]
-    counts: list[tuple[int, int]]
-    head: dict[str, Any]
-    shape: Shape
-    with_logprobs: bool
-
-    def whole(self) -> dict[str, Any]:
-        """All answers."""
-        tokens = [[] for _ in self.answers]
-        for piece in self.pieces:
-            tokens[piece.index] += piece.tokens
-        choices = [
-            {
-                "index": number,
-                "finish_reason": answer.finish,
-                "logprobs": self.shape.logprobs(tokens[number]) if self.with_logprobs else None,
-                **self.shape.whole(answer.text, answer.reasoning),
-            }
-            for number, answer in enumerate(self.answers)
-        ]
-        return {**self.head, "object": self.shape.object, "choices": choices, "usage": self.usage()}
-
-    def events(self, with_usage: bool) -> Generator[str]:
-        """The events of streamed answers; an error becomes an event too.
-
-        with_usage: whether a last event, without text, has the numbers of tokens; all others then have none, null.
-        """
-        no_usage = {"usage": None} if with_usage else {}
-        try:
-            for piece in self.pieces:
-                # A piece without text gives the server a moment to see whether the client is still there.
-                has_content = piece.text or piece.reasoning or piece.tokens
-                said = self._event(piece, piece.text, no_usage) if has_content else ""
-                yield said + (self._event(piece, None, no_usage) if piece.finish else "")
-            if with_usage:
-                yield _data({**self.head, "object": self.shape.chunk, "choices": [], "usage": self.usage()})
-        except UserError as refused:
-            yield _data(error(str(refused), "server_error"))
-        except Exception:
-            LOG.exception("a streamed answer failed")
-            yield _data(error("the server failed", "server_error"))
-        yield "data: [DONE]\n\n"
-
-    def _event(self, piece: Piece, text: str | None, no_usage: dict[str, None]) -> str:
-        """text: None at the end of an answer."""
-        logprobs = self.shape.logprobs(piece.tokens) if self.with_logprobs and text is not None else None
-        finish = piece.finish if text is None else None
-        choice = {"index": piece.index, "finish_reason": finish, "logprobs": logprobs}
-        choice |= self.shape.part(text, piece.reasoning)
-        return _data({**self.head, "object": self.shape.chunk, "choices": [choice], **no_usage})
-
-    def usage(self) -> dict[str, Any]:
-        """The numbers of tokens; `cached_tokens` of the prompts were read before."""
-        prompt_tokens, cached = (sum(counts) for counts in zip(*self.counts, strict=True))
-        said = sum(len(answer.tokens) for answer in self.answers)
-        counted = {"prompt_tokens": prompt_tokens, "completion_tokens": said, "total_tokens": prompt_tokens + said}
-        return {**counted, "prompt_tokens_details": {"cached_tokens": cached}}
-
-
-def _data(content: dict[str, Any]) -> str:
-    return f"data: {json.dumps(content)}\n\n"
-
-
-def error(message: str, kind: str = "invalid_request_error", code: str | None = None) -> dict[str, Any]:
-    """An error in OpenAI's form. message: one line; what of it is no text is replaced."""
-    one_line = " ".join(message.encode(errors="replace").decode().split())
-    return {"error": {"message": one_line, "type": kind, "param": None, "code": code}}

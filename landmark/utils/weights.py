@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -49,7 +49,7 @@ def weights_state(model: nn.Module) -> int:
     versions = [weight.dtype for weight in model.parameters() if weight.is_inference()]
     versions += [(weight.dtype, weight._version) for weight in model.parameters() if not weight.is_inference()]
     adapters = [
-        (name, tuple(_used_adapters(module)), tuple(module.merged_adapters))
+        (name, tuple(_used_adapters(module)), tuple(cast(Any, module).merged_adapters))
         for name, module in model.named_modules()
         if hasattr(module, "adapter_layer_names")
     ]

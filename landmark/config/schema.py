@@ -292,6 +292,8 @@ def memory_settings(config: Config) -> MemorySettings:
     values = {item.name: value_of(config, item.metadata["key"]) for item in fields(MemorySettings)}
     if not config.model.as_is:  # a memory.window is then that of a plain transformer
         values["window"] = None
+    elif values["dense"] is None and config.task != "generate":  # rows measure blocks
+        values["dense"] = 0
     return MemorySettings(**values)
 
 

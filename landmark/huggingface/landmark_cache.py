@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import warnings
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -37,10 +36,11 @@ from landmark.huggingface.families import (
     window_size,
 )
 from landmark.memory.construction import memory_of
+from landmark.memory.memory import Memory
 from landmark.memory.observer import Observer
-from landmark.memory.positions import Stingy, TruePositions
 from landmark.memory.saving import read_content
 from landmark.memory.settings import MemorySettings
+from landmark.memory.summaries import SummaryMemory
 from landmark.utils.errors import UserError
 from landmark.utils.weights import weights_digest, weights_state
 
@@ -55,8 +55,8 @@ class LandmarkCache(Cache):
     To transformers, its length is the number of the text's own tokens, without landmarks. For each chunk of a text:
 
     1. inside `reading`, the model calls `attend` in each layer with full attention;
-    2. `attend` undoes the rotation, because the memory assigns positions itself, and attends through the memory. Where
-       the text has no landmarks and blocks have true positions, the model's own rotation stands;
+    2. `attend` attends through the memory. With landmarks it undoes the rotation before, because the memory assigns
+       positions itself; without, the model's own rotation stands;
     3. at the end of `reading` the chunk's blocks are stored. If a layer fails, nothing of the chunk is kept.
 
     The samples of a batch share one memory as long as each chunk has the same number of tokens for all of them. In a
@@ -86,16 +86,22 @@ class LandmarkCache(Cache):
         super().__init__(layers=self._new_layers())
         self.landmark_layers = landmark_layers(model)
         self._frequencies = inverse_frequencies(model)
-        keys = Keys(0.0, "token" if landmarks else "none", memory_frequencies(model), unrotated_layers(model))
-        reading = MemorySettings().updated(settings)
-        self._turning, self._mapping = keys, reading.mapping
-        self._trained = text_config(model).max_position_embeddings
-        of_model = {"keys": keys, "scoring": Scoring(softcap=softcap_of(model))}
-        self.memory = memory_of(block_size, reading, **of_model, observer=observer)
+        of_model: dict[str, Any]
+        if landmarks:
+            keys = Keys(0.0, "token", memory_frequencies(model), unrotated_layers(model))
+            of_model = {"keys": keys, "scoring": Scoring(softcap=softcap_of(model))}
+        else:
+            of_model = {
+                "positions": text_config(model).max_position_embeddings,
+                "frequencies": self._frequencies,
+                "unrotated_layers": unrotated_layers(model),
+            }
+        self.memory: Memory | SummaryMemory = memory_of(
+            block_size, MemorySettings().updated(settings), **of_model, observer=observer
+        )
         self.memory.model = partial(weights_digest, model)
         self._model, self._local = weakref.ref(model), getattr(getattr(model, "landmarks", None), "local", 0)
         self.marks: list[Mark] | None = None
-        self._place(self._mapping)
         self._forget()
 
     def _new_layers(self) -> list[Any]:
@@ -112,35 +118,20 @@ class LandmarkCache(Cache):
         self._columns = 0  # of a padded batch: tokens read, padding included
         self.torn = False  # whether an error left a text read in part
 
-    def _place(self, mapping: str) -> None:
-        """Let the memory, of which nothing is read, place blocks by this mapping; "auto": at true positions so far."""
-        self.memory.positions = Stingy() if mapping == "stingy" else TruePositions()
-        self._keeps_rotation = mapping != "stingy" and self._turning.landmark == "none"
-        self.memory.keys = Keys(0.0, "none", torch.zeros(1)) if self._keeps_rotation else self._turning
-
     def expect(self, tokens: int) -> None:
-        """Get ready to read so many tokens more; a text that is read in parts may be announced as a whole.
-
-        With the mapping "auto" a text that goes beyond the positions of the model's training is read with the stingy
-        mapping, if that is known before anything is read; else a warning says so.
-        """
-        total = self.memory.tokens_read + tokens
-        self.memory.expect(total // self.memory.block_size)
-        if self._mapping != "auto" or not self._keeps_rotation or total <= self._trained:
-            return
-        if self.memory.position == 0:
-            self._place("stingy")
-        elif self.memory.tokens_read <= self._trained:
-            warnings.warn(
-                f"the text goes beyond the {self._trained:,} positions that the model was trained on: give the memory "
-                "mapping='stingy', or its whole length beforehand with expect()",
-                stacklevel=2,
-            )
+        """Get ready to read so many tokens more; a text that is read in parts may be announced as a whole."""
+        self.memory.expect(tokens)
 
     @property
     def stats(self) -> dict[str, Any]:
         """See `landmark.memory.Memory.stats`; a padded batch has those of its `groups` alone."""
         return self.memory.stats
+
+    def group(self, tokens: int, device: torch.device) -> int | None:
+        """Queries that choose blocks together where their tokens are known, in a text of so many; None: none do."""
+        memory = self.memory
+        chooses = isinstance(memory, SummaryMemory) and memory.chooses(tokens, device.type)
+        return memory.block_size if chooses else None
 
     @property
     def has_windows(self) -> bool:
@@ -152,15 +143,18 @@ class LandmarkCache(Cache):
         return {number: x for number, x in enumerate(self.layers) if isinstance(x, DynamicSlidingWindowLayer)}
 
     @contextmanager
-    def reading(self, ids: Tensor, length: int, device: torch.device) -> Iterator[Tensor]:
+    def reading(self, ids: Tensor, length: int, device: torch.device, known: bool = False) -> Iterator[Tensor]:
         """Read a chunk of `length` tokens, landmarks included.
 
-        ids: (B, n), of the chunk, without landmarks. Gives its position ids (1, length). Where the memory assigns
-        positions itself and no layer has a sliding window, all are 0: the rotation is the identity, and undoing it is
-        exact. Raises UserError if a layer did not attend with landmarks.
+        ids: (B, n), of the chunk, without landmarks. known: whether none of its logits is wanted, so that its tokens
+        may choose blocks together. Gives its position ids (1, length). Where the memory assigns positions itself and no
+        layer has a sliding window, all are 0: the rotation is the identity, and undoing it is exact. Raises UserError
+        if a layer did not attend with landmarks.
         """
         positions = torch.zeros(1, length, dtype=torch.int64, device=device)
-        if self._windows or self._keeps_rotation:
+        if isinstance(self.memory, SummaryMemory):
+            self.memory.known = known
+        if self._windows or isinstance(self.memory, SummaryMemory):
             positions = positions + torch.arange(self.memory.position, self.memory.position + length, device=device)
         before = [(layer, vars(layer).copy()) for layer in self._windows.values()]
         self._chunk.positions = positions
@@ -177,35 +171,26 @@ class LandmarkCache(Cache):
             self._chunk.positions = None
         self.memory.commit()
         self.ids = torch.cat([self.ids.to(ids.device), ids], 1) if self.ids.numel() else ids
-        if ids.shape[1] == self._local:  # from there on, chunks are those of the text read at once
+        # With landmarks only from there on chunks are those of the text read at once; without, chunks do not show.
+        if ids.shape[1] == self._local or (isinstance(self.memory, SummaryMemory) and ids.shape[1] > 1):
             self.add_mark()
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, sinks: Sinks | None) -> Tensor:
         """Attend to the chunk and to the memory; see `LandmarkWindow.attend`."""
-        assert scoring.softcap == self.memory.scoring.softcap
         assert self._chunk.positions is not None  # or `_MemoryLayer.update` had raised
         self._chunk.attended.add(layer)
-        self._check_dtype(layer, k.dtype)
-        if layer not in self.memory.keys.unrotated_layers and not self._keeps_rotation:
+        if isinstance(self.memory, SummaryMemory):
+            return self.memory.attend(layer, q, k, v, scoring, sinks)
+        if layer not in self.memory.keys.unrotated_layers:
             positions = self._chunk.positions.to(q.device) if self._windows else None
             q, k = (unrotate(x, positions, self._frequencies) for x in (q, k))
         rescale = scoring.scale_of(q.shape[-1]) * math.sqrt(q.shape[-1])
         return self.memory.attend(layer, q if rescale == 1 else q * rescale, k, v, sinks)
 
-    def _check_dtype(self, layer: int, dtype: torch.dtype) -> None:
-        """Raise UserError where the text so far has keys of another type."""
-        state = self.memory.layers.get(layer)
-        if state is not None and state.pending is not None and state.pending[0].dtype != dtype:
-            raise UserError(
-                f"the memory has keys of {state.pending[0].dtype}, this chunk of {dtype}: read all of a text under the "
-                "same autocast and with weights of one type, or reset() the memory"
-            )
-
     def reset(self) -> None:
         """Forget everything: a new text begins."""
         self.layers = self._new_layers()
         self.memory.reset()
-        self._place(self._mapping)
         self._forget()
 
     def save(self, folder: Path | str, others: Mapping[str, bytes] | None = None) -> None:
@@ -236,15 +221,12 @@ class LandmarkCache(Cache):
         vars(self).update(vars(loaded))
 
     def _load(self, folder: Path, device: str | torch.device) -> None:
-        content = read_content(folder)
+        read_content(folder)
         try:
             tensors = load_file(folder / WINDOWS, device=str(device))
             ids = tensors[IDS]
         except (OSError, SafetensorError, KeyError) as error:
             raise UserError(f"{folder}/{WINDOWS} is missing or damaged: save the cache, not its memory") from error
-        if self._mapping == "auto":
-            self.memory.reset()
-            self._place(str(content.get("mapping")))
         self.memory.load(folder, device)
         self._forget()
         self.ids = ids
@@ -277,9 +259,8 @@ class LandmarkCache(Cache):
 
     def mark(self) -> Mark:
         """The place that is reached, to `fork` from later. It holds the pending tokens and the sliding windows."""
-        layers = {number: (layer.store.added, layer.between) for number, layer in self.memory.layers.items()}
         windows = {number: vars(layer).copy() for number, layer in self._windows.items()}
-        return Mark(self.get_seq_length(), self.memory.position, layers, windows)
+        return Mark(self.get_seq_length(), self.memory.position, self.memory.mark(), windows)
 
     def add_mark(self) -> None:
         """Keep a mark of the place that is reached; of too many one goes, rather far from the end than near it."""
@@ -292,11 +273,12 @@ class LandmarkCache(Cache):
             gaps = [(at[n + 2] - at[n]) / (end - at[n + 1]) for n in range(MARKS)]
             del self.marks[gaps.index(min(gaps))]
 
-    @property
-    def usable_marks(self) -> list[Mark]:
-        """Marks whose blocks are all kept."""
-        dropped = max((layer.store.added - len(layer.store) for layer in self.memory.layers.values()), default=0)
-        return [] if dropped else self.marks or []
+    def mark_before(self, tokens: int) -> Mark | None:
+        """The last place among the first `tokens` of the text where `fork` can begin; None: there is none."""
+        if isinstance(self.memory, SummaryMemory) and not self.has_windows and self.marks is not None and tokens:
+            return Mark(tokens, tokens, {}, {})
+        marks = [mark for mark in self.marks or [] if mark.tokens <= tokens]
+        return marks[-1] if marks and not self.memory.has_dropped else None
 
     def fork(self, mark: Mark) -> LandmarkCache:
         """A copy that has read the text up to one of the marks."""
@@ -346,11 +328,10 @@ class LandmarkCache(Cache):
             found |= dict(zip(group.rows, group.cache.ids, strict=True)) if group.cache.ids.numel() else {}
         return list(found.values())
 
-    def divide(self, lengths: list[int], announced: list[int]) -> list[Group]:
-        """Put the samples into groups, in each of which all read as many tokens next, and place blocks alike.
+    def divide(self, kinds: list[tuple[int, bool]]) -> list[Group]:
+        """Put the samples into groups, in each of which all read alike next, and return them.
 
-        lengths: of these tokens, for each sample. announced: tokens that each is still to read, these among them.
-        Returns the groups.
+        kinds: for each sample how many tokens it reads, and whether they are `known`.
         """
         if not self.groups:
             whole, columns = copy.copy(self), self.get_seq_length()
@@ -358,17 +339,16 @@ class LandmarkCache(Cache):
             self.layers = self._new_layers()
             self.memory.reset()
             self._forget()
-            self.groups, self._columns = [Group(list(range(len(lengths))), whole)], columns
+            self.groups, self._columns = [Group(list(range(len(kinds))), whole)], columns
         divided = []
         for group in self.groups:
             alike: dict[tuple[int, bool], list[int]] = {}
             for at, row in enumerate(group.rows):
-                is_beyond = group.cache.get_seq_length() + announced[row] > self._trained
-                alike.setdefault((lengths[row], self._mapping == "auto" and is_beyond), []).append(at)
+                alike.setdefault(kinds[row], []).append(at)
             for places in alike.values():
-                one = len(alike) == 1
                 rows = [group.rows[at] for at in places]
-                divided.append(Group(rows, group.cache if one else group.cache.select(torch.tensor(places))))
+                cache = group.cache if len(alike) == 1 else group.cache.select(torch.tensor(places))
+                divided.append(Group(rows, cache))
         self.groups = divided
         return divided
 
@@ -430,8 +410,7 @@ class LandmarkCache(Cache):
     @property
     def batch_size(self) -> int:
         """Samples of the batch that was read; 0 before."""
-        pending = [layer.pending for layer in self.memory.layers.values() if layer.pending is not None]
-        return sum(len(group.rows) for group in self.groups) or max((len(keys) for keys, _ in pending), default=0)
+        return sum(len(group.rows) for group in self.groups) or self.memory.batch_size
 
     def crop(self, *_: Any, **__: Any) -> None:
         raise UserError("a landmark memory cannot be cut back, as assisted generation needs")

@@ -105,6 +105,7 @@ class LandmarkModel(_Base):
         phase: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         local: int | None = None,
+        known: bool = False,
         **kwargs: Any,
     ) -> Any:
         """The original forward pass, or one with landmarks. Other arguments are those of the original model.
@@ -118,6 +119,8 @@ class LandmarkModel(_Base):
             phase: (B,), for windows with landmarks: tokens missing from the first block of each; with `cu_seqlens`, the
                 bounds (documents + 1,) of documents that do not see each other in a packed row, (documents,).
             local: tokens of the text read at a time with a `LandmarkCache`. None: as the model was wrapped.
+            known: with a `LandmarkCache`, whether the logits are not used, because the text goes on. Without landmarks
+                tokens then choose blocks together with their neighbours, as all tokens do whose logits are not kept.
 
         Raises UserError for arguments that landmarks do not allow, and for labels that would train without landmarks.
         """
@@ -130,7 +133,7 @@ class LandmarkModel(_Base):
         if isinstance(past_key_values, LandmarkCache):
             if input_ids is None or labels is not None or phase is not None:
                 raise UserError("with a landmark memory a text is read from input_ids; it has no labels and no phase")
-            reading = {"local": local or self.landmarks.local, **kwargs}
+            reading = {"local": local or self.landmarks.local, "known": known, **kwargs}
             given = input_ids, past_key_values, attention_mask, position_ids, logits_to_keep
             return self._read_batch(*given, **reading)  # pyright: ignore[reportCallIssue]
         has_landmarks = self.landmarks.token is not None
@@ -200,6 +203,7 @@ class LandmarkModel(_Base):
         logits_to_keep: int | Tensor,
         *,
         local: int,
+        known: bool,
         return_dict: bool | None = None,
         output_hidden_states: bool | None = None,
         **kwargs: Any,
@@ -224,7 +228,7 @@ class LandmarkModel(_Base):
         self._check_reading()
         kept = logits_to_keep or columns
         with torch.no_grad(), cache.reading_all(batch, columns):
-            reader = Reader(self, super().forward, local, bool(hidden), kwargs)
+            reader = Reader(self, super().forward, local, known, bool(hidden), kwargs)
             if not cache.groups and (mask is None or bool(mask.all())):
                 outputs = reader.read(ids, cache, kept)
             else:

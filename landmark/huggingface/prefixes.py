@@ -94,9 +94,8 @@ class PrefixCache:
             shared, read = kept.shared(wanted), kept.cache.get_seq_length()
             if shared == read and not kept.in_use and read > best[0]:
                 best = (read, kept, None)
-            for mark in kept.cache.usable_marks:
-                if best[0] < mark.tokens <= shared:
-                    best = (mark.tokens, kept, mark)
+            if (mark := kept.cache.mark_before(shared)) is not None and best[0] < mark.tokens:
+                best = (mark.tokens, kept, mark)
         return best
 
     def _found(self, wanted: Tensor, owner: str) -> _Kept:

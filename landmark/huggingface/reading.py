@@ -22,6 +22,15 @@ class Part(NamedTuple):
     rows: Tensor
     ids: Tensor
     cache: LandmarkCache
+    known: bool
+
+
+class Piece(NamedTuple):
+    """Tokens start … stop of a text, read together. known: whether none of them gets logits."""
+
+    start: int
+    stop: int
+    known: bool
 
 
 class Together:
@@ -45,30 +54,34 @@ class Together:
 class Reader:
     """Reads texts with a `LandmarkModel` chunk by chunk, `local` tokens at a time.
 
-    forward: of the original model; kwargs: of it. hidden: whether hidden states are returned.
+    forward: of the original model; kwargs: of it. known: whether the logits are not used, because the text goes on.
+    hidden: whether hidden states are returned.
     """
 
-    def __init__(self, model: Any, forward: Callable[..., Any], local: int, hidden: bool, kwargs: dict[str, Any]):
+    def __init__(
+        self, model: Any, forward: Callable[..., Any], local: int, known: bool, hidden: bool, kwargs: dict[str, Any]
+    ):
         self._model, self._forward, self._settings = model, forward, model.landmarks
-        self._local, self._hidden, self._kwargs = local, hidden, kwargs
+        self._local, self._known, self._hidden, self._kwargs = local, known, hidden, kwargs
 
     def read(self, ids: Tensor, cache: LandmarkCache, kept: int) -> CausalLMOutputWithPast:
         """Read more of texts of one length: ids (B, T), without landmarks. kept: last tokens that get logits."""
         self._check(ids)
         cache.expect(ids.shape[1])
         logits, states = [], []
-        for start in range(0, ids.shape[1], self._local):
-            part = Part(torch.arange(len(ids), device=ids.device), ids[:, start : start + self._local], cache)
-            ((of_text, of_layers),) = self._pass([part], cache, ids.shape[1] - kept - start)
+        for piece in self._pieces(ids.shape[1], kept, cache):
+            of_text = ids[:, piece.start : piece.stop]
+            part = Part(torch.arange(len(ids), device=ids.device), of_text, cache, piece.known)
+            ((of_text, of_layers),) = self._pass([part], cache, ids.shape[1] - kept - piece.start)
             logits.append(of_text)
             states.append(of_layers)
         together = tuple(torch.cat(layer, 1) for layer in zip(*states, strict=True)) if self._hidden else None
         return CausalLMOutputWithPast(logits=torch.cat(logits, 1), past_key_values=cache, hidden_states=together)
 
     def read_padded(self, ids: Tensor, mask: Tensor, cache: LandmarkCache, kept: int) -> CausalLMOutputWithPast:
-        """Read more of texts of several lengths: of each the same chunks as if it were alone.
+        """Read more of texts of several lengths: of each the same pieces as if it were alone.
 
-        1. A step reads the next `local` tokens of each text, or the fewer that it has left.
+        1. A step reads the next piece of each text.
         2. Texts that have read as many tokens so far, and read as many in the step, share a memory.
         3. In a step all texts pass through the model together, and attention is computed for each memory. Where layers
            have a sliding window, one memory after the other passes through the model.
@@ -80,29 +93,52 @@ class Reader:
         for text in texts:
             self._check(text[None])
         logits, states = Padded(mask[:, -kept:], lengths), list[Padded]()
-        for start in range(0, max(lengths), self._local):
-            parts = self._parts(texts, start, cache)
+        wanted = mask[:, -kept:].sum(1).tolist()
+        before = [len(text) for text in cache.texts(len(texts))]
+        pieces = [self._pieces(length, own, cache, at) for length, own, at in zip(lengths, wanted, before, strict=True)]
+        for step in range(max(map(len, pieces))):
+            now = [each[step] if step < len(each) else Piece(0, 0, False) for each in pieces]
+            parts = self._parts(texts, now, cache)
             for passed in [[part] for part in parts] if cache.has_windows else [parts]:
-                skipped = min(logits.first[row] for part in passed for row in part.rows.tolist()) - start
+                rows = [row for part in passed for row in part.rows.tolist()]
+                skipped = min(logits.first[row] - now[row].start for row in rows)
                 found = self._pass(passed, cache, skipped)
                 for part, (of_text, of_layers) in zip(passed, found, strict=True):
                     states = states or [Padded(mask, lengths) for _ in of_layers]
                     for at, row in enumerate(part.rows.tolist()):
-                        logits.put(row, start + max(0, skipped), of_text[at])
+                        logits.put(row, now[row].start + max(0, skipped), of_text[at])
                         for padded, of_layer in zip(states, of_layers, strict=True):
-                            padded.put(row, start, of_layer[at])
+                            padded.put(row, now[row].start, of_layer[at])
         together = tuple(padded.filled for padded in states) if self._hidden else None
         return CausalLMOutputWithPast(logits=logits.filled, past_key_values=cache, hidden_states=together)
 
-    def _parts(self, texts: list[Tensor], start: int, cache: LandmarkCache) -> list[Part]:
-        """What the texts read from their token `start` on, in groups that share a memory."""
+    def _pieces(self, length: int, kept: int, cache: LandmarkCache, before: int | None = None) -> list[Piece]:
+        """The pieces in which `length` tokens are read, of which the last `kept` get logits.
+
+        Without landmarks, tokens that get none are read in pieces of their own: they may choose blocks together. Such
+        pieces end where a group of queries does, so that the cuts change nothing. before: tokens of the text so far;
+        None: as many as the cache has.
+        """
+        step, known = self._local, 0
+        before = cache.get_seq_length() if before is None else before
+        group = None if self._hidden else cache.group(before + length, self._model.device)
+        if group is not None:
+            step, known = max(group, step // group * group), length if self._known else length - kept
+        pieces, start = [], 0
+        while start < known:
+            stop = min(known, start + step - (before + start) % step)
+            pieces.append(Piece(start, stop, True))
+            start = stop
+        return [*pieces, *(Piece(at, min(at + self._local, length), False) for at in range(known, length, self._local))]
+
+    def _parts(self, texts: list[Tensor], pieces: list[Piece], cache: LandmarkCache) -> list[Part]:
+        """What the texts read in these pieces, in groups that share a memory."""
         parts = []
-        remaining = [max(0, len(text) - start) for text in texts]
-        for rows, own in cache.divide([min(left, self._local) for left in remaining], remaining):
-            ids = torch.stack([texts[row][start : start + self._local] for row in rows])
+        for rows, own in cache.divide([(piece.stop - piece.start, piece.known) for piece in pieces]):
+            ids = torch.stack([texts[row][pieces[row].start : pieces[row].stop] for row in rows])
             if ids.numel():
-                own.expect(max(remaining[row] for row in rows))
-                parts.append(Part(torch.tensor(rows, device=ids.device), ids, own))
+                own.expect(max(len(texts[row]) - pieces[row].start for row in rows))
+                parts.append(Part(torch.tensor(rows, device=ids.device), ids, own, pieces[rows[0]].known))
         return parts
 
     def _check(self, ids: Tensor) -> None:
@@ -130,7 +166,7 @@ class Reader:
             wanted = torch.cat([at[max(0, skipped) :] for _, at in placed]).unique()
         with ExitStack() as stack:
             at_places = [
-                stack.enter_context(part.cache.reading(part.ids, own.shape[1], own.device))
+                stack.enter_context(part.cache.reading(part.ids, own.shape[1], own.device, part.known))
                 for part, (own, _) in zip(parts, placed, strict=True)
             ]
             tokens, positions, past = placed[0][0], at_places[0], parts[0].cache

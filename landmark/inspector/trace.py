@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from landmark.memory import Memory
+from landmark.memory import Memory, SummaryMemory
 from landmark.memory.observer import Retrieval
 from landmark.models import LanguageModel
 from landmark.utils.constants import DEFAULT_CHUNK
@@ -57,7 +57,7 @@ def trace_retrieval(
     Args:
         model: a landmark model, ours or one of transformers; layers of the latter without a memory retrieve nothing.
         tokens: (N,) raw ids.
-        local: tokens of a chunk.
+        local: tokens of a chunk; without landmarks, where chunks change nothing, those of a block.
         k: blocks that a head retrieves.
         progress: called with the number of tokens read and of all tokens. None: not called.
         settings: further settings of `landmark.memory.Memory`.
@@ -68,15 +68,18 @@ def trace_retrieval(
     block_size = _check_model(model, k)
     recorder = _Recorder()
     memory: Any = model.new_memory(k=k, **settings, observer=recorder)
-    inner: Memory = getattr(memory, "memory", memory)  # a cache of transformers has one
-    inner.backend = "blockwise"  # "triton" gives observers no weights
+    inner: Memory | SummaryMemory = getattr(memory, "memory", memory)  # a cache of transformers has one
+    if isinstance(inner, Memory):
+        inner.backend = "blockwise"  # "triton" gives observers no weights
+    else:  # a query of another block sees another window
+        inner.dense, local = 0, block_size
     _check_text(model, inner, len(tokens), local, k)
     recorder.expect(model, k, len(tokens) + (inner.width - block_size) * (len(tokens) // block_size))
     text = torch.from_numpy(np.asarray(tokens, dtype=np.int64)).to(next(model.parameters()).device)
     chunks, visible, losses = [], [], []
     for start in range(0, len(text), local):
         chunks.append(inner.position)
-        visible.append(inner.position - max((state.num_pending for state in inner.layers.values()), default=0))
+        visible.append(inner.visible_from)
         targets = text[start + 1 : start + local + 1]
         with torch.no_grad():
             logits = model(text[None, start : start + local], memory=memory)[0, : len(targets)]
@@ -119,7 +122,7 @@ def _check_model(model: LanguageModel, k: int) -> int:
     return shape.block_size
 
 
-def _check_text(model: LanguageModel, memory: Memory, count: int, local: int, k: int) -> None:
+def _check_text(model: LanguageModel, memory: Memory | SummaryMemory, count: int, local: int, k: int) -> None:
     """Raise UserError where no token of the text retrieves, and where a page cannot show all that is retrieved."""
     shape = model.config
     assert shape.block_size is not None

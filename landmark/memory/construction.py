@@ -15,23 +15,26 @@ from landmark.memory.summaries import SummaryMemory
 from landmark.utils.errors import UserError
 
 
-def memory_of(block_size: int, settings: MemorySettings, **objects: Any) -> Memory:
+def memory_of(block_size: int, settings: MemorySettings, **objects: Any) -> Memory | SummaryMemory:
     """A memory with these settings.
 
     Args:
         block_size: ℓ, normal tokens of a block.
         settings: how it reads.
         objects: keys, gate, scoring, backend and observer, as of `Memory`; and `select`, in place of the one that
-            chooses the blocks with the best landmarks.
+            chooses the blocks with the best landmarks. Without landmarks, with a `window`: positions, frequencies,
+            unrotated_layers and observer, as of `SummaryMemory`.
 
     Raises UserError for a `window` where the text has landmarks, for none where it has not, and for an index where
     FAISS is not installed.
     """
-    window = settings.window
-    keys = objects.setdefault("keys", Keys(landmark="token" if window is None else "none"))
-    if (window is None) != (keys.landmark != "none"):
-        has = "has no landmarks" if window is None else "has landmarks"
+    if (settings.window is None) == ("frequencies" in objects):
+        has = "has no landmarks" if settings.window is None else "has landmarks"
         raise UserError(f"{settings.shown('window')}: the text that this model reads {has}")
+    if settings.window is not None:
+        own = {name: getattr(settings, name) for name in ("k", "window", "first", "dense", "mapping", "tier", "folder")}
+        return SummaryMemory(block_size, proposed=settings.rerank or 0, **own, **objects)
+    keys = objects.setdefault("keys", Keys())
     # With the mean of their blocks in them, landmarks differ in the first layer too.
     best = objects.pop("select", Best(settings.granularity, (0,) if keys.landmark == "token" else ()))
     objects |= {
@@ -39,8 +42,6 @@ def memory_of(block_size: int, settings: MemorySettings, **objects: Any) -> Memo
         "store": Store(settings.max_blocks, settings.tier, settings.folder, settings.cache),
         "positions": Stingy() if settings.mapping == "stingy" else TruePositions(),
     }
-    if window is not None:
-        return SummaryMemory(block_size, settings.k, window=window, **objects)
     return Memory(block_size, settings.k, **objects)
 
 

@@ -137,9 +137,19 @@ class Memory:
         scored = self.keys.landmark != "none"
         return LayerMemory(BlockStore(self.store, self.select.summaries, self._fetched, scored))
 
-    def expect(self, blocks: int) -> None:
-        """Allocate for `blocks` complete blocks of a text in total."""
-        self._expected = blocks
+    @property
+    def visible_from(self) -> int:
+        """The first position that the next query sees without choosing its block."""
+        return self.position - max((layer.num_pending for layer in self.layers.values()), default=0)
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of the batch that was read; 0 before."""
+        return max((len(layer.pending[0]) for layer in self.layers.values() if layer.pending is not None), default=0)
+
+    def expect(self, tokens: int) -> None:
+        """Make room for so many tokens more, without landmarks, when the next blocks are stored."""
+        self._expected = (self.tokens_read + tokens) // self.block_size
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, extra: Extra | None = None) -> Tensor:
         """Attention of a chunk to itself, to the pending tokens before it and to the blocks that it retrieves.
@@ -174,6 +184,11 @@ class Memory:
             raise RuntimeError(
                 f"layer {layer} has attended to this chunk already: call commit() before the next chunk, or discard() "
                 "after an error"
+            )
+        if state.pending is not None and state.pending[0].dtype != k.dtype:
+            raise UserError(
+                f"the memory has keys of {state.pending[0].dtype}, this chunk of {k.dtype}: read all of a text under "
+                "the same autocast and with weights of one type, or reset() the memory"
             )
         if self._before is None:
             read = {number: each.store.blocks_read for number, each in self.layers.items()}
@@ -345,6 +360,15 @@ class Memory:
             chosen.layers[layer] = chosen.new_layer()
             state.select_samples(samples, chosen.layers[layer])
         return chosen
+
+    @property
+    def has_dropped(self) -> bool:
+        """Whether the oldest blocks were dropped."""
+        return any(len(layer.store) < layer.store.added for layer in self.layers.values())
+
+    def mark(self) -> dict[int, tuple[int, dict[str, Tensor]]]:
+        """What `beginning` needs of the place that is reached."""
+        return {number: (layer.store.added, layer.between) for number, layer in self.layers.items()}
 
     def beginning(self, position: int, layers: Mapping[int, tuple[int, dict[str, Tensor]]]) -> Memory:
         """A copy that has read the text up to a place at which it was, of whose blocks none is dropped.

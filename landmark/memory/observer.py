@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
 from landmark.memory.query_selection import QuerySelection
 from landmark.memory.store import BlockStore
+
+
+class Stored(NamedTuple):
+    """The blocks of a layer of which an observer is told no more. added: complete blocks. block_bytes: of one head."""
+
+    added: int
+    kv_heads: int
+    block_bytes: int
 
 
 @dataclass(frozen=True)
@@ -26,7 +35,7 @@ class Retrieval:
 
     layer: int
     position: int
-    store: BlockStore
+    store: BlockStore | Stored
     ages: Tensor
     weights: Tensor | None
     cmt_weight: Tensor | None = None

@@ -5,8 +5,10 @@ from __future__ import annotations
 import glob
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from landmark.memory.store import BlockStore
 from landmark.memory.store.block_files import SavedRows
 from landmark.utils.errors import UserError
 from landmark.utils.files import (
+    Keys,
     check_hashes,
     check_keys,
     delete_leftovers,
@@ -67,6 +70,24 @@ def save(
     """
     if any(layer.chunk is not None for layer in layers.values()):
         raise RuntimeError("a chunk is not committed yet: call commit() before save()")
+    with new_folder(folder) as temporary:
+        tensors = {}
+        for number, layer in layers.items():
+            tensors |= {f"{number}.{name}": x for name, x in _tensors(layer).items()}
+            _write_blocks(layer.store, temporary / _blocks(number))
+        write_atomic(temporary / TENSORS, save_tensors(tensors))
+        counts = {str(n): {"added": layer.store.added, "kept": len(layer.store)} for n, layer in layers.items()}
+        write_json(temporary / CONTENT, {"format": FORMAT, **identity, "position": position, "layers": counts})
+        for name, content in others.items():
+            write_atomic(temporary / name, content)
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """A folder under a temporary name, which gets its name and the hashes of its files when the context ends.
+
+    Raises UserError, and leaves nothing behind, where the folder exists or the disk is full.
+    """
     if folder.exists():
         raise UserError(f"{folder} exists already: delete it, or save the memory to another folder")
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
@@ -74,15 +95,7 @@ def save(
     try:
         temporary.mkdir(parents=True)
         with locked(temporary):
-            tensors = {}
-            for number, layer in layers.items():
-                tensors |= {f"{number}.{name}": x for name, x in _tensors(layer).items()}
-                _write_blocks(layer.store, temporary / _blocks(number))
-            write_atomic(temporary / TENSORS, save_tensors(tensors))
-            counts = {str(n): {"added": layer.store.added, "kept": len(layer.store)} for n, layer in layers.items()}
-            write_json(temporary / CONTENT, {"format": FORMAT, **identity, "position": position, "layers": counts})
-            for name, content in others.items():
-                write_atomic(temporary / name, content)
+            yield temporary
             write_hashes(temporary, HASHES, "*")
             temporary.rename(folder)
     except OSError as error:
@@ -109,7 +122,14 @@ def load(
 
     Returns the stream positions committed, and the layers.
     """
-    content = read_content(folder)
+    content = read_content(folder, KEYS)
+    blocks = []
+    for number, counts in content["layers"].items():
+        if not number.isdecimal():
+            raise UserError(f"{folder / CONTENT}: {number!r} is no layer number: {REMEDY}")
+        check_keys(counts, {"added": int, "kept": int}, f"{folder / CONTENT}: layer {number}", REMEDY)
+        blocks.append(_blocks(number))
+    check_hashes(folder, HASHES, REMEDY, blocks)
     _check(identity, max_blocks, content, folder)
     try:
         with safe_open(inside(folder, TENSORS), "pt", device=str(device)) as tensors:
@@ -130,18 +150,23 @@ def load(
     return content["position"], layers
 
 
-def read_content(folder: Path) -> dict[str, Any]:
-    """The memory.json of a saved memory, all of whose files are as they were saved. Raises UserError otherwise."""
+def read_content(folder: Path, keys: Keys = MappingProxyType({})) -> dict[str, Any]:
+    """The memory.json of a saved memory, all of whose files are as they were saved.
+
+    keys: with the types of their values, that it must have. Raises UserError where it is not so.
+    """
     if not (folder / CONTENT).is_file():
         raise UserError(f"{folder} holds no saved memory: {CONTENT} is missing")
-    content = read_json(folder / CONTENT, KEYS, REMEDY)
-    blocks = []
-    for number, counts in content["layers"].items():
-        if not number.isdecimal():
-            raise UserError(f"{folder / CONTENT}: {number!r} is no layer number: {REMEDY}")
-        check_keys(counts, {"added": int, "kept": int}, f"{folder / CONTENT}: layer {number}", REMEDY)
-        blocks.append(_blocks(number))
-    check_hashes(folder, HASHES, REMEDY, (CONTENT, TENSORS, *blocks))
+    content = read_json(folder / CONTENT, {"format": int}, REMEDY)
+    if content["format"] != FORMAT:
+        raise UserError(f"{folder}: the memory has format {content['format']}, this version reads {FORMAT}")
+    if missing := keys.keys() - content.keys():
+        how = "with" if "landmarks" in missing else "without"
+        raise UserError(
+            f"{folder} is the memory of a text {how} landmarks, {sorted(missing)[0]} is missing in {CONTENT}"
+        )
+    check_keys(content, keys, str(folder / CONTENT), REMEDY)
+    check_hashes(folder, HASHES, REMEDY, (CONTENT, TENSORS))
     return content
 
 
@@ -171,8 +196,6 @@ def _write_blocks(store: BlockStore, path: Path) -> None:
 
 def _check(identity: Mapping[str, Any], max_blocks: int | None, content: Mapping[str, Any], folder: Path) -> None:
     """Raise UserError where a memory with this identity cannot load the saved one."""
-    if content.get("format") != FORMAT:
-        raise UserError(f"{folder}: the memory has format {content.get('format')}, this version reads {FORMAT}")
     if unknown := sorted(content.keys() - IDENTITY.keys() - KEYS.keys()):
         raise UserError(f"{folder} was saved with {unknown[0]}={content[unknown[0]]}, which this version does not have")
     for key, setting in IDENTITY.items():

@@ -92,6 +92,13 @@ class MemorySettings:
     window: int | None = setting(
         None, key="memory.window", least=0, about="of a text without landmarks: last tokens that every query reads"
     )
+    dense: int | None = setting(
+        None,
+        key="memory.dense",
+        least=0,
+        about="of a text without landmarks: tokens at its start that are read with all keys (`null`: while that is no "
+        "slower; 0 in rows of a table)",
+    )
     mapping: str = setting(
         "stingy",
         key="positions.mapping",
@@ -148,8 +155,16 @@ class MemorySettings:
             ("index", by_index and self.scorer != "landmark", f"ranks by landmarks, not {self.shown('scorer')}"),
             ("index", by_index and self.max_blocks is not None, f"cannot drop blocks, not {self.shown('max_blocks')}"),
             ("mapping", self.mapping == "auto" and has_landmarks, "is for texts without landmarks"),
-            ("scorer", self.scorer == "landmark" and not has_landmarks, "the text has no landmarks, set mean_key"),
+            ("scorer", self.scorer != "mean_key" and not has_landmarks, "the text has no landmarks, set mean_key"),
             ("cutoff", self.cutoff and not has_landmarks, "the text has no landmarks, and no context miss token"),
+            ("dense", self.dense is not None and has_landmarks, "is for texts without landmarks"),
+            (
+                "granularity",
+                not has_landmarks and self.granularity != "per_token_and_group",
+                "without landmarks, heads that share keys choose together: set per_token_and_group",
+            ),
+            ("recent", self.recent and not has_landmarks, "the last tokens are read anyway: set memory.window"),
+            ("max_blocks", self.max_blocks is not None and not has_landmarks, "without landmarks all keys are kept"),
         ]
 
     def shown(self, name: str) -> str:

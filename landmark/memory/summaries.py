@@ -1,93 +1,408 @@
-"""A memory for texts without landmarks: what stands for a block is a summary of its keys, and no training is needed.
+"""The memory of a pretrained model that reads without training: all keys and values, of which a query reads few.
 
-A query of a pretrained model reads the last tokens and the blocks that a selector chooses by their mean keys, all in
-one softmax: it is the model's own attention to fewer keys. That is a gate with α = 1 and a landmark whose score is 0,
-so the weight of a block is the sum of its tokens' weights. Where k is the number of blocks, nothing is left out.
+Texts have no landmarks; a block is found by the mean of its keys (sparse_attention.py says how). Keys are kept as the
+model rotates them, so nothing is placed anew when a text grows beyond the positions that the model knows: far blocks
+are then turned towards the query when they are read.
 """
 
 from __future__ import annotations
 
+import copy
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
-import torch.nn.functional as F
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
-from landmark.attention import Grouped
-from landmark.attention.flash import attention_forward, merged
-from landmark.attention.keys import Keys
-from landmark.attention.rotary import rotate
-from landmark.memory.memory import Memory
-from landmark.memory.question import Question
-from landmark.memory.select import MeanKeys, SecondLook, Selector, WithFirst
+from landmark.attention import Scoring, Sinks
+from landmark.memory.observer import Observer, Retrieval, Stored
+from landmark.memory.saving import CONTENT, FORMAT, REMEDY, TENSORS, new_folder, read_content
+from landmark.memory.sparse_attention import Reading, Text, read_all, read_chosen, shares_of_blocks
 from landmark.utils.errors import UserError
+from landmark.utils.files import write_atomic, write_json
+
+DENSE = {"cpu": 2560}  # tokens up to which reading all keys was measured to be no slower, by device
+DENSE_ELSEWHERE = 16384
+SPARE = 8  # for so many rows at least one more is made room for
 
 
-class SummaryMemory(Memory):
-    """Blocks of ℓ tokens without a landmark among them, and at least the last `window` tokens as they are.
+@dataclass(frozen=True)
+class Moved:
+    """Turns keys as if they stood later in the text (`landmark.memory.sparse_attention.Moves`).
 
-    1. *Attend locally*: causal attention to the chunk and to the pending tokens before it.
-    2. *Choose*, 3. *read* and 4. *merge* as in `Memory`, with the score 0 for all landmarks and α = 1.
+    frequencies: (r/2,), radians a position, of the pairs of channels i and i + r/2; the other channels do not turn.
+    """
 
-    `commit` keeps the last `window` tokens pending, or up to ℓ − 1 more, and stores older ones in blocks.
+    frequencies: Tensor
+
+    def __call__(self, keys: Tensor, distances: Tensor) -> Tensor:
+        angles = distances[..., None, None].double() * self.frequencies.to(keys.device).double()
+        exact = torch.promote_types(keys.dtype, torch.float32)
+        cos, sin = angles.cos().to(exact), angles.sin().to(exact)
+        half = len(self.frequencies)
+        first, second, rest = keys[..., :half], keys[..., half : 2 * half], keys[..., 2 * half :]
+        return torch.cat([first * cos - second * sin, second * cos + first * sin, rest.to(exact)], -1).to(keys.dtype)
+
+
+class SummaryMemory:
+    """Keys and values of a text in all layers with full attention.
+
+    For each chunk every layer calls `attend`, and one `commit` ends the chunk. A query at position t reads
+
+    1. all keys, as the model was trained, where t is less than `dense`, or where k blocks are all that there are;
+    2. else the last `window` tokens, and the k blocks that it chooses: alone, or, where no token of the chunk is
+       predicted (`known`), together with the other queries of a block.
+
+    model: returns a string that identifies the model; it may be set. A saved memory is loaded only if this string is
+    the same. None: the model has no such string. known: whether no logits of the next chunk are used.
     """
 
     def __init__(
         self,
-        block_size: int,
+        block_size: int = 32,
         k: int = 32,
         *,
         window: int = 512,
-        select: Selector = WithFirst(1, SecondLook(64, MeanKeys("per_token_and_group"))),  # noqa: B008 (these are frozen)
-        keys: Keys | None = None,
-        **settings: Any,
+        proposed: int = 64,
+        first: int = 1,
+        dense: int | None = None,
+        mapping: str = "auto",
+        positions: int | None = None,
+        frequencies: Tensor | None = None,
+        unrotated_layers: Collection[int] = (),
+        tier: str = "device",
+        folder: Path | str | None = None,
+        observer: Observer | None = None,
     ):
         """Start with nothing read.
 
         Args:
-            block_size: ℓ, tokens of a block, and places in the text.
-            k: blocks that a query retrieves.
-            window: tokens before a query that it sees as they are; it sees those of its chunk and up to ℓ − 1 more.
-            select: chooses the blocks.
-            keys: how keys are made, with landmark="none"; None: with rotary positions.
-            settings: positions, store, scoring, backend and observer, as of `Memory`.
+            block_size: ℓ, tokens of a block.
+            k: blocks that a query reads.
+            window: tokens before a query that it always reads, rounded up to whole blocks.
+            proposed: blocks that get a second look; k or fewer: none.
+            first: blocks that begin the text and are always among the k.
+            dense: tokens at the start of a text whose queries read all keys; None: as many as are read at least as fast
+                as by blocks, and no more than `positions`.
+            mapping: "true": keys have their true positions; "stingy": far blocks are read as if they stood in k + 1
+                places before the window; "auto": stingy only beyond `positions`.
+            positions: that the model was trained on; None: any number.
+            frequencies: (r/2,), radians per position of each pair that the model turns.
+            unrotated_layers: layers whose keys have no positions.
+            tier: where keys and values lie: "device", "cpu" or "disk".
+            folder: of the files of the tier "disk", which vanish with the process; None: the system's.
+            observer: called with a `Retrieval` whenever a layer attends.
 
         Raises UserError for a number out of range.
         """
-        if window < 0:
-            raise UserError(f"window={window}: must be at least 0 tokens")
-        self.window = window
-        keys = Keys(landmark="none") if keys is None else keys
-        super().__init__(block_size, k, select=select, keys=keys, gate=Grouped(1.0), **settings)
+        if block_size < 1 or not 0 <= first <= k or window < 0 or (dense or 0) < 0:
+            raise UserError(
+                f"block_size={block_size}, k={k}, window={window}, first={first}, dense={dense}: must be at least 1, "
+                "0, 0, 0 to k, and 0"
+            )
+        self.window = -(-window // block_size) * block_size
+        self.block_size, self.dense, self.observer = block_size, dense, observer
+        self._reading = Reading(block_size, self.window, k, proposed, first)
+        self._unrotated = frozenset(unrotated_layers)
+        self._known_positions = {"true": None, "auto": positions, "stingy": 0}[mapping]
+        self._moves = None if frequencies is None else Moved(frequencies)
+        self._trained, self._tier, self._folder = positions, tier, folder
+        self.model: Callable[[], str] | None = None
+        self.known = False
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything: a new text begins."""
+        self.position = 0  # tokens committed
+        self._length = 0  # tokens of the current chunk
+        self._expected = 0  # tokens of the text, as far as it is known
+        self._chunks = 0
+        self.layers: dict[int, _Layer] = {}
 
     @property
     def width(self) -> int:
+        """Positions of a block in the text."""
         return self.block_size
 
     @property
     def tokens_read(self) -> int:
         return self.position
 
-    def complete_blocks(self, tokens: int) -> int:
-        return max(0, tokens - self.window) // self.width
+    @property
+    def visible_from(self) -> int:
+        """The first position that the next query sees without choosing its block."""
+        return self._reading.far(self.position) * self.block_size
 
-    def closed_blocks(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        return F.pad(keys, (0, 0, 0, 1)), F.pad(values, (0, 0, 0, 1))  # a landmark whose score is 0
+    @property
+    def batch_size(self) -> int:
+        """Samples of the batch that was read; 0 before."""
+        return max((layer.batch for layer in self.layers.values()), default=0)
 
-    def attend_to_pending(self, question: Question, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        queries = question.queries
-        pending = k.shape[2] - queries.q.shape[2]
-        factors = queries.rotary(0, k.shape[2], queries.q)
-        q, k = rotate(queries.q, factors[pending:]), rotate(k, factors)
-        scoring = {"scale": queries.scale, "softcap": question.softcap}
-        if q.shape[2] == 1:
-            return _attend_all(q, k, v, **scoring)
-        own_k, own_v = (x[:, :, pending:].repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
-        own = attention_forward(q, own_k, own_v, causal=True, **scoring)
-        return merged(_attend_all(q, k[:, :, :pending], v[:, :, :pending], **scoring), own) if pending else own
+    @property
+    def stats(self) -> dict[str, Any]:
+        """chunks committed, blocks_kept in a layer, bytes_kept in all, device_bytes_kept of these on the device."""
+        kept = [layer.bytes_kept for layer in self.layers.values()]
+        return {
+            "chunks": self._chunks,
+            "blocks_kept": self.position // self.block_size if self.layers else 0,
+            "bytes_kept": sum(map(sum, kept)),
+            "device_bytes_kept": sum(sum(each) if self._tier == "device" else each[1] for each in kept),
+        }
+
+    def expect(self, tokens: int) -> None:
+        """Make room for so many tokens more, when the next are read."""
+        self._expected = self.position + tokens
+
+    def attend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, sinks: Sinks | None = None
+    ) -> Tensor:
+        """Attention of a chunk, which continues the committed text.
+
+        Args:
+            layer: its number.
+            q: (B, H, T, d), rotated by the model.
+            k, v: (B, H_kv, T, d), k rotated by the model.
+            scoring: of the layer.
+            sinks: of the layer; None: it has none.
+
+        Returns (B, H, T, d). Raises UserError where the text so far has keys of another type.
+        """
+        (batch, heads, length, dim), kv, start = q.shape, k.shape[1], self.position
+        state = self.layers.get(layer)
+        if state is None:
+            state = self.layers[layer] = _Layer(batch, k, self.block_size, self._tier, self._folder)
+        keys, values = (x.reshape(batch * kv, length, dim) for x in (k, v))
+        state.write(start, keys, values, self._rounded(start + length), self._expected)
+        self._length = length
+        fused = q.is_cuda and self._tier == "device"
+        how = replace(self._reading, scale=scoring.scale_of(dim), softcap=scoring.softcap, fused=fused)
+        if self.known and length > 1:
+            how = replace(how, tile=self.block_size)
+        queries, parts = q.reshape(batch * kv, heads // kv, length, dim), []
+        for first, count, is_far, moves in self._parts(layer, start, length, how, q.device.type):
+            text, part = state.text(moves), queries[:, :, first - start : first - start + count]
+            out, lse, *chosen = (read_chosen if is_far else read_all)(part, text, first, how)
+            parts.append((out, lse))
+            if self.observer is not None:
+                self._observe(layer, part, text, first, how, lse, *chosen)
+        out, lse = parts[0] if len(parts) == 1 else (torch.cat(x, 2) for x in zip(*parts, strict=True))
+        out, lse = out.reshape(q.shape), lse.reshape(q.shape[:3])
+        return out if sinks is None else sinks.merge(out, lse)[0]
+
+    def chooses(self, tokens: int, device: str) -> bool:
+        """Whether queries of a text of so many tokens choose blocks, and do not all read all keys."""
+        return tokens > max(self._dense_on(device), self._reading.covered)
+
+    def _dense_on(self, device: str) -> int:
+        """Tokens at the start of a text whose queries read all keys."""
+        if self.dense is not None:
+            return self.dense
+        return min(DENSE.get(device, DENSE_ELSEWHERE), self._trained or DENSE_ELSEWHERE)
+
+    def _parts(
+        self, layer: int, start: int, length: int, how: Reading, device: str
+    ) -> Iterator[tuple[int, int, bool, Moved | None]]:
+        """The chunk in parts of one kind: first position, tokens, whether blocks are chosen, and how keys are moved."""
+        turning = self._known_positions is not None and layer not in self._unrotated
+        known = self._known_positions if turning else None
+        bounds = [max(self._dense_on(device), how.covered)]
+        if known is not None:  # whole groups, so that all queries of one are read alike
+            bounds.append(max(bounds[0], known // how.group * how.group))
+        end = start + length
+        for first, stop in pairwise(sorted({start, end, *(bound for bound in bounds if start < bound < end)})):
+            beyond = known is not None and first >= bounds[-1]
+            yield first, stop - first, first >= bounds[0], self._moves if beyond else None
+
+    def commit(self) -> None:
+        """End the chunk in every layer."""
+        self._chunks += bool(self._length)
+        self.position += self._length
+        self._length = 0
+
+    def discard(self) -> None:
+        """Forget a chunk that is not committed: where a layer failed, no layer has read it."""
+        for state in self.layers.values():
+            state.forget(self.position)
+        self._length = 0
+
+    def select_samples(self, samples: Tensor) -> SummaryMemory:
+        """A copy whose samples are these of the batch, as beam search needs it. samples: (n,), integer."""
+        if self._length:
+            raise RuntimeError("a chunk is not committed yet: call commit() before select_samples()")
+        chosen = copy.copy(self)
+        chosen.layers = {number: state.select(samples) for number, state in self.layers.items()}
+        return chosen
+
+    has_dropped = False  # blocks never are
+
+    def mark(self) -> dict[int, Any]:
+        """Nothing: `beginning` needs no more than a position."""
+        return {}
+
+    def beginning(self, position: int, _: Mapping[int, Any]) -> SummaryMemory:
+        """A copy that has read the text up to this position."""
+        begun = self.select_samples(torch.arange(self.batch_size))
+        begun.position = position
+        for layer in begun.layers.values():
+            layer.forget(position)
+        return begun
+
+    def save(self, folder: Path | str, others: Mapping[str, bytes] | None = None) -> None:
+        """Write everything to a new folder. A memory of the same model, on any tier, can `load` it.
+
+        others: further files of that folder, by name. Raises UserError, and leaves nothing behind, where the folder
+        exists or the disk is full.
+        """
+        with new_folder(Path(folder)) as temporary:
+            tensors, end = {}, self.position
+            for number, state in self.layers.items():
+                for name, x in (("keys", state.keys), ("values", state.values)):
+                    tensors[f"{number}.{name}"] = x[:, :end].unflatten(0, (state.batch, -1)).contiguous()
+            save_file(tensors, temporary / TENSORS)
+            write_json(temporary / CONTENT, {"format": FORMAT, **self._identity(), "position": end})
+            for name, content in (others or {}).items():
+                write_atomic(temporary / name, content)
+
+    def load(self, folder: Path | str, device: str | torch.device = "cpu") -> None:
+        """Replace the content by that of a saved memory. device: of the model.
+
+        Raises UserError for a file that is missing or altered, and for a memory of another model or with landmarks;
+        then the content stays as it was.
+        """
+        folder = Path(folder)
+        content = read_content(folder, {"position": int, "landmarks": str})
+        for key, own in self._identity().items():
+            if content.get(key) != own:
+                how = "by another model" if key == "model" else f"with {key}={content.get(key)}, here it is {own}"
+                raise UserError(f"{folder} was saved {how}: only the model that made a memory can load it")
+        layers: dict[int, _Layer] = {}
+        try:
+            with safe_open(folder / TENSORS, "pt", device=str(device)) as tensors:
+                for number in sorted({int(name.partition(".")[0]) for name in tensors.keys()}):  # noqa: SIM118
+                    keys, values = (tensors.get_tensor(f"{number}.{name}") for name in ("keys", "values"))
+                    state = layers[number] = _Layer(len(keys), keys, self.block_size, self._tier, self._folder)
+                    state.write(0, keys.flatten(0, 1), values.flatten(0, 1), self._rounded(keys.shape[2]), 0)
+        except (OSError, SafetensorError, ValueError, RuntimeError) as error:
+            raise UserError(f"{folder / TENSORS} is damaged ({error}): {REMEDY}") from error
+        if any(state.written != content["position"] for state in layers.values()):
+            raise UserError(f"{folder / CONTENT}: position={content['position']} is not that of the tensors: {REMEDY}")
+        self.reset()
+        self.position, self.layers = content["position"], layers
+
+    def _identity(self) -> dict[str, Any]:
+        """What must be equal in a memory that loads this one."""
+        return {"landmarks": "none", "model": None if self.model is None else self.model()}
+
+    def _rounded(self, tokens: int) -> int:
+        """Tokens up to the end of the last group."""
+        return -(-tokens // self._reading.group) * self._reading.group
+
+    def _observe(
+        self, layer: int, q: Tensor, text: Text, start: int, how: Reading, lse: Tensor, blocks: Tensor | None = None
+    ) -> None:
+        """Tell the observer which blocks each query of (C, G, T, d) reads, and their shares of its attention."""
+        assert self.observer is not None
+        batch, length = self.layers[layer].batch, q.shape[2]
+        added, is_read = (start + length) // self.block_size, None
+        if blocks is None:  # all that are far
+            far = torch.tensor([how.far(start + query) for query in range(length)], device=q.device)
+            blocks = torch.arange(int(far.max()), device=q.device).expand(len(q), length, -1)
+            is_read = blocks < far[:, None]
+        weights, ages = shares_of_blocks(q, text, start, lse, blocks, how), added - blocks
+        if is_read is not None:
+            weights, ages = weights * is_read[:, None], ages * is_read
+        ages, weights = ages.unflatten(0, (batch, -1)), weights.unflatten(0, (batch, -1)).flatten(1, 2)
+        stored = Stored(added, len(q) // batch, 2 * self.block_size * q.shape[3] * q.element_size())
+        self.observer(Retrieval(layer, start, stored, ages, weights))
 
 
-def _attend_all(q: Tensor, k: Tensor, v: Tensor, **scoring: Any) -> tuple[Tensor, Tensor]:
-    """Attention of queries (B, H, T, d) that all see every key (B, H_kv, S, d), and its log-sum-exp (B, H, T)."""
-    grouped = q.reshape(len(q), k.shape[1], -1, q.shape[-1])  # heads that share keys as more queries: nothing is copied
-    out, lse = attention_forward(grouped, k, v, **scoring)
-    return out.reshape(q.shape), lse.reshape(q.shape[:3])
+class _Layer:
+    """Keys and values of one layer, (C, capacity, d) for C = B·H_kv, and the mean keys of complete blocks."""
+
+    def __init__(self, batch: int, like: Tensor, block_size: int, tier: str, folder: Path | str | None):
+        self.batch, self._like, self._block_size, self._tier, self._folder = batch, like[:0], block_size, tier, folder
+        caches, dim = like.shape[0] * like.shape[1], like.shape[-1]
+        self.keys = self.values = self._new((caches, 0, dim))
+        self.means = torch.zeros(
+            caches, 0, dim, dtype=torch.promote_types(like.dtype, torch.float32), device=like.device
+        )
+        self.written = 0
+
+    def _new(self, shape: tuple[int, ...]) -> Tensor:
+        """Zeros on the tier; also under `torch.inference_mode` they can be written to later."""
+        with torch.inference_mode(False):
+            if self._tier == "device":
+                return torch.zeros(shape, dtype=self._like.dtype, device=self._like.device)
+            if self._tier == "cpu":
+                return torch.zeros(shape, dtype=self._like.dtype, pin_memory=self._like.is_cuda)
+            size = max(1, torch.Size(shape).numel())
+            with tempfile.NamedTemporaryFile(dir=self._folder) as file:  # the file lives on without a name
+                return torch.from_file(file.name, True, size, dtype=self._like.dtype)[: torch.Size(shape).numel()].view(
+                    shape
+                )
+
+    @property
+    def bytes_kept(self) -> tuple[int, int]:
+        """Of keys and values, and of mean keys."""
+        return self.keys.nbytes + self.values.nbytes, self.means.nbytes
+
+    def text(self, moves: Moved | None) -> Text:
+        return Text(self.keys, self.values, self.means, moves)
+
+    def write(self, start: int, k: Tensor, v: Tensor, room: int, expected: int) -> None:
+        """Keep keys and values (C, T, d) of the tokens from position `start` on.
+
+        room: tokens that there must be room for. expected: tokens of the text, as far as it is known.
+        """
+        if k.dtype != self.keys.dtype:
+            raise UserError(
+                f"the memory has keys of {self.keys.dtype}, this chunk of {k.dtype}: read all of a text under the "
+                "same autocast and with weights of one type, or reset() the memory"
+            )
+        if room > self.keys.shape[1]:
+            self._grow(max(room, expected, start + start // SPARE))
+        end, size = start + k.shape[1], self._block_size
+        self.keys[:, start:end] = k
+        self.values[:, start:end] = v
+        first, last = start // size, end // size
+        if first < last:
+            blocks = self.keys[:, first * size : last * size].to(self.means.device).unflatten(1, (-1, size))
+            self.means[:, first:last] = blocks.to(self.means.dtype).mean(2)
+        self.written = end
+
+    def _grow(self, tokens: int) -> None:
+        blocks = -(-tokens // self._block_size)
+        for name, count in (("keys", blocks * self._block_size), ("values", blocks * self._block_size)):
+            old = getattr(self, name)
+            new = self._new((len(old), count, old.shape[2]))
+            new[:, : old.shape[1]] = old
+            setattr(self, name, new)
+        with torch.inference_mode(False):
+            means = self.means.new_zeros(len(self.means), blocks, self.means.shape[2])
+        means[:, : self.means.shape[1]] = self.means
+        self.means = means
+
+    def forget(self, position: int) -> None:
+        """Forget the tokens from this position on."""
+        self.keys[:, position : self.written] = 0
+        self.values[:, position : self.written] = 0
+        self.written = position
+
+    def select(self, samples: Tensor) -> _Layer:
+        chosen = copy.copy(self)
+        chosen.batch = len(samples)
+        for name in ("keys", "values", "means"):
+            x = getattr(self, name)
+            rows = x.unflatten(0, (self.batch, -1)).index_select(0, samples.to(x.device)).flatten(0, 1)
+            if name == "means" or self._tier != "disk":
+                setattr(chosen, name, rows)
+            else:
+                kept = self._new(tuple(rows.shape))
+                setattr(chosen, name, kept.copy_(rows))
+        return chosen

@@ -193,6 +193,7 @@ class Decoder(LanguageModel):
                 raise UserError(f"{reading.shown('cutoff')}: this model has no context miss token")
             reading.check_layers(config.num_layers)
             memory = memory_of(config.landmarks.block_size, reading, **self.memory_objects(reading) | given)
+            assert isinstance(memory, Memory)
             memory.model = self.fingerprint
             return memory
         if config.recurrence is not None:

@@ -103,6 +103,10 @@ class LanguageModel(nn.Module):
         """Logits of the next token (B, T, vocabulary) after raw ids (B, T), or with `last` (B, 1, vocabulary)."""
         raise NotImplementedError
 
+    def read_on(self, tokens: Tensor, memory: Any) -> None:
+        """Read raw ids (B, T) of a text that goes on, so that no logits are needed."""
+        self(tokens, memory=memory, last=True)
+
     def window_losses(self, batch: WindowBatch) -> Iterator[tuple[Tensor, Tensor]]:
         """Summed loss in nats, and number of targets, of each window of a batch."""
         raise NotImplementedError
@@ -168,13 +172,17 @@ class LanguageModel(nn.Module):
                 group_memory = self.new_memory()
             if group_memory is None:
                 group_memory = self.unlimited_memory(length + tokens)
-            logits = together
             self.announce(group_memory, length + tokens)
-            for chunk in together.split(local or self._default_chunk(length), 1):
-                logits = self(chunk.to(device), memory=group_memory, last=True)
+            *chunks, end = together.to(device).split(local or self._default_chunk(length), 1)
+            for chunk in chunks:
+                self.read_on(chunk, group_memory)
                 read += chunk.numel()
                 if progress is not None:
                     progress(read, total)
+            logits = self(end, memory=group_memory, last=True)
+            read += end.numel()
+            if progress is not None:
+                progress(read, total)
             states.append((group, self.reading(group_memory), logits))
         ended = [False] * len(rows)
         for step in range(tokens):

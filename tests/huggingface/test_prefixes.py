@@ -39,7 +39,8 @@ def test_what_was_read_is_not_read_again(family, settings, text):
     assert sum(calls) == 60 + 5
     calls.clear()
     assert torch.equal(prefixes.generate(text, **GREEDY), expected)
-    assert sum(calls) == 60 - 54 + 5, "from the last whole chunk on"
+    anywhere = family == "llama" and settings is FREE  # a text without landmarks or windows is whole at each token
+    assert sum(calls) == (1 if anywhere else 60 - 54) + 5, "from the last whole chunk on"
     longer = torch.cat([first, text[:, :11]], 1)
     memory = model.new_memory()
     model.generate(text, past_key_values=memory, **GREEDY)
@@ -52,10 +53,10 @@ def test_what_was_read_is_not_read_again(family, settings, text):
     expected = model.generate(edited, **GREEDY)
     calls.clear()
     assert torch.equal(prefixes.generate(edited, **GREEDY), expected)
-    assert sum(calls) == 77 - 36 + 5
+    assert sum(calls) == 77 - (40 if anywhere else 36) + 5
     changed = longer.clone()
     changed[0, 70] = (changed[0, 70] + 1) % 256
-    assert prefixes.longest(changed[0].tolist()) == 65, "where the text went on before"
+    assert prefixes.longest(changed[0].tolist()) == (70 if anywhere else 65), "where the text went on before"
 
 
 def test_a_chat_in_a_loop_reads_each_turn_once():

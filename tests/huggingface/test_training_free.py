@@ -18,7 +18,7 @@ from tests.huggingface.conftest import CONFIGS, FURTHER, make_model, make_tokeni
 EAGER = ("gemma2", "gemma3_whole", "gpt_oss")  # families without another attention, which rounds weights to float32
 ROUNDED = (*EAGER, "llama4_text")  # its router rounds too
 ALL = {"k": 100, "window": 7}
-FEW = {"k": 3, "window": 7, "rerank": 5}
+FEW = {"k": 3, "window": 7, "rerank": 5, "dense": 0}
 
 
 def make(family, tokenizer, memory=ALL, **settings):
@@ -45,17 +45,33 @@ def test_a_model_that_reads_every_block_is_the_model_itself(name, ids, tokenizer
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12 if name not in ROUNDED else 2e-5)
 
 
-@pytest.mark.parametrize(
-    ("mapping", "parts", "atol"),
-    [("auto", 1, 1e-12), ("auto", [40, 1, 1, 48], 1e-12), ("auto", [3, 5, 82], 1e-12), ("stingy", 90, 2e-5)],
-)
+@pytest.mark.parametrize("mapping", ["true", "auto", "stingy"])
 @pytest.mark.parametrize("name", ["qwen2", "gemma3"])
-def test_in_any_chunks_and_by_the_stingy_mapping(name, mapping, parts, atol, ids, tokenizer):
-    """There the memory assigns positions, and the model's own angles are float32."""
-    wrapped, plain = make(name, tokenizer, {**ALL, "mapping": mapping})
+def test_chunks_do_not_show(name, mapping, ids, tokenizer):
+    """The same blocks are chosen whether a text is read in one call or in several, many tokens at a time or few."""
+    wrapped, plain = make(name, tokenizer, {**FEW, "mapping": mapping})
+    wrapped.config.max_position_embeddings = 60
+    expected = read(wrapped, ids, parts=[90])
+    for parts in ([40, 1, 1, 48], [3, 5, 82], [1] * 90):
+        torch.testing.assert_close(read(wrapped, ids, parts=parts), expected, rtol=0, atol=1e-12)
     with torch.no_grad():
-        expected = plain(ids).logits
-    torch.testing.assert_close(read(wrapped, ids, parts=parts), expected, rtol=0, atol=atol)
+        torch.testing.assert_close(wrapped(ids, past_key_values=wrapped.new_memory(), local=1).logits, expected)
+        assert (plain(ids).logits - expected).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_a_prompt_is_read_in_tiles_and_its_last_token_alone(name, ids, tokenizer):
+    """However it is cut: the tokens without logits choose together, those with logits alone."""
+    wrapped, _ = make(name, tokenizer, FEW)
+    together, alone = wrapped.new_memory(), wrapped.new_memory()
+    with torch.no_grad():
+        last = wrapped(ids[:, :60], past_key_values=together, logits_to_keep=1).logits
+        cut = wrapped(ids[:, :60], past_key_values=wrapped.new_memory(), logits_to_keep=1, local=5).logits
+        every = wrapped(ids[:, :60], past_key_values=alone).logits[:, -1:]
+        torch.testing.assert_close(cut, last, rtol=0, atol=1e-12)
+        assert (last - every).abs().max() > 1e-4
+        more = [wrapped(ids[:, 60:], past_key_values=each).logits for each in (together, alone)]
+    assert (more[0] - more[1]).abs().max() > 1e-4
 
 
 @pytest.mark.parametrize("settings", [{}, {"num_beams": 3}, {"num_beams": 2, "num_return_sequences": 2}])
@@ -67,13 +83,10 @@ def test_generates_what_the_model_generates(name, settings, ids, tokenizer):
 
 
 def test_few_blocks_are_the_models_attention_to_fewer_keys(ids, tokenizer):
-    """Read token by token, with the keys of each query chosen by hand: the blocks with the best mean keys."""
-    block, window, k = 5, 7, 3
-    wrapped, plain = make(
-        "llama", tokenizer, {**FEW, "rerank": None, "window": window, "granularity": "per_token_and_head"}
-    )
-    found = read(wrapped, ids[:1, :50], parts=[1] * 50)
-    expected = by_hand(plain, ids[:1, :50], block, window, k)
+    """With the keys of each query chosen by hand: the blocks with the best mean keys for the heads that share keys."""
+    wrapped, plain = make("llama", tokenizer, {**FEW, "rerank": None, "window": 7})
+    found = read(wrapped, ids[:1, :50], parts=[20, 30])
+    expected = by_hand(plain, ids[:1, :50], block=5, window=10, k=3)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
     assert (found - wrapped(ids[:1, :50]).logits).abs().max() > 0.01
 
@@ -83,20 +96,19 @@ def by_hand(model, ids, block, window, k):
     from transformers import AttentionInterface
 
     def attention(module, q, keys, values, mask, scaling, **_):
-        groups = q.shape[1] // keys.shape[1]
-        keys, values = (x.repeat_interleave(groups, 1)[0] for x in (keys, values))
-        out = torch.zeros_like(q)
-        for head in range(q.shape[1]):
-            key_means = keys[head].unflatten(0, (-1, block)).mean(1)
-            for query in range(ids.shape[1]):
-                stored = max(0, query - window) // block  # before this token
-                means = (key_means @ q[0, head, query])[:stored]
-                best = means.argsort(descending=True).tolist()
-                blocks = [0, *[n for n in best if n][: k - 1]] if stored else []
-                near = [*range(stored * block, query + 1)]
-                tokens = [n * block + i for n in blocks for i in range(block)] + near
-                scores = keys[head, tokens] @ q[0, head, query] * scaling
-                out[0, head, query] = scores.softmax(-1) @ values[head, tokens]
+        out, group = torch.zeros_like(q), q.shape[1] // keys.shape[1]
+        means = keys[0].unflatten(1, (-1, block)).mean(2)
+        for kv, query in torch.cartesian_prod(torch.arange(keys.shape[1]), torch.arange(ids.shape[1])).tolist():
+            heads = slice(kv * group, (kv + 1) * group)
+            far = max(0, query // block * block - window) // block
+            shares = (
+                (q[0, heads, query] @ means[kv, :far].T * scaling).softmax(-1).amax(0) if far else means.new_empty(0)
+            )
+            best = shares.argsort(descending=True).tolist()
+            blocks = [0, *[n for n in best if n][: k - 1]] if far else []
+            tokens = [n * block + i for n in blocks for i in range(block)] + [*range(far * block, query + 1)]
+            scores = q[0, heads, query] @ keys[0, kv, tokens].T * scaling
+            out[0, heads, query] = scores.softmax(-1) @ values[0, kv, tokens]
         return out.transpose(1, 2), None
 
     AttentionInterface.register("by_hand", attention)
@@ -109,7 +121,7 @@ def by_hand(model, ids, block, window, k):
 @pytest.mark.parametrize("tier", ["cpu", "disk"])
 def test_where_blocks_are_stored_makes_no_difference(tier, mapping, ids, tokenizer):
     wrapped, _ = make("gemma3", tokenizer, {**FEW, "mapping": mapping})
-    memory = wrapped.new_memory(tier=tier, cache=4)
+    memory = wrapped.new_memory(tier=tier)
     assert torch.equal(read(wrapped, ids, memory), read(wrapped, ids))
 
 
@@ -149,22 +161,13 @@ def test_comes_back_from_disk(ids, tokenizer, tmp_path):
 
 
 def test_positions_beyond_those_of_the_training_are_stingy(ids, tokenizer):
-    """Where it is known before anything is read; else a warning says so."""
+    """Up to the last block before them queries read as if there were no limit, behind it blocks are brought nearer."""
     wrapped, _ = make("llama", tokenizer, FEW)
-    wrapped.config.max_position_embeddings = 80
-    expected = read(wrapped, ids, wrapped.new_memory(mapping="stingy"))
-    memory = wrapped.new_memory()
-    assert torch.equal(read(wrapped, ids, memory), expected)
-    memory.reset()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        found = read(wrapped, ids[:, :80], memory, [50, 30])
-    assert torch.equal(found, read(wrapped, ids[:, :80], wrapped.new_memory(mapping="true"), [50, 30]))
-    with pytest.warns(UserWarning, match="beyond the 80 positions"):
-        read(wrapped, ids[:, 80:], memory, [10])
-    memory.reset()
-    memory.expect(90)
-    assert torch.equal(read(wrapped, ids, memory, [51, 39]), expected)
+    wrapped.config.max_position_embeddings = 64
+    found, true, stingy = (read(wrapped, ids, wrapped.new_memory(mapping=each)) for each in ("auto", "true", "stingy"))
+    torch.testing.assert_close(found[:, :60], true[:, :60], rtol=0, atol=1e-12)
+    assert ((found[:, 60:] - true[:, 60:]).abs().amax(-1) > 1e-6).all()
+    assert ((found[:, 60:] - stingy[:, 60:]).abs().amax(-1) > 1e-6).all()  # what they read was read at true positions
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3"])  # without and with sliding windows
@@ -198,31 +201,15 @@ def test_generates_beyond_the_positions_of_the_training_without_a_warning(ids, t
     assert found == [False, True]
 
 
-def test_generation_announces_its_tokens(ids, tokenizer):
-    """A text that goes beyond the positions of the training while it is generated is stingy from its beginning."""
-    wrapped, _ = make("llama", tokenizer, FEW)
-    wrapped.config.max_position_embeddings = 95
-    memory = wrapped.new_memory()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        found = wrapped.generate(ids, past_key_values=memory, max_new_tokens=20, do_sample=False)
-    stingy = wrapped.new_memory(mapping="stingy")
-    assert torch.equal(found, wrapped.generate(ids, past_key_values=stingy, max_new_tokens=20, do_sample=False))
-    read(wrapped, ids, true := wrapped.new_memory())
-    assert memory.memory.positions.name == "stingy" != true.memory.positions.name
-
-
 def test_what_needs_landmarks_is_refused(ids, tokenizer, tmp_path):
     wrapped, _ = make("llama", tokenizer)
     with pytest.raises(UserError, match="reads without landmarks"):
         wrapped(ids, phase=torch.zeros(2, dtype=torch.int64))
-    with pytest.raises(UserError, match="has no landmarks"):
-        wrapped.new_memory(window=None, scorer="landmark", rerank=None, mapping="true")
     read(wrapped, ids, memory := wrapped.new_memory())
     memory.save(tmp_path / "memory")
     other = wrap(make_model("llama").double(), make_tokenizer(), block_size=5)
-    with pytest.raises(UserError, match="model.landmark_key=none"):
-        other.new_memory(mapping="true").load(tmp_path / "memory")
+    with pytest.raises(UserError, match="without landmarks"):
+        other.new_memory().load(tmp_path / "memory")
 
 
 REAL = [Path(name) for name in os.environ.get("LANDMARK_PRETRAINED", "").split(os.pathsep) if name]

@@ -110,7 +110,10 @@ def test_a_model_that_cannot_have_landmarks_is_refused(make, said, tokenizer):
         ({"landmarks": "none", "memory": {"window": None, "mapping": "true"}}, "must be a number"),
         ({"landmarks": "none", "memory": {"window": -1}}, "memory.window=-1: must be at least 0"),
         ({"landmarks": "none", "memory": {"k": 4, "first": 5}}, "first=5: with .* is more than"),
-        ({"landmarks": "token", "memory": {"window": 9, "scorer": "mean_key"}}, "memory.window=9: .* must be null"),
+        (
+            {"landmarks": "token", "memory": {"window": 9, "scorer": "mean_key", "granularity": "per_token_and_group"}},
+            "memory.window=9: .* must be null",
+        ),
         ({"landmarks": "token", "memory": {"mapping": "auto"}}, "mapping=auto: is for texts without"),
     ],
 )

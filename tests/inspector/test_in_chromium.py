@@ -117,7 +117,7 @@ def test_a_text_without_landmarks(browser, tmp_path):
     local = browser.js(
         "return [...document.querySelectorAll('.block')].flatMap((x, n) => x.matches('.local') ? n : [])"
     )
-    assert local == list(range(trace.visible[3] // BLOCK, 64 // BLOCK + 1))
+    assert local == list(range(trace.visible[64 // BLOCK] // BLOCK, 64 // BLOCK + 1))
     assert browser.errors() == []
 
 

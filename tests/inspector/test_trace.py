@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from landmark.attention.rotary import rotate
 from landmark.huggingface import wrap
 from landmark.inspector import trace as trace_module
 from landmark.inspector.trace import NO_BLOCK, trace_retrieval
@@ -127,30 +126,27 @@ def test_a_trace_that_no_page_can_show_is_refused(tokens, monkeypatch):
         trace_retrieval(model_of(), tokens, LOCAL)
 
 
-def test_a_model_without_landmarks_is_traced_too(tokenizer, projections):
-    """Where every block is read, a block's share is that of its tokens in plain attention to the whole text."""
-    wrapped = wrap(make_model("llama").double(), tokenizer, landmarks="none", block_size=5, memory={"window": 7})
+def test_a_model_without_landmarks_is_traced_too(tokenizer):
+    """Where every block is read, a block's share is that of its tokens in the model's own attention."""
+    model = make_model("llama").double()
+    model.set_attn_implementation("eager")
     text = np.arange(1, 61) * 7 % 200
+    with torch.no_grad():
+        attentions = model(torch.tensor(text)[None], output_attentions=True).attentions
+    model.set_attn_implementation("sdpa")
+    wrapped = wrap(model, tokenizer, landmarks="none", block_size=5, memory={"window": 7})
     found = trace_retrieval(Pretrained(wrapped), text, LOCAL, k=12, rerank=None)
-    assert (found.width, found.chunks, found.visible) == (5, [0, 18, 36, 54], [0, 10, 25, 45])
+    assert (found.width, found.chunks) == (5, [*range(0, 60, 5)])
+    assert found.visible == [0, 0, *range(0, 50, 5)]
     assert found.blocks.shape[2:] == (12, 60)
-    for layer, chunks in projections.items():
-        q, k = (torch.cat(parts, 1) for parts in list(zip(*chunks))[:2])
-        factors = wrapped.new_memory().memory.keys.rotary(layer)(0, len(text), q)
-        q, k = rotate(q, factors), rotate(k, factors).repeat_interleave(len(q) // len(k), 0)
-        hidden = torch.ones(len(text), len(text)).triu(1).bool()
-        shares = (
-            (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(hidden, -torch.inf).softmax(-1).unflatten(-1, (-1, 5)).sum(-1)
-        )
-        for position in range(18, len(text)):
-            stored = found.visible[position // LOCAL] // 5
-            for head in range(len(q)):
-                there = dict(zip(found.blocks[layer, head, :, position], found.weights[layer, head, :, position]))
-                assert not there.pop(NO_BLOCK, 0)
-                assert there == pytest.approx(dict(enumerate(shares[head, position, :stored].tolist())), abs=1e-5)
+    for layer, head, position in np.ndindex(*found.blocks.shape[:2], len(text)):
+        expected = attentions[layer][0, head, position].view(-1, 5).sum(-1)[: found.visible[position // 5] // 5]
+        there = dict(zip(found.blocks[layer, head, :, position], found.weights[layer, head, :, position]))
+        assert not there.pop(NO_BLOCK, 0)
+        assert there == pytest.approx(dict(enumerate(expected.tolist())), abs=1e-5)
 
 
 def test_a_text_that_a_window_holds_is_refused(tokenizer):
     wrapped = wrap(make_model("llama"), tokenizer, landmarks="none", block_size=5, memory={"window": 7})
-    with pytest.raises(UserError, match="give one of more than 12"):
+    with pytest.raises(UserError, match="give one of more than 15"):
         trace_retrieval(Pretrained(wrapped), np.arange(12), 6)

@@ -6,8 +6,7 @@ import torch
 from landmark.attention import ContextMiss, Grouped
 from landmark.attention.keys import Keys
 from landmark.memory import memory as memory_module
-from landmark.memory.construction import memory_of
-from landmark.memory.settings import GRANULARITIES, MAPPINGS, TIERS, TRAINING_FREE
+from landmark.memory.settings import GRANULARITIES, MAPPINGS, TIERS
 from tests.memory.reading import feed, new_memory, texts
 from tests.pairs import all_pairs, name_of
 
@@ -63,16 +62,3 @@ def test_half_precision(granularity):
         for backend in ("triton", "reference")
     )
     torch.testing.assert_close(ours, expected, atol=4e-3, rtol=4e-3)
-
-
-@pytest.mark.parametrize("mapping", ["true", "stingy"])
-@pytest.mark.parametrize(("dtype", "atol"), [(torch.float32, 2e-5), (torch.bfloat16, 4e-2)])
-def test_a_text_without_landmarks(dtype, atol, mapping):
-    """A text of which the last block chosen and the next weigh differently: without kernels bfloat16 rounds scores."""
-    q, k, v, _ = texts(60, (4, 2), batch=2, dtype=dtype, seed=1)
-    settings = TRAINING_FREE.updated({"k": 3, "rerank": 5, "window": 6, "mapping": mapping})
-    ours, expected = (
-        feed(memory_of(4, settings, keys=Keys(landmark="none"), backend=backend), q, k, v, [24, 1, 1, 34], layer=0)
-        for backend in ("triton", "blockwise")
-    )
-    torch.testing.assert_close(ours, expected, atol=atol, rtol=1e-5)

@@ -1,8 +1,5 @@
 """What each selector is for; that it follows its definition is in test_memory.py, for every pair of settings."""
 
-from dataclasses import dataclass, replace
-from typing import Any
-
 import pytest
 import torch
 
@@ -10,12 +7,9 @@ from landmark.attention import Grouped
 from landmark.attention.keys import Keys
 from landmark.evaluation.recall import evidence_blocks
 from landmark.memory import Memory
-from landmark.memory.positions import Stingy, TruePositions
 from landmark.memory.select import Best, Given, MeanKeys, Newest, Random, SecondLook, WithNewest
-from landmark.memory.select.selector import Around
 from landmark.memory.settings import GRANULARITIES
 from landmark.memory.store import Store
-from landmark.memory.summaries import SummaryMemory
 from tests.memory.reading import feed
 
 WIDTH = 4
@@ -95,34 +89,6 @@ def test_a_second_look_then_takes_the_blocks_that_weigh_most():
     landmarks, second = weights
     assert (second >= landmarks - 1e-12).all()
     assert (second > landmarks + 1e-3).any()
-
-
-@dataclass(frozen=True)
-class Spy(Around):
-    """Notes whether inner has gates, and keeps them or not."""
-
-    inner: Any
-    keeps: bool
-    has_gates: list[bool]
-
-    def choose(self, question):
-        choice = self.inner.choose(question)
-        self.has_gates.append(choice.gates is not None)
-        return choice if self.keeps else replace(choice, gates=None)
-
-
-@pytest.mark.parametrize(("positions", "reused"), [(TruePositions(), True), (Stingy(), False)], ids=["true", "stingy"])
-def test_gates_of_a_second_look_are_those_that_reading_computes(positions, reused):
-    """Where a block has the same position when it is chosen and when it is read."""
-    (q, k, v), outs = (2 * torch.randn(2, heads, 90, 8, dtype=torch.float64) for heads in (4, 2, 2)), []
-    for keeps in (True, False):
-        select = Spy(SecondLook(6, MeanKeys("per_token_and_group")), keeps, [])
-        keys = Keys(landmark="none")
-        outs.append(
-            feed(SummaryMemory(3, 2, window=6, select=select, positions=positions, keys=keys), q, k, v, [60, 29, 1])
-        )
-        assert any(select.has_gates) == reused
-    torch.testing.assert_close(*outs)
 
 
 @pytest.mark.parametrize(("granularity", "heads", "queries"), [("per_token_and_head", 2, 10), ("per_head", 2, 1)])

@@ -1,0 +1,309 @@
+"""Attention to the last tokens of a text and to a few chosen blocks of it, over one flat cache of keys and values.
+
+This is how a pretrained model reads without training. The text has no landmarks: a block is found by the mean of its
+keys, and all keys that a query reads share one softmax. Keys are rotated as the model does it.
+
+The text is cut into blocks of ℓ tokens, and into groups of g queries. The queries of a group see the tokens of their
+group up to their own, and the w tokens before the group. The blocks before these are *far*: a query reads k of them. A
+group consists of tiles of τ queries, which choose together; with τ = 1 each query chooses alone. The G heads that share
+keys always choose together. So what a query reads depends on the text alone, not on the chunks in which it was read.
+For each tile:
+
+1. *First look*: the shares of the far blocks in a softmax over the scores of their mean keys. Of the shares of the
+   tile's G·τ rows the largest counts. The m best blocks are proposed.
+2. *Second look*: the shares of the proposed blocks in a softmax over the scores of all their keys. The k best are
+   chosen.
+3. *Read*: attention to the chosen blocks, to the w tokens and to the group, merged by their log-sum-exps.
+
+A tile chooses with its later queries, which know the tokens that an earlier one predicts. So tiles are for tokens that
+are known, and predicted tokens choose alone.
+
+Shapes: C caches, one for each sample and key/value head, each with G query heads. q (C, G, T, d); keys, values
+(C, capacity, d); means (C, blocks, d), of the complete blocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from landmark.attention.flash import attention_forward, merged
+from landmark.attention.scoring import capped
+
+GATHERED = {"cpu": 1 << 20}  # numbers of keys gathered together: on a CPU as many as fit into its cache
+GATHERED_ELSEWHERE = 1 << 28
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a query reads, and how its scores are made.
+
+    block_size: ℓ. window: w, a multiple of ℓ. k: far blocks. proposed: m, blocks that get a second look; 0: none do.
+    first: of the k, so many are those that begin the text. tile: τ, which divides ℓ or is a multiple of it. scale,
+    softcap: of the scores. fused: by kernels, where these can.
+    """
+
+    block_size: int
+    window: int
+    k: int
+    proposed: int = 0
+    first: int = 0
+    tile: int = 1
+    scale: float = 1.0
+    softcap: float | None = None
+    fused: bool = False
+
+    @property
+    def group(self) -> int:
+        """g, queries that have the same last tokens and the same far blocks."""
+        return max(self.tile, self.block_size)
+
+    @property
+    def covered(self) -> int:
+        """Tokens at the start of a text that have at most k far blocks, and so read all keys."""
+        return -(-(self.window + (self.k + 1) * self.block_size) // self.group) * self.group
+
+    def far(self, position: int) -> int:
+        """Far blocks of the query at a position."""
+        return max(0, position // self.group * self.group - self.window) // self.block_size
+
+
+class Moves(Protocol):
+    """Turns keys (…, n, r, d) of n blocks as if these stood by `distances` (…, n) positions later in the text."""
+
+    def __call__(self, keys: Tensor, distances: Tensor) -> Tensor: ...
+
+
+class Text(NamedTuple):
+    """The cache of a text, with room up to the end of its last group, and zeros behind its end.
+
+    moves: for a part beyond the positions that the model knows. Far blocks are then read as if they stood in k + 1
+    places before the window (Section 3.2.1). None: they are read where they stand.
+    """
+
+    keys: Tensor
+    values: Tensor
+    means: Tensor
+    moves: Moves | None = None
+
+
+def read_all(q: Tensor, text: Text, start: int, how: Reading) -> tuple[Tensor, Tensor]:
+    """Causal attention of the queries at positions start, start + 1, … to all keys.
+
+    Returns (C, G, T, d), and the log-sum-exp (C, G, T).
+    """
+    keys, values = (x[:, : start + q.shape[2]].to(q.device) for x in (text.keys, text.values))
+    own = _causal(q, keys[:, start:], values[:, start:], how)
+    return merged(_of_rows(q, keys[:, :start], values[:, :start], how), own) if start else own
+
+
+def _of_rows(q: Tensor, keys: Tensor, values: Tensor, how: Reading) -> tuple[Tensor, Tensor]:
+    """Attention of queries (C, G, T, d) that see all of some keys (C, S, d): heads are rows, so nothing is copied."""
+    rows = q.reshape(1, len(q), -1, q.shape[-1])
+    out, lse = attention_forward(rows, keys[None], values[None], scale=how.scale, softcap=how.softcap)
+    return out.reshape(q.shape), lse.reshape(q.shape[:3])
+
+
+def _causal(q: Tensor, keys: Tensor, values: Tensor, how: Reading) -> tuple[Tensor, Tensor]:
+    """Causal attention of queries (C, G, T, d) to the keys (C, T, d) of their own tokens."""
+    keys, values = (x[:, None].expand(-1, q.shape[1], -1, -1) for x in (keys, values))
+    return attention_forward(q, keys, values, scale=how.scale, softcap=how.softcap, causal=True)
+
+
+def read_chosen(q: Tensor, text: Text, start: int, how: Reading) -> tuple[Tensor, Tensor, Tensor]:
+    """Attention of the queries at positions start, start + 1, …, none of which is one of the `covered`.
+
+    Returns (C, G, T, d), the log-sum-exp (C, G, T), and the blocks (C, T, k) that each query reads, in order.
+    """
+    if q.shape[2] == how.tile == 1:
+        return _read_one(q, text, start, how)
+    (caches, heads, length, dim), size, tiles = q.shape, how.group, how.group // how.tile
+    before = start % size
+    groups, start = -(-(before + length) // size), start - before
+    behind = groups * size - before - length
+    grouped = F.pad(q, (0, 0, before, behind)).unflatten(2, (groups, size)).transpose(1, 2)  # (C, groups, G, g, d)
+    rows = grouped.unflatten(3, (tiles, how.tile)).transpose(2, 3).reshape(caches, groups * tiles, -1, dim)
+    far = torch.tensor([how.far(start + tile * how.tile) for tile in range(groups * tiles)])
+    read = _read_fused if how.fused and text.moves is None and how.softcap is None else _read_plain
+    out, lse, chosen = read(rows, grouped, text, start, far, (before, before + length), how)
+    out, lse = (x.unflatten(2, (heads, how.tile)).unflatten(1, (groups, tiles)).transpose(2, 3) for x in (out, lse))
+    out, lse = (x.flatten(3, 4).transpose(1, 2).flatten(2, 3) for x in (out, lse))
+    here = slice(before, before + length)
+    return out[:, :, here], lse[:, :, here], chosen.repeat_interleave(how.tile, 1)[:, here]
+
+
+def _read_fused(
+    rows: Tensor, _: Tensor, text: Text, start: int, far: Tensor, asking: tuple[int, int], how: Reading
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`_read_plain` by the kernels."""
+    from landmark.memory import sparse_attention_kernels as kernels
+
+    rows, blocks = rows.contiguous(), torch.arange(int(far[-1]), device=rows.device)
+    sizes, far = {"tile": how.tile, "block_size": how.block_size, "scale": how.scale}, far.to(rows.device)
+    shares = kernels.shares(rows, text.means[:, : len(blocks)], far, asking, None, **sizes)
+    chosen = _highest(shares, blocks < far[:, None], how.proposed or how.k, how.first)
+    if how.k < how.proposed and how.k < len(blocks):
+        shares = kernels.shares(rows, text.keys, far, asking, chosen, **sizes)
+        chosen = chosen.gather(-1, _highest(shares, chosen < far[:, None], how.k, how.first))
+    places = {"group": how.group, "window": how.window, **sizes}
+    out, lse = kernels.read(rows, text.keys, text.values, chosen, start, **places)
+    return out, lse, chosen
+
+
+def _read_plain(
+    rows: Tensor, grouped: Tensor, text: Text, start: int, far: Tensor, asking: tuple[int, int], how: Reading
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Attention of n tiles to all that they read.
+
+    Args:
+        rows: (C, n, G·τ, d), the queries of each tile.
+        grouped: (C, groups, G, g, d), the same.
+        text: that they read.
+        start: position of the first.
+        far: (n,), far blocks of each tile, on the CPU.
+        asking: the first query that chooses, and the one after the last, counted from the first one; others are
+            padding.
+        how: they read.
+
+    Returns (C, n, G·τ, d), the log-sum-exp (C, n, G·τ), and the chosen blocks (C, n, k), in order.
+    """
+    (caches, groups, heads, size, dim), tiles = grouped.shape, how.group // how.tile
+    near = [x[:, start - how.window : start + groups * size].to(rows.device) for x in (text.keys, text.values)]
+    keys, values = (x[:, how.window :].reshape(caches * groups, size, dim) for x in near)
+    local = _causal(grouped.flatten(0, 1), keys, values, how)
+    if how.window:
+        windows = [x[:, :-size].unfold(1, how.window, size).transpose(2, 3) for x in near]  # (C, groups, w, d)
+        out, lse = attention_forward(grouped.flatten(2, 3), *windows, scale=how.scale, softcap=how.softcap)
+        local = merged((out.reshape(local[0].shape), lse.reshape(local[1].shape)), local)
+    local = [x.unflatten(0, (caches, groups)).unflatten(3, (tiles, how.tile)).transpose(2, 3) for x in local]
+    asks = None
+    if how.tile > 1 and asking != (0, groups * size):
+        asks = torch.arange(groups * size, device=rows.device)
+        asks = ((asks >= asking[0]) & (asks < asking[1])).view(-1, 1, how.tile).expand(-1, heads, -1).flatten(1)
+    together = GATHERED.get(rows.device.type, GATHERED_ELSEWHERE)
+    step = max(1, together // (caches * max(how.proposed, how.k) * how.block_size * dim))
+    parts = []
+    for first in range(0, len(far), step):
+        part = slice(first, first + step)
+        chosen = _choose(rows[:, part], text, far[part], None if asks is None else asks[part], how)
+        parts.append((*_read_blocks(rows[:, part], text, chosen, far[part], how), chosen))
+    out, lse, chosen = (torch.cat(x, 1) for x in zip(*parts, strict=True))
+    return *merged((out, lse), (local[0].reshape(out.shape), local[1].reshape(lse.shape))), chosen
+
+
+def _read_one(q: Tensor, text: Text, position: int, how: Reading) -> tuple[Tensor, Tensor, Tensor]:
+    """`read_chosen` of one query (C, G, 1, d): one attention to copies of all blocks that it reads."""
+    rows, far = q.transpose(1, 2), torch.tensor([how.far(position)])
+    chosen = _choose(rows, text, far, None, how)
+    last = torch.arange(int(far), position // how.block_size + 1, device=q.device).expand(len(q), 1, -1)
+    keys, values = (_blocks(x, torch.cat([chosen, last], -1), how) for x in (text.keys, text.values))
+    if text.moves is not None:
+        keys = torch.cat([text.moves(keys[:, :, : how.k], _moved(chosen, far, how)), keys[:, :, how.k :]], 2)
+    count = (how.k - int(far)) * how.block_size + position + 1
+    keys, values = (x.flatten(2, 3)[:, :, :count] for x in (keys, values))
+    out, lse = attention_forward(rows, keys, values, scale=how.scale, softcap=how.softcap)
+    return out.transpose(1, 2), lse.transpose(1, 2), chosen
+
+
+def _choose(q: Tensor, text: Text, far: Tensor, asks: Tensor | None, how: Reading) -> Tensor:
+    """The blocks (C, n, k) that n tiles choose, in order.
+
+    Args:
+        q: (C, n, G·τ, d), of each tile.
+        text: whose blocks.
+        far: (n,), far blocks of each tile, more than k, in order, on the CPU.
+        asks: (n, G·τ), bool, rows that choose; None: all do.
+        how: they choose.
+    """
+    least, count = far[[0, -1]].tolist()
+    q, far, blocks = q * how.scale, far.to(q.device), torch.arange(count, device=q.device)
+    seen = blocks < far[:, None] if least < count else None
+    means = text.means[:, :count]
+    exact = q.to(means.dtype)
+    scores = (exact.flatten(1, 2) @ means.mT).unflatten(1, exact.shape[1:3])
+    if text.moves is not None:  # older blocks than the last k are scored where k + 1 blocks before the window would be
+        turned = text.moves(exact, -far * how.block_size).flatten(1, 2)
+        means = text.moves(means[:, :, None], -(blocks + how.k + 1) * how.block_size)[:, :, 0]
+        older = blocks < far[:, None, None] - how.k
+        scores = torch.where(older, (turned @ means.mT).view(scores.shape), scores)
+    shares = _shares(capped(scores, how.softcap), seen, asks).amax(2)
+    best = _highest(shares, seen, how.proposed or how.k, how.first)
+    if how.k < how.proposed and how.k < count:
+        keys = _blocks(text.keys, best, how)
+        if text.moves is not None:
+            keys = text.moves(keys, (far[:, None] - best - how.k - 1).clamp(min=0) * how.block_size)
+        seen = best < far[:, None] if least < how.proposed else None
+        scores = capped(q @ keys.flatten(2, 3).mT, how.softcap)
+        of_tokens = None if seen is None else seen.repeat_interleave(how.block_size, -1)
+        shares = _shares(scores, of_tokens, asks).unflatten(-1, (-1, how.block_size)).sum(-1).amax(2)
+        best = best.gather(-1, _highest(shares, seen, how.k, how.first))
+    return best.sort(-1).values
+
+
+def _shares(scores: Tensor, seen: Tensor | None, asks: Tensor | None) -> Tensor:
+    """The softmax of scores (C, n, R, s), 0 for places that are not seen (…, n, s), and for rows that do not ask."""
+    if seen is not None:
+        scores = scores.masked_fill(~seen[..., None, :], -torch.inf)
+    shares = scores.softmax(-1)
+    return shares if asks is None else shares * asks[..., None]
+
+
+def _highest(shares: Tensor, seen: Tensor | None, count: int, first: int) -> Tensor:
+    """The places (C, n, count) of the highest shares (C, n, s), those of the first blocks before all others."""
+    if seen is not None:
+        shares = shares.masked_fill(~seen, -1)
+    shares[..., :first] = torch.inf
+    return shares.topk(min(count, shares.shape[-1]), -1).indices
+
+
+def _moved(chosen: Tensor, far: Tensor, how: Reading) -> Tensor:
+    """By how many positions blocks (C, n, k) are moved to fill the k + 1 places before the window (Section 3.2.1).
+
+    The last k blocks have the places nearest to the window, older ones the furthest; so one may be empty.
+    """
+    ages = far.to(chosen.device)[:, None] - chosen
+    places = torch.arange(how.k, 0, -1, device=chosen.device) + (ages > how.k)
+    return (ages - places) * how.block_size
+
+
+def _read_blocks(q: Tensor, text: Text, chosen: Tensor, far: Tensor, how: Reading) -> tuple[Tensor, Tensor]:
+    """Attention (C, n, R, d) of tiles to the blocks (C, n, k) that they chose, and its log-sum-exp (C, n, R)."""
+    keys, values = (_blocks(x, chosen, how) for x in (text.keys, text.values))
+    if text.moves is not None:
+        keys = text.moves(keys, _moved(chosen, far, how))
+    return attention_forward(q, keys.flatten(2, 3), values.flatten(2, 3), scale=how.scale, softcap=how.softcap)
+
+
+def _blocks(x: Tensor, chosen: Tensor, how: Reading) -> Tensor:
+    """A copy (C, n, k, ℓ, d) of keys or values (C, capacity, d) of blocks (C, n, k), on the device of these."""
+    caches, capacity, dim = x.shape
+    per_cache = capacity // how.block_size
+    if caches > 1:
+        chosen = chosen + torch.arange(0, caches * per_cache, per_cache, device=chosen.device)[:, None, None]
+    table = x.view(caches * per_cache, how.block_size * dim)
+    found = table.index_select(0, chosen.flatten().to(x.device)).to(chosen.device)
+    return found.view(*chosen.shape, how.block_size, dim)
+
+
+def shares_of_blocks(q: Tensor, text: Text, start: int, lse: Tensor, blocks: Tensor, how: Reading) -> Tensor:
+    """The shares (C, G, T, k) of the queries' attention that the blocks (C, T, k) get.
+
+    lse: (C, G, T), of all that each query reads.
+    """
+    at = torch.arange(start, start + q.shape[2], device=q.device)
+    far = (at // how.group * how.group - how.window) // how.block_size
+    together, found = GATHERED.get(q.device.type, GATHERED_ELSEWHERE), []
+    step = max(1, together // max(1, len(q) * blocks.shape[2] * how.block_size * q.shape[3]))
+    for first in range(0, q.shape[2], step):
+        part = slice(first, first + step)
+        keys = _blocks(text.keys, blocks[:, part], how)
+        if text.moves is not None:
+            keys = text.moves(keys, _moved(blocks[:, part], far[part], how))
+        rows = q[:, :, part].transpose(1, 2) * how.scale
+        scores = capped(rows @ keys.flatten(2, 3).mT, how.softcap).to(lse.dtype).unflatten(-1, (-1, how.block_size))
+        found.append((scores.logsumexp(-1).transpose(1, 2) - lse[:, :, part, None]).exp())
+    return torch.cat(found, 2)

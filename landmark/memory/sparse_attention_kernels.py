@@ -1,0 +1,219 @@
+"""The kernels of sparse_attention.py for tiles on a GPU: blocks are read where they are stored, and no table of queries
+and keys is written. `_choose` and `_read_blocks` with the local part of `read_chosen` there are their plain twins.
+
+A program has ROWS of the G·τ rows of one tile; row r is query r mod τ. Both kernels get the rows (C, n, G·τ, d) of n
+tiles.
+"""
+
+from __future__ import annotations
+
+# Triton's language only looks like Python.
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
+# pyright: reportPossiblyUnboundVariable=false, reportIndexIssue=false
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from landmark.attention.fused.tuning import is_interpreted, on_device_of, padded
+from landmark.utils import constants
+
+LOG2_E: tl.constexpr = tl.constexpr(constants.LOG2_E)
+LEAST = 16  # rows, keys and numbers of a head that `tl.dot` needs
+
+
+@triton.jit(do_not_specialize=["count", "rows", "before", "end"])
+def block_shares(
+    Q, Keys, Listed, Far, Shares, k_c, k_t, count, rows, before, end, scale,
+    TILE: tl.constexpr, L: tl.constexpr, SEGMENT: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    ROWS: tl.constexpr, LISTED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The largest share that one of a tile's rows gives each block, in a softmax over all of them.
+
+    LISTED: blocks of L keys whose numbers are listed (C, n, count); else each of the first keys is a block. Far: (n,),
+    blocks that a tile sees. Rows of queries before `before`, or from `end` on, do not count. Shares: (C, n, count), 0.
+    """
+    tile, part, cache = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    tiles = tl.num_programs(0)
+    row, d, offset = part * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK_D), tl.arange(0, SEGMENT)
+    d_ok = d < D
+    far = tl.load(Far + tile)
+    of_tile = cache * tiles + tile
+    query = tile * TILE + row % TILE
+    asks = (row < rows) & (query >= before) & (query < end)
+    q = tl.load(Q + (of_tile * rows + row)[:, None] * D + d[None, :], mask=asks[:, None] & d_ok[None, :], other=0.0)
+    of_cache = Keys + cache * k_c
+    at = offset[:, None] * k_t + d[None, :]
+    running = tl.full((ROWS,), float("-inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    steps = count
+    if not LISTED:
+        steps = tl.cdiv(far, SEGMENT)
+    for j in range(steps):
+        if LISTED:
+            block = tl.load(Listed + of_tile * count + j).to(tl.int64)
+            first, key_ok = block * L, offset < tl.where(block < far, L, 0)
+        else:
+            first, key_ok = j * SEGMENT, j * SEGMENT + offset < far
+        k = tl.load(of_cache + first * k_t + at, mask=key_ok[:, None] & d_ok[None, :], other=0.0)
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * (scale * LOG2_E)
+        scores = tl.where(key_ok[None, :], scores, float("-inf"))
+        larger = tl.maximum(running, tl.max(scores, axis=1))
+        level = tl.where(larger == float("-inf"), 0.0, larger)
+        total = total * tl.exp2(running - level) + tl.sum(tl.exp2(scores - level[:, None]), axis=1)
+        running = larger
+    normaliser = running + tl.log2(total)
+    for j in range(steps):
+        if LISTED:
+            block = tl.load(Listed + of_tile * count + j).to(tl.int64)
+            first, key_ok = block * L, offset < tl.where(block < far, L, 0)
+        else:
+            first, key_ok = j * SEGMENT, j * SEGMENT + offset < far
+        k = tl.load(of_cache + first * k_t + at, mask=key_ok[:, None] & d_ok[None, :], other=0.0)
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * (scale * LOG2_E)
+        shares = tl.where(key_ok[None, :] & asks[:, None], tl.exp2(scores - normaliser[:, None]), 0.0)
+        if LISTED:
+            tl.atomic_max(Shares + of_tile * count + j, tl.max(tl.sum(shares, axis=1), axis=0))
+        else:
+            tl.atomic_max(Shares + of_tile * count + j * SEGMENT + offset, tl.max(shares, axis=0), mask=key_ok)
+
+
+@triton.jit(do_not_specialize=["count", "rows", "start"])
+def read_blocks(
+    Q, Keys, Values, Chosen, Out, Lse, k_c, k_t, v_c, v_t, count, rows, start, scale,
+    TILE: tl.constexpr, GROUP: tl.constexpr, WINDOW: tl.constexpr, L: tl.constexpr, SEGMENT: tl.constexpr,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Attention of a tile's rows to its chosen blocks (C, n, count), to the window before its group, and to its group.
+
+    Out: (C, n, rows, D). Lse: (C, n, rows), float32.
+    """
+    tile, part, cache = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    of_tile = cache * tl.num_programs(0) + tile
+    row, d, offset = part * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK_D), tl.arange(0, SEGMENT)
+    row_ok, d_ok = row < rows, d < D
+    here = (of_tile * rows + row)[:, None] * D + d[None, :]
+    q = tl.load(Q + here, mask=row_ok[:, None] & d_ok[None, :], other=0.0)
+    of_keys, of_values = Keys + cache * k_c, Values + cache * v_c
+    running = tl.full((ROWS,), float("-inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    acc = tl.zeros((ROWS, BLOCK_D), tl.float32)
+    first = start + tile * TILE
+    position = first + row % TILE
+    near = first // GROUP * GROUP - WINDOW
+    steps = count + tl.cdiv(first + TILE - near, SEGMENT)
+    for j in range(steps):
+        if j < count:
+            at = tl.load(Chosen + of_tile * count + j).to(tl.int64) * L + offset
+            key_ok, seen = offset < L, row_ok[:, None] & (offset < L)[None, :]
+        else:
+            at = near + (j - count) * SEGMENT + offset
+            key_ok, seen = at < first + TILE, at[None, :] <= position[:, None]
+        key_here = key_ok[:, None] & d_ok[None, :]
+        k = tl.load(of_keys + at[:, None] * k_t + d[None, :], mask=key_here, other=0.0)
+        v = tl.load(of_values + at[:, None] * v_t + d[None, :], mask=key_here, other=0.0)
+        scores = tl.where(seen, tl.dot(q, tl.trans(k), input_precision=PRECISION) * (scale * LOG2_E), float("-inf"))
+        larger = tl.maximum(running, tl.max(scores, axis=1))
+        level = tl.where(larger == float("-inf"), 0.0, larger)
+        weights, kept = tl.exp2(scores - level[:, None]), tl.exp2(running - level)
+        total = total * kept + tl.sum(weights, axis=1)
+        acc = acc * kept[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
+        running = larger
+    tl.store(Out + here, (acc / total[:, None]).to(Out.dtype.element_ty), mask=row_ok[:, None] & d_ok[None, :])
+    tl.store(Lse + of_tile * rows + row, (running + tl.log2(total)) / LOG2_E, mask=row_ok)
+
+
+def shares(
+    q: Tensor,
+    keys: Tensor,
+    far: Tensor,
+    asking: tuple[int, int],
+    listed: Tensor | None,
+    *,
+    tile: int,
+    block_size: int,
+    scale: float,
+) -> Tensor:
+    """The largest share of each block among the rows of its tile, (C, n, m) or (C, n, blocks), float32.
+
+    Args:
+        q: (C, n, G·τ, d), contiguous.
+        keys: (C, capacity, d), of tokens; or (C, blocks, d), one for each.
+        far: (n,), blocks that each tile sees.
+        asking: the first query that chooses, and the one after the last, counted from the first tile's first.
+        listed: (C, n, m), blocks of ℓ keys; None: each of the first keys is a block.
+        tile, block_size, scale: τ, ℓ, and the factor of the scores.
+    """
+    count = keys.shape[1] if listed is None else listed.shape[2]
+    out = q.new_zeros(len(q), q.shape[1], count, dtype=torch.float32)
+    q, keys = _computable(q), _computable(keys)
+    sizes = _sizes(q, 64 if listed is None else block_size)
+    with on_device_of(q):
+        block_shares[_grid(q)](
+            *(q, keys, out if listed is None else listed.contiguous(), far, out),
+            *(*keys.stride()[:2], count, q.shape[2], *asking, scale),
+            **(sizes | {"TILE": tile, "L": block_size, "LISTED": listed is not None}),
+        )
+    return out
+
+
+def read(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    chosen: Tensor,
+    start: int,
+    *,
+    tile: int,
+    group: int,
+    window: int,
+    block_size: int,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """Attention (C, n, G·τ, d) of tiles to all that they read, and its log-sum-exp (C, n, G·τ), float32.
+
+    Args:
+        q: (C, n, G·τ, d), contiguous.
+        keys, values: (C, capacity, d).
+        chosen: (C, n, k), blocks.
+        start: position of the first tile's first query.
+        tile, group, window, block_size, scale: τ, g, w, ℓ, and the factor of the scores.
+    """
+    out, lse = torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
+    q, keys, values = (_computable(x) for x in (q, keys, values))
+    with on_device_of(q):
+        read_blocks[_grid(q)](
+            *(q, keys, values, chosen.contiguous(), out, lse),
+            *(*keys.stride()[:2], *values.stride()[:2], chosen.shape[2], q.shape[2], start, scale),
+            **_sizes(q, block_size),
+            **{"TILE": tile, "GROUP": group, "WINDOW": window, "L": block_size},
+        )
+    return out, lse
+
+
+def _computable(x: Tensor) -> Tensor:
+    """The tensor in a type that the interpreter supports."""
+    return x.float() if is_interpreted() and x.dtype == torch.bfloat16 else x
+
+
+def _grid(q: Tensor) -> tuple[int, int, int]:
+    """Programs: tiles, parts of their rows, caches."""
+    return q.shape[1], -(-q.shape[2] // rows_of(q.shape[2], q.shape[3])), len(q)
+
+
+def rows_of(rows: int, dim: int) -> int:
+    """Rows of a program, for tiles of so many rows and heads of `dim` numbers."""
+    return max(LEAST, min(64 if dim > 128 else 128, triton.next_power_of_2(rows)))
+
+
+def _sizes(q: Tensor, keys: int) -> dict[str, int | str]:
+    """Compile-time constants. keys: read in one step."""
+    rows, dim = rows_of(q.shape[2], q.shape[3]), q.shape[3]
+    return {
+        "D": dim,
+        "BLOCK_D": padded(dim),
+        "ROWS": rows,
+        "SEGMENT": padded(keys),
+        "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32",
+        "num_warps": 8 if rows * dim > 64 * 64 else 4,
+    }

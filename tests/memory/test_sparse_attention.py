@@ -1,0 +1,137 @@
+"""Attention to chosen blocks of a flat cache, query by query and key by key in float64, and its kernels interpreted."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from landmark.memory.sparse_attention import Reading, Text, read_all, read_chosen, shares_of_blocks
+from landmark.memory.summaries import Moved
+from tests.pairs import all_pairs, name_of
+
+CACHES, HEADS, DIM = 2, 3, 10
+MOVED = Moved(torch.tensor([1.0, 0.3, 0.05], dtype=torch.float64))  # 4 of 10 channels do not turn
+READINGS = {
+    "window": [0, 8],
+    "k": [2, 3],
+    "proposed": [0, 5],
+    "first": [0, 1, 2],
+    "tile": [1, 2, 4, 8],
+    "place": [(0, 40), (3, 33), (1, 2), (5, 1)],  # behind the covered tokens, and how many
+}
+SHAPES = all_pairs({**READINGS, "softcap": [None, 1.5], "moves": [None, MOVED]})
+OF_KERNELS = all_pairs(
+    {
+        **READINGS,
+        "place": READINGS["place"][:3],  # one query has no kernel
+        "dtype": [torch.float32, torch.float16, torch.bfloat16],
+    }
+)
+
+
+def make(how, place, dtype=torch.float64):
+    """Queries, the text, and the position of the first query."""
+    generator, start = torch.Generator().manual_seed(0), how.covered + place[0]
+    end = -(-(start + place[1]) // how.group) * how.group
+    q, keys, values = (
+        torch.randn(CACHES, *shape, DIM, generator=generator, dtype=torch.float64).to(dtype)
+        for shape in ((HEADS, place[1]), (end,), (end,))
+    )
+    keys[:, start + place[1] :] = values[:, start + place[1] :] = 0  # room behind the end
+    means = keys.unflatten(1, (-1, how.block_size)).mean(2)
+    return q, Text(keys, values, means), start
+
+
+def by_hand(q, text, start, how):
+    """Output, log-sum-exp and blocks of each query."""
+    size, moved = how.block_size, text.moves or (lambda keys, _: keys)
+
+    def scores(queries, keys):
+        found = queries @ keys.T * how.scale
+        return found if how.softcap is None else how.softcap * (found / how.softcap).tanh()
+
+    def block(cache, number, distance):
+        keys = text.keys[cache, None, number * size : (number + 1) * size]
+        return moved(keys, torch.tensor([max(0, distance) * size]))[0]
+
+    def shares(cache, rows, far, numbers, of_block):
+        """The largest share of each block; those of the first blocks before all."""
+        logs = [scores(rows, of_block(block(cache, n, far - n - how.k - 1))).logsumexp(-1) for n in numbers]
+        found = torch.stack(logs, -1).softmax(-1).amax(0)
+        return [float("inf") if n < how.first else share for n, share in zip(numbers, found.tolist(), strict=True)]
+
+    def best(numbers, found, count):
+        return [n for _, n in sorted(zip(found, numbers, strict=True), reverse=True)[:count]]
+
+    out, lse, chosen = torch.empty_like(q), q.new_empty(q.shape[:3]), []
+    for cache in range(len(q)):
+        for query in range(q.shape[2]):
+            position = start + query
+            tile = range(position // how.tile * how.tile, position // how.tile * how.tile + how.tile)
+            own = [other - start for other in tile if 0 <= other - start < q.shape[2]]
+            rows, far = q[cache][:, own].flatten(0, 1), how.far(position)
+            numbers = list(range(far))
+            found = shares(cache, rows, far, numbers, lambda keys: keys.mean(0, keepdim=True))
+            numbers = best(numbers, found, how.proposed or how.k)
+            if how.proposed > how.k:
+                numbers = best(numbers, shares(cache, rows, far, numbers, lambda keys: keys), how.k)
+            numbers.sort()
+            keys, values = [], []
+            for place, number in enumerate(numbers):
+                age = far - number
+                keys.append(block(cache, number, age - (how.k - place) - (age > how.k)))
+                values.append(text.values[cache, number * size : (number + 1) * size])
+            near = slice(position // how.group * how.group - how.window, position + 1)
+            keys, values = torch.cat([*keys, text.keys[cache, near]]), torch.cat([*values, text.values[cache, near]])
+            found = scores(q[cache, :, query], keys)
+            out[cache, :, query], lse[cache, :, query] = found.softmax(-1) @ values, found.logsumexp(-1)
+            chosen.append(numbers)
+    return out, lse, torch.tensor(chosen).view(len(q), q.shape[2], -1)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=name_of)
+def test_queries_read_what_they_choose(shape):
+    sizes = {name: shape[name] for name in ("window", "k", "proposed", "first", "tile", "softcap")}
+    how = Reading(4, scale=0.4, **sizes)
+    q, text, start = make(how, shape["place"])
+    text = text._replace(moves=shape["moves"])
+    expected = by_hand(q, text, start, how)
+    found = read_chosen(q, text, start, how)
+    torch.testing.assert_close(found[:2], expected[:2], rtol=0, atol=1e-12)
+    assert torch.equal(found[2], expected[2])
+    shares = shares_of_blocks(q, text, start, found[1], found[2], how)
+    assert (shares.sum(-1) < 1).all()
+    assert (shares > 0).all()
+
+
+@pytest.mark.parametrize("softcap", [None, 1.5])
+@pytest.mark.parametrize(("start", "count"), [(0, 9), (5, 9), (5, 1)])
+def test_all_keys(start, count, softcap):
+    how = Reading(4, 8, 2, scale=0.4, softcap=softcap)
+    q, text, _ = make(how, (start - how.covered, count))
+    out, lse = read_all(q, text, start, how)
+    scores = torch.einsum("cgtd,csd->cgts", q, text.keys[:, : start + count]) * 0.4
+    scores = scores if softcap is None else softcap * (scores / softcap).tanh()
+    scores = scores.masked_fill(torch.ones(count, start + count).triu(start + 1).bool(), -torch.inf)
+    torch.testing.assert_close(lse, scores.logsumexp(-1), rtol=0, atol=1e-12)
+    torch.testing.assert_close(out, scores.softmax(-1) @ text.values[:, None, : start + count], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("shape", OF_KERNELS, ids=name_of)
+def test_kernels(shape):
+    """Interpreted, against the plain computation of the same rounded numbers."""
+    dtype = shape["dtype"]
+    how = Reading(4, scale=0.4, **{name: shape[name] for name in ("window", "k", "proposed", "first", "tile")})
+    q, text, start = make(how, shape["place"], dtype)
+    exact = Text(*(x.float() for x in text[:3]))
+    expected = read_chosen(q.float(), exact, start, how)
+    torch.use_deterministic_algorithms(True)  # fills new memory with NaN
+    try:
+        found = read_chosen(q, text, start, replace(how, fused=True))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    same = (found[2].sort(-1).values == expected[2]).all(-1)[:, None].expand(found[1].shape)
+    assert same.float().mean() > 0.98  # a near tie may fall to either side
+    bound = {torch.float32: 5e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
+    assert (found[0].float() - expected[0])[same].abs().max() < bound
+    assert (found[1] - expected[1])[same].abs().max() < 5e-6

@@ -26,11 +26,8 @@ Attention = Callable[..., tuple[Tensor, Tensor | None]]
 class LandmarkWindow:
     """Landmark attention inside whole windows, for training: nothing is kept.
 
-    Args:
-        landmark_layers: numbers of the layers that use it.
-        block_size: ℓ.
-        phase: (B,), tokens missing from the first block of each window; with `cu_seqlens` (documents,).
-        cu_seqlens: (documents + 1,), as in `landmark.attention.Packed`; None: nothing is packed.
+    landmark_layers: numbers of the layers that use it. phase: (B,), tokens missing from the first block of each window;
+    with `cu_seqlens`, as of `landmark.attention.Packed`, (documents,).
     """
 
     def __init__(

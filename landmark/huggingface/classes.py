@@ -1,9 +1,8 @@
 """The classes of models and configurations with landmarks, one for each class of transformers.
 
 They are made when they are first named: `LandmarkLlamaForCausalLM` from transformers' `LlamaForCausalLM`. So models
-with landmarks can be pickled, and AutoModelForCausalLM opens them where landmark.huggingface is imported.
-`save_pretrained` copies this file to a saved model's folder, where AutoModelForCausalLM finds it with
-trust_remote_code=True.
+with landmarks can be pickled. `save_pretrained` copies this file to a saved model's folder, where AutoModelForCausalLM
+finds it with trust_remote_code=True.
 """
 
 from __future__ import annotations

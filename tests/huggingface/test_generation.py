@@ -9,7 +9,7 @@ from transformers import DynamicCache
 from landmark.attention.layout import insert_landmarks
 from landmark.huggingface import unwrap
 from landmark.utils.errors import UserError
-from tests.huggingface.conftest import BLOCK, wrapped_model
+from tests.huggingface.conftest import BLOCK, read, wrapped_model
 
 
 def greedily(model, ids, count):
@@ -162,20 +162,6 @@ def test_hidden_states_and_tuples_are_those_of_the_text(llama, ids):
     assert isinstance(llama(window, phase=torch.zeros(2, dtype=torch.int64), return_dict=False), tuple)
 
 
-@pytest.mark.parametrize("tier", ["cpu", "disk"])
-def test_blocks_on_other_tiers(llama, ids, tier, tmp_path):
-    """The memory can be saved, and loaded by the same model."""
-    long = ids.repeat(1, 3)
-    expected = llama(long, past_key_values=(here := llama.new_memory())).logits
-    memory = llama.new_memory(tier=tier)
-    assert torch.equal(llama(long, past_key_values=memory).logits, expected)
-    memory.save(tmp_path / "kept")
-    again = llama.new_memory(tier=tier)
-    again.load(tmp_path / "kept")
-    found, expected = (llama(ids, past_key_values=cache).logits for cache in (again, here))
-    assert torch.equal(found, expected)
-
-
 @torch.no_grad()
 def test_reads_under_autocast(family, tokenizer, ids):
     """Rotary positions make queries and keys float32 there, values stay in half precision."""
@@ -189,22 +175,31 @@ def test_reads_under_autocast(family, tokenizer, ids):
     assert (ours - exact).abs().median() < 0.05  # some query may choose another block
 
 
-@torch.no_grad()
-def test_layers_that_slide_are_saved_too(ids, tokenizer, tmp_path):
-    model = wrapped_model("gemma3", tokenizer)
-    memory = model.new_memory()
-    model(ids, past_key_values=memory)
-    memory.save(tmp_path / "kept")
-    again = model.new_memory()
+@pytest.mark.parametrize("tier", ["device", "cpu", "disk"])
+@pytest.mark.parametrize("mapping", [None, "auto", "stingy"])
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_where_blocks_are_stored_and_what_is_saved_make_no_difference(family, mapping, tier, ids, tokenizer, tmp_path):
+    """With landmarks, and without by each mapping; the ids are saved too."""
+    free = {"landmarks": "none", "memory": {"k": 3, "window": 7, "rerank": 5, "mapping": mapping}}
+    model = wrapped_model(family, tokenizer, **(free if mapping else {}))
+    here, there, again = model.new_memory(), model.new_memory(tier=tier), model.new_memory(tier=tier)
+    assert torch.equal(read(model, ids, there), read(model, ids, here))
+    there.save(tmp_path / "kept")
     again.load(tmp_path / "kept")
-    found, expected = (model(ids, past_key_values=cache).logits for cache in (again, memory))
-    assert torch.equal(found, expected)
+    assert torch.equal(again.ids, ids)
+    assert torch.equal(read(model, ids, again), read(model, ids, here))
+
+
+@torch.no_grad()
+def test_a_saved_memory_that_is_not_whole_is_refused(wrapped, ids, tmp_path):
+    read(wrapped, ids, memory := wrapped.new_memory())
+    memory.save(tmp_path / "kept")
     memory.memory.save(tmp_path / "memory")
     with pytest.raises(UserError, match="save the cache, not its memory"):
-        model.new_memory().load(tmp_path / "memory")
+        wrapped.new_memory().load(tmp_path / "memory")
     (tmp_path / "kept" / "windows.safetensors").unlink()
     with pytest.raises(UserError, match=r"windows\.safetensors cannot be read .*: save the memory again"):
-        model.new_memory().load(tmp_path / "kept")
+        wrapped.new_memory().load(tmp_path / "kept")
 
 
 @torch.no_grad()

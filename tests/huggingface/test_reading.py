@@ -60,16 +60,6 @@ def test_a_chat_whose_answer_has_other_ids_is_not_read_on(wrapped, ids, is_padde
     wrapped.generate(longer, attention_mask=mask, past_key_values=memory, **GREEDY)
 
 
-def test_the_ids_of_a_memory_are_saved_with_it(wrapped, ids, tmp_path):
-    memory, again = wrapped.new_memory(), wrapped.new_memory()
-    wrapped(ids[:1], past_key_values=memory)
-    memory.save(tmp_path / "kept")
-    again.load(tmp_path / "kept")
-    assert torch.equal(again.ids, ids[:1])
-    with pytest.raises(UserError, match="differs from them at token 0"):
-        wrapped.generate(torch.flip(ids[:1], (1,)).repeat(1, 2), past_key_values=again, **GREEDY)
-
-
 @pytest.mark.parametrize("settings", [{"num_beams": 3}, {"num_return_sequences": 2, "do_sample": True}])
 def test_an_empty_memory_that_is_handed_in_stays_empty(wrapped, ids, settings):
     memory = wrapped.new_memory()
@@ -110,23 +100,6 @@ def test_another_autocast_between_chunks_is_refused(wrapped, ids):
         wrapped(ids[:, :11], past_key_values=same)
         found, expected = (wrapped(ids[:, 11:], past_key_values=each).logits for each in (memory, same))
     assert torch.equal(found, expected)
-
-
-def test_an_error_in_a_later_chunk_is_not_read_on(wrapped, ids):
-    """The first chunk would be read twice."""
-    memory, calls = wrapped.new_memory(), []
-
-    def fail(*_):
-        calls.append(1)
-        if len(calls) == 2:
-            raise RuntimeError("out of memory")
-
-    hook = wrapped.model.layers[2].register_forward_pre_hook(fail)
-    with pytest.raises(RuntimeError, match="out of memory"):
-        wrapped(ids, past_key_values=memory)
-    hook.remove()
-    with pytest.raises(UserError, match=r"read in part: reset\(\) the memory"):
-        wrapped(ids, past_key_values=memory)
 
 
 def test_reading_in_training_mode_is_refused(wrapped, ids):

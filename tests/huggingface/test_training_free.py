@@ -117,26 +117,6 @@ def by_hand(model, ids, block, window, k):
         return model(ids).logits
 
 
-@pytest.mark.parametrize("mapping", ["true", "stingy"])
-@pytest.mark.parametrize("tier", ["cpu", "disk"])
-def test_where_blocks_are_stored_makes_no_difference(tier, mapping, ids, tokenizer):
-    wrapped, _ = make("gemma3", tokenizer, {**FEW, "mapping": mapping})
-    memory = wrapped.new_memory(tier=tier)
-    assert torch.equal(read(wrapped, ids, memory), read(wrapped, ids))
-
-
-@pytest.mark.parametrize("mapping", ["auto", "stingy"])
-@pytest.mark.parametrize("name", ["llama", "gemma3"])
-def test_a_saved_memory_goes_on(name, mapping, ids, tokenizer, tmp_path):
-    wrapped, _ = make(name, tokenizer, {**FEW, "mapping": mapping})
-    memory, again = wrapped.new_memory(), wrapped.new_memory(tier="disk")
-    read(wrapped, ids[:, :60], memory, [60])
-    memory.save(tmp_path / "memory")
-    again.load(tmp_path / "memory")
-    found, expected = (read(wrapped, ids[:, 60:], each, [30]) for each in (again, memory))
-    assert torch.equal(found, expected)
-
-
 def test_the_tokenizer_and_the_vocabulary_stay_as_they_are(ids, tokenizer):
     before, words = tokenizer.get_vocab(), make_model("llama").get_input_embeddings().weight
     wrapped, plain = make("llama", tokenizer)

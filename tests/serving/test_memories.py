@@ -12,18 +12,17 @@ import torch
 
 pytest.importorskip("transformers", reason="the optional extra `hf` is not installed")
 
-from landmark.huggingface import wrap
 from landmark.serving.memories import CONTENT, Failed, Full, Memories, Missing, Saved, ServerSettings
 from landmark.utils.errors import UserError
 from tests.flips import flipped
-from tests.huggingface.conftest import make_model, make_tokenizer
+from tests.huggingface.conftest import wrapped_model
 
 KEY = "a-key"
 
 
 @pytest.fixture(scope="module")
 def model():
-    return wrap(make_model("gemma3"), make_tokenizer(), block_size=4, memory={"k": 2}, local=16)
+    return wrapped_model("gemma3", local=16)
 
 
 @torch.no_grad()

@@ -22,12 +22,11 @@ import tokenizers
 import uvicorn
 from transformers import PreTrainedTokenizerFast
 
-from landmark.huggingface import wrap
 from landmark.serving import ServerSettings, make_app
 from landmark.serving.__main__ import main
 from landmark.serving.answering import Answering, Decoding
 from landmark.utils.errors import UserError
-from tests.huggingface.conftest import make_model, make_tokenizer
+from tests.huggingface.conftest import make_tokenizer, wrapped_model
 
 pytestmark = pytest.mark.timeout(900)  # for a busy machine
 
@@ -37,7 +36,7 @@ LIMITS = {"body": 4000, "sessions": 40, "disk": 10 << 20, "tokens": 50}
 
 @pytest.fixture(scope="module")
 def model():
-    return wrap(make_model("gemma3"), make_tokenizer(), block_size=4, memory={"k": 2}, local=16)
+    return wrapped_model("gemma3", local=16)
 
 
 @pytest.fixture(scope="module")
@@ -143,8 +142,6 @@ def test_a_stream_counts_its_tokens_on_request(server):
     assert last.choices == []
     assert last.usage.total_tokens == last.usage.prompt_tokens + last.usage.completion_tokens
     assert all(part.choices for part in server.ask(prompt, stream=True))
-    with pytest.raises(openai.BadRequestError, match="stream_options is for a streamed answer"):
-        server.ask(prompt, stream_options={"include_usage": True})
 
 
 def test_a_client_is_answered_while_many_wait_for_the_model(model, tokenizer, tmp_path, monkeypatch):
@@ -202,24 +199,6 @@ def test_bytes_that_are_no_letters_are_shown_as_they_come():
     assert tokenizer.decode(tokens).startswith(seen)
 
 
-def test_a_message_may_come_in_parts(server):
-    whole, parts = "Who waits? Where?", [{"type": "text", "text": each} for each in ("Who waits? ", "Where?")]
-    said = [
-        server.client()
-        .chat.completions.create(
-            model="landmark", messages=[{"role": "user", "content": each}], max_tokens=4, temperature=0
-        )
-        .choices[0]
-        .message.content
-        for each in (whole, parts)
-    ]
-    assert said[0] == said[1]
-    with pytest.raises(openai.BadRequestError, match="messages"):
-        server.client().chat.completions.create(
-            model="landmark", messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
-        )
-
-
 def test_chats_are_read_as_their_template_says(server, model, tokenizer):
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who waits?"}]
     expected = greedily(model, tokenizer, "system: Be brief.\nuser: Who waits?\nassistant:")[0]
@@ -258,7 +237,7 @@ def test_sessions_of_32_clients_at_once_are_apart(server, model, tokenizer):
 
 def test_a_session_reads_the_end_of_an_answer(tokenizer, tmp_path):
     """The model was trained on texts in which each answer has its end."""
-    model = wrap(make_model("gemma3"), make_tokenizer(), block_size=4, memory={"k": 2}, local=16)
+    model = wrapped_model("gemma3", local=16)
     turns = "Two herons. ", "Which? "
     ids = torch.tensor([tokenizer(turns[0])["input_ids"]])
     said = model.generate(ids, max_new_tokens=4, do_sample=False)[0, ids.shape[1] :].tolist()
@@ -269,10 +248,9 @@ def test_a_session_reads_the_end_of_an_answer(tokenizer, tmp_path):
         assert [running.ask(turn, **asked).choices[0].text for turn in turns] == expected
 
 
-def test_a_model_that_reads_without_landmarks_is_served(tokenizer, tmp_path):
-    """A document, a session that goes on after the server has ended, and what `generate` says in one go."""
-    memory = {"k": 3, "window": 7, "rerank": 5}
-    model = wrap(make_model("gemma3"), tokenizer, block_size=4, landmarks="none", memory=memory, local=16)
+@pytest.mark.parametrize("settings", [{}, {"landmarks": "none", "memory": {"k": 3, "window": 7, "rerank": 5}}])
+def test_a_session_outlives_the_server(settings, tokenizer, tmp_path):
+    model = wrapped_model("gemma3", make_tokenizer(), local=16, **settings)
     turns = "The heron waits. " * 4, "Who waits? "
     expected = greedily(model, tokenizer, *turns)
     with Server(model, tokenizer, tmp_path) as running:
@@ -310,62 +288,40 @@ def test_a_document_is_posted_once_and_asked_often(server, model, tokenizer):
         server.ask(question, KEYS[1], extra_body={"document": posted["id"]})
 
 
-def test_a_session_outlives_the_server(model, tokenizer, tmp_path):
-    turns = "Three herons. ", "How many? "
-    expected = greedily(model, tokenizer, *turns)
-    for turn, answer in zip(turns, expected, strict=True):
-        with Server(model, tokenizer, tmp_path) as running:
-            assert running.ask(turn, extra_body={"session": "long"}).choices[0].text == answer
-
-
-def test_keys_bodies_and_requests_that_are_wrong_are_refused(server):
+def test_keys_and_bodies_that_are_wrong_are_refused(server):
     with pytest.raises(openai.AuthenticationError, match="missing or wrong"):
         server.ask("Hello", "another-key")
-    assert httpx.get(f"{server.url}/models").status_code == 401
     with pytest.raises(openai.APIStatusError, match="more than 4,000 bytes") as error:
         server.ask("x" * 5000)
     assert error.value.status_code == 413
-    for given, said in (
-        ({"temperature": -1}, "temperature"),
-        ({"n": 0}, "n: "),
-        ({"n": 2, "extra_body": {"session": "two"}}, "n: a session goes on with one answer"),
-        ({"extra_body": {"session": "../../etc"}}, "a name has 1 to 64"),
-        ({"extra_body": {"max_tokens": 0}}, "max_tokens"),
-        ({"seed": 2**70}, "seed"),
-        ({"presence_penalty": 1}, "presence_penalty: is not supported here, and would change the answer"),
-        ({"extra_body": {"logprobs": 6}}, "logprobs: a number from 0 to 5, not 6"),
-        ({"extra_body": {"best_of": 2}}, "best_of: is not supported"),
-    ):
-        with pytest.raises(openai.BadRequestError, match=said):
-            server.ask("Hello", **given)
-    with pytest.raises(openai.BadRequestError, match="the prompt has no text"):
-        server.ask("")
-    harmless = {"user": "me", "n": 1, "presence_penalty": 0, "frequency_penalty": 0.0}
-    assert server.ask("Hello", temperature=1e-40, **harmless).choices[0].text == server.ask("Hello").choices[0].text
     refused = httpx.post(f"{server.url}/completions", content=b"x" * 5000)
     assert refused.status_code == 401, "the body was read before the key"
 
 
-def test_a_template_that_refuses_a_role_is_the_clients_error(model, tmp_path):
-    """The template itself is used."""
-    tokenizer = make_tokenizer()
-    tokenizer.bos_token = "<eot>"
-    tokenizer.chat_template = (
-        "{{ bos_token }}{% for message in messages %}{% if message.role == 'system' %}"
-        "{{ raise_exception('no system role') }}{% endif %}[{{ message.content }}]{% endfor %}"
-    )
-    user = [{"role": "user", "content": "Who waits?"}]
-    with Server(model, tokenizer, tmp_path) as running:
-        chat = running.client().chat.completions
-
-        def ask(**given):
-            found = chat.create(model="landmark", messages=user, max_tokens=4, temperature=0, extra_body=given)
-            return found.choices[0].message.content
-
-        expected = greedily(model, tokenizer, "<eot>[Who waits?]")[0]
-        assert ask() == ask(session="one") == expected
-        with pytest.raises(openai.BadRequestError, match="no system role"):
-            chat.create(model="landmark", messages=[{"role": "system", "content": "Be brief."}])
+@pytest.mark.parametrize(
+    ("prompt", "given", "said"),
+    [
+        ("", {}, "the prompt has no text"),
+        ([], {}, "there is none"),
+        ([[1, 999]], {}, "999 is no id"),
+        ([257], {}, "257 is no id"),
+        (["one", "two"], {"session": "many"}, "a session goes on with one prompt"),
+        ("a", {"temperature": -1}, "temperature"),
+        ("a", {"n": 0}, "n: "),
+        ("a", {"n": 2, "session": "two"}, "n: a session goes on with one answer"),
+        ("a", {"session": "../../etc"}, "a name has 1 to 64"),
+        ("a", {"max_tokens": 0}, "max_tokens: 0 is less than 1"),
+        ("a", {"seed": 2**70}, "seed"),
+        ("a", {"stream_options": {"include_usage": True}}, "stream_options is for a streamed answer"),
+        ("a", {"presence_penalty": 1}, "presence_penalty: is not supported here, and would change the answer"),
+        ("a", {"logit_bias": {"5": 1}}, "logit_bias: is not supported"),
+        ("a", {"logprobs": 6}, "logprobs: a number from 0 to 5, not 6"),
+        ("a", {"best_of": 2}, "best_of: is not supported"),
+    ],
+)
+def test_requests_that_mean_something_else_are_refused(server, prompt, given, said):
+    with pytest.raises(openai.BadRequestError, match=said):
+        server.ask(prompt, extra_body=given)
 
 
 def test_sessions_and_disk_have_an_end(model, tokenizer, tmp_path):

@@ -129,7 +129,7 @@ def test_the_program_starts_rows_are_compared_and_settings_are_checked_without_t
     start, program, check = loaded(
         "import landmark.cli.main",
         "import landmark.results.render, landmark.data, landmark.tracking.tracker, landmark.utils.significance",
-        "import landmark.models; landmark.models.DecoderConfig; from landmark.experiment import checks; checks.check",
+        "import landmark.models; landmark.models.DecoderConfig; from landmark.experiment import jobs; jobs.check",
     )
     assert "numpy" not in start
     assert not program & {"torch", "lightning", "datasets", "wandb", "pandas", "altair", "vl_convert"}

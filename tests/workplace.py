@@ -34,7 +34,7 @@ class Workplace:
         self.trained, self.evaluated = [], []
         self.fail_at, self.error = None, KeyboardInterrupt()
         self.curves = False  # over positions, whose picture takes its time
-        monkeypatch.setattr("landmark.experiment.training.train_here", self.train)
+        monkeypatch.setattr("landmark.experiment.runner.train_here", self.train)
         monkeypatch.setattr("landmark.experiment.runner.evaluate_row", self.evaluate)
 
     def __call__(self, *overrides):

@@ -1,28 +1,41 @@
-"""What a command line asks for: the configuration, its rows, and the runner that makes them."""
+"""What a command line asks for: the configuration, its rows, and how they are prepared, trained and evaluated."""
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hydra.errors import HydraException
 
 from landmark.config import Config, to_config
 from landmark.config.checks import check_task
-from landmark.config.command_line import override_key, suggested_command
+from landmark.config.command_line import override_key, started, suggested_command
 from landmark.config.composer import one_line, parse
 from landmark.config.rows import Compose, Row, compose_job, is_part, named, select
 from landmark.config.schema import TASKS
-from landmark.experiment.checks import check
-from landmark.experiment.jobs import Job
+from landmark.experiment.jobs import Job, Run, check, with_settings_of_run
 from landmark.experiment.launches import Launch, launched
-from landmark.experiment.named_runs import with_settings_of_run
-from landmark.experiment.records import Contents
+from landmark.experiment.records import Contents, Record
 from landmark.experiment.runner import Runner
 from landmark.results.tables import check_figure
-from landmark.utils.errors import UserError
+from landmark.utils.errors import Diverged, UserError
 
 _OF_A_TASK = ("task", "output", "logger", "trainer")
+
+
+@dataclass
+class Evaluated:
+    """records: of the rows that have one for each seed. made: how many were made now. diverged: names of other rows."""
+
+    records: dict[str, list[Record]] = field(default_factory=dict)
+    made: int = 0
+    diverged: list[str] = field(default_factory=list)
+
+    def check(self) -> None:
+        """Raise UserError where rows diverged."""
+        if self.diverged:
+            count = f"{len(self.diverged)} row{'s' * (len(self.diverged) > 1)} diverged"
+            raise Diverged(f"{count} and left no record: {', '.join(self.diverged)}; the lines above say where")
 
 
 @dataclass(frozen=True)
@@ -100,6 +113,102 @@ class Command:
         if is_sweep and all(each.key_or_group != "experiment" for each in parsed):
             return suggested_command(*more, multirun=True)
         return suggested_command(*more, without=self.config.grid.axes, multirun=multirun)
+
+    def prepare(self) -> None:
+        """Tokenise the corpora of the rows, and print the folder and sizes of each."""
+        seen = set()
+        for config in (config for row in self.rows for config in row.configs):
+            corpus = self.runner.inputs.corpus(config)
+            if corpus.folder not in seen:
+                seen.add(corpus.folder)
+                splits = corpus.manifest["splits"].items()
+                sizes = ", ".join(f"{name} {split['tokens']:,} tokens" for name, split in splits)
+                print(f"{corpus.folder}: {sizes or 'nothing to prepare'}")
+
+    def train(self) -> None:
+        """Train the runs that the rows need, or the one of them that `run` names.
+
+        Raises UserError where `run` names none of the runs, and where nothing is trained.
+        """
+        config = self.config
+        rows = [replace(row, configs=[replace(one, run=None) for one in row.configs]) for row in self.rows]
+        runs: dict[str, Run] = {}
+        for job in self.jobs(rows):
+            if (training := job.run.training) is not None:
+                runs.setdefault(training.folder.name, training)
+        if not runs:
+            raise UserError(f"task=train: {config.name} trains nothing, its models are read as they are")
+        if config.run is not None:
+            name = Path(config.run).name
+            if name not in runs:
+                raise UserError(f"run={config.run}: no run of {config.name} (one of {', '.join(runs)})")
+            runs = {name: runs[name]}
+        for run in runs.values():
+            is_new = self.runner.train(run)
+            print(f"{run.folder}: {'trained now' if is_new else 'trained before'}")
+
+    def evaluate(self) -> Evaluated:
+        """Evaluate the rows, train the runs that they need, and print a line for each row.
+
+        Rows that diverge do not end the others.
+        """
+        jobs = self.jobs()
+        if started().launcher:
+            self._check_trained(jobs)
+        done, names, lost = Evaluated(), [row.name for row in self.rows], set()
+        number = started().number if not self.is_experiment else None
+
+        def place(at: int) -> str:
+            return f"[{at}/{len(names)}]" if number is None else f"#{number}"
+
+        found: dict[str, Record] = {}  # by their rows' identities
+        for job in self.runner.in_turn(jobs):
+            title = f"{place(names.index(job.name) + 1)} {job.name}"
+            try:
+                if lost & {job.run.id, job.run.start and job.run.start.id}:
+                    raise Diverged("its run diverged")
+                record, is_new = self.runner.evaluate(job)
+            except Diverged as error:
+                print(f"{title}: {error}")
+                done.diverged += [job.name] if job.name not in done.diverged else []
+                lost |= {run.id for run in (job.run, job.run.start) if run and not self.runner.is_trained(run)}
+                continue
+            found[job.id] = record
+            done.made += is_new
+            print(f"{title}: {summary(record, is_new)}, {job.run.folder}")
+        for job in jobs:
+            if job.name not in done.diverged:
+                done.records.setdefault(job.name, []).append(found[job.id])
+        return done
+
+    def _check_trained(self, jobs: Sequence[Job]) -> None:
+        """Raise UserError where a run is not trained yet: jobs beside each other would wait for one to train it."""
+        new = [job for job in jobs if self.runner.records.find("rows", job.id) is None]
+        missing = [job for job in new if not self.runner.is_trained(job.run)]
+        if missing:
+            runs = ",".join(dict.fromkeys(job.run.folder.name for job in missing))
+            suggested = self.suggest("task=train", f"run={runs}", *started().launcher_words, multirun=True)
+            raise UserError(f"row {missing[0].name}: its run is not trained yet, `{suggested}` trains it")
+
+
+def summary(record: Record, is_new: bool) -> str:
+    """What a row measured, in some words. is_new: whether it was evaluated now."""
+    results = record["results"]
+    how = f"{results['seconds']:.0f} s" if is_new else "from its record"
+    if "recall_at_10" in results:
+        recall = f"{100 * results['recall_at_1']:.2f} % first, {100 * results['recall_at_10']:.2f} % among ten"
+        return f"of {results['prompts']} texts {recall}, {how}"
+    if "accuracy" in results:
+        if any(share % 1 for share in results["correct"]):  # prompts with several answers
+            return f"{100 * results['accuracy']:.1f} % of the answers to {results['prompts']} prompts given, {how}"
+        return f"{sum(results['correct']):.0f} of {results['prompts']} prompts answered, {how}"
+    if "second_copy" in results:
+        return f"first copy {results['first_copy']:.4f}, second {results['second_copy']:.4f} nats a token, {how}"
+    if "recall" in results:
+        return f"{100 * results['recall']:.1f} % of {results['tokens']} values recalled, {how}"
+    error = "" if results["perplexity_se"] is None else f" ± {results['perplexity_se']:.2f}"
+    bits = f"{results['bits_per_byte']:.4f} bits/byte" if "bits_per_byte" in results else "of hidden tokens"
+    return f"perplexity {results['perplexity']:.2f}{error}, {bits}, {how}"
 
 
 def _check_output(folder: Path) -> None:

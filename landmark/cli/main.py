@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -11,31 +12,21 @@ from landmark.cli.composing import Arguments, complete, read_arguments, settings
 from landmark.cli.launchers import chosen
 from landmark.cli.overview import overview
 from landmark.cli.sweeps import sweep
-from landmark.cli.tasks import (
-    card,
-    chat,
-    dashboard,
-    evaluate,
-    generate,
-    inspect,
-    plan,
-    prepare,
-    report,
-    status,
-    table,
-    train,
-)
+from landmark.cli.tasks import card, chat, dashboard, generate, inspect, plan, report, status, table
 from landmark.cli.terminal import open_streams, reported, show_log
 from landmark.config import Config, to_config
 from landmark.config.command_line import StartedJob, begin
 from landmark.config.rows import Compose, compose_job
 from landmark.experiment.processes import joined
-from landmark.experiment.training import train_here
+from landmark.experiment.runner import train_here
 from landmark.utils.errors import UserError
 from landmark.utils.team import started_together
 
-_MODULES = (card, chat, dashboard, evaluate, generate, inspect, plan, prepare, report, status, table, train)
-TASKS = {module.__name__.rpartition(".")[2]: module for module in _MODULES}
+TASKS: dict[str, Callable[[Command], object]] = {
+    **{"prepare": Command.prepare, "train": Command.train, "evaluate": lambda command: command.evaluate().check()},
+    **{"card": card.run, "chat": chat.run, "dashboard": dashboard.run, "generate": generate.run},
+    **{"inspect": inspect.run, "plan": plan.run, "report": report.run, "status": status.run, "table": table.run},
+}
 
 
 def main() -> None:
@@ -51,7 +42,7 @@ def start(arguments: Arguments) -> None:
         print(f"landmark {__version__}")
         return
     if arguments.help or not arguments.words:
-        print(overview(TASKS, arguments.config_dir))
+        print(overview(arguments.config_dir))
         if not arguments.help:
             return
     begin(StartedJob(arguments.words, arguments.config_dir))
@@ -101,10 +92,10 @@ def run(config: Config, overrides: list[str], compose: Compose = compose_job) ->
     command = Command.of(config, overrides, compose)
     config = command.config
     if config.task != "auto":
-        TASKS[config.task].run(command)
+        TASKS[config.task](command)
         return
     started = time.monotonic()
-    done = evaluate.evaluate(command)
+    done = command.evaluate()
     if command.is_whole_experiment:
         table.show(command, done.records)
         total = sum(len(row.configs) for row in command.rows)

@@ -5,10 +5,10 @@ import shlex
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
 
 from landmark.config import Config
 from landmark.config.command_line import program
+from landmark.config.schema import TASKS
 from landmark.utils.source_tree import CONF
 
 EXAMPLES = {
@@ -36,12 +36,9 @@ def experiments(own: Path | None = None) -> dict[str, dict[str, str]]:
     }
 
 
-def overview(tasks: Mapping[str, ModuleType], own: Path | None = None) -> str:
-    """The page.
-
-    tasks: their modules by name, whose first lines say what they do. own: as for `experiments`.
-    """
-    said = {f"task={name}": _after_colon(module.__doc__ or "") for name, module in sorted(tasks.items())}
+def overview(own: Path | None = None) -> str:
+    """The page. own: as for `experiments`."""
+    said = {f"task={name}": text for name, text in sorted(TASKS.items())}
     first = shlex.join(program())
     groups = experiments(own)
     width = max((len(f"+experiment={name}") for group in groups.values() for name in group), default=0)
@@ -74,7 +71,3 @@ def _first_sentence(text: str) -> str:
             comments.append(line.lstrip("# "))
     sentence = re.split(r"(?<=[.?])\s", " ".join(comments), maxsplit=1)[0].removesuffix(".")
     return textwrap.shorten(sentence, 90, placeholder=" …")
-
-
-def _after_colon(text: str) -> str:
-    return text.partition("\n")[0].partition(": ")[2].removesuffix(".")

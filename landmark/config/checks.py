@@ -1,6 +1,6 @@
 """Checks of settings that must go together, before anything runs. Loads no torch.
 
-The model, the memory and extensions check their own settings: `landmark.experiment.checks`.
+The model, the memory and extensions check their own settings: `landmark.experiment.jobs`.
 """
 
 import math

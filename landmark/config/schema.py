@@ -16,10 +16,20 @@ from landmark.utils.setting import setting
 SYNTHETIC = ("passkey", "key_value", "mqar")  # tasks: samples are made as needed, and answers to prompts are evaluated
 MOST_THREADS = 1024  # torch ends in a segmentation fault where the system has no room for more
 POSITION_BIN = 64  # positions of a segment whose losses a record sums, for the curve over positions
-TASKS = (
-    *("table", "evaluate", "train", "prepare", "plan"),
-    *("generate", "chat", "inspect", "report", "status", "dashboard", "card"),
-)
+TASKS = {  # what `task=` chooses, in place of training and evaluating
+    "table": "print and draw the table of the rows that have a record",
+    "evaluate": "evaluate the rows, and train the runs that they need",
+    "train": "train the runs that the rows need, or the one of them that `run` names",
+    "prepare": "tokenise the corpora of the rows",
+    "plan": "print what is missing and what it costs; make nothing",
+    "generate": "print what follows a prompt, as it is generated",
+    "chat": "a conversation in the terminal, about a file or without one",
+    "inspect": "write a page that shows the blocks retrieved for each token of a text",
+    "report": "one HTML page of all experiments with a record, or of those that the command line names",
+    "status": "print what is done, running, stopped or missing, and the command that makes the rest",
+    "dashboard": "a W&B workspace of an experiment's runs and rows, or of the whole project",
+    "card": "write a model card beside a trained run, as README.md, from its records",
+}
 
 
 def one_of(default: Any, *choices: Any) -> Any:

@@ -1,20 +1,113 @@
-"""A row to evaluate and the run that it needs, with their identities: computed once, here, before anything is made."""
+"""What a command makes and reads: rows to evaluate, and the runs that they need, with their identities.
 
-from dataclasses import dataclass
+Identities are computed once, here, before anything is made. A run may also be named, not retyped: `run=latest`, its
+name or its folder, which knows its tokenizer, data and sizes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from landmark.config import Config
+from landmark.config import Config, checks
+from landmark.config.composer import parse
 from landmark.config.rows import Row
-from landmark.config.saved import from_saved
+from landmark.config.saved import from_saved, trained_with
+from landmark.config.schema import DataConfig, GridConfig, memory_settings
+from landmark.evaluation.chunks import chunk_length, kept_tokens, penultimate_chunk_start
 from landmark.experiment import identity
-from landmark.experiment.inputs import Inputs
-from landmark.experiment.named_runs import find_run, has_weights
+from landmark.models.config import decoder_config
 from landmark.utils.errors import UserError
 from landmark.utils.files import read_json
 from landmark.utils.nested import difference
 
+if TYPE_CHECKING:
+    from landmark.data import Corpus, SyntheticCorpus, Tokenizer
+
 RUN = "run.json"  # in a run's folder: the settings that are its identity
+_TAKEN = ("size", "model", "data", "tokenizer", "train", "cmt", "positions")  # groups that decide a training
+# Settings of those groups that say how a trained model is read, which the row that trained the run does not decide.
+_OF_READING = {"model": {"backend"}, "cmt": {"cutoff"}, "positions": {"mapping"}}
+_TAKEN_KEYS = ("eval.split", "eval.tokens")  # that the size decides
+
+
+def check(config: Config) -> None:
+    """Raise UserError, naming the key, where a setting of a row makes no sense: any of them. Loads no torch."""
+    shape = decoder_config(config.model, cmt=config.cmt.enabled)
+    checks.check(config)
+    settings = checks.resolve(config).eval
+    local = chunk_length(shape, settings.length, settings.local, kept_tokens(config))
+    if config.model.kind == "landmark":
+        memory_settings(config).check_layers(config.model.num_layers)
+    if settings.retrieval_statistics:
+        penultimate_chunk_start(shape, settings.length, local, config.retrieval.k)
+
+
+class Inputs:
+    """Opens the tokenizer and the corpus that a configuration names, and keeps them open for the next one."""
+
+    def __init__(self) -> None:
+        self._tokenizers: dict[tuple[Any, ...], Tokenizer] = {}
+        self._corpora: dict[tuple[Any, ...], Corpus | SyntheticCorpus] = {}
+        self._weights: dict[str, str] = {}
+
+    def tokenizer(self, config: Config) -> "Tokenizer":
+        """Raises UserError where the ranks file is missing or has the wrong hash."""
+        key = (config.tokenizer.name, config.tokenizer.file, config.tokenizer.vocab_size)
+        if key not in self._tokenizers:
+            from landmark.data import load_tokenizer
+
+            name, file, vocab_size = key
+            if name == "pretrained" and str(file).endswith(".gguf"):
+                from landmark.models import pretrained
+
+                file = str(pretrained.folder_of(str(file)))
+            self._tokenizers[key] = load_tokenizer(name, file, vocab_size)
+        return self._tokenizers[key]
+
+    def corpus(self, config: Config) -> "Corpus | SyntheticCorpus":
+        """The corpus, prepared first where it is not. Raises UserError where it is missing, empty or damaged."""
+        if (corpus := self.prepared_corpus(config)) is None:
+            from landmark.data import prepare
+
+            corpus = prepare(*self._source(config), **_options(config.data), workers=config.data.workers)
+            self._corpora[self._key(config)] = corpus
+        return corpus
+
+    def prepared_corpus(self, config: Config) -> "Corpus | SyntheticCorpus | None":
+        """The corpus where it is prepared, else None. Raises UserError where it is damaged."""
+        key = self._key(config)
+        if key not in self._corpora:
+            from landmark.data import find, synthetic_corpus
+
+            corpus = synthetic_corpus(config.data, self.tokenizer(config))
+            if corpus is None:
+                corpus = find(*self._source(config), **_options(config.data))
+            if corpus is None:
+                return None
+            self._corpora[key] = corpus
+        return self._corpora[key]
+
+    def weights_sha256(self, name: str) -> str:
+        """SHA-256 of the weights of a model of transformers, by its folder or its name on the hub."""
+        if name not in self._weights:
+            from landmark.models.pretrained import weights_sha256
+
+            self._weights[name] = weights_sha256(name)
+        return self._weights[name]
+
+    def _source(self, config: Config) -> "tuple[str, Tokenizer, str]":
+        return config.data.name, self.tokenizer(config), config.data.cache
+
+    def _key(self, config: Config) -> tuple[Any, ...]:
+        data, tokenizer = config.data, config.tokenizer
+        settings = tuple((item.name, str(getattr(data, item.name))) for item in fields(data))
+        return *settings, tokenizer.name, tokenizer.file, tokenizer.vocab_size
+
+
+def _options(data: DataConfig) -> dict[str, Any]:
+    own = {"configs": data.configs, "bad_lines": data.bad_lines} if data.name == "arxiv_math" else {}
+    return {"path": data.path, "options": own, "max_documents": data.max_documents}
 
 
 @dataclass(frozen=True)
@@ -145,3 +238,67 @@ def _unknown_run(config: Config) -> Run:
     run = "?" + identity.digest(identity.run_settings(config, "", "", start and start.id))[:4]
     folder = Path(config.output) / "runs" / identity.run_name(config, run)
     return Run(config, {}, run, folder, start, is_given=config.run is not None or bool(config.model.as_is))
+
+
+def has_weights(folder: Path) -> bool:
+    """Whether a run's folder holds a trained model."""
+    return (folder / "config.json").is_file() and any(folder.glob("model*.safetensors"))
+
+
+def find_run(name: str, output: str | Path, kind: str | None = None) -> Path:
+    """The folder of a run.
+
+    Args:
+        name: a folder, `latest` for the run that was trained last, or the name of a run below `output`, or the end of
+            it.
+        output: folder that has the runs.
+        kind: of `latest`: the last of our models of this kind alone, as "landmark".
+
+    Raises UserError where there is no such run.
+    """
+    runs = sorted((Path(output) / "runs").glob("*"), key=lambda folder: folder.name)
+    if name == "latest":
+        trained = [folder for folder in runs if has_weights(folder) and (kind is None or _kind(folder) == kind)]
+        if not trained:
+            said = " ".join(filter(None, ("no trained", kind, "run")))
+            raise UserError(f"run=latest: {Path(output) / 'runs'} has {said}, train one or name output=")
+        return max(trained, key=lambda folder: (folder / "config.json").stat().st_mtime_ns)
+    if Path(name).is_dir():
+        return Path(name)
+    named = [folder for folder in runs if folder.name == name] or [each for each in runs if each.name.endswith(name)]
+    if len(named) == 1:
+        return named[0]
+    fault = "is the end of several runs" if named else "no such run"
+    known = ", ".join(folder.name for folder in named or runs) or "no run"
+    raise UserError(f"run={name}: {fault}, {output}/runs has {known}")
+
+
+def with_settings_of_run(config: Config, overrides: Sequence[str]) -> Config:
+    """The configuration with the tokenizer, data, model and sizes of the run that `run` names.
+
+    overrides: of the command line; what they set is kept. A task that reads one text needs no row of an experiment.
+    """
+    if config.run is None or config.task == "train":
+        return config
+    config = replace(config, run=str(find_run(config.run, config.output)))
+    if config.task in ("generate", "inspect") and config.row is None:
+        config = replace(config, rows={}, parts={}, grid=GridConfig(), compare={}, figure="rows")
+    stored = trained_with(Path(config.run or ""))
+    if stored is None or config.rows or config.grid.axes:
+        return config
+    keys = {override.key_or_group for override in parse(overrides)}
+    taken = {name: _merged(name, config, stored, keys) for name in _TAKEN if name not in keys}
+    reading = {key.partition(".")[2] for key in _TAKEN_KEYS if key not in keys and "size" not in keys}
+    own = {name: getattr(stored.eval, name) for name in reading}
+    return replace(config, **taken, eval=replace(config.eval, **own))
+
+
+def _kind(folder: Path) -> str | None:
+    return read_json(folder / "config.json").get("kind")
+
+
+def _merged(name: str, config: Config, stored: Config, keys: set[str]) -> object:
+    """The run's group of settings, with those keys of it that the command line sets or that say how it is read."""
+    given, group = getattr(config, name), getattr(stored, name)
+    own = {key.partition(".")[2] for key in keys if key.startswith(f"{name}.")} | _OF_READING.get(name, set())
+    return replace(group, **{key: getattr(given, key) for key in own}) if own else group

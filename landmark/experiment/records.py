@@ -18,7 +18,7 @@ from filelock import FileLock, Timeout
 
 from landmark.config.command_line import typed_words
 from landmark.experiment.identity import digest
-from landmark.experiment.named_runs import has_weights
+from landmark.experiment.jobs import has_weights
 from landmark.utils.errors import Diverged, UserError
 from landmark.utils.files import REMEDY, delete_leftovers, read_json, write_json
 from landmark.utils.hardware import hardware

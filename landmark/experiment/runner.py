@@ -1,25 +1,36 @@
 """From a row to its record: what is missing is made, what has a record is read. Nothing is made twice."""
 
+import functools
 import logging
+import math
+import os
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from landmark.config import Config
 from landmark.config.checks import beyond_training, large_vocabulary
 from landmark.config.rows import Row
+from landmark.config.saved import write_launch
 from landmark.experiment import plan
-from landmark.experiment.evaluation import evaluate_row
-from landmark.experiment.inputs import Inputs
-from landmark.experiment.jobs import Job, Run, jobs_of, planned_jobs
-from landmark.experiment.processes import device_count
+from landmark.experiment.jobs import RUN, Inputs, Job, Run, has_weights, jobs_of, planned_jobs, read_run
+from landmark.experiment.processes import device_count, for_team, tell, train_together
 from landmark.experiment.records import Record, Records, sweep
-from landmark.experiment.training import train_run
 from landmark.tracking.tracker import Tracker
 from landmark.utils.errors import Diverged, UserError
+from landmark.utils.extensions import hook
+from landmark.utils.files import write_json
 from landmark.utils.hardware import cores
+from landmark.utils.progress import ProgressBar
+from landmark.utils.team import started_together
 
+if TYPE_CHECKING:
+    from landmark.data import Tokenizer
+    from landmark.data.stream import Stream
+    from landmark.models import LanguageModel
+
+AS_EXACT = 2.0  # times the error of PyTorch's usual library for products of float32
 _log = logging.getLogger(__name__)
 
 
@@ -180,17 +191,16 @@ class Runner:
     def _check_text(self, job: Job) -> None:
         from landmark.data import SyntheticCorpus, segments, task_corpus
         from landmark.data.evaluation_texts import probe_texts
-        from landmark.data.stream import Stream
 
         settings, corpus = job.config.eval, self.inputs.corpus(job.config)
         if settings.task is not None:
-            stream = cast(Stream, corpus.split(settings.split))
+            stream = cast("Stream", corpus.split(settings.split))
             corpus = task_corpus(job.config, stream, self.inputs.tokenizer(job.config))
         if isinstance(corpus, SyntheticCorpus):
             corpus.check(settings.split, settings.length)
             return
         if settings.probe is not None:
-            probe_texts(settings, cast(Stream, corpus.split(settings.split)), self.inputs.tokenizer(job.config))
+            probe_texts(settings, cast("Stream", corpus.split(settings.split)), self.inputs.tokenizer(job.config))
             return
         if settings.retriever is not None:
             self._check_sentences(job)
@@ -199,13 +209,159 @@ class Runner:
     def _check_sentences(self, job: Job) -> None:
         """Raise UserError where a split has too few sentences to look for; once for rows that look for the same."""
         from landmark.data.evaluation_texts import document_texts, sentence_queries
-        from landmark.data.stream import Stream
 
         config, corpus = job.config, self.inputs.corpus(job.config)
         for split in dict.fromkeys(("validation", config.eval.split)):
-            stream = cast(Stream, corpus.split(split))
+            stream = cast("Stream", corpus.split(split))
             key = stream.sha256, config.eval.prompts, config.seed
             if key not in self._sentences:
                 texts = document_texts(stream, self.inputs.tokenizer(config))
                 sentence_queries(texts, config.eval.prompts, config.seed)
                 self._sentences.add(key)
+
+
+def train_run(run: Run, inputs: Inputs) -> dict[str, Any]:
+    """Train a run, or go on from its newest checkpoint. Returns its results (see `landmark.training.train`)."""
+    write_json(run.folder / RUN, run.settings)
+    write_launch(run.folder, run.config)
+    processes, config = device_count(run.config), run.config
+    if (team := started_together()) is not None:
+        config = for_team(config, team)
+    given = config, run.folder.absolute(), run.id, run.start_from, run.settings
+    if team is not None:
+        tell(given)
+    elif processes > 1:
+        return train_together(train_here, given, processes)
+    return train_here(*given, inputs)
+
+
+def train_here(
+    config: Config,
+    folder: Path,
+    run: str,
+    start_from: str | None,
+    settings: dict[str, Any],
+    inputs: Inputs | None = None,
+) -> dict[str, Any]:
+    """Train in this process.
+
+    Args:
+        config: of the training.
+        folder: of the run; its settings are there already.
+        run: identity of the run.
+        start_from: folder, or name on the hub, of the weights to start from; None draws them anew.
+        settings: that decide the run's weights.
+        inputs: opens the tokenizer and the corpus; None: anew.
+    """
+    import torch
+
+    from landmark.models import build
+    from landmark.training import train
+
+    inputs = inputs or Inputs()
+    tokenizer, corpus = inputs.tokenizer(config), inputs.corpus(config)
+    set_up_processor(config)
+    torch.manual_seed(config.seed)
+    model = build(config.model, tokenizer, config.cmt.enabled, start_from)
+    with Tracker().training(config, run, corpus, folder) as loggers:
+        try:
+            return train(model, corpus, tokenizer, config, folder, loggers, settings)
+        except SystemExit as stop:
+            if stop.code == 1:  # Lightning turns an interrupt into this exit
+                raise KeyboardInterrupt from stop
+            raise  # a signal's exit: the job may be queued again by now
+
+
+def evaluate_row(job: Job, inputs: Inputs) -> dict[str, Any]:
+    """The results of a row whose run is trained."""
+    from landmark.data import SyntheticCorpus, task_corpus
+    from landmark.data.mqar import Mqar
+    from landmark.evaluation import evaluate, evaluate_mqar, evaluate_probe, evaluate_recall
+    from landmark.models import decoder_config, load
+
+    config, tokenizer, corpus = job.config, inputs.tokenizer(job.config), inputs.corpus(job.config)
+    set_up_processor(config)
+    shape = decoder_config(config.model, tokenizer, config.cmt.enabled)
+    model = load(job.run.folder, shape, evaluation_device(config), config.model.dtype or "float32")
+    recalls_pairs = isinstance(corpus, SyntheticCorpus) and isinstance(corpus.data, Mqar)
+    with ProgressBar(job.name, "tok" if config.eval.retriever is None else " texts") as progress:
+        if config.eval.task is not None:
+            corpus = task_corpus(config, cast("Stream", corpus.split(config.eval.split)), tokenizer)
+        if isinstance(corpus, SyntheticCorpus):
+            return (evaluate_mqar if recalls_pairs else evaluate_recall)(model, corpus, tokenizer, config, progress)
+        if config.eval.retriever is not None:
+            from landmark.evaluation.sentences import evaluate_sentences
+
+            streams = {split: corpus.split(split) for split in ("validation", config.eval.split)}
+            return evaluate_sentences(model, streams, tokenizer, config, progress)
+        measure = hook(config, "evaluate", evaluate if config.eval.probe is None else evaluate_probe)
+        results = measure(model, corpus.split(config.eval.split), tokenizer, config, progress)
+    # One segment has no standard error.
+    undefined = {key: None for key, value in results.items() if key.endswith("_se") and not math.isfinite(value)}
+    return results | undefined
+
+
+def evaluation_device(config: Config) -> str:
+    """Device of an evaluation. Raises UserError where a GPU is asked for and there is none."""
+    import torch
+
+    if config.trainer.accelerator == "cpu":
+        return "cpu"
+    if torch.cuda.is_available():
+        return "cuda"
+    if config.trainer.accelerator in ("gpu", "cuda"):
+        raise UserError(f"trainer={config.trainer.name}: no GPU was found, use trainer=cpu")
+    return "cpu"
+
+
+def load_trained(config: Config, folder: Path, inputs: Inputs) -> "tuple[LanguageModel, Tokenizer]":
+    """The model in a run's folder, or in that which `model.as_is` names, and its tokenizer, to read or generate with.
+
+    Raises UserError where the run is not trained yet, or has another tokenizer.
+    """
+    from landmark.models import decoder_config, load
+
+    tokenizer = inputs.tokenizer(config)
+    if not has_weights(folder):
+        raise UserError(f"{folder} has no trained model: train it with task=train, or name another run=NAME")
+    set_up_processor(config)
+    shape = decoder_config(config.model, tokenizer, config.cmt.enabled) if config.model.as_is else None
+    if shape is None and (stored := read_run(folder)["tokenizer"]) != tokenizer.hash:
+        raise UserError(
+            f"{folder} was trained with another tokenizer ({stored[:10]}…) than tokenizer={tokenizer.name}: "
+            "set tokenizer= to the one it was trained with"
+        )
+    return load(folder, shape, evaluation_device(config), config.model.dtype or "float32"), tokenizer
+
+
+def set_up_processor(config: Config) -> None:
+    """Set torch's threads to `trainer.threads`, and on a CPU let oneDNN multiply float32 matrices where it is as exact.
+
+    By default torch takes as many threads as OMP_NUM_THREADS or the cores; processes that train together share the
+    cores of their machine.
+    """
+    import torch
+
+    if config.trainer.threads is not None:
+        torch.set_num_threads(config.trainer.threads)
+    elif (team := started_together()) is not None and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, cores() // team.local_size))
+    if config.trainer.accelerator == "cpu" or not torch.cuda.is_available():
+        torch.set_float32_matmul_precision("medium" if _is_onednn_exact() else "highest")
+
+
+@functools.cache
+def _is_onednn_exact() -> bool:
+    """Whether "medium" precision, with which PyTorch multiplies by oneDNN, rounds no more than float32 does.
+
+    Some processors then compute the same float32 products twice as fast. Others, with instructions for bfloat16, round.
+    """
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(4, *shape, generator=generator) for shape in ((102, 128), (128, 510)))
+    errors = {}
+    for precision in ("highest", "medium"):
+        torch.set_float32_matmul_precision(precision)
+        errors[precision] = float(((a @ b).double() - a.double() @ b.double()).abs().max())
+    return errors["medium"] <= AS_EXACT * errors["highest"]

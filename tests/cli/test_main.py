@@ -9,8 +9,8 @@ import pytest
 
 from landmark.cli import main
 from landmark.config import schema, to_config
-from landmark.experiment import training
-from landmark.experiment.inputs import Inputs
+from landmark.experiment import runner
+from landmark.experiment.jobs import Inputs
 from landmark.utils.errors import UserError
 from tests.configurations import compose_conf
 
@@ -232,7 +232,7 @@ def test_several_devices_train_in_processes_of_their_own(work, monkeypatch):
             (arguments[1] / name).write_text("{}")
         return {"steps": 3, "tokens_per_second": 1.0}
 
-    monkeypatch.setattr(training, "train_together", start)
+    monkeypatch.setattr(runner, "train_together", start)
     work(*TOGETHER, "trainer.devices=2")
     assert started == [2]
     assert work.trained == []
@@ -255,7 +255,7 @@ def test_a_launchers_exit_is_no_interrupt(books, tmp_path, monkeypatch, code, ra
     overrides = [f"data.path={books}", f"output={tmp_path}", "tokenizer=bytes", "size=nano", "logger=csv"]
     config = to_config(compose_conf([*overrides, "model=transformer"]))
     with pytest.raises(raised):
-        training.train_here(config, tmp_path, "run", None, {}, Inputs())
+        runner.train_here(config, tmp_path, "run", None, {}, Inputs())
 
 
 def test_uneven_shares_are_refused_before_anything_is_trained(work):

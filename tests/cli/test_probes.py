@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from landmark.cli import main as app
-from landmark.cli.tasks.evaluate import summary
+from landmark.cli.command import summary
 from landmark.config import to_config
 from landmark.experiment.records import Records
 from landmark.results import render, tables

@@ -36,7 +36,7 @@ class TestDivergence:
                 raise Diverged("diverged: the loss became nan at step 3")
             return results
 
-        monkeypatch.setattr("landmark.experiment.training.train_here", train)
+        monkeypatch.setattr("landmark.experiment.runner.train_here", train)
         with pytest.raises(UserError, match=r"\d rows diverged and left no record: landmark_512"):
             work("+experiment=table1_pg19")
         assert work.trained == ["transformer", "landmark", "transformer_xl"]

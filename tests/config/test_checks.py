@@ -1,7 +1,7 @@
 import pytest
 
 from landmark.config.checks import beyond_training, check_task, resolve
-from landmark.experiment.checks import check
+from landmark.experiment.jobs import check
 from landmark.utils.errors import UserError
 
 BAD = {

@@ -5,7 +5,7 @@ import pytest
 from landmark.config.rows import is_part, select, spread
 from landmark.config.saved import from_saved
 from landmark.config.schema import GridConfig, to_config
-from landmark.experiment.checks import check
+from landmark.experiment.jobs import check
 from landmark.utils.errors import UserError
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from landmark.config import to_config
 from landmark.config.saved import trained_with, write_launch
-from landmark.experiment.named_runs import find_run, with_settings_of_run
+from landmark.experiment.jobs import find_run, with_settings_of_run
 from landmark.utils.errors import UserError
 from landmark.utils.files import read_json, write_json
 from tests.configurations import compose_conf

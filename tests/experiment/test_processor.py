@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from landmark.experiment import processor
-from landmark.experiment.processor import set_up_processor
+from landmark.experiment import runner
+from landmark.experiment.runner import set_up_processor
 from landmark.utils.hardware import hardware
 
 
@@ -19,7 +19,7 @@ def test_products_are_as_exact_as_float32_and_weights_the_same(configure):
 
 @pytest.mark.parametrize(("is_exact", "chosen"), [(True, "medium"), (False, "highest")])
 def test_a_record_says_how_products_are_computed(configure, monkeypatch, is_exact, chosen):
-    monkeypatch.setattr(processor, "_is_onednn_exact", lambda: is_exact)
+    monkeypatch.setattr(runner, "_is_onednn_exact", lambda: is_exact)
     set_up_processor(configure("trainer=cpu"))
     assert hardware()["matmul"] == chosen
 
@@ -41,7 +41,7 @@ LAUNCHERS = {
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_processes_together_share_the_cores(launcher, configure, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(processor, "cores", lambda: 8)
+    monkeypatch.setattr(runner, "cores", lambda: 8)
     for name, value in LAUNCHERS[launcher].items():
         monkeypatch.setenv(name, value)
     set_up_processor(configure("trainer=cpu"))

@@ -34,7 +34,7 @@ def smoke(removed, settings):
                 assert error.name and not error.name.startswith("landmark"), error  # an optional package
     from landmark.config import Config
     from landmark.config.schema import ModelConfig
-    from landmark.experiment.checks import check
+    from landmark.experiment.jobs import check
     from landmark.models import Decoder, DecoderConfig, build, load, save
     from landmark.utils.extensions import extension_with
     from landmark.utils.window_batch import WindowBatch

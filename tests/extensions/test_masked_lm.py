@@ -13,8 +13,8 @@ from landmark.config import checks
 from landmark.data.datamodule import WindowDataModule
 from landmark.data.stream import Stream
 from landmark.data.tokenizers import Tokenizer, load_tokenizer
-from landmark.experiment.checks import check
 from landmark.experiment.identity import row_settings, run_settings
+from landmark.experiment.jobs import check
 from landmark.extensions.masked_lm.attention import landmark_attention_both_ways
 from landmark.extensions.masked_lm.evaluation import evaluate_masked
 from landmark.extensions.masked_lm.tokens import SHARE, MaskedTokens, masked_tokens

@@ -19,7 +19,7 @@ from landmark.data.synthetic_corpus import SyntheticCorpus
 from landmark.data.synthetic_windows import SyntheticWindows
 from landmark.data.tokenizers import PretrainedTokenizer
 from landmark.evaluation.perplexity import evaluate
-from landmark.experiment.evaluation import evaluate_row
+from landmark.experiment.runner import evaluate_row
 from landmark.huggingface import wrap
 from landmark.models.checkpoint import load
 from landmark.models.pretrained import Pretrained
@@ -121,7 +121,7 @@ def test_rows_load_weights_of_the_type_that_they_name(dtype, loaded, monkeypatch
 
     monkeypatch.setattr("landmark.models.load", load_as)
     monkeypatch.setattr("landmark.models.decoder_config", lambda *_: "shape")
-    monkeypatch.setattr("landmark.experiment.evaluation.set_up_processor", lambda _: None)
+    monkeypatch.setattr("landmark.experiment.runner.set_up_processor", lambda _: None)
     config = SimpleNamespace(model=SimpleNamespace(dtype=dtype), cmt=SimpleNamespace(enabled=False))
     config.trainer = SimpleNamespace(accelerator="cpu")
     job = SimpleNamespace(config=config, run=SimpleNamespace(folder=tmp_path))

@@ -8,8 +8,8 @@ import torch
 
 from landmark.cli import main as app
 from landmark.config import to_config
-from landmark.experiment.evaluation import load_trained
-from landmark.experiment.inputs import Inputs
+from landmark.experiment.jobs import Inputs
+from landmark.experiment.runner import load_trained
 from landmark.utils.errors import UserError
 from tests.configurations import compose_conf
 from tests.huggingface.conftest import make_model, make_tokenizer

@@ -1,1 +1,1 @@
-"""What `task=` chooses, one file a task: each has a function `run(command)`."""
+"""Tasks that show something, one file each, with a function `run(command)`; `Command` itself has the others."""

@@ -11,8 +11,8 @@ from typing import Any
 
 from landmark.cli.command import Command
 from landmark.cli.tasks.generate import check_files
-from landmark.experiment.evaluation import load_trained
 from landmark.experiment.jobs import folder_of
+from landmark.experiment.runner import load_trained
 from landmark.utils.errors import UserError
 from landmark.utils.files import read_json
 from landmark.utils.progress import ProgressBar

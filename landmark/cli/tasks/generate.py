@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from landmark.cli.command import Command
 from landmark.config import Config
-from landmark.experiment.evaluation import load_trained
 from landmark.experiment.jobs import folder_of
+from landmark.experiment.runner import load_trained
 from landmark.utils.errors import UserError
 from landmark.utils.progress import ProgressBar
 

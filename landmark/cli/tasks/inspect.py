@@ -1,8 +1,8 @@
 """task=inspect: write a page that shows the blocks retrieved for each token of a text."""
 
 from landmark.cli.command import Command
-from landmark.experiment.evaluation import load_trained
 from landmark.experiment.jobs import folder_of
+from landmark.experiment.runner import load_trained
 from landmark.utils.progress import ProgressBar
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -23,6 +23,7 @@ from landmark.huggingface.families import landmark_layers, text_config
 from landmark.huggingface.prefixes import BYTES
 from landmark.utils.errors import UserError
 
+Progress = Callable[[int, int], None]
 LEAST_TEMPERATURE = 1e-3  # below it float32 scores would overflow
 PART = "token_id:"  # begins the name of a token that is no whole character
 
@@ -142,20 +143,30 @@ class Answering:
             raise UserError(f"prompt: {wrong[0]} is no id of a text: ids are from 0 to {count - 1}{but}")
         return ids
 
-    def read(self, ids: Sequence[int], cache: Any, gone: threading.Event | None = None) -> Tensor:
+    def read(
+        self, ids: Sequence[int], cache: Any, gone: threading.Event | None = None, progress: Progress | None = None
+    ) -> Tensor:
         """Read more of a text, and return the logits of the next token, (vocabulary,), on the CPU in float32.
 
-        The landmark is ruled out. Raises Gone where the client has left.
+        The landmark is ruled out. progress: gets the tokens read, and all. Raises Gone where the client has left.
         """
-        local, logits = self.model.landmarks.local, None
+        settings, start = self.model.landmarks, 0
+        step, before = settings.local, cache.get_seq_length()
+        if settings.token is None:  # as the model cuts a text, so that requests that are cut otherwise are read alike
+            step = max(settings.block_size, step // settings.block_size * settings.block_size)
         with self.prefixes.lock:
             cache.expect(len(ids))
-        for start in range(0, len(ids), local):
+        logits = None
+        while start < len(ids):
+            stop = min(len(ids), start + step - ((before + start) % step if settings.token is None else 0))
             with self.prefixes.lock, torch.inference_mode():
                 if gone is not None and gone.is_set():
                     raise Gone
-                chunk = torch.tensor([list(ids[start : start + local])], device=self.model.device)
-                logits = self.model(chunk, past_key_values=cache, logits_to_keep=1).logits[0, -1]
+                chunk = torch.tensor([list(ids[start:stop])], device=self.model.device)
+                reading = {"past_key_values": cache, "logits_to_keep": 1, "known": stop < len(ids)}
+                logits, start = self.model(chunk, **reading).logits[0, -1], stop
+            if progress is not None:
+                progress(stop, len(ids))
         assert logits is not None
         logits = logits.float().cpu().clone()
         if self.model.landmarks.token is not None:

@@ -77,11 +77,7 @@ class Conversation:
     def _read(self, ids: list[int]) -> None:
         """Read a text before the first question."""
         with self._answering.prefixes.using(ids) as self._cache, ProgressBar("reading") as progress:
-            local = self._answering.model.landmarks.local
-            self._cache.expect(len(ids))
-            for start in range(self._cache.get_seq_length(), len(ids), local):
-                self._answering.read(ids[start : start + local], self._cache)
-                progress(min(start + local, len(ids)), len(ids))
+            self._answering.read(ids[self._cache.get_seq_length() :], self._cache, progress=progress)
 
     def answer(self, question: str) -> None:
         """Print the answer as it is made."""

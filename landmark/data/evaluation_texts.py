@@ -53,15 +53,9 @@ def segments(stream_length: int, length: int, tokens: int | None = None, span: i
     """Cut a stream into segments, each of which is read with an empty memory.
 
     Without a budget, as in the paper (Section 4.1), the whole stream is cut, the shorter rest is dropped, and every
-    prediction counts. With a budget, ⌊tokens / span⌋ (at least 1) evenly spaced spans of `span` predictions are cut.
-    They do not overlap and do not depend on `length`, so every length is measured on the same text. If `length` does
-    not divide the span, the last segment is moved back, and only its new predictions count.
-
-    Args:
-        stream_length: tokens of the stream.
-        length: tokens of a segment.
-        tokens: the budget, in predictions (None: the whole stream).
-        span: predictions of a span.
+    prediction counts. With a budget of `tokens` predictions, ⌊tokens / span⌋ (at least 1) evenly spaced spans of `span`
+    predictions are cut. They do not overlap and do not depend on `length`, so every length is measured on the same
+    text. If `length` does not divide the span, the last segment is moved back, and only its new predictions count.
 
     Raises UserError for a length below 1 or above span, and for a length or span longer than the stream.
     """

@@ -52,13 +52,11 @@ def prepare(
 
     Args:
         name: module of `landmark.data` that reads the corpus.
-        tokenizer: encodes the documents.
         cache: folder of prepared corpora.
         path: local copy of the corpus (None: the default of the corpus, such as the hub).
         options: of the corpus, as for `open_source`.
         workers: threads (None: one per core).
         max_documents: number of documents to take of each split, from the first on (None: all).
-        progress: whether to show a progress bar.
 
     Raises UserError for a missing or empty corpus, and for a prepared file that was cut short or altered.
     """

@@ -11,14 +11,9 @@ STARTS, CONTROLLED, JUMPS, REPEATS, K, TASKS = range(6)  # extensions have other
 
 
 def random_numbers(seed: int, step: int, stream: int, indices: range, shape: tuple[int, ...] = ()) -> np.ndarray:
-    """Random numbers of some windows of a step, uint64 (indices, *shape), by the counter-based Philox generator.
+    """Random numbers of windows `indices` of a step, uint64 (indices, *shape), by the counter-based Philox generator.
 
-    Args:
-        seed: seed of the training.
-        step: optimizer step, from 0.
-        stream: STARTS, CONTROLLED, JUMPS, REPEATS, K, TASKS, or the number of an extension.
-        indices: windows within the batch of the step; the numbers of each do not depend on the other indices.
-        shape: shape of the numbers of each window.
+    stream: one of those above. The numbers of a window do not depend on the other indices.
     """
     philox = np.random.Philox(key=np.array([seed, step], np.uint64), counter=np.array([0, 0, 0, stream], np.uint64))
     return philox.random_raw(indices.stop * math.prod(shape)).reshape(-1, *shape)[indices.start :: indices.step]

@@ -41,17 +41,10 @@ class Repeats:
         return float(np.interp(step, np.linspace(0, max(self.steps - 1, 1), len(self.shares)), self.shares))
 
     def origins(self, sizes: np.ndarray, seed: int, step: int, indices: range) -> np.ndarray:
-        """For each raw token of some windows of a step the raw token that it is a copy of, or itself.
+        """For each raw token of windows `indices` of a step the raw token that it is a copy of, or itself.
 
-        Args:
-            sizes: (indices,) raw tokens of each window, those that are only predicted included. A window of fewer than
-                16 has no repeats.
-            seed: seed of the training.
-            step: optimizer step, from 0.
-            indices: windows within the batch of the step; the repeats of each do not depend on the other indices.
-
-        Returns:
-            (indices, largest size) int64, counted from the first raw token of each window.
+        sizes: (indices,) raw tokens of each window, those that are only predicted included. A window of fewer than 16
+        has no repeats. Returns (indices, largest size) int64, counted from the first raw token of each window.
         """
         drawn = random_numbers(seed, step, REPEATS, indices, (2 + 3 * _MOST,))
         origins = np.tile(np.arange(sizes.max(initial=0)), (len(sizes), 1))
@@ -64,8 +57,7 @@ class Repeats:
 
 def _stretches(size: int, numbers: list[int]) -> list[tuple[int, int, int]]:
     """Source, target and length of the stretches of a window, by target. numbers: random, 64 bits each."""
-    stretches = []
-    count, *rest = numbers
+    stretches, (count, *rest) = [], numbers
     for stretch in range(1 + count % _MOST):
         number, *places = rest[3 * stretch : 3 * stretch + 3]
         length = _log_uniform(SHORTEST_REPEAT, size // 2, number)

@@ -51,10 +51,8 @@ class FirstDocuments(Source):
     def __init__(self, source: Source, count: int):
         if count < 1:
             raise UserError(f"data.max_documents={count}: at least 1 is needed (null: all)")
-        self._source = source
-        self._count = count
-        self.name = source.name
-        self.origin = source.origin
+        self._source, self._count = source, count
+        self.name, self.origin = source.name, source.origin
         self.identity = {**source.identity, "max_documents": count}
 
     def documents(self, split: str) -> Iterator[Document]:
@@ -67,8 +65,8 @@ class FirstDocuments(Source):
 def open_source(name: str, path: str | Path | None = None, **options: Any) -> Source:
     """The corpus that `make_source` of the module `landmark.data.<name>` returns, read from `path` if it is given.
 
-    options: `configs` and `bad_lines` of arxiv_math; the others have none.
-    Raises UserError for an unknown name, a missing folder, and a split without documents.
+    options: `configs` and `bad_lines` of arxiv_math. Raises UserError for an unknown name, a missing folder, and a
+    split without documents.
     """
     make_source = load_extension("landmark.data", name, "make_source", key="data.name")
     return make_source(None if path is None else Path(path), **options)

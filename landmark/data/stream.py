@@ -54,10 +54,9 @@ class Corpus:
 
 
 def open_corpus(folder: str | Path) -> Corpus:
-    """Open a prepared corpus, and check its files against the manifest.
+    """Open a prepared corpus. Raises UserError for a file that is missing, cut short, altered or not in the folder.
 
-    Sizes are always checked. Hashes are checked the first time, and again if a file's times have changed since. Raises
-    UserError for a file that is missing, cut short, altered or not in the folder.
+    Sizes are always checked. Hashes are checked the first time, and again if a file's times have changed since.
     """
     folder = Path(folder)
     manifest = read_json(folder / MANIFEST)

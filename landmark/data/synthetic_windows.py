@@ -36,15 +36,7 @@ class SyntheticWindows:
         seed: int,
         block_size: int | None,
     ):
-        """
-        Args:
-            corpus: the synthetic data and its tokenizer.
-            split: train, validation or test; each has its own samples.
-            length: T, tokens of a window, landmarks included.
-            batch_size: windows of a step.
-            seed: seed of the training.
-            block_size: ℓ (None: no landmarks).
-        """
+        """split: train, validation or test; each has its own samples. The others as for `TrainingWindows`."""
         self._data, self._tokenizer, self._split = corpus.data, corpus.tokenizer, split
         self.length, self.batch_size, self.seed, self.block_size = length, batch_size, seed, block_size
         self._raw = length if block_size is None else length - length // (block_size + 1)
@@ -92,12 +84,7 @@ class MixedWindows:
     """Batches of windows, as a pure function of (seed, step, index); windows of text are those without tasks."""
 
     def __init__(self, text: TrainingWindows, tasks: SyntheticWindows, share: float):
-        """
-        Args:
-            text: windows of text.
-            tasks: windows of tasks, with the same length, batch size, seed and block size.
-            share: of the windows that are tasks, 0…1.
-        """
+        """tasks: of the same length, batch size, seed and block size. share: of the windows that are tasks, 0…1."""
         self._text, self._tasks, self.share = text, tasks, share
         self.batch_size = text.batch_size
 

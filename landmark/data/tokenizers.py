@@ -44,19 +44,11 @@ class Tokenizer:
         pieces: dict[int, bytes] | Callable[[], dict[int, bytes]],
         **decisive: str | Callable[[], str],
     ):
+        """name: a part of the names of prepared corpora. eot: id of end of text, which follows every document.
+        vocab_size: rows of the embedding matrix, unused padding ids included. pieces: the bytes of each id of text, or
+        what loads them when they are first needed. decisive: what else decides the ids of a text, for the hash.
         """
-        Args:
-            name: name of the tokenizer, a part of the names of prepared corpora.
-            eot: id of end of text, which follows every document.
-            landmark: id of the landmark.
-            vocab_size: rows of the embedding matrix, unused padding ids included.
-            pieces: the bytes of each id of text, or what loads them when they are first needed.
-            decisive: everything else that decides the ids of a text, for the hash.
-        """
-        self.name = name
-        self.eot = eot
-        self.landmark = landmark
-        self.vocab_size = vocab_size
+        self.name, self.eot, self.landmark, self.vocab_size = name, eot, landmark, vocab_size
         self.dtype = np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<u4")
         self._load = pieces
         self._decisive = {"name": name, "eot": eot, "landmark": landmark, "vocab_size": vocab_size, **decisive}
@@ -130,7 +122,7 @@ class SymbolTokenizer(Tokenizer):
 class BytePairTokenizer(Tokenizer):
     """Cuts a text into pieces by a pattern, and joins the bytes of a piece, the pair of the lowest rank first.
 
-    By tiktoken, which runs in parallel threads.
+    tiktoken does it, in parallel threads.
     """
 
     def __init__(
@@ -141,13 +133,9 @@ class BytePairTokenizer(Tokenizer):
         pattern: str,
         ids: tuple[int, int, int],
     ):
-        """
-        Args:
-            name: name of the tokenizer.
-            ranks: loads the ids of strings of bytes, all 256 single bytes among them, when they are first needed.
-            ranks_sha256: hash of the file of all ranks, a part of the identity.
-            pattern: a regular expression that matches every character of any text.
-            ids: end of text, landmark, and the size of the vocabulary.
+        """ranks: loads the ids of strings of bytes, all 256 single bytes among them, when they are first needed.
+        ranks_sha256: of the file of all ranks, a part of the identity. pattern: a regular expression that matches every
+        character of any text. ids: end of text, landmark, and the size of the vocabulary.
         """
         self._ranks, self._pattern = functools.cache(ranks), pattern
         pieces = lambda: {rank: piece for piece, rank in self._ranks().items()}  # noqa: E731
@@ -176,9 +164,8 @@ class GPT2Tokenizer(BytePairTokenizer):
 
     def __init__(self, file: str | Path | None = None, vocab_size: int | None = None):
         """file: local copy of the ranks (None: they are downloaded when a text is first encoded or decoded).
-        vocab_size: None: all ids, padded to 50304.
-
-        Raises UserError if the file is missing, and for a vocabulary that is no multiple of 64 from 320 to 50304.
+        vocab_size: a multiple of 64 from 320 on (None: all ids, padded to 50304). Raises UserError for another, and for
+        a file that is missing or a wrong one.
         """
         if vocab_size is not None and (vocab_size % 64 or not 320 <= vocab_size <= 50304):
             raise UserError(f"tokenizer.vocab_size={vocab_size}: choose a multiple of 64 from 320 to 50304")

@@ -69,11 +69,9 @@ class TrainingWindows:
         Args:
             stream: a stream, or its raw ids.
             length: T, tokens of a window, landmarks included.
-            batch_size: windows of a step.
-            seed: seed of the training.
+            batch_size, seed: windows of a step, and seed of the training.
             block_size: ℓ (None: no landmarks).
-            landmark: id of the landmark.
-            eot: id of end of text.
+            landmark, eot: ids of the landmark and of end of text.
             repeats: the repeated stretches of the windows of `batch` (None: there are none).
             beginning: ids that begin a text (`Tokenizer.beginning`); they take the places of a window's first tokens.
 

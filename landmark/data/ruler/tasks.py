@@ -135,10 +135,7 @@ class Needles:
     def context(
         self, rng: random.Random, drawn: dict[str, list[str]], size: int, material: Material
     ) -> tuple[str, dict[str, str]]:
-        """The haystack with the needles in it, and the needle of each value.
-
-        drawn: keys with their values. size: sentences of the haystack; of an essay words.
-        """
+        """The haystack of a size with the needles in it, and the needle of each value."""
         sentences = {value: self._needle(key, value) for key, values in drawn.items() for value in values}
         needles = list(sentences.values())
         random.Random(_SHUFFLE).shuffle(needles)

@@ -1,13 +1,47 @@
+"""Corpora before they are prepared: PG-19, arXiv Math, one's own documents, the standard library."""
+
+import gzip
+import itertools
+import json
+import logging
 import os
+import shutil
+import tracemalloc
 from pathlib import Path
 
 import pyarrow
 import pyarrow.parquet
 import pytest
 
-from landmark.data.sources import SPLITS, open_source
+from landmark.data import SPLITS, Tokenizer, find, prepare
+from landmark.data.arxiv_math import HUB_FILES, HUB_NAME
+from landmark.data.sources import open_source
 from landmark.data.stdlib import split_of
 from landmark.utils.errors import UserError
+
+PAPERS = {
+    "train": [
+        ("\\section{Öne}\r\n two\u2028 lines", "arxiv"),
+        ("A book.", "books"),
+        ("\\section{Two}\n", "arxiv"),
+        ("theorem", "formal"),
+        ("\\section{Three}" + " long" * 5000, "arxiv"),
+    ],
+    "validation": [("a question", "stack-exchange"), ("\\section{Four}", "arxiv")],
+    "test": [("\\section{Five}", "arxiv"), ("another book", "books")],
+}
+
+
+def write(file: Path, *lines: object) -> None:
+    """A file of JSON lines, compressed where its name says so; a string is a line as it stands."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    text = "".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines)
+    content = text.encode("utf-8", "surrogateescape")
+    file.write_bytes(gzip.compress(content) if file.suffix == ".gz" else content)
+
+
+def line(text: object, config: str = "arxiv") -> dict[str, object]:
+    return {"text": text, "meta": json.dumps({"config": config, "file": "main.tex"})}
 
 
 def write_parquet(file: Path, rows: dict[int, str | None], **columns: list) -> None:
@@ -33,46 +67,103 @@ def mirror(tmp_path: Path) -> Path:
     return root.parent
 
 
-def test_raw_books_come_in_the_order_of_their_numbers(books: Path):
-    source = open_source("pg19", books)
-    assert [document.name for document in source.documents("train")] == ["2", "9", "10"]
-    assert next(source.documents("train")).text == "two 二\n"
-    assert list(source.documents("train"))[2].text == "ten\r\nmen  naïve\u00a0tea"
+@pytest.fixture
+def papers(tmp_path: Path) -> Path:
+    """A folder with one file a split, its meta JSON-encoded as proof-pile's loader gave it out."""
+    for split, documents in PAPERS.items():
+        write(tmp_path / "papers" / f"{split}.jsonl", *itertools.starmap(line, documents))
+    return tmp_path / "papers"
 
 
-def test_parquet_books_are_the_same_documents(books: Path, mirror: Path):
+@pytest.fixture
+def pile(tmp_path: Path) -> Path:
+    """The same lines as proof-pile's files have them: gzipped, meta an object whose keys and types change.
+
+    Of the 21 files of the train split, the first five hold one document each, the others a line without a config.
+    """
+    metas = [{"file": "1.tex"}, {"score": 4}, {"score": "four", "tags": ["a"]}, {}, {"tags": {"a": None}}]
+    rest = {"text": "no config", "meta": {"problem": 3}}
+    for split, documents in PAPERS.items():
+        lines = [{"text": text, "meta": {**meta, "config": config}} for (text, config), meta in zip(documents, metas)]
+        files = HUB_FILES[split]
+        for number, file in enumerate(files):
+            write(tmp_path / "pile" / file, *(lines if len(files) == 1 else lines[number : number + 1] or [rest]))
+    return tmp_path / "pile"
+
+
+@pytest.fixture
+def hub(request, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The hub, served from disk through the builder that was asked for; what was asked for, in this order."""
+    import datasets
+
+    load, asked = datasets.load_dataset, []
+
+    def from_disk(name: str, data_files: str = "", **settings):
+        asked.append(data_files or name)
+        if name != "json":
+            mirror = request.getfixturevalue("mirror")
+            files = {split: [str(file) for file in mirror.rglob(f"{split}-*.parquet")] for split in SPLITS}
+            return load("parquet", data_files=files)
+        prefix = f"hf://datasets/{HUB_NAME}/"
+        assert data_files.startswith(prefix)
+        file = request.getfixturevalue("pile") / data_files.removeprefix(prefix)
+        return load(name, data_files=str(file), **settings)
+
+    monkeypatch.setattr(datasets, "load_dataset", from_disk)
+    return asked
+
+
+def texts(name: str, root: Path | None, split: str = "train", **options) -> list[str]:
+    return [document.text for document in open_source(name, root, **options).documents(split)]
+
+
+def papers_of(split: str, *configs: str) -> list[str]:
+    return [text for text, config in PAPERS[split] if config in configs or not configs]
+
+
+def test_books_come_in_the_order_of_their_numbers_raw_or_in_parquet(books: Path, mirror: Path):
     raw, parquet = open_source("pg19", books), open_source("pg19", mirror)
+    assert [document.name for document in raw.documents("train")] == ["2", "9", "10"]
+    assert texts("pg19", books) == ["two 二\n", "nine lives\n", "ten\r\nmen  naïve\u00a0tea"]
     for split in SPLITS:
         assert list(parquet.documents(split)) == list(raw.documents(split))
 
 
-def test_the_hub_is_read_by_name(mirror: Path, books: Path, monkeypatch: pytest.MonkeyPatch):
-    import datasets
-
-    load = datasets.load_dataset
-    asked = []
-
-    def from_disk(name: str):
-        asked.append(name)
-        files = {split: [str(file) for file in mirror.rglob(f"{split}-*.parquet")] for split in SPLITS}
-        return load("parquet", data_files=files)
-
-    monkeypatch.setattr(datasets, "load_dataset", from_disk)
+def test_books_of_the_hub_are_asked_for_by_name(books: Path, hub: list[str]):
     source = open_source("pg19")
-    assert asked == []
+    assert hub == []
     assert list(source.documents("train")) == list(open_source("pg19", books).documents("train"))
-    assert asked == ["emozilla/pg19"]
+    assert hub == ["emozilla/pg19"]
 
 
-def test_unreachable_hub_says_what_to_do(monkeypatch: pytest.MonkeyPatch):
+def test_papers_of_the_hub_are_read_with_the_json_builder(pile: Path, hub: list[str]):
+    remote, local = (open_source("arxiv_math", root) for root in (None, pile))
+    assert hub == []
+    for split in SPLITS:
+        assert list(remote.documents(split)) == list(local.documents(split))
+        assert remote.report(split) == local.report(split)
+    assert hub == [f"hf://datasets/{HUB_NAME}/{file}" for split in SPLITS for file in HUB_FILES[split]]
+    assert remote.report("train")["configs"] == {"none": 16, "arxiv": 3, "books": 1, "formal": 1}
+
+
+def test_a_bad_line_of_the_hub_is_named(pile: Path, hub: list[str]):
+    write(pile / "dev" / "proofpile_dev.jsonl.gz", line("good"), {"text": None}, line("good"), '{"text": ')
+    with pytest.raises(UserError, match=r"dev/proofpile_dev\.jsonl\.gz, line 2: no JSON object with a \"text\""):
+        texts("arxiv_math", None, "validation")
+    with pytest.raises(UserError, match=r"proofpile_dev\.jsonl\.gz could not be read from line 4 on .*data\.path to"):
+        texts("arxiv_math", None, "validation", bad_lines="skip")
+
+
+@pytest.mark.parametrize("name", ["pg19", "arxiv_math"])
+def test_unreachable_hub_says_what_to_do(name: str, monkeypatch: pytest.MonkeyPatch):
     import datasets
 
-    def unreachable(name: str):
+    def unreachable(*arguments, **settings):
         raise ConnectionError("Couldn't reach the Hub\nTraceback")
 
     monkeypatch.setattr(datasets, "load_dataset", unreachable)
-    with pytest.raises(UserError, match=r"could not be loaded .*Couldn't reach the Hub\): .*set data\.path") as error:
-        list(open_source("pg19").documents("train"))
+    with pytest.raises(UserError, match=r"could not be .*Couldn't reach the Hub\): .*set data\.path") as error:
+        texts(name, None)
     assert "\n" not in str(error.value)
 
 
@@ -89,44 +180,154 @@ def test_identity_changes_with_the_files_and_not_with_the_place(books: Path):
     assert len({str(value) for value in (identity, grown, open_source("pg19", moved).identity)}) == 3
 
 
-def test_missing_and_empty_corpora_are_refused(tmp_path: Path, books: Path):
-    with pytest.raises(UserError, match=r"absent is not a folder: give the folder that holds train/"):
-        open_source("pg19", tmp_path / "absent")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match="empty holds no PG-19 corpus"):
-        open_source("pg19", tmp_path / "empty")
-    (books / "validation" / "5.txt").unlink()
-    with pytest.raises(UserError, match=r"validation is missing or holds no \.txt file"):
-        open_source("pg19", books)
-    with pytest.raises(UserError, match=r"no \.py file"):
-        open_source("stdlib", tmp_path / "empty")
-    with pytest.raises(UserError, match=r"data\.name=pg20: there is no landmark/data/pg20\.py that has a make_source"):
-        open_source("pg20")
+def test_papers_come_whole_in_the_order_of_the_file_and_configs_are_a_choice(papers: Path):
+    for split in SPLITS:
+        assert texts("arxiv_math", papers, split) == papers_of(split, "arxiv")
+    names = [document.name for document in open_source("arxiv_math", papers).documents("train")]
+    assert names == ["train.jsonl:1", "train.jsonl:3", "train.jsonl:5"]
+    assert texts("arxiv_math", papers, configs=["formal", "books"]) == papers_of("train", "books", "formal")
+    assert texts("arxiv_math", papers, configs=None) == papers_of("train")
 
 
-def test_strange_books_are_refused_by_name(books: Path):
-    (books / "train" / "2.txt").write_bytes(b"caf\xe9")
-    with pytest.raises(UserError, match=r"2\.txt is not UTF-8 \(byte 3\)"):
-        list(open_source("pg19", books).documents("train"))
-    (books / "train" / "notes.txt").write_text("not a book")
-    with pytest.raises(UserError, match=r"notes\.txt is not named <number>\.txt"):
-        open_source("pg19", books)
+def test_papers_may_be_compressed_or_in_proof_piles_own_layout(papers: Path, pile: Path):
+    for split in SPLITS:
+        file = papers / f"{split}.jsonl"
+        file.with_name(f"{split}.jsonl.gz").write_bytes(gzip.compress(file.read_bytes()))
+        file.unlink()
+        assert texts("arxiv_math", pile, split) == texts("arxiv_math", papers, split) == papers_of(split, "arxiv")
+    names = [document.name for document in open_source("arxiv_math", pile).documents("train")]
+    assert names == [f"train/proofpile_train_{number}.jsonl.gz:1" for number in (0, 2, 4)]
+    assert texts("arxiv_math", pile, configs=["none"]) == ["no config"] * 16
 
 
-def test_strange_parquet_is_refused(mirror: Path):
-    file = mirror / "data" / "test-00000-of-00001.parquet"
-    write_parquet(file, {7: "x"}, url=["http://example.org/"])
-    with pytest.raises(UserError, match=r"row 0 of split 'test' .* ends in no book number"):
-        list(open_source("pg19", mirror).documents("test"))
-    file.write_bytes(file.read_bytes()[:-9])
-    with pytest.raises(UserError, match="could not be loaded"):
-        list(open_source("pg19", mirror).documents("test"))
-    file.unlink()
-    with pytest.raises(UserError, match="holds no parquet file of split 'test'"):
-        open_source("pg19", mirror)
+def test_numbered_files_are_in_the_order_of_their_numbers(papers: Path):
+    (papers / "train.jsonl").unlink()
+    for number in range(12):
+        write(papers / "train" / f"proofpile_train_{number}.jsonl", line(f"paper {number}"))
+    assert texts("arxiv_math", papers) == [f"paper {number}" for number in range(12)]
 
 
-def test_standard_library_is_split_by_name(tmp_path: Path):
+BAD = {
+    "cut short": ('{"text": "x", "me', "the line is not JSON"),
+    "no text": ({"meta": "{}"}, 'no JSON object with a "text"'),
+    "text that is a number": (line(3), 'no JSON object with a "text"'),
+    "a list": (["text", "meta"], 'no JSON object with a "text"'),
+    "no meta": ({"text": "x"}, 'no "meta" that is a JSON object'),
+    "meta that is no JSON": ({"text": "x", "meta": "arxiv"}, "its meta is not JSON"),
+    "meta that is no object": ({"text": "x", "meta": "3"}, 'no "meta" that is a JSON object'),
+    "half a surrogate pair": (line("\ud800"), "the text holds half a surrogate pair"),
+    "not UTF-8": ('{"text": "caf\udce9", "meta": "{}"}', "the line is not JSON"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_line_stops_or_is_left_out_and_counted(papers: Path, case: str, caplog):
+    bad, reason = BAD[case]
+    write(papers / "train.jsonl", line("one"), "", line("two", "books"), bad, bad, line("three"))
+    with pytest.raises(UserError) as error:
+        texts("arxiv_math", papers)
+    assert f"train.jsonl, line 4: {reason}" in str(error.value)
+    assert "data.bad_lines=skip" in str(error.value)
+    source = open_source("arxiv_math", papers, bad_lines="skip")
+    with caplog.at_level(logging.WARNING):
+        assert [document.text for document in source.documents("train")] == ["one", "three"]
+    assert source.report("train") == {"configs": {"arxiv": 2, "books": 1}, "skipped_lines": 2}
+    assert "train.jsonl, line 4" in caplog.text
+    assert "lines of split train that were skipped: 2" in caplog.text
+
+
+def test_the_manifest_counts_configs_and_skipped_lines(papers: Path, byte_tokenizer: Tokenizer, tmp_path: Path):
+    write(papers / "test.jsonl", line("x"), "{", line("y", "books"))
+    options = {"bad_lines": "skip"}
+    corpus = prepare("arxiv_math", byte_tokenizer, tmp_path, path=papers, options=options, progress=False)
+    splits = corpus.manifest["splits"]
+    assert (splits["test"]["configs"], splits["test"]["skipped_lines"]) == ({"arxiv": 1, "books": 1}, 1)
+    assert (splits["train"]["documents"], splits["train"]["configs"]["arxiv"]) == (3, 3)
+    assert corpus.manifest["source"]["configs"] == ["arxiv"]
+
+
+def test_another_choice_is_another_corpus(papers: Path, byte_tokenizer: Tokenizer, tmp_path: Path):
+    choices = [{}, {"configs": None}, {"configs": ["arxiv", "books"]}, {"bad_lines": "skip"}]
+    for options in choices:
+        assert find("arxiv_math", byte_tokenizer, tmp_path, path=papers, options=options) is None
+        prepare("arxiv_math", byte_tokenizer, tmp_path, path=papers, options=options, progress=False)
+    same = find("arxiv_math", byte_tokenizer, tmp_path, path=papers, options={"configs": ["books", "arxiv", "books"]})
+    assert same is not None
+    assert same.split("train").documents == 4
+
+
+def test_one_line_is_in_memory_at_a_time(papers: Path):
+    write(papers / "train.jsonl", *[line("x" * 200_000)] * 100, "{")
+    tracemalloc.start()
+    documents = open_source("arxiv_math", papers).documents("train")
+    assert sum(len(document.text) for document in itertools.islice(documents, 100)) == 20_000_000
+    assert tracemalloc.get_traced_memory()[1] < 2_000_000
+    tracemalloc.stop()
+    with pytest.raises(UserError, match="line 101"):
+        next(documents)
+
+
+def test_real_mathematics_has_the_published_counts(shared: Path, gpt2: Tokenizer, tmp_path: Path):
+    root = tmp_path / "math"
+    root.mkdir()
+    for split, given in (("train", "validation"), ("validation", "validation"), ("test", "test")):
+        shutil.copy(shared / "math-mini" / f"{given}.jsonl", root / f"{split}.jsonl")
+    with pytest.raises(UserError, match=r"data\.configs=\[arxiv\]: found ctfp, hott-book, .*, symmetry-book; name"):
+        prepare("arxiv_math", gpt2, tmp_path / "cache", path=root, progress=False)
+    options = {"configs": None}
+    corpus = prepare("arxiv_math", gpt2, tmp_path / "cache", path=root, options=options, progress=False)
+    streams = [corpus.split(split) for split in ("validation", "test")]
+    counts = [(stream.documents, stream.num_bytes, len(stream) - stream.documents) for stream in streams]
+    assert counts == [(29, 1_493_814, 595_922), (25, 1_536_745, 582_560)]
+
+
+def test_json_lines_as_redpajamas_and_text_files_make_splits(tmp_path: Path):
+    said = [f"document {number}" for number in range(120)]
+    write(tmp_path / "a.jsonl", *map(line, said[:70]), "")
+    (tmp_path / "b.txt").write_text(said[70])
+    write(tmp_path / "c.jsonl.gz", *map(line, said[71:]))
+    found = {split: texts("documents", tmp_path, split) for split in SPLITS}
+    assert found["validation"] == [said[0], said[50], said[100]]
+    assert found["test"] == [said[1], said[51], said[101]]
+    assert found["train"] == [text for n, text in enumerate(said) if n % 50 > 1]
+
+
+def test_few_documents_are_split_too_and_splits_that_are_there_are_kept(tmp_path: Path):
+    for number in range(4):
+        (tmp_path / f"{number}.txt").write_text(f"text {number}")
+    assert [texts("documents", tmp_path, split) for split in SPLITS] == [["text 2", "text 3"], ["text 0"], ["text 1"]]
+    for split in SPLITS:
+        write(tmp_path / "mine" / split / "some.jsonl", *(line(f"{split} {n}") for n in range(2)))
+    for split in SPLITS:
+        assert texts("documents", tmp_path / "mine", split) == [f"{split} 0", f"{split} 1"]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("is_file", [True, False])
+def test_a_book_is_split_by_length(tmp_path: Path, byte_tokenizer: Tokenizer, caplog, count: int, is_file: bool):
+    said = [" ".join(f"word{number}" for number in range(start, start + 1000)) for start in (0, 5000)[:count]]
+    write(tmp_path / "mine" / "all.jsonl", *map(line, said))
+    path = tmp_path / "mine" / "all.jsonl" if is_file else tmp_path / "mine"
+    with caplog.at_level("INFO"):
+        corpus = prepare("documents", byte_tokenizer, tmp_path / "cache", path=path, progress=False)
+    assert f"has {count} document(s): 90 % of the text is train, then 5 % each" in caplog.text
+    parts = {split: texts("documents", path, split) for split in SPLITS}
+    assert ["".join(each) for each in zip(*(parts[split] for split in SPLITS))] == said
+    assert all(part.split()[-1] in text.split() for part, text in zip(parts["train"], said))  # no word is cut
+    sizes = [corpus.manifest["splits"][split]["tokens"] for split in SPLITS]
+    assert [round(size / sum(sizes), 2) for size in sizes] == [0.9, 0.05, 0.05]
+
+
+def test_documents_become_a_corpus_which_another_document_changes(tmp_path: Path, byte_tokenizer: Tokenizer):
+    found = []
+    for count in (10, 11):
+        write(tmp_path / "mine" / "all.jsonl", *(line(f"document {number}") for number in range(count)))
+        corpus = prepare("documents", byte_tokenizer, tmp_path / "c", path=tmp_path / "mine", progress=False)
+        found.append(corpus.split("train").documents)
+    assert found == [8, 9]
+
+
+def test_standard_library_is_split_by_name():
     source = open_source("stdlib")
     names = {split: [document.name for document in source.documents(split)] for split in SPLITS}
     for split in SPLITS:
@@ -141,7 +342,73 @@ def test_standard_library_is_split_by_name(tmp_path: Path):
 def test_python_source_that_is_not_utf8_is_left_out(tmp_path: Path):
     for number in range(60):
         (tmp_path / f"module{number}.py").write_text(f"x = {number}\n")
-    train = open_source("stdlib", tmp_path).documents("train")
-    name = next(train).name
+    name = next(open_source("stdlib", tmp_path).documents("train")).name
     (tmp_path / name).write_bytes(b"# caf\xe9\n")
     assert name not in [document.name for document in open_source("stdlib", tmp_path).documents("train")]
+
+
+PACKED = gzip.compress(os.urandom(5000))
+IN_SPLITS = {"train/1.txt": b"x", "validation/2.txt": b"x", "test/3.txt": b"x"}
+OF_PAPERS = {f"{split}.jsonl": json.dumps(line("x")).encode() for split in SPLITS}
+SIXTY = b'{"text": "x"}\n' * 60
+REFUSED = {  # corpus, its files, options, message
+    "no such corpus": ("pg20", {}, {}, r"data\.name=pg20: there is no landmark/data/pg20\.py that has a make_source"),
+    "no folder of books": ("pg19", None, {}, r"absent is not a folder: give the folder that holds train/"),
+    "no books": ("pg19", {}, {}, "holds no PG-19 corpus"),
+    "no book of a split": ("pg19", {"train/1.txt": b"x"}, {}, r"validation is missing or holds no \.txt file"),
+    "no number": ("pg19", IN_SPLITS | {"train/notes.txt": b"x"}, {}, r"notes\.txt is not named <number>\.txt"),
+    "Latin-1": ("pg19", IN_SPLITS | {"train/1.txt": b"caf\xe9"}, {}, r"1\.txt is not UTF-8 \(byte 3\)"),
+    "no source": ("stdlib", {}, {}, r"no \.py file"),
+    "no folder of papers": ("arxiv_math", None, {}, r"absent is not a folder: give the folder that holds train\.jsonl"),
+    "no config": ("arxiv_math", OF_PAPERS, {"configs": []}, r"data\.configs=\[\]: name at least one"),
+    "other configs": (
+        *("arxiv_math", OF_PAPERS | {"train.jsonl": json.dumps(line("x", "books")).encode()}),
+        *({"configs": ["wiki", "arXiv"]}, r"split 'train' .* data\.configs=\[arXiv,wiki\]: found books; name some"),
+    ),
+    "no paper": ("arxiv_math", OF_PAPERS | {"train.jsonl": b""}, {}, "found no document at all"),
+    "a split twice": (
+        *("arxiv_math", OF_PAPERS | {"train.jsonl.gz": PACKED}, {}),
+        r"split 'train' twice, as train\.jsonl and train\.jsonl\.gz: keep one",
+    ),
+    "a split missing": ("arxiv_math", {"test.jsonl": b""}, {}, "holds nothing for split 'train': expected train"),
+    "cut short": (
+        *("arxiv_math", {name: x for name, x in OF_PAPERS.items() if "train" not in name}),
+        *({"bad_lines": "skip"}, r"cannot read .*train\.jsonl\.gz .*: get it again"),
+    ),
+    "no path": ("documents", None, {"root": None}, r"data\.path=null"),
+    "no folder of documents": ("documents", None, {}, "is not a folder"),
+    "no documents": ("documents", {}, {}, "holds no document"),
+    "some splits": ("documents", {"one.txt": b"x", "train/a.txt": b"x"}, {}, "expected train, validation, test"),
+    "no gzip": ("documents", IN_SPLITS | {"train/b.jsonl.gz": b"no gzip"}, {}, "cannot read"),
+    **{
+        f"line {bad}": ("documents", {"a.jsonl": SIXTY + bad.encode() + b"\n"}, {}, r"a\.jsonl, line 61")
+        for bad in ("{", '{"meta": 1}', '{"text": 5}', "[]")
+    },
+}
+REFUSED["cut short"][1]["train.jsonl.gz"] = PACKED[:-9]
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_no_corpus_is_refused_by_name(case: str, tmp_path: Path):
+    name, files, given, message = REFUSED[case]
+    root = tmp_path / ("mine" if files is not None else "absent")
+    if files is not None:
+        root.mkdir()
+    for file, content in (files or {}).items():
+        (root / file).parent.mkdir(exist_ok=True)
+        (root / file).write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        texts(name, **{"root": root, **given})
+
+
+def test_strange_parquet_is_refused(mirror: Path):
+    file = mirror / "data" / "test-00000-of-00001.parquet"
+    write_parquet(file, {7: "x"}, url=["http://example.org/"])
+    with pytest.raises(UserError, match=r"row 0 of split 'test' .* ends in no book number"):
+        texts("pg19", mirror, "test")
+    file.write_bytes(file.read_bytes()[:-9])
+    with pytest.raises(UserError, match="could not be loaded"):
+        texts("pg19", mirror, "test")
+    file.unlink()
+    with pytest.raises(UserError, match="holds no parquet file of split 'test'"):
+        open_source("pg19", mirror)

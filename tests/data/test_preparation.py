@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from landmark.data import SPLITS, Tokenizer, find, open_corpus, prepare
+from landmark.data import SPLITS, Corpus, Tokenizer, find, open_corpus, prepare
 from landmark.data.preparation import map_in_order
 from landmark.data.sources import open_source, read_text
 from landmark.data.stream import Stream
@@ -26,8 +26,13 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in sorted(folder.glob("*.bin"))}
 
 
-def test_streams_hold_the_documents_in_order(books: Path, byte_tokenizer: Tokenizer, tmp_path: Path):
-    corpus = prepare("pg19", byte_tokenizer, tmp_path / "cache", path=books, progress=False)
+@pytest.fixture
+def corpus(books: Path, byte_tokenizer: Tokenizer, tmp_path: Path) -> Corpus:
+    """The books of tmp_path / "books" in tmp_path / "cache"."""
+    return prepare("pg19", byte_tokenizer, tmp_path / "cache", path=books, progress=False)
+
+
+def test_streams_hold_the_documents_in_order(corpus: Corpus, books: Path, byte_tokenizer: Tokenizer):
     texts = [read_text(books / "train" / f"{number}.txt") for number in (2, 9, 10)]
     stream = corpus.split("train")
     assert byte_tokenizer.decode_bytes(stream.tokens, special=b"\0").decode() == "".join(f"{t}\0" for t in texts)
@@ -38,8 +43,7 @@ def test_streams_hold_the_documents_in_order(books: Path, byte_tokenizer: Tokeni
     assert stream.sha256 == sha256_file(stream.path)
 
 
-def test_manifest_says_what_was_prepared(books: Path, byte_tokenizer: Tokenizer, tmp_path: Path):
-    corpus = prepare("pg19", byte_tokenizer, tmp_path / "cache", path=books, progress=False)
+def test_manifest_says_what_was_prepared(corpus: Corpus, books: Path, byte_tokenizer: Tokenizer):
     manifest = json.loads((corpus.folder / "manifest.json").read_text())
     assert manifest == corpus.manifest
     assert manifest["tokenizer"]["hash"] == byte_tokenizer.hash
@@ -53,10 +57,9 @@ def test_manifest_says_what_was_prepared(books: Path, byte_tokenizer: Tokenizer,
         corpus.split("dev")
 
 
-def test_prepared_once(books: Path, byte_tokenizer: Tokenizer, tmp_path: Path, monkeypatch):
-    assert find("pg19", byte_tokenizer, tmp_path / "cache", path=books) is None
-    assert not (tmp_path / "cache").exists()
-    corpus = prepare("pg19", byte_tokenizer, tmp_path / "cache", path=books, progress=False)
+def test_prepared_once(corpus: Corpus, books: Path, byte_tokenizer: Tokenizer, tmp_path: Path, monkeypatch):
+    assert find("pg19", byte_tokenizer, tmp_path / "other", path=books) is None
+    assert not (tmp_path / "other").exists()
     monkeypatch.setattr("landmark.data.preparation._write_corpus", None)
     assert prepare("pg19", byte_tokenizer, tmp_path / "cache", path=books).folder == corpus.folder
     found = find("pg19", byte_tokenizer, tmp_path / "cache", path=books)
@@ -64,21 +67,20 @@ def test_prepared_once(books: Path, byte_tokenizer: Tokenizer, tmp_path: Path, m
     assert found.manifest == corpus.manifest
 
 
-def test_changed_data_is_prepared_anew(books: Path, byte_tokenizer: Tokenizer, tmp_path: Path):
-    before = prepare("pg19", byte_tokenizer, tmp_path / "cache", path=books, progress=False)
+def test_changed_data_is_prepared_anew(corpus: Corpus, books: Path, byte_tokenizer: Tokenizer, tmp_path: Path):
     (books / "test" / "8.txt").write_text("eight")
     after = prepare("pg19", byte_tokenizer, tmp_path / "cache", path=books, progress=False)
-    assert after.split("test").documents == before.split("test").documents + 1
-    assert after.split("train").sha256 == before.split("train").sha256
+    assert after.split("test").documents == corpus.split("test").documents + 1
+    assert after.split("train").sha256 == corpus.split("train").sha256
 
 
-def test_first_documents_only(books: Path, byte_tokenizer: Tokenizer, tmp_path: Path):
-    whole = prepare("pg19", byte_tokenizer, tmp_path, path=books, progress=False)
-    few = prepare("pg19", byte_tokenizer, tmp_path, path=books, max_documents=2, progress=False)
+def test_first_documents_only(corpus: Corpus, books: Path, byte_tokenizer: Tokenizer, tmp_path: Path):
+    few = prepare("pg19", byte_tokenizer, tmp_path / "cache", path=books, max_documents=2, progress=False)
     assert (few.split("train").documents, few.split("test").documents) == (2, 1)
-    assert few.folder != whole.folder
-    with pytest.raises(UserError, match=r"data\.max_documents=0"):
-        prepare("pg19", byte_tokenizer, tmp_path, path=books, max_documents=0)
+    assert few.folder != corpus.folder
+    for name in ("max_documents", "workers"):
+        with pytest.raises(UserError, match=rf"data\.{name}=0"):
+            prepare("pg19", byte_tokenizer, tmp_path, path=books, **{name: 0})
 
 
 def test_number_of_workers_does_not_matter(books: Path, byte_tokenizer: Tokenizer, tmp_path: Path):
@@ -89,8 +91,6 @@ def test_number_of_workers_does_not_matter(books: Path, byte_tokenizer: Tokenize
         for workers in (1, 5)
     )
     assert contents(one.folder) == contents(five.folder)
-    with pytest.raises(UserError, match=r"data\.workers=0"):
-        prepare("pg19", byte_tokenizer, tmp_path, path=books, workers=0)
 
 
 @pytest.mark.parametrize(("window", "most"), [(0, 6), (50, 6), (100, 10), (1000, 100)])
@@ -136,8 +136,7 @@ def test_progress_shows_rate_and_time_left(books: Path, byte_tokenizer: Tokenize
 
 
 @pytest.mark.parametrize("change", ["cut", "longer", "altered", "missing"])
-def test_damaged_file_is_noticed(books: Path, byte_tokenizer: Tokenizer, tmp_path: Path, change: str):
-    corpus = prepare("pg19", byte_tokenizer, tmp_path / "cache", path=books, progress=False)
+def test_damaged_file_is_noticed(corpus: Corpus, books: Path, byte_tokenizer: Tokenizer, tmp_path: Path, change: str):
     file = corpus.folder / "train.bin"
     content = file.read_bytes()
     status = file.stat()
@@ -156,8 +155,7 @@ def test_damaged_file_is_noticed(books: Path, byte_tokenizer: Tokenizer, tmp_pat
         assert open_corpus(corpus.folder).manifest == corpus.manifest
 
 
-def test_whole_files_are_hashed_once(books: Path, byte_tokenizer: Tokenizer, tmp_path: Path, monkeypatch):
-    corpus = prepare("pg19", byte_tokenizer, tmp_path / "cache", path=books, progress=False)
+def test_whole_files_are_hashed_once(corpus: Corpus, tmp_path: Path, monkeypatch):
     hashed = []
     monkeypatch.setattr("landmark.data.stream.sha256_file", lambda path: hashed.append(path.name) or sha256_file(path))
     open_corpus(corpus.folder)
@@ -168,25 +166,22 @@ def test_whole_files_are_hashed_once(books: Path, byte_tokenizer: Tokenizer, tmp
     assert sorted(hashed) == sorted(f"{split}.bin" for split in SPLITS)
 
 
-def test_manifest_cut_short_is_noticed(books: Path, byte_tokenizer: Tokenizer, tmp_path: Path):
-    corpus = prepare("pg19", byte_tokenizer, tmp_path / "cache", path=books, progress=False)
-    before = contents(corpus.folder)
-    manifest = corpus.folder / "manifest.json"
+def test_manifest_cut_short_is_noticed_and_a_folder_that_is_not_ours_is_not_deleted(
+    corpus: Corpus, books: Path, byte_tokenizer: Tokenizer, tmp_path: Path
+):
+    def again() -> Corpus:
+        return prepare("pg19", byte_tokenizer, tmp_path / "cache", path=books, progress=False)
+
+    before, manifest = contents(corpus.folder), corpus.folder / "manifest.json"
     manifest.write_bytes(manifest.read_bytes()[:50])
     with pytest.raises(UserError, match=r"manifest\.json is not valid JSON.*delete it"):
-        prepare("pg19", byte_tokenizer, tmp_path / "cache", path=books)
+        again()
     manifest.unlink()
-    again = prepare("pg19", byte_tokenizer, tmp_path / "cache", path=books, progress=False)
-    assert contents(again.folder) == before
-
-
-def test_a_folder_that_is_not_ours_is_not_deleted(books: Path, byte_tokenizer: Tokenizer, tmp_path: Path):
-    corpus = prepare("pg19", byte_tokenizer, tmp_path / "cache", path=books, progress=False)
-    (corpus.folder / "manifest.json").unlink()
     (corpus.folder / "thesis.txt").write_text("years of work")
     with pytest.raises(UserError, match="not a prepared corpus"):
-        prepare("pg19", byte_tokenizer, tmp_path / "cache", path=books, progress=False)
-    assert (corpus.folder / "thesis.txt").exists()
+        again()
+    (corpus.folder / "thesis.txt").unlink()
+    assert contents(again().folder) == before
 
 
 def test_failure_leaves_nothing(books: Path, byte_tokenizer: Tokenizer, tmp_path: Path):

@@ -1,4 +1,4 @@
-from pathlib import Path
+"""Repeats: which stretches are copied, how long and how often, and the windows that have them."""
 
 import numpy as np
 import pytest
@@ -6,11 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from landmark.data.datamodule import WindowDataModule
 from landmark.data.repeats import Repeats
 from landmark.data.windows import TrainingWindows
 from landmark.utils.constants import NO_LOSS
-from tests.training.training_case import TOKENIZER, make_config, make_corpus
 
 LANDMARK, EOT = 60000, 50000
 RAW = np.arange(3000)  # a token of its own at each place, so a copy shows its source
@@ -26,16 +24,8 @@ def origins(repeats: Repeats, size: int, windows: int, seed: int = 0, step: int 
 def make(
     repeats: Repeats | None, block_size: int | None, *, raw: np.ndarray = RAW, length: int = 90, seed: int = 0
 ) -> TrainingWindows:
-    return TrainingWindows(
-        raw,
-        length=length,
-        batch_size=6,
-        seed=seed,
-        block_size=block_size,
-        landmark=LANDMARK,
-        eot=EOT,
-        repeats=repeats,
-    )
+    settings = {"length": length, "batch_size": 6, "seed": seed, "landmark": LANDMARK, "eot": EOT}
+    return TrainingWindows(raw, **settings, block_size=block_size, repeats=repeats)
 
 
 def runs(changed: np.ndarray) -> list[tuple[int, int]]:
@@ -110,32 +100,14 @@ def test_shares_follow_the_schedule():
 
 
 @pytest.mark.parametrize("steps", [1, 2, 1000])
-def test_one_share_is_constant(steps: int):
+def test_one_share_is_constant_and_a_training_of_one_step_has_the_first(steps: int):
     assert {Repeats([0.3], steps).share(step) for step in (0, 1, steps - 1, steps)} == {0.3}
-
-
-def test_a_training_of_one_step_has_the_first_share():
     assert Repeats([0.7, 0.1], 1).share(0) == 0.7
 
 
 def test_shares_of_none_and_of_all():
     assert (origins(Repeats([0.0], 9), 100, 2000) == np.arange(100)).all()
     assert (origins(Repeats([1.0], 9), 100, 2000) != np.arange(100)).any(axis=1).all()
-
-
-@given(seeds, steps, st.integers(0, 8), st.integers(0, 8), st.lists(st.integers(16, 90), min_size=8, max_size=8))
-def test_they_depend_on_seed_step_and_index_only(seed: int, step: int, first: int, last: int, sizes: list[int]):
-    indices = range(first, max(first, last))
-    repeats = Repeats([0.8, 0.4], 2**40)
-    whole = repeats.origins(np.array(sizes), seed, step, range(8))
-    part = repeats.origins(np.array(sizes[indices.start : indices.stop], int), seed, step, indices)
-    for index, found in zip(indices, part, strict=True):
-        assert (found[: sizes[index]] == whole[index, : sizes[index]]).all()
-
-
-def test_seeds_and_steps_differ():
-    each = [origins(ALWAYS, 200, 4, seed, step).tolist() for seed in (0, 1) for step in (0, 1)]
-    assert all(each[i] != each[j] for i in range(4) for j in range(i))
 
 
 @given(block_sizes, st.integers(40, 120), seeds, steps)
@@ -197,47 +169,3 @@ def test_without_repeats_windows_are_those_of_the_stream(block_size: int | None)
             assert torch.equal(windows.batch(step).targets, stream.targets)
         assert always.starts(step).tolist() == without.starts(step).tolist()
         assert not torch.equal(always.batch(step).tokens, stream.tokens)
-
-
-def datamodule(folder: Path, kind: str, repeats: list[float] | None, rank: int = 0, devices: int = 1):
-    config = make_config(kind)
-    config.data.repeats = repeats
-    module = WindowDataModule(make_corpus(folder), TOKENIZER, config)
-    module.trainer = type("Trainer", (), {"global_rank": rank, "world_size": devices})()  # pyright: ignore
-    return module
-
-
-def batches(module: WindowDataModule, count: int, start: int = 0) -> torch.Tensor:
-    """Tokens and targets of the training's first steps from `start` on, (count, 2, B, T)."""
-    module.start_step = start
-    found = [torch.stack([batch.tokens, batch.targets]) for _, batch in zip(range(count), module.train_dataloader())]
-    return torch.stack(found)
-
-
-KINDS = ("transformer", "landmark", "transformer_xl")
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_training_has_repeats_as_its_settings_say(kind: str, tmp_path: Path):
-    """Shares go from all windows at the first step to none at the last, the fortieth."""
-    with_repeats, without = (batches(datamodule(tmp_path, kind, repeats), 40) for repeats in ([1.0, 0.0], None))
-    changed = (with_repeats != without).any(dim=(1, 3)).float().mean(dim=1)  # share of each step's windows
-    assert changed[0] == 1
-    assert changed[-1] == 0
-    assert changed[:13].mean() > changed[13:26].mean() > changed[26:].mean()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_devices_and_a_resumed_training_have_the_same_windows(kind: str, tmp_path: Path):
-    whole = batches(datamodule(tmp_path, kind, [1.0, 0.3]), 12)
-    shares = [batches(datamodule(tmp_path, kind, [1.0, 0.3], rank, 2), 12) for rank in range(2)]
-    assert torch.equal(torch.cat(shares, dim=2), whole)
-    assert torch.equal(batches(datamodule(tmp_path, kind, [1.0, 0.3]), 5, start=7), whole[7:])
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_validation_has_no_repeats(kind: str, tmp_path: Path):
-    found, stream = (list(datamodule(tmp_path, kind, repeats).val_dataloader()) for repeats in ([1.0], None))
-    for batch, other in zip(found, stream, strict=True):
-        assert torch.equal(batch.tokens, other.tokens)
-        assert torch.equal(batch.targets, other.targets)

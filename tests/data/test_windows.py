@@ -1,3 +1,6 @@
+"""A stream's view with landmarks, its training windows, and the batches that Lightning gets."""
+
+import itertools
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -7,18 +10,23 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from landmark.config.schema import CmtConfig, Config, ModelConfig, PositionsConfig, TrainConfig
+from landmark.attention.layout import blocks_and_landmarks
+from landmark.config.schema import CmtConfig, Config, DataConfig, ModelConfig, PositionsConfig, TrainConfig
 from landmark.data.datamodule import WindowDataModule
 from landmark.data.random_numbers import CONTROLLED, JUMPS, REPEATS, STARTS, random_numbers
-from landmark.data.windows import TrainingWindows, raw_position, viewed_length
+from landmark.data.repeats import Repeats
+from landmark.data.windows import ControlledLandmarks, PositionalJumps, TrainingWindows, raw_position, viewed_length
+from landmark.models import build
 from landmark.utils.constants import NO_LOSS
 from landmark.utils.errors import UserError
+from tests.training.training_case import TOKENIZER, make_config, make_corpus
 
 LANDMARK, EOT = 60000, 50000
 raw_streams = st.lists(st.integers(0, 9) | st.just(EOT), min_size=8, max_size=80).map(
     lambda ids: np.array(ids, dtype=np.uint16)
 )
 block_sizes = st.integers(1, 12)
+RAW = np.random.default_rng(0).integers(0, 9, 5000).astype(np.uint16)
 
 
 def inserted(raw: np.ndarray, block_size: int) -> list[int]:
@@ -31,16 +39,9 @@ def inserted(raw: np.ndarray, block_size: int) -> list[int]:
     return view
 
 
-def make(raw: np.ndarray, block_size: int | None, length: int = 5, batch_size: int = 4, seed: int = 0):
-    return TrainingWindows(
-        raw,
-        length=length,
-        batch_size=batch_size,
-        seed=seed,
-        block_size=block_size,
-        landmark=LANDMARK,
-        eot=EOT,
-    )
+def make(raw: np.ndarray, block_size: int | None, length: int = 5, batch_size: int = 4, seed: int = 0, **settings):
+    settings |= {"batch_size": batch_size, "seed": seed, "landmark": LANDMARK, "eot": EOT}
+    return TrainingWindows(raw, length=length, block_size=block_size, **settings)
 
 
 @given(raw_streams, block_sizes, st.data())
@@ -68,59 +69,34 @@ def test_every_window_against_the_written_out_stream(raw: np.ndarray, block_size
             if following == LANDMARK:
                 following = view[start + offset + 2]
             assert target == (NO_LOSS if token in (LANDMARK, EOT) else following)
-    if block_size is None:
-        assert batch.phase is None
-    else:
-        assert batch.phase is not None
-        assert batch.phase.tolist() == [start % (block_size + 1) for start in range(windows.num_starts)]
+    phases = None if block_size is None else [start % (block_size + 1) for start in range(windows.num_starts)]
+    assert (None if batch.phase is None else batch.phase.tolist()) == phases
+    assert (batch.tokens.dtype, batch.targets.dtype) == (torch.int64, torch.int64)
 
 
 def test_the_drawn_example():
     a, b, c, d, e, f, g, h, i = range(9)
-    raw = np.array([a, b, c, d, e, EOT, f, g, h, i, 0], dtype=np.uint16)
-    batch = make(raw, 3, length=9).at([1])
+    batch = make(np.array([a, b, c, d, e, EOT, f, g, h, i, 0], dtype=np.uint16), 3, length=9).at([1])
     assert batch.tokens.tolist() == [[b, c, LANDMARK, d, e, EOT, LANDMARK, f, g]]
     assert batch.targets.tolist() == [[c, d, NO_LOSS, e, EOT, NO_LOSS, NO_LOSS, g, h]]
     assert batch.phase is not None
     assert batch.phase.tolist() == [1]
-    assert (batch.tokens.dtype, batch.targets.dtype) == (torch.int64, torch.int64)
 
 
 def test_ids_that_begin_a_text_take_the_places_of_the_first_tokens():
     b, c, d, e, f, g = range(1, 7)
     raw = np.array([0, b, c, d, e, f, g, 7, 8, 0, 0, 0], dtype=np.uint16)
-    settings = {"length": 5, "batch_size": 1, "seed": 0, "landmark": LANDMARK, "eot": EOT}
-    plain = TrainingWindows(raw, **settings, block_size=None, beginning=[20, 21]).at([1])
+    plain = make(raw, None, beginning=[20, 21]).at([1])
     assert plain.tokens.tolist() == [[20, 21, d, e, f]]
     assert plain.targets.tolist() == [[NO_LOSS, d, e, f, g]]
-    split = TrainingWindows(raw, **settings, block_size=3, beginning=[20, 21]).at([2, 3])  # from c on, and its landmark
+    split = make(raw, 3, beginning=[20, 21]).at([2, 3])  # from c on, and its landmark
     assert split.tokens.tolist() == [[20, LANDMARK, 21, e, f], [LANDMARK, 20, 21, f, LANDMARK]]
     assert split.targets.tolist() == [[NO_LOSS, NO_LOSS, e, f, g], [NO_LOSS, NO_LOSS, f, g, NO_LOSS]]
 
 
-RAW = np.random.default_rng(0).integers(0, 9, 5000).astype(np.uint16)
-
-
-@given(st.integers(0, 2**32), st.integers(0, 2**40), st.integers(0, 8), st.integers(0, 8))
-def test_a_window_depends_on_seed_step_and_index_only(seed: int, step: int, first: int, last: int):
-    whole = make(RAW, 7, length=30, batch_size=8, seed=seed).batch(step)
-    part = make(RAW, 7, length=30, batch_size=8, seed=seed).batch(step, range(first, max(first, last)))
-    larger = make(RAW, 7, length=30, batch_size=20, seed=seed).batch(step)
-    assert torch.equal(part.tokens, whole.tokens[first : max(first, last)])
-    assert torch.equal(part.targets, whole.targets[first : max(first, last)])
-    assert torch.equal(larger.tokens[:8], whole.tokens)
-
-
-def test_steps_and_seeds_give_different_windows():
-    batches = [make(RAW, 7, seed=seed).batch(step).tokens for seed in (0, 1) for step in (0, 1)]
-    assert all(not torch.equal(batches[i], batches[j]) for i in range(4) for j in range(i))
-
-
 def test_starts_cover_the_view_uniformly():
-    raw = np.arange(40, dtype=np.uint16)
-    windows = make(raw, None, length=8, batch_size=31_000)
-    first = windows.batch(3).tokens[:, 0]
-    counts = torch.bincount(first, minlength=31)
+    windows = make(np.arange(40, dtype=np.uint16), None, length=8, batch_size=31_000)
+    counts = torch.bincount(windows.batch(3).tokens[:, 0], minlength=31)
     assert len(counts) == windows.num_starts == 31
     assert counts.min() > 850
     assert counts.max() < 1150
@@ -136,74 +112,178 @@ def test_stream_too_short_and_settings_out_of_range_are_refused():
         make(RAW, None).at([len(RAW)])
 
 
+JUMPS_OF_50 = PositionalJumps(30, 7, p_jump=50)
+
+
+def jumps_of(seed, step, indices, jumps=JUMPS_OF_50, phase=0):
+    return jumps.positions(torch.full((len(indices),), phase), seed, step, indices)
+
+
+def windows_of(seed, step, indices, **settings):
+    batch = make(RAW, 7, length=30, batch_size=8, seed=seed, **settings).batch(step, indices)
+    return torch.stack([batch.tokens, batch.targets], 1)
+
+
+DRAWN = {  # what is drawn for some windows of a step
+    "windows": windows_of,
+    "repeats": lambda *drawn: windows_of(*drawn, repeats=Repeats([0.8, 0.4], 2**40)),
+    "controlled landmarks": ControlledLandmarks(2, 9).of_step,
+    "jumps": jumps_of,
+}
+
+
+@pytest.mark.parametrize("drawn", DRAWN)
+def test_what_is_drawn_depends_on_seed_step_and_index_only(drawn):
+    @given(st.integers(0, 2**32), st.integers(0, 2**40), st.integers(0, 8), st.integers(0, 8))
+    def holds(seed: int, step: int, first: int, last: int):
+        indices = range(first, max(first, last))
+        whole, part = (DRAWN[drawn](seed, step, each) for each in (range(8), indices))
+        assert torch.equal(part, whole[indices.start : indices.stop])
+
+    holds()
+    each = [DRAWN[drawn](seed, step, range(8)) for seed in (0, 1) for step in (0, 1)]
+    assert all(not torch.equal(each[i], each[j]) for i in range(4) for j in range(i))
+
+
+def test_the_first_windows_do_not_depend_on_the_size_of_the_batch():
+    assert torch.equal(make(RAW, 7, batch_size=20).batch(3).tokens[:8], make(RAW, 7, batch_size=8).batch(3).tokens)
+
+
 def test_streams_of_random_numbers_differ():
     streams = [random_numbers(0, 0, stream, range(50)).tolist() for stream in (STARTS, CONTROLLED, JUMPS, REPEATS)]
     assert len({number for stream in streams for number in stream}) == 200
 
 
-def datamodule(
-    rank: int = 0, devices: int = 1, kind: str = "landmark", batch_size: int = 6, cmt: bool = True, p_jump: int = 5
-) -> WindowDataModule:
+@pytest.mark.parametrize("phase", [0, 3, 7])
+def test_positions_jump_after_landmarks_only(phase):
+    found = jumps_of(0, 0, range(50), PositionalJumps(40, 7, p_jump=9), phase)
+    assert found[:, 0].eq(0).all()
+    steps = found.diff(dim=1)
+    _, is_landmark = blocks_and_landmarks(torch.full((50,), phase), 40, 7)
+    after = is_landmark[:, :-1]
+    assert steps[~after].eq(1).all()
+    assert set(steps[after].tolist()) == set(range(1, 10))
+
+
+def test_a_jump_is_uniform():
+    found = jumps_of(0, 0, range(8000), PositionalJumps(12, 5, p_jump=4))
+    counts = torch.bincount(found[:, 6] - found[:, 5], minlength=5)
+    assert counts[0] == 0
+    assert counts[1:].min() > 1850
+    assert counts[1:].max() < 2150
+
+
+def test_half_of_the_landmarks_are_controlled_differently_in_each_layer():
+    controlled = ControlledLandmarks(layers=3, blocks=6).of_step(0, 0, range(2000))
+    assert controlled.shape == (2000, 3, 6)
+    assert (controlled.double().mean((0,)) - 0.5).abs().max() < 0.05
+    agree = (controlled[:, 0] == controlled[:, 1]).double().mean()
+    assert abs(agree - 0.5) < 0.05
+
+
+def test_controlled_landmarks_of_validation_are_the_same_each_time_and_for_each_share():
+    controlled, numbers = ControlledLandmarks(2, 6), np.array([5, 900, 17])
+    whole = controlled.of_validation(numbers)
+    assert torch.equal(torch.cat([controlled.of_validation(numbers[i : i + 1]) for i in range(3)]), whole)
+    assert not torch.equal(whole[0], whole[1])
+
+
+def datamodule(kind="landmark", rank=0, devices=1, cmt=True, p_jump=5, k=None, repeats=None) -> WindowDataModule:
     corpus = SimpleNamespace(split=lambda name: RAW if name == "train" else RAW[:999])
-    train = TrainConfig(steps=9, batch_size=batch_size, length=30, validate_batches=3, precision="32-true")
+    train = TrainConfig(steps=40, batch_size=6, length=30, validate_batches=3, precision="32-true", k=k)
     model = ModelConfig(kind=kind, block_size=7, num_layers=2)
     positions, cmt_config = PositionsConfig(p_jump=p_jump), CmtConfig(enabled=cmt and kind == "landmark")
-    config = Config(seed=5, model=model, train=train, positions=positions, cmt=cmt_config)
+    data = DataConfig(name="x", cache="", repeats=repeats)
+    config = Config(seed=5, model=model, train=train, positions=positions, cmt=cmt_config, data=data)
     module = WindowDataModule(corpus, SimpleNamespace(landmark=LANDMARK, eot=EOT, beginning=[]), config)  # pyright: ignore
     module.trainer = SimpleNamespace(global_rank=rank, world_size=devices)  # pyright: ignore
     return module
 
 
-def test_training_goes_on_at_the_step_set_before_iterating():
-    module = datamodule()
-    loader = module.train_dataloader()
-    module.start_step = 11
-    for step, batch in zip(range(11, 14), loader):
-        assert torch.equal(batch.tokens, module.training.batch(step).tokens)
+def batches(module, count, start=0):
+    module.start_step = start
+    return list(itertools.islice(module.train_dataloader(), count))
 
 
-def test_devices_share_each_batch():
-    shares = [next(iter(datamodule(rank, 3).train_dataloader())) for rank in range(3)]
-    whole = next(iter(datamodule().train_dataloader()))
-    for name in ("tokens", "controlled", "positions"):
-        assert torch.equal(torch.cat([getattr(share, name) for share in shares]), getattr(whole, name)), name
+def tokens_of(found):
+    return torch.stack([torch.stack([batch.tokens, batch.targets]) for batch in found])
+
+
+kinds = pytest.mark.parametrize("kind", ["transformer", "landmark", "transformer_xl"])
+
+
+@kinds
+def test_devices_and_a_resumed_training_have_the_same_windows(kind):
+    settings = {"k": [1, 2, 4] if kind == "landmark" else None, "repeats": [1.0, 0.3]}
+    whole = batches(datamodule(kind, **settings), 12)
+    shares = [batches(datamodule(kind, rank, 3, **settings), 12) for rank in range(3)]
+    for batch, *parts in zip(whole, *shares, strict=True):
+        for name in ("tokens", "targets", *(("phase", "controlled", "positions") if kind == "landmark" else ())):
+            assert torch.equal(torch.cat([getattr(part, name) for part in parts]), getattr(batch, name)), name
+        assert {part.top_k for part in parts} == {batch.top_k}
+    assert torch.equal(whole[3].tokens, datamodule(kind, **settings).training.batch(3).tokens)
+    resumed = batches(datamodule(kind, **settings), 5, start=7)
+    assert torch.equal(tokens_of(resumed), tokens_of(whole[7:]))
+    assert [batch.top_k for batch in resumed] == [batch.top_k for batch in whole[7:]]
     with pytest.raises(UserError, match="cannot be shared evenly by 4 devices"):
-        next(iter(datamodule(0, 4).train_dataloader()))
+        batches(datamodule(kind, 0, 4), 1)
 
 
-def test_validation_batches_are_fixed_and_shared():
-    batches = [batch.tokens for batch in datamodule().val_dataloader()]
-    assert [len(batch) for batch in batches] == [6, 6, 6]
-    assert all(torch.equal(*pair) for pair in zip(batches, (b.tokens for b in datamodule().val_dataloader())))
-    shares = [[batch.tokens for batch in datamodule(rank, 2).val_dataloader()] for rank in range(2)]
-    assert all(torch.equal(torch.cat(pair), whole) for *pair, whole in zip(*shares, batches))
+@kinds
+def test_validation_is_fixed_and_shared_and_has_no_repeats_no_jumps_and_all_blocks(kind):
+    found = list(datamodule(kind).val_dataloader())
+    assert [len(batch.tokens) for batch in found] == [6, 6, 6]
+    changed = {"repeats": [1.0], "k": [1] if kind == "landmark" else None}
+    assert torch.equal(tokens_of(datamodule(kind, **changed).val_dataloader()), tokens_of(found))
+    shares = [list(datamodule(kind, rank, 2).val_dataloader()) for rank in range(2)]
+    assert all(torch.equal(torch.cat([a.tokens, b.tokens]), c.tokens) for a, b, c in zip(*shares, found, strict=True))
+    assert {batch.top_k for batch in datamodule(kind, **changed).val_dataloader()} == {None}
+    assert {batch.positions for batch in found} == {None}
+    assert {None if x.controlled is None else tuple(x.controlled.shape[:2]) for x in found} == {
+        (6, 2) if kind == "landmark" else None
+    }
 
 
-def test_plain_model_sees_no_landmarks():
-    batch = next(iter(datamodule(kind="transformer").train_dataloader()))
-    assert batch.phase is None
-    assert batch.controlled is None
-    assert batch.positions is None
-    assert LANDMARK not in batch.tokens
-
-
-def test_without_a_token_or_jumps_nothing_is_drawn():
-    batch = next(iter(datamodule(cmt=False, p_jump=1).train_dataloader()))
-    assert batch.phase is not None
-    assert batch.controlled is None
-    assert batch.positions is None
-
-
-def test_validation_has_controlled_landmarks_and_no_jumps():
-    batch = next(iter(datamodule().val_dataloader()))
-    assert batch.controlled.shape[:2] == (6, 2)
-    assert batch.positions is None
+def test_a_plain_model_sees_no_landmarks_and_without_a_token_or_jumps_nothing_is_drawn():
+    (plain,), (bare,) = (batches(datamodule(kind, cmt=False, p_jump=1), 1) for kind in ("transformer", "landmark"))
+    assert LANDMARK not in plain.tokens
+    assert (plain.phase, plain.controlled, plain.positions) == (None, None, None)
+    assert bare.phase is not None
+    assert (bare.controlled, bare.positions, bare.top_k) == (None, None, None)
 
 
 def test_part_of_a_batch_has_its_controlled_landmarks_and_positions():
-    whole = next(iter(datamodule().train_dataloader()))
+    (whole,) = batches(datamodule(), 1)
     part = whole.rows(slice(1, 3)).to("cpu")
     assert torch.equal(part.controlled, whole.controlled[1:3])
     assert torch.equal(part.positions, whole.positions[1:3])
     assert part.weights is None
     assert replace(part, weights=torch.ones(2, 30)).rows(slice(0, 1)).weights is not None
+
+
+@kinds
+def test_a_training_has_repeats_as_its_settings_say(kind):
+    """Shares go from all windows at the first step to none at the last, the fortieth."""
+    found = (tokens_of(batches(datamodule(kind, repeats=repeats), 40)) for repeats in ([1.0, 0.0], None))
+    with_repeats, without = found
+    changed = (with_repeats != without).any(dim=(1, 3)).float().mean(dim=1)  # share of each step's windows
+    assert changed[0] == 1
+    assert changed[-1] == 0
+    assert changed[:13].mean() > changed[13:26].mean() > changed[26:].mean()
+
+
+def test_each_step_draws_one_of_the_numbers_of_blocks():
+    found = [batch.top_k for batch in batches(datamodule(k=[1, 2, 4]), 60)]
+    assert all(10 < found.count(k) < 30 for k in (1, 2, 4))
+
+
+@pytest.mark.parametrize("k", [1, 100])
+def test_the_models_losses_follow_the_number_of_blocks(k, tmp_path):
+    config = make_config("landmark")
+    model, found = build(config.model, TOKENIZER), []
+    for config.train.k in ([k], None):
+        batch = next(iter(WindowDataModule(make_corpus(tmp_path), TOKENIZER, config).train_dataloader()))
+        found.append((batch.tokens, next(iter(model.window_losses(batch.rows(slice(0, 2)))))[0]))
+    (tokens, loss), (same, expected) = found
+    assert torch.equal(tokens, same)
+    assert bool((loss - expected).abs() < 1e-6) == (k == 100)

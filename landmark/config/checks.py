@@ -72,7 +72,7 @@ _OF_MEMORY = {item.metadata["key"]: item.metadata for item in fields(MemorySetti
 # Of our decoder: settings of a model that can be null, but for those of any model or of one of transformers.
 _OF_OTHERS = ("architecture", "family", "name", "as_is", "dtype", "lora_rank", "block_size", "cache")
 _OF_OURS = (
-    *("train.k", "train.local", "cmt.enabled", "positions.kind"),
+    *("train.k", "train.local", "cmt.enabled", "positions.p_jump"),
     *(f"model.{each.name}" for each in fields(ModelConfig) if each.default is None and each.name not in _OF_OTHERS),
 )
 
@@ -89,7 +89,7 @@ READ_BY = (
 
 # Keys whose values other than the default must have an effect, whoever sets them.
 _NEEDED = (
-    _of_kind("landmark", "cmt.enabled", "positions.kind", "positions.mapping", "train.k"),
+    _of_kind("landmark", "cmt.enabled", "positions.p_jump", "positions.mapping", "train.k"),
     _of_kind("landmark", "eval.retriever", "eval.retrieval_statistics"),
     Read(_OF_OURS, "our decoder, not models of transformers", _is_ours),
     Read(("memory.window",), "our decoder or model=pretrained", lambda c: _is_ours(c) or _can_have_window(c)),
@@ -104,11 +104,9 @@ _NEEDED = (
     Read(
         ("train.k",), "attention without fused kernels, set model.backend=auto", lambda c: c.model.backend != "triton"
     ),
-    Read(("train.muon_lr",), "train.optimizer=muon", lambda config: config.train.optimizer == "muon"),
     Read(("trainer.strategy",), "whole windows, and all weights of a model: use trainer=ddp", _can_have_strategy),
     Read(("cmt.cutoff",), "cmt=on", lambda config: config.cmt.enabled),
     Read(("retrieval.scorer",), "eval.task=niah_… or vt, of which the right blocks are known", _has_scorer),
-    Read(("positions.p_jump",), "positions=jumps", lambda config: config.positions.kind == "jumps"),
     Read(("eval.query",), "eval.retriever", lambda config: config.eval.retriever is not None),
 )
 
@@ -130,7 +128,6 @@ _OF_TASKS = (
     Read(("prompt",), "task=generate or inspect", lambda config: config.task in ("generate", "inspect")),
     Read(("prompt_file",), "task=generate, chat or inspect", lambda c: c.task in ("generate", "chat", "inspect")),
     Read(("memory.load", "memory.save"), "task=generate or chat", lambda config: config.task in ("generate", "chat")),
-    Read(("output_file",), "task=inspect", lambda config: config.task == "inspect"),
     Read(("memory.save",), "the memory of prompt_file", lambda c: c.prompt_file is not None or c.task == "chat"),
 )
 
@@ -148,8 +145,6 @@ def check(config: Config) -> None:
             raise UserError(f"{key}={value}: must be of letters, digits, '_', '-' and '.'")
     if not re.fullmatch(r"auto|[1-9]\d*|\d+(,\d+)+,?|\d+,", devices := str(config.trainer.devices)):
         raise UserError(f"trainer.devices={devices}: must be auto, a number from 1 on, or numbers like 0,1")
-    if config.output_file is not None and not config.output_file.endswith((".html", ".htm")):
-        raise UserError(f"output_file={config.output_file}: is a page, name it *.html")
     if config.model.name is not None and config.start is not None and not config.model.as_is:
         raise UserError(f"model.name={config.model.name} and start={config.start}: a training starts from one of them")
     if config.model.name == "":

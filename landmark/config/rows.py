@@ -24,7 +24,7 @@ from landmark.utils.errors import UserError
 # Keys of the whole experiment, which no row may set.
 _OF_THE_EXPERIMENT = {
     *("experiment", "about", "rows", "parts", "grid", "row", "compare", "figure", "panels", "next_commands"),
-    *("run", "task", "seeds", "name", "output", "logger", "prompt", "prompt_file", "output_file", "generate"),
+    *("run", "task", "seeds", "name", "output", "logger", "prompt", "prompt_file", "generate"),
 }
 
 _log = logging.getLogger(__name__)

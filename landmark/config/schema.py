@@ -92,8 +92,7 @@ class DataConfig:
 
     name: str = MISSING
     path: str | None = None  # a local copy; null: download, where the corpus has a source on the hub
-    cache: str = MISSING  # folder of the prepared streams
-    workers: int | None = None  # threads that tokenise; null: one per core
+    cache: str = "${output}/data"  # folder of the prepared streams
     max_documents: int | None = None  # the first documents of each split; null: all
     configs: list[str] | None = None  # arxiv_math: which of the corpus's configs are taken; null: all
     bad_lines: str = one_of("stop", "skip")  # arxiv_math: stop at a line that cannot be read, or skip it
@@ -104,8 +103,6 @@ class DataConfig:
     passkeys: float | None = setting(None, above=0, most=1)
     needles: int = setting(1, least=1)  # passkey: keys in a prompt, of which one is asked for
     pairs: int = setting(8, least=1)  # mqar: pairs of a key and a value in a text
-    dense: float = setting(0.5, least=0)  # passkey: fraction of its training windows that are dense
-    answer_weight: float = setting(10.0, least=0)  # passkey, key_value, tasks: loss weight of determined tokens
 
 
 @dataclass
@@ -131,14 +128,12 @@ class TrainConfig:
     k: list[int] | None = setting(None, least=1)
     # Read at a time, with a memory; null: all.
     local: int | None = setting(None, least=1, kind="landmark", extension=True)
-    optimizer: str | None = one_of(None, "adamw", "muon")  # muon: for the matrices of linear layers; null: adamw
-    muon_lr: float | None = setting(None, above=0)  # of these matrices, where the others have max_lr; null: max_lr
+    # Of Muon, for the matrices of linear layers, where the others have max_lr; null: AdamW trains all.
+    muon_lr: float | None = setting(None, above=0)
     max_lr: float = setting(2e-3, above=0)
     start_lr: float = setting(2e-5, above=0)
     final_lr: float = setting(4e-4, above=0)
     warmup: float = setting(0.02, above=0, below=1)  # fraction of the steps
-    beta1: float = setting(0.9, least=0, below=1)
-    beta2: float = setting(0.95, least=0, below=1)
     weight_decay: float = setting(1e-3, least=0)
     precision: str = one_of("32-true", "bf16-mixed")
     checkpoint_every: int = setting(500, least=1)  # steps
@@ -151,10 +146,8 @@ class TrainConfig:
 class TrainerConfig:
     """Where to compute."""
 
-    name: str = "auto"
     accelerator: str = "auto"
     devices: Union[int, str] = "auto"  # noqa: UP007 (OmegaConf reads no other spelling of a union of two)
-    num_nodes: int | None = setting(None, least=1)  # machines; null: those on which torchrun or srun started it
     strategy: str = "auto"
     # Torch's on a CPU; null: OMP_NUM_THREADS, or the cores.
     threads: int | None = setting(None, least=1, most=MOST_THREADS)
@@ -188,8 +181,7 @@ class CmtConfig(of_memory("cmt")):
 class PositionsConfig(of_memory("positions")):
     """Positions of a landmark model."""
 
-    kind: str = one_of("standard", "jumps")  # in training: standard, or jumps after landmarks
-    p_jump: int = setting(1, least=1)  # the largest jump
+    p_jump: int = setting(1, least=1)  # in training: the largest jump after a landmark; 1: none
 
     def __post_init__(self):
         self.mapping = str(self.mapping).lower()  # `true` on a command line is a boolean
@@ -226,7 +218,6 @@ class GenerateConfig:
     stop: list[str] = field(default_factory=list)  # texts of one token that end it, as end of text does
     # settings of the model's template for chats, through which `prompt` goes; null: it does not
     template: dict[str, Any] | None = field(default_factory=dict)
-    limit: int | None = setting(None, least=1)  # most tokens of a prompt
 
 
 @dataclass
@@ -270,7 +261,6 @@ class Config:
     run: str | None = None  # folder of a trained run to use in place of the one that these settings name
     prompt: str | None = None  # task=generate, inspect: the text to read, after the content of prompt_file
     prompt_file: str | None = None  # task=chat too; -: standard input
-    output_file: str | None = None  # task=inspect: the page; null: named after the text and the run
     start: str | None = None  # of a row: the row whose run its training starts from, or, as_is, whose run it reads
     start_run: dict[str, Any] | None = None  # configuration of that run, filled in
     rows: dict[str, str] = field(default_factory=dict)  # name to overrides; a name with braces stands for several rows
@@ -318,19 +308,19 @@ GROUPS: dict[str, dict[str, dict[str, Any]]] = {
         name: {"granularity": name} for name in ("per_token_and_head", "per_head", "per_token", "per_token_and_group")
     },
     "cmt": {"off": {"enabled": False}, "on": {"enabled": True}},
-    "positions": {"standard": {"kind": "standard"}, "jumps": {"kind": "jumps", "p_jump": 100}},
+    "positions": {"standard": {"p_jump": 1}, "jumps": {"p_jump": 100}},
     "logger": {
         "csv": {"wandb": False},
         "wandb": {"wandb": True},
         **{name: {"wandb": False, "beside": name} for name in ("tensorboard", "mlflow", "trackio")},
     },
     "trainer": {
-        "auto": {"name": "auto", "accelerator": "auto", "devices": 1},  # one GPU if there is one, else the CPU
-        "cpu": {"name": "cpu", "accelerator": "cpu", "devices": 1},
-        "gpu": {"name": "gpu", "accelerator": "gpu", "devices": 1},
+        "auto": {"accelerator": "auto", "devices": 1},  # one GPU if there is one, else the CPU
+        "cpu": {"accelerator": "cpu", "devices": 1},
+        "gpu": {"accelerator": "gpu", "devices": 1},
         # Every GPU of this machine, one process each; with fsdp they share out weights, gradients and moments (FSDP2).
-        "ddp": {"name": "ddp", "accelerator": "gpu", "devices": "auto", "strategy": "ddp"},
-        "fsdp": {"name": "fsdp", "accelerator": "gpu", "devices": "auto", "strategy": "fsdp"},
+        "ddp": {"accelerator": "gpu", "devices": "auto", "strategy": "ddp"},
+        "fsdp": {"accelerator": "gpu", "devices": "auto", "strategy": "fsdp"},
     },
 }
 

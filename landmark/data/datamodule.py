@@ -72,9 +72,9 @@ class WindowDataModule(lightning.LightningDataModule):
         if share is not None and isinstance(self.training, TrainingWindows):
             if config.data.passkeys is None:
                 essays = Essays(cast("Corpus", corpus).split("train").tokens, tokenizer)
-                task = RulerSamples(essays, config.data.answer_weight)
+                task = RulerSamples(essays)
             else:
-                task = Passkey(dense=config.data.dense, answer_weight=config.data.answer_weight)
+                task = Passkey()
             tasks = SyntheticWindows(SyntheticCorpus(task, tokenizer), "train", **settings)
             self.training = MixedWindows(self.training, tasks, share)
         settings["block_size"] = block_size

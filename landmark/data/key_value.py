@@ -16,6 +16,7 @@ import numpy as np
 
 from landmark.data.synthetic_data import Piece, Prompt, SyntheticData, encode, largest, too_short
 from landmark.data.tokenizers import Tokenizer
+from landmark.utils.constants import ANSWER_WEIGHT
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 KEYS = "".join(chr(code) for code in range(ord("!"), ord("~") + 1) if chr(code) not in f"{LETTERS}=")
@@ -32,7 +33,7 @@ class KeyValue(SyntheticData):
 
     name = "key_value"
 
-    def __init__(self, answer_weight: float = 10.0):
+    def __init__(self, answer_weight: float = ANSWER_WEIGHT):
         self.answer_weight = answer_weight
         self.sample_settings = {"answer_weight": answer_weight, "version": 6}
         self.prompt_settings = {"version": 4}

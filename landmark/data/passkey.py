@@ -21,7 +21,7 @@ from landmark.data.synthetic_data import (
     training_text,
 )
 from landmark.data.tokenizers import Tokenizer
-from landmark.utils.constants import PASSKEY_VERSION
+from landmark.utils.constants import ANSWER_WEIGHT, DENSE_SHARE, PASSKEY_VERSION
 
 INTRODUCTION = (
     "There is an important info hidden inside a lot of irrelevant text. Find it and memorize them. "
@@ -45,7 +45,7 @@ class Passkey(SyntheticData):
 
     name = "passkey"
 
-    def __init__(self, needles: int = 1, dense: float = 0.5, answer_weight: float = 10.0):
+    def __init__(self, needles: int = 1, dense: float = DENSE_SHARE, answer_weight: float = ANSWER_WEIGHT):
         self.needles, self.dense, self.answer_weight = needles, dense, answer_weight
         self.sample_settings = {"dense": dense, "answer_weight": answer_weight, "version": PASSKEY_VERSION}
         self.prompt_settings = {"needles": needles, "version": 1}

@@ -61,7 +61,7 @@ def prepare(
     Raises UserError for a missing or empty corpus, and for a prepared file that was cut short or altered.
     """
     if workers is not None and workers < 1:
-        raise UserError(f"data.workers={workers}: at least 1 is needed (null: one per core)")
+        raise UserError(f"workers={workers}: at least 1 is needed (None: one per core)")
     source = _source(name, path, options, max_documents)
     folder = _folder(source, tokenizer, Path(cache))
     if not (folder / MANIFEST).exists():

@@ -63,9 +63,9 @@ class SyntheticCorpus:
 def synthetic_corpus(data: "DataConfig", tokenizer: Tokenizer) -> SyntheticCorpus | None:
     """The synthetic data with the name `data.name`; None if this is the name of a corpus."""
     if data.name == "passkey":
-        return SyntheticCorpus(Passkey(data.needles, data.dense, data.answer_weight), tokenizer)
+        return SyntheticCorpus(Passkey(data.needles), tokenizer)
     if data.name == "key_value":
-        return SyntheticCorpus(KeyValue(data.answer_weight), tokenizer)
+        return SyntheticCorpus(KeyValue(), tokenizer)
     if data.name == "mqar":
         return SyntheticCorpus(Mqar(data.pairs), tokenizer)
     return None

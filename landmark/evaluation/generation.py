@@ -82,7 +82,7 @@ def generate_text(
         asked = chats.ids([{"role": "user", "content": config.prompt}], begins, **settings.template)
         parts[-1] = np.array(asked, dtype=np.int64)
     stop = [tokenizer.eot, *(_stop_token(text, tokenizer) for text in settings.stop)]
-    reading = {"local": config.eval.local, "memory": memory, "limit": settings.limit, "progress": progress}
+    reading = {"local": config.eval.local, "memory": memory, "progress": progress}
     statistics.tokens_read = sum(map(len, parts))
     if hasattr(memory, "save") and config.prompt_file is not None and (len(parts) > 1 or config.memory.save):
         model.generate(parts[:1], 0, **reading)

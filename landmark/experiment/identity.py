@@ -8,7 +8,14 @@ from typing import Any
 
 from landmark.config import SYNTHETIC, Config
 from landmark.config.schema import memory_settings
-from landmark.utils.constants import PASSKEY_VERSION, RULER_SAMPLES_VERSION, RULER_VERSION
+from landmark.utils.constants import (
+    ANSWER_WEIGHT,
+    BETAS,
+    DENSE_SHARE,
+    PASSKEY_VERSION,
+    RULER_SAMPLES_VERSION,
+    RULER_VERSION,
+)
 from landmark.utils.extensions import hooks
 
 # Raised by hand when the same settings give other numbers than before.
@@ -17,7 +24,7 @@ ALPHA_VERSION = 2  # of models with `model.alpha`
 
 _OPTIMISATION = (
     *("steps", "batches", "batch_size", "length", "k", "local", "precision"),
-    *("optimizer", "muon_lr", "max_lr", "start_lr", "final_lr", "warmup", "beta1", "beta2", "weight_decay"),
+    *("muon_lr", "max_lr", "start_lr", "final_lr", "warmup", "weight_decay"),
 )
 _OF_NAMED = ("kind", "block_size", "lora_rank")
 _ALWAYS = ("max_blocks", "k", "granularity", "scorer")
@@ -43,14 +50,17 @@ def run_settings(
         "tokenizer": tokenizer_hash,
         "stream": stream_sha256,
     }
+    settings["train"] |= dict(zip(("beta1", "beta2"), BETAS, strict=True))
+    if config.train.muon_lr is not None:
+        settings["train"]["optimizer"] = "muon"
     if config.data.repeats is not None:
         settings["repeats"] = config.data.repeats
     if alpha := settings["model"].pop("alpha", None):
         settings["model"]["joint_softmax"], settings["joint_softmax"] = alpha, ALPHA_VERSION
     if config.data.tasks is not None:
-        settings["tasks"] = [config.data.tasks, config.data.answer_weight, RULER_SAMPLES_VERSION]
+        settings["tasks"] = [config.data.tasks, ANSWER_WEIGHT, RULER_SAMPLES_VERSION]
     if config.data.passkeys is not None:
-        settings["passkeys"] = [config.data.passkeys, config.data.dense, config.data.answer_weight, PASSKEY_VERSION]
+        settings["passkeys"] = [config.data.passkeys, DENSE_SHARE, ANSWER_WEIGHT, PASSKEY_VERSION]
     if config.model.name is not None:  # its shape is its own
         settings["model"] = {key: settings["model"][key] for key in _OF_NAMED if key in settings["model"]}
     if beginning:
@@ -64,8 +74,8 @@ def run_settings(
         settings["start"] = start
     if config.cmt.enabled:
         settings["cmt"] = True
-    if config.positions.kind != "standard":
-        settings["positions"] = {"kind": config.positions.kind, "p_jump": config.positions.p_jump}
+    if config.positions.p_jump > 1:
+        settings["positions"] = {"kind": "jumps", "p_jump": config.positions.p_jump}
     return settings
 
 

@@ -70,7 +70,7 @@ class Inputs:
         if (corpus := self.prepared_corpus(config)) is None:
             from landmark.data import prepare
 
-            corpus = prepare(*self._source(config), **_options(config.data), workers=config.data.workers)
+            corpus = prepare(*self._source(config), **_options(config.data))
             self._corpora[self._key(config)] = corpus
         return corpus
 

@@ -25,7 +25,7 @@ from landmark.utils.metrics_csv import metrics_so_far
 
 # Keys of one command alone, and keys that decide no number: launches that differ in them are the same launch.
 _OF_A_COMMAND = ("output", "row", "run", "task")
-_WITHOUT_EFFECT = (*_OF_A_COMMAND, "logger", "trainer", "data.cache", "data.workers", "tokenizer.file")
+_WITHOUT_EFFECT = (*_OF_A_COMMAND, "logger", "trainer", "data.cache", "tokenizer.file")
 _WITHOUT_EFFECT += ("eval.batch_size", "train.micro_batch", "train.checkpoint_every")
 _TITLED = ("experiment", "size", "data", "tokenizer", "data.path")  # which the settings name anyway
 STATES = "done", "running", "stopped", "missing"

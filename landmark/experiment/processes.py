@@ -43,18 +43,9 @@ _KINDS = {"UserError": UserError, "Diverged": Diverged}
 
 
 def device_count(config: Config) -> int:
-    """Processes that a training takes: one per device; those that torchrun or srun started, where one of them did.
-
-    Raises UserError where several machines are asked for and this process is alone.
-    """
+    """Processes that a training takes: one per device; those that torchrun or srun started, where one of them did."""
     if (team := started_together()) is not None:
-        for_team(config, team)
         return team.size
-    if (config.trainer.num_nodes or 1) > 1:
-        raise UserError(
-            f"trainer.num_nodes={config.trainer.num_nodes}: this process is alone; start the command on every machine, "
-            "with srun or with torchrun --nnodes (docs/cluster.md)"
-        )
     devices = config.trainer.devices
     if isinstance(devices, int):
         return devices
@@ -68,17 +59,8 @@ def device_count(config: Config) -> int:
 
 
 def for_team(config: Config, team: Team) -> Config:
-    """A training's configuration with the devices and machines of the processes that were started.
-
-    Raises UserError where it asks for another number of machines.
-    """
-    asked = config.trainer.num_nodes
-    if asked not in (None, team.machines):
-        raise UserError(
-            f"trainer.num_nodes={asked}: {team.size} processes were started on {team.machines} machines; start them on "
-            f"{asked}, or leave trainer.num_nodes out"
-        )
-    return replace(config, trainer=replace(config.trainer, devices=team.local_size, num_nodes=team.machines))
+    """A training's configuration with the devices of the processes that were started on this machine."""
+    return replace(config, trainer=replace(config.trainer, devices=team.local_size))
 
 
 def train_together(train: Callable[..., Any], arguments: tuple[Any, ...], count: int) -> Any:

@@ -310,7 +310,7 @@ def evaluation_device(config: Config) -> str:
     if torch.cuda.is_available():
         return "cuda"
     if config.trainer.accelerator in ("gpu", "cuda"):
-        raise UserError(f"trainer={config.trainer.name}: no GPU was found, use trainer=cpu")
+        raise UserError(f"trainer.accelerator={config.trainer.accelerator}: no GPU was found, use trainer=cpu")
     return "cpu"
 
 

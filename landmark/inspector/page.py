@@ -43,7 +43,7 @@ def inspect_text(
         tokenizer: the one it was trained with.
         config: names the text, and how it is read.
         run: name of the model's run, for the page and its file name.
-        output: folder that gets `inspect/NAME.html`, unless `output_file` names another file.
+        output: folder that gets `inspect/NAME.html`.
         progress: called with the number of tokens read and of all tokens. None: not called.
 
     Returns a line that describes the file. Raises UserError if the text cannot be read or traced, or the page cannot be
@@ -52,7 +52,7 @@ def inspect_text(
     tokens = tokenizer.encode("".join(prompt_texts(config)))
     tokens = np.concatenate([np.array(tokenizer.beginning, dtype=tokens.dtype), tokens])
     title = "prompt" if config.prompt_file in (None, "-") else Path(config.prompt_file).name
-    path = Path(config.output_file or output / "inspect" / f"{Path(title).stem}-{run}.html")
+    path = output / "inspect" / f"{Path(title).stem}-{run}.html"
     trace = trace_retrieval(
         model, tokens, config.eval.local or DEFAULT_CHUNK, **vars(memory_settings(config)), progress=progress
     )

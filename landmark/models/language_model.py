@@ -134,7 +134,6 @@ class LanguageModel(nn.Module):
         memory: Any = None,
         sampling: Sampling | None = None,
         stop: Sequence[int] = (),
-        limit: int | None = None,
         progress: Progress | None = None,
     ) -> Iterator[list[int | None]]:
         """Generate step by step. Each step yields the next token of every prompt, None for prompts that have ended.
@@ -148,15 +147,14 @@ class LanguageModel(nn.Module):
                 prompts of several lengths (None: `new_memory()`; a plain transformer keeps everything).
             sampling: how tokens are drawn (None: always the most probable token).
             stop: tokens that end a text; they are not part of it.
-            limit: most tokens of a prompt (None: any number).
             progress: called with the prompts' tokens read so far, and in all.
 
-        Raises UserError for a prompt that is empty, longer than the limit, or has ids outside the vocabulary or of
+        Raises UserError for a prompt that is empty, or has ids outside the vocabulary or of
         the landmark.
         """
         sampling = sampling or Sampling()
         rows = [torch.as_tensor(np.asarray(prompt, dtype=np.int64)) for prompt in prompts]
-        _check(rows, self.config, limit)
+        _check(rows, self.config)
         by_length = sorted(range(len(rows)), key=lambda n: len(rows[n]))
         groups = [list(same) for _, same in itertools.groupby(by_length, key=lambda n: len(rows[n]))]
         if memory is not None and not callable(memory) and len(groups) > 1:
@@ -221,7 +219,7 @@ def summed_loss(logits: Tensor, targets: Tensor, weights: Tensor | None) -> tupl
     return loss, (targets != NO_LOSS).sum()
 
 
-def _check(prompts: list[Tensor], config: DecoderConfig, limit: int | None) -> None:
+def _check(prompts: list[Tensor], config: DecoderConfig) -> None:
     if not prompts:
         raise UserError("there is no prompt: give at least one")
     for number, prompt in enumerate(prompts):
@@ -239,12 +237,6 @@ def _check(prompts: list[Tensor], config: DecoderConfig, limit: int | None) -> N
                 f"prompt {number} has the landmark's id {prompt[at]} at {at}: "
                 "leave landmarks out, the model inserts them itself"
             )
-    longest = max(range(len(prompts)), key=lambda n: len(prompts[n]))
-    if limit is not None and len(prompts[longest]) > limit:
-        raise UserError(
-            f"prompt {longest} has {len(prompts[longest]):,} tokens, more than generate.limit={limit:,}: "
-            "shorten it, or raise the limit"
-        )
 
 
 def _without_landmark(logits: Tensor, config: DecoderConfig) -> Tensor:

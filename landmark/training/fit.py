@@ -124,13 +124,13 @@ def train(
 
 def _trainer(config: "Config", run_dir: Path, **arguments: Any) -> Trainer:
     """Lightning's trainer. A profiler writes fit-profile-*.txt into the run's folder, `pytorch` also a trace."""
-    name = config.trainer.profiler
+    name, team = config.trainer.profiler, started_together()
     try:
         return Trainer(
             default_root_dir=run_dir,
             accelerator=config.trainer.accelerator,
             devices=config.trainer.devices,
-            num_nodes=config.trainer.num_nodes or 1,
+            num_nodes=1 if team is None else team.machines,
             precision=config.train.precision,  # pyright: ignore[reportArgumentType]
             max_steps=config.train.steps,
             plugins=[AtomicCheckpointIO()],
@@ -142,7 +142,7 @@ def _trainer(config: "Config", run_dir: Path, **arguments: Any) -> Trainer:
             **arguments,
         )
     except MisconfigurationException as error:
-        raise UserError(f"trainer={config.trainer.name}: {' '.join(str(error).split())}") from error
+        raise UserError(f"trainer: {' '.join(str(error).split())}") from error
 
 
 def _check_devices(trainer: Trainer, settings: "TrainConfig") -> None:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from landmark.training.sharding import share
+from landmark.utils.constants import BETAS
 
 if TYPE_CHECKING:
     from landmark.config.schema import TrainConfig
@@ -54,7 +55,7 @@ def learning_rate(step: int, train: "TrainConfig") -> float:
 
 def make_optimizer(model: nn.Module, train: "TrainConfig") -> torch.optim.Optimizer:
     """AdamW over `parameter_groups`, one fused kernel for all weights; or `MuonAndAdamW` over the same groups."""
-    if train.optimizer == "muon":
+    if train.muon_lr is not None:
         return MuonAndAdamW(model, train)
     return _adamw(parameter_groups(model, train.weight_decay), train)
 
@@ -129,7 +130,7 @@ def orthogonal(matrix: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def _adamw(groups: list[dict], train: "TrainConfig") -> torch.optim.AdamW:
-    return torch.optim.AdamW(groups, lr=learning_rate(0, train), betas=(train.beta1, train.beta2), fused=True)
+    return torch.optim.AdamW(groups, lr=learning_rate(0, train), betas=BETAS, fused=True)
 
 
 def _cosine(start: float, end: float, fraction: float) -> float:

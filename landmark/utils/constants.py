@@ -2,8 +2,11 @@
 
 import math
 
+ANSWER_WEIGHT = 10.0  # of the loss of tokens that a sample determines, as answers are
 BACKENDS = ("auto", "reference", "blockwise", "triton")  # implementations of landmark attention
+BETAS = (0.9, 0.95)  # of AdamW, as in the paper
 DEFAULT_CHUNK = 250  # tokens that a landmark model reads at a time (the paper's local context), unless told otherwise
+DENSE_SHARE = 0.5  # of training windows of pass keys: those that are dense from their beginning
 LANDMARK = "<landmark>"  # text of the landmark in a tokenizer of transformers
 LOG2_E = math.log2(math.e)  # factor from nats to units of log 2, in which attention takes its exponentials
 NO_LOSS = -100  # target of a position without loss; PyTorch's cross entropy ignores it by default

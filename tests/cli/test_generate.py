@@ -131,7 +131,6 @@ def test_a_plain_transformer_reads_both(ask):
     [
         (["prompt=''"], "prompt 0 is empty"),
         (["prompt_file=nowhere.txt"], "prompt_file=nowhere.txt: there is no such file"),
-        (["prompt=hello", "generate.limit=4"], "prompt 0 has 5 tokens, more than generate.limit=4"),
         (["prompt=hello", "generate.stop=[end]"], "generate.stop: 'end' is 3 tokens of tokenizer=bytes"),
         (["prompt=hello", "memory.load=nowhere"], "memory.load=nowhere: there is no such folder"),
         (["prompt=hello", "run=nowhere"], "run=nowhere: no such run, .*/runs has no run"),

@@ -35,10 +35,6 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
         ("task=generate", "run=nowhere", "tokenizer=bytes", "prompt=hello"),
         "run=nowhere: no such run, outputs/runs has no run",
     ),
-    "a page with another name": (
-        (*TINY, "task=inspect", "prompt=text", "output_file=mine.pth"),  # in which Python would run a line
-        "output_file=mine.pth: is a page, name it *.html",
-    ),
     "report of nothing": (("task=report",), "outputs: there are no records to report"),
     # folders
     "output below a file": (("output=a.txt/x", "task=status"), "a.txt is a file, no folder can be made there"),
@@ -55,14 +51,13 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     # rows and values
     "row and command line": (("+experiment=quickstart", "model=landmark"), "but row twice_last_blocks sets model="),
     "out of range": (("retrieval.k=-1",), "retrieval.k=-1: must be at least 0"),
-    "many threads": (("trainer.threads=100000",), "trainer.threads=100000: must be at most 1024"),
+    "many threads": (("trainer.threads=100000",), "trainer.threads=100000: must be at least 1 and at most 1024"),
     "less than a device": (("trainer.devices=-1",), "trainer.devices=-1: must be auto, a number from 1 on"),
     "devices in words": (("trainer.devices=two",), "trainer.devices=two: must be auto"),
     "not a number": (("train.max_lr=nan",), "train.max_lr=nan: must be"),
     "infinite": (("train.final_lr=inf",), "train.final_lr=inf: must be a finite number"),
     "negative": (("train.weight_decay=-1",), "train.weight_decay=-1.0: must be at least 0"),
-    "one": (("train.beta1=1",), "train.beta1=1.0: must be at least 0 and below 1"),
-    "below zero": (("train.beta2=-0.1",), "train.beta2=-0.1: must be at least 0 and below 1"),
+    "one": (("train.warmup=1",), "train.warmup=1.0: must be above 0 and below 1"),
     "a share that is no number": (("train.warmup=nan",), "train.warmup=nan: must be"),
     "a temperature that is no number": (("generate.temperature=nan",), "generate.temperature=nan: must be a finite"),
     "zero": (("model.rope_base=0",), "model.rope_base=0.0: must be above 0"),

@@ -1,6 +1,7 @@
 """Pass keys: its samples, its prompts and what counts as an answer."""
 
 import re
+from functools import partial
 
 import numpy as np
 import pytest
@@ -173,9 +174,10 @@ def test_filler_is_made_of_its_sentences():
     assert " ".join(SENTENCES) == FILLER.strip()
 
 
-def test_a_share_of_the_windows_of_a_text_is_pass_keys(tmp_path):
+def test_a_share_of_the_windows_of_a_text_is_pass_keys(tmp_path, monkeypatch):
+    monkeypatch.setattr("landmark.data.datamodule.Passkey", partial(Passkey, dense=0.0))
     config = make_config("landmark")
-    config.data.passkeys, config.data.dense, config.train.length = 0.5, 0.0, 306
+    config.data.passkeys, config.train.length = 0.5, 306
     windows = WindowDataModule(make_corpus(tmp_path), TOKENIZER, config).training
     texts = [text_of(row) for step in range(16) for row in windows.batch(step).tokens.numpy()]
     asked = [text for text in texts if text.startswith(INTRODUCTION[:40])]

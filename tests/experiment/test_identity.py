@@ -19,10 +19,10 @@ def row_id(config, run="r", stream="s"):
         *("model.block_size=51", "model.num_layers=3", "model.rope_base=500", "seed=1"),
         *("train.steps=7", "train.batch_size=7", "train.length=300", "train.precision=32-true"),
         *("train.max_lr=1e-3", "train.start_lr=1e-3", "train.final_lr=1e-3", "train.warmup=0.5"),
-        *("train.beta1=0.5", "train.beta2=0.5", "train.weight_decay=0.5"),
+        "train.weight_decay=0.5",
         *("cmt=on", "positions=jumps", "model.architecture=mine", "data.repeats=[0.5]"),
         *("model.key_offset=0.5", "model.rotary_fraction=0.5", "model.landmark_key=mean", "model.landmark_bias=true"),
-        *("model.qk_norm=true", "model.initialisation=fan_in", "train.optimizer=muon", "train.muon_lr=1e-2"),
+        *("model.qk_norm=true", "model.initialisation=fan_in", "train.muon_lr=1e-2"),
         *("train.k=[2,4]", "model.induction_heads=1", "model.alpha=0.5"),
         *("model.fan_out=4", "model.masked=true"),
     ],
@@ -35,7 +35,7 @@ def test_what_decides_the_weights_makes_another_run(configure, override):
     "override",
     [
         *("train.micro_batch=2", "train.checkpoint_every=9", "train.validate_every=9", "train.log_every=9"),
-        *("trainer=cpu", "logger=csv", "data.path=/elsewhere", "data.workers=1", "output=elsewhere"),
+        *("trainer=cpu", "logger=csv", "data.path=/elsewhere", "output=elsewhere"),
         *("model.backend=reference", "eval.length=300", "retrieval.k=1", "memory.blocks=9", "cmt.cutoff=0.5"),
         *("positions.mapping=true", "model.alpha=0"),
         *("tokenizer.file=x", "name=y", "train.validate_batches=3"),
@@ -189,9 +189,6 @@ def test_a_task_is_part_of_a_row_that_asks_it(configure):
 
 
 def test_a_share_of_tasks_makes_another_run(configure):
-    changes = [], ["data.tasks=0.5"], ["data.tasks=0.1"], ["data.tasks=0.5", "data.answer_weight=2"]
-    assert len({run_id(configure(*change)) for change in changes}) == 4
-    passkeys = ["data.passkeys=0.5"], ["data.passkeys=0.5", "data.dense=0.2"], ["data.passkeys=0.1"]
-    assert len({run_id(configure(*change)) for change in [*changes, *passkeys]}) == 7
+    changes = [], ["data.tasks=0.5"], ["data.tasks=0.1"], ["data.passkeys=0.5"], ["data.passkeys=0.1"]
+    assert len({run_id(configure(*change)) for change in changes}) == 5
     assert run_id(configure("data.passkeys=0.5", "data.needles=4")) == run_id(configure("data.passkeys=0.5"))
-    assert run_id(configure("data.answer_weight=2")) == run_id(configure())

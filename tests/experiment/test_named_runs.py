@@ -91,7 +91,7 @@ def test_how_a_run_is_read_is_not_that_of_the_row_that_trained_it(output):
         return with_settings_of_run(to_config(compose_conf(words)), words)
 
     plain = asked()
-    assert (plain.cmt.enabled, plain.positions.kind) == (True, "jumps")  # the training's
+    assert (plain.cmt.enabled, plain.positions.p_jump) == (True, 100)  # the training's
     assert plain.cmt.cutoff == 0.0
     assert (plain.positions.mapping, plain.model.backend) == ("stingy", "auto")
     own = asked("cmt.cutoff=0.5", "positions.mapping=true")

@@ -69,16 +69,11 @@ def texts_of(path) -> list[str]:
 
 def test_file_and_prompt_are_one_text(inspect, monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "stdin", io.StringIO(LONG[:200]))
-    words = [
-        "task=inspect",
-        "run=DIR",
-        "tokenizer=bytes",
-        "prompt_file=-",
-        f"output_file={tmp_path / 'a' / 'page.html'}",
-    ]
+    words = ["task=inspect", "run=DIR", "tokenizer=bytes", "prompt_file=-", f"output={tmp_path / 'a'}"]
     said = inspect(*words, f"prompt='{LONG[200:250].replace(chr(10), ' ')}'", "eval.local=50", "memory.blocks=9")
-    assert said.startswith(f"{tmp_path / 'a' / 'page.html'}: ")
-    assert '"title":"prompt"' in (page := (tmp_path / "a" / "page.html").read_text(encoding="utf-8"))
+    path = tmp_path / "a" / "inspect" / "prompt-DIR.html"
+    assert said.startswith(f"{path}: ")
+    assert '"title":"prompt"' in (page := path.read_text(encoding="utf-8"))
     assert '"chunks of":50,"k":4,"chosen":"per token and head","blocks kept":9' in page
 
 
@@ -87,7 +82,6 @@ def test_file_and_prompt_are_one_text(inspect, monkeypatch, tmp_path):
     [
         (["prompt=hello"], "in a text of 5 tokens, read 250 at a time"),
         (["prompt_file=nowhere.txt"], "prompt_file=nowhere.txt: cannot be read"),
-        (["prompt_file=book.txt", "output_file=book.txt/page.html"], "book.txt/page.html: cannot be written"),
         (["prompt_file=book.txt", "run=plain"], "a transformer has no blocks to retrieve"),
         (["prompt_file=book.txt", "memory.load=book.memory"], "memory.load=book.memory: is for task=generate"),
     ],
@@ -97,3 +91,10 @@ def test_bad_input_is_refused(inspect, tmp_path, words, said):
     with pytest.raises(UserError, match=said):
         inspect("task=inspect", "tokenizer=bytes", *([] if "run=plain" in words else ["run=DIR"]), *words)
     assert sorted(tmp_path.rglob("*")) == before, "nothing is left behind"
+
+
+def test_a_page_that_cannot_be_written_is_refused(inspect, tmp_path):
+    (tmp_path / "outputs").mkdir()
+    (tmp_path / "outputs" / "inspect").touch()
+    with pytest.raises(UserError, match=r"outputs/inspect/book-DIR\.html: cannot be written"):
+        inspect("task=inspect", "tokenizer=bytes", "run=DIR", "prompt_file=book.txt")

@@ -203,7 +203,6 @@ def test_the_landmark_is_never_generated():
         ([[1, 2, LANDMARK, 3]], {}, "prompt 0 has the landmark's id 30 at 2: leave landmarks out"),
         ([[1], [5, VOCABULARY]], {}, "prompt 1 has id 32 at 1, outside the vocabulary of 32"),
         ([[-1]], {}, "prompt 0 has id -1 at 0, outside the vocabulary"),
-        ([[1] * 3, [1] * 9, [1] * 5], {"limit": 8}, "prompt 1 has 9 tokens, more than generate.limit=8"),
         ([[1], [1, 2]], {"memory": Memory(5)}, "prompts of several lengths cannot continue one memory"),
     ],
 )

@@ -94,7 +94,7 @@ def test_a_head_of_its_own_does_not_decay():
 def test_muon_takes_the_matrices_and_adamw_the_rest(dtype, monkeypatch):
     """The step of each is that of its own optimizer, at its own learning rate; PyTorch's Muon is in bfloat16."""
     monkeypatch.setattr(optimization, "orthogonal", partial(orthogonal, dtype=dtype))
-    train = replace(settings(100), optimizer="muon", muon_lr=1e-2)
+    train = replace(settings(100), muon_lr=1e-2)
     ours, alone = (make_model(make_config(EXTRAS)) for _ in range(2))
     alone.load_state_dict(start := deepcopy(ours.state_dict()))
     optimizer = make_optimizer(ours, train)
@@ -130,7 +130,7 @@ def test_orthogonal_is_the_quintic_of_singular_values(shape):
 
 
 def test_the_state_of_muon_and_adamw_is_saved_and_loaded():
-    train = replace(settings(100), optimizer="muon")
+    train = replace(settings(100), muon_lr=2e-3)
     ours = make_model(make_config(EXTRAS))
     optimizer = make_optimizer(ours, train)
     gradients = [[torch.randn_like(weight) for weight in ours.parameters()] for _ in range(4)]

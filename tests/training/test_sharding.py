@@ -19,7 +19,7 @@ from tests.training.training_case import EXTRAS
 # adds up four of them, two processes two each, four processes none. In float64: Lightning's strategy has no 64-true.
 SETTINGS = {"kind": EXTRAS, "steps": 6, "micro_batch": 1, "precision": "32-true"}
 SETTINGS |= {"checkpoint_every": 2, "log_every": 1, "validate_every": 3, "validate_batches": 1}
-MIXED = {"precision": "bf16-mixed", "optimizer": "adamw", "muon_lr": None}
+MIXED = {"precision": "bf16-mixed", "muon_lr": None}
 SHARDED = {"strategy": "fsdp", **SETTINGS}
 
 

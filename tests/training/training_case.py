@@ -58,7 +58,7 @@ def make_config(kind: str, **changes: Any) -> Config:
         **(LOOKING_BACK if extras else {}),
     )
     settings = {"steps": 40, "batch_size": 4, "micro_batch": 3, "length": 48}
-    settings |= {"optimizer": "muon", "muon_lr": 1e-2} if extras else {}
+    settings |= {"muon_lr": 1e-2} if extras else {}
     settings |= {"log_every": 3, "validate_every": 10, "validate_batches": 2, "checkpoint_every": 8}
     return Config(
         size="test",

@@ -22,7 +22,7 @@ from landmark.data.ruler.material import Essays
 from landmark.data.ruler.tasks import Needles, Variables
 from landmark.data.synthetic_data import Piece, SyntheticData, TrainingText, encode, training_text
 from landmark.data.tokenizers import Tokenizer
-from landmark.utils.constants import RULER_SAMPLES_VERSION
+from landmark.utils.constants import ANSWER_WEIGHT, RULER_SAMPLES_VERSION
 from landmark.utils.errors import UserError
 
 _MOST_KEYS = 6  # of a text with needles
@@ -45,7 +45,7 @@ class RulerSamples(SyntheticData):
 
     name = "ruler"
 
-    def __init__(self, essays: Essays, answer_weight: float = 10.0):
+    def __init__(self, essays: Essays, answer_weight: float = ANSWER_WEIGHT):
         self.answer_weight = answer_weight
         self.sample_settings: dict[str, Any] = {"answer_weight": answer_weight, "version": RULER_SAMPLES_VERSION}
         self.prompt_settings = self.sample_settings

@@ -3,7 +3,6 @@
 The landmarks are those of a text, read by a trained model or, without `--run`, by random weights.
 """
 
-import copy
 import time
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -162,18 +161,15 @@ def measure(context: int, asked: list[Question], size: Scale) -> list[Row]:
             )
 
     selectors = {SCAN: Best(), **{name: Faiss(CANDIDATES, kind) for name, kind in KINDS.items()}}
-    by = {name: [replace(each, state=copy.copy(each.state)) for each in asked] for name in selectors}
-    for each in (question for name in by for question in by[name]):
-        each.state.notes = {}  # an index of its own
     found: dict[str, list[Tensor]] = {}
     making: dict[str, list[float]] = {}
     for name, select in selectors.items():
         started = time.perf_counter()
-        found[name] = chosen(select, by[name])
+        found[name] = chosen(select, asked)
         making[name] = [time.perf_counter() - started]
     for what, few in ((CHUNK, False), (TOKEN, True)):
         functions = {
-            name: partial(chosen, select, [one_token(each) for each in by[name]] if few else by[name])
+            name: partial(chosen, select, [one_token(each) for each in asked] if few else asked)
             for name, select in selectors.items()
         }
         add(what, "ms", 1e3, interleave(functions, rounds=size.rounds, clock=time.process_time), SCAN)

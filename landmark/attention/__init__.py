@@ -13,7 +13,7 @@ from landmark.attention.blockwise_operator import landmark_attention_in_graph
 from landmark.attention.context_miss_token import ContextMiss
 from landmark.attention.fused.operators import landmark_attention_fused
 from landmark.attention.fused.tuning import DTYPES, HAS_TRITON, can_launch
-from landmark.attention.gates import Gate, Given, Grouped
+from landmark.attention.gates import Grouped
 from landmark.attention.inputs import AttentionInputs, as_autocast, without_autocast
 from landmark.attention.layout import Layout, Packed, Window, check_controlled, check_phase
 from landmark.attention.packed import check_packed, longest
@@ -21,13 +21,10 @@ from landmark.attention.reference import landmark_attention_reference
 from landmark.attention.scoring import Scoring
 from landmark.attention.sinks import Sinks
 from landmark.utils.constants import BACKENDS
-from landmark.utils.window_batch import most_blocks
 
 __all__ = [
     "ContextMiss",
     "Extra",
-    "Gate",
-    "Given",
     "Grouped",
     "Layout",
     "Packed",
@@ -44,18 +41,18 @@ __all__ = [
 Extra = ContextMiss | Sinks
 
 
-def has_kernel(gate: Gate, scoring: Scoring, extra: Extra | None = None, top_k: int | None = None) -> bool:
+def has_kernel(gate: Grouped, scoring: Scoring, extra: Extra | None = None, top_k: int | None = None) -> bool:
     """Whether the fused kernels compute this. Args: as of `landmark_attention`."""
     controls = isinstance(extra, ContextMiss)
-    return isinstance(gate, Grouped) and not (gate.alpha and controls) and scoring.softcap is None and top_k is None
+    return not (gate.alpha and controls) and scoring.softcap is None and top_k is None
 
 
 def check_kernel(name: str, has_kernel: bool) -> None:
     """Raise ValueError where the backend `name` is "triton" and the fused kernels do not compute what is asked."""
     if name == "triton" and not has_kernel:
         raise ValueError(
-            "backend='triton': the fused kernels have neither top_k, softcap nor given gates, nor α beside a context "
-            "miss token: use backend='auto' or 'blockwise'"
+            "backend='triton': the fused kernels have neither top_k nor softcap, nor α beside a context miss token: "
+            "use backend='auto' or 'blockwise'"
         )
 
 
@@ -112,7 +109,7 @@ def landmark_attention(
     v: Tensor,
     layout: Layout,
     *,
-    gate: Gate = Grouped(),  # noqa: B008 (these are frozen)
+    gate: Grouped = Grouped(),  # noqa: B008 (these are frozen)
     scoring: Scoring = Scoring(),  # noqa: B008
     extra: Extra | None = None,
     top_k: int | None = None,
@@ -128,7 +125,7 @@ def landmark_attention(
         q: (B, H, T, d), already rotated. Under autocast q, k and v are computed in its type.
         k, v: (B, H_kv, prefix + T, d), k rotated, H_kv a divisor of H. The queries belong to the last T keys.
         layout: where blocks are: `Window(block_size, phase, prefix)` or `Packed(block_size, phase, cu_seqlens)`.
-        gate: how a block weighs (gates.py): `Grouped()` as in the paper, `Grouped(alpha)`, or `Given(scores)`.
+        gate: how a block weighs (gates.py): `Grouped()` as in the paper, or `Grouped(alpha)`.
         scoring: factor and cap of the scores.
         extra: one more place, without a value, in the outer softmax: `ContextMiss(key, controlled)` (Appendix D) or
             `Sinks(scores)`; None: there is none.
@@ -170,7 +167,7 @@ def _inputs(
     k: Tensor,
     v: Tensor,
     layout: Layout,
-    gate: Gate,
+    gate: Grouped,
     scoring: Scoring,
     extra: Extra | None,
     top_k: int | None,
@@ -197,19 +194,13 @@ def _inputs(
         controlled = check_controlled(given, samples, length, layout.block_size, q.device)
     if kv_heads != heads and backend != "triton":
         k, v = (x.repeat_interleave(heads // kv_heads, dim=1) for x in (k, v))
-    gates = gate.scores if isinstance(gate, Given) else None
-    if gates is not None:
-        longest_document = prefix + queries if cu_seqlens is None else longest(cu_seqlens)
-        blocks = most_blocks(longest_document, layout.block_size)
-        if gates.shape[:3] != q.shape[:3] or (gates.shape[3] != blocks and cu_seqlens is None):
-            raise ValueError(f"gates must have shape {(*q.shape[:3], blocks)}, got {tuple(gates.shape)}")
     of_window = phase, controlled, cu_seqlens, layout.block_size, prefix
-    of_scores = scoring.scale_of(dim), scoring.softcap, top_k, gate.alpha if isinstance(gate, Grouped) else 0.0
-    return AttentionInputs(q, k, v, scores, gates, *of_window, *of_scores)
+    of_scores = scoring.scale_of(dim), scoring.softcap, top_k, gate.alpha
+    return AttentionInputs(q, k, v, scores, *of_window, *of_scores)
 
 
 def _of_no_query(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp, both empty, where there is no sample or no query; all gradients are 0."""
     q = inputs.q
-    unused = sum(x.sum() for x in inputs[1:5] if x is not None)
+    unused = sum(x.sum() for x in inputs[1:4] if x is not None)
     return q + 0 * unused, q.new_zeros(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))

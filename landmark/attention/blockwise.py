@@ -3,7 +3,7 @@
 A tile holds the scores of a few blocks of queries against all blocks that they see, as (N, block, offset, query):
 
 1. inner: log-sum-exp over the offsets of each block, without landmarks; causal in the query's own block.
-2. gates: the landmark's score, or the one given, for an earlier block; the inner log-sum-exp for the query's own block.
+2. gates: the landmark's score for an earlier block; the inner log-sum-exp for the query's own block.
    With top_k only the highest of the landmarks' scores stay. A part α of the inner log-sum-exp may be added.
 3. outer: softmax of the gates over blocks, and over a place without a value if there is one (context_miss_token.py).
 4. weights: exp(score − inner) · outer.
@@ -133,12 +133,10 @@ def _forward(part: Part, inputs: AttentionInputs, work: Workspace, out: Tensor, 
     """
     alignment, padded = part.alignment, Padded.of(part, inputs, inputs.extra, work)
     saved, padded_lse = [], work("lse", *padded.q.shape[:2])
-    if (given := part.of(inputs.gates)) is not None:
-        given = alignment.pad(given, work("gates", *padded.q.shape[:2], given.shape[-1]))
     extra = None if padded.extra is None else padded.extra.mul_(LOG2_E)
     for tile in part.tiles():
         scores = tile.scores(padded.q, padded.k, inputs.scale, inputs.softcap, work)
-        gates = tile.gates(scores) if given is None else tile.given_gates(given)
+        gates = tile.gates(scores)
         weights = tile.mask(scores)
         total, inner = _exponentials(weights, 2)
         gates.masked_fill_(inner == -torch.inf, -torch.inf)  # a first block without tokens
@@ -183,7 +181,6 @@ class Gradients(NamedTuple):
     k: Tensor
     v: Tensor
     extra: Tensor | None
-    gates: Tensor | None
 
 
 def _backward(
@@ -220,11 +217,7 @@ def _backward(
         d_scores.addcmul_(weights, _mean_of_blocks(tile, total, outer, own_mean, of_gates, inputs.alpha), value=-1)
         d_gates = torch.addcmul(total, outer, of_gates, value=-1)
         tile.own(d_gates).zero_()
-        if into.gates is None:
-            d_scores[:, :, -1] = d_gates
-        else:
-            alignment.unpad(d_gates.mT, into.gates[here][..., : tile.stop], tile.row)
-            d_scores[:, :, -1] = 0
+        d_scores[:, :, -1] = d_gates
         if flattening is not None:
             d_scores.mul_(flattening)
         d_scores = d_scores.flatten(1, 2)
@@ -308,7 +301,6 @@ def backward(inputs: AttentionInputs, kept: Kept, do: Tensor, d_lse: Tensor | No
         _rows_first(inputs.k),
         _rows_first(inputs.v),
         None if inputs.extra is None else torch.empty_like(inputs.extra),
-        None if inputs.gates is None else torch.zeros_like(inputs.gates),
     )
     work = workspace(q)
     for part in _parts(inputs):
@@ -319,23 +311,23 @@ def backward(inputs: AttentionInputs, kept: Kept, do: Tensor, d_lse: Tensor | No
 
 
 class _Blockwise(torch.autograd.Function):
-    """`forward` and `backward`; q, k, v, extra and gates have gradients, and the others come in `settings`."""
+    """`forward` and `backward`; q, k, v and extra have gradients, and the others come in `settings`."""
 
     @staticmethod
     def forward(
-        ctx, q: Tensor, k: Tensor, v: Tensor, extra: Tensor | None, gates: Tensor | None, settings: AttentionInputs
+        ctx, q: Tensor, k: Tensor, v: Tensor, extra: Tensor | None, settings: AttentionInputs
     ) -> tuple[Tensor, Tensor]:
-        out, lse, kept = forward(settings._replace(q=q, k=k, v=v, extra=extra, gates=gates))
-        ctx.save_for_backward(q, k, v, extra, gates, kept.out, kept.extra_weight, *kept.of_tiles)
-        ctx.settings = settings._replace(q=None, k=None, v=None, extra=None, gates=None)  # the tensors are saved
+        out, lse, kept = forward(settings._replace(q=q, k=k, v=v, extra=extra))
+        ctx.save_for_backward(q, k, v, extra, kept.out, kept.extra_weight, *kept.of_tiles)
+        ctx.settings = settings._replace(q=None, k=None, v=None, extra=None)  # the tensors are saved
         ctx.set_materialize_grads(False)
         return out, lse
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_out: Tensor | None, grad_lse: Tensor | None):  # pyright: ignore[reportIncompatibleMethodOverride]
-        q, k, v, extra, gates, out, extra_weight, *of_tiles = ctx.saved_tensors
-        inputs = ctx.settings._replace(q=q, k=k, v=v, extra=extra, gates=gates)
+        q, k, v, extra, out, extra_weight, *of_tiles = ctx.saved_tensors
+        inputs = ctx.settings._replace(q=q, k=k, v=v, extra=extra)
         grad_out = torch.zeros_like(out) if grad_out is None else grad_out
         return *backward(inputs, Kept(out, extra_weight, of_tiles), grad_out, grad_lse), None
 
@@ -347,5 +339,5 @@ def landmark_attention_blockwise(inputs: AttentionInputs) -> tuple[Tensor, Tenso
     """
     dtype = inputs.q.dtype
     inputs = inputs.to(torch.promote_types(dtype, torch.float32))
-    out, lse = _Blockwise.apply(*inputs[:5], inputs)
+    out, lse = _Blockwise.apply(*inputs[:4], inputs)
     return out.to(dtype), lse

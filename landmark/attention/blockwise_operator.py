@@ -14,9 +14,9 @@ from torch import Tensor
 from landmark.attention import blockwise
 from landmark.attention.inputs import AttentionInputs
 
-_INPUTS = 8  # of `AttentionInputs`, the tensors come first; five of them have gradients
+_INPUTS = 7  # of `AttentionInputs`, the tensors come first; four of them have gradients
 _SCHEMA = (
-    "Tensor q, Tensor k, Tensor v, Tensor? extra, Tensor? gates, Tensor phase, Tensor? controlled, Tensor? cu_seqlens, "
+    "Tensor q, Tensor k, Tensor v, Tensor? extra, Tensor phase, Tensor? controlled, Tensor? cu_seqlens, "
     "int block_size, int prefix, float scale, float? softcap, int? top_k, float alpha"
 )
 
@@ -38,19 +38,19 @@ def _(q, *_):
 @torch.library.custom_op(
     "landmark::blockwise_backward",
     mutates_args=(),
-    schema=f"(Tensor grad_out, Tensor grad_lse, {_SCHEMA}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    schema=f"(Tensor grad_out, Tensor grad_lse, {_SCHEMA}) -> (Tensor, Tensor, Tensor, Tensor)",
 )
 def _blockwise_backward(grad_out: Tensor, grad_lse: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
-    """Gradients of q, k, v, extra and gates; those of inputs that are not there are empty."""
+    """Gradients of q, k, v and extra; those of inputs that are not there are empty."""
     inputs = AttentionInputs(*arguments)
-    whole = [_empty(x, inputs.q, torch.zeros_like) for x in inputs[:5]]
+    whole = [_empty(x, inputs.q, torch.zeros_like) for x in inputs[:4]]
     for rows, own in inputs.documents():
         own = own.to(torch.promote_types(own.q.dtype, torch.float32))
         kept = blockwise.forward(own)[2]
         do, d_lse = grad_out[:, :, rows].to(own.q.dtype), grad_lse[:, :, rows]
         for into, gradient in zip(whole, blockwise.backward(own, kept, do, d_lse), strict=True):
             if gradient is not None:
-                into[:, :, rows, ...][..., : gradient.shape[-1] if into.ndim > 3 else None] = gradient
+                into[:, :, rows] = gradient
     return tuple(whole)
 
 
@@ -60,7 +60,7 @@ def _empty(x: Tensor | None, like: Tensor, make: Any) -> Tensor:
 
 @_blockwise_backward.register_fake
 def _(_, __, *arguments):
-    return tuple(_empty(x, arguments[0], torch.empty_like) for x in arguments[:5])
+    return tuple(_empty(x, arguments[0], torch.empty_like) for x in arguments[:4])
 
 
 def _keep(ctx, inputs, output) -> None:

@@ -90,10 +90,6 @@ class Tile:
         self.own(gates).fill_(-torch.inf)
         return gates
 
-    def given_gates(self, padded: Tensor) -> Tensor:
-        """Scores given for landmarks: (N, rows, blocks), in nats, → (N, block, query); −∞ where a block is not seen."""
-        return self.queries(padded)[..., : self.stop].mT.contiguous() * LOG2_E
-
     def mask(self, scores: Tensor) -> Tensor:
         """Put −∞ in the scores, in place, of landmarks, of padding before the window, and of later tokens."""
         scores[:, :, -1] = -torch.inf

@@ -34,17 +34,3 @@ class Grouped:
     def of_blocks(self, scores: Tensor, logsumexp: Callable[[], Tensor]) -> Tensor:
         """The gates of blocks. scores: of their landmarks. logsumexp: of their tokens' scores, of the same shape."""
         return scores + self.alpha * logsumexp() if self.alpha else scores
-
-
-@dataclass(frozen=True)
-class Given:
-    """Gates that take the place of the landmarks' scores, as a hierarchy of landmarks makes them.
-
-    scores: (B, H, T, blocks), in nats, −∞ for blocks that a query does not see; blocks: as
-    `landmark.utils.window_batch.most_blocks` counts those of a window.
-    """
-
-    scores: Tensor
-
-
-Gate = Grouped | Given

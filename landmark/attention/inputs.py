@@ -10,8 +10,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from landmark.utils.window_batch import most_blocks
-
 
 class AttentionInputs(NamedTuple):
     """The arguments of `landmark.attention.landmark_attention`, checked and with their defaults filled in.
@@ -19,7 +17,6 @@ class AttentionInputs(NamedTuple):
     q: (B, H, T, d), rotated.
     k, v: (B, H_kv, prefix + T, d). The backend "triton" takes H_kv that divides H; the others get H_kv = H.
     extra: (B, H, T), scores of a place without a value in the outer softmax, in nats; None: there is none.
-    gates: (B, H, T, blocks), in place of the landmarks' scores, in nats; None: these. Not for "triton".
     phase: (samples,), int32 or int64, tokens missing from the first block.
     controlled: (samples, blocks), bool, landmarks that share the weight of the place without a value; None exactly
         where `extra` is None.
@@ -37,7 +34,6 @@ class AttentionInputs(NamedTuple):
     k: Tensor
     v: Tensor
     extra: Tensor | None
-    gates: Tensor | None
     phase: Tensor
     controlled: Tensor | None
     cu_seqlens: Tensor | None
@@ -50,7 +46,7 @@ class AttentionInputs(NamedTuple):
 
     def to(self, dtype: torch.dtype) -> AttentionInputs:
         """The same with all that is computed with in one type."""
-        names = ("q", "k", "v", "extra", "gates")
+        names = ("q", "k", "v", "extra")
         return self._replace(**{name: x if (x := getattr(self, name)) is None else x.to(dtype) for name in names})
 
     def documents(self) -> Iterator[tuple[slice, AttentionInputs]]:
@@ -61,7 +57,7 @@ class AttentionInputs(NamedTuple):
         for i, (start, end) in enumerate(itertools.pairwise(self.cu_seqlens.tolist())):
             if start == end:
                 continue
-            rows, document, blocks = slice(start, end), slice(i, i + 1), most_blocks(end - start, self.block_size)
+            rows, document = slice(start, end), slice(i, i + 1)
             yield (
                 rows,
                 self._replace(
@@ -69,7 +65,6 @@ class AttentionInputs(NamedTuple):
                     k=self.k[:, :, rows],
                     v=self.v[:, :, rows],
                     extra=None if self.extra is None else self.extra[:, :, rows],
-                    gates=None if self.gates is None else self.gates[:, :, rows, :blocks],
                     phase=self.phase[document],
                     controlled=None if self.controlled is None else self.controlled[document],
                     cu_seqlens=None,

@@ -64,8 +64,6 @@ def landmark_attention_weights(scores: Tensor, inputs: AttentionInputs) -> tuple
 
     # G_ij: a normal token is in the group of its block; the landmark of another block is in the group of the query.
     num_groups = int(block.max()) + 1
-    if inputs.gates is not None:
-        scores = torch.where(landmark_j, inputs.gates.gather(-1, block_j.expand_as(scores)), scores)
     groups = torch.where(landmark_j, block_i, block_j)
     masked = scores.masked_fill(~visible, -torch.inf)
     if inputs.top_k is not None:
@@ -102,6 +100,6 @@ def landmark_attention_weights(scores: Tensor, inputs: AttentionInputs) -> tuple
 def landmark_attention_reference(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
     """Output (B, H, T, d) and outer log-sum-exp (B, H, T) of landmark attention; autograd gives the gradients."""
     scores = capped(torch.einsum("bhid,bhjd->bhij", inputs.q, inputs.k) * inputs.scale, inputs.softcap)
-    extra, gates = (x if x is None else x.to(scores.dtype) for x in (inputs.extra, inputs.gates))
-    weights, lse = landmark_attention_weights(scores, inputs._replace(extra=extra, gates=gates))
+    extra = None if inputs.extra is None else inputs.extra.to(scores.dtype)
+    weights, lse = landmark_attention_weights(scores, inputs._replace(extra=extra))
     return torch.einsum("bhij,bhjd->bhid", weights, inputs.v), lse

@@ -32,13 +32,12 @@ def read_blocks(question: Question, choice: Choice) -> tuple[WeightedSum, Tensor
         choice: which blocks.
 
     Returns the weighted sum of the blocks' outputs, and their gates (B, H, n, q): the score of the landmark, with the
-    part α of the log-sum-exp of the tokens' scores, and the shift. Both are 0 for queries that do not retrieve.
+    part α of the log-sum-exp of the tokens' scores. Both are 0 for queries that do not retrieve.
     """
-    ages, shift = choice.ages, choice.shift
-    lags, selected = question.lags.attending(ages), None if question.selection is None else question.selection.selected
+    ages, selected = choice.ages, None if question.selection is None else question.selection.selected
+    lags = question.lags.attending(ages)
     scoring = question.softcap, question.gate, choice.gates
-    weighted, gates = attend_to_blocks(question.rounded, question.store, ages, lags, selected, *scoring)
-    return weighted, gates if shift is None else gates + shift
+    return attend_to_blocks(question.rounded, question.store, ages, lags, selected, *scoring)
 
 
 def attend_to_blocks(
@@ -66,8 +65,8 @@ def attend_to_blocks(
     if selected is not None:
         ages, lags = (for_each_head(x, selected.shape[1]).expand(*selected.shape, -1) for x in (ages, lags))
     elif ages.shape[2] == 1 and not (gate.alpha and queries.requires_grad):  # plain attention's is without a gradient
-        outs, gates = attend_shared(queries, store, ages, lags, softcap, gate)
-        return partial(_summed, outs), gates
+        outs, of_blocks = attend_shared(queries, store, ages, lags, softcap, gate)
+        return partial(_summed, outs), of_blocks if gates is None else gates
     elif ages.shape[2] < queries.shape[2]:
         ages, lags = (x.expand(-1, -1, queries.shape[2], -1) for x in (ages, lags))
     tiles = QueryTiles(queries, store, ages, lags, selected, softcap)

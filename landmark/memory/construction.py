@@ -21,9 +21,8 @@ def memory_of(block_size: int, settings: MemorySettings, **objects: Any) -> Memo
     Args:
         block_size: ℓ, normal tokens of a block.
         settings: how it reads.
-        objects: keys, gate, scoring, backend and observer, as of `Memory`; and `select`, in place of the one that
-            chooses the blocks with the best landmarks. Without landmarks, with a `window`: positions, frequencies,
-            unrotated_layers and observer, as of `SummaryMemory`.
+        objects: keys, gate, scoring, backend and observer, as of `Memory`. Without landmarks, with a `window`:
+            positions, frequencies, unrotated_layers and observer, as of `SummaryMemory`.
 
     Raises UserError for a `window` where the text has landmarks, for none where it has not, and for an index where
     FAISS is not installed.
@@ -36,7 +35,7 @@ def memory_of(block_size: int, settings: MemorySettings, **objects: Any) -> Memo
         return SummaryMemory(block_size, proposed=settings.rerank or 0, **own, **objects)
     keys = objects.setdefault("keys", Keys())
     # With the mean of their blocks in them, landmarks differ in the first layer too.
-    best = objects.pop("select", Best(settings.granularity, (0,) if keys.landmark == "token" else ()))
+    best = Best(settings.granularity, (0,) if keys.landmark == "token" else ())
     objects |= {
         "select": _selector(settings, best),
         "store": Store(settings.max_blocks, settings.tier, settings.folder, settings.cache),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -18,14 +16,12 @@ class LayerMemory:
         rotated, of the last, incomplete block; "last_key" of the last normal token, the channels that the next one
         takes. All that a saved memory has beside the blocks.
     chunk: the same after the present chunk, with the pending tokens of complete blocks; None: there is no chunk.
-    notes: what a selector has computed from the blocks, by name; it is not saved.
     """
 
     def __init__(self, store: BlockStore):
         self.store = store
         self.between: dict[str, Tensor] = {}
         self.chunk: dict[str, Tensor] | None = None
-        self.notes: dict[str, Any] = {}
 
     @property
     def pending(self) -> tuple[Tensor, Tensor] | None:

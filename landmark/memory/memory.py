@@ -109,15 +109,14 @@ class Memory:
     def stats(self) -> dict[str, Any]:
         """Counts since the last reset, and current sizes; see `landmark.memory.counters.MemoryStatistics`."""
         stores = [layer.store for layer in self.layers.values()]
-        noted = sum(getattr(note, "nbytes", 0) for layer in self.layers.values() for note in layer.notes.values())
         return with_rates(
             {
                 **self._statistics.counts(),
                 "blocks_read": sum(s.blocks_read for s in stores),
                 "bytes_read": sum(s.blocks_read * s.block_bytes for s in stores),
                 "blocks_kept": max((len(s) for s in stores), default=0),
-                "bytes_kept": sum(s.bytes_kept for s in stores) + noted,
-                "device_bytes_kept": sum(s.device_bytes_kept for s in stores) + noted,
+                "bytes_kept": sum(s.bytes_kept for s in stores),
+                "device_bytes_kept": sum(s.device_bytes_kept for s in stores),
                 **(asdict(self._fetched) if self.store.tier != "device" else {}),
             }
         )
@@ -226,7 +225,7 @@ class Memory:
 
         question: with the queries. k, v: (B, H_kv, pending + T, d), k not rotated.
         """
-        return attend_locally(question, k, v, self.keys, self.select)
+        return attend_locally(question, k, v, self.keys)
 
     def _choose(self, question: Question) -> tuple[Question, Choice | None]:
         """The blocks that the queries read, and the question, perhaps of fewer queries; None: they read nothing."""
@@ -249,7 +248,7 @@ class Memory:
 
         Returns the output (B, H, T, d) and the weights of the blocks (B, H, n, q), None with the fused kernel.
         """
-        if question.backend == "triton" and choice.shift is None and not question.rounded.requires_grad:
+        if question.backend == "triton" and choice.gates is None and not question.rounded.requires_grad:
             return read_and_merge_fused(question, choice.ages, local), None
         blocks = read_blocks(question, choice)  # 3
         return merge(local, blocks, question.selection)  # 4

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -26,8 +25,7 @@ class Question:
     queries: of the chunk.
     k: blocks to choose.
     newest, first: so many of the k are the newest blocks, and those that begin the text, whatever they score.
-    notes: what the `local_gate` of a selector leaves for its `choose`.
-    gate: of the memory; a selector may adjust it (`Choice.shift`).
+    gate: of the memory.
     softcap: cap of the scores, in nats; None: there is none.
     backend: "triton" where its kernels may be used.
     """
@@ -43,7 +41,6 @@ class Question:
     backend: str
     newest: int = 0
     first: int = 0
-    notes: dict[str, Any] = field(default_factory=dict)
 
     @property
     def store(self) -> BlockStore:

@@ -10,7 +10,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from landmark.attention import (
     ContextMiss,
-    Given,
     Grouped,
     Packed,
     Scoring,
@@ -36,7 +35,7 @@ CASES = all_pairs(
         "phase": [None, "cut", "on a landmark"],
         "prefix": [0, 1, 7],
         "heads": [(1, 1), (2, 1), (4, 2)],
-        "gate": [0.0, 0.4, 1.0, "given"],
+        "alpha": [0.0, 0.4, 1.0],
         "extra": [None, "free", "controlled", "sinks"],
         "scoring": [(None, None), (0.3, None), (None, 1.5)],
         "top_k": [None, 1, 2],
@@ -56,7 +55,7 @@ def tensors(case, dtype=torch.float64, seed=0):
     leaves = {"q": draw(2, heads, length, 4), "k": draw(2, kv_heads, keys, 4), "v": draw(2, kv_heads, keys, 4)}
     phase = {None: None, "cut": torch.tensor([0, block_size // 2]), "on a landmark": torch.tensor([block_size, 1])}
     layout = Window(block_size, phase[case["phase"]], case["prefix"])
-    blocks, extra, gate = most_blocks(keys, block_size), None, case["gate"]
+    blocks, extra = most_blocks(keys, block_size), None
     if case["extra"] == "sinks":
         leaves["extra"] = draw(heads)
         extra = Sinks(leaves["extra"])
@@ -64,17 +63,8 @@ def tensors(case, dtype=torch.float64, seed=0):
         leaves["extra"] = draw(kv_heads, 4)
         controlled = torch.rand(2, blocks, generator=generator) < 0.5 if case["extra"] == "controlled" else None
         extra = ContextMiss(leaves["extra"], controlled)
-    if gate == "given":
-        leaves["gates"] = draw(2, heads, length, blocks)
-        of_window = torch.zeros(2, dtype=torch.int64) if layout.phase is None else layout.phase
-        own = blocks_and_landmarks(of_window, keys, block_size)[0][:, case["prefix"] :]
-        seen = (torch.arange(blocks) < own[..., None]) & (
-            torch.arange(blocks) >= (of_window == block_size)[:, None, None]
-        )
-        gate = Given(leaves["gates"].masked_fill(~seen[:, None], -torch.inf))
-    else:
-        gate = Grouped(gate)
-    return leaves, layout, {"gate": gate, "extra": extra, "scoring": Scoring(*case["scoring"]), "top_k": case["top_k"]}
+    options = {"gate": Grouped(case["alpha"]), "scoring": Scoring(*case["scoring"]), "top_k": case["top_k"]}
+    return leaves, layout, options | {"extra": extra}
 
 
 def run(case, backend, dtype=torch.float64):
@@ -102,9 +92,7 @@ def test_plain_loops_and_gradients(case):
     q, k, v = (leaves[name].detach().numpy() for name in "qkv")
     group, extra = q.shape[1] // k.shape[1], options["extra"]
     for b, h in itertools.product(range(2), range(q.shape[1])):
-        own = {"score": score, "top_k": case["top_k"], "alpha": 0.0 if case["gate"] == "given" else case["gate"]}
-        if case["gate"] == "given":
-            own["gates"] = options["gate"].scores[b, h].detach().numpy()
+        own = {"score": score, "top_k": case["top_k"], "alpha": case["alpha"]}
         if isinstance(extra, Sinks):
             own["extra"] = [extra.scores[h].item()] * case["length"]
         elif extra is not None:
@@ -122,18 +110,16 @@ def test_plain_loops_and_gradients(case):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("gate", [0.0, 0.4, 1.0, "given"])
+@pytest.mark.parametrize("alpha", [0.0, 0.4, 1.0])
 @pytest.mark.parametrize("extra", [None, "controlled", "sinks"])
-def test_gradients_are_those_of_finite_differences(backend, gate, extra):
+def test_gradients_are_those_of_finite_differences(backend, alpha, extra):
     """Of output and log-sum-exp, with respect to all that goes in."""
-    case = {"block_size": 2, "length": 8, "phase": "cut", "prefix": 1, "heads": (1, 1), "gate": gate, "extra": extra}
+    case = {"block_size": 2, "length": 8, "phase": "cut", "prefix": 1, "heads": (1, 1), "alpha": alpha, "extra": extra}
     leaves, layout, options = tensors(case | {"scoring": (None, 1.5), "top_k": 2})
 
     def attend(*given):
         new = dict(zip(leaves, given, strict=True))
         replaced = dict(options)
-        if "gates" in new:
-            replaced["gate"] = Given(torch.where(options["gate"].scores > -torch.inf, new["gates"], -torch.inf))
         if extra is not None:
             replaced["extra"] = (
                 Sinks(new["extra"]) if extra == "sinks" else ContextMiss(new["extra"], options["extra"].controlled)
@@ -149,21 +135,18 @@ def test_packed_documents_do_not_see_each_other(backend):
     ends = torch.tensor([0, *lengths]).cumsum(0)
     q, k, v = (torch.randn(1, heads, 20, 4, dtype=torch.float64) for heads in (2, 1, 1))
     key, controlled = torch.randn(1, 4, dtype=torch.float64), torch.rand(4, 4) < 0.5
-    gates = torch.randn(1, 2, 20, most_blocks(12, 6), dtype=torch.float64)
-    for gate in (Grouped(), Grouped(0.5), Given(gates)):
+    for gate in (Grouped(), Grouped(0.5)):
         settings = {"backend": backend, "gate": gate}
         packed, _ = landmark_attention(q, k, v, Packed(6, phase, ends), extra=ContextMiss(key, controlled), **settings)
         for i, (start, end) in enumerate(itertools.pairwise(ends.tolist())):
             if start < end:
                 parts = (x[:, :, start:end] for x in (q, k, v))
-                if isinstance(gate, Given):
-                    settings["gate"] = Given(gates[:, :, start:end, : most_blocks(end - start, 6)])
                 extra = ContextMiss(key, controlled[i : i + 1])
                 alone, _ = landmark_attention(*parts, Window(6, phase[i : i + 1]), extra=extra, **settings)
                 torch.testing.assert_close(packed[:, :, start:end], alone, atol=0, rtol=0)
 
 
-BASE = {"block_size": 6, "length": 40, "phase": "on a landmark", "prefix": 9, "heads": (2, 1), "gate": 0.0}
+BASE = {"block_size": 6, "length": 40, "phase": "on a landmark", "prefix": 9, "heads": (2, 1), "alpha": 0.0}
 BASE |= {"extra": None, "scoring": (None, None), "top_k": None}
 
 
@@ -216,20 +199,16 @@ def test_under_autocast_types_may_be_mixed(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(("gate", "extra"), [(0.0, "controlled"), ("given", None), (0.5, "sinks")])
-def test_half_precision_is_near_to_exact_numbers(backend, gate, extra):
-    case = BASE | {"gate": gate, "extra": extra}
+@pytest.mark.parametrize(("alpha", "extra"), [(0.0, "controlled"), (0.5, "sinks")])
+def test_half_precision_is_near_to_exact_numbers(backend, alpha, extra):
+    case = BASE | {"alpha": alpha, "extra": extra}
     leaves, layout, options = tensors(case, torch.bfloat16)
-    if gate == "given":
-        options["gate"] = Given(options["gate"].scores.detach().float())  # as a hierarchy makes them
     ours, _ = landmark_attention(*(leaves[n].detach() for n in "qkv"), layout, **options, backend=backend)
     assert ours.dtype == torch.bfloat16
     if isinstance(options["extra"], ContextMiss):
         options["extra"] = ContextMiss(options["extra"].key.double(), options["extra"].controlled)
-    elif extra is not None:
+    else:
         options["extra"] = Sinks(options["extra"].scores.double())
-    if gate == "given":
-        options["gate"] = Given(options["gate"].scores.double())
     exact, _ = landmark_attention(*(leaves[n].detach().double() for n in "qkv"), layout, **options, backend="reference")
     torch.testing.assert_close(ours.double(), exact, atol=0.05, rtol=0.05)
 
@@ -282,7 +261,7 @@ def test_no_tensor_is_quadratic_in_the_length():
 def weights_of(scores, block_size, phase):
     """Explicit weights, (B, H, T, T)."""
     unused = torch.zeros(())
-    inputs = AttentionInputs(unused, unused, unused, None, None, phase, None, None, block_size, 0, 1.0)
+    inputs = AttentionInputs(unused, unused, unused, None, phase, None, None, block_size, 0, 1.0)
     return landmark_attention_weights(scores, inputs)[0]
 
 
@@ -406,11 +385,9 @@ def test_grouped_softmax_of_one_group_is_softmax():
         ({"backend": "magic"}, "backend must be one of"),
         ({"extra": ContextMiss(torch.zeros(2, 4))}, "context miss token needs a key"),
         ({"extra": ContextMiss(torch.zeros(1, 4), torch.zeros(2, 2, dtype=torch.bool))}, "3 or more"),
-        ({"gate": Given(torch.zeros(2, 1, 9, 2))}, r"gates must have shape \(2, 1, 9, 3\)"),
         ({"top_k": 0}, "top_k=0: must be at least 1"),
         ({"top_k": 1, "backend": "triton"}, "backend='triton'"),
         ({"scoring": Scoring(None, 1.0), "backend": "triton"}, "backend='triton'"),
-        ({"gate": Given(torch.zeros(2, 1, 9, 3)), "backend": "triton"}, "backend='triton'"),
     ],
 )
 def test_bad_input_is_refused(change, message):

@@ -100,7 +100,7 @@ def test_each_setting_is_of_one_extension():
     for name in NAMES:
         for setting in SETTINGS[name]:
             assert extension_with(setting).__name__ == f"landmark.extensions.{name}"
-    with pytest.raises(UserError, match=r"model.colour: no module of landmark/extensions has this setting"):
+    with pytest.raises(UserError, match="model.colour: there is no such setting"):
         extension_with("model.colour")
 
 

@@ -18,7 +18,6 @@ from landmark.experiment.jobs import check
 from landmark.extensions.masked_lm.attention import landmark_attention_both_ways
 from landmark.extensions.masked_lm.evaluation import evaluate_masked
 from landmark.extensions.masked_lm.tokens import SHARE, MaskedTokens, masked_tokens
-from landmark.models.checkpoint import new_decoder
 from landmark.models.config import DecoderConfig
 from landmark.models.decoder import Block
 from landmark.utils.constants import NO_LOSS
@@ -26,22 +25,13 @@ from landmark.utils.errors import UserError
 from landmark.utils.window_batch import WindowBatch
 from tests import oracle
 from tests.configurations import changed
-from tests.models.test_decoder import LANDMARK, LOOKING_BACK, TINY
+from tests.models.test_decoder import LANDMARK, LOOKING_BACK, TINY, tiny
 from tests.pairs import all_pairs, name_of
 from tests.training.training_case import MASKED, TOKENIZER, make_config, make_corpus
 
 PLAIN, BOTH = (replace(config, options={"masked": True}) for config in (TINY, LANDMARK))
 MASK = masked_tokens(TOKENIZER).mask
 SPECIAL = (TOKENIZER.landmark, TOKENIZER.eot)
-
-
-def tiny(config):
-    torch.manual_seed(0)
-    model = new_decoder(config).double()
-    for parameter in model.parameters():  # the initialisation is too small to tell paths apart
-        if parameter.ndim == 2:
-            parameter.data *= 15
-    return model
 
 
 def loops(q, k, v, block_size, phase=0, alpha=0.0, top_k=None):

@@ -114,25 +114,25 @@ def test_equal_scores_are_taken_by_recency_and_no_block_twice():
 
 def test_the_inverted_file_finds_most_as_it_grows():
     """Two thousand blocks, then nine thousand: lists are made again, blocks between are added; it is approximate."""
-    store, select, kinds, notes = filled(2000, clusters=60), Faiss(16), [], {}
+    store, select, kinds = filled(2000, clusters=60), Faiss(16), []
     for more in (0, 1000, 1200, 4500):
         if more:
             new = filled(more, clusters=60, seed=more).blocks.keys[..., :1, :].repeat(1, 1, 1, 2, 1)[:, :, :more]
             store.add(new, new)
         _, asked = question(store, 40, 4)
-        asked.state.notes = notes
         ages, scan = select.choose(asked).ages, Best().choose(asked).ages
-        kinds.append(notes["index"]._indices[0].nlist)
+        (index,) = select.indices[store]._indices[:1]
+        kinds.append(index.nlist)
         found = (ages[..., :, None] == scan[..., None, :]).any(-2).float().mean()
         assert found > 0.9
-        assert notes["index"]._indices[0].ntotal == len(store) - 4
+        assert index.ntotal == len(store) - 4
     assert kinds == [49, 49, 104, 217]
 
 
 def test_few_blocks_need_no_lists():
-    _, asked = question(filled(300), 3, 4)
-    Faiss(16, "ivf", Best("per_token")).choose(asked)
-    assert isinstance(asked.state.notes["index"]._indices[0], faiss.IndexFlat)
+    (_, asked), select = question(filled(300), 3, 4), Faiss(16, "ivf", Best("per_token"))
+    select.choose(asked)
+    assert isinstance(select.indices[asked.store]._indices[0], faiss.IndexFlat)
 
 
 @pytest.mark.parametrize("index", INDICES[1:])

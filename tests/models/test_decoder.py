@@ -8,6 +8,7 @@ import torch
 from landmark.attention.keys import Keys
 from landmark.memory import RecurrentMemory
 from landmark.models import Decoder, DecoderConfig
+from landmark.models.checkpoint import new_decoder
 from landmark.models.config import Landmarks, Recurrence
 from landmark.models.language_model import summed_loss
 from landmark.utils.constants import NO_LOSS
@@ -25,7 +26,7 @@ LOOKING_BACK = {"key_offset": 0.5, "rotary_fraction": 0.5, "qk_norm": True, "ini
 
 def tiny(config, seed=0):
     torch.manual_seed(seed)
-    model = Decoder(config).double()
+    model = new_decoder(config).double()
     for parameter in model.parameters():  # the initialisation is too small to tell paths apart
         if parameter.ndim == 2:
             parameter.data *= 15

@@ -11,8 +11,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -39,29 +40,35 @@ def import_faiss() -> Any:
     return faiss
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Faiss(Selector):
     """Reads the k best of the last blocks and of the candidates of an index.
 
     candidates: landmarks that the index finds for each query. kind: "ivf", an inverted file, approximate, or "flat".
-    exact: chooses where there is nothing to find, and has the granularity. The index cannot drop blocks: a store that
-    does needs another selector. Raises UserError where faiss is not installed.
+    exact: chooses where there is nothing to find, and has the granularity. indices: of the layers, by their stores.
+    An index cannot drop blocks: a store that does needs another selector. Raises UserError where faiss is not
+    installed.
     """
 
     candidates: int = 16
     kind: str = "ivf"
     exact: Best = Best()  # noqa: RUF009 (it is frozen)
+    indices: WeakKeyDictionary[BlockStore, LandmarkIndex] = field(default_factory=WeakKeyDictionary, init=False)
 
     def __post_init__(self):
         import_faiss()
 
+    def __getstate__(self) -> object:
+        """Raises UserError: faiss's objects cannot be copied."""
+        raise UserError("memory.index=faiss: such a memory cannot be copied or pickled, save it and load it")
+
     def choose(self, question: Question) -> Choice:
         if self.exact.is_tied(question) or len(question.store) <= question.k:
             return self.exact.choose(question)
-        notes = question.state.notes
-        if "index" not in notes:
-            notes["index"] = LandmarkIndex(self.kind, self.candidates)
-        return Choice(_choose_candidates(question, notes["index"], self.granularity))
+        index = self.indices.get(question.store)
+        if index is None:
+            index = self.indices[question.store] = LandmarkIndex(self.kind, self.candidates)
+        return Choice(_choose_candidates(question, index, self.granularity))
 
     @property
     def granularity(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -84,10 +91,6 @@ class LandmarkIndex:
         self._faiss = import_faiss()
         self._indices: list[Any] = []
         self._added = self._built = 0  # blocks in each index, now and when its lists were made
-
-    def __getstate__(self) -> object:
-        """Raises UserError: faiss's objects cannot be copied."""
-        raise UserError("memory.index=faiss: such a memory cannot be copied or pickled, save it and load it")
 
     def search(self, store: BlockStore, queries: Tensor, blocks: int) -> tuple[Tensor, Tensor]:
         """Scores and numbers (B, H_kv, n, candidates) of the best of the first `blocks` blocks; −∞ and −1 for none.

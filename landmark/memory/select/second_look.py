@@ -42,13 +42,11 @@ class SecondLook(Around):
         if choice.ages.shape[1] < scores.shape[1]:
             scores = _shares(scores, choice.ages.shape[1])
         scores = question.preferred(scores, choice.ages)
-        scores = scores if choice.shift is None else scores + choice.shift
         # From the newest block on, so that a stable sort decides ties.
         best = scores.flip(-1).sort(dim=-1, descending=True, stable=True).indices[..., : question.k]
         best = (scores.shape[-1] - 1 - best).sort(-1).values
-        shift = None if choice.shift is None else choice.shift.gather(-1, best)
         gates = own.gather(-1, for_each_head(best, own.shape[1])) if _are_gates(question) else None
-        return Choice(choice.ages.gather(-1, best), shift, gates=gates)
+        return Choice(choice.ages.gather(-1, best), gates=gates)
 
 
 def _are_gates(question: Question) -> bool:

@@ -9,7 +9,6 @@ from typing import Any
 
 from torch import Tensor
 
-from landmark.attention import Gate
 from landmark.memory.question import Question
 from landmark.memory.store.block_store import Summary
 
@@ -20,13 +19,11 @@ class Choice:
 
     ages: (B, H, H_kv or 1, n or 1, q), int64, of the blocks of each query, oldest first; 1 is the newest block. 1 where
         heads, or queries, choose together. q is the number of blocks to choose, or of those that there are.
-    shift: (B, H, n, q), added to the gates of these blocks; None: nothing.
-    gates: (B, H, n, q), before the shift, where choosing has computed them; None: it has not.
+    gates: (B, H, n, q), of these blocks, where choosing has computed them; None: it has not.
     question: that the choice answers, where only some of the queries read; None: the one that was asked.
     """
 
     ages: Tensor
-    shift: Tensor | None = None
     question: Question | None = None
     gates: Tensor | None = None
 
@@ -44,17 +41,6 @@ class Selector:
     def choose(self, question: Question) -> Choice:
         """The blocks for a chunk; there is at least one block. Among equal scores the newer blocks are chosen."""
         raise NotImplementedError
-
-    def local_gate(self, question: Question, q: Tensor, k: Tensor, pending: int) -> Gate:
-        """How blocks weigh that the chunk and the pending tokens before it complete.
-
-        Args:
-            question: of the chunk, before anything is chosen; there may be no blocks yet.
-            q: (B, H, T, d), rotated for attention to the chunk.
-            k: (B, H_kv, pending + T, d), rotated.
-            pending: number of pending tokens before the chunk.
-        """
-        return question.gate
 
     def check_samples_can_be_selected(self) -> None:
         """Raise UserError where what the selector notes is of all samples of a batch together."""
@@ -75,7 +61,6 @@ class Around(Selector):
     inner: Selector
     granularity = _of_inner("granularity")
     summaries = _of_inner("summaries")
-    local_gate = _of_inner("local_gate")
     check_samples_can_be_selected = _of_inner("check_samples_can_be_selected")
 
     @property

@@ -1,0 +1,302 @@
+"""A hierarchy of landmarks (the paper's future work): groups of m blocks have a gate too, and groups of m groups.
+
+Symbols: m = `fan_out`; level 0 are the blocks, level l+1 the groups of m consecutive nodes of level l, counted from the
+first block of the window. s⁰_b is the score of a block's landmark. A group's key is the mean of its m nodes' keys, and
+has a bias of its level, at first log m. So
+
+    s_G = mean of s_n over the nodes n of G, plus the bias,
+
+and no token is added to the text. A group is *complete* for a query if the query's own block comes after it. The outer
+softmax of a query is over the tokens of its own block and the largest complete nodes, those in no complete group. The
+weight of a token is the product along its way: gate of the group × gate among the m nodes of the group × … × weight
+among the tokens of the block. A block weighs as in one outer softmax over blocks with the *adjusted* score
+
+    s'_b = s'_G + s_b − logsumexp over the nodes n of G of s_n,        s'_n = s_n for the largest complete nodes.
+
+A query of a memory takes the k best groups of the highest level; of the nodes in them, and of those in no complete
+group yet, the k best; and so on down to the blocks. All scores are computed with all weights in memory at once: the
+numbers are those of the definition, and it is slow.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from landmark.attention import ContextMiss, Window
+from landmark.attention.inputs import as_autocast, without_autocast
+from landmark.attention.keys import Keys
+from landmark.attention.layout import blocks_and_landmarks
+from landmark.attention.reference import grouped_logsumexp
+from landmark.attention.top_k import keep_best
+from landmark.config import Config
+from landmark.config.schema import memory_settings
+from landmark.memory import Memory
+from landmark.memory.local_attention import rotated_for_local_attention
+from landmark.memory.question import Question
+from landmark.memory.select import Best, Choice
+from landmark.memory.select.top_k import best_ages
+from landmark.memory.settings import MemorySettings
+from landmark.models.config import DecoderConfig
+from landmark.models.decoder import Block, Decoder, ReadWindow
+from landmark.utils.errors import UserError
+from landmark.utils.window_batch import most_blocks
+
+SETTINGS = ("model.fan_out", "model.levels")
+_FIXED = ("granularity", "scorer", "rerank", "recent", "first", "index", "max_blocks")  # of a memory, as by default
+
+
+def check(config: Config) -> None:
+    """Raise UserError for settings that do not fit groups of landmarks."""
+    model = config.model
+    options = {"fan_out": model.fan_out, "levels": model.levels}
+    check_model(model.kind, model.alpha or 0.0, config.cmt.enabled, model.backend, options)
+    check_memory(memory_settings(config))
+
+
+def check_model(kind: str, alpha: float, cmt: bool, backend: str, options: Mapping[str, Any]) -> None:
+    """Raise UserError for groups of a wrong size, or in a model without landmarks or with other gates."""
+    fan_out, levels = options.get("fan_out"), options.get("levels")
+    if fan_out is None:
+        raise UserError(f"model.levels={levels}: are levels of groups of landmarks, set model.fan_out")
+    if fan_out < 2 or (levels is not None and levels < 1):
+        raise UserError(f"model.fan_out={fan_out}, model.levels={levels}: must be at least 2 and 1")
+    if kind != "landmark" or alpha or cmt or backend == "triton":
+        raise UserError(
+            f"model.fan_out={fan_out}: needs model=landmark, model.alpha=0, cmt=off and model.backend=auto, "
+            f"not {kind}, {alpha}, {cmt} and {backend}"
+        )
+
+
+def check_memory(settings: MemorySettings) -> None:
+    """Raise UserError for settings of a memory that cannot be searched through groups."""
+    for name in _FIXED:
+        if name in settings.saved():
+            only = MemorySettings().shown(name)
+            raise UserError(f"{settings.shown(name)}: with model.fan_out blocks are found by their groups, set {only}")
+
+
+def phase_of(layout: Window, like: Tensor) -> Tensor:
+    """Tokens missing from the first block of each window, (B,), on the device of queries (B, H, T, d)."""
+    return (
+        torch.zeros(len(like), dtype=torch.int64, device=like.device)
+        if layout.phase is None
+        else layout.phase.to(like.device)
+    )
+
+
+def landmark_scores(q: Tensor, k: Tensor, layout: Window, scale: float) -> tuple[Tensor, Tensor]:
+    """Scores of the landmarks, −∞ where a query does not see them, and the number of each query's own block.
+
+    Args:
+        q: (B, H, T, d), rotated.
+        k: (B, H, prefix + T, d), rotated.
+        layout: where blocks are. A first block without tokens is not seen.
+        scale: factor of the scores.
+
+    Returns (B, H, T, blocks), in nats, and (B, T).
+    """
+    length, block_size, phase = k.shape[2], layout.block_size, phase_of(layout, q)
+    block = torch.arange(most_blocks(length, block_size), device=q.device)
+    row = block * (block_size + 1) + block_size - phase[:, None]  # of each block's landmark
+    keys = k.gather(2, row.clamp(0, length - 1)[:, None, :, None].expand(-1, k.shape[1], -1, k.shape[3]))
+    own = blocks_and_landmarks(phase, length, block_size)[0][:, layout.prefix :]
+    seen = (block < own[..., None]) & (row > 0)[:, None]
+    scores = torch.einsum("bhtd,bhnd->bhtn", q, keys) * scale
+    return scores.masked_fill(~seen[:, None], -torch.inf), own
+
+
+def adjusted(scores: Tensor, own: Tensor, fan_out: int, bias: Tensor) -> list[Tensor]:
+    """Adjusted scores of the nodes of each level, blocks first: s' above.
+
+    Args:
+        scores: (B, H, T, n), of blocks, −∞ for those that a query does not see.
+        own: (B or 1, T), the number of each query's own block.
+        fan_out: m.
+        bias: (levels, H), added to the scores of each level's groups.
+    """
+    if len(bias) == 0:
+        return [scores]
+    nodes = F.pad(scores, (0, -scores.shape[-1] % fan_out), value=-torch.inf).unflatten(-1, (-1, fan_out))
+    seen = nodes > -torch.inf
+    complete = torch.arange(nodes.shape[-2], device=own.device) < (own // fan_out)[:, None, :, None]
+    complete = complete & seen.any(-1)
+    mean = nodes.masked_fill(~seen, 0.0).sum(-1) / seen.sum(-1).clamp(min=1)
+    groups = torch.where(complete, mean + bias[0][:, None, None], -torch.inf)
+    of_groups = adjusted(groups, own // fan_out, fan_out, bias[1:])
+    total = nodes.masked_fill(~complete[..., None], 0.0).logsumexp(-1)  # finite, so that its gradient is
+    inside = of_groups[0][..., None] + nodes - total[..., None]
+    of_nodes = torch.where(complete[..., None], inside, nodes).flatten(-2)
+    return [of_nodes[..., : scores.shape[-1]], *of_groups]
+
+
+def attend_by_gates(
+    q: Tensor, k: Tensor, v: Tensor, gates: Tensor, layout: Window, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Landmark attention by gates: one softmax over tokens, in which those of block b have the bias g_b − L_b.
+
+    Args:
+        q, k, layout, scale: as of `landmark_scores`.
+        v: (B, H, prefix + T, d).
+        gates: (B, H, T, blocks), g; −∞ for blocks that a query does not see.
+
+    Returns the output (B, H, T, d) and its log-sum-exp (B, H, T).
+    """
+    block, is_landmark = blocks_and_landmarks(phase_of(layout, q), k.shape[2], layout.block_size)
+    block_i, block_j = block[:, None, layout.prefix :, None], block[:, None, None]
+    index = torch.arange(k.shape[2], device=q.device)
+    visible = (index <= index[layout.prefix :, None]) & ~is_landmark[:, None, None]
+    scores = torch.einsum("bhtd,bhsd->bhts", q, k) * scale
+    scores = scores.masked_fill(~visible, -torch.inf)
+    of_blocks = grouped_logsumexp(scores, block_j, gates.shape[-1])  # L
+    bias = torch.where(gates > -torch.inf, gates - of_blocks, -torch.inf)
+    bias = bias.gather(-1, block_j.expand_as(scores)).masked_fill(block_i == block_j, 0.0)
+    scores = scores + bias
+    is_empty = (scores == -torch.inf).all(-1, keepdim=True)  # the landmark of a first block without tokens
+    weights = scores.masked_fill(is_empty, 0.0).softmax(-1).masked_fill(is_empty, 0.0)
+    lse = scores.masked_fill(is_empty, 0.0).logsumexp(-1).masked_fill(is_empty[..., 0], -torch.inf)
+    return weights @ v, lse
+
+
+def exact_for_each_head(q: Tensor, k: Tensor, *others: Tensor) -> list[Tensor]:
+    """Queries, and keys or values for each query head, in float32 or float64."""
+    dtype, group = torch.promote_types(q.dtype, torch.float32), q.shape[1] // k.shape[1]
+    return [q.to(dtype), *(x.to(dtype).repeat_interleave(group, 1) for x in (k, *others))]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BestOfGroups(Best):
+    """Reads the k blocks that are best through their groups, each query and head by itself. The store drops no blocks.
+
+    fan_out: m. bias: of a layer, (levels, H_kv), added to the scores of groups. keys: as of the memory.
+    """
+
+    fan_out: int
+    bias: Callable[[int], Tensor]
+    keys: Keys
+
+    def levels(self, question: Question, q: Tensor, k: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Adjusted scores of stored blocks and those of the chunk, as `adjusted`, and the stored ones' own scores.
+
+        q, k: (B, H, T, d) and (B, H, pending + T, d), rotated, for each query head.
+        """
+        stored, layout = self._stored_scores(question), Window(question.block_size, prefix=k.shape[2] - q.shape[2])
+        scores, own = landmark_scores(q, k, layout, question.queries.scale)
+        bias = self.bias(question.layer).to(stored)
+        bias = bias.repeat_interleave(q.shape[1] // bias.shape[1], 1)
+        every = torch.cat([stored, scores], -1)
+        return adjusted(every, own + stored.shape[-1], self.fan_out, bias), stored
+
+    def choose(self, question: Question) -> Choice:
+        assert question.state.chunk is not None
+        q, k = rotated_for_local_attention(question, question.state.chunk["pending_keys"], self.keys)
+        levels, stored = self.levels(question, *exact_for_each_head(q, k))
+        blocks, chosen = len(question.store), torch.zeros(*q.shape[:3], 0, dtype=torch.bool, device=q.device)
+        for level in reversed(range(len(levels))):  # among nodes in the groups chosen, and those in no complete group
+            count, inside = blocks // self.fan_out**level, chosen.repeat_interleave(self.fan_out, -1)
+            inside = F.pad(inside, (0, count - inside.shape[-1]), value=True)
+            ages = torch.arange(count, 0, -1, device=q.device)
+            scores = levels[level][..., :count].masked_fill(~inside, -torch.inf)
+            best = best_ages(scores, ages, min(question.k, count))
+            chosen = torch.zeros_like(inside).scatter(-1, count - best, True)
+        best = chosen.nonzero()[:, -1].view(*q.shape[:3], -1)
+        gates = (levels[0][..., :blocks] - stored).gather(-1, best) + self._attending_scores(question, best)
+        return Choice(blocks - best, gates=gates)
+
+    def _stored_scores(self, question: Question) -> Tensor:
+        """Scores (B, H, T, n) of all stored blocks, the oldest first, at their positions of scoring."""
+        store, q = question.store, question.queries.q
+        if len(store) == 0:
+            return q.new_empty(*q.shape[:3], 0, dtype=torch.promote_types(q.dtype, torch.float32))
+        queries = question.exact
+        keys = store.landmarks[:, :, : len(store)].repeat_interleave(queries.shape[3] // store.kv_heads, 1)
+        scores = torch.einsum("bthd,bhnd->bhtn", queries[-1], keys)
+        older = max(0, len(store) - question.lags.own)
+        lagged = queries[: len(store) - older].flip(0)  # for blocks with a lag of their own, the oldest of them first
+        scores[..., older:] = torch.einsum("nbthd,bhnd->bhtn", lagged, keys[:, :, older:])
+        if self.is_tied(question) and older:
+            scores[..., :older] = scores[..., older - 1 : older]
+        return scores
+
+    def _attending_scores(self, question: Question, best: Tensor) -> Tensor:
+        """Scores (B, H, T, q) of the landmarks of chosen blocks, at their positions of attention. best: numbers."""
+        store = question.store
+        lags = question.lags.attending(len(store) - best).expand_as(best)
+        queries, keys = question.rounded.permute(1, 3, 2, 0, 4).to(store.landmarks.dtype), store.landmarks
+        queries = queries.gather(3, (lags - 1)[..., None].expand(*lags.shape, queries.shape[-1]))
+        keys = keys.repeat_interleave(queries.shape[1] // keys.shape[1], 1)[:, :, None]
+        keys = keys.expand(-1, -1, best.shape[2], -1, -1)
+        return (queries * keys.gather(3, best[..., None].expand_as(queries))).sum(-1)
+
+
+class GroupMemory(Memory):
+    """A memory whose blocks are found, and weigh, by their groups. select: a `BestOfGroups`."""
+
+    def attend_to_pending(self, question: Question, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        assert isinstance(self.select, BestOfGroups)
+        q, k, v = exact_for_each_head(*rotated_for_local_attention(question, k, self.keys), v)
+        levels, stored = self.select.levels(question, q, k)
+        gates, layout = levels[0][..., stored.shape[-1] :], Window(self.block_size, prefix=k.shape[2] - q.shape[2])
+        out, lse = attend_by_gates(q, k, v, gates, layout, question.queries.scale)
+        return out.to(question.queries.q.dtype), lse
+
+
+class GroupBlock(Block):
+    """Has a bias for the groups of each level, (levels, H_kv), log m at first; learned where landmarks have one."""
+
+    def __init__(self, config: DecoderConfig):
+        super().__init__(config)
+        shape = config.options.get("levels", 1), config.num_kv_heads or config.num_heads
+        bias = torch.full(shape, math.log(config.options["fan_out"]))
+        self.attention.register_parameter("group_bias", nn.Parameter(bias, requires_grad=config.keys.bias))
+
+
+class Model(Decoder):
+    """A landmark decoder with groups. Options: `fan_out`, m, and `levels` of groups, 1 if it is left out."""
+
+    block = GroupBlock
+
+    def __init__(self, config: DecoderConfig):
+        """Raises UserError for a model that cannot have groups."""
+        check_model(config.kind, config.alpha, config.cmt, config.backend, config.options)
+        super().__init__(config)
+        self.fan_out: int = config.options["fan_out"]
+
+    def group_bias(self, layer: int) -> Tensor:
+        """The bias of a layer, (levels, H_kv)."""
+        return self.blocks[layer].get_parameter("attention.group_bias")
+
+    def attend_in_window(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, window: ReadWindow, extra: ContextMiss | None
+    ) -> Tensor:
+        assert window.layout is not None
+        q, k, v = as_autocast(q, k, v)
+        layout, scale, dtype = window.layout, 1 / math.sqrt(q.shape[-1]), q.dtype
+        with without_autocast(q):
+            bias = self.group_bias(layer)
+            bias = bias.repeat_interleave(q.shape[1] // bias.shape[1], 1)
+            q, k, v = exact_for_each_head(q, k, v)
+            gates = adjusted(*landmark_scores(q, k, layout, scale), self.fan_out, bias)[0]
+            gates = gates if window.top_k is None else keep_best(gates.clone(), window.top_k, -1)
+            return attend_by_gates(q, k, v, gates, layout, scale)[0].to(dtype)
+
+    def memory_objects(self, settings: MemorySettings) -> dict[str, Any]:
+        check_memory(settings)
+        return super().memory_objects(settings)
+
+    def new_memory(self, **settings) -> GroupMemory:
+        """As `Decoder.new_memory`; raises UserError for a setting that a search through groups does not have."""
+        usual = super().new_memory(**settings)
+        assert isinstance(usual, Memory)
+        tied_layers = (0,) if self.keys.landmark == "token" else ()
+        select = BestOfGroups(tied_layers=tied_layers, fan_out=self.fan_out, bias=self.group_bias, keys=self.keys)
+        objects = {name: getattr(usual, name) for name in ("keys", "positions", "store", "backend", "observer")}
+        memory = GroupMemory(usual.block_size, usual.k, select=select, **objects)
+        memory.model = usual.model
+        return memory

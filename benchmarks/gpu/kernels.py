@@ -13,12 +13,11 @@ from benchmarks.gpu.shapes import Attention, Scale, Shape, causal, deterministic
 from benchmarks.gpu.timing import lines, timed
 from benchmarks.gpu.work import summary
 from benchmarks.report import Target
-from landmark.attention import Window, landmark_attention
+from landmark.attention import Scoring, Window, landmark_attention
 from landmark.attention.flash import attention_forward, merged
 from landmark.attention.fused import tuning
 from landmark.attention.fused.retrieved_blocks import attend_to_retrieved_blocks
-from landmark.attention.keys import Keys
-from landmark.memory import Memory
+from landmark.memory import SummaryMemory
 from landmark.memory.construction import memory_of
 from landmark.memory.settings import TRAINING_FREE
 
@@ -213,20 +212,23 @@ def retrieved_blocks(
 
 def chunks(lengths: Sequence[int], scale: Scale) -> Iterator[Line]:
     """A chunk of a text without landmarks, as a layer of a pretrained model reads it, beside attention to all keys."""
-    heads, kv_heads, dim, count = (14, 2, 64, 512) if scale.is_gpu else (2, 1, 16, 8)
-    settings = TRAINING_FREE if scale.is_gpu else TRAINING_FREE.updated({"k": 2, "rerank": 3, "window": 8})
+    heads, kv_heads, dim, count = (14, 2, 64, 2048) if scale.is_gpu else (2, 1, 16, 8)
+    settings = TRAINING_FREE.updated({"dense": 0} if scale.is_gpu else {"dense": 0, "k": 2, "rerank": 3, "window": 8})
+    frequencies = torch.ones(dim // 2, device=scale.device)
     made = partial(torch.randn, generator=torch.Generator(scale.device).manual_seed(0), device=scale.device)
     for length in lengths:
         q, k, v = (made(1, h, length, dim).to(scale.half) for h in (heads, kv_heads, kv_heads))
         chunk = [x[:, :, -count:] for x in (q, k, v)]
         functions: dict[str, Callable[[], object]] = {}
-        for name, backend in ((OURS, "triton"), ("landmark, PyTorch's operators", "blockwise")):
-            memory = memory_of(32 if scale.is_gpu else 4, settings, keys=Keys(landmark="none"), backend=backend)
-            memory.expect(length // memory.block_size)
+        for name, known in ((OURS, True), ("landmark, each query alone", False)):
+            memory = memory_of(32 if scale.is_gpu else 4, settings, frequencies=frequencies, positions=length)
+            assert isinstance(memory, SummaryMemory)
+            memory.expect(length)
             for start in range(0, length - count, count):
                 part = slice(start, min(start + count, length - count))
-                memory.attend(0, q[:, :, part], k[:, :, part], v[:, :, part])
+                memory.attend(0, q[:, :, part], k[:, :, part], v[:, :, part], Scoring(), None)
                 memory.commit()
+            memory.known = known
             functions[name] = partial(_attend_once, memory, chunk)
         copies = [x.repeat_interleave(heads // kv_heads, 1) for x in (k, v)]
         functions[FLASH] = partial(_attend_to_all, chunk[0], *copies)
@@ -234,9 +236,9 @@ def chunks(lengths: Sequence[int], scale: Scale) -> Iterator[Line]:
 
 
 @torch.no_grad()
-def _attend_once(memory: Memory, chunk: Sequence[Tensor]) -> Tensor:
+def _attend_once(memory: SummaryMemory, chunk: Sequence[Tensor]) -> Tensor:
     q, k, v = chunk
-    out = memory.attend(0, q, k, v)
+    out = memory.attend(0, q, k, v, Scoring(), None)
     memory.discard()
     return out
 

@@ -72,7 +72,7 @@ def filled(model: Decoder, size: Size, context: int, backend: str, like: Tensor,
     assert isinstance(memory, Memory)
     memory.backend = backend
     blocks, width = context // BLOCK_SIZE, BLOCK_SIZE + 1
-    memory.expect(blocks + room // BLOCK_SIZE)
+    memory.expect((blocks * BLOCK_SIZE) + room)
     shape = 1, size.num_heads, blocks, width, size.head_dim
     generator = torch.Generator(like.device).manual_seed(0)
     for layer in range(size.num_layers):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from landmark.config.schema import memory_settings
+from landmark.memory.settings import MemorySettings
 from landmark.utils.errors import UserError
 from landmark.utils.flops import keys_per_query
 
@@ -84,11 +86,12 @@ def attention_size(
         if model.kind == "transformer":
             kept = kept_tokens(config) or 0
         return keys_per_query(length, local, kept), 0.0
+    if config.model.as_is:
+        return _without_landmarks(block, memory_settings(config), length)
     keys = scored = 0
     for start in range(0, length, local):
         queries = min(local, length - start)
-        in_window = (memory.window or 0) if config.model.as_is else 0
-        blocks = max(0, start - in_window) // block
+        blocks = start // block
         pending = start - blocks * block
         kept = blocks if memory.blocks is None else min(blocks, memory.blocks)
         keys += queries * (queries + 1) // 2
@@ -97,4 +100,19 @@ def attention_size(
         if (proposed := min(config.retrieval.rerank or 0, kept)) > config.retrieval.k:
             scored += queries * (1 - dropped) * proposed * block
         scored += sum((pending + query) // block for query in range(queries))
+    return keys / length, scored / length
+
+
+def _without_landmarks(block: int, settings: MemorySettings, length: int) -> tuple[float, float]:
+    """`attention_size` of a text without landmarks (`landmark.memory.sparse_attention`)."""
+    keys = scored = 0
+    for start in range(0, length, block):
+        queries, far = min(block, length - start), max(0, start - (settings.window or 0)) // block
+        if far <= settings.k or start < (settings.dense or 0):
+            keys += queries * start
+        else:
+            keys += queries * (start - (far - settings.k) * block)
+            proposed = min(settings.rerank or 0, far)
+            scored += queries * (far + (proposed * block if proposed > settings.k else 0))
+        keys += queries * (queries + 1) // 2
     return keys / length, scored / length

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 BLOCK_SIZE = {"token": 63, "none": 32}  # with its landmark a block has 64 places
+CHUNK = {"token": DEFAULT_CHUNK, "none": 2048}  # tokens read at a time
 NAME = "Landmark"  # of a class: this, and the name of the class in transformers
 WHERE = "landmark.huggingface.classes"
 PREFIX = "landmark_"
@@ -46,7 +47,7 @@ def wrap(
     tokenizer: PreTrainedTokenizerBase,
     block_size: int | None = None,
     memory: Mapping[str, Any] | None = None,
-    local: int = DEFAULT_CHUNK,
+    local: int | None = None,
     landmarks: str = "token",
 ) -> LandmarkModel:
     """Make a decoder of transformers a `LandmarkModel` too, in place.
@@ -58,7 +59,7 @@ def wrap(
         block_size: ℓ, tokens a block. None: 63, without landmarks 32.
         memory: settings of `MemorySettings`, as {"k": 4, "max_blocks": 1000}. Those that it does not name have their
             defaults, without landmarks those of `TRAINING_FREE`.
-        local: tokens of a prompt read at a time.
+        local: tokens of a prompt read at a time. None: 250, without landmarks, where that changes no result, 2048.
         landmarks: "token": a landmark stands after each block, which the model must first learn to use. "none": there
             are none, and the model reads at once, without training: blocks are found by a summary of their keys.
 
@@ -71,6 +72,7 @@ def wrap(
     if landmarks not in BLOCK_SIZE:
         raise UserError(f"landmarks={landmarks!r}: must be one of {', '.join(BLOCK_SIZE)}")
     block_size = BLOCK_SIZE[landmarks] if block_size is None else block_size
+    local = CHUNK[landmarks] if local is None else local
     if landmarks == "none":
         return attach(model, without_landmarks(block_size, local, memory))
     if LANDMARK in tokenizer.get_vocab():
@@ -92,7 +94,7 @@ def wrap(
 
 
 def without_landmarks(
-    block_size: int, local: int = DEFAULT_CHUNK, memory: Mapping[str, Any] | None = None
+    block_size: int, local: int = CHUNK["none"], memory: Mapping[str, Any] | None = None
 ) -> LandmarkSettings:
     """The settings of a model that reads without landmarks, as of `wrap`; `memory` changes those of `TRAINING_FREE`."""
     if (memory or {}).get("window", 0) is None:

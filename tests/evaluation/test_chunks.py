@@ -28,14 +28,14 @@ def test_a_plain_model_attends_to_its_whole_segment():
     assert attention_size(PLAIN, settings(64), 64, 64) == (keys_per_query(64), 0.0)
 
 
-@pytest.mark.parametrize(("block", "window", "k", "local"), [(5, 7, 3, 16), (4, 0, 2, 5), (3, 20, 1, 9)])
-def test_a_model_that_reads_without_landmarks_attends_to_its_window_and_its_blocks(block, window, k, local):
-    """As the memory reads: at the end of a chunk older tokens than the window become blocks, where they fill one."""
+@pytest.mark.parametrize(("block", "window", "k", "dense"), [(5, 10, 3, 0), (4, 0, 2, 0), (3, 21, 1, 0), (4, 8, 2, 40)])
+def test_a_model_that_reads_without_landmarks_attends_to_its_window_and_its_blocks(block, window, k, dense):
+    """As the memory reads: blocks that end before the window of a query's block are far, and k of them are read."""
     config, shape = settings(64, k=k, window=window), changed(LANDMARK, block_size=block)
-    config.model.as_is = True
-    stored, seen = 0, []
-    for start in range(0, 64, local):
-        stored = max(0, start - window) // block
-        for query in range(start, min(start + local, 64)):
-            seen.append(query + 1 - stored * block + min(k, stored) * block)
-    assert attention_size(shape, config, 64, local)[0] == sum(seen) / 64
+    config.model.as_is, config.memory.dense = True, dense
+    config.retrieval.scorer, config.retrieval.granularity = "mean_key", "per_token_and_group"
+    seen = []
+    for query in range(64):
+        far = max(0, query // block * block - window) // block
+        seen.append(query + 1 - (0 if query // block * block < dense else max(0, far - k) * block))
+    assert attention_size(shape, config, 64, 16)[0] == sum(seen) / 64

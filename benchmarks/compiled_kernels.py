@@ -174,7 +174,7 @@ def all_kernels(
         used[f"retrieved_blocks, {shared=}"] = compiled(retrieved_blocks, options | {"SPLITS": 1}, arch, dtype)
     split = {"WEIGHTED": cmt, "MASKED": cmt, "SPLITS": 4}
     used["merged_splits"] = compiled(merged_splits, block_kernel.merge_constants(dim) | split, arch, dtype)
-    options = score_kernel.constants(block_size, dim, dtype, group=4) | {"SCORED": not cmt, "ONE_LAG": cmt}
+    options = score_kernel.constants(block_size, dim, dtype, group=4) | {"ONE_LAG": cmt}
     used["block_scores"] = compiled(block_scores, options, arch, dtype)
     for rows in (1, 16):
         options = search_kernel.constants(rows, dim, k=4) | {"TIED": cmt, "COUNTED": not cmt}

@@ -133,8 +133,7 @@ class Memory:
 
     def new_layer(self) -> LayerMemory:
         """An empty layer with the memory's settings."""
-        scored = self.keys.landmark != "none"
-        return LayerMemory(BlockStore(self.store, self.select.summaries, self._fetched, scored))
+        return LayerMemory(BlockStore(self.store, self.select.summaries, self._fetched))
 
     @property
     def visible_from(self) -> int:
@@ -310,26 +309,15 @@ class Memory:
         """Store the complete blocks of a chunk and the pending tokens before it; returns their tokens."""
         assert state.chunk is not None
         k, v = state.chunk["pending_keys"], state.chunk["pending_values"]
-        width, count = self.width, self.complete_blocks(k.shape[2])
+        width, count = self.width, k.shape[2] // self.width
         if count:
             keys, values = (x[:, :, : count * width].unflatten(2, (count, width)) for x in (k, v))
             factors = self.positions.stored(self.keys.rotary(layer), state.store.added, (count, width), keys)
             keys = rotate(keys.to(torch.promote_types(keys.dtype, torch.float32)), factors)
-            keys, values = self.closed_blocks(keys, values)
+            keys = self.keys.with_means(keys, self.gate.of_landmark)
             state.store.reserve(self._expected, values[..., 1:, :])
             state.store.add(keys, values)
         return count * width
-
-    def complete_blocks(self, tokens: int) -> int:
-        """Of so many pending tokens, landmarks included, how many blocks are stored at the end of a chunk."""
-        return tokens // self.width
-
-    def closed_blocks(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Blocks as they are stored, (B, H_kv, n, ℓ+1, d), the landmark last.
-
-        keys, values: (B, H_kv, n, W, d) of the text, keys rotated.
-        """
-        return self.keys.with_means(keys, self.gate.of_landmark), values
 
     def discard(self) -> None:
         """Forget a chunk that is not committed, its counts included: where a layer failed, no layer has read it."""

@@ -121,11 +121,8 @@ class QueryTiles:
         gate: how a block weighs.
         """
         dtype = self.store.landmarks.dtype
-        if self.store.scored:
-            landmarks = self.store.read_landmarks(part.places)[..., None]
-            gates = capped(torch.bmm(part.q.to(dtype), landmarks), self.softcap)
-        else:
-            gates = part.q.new_zeros(1, 1, 1, dtype=dtype).expand(*part.q.shape[:2], 1)
+        landmarks = self.store.read_landmarks(part.places)[..., None]
+        gates = capped(torch.bmm(part.q.to(dtype), landmarks), self.softcap)
         return gate.of_blocks(gates, lambda: _logsumexp(part.scores.to(dtype)))
 
     def empty(self, width: int = 1, dtype: torch.dtype | None = None) -> Tensor:

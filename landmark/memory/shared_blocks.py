@@ -54,11 +54,8 @@ class SharedBlocks(NamedTuple):
         first = torch.arange(0, batch * store.kv_heads * store.capacity, store.capacity, device=device)
         places = (for_each_head(first.view(batch, -1, 1), sets) + store.rows(ages)).flatten()
         shape = batch, sets, count, heads // sets, length
-        if not store.scored:
-            gates = store.landmarks.new_zeros(1, 1, 1, 1).expand(batch, heads, length, count)
-        else:
-            landmarks = store.read_landmarks(places).view(batch, sets, count, dim, 1)
-            gates = of_queries(capped((q.to(landmarks.dtype) @ landmarks)[..., 0], softcap), shape)
+        landmarks = store.read_landmarks(places).view(batch, sets, count, dim, 1)
+        gates = of_queries(capped((q.to(landmarks.dtype) @ landmarks)[..., 0], softcap), shape)
         return cls(q, gates, store.fetch(places), shape)
 
 

@@ -24,7 +24,6 @@ def score_blocks(
     lags: Tensor,
     *,
     added: int,
-    scored: bool = True,
 ) -> Tensor:
     """Scores of blocks, for each query those named for it.
 
@@ -36,7 +35,6 @@ def score_blocks(
         ages: (B, H or H_kv, T, m), integer, the blocks of each query; 1 is the newest block.
         lags: the shape of ages, the lag of each block.
         added: blocks ever added.
-        scored: whether landmarks have scores; without, these are 0.
 
     Returns (B, H, T, m), float32.
     """
@@ -53,7 +51,6 @@ def score_blocks(
             *(rotated_queries, keys, rows_of_landmarks, ages, lags, out),
             *(*rotated_queries.stride(), *keys.stride(), *rows_of_landmarks.stride(), *ages.stride(), *lags.stride()),
             *(landmarks.shape[1], count, added, landmarks.shape[2]),
-            SCORED=scored,
             ONE_LAG=slots == 1,
             **constants(keys.shape[1], dim, rotated_queries.dtype, heads // sets),
         )

@@ -19,7 +19,7 @@ def block_scores(
     q_s, q_b, q_t, q_h, q_d, k_n, k_t, k_d, l_n, l_d, a_b, a_h, a_t, a_d, g_b, g_h, g_t, g_d,
     kv_heads, count, added, capacity,
     HEADS: tl.constexpr, L: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, SEGMENT: tl.constexpr,
-    M: tl.constexpr, SCORED: tl.constexpr, ONE_LAG: tl.constexpr, PRECISION: tl.constexpr,
+    M: tl.constexpr, ONE_LAG: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Scores of the blocks of one query, for the HEADS heads that choose together, one block after the other.
 
@@ -50,7 +50,6 @@ def block_scores(
         scores = tl.where(token_ok[None, :], scores * LOG2_E, float("-inf"))
         largest = tl.max(scores, axis=1)
         score = (largest + tl.log2(tl.sum(tl.exp2(scores - largest[:, None]), axis=1))) / LOG2_E
-        if SCORED:
-            landmark = tl.load(Landmarks + place * l_n + d * l_d, mask=d_ok, other=0.0)
-            score += tl.sum(q.to(tl.float32) * landmark.to(tl.float32)[None, :], axis=1)
+        landmark = tl.load(Landmarks + place * l_n + d * l_d, mask=d_ok, other=0.0)
+        score += tl.sum(q.to(tl.float32) * landmark.to(tl.float32)[None, :], axis=1)
         tl.store(of_scores + r, score, mask=row_ok)

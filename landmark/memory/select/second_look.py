@@ -21,7 +21,7 @@ from torch import Tensor
 
 from landmark.attention import Grouped
 from landmark.attention.fused.block_scores import score_blocks
-from landmark.memory.query_tiles import QueryTiles, for_each_head
+from landmark.memory.query_tiles import QueryTiles
 from landmark.memory.question import Question
 from landmark.memory.select.selector import Around, Choice, Selector
 from landmark.memory.shared_blocks import weights_of_shared
@@ -38,21 +38,14 @@ class SecondLook(Around):
         if min(self.proposed, len(question.store)) <= question.k:
             return self.inner.choose(replace(question, k=self.proposed))
         choice = self.inner.choose(replace(question, k=self.proposed))
-        scores = own = _scores(question, choice.ages)
+        scores = _scores(question, choice.ages)
         if choice.ages.shape[1] < scores.shape[1]:
             scores = _shares(scores, choice.ages.shape[1])
         scores = question.preferred(scores, choice.ages)
         # From the newest block on, so that a stable sort decides ties.
         best = scores.flip(-1).sort(dim=-1, descending=True, stable=True).indices[..., : question.k]
         best = (scores.shape[-1] - 1 - best).sort(-1).values
-        gates = own.gather(-1, for_each_head(best, own.shape[1])) if _are_gates(question) else None
-        return Choice(choice.ages.gather(-1, best), gates=gates)
-
-
-def _are_gates(question: Question) -> bool:
-    """Whether `_scores` are the gates of the blocks, which reading then takes over: the same lags and α = 1."""
-    has_gradient = question.rounded.requires_grad and torch.is_grad_enabled()
-    return question.gate.alpha == 1 and not question.lags.own and not has_gradient and question.backend != "triton"
+        return Choice(choice.ages.gather(-1, best))
 
 
 @torch.no_grad()
@@ -66,7 +59,7 @@ def _scores(question: Question, ages: Tensor) -> Tensor:
     selected = None if question.selection is None else question.selection.selected
     selected = None if ages.shape[1] < queries.shape[3] else selected  # all heads of a group help to choose
     if question.backend == "triton" and selected is None and (blocks := store.in_place(ages.numel())) is not None:
-        return score_blocks(queries, blocks[0], store.landmarks, ages, lags, added=store.added, scored=store.scored)
+        return score_blocks(queries, blocks[0], store.landmarks, ages, lags, added=store.added)
     if ages.shape[2] == 1 and selected is None:
         return weights_of_shared(queries, store, ages, lags, question.softcap)
     tiles = QueryTiles(queries, store, ages, lags, selected, question.softcap)

@@ -45,7 +45,6 @@ class BlockStore:
         store: where keys and values are stored, and how many.
         summaries: what makes those that it has besides the landmarks, by name.
         counts: are updated when blocks are fetched; None: they are of this store alone.
-        scored: whether landmarks have keys; without, these are 0, and so are the scores.
     """
 
     def __init__(
@@ -53,9 +52,7 @@ class BlockStore:
         store: Store | None = None,
         summaries: Mapping[str, Summary] | None = None,
         counts: TierCounts | None = None,
-        scored: bool = True,
     ):
-        self.scored = scored
         self._store, self._counts = store or Store(), counts or TierCounts()
         self.max_blocks, self.tier = self._store.max_blocks, self._store.tier
         self._make = {LANDMARKS: closing_landmarks, **(summaries or {})}

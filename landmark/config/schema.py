@@ -66,7 +66,6 @@ class ModelConfig:
     block_size: int | None = None  # landmark: normal tokens per block
     window: int | None = None  # transformer_xl: tokens per window
     cache: int | None = None  # transformer_xl: earlier keys kept
-    rope_base: float = setting(10000.0, above=0)
     key_offset: float | None = None  # fraction of a head's channels, the last ones, with the key of the token before
     rotary_fraction: float | None = None  # fraction of a head's channels, the first ones, that positions turn; null: 1
     # Token, or mean: plus the mean of the block's keys; null: token.
@@ -151,8 +150,6 @@ class TrainerConfig:
     strategy: str = "auto"
     # Torch's on a CPU; null: OMP_NUM_THREADS, or the cores.
     threads: int | None = setting(None, least=1, most=MOST_THREADS)
-    max_hours: float | None = setting(24.0, least=0)  # of a training on a CPU, as task=plan estimates; null: any number
-    profiler: str | None = one_of(None, "simple", "advanced", "pytorch")  # of Lightning; reports to the run's folder
 
 
 @dataclass

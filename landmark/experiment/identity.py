@@ -13,6 +13,7 @@ from landmark.utils.constants import (
     BETAS,
     DENSE_SHARE,
     PASSKEY_VERSION,
+    ROPE_BASE,
     RULER_SAMPLES_VERSION,
     RULER_VERSION,
 )
@@ -50,6 +51,7 @@ def run_settings(
         "tokenizer": tokenizer_hash,
         "stream": stream_sha256,
     }
+    settings["model"]["rope_base"] = ROPE_BASE
     settings["train"] |= dict(zip(("beta1", "beta2"), BETAS, strict=True))
     if config.train.muon_lr is not None:
         settings["train"]["optimizer"] = "muon"

@@ -170,18 +170,16 @@ class Runner:
             )
 
     def _check_duration(self, run: Run) -> None:
-        """Raise UserError where a training would take days on a CPU."""
-        config, place = run.config, run.config.trainer.accelerator
-        if config.model.name is not None or place not in ("auto", "cpu"):
+        """Raise UserError where a training would take days on a CPU that nobody asked for."""
+        config = run.config
+        if config.model.name is not None or config.trainer.accelerator != "auto":
             return
         cost = plan.run_cost(run.folder.name, config, self.inputs.tokenizer(config).vocab_size, is_done=False)
-        if place == "auto" and plan.too_long(cost, plan.Machine(cores(), 0, [])) is not None:
+        if (message := plan.too_long(cost, self._processor)) is not None:
             import torch
 
-            if torch.cuda.is_available():
-                return
-        if (message := plan.too_long(cost, self._processor)) is not None:
-            raise UserError(message)
+            if not torch.cuda.is_available():
+                raise UserError(message)
 
     @cached_property
     def _processor(self) -> plan.Machine:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from landmark.utils.constants import BACKENDS, channels_of
+from landmark.utils.constants import BACKENDS, ROPE_BASE, channels_of
 from landmark.utils.errors import UserError
 from landmark.utils.setting import check_value, setting
 
@@ -58,7 +58,7 @@ class KeySettings:
     rotary_fraction: float = setting(1.0, least=0, most=1)
     landmark: str = setting("token", key="landmark_key", choices=("token", "mean"))
     bias: bool = setting(False, key="landmark_bias")
-    rope_base: float = setting(10000.0, above=0)
+    rope_base: float = setting(ROPE_BASE, above=0)
     norm: bool = setting(False, key="qk_norm")
 
 

@@ -13,7 +13,6 @@ import torch
 from lightning import Trainer
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.profilers import AdvancedProfiler, PyTorchProfiler, SimpleProfiler
 
 from landmark.data.datamodule import WindowDataModule
 from landmark.models import checkpoint as weights
@@ -36,8 +35,6 @@ if TYPE_CHECKING:
     from landmark.data.synthetic_corpus import SyntheticCorpus
     from landmark.data.tokenizers import Tokenizer
     from landmark.models import LanguageModel
-
-PROFILERS = {"simple": SimpleProfiler, "advanced": AdvancedProfiler, "pytorch": PyTorchProfiler}
 
 
 def train(
@@ -123,8 +120,7 @@ def train(
 
 
 def _trainer(config: "Config", run_dir: Path, **arguments: Any) -> Trainer:
-    """Lightning's trainer. A profiler writes fit-profile-*.txt into the run's folder, `pytorch` also a trace."""
-    name, team = config.trainer.profiler, started_together()
+    team = started_together()
     try:
         return Trainer(
             default_root_dir=run_dir,
@@ -134,7 +130,6 @@ def _trainer(config: "Config", run_dir: Path, **arguments: Any) -> Trainer:
             precision=config.train.precision,  # pyright: ignore[reportArgumentType]
             max_steps=config.train.steps,
             plugins=[AtomicCheckpointIO()],
-            profiler=name and PROFILERS[name](dirpath=run_dir, filename=f"profile-{name}"),
             limit_val_batches=0,  # `MeasurementCallback` validates
             use_distributed_sampler=False,
             enable_progress_bar=False,

@@ -11,6 +11,7 @@ LANDMARK = "<landmark>"  # text of the landmark in a tokenizer of transformers
 LOG2_E = math.log2(math.e)  # factor from nats to units of log 2, in which attention takes its exponentials
 NO_LOSS = -100  # target of a position without loss; PyTorch's cross entropy ignores it by default
 PASSKEY_VERSION = 2  # of training windows with pass keys: raised where the same settings give others
+ROPE_BASE = 10000.0  # of the rotary frequencies, as in the paper
 RULER_VERSION = 1  # of the texts of these tasks: raised where the same settings give others
 RULER_SAMPLES_VERSION = 2  # of the windows with which they are trained
 RULER_TASKS = {  # tokens that are generated for an answer, as published

@@ -71,12 +71,11 @@ def test_seeds_train_a_run_each(work, capsys):
 
 def test_a_training_of_days_on_a_cpu_is_asked_for(work):
     endless = ("model=transformer", "train.steps=10000000")
-    said = r"10,000,000 steps of 4 × 512 .* h on this CPU .* on one H100\): choose size=nano, or set trainer.max_hours"
-    for trainer in ("cpu", "auto"):
-        with pytest.raises(UserError, match=said):
-            work(*endless, f"trainer={trainer}")
+    said = r"10,000,000 steps of 4 × 512 .* h on this CPU .* on one H100\): choose size=nano, or trainer=cpu"
+    with pytest.raises(UserError, match=said):
+        work(*endless, "trainer=auto")
     assert not (work.output / "runs").exists()
-    work(*endless, "trainer.max_hours=null")
+    work(*endless, "trainer=cpu")
     assert work.trained == ["transformer"]
     work(*endless, "eval.length=300")  # needs no training
     assert len(work.evaluated) == 1
@@ -86,7 +85,7 @@ def test_a_run_to_start_from_is_not_trained_for_days_either(work):
     rows = ["+rows.long='model=llama train.steps=10000000'"]
     rows += ["+rows.next='model=llama_landmark start=long train.steps=5'"]
     with pytest.raises(UserError, match=r"10,000,000 steps of 4 × 512 .* h on this CPU"):
-        work(*rows, "row=next")
+        work(*rows, "row=next", "trainer=auto")
     assert not (work.output / "runs").exists()
 
 

@@ -60,7 +60,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "one": (("train.warmup=1",), "train.warmup=1.0: must be above 0 and below 1"),
     "a share that is no number": (("train.warmup=nan",), "train.warmup=nan: must be"),
     "a temperature that is no number": (("generate.temperature=nan",), "generate.temperature=nan: must be a finite"),
-    "zero": (("model.rope_base=0",), "model.rope_base=0.0: must be above 0"),
+    "zero": (("train.max_lr=0",), "train.max_lr=0.0: must be above 0"),
     "one of the seeds": (("seeds=[0,-1]",), "seeds=[0, -1]: must be at least 0"),
     "beyond 64 bits": (
         ("seed=99999999999999999999",),

@@ -19,7 +19,6 @@ BAD = {
     "eval.retriever=bm25 eval.query=word": "eval.query=word: must be one of second_half, sentence, altered",
     "eval.probe=copy eval.length=511": "eval.length=511: must be a multiple of 2, at least 4, as eval.probe=copy",
     "eval.probe=recall eval.length=510": "eval.length=510: must be a multiple of 4, at least 4, as eval.probe=recall",
-    "trainer.profiler=fast": "trainer.profiler=fast: must be one of simple, advanced, pytorch",
     "generate.top_p=0": "generate.top_p=0.0: must be above 0",
     "generate.temperature=-1": "generate.temperature=-1.0: must be at least 0",
     "task=tabel": "task=tabel: must be one of auto, table",

@@ -79,7 +79,7 @@ def test_first_documents_only(corpus: Corpus, books: Path, byte_tokenizer: Token
     assert (few.split("train").documents, few.split("test").documents) == (2, 1)
     assert few.folder != corpus.folder
     for name in ("max_documents", "workers"):
-        with pytest.raises(UserError, match=rf"data\.{name}=0"):
+        with pytest.raises(UserError, match=f"{name}=0"):
             prepare("pg19", byte_tokenizer, tmp_path, path=books, **{name: 0})
 
 

@@ -16,7 +16,7 @@ def row_id(config, run="r", stream="s"):
 @pytest.mark.parametrize(
     "override",
     [
-        *("model.block_size=51", "model.num_layers=3", "model.rope_base=500", "seed=1"),
+        *("model.block_size=51", "model.num_layers=3", "seed=1"),
         *("train.steps=7", "train.batch_size=7", "train.length=300", "train.precision=32-true"),
         *("train.max_lr=1e-3", "train.start_lr=1e-3", "train.final_lr=1e-3", "train.warmup=0.5"),
         "train.weight_decay=0.5",

@@ -1,7 +1,6 @@
 """Landmark attention in decoders of Hugging Face's transformers (the optional extra `hf`).
 
-It uses two extension points of transformers: a registered attention function and a cache. To import it registers the
-models with landmarks, so that AutoModelForCausalLM opens them.
+To import it registers the models with landmarks, so that AutoModelForCausalLM opens them.
 """
 
 from __future__ import annotations

@@ -75,11 +75,7 @@ class LandmarkCache(Cache):
         landmarks: bool = True,
         **settings: Any,
     ):
-        """An empty cache of a model. block_size: ℓ. landmarks: whether the text has some. settings: of
-        `MemorySettings`.
-
-        Raises UserError for a setting that does not exist, or out of range.
-        """
+        """An empty cache of a model. landmarks: whether the text has some. settings: of `MemorySettings`."""
         self._window: Any = window_size(model)
         self._is_full = [kind == FULL for kind in layer_types(model)]
         self._chunk = _Chunk()

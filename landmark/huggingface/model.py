@@ -262,14 +262,13 @@ class LandmarkModel(_Base):
     ) -> Any:
         """transformers' `generate`, greedy, sampling or by beam search, with a landmark memory.
 
-        Ids that are given, streamed, counted by max_new_tokens and returned have no landmarks. They are read `local` at
-        a time, as the model was wrapped, so `prefill_chunk_size` changes nothing. `past_key_values` is a memory of the
-        text read before, which `inputs` (B, T) repeats (`memory.ids`); None: an empty one. With a cache of transformers
-        the original model generates, without landmarks. For beams or several answers a copy of the memory goes on, and
-        the memory itself stays as it was.
+        Ids that are given, streamed, counted and returned have no landmarks. `past_key_values` is a memory of the text
+        read before, which `inputs` (B, T) repeats (`memory.ids`); None: an empty one. With a cache of transformers the
+        original model generates. For beams or several answers a copy of the memory goes on, and the memory itself stays
+        as it was. `prefill_chunk_size` changes nothing.
 
-        Raises UserError for assisted generation, without a cache or with another one, for padding on the right, and for
-        inputs that do not repeat the memory's text and go on.
+        Raises UserError for modes, caches and padding that a memory does not allow, and for inputs that do not repeat
+        the memory's text and go on.
         """
         token = self.landmarks.token
         never = LogitsProcessorList([*(logits_processor or []), *([] if token is None else [_NoLandmark(token)])])

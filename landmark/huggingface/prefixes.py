@@ -18,7 +18,7 @@ BYTES = 4 << 30
 
 @dataclass(eq=False)
 class _Kept:
-    """A memory, and who may go on from it. in_use: a text is being read with it."""
+    """A memory, and whose texts may go on from it. in_use: a text is being read with it."""
 
     cache: LandmarkCache
     owner: str
@@ -37,8 +37,7 @@ class PrefixCache:
 
     1. `using(ids)` finds the memory that shares the longest beginning with a text.
     2. Where the text goes on behind all that it has read, that memory itself goes on. Else a copy begins at the last
-       mark before the difference. Marks are ends of whole chunks, the more of them the nearer to the end, and places
-       where a text went on.
+       mark before the difference (`LandmarkCache.mark_before`).
     3. The caller reads what is new, and generates. Then the memory is kept for texts to come.
     """
 

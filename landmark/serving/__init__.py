@@ -1,7 +1,4 @@
-"""A server of models with landmarks that speaks OpenAI's protocol (the optional extra `serve`).
-
-`python -m landmark.serving FOLDER` starts it; `make_app` makes the application for another server.
-"""
+"""A server that speaks OpenAI's protocol (the extra `serve`): `python -m landmark.serving MODEL`, or `make_app`."""
 
 from __future__ import annotations
 

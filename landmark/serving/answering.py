@@ -36,11 +36,9 @@ class Gone(Exception):
 class Sampling:
     """How an answer is made.
 
-    most: tokens of the answer. temperature: 0, or nearly 0, for the most probable token each time. top_p: the most
-    probable tokens that together have this probability are sampled; top_k: so many (0: all); min_p: those of at least
-    this share of the most probable one's probability. repetition_penalty: divides the scores of tokens that occurred.
-    stop: texts that end the answer, and are not part of it. probable: most probable tokens that are given with each
-    token of the answer; None: no probabilities are.
+    most: tokens of the answer. temperature, top_p, top_k (0: all), min_p, repetition_penalty: as in transformers, but 0
+    is a temperature too. stop: texts that end the answer, and are not part of it. probable: most probable tokens that
+    are given with each token of the answer; None: no probabilities are.
     """
 
     most: int
@@ -115,9 +113,7 @@ class Piece:
 
 class Answering:
     """Reads prompts and samples answers. One step, a chunk of a prompt or a token, is computed at a time, and between
-    steps other requests take their turn.
-
-    model: a model with landmarks. tokenizer: of transformers. most_bytes: of memories that are kept for later requests.
+    steps other requests take their turn. most_bytes: of memories that are kept for later requests.
     """
 
     def __init__(self, model: Any, tokenizer: Any, most_bytes: int = BYTES):

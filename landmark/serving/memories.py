@@ -42,11 +42,9 @@ LOCK, OWNER = ".lock", "server.json"  # of the folder: locked by the server that
 class ServerSettings:
     """Where a server keeps memories, who may ask it, and how much.
 
-    folder: of sessions and documents. keys: a client must send one of them; what belongs to one key, another does not
-    see. body: most bytes of a request. sessions: most sessions and documents of a key. disk: most bytes of all
-    memories. tokens: most tokens of an answer. requests: most that are answered at once; others wait. reuse: most bytes
-    of memories that are kept for later requests.
-    Raises UserError for values out of range.
+    keys: a client must send one of them; what belongs to one key, another does not see. The numbers are the most: bytes
+    of a request, sessions and documents of a key, bytes of all memories on disk, tokens of an answer, requests that are
+    answered at once, and bytes of memories kept for later requests. Raises UserError for values out of range.
     """
 
     folder: Path

@@ -51,6 +51,8 @@ class Asked(_Body):
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     n: int = Field(1, ge=1, le=128)
     stream: bool = False
+    logprobs: bool | int = Field(False, description="of a chat true or false, of a text the number of tokens")
+    top_logprobs: int = Field(0, ge=0, le=20)
     stream_options: dict[str, Any] | None = Field(None, description="include_usage: a last chunk with the counts")
     session: Text | None = None
     document: Text | None = None
@@ -84,14 +86,15 @@ class Asked(_Body):
     @property
     def probable(self) -> int | None:
         """Most probable tokens that are wanted with each token; None: no probabilities are."""
-        raise NotImplementedError
+        if isinstance(self.logprobs, bool):
+            return self.top_logprobs if self.logprobs else None
+        return self.logprobs
 
 
 class Completion(Asked):
     """The body of /v1/completions. prompt: a text or ids, or several of them."""
 
     prompt: Text | list[Text] | list[int] | list[list[int]]
-    logprobs: bool | int = False
     best_of: int = 1
     echo: bool = False
     suffix: str = ""
@@ -115,10 +118,6 @@ class Completion(Asked):
         """Each prompt."""
         one = isinstance(self.prompt, str) or (bool(self.prompt) and isinstance(self.prompt[0], int))
         return [self.prompt] if one else self.prompt  # pyright: ignore[reportReturnType]
-
-    @property
-    def probable(self) -> int | None:
-        return None if self.logprobs is False else int(self.logprobs)
 
 
 class TextPart(_Body):
@@ -154,8 +153,6 @@ class Chat(Asked):
     """The body of /v1/chat/completions. chat_template_kwargs: settings of the template, as `enable_thinking`."""
 
     messages: list[Message] = Field(min_length=1)
-    logprobs: bool = False
-    top_logprobs: int = Field(0, ge=0, le=20)
     chat_template_kwargs: dict[str, Any] = {}
     response_format: dict[str, Any] = {"type": "text"}
     modalities: list[str] = ["text"]
@@ -175,10 +172,6 @@ class Chat(Asked):
         others |= {"response_format": self.response_format.get("type") != "text"}
         others |= {name: getattr(self, name) not in ("auto", "none") for name in ("tool_choice", "function_call")}
         return [*super()._without_effect(), *(name for name, changes in others.items() if changes)]
-
-    @property
-    def probable(self) -> int | None:
-        return self.top_logprobs if self.logprobs else None
 
 
 class Document(_Body):

@@ -52,7 +52,6 @@ class Sampling:
 
     @property
     def draws(self) -> bool:
-        """Whether tokens are drawn; else the most probable one is taken."""
         return self.temperature >= LEAST_TEMPERATURE
 
     def warpers(self) -> LogitsProcessorList:

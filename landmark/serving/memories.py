@@ -116,7 +116,6 @@ class Memories:
                 self._count(folder)
 
     def close(self) -> None:
-        """Leave the folder to another server."""
         self._lock.release()
 
     @contextmanager

@@ -191,7 +191,7 @@ def test_a_family_is_built_anew_with_the_shape_that_is_asked_for(kind):
 
 
 def test_models_that_do_not_fit_are_refused(folder, tmp_path):
-    with pytest.raises(UserError, match=r"no such folder, and the hub"):
+    with pytest.raises(UserError, match=r"there is no such folder"):
         start_from(str(tmp_path / "nowhere"), shape())
     with pytest.raises(UserError, match=r"holds no config\.json"):
         weights_sha256(str(tmp_path))

@@ -1,6 +1,8 @@
 """Our models in lm-evaluation-harness, against its own model `hf` and against sums by hand; its tasks, offline."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
@@ -32,6 +34,11 @@ PAIRS = [("the boat", " sees the crow"), ("a crow", " hears"), ("", "the crow se
 RULER = str(Path(lm_eval.__file__).parent / "tasks" / "ruler")
 TASKS = TaskManager(include_defaults=False)  # to list all tasks takes most of the time
 DOCUMENTS = [LINE, 5 * LINE, "crow"]
+
+TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
 
 
 def requests(kind, *arguments):
@@ -92,6 +99,21 @@ def own(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="module")
+def chatting(tmp_path_factory):
+    """A tiny Llama with a template for chats, and a tokenizer that puts the beginning of text before each text."""
+    from tokenizers.processors import TemplateProcessing
+
+    folder = tmp_path_factory.mktemp("chatting")
+    model, tokenizer = make_model("llama"), make_tokenizer()
+    tokenizer.bos_token, tokenizer.chat_template = "<eot>", TEMPLATE
+    processor = TemplateProcessing(single="<eot> $A", special_tokens=[("<eot>", tokenizer.eos_token_id)])
+    tokenizer.backend_tokenizer.post_processor = processor
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
 def test_loglikelihoods_are_those_of_hf_to_the_last_bit(both):
     asked = requests("loglikelihood", *PAIRS)
     ours, theirs = (model.loglikelihood(asked, disable_tqdm=True) for model in both)
@@ -111,13 +133,6 @@ def test_documents_longer_than_the_model_are_cut_into_the_windows_of_hf(plain):
     assert ours.loglikelihood_rolling(asked) == theirs.loglikelihood_rolling(asked, disable_tqdm=True)
     asked = requests("loglikelihood", *PAIRS)
     assert ours.loglikelihood(asked) == theirs.loglikelihood(asked, disable_tqdm=True)
-
-
-@pytest.mark.parametrize("tokens", [64, 65])
-def test_an_answer_that_leaves_no_room_for_a_prompt_is_refused(plain, tokens):
-    model = LandmarkLM(str(plain), device="cpu", max_length=64)
-    with pytest.raises(UserError, match=f"max_gen_toks={tokens}: leaves no room for a prompt within max_length=64"):
-        model.generate_until(requests("generate_until", (LINE, {"until": [], "max_gen_toks": tokens})))
 
 
 def test_generated_texts_are_those_of_hf(both):
@@ -222,35 +237,97 @@ def test_rulers_own_task_runs_offline(wrapped):
     assert 0 <= results["results"]["ruler_fwe"]["1024,none"] <= 1
 
 
-def test_settings_that_make_no_sense_are_refused(plain, own):
-    with pytest.raises(UserError, match="without landmarks"):
-        LandmarkLM(str(plain), device="cpu", k=4)
-    with pytest.raises(UserError, match="batch_size=auto"):
-        LandmarkLM(str(plain), device="cpu", batch_size="auto")
-    with pytest.raises(UserError, match="retrieval.k=-1"):
-        LandmarkLM(str(own), tokenizer="bytes", device="cpu", k=-1)
+@pytest.mark.parametrize(
+    ("model", "setting", "message"),
+    [
+        ("plain", {"k": 4}, "without landmarks"),
+        ("plain", {"batch_size": "auto"}, "batch_size=auto"),
+        ("own", {"tokenizer": "bytes", "k": -1}, "retrieval.k=-1"),
+        ("plain", {"local": 0}, "local=0: must be a whole number"),
+        ("plain", {"local": "many"}, "local=many: must be a whole number"),
+        ("plain", {"max_length": -1}, "max_length=-1: must be a whole number"),
+        ("plain", {"max_gen_toks": 0}, "max_gen_toks=0: must be a whole number"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(model, setting, message, request):
+    with pytest.raises(UserError, match=message):
+        LandmarkLM(str(request.getfixturevalue(model)), device="cpu", **setting)
 
 
-def test_a_setting_of_the_template_reaches_it(without):
-    for thinks, written in ((None, "[Who?]"), (True, "[Who?]<think>")):
-        model = LandmarkLM(str(without), device="cpu", enable_thinking=thinks)
-        model.tokenizer.chat_template = (
-            "{% for each in messages %}[{{ each.content }}]{% endfor %}{% if enable_thinking %}<think>{% endif %}"
-        )
-        assert model.apply_chat_template([{"role": "user", "content": "Who?"}]) == written
+UNKNOWN = "is not known here, only do_sample, max_gen_toks"
 
 
-def test_only_the_logits_of_a_chunk_are_held(without, monkeypatch):
-    """Those of a text of 128 K tokens would take tens of GB."""
-    model = LandmarkLM(str(without), device="cpu", local=16)
-    held, log_softmax = [], torch.nn.functional.log_softmax
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"num_beams": 4}, f"gen_kwargs num_beams=4: {UNKNOWN}"),
+        ({"repetition_penalty": 1.3}, f"gen_kwargs repetition_penalty=1.3: {UNKNOWN}"),
+        ({"min_p": 0.1}, f"gen_kwargs min_p=0.1: {UNKNOWN}"),
+        ({"tempereture": 1}, f"gen_kwargs tempereture=1: {UNKNOWN}"),
+        ({"stop": ["a"]}, rf"gen_kwargs stop=\['a'\]: {UNKNOWN}"),
+        *(
+            ({"max_gen_toks": n}, f"max_gen_toks={n}: leaves no room for a prompt within max_length=64")
+            for n in (64, 65)
+        ),
+    ],
+)
+def test_options_of_a_generation_that_cannot_be_followed_are_refused(plain, option, message):
+    model = LandmarkLM(str(plain), device="cpu", max_length=64)
+    with pytest.raises(UserError, match=message):
+        model.generate_until(requests("generate_until", (LINE, {"until": [], "max_gen_toks": 3, **option})))
 
-    def counted(logits, dim):
-        held.append(logits.shape[1])
-        return log_softmax(logits, dim)
 
-    monkeypatch.setattr("landmark.evaluation.harness.F.log_softmax", counted)
-    text = LINE * 3
-    model.loglikelihood_rolling(requests("loglikelihood_rolling", (text,)))
-    assert max(held) == 16
-    assert sum(held) == len(model.tok_encode(text))
+def test_options_that_change_nothing_are_accepted(plain):
+    model = LandmarkLM(str(plain), device="cpu")
+    options = {"until": [], "max_gen_toks": 5, "do_sample": False}
+    more = {"num_beams": 1, "repetition_penalty": 1.0, "top_k": 0, "temperature": 0.0, "min_p": None}
+    asked = [requests("generate_until", (LINE, given)) for given in (options, options | more)]
+    first, second = (model.generate_until(each) for each in asked)
+    assert first == second
+
+
+def test_a_continuation_that_does_not_fit_is_refused(plain):
+    model = LandmarkLM(str(plain), device="cpu", max_length=10)
+    with pytest.raises(UserError, match="max_length=10: a continuation has 14 tokens"):
+        model.loglikelihood(requests("loglikelihood", ("the boat", " sees the crow")))
+    with pytest.raises(UserError, match="a continuation has 0 tokens"):
+        model.loglikelihood(requests("loglikelihood", ("the boat", "")))
+    assert len(model.loglikelihood(requests("loglikelihood", ("the boat", " sees the")))) == 1
+
+
+def test_chats_are_those_of_hf(chatting):
+    """Their texts, their ids with one beginning of text, and a task's results."""
+    ours, theirs = (
+        LandmarkLM(str(chatting), device="cpu"),
+        HFLM(pretrained=str(chatting), device="cpu", dtype="float32"),
+    )
+    chat = [{"role": "user", "content": "the crow"}, {"role": "assistant", "content": "sees"}]
+    for prompt in (True, False):
+        text = ours.apply_chat_template(chat, add_generation_prompt=prompt)
+        assert text == theirs.apply_chat_template(chat, add_generation_prompt=prompt)
+        assert ours.tok_encode(text) == theirs.tok_encode(text)
+        assert ours.tok_encode(text).count(ours.eot_token_id) == 1
+    assert ours.chat_template(True) == theirs.chat_template(True) == TEMPLATE
+    found, expected = (
+        simple_evaluate(model=model, tasks=[Colours()], bootstrap_iters=0, log_samples=True, apply_chat_template=True)[
+            "samples"
+        ]["colours"]
+        for model in (ours, theirs)
+    )
+    assert [each["arguments"] for each in found] == [each["arguments"] for each in expected]
+    assert [each["filtered_resps"] for each in found] == [each["filtered_resps"] for each in expected]
+
+
+def test_a_tokenizer_without_a_template_writes_no_chats(plain, own):
+    for model in (LandmarkLM(str(plain), device="cpu"), LandmarkLM(str(own), tokenizer="bytes", device="cpu")):
+        with pytest.raises(UserError, match="has no template for chats"):
+            model.apply_chat_template([{"role": "user", "content": "Who?"}])
+
+
+def test_a_wrong_path_is_one_line(tmp_path):
+    arguments = ["run", "--model", "landmark", "--tasks", "lambada_openai", "--model_args", f"path={tmp_path}/nothing"]
+    command = [sys.executable, "-m", "landmark.evaluation.harness", *arguments]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
+    assert ended.returncode == 2
+    assert "Traceback" not in ended.stderr
+    assert ended.stderr.splitlines()[-1].endswith("nothing/config.json is missing: name the folder of a finished run")

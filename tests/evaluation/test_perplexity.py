@@ -11,9 +11,13 @@ from landmark.config.schema import CmtConfig, Config, EvalConfig, MemoryConfig, 
 from landmark.data.stream import Stream
 from landmark.data.tokenizers import load_tokenizer
 from landmark.evaluation import evaluate
+from landmark.evaluation.chunks import attention_size
 from landmark.models import Decoder
+from landmark.training.fit import training_flops_per_token
 from landmark.utils.errors import UserError
+from landmark.utils.flops import flops_per_token, keys_per_query
 from tests.configurations import changed, decoder_config
+from tests.training.training_case import make_config
 
 TOKENIZER = load_tokenizer("bytes")
 PLAIN = decoder_config("transformer", vocab_size=320, num_layers=2, num_heads=2, head_dim=8, mlp_dim=32)
@@ -68,12 +72,14 @@ def test_whole_split_by_hand(stream):
     assert result["keys_attended"] == 32.5
 
 
-@pytest.mark.parametrize("batch_size", [1, 3, 100])
-def test_batches_do_not_matter(stream, batch_size):
+def test_batches_do_not_matter(stream):
     model = model_of(LANDMARK)
-    expected = evaluate(model, stream, TOKENIZER, settings(local=20, batch_size=2))
-    ours = evaluate(model, stream, TOKENIZER, settings(local=20, batch_size=batch_size))
-    np.testing.assert_allclose(ours["segments"], expected["segments"], rtol=1e-4)
+    found = [
+        evaluate(model, stream, TOKENIZER, settings(local=20, batch_size=size, tokens=448, span=448))["segments"]
+        for size in (1, 3, 100)
+    ]
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-4)
+    np.testing.assert_allclose(found[2], found[0], rtol=1e-4)
 
 
 def test_memory_that_holds_everything_equals_one_window(stream):
@@ -175,3 +181,31 @@ def test_progress_reaches_the_end(stream):
 def test_settings_that_do_not_fit_are_refused(stream, config, change, message):
     with pytest.raises(UserError, match=message):
         evaluate(model_of(config), stream, TOKENIZER, settings(**change))
+
+
+@pytest.mark.parametrize(("length", "window", "cache"), [(2048, 256, 256), (64, 16, 24), (50, 16, 0)])
+def test_transformer_xl_attends_to_as_many_keys_in_training_and_evaluation(length, window, cache):
+    shape = changed(XL, window=window, cache=cache)
+    keys = keys_per_query(length, window, cache)
+    assert attention_size(shape, settings(length), length, window) == (keys, 0.0)
+    model = model_of(shape)
+    config = make_config("transformer_xl", length=length)
+    assert training_flops_per_token(model, config) == flops_per_token(model.num_parameters(), 2, 16, keys)
+
+
+def test_keys_of_the_papers_transformer_xl_and_of_a_plain_model():
+    assert keys_per_query(2048, 256, 256) == 352.5
+    assert attention_size(PLAIN, settings(64), 64, 64) == (keys_per_query(64), 0.0)
+
+
+@pytest.mark.parametrize(("block", "window", "k", "dense"), [(5, 10, 3, 0), (4, 0, 2, 0), (3, 21, 1, 0), (4, 8, 2, 40)])
+def test_a_model_that_reads_without_landmarks_attends_to_its_window_and_its_blocks(block, window, k, dense):
+    """As the memory reads: blocks that end before the window of a query's block are far, and k of them are read."""
+    config, shape = settings(64, k=k, window=window), changed(LANDMARK, block_size=block)
+    config.model.as_is, config.memory.dense = True, dense
+    config.retrieval.scorer, config.retrieval.granularity = "mean_key", "per_token_and_group"
+    seen = []
+    for query in range(64):
+        far = max(0, query // block * block - window) // block
+        seen.append(query + 1 - (0 if query // block * block < dense else max(0, far - k) * block))
+    assert attention_size(shape, config, 64, 16)[0] == sum(seen) / 64

@@ -11,18 +11,12 @@ import torch.nn.functional as F
 from landmark.config.schema import Config, EvalConfig, MemoryConfig, ModelConfig, RetrievalConfig
 from landmark.data.evaluation_texts import probe_texts
 from landmark.data.stream import Stream
-from landmark.data.tokenizers import load_tokenizer
 from landmark.evaluation import evaluate_probe
-from landmark.models import Decoder
 from landmark.models.language_model import LanguageModel
 from landmark.utils.significance import mean_and_error, paired_difference, share_interval
-from tests.configurations import changed, decoder_config
+from tests.evaluation.test_perplexity import LANDMARK, PLAIN, TOKENIZER, model_of
 
-TOKENIZER = load_tokenizer("bytes")
 V = TOKENIZER.vocab_size
-PLAIN = decoder_config("transformer", vocab_size=V, num_layers=2, num_heads=2, head_dim=8, mlp_dim=32)
-LANDMARK = changed(PLAIN, kind="landmark", block_size=5, landmark_id=TOKENIZER.landmark)
-XL = changed(PLAIN, kind="transformer_xl", window=16, cache=16)
 NOTHING = math.log(V)  # the loss of a guess
 
 
@@ -82,15 +76,6 @@ def settings(probe, length=60, local=None, k=2, prompts=6, batch_size=None, **me
         retrieval=RetrievalConfig(k=k),
         memory=MemoryConfig(**memory),
     )
-
-
-def model_of(config):
-    torch.manual_seed(0)
-    model = Decoder(config).eval()
-    for parameter in model.parameters():
-        if parameter.ndim == 2:
-            parameter.data *= 10
-    return model
 
 
 @pytest.mark.parametrize(("length", "local"), [(60, None), (60, 60), (60, 7), (400, 50)])
@@ -167,37 +152,6 @@ def test_losses_by_hand(stream, probe):
     else:
         assert results["correct"] == right
         assert results["recall"] == sum(right) / 90
-
-
-@pytest.mark.parametrize("probe", ["copy", "recall"])
-def test_memory_that_holds_everything_equals_one_window(stream, probe):
-    model = model_of(LANDMARK)
-    whole = evaluate_probe(model, stream, TOKENIZER, settings(probe, 60))
-    everything = evaluate_probe(model, stream, TOKENIZER, settings(probe, 60, 17, k=12))
-    two, nothing = (evaluate_probe(model, stream, TOKENIZER, settings(probe, 60, 17, k=k)) for k in (2, 0))
-    assert everything["nll"] == pytest.approx(whole["nll"], rel=1e-4)
-    assert len({round(results["nll"], 4) for results in (whole, two, nothing)}) == 3
-    assert nothing["keys_attended"] < two["keys_attended"] < everything["keys_attended"] == whole["keys_attended"] == 30
-    assert two["memory"]["retrievals"] > 0 == nothing["memory"]["retrievals"]
-
-
-@pytest.mark.parametrize("batch_size", [1, 4, 100])
-def test_batches_do_not_matter(stream, batch_size):
-    expected, ours = (
-        evaluate_probe(model_of(LANDMARK), stream, TOKENIZER, settings("copy", 60, 17, batch_size=size))
-        for size in (2, batch_size)
-    )
-    np.testing.assert_allclose(ours["segments"], expected["segments"], rtol=1e-4)
-
-
-def test_other_models_are_read_with_their_own_memory(stream):
-    plain = evaluate_probe(model_of(PLAIN), stream, TOKENIZER, settings("copy"))
-    short = evaluate_probe(model_of(XL), stream, TOKENIZER, settings("copy"))
-    long = evaluate_probe(model_of(changed(XL, cache=60)), stream, TOKENIZER, settings("copy"))
-    window = evaluate_probe(model_of(PLAIN), stream, TOKENIZER, settings("copy", local=16, window=60))
-    assert short["nll"] != pytest.approx(plain["nll"], rel=1e-4)
-    assert long["nll"] == pytest.approx(plain["nll"], rel=1e-4)
-    assert window["nll"] == pytest.approx(plain["nll"], rel=1e-4)
 
 
 @pytest.mark.parametrize("probe", ["copy", "recall"])

@@ -1,31 +1,43 @@
-"""Accuracy of answers, and its exact bounds."""
+"""Accuracy of answers: pass keys, tasks of RULER whose right blocks are given, MQAR; and exact bounds."""
+
+import math
 
 import pytest
+import torch
 
-from landmark.config.schema import Config, EvalConfig, RetrievalConfig
-from landmark.data import SyntheticCorpus, load_tokenizer
+from landmark.config.schema import Config, DataConfig, EvalConfig, ModelConfig, RetrievalConfig
+from landmark.data import SyntheticCorpus, load_tokenizer, synthetic_corpus
 from landmark.data.passkey import Passkey
-from landmark.evaluation import evaluate_recall
+from landmark.data.ruler import Ruler
+from landmark.data.ruler.material import Essays
+from landmark.evaluation import evaluate_mqar, evaluate_recall
+from landmark.evaluation.recall import score_interval
 from landmark.memory import Memory
 from landmark.models import Decoder
+from landmark.models.language_model import LanguageModel
 from landmark.utils.significance import clopper_pearson
 from tests.configurations import decoder_config
 
-TOKENIZER = load_tokenizer("bytes")
+BYTES, CODE, SYMBOLS = load_tokenizer("bytes"), load_tokenizer("code"), load_tokenizer("symbols", vocab_size=64)
+ESSAYS = Essays(CODE.encode("The crow sees the boat. The boat sees the crow. " * 50), CODE)
 
 
-def settings(**changes) -> Config:
+def decoder(kind="landmark", tokenizer=CODE, block_size=20):
+    shape = {"num_layers": 1, "num_heads": 2, "head_dim": 8, "mlp_dim": 16, "block_size": block_size}
+    torch.manual_seed(0)
+    return Decoder(decoder_config(kind, tokenizer.vocab_size, landmark_id=tokenizer.landmark, **shape))
+
+
+def settings(scorer="landmark", k=2, pairs=4, **changes) -> Config:
     evaluation = {"length": 310, "local": 100, "split": "test", "prompts": 9, "generated": 7, "batch_size": 4}
-    return Config(eval=EvalConfig(**evaluation | changes), retrieval=RetrievalConfig(k=2))
-
-
-def decoder(kind):
-    shape = {"num_layers": 1, "num_heads": 2, "head_dim": 8, "mlp_dim": 16, "block_size": 20}
-    return Decoder(decoder_config(kind, TOKENIZER.vocab_size, landmark_id=TOKENIZER.landmark, **shape))
+    data, retrieval = DataConfig(name="mqar", pairs=pairs), RetrievalConfig(k=k, scorer=scorer)
+    return Config(
+        model=ModelConfig(kind="landmark"), data=data, eval=EvalConfig(**evaluation | changes), retrieval=retrieval
+    )
 
 
 def test_counts_the_prompts_that_are_answered(monkeypatch):
-    corpus = SyntheticCorpus(Passkey(), TOKENIZER)
+    corpus = SyntheticCorpus(Passkey(), BYTES)
     prompts = {tuple(p.tokens.tolist()): p.answer for p in corpus.prompts("test", 310, 9)}
     wrong = list(prompts)[3]
 
@@ -34,10 +46,10 @@ def test_counts_the_prompts_that_are_answered(monkeypatch):
         assert isinstance(memory, Memory)
         rows = [tuple(row.tolist()) for row in read]
         texts = ["nothing" if row == wrong else f" {prompts[row]}. " for row in rows]
-        return [TOKENIZER.encode(f"{text:9}")[:count].tolist() for text in texts]
+        return [BYTES.encode(f"{text:9}")[:count].tolist() for text in texts]
 
     monkeypatch.setattr(Decoder, "generate", answer)
-    results = evaluate_recall(decoder("landmark"), corpus, TOKENIZER, settings())
+    results = evaluate_recall(decoder("landmark", BYTES), corpus, BYTES, settings())
     assert results["correct"] == [1, 1, 1, 0, 1, 1, 1, 1, 1]
     assert results["accuracy"] == 8 / 9
     assert (results["accuracy_low"], results["accuracy_high"]) == clopper_pearson(8, 9)
@@ -49,15 +61,71 @@ def test_counts_the_prompts_that_are_answered(monkeypatch):
     ("kind", "local", "tier"), [("landmark", 100, "device"), ("landmark", 100, "disk"), ("transformer", None, "device")]
 )
 def test_an_untrained_model_is_evaluated_on_the_real_path(kind, local, tier):
-    corpus = SyntheticCorpus(Passkey(), TOKENIZER)
+    corpus = SyntheticCorpus(Passkey(), BYTES)
     seen, config = [], settings(local=local)
     config.memory.tier = tier
-    results = evaluate_recall(decoder(kind), corpus, TOKENIZER, config, lambda *done: seen.append(done))
+    results = evaluate_recall(decoder(kind, BYTES), corpus, BYTES, config, lambda *done: seen.append(done))
     assert (results["memory"].get("cache_misses", 0) > 0) == (tier == "disk")
     assert results["accuracy"] == 0
     assert seen[-1] == (9 * 310, 9 * 310)
-    assert all(len(TOKENIZER.encode(text)) <= 7 or "\ufffd" in text for _, text in results["answers"])
+    assert all(len(BYTES.encode(text)) <= 7 or "\ufffd" in text for _, text in results["answers"])
     assert (results["memory"].get("retrievals", 0) > 0) == (kind == "landmark")
+
+
+def of_ruler(scorer="landmark") -> Config:
+    return settings(scorer, k=4, length=1200, prompts=4, generated=6, batch_size=2)
+
+
+@pytest.mark.parametrize(("task", "needed"), [("niah_single_1", 1), ("vt", 3)])
+def test_the_blocks_with_the_answer_are_given(task, needed, monkeypatch):
+    """Whichever they are for each prompt of a batch, all of them or as many as k."""
+    corpus = SyntheticCorpus(Ruler(task, 6, ESSAYS), CODE)
+    evidence = {tuple(prompt.tokens.tolist()): prompt.evidence for prompt in corpus.prompts("test", 1200, 4)}
+    asked = []
+
+    def answer(model, prompts, count, memory, **_):
+        assert isinstance(memory, Memory)
+        for prompt, blocks in zip(prompts, memory.select.innermost.numbers, strict=True):
+            wanted = {token // 20 for first, stop in evidence[tuple(prompt.tolist())] for token in range(first, stop)}
+            assert {block for block in blocks.tolist() if block >= 0} == wanted
+            asked.append(len(wanted))
+        return [[] for _ in prompts]
+
+    monkeypatch.setattr(Decoder, "generate", answer)
+    evaluate_recall(decoder(), corpus, CODE, of_ruler("given"))
+    assert len(asked) == 4
+    assert min(asked) >= needed
+
+
+@pytest.mark.parametrize("scorer", ["landmark", "given"])
+def test_a_task_of_ruler_is_evaluated_on_the_real_path(scorer):
+    corpus = SyntheticCorpus(Ruler("niah_multivalue", 6, ESSAYS), CODE)
+    results = evaluate_recall(decoder(), corpus, CODE, of_ruler(scorer))
+    assert results["accuracy"] == 0
+    assert results["memory"]["retrievals"] > 0
+    assert [len(expected.split()) for expected, _ in results["answers"]] == [4] * 4
+
+
+def test_parts_of_an_answer_count(monkeypatch):
+    corpus = SyntheticCorpus(Ruler("niah_multivalue", 6, ESSAYS), CODE)
+    answers = {tuple(prompt.tokens.tolist()): prompt.answer for prompt in corpus.prompts("test", 1200, 4)}
+
+    def answer(model, prompts, count, **_):
+        return [CODE.encode(" ".join(answers[tuple(prompt.tolist())].split()[:3])).tolist() for prompt in prompts]
+
+    monkeypatch.setattr(Decoder, "generate", answer)
+    results = evaluate_recall(decoder(), corpus, CODE, of_ruler())
+    assert results["correct"] == [0.75] * 4
+    assert results["accuracy"] == 0.75
+    assert (results["accuracy_low"], results["accuracy_high"]) == clopper_pearson(3, 4)
+
+
+def test_the_interval_of_parts_holds_that_of_whole_answers():
+    assert score_interval([1, 1, 0, 1]) == clopper_pearson(3, 4)
+    low, high = score_interval([0.5, 0.25, 1, 0])
+    assert low == clopper_pearson(1, 4)[0]
+    assert high == clopper_pearson(math.ceil(1.75), 4)[1]
+    assert score_interval([0.2] * 5) == clopper_pearson(1, 5)
 
 
 @pytest.mark.parametrize(
@@ -67,3 +135,57 @@ def test_an_untrained_model_is_evaluated_on_the_real_path(kind, local, tier):
 def test_clopper_pearson(successes, trials, low, high):
     """Values from published tables of the exact binomial interval."""
     assert clopper_pearson(successes, trials) == pytest.approx((low, high), abs=1e-4)
+
+
+class Table(LanguageModel):
+    """Knows the value of each key that it has read, or with `forgets` of none before the present chunk."""
+
+    def __init__(self, forgets=False):
+        super().__init__()
+        self.config, self.forgets = decoder(tokenizer=SYMBOLS, block_size=5).config, forgets
+        self.unused = torch.nn.Parameter(torch.zeros(1))
+
+    def new_memory(self, **settings):
+        return []
+
+    def forward(self, tokens, memory=None, last=False):
+        logits = torch.zeros(*tokens.shape, SYMBOLS.vocab_size)
+        if not memory:
+            memory.append([{} for _ in tokens])
+        for row, text, known in zip(logits, tokens.tolist(), memory[0], strict=True):
+            for place, token in enumerate(text):
+                if place and token >= 32:
+                    known.setdefault(text[place - 1], token)
+                if token in known:
+                    row[place, known[token]] = 9.0
+        if self.forgets:
+            memory.clear()
+        return logits
+
+
+def recalled(model, length, local, batch_size=None):
+    config = settings(length=length, local=local, prompts=10, batch_size=batch_size)
+    corpus = synthetic_corpus(config.data, SYMBOLS)
+    assert corpus is not None
+    return evaluate_mqar(model, corpus, SYMBOLS, config)
+
+
+@pytest.mark.parametrize("batch_size", [None, 3])
+@pytest.mark.parametrize(("length", "local"), [(64, 64), (64, 10), (400, 50)])
+def test_a_model_that_remembers_recalls_everything(length, local, batch_size):
+    results = recalled(Table(), length, local, batch_size)
+    assert results["recall"] == 1
+    assert results["correct"] == [4] * 10
+    assert results["tokens"] == 40
+    assert results["recall_low"] > 0.9
+
+
+def test_a_model_that_forgets_recalls_what_is_asked_in_the_chunk_of_the_pairs():
+    results = recalled(Table(forgets=True), 64, 10)
+    assert 0 < results["recall"] < 0.5
+
+
+def test_mqar_is_evaluated_on_the_real_path():
+    results = recalled(decoder(tokenizer=SYMBOLS, block_size=5), 64, 10)
+    assert results["recall"] < 0.5
+    assert results["memory"]["retrievals"] > 0

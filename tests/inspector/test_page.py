@@ -1,19 +1,32 @@
-"""The page has the values of the trace, and no text of it is taken for HTML."""
+"""`task=inspect` from a command to a page, which has the values of the trace and takes no text for HTML."""
 
 import base64
+import io
 import itertools
 import json
 import re
+import shlex
+import sys
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from landmark.cli import main as app
+from landmark.config import to_config
+from landmark.config.saved import write_launch
 from landmark.inspector.page import NATS, SCRIPTS, UNIT, _characters, render
 from landmark.inspector.trace import Trace, trace_retrieval
+from landmark.models import save
+from landmark.utils.errors import UserError
+from landmark.utils.files import write_json
+from tests.configurations import compose_conf
 from tests.inspector.conftest import LOCAL, TEXT, TOKENIZER, model_of
+
+LONG = TEXT * 7  # more than a chunk of 250
 
 
 def data_of(page: str, trace: Trace) -> tuple[dict, dict[str, np.ndarray]]:
@@ -67,3 +80,80 @@ def test_characters_belong_to_the_piece_they_begin_in(text, data):
 
 def test_bytes_that_are_no_text_are_marked():
     assert _characters([b"a", b"\xff", b"\xe2\x82", b"b", b"\xc3"]) == ["a", "�", "�", "b", "�"]
+
+
+def trained(folder, **changed) -> None:
+    save(model_of(**changed), folder)
+    write_json(folder / "run.json", {"model": {}, "tokenizer": TOKENIZER.hash})
+    kind = changed.get("kind", "landmark")
+    write_launch(folder, to_config(compose_conf(["size=nano", "tokenizer=bytes", f"model={kind}"])))
+
+
+@pytest.fixture
+def inspect(tmp_path, monkeypatch, capsys):
+    """A function that runs the task in a folder with two models and a book, and returns its output."""
+    trained(tmp_path / "DIR")
+    trained(tmp_path / "plain", kind="transformer")
+    (tmp_path / "book.txt").write_text(LONG, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words):
+        app.run(to_config(compose_conf([*words, "trainer=cpu"])), list(words), compose_conf)
+        return capsys.readouterr().out
+
+    return run
+
+
+def readme_command() -> list[str]:
+    text = (Path(__file__).parents[2] / "docs" / "read_a_text.md").read_text(encoding="utf-8").replace("\\\n", " ")
+    (line,) = re.findall(r"^python run\.py (task=inspect .*)$", text, re.MULTILINE)
+    return shlex.split(line)
+
+
+def test_the_command_of_the_readme_writes_a_page(inspect, tmp_path):
+    said = inspect(*readme_command())
+    path = Path("outputs/inspect/book-DIR.html")
+    size = path.stat().st_size / 1e6
+    tokens = len(LONG.encode())
+    assert said == f"{path}: {tokens} tokens, {tokens // 5} blocks, {size:.1f} MB\n"
+    assert "".join(texts_of(path)) == LONG
+    assert [each.name for each in path.parent.iterdir()] == [path.name], "no temporary file is left"
+
+
+def texts_of(path) -> list[str]:
+    trace = trace_retrieval(model_of(), TOKENIZER.encode(LONG))
+    content, _ = data_of(path.read_text(encoding="utf-8"), trace)
+    return content["tokens"]
+
+
+def test_file_and_prompt_are_one_text(inspect, monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "stdin", io.StringIO(LONG[:200]))
+    words = ["task=inspect", "run=DIR", "tokenizer=bytes", "prompt_file=-", f"output={tmp_path / 'a'}"]
+    said = inspect(*words, f"prompt='{LONG[200:250].replace(chr(10), ' ')}'", "eval.local=50", "memory.blocks=9")
+    path = tmp_path / "a" / "inspect" / "prompt-DIR.html"
+    assert said.startswith(f"{path}: ")
+    assert '"title":"prompt"' in (page := path.read_text(encoding="utf-8"))
+    assert '"chunks of":50,"k":4,"chosen":"per token and head","blocks kept":9' in page
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["prompt=hello"], "in a text of 5 tokens, read 250 at a time"),
+        (["prompt_file=nowhere.txt"], "prompt_file=nowhere.txt: cannot be read"),
+        (["prompt_file=book.txt", "run=plain"], "a transformer has no blocks to retrieve"),
+        (["prompt_file=book.txt", "memory.load=book.memory"], "memory.load=book.memory: is for task=generate"),
+    ],
+)
+def test_bad_input_is_refused(inspect, tmp_path, words, said):
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(UserError, match=said):
+        inspect("task=inspect", "tokenizer=bytes", *([] if "run=plain" in words else ["run=DIR"]), *words)
+    assert sorted(tmp_path.rglob("*")) == before, "nothing is left behind"
+
+
+def test_a_page_that_cannot_be_written_is_refused(inspect, tmp_path):
+    (tmp_path / "outputs").mkdir()
+    (tmp_path / "outputs" / "inspect").touch()
+    with pytest.raises(UserError, match=r"outputs/inspect/book-DIR\.html: cannot be written"):
+        inspect("task=inspect", "tokenizer=bytes", "run=DIR", "prompt_file=book.txt")

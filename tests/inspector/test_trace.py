@@ -103,26 +103,29 @@ def test_progress_ends_at_the_whole(tokens):
     assert calls[-1] == (len(tokens), len(tokens))
 
 
-def test_a_text_without_anything_to_retrieve_is_refused(tokens):
-    trace_retrieval(model_of(), tokens[: LOCAL + 1], LOCAL)
-    with pytest.raises(
-        UserError, match="18 tokens, read 18 at a time .* give one of more than 18, or lower eval.local"
-    ):
-        trace_retrieval(model_of(), tokens[:LOCAL], LOCAL)
-    with pytest.raises(UserError, match="give one of more than 6"):
-        trace_retrieval(model_of(), tokens[:6], 3)
+@pytest.mark.parametrize(
+    ("model", "count", "local", "k", "message"),
+    [
+        ({}, LOCAL, LOCAL, 4, "18 tokens, read 18 at a time .* give one of more than 18, or lower eval.local"),
+        ({}, 6, 3, 4, "give one of more than 6"),
+        ({}, 99, LOCAL, 0, "retrieval.k=0: nothing is retrieved"),
+        ({"kind": "transformer"}, 99, LOCAL, 4, "a transformer has no blocks to retrieve"),
+    ],
+)
+def test_a_text_without_anything_to_retrieve_is_refused(tokens, model, count, local, k, message):
+    with pytest.raises(UserError, match=message):
+        trace_retrieval(model_of(**model), tokens[:count], local, k=k)
+
+
+def test_a_text_with_one_token_more_is_traced(tokens):
+    assert (trace_retrieval(model_of(), tokens[: LOCAL + 1], LOCAL).blocks == 0).any()
     assert (trace_retrieval(model_of(), tokens[:7], 3).blocks == 0).any()
 
 
 def test_a_trace_that_no_page_can_show_is_refused(tokens, monkeypatch):
-    with pytest.raises(UserError, match="a transformer has no blocks to retrieve"):
-        trace_retrieval(model_of(kind="transformer"), tokens)
-    with pytest.raises(UserError, match="retrieval.k=0: nothing is retrieved"):
-        trace_retrieval(model_of(), tokens, k=0)
     monkeypatch.setattr(trace_module, "MAX_RETRIEVALS", 4 * 4 * 80)
-    with pytest.raises(
-        UserError, match=f"has {len(tokens)} tokens, a page holds 80, .* with retrieval.k=4: give a part"
-    ):
+    said = f"has {len(tokens)} tokens, a page holds 80, .* with retrieval.k=4: give a part"
+    with pytest.raises(UserError, match=said):
         trace_retrieval(model_of(), tokens, LOCAL)
 
 

@@ -7,6 +7,7 @@ begins with `landmark_`, so that nothing opens the model without its landmarks b
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Mapping
 from functools import cache
@@ -129,12 +130,24 @@ def attach(model: PreTrainedModel, settings: LandmarkSettings) -> LandmarkModel:
     check_settings(model, settings)
     rebound = _own_forward(model)
     base = type(model)
+    _own_config(model)
     model.config.__class__ = config_class(type(model.config))
     model.__class__ = model_class(base)
     if rebound:
         cast(Any, model)._old_forward = MethodType(type(model).forward, model)
     prepare(model, settings)
     return cast(LandmarkModel, model)
+
+
+def _own_config(model: PreTrainedModel) -> None:
+    """Give a model a copy of its configuration: the caller may make another model of it, which has no landmarks."""
+    given, own = model.config, copy.deepcopy(model.config)
+    copies = {id(given): own} | {
+        id(part): getattr(own, name) for name in given.sub_configs if (part := getattr(given, name, None)) is not None
+    }
+    for module in model.modules():
+        if (config := copies.get(id(getattr(module, "config", None)))) is not None:
+            module.config = config
 
 
 def unwrap(model: LandmarkModel) -> PreTrainedModel:

@@ -166,3 +166,22 @@ def test_a_tokenizer_with_a_hole_in_its_ids_is_refused():
     assert "<landmark>" not in tokenizer.get_vocab()
     assert torch.equal(model.get_input_embeddings().weight, before)
     assert not hasattr(model, "landmarks")
+
+
+def test_the_configuration_of_the_caller_stays_as_it_is(tokenizer):
+    config = make_model("gemma3").config
+    before, first = config.to_dict(), type(make_model("gemma3"))(config)
+    wrapped = wrap(first, tokenizer, landmarks="none")
+    assert config.to_dict() == before
+    second = type(make_model("gemma3"))(config)
+    assert not hasattr(second.config, "landmark")
+    wrap(second, tokenizer, landmarks="none")
+    assert all(module.config is wrapped.config for module in wrapped.modules() if hasattr(module, "config"))
+
+
+def test_numbers_that_overflow_are_no_answer(tokenizer):
+    model = wrap(make_model("llama").half(), tokenizer, landmarks="none")
+    with torch.no_grad():
+        model.model.norm.weight.fill_(6e4)
+    with pytest.raises(UserError, match="not finite: numbers of float16 overflow"):
+        model.generate(torch.arange(9)[None], max_new_tokens=3)

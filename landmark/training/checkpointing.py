@@ -154,21 +154,9 @@ class CheckpointCallback(Checkpoint):
     """
 
     def __init__(
-        self,
-        folder: Path,
-        every: int,
-        last_step: int,
-        settings: dict[str, Any],
-        interruption: Interruption,
+        self, folder: Path, every: int, last_step: int, settings: dict[str, Any], interruption: Interruption
     ) -> None:
-        """
-        Args:
-            folder: folder of the checkpoints.
-            every: optimizer steps between checkpoints.
-            last_step: the step after which the training ends.
-            settings: the run's identity, saved in each checkpoint.
-            interruption: knows whether a signal came.
-        """
+        """every: optimizer steps between checkpoints. settings: the run's identity, saved in each checkpoint."""
         self.folder = folder
         self.every = every
         self.last_step = last_step

@@ -30,7 +30,7 @@ from landmark.utils.hardware import reset_peak_memory
 from landmark.utils.team import first_says, started_together
 
 if TYPE_CHECKING:
-    from landmark.config.schema import Config, TrainConfig
+    from landmark.config.schema import Config
     from landmark.data.stream import Corpus
     from landmark.data.synthetic_corpus import SyntheticCorpus
     from landmark.data.tokenizers import Tokenizer
@@ -46,27 +46,16 @@ def train(
     loggers: list[Logger],
     identity: dict[str, Any],
 ) -> dict[str, Any]:
-    """Train `model` in place for `train.steps` steps in all and save its weights in `run_dir`.
+    """Train `model` in place for `train.steps` steps in all, save its weights in `run_dir`, and return measurements.
 
     1. Find the newest whole checkpoint in `run_dir`/checkpoints. A finished run has one of its last step.
     2. Train from there. On the CPU, with the same number of threads, the result is the same bit for bit.
     3. Save the weights. The checkpoints stay: the caller writes the record and then calls `discard_checkpoints`.
 
-    Args:
-        model: with its initial weights.
-        corpus: prepared streams, or synthetic data.
-        tokenizer: of the corpus.
-        config: settings that passed `landmark.config.checks.check`.
-        run_dir: the run's folder.
-        loggers: they get the same metrics as the run's metrics.csv.
-        identity: the settings that decide the weights (`landmark.experiment.identity`).
+    loggers: they get the same metrics as the run's metrics.csv. identity: the settings that decide the weights.
 
-    Returns:
-        steps, train_loss and validation_loss in nats, validation_perplexity, seconds, tokens_per_second, mfu (None:
-        unknown), peak_memory_bytes, flops_per_token, parameters.
-
-    Raises UserError if the settings do not fit the devices, if no checkpoint is whole, if one has another identity, and
-    if a loss or a weight is not finite. Raises Stopped, after a checkpoint, if a signal ended the training.
+    Raises UserError if the devices do not fit, if no checkpoint is whole, if one has another identity, and if a loss or
+    a weight is not finite. Raises Stopped, after a checkpoint, if a signal ended the training.
     """
     settings = config.train
     folder = run_dir / "checkpoints"
@@ -95,15 +84,21 @@ def train(
             ],
             logger=[MetricsCsvLogger(run_dir / "metrics.csv", step), *loggers],
         )
-        _check_devices(trainer, settings)
-        peak = peak_flops(_device_name(trainer), settings.precision)
+        if trainer.world_size > 1 and started_together() is None:
+            raise UserError(
+                f"training on {trainer.world_size} devices must be started by torchrun, as the command `landmark` "
+                "does; or set trainer.devices=1"
+            )
+        device = trainer.strategy.root_device
+        peak = peak_flops(torch.cuda.get_device_name(device) if device.type == "cuda" else "", settings.precision)
         measurements.peak_flops = peak and peak * trainer.world_size
-        losses = hook(config, "losses", window_losses)
-        module = LanguageModelTraining(model, settings, _windows(model, settings), losses)
+        window = settings.local or model.config.window
+        windows = math.ceil(settings.length / window) if window else 1
+        module = LanguageModelTraining(model, settings, windows, hook(config, "losses", window_losses))
         if module.automatic_optimization:
             data.micro_batch = settings.micro_batch
-            parts = _micro_batches(settings.batch_size, settings.micro_batch, trainer.world_size)
-            trainer.accumulate_grad_batches = parts
+            share = settings.batch_size // trainer.world_size  # windows of a batch on each device
+            trainer.accumulate_grad_batches = math.ceil(share / (settings.micro_batch or share))
         model.train()
         reset_peak_memory()
         try:
@@ -140,28 +135,6 @@ def _trainer(config: "Config", run_dir: Path, **arguments: Any) -> Trainer:
         raise UserError(f"trainer: {' '.join(str(error).split())}") from error
 
 
-def _check_devices(trainer: Trainer, settings: "TrainConfig") -> None:
-    if trainer.world_size > 1 and started_together() is None:
-        raise UserError(
-            f"training on {trainer.world_size} devices must be started by torchrun, as the command `landmark` does; "
-            "or set trainer.devices=1"
-        )
-    if settings.batch_size % trainer.world_size:
-        raise UserError(
-            f"train.batch_size={settings.batch_size} cannot be shared evenly by {trainer.world_size} devices"
-        )
-
-
-def _micro_batches(batch_size: int, micro_batch: int | None, devices: int) -> int:
-    """Number of parts that each device cuts its share of a batch into. micro_batch: windows of a part (None: all)."""
-    return 1 if micro_batch is None else math.ceil(batch_size // devices / micro_batch)
-
-
-def _windows(model: "LanguageModel", settings: "TrainConfig") -> int:
-    window = settings.local or model.config.window
-    return math.ceil(settings.length / window) if window else 1
-
-
 def training_flops_per_token(model: "LanguageModel", config: "Config") -> float:
     """Training FLOPs of a token, a mean over windows of `train.length` tokens."""
     shape, train = model.config, config.train
@@ -169,11 +142,6 @@ def training_flops_per_token(model: "LanguageModel", config: "Config") -> float:
     usual = partial(training_keys, shape=of_model, local=train.local, k=train.k)
     keys = hook(config, "keys_per_query", usual)(train.length)
     return flops_per_token(model.num_parameters(), shape.num_layers, shape.hidden_dim, keys)
-
-
-def _device_name(trainer: Trainer) -> str:
-    device = trainer.strategy.root_device
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 @contextmanager

@@ -49,13 +49,7 @@ class LanguageModelTraining(LightningModule):
     def __init__(
         self, model: "LanguageModel", train: "TrainConfig", windows: int = 1, losses: Losses = window_losses
     ) -> None:
-        """
-        Args:
-            model: to train.
-            train: settings of the training.
-            windows: number of losses of a batch.
-            losses: of a model and a training batch, one a window.
-        """
+        """windows: number of losses of a batch. losses: of a model and a training batch, one a window."""
         super().__init__()
         self.automatic_optimization = windows == 1
         self.model = model
@@ -92,14 +86,7 @@ class LanguageModelTraining(LightningModule):
             loss.backward(torch.full_like(loss, self.trainer.accumulate_grad_batches), *args, **kwargs)
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
-        """Take a step, and free the gradients, whose memory the next forward pass needs.
-
-        Args:
-            epoch: unused.
-            batch_idx: number of the micro-batch.
-            optimizer: Lightning's wrapper.
-            optimizer_closure: Lightning's forward and backward pass.
-        """
+        """Take a step, and free the gradients, whose memory the next forward pass needs."""
         set_learning_rate(optimizer.param_groups, self.global_step, self.train_settings)
         with self._mixed_precision():
             super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)

@@ -47,15 +47,7 @@ class MeasurementCallback(Callback):
         flops_per_token: float,
         peak_flops: float | None = None,
     ) -> None:
-        """
-        Args:
-            steps: optimizer steps of the whole training.
-            log_every: steps between training rows of the log.
-            validate_every: steps between validations.
-            tokens_per_step: tokens of a step on all devices, landmarks included.
-            flops_per_token: training FLOPs of a token.
-            peak_flops: peak FLOP/s of all devices together (None: unknown, utilisation is not computed).
-        """
+        """tokens_per_step: on all devices, landmarks included. peak_flops: FLOP/s of all devices; None: unknown."""
         self.steps = steps
         self.log_every = log_every
         self.validate_every = validate_every
@@ -237,12 +229,6 @@ def diverged(error: NotFinite, windows: "Windows", run_dir: Path, seed: int) -> 
     """Write a report with the windows of the step to the run's folder, and return the error for the user.
 
     A window is named by where it begins in the training text; −1 is a task (`data.tasks`, `data.passkeys`).
-
-    Args:
-        error: has the value and the step.
-        windows: windows of the training.
-        run_dir: the run's folder.
-        seed: seed of the training.
     """
     starts = windows.starts(error.step - 1).tolist()
     before = next(iter(checkpoints(run_dir / "checkpoints")), None)

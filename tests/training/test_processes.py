@@ -7,7 +7,7 @@ import torch
 
 from landmark.utils.metrics_csv import read_metrics
 from tests.together import together
-from tests.training.together_case import refuse_uneven, train, train_all
+from tests.training.together_case import train, train_all
 from tests.training.training_case import EXTRAS
 
 KINDS = ("transformer_xl", EXTRAS)  # several windows a step; and random draws beside the text
@@ -24,7 +24,6 @@ def trained(tmp_path_factory):
         plan[f"two/{kind}"] = {"kind": kind}
         plan[f"changing/{kind}"] = {"kind": kind, "stop": 20}  # from step 8 to the checkpoint of step 16
     together(2, train_all, root, plan)
-    together(2, refuse_uneven, root / "uneven")
     for kind in KINDS:
         train(root / "changing" / kind, kind)
     return root

@@ -2,11 +2,9 @@
 
 from contextlib import nullcontext, suppress
 
-import pytest
 from lightning.pytorch.loggers.logger import DummyLogger
 
 from landmark.training import train as train_model
-from landmark.utils.errors import UserError
 from tests.training.training_case import TOKENIZER, identity_of, make_config, make_corpus, make_model
 
 
@@ -43,8 +41,3 @@ def train_all(root, plan):
     """
     for name, case in plan.items():
         train(root / name, **case)
-
-
-def refuse_uneven(folder):
-    with pytest.raises(UserError, match=r"train\.batch_size=3 cannot be shared evenly by 2 devices"):
-        train(folder, "transformer", batch_size=3)

@@ -68,7 +68,7 @@ class Records:
         for kind, found in kinds.items():
             for path in sorted(self.path(kind, "x").parent.glob("*.json")):
                 try:
-                    found[path.stem] = _with_labels(read_record(path, path.stem), path)
+                    found[path.stem] = read_record(path, path.stem)
                 except UserError as error:
                     contents.damaged.append(str(error))
         return contents
@@ -139,14 +139,6 @@ class Records:
 
     def _lock(self, kind: Kind, identity: str) -> Path:
         return self.output / "locks" / f"{kind}-{identity}.lock"
-
-
-def _with_labels(record: Record, path: Path) -> Record:
-    """A record that has the labels and settings that the report reads."""
-    for part, keys in {"labels": ("size", "data", "tokenizer", "seed"), "provenance": ("hardware", "time")}.items():
-        if missing := [key for key in keys if key not in record[part]]:
-            raise UserError(f"{path} is not a whole record, {part}.{missing[0]} is missing: delete it to make it anew")
-    return record
 
 
 def read_record(path: Path, identity: str) -> Record:

@@ -22,34 +22,28 @@ def killed_while_it_wrote(path):
     assert done.returncode == -signal.SIGKILL
 
 
-def test_temporary_files_of_killed_processes_are_deleted(work):
-    work("+experiment=quickstart", "data=pg19")
-    (run, *_) = (work.output / "runs").iterdir()
-    for path in (run / "model.safetensors", work.output / "records" / "rows" / "a.json", work.output / "report.html"):
-        killed_while_it_wrote(path)
-    left = list(work.output.rglob(".*.tmp"))
-    assert len(left) == 3
-    with locked(left[0]) as is_ours:
-        assert is_ours
-        work("+experiment=quickstart", "data=pg19")
-        assert list(work.output.rglob(".*.tmp")) == left[:1]
-    work("+experiment=quickstart", "data=pg19")
-    assert list(work.output.rglob(".*.tmp")) == []
-
-
-def test_checkpoints_of_a_run_with_a_record_are_deleted(work):
-    """Of a process killed between the two; a run whose weights are gone needs its checkpoints."""
+def test_a_command_that_makes_runs_deletes_what_killed_ones_left(work):
+    """Temporary files that nobody has locked, and checkpoints of runs with weights and a record."""
     work("+experiment=quickstart", "data=pg19")
     first, second = (work.output / "runs").iterdir()
+    for path in (first / "model.safetensors", work.output / "records" / "rows" / "a.json", work.output / "report.html"):
+        killed_while_it_wrote(path)
     for folder in (first, second):
         (folder / "checkpoints").mkdir(exist_ok=True)
         (folder / "checkpoints" / "step-00000001.ckpt").touch()
     (second / "model.safetensors").unlink()
-    work("+experiment=quickstart", "data=pg19", "task=prepare")
-    assert (first / "checkpoints").exists()  # it makes no runs
-    work("+experiment=quickstart", "data=pg19")
+    left = list(work.output.rglob(".*.tmp"))
+    assert len(left) == 3
+    work("+experiment=quickstart", "data=pg19", "task=prepare")  # which makes no runs
+    assert list(work.output.rglob(".*.tmp")) == left
+    with locked(left[0]) as is_ours:
+        assert is_ours
+        work("+experiment=quickstart", "data=pg19")
+        assert list(work.output.rglob(".*.tmp")) == left[:1]
     assert not (first / "checkpoints").exists()
-    assert (second / "checkpoints").exists()
+    assert (second / "checkpoints").exists()  # its weights are gone
+    work("+experiment=quickstart", "data=pg19")
+    assert list(work.output.rglob(".*.tmp")) == []
 
 
 def test_a_memory_is_saved_after_a_kill(tmp_path):

@@ -26,10 +26,9 @@ class Signal(DummyLogger):
             os.kill(os.getpid(), self.number)
 
 
-@pytest.fixture(scope="module")
-def expected(tmp_path_factory):
-    model, _ = run(make_config("transformer"), tmp_path_factory.mktemp("undisturbed"))
-    return model.state_dict()
+@pytest.fixture
+def expected(finished):
+    return finished("transformer")[1].state_dict()
 
 
 def assert_same(model, expected):

@@ -8,7 +8,7 @@ from lightning.pytorch.loggers.logger import DummyLogger
 
 import landmark.training.lightning_module
 from landmark.training import discard_checkpoints
-from landmark.training.checkpointing import checkpoint_path, checkpoints, hash_path
+from landmark.training.checkpointing import checkpoints, hash_path
 from landmark.utils.errors import UserError
 from landmark.utils.metrics_csv import read_metrics
 from tests.together import exit_codes
@@ -39,22 +39,14 @@ def assert_same_weights(a, b) -> None:
         assert torch.equal(weight, b.state_dict()[name]), name
 
 
-@pytest.fixture(scope="module", params=(*KINDS, MASKED))
-def uninterrupted(request, tmp_path_factory):
-    folder = tmp_path_factory.mktemp(request.param)
-    model, summary = run(make_config(request.param), folder)
-    return request.param, folder, model, summary
+@pytest.fixture
+def plain(finished):
+    return finished("transformer")
 
 
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("plain")
-    model, summary = run(make_config("transformer"), folder)
-    return folder, model, summary
-
-
-def test_killed_run_ends_bit_for_bit_the_same(uninterrupted, tmp_path):
-    kind, folder, model, summary = uninterrupted
+@pytest.mark.parametrize("kind", [*KINDS, MASKED])
+def test_killed_run_ends_bit_for_bit_the_same(finished, tmp_path, kind):
+    folder, model, summary = finished(kind)
     train_until_killed(kind, tmp_path, "log", 30)  # logs and validates; the last checkpoint is of step 24
     resumed, resumed_summary = run(make_config(kind), tmp_path)
     assert_same_weights(model, resumed)
@@ -101,55 +93,25 @@ def interrupted(folder: Path, step: int = 30, **changes) -> None:
         run(make_config("transformer", **changes), folder, [Stop()])
 
 
-def test_keeps_the_newest_two(tmp_path):
-    interrupted(tmp_path)
-    found = checkpoints(tmp_path / "run" / "checkpoints")
-    assert [path.name for path in found] == ["step-00000024.ckpt", "step-00000016.ckpt"]
-    discard_checkpoints(tmp_path / "run")
-    discard_checkpoints(tmp_path / "run")
-    assert not (tmp_path / "run" / "checkpoints").exists()
-
-
-def cut_short(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-1000])
-
-
-def alter(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
-def lose_hash(path: Path) -> None:
-    hash_path(path).unlink()
-
-
-@pytest.mark.parametrize("damage", [cut_short, alter, lose_hash])
-def test_damaged_checkpoint_gives_way_to_the_older_one(plain, tmp_path, damage, caplog):
+def test_the_newest_two_are_kept_and_a_damaged_one_gives_way_to_the_older(plain, tmp_path, caplog):
+    """tests/experiment/test_damaged_files.py damages them in more ways. Hashes are as `sha256sum -c` reads them."""
     folder, model, _ = plain
     interrupted(tmp_path)
-    damage(checkpoint_path(tmp_path / "run" / "checkpoints", 24))
+    newest, older = checkpoints(tmp_path / "run" / "checkpoints")
+    assert (newest.name, older.name) == ("step-00000024.ckpt", "step-00000016.ckpt")
+    hashes = {path.name: path.read_text() for path in newest.parent.glob("*.sha256")}
+    assert hashes == {
+        f"{path.name}.sha256": f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n"
+        for path in (newest, older)
+    }
+    newest.write_bytes(newest.read_bytes()[:-1000])
     resumed, _ = run(make_config("transformer"), tmp_path)
     assert "step-00000024.ckpt is cut short or altered, trying an older checkpoint" in caplog.text
     assert_same_weights(model, resumed)
     assert measured(tmp_path) == measured(folder)
-
-
-def test_no_whole_checkpoint_is_an_error(tmp_path):
-    interrupted(tmp_path)
-    for path in checkpoints(tmp_path / "run" / "checkpoints"):
-        cut_short(path)
-    with pytest.raises(UserError, match=r"step-00000024\.ckpt is cut short or altered, and no older"):
-        run(make_config("transformer"), tmp_path)
-
-
-def test_hash_is_as_others_check_it(tmp_path):
-    interrupted(tmp_path)
-    folder = tmp_path / "run" / "checkpoints"
-    (newest, *_) = checkpoints(folder)
-    digest = hashlib.sha256(newest.read_bytes()).hexdigest()
-    assert hash_path(newest).read_text() == f"{digest}  {newest.name}\n"
-    assert {path.name for path in folder.glob("*.sha256")} == {f"{path.name}.sha256" for path in checkpoints(folder)}
+    for _ in range(2):
+        discard_checkpoints(tmp_path / "run")
+        assert not newest.parent.exists()
 
 
 class Malicious:
@@ -185,26 +147,6 @@ def test_cadences_may_change_on_resumption(plain, tmp_path):
     interrupted(tmp_path)
     resumed, _ = run(make_config("transformer", checkpoint_every=5, log_every=7, validate_every=9), tmp_path)
     assert_same_weights(model, resumed)
-
-
-def test_checkpoint_of_manual_optimisation(plain, tmp_path):
-    """As all were once: to Lightning a batch was a step, and only manual steps were counted."""
-    folder, model, _ = plain
-    interrupted(tmp_path)
-    for path in checkpoints(tmp_path / "run" / "checkpoints"):
-        checkpoint = torch.load(path, weights_only=True)
-        step, loops = checkpoint["global_step"], checkpoint["loops"]["fit_loop"]
-        steps = loops["epoch_loop.automatic_optimization.optim_progress"]["optimizer"]["step"]
-        for span in ("total", "current"):
-            seen = {"ready": step, "started": step, "processed": step, "completed": step - 1}
-            loops["epoch_loop.batch_progress"][span] = seen
-            steps[span] = {"ready": 0, "completed": 0}
-            loops["epoch_loop.manual_optimization.optim_step_progress"][span] = {"ready": step, "completed": step}
-        torch.save(checkpoint, path)
-        hash_path(path).write_text(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n")
-    resumed, _ = run(make_config("transformer"), tmp_path)
-    assert_same_weights(model, resumed)
-    assert measured(tmp_path) == measured(folder)
 
 
 def test_micro_batches_may_change_on_resumption(plain, tmp_path):

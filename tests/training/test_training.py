@@ -16,7 +16,16 @@ from landmark.training.progress_callback import ProgressCallback
 from landmark.utils.constants import NO_LOSS
 from landmark.utils.errors import UserError
 from landmark.utils.metrics_csv import read_metrics
-from tests.training.training_case import KINDS, TOKENIZER, identity_of, make_config, make_corpus, make_model, run
+from tests.training.training_case import (
+    EXTRAS,
+    KINDS,
+    TOKENIZER,
+    identity_of,
+    make_config,
+    make_corpus,
+    make_model,
+    run,
+)
 
 
 def weights(model) -> torch.Tensor:
@@ -63,23 +72,16 @@ def test_losses_are_means_over_targets(kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_learns_and_leaves_a_model(kind, tmp_path):
-    config = make_config(kind)
-    model, summary = run(config, tmp_path)
-    rows = read_metrics(tmp_path / "run" / "metrics.csv")
+def test_it_learns_and_leaves_a_model(kind, finished):
+    folder, model, summary = finished(kind)
+    rows = read_metrics(folder / "run" / "metrics.csv")
     assert rows[0]["train/loss"] == pytest.approx(math.log(TOKENIZER.vocab_size), rel=0.05)
+    assert rows[-1]["train/learning_rate"] == pytest.approx(4e-4 * (5 if kind == EXTRAS else 1))  # as much for Muon
     assert summary["validation_loss"] < rows[0]["train/loss"] - 1
     assert summary["tokens_per_second"] > 0
     assert summary["peak_memory_bytes"] > 2**20
     assert summary["mfu"] is None
-    loaded = checkpoint.load(tmp_path / "run")
-    assert torch.equal(weights(loaded), weights(model))
-
-
-def test_learning_rate_reaches_its_end(tmp_path):
-    run(make_config("transformer"), tmp_path)
-    rows = read_metrics(tmp_path / "run" / "metrics.csv")
-    assert rows[-1]["train/learning_rate"] == pytest.approx(4e-4)
+    assert torch.equal(weights(checkpoint.load(folder / "run")), weights(model))
 
 
 def test_bfloat16_runs(tmp_path):

@@ -69,7 +69,7 @@ def make_config(kind: str, **changes: Any) -> Config:
         train=TrainConfig(**(settings | changes)),
         trainer=TrainerConfig(accelerator="cpu", devices=int(os.environ.get("WORLD_SIZE", "1")), threads=1),
         cmt=CmtConfig(enabled=extras),
-        positions=PositionsConfig("jumps", 10) if extras else PositionsConfig(),
+        positions=PositionsConfig(p_jump=10) if extras else PositionsConfig(),
         eval=EvalConfig(split="test"),
     )
 

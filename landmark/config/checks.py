@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, NamedTuple
 
-from landmark.config.schema import SYNTHETIC, Config, ModelConfig, TrainConfig, value_of
+from landmark.config.schema import SYNTHETIC, UNIQUE_BLOCKS, Config, ModelConfig, TrainConfig, value_of
 from landmark.memory.settings import MemorySettings
 from landmark.utils.constants import DEFAULT_CHUNK, RULER_TASKS, SHORTEST_REPEAT
 from landmark.utils.errors import NoEffect, UserError
@@ -51,7 +51,7 @@ def _has_text(config: Config) -> bool:
 
 
 def _has_scorer(config: Config) -> bool:
-    return config.retrieval.scorer != "given" or config.eval.task not in (None, "cwe", "fwe", "passkey")
+    return config.retrieval.scorer != "given" or (config.eval.question or "cwe") not in ("cwe", "fwe", "passkey")
 
 
 def _can_have_strategy(config: Config) -> bool:
@@ -66,7 +66,7 @@ def _of_another(key: str, other: str, values: tuple[str, ...]) -> Read:
 
 
 # Measured by a row in place of perplexity.
-_MEASURED = ("eval.probe", "eval.task", "eval.retriever", "eval.retrieval_statistics")
+_MEASURED = ("eval.task", "eval.retriever")
 _OF_MEMORY = {item.metadata["key"]: item.metadata for item in fields(MemorySettings)}
 
 # Of our decoder: settings of a model that can be null, but for those of any model or of one of transformers.
@@ -90,7 +90,8 @@ READ_BY = (
 # Keys whose values other than the default must have an effect, whoever sets them.
 _NEEDED = (
     _of_kind("landmark", "cmt.enabled", "positions.p_jump", "positions.mapping", "train.k"),
-    _of_kind("landmark", "eval.retriever", "eval.retrieval_statistics"),
+    _of_kind("landmark", "eval.retriever"),
+    Read(("eval.task",), "model=landmark", lambda c: c.model.kind == "landmark" or c.eval.task != UNIQUE_BLOCKS),
     Read(_OF_OURS, "our decoder, not models of transformers", _is_ours),
     Read(("memory.window",), "our decoder or model=pretrained", lambda c: _is_ours(c) or _can_have_window(c)),
     Read(("model.as_is",), "a model that model.name gives, see model=pretrained", _is_named),
@@ -264,7 +265,7 @@ def _check_training(config: Config) -> None:
 
 def _check_evaluation(config: Config) -> None:
     settings = config.eval
-    reads_spans = config.data.name not in SYNTHETIC and settings.probe is None and settings.task is None
+    reads_spans = config.data.name not in SYNTHETIC and settings.probe is None and settings.question is None
     if reads_spans and settings.tokens is not None and settings.length > settings.span:
         raise UserError(
             f"eval.length={settings.length} is longer than eval.span={settings.span}: "
@@ -276,5 +277,5 @@ def _check_evaluation(config: Config) -> None:
             why = "reads half of it twice" if step == 2 else "reads pairs of tokens twice"
             raise UserError(
                 f"eval.length={settings.length}: must be a multiple of {step}, at least 4, "
-                f"as eval.probe={settings.probe} {why}"
+                f"as eval.task={settings.task} {why}"
             )

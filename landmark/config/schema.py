@@ -15,6 +15,9 @@ from landmark.utils.setting import setting
 
 SYNTHETIC = ("passkey", "key_value", "mqar")  # tasks: samples are made as needed, and answers to prompts are evaluated
 MOST_THREADS = 1024  # torch ends in a segmentation fault where the system has no room for more
+QUESTIONS = (*RULER_TASKS, "passkey")
+PROBES = ("copy", "recall")
+UNIQUE_BLOCKS = "unique_blocks"
 POSITION_BIN = 64  # positions of a segment whose losses a record sums, for the curve over positions
 TASKS = {  # what `task=` chooses, in place of training and evaluating
     "table": "print and draw the table of the rows that have a record",
@@ -197,11 +200,21 @@ class EvalConfig:
     prompts: int = setting(50, least=1)  # of tasks with prompts; segments of a probe
     # Tokens generated after a prompt; null: of a task as published, else 10.
     generated: int | None = setting(None, least=1)
-    task: str | None = one_of(None, *RULER_TASKS, "passkey")  # answer `prompts` questions of it; RULER's: on the text
+    # In place of perplexity answers to `prompts` questions, or `prompts` segments on which to look back; or beside it
+    # the distinct blocks that the last chunk but one retrieves.
+    task: str | None = one_of(None, *QUESTIONS, *PROBES, UNIQUE_BLOCKS)
     retriever: str | None = one_of(None, "landmark", "tokens", "bm25", "chance")  # ranks blocks for `prompts` sentences
     query: str = one_of("second_half", "sentence", "altered")  # what of a sentence a retriever is given
-    probe: str | None = one_of(None, "copy", "recall")  # whether the model looks back, measured on `prompts` segments
-    retrieval_statistics: bool = False  # count the distinct blocks that the last chunk but one retrieves
+
+    @property
+    def question(self) -> str | None:
+        """The task that asks questions, None without one."""
+        return self.task if self.task in QUESTIONS else None
+
+    @property
+    def probe(self) -> str | None:
+        """The task that measures whether the model looks back, None without one."""
+        return self.task if self.task in PROBES else None
 
 
 @dataclass

@@ -107,7 +107,7 @@ class ProbeTexts:
 
 
 def probe_texts(settings: "EvalConfig", stream: Stream, tokenizer: Tokenizer) -> ProbeTexts:
-    """The `eval.prompts` segments of `eval.length` tokens that `eval.probe` reads.
+    """The `eval.prompts` segments of `eval.length` tokens that a probe reads.
 
     Raises UserError if the split has too few tokens for copies, or the tokenizer too few for recall.
     """
@@ -121,7 +121,7 @@ def _copies(settings: "EvalConfig", stream: Stream) -> ProbeTexts:
     if room < count:
         raise UserError(
             f"eval.prompts={count}: the {settings.split} split has {len(stream):,} tokens, that is {room} stretches "
-            f"of {half:,} for eval.probe=copy: lower eval.prompts or eval.length, or choose another eval.split"
+            f"of {half:,} for eval.task=copy: lower eval.prompts or eval.length, or choose another eval.split"
         )
     starts = [segment.start for segment in segments(len(stream), half, count * half, half)]
     once = np.stack([stream.tokens[start : start + half] for start in starts]).astype(np.int64)
@@ -139,7 +139,7 @@ def _pairs(settings: "EvalConfig", tokenizer: Tokenizer) -> ProbeTexts:
     known = np.flatnonzero(tokenizer.byte_lengths)  # without special and unused ids
     if 2 * count > len(known):
         raise UserError(
-            f"eval.length={length}: eval.probe=recall needs {2 * count:,} different tokens, and "
+            f"eval.length={length}: eval.task=recall needs {2 * count:,} different tokens, and "
             f"tokenizer={tokenizer.name} has {len(known):,}: lower eval.length to at most {len(known) // 2 * 4:,}"
         )
     texts = []

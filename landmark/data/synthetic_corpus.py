@@ -74,8 +74,8 @@ def synthetic_corpus(data: "DataConfig", tokenizer: Tokenizer) -> SyntheticCorpu
 def task_corpus(config: "Config", stream: "Stream", tokenizer: Tokenizer) -> SyntheticCorpus:
     """The prompts of `eval.task`; those of RULER are made of a stream. `eval.generated` must be filled in."""
     settings = config.eval
-    assert settings.task is not None
+    assert settings.question is not None
     assert settings.generated is not None
     if settings.task == "passkey":
         return SyntheticCorpus(Passkey(config.data.needles), tokenizer)
-    return SyntheticCorpus(Ruler(settings.task, settings.generated, Essays(stream.tokens, tokenizer)), tokenizer)
+    return SyntheticCorpus(Ruler(settings.question, settings.generated, Essays(stream.tokens, tokenizer)), tokenizer)

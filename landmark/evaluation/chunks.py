@@ -62,7 +62,7 @@ def penultimate_chunk_start(model: DecoderConfig, length: int, local: int, k: in
     start = (-(-length // local) - 2) * local
     if k == 0 or model.block_size is None or start < model.block_size:
         raise UserError(
-            f"eval.retrieval_statistics=true: the last chunk but one of eval.length={length} tokens, "
+            f"eval.task=unique_blocks: the last chunk but one of eval.length={length} tokens, "
             f"eval.local={local} at a time, has no blocks to retrieve (retrieval.k={k})"
         )
     return start

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from landmark.config.schema import UNIQUE_BLOCKS
 from landmark.data.bytes_and_words import text_size
 from landmark.data.evaluation_texts import segments
 from landmark.evaluation.chunks import penultimate_chunk_start
@@ -34,7 +35,7 @@ def evaluate(
     Returns tokens, nll (nats per token), nll_se, perplexity, perplexity_se, bits_per_byte, word_perplexity; segments
     [[first token counted, tokens, nats]]; position_nll [[tokens, nats] for each POSITION_BIN positions of a segment];
     keys_attended and landmarks_scored (means over queries); seconds, tokens_per_second, peak_memory_bytes; memory
-    (counters over all segments); and with `eval.retrieval_statistics` also retrieval (see
+    (counters over all segments); and with `eval.task=unique_blocks` also retrieval (see
     `RetrievalStatistics.summary`).
 
     Raises UserError if the settings do not fit the split or the model.
@@ -43,7 +44,7 @@ def evaluate(
     cut = segments(len(stream), settings.length, settings.tokens, settings.span)
     counted = SegmentLosses(settings.length)
     retrieval = None
-    if settings.retrieval_statistics:
+    if settings.task == UNIQUE_BLOCKS:
         start = penultimate_chunk_start(model.config, settings.length, measured.local, config.retrieval.k)
         retrieval = RetrievalStatistics(start + start // (model.config.block_size or 1))
     beginning = np.array(tokenizer.beginning, dtype=np.int64)

@@ -1,7 +1,7 @@
 """Probes: whether a model looks back, in its window or through its memory.
 
-Any model trained on text has `eval.probe=copy`, the loss on a stretch of text and on the same stretch when it comes
-again, and `eval.probe=recall`, how often it gives the value of a key that it has read, with random tokens that it was
+Any model trained on text has `eval.task=copy`, the loss on a stretch of text and on the same stretch when it comes
+again, and `eval.task=recall`, how often it gives the value of a key that it has read, with random tokens that it was
 not trained for. `data=mqar` trains for that: multi-query associative recall (Arora et al. 2023).
 """
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def evaluate_probe(
     model: LanguageModel, stream: Stream, tokenizer: Tokenizer, config: Config, progress: Progress | None = None
 ) -> dict[str, Any]:
-    """The probe `eval.probe` of one row. Every segment starts with an empty memory, and is read as for perplexity.
+    """The probe `eval.task` of one row. Every segment starts with an empty memory, and is read as for perplexity.
 
     Args:
         model: in evaluation mode.

@@ -7,7 +7,7 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from landmark.config import SYNTHETIC, Config
-from landmark.config.schema import memory_settings
+from landmark.config.schema import UNIQUE_BLOCKS, memory_settings
 from landmark.utils.constants import (
     ANSWER_WEIGHT,
     BETAS,
@@ -95,7 +95,7 @@ def _of_memory(config: Config) -> dict[str, Any]:
         is_told = item.name in _ALWAYS or (value != item.default and getattr(memory, other) in values)
         if is_told and said.get("in_identity", True):
             settings[said["key"].rpartition(".")[2]] = value
-    if config.eval.retrieval_statistics:
+    if config.eval.task == UNIQUE_BLOCKS:
         settings["retrieval_statistics"] = True
     if config.cmt.enabled:
         settings["cmt_cutoff"] = memory.cutoff
@@ -126,7 +126,7 @@ def row_settings(config: Config, run: str, stream_sha256: str) -> dict[str, Any]
         settings |= {"prompts": config.eval.prompts, "generated": config.eval.generated, "tokens": None, "span": None}
     if config.eval.probe is not None:
         settings |= {"probe": config.eval.probe, "prompts": config.eval.prompts, "tokens": None, "span": None}
-    if config.eval.task is not None:
+    if config.eval.question is not None:
         asked = {"task": config.eval.task, "task_version": RULER_VERSION, "generated": config.eval.generated}
         if config.eval.task == "passkey":
             asked["needles"] = config.data.needles

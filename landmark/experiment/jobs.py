@@ -13,7 +13,7 @@ from landmark.config import Config, checks
 from landmark.config.composer import parse
 from landmark.config.rows import Row
 from landmark.config.saved import from_saved, trained_with
-from landmark.config.schema import DataConfig, GridConfig, memory_settings
+from landmark.config.schema import UNIQUE_BLOCKS, DataConfig, GridConfig, memory_settings
 from landmark.evaluation.chunks import chunk_length, kept_tokens, penultimate_chunk_start
 from landmark.experiment import identity
 from landmark.models.config import decoder_config
@@ -39,7 +39,7 @@ def check(config: Config) -> None:
     local = chunk_length(shape, settings.length, settings.local, kept_tokens(config))
     if config.model.kind == "landmark":
         memory_settings(config).check_layers(config.model.num_layers)
-    if settings.retrieval_statistics:
+    if settings.task == UNIQUE_BLOCKS:
         penultimate_chunk_start(shape, settings.length, local, config.retrieval.k)
 
 

@@ -123,7 +123,7 @@ def row_cost(name: str, config: Config, vocab_size: int, is_done: bool, split_to
         split_tokens: tokens of the evaluated split; None where unknown.
     """
     settings, model, memory = config.eval, config.model, config.memory
-    has_prompts = settings.task is not None or settings.probe is not None or config.data.name in SYNTHETIC
+    has_prompts = settings.question is not None or settings.probe is not None or config.data.name in SYNTHETIC
     tokens = float(settings.prompts * settings.length if has_prompts else settings.tokens or split_tokens or 0)
     local = settings.local or settings.length
     keys = keys_per_query(local)

@@ -191,7 +191,7 @@ class Runner:
         from landmark.data.evaluation_texts import probe_texts
 
         settings, corpus = job.config.eval, self.inputs.corpus(job.config)
-        if settings.task is not None:
+        if settings.question is not None:
             stream = cast("Stream", corpus.split(settings.split))
             corpus = task_corpus(job.config, stream, self.inputs.tokenizer(job.config))
         if isinstance(corpus, SyntheticCorpus):
@@ -283,7 +283,7 @@ def evaluate_row(job: Job, inputs: Inputs) -> dict[str, Any]:
     model = load(job.run.folder, shape, evaluation_device(config), config.model.dtype or "float32")
     recalls_pairs = isinstance(corpus, SyntheticCorpus) and isinstance(corpus.data, Mqar)
     with ProgressBar(job.name, "tok" if config.eval.retriever is None else " texts") as progress:
-        if config.eval.task is not None:
+        if config.eval.question is not None:
             corpus = task_corpus(config, cast("Stream", corpus.split(config.eval.split)), tokenizer)
         if isinstance(corpus, SyntheticCorpus):
             return (evaluate_mqar if recalls_pairs else evaluate_recall)(model, corpus, tokenizer, config, progress)

@@ -176,12 +176,12 @@ def test_evaluation_longer_than_the_split_is_refused_before_training(work):
     ("probe", "said"),
     [
         ("copy", r"eval\.prompts=50: the test split has [\d,]+ tokens, that is \d+ stretches of 4,000 for eval.probe"),
-        ("recall", "eval.probe=recall needs 4,000 different tokens, and tokenizer=bytes has 256"),
+        ("recall", "eval.task=recall needs 4,000 different tokens, and tokenizer=bytes has 256"),
     ],
 )
 def test_a_probe_that_does_not_fit_is_refused_before_training(work, probe, said):
     with pytest.raises(UserError, match=said):
-        work("model=landmark", f"eval.probe={probe}", "eval.length=8000")
+        work("model=landmark", f"eval.task={probe}", "eval.length=8000")
     assert work.trained == []
 
 

@@ -20,12 +20,12 @@ TINY = [
     *("train.steps=2", "train.batch_size=1", "train.length=102", "train.validate_every=2", "train.validate_batches=1"),
 ]
 ROWS = {
-    "plain_96": "model=transformer eval.probe=copy eval.length=96 eval.prompts=6",
-    "landmark_96": "model=landmark eval.probe=copy eval.length=96 eval.prompts=6",
-    "landmark_240": "model=landmark eval.probe=copy eval.length=240 eval.local=60 retrieval.k=2 eval.prompts=6",
-    "once_96": "model=landmark eval.probe=copy eval.length=96 eval.prompts=1",
-    "values_96": "model=landmark eval.probe=recall eval.length=96 eval.local=60 eval.prompts=6",
-    "values_240": "model=landmark eval.probe=recall eval.length=240 eval.local=60 retrieval.k=2 eval.prompts=6",
+    "plain_96": "model=transformer eval.task=copy eval.length=96 eval.prompts=6",
+    "landmark_96": "model=landmark eval.task=copy eval.length=96 eval.prompts=6",
+    "landmark_240": "model=landmark eval.task=copy eval.length=240 eval.local=60 retrieval.k=2 eval.prompts=6",
+    "once_96": "model=landmark eval.task=copy eval.length=96 eval.prompts=1",
+    "values_96": "model=landmark eval.task=recall eval.length=96 eval.local=60 eval.prompts=6",
+    "values_240": "model=landmark eval.task=recall eval.length=240 eval.local=60 retrieval.k=2 eval.prompts=6",
     "books_96": "model=landmark eval.length=96 eval.tokens=4096",
 }
 COMPARE = {"same": "landmark_96,plain_96", "longer": "landmark_240,landmark_96", "other": "landmark_96,books_96"}

@@ -17,8 +17,8 @@ BAD = {
     "eval.split=train": "eval.split=train: must be one of validation, test",
     "eval.task=qa": "eval.task=qa: must be one of niah_single_1",
     "eval.retriever=bm25 eval.query=word": "eval.query=word: must be one of second_half, sentence, altered",
-    "eval.probe=copy eval.length=511": "eval.length=511: must be a multiple of 2, at least 4, as eval.probe=copy",
-    "eval.probe=recall eval.length=510": "eval.length=510: must be a multiple of 4, at least 4, as eval.probe=recall",
+    "eval.task=copy eval.length=511": "eval.length=511: must be a multiple of 2, at least 4, as eval.task=copy",
+    "eval.task=recall eval.length=510": "eval.length=510: must be a multiple of 4, at least 4, as eval.task=recall",
     "generate.top_p=0": "generate.top_p=0.0: must be above 0",
     "generate.temperature=-1": "generate.temperature=-1.0: must be at least 0",
     "task=tabel": "task=tabel: must be one of auto, table",
@@ -54,7 +54,7 @@ BAD = {
     "model.backend=triton train.k=[4]": "train.k=[4]: is for attention without fused kernels",
     "data=passkey data.repeats=[0.5]": "data.repeats=[0.5]: is for the text of a corpus",
     "data=mqar tokenizer=symbols data.tasks=0.5": "data.tasks=0.5: is for the text of a corpus",
-    "eval.probe=copy data=passkey": "eval.probe=copy: is for the text of a corpus",
+    "eval.task=copy data=passkey": "eval.task=copy: is for the text of a corpus",
     "eval.task=fwe retrieval.scorer=given": "retrieval.scorer=given: is for eval.task=niah_",
     "eval.query=sentence": "eval.query=sentence: is for eval.retriever",
     "model=llama model.num_kv_heads=2": "model.num_kv_heads=2: is for our decoder, not models of transformers",
@@ -63,7 +63,7 @@ BAD = {
     "cmt=on model=transformer": "cmt=on: model=transformer has no landmarks",
     "positions.mapping=true model=transformer": "positions.mapping=true: is for model=landmark",
     # One of two.
-    "eval.task=vt eval.probe=copy": "eval.probe=copy and eval.task=vt: choose one of them",
+    "eval.task=vt eval.retriever=bm25": "eval.task=vt and eval.retriever=bm25: choose one of them",
     "data.tasks=0.5 data.passkeys=0.5": "data.tasks=0.5 and data.passkeys=0.5: choose one of them",
 }
 
@@ -92,7 +92,7 @@ def test_a_window_has_room_for_a_repeat_at_any_start(configure):
 
 @pytest.mark.parametrize("probe", ["copy", "recall"])
 def test_a_probe_reads_no_spans_and_may_be_longer(configure, probe):
-    check(configure("size=nano", f"eval.probe={probe}", "eval.length=8192"))
+    check(configure("size=nano", f"eval.task={probe}", "eval.length=8192"))
 
 
 def test_plain_transformer_reads_whole_segments(configure):
@@ -106,10 +106,10 @@ def test_plain_transformer_with_a_window_reads_in_chunks(configure):
 
 
 def test_statistics_of_a_retrieval_that_is_not_there_are_refused(configure):
-    long = ["eval.length=2048", "eval.retrieval_statistics=true"]
+    long = ["eval.length=2048", "eval.task=unique_blocks"]
     check(configure(*long))
     for change in ("retrieval.k=0", "model=transformer", "eval.local=2048"):
-        with pytest.raises(UserError, match="eval.retrieval_statistics=[Tt]rue: "):
+        with pytest.raises(UserError, match="eval.task=unique_blocks: "):
             check(configure(*long, change))
 
 

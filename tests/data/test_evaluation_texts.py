@@ -77,7 +77,7 @@ def stream(tmp_path):
 
 
 def texts(stream, probe, length, prompts, split="test"):
-    return probe_texts(EvalConfig(probe=probe, length=length, prompts=prompts, split=split), stream, TOKENIZER)
+    return probe_texts(EvalConfig(task=probe, length=length, prompts=prompts, split=split), stream, TOKENIZER)
 
 
 @pytest.mark.parametrize(("length", "prompts"), [(4, 7), (60, 5), (222, 9), (1998, 1)])
@@ -130,12 +130,12 @@ def test_pairs_are_a_function_of_split_and_number(stream):
     ("probe", "length", "prompts", "said"),
     [
         ("copy", 222, 10, "eval.prompts=10: the test split has 1,000 tokens, that is 9 stretches of 111"),
-        ("copy", 4000, 1, "that is 0 stretches of 2,000 for eval.probe=copy: lower eval.prompts or eval.length"),
+        ("copy", 4000, 1, "that is 0 stretches of 2,000 for eval.task=copy: lower eval.prompts or eval.length"),
         (
             "recall",
             516,
             1,
-            "eval.length=516: eval.probe=recall needs 258 different tokens, and tokenizer=bytes has 256: "
+            "eval.length=516: eval.task=recall needs 258 different tokens, and tokenizer=bytes has 256: "
             "lower eval.length to at most 512",
         ),
     ],

@@ -72,7 +72,7 @@ def settings(probe, length=60, local=None, k=2, prompts=6, batch_size=None, **me
     return Config(
         size="test",
         model=ModelConfig(kind="landmark"),
-        eval=EvalConfig(length, local, "test", batch_size=batch_size, prompts=prompts, probe=probe),
+        eval=EvalConfig(length, local, "test", batch_size=batch_size, prompts=prompts, task=probe),
         retrieval=RetrievalConfig(k=k),
         memory=MemoryConfig(**memory),
     )

@@ -220,7 +220,7 @@ LENGTH, LOCAL, K = 64, 20, 3  # chunks of 20, 20, 20 and 4; before the third 8 b
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_statistics_equal_plain_loops(stream, granularity):
     config = of_text(length=LENGTH, local=LOCAL, k=K, batch_size=7)
-    config.eval.retrieval_statistics = True
+    config.eval.task = "unique_blocks"
     config.retrieval.granularity = granularity
     model, stream = model_of(LANDMARK), replace(stream, tokens=stream.tokens[:600])
     found = evaluate(model, stream, TOKENIZER, config)["retrieval"]

@@ -78,7 +78,7 @@ def test_tokenizer_and_text_make_another_run(configure):
     [
         *("eval.length=300", "eval.local=100", "eval.tokens=8192", "eval.split=test"),
         *("retrieval.k=1", "retrieval=per_head", "retrieval.scorer=recent", "memory.blocks=9"),
-        *("eval.retrieval_statistics=true", "positions.mapping=true", "retrieval.recent=1"),
+        *("eval.task=unique_blocks", "positions.mapping=true", "retrieval.recent=1"),
     ],
 )
 def test_how_a_landmark_model_is_read_makes_another_row(configure, override):
@@ -91,11 +91,11 @@ def test_retrieval_is_no_part_of_a_plain_row(configure, override):
 
 
 def test_a_probe_is_part_of_a_row_that_has_one(configure):
-    changes = ["eval.probe=copy"], ["eval.probe=recall"], ["eval.probe=copy", "eval.prompts=9"], []
+    changes = ["eval.task=copy"], ["eval.task=recall"], ["eval.task=copy", "eval.prompts=9"], []
     assert len({row_id(configure(*change)) for change in changes}) == 4
     assert row_id(configure("eval.prompts=9")) == row_id(configure())
     for budget in ("eval.tokens=8192", "eval.span=9999"):  # it reads `prompts` segments whatever the budget
-        assert row_id(configure("eval.probe=copy", budget)) == row_id(configure("eval.probe=copy"))
+        assert row_id(configure("eval.task=copy", budget)) == row_id(configure("eval.task=copy"))
     assert "probe" not in row_settings(configure(), "r", "s")
 
 

@@ -255,7 +255,7 @@ def test_identities_tell_masked_models_apart():
         (lambda c: setattr(c.memory, "blocks", 10), "memory.blocks"),
         (lambda c: setattr(c.retrieval, "scorer", "recent"), "retrieval.scorer"),
         (lambda c: setattr(c.retrieval, "k", 0), "retrieval.k=0: must be at least 1"),
-        (lambda c: setattr(c.eval, "probe", "copy"), "eval.probe"),
+        (lambda c: setattr(c.eval, "task", "copy"), "eval.task"),
         (lambda c: setattr(c, "task", "generate"), "task=generate"),
     ],
 )

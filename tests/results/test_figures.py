@@ -299,7 +299,7 @@ def record(configure):
     """A row's record. best: value of the block half a text before, for a row with a map."""
 
     def made(name, *overrides, length=400, best=None, scorer="landmark", found=0.9, share_of="attention"):
-        words = [f"eval.length={length}", "eval.probe=copy", f"retrieval.scorer={scorer}", *overrides]
+        words = [f"eval.length={length}", "eval.task=copy", f"retrieval.scorer={scorer}", *overrides]
         record = row_record(configure(*words), name, 5.0)
         copies = {"first_copy": 2.0, "first_copy_se": 0.1, "second_copy": 1.5, "second_copy_se": 0.2, "prompts": 50}
         record["results"] |= copies

@@ -240,7 +240,7 @@ def test_kinds_of_measurement_are_not_compared(work, tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         work("+experiment=table2_granularity", "row=per_head_2048_k2", f"output={output}")
     work.fail_at = None
-    work("model=landmark", "eval.probe=copy", "eval.length=800", "eval.prompts=2", f"output={output}")
+    work("model=landmark", "eval.task=copy", "eval.length=800", "eval.prompts=2", f"output={output}")
     work("model=landmark", "eval.length=800", f"output={output}")
     monkeypatch.setattr(work, "output", output)
     found = page_content(Records(output), *work.launches())

@@ -39,7 +39,7 @@ def offline(books, tmp_path_factory):
         start("model=landmark", *prompts, *TINY, f"output={output}")
         text = ("model=landmark", f"data.path={books}", *TINY, f"output={output}", "eval.prompts=2")
         for probe in ("copy", "recall"):
-            start(*text, f"eval.probe={probe}", "eval.length=128", "eval.local=64")
+            start(*text, f"eval.task={probe}", "eval.length=128", "eval.local=64")
         sentences = tmp_path_factory.mktemp("sentences")
         said = "Block number {} of a memory is found by the key of the landmark that closes it at its end. "
         (sentences / "a.txt").write_text("".join(map(said.format, range(300))))

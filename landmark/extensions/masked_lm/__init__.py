@@ -21,8 +21,7 @@ def check(config: Config) -> None:
 
     check_model(config.model.kind, config.cmt.enabled, config.model.backend)
     of_text = ("data.tasks", config.data.tasks), ("data.passkeys", config.data.passkeys)
-    measured = [(f"eval.{key}", getattr(config.eval, key)) for key in ("probe", "task", "retriever")]
-    measured += [("eval.retrieval_statistics", config.eval.retrieval_statistics)]
+    measured = [(f"eval.{key}", getattr(config.eval, key)) for key in ("task", "retriever")]
     chunks = ("train.local", config.train.local), ("eval.local", resolved(config).eval.local != config.eval.length)
     kept = [
         (f"{group}.{item.name}", value != item.default and value)

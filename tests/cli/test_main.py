@@ -175,7 +175,7 @@ def test_evaluation_longer_than_the_split_is_refused_before_training(work):
 @pytest.mark.parametrize(
     ("probe", "said"),
     [
-        ("copy", r"eval\.prompts=50: the test split has [\d,]+ tokens, that is \d+ stretches of 4,000 for eval.task=copy"),
+        ("copy", r"eval\.prompts=50: the test split has [\d,]+ tokens, that is \d+ stretches of 4,000 for eval.task"),
         ("recall", "eval.task=recall needs 4,000 different tokens, and tokenizer=bytes has 256"),
     ],
 )

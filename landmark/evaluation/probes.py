@@ -7,6 +7,7 @@ not trained for. `data=mqar` trains for that: multi-query associative recall (Ar
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -136,7 +137,7 @@ def _are_best(logits: Tensor, following: Tensor) -> Tensor:
     return logits.argmax(-1) == following
 
 
-def _recall(counted: list[list[float]]) -> dict[str, Any]:
+def _recall(counted: Sequence[Sequence[float]]) -> dict[str, Any]:
     """The entries of a share of values. counted: of each text its place, the values, and those that are right."""
     low, high = share_interval(counted)
     shares = {"recall": mean_and_error(counted)[0], "recall_low": low, "recall_high": high}

@@ -1,5 +1,6 @@
 """A trained run, opened in Python: its model and its tokenizer."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -8,6 +9,7 @@ from landmark.data import load_tokenizer
 from landmark.models import load as load_model
 from landmark.utils.errors import UserError
 from landmark.utils.files import read_json
+from landmark.utils.trust import name_modules
 
 if TYPE_CHECKING:
     import torch
@@ -16,13 +18,20 @@ if TYPE_CHECKING:
     from landmark.models import LanguageModel
 
 
-def load(folder: str | Path, device: "str | torch.device" = "cpu") -> "tuple[LanguageModel, Tokenizer]":
+def load(
+    folder: str | Path, device: "str | torch.device" = "cpu", *, modules: Sequence[str] = ()
+) -> "tuple[LanguageModel, Tokenizer]":
     """The model of a run, in evaluation mode, and the tokenizer that it was trained with.
 
-    folder: of the run, `outputs/runs/NAME`. Weights are read from safetensors; nothing in the folder is run. Raises
-    UserError for a file that is missing or damaged.
+    Args:
+        folder: of the run, `outputs/runs/NAME`. Nothing in it is run.
+        device: of the model.
+        modules: of your own that the run may name, as `mine.gated` (docs/add_a_model.md).
+
+    Raises UserError for a file that is missing or damaged, and for another module.
     """
     folder = Path(folder)
+    name_modules(modules, outside=(folder,))
     model = load_model(folder, device=device)
     return model, tokenizer_of(folder)
 
@@ -33,9 +42,9 @@ def tokenizer_of(folder: Path) -> "Tokenizer":
         "tokenizer"
     ]
     config = trained_with(folder)
-    if config is not None:
-        tokenizer = load_tokenizer(config.tokenizer.name, config.tokenizer.file, config.tokenizer.vocab_size)
-        if tokenizer.hash != wanted:
-            raise UserError(f"{folder}: tokenizer {tokenizer.name} is not the one that the run was trained with")
-        return tokenizer
-    raise UserError(f"{folder} does not say which tokenizer it was trained with: open it with landmark.models.load")
+    if config is None:
+        raise UserError(f"{folder} does not say which tokenizer it was trained with: open it with landmark.models.load")
+    tokenizer = load_tokenizer(config.tokenizer.name, config.tokenizer.file, config.tokenizer.vocab_size)
+    if tokenizer.hash != wanted:
+        raise UserError(f"{folder}: tokenizer {tokenizer.name} is not the one that the run was trained with")
+    return tokenizer

@@ -10,7 +10,8 @@ import pytest
 from landmark.cli import main as app
 from landmark.cli.command import Command
 from landmark.config import to_config
-from landmark.experiment.records import Records, sha256_of
+from landmark.experiment.records import Records
+from landmark.utils.files import sealed
 from tests.configurations import compose_conf
 
 
@@ -91,7 +92,7 @@ class Workplace:
         record = json.loads(path.read_text())
         for name, values in parts.items():
             record[name] |= values
-        path.write_text(json.dumps(record | {"sha256": sha256_of(record)}))
+        path.write_text(json.dumps(sealed(record)))
 
     def launches(self):
         """All records, and the launches that made rows."""

@@ -20,6 +20,7 @@ from landmark.cli.terminal import open_streams, report, said, show_log
 from landmark.config.command_line import StartedJob, begin, is_of_hydra
 from landmark.config.composer import parse
 from landmark.utils.errors import UserError
+from landmark.utils.trust import check_plain
 
 _GROUP = "hydra/launcher"
 _DEATH_OF_PARENT = 1  # Linux's PR_SET_PDEATHSIG
@@ -93,7 +94,7 @@ class SubmititLocal(Basic):
         import submitit
         from submitit.core.utils import FailedJobError, UncompletedJobError
 
-        check_text("output", str(logs))
+        check_plain("output", str(logs))
         shared = {item.name for item in fields(SubmititLocal)}
         settings = {key if key in shared else f"slurm_{key}": value for key, value in asdict(self).items()}
         again = {key: settings.pop(key) for key in ("slurm_max_num_timeout",) if key in settings}
@@ -198,13 +199,7 @@ def chosen(words: Sequence[str]) -> tuple[Basic, StartedJob]:
 
 def _check(whole: str, key: str, value: Any) -> None:
     if isinstance(value, str):
-        check_text(whole, value)
+        check_plain(whole, value)
     least = 0 if key in _FROM_ZERO else 1
     if isinstance(value, int) and not isinstance(value, bool) and value < least and (key, value) != ("n_jobs", -1):
         raise UserError(f"{whole}={value}: must be at least {least}")
-
-
-def check_text(key: str, value: str) -> None:
-    """Raise UserError for a text that would be more than one line of a script."""
-    if not value.isprintable():
-        raise UserError(f"{key}={value!r}: must be one line of plain text")

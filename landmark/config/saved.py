@@ -12,7 +12,7 @@ from landmark.utils.errors import UserError
 from landmark.utils.files import read_json, write_json
 from landmark.utils.nested import flat
 
-LAUNCH = "launch.json"  # in a run's folder
+RUN, LAUNCH = "run.json", "launch.json"  # in a run's folder: the settings that are its identity, and all settings
 
 
 def to_saved(config: Config) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def from_saved(values: dict[str, Any], where: str = "start_run", remedy: str = "
     where, remedy: begin and end of the message.
     """
     try:
-        return to_config(cast(DictConfig, OmegaConf.merge(OmegaConf.structured(Config), values)))
+        return to_config(cast(DictConfig, OmegaConf.merge(OmegaConf.structured(Config), values)), is_command=False)
     except ConfigKeyError as error:
         key = str(error.full_key)
         removed = "there is no such setting; experiments/tried.md has those that were removed"

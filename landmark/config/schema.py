@@ -12,6 +12,7 @@ from landmark.memory.settings import MemorySettings
 from landmark.utils.constants import RULER_TASKS
 from landmark.utils.errors import UserError
 from landmark.utils.setting import setting
+from landmark.utils.trust import name_modules
 
 SYNTHETIC = ("passkey", "key_value", "mqar")  # tasks: samples are made as needed, and answers to prompts are evaluated
 MOST_THREADS = 1024  # torch ends in a segmentation fault where the system has no room for more
@@ -344,9 +345,10 @@ def register() -> None:
             store.store(group=group, name=name, node=values)
 
 
-def to_config(composed: DictConfig) -> Config:
+def to_config(composed: DictConfig, *, is_command: bool = True) -> Config:
     """Plain dataclasses from a composed config, interpolations resolved.
 
+    is_command: whether the command line and folders of settings say it; modules that it names may then be imported.
     Raises UserError: unknown key (added with +), missing value.
     """
     try:
@@ -361,6 +363,9 @@ def to_config(composed: DictConfig) -> Config:
             raise UserError(f"{item.name}={value}: is a group of settings, name one of its options")
     if unknown := _unknown_keys(composed, config):
         raise UserError(f"unknown key {', '.join(unknown)}: see landmark/config/schema.py for those that exist")
+    if is_command:
+        read = config.output, config.run, config.model.name, config.memory.load
+        name_modules((config.model.architecture, config.data.name), outside=read)
     return config
 
 

@@ -26,7 +26,7 @@ from landmark.data.sources import SPLITS, Document, FirstDocuments, Source, open
 from landmark.data.stream import FORMAT, MANIFEST, VERIFIED, Corpus, open_corpus, remember_verified
 from landmark.data.tokenizers import Tokenizer
 from landmark.utils.errors import UserError
-from landmark.utils.files import name_in_errors, sync_folder, write_json
+from landmark.utils.files import name_in_errors, sealed, sync_folder, write_json
 from landmark.utils.hardware import cores
 
 _In = TypeVar("_In")
@@ -131,7 +131,7 @@ def _write_corpus(source: Source, tokenizer: Tokenizer, folder: Path, workers: i
             "dtype": tokenizer.dtype.str,
             "splits": {split: _write_split(source, split, tokenizer, partial, workers, progress) for split in SPLITS},
         }
-        write_json(partial / MANIFEST, manifest)
+        write_json(partial / MANIFEST, sealed(manifest))
         remember_verified(partial)
         _discard_without_manifest(folder)
         os.rename(partial, folder)

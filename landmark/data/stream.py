@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from landmark.utils.errors import UserError
-from landmark.utils.files import check_keys, inside, read_json, sha256_file, write_json
+from landmark.utils.files import check_keys, open_written, read_json, read_sealed, write_json
+from landmark.utils.trust import inside
 
 FORMAT = 1
 DTYPES = ("<u2", "<u4")
@@ -59,26 +60,27 @@ def open_corpus(folder: str | Path) -> Corpus:
     Sizes are always checked. Hashes are checked the first time, and again if a file's times have changed since.
     """
     folder = Path(folder)
-    manifest = read_json(folder / MANIFEST)
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise UserError(f"{folder / MANIFEST} is of another version: delete {folder} and prepare it again")
     remedy = f"delete {folder} and prepare it again"
-    check_keys(manifest, {"dtype": str, "splits": dict}, str(folder / MANIFEST), remedy)
+    manifest = read_sealed(folder / MANIFEST, {"format": int, "dtype": str, "tokenizer": dict, "splits": dict}, remedy)
+    if manifest["format"] != FORMAT:
+        raise UserError(f"{folder / MANIFEST} is of another version: {remedy}")
+    check_keys(manifest["tokenizer"], {"vocab_size": int}, f"{folder / MANIFEST}: tokenizer", remedy)
     for name, entry in manifest["splits"].items():
         check_keys(entry, _OF_SPLIT, f"{folder / MANIFEST}: splits.{name}", remedy)
     if manifest["dtype"] not in DTYPES:
         raise UserError(f"{folder / MANIFEST}: dtype={manifest['dtype']!r} must be one of {', '.join(DTYPES)}")
     known = _read_stamps(folder)
     stamps = {}
-    for entry in manifest["splits"].values():
-        path = inside(folder, entry["file"])
-        expected = entry["tokens"] * np.dtype(manifest["dtype"]).itemsize
-        stamps[entry["file"]] = stamp = _stamp(path)
-        if stamp is None or stamp[0] != expected:
-            found = "missing" if stamp is None else f"{stamp[0]} bytes long, not {expected}"
-            raise _damaged(path, found)
-        if known.get(entry["file"]) != stamp and sha256_file(path) != entry["sha256"]:
-            raise _damaged(path, "altered: its sha256 is not the manifest's")
+    for name, entry in manifest["splits"].items():
+        path, dtype = inside(folder, entry["file"]), np.dtype(manifest["dtype"])
+        if entry["tokens"] < 1:
+            raise UserError(f"{folder / MANIFEST}: splits.{name} has no token: {remedy}")
+        is_known = known.get(entry["file"]) == _stamp(path)
+        expected = None if is_known else entry["sha256"]
+        open_written(path, remedy, size=entry["tokens"] * dtype.itemsize, sha256=expected, named=MANIFEST).close()
+        if not is_known and (most := int(np.memmap(path, dtype, "r").max())) >= manifest["tokenizer"]["vocab_size"]:
+            raise UserError(f"{path} has the id {most}, which its tokenizer does not have: {remedy}")
+        stamps[entry["file"]] = _stamp(path)
     if stamps != known:
         remember_verified(folder, stamps)
     return Corpus(folder, manifest)
@@ -108,7 +110,3 @@ def _read_stamps(folder: Path) -> dict[str, Any]:
     except UserError:
         return {}
     return stamps if isinstance(stamps, dict) else {}
-
-
-def _damaged(path: Path, found: str) -> UserError:
-    return UserError(f"{path} is {found}: delete the folder {path.parent} and prepare the corpus again")

@@ -288,7 +288,7 @@ def open_pretrained(folder: str | Path) -> PretrainedTokenizer:
     try:
         local = Path(folder).is_dir()
         inner = AutoTokenizer.from_pretrained(folder, local_files_only=local, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, AttributeError) as error:
+    except Exception as error:  # of transformers and tokenizers, which raise many kinds for a damaged folder
         detail = " ".join(str(error).split())[:200]
         raise UserError(f"tokenizer.file={folder}: holds no tokenizer that can be used here: {detail}") from error
     return PretrainedTokenizer(inner, f"tokenizer.file={folder}")

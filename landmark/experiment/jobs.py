@@ -12,22 +12,22 @@ from typing import TYPE_CHECKING, Any
 from landmark.config import Config, checks
 from landmark.config.composer import parse
 from landmark.config.rows import Row
-from landmark.config.saved import from_saved, trained_with
+from landmark.config.saved import RUN, from_saved, trained_with
 from landmark.config.schema import UNIQUE_BLOCKS, DataConfig, GridConfig, memory_settings
 from landmark.evaluation.chunks import chunk_length, kept_tokens, penultimate_chunk_start
 from landmark.experiment import identity
 from landmark.models.config import decoder_config
 from landmark.utils.errors import UserError
-from landmark.utils.files import read_json
+from landmark.utils.files import HASHES, read_json, sha256_file
 from landmark.utils.nested import difference
 
 if TYPE_CHECKING:
     from landmark.data import Corpus, SyntheticCorpus, Tokenizer
 
-RUN = "run.json"  # in a run's folder: the settings that are its identity
 _TAKEN = ("size", "model", "data", "tokenizer", "train", "cmt", "positions")  # groups that decide a training
-# Settings of those groups that say how a trained model is read, which the row that trained the run does not decide.
-_OF_READING = {"model": {"backend"}, "cmt": {"cutoff"}, "positions": {"mapping"}}
+# Settings of those groups that say how a trained model is read, or where a corpus is prepared, which its run does not
+# decide.
+_OF_READING = {"model": {"backend"}, "data": {"cache"}, "cmt": {"cutoff"}, "positions": {"mapping"}}
 _TAKEN_KEYS = ("eval.split", "eval.tokens")  # that the size decides
 
 
@@ -134,6 +134,12 @@ class Run:
     @property
     def is_trained(self) -> bool:
         return has_weights(self.folder)
+
+    @property
+    def weights(self) -> str | None:
+        """SHA-256 of the hashes of its weights and configuration; None of a folder that this program did not write."""
+        hashes = self.folder / HASHES
+        return sha256_file(hashes) if hashes.is_file() else None
 
     @property
     def start_from(self) -> str | None:

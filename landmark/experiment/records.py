@@ -1,7 +1,5 @@
 """Records: the small JSON file that a run or a row leaves when it is done, and the lock while it is made."""
 
-import hashlib
-import json
 import logging
 import platform
 import shlex
@@ -20,13 +18,13 @@ from landmark.config.command_line import typed_words
 from landmark.experiment.identity import digest
 from landmark.experiment.jobs import has_weights
 from landmark.utils.errors import Diverged, UserError
-from landmark.utils.files import REMEDY, delete_leftovers, read_json, write_json
+from landmark.utils.files import REMEDY, delete_leftovers, read_sealed, sealed, write_json
 from landmark.utils.hardware import hardware
 from landmark.utils.source_tree import commit
 
 Record = dict[str, Any]
 Kind = Literal["runs", "rows"]
-PARTS = {"id": str, "settings": dict, "labels": dict, "results": dict, "provenance": dict, "sha256": str}
+PARTS = {"id": str, "settings": dict, "labels": dict, "results": dict, "provenance": dict}
 PACKAGES = ("landmark", "torch", "triton", "lightning", "numpy", "hydra-core", "tiktoken", "datasets")
 TEMPORARY = ".*.tmp"  # of `landmark.utils.files.write_atomic`, and of checkpoints
 _PLACES = ("", "records/*", "runs/*", "tables/*", "dashboards", "inspect")  # where they may be
@@ -73,7 +71,9 @@ class Records:
                     contents.damaged.append(str(error))
         return contents
 
-    def write(self, kind: Kind, identity: str, settings: Record, labels: Record, results: Record) -> Record:
+    def write(
+        self, kind: Kind, identity: str, settings: Record, labels: Record, results: Record, weights: str | None = None
+    ) -> Record:
         """Write a record.
 
         Args:
@@ -82,18 +82,13 @@ class Records:
             settings: all that decides the results.
             labels: what people call it: size, data, tokenizer, seed, row, experiment.
             results: numbers and lists of numbers.
+            weights: SHA-256 of the run's weights (`landmark.experiment.jobs.Run.weights`).
 
         Raises UserError where a result is not a finite number.
         """
-        record = {
-            "id": identity,
-            "settings": settings,
-            "labels": labels,
-            "results": results,
-            "provenance": provenance(),
-        }
+        parts = {"settings": settings, "labels": labels, "results": results}
         try:
-            record["sha256"] = sha256_of(json.loads(json.dumps(record, allow_nan=False)))  # as it will be read
+            record = sealed({"id": identity, **parts, "provenance": provenance() | {"weights": weights}})
             write_json(self.path(kind, identity), record)
         except ValueError as error:
             raise Diverged(f"{self.path(kind, identity)} was not written: a result is not a finite number") from error
@@ -143,20 +138,12 @@ class Records:
 
 def read_record(path: Path, identity: str) -> Record:
     """A record that is whole and is the one its name says. Raises UserError otherwise."""
-    record = read_json(path, PARTS)
+    record = read_sealed(path, PARTS)
     if record["id"] != identity:
         raise UserError(f"{path} holds the record {record['id']}, not {identity}: {REMEDY}")
     if (named := digest(record["settings"])) != identity:
         raise UserError(f"{path} was altered: its settings are those of {named}: {REMEDY}")
-    if record["sha256"] != sha256_of(record):
-        raise UserError(f"{path} was altered: its sha256 is another: {REMEDY}")
     return record
-
-
-def sha256_of(record: Record) -> str:
-    """Of all other parts of a record."""
-    parts = {part: record[part] for part in PARTS if part != "sha256"}
-    return hashlib.sha256(json.dumps(parts, sort_keys=True, allow_nan=False).encode()).hexdigest()
 
 
 def sweep(records: Records, caches: Iterable[str | Path]) -> None:

@@ -24,6 +24,7 @@ from landmark.utils.files import write_json
 from landmark.utils.hardware import cores
 from landmark.utils.progress import ProgressBar
 from landmark.utils.team import started_together
+from landmark.utils.trust import name_modules
 
 if TYPE_CHECKING:
     from landmark.data import Tokenizer
@@ -112,15 +113,26 @@ class Runner:
         """Train a run, and first the one it starts from, unless they are trained. Returns whether it was."""
         is_new = run.start is not None and self.train(run.start)
         if run.is_given:
+            self._check_weights(run)
             return is_new
         with self.records.lock("runs", run.id):
             has_record = self.records.find("runs", run.id) is not None
             if has_record and run.is_trained:
+                self._check_weights(run)
                 return False
             if has_record:
                 _log.warning("%s has a record but no weights: training it again", run.folder)
             self._train(run)
         return True
+
+    def _check_weights(self, run: Run) -> None:
+        """Raise UserError where a run that has a record has other weights than when that was written."""
+        record = self.records.find("runs", run.id)
+        if record is not None and record["provenance"].get("weights") != run.weights:
+            raise UserError(
+                f"{run.folder}: its weights, or their hashes, are not those of its record: put them back, or delete "
+                f"{self.records.path('runs', run.id)} to train it again"
+            )
 
     def is_trained(self, run: Run) -> bool:
         """Whether an evaluation finds the weights that it needs."""
@@ -146,14 +158,14 @@ class Runner:
             raise Diverged(
                 f"diverged: a loss of {job.run.folder} is beyond what numbers hold: train with a lower train.max_lr"
             ) from error
-        return self.records.write("rows", job.id, job.settings, labels, results)
+        return self.records.write("rows", job.id, job.settings, labels, results, job.run.weights)
 
     def _train(self, run: Run) -> None:
         labels = self._labels(run) | {"seed": run.config.seed, "experiment": run.config.name}
         results = train_run(run, self.inputs)
         from landmark.training import discard_checkpoints  # loads torch, which names the GPUs to the record
 
-        self.records.write("runs", run.id, run.settings, labels, results)
+        self.records.write("runs", run.id, run.settings, labels, results, run.weights)
         discard_checkpoints(run.folder)
 
     def _labels(self, run: Run) -> dict[str, Any]:
@@ -256,6 +268,7 @@ def train_here(
     from landmark.models import build
     from landmark.training import train
 
+    name_modules((config.model.architecture, config.data.name))  # as in the process that told this one to train
     inputs = inputs or Inputs()
     tokenizer, corpus = inputs.tokenizer(config), inputs.corpus(config)
     set_up_processor(config)

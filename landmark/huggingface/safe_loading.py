@@ -2,36 +2,79 @@
 
 from __future__ import annotations
 
+import os
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from landmark.utils.errors import UserError
-from landmark.utils.files import check_hashes, read_json
+from landmark.utils.files import HASHES, read_hashes, read_json
+
+CONFIG, ADAPTER = "config.json", "adapter_config.json"
+_REMEDY = "name the folder of a model, or get it again"
 
 
 def open_model(folder: str | Path, **settings: Any) -> Any:
     """A causal language model from *.safetensors. settings: of `from_pretrained`.
 
-    Raises UserError if the folder's index names a file outside of it, and the errors of `from_pretrained`.
+    Raises UserError for a folder that holds none, is damaged, or names code or another folder.
     """
-    check_index(Path(folder))
-    check_hashes(folder)
+    folder = Path(folder)
+    check_folder(folder)
     safe = {"trust_remote_code": False, "use_safetensors": True}
-    return AutoModelForCausalLM.from_pretrained(folder, **safe | settings)
+    try:
+        return AutoModelForCausalLM.from_pretrained(folder, **safe | settings)
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # of transformers, safetensors and torch, which raise many kinds for a damaged folder
+        raise _unreadable(folder, "causal language model", error) from error
 
 
 def open_tokenizer(folder: str | Path, **settings: Any) -> Any:
-    """The tokenizer of a folder. settings: of `from_pretrained`."""
-    return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, **settings)
+    """The tokenizer of a folder. settings: of `from_pretrained`. Raises UserError where there is none."""
+    try:
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, **settings)
+    except Exception as error:
+        raise _unreadable(folder, "tokenizer", error) from error
 
 
-def check_index(folder: Path) -> None:
-    """Raise UserError if an index of shards names a file of another folder. Links are allowed: the hub uses them."""
+def _unreadable(folder: str | Path, what: str, error: Exception) -> UserError:
+    detail = " ".join(str(error).split())[:300]
+    return UserError(f"{folder} holds no {what} that transformers can read: {detail or type(error).__name__}")
+
+
+def check_folder(folder: Path) -> None:
+    """Raise UserError where a folder names code or weights that are not in it, or is not as this program wrote it.
+
+    Links of weights are allowed: the hub uses them.
+    """
+    if (folder / ADAPTER).exists():
+        raise UserError(
+            f"{folder} is an adapter, which names another model: load that model, and the adapter with peft"
+        )
+    config = read_json(folder / CONFIG, {}, _REMEDY)
+    if "model_type" not in config:
+        raise UserError(f"{folder} is no folder of transformers; landmark.load opens runs of this package")
+    if elsewhere := [value for value in _implementations(config) if re.search(r"\W", value)]:
+        raise UserError(f"{folder / CONFIG} names the kernels {elsewhere[0]!r}: they are not fetched or run")
     for index in sorted(folder.glob("*.index.json")):
-        for name in set(read_json(index).get("weight_map", {}).values()):
-            if name in ("", ".", "..") or Path(name).name != name:
+        for name in set(read_json(index, {"weight_map": dict}, _REMEDY)["weight_map"].values()):
+            if not isinstance(name, str) or name in ("", ".", "..") or Path(name).name != name:
                 raise UserError(
                     f"{index} names the file {name!r}, which is not in its folder: nothing is read from there"
                 )
+    if os.path.lexists(folder / HASHES) or (folder / "run.json").exists():
+        read_hashes(folder, [CONFIG, *(path.name for path in folder.glob("*.safetensors"))])
+
+
+def _implementations(value: Any, is_named: bool = False) -> Iterator[str]:
+    """The implementations of attention that a configuration names, at any depth."""
+    if isinstance(value, dict):
+        for key, each in value.items():
+            yield from _implementations(each, is_named or key.endswith("attn_implementation"))
+    elif is_named and value is not None:
+        yield str(value)

@@ -25,7 +25,7 @@ from landmark.huggingface.attention import ATTENTION
 from landmark.huggingface.families import FAMILIES, check_model, text_config
 from landmark.huggingface.folders import folder_of
 from landmark.huggingface.model import SETTINGS, LandmarkModel, LandmarkSettings, prepare
-from landmark.huggingface.safe_loading import open_model, open_tokenizer
+from landmark.huggingface.safe_loading import check_folder, open_model, open_tokenizer
 from landmark.memory.settings import TRAINING_FREE, MemorySettings
 from landmark.utils.constants import DEFAULT_CHUNK, LANDMARK
 from landmark.utils.errors import UserError
@@ -110,14 +110,8 @@ def load(folder: str | Path, **settings: Any) -> tuple[LandmarkModel, PreTrained
     none.
     """
     path = folder_of(str(folder))
-    if not (path / "config.json").is_file():
-        raise UserError(f"{path} holds no config.json: name the folder of a model")
-    try:
-        tokenizer = open_tokenizer(path)
-    except (OSError, ValueError) as error:
-        own = "landmark.load opens runs of this package"
-        raise UserError(f"{path} holds no tokenizer of transformers; {own}") from error
-    model = open_model(path, **settings)
+    check_folder(path)
+    tokenizer, model = open_tokenizer(path), open_model(path, **settings)
     return model if isinstance(model, LandmarkModel) else wrap(model, tokenizer, landmarks="none"), tokenizer
 
 

@@ -22,16 +22,16 @@ from landmark.memory.store.block_files import SavedRows
 from landmark.utils.errors import UserError
 from landmark.utils.files import (
     Keys,
-    check_hashes,
     check_keys,
     delete_leftovers,
-    inside,
     locked,
+    read_hashes,
     read_json,
     write_atomic,
     write_hashes,
     write_json,
 )
+from landmark.utils.trust import inside
 
 FORMAT = 2
 IDENTITY = {  # what must be equal in a memory that loads another, as the user knows it
@@ -96,7 +96,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
         temporary.mkdir(parents=True)
         with locked(temporary):
             yield temporary
-            write_hashes(temporary, HASHES, "*")
+            write_hashes(temporary, [path.name for path in temporary.iterdir()], HASHES)
             temporary.rename(folder)
     except OSError as error:
         raise UserError(f"{folder}: the memory could not be saved ({error.strerror}), nothing is left of it") from error
@@ -128,8 +128,10 @@ def load(
         if not number.isdecimal():
             raise UserError(f"{folder / CONTENT}: {number!r} is no layer number: {REMEDY}")
         check_keys(counts, {"added": int, "kept": int}, f"{folder / CONTENT}: layer {number}", REMEDY)
+        if not 0 <= counts["kept"] <= counts["added"]:
+            raise UserError(f"{folder / CONTENT}: layer {number} kept {counts['kept']} of {counts['added']}: {REMEDY}")
         blocks.append(_blocks(number))
-    check_hashes(folder, HASHES, REMEDY, blocks)
+    read_hashes(folder, (TENSORS, *blocks), HASHES, REMEDY)
     _check(identity, max_blocks, content, folder)
     try:
         with safe_open(inside(folder, TENSORS), "pt", device=str(device)) as tensors:
@@ -155,7 +157,7 @@ def read_content(folder: Path, keys: Keys = MappingProxyType({})) -> dict[str, A
 
     keys: with the types of their values, that it must have. Raises UserError where it is not so.
     """
-    if not (folder / CONTENT).is_file():
+    if not (folder / CONTENT).exists():
         raise UserError(f"{folder} holds no saved memory: {CONTENT} is missing")
     content = read_json(folder / CONTENT, {"format": int}, REMEDY)
     if content["format"] != FORMAT:
@@ -166,7 +168,9 @@ def read_content(folder: Path, keys: Keys = MappingProxyType({})) -> dict[str, A
             f"{folder} is the memory of a text {how} landmarks, {sorted(missing)[0]} is missing in {CONTENT}"
         )
     check_keys(content, keys, str(folder / CONTENT), REMEDY)
-    check_hashes(folder, HASHES, REMEDY, (CONTENT, TENSORS))
+    if content.get("position", 0) < 0:
+        raise UserError(f"{folder / CONTENT}: position is {content['position']}, below 0: {REMEDY}")
+    read_hashes(folder, {path.name for path in folder.iterdir()} - {HASHES}, HASHES, REMEDY)
     return content
 
 

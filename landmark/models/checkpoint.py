@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,16 @@ from landmark.models.decoder import Decoder
 from landmark.models.language_model import LanguageModel
 from landmark.utils.errors import UserError
 from landmark.utils.extensions import extension_with, load_extension
-from landmark.utils.files import check_hashes, read_json, write_atomic, write_json
+from landmark.utils.files import (
+    HASHES,
+    RETRAIN,
+    open_written,
+    read_hashes,
+    read_json,
+    write_atomic,
+    write_hashes,
+    write_json,
+)
 
 if TYPE_CHECKING:
     from landmark.config.schema import ModelConfig
@@ -114,19 +124,31 @@ def from_authors_names(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     return renamed
 
 
-def save(model: LanguageModel, folder: Path | str, state: dict[str, Tensor] | None = None) -> None:
-    """Write a model's configuration and weights, each whole or not at all.
+def save(
+    model: LanguageModel,
+    folder: Path | str,
+    state: dict[str, Tensor] | None = None,
+    beside: Iterable[str] = (),
+) -> None:
+    """Write a model's configuration and weights, each whole or not at all, and their hashes.
 
-    state: all weights, if they are sharded over processes (None: the model's).
+    Args:
+        model: of ours, or of transformers.
+        folder: of its files.
+        state: all weights, if they are sharded over processes (None: the model's).
+        beside: other files of the folder that get a hash, where they are there.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    if not isinstance(model, Decoder):
-        model.save(folder, state)
-        return
-    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in (state or model.state_dict()).items()}
-    write_atomic(folder / WEIGHTS, save_tensors(weights, metadata={"format": "pt"}))
-    write_json(folder / CONFIG, model.config.to_flat())
+    (folder / HASHES).unlink(missing_ok=True)  # of other weights
+    if isinstance(model, Decoder):
+        weights = {name: tensor.detach().cpu().contiguous() for name, tensor in (state or model.state_dict()).items()}
+        write_atomic(folder / WEIGHTS, save_tensors(weights, metadata={"format": "pt"}))
+        write_json(folder / CONFIG, model.config.to_flat())
+        files = [CONFIG, WEIGHTS]
+    else:
+        files = model.save(folder, state)
+    write_hashes(folder, [*files, *(name for name in beside if (folder / name).is_file())])
 
 
 def load(
@@ -145,27 +167,27 @@ def load(
 
     Raises UserError for a file that is missing or damaged, and for another configuration, naming the differences.
     """
-    check_hashes(folder)
     model = _load(Path(folder), expected, dtype)
     check_finite(model, Path(folder))
     return model.to(device).eval()
 
 
 def _load(folder: Path, expected: DecoderConfig | None, dtype: str) -> LanguageModel:
-    if (folder / CONFIG).is_file() and "model_type" in read_json(folder / CONFIG, {}, "train the run again"):
+    if not folder.is_dir():
+        raise UserError(f"{folder} is no folder: name the folder of a finished run")
+    if "model_type" in read_json(folder / CONFIG, {}, "name the folder of a finished run"):
         from landmark.models.pretrained import load_pretrained
 
         return load_pretrained(folder, expected, getattr(torch, dtype))
-    for name in (CONFIG, WEIGHTS):
-        if not (folder / name).is_file():
-            raise UserError(f"{folder / name} is missing: name the folder of a finished run")
+    hashes = read_hashes(folder, (CONFIG, WEIGHTS))
     config = _read_config(folder / CONFIG)
     if expected is not None:
         check_same(config, expected, where=folder)
     try:
-        weights = load_tensors((folder / WEIGHTS).read_bytes())
+        with open_written(folder / WEIGHTS, RETRAIN, sha256=hashes[WEIGHTS], named=HASHES) as file:
+            weights = load_tensors(file.read())
     except SafetensorError as error:
-        raise UserError(f"{folder / WEIGHTS} is damaged ({error}): delete the folder and train again") from error
+        raise UserError(f"{folder / WEIGHTS} is damaged ({error}): {RETRAIN}") from error
     model = new_decoder(config)
     try:
         model.load_state_dict(from_authors_names(weights))

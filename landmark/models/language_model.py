@@ -111,8 +111,11 @@ class LanguageModel(nn.Module):
         """Summed loss in nats, and number of targets, of each window of a batch."""
         raise NotImplementedError
 
-    def save(self, folder: Path, state: dict[str, Tensor] | None = None) -> None:
-        """Write configuration and weights. state: all weights, if they are sharded (None: those of the model)."""
+    def save(self, folder: Path, state: dict[str, Tensor] | None = None) -> list[str]:
+        """Write configuration and weights. state: all weights, if they are sharded (None: those of the model).
+
+        Returns the names of the files.
+        """
         raise NotImplementedError
 
     def generate(self, prompts: Prompts, tokens: int, **settings) -> list[list[int]]:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
@@ -106,8 +105,11 @@ class Pretrained(LanguageModel):
         logits = self.model(input_ids=batch.tokens, use_cache=False, **settings).logits
         yield summed_loss(logits, batch.targets, batch.weights)
 
-    def save(self, folder: Path, state: dict[str, Tensor] | None = None) -> None:
-        """Merge adapters, and write the files of transformers, each whole or not at all, config.json last."""
+    def save(self, folder: Path, state: dict[str, Tensor] | None = None) -> list[str]:
+        """Merge adapters, and write the files of transformers, each whole or not at all, config.json last.
+
+        Returns their names.
+        """
         if self.has_adapters:
             self.model = self.model.merge_and_unload()
         partial = folder / ".weights.partial"
@@ -116,9 +118,11 @@ class Pretrained(LanguageModel):
         self.model.save_pretrained(partial, **whole)
         if self.tokenizer is not None:
             self.tokenizer.save_pretrained(partial)
-        for file in sorted(partial.iterdir(), key=lambda file: file.name == "config.json"):
-            os.replace(file, folder / file.name)
+        files = sorted((file.name for file in partial.iterdir()), key=lambda name: name == "config.json")
+        for name in files:
+            os.replace(partial / name, folder / name)
         partial.rmdir()
+        return files
 
 
 def size_of(name: str | None, family: str | None, shape: DecoderConfig) -> tuple[int, int, DecoderConfig]:
@@ -178,7 +182,7 @@ def start_from(name: str, shape: DecoderConfig, lora_rank: int | None = None, to
 
     Raises UserError for a folder without a model, and for a model that does not fit the shape.
     """
-    model = _open(folder_of(name))
+    model = open_model(folder_of(name), dtype=torch.float32, local_files_only=True)
     if shape.landmarks is not None:
         model = _with_landmarks(model, shape.landmarks)
     elif getattr(model.config, "landmark", None) is not None:
@@ -220,7 +224,7 @@ def load_pretrained(
 
     Raises UserError if it is damaged, or not of the `expected` shape.
     """
-    model = _open(folder, dtype)
+    model = open_model(folder, dtype=dtype, local_files_only=True)
     saved = getattr(model.config, "landmark", None)
     if saved is None and expected is not None and expected.landmarks is not None and expected.landmark_id is None:
         model = attach(model, without_landmarks(expected.landmarks.block_size))
@@ -240,16 +244,6 @@ def weights_sha256(name: str) -> str:
         raise UserError(f"model.name={name}: {folder} holds no config.json with *.safetensors beside it")
     parts = [f"{file.name} {sha256_file(file)}" for file in files]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
-
-
-def _open(folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    try:
-        return open_model(folder, dtype=dtype, local_files_only=True)
-    except UserError:
-        raise
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        detail = " ".join(str(error).split())[:300]
-        raise UserError(f"{folder} holds no causal language model that transformers can read: {detail}") from error
 
 
 def _shape(model: PreTrainedModel) -> DecoderConfig:

@@ -27,7 +27,8 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from landmark.utils.errors import UserError
-from landmark.utils.files import inside, read_json, write_json
+from landmark.utils.files import read_json, write_json
+from landmark.utils.trust import inside
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 CONTENT = "content.json"

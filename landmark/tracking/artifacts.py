@@ -9,14 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from landmark.utils.files import read_json
+from landmark.utils.files import HASHES, read_hashes, read_json
 
 if TYPE_CHECKING:
     from wandb import Artifact
 
     from landmark.data import Corpus, SyntheticCorpus
-
-_RUN_FILES = ("run.json", "config.json", "model*.safetensors", "model.safetensors.index.json")
 
 
 def of_corpus(corpus: "Corpus | SyntheticCorpus", name: str) -> "Artifact":
@@ -37,8 +35,8 @@ def of_run(identity: str, folder: Path, weights: bool) -> "Artifact":
     settings = read_json(folder / "run.json") if trained else {}
     artifact = _with_metadata(f"run-{identity}", "model", {"identity": identity, **settings}, "identity.json")
     if trained:
-        for path in sorted(path for pattern in _RUN_FILES for path in folder.glob(pattern)):
-            _add(artifact, path, upload=weights or path.suffix == ".json")
+        for path in sorted(folder / name for name in (HASHES, *read_hashes(folder, ()))):
+            _add(artifact, path, upload=weights or path.suffix != ".safetensors")
     return artifact
 
 

@@ -21,7 +21,7 @@ from lightning.pytorch.utilities.types import STEP_OUTPUT
 
 from landmark.training.lightning_module import ends_step
 from landmark.utils.errors import Stopped, UserError
-from landmark.utils.files import name_in_errors, sha256_file, sync_folder, write_atomic
+from landmark.utils.files import name_in_errors, open_written, sha256_file, sync_folder, write_atomic
 from landmark.utils.nested import difference
 
 log = logging.getLogger(__name__)
@@ -235,10 +235,9 @@ def find_checkpoint(folder: Path, settings: dict[str, Any]) -> tuple[Path, int] 
 def _open(path: Path) -> tuple[int, dict[str, Any]]:
     """Step and settings of a checkpoint. Raises exceptions of many kinds if it is not whole."""
     expected = hash_path(path)
-    if not expected.exists():
-        raise ValueError(f"{expected.name} is missing")
-    if expected.read_text(encoding="ascii").split(" ")[0] != sha256_file(path):
-        raise ValueError(f"its SHA-256 differs from {expected.name}")
+    with open_written(expected) as file:
+        sha256 = file.read().decode("ascii").split(" ")[0]
+    open_written(path, sha256=sha256, named=expected.name).close()
     checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     return int(checkpoint["global_step"]), dict(checkpoint[SETTINGS])
 

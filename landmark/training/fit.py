@@ -14,6 +14,7 @@ from lightning import Trainer
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.loggers import Logger
 
+from landmark.config.saved import LAUNCH, RUN
 from landmark.data.datamodule import WindowDataModule
 from landmark.models import checkpoint as weights
 from landmark.training.checkpointing import AtomicCheckpointIO, CheckpointCallback, Interruption, find_checkpoint
@@ -24,7 +25,6 @@ from landmark.training.progress_callback import ProgressCallback
 from landmark.training.sharding import gathered, strategy
 from landmark.utils.errors import UserError
 from landmark.utils.extensions import hook
-from landmark.utils.files import discard_hashes, write_hashes
 from landmark.utils.flops import flops_per_token, peak_flops, training_keys
 from landmark.utils.hardware import reset_peak_memory
 from landmark.utils.team import first_says, started_together
@@ -107,9 +107,7 @@ def train(
             raise diverged(error, data.training, run_dir, config.seed) from error
     whole = gathered(trainer)
     if trainer.is_global_zero:
-        discard_hashes(run_dir)
-        weights.save(model, run_dir, whole)
-        write_hashes(run_dir)
+        weights.save(model, run_dir, whole, beside=(RUN, LAUNCH))
     trainer.strategy.barrier("weights saved")
     return measurements.summary() | {"parameters": model.num_parameters()}
 

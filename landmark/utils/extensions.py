@@ -24,6 +24,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from landmark.utils.errors import UserError
+from landmark.utils.trust import check_module
 
 
 def load_extension(package: str, name: str, attribute: str, key: str) -> Any:
@@ -35,9 +36,10 @@ def load_extension(package: str, name: str, attribute: str, key: str) -> Any:
         attribute: of the module.
         key: setting that gives `name`, for the message.
 
-    Raises UserError if there is no such module or attribute. Modules of Python's library are not imported: a saved
-    model may name one.
+    Raises UserError if there is no such module or attribute, and for a module outside that nobody has named who may
+    (`landmark.utils.trust`).
     """
+    check_module(name, key)
     whole = name if "." in name else f"{package}.{name}"
     found = getattr(import_module(whole), attribute, None) if _can_be_imported(whole) else None
     if found is None:

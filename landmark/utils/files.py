@@ -1,21 +1,29 @@
-"""Files that are whole or named: atomic writes, checked JSON, hashes beside weights, leftovers of killed processes."""
+"""Files that this program writes, whole or not at all, and opens again: `open_written` opens all of them.
+
+What it opens is a regular file with the size and the hash that it had; its JSON has finite numbers.
+"""
 
 import fcntl
 import hashlib
 import json
+import math
 import os
+import re
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from landmark.utils.errors import UserError
 
 Keys = Mapping[str, type | tuple[type, ...]]
 HASHES = "weights.sha256"  # beside the weights that are saved here
-_checked: set[tuple[str, int, int]] = set()  # path, size and time of the files that are as they were saved
+REMEDY, RETRAIN = "delete it to make it anew", "delete the folder and train again"
+MOST_JSON = 1 << 28  # bytes
+_checked: set[tuple[Any, ...]] = set()  # path, size, times and hash of the files that are as they were saved
 _JSON_NAMES = {dict: "an object", list: "a list", str: "a text", int: "a whole number", float: "a number"}
 
 
@@ -65,32 +73,101 @@ def write_json(path: str | Path, value: Any) -> None:
     write_atomic(path, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-REMEDY = "delete it to make it anew"
+def open_written(
+    path: str | Path, remedy: str = REMEDY, *, size: int | None = None, sha256: str | None = None, named: str = ""
+) -> BinaryIO:
+    """Open a file that this program wrote, to read bytes from its beginning.
+
+    Args:
+        path: of the file.
+        remedy: for the message.
+        size: bytes that it must have.
+        sha256: that its content must have; computed once a process, until the file's size or time changes.
+        named: what says the hash, for the message.
+
+    Raises UserError where it is missing, cannot be read, is a folder, a pipe or a device, or is not as it was written.
+    """
+    path = Path(path)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would wait for somebody who writes
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist: {remedy}") from None
+    except OSError as error:
+        hint = "make it readable" if isinstance(error, PermissionError) else remedy
+        raise UserError(f"{path} cannot be read ({error.strerror}): {hint}") from None
+    status, fault = os.fstat(descriptor), ""
+    if not stat.S_ISREG(status.st_mode):
+        fault = f"no file, but a {_kind(status.st_mode)}"
+    elif size is not None and status.st_size != size:
+        fault = f"{status.st_size} bytes long, not {size}"
+    if fault:
+        os.close(descriptor)
+        raise UserError(f"{path} is {fault}: {remedy}")
+    file = os.fdopen(descriptor, "rb")
+    stamp = str(path.resolve()), status.st_size, status.st_mtime_ns, status.st_ctime_ns, sha256
+    if sha256 is not None and stamp not in _checked:
+        try:
+            if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
+                raise UserError(f"{path} is damaged, its SHA-256 differs from {named}: {remedy}")
+            file.seek(0)
+        except (OSError, UserError):
+            file.close()
+            raise
+        _checked.add(stamp)
+    return file
+
+
+def _kind(mode: int) -> str:
+    return "folder" if stat.S_ISDIR(mode) else "pipe" if stat.S_ISFIFO(mode) else "device"
 
 
 def read_json(path: str | Path, keys: Keys | None = None, remedy: str = REMEDY) -> Any:
-    """Read JSON.
+    """Read JSON that this program wrote.
 
     Args:
         path: of the file.
         keys: those that an object must have, with the types of their values; None: it may be any value.
         remedy: for the message.
 
-    Raises UserError with the file's name if it is missing, cut short or not JSON, and the key's that is missing or has
-    another type.
+    Raises UserError as `open_written`; where it is cut short, not JSON, or has a number that is not finite; and, naming
+    the key, where one is missing or has a value of another type.
     """
-    path = Path(path)
+    with open_written(path, remedy) as file:
+        content = file.read(MOST_JSON + 1)
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{path} does not exist") from None
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror})") from None
+        if len(content) > MOST_JSON:
+            raise ValueError(f"more than {MOST_JSON:,} bytes")
+        value = json.loads(content.decode(), parse_constant=_finite, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not valid JSON, cut short or altered ({error}): {remedy}") from None
     if keys is not None:
         check_keys(value, keys, str(path), remedy)
     return value
+
+
+def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
+    """The value with the SHA-256 of all its other keys, as `read_sealed` expects it. Raises ValueError on NaN."""
+    return {**value, "sha256": _seal(value)}
+
+
+def read_sealed(path: str | Path, keys: Keys, remedy: str = REMEDY) -> dict[str, Any]:
+    """Read JSON that was `sealed`. Raises UserError as `read_json`, and where a key or a value is another."""
+    value = read_json(path, {**keys, "sha256": str}, remedy)
+    if value["sha256"] != _seal(value):
+        raise UserError(f"{path} was altered: its sha256 is another: {remedy}")
+    return value
+
+
+def _seal(value: Mapping[str, Any]) -> str:
+    parts = json.dumps({key: part for key, part in value.items() if key != "sha256"}, sort_keys=True, allow_nan=False)
+    return hashlib.sha256(json.dumps(json.loads(parts), sort_keys=True).encode()).hexdigest()
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is no finite number")
+    return number
 
 
 def check_keys(value: Any, keys: Keys, where: str, remedy: str = REMEDY) -> None:
@@ -118,14 +195,6 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 40 else f"{text[:40]}…"
 
 
-def inside(folder: str | Path, name: object) -> Path:
-    """The path of a file that is named on disk. Raises UserError if it is not inside the folder."""
-    folder = Path(folder)
-    if not isinstance(name, str) or not (folder / name).resolve().is_relative_to(folder.resolve()):
-        raise UserError(f"{folder} names the file {name!r}, which is not in it: nothing is read from there")
-    return folder / name
-
-
 def sha256_file(path: str | Path, chunk_bytes: int = 1 << 20) -> str:
     """Hex SHA-256 of a file's content, read `chunk_bytes` at a time."""
     digest = hashlib.sha256()
@@ -135,52 +204,34 @@ def sha256_file(path: str | Path, chunk_bytes: int = 1 << 20) -> str:
     return digest.hexdigest()
 
 
-def write_hashes(folder: Path, name: str = HASHES, pattern: str = "*.safetensors") -> None:
-    """Write the hashes of the folder's files that match the pattern to the file `name` there."""
-    lines = [f"{sha256_file(path)}  {path.name}\n" for path in sorted(folder.glob(pattern))]
-    write_atomic(folder / name, "".join(lines))
+def write_hashes(folder: Path, files: Iterable[str], name: str = HASHES) -> None:
+    """Write the hashes of the folder's files into the file `name` there, as `sha256sum -c` reads them."""
+    write_atomic(folder / name, "".join(f"{sha256_file(folder / file)}  {file}\n" for file in sorted(files)))
 
 
-def discard_hashes(folder: Path) -> None:
-    """Delete those of weights, before others are written."""
-    (folder / HASHES).unlink(missing_ok=True)
-
-
-def check_hashes(
-    folder: str | Path,
-    name: str = HASHES,
-    remedy: str = "delete the folder and train again",
-    needed: Iterable[str] = (),
-) -> None:
-    """Check a folder's files, each once a process until its size or time changes. One without hashes passes.
+def read_hashes(folder: str | Path, needed: Iterable[str], name: str = HASHES, remedy: str = RETRAIN) -> dict[str, str]:
+    """The hashes of a folder's files, all of which are as they were saved.
 
     Args:
-        folder: of the files.
+        folder: that this program wrote.
+        needed: names of files that must have a hash.
         name: of the file of hashes.
         remedy: for the message.
-        needed: names of files that must have a hash, if any has.
 
-    Raises UserError, naming the file, where one is missing or altered.
+    Raises UserError where the file of hashes, or a file, is missing or altered.
     """
     folder = Path(folder)
-    if not (folder / name).is_file():
-        return
-    lines = (folder / name).read_text(encoding="utf-8", errors="replace").splitlines()
+    with open_written(folder / name, remedy) as file:
+        lines = file.read(MOST_JSON).decode(errors="replace").splitlines()
     hashes = {Path(file).name: expected for expected, _, file in (line.partition("  ") for line in lines)}
-    if "" in hashes:
-        raise UserError(f"{folder / name} is damaged, a line names no file: {remedy}")
+    for file, expected in hashes.items():
+        if not re.fullmatch("[0-9a-f]{64}", expected) or not file:
+            raise UserError(f"{folder / name} is damaged, a line has no hash and file: {remedy}")
     if without := [file for file in needed if file not in hashes]:
         raise UserError(f"{folder / name} is damaged, it has no hash of {without[0]}: {remedy}")
     for file, expected in hashes.items():
-        path = folder / file
-        try:
-            status = os.stat(path)
-            stamp = str(path.resolve()), status.st_size, status.st_mtime_ns
-            if stamp not in _checked and sha256_file(path) != expected:
-                raise UserError(f"{path} is damaged, its SHA-256 differs from {name}: {remedy}")
-        except OSError as error:
-            raise UserError(f"{path} cannot be read ({error.strerror}): {remedy}") from None
-        _checked.add(stamp)
+        open_written(folder / file, remedy, sha256=expected, named=name).close()
+    return hashes
 
 
 def sync_folder(folder: Path) -> None:

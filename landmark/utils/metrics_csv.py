@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from landmark.utils.errors import UserError
+from landmark.utils.files import open_written
 
 _REMEDY = "delete it, the training goes on without its earlier lines"
 Metrics = list[dict[str, Any]]
@@ -38,7 +39,8 @@ def whole_lines(path: Path) -> list[str]:
     """The lines of a file without an incomplete last line; empty if there is no file."""
     if not path.exists():
         return []
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    with open_written(path, _REMEDY) as file:
+        lines = file.read().decode().splitlines(keepends=True)
     return [line for line in lines if line.endswith("\n") and line.count(",") == lines[0].count(",")]
 
 

@@ -9,37 +9,21 @@ import torch
 from landmark.cli import main as app
 from landmark.config import to_config
 from landmark.data import load_tokenizer
-from landmark.models import Decoder, save
+from landmark.models import save
 from landmark.models.language_model import Sampling
 from landmark.utils.errors import UserError
 from landmark.utils.files import write_json
-from tests.configurations import compose_conf, decoder_config
+from tests.configurations import compose_conf
+from tests.saved import saved_run
 
 TOKENIZER = load_tokenizer("bytes")
 BOOK, QUESTION = "It was the best of times, it was the worst of times. " * 9, "What was it? "
 
 
-def trained(folder, kind="landmark"):
-    """A run's folder. The weights are random, and large enough that the text decides what comes next."""
-    torch.manual_seed(0)
-    config = decoder_config(
-        kind, TOKENIZER.vocab_size, num_layers=2, num_heads=2, head_dim=8, mlp_dim=16,
-        landmark_id=TOKENIZER.landmark, block_size=20,
-    )  # fmt: skip
-    model = Decoder(config).eval()
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.5)
-    with torch.no_grad():
-        model.embedding.weight[128:] = 0  # says ASCII
-    save(model, folder)
-    write_json(folder / "run.json", {"model": {}, "tokenizer": TOKENIZER.hash})
-    return model
-
-
 @pytest.fixture
 def ask(tmp_path, capsys):
     """Runs the task; returns what was printed, and what was said of it."""
-    model = trained(tmp_path / "run")
+    model = saved_run(tmp_path / "run")
     (tmp_path / "book.txt").write_text(BOOK)
 
     def run(*overrides):
@@ -115,7 +99,7 @@ def test_a_stop_text_ends_it(ask):
 
 
 def test_a_plain_transformer_reads_both(ask):
-    model = trained(ask.folder / "plain", "transformer")
+    model = saved_run(ask.folder / "plain", "transformer")
     (ask.folder / "short.txt").write_text("It was ")
     said, _ = ask(
         f"run={ask.folder / 'plain'}", "model=transformer", "eval.local=null", "prompt=the best",

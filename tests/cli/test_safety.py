@@ -16,7 +16,8 @@ from landmark.config.checks import check
 from landmark.data.stream import open_corpus
 from landmark.memory import Memory
 from landmark.utils.errors import UserError
-from landmark.utils.files import inside, sha256_file
+from landmark.utils.files import sha256_file
+from landmark.utils.trust import inside
 from tests.configurations import compose_conf
 
 ROOT = Path(__file__).parents[2]

@@ -88,7 +88,7 @@ def test_json_of_any_kind(tmp_path, text):
     (tmp_path / "a.json").write_bytes(text.encode("utf-8", "surrogatepass"))
     with pytest.raises(UserError, match=r"a\.json is not valid JSON"):
         read_json(tmp_path / "a.json")
-    with pytest.raises(UserError, match="cannot be read"):
+    with pytest.raises(UserError, match="is no file, but a folder"):
         read_json(tmp_path)
 
 

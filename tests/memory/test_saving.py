@@ -20,6 +20,7 @@ from landmark.utils.errors import UserError
 from tests.flips import flipped
 from tests.memory.reading import feed, new_memory, texts
 from tests.pairs import all_pairs, name_of
+from tests.saved import hash_again
 
 CHUNKS = [20, 13, 20]
 
@@ -145,7 +146,7 @@ def test_a_memory_of_a_removed_setting_is_refused(tmp_path):
     saved(tmp_path / "book")
     path = tmp_path / "book" / "memory.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"landmark_values": True}))
-    (tmp_path / "book" / HASHES).unlink()
+    hash_again(tmp_path / "book", HASHES)
     with pytest.raises(UserError, match="landmark_values=True, which this version does not have"):
         of_model().load(tmp_path / "book")
 
@@ -184,9 +185,9 @@ def test_a_folder_that_exists_is_not_overwritten(tmp_path):
 
 def test_another_format_is_refused(tmp_path):
     saved(tmp_path / "book")
-    (tmp_path / "book" / HASHES).unlink()
     content = json.loads((tmp_path / "book" / "memory.json").read_text())
     (tmp_path / "book" / "memory.json").write_text(json.dumps(content | {"format": 99}))
+    hash_again(tmp_path / "book", HASHES)
     with pytest.raises(UserError, match="the memory has format 99, this version reads 2"):
         of_model().load(tmp_path / "book")
 
@@ -237,13 +238,16 @@ def test_any_flipped_bit_is_noticed(tmp_path, tier):
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("layers", []), ("layers", {"0": 3}), ("layers", {"0": {"added": 1}}), ("position", "x"), ("block_size", None)],
+    [
+        *(("layers", each) for each in ([], {"0": 3}, {"0": {"added": 1}}, {"0": {"added": 1, "kept": 2}})),
+        *(("position", "x"), ("position", -5), ("block_size", None)),
+    ],
 )
-def test_damaged_json_without_hashes_names_the_key(tmp_path, key, value):
+def test_json_that_was_changed_with_its_hash_names_the_key(tmp_path, key, value):
     """Early versions wrote none."""
     saved(tmp_path / "book")
-    (tmp_path / "book" / HASHES).unlink()
     edit(tmp_path / "book" / "memory.json", key, value)
+    hash_again(tmp_path / "book", HASHES)
     with pytest.raises(UserError, match=r"memory\.json.*(layer|position|block_size).*: save the memory again"):
         of_model().load(tmp_path / "book")
 
@@ -251,6 +255,11 @@ def test_damaged_json_without_hashes_names_the_key(tmp_path, key, value):
 def test_a_list_of_hashes_that_was_cut_short_is_noticed(tmp_path):
     saved(tmp_path / "book")
     hashes = tmp_path / "book" / HASHES
+    whole = hashes.read_text()
+    hashes.unlink()
+    with pytest.raises(UserError, match=r"memory\.sha256 does not exist: save the memory again"):
+        of_model().load(tmp_path / "book")
+    hashes.write_text(whole)
     hashes.write_text("".join(hashes.read_text().splitlines(keepends=True)[:-1]))
     with pytest.raises(UserError, match=r"memory\.sha256 is damaged, it has no hash of tensors\.safetensors"):
         of_model().load(tmp_path / "book")

@@ -1,6 +1,5 @@
 """Weights on disk: whole or not at all, and only for the model they belong to."""
 
-import json
 import math
 from dataclasses import replace
 from types import SimpleNamespace
@@ -14,6 +13,8 @@ from landmark.models import Decoder, DecoderConfig, build, save
 from landmark.models.checkpoint import load, new_decoder
 from landmark.models.config import Landmarks
 from landmark.utils.errors import UserError
+from landmark.utils.trust import name_modules
+from tests.saved import edit, hash_again
 
 CONFIG = DecoderConfig(64, num_layers=2, num_heads=2, head_dim=8, mlp_dim=32, landmarks=Landmarks(60, 5))
 
@@ -33,7 +34,7 @@ def test_round_trip(folder):
     assert not model.training
     for name, tensor in expected.state_dict().items():
         torch.testing.assert_close(model.state_dict()[name], tensor, atol=0, rtol=0)
-    assert {path.name for path in folder.iterdir()} == {"config.json", "model.safetensors"}
+    assert {path.name for path in folder.iterdir()} == {"config.json", "model.safetensors", "weights.sha256"}
 
 
 def test_the_authors_names_are_read(folder):
@@ -53,6 +54,7 @@ def test_the_authors_names_are_read(folder):
         name = name.replace("blocks.", "transformer.h.").replace("embedding.", "transformer.wte.")
         theirs["transformer.ln_f.weight" if name == "norm.weight" else name] = tensor.clone()
     save_file(theirs, folder / "model.safetensors")
+    hash_again(folder)
     loaded = load(folder)
     for name, tensor in model.state_dict().items():
         torch.testing.assert_close(loaded.state_dict()[name], tensor, atol=0, rtol=0)
@@ -118,21 +120,23 @@ def test_files_cut_short_are_refused(folder):
         with pytest.raises(UserError, match="model.safetensors is damaged"):
             load(folder)
     weights.unlink()
-    with pytest.raises(UserError, match="is missing"):
+    with pytest.raises(UserError, match=r"model\.safetensors does not exist"):
         load(folder)
 
 
 def test_weights_that_do_not_fit_are_refused(folder):
     save_file({"embedding.weight": torch.zeros(3, 3)}, folder / "model.safetensors")
+    hash_again(folder)
     with pytest.raises(UserError, match="does not fit"):
         load(folder)
     (folder / "config.json").write_text('{"kind": "landmark"')
     with pytest.raises(UserError, match=r"config\.json"):
         load(folder)
     (folder / "config.json").write_text('{"colour": "red"}')
+    hash_again(folder)
     with pytest.raises(UserError, match=r"config\.json.*kind"):
         load(folder)
-    (folder / "config.json").write_text(json.dumps(CONFIG.to_flat() | {"colour": "red"}))
+    edit(folder / "config.json", **CONFIG.to_flat(), colour="red")
     with pytest.raises(UserError, match=r"model\.colour"):
         load(folder)
 
@@ -146,18 +150,17 @@ def test_weights_that_do_not_fit_are_refused(folder):
     ],
 )
 def test_an_unknown_architecture_is_refused(name, said):
+    name_modules([name])
     with pytest.raises(UserError, match=rf"model\.architecture={name}: there is no {said} that has a Model"):
         new_decoder(replace(CONFIG, architecture=name))
 
 
 def test_a_removed_setting_and_a_removed_value_are_refused(folder):
-    path = folder / "config.json"
-    flat = json.loads(path.read_text())
     for change, said in (
         ({"landmark_key": "pooled"}, "landmark_key=pooled"),
         ({"alpha": 1.5}, "alpha=1.5"),
         ({"short_convolution": 4}, "model.short_convolution: there is no such setting"),
     ):
-        path.write_text(json.dumps(flat | change))
+        edit(folder / "config.json", **{"landmark_key": "token", "alpha": None} | change)
         with pytest.raises(UserError, match=said):
             load(folder)

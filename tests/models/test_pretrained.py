@@ -19,6 +19,7 @@ from landmark.models.pretrained import load_pretrained, start_from, weights_sha2
 from landmark.training import train
 from landmark.utils.errors import UserError
 from tests.huggingface.conftest import make_model, make_tokenizer
+from tests.saved import hash_again
 from tests.training.training_case import TOKENIZER, identity_of, make_config, make_corpus
 
 BLOCK = 5
@@ -204,6 +205,9 @@ def test_models_that_do_not_fit_are_refused(folder, tmp_path):
     with pytest.raises(UserError, match="block_size is 5, not 7"):
         load_pretrained(tmp_path, other)
     (tmp_path / "model.safetensors").write_bytes((tmp_path / "model.safetensors").read_bytes()[:5000])
+    with pytest.raises(UserError, match=r"model\.safetensors is damaged"):
+        load_pretrained(tmp_path)
+    hash_again(tmp_path)
     with pytest.raises(UserError, match="no causal language model"):
         load_pretrained(tmp_path)
 

@@ -125,7 +125,9 @@ def test_streams_are_referred_to_and_weights_uploaded_from_where_they_lie(offlin
     assert set(streams) == {"train.bin", "validation.bin", "test.bin"}
     assert all(entry.ref.startswith("file:///") and not entry.local_path for entry in streams.values())
     files = {entry.path: entry for entry in model.manifest.contents}
-    assert set(files) == {"identity.json", "run.json", "config.json", "model.safetensors"}
+    assert set(files) == {
+        *("identity.json", "run.json", "launch.json", "config.json", "model.safetensors", "weights.sha256")
+    }
     (folder,) = offline.output.glob(f"runs/*{training.identity}")
     assert files["model.safetensors"].local_path == str(folder / "model.safetensors")
 

@@ -1,0 +1,59 @@
+"""Who may name what.
+
+- The command line, a folder of settings (`--config-dir`) and a caller in Python name modules of their own.
+- A folder that is read (a run, a saved memory, an adapter), a record and a launch name modules of this package, and
+  files in their own folder. Another module that they name is imported only where the command line names it too.
+- No module is imported from a folder of results, or from one that is read.
+- What a scheduler writes into a script is one line of plain text.
+"""
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from landmark.utils.errors import UserError
+
+_named: set[str] = set()  # modules outside of this package that the command line, or a caller in Python, names
+
+
+def name_modules(names: Iterable[str | None], outside: Iterable[str | Path | None] = ()) -> None:
+    """Let modules be imported: called with those that the command line, or a caller in Python, names.
+
+    Args:
+        names: whole names, as Python would import them; those of this package's own modules have no dot.
+        outside: folders of results and folders that are read, in which no module may lie.
+
+    Raises UserError for a module that would lie in one of them.
+    """
+    folders = [Path(folder).resolve() for folder in outside if folder is not None]
+    for name in (name for name in names if name is not None and "." in name):
+        for entry in sys.path:
+            place = Path(entry or ".").joinpath(*name.split(".")).resolve()
+            if inside := [folder for folder in folders if place.is_relative_to(folder)]:
+                raise UserError(
+                    f"{name}: lies in {inside[0]}, from which no code is run: copy it to a folder of your own"
+                )
+        _named.add(name)
+
+
+def check_module(name: str, key: str) -> None:
+    """Raise UserError for a module outside of this package that nobody has named who may. key: that gives `name`."""
+    if "." in name and name not in _named:
+        raise UserError(
+            f"{key}={name}: only a folder that was read names this module: it is run where the command line names it "
+            f"too ({key}={name}; in Python: load(…, modules=['{name}']))"
+        )
+
+
+def inside(folder: str | Path, name: object) -> Path:
+    """The path of a file that is named on disk. Raises UserError if it is not inside the folder."""
+    folder = Path(folder)
+    if not isinstance(name, str) or not (folder / name).resolve().is_relative_to(folder.resolve()):
+        raise UserError(f"{folder} names the file {name!r}, which is not in it: nothing is read from there")
+    return folder / name
+
+
+def check_plain(key: str, value: str) -> None:
+    """Raise UserError for a text that would be more than one line, or more than text, where it is shown or written."""
+    if not value.isprintable():
+        raise UserError(f"{key}={value!r}: must be one line of plain text")

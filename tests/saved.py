@@ -1,0 +1,50 @@
+"""Small trained models on disk, as a training leaves them, and changed on purpose."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from landmark.config import Config
+from landmark.config.saved import write_launch
+from landmark.data import load_tokenizer
+from landmark.models import Decoder, save
+from landmark.utils.files import HASHES, write_hashes, write_json
+from tests.configurations import decoder_config
+
+
+def saved_run(folder: Path, kind: str = "landmark", config: Config | None = None, tokenizer: str = "bytes") -> Decoder:
+    """A run's folder. The weights are random, and large enough that the text decides what comes next.
+
+    config: that its launch.json names; None: it has none.
+    """
+    torch.manual_seed(0)
+    vocabulary = load_tokenizer(tokenizer)
+    shape = decoder_config(
+        kind, vocabulary.vocab_size, num_layers=2, num_heads=2, head_dim=8, mlp_dim=16,
+        landmark_id=vocabulary.landmark, block_size=20,
+    )  # fmt: skip
+    model = Decoder(shape).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    with torch.no_grad():
+        model.embedding.weight[128:] = 0  # says ASCII
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "run.json", {"model": {}, "tokenizer": vocabulary.hash})
+    if config is not None:
+        write_launch(folder, config)
+    save(model, folder, beside=("run.json", "launch.json"))
+    return model
+
+
+def edit(path: Path, **changes: Any) -> None:
+    """Change keys of a model's JSON, and its hash with it, as somebody would who does it on purpose."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    hash_again(path.parent)
+
+
+def hash_again(folder: Path, name: str = HASHES) -> None:
+    """Write the hashes that a folder has of its files, as they are now."""
+    files = [line.split("  ")[1] for line in (folder / name).read_text().splitlines()]
+    write_hashes(folder, files, name)

@@ -15,8 +15,9 @@ from landmark.config import to_config
 from landmark.config.checks import check
 from landmark.data.stream import open_corpus
 from landmark.memory import Memory
+from landmark.memory.saving import HASHES
 from landmark.utils.errors import UserError
-from landmark.utils.files import sha256_file
+from landmark.utils.files import sealed, sha256_file, write_hashes
 from landmark.utils.trust import inside
 from tests.configurations import compose_conf
 
@@ -132,7 +133,7 @@ def test_a_manifest_stays_in_its_folder(tmp_path, how):
         shutil.copy(outside, folder / name)
     entry = {"file": name, "tokens": 4, "sha256": sha256_file(outside), "documents": 1, "bytes": 8, "words": 1}
     manifest = {"format": 1, "dtype": "O" if how == "objects" else "<u2", "splits": {"test": entry}}
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    (folder / "manifest.json").write_text(json.dumps(sealed(manifest | {"tokenizer": {"vocab_size": 4}})))
     with pytest.raises(UserError, match="which is not in it|must be one of <u2, <u4"):
         open_corpus(folder)
 
@@ -151,6 +152,7 @@ def test_a_saved_memory_stays_in_its_folder(tmp_path, how):
         told = json.loads(content.read_text())
         told["layers"] = {"0/../../outside": told["layers"]["0"]}
         content.write_text(json.dumps(told))
+        write_hashes(content.parent, {path.name for path in content.parent.iterdir()} - {HASHES}, HASHES)
     with pytest.raises(UserError, match="which is not in it|is no layer"):
         Memory(block_size=2, k=1).load(tmp_path / "book")
 

@@ -330,4 +330,4 @@ def test_a_wrong_path_is_one_line(tmp_path):
     ended = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
     assert ended.returncode == 2
     assert "Traceback" not in ended.stderr
-    assert ended.stderr.splitlines()[-1].endswith("nothing/config.json is missing: name the folder of a finished run")
+    assert ended.stderr.splitlines()[-1].endswith("nothing is no folder: name the folder of a finished run")

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
+import yaml
 from hydra import compose
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
@@ -49,12 +50,16 @@ class Row:
 def compose_job(overrides: list[str]) -> DictConfig:
     """Compose conf/config.yaml with these overrides (see `landmark.cli.composing`).
 
-    Raises UserError for a setting of Hydra itself: one of them names folders whose packages it imports.
+    Raises UserError for a file that cannot be read, and for a setting of Hydra itself: one of them names folders whose
+    packages it imports.
     """
     for override in parse(overrides):
         if is_of_hydra(override.key_or_group):
             raise UserError(f"{override.input_line}: settings of Hydra are for its command line alone")
-    return compose(config_name="config", overrides=overrides)
+    try:
+        return compose(config_name="config", overrides=overrides)
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise UserError(f"a file of settings cannot be read: {' '.join(str(error).split())[:300]}") from error
 
 
 def select(

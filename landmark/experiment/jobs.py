@@ -263,6 +263,8 @@ def find_run(name: str, output: str | Path, kind: str | None = None) -> Path:
     Raises UserError where there is no such run.
     """
     runs = sorted((Path(output) / "runs").glob("*"), key=lambda folder: folder.name)
+    if not name:
+        raise UserError("run=: names no run, write latest, a name or a folder")
     if name == "latest":
         trained = [folder for folder in runs if has_weights(folder) and (kind is None or _kind(folder) == kind)]
         if not trained:

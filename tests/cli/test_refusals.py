@@ -35,6 +35,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
         ("task=generate", "run=nowhere", "tokenizer=bytes", "prompt=hello"),
         "run=nowhere: no such run, outputs/runs has no run",
     ),
+    "run without a name": (("task=generate", "run=''", "prompt=hello"), "run=: names no run, write latest, a name or"),
     "report of nothing": (("task=report",), "outputs: there are no records to report"),
     # folders
     "output below a file": (("output=a.txt/x", "task=status"), "a.txt is a file, no folder can be made there"),

@@ -32,7 +32,7 @@ def run(command: Command) -> None:
     if (record := records.find("runs", identity)) is None:
         raise UserError(f"{folder}: {records.output} has no record of this run; name the output= that has it")
     rows = {}
-    for row in (each for each in records.all("rows") if each["settings"]["run"] == identity):
+    for row in (each for each in records.read_all().rows.values() if each["settings"]["run"] == identity):
         name = row["labels"]["row"]
         rows[name if name not in rows else f"{name} ({row['id']})"] = [row]
     library = "transformers" if (folder / "tokenizer_config.json").is_file() else "landmark"  # which opens the folder

@@ -26,7 +26,7 @@ def run(command: Command) -> None:
         title = job.name if seeds[job.name] == 1 else f"{job.name} seed {job.config.seed}"
         costs[f"row {title}"] = plan.row_cost(title, job.config, vocab_size, is_evaluated, tokens)
     gpus = 0 if config.trainer.accelerator == "cpu" else min(count_gpus(), device_count(config))
-    machine = plan.Machine(hardware()["cores"], gpus, runner.records.all("runs"))
+    machine = plan.Machine(hardware()["cores"], gpus, list(runner.records.read_all().runs.values()))
     unprepared = dict.fromkeys(job.config.data.name for job in jobs if not job.is_known)
     unusual = list(dict.fromkeys(filter(None, (large_vocabulary(job.config) for job in jobs))))
     notes = [f"corpus {name} is not prepared yet (task=prepare): its sizes are unknown" for name in unprepared]

@@ -236,7 +236,7 @@ class LoggerConfig:
     """Weights & Biases, beside the CSV file of each run."""
 
     wandb: bool = True
-    beside: str | None = one_of(None, "tensorboard", "mlflow", "trackio")  # it gets the metrics of trainings too
+    beside: str | None = one_of(None, "tensorboard", "mlflow")  # it gets the metrics of trainings too
     weights: bool = True  # upload the trained model; else its artifact has a checksum and the place alone
     project: str = "landmark"
     entity: str | None = None
@@ -323,7 +323,7 @@ GROUPS: dict[str, dict[str, dict[str, Any]]] = {
     "logger": {
         "csv": {"wandb": False},
         "wandb": {"wandb": True},
-        **{name: {"wandb": False, "beside": name} for name in ("tensorboard", "mlflow", "trackio")},
+        **{name: {"wandb": False, "beside": name} for name in ("tensorboard", "mlflow")},
     },
     "trainer": {
         "auto": {"accelerator": "auto", "devices": 1},  # one GPU if there is one, else the CPU

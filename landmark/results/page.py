@@ -8,13 +8,14 @@ import math
 import re
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from landmark.config.command_line import program
 from landmark.experiment.launches import Launch, rows_without_launch
-from landmark.experiment.records import Contents, Records, provenance
+from landmark.experiment.records import Contents, provenance
 from landmark.results import paper, render, tables
 from landmark.results.columns import COLUMNS, Record, provenance_of
 from landmark.results.tables import Table
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from landmark.results.charts import Panel
 
 Values = dict[str, Any]
+VERDICTS = {" is better than ": "yes", " is WORSE than ": "worse", " is NOT better ": "no", " do not differ ": "no"}
 
 
 def as_html(content: Values) -> str:
@@ -49,11 +51,10 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def page_content(records: Records, contents: Contents, launches: Sequence[Launch], *, others: bool = True) -> Values:
+def page_content(contents: Contents, launches: Sequence[Launch], *, others: bool = True) -> Values:
     """Sections for every launch, then for the rows of none, and a list of records that could not be shown.
 
     Args:
-        records: of the output folder, where the metrics of its runs are.
         contents: all records.
         launches: those to show; one of which nothing has a record yet has no section.
         others: whether rows that belong to none of the launches are shown.
@@ -63,15 +64,14 @@ def page_content(records: Records, contents: Contents, launches: Sequence[Launch
     sections: list[Values] = []
     built: dict[str, Table] = {}
     problems = list(contents.damaged)
-    titles = Counter(launch.experiment for launch in launches if launch.found(contents))
-    for number, launch in enumerate(launches):
+    found = [(launch, rows) for launch in launches if (rows := launch.found(contents))]
+    titles = Counter(launch.experiment for launch, _ in found)
+    for number, (launch, rows) in enumerate(found):
         try:
             title, claim = _claim(launch.experiment)
-            table = _table(launch, launch.found(contents))
-            if table is None:
-                continue
+            table = _table(launch, rows)
             built[title if titles[launch.experiment] == 1 else f"{title} ({launch.settings})"] = table
-            sections.append(_section(f"s{number}", title, claim, launch, table, records))
+            sections.append(_section(f"s{number}", title, claim, launch, table))
         except Exception as error:  # of a whole record that another version of this program wrote
             problems.append(f"{launch.experiment}: cannot be shown ({type(error).__name__}: {error})")
     for title, rows in _groups(rows_without_launch(contents, launches)).items() if others else ():
@@ -86,18 +86,15 @@ def page_content(records: Records, contents: Contents, launches: Sequence[Launch
         "commit": (made["commit"] or "unknown")[:10],
         "counts": {"runs": len(contents.runs), "rows": len(contents.rows)},
         "problems": problems,
-        "charts": [] if overview is None else [_chart(overview)],
+        "charts": [] if overview is None else _charts([overview]),
         "sections": sections,
     }
 
 
-def _table(launch: Launch, found: Mapping[str, list[Record]]) -> Table | None:
-    """None where no row has a record for each seed."""
-    if not found:
-        return None
+def _table(launch: Launch, rows: Mapping[str, list[Record]]) -> Table:
     return tables.build(
         launch.experiment,
-        found,
+        rows,
         paper=paper.read_paper(launch.experiment),
         comparisons=launch.config.compare,
         figure=launch.config.figure,
@@ -107,7 +104,10 @@ def _table(launch: Launch, found: Mapping[str, list[Record]]) -> Table | None:
     )
 
 
-def _section(key: str, title: str, claim: str, launch: Launch, table: Table, records: Records) -> Values:
+def _section(key: str, title: str, claim: str, launch: Launch, table: Table) -> Values:
+    """A table and its pictures; folded away, curves over positions and of the trainings."""
+    from landmark.results import figures
+
     missing = [name for name in launch.rows if name not in table.records]
     commands = {name: launch.command(f"row={name}") for name in launch.rows}
     return {
@@ -122,7 +122,8 @@ def _section(key: str, title: str, claim: str, launch: Launch, table: Table, rec
         "missing": missing,
         "rest": launch.command(),
         **_shown(table, commands),
-        **_charts(table, launch),
+        "charts": _charts(chain(*figures.panels(table))),
+        "more": _charts([*chain(*figures.positions(table)), *_trainings(table, launch)]),
     }
 
 
@@ -134,10 +135,7 @@ def _other(key: str, title: str, table: Table) -> Values:
         "title": title,
         "claim": "Free sweeps, and rows of settings that no experiment has now. They need not share a text.",
         "settings": table.settings,
-        "done": len(table.rows),
-        "total": len(table.rows),
         "missing": [],
-        "rest": "",
         **_shown(table, commands),
         "charts": [],
     }
@@ -157,25 +155,22 @@ def _shown(table: Table, commands: Mapping[str, str]) -> Values:
     }
 
 
-def _charts(table: Table, launch: Launch) -> Values:
-    """The figure's panels; folded away, the curves over positions and of the trainings."""
+def _trainings(table: Table, launch: Launch) -> "list[Panel]":
+    """The losses of the runs that the rows read."""
     from landmark.results import figures
 
-    runs: dict[str, dict[str, list[tuple[float, float]]]] = {}
-    for job in (job for jobs in launch.rows.values() for job in jobs):
-        if not job.run.is_given:
-            name = job.run.folder.name.replace(f"-{table.data}-{table.size}-", " ")
-            if name not in runs:
-                metrics = metrics_so_far(job.run.folder)
-                runs[name] = {kind: curve(metrics, f"{kind}/loss") for kind in ("train", "validation")}
-    runs = {name: each for name, each in runs.items() if each["train"]}
-    more = [panel for line in figures.positions(table) for panel in line] + ([figures.training(runs)] if runs else [])
-    shown = [panel for line in figures.panels(table) for panel in line]
-    return {"charts": [_chart(panel) for panel in shown], "more": [_chart(panel) for panel in more]}
+    folders = dict.fromkeys(job.run.folder for jobs in launch.rows.values() for job in jobs if not job.run.is_given)
+    runs = {}
+    for folder in folders:
+        metrics = metrics_so_far(folder)
+        curves = {kind: curve(metrics, f"{kind}/loss") for kind in ("train", "validation")}
+        if curves["train"]:
+            runs[folder.name.replace(f"-{table.data}-{table.size}-", " ")] = curves
+    return [figures.training(runs)] if runs else []
 
 
-def _chart(panel: "Panel") -> Values:
-    return {"title": panel.title, "note": panel.note, "spec": panel.chart.to_dict()}
+def _charts(panels: "Iterable[Panel]") -> list[Values]:
+    return [{"title": panel.title, "note": panel.note, "spec": panel.chart.to_dict()} for panel in panels]
 
 
 def _source(records: Sequence[Record], command: str) -> Values:
@@ -232,15 +227,7 @@ def _claim(name: str) -> tuple[str, str]:
 
 
 def _verdict(comparison: str) -> str:
-    for words, verdict in (
-        (" is better than ", "yes"),
-        (" is WORSE than ", "worse"),
-        (" is NOT better ", "no"),
-        (" do not differ ", "no"),
-    ):
-        if words in comparison:
-            return verdict
-    return "unknown"
+    return next((verdict for words, verdict in VERDICTS.items() if words in comparison), "unknown")
 
 
 def _groups(records: Sequence[Record]) -> dict[str, dict[str, Record]]:

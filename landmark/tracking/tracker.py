@@ -1,20 +1,24 @@
-"""What trainings, rows and tables log to Weights & Biases."""
+"""What trainings, rows and tables log to Weights & Biases.
 
+Artifacts lead from text to table: a run uses a stream, a row uses the run's model, a table uses its rows.
+"""
+
+import json
 import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from landmark.config.schema import POSITION_BIN, Config
-from landmark.tracking import artifacts
 from landmark.tracking.wandb_run import is_sweep_agent, mode, open_run
+from landmark.utils.files import HASHES, read_hashes, read_json
 from landmark.utils.measured import TEXT, kind_of
 
 if TYPE_CHECKING:
     from lightning.pytorch.loggers import Logger
-    from wandb.sdk.wandb_run import Run
+    from wandb import Artifact
 
     from landmark.data import Corpus, SyntheticCorpus
 
@@ -42,26 +46,26 @@ class Tracker:
             corpus: the text, recorded as an input.
             folder: where the training leaves its model, which is recorded as an output.
         """
-        is_first = os.environ.get("RANK", "0") == "0"
-        from landmark.tracking.beside import loggers_beside  # loads Lightning
-
-        beside = loggers_beside(config, folder) if is_first else []
-        if mode(config.logger) == "disabled" or not is_first:
-            yield beside
+        if os.environ.get("RANK", "0") != "0":
+            yield []
             return
-        from landmark.tracking.whole_history import WholeHistory, discard_attempts
+        from landmark.tracking.loggers import WholeHistory, beside, discard_attempts  # loads Lightning
 
+        others = beside(config, folder)
+        if mode(config.logger) == "disabled":
+            yield others
+            return
         is_offline = mode(config.logger) == "offline" and not is_sweep_agent()
         is_whole = is_offline and discard_attempts(Path(config.output), run_id)
         with open_run(config, run_id, job_type="train", name=folder.name) as run:
             # W&B drops repeated steps, which a resumed training logs; with a metric as the axis it keeps them.
             run.define_metric("trainer/global_step")
             run.define_metric("*", step_metric="trainer/global_step")
-            run.use_artifact(artifacts.of_corpus, corpus, config.data.name)
-            logger = WholeHistory(cast("Run", run), folder, -1 if is_whole else run.last_step)
-            yield [logger, *beside]
+            run.use_artifact(of_corpus, corpus, config.data.name)
+            logger = WholeHistory(run, folder if is_whole or run.is_online else None)
+            yield [logger, *others]
             logger.begin()  # where there was no step to train
-            run.log_artifact(artifacts.of_run, run_id, folder, config.logger.weights)
+            run.log_artifact(of_run, run_id, folder, config.logger.weights)
 
     def row(self, config: Config, record: dict[str, Any], path: Path) -> None:
         """Log an evaluated row: its numbers, its curves over positions and layers, its record, which lies at `path`."""
@@ -70,7 +74,7 @@ class Tracker:
         labels, results = record["labels"], record["results"]
         with open_run(config, record["id"], job_type="evaluate", name=labels["row"]) as run:
             model = Path(labels["run"])
-            run.use_artifact(artifacts.of_run, record["settings"]["run"], model, config.logger.weights)
+            run.use_artifact(of_run, record["settings"]["run"], model, config.logger.weights)
             kind = kind_of(results)
             numbers = _numbers(results) | _numbers(results, "memory") | _numbers(results, "retrieval")
             run.log({metric(kind, key): value for key, value in numbers.items()})
@@ -80,7 +84,7 @@ class Tracker:
                 run.define_metric(metric(kind, f"{group}/*"), step_metric=metric(kind, axis), summary="none")
                 for point in points:
                     run.log({metric(kind, key): value for key, value in point.items()})
-            run.log_artifact(artifacts.of_files, f"row-{record['id']}", "row", [path])
+            run.log_artifact(of_files, f"row-{record['id']}", "row", [path])
 
     def table(
         self,
@@ -107,12 +111,12 @@ class Tracker:
 
         with open_run(config, identity, job_type="table", name=config.name) as run:
             for record in records:
-                run.use_artifact(artifacts.of_files, f"row-{record.stem}", "row", [record])
+                run.use_artifact(of_files, f"row-{record.stem}", "row", [record])
             run.log({"table": wandb.Table(columns=list(columns), data=[list(row) for row in rows])})
             for picture in [path for path in files if path.suffix == ".png"]:
                 key = "positions" if picture.stem.endswith("-positions") else "picture"
                 run.log({key: wandb.Image(str(picture))})
-            run.log_artifact(artifacts.of_files, f"table-{config.name}-{files[0].stem}", "table", files)
+            run.log_artifact(of_files, f"table-{config.name}-{files[0].stem}", "table", files)
 
 
 def metric(kind: str, key: str) -> str:
@@ -149,3 +153,58 @@ def _numbers(results: dict[str, Any], part: str | None = None) -> dict[str, floa
     """The single numbers of the results, or of one part of them, prefixed with its name."""
     values, prefix = (results, "") if part is None else (results.get(part, {}), f"{part}/")
     return {f"{prefix}{key}": value for key, value in values.items() if isinstance(value, int | float)}
+
+
+# ---- artifacts: the name of one is an identity, and its version is a hash of its content. A run that uses an artifact
+# describes it again, and W&B recognizes the version. So no server is asked, and offline runs record the same.
+
+
+def of_corpus(corpus: "Corpus | SyntheticCorpus", name: str) -> "Artifact":
+    """The streams of a corpus: paths and checksums of the files, which are not uploaded."""
+    stream = corpus.split("train")
+    folder = getattr(corpus, "folder", None)
+    manifest = {} if folder is None else corpus.manifest  # pyright: ignore[reportAttributeAccessIssue]
+    metadata = {"data": name, "train_sha256": stream.sha256, "tokenizer": manifest.get("tokenizer")}
+    artifact = _with_metadata(f"stream-{stream.sha256[:10]}", "dataset", metadata, "stream.json")
+    for split in manifest.get("splits", {}).values():
+        _add(artifact, folder / split["file"], upload=False)
+    return artifact
+
+
+def of_run(identity: str, folder: Path, weights: bool) -> "Artifact":
+    """The model in the folder of a run. weights: upload them; else only their path and checksum are recorded."""
+    trained = (folder / "run.json").is_file()  # else an untrained model of transformers
+    settings = read_json(folder / "run.json") if trained else {}
+    artifact = _with_metadata(f"run-{identity}", "model", {"identity": identity, **settings}, "identity.json")
+    if trained:
+        for path in sorted(folder / name for name in (HASHES, *read_hashes(folder, ()))):
+            _add(artifact, path, upload=weights or path.suffix != ".safetensors")
+    return artifact
+
+
+def of_files(name: str, kind: str, files: Sequence[Path]) -> "Artifact":
+    """Files that are uploaded: the record of a row, or a table's text and pictures."""
+    import wandb
+
+    artifact = wandb.Artifact(name, kind)
+    for path in files:
+        _add(artifact, path, upload=True)
+    return artifact
+
+
+def _with_metadata(name: str, kind: str, metadata: dict[str, Any], file: str) -> "Artifact":
+    """An artifact with its metadata in a file too, which gives it a version even if it holds no other file."""
+    import wandb
+
+    artifact = wandb.Artifact(name, kind, metadata=metadata)
+    with artifact.new_file(file, encoding="utf-8") as opened:
+        json.dump(metadata, opened, indent=1, sort_keys=True)
+    return artifact
+
+
+def _add(artifact: "Artifact", path: Path, upload: bool) -> None:
+    path = path.resolve()
+    if upload:  # from its place: a copy for W&B would take the space of a large model twice
+        artifact.add_file(str(path), name=path.name, policy="immutable", skip_cache=True)
+    else:
+        artifact.add_reference(path.as_uri(), name=path.name)

@@ -65,124 +65,101 @@ def open_run(config: Config, identity: str, *, job_type: str, name: str | None =
         job_type: train, evaluate or table.
         name: shown in W&B. None: W&B chooses one.
     """
-    global _unreachable
     settings = {"group": config.name, "job_type": job_type, "name": name}
     if not is_sweep_agent():
         settings |= {"project": config.logger.project, "entity": config.logger.entity, "id": identity}
-    chosen = "offline" if _unreachable else mode(config.logger)
-    try:
-        opened = _init(config, chosen, settings)
-    except Exception as error:  # of many kinds: no network, a wrong key, a full disk
-        _unreachable = _unreachable or chosen == "online"
-        opened = _init_offline(config, error, settings)
-    run, code = TolerantRun(opened), 1
+    run, code = TolerantRun(_begin(config, settings)), 1
     try:
         yield run
         code = 0
     finally:
-        run.finish(exit_code=code)
+        run.finish(code)
+
+
+def _begin(config: Config, settings: dict[str, Any]) -> "Run":
+    """A run of W&B; where that fails, one in local files; where that fails too, one that logs nothing."""
+    import wandb
+
+    global _unreachable
+    chosen: Any = "offline" if _unreachable else mode(config.logger)
+    for attempt in dict.fromkeys((chosen, "offline")):
+        try:
+            Path(config.output).mkdir(parents=True, exist_ok=True)
+            return wandb.init(
+                dir=config.output,
+                resume="allow",
+                reinit="create_new",
+                mode=attempt,
+                config=asdict(config) | {"commit": commit()},
+                settings=wandb.Settings(
+                    silent=True,
+                    console="off",
+                    x_disable_stats=True,
+                    init_timeout=INIT_TIMEOUT,
+                    finish_timeout=FINISH_TIMEOUT,
+                    finish_timeout_raises=True,
+                ),
+                **settings,
+            )
+        except Exception as error:  # of many kinds: no network, a wrong key, a full disk
+            problem = "cannot be reached, or refuses the key" if attempt == "online" else "cannot begin a run"
+            kept = f"kept offline, `wandb sync {config.output}/wandb/offline-run-*` uploads it"
+            told = kept if attempt == "online" else "it is left out"
+            _log.warning("W&B %s (%s): %s", problem, _one_line(error), told)
+            _unreachable = _unreachable or attempt == "online"
+            wandb.teardown()  # W&B's service considers the identity as in use
+    return wandb.init(mode="disabled")
 
 
 class TolerantRun:
     """A W&B run whose methods raise nothing: the first failure is a warning, and all data stay in the run's folder."""
 
-    def __init__(self, run: "Run | None") -> None:
-        self._run = run
-        self._has_warned = False
+    def __init__(self, run: "Run") -> None:
+        self._run, self._has_warned = run, False
 
     @property
-    def last_step(self) -> int | None:
-        """The last step that W&B's server has of this run, -1 if none; None where it was not asked."""
-        if self._run is None or self._run.offline:
-            return None
-        return self._run.starting_step - 1
+    def is_online(self) -> bool:
+        return not self._run.offline
 
     def log(self, values: dict[str, Any], step: int | None = None) -> None:
-        self._call("log", values, step=step)
+        with self._tolerated():
+            self._run.log(values, step=step)
 
     def define_metric(self, name: str, **settings: Any) -> None:
-        self._call("define_metric", name, **settings)
+        with self._tolerated():
+            self._run.define_metric(name, **settings)
 
     def log_artifact(self, describe: "Callable[..., Artifact]", *arguments: Any) -> None:
         """Record the artifact `describe(*arguments)` as an output of the run."""
-        self._record("log_artifact", describe, *arguments)
+        with self._tolerated():
+            self._run.log_artifact(describe(*arguments))
 
     def use_artifact(self, describe: "Callable[..., Artifact]", *arguments: Any) -> None:
         """Record it as an input of the run. (W&B's own `use_artifact` needs a server.)"""
-        self._record("_log_artifact", describe, *arguments, is_user_created=True, use_after_commit=True)
+        with self._tolerated():
+            self._run._log_artifact(describe(*arguments), is_user_created=True, use_after_commit=True)
 
     def finish(self, exit_code: int) -> None:
-        self._call("finish", exit_code=exit_code)
-        if self._run is not None and not self._has_warned and _has_errors(self._run):
-            self._warn("it did not take everything")
+        with self._tolerated():
+            self._run.finish(exit_code=exit_code)
+            if _has_errors(self._run):
+                raise OSError("it did not take everything")
 
-    def _record(self, method: str, describe: "Callable[..., Artifact]", *arguments: Any, **settings: Any) -> None:
+    @contextmanager
+    def _tolerated(self) -> Iterator[None]:
         try:
-            artifact = describe(*arguments)
-        except Exception as error:  # of many kinds: a missing file, a full disk
-            _log.warning("W&B: an artifact was not recorded (%s)", _one_line(error))
-        else:
-            self._call(method, artifact, **settings)
-
-    def _call(self, method: str, *arguments: Any, **settings: Any) -> None:
-        if self._run is None:
-            return
-        try:
-            getattr(self._run, method)(*arguments, **settings)
-        except Exception as error:
+            yield
+        except Exception as error:  # of many kinds: a missing file, a full disk, a server that is gone
             if not self._has_warned:
-                self._warn(_one_line(error))
-
-    def _warn(self, problem: str) -> None:
-        self._has_warned = True
-        folder = Path(self._run.dir).parent if self._run is not None else None
-        _log.warning("W&B: %s; all is kept, `wandb sync --include-online %s` uploads it", problem, folder)
-
-
-def _init(config: Config, chosen_mode: str, settings: dict[str, Any]) -> "Run":
-    import wandb
-
-    folder = Path(config.output)
-    folder.mkdir(parents=True, exist_ok=True)
-    return wandb.init(
-        dir=str(folder),
-        resume="allow",
-        reinit="create_new",
-        mode=chosen_mode,  # pyright: ignore[reportArgumentType]
-        config=asdict(config) | {"commit": commit()},
-        settings=wandb.Settings(
-            silent=True,
-            console="off",
-            x_disable_stats=True,
-            init_timeout=INIT_TIMEOUT,
-            finish_timeout=FINISH_TIMEOUT,
-            finish_timeout_raises=True,
-        ),
-        **settings,
-    )
-
-
-def _init_offline(config: Config, error: Exception, settings: dict[str, Any]) -> "Run | None":
-    """The same run in local files, after `error`; None if that fails too."""
-    import wandb
-
-    try:
-        wandb.teardown()  # W&B's service considers the identity as in use
-        run = _init(config, "offline", settings)
-    except Exception as second:
-        _log.warning("W&B is left out: %s", _one_line(second))
-        return None
-    problem = f"cannot be reached, or refuses the key ({_one_line(error)})"
-    _log.warning("W&B %s: kept offline, `wandb sync %s/wandb/offline-run-*` uploads it", problem, config.output)
-    return run
+                self._has_warned, folder = True, Path(self._run.dir).parent
+                upload = f"`wandb sync --include-online {folder}` uploads it"
+                _log.warning("W&B: %s; what was logged is kept, %s", _one_line(error), upload)
 
 
 def _has_errors(run: "Run") -> bool:
     """Whether W&B's own log of a run reports a failed upload."""
-    try:
-        lines = (Path(run.dir).parent / "logs" / "debug-internal.log").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return False
+    path = Path(run.dir).parent / "logs" / "debug-internal.log"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return any('"level":"ERROR"' in line and "analytics" not in line for line in lines)
 
 

@@ -5,7 +5,6 @@ import re
 
 import pytest
 
-from landmark.experiment.records import Records
 from landmark.results.page import page_content
 from landmark.utils.errors import UserError
 from tests.workplace import Workplace
@@ -243,7 +242,7 @@ def test_kinds_of_measurement_are_not_compared(work, tmp_path, monkeypatch):
     work("model=landmark", "eval.task=copy", "eval.length=800", "eval.prompts=2", f"output={output}")
     work("model=landmark", "eval.length=800", f"output={output}")
     monkeypatch.setattr(work, "output", output)
-    found = page_content(Records(output), *work.launches())
+    found = page_content(*work.launches())
     first, *others = found["sections"]
     assert first["name"] == "quickstart"
     assert sorted(each["title"].split(" of ")[0] for each in others) == ["Other rows: copies", "Other rows: text"]

@@ -1,3 +1,7 @@
+"""What is logged where, also when a service is gone, a training crashes, or is killed and goes on."""
+
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,14 +13,18 @@ from lightning.pytorch.loggers.logger import DummyLogger
 from landmark.config.schema import LoggerConfig
 from landmark.data.synthetic_corpus import SyntheticSplit
 from landmark.experiment.records import Records
-from landmark.tracking import beside, wandb_run
+from landmark.tracking import loggers, wandb_run
 from landmark.tracking.tracker import Tracker
-from landmark.tracking.wandb_run import has_key, mode
+from landmark.tracking.wandb_run import mode
 from landmark.utils.errors import UserError
 from landmark.utils.files import write_json
 from landmark.utils.metrics_csv import read_metrics
+from tests.tracking.offline import read_offline
 from tests.tracking.wandb_server import Server
 from tests.training.training_case import make_config, run
+
+ROOT = Path(__file__).parents[2]
+KEY, LOGIN = {"WANDB_API_KEY": "x" * 40}, "machine {} login user password x\n"
 
 
 @pytest.fixture(autouse=True)
@@ -26,28 +34,23 @@ def no_key(monkeypatch, tmp_path):
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
 
 
-def test_offline_without_a_key():
-    assert mode(LoggerConfig()) == "offline"
-
-
-def test_online_with_a_key_in_the_environment(monkeypatch):
-    monkeypatch.setenv("WANDB_API_KEY", "x" * 40)
-    assert mode(LoggerConfig()) == "online"
-
-
-def test_online_with_a_key_for_the_host_in_netrc(tmp_path):
-    (tmp_path / "netrc").write_text("machine example.org login user password x\n")
-    assert not has_key()
-    (tmp_path / "netrc").write_text("machine api.wandb.ai login user password x\n")
-    assert mode(LoggerConfig()) == "online"
-
-
-def test_an_explicit_mode_holds(monkeypatch):
-    monkeypatch.setenv("WANDB_API_KEY", "x" * 40)
-    assert mode(LoggerConfig(mode="offline")) == "offline"
-    assert mode(LoggerConfig(wandb=False, mode="online")) == "disabled"
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    assert mode(LoggerConfig()) == "offline"
+@pytest.mark.parametrize(
+    ("settings", "environment", "login", "expected"),
+    [
+        ({}, {}, "", "offline"),
+        ({}, KEY, "", "online"),
+        ({}, {}, LOGIN.format("api.wandb.ai"), "online"),
+        ({}, {}, LOGIN.format("example.org"), "offline"),
+        ({"mode": "offline"}, KEY, "", "offline"),
+        ({}, KEY | {"WANDB_MODE": "offline"}, "", "offline"),
+        ({"wandb": False, "mode": "online"}, KEY, "", "disabled"),
+    ],
+)
+def test_online_only_with_a_key_and_as_the_settings_say(settings, environment, login, expected, tmp_path, monkeypatch):
+    (tmp_path / "netrc").write_text(login)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert mode(LoggerConfig(**settings)) == expected
 
 
 class FakeRun:
@@ -85,7 +88,14 @@ def opened_runs(monkeypatch):
     return opened
 
 
-def test_row_is_logged_under_its_identity(configure, make_record, opened_runs, tmp_path):
+class Corpus:
+    def split(self, name):
+        return SyntheticSplit("0123456789abcdef")
+
+
+def test_row_is_logged_under_its_identity_and_an_artifact_that_fails_stops_nothing(
+    configure, make_record, opened_runs, tmp_path, caplog
+):
     config = configure(f"output={tmp_path}")
     record = make_record(config, "a", 12.0)
     record["results"]["memory"] = {"drop_rate": 0.25, "drop_rates": [[0.25]]}
@@ -93,9 +103,9 @@ def test_row_is_logged_under_its_identity(configure, make_record, opened_runs, t
     settings, fake = opened_runs[0]
     assert (settings["id"], settings["group"], settings["job_type"]) == (record["id"], "single", "evaluate")
     assert (settings["mode"], settings["resume"], fake.code) == ("offline", "allow", 0)
-    assert fake.logged[0]["perplexity"] == 12.0
-    assert fake.logged[0]["memory/drop_rate"] == 0.25
+    assert (fake.logged[0]["perplexity"], fake.logged[0]["memory/drop_rate"]) == (12.0, 0.25)
     assert {"segments", "memory/drop_rates"}.isdisjoint(fake.logged[0])
+    assert f"{record['id']}.json" in caplog.text  # the record was not written
 
 
 def test_row_of_a_sweep_is_logged_to_the_agents_run(configure, make_record, opened_runs, tmp_path, monkeypatch):
@@ -107,133 +117,86 @@ def test_row_of_a_sweep_is_logged_to_the_agents_run(configure, make_record, open
     assert fake.logged[0]["perplexity"] == 12.0
 
 
-class Corpus:
-    def split(self, name):
-        return SyntheticSplit("0123456789abcdef")
-
-
-def test_crashed_training_is_marked_as_failed_and_leaves_no_model(configure, opened_runs, tmp_path, monkeypatch):
-    config = configure(f"output={tmp_path}")
-
+def test_crashed_training_is_marked_as_failed_and_leaves_no_model(configure, opened_runs, tmp_path):
     def crash():
-        with Tracker().training(config, "run", corpus=Corpus(), folder=tmp_path) as loggers:
-            return len(loggers) / 0
+        with Tracker().training(configure(f"output={tmp_path}"), "run", corpus=Corpus(), folder=tmp_path) as made:
+            return len(made) / 0
 
     with pytest.raises(ZeroDivisionError):
         crash()
-    assert opened_runs[0][1].code == 1
-    assert (opened_runs[0][0]["job_type"], opened_runs[0][0]["name"]) == ("train", tmp_path.name)
-    assert opened_runs[0][1].artifacts == ["stream-0123456789"]
+    ((settings, fake),) = opened_runs
+    assert (settings["job_type"], settings["name"], fake.code) == ("train", tmp_path.name, 1)
+    assert fake.artifacts == ["stream-0123456789"]
 
 
-def test_an_artifact_that_fails_stops_nothing(configure, make_record, opened_runs, tmp_path, caplog):
-    config = configure(f"output={tmp_path}")
-    record = make_record(config, "a", 12.0)
-    Tracker().row(config, record, Records(tmp_path).path("rows", record["id"]))
-    assert opened_runs[0][1].code == 0
-    assert "an artifact was not recorded" in caplog.text
-    assert f"{record['id']}.json" in caplog.text
-
-
-def test_tensorboard_gets_what_the_csv_gets(configure, tmp_path):
-    accumulator = pytest.importorskip(
-        "tensorboard.backend.event_processing.event_accumulator", reason="tensorboard is not installed"
-    )
-    config = configure(f"output={tmp_path}", "logger=tensorboard")
-    folder = tmp_path / "run"
-    with Tracker().training(config, "run", corpus=Corpus(), folder=folder) as loggers:
-        run(make_config("transformer"), folder, loggers)
-    events = accumulator.EventAccumulator(str(folder / "tensorboard"))
-    events.Reload()
-    written = read_metrics(next(folder.rglob("metrics.csv")))
-    for key in ("train/loss", "validation/loss"):
-        expected = {line["step"]: line[key] for line in written if line.get(key) is not None}
-        found = {each.step: each.value for each in events.Scalars(key)}
-        assert found == pytest.approx(expected, rel=1e-6)
-        assert len(found) > 2
-
-
-def in_mlflow(output):
-    from mlflow import MlflowClient
-
-    client = MlflowClient(f"sqlite:///{output}/mlflow.db")
-    experiment = client.get_experiment_by_name("landmark").experiment_id
-    (kept,) = client.search_runs([experiment])
-    assert kept.info.run_name == "run"
-    assert kept.data.params["retrieval.k"] == "4"
-    points = client.get_metric_history(kept.info.run_id, "train/loss")
-    return {point.step: point.value for point in points}
-
-
-def in_trackio(_):
-    import trackio
-    from trackio.sqlite_storage import SQLiteStorage
-
-    (kept,) = trackio.Api().runs("landmark")
-    assert (kept.name, kept.config["retrieval"]["k"]) == ("run", 4)
-    points = SQLiteStorage.get_logs("landmark", "run")
-    return {point["step"]: point["train/loss"] for point in points if "train/loss" in point}
-
-
-@pytest.mark.parametrize(("service", "read"), [("mlflow", in_mlflow), ("trackio", in_trackio)])
-def test_other_services_get_what_the_csv_gets_in_one_run(configure, tmp_path, monkeypatch, service, read):
-    """A training that goes on continues its run."""
-    pytest.importorskip(service, reason=f"{service} is not installed")
-    for name in ("MLFLOW_TRACKING_URI", "TRACKIO_DIR", "TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL"):
-        monkeypatch.delenv(name, raising=False)
-    config, folder = configure(f"output={tmp_path}", f"logger={service}"), tmp_path / "run"
-    for _ in range(2):
-        with Tracker().training(config, "run", corpus=Corpus(), folder=folder) as loggers:
-            run(make_config("transformer"), folder, loggers)
-    written = read_metrics(next(folder.rglob("metrics.csv")))
-    expected = {line["step"]: line["train/loss"] for line in written if line.get("train/loss") is not None}
-    assert read(tmp_path) == pytest.approx(expected, rel=1e-6)
-    assert len(expected) > 2
-
-
-def test_a_service_that_fails_stops_no_training(caplog):
-    def fails(*_):
-        raise OSError("no route to host")
-
-    beside.Beside("mlflow", fails, fails).log_metrics({"train/loss": 1.0}, 3)
-    assert "mlflow: no route to host; metrics.csv has the metrics" in caplog.text
-
-
-def test_a_service_that_cannot_begin_is_one_line(configure, tmp_path, monkeypatch):
-    def fails(*_, **__):
-        raise OSError("no route\nto host")
-
-    monkeypatch.setattr(beside, "TensorBoardLogger", fails)
-    opened = Tracker().training(configure("logger=tensorboard"), "run", corpus=Corpus(), folder=tmp_path)
-    with pytest.raises(UserError, match=r"logger\.beside=tensorboard: no route to host"):
-        opened.__enter__()
-
-
-@pytest.mark.parametrize("service", ["tensorboard", "mlflow", "trackio"])
-def test_without_its_package_a_logger_is_refused(configure, tmp_path, monkeypatch, service):
-    def missing(*_, **__):
-        raise ModuleNotFoundError(f"No module named {service!r}")
-
-    monkeypatch.setattr(beside, "TensorBoardLogger", missing)
-    monkeypatch.setitem(sys.modules, "mlflow", None)
-    monkeypatch.setitem(sys.modules, "trackio", None)
-    opened = Tracker().training(configure(f"logger={service}"), "run", corpus=Corpus(), folder=tmp_path)
-    with pytest.raises(UserError, match=rf"logger\.beside={service}: is not installed, pip install {service}"):
-        opened.__enter__()
-
-
-def test_only_the_first_process_logs(configure, opened_runs, tmp_path, monkeypatch):
-    monkeypatch.setenv("RANK", "1")
-    with Tracker().training(configure(), "run", corpus=Corpus(), folder=tmp_path) as loggers:
-        assert loggers == []
-    assert opened_runs == []
-
-
-def test_nothing_is_opened_when_switched_off(configure, make_record, opened_runs):
+def test_nothing_is_opened_when_switched_off_or_by_other_processes_than_the_first(
+    configure, make_record, opened_runs, tmp_path, monkeypatch
+):
     config = configure("logger=csv")
     Tracker().row(config, make_record(config, "a", 12.0), Path("row.json"))
     Tracker().table(config, "id", ["a"], [[1]], [], [])
+    monkeypatch.setenv("RANK", "1")
+    with Tracker().training(configure(), "run", corpus=Corpus(), folder=tmp_path) as made:
+        assert made == []
     assert opened_runs == []
+
+
+# ---- Lightning's loggers beside
+
+
+def in_tensorboard(folder):
+    accumulator = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator", reason="tensorboard is not installed"
+    )
+    events = accumulator.EventAccumulator(str(folder / "tensorboard"))
+    events.Reload()
+    return {key: {each.step: each.value for each in events.Scalars(key)} for key in ("train/loss", "validation/loss")}
+
+
+def in_mlflow(folder):
+    mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed")
+    client = mlflow.MlflowClient(f"sqlite:///{folder.parent}/mlflow.db")
+    (kept,) = client.search_runs([client.get_experiment_by_name("landmark").experiment_id])
+    assert (kept.info.run_name, kept.info.status, kept.data.params["retrieval.k"]) == ("run", "FINISHED", "4")
+    points = client.get_metric_history(kept.info.run_id, "train/loss")
+    return {"train/loss": {point.step: point.value for point in points}}
+
+
+@pytest.mark.parametrize(("service", "read", "times"), [("tensorboard", in_tensorboard, 1), ("mlflow", in_mlflow, 2)])
+def test_a_service_gets_what_the_csv_gets_in_one_run(configure, tmp_path, monkeypatch, service, read, times):
+    """A training that goes on continues its run."""
+    pytest.importorskip(service, reason=f"{service} is not installed")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    config, folder = configure(f"output={tmp_path}", f"logger={service}"), tmp_path / "run"
+    for _ in range(times):
+        with Tracker().training(config, "run", corpus=Corpus(), folder=folder) as made:
+            run(make_config("transformer"), folder, made)
+    written = read_metrics(next(folder.rglob("metrics.csv")))
+    for key, found in read(folder).items():
+        assert found == pytest.approx({line["step"]: line[key] for line in written if key in line}, rel=1e-6)
+        assert len(found) > 2
+
+
+@pytest.mark.parametrize(
+    ("service", "error", "said"),
+    [
+        ("tensorboard", OSError("no route\nto host"), "no route to host"),
+        ("tensorboard", ModuleNotFoundError("No module named"), "is not installed, pip install tensorboard"),
+        ("mlflow", None, "is not installed, pip install mlflow"),
+    ],
+)
+def test_a_service_that_cannot_begin_is_one_line(configure, tmp_path, monkeypatch, service, error, said):
+    def fails(*_, **__):
+        raise error
+
+    monkeypatch.setattr(loggers, "TensorBoardLogger", fails)
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    opened = Tracker().training(configure(f"logger={service}"), "run", corpus=Corpus(), folder=tmp_path)
+    with pytest.raises(UserError, match=rf"^logger\.beside={service}: {said}$"):
+        opened.__enter__()
+
+
+# ---- W&B's server in trouble
 
 
 @pytest.fixture
@@ -251,34 +214,8 @@ def server(monkeypatch):
     server.server_close()
 
 
-def train(configure, folder, trouble=lambda: None):
-    """A training logged to W&B, with `trouble` at step 15. Returns the number of steps trained."""
-
-    class Trouble(DummyLogger):
-        def log_metrics(self, metrics, step=None, **_):
-            if step == 15:
-                trouble()
-
-    config = configure(f"output={folder}", "name=survival")
-    with Tracker().training(config, "run", corpus=Corpus(), folder=folder / "run") as loggers:
-        _, summary = run(make_config("transformer"), folder, [*loggers, Trouble()])
-    return summary["steps"]
-
-
 def uploaded(server):
     return [line["trainer/global_step"] for line in server.history]
-
-
-def synced(folder, monkeypatch):
-    """The steps that arrive at another W&B after `wandb sync`."""
-    server = Server()
-    monkeypatch.setenv("WANDB_BASE_URL", server.url)
-    command = [sys.executable, "-m", "wandb", "sync", "--include-online", str(folder)]
-    subprocess.run(command, check=True, capture_output=True, cwd=folder)  # it writes its own log there
-    return uploaded(server)
-
-
-EVERY_STEP = sorted({*range(3, 41, 3), *range(10, 41, 10)})
 
 
 def test_what_is_logged_arrives(server, configure, make_record, tmp_path, caplog):
@@ -291,24 +228,30 @@ def test_what_is_logged_arrives(server, configure, make_record, tmp_path, caplog
     assert "W&B" not in caplog.text
 
 
-def test_key_refused_in_mid_training(server, configure, tmp_path, caplog, monkeypatch):
+@pytest.mark.parametrize("trouble", ["key refused", "gone"])
+def test_trouble_in_mid_training(server, configure, tmp_path, caplog, monkeypatch, trouble):
     """The training continues, and its metrics can be uploaded later."""
 
-    def refuse():
-        server.refuses_the_key = True
+    class Trouble(DummyLogger):
+        def log_metrics(self, metrics, step=None, **_):
+            if step == 15:
+                server.refuses_the_key = True
+                if trouble == "gone":
+                    server.go_away()
 
-    assert train(configure, tmp_path, refuse) == 40
-    assert set(uploaded(server)) < set(EVERY_STEP)
+    config = configure(f"output={tmp_path}", "name=survival")
+    with Tracker().training(config, "run", corpus=Corpus(), folder=tmp_path / "run") as made:
+        _, summary = run(make_config("transformer"), tmp_path, [*made, Trouble()])
+    every_step = sorted({*range(3, 41, 3), *range(10, 41, 10)})
+    assert summary["steps"] == 40
+    assert set(uploaded(server)) < set(every_step)
     (folder,) = (tmp_path / "wandb").glob("run-*")
-    assert f"all is kept, `wandb sync --include-online {folder}` uploads it" in caplog.text
-    assert synced(folder, monkeypatch) == EVERY_STEP
-
-
-def test_unreachable_in_mid_training(server, configure, tmp_path, caplog, monkeypatch):
-    assert train(configure, tmp_path, server.go_away) == 40
-    (folder,) = (tmp_path / "wandb").glob("run-*")
-    assert f"all is kept, `wandb sync --include-online {folder}` uploads it" in caplog.text
-    assert synced(folder, monkeypatch) == EVERY_STEP
+    assert f"what was logged is kept, `wandb sync --include-online {folder}` uploads it" in caplog.text
+    other = Server()
+    monkeypatch.setenv("WANDB_BASE_URL", other.url)
+    command = [sys.executable, "-m", "wandb", "sync", "--include-online", str(folder)]
+    subprocess.run(command, check=True, capture_output=True, cwd=folder)  # it writes its own log there
+    assert uploaded(other) == every_step
 
 
 @pytest.mark.parametrize("trouble", ["refused", "gone"])
@@ -324,10 +267,84 @@ def test_no_wandb_at_the_start_is_offline(server, configure, make_record, tmp_pa
 
 
 def test_nowhere_to_log_to_is_no_error(configure, make_record, tmp_path, monkeypatch, caplog):
+    begin = wandb.init
+
     def full(**settings):
+        if settings["mode"] == "disabled":
+            return begin(**settings)
         raise OSError("No space left on device")
 
     monkeypatch.setattr(wandb, "init", full)
     config = configure(f"output={tmp_path}")
     Tracker().row(config, make_record(config, "a", 12.0), Path("row.json"))
-    assert "W&B is left out: No space left on device" in caplog.text
+    assert "(No space left on device): it is left out" in caplog.text
+
+
+# ---- a training that is killed and goes on has each point once: offline in one file, online at W&B
+
+TINY = [
+    *("data=stdlib", "data.max_documents=6", "model=transformer", "size=nano", "tokenizer=bytes", "trainer=cpu"),
+    *("trainer.threads=1", "model.num_layers=1", "model.num_heads=2", "model.head_dim=4", "model.mlp_dim=8"),
+    *("train.steps=8", "train.batch_size=2", "train.length=64", "train.log_every=1", "train.checkpoint_every=3"),
+    *("train.validate_every=4", "train.validate_batches=1", "task=train"),
+]
+KILLED = """
+import os, signal
+from landmark.cli.main import main
+from landmark.training.progress_callback import ProgressCallback
+
+def die(self, trainer, module, outputs, batch, batch_idx):
+    if trainer.global_step == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+ProgressCallback.on_train_batch_end = die
+main()
+"""
+
+
+def start(output, *program, mode="offline", **variables):
+    command = [sys.executable, *program, *TINY, f"logger.mode={mode}", f"output={output}"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
+    environment |= {"PYTHONPATH": str(ROOT), **variables}
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, check=False)
+
+
+def test_a_killed_training_has_each_point_once(tmp_path):
+    assert start(tmp_path, "-c", KILLED).returncode == -signal.SIGKILL
+    done = start(tmp_path, "run.py")
+    assert done.returncode == 0, done.stderr
+    assert "going on at step 3" in done.stderr
+    (made,) = [each for each in read_offline(tmp_path) if each.job_type == "train"]
+    assert made.series("trainer/global_step") == list(range(1, 9))
+    (file,) = tmp_path.glob("runs/*/metrics.csv")
+    expected = read_metrics(file)
+    assert [row["train/loss"] for row in expected] == pytest.approx(made.series("train/loss"))
+    assert [row["validation/loss"] for row in expected[3::4]] == pytest.approx(made.series("validation/loss"))
+
+
+@pytest.mark.parametrize("arrived", [2, 5])
+def test_a_killed_training_goes_on_online_with_each_point_once(tmp_path, arrived):
+    """Whether fewer points had arrived than the checkpoint at step 3 has seen, or more. W&B is one on this machine."""
+    lost, server = Server(), Server()
+    variables = {"mode": "online", **KEY}
+    assert start(tmp_path, "-c", KILLED, **variables, WANDB_BASE_URL=lost.url).returncode == -signal.SIGKILL
+    lost.go_away()
+    server.history = [{"_step": step, "trainer/global_step": step, "earlier": 1} for step in range(1, arrived + 1)]
+    done = start(tmp_path, "run.py", **variables, WANDB_BASE_URL=server.url)
+    server.go_away()
+    assert done.returncode == 0, done.stderr
+    assert "going on at step 3" in done.stderr
+    assert uploaded(server) == list(range(1, 9))
+    assert ["earlier" in line for line in server.history] == [step <= arrived for step in range(1, 9)]
+
+
+@pytest.mark.parametrize("state", ["offline", "uploaded", "online", "of another run"])
+def test_what_was_uploaded_stays(tmp_path, state):
+    name = {"online": "run-1-abc", "of another run": "offline-run-1-def"}.get(state, "offline-run-1-abc")
+    folder = tmp_path / "wandb" / name
+    folder.mkdir(parents=True)
+    (folder / "run-abc.wandb").touch()
+    if state == "uploaded":
+        (folder / "run-abc.wandb.synced").touch()
+    assert loggers.discard_attempts(tmp_path, "abc") is (state in ("offline", "of another run"))
+    assert folder.exists() is (state != "offline")

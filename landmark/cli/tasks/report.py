@@ -22,7 +22,7 @@ def run(command: Command) -> None:
     if experiment:
         asked = {word for word in command.overrides if override_key(word) not in (*_OF_A_TASK, *config.grid.axes)}
         launches = [each for each in launches if each.experiment == experiment and asked <= {*each.overrides}]
-    content = page_content(records, contents, launches, others=experiment is None)
+    content = page_content(contents, launches, others=experiment is None)
     if not content["sections"]:
         raise UserError(_nothing(command, contents))
     if not experiment and not command.asks_for_all:

@@ -1,0 +1,93 @@
+"""Lightning's loggers, which get the metrics of a training besides its CSV file. One that goes on continues there."""
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.utilities import rank_zero_only
+
+from landmark.config.schema import Config
+from landmark.utils.errors import UserError
+from landmark.utils.metrics_csv import metrics_so_far
+from landmark.utils.nested import flat
+
+if TYPE_CHECKING:
+    from wandb.sdk.wandb_run import Run
+
+    from landmark.tracking.wandb_run import TolerantRun
+
+
+def beside(config: Config, folder: Path) -> list[Logger]:
+    """The logger that `logger.beside` names. folder: of the run.
+
+    Raises UserError where its package is not installed, or its service cannot be used.
+    """
+    name = config.logger.beside
+    try:
+        if name == "tensorboard":
+            return [TensorBoardLogger(folder, name="", version="tensorboard")]
+        return [_mlflow(config, folder)] if name == "mlflow" else []
+    except ModuleNotFoundError as error:
+        raise UserError(f"logger.beside={name}: is not installed, pip install {name}") from error
+    except Exception as error:  # of a service: an address that is none, a server that does not answer
+        raise UserError(f"logger.beside={name}: {' '.join(str(error).split())}") from error
+
+
+def _mlflow(config: Config, folder: Path) -> Logger:
+    """A run of the server that MLFLOW_TRACKING_URI names, or of a database in the output folder."""
+    from mlflow import MlflowClient  # pyright: ignore[reportMissingImports] (not in the test environment)
+
+    uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path(config.output).resolve()}/mlflow.db"
+    client = MlflowClient(uri)
+    project = client.get_experiment_by_name(config.logger.project)
+    named = f"attributes.run_name = '{folder.name}'"
+    found = client.search_runs([project.experiment_id], named)[:1] if project else []
+    known = found[0].info.run_id if found else None
+    logger = MLFlowLogger(config.logger.project, run_name=folder.name, tracking_uri=uri, run_id=known)
+    if known is None:
+        logger.log_hyperparams(flat(asdict(config)))
+    return logger
+
+
+class WholeHistory(WandbLogger):
+    """Logs a training to its W&B run, with each point once, also after a kill or a stop.
+
+    What earlier attempts logged lacks the last points, which W&B had not written yet, or has points after the
+    checkpoint from which the training goes on. metrics.csv has each step once, so its lines are logged first. Offline,
+    they take the place of the files of earlier attempts. Online, W&B ignores steps that it has.
+    """
+
+    def __init__(self, run: "TolerantRun", folder: Path | None) -> None:
+        """folder: of the run that is trained; None where no earlier line is logged."""
+        super().__init__(experiment=cast("Run", run))
+        self._folder = folder
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        self.begin(before=step)
+        self.experiment.log({**metrics, "trainer/global_step": step}, step=step)
+
+    def begin(self, before: int | None = None) -> None:
+        """Log the earlier lines once; before: of steps less than this (None: all)."""
+        folder, self._folder = self._folder, None
+        for row in metrics_so_far(folder) if folder else ():
+            if before is None or row["step"] < before:
+                self.log_metrics({name: value for name, value in row.items() if name != "step"}, row["step"])
+
+
+def discard_attempts(output: Path, identity: str) -> bool:
+    """Delete what earlier attempts at a run have left offline.
+
+    Returns False, and deletes nothing, where W&B's server has points of the run: those would come twice.
+    """
+    folders = list((output / "wandb").glob(f"offline-run-*-{identity}"))
+    is_online = any((output / "wandb").glob(f"run-*-{identity}"))
+    if is_online or any(file for folder in folders for file in folder.glob("*.synced")):
+        return False
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+    return True

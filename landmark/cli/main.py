@@ -6,6 +6,8 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 
+from omegaconf import OmegaConf
+
 from landmark import __version__
 from landmark.cli.command import Command
 from landmark.cli.composing import Arguments, complete, read_arguments, settings_found, settings_page
@@ -49,6 +51,8 @@ def start(arguments: Arguments) -> None:
     with settings_found():
         if arguments.completion:
             complete(arguments.words)
+        elif arguments.composed:
+            print(OmegaConf.to_yaml(compose_job(arguments.words)), end="")
         elif arguments.help:
             print(settings_page(arguments.words))
         else:

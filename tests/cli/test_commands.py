@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 import landmark
 from landmark.cli.terminal import said
@@ -37,6 +38,11 @@ def test_the_tab_key_completes(here, monkeypatch, line, found):
 def write_pair(folder: Path) -> None:
     (folder / "mine" / "experiment").mkdir(parents=True)
     (folder / "mine" / "experiment" / "pair.yaml").write_text("# @package _global_\n# Two rows. Of mine.\nname: pair\n")
+
+
+def test_cfg_shows_what_is_composed(here):
+    shown = yaml.safe_load(here("--cfg", "job", "+experiment=table1_pg19", "retrieval.k=3").out)
+    assert (shown["name"], shown["retrieval"]["k"], next(iter(shown["rows"]))) == ("table1_pg19", 3, "plain_512")
 
 
 def test_nothing_asked_for_shows_what_there_is(here):

@@ -21,7 +21,8 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     # flags
     "a setting as a flag": (("--experiment=x",), "--experiment=x: settings have no dashes, write +experiment=x"),
-    "an unknown flag": (("--cfg", "job"), "--cfg: there is no such flag, only --config-dir, -m, "),
+    "an unknown flag": (("--info",), "--info: there is no such flag, only --config-dir, --cfg job, -m, "),
+    "settings of Hydra's own": (("--cfg", "hydra"), "--cfg hydra: shows the settings of a job"),
     "a part of a flag": (("--config-d=.", "task=status"), "--config-d=.: there is no such flag"),
     "a pickle": (("--experimental-rerun=mine.pickle",), "there is no such flag"),
     "another configuration": (("--config-name", "mine"), "--config-name: there is no such flag"),

@@ -18,9 +18,8 @@ from benchmarks.timing import Spread, interleave, ratios
 from landmark.data import load_tokenizer
 from landmark.data.sources import open_source
 from landmark.memory import Memory
-from landmark.memory.layer import LayerMemory
-from landmark.memory.question import Question
-from landmark.memory.select import Best, Choice, Faiss, Selector
+from landmark.memory.layer import LayerMemory, Question
+from landmark.memory.select import Best, Faiss, Selector
 from landmark.memory.store import BlockStore
 from landmark.models import Decoder, load
 from landmark.utils.constants import DEFAULT_CHUNK
@@ -54,7 +53,7 @@ class Noting(Best):
 
     asked: list[Question] = field(default_factory=list)
 
-    def choose(self, question: Question) -> Choice:
+    def choose(self, question: Question) -> Tensor:
         if not self.is_tied(question):
             store = question.store
             self.asked.append(with_landmarks(question, store.landmarks[:, :, : len(store)].clone()))
@@ -186,7 +185,7 @@ def one_token(question: Question) -> Question:
 
 
 def chosen(select: Selector, asked: list[Question]) -> list[Tensor]:
-    return [select.choose(each).ages for each in asked]
+    return [select.choose(each) for each in asked]
 
 
 def recall(found: list[Tensor], scanned: list[Tensor]) -> float:

@@ -43,8 +43,8 @@ class Keys:
 
     Args:
         offset: fraction of a head's channels, the last ones, with the key of the normal token before.
-        landmark: "token"; or "mean" for one whose key has the mean of its block added.
-        rope_base: base of the rotary positions; or (d/2,), radians per position of each pair.
+            landmark: "token"; or "mean" for one whose key has the mean of its block added.
+            rope_base: base of the rotary positions; or (d/2,), radians per position of each pair.
         unrotated_layers: layers whose queries and keys have no positions.
     """
 

@@ -1,4 +1,4 @@
-"""Observers of a memory (`landmark.memory.observer`): what a chunk retrieves, and which part of a text retrieves which.
+"""Observers of a memory (`landmark.memory.retrievals`): what a chunk retrieves, and which part of a text which.
 
 Statistics: distinct blocks that a chunk retrieves (paper, Appendix C), and the bytes to fetch for them from a slower
 tier. Map: where a text is a stretch and the same stretch again, a token of the second copy that finds its earlier
@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from landmark.memory.observer import Retrieval
+from landmark.memory.retrievals import Retrieval
 
 CELLS = 64  # most cells of a map either way
 
 
 class RetrievalStatistics:
-    """An observer of a memory (`landmark.memory.observer`) that counts the retrievals of one chunk of every segment.
+    """An observer of a memory (`landmark.memory.retrievals`) that counts the retrievals of one chunk of every segment.
 
     position: first position of the chunk in the segment, landmarks included.
 
@@ -82,7 +82,7 @@ def distinct(ages: Tensor, kept: int, kv_heads: int) -> tuple[Tensor, Tensor]:
 
 
 class RetrievalMap:
-    """An observer of a memory (`landmark.memory.observer`) that maps the retrievals of every head.
+    """An observer of a memory (`landmark.memory.retrievals`) that maps the retrievals of every head.
 
     A cell is a block wide and high, or several blocks where a text has more than CELLS of them. Its value is the share
     of a query's attention that goes to the cell's blocks by retrieval, a mean over its queries, landmarks left out.

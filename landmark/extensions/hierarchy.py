@@ -21,27 +21,24 @@ numbers are those of the definition, and it is slow.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from landmark.attention import ContextMiss, Window
+from landmark.attention import ContextMiss, Extra, Window
 from landmark.attention.inputs import as_autocast, without_autocast
-from landmark.attention.keys import Keys
 from landmark.attention.layout import blocks_and_landmarks
 from landmark.attention.reference import grouped_logsumexp
 from landmark.attention.top_k import keep_best
 from landmark.config import Config
 from landmark.config.schema import memory_settings
 from landmark.memory import Memory
-from landmark.memory.local_attention import rotated_for_local_attention
-from landmark.memory.question import Question
-from landmark.memory.select import Best, Choice
-from landmark.memory.select.top_k import best_ages
+from landmark.memory.layer import Question
+from landmark.memory.reading import rotated_for_local_attention
+from landmark.memory.select.scores import best_ages, scores_of
 from landmark.memory.settings import MemorySettings
 from landmark.models.config import DecoderConfig
 from landmark.models.decoder import Block, Decoder, ReadWindow
@@ -164,87 +161,101 @@ def attend_by_gates(
     return weights @ v, lse
 
 
+def for_each_head(bias: Tensor, heads: int) -> Tensor:
+    """The bias of each level's groups, (levels, H_kv), for each query head: (levels, H)."""
+    return bias.repeat_interleave(heads // bias.shape[1], 1)
+
+
 def exact_for_each_head(q: Tensor, k: Tensor, *others: Tensor) -> list[Tensor]:
     """Queries, and keys or values for each query head, in float32 or float64."""
     dtype, group = torch.promote_types(q.dtype, torch.float32), q.shape[1] // k.shape[1]
     return [q.to(dtype), *(x.to(dtype).repeat_interleave(group, 1) for x in (k, *others))]
 
 
-@dataclass(frozen=True, kw_only=True)
-class BestOfGroups(Best):
-    """Reads the k blocks that are best through their groups, each query and head by itself. The store drops no blocks.
+class GroupMemory(Memory):
+    """A memory whose blocks are found, and weigh, by their groups, for each query and head by itself.
 
-    fan_out: m. bias: of a layer, (levels, H_kv), added to the scores of groups. keys: as of the memory.
+    fan_out: m. bias: of a layer, (levels, H_kv), added to the scores of groups. tied_layers: as of `Best`. settings: as
+    of `Memory`; the store drops no blocks.
     """
 
-    fan_out: int
-    bias: Callable[[int], Tensor]
-    keys: Keys
+    def __init__(
+        self,
+        block_size: int,
+        k: int,
+        fan_out: int,
+        bias: Callable[[int], Tensor],
+        tied_layers: Collection[int] = (),
+        **settings: Any,
+    ):
+        self.fan_out, self.bias, self.tied_layers = fan_out, bias, tied_layers
+        super().__init__(block_size, k, **settings)
 
-    def levels(self, question: Question, q: Tensor, k: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Adjusted scores of stored blocks and those of the chunk, as `adjusted`, and the stored ones' own scores.
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, extra: Extra | None = None) -> Tensor:
+        q, k, v = as_autocast(q, k, v)
+        with torch.no_grad(), without_autocast(q):
+            question, k, v = self._begin(layer, q, k, v)
+            rotated, k = rotated_for_local_attention(question, k, self.keys)
+            rotated, k, v = exact_for_each_head(rotated, k, v)
+            layout, scale = Window(self.block_size, prefix=k.shape[2] - q.shape[2]), question.queries.scale
+            stored, blocks = self._stored_scores(question), len(question.store)
+            scores, own = landmark_scores(rotated, k, layout, scale)
+            bias = for_each_head(self.bias(layer).to(stored), q.shape[1])
+            levels = adjusted(torch.cat([stored, scores], -1), own + blocks, self.fan_out, bias)
+            out, lse = attend_by_gates(rotated, k, v, levels[0][..., blocks:], layout, scale)
+            if self.k == 0 or blocks == 0:
+                return self._done(question, out.to(q.dtype))
+            best = self._best_blocks(levels, blocks)
+            shift = (levels[0][..., :blocks] - stored).gather(-1, best)
+            of_blocks, gates = self._read(question, best, shift)
+            weights = torch.cat([lse[..., None], gates], -1).softmax(-1)
+            out = weights[..., :1] * out + (weights[..., 1:, None] * of_blocks).sum(3)
+            return self._done(question, out.to(q.dtype), blocks - best, weights[..., 1:].to(q.dtype))
 
-        q, k: (B, H, T, d) and (B, H, pending + T, d), rotated, for each query head.
+    def _best_blocks(self, levels: Sequence[Tensor], blocks: int) -> Tensor:
+        """The numbers (B, H, T, q) of the blocks that are best through their groups, in order.
+
+        levels: as `adjusted` returns them, of stored blocks and those of the chunk. blocks: stored ones.
         """
-        stored, layout = self._stored_scores(question), Window(question.block_size, prefix=k.shape[2] - q.shape[2])
-        scores, own = landmark_scores(q, k, layout, question.queries.scale)
-        bias = self.bias(question.layer).to(stored)
-        bias = bias.repeat_interleave(q.shape[1] // bias.shape[1], 1)
-        every = torch.cat([stored, scores], -1)
-        return adjusted(every, own + stored.shape[-1], self.fan_out, bias), stored
-
-    def choose(self, question: Question) -> Choice:
-        assert question.state.chunk is not None
-        q, k = rotated_for_local_attention(question, question.state.chunk["pending_keys"], self.keys)
-        levels, stored = self.levels(question, *exact_for_each_head(q, k))
-        blocks, chosen = len(question.store), torch.zeros(*q.shape[:3], 0, dtype=torch.bool, device=q.device)
+        chosen = torch.zeros_like(levels[0][..., :0], dtype=torch.bool)
         for level in reversed(range(len(levels))):  # among nodes in the groups chosen, and those in no complete group
             count, inside = blocks // self.fan_out**level, chosen.repeat_interleave(self.fan_out, -1)
             inside = F.pad(inside, (0, count - inside.shape[-1]), value=True)
-            ages = torch.arange(count, 0, -1, device=q.device)
             scores = levels[level][..., :count].masked_fill(~inside, -torch.inf)
-            best = best_ages(scores, ages, min(question.k, count))
+            ages = torch.arange(count, 0, -1, device=scores.device)
+            best = best_ages(scores, ages, min(self.k, count))
             chosen = torch.zeros_like(inside).scatter(-1, count - best, True)
-        best = chosen.nonzero()[:, -1].view(*q.shape[:3], -1)
-        gates = (levels[0][..., :blocks] - stored).gather(-1, best) + self._attending_scores(question, best)
-        return Choice(blocks - best, gates=gates)
+        return chosen.nonzero()[:, -1].view(*chosen.shape[:3], -1)
 
     def _stored_scores(self, question: Question) -> Tensor:
         """Scores (B, H, T, n) of all stored blocks, the oldest first, at their positions of scoring."""
         store, q = question.store, question.queries.q
         if len(store) == 0:
             return q.new_empty(*q.shape[:3], 0, dtype=torch.promote_types(q.dtype, torch.float32))
-        queries = question.exact
-        keys = store.landmarks[:, :, : len(store)].repeat_interleave(queries.shape[3] // store.kv_heads, 1)
-        scores = torch.einsum("bthd,bhnd->bhtn", queries[-1], keys)
+        queries, keys = question.exact, store.landmarks[:, :, : len(store)]
         older = max(0, len(store) - question.lags.own)
         lagged = queries[: len(store) - older].flip(0)  # for blocks with a lag of their own, the oldest of them first
-        scores[..., older:] = torch.einsum("nbthd,bhnd->bhtn", lagged, keys[:, :, older:])
-        if self.is_tied(question) and older:
-            scores[..., :older] = scores[..., older - 1 : older]
-        return scores
+        newer = scores_of(lagged, keys[:, :, older:], None)
+        if question.layer in self.tied_layers and question.lags.own and older:
+            shared = scores_of(queries[-1], keys[:, :, older - 1 : older], None)
+            return torch.cat([shared.expand(-1, -1, -1, older), newer], -1)
+        return torch.cat([scores_of(queries[-1], keys[:, :, :older], None), newer], -1)
 
-    def _attending_scores(self, question: Question, best: Tensor) -> Tensor:
-        """Scores (B, H, T, q) of the landmarks of chosen blocks, at their positions of attention. best: numbers."""
-        store = question.store
-        lags = question.lags.attending(len(store) - best).expand_as(best)
-        queries, keys = question.rounded.permute(1, 3, 2, 0, 4).to(store.landmarks.dtype), store.landmarks
-        queries = queries.gather(3, (lags - 1)[..., None].expand(*lags.shape, queries.shape[-1]))
-        keys = keys.repeat_interleave(queries.shape[1] // keys.shape[1], 1)[:, :, None]
-        keys = keys.expand(-1, -1, best.shape[2], -1, -1)
-        return (queries * keys.gather(3, best[..., None].expand_as(queries))).sum(-1)
+    def _read(self, question: Question, best: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
+        """Outputs (B, H, T, q, d) of attention to blocks of these numbers, at their positions of attention, and gates.
 
-
-class GroupMemory(Memory):
-    """A memory whose blocks are found, and weigh, by their groups. select: a `BestOfGroups`."""
-
-    def attend_to_pending(self, question: Question, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        assert isinstance(self.select, BestOfGroups)
-        q, k, v = exact_for_each_head(*rotated_for_local_attention(question, k, self.keys), v)
-        levels, stored = self.select.levels(question, q, k)
-        gates, layout = levels[0][..., stored.shape[-1] :], Window(self.block_size, prefix=k.shape[2] - q.shape[2])
-        out, lse = attend_by_gates(q, k, v, gates, layout, question.queries.scale)
-        return out.to(question.queries.q.dtype), lse
+        shift: (B, H, T, q), added to the scores of their landmarks.
+        """
+        store, lags = question.store, question.lags.attending(len(question.store) - best).expand_as(best)
+        queries = question.rounded.permute(1, 3, 2, 0, 4).to(store.landmarks.dtype)  # (B, H, T, S, d)
+        q = queries.gather(3, (lags - 1)[..., None].expand(*lags.shape, queries.shape[-1]))
+        (batch, heads), kv_heads = best.shape[:2], store.kv_heads
+        first = torch.arange(batch * kv_heads, device=q.device).view(batch, kv_heads) * store.capacity
+        places = (first.repeat_interleave(heads // kv_heads, 1)[..., None, None] + best).flatten()
+        fetched, landmarks = store.fetch(places), store.read_landmarks(places).view(*q.shape)
+        keys, values = (x.view(*best.shape, *store.block_shape) for x in (fetched.read_keys(), fetched.read_values()))
+        weights = (q[..., None, :] * keys.to(q.dtype)).sum(-1).softmax(-1)
+        return (weights[..., None] * values.to(q.dtype)).sum(-2), (q * landmarks).sum(-1) + shift
 
 
 class GroupBlock(Block):
@@ -279,8 +290,7 @@ class Model(Decoder):
         q, k, v = as_autocast(q, k, v)
         layout, scale, dtype = window.layout, 1 / math.sqrt(q.shape[-1]), q.dtype
         with without_autocast(q):
-            bias = self.group_bias(layer)
-            bias = bias.repeat_interleave(q.shape[1] // bias.shape[1], 1)
+            bias = for_each_head(self.group_bias(layer), q.shape[1])
             q, k, v = exact_for_each_head(q, k, v)
             gates = adjusted(*landmark_scores(q, k, layout, scale), self.fan_out, bias)[0]
             gates = gates if window.top_k is None else keep_best(gates.clone(), window.top_k, -1)
@@ -295,8 +305,7 @@ class Model(Decoder):
         usual = super().new_memory(**settings)
         assert isinstance(usual, Memory)
         tied_layers = (0,) if self.keys.landmark == "token" else ()
-        select = BestOfGroups(tied_layers=tied_layers, fan_out=self.fan_out, bias=self.group_bias, keys=self.keys)
         objects = {name: getattr(usual, name) for name in ("keys", "positions", "store", "backend", "observer")}
-        memory = GroupMemory(usual.block_size, usual.k, select=select, **objects)
+        memory = GroupMemory(usual.block_size, usual.k, self.fan_out, self.group_bias, tied_layers, **objects)
         memory.model = usual.model
         return memory

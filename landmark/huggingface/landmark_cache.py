@@ -37,7 +37,7 @@ from landmark.huggingface.families import (
 )
 from landmark.memory.construction import memory_of
 from landmark.memory.memory import Memory
-from landmark.memory.observer import Observer
+from landmark.memory.retrievals import Observer
 from landmark.memory.saving import read_content
 from landmark.memory.settings import MemorySettings
 from landmark.memory.summaries import SummaryMemory

@@ -20,7 +20,7 @@ from landmark.huggingface.families import check_model, landmark_layers
 from landmark.huggingface.landmark_cache import LandmarkCache
 from landmark.huggingface.reading import Reader, check_ends, check_goes_on, check_positions, of_columns
 from landmark.huggingface.windows import check_windows, next_labels
-from landmark.memory.observer import Observer
+from landmark.memory.retrievals import Observer
 from landmark.memory.settings import MemorySettings
 from landmark.utils.errors import UserError
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from landmark.memory import Memory, SummaryMemory
-from landmark.memory.observer import Retrieval
+from landmark.memory.retrievals import Retrieval
 from landmark.models import LanguageModel
 from landmark.utils.constants import DEFAULT_CHUNK
 from landmark.utils.errors import UserError
@@ -92,7 +92,7 @@ def trace_retrieval(
 
 
 class _Recorder:
-    """An observer of a memory (see `landmark.memory.observer`) that records all retrievals of one sample."""
+    """An observer of a memory (see `landmark.memory.retrievals`) that records all retrievals of one sample."""
 
     def expect(self, model: LanguageModel, k: int, length: int) -> None:
         """Get ready for a text of T positions."""

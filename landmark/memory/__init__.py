@@ -8,21 +8,21 @@ if TYPE_CHECKING:
     from landmark.memory.memory import Memory as Memory
     from landmark.memory.positions import Stingy as Stingy
     from landmark.memory.positions import TruePositions as TruePositions
-    from landmark.memory.sinks import SinkMemory as SinkMemory
+    from landmark.memory.recurrent import RecurrentMemory as RecurrentMemory
+    from landmark.memory.recurrent import SinkMemory as SinkMemory
+    from landmark.memory.recurrent import UnlimitedMemory as UnlimitedMemory
     from landmark.memory.store import Store as Store
     from landmark.memory.summaries import SummaryMemory as SummaryMemory
-    from landmark.memory.transformer_xl import RecurrentMemory as RecurrentMemory
-    from landmark.memory.transformer_xl import UnlimitedMemory as UnlimitedMemory
 
 _PUBLIC = {
     "Memory": "landmark.memory.memory",
-    "RecurrentMemory": "landmark.memory.transformer_xl",
-    "SinkMemory": "landmark.memory.sinks",
+    "RecurrentMemory": "landmark.memory.recurrent",
+    "SinkMemory": "landmark.memory.recurrent",
     "Stingy": "landmark.memory.positions",
     "Store": "landmark.memory.store",
     "SummaryMemory": "landmark.memory.summaries",
     "TruePositions": "landmark.memory.positions",
-    "UnlimitedMemory": "landmark.memory.transformer_xl",
+    "UnlimitedMemory": "landmark.memory.recurrent",
 }
 __all__ = [
     "Memory",

@@ -34,33 +34,27 @@ def memory_of(block_size: int, settings: MemorySettings, **objects: Any) -> Memo
         own = {name: getattr(settings, name) for name in ("k", "window", "first", "dense", "mapping", "tier", "folder")}
         return SummaryMemory(block_size, proposed=settings.rerank or 0, **own, **objects)
     keys = objects.setdefault("keys", Keys())
-    # With the mean of their blocks in them, landmarks differ in the first layer too.
-    best = Best(settings.granularity, (0,) if keys.landmark == "token" else ())
     objects |= {
-        "select": _selector(settings, best),
+        "select": _selector(settings, keys),
+        "cutoff": settings.cutoff,
         "store": Store(settings.max_blocks, settings.tier, settings.folder, settings.cache),
         "positions": Stingy() if settings.mapping == "stingy" else TruePositions(),
     }
     return Memory(block_size, settings.k, **objects)
 
 
-def _selector(settings: MemorySettings, best: Best) -> Selector:
-    """The selector, and around it those that change its question. best: that with landmarks."""
+def _selector(settings: MemorySettings, keys: Keys) -> Selector:
     granularity = settings.granularity
+    # With the mean of their blocks in them, landmarks differ in the first layer too.
+    best = Best(granularity, (0,) if keys.landmark == "token" else (), settings.recent)
     new = {
         "landmark": lambda: best,
         "recent": lambda: select.Newest(granularity),
         "random": lambda: select.Random(granularity, settings.seed),
-        "mean_key": lambda: select.MeanKeys(granularity),
+        "mean_key": lambda: select.MeanKeys(granularity, settings.recent),
         "given": lambda: select.Given(granularity),
     }
     found: Selector = new[settings.scorer]()
     if settings.index != "exact":
         found = select.Faiss(settings.candidates, "flat" if settings.index == "faiss_flat" else "ivf", best)
-    if settings.rerank is not None:
-        found = select.SecondLook(settings.rerank, found)
-    if settings.recent:
-        found = select.WithNewest(settings.recent, found)
-    if settings.first:
-        found = select.WithFirst(settings.first, found)
-    return select.Cutoff(settings.cutoff, found) if settings.cutoff else found
+    return found if settings.rerank is None else select.SecondLook(settings.rerank, found)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,16 +16,12 @@ from landmark.attention import ContextMiss, Extra, Grouped, Scoring, Sinks, back
 from landmark.attention.inputs import as_autocast, without_autocast
 from landmark.attention.keys import Keys
 from landmark.attention.rotary import rotate, rotate_cmt
-from landmark.memory.block_attention import merge, read_and_merge_fused, read_blocks
-from landmark.memory.counters import MemoryStatistics, with_rates
-from landmark.memory.layer import LayerMemory
-from landmark.memory.local_attention import attend_locally
-from landmark.memory.observer import Observer, Retrieval
-from landmark.memory.positions import Positions, QueriesAtLags, Stingy
-from landmark.memory.query_selection import QuerySelection
-from landmark.memory.question import Question
+from landmark.memory.layer import LayerMemory, QueriesAtLags, QuerySelection, Question, select_queries
+from landmark.memory.positions import Positions, Stingy
+from landmark.memory.reading import attend_locally, merge, read_and_merge_fused, read_blocks
+from landmark.memory.retrievals import MemoryStatistics, Observer, Retrieval, with_rates
 from landmark.memory.saving import load, save
-from landmark.memory.select import Best, Choice, Selector
+from landmark.memory.select import Best, Selector
 from landmark.memory.store import BlockStore, Store
 from landmark.memory.store.block_cache import TierCounts
 from landmark.utils.errors import UserError
@@ -60,6 +56,7 @@ class Memory:
         k: int = 4,
         *,
         select: Selector = Best(),  # noqa: B008 (these are frozen)
+        cutoff: float | Sequence[float] = 0.0,
         keys: Keys | None = None,
         positions: Positions = Stingy(),  # noqa: B008
         store: Store = Store(),  # noqa: B008
@@ -74,13 +71,15 @@ class Memory:
             block_size: ℓ, normal tokens of a block.
             k: blocks that a query retrieves, or fewer where there are fewer.
             select: chooses them.
+            cutoff: 0…1, weight of the context miss token below which a query retrieves nothing; one number, or one for
+                each layer.
             keys: how keys are made; None: with rotary positions, as in the paper.
             positions: of blocks, `Stingy()` or `TruePositions()`.
             store: where blocks are stored, and how many. Results are the same, bit for bit.
             gate: how a block weighs.
             scoring: factor and cap of the scores.
             backend: as in `landmark.attention`. With "triton", or "auto" on a GPU, one kernel does steps 3 and 4.
-            observer: called with a `Retrieval` whenever a layer attends (observer.py); None: there is none.
+            observer: called with a `Retrieval` whenever a layer attends; None: there is none.
 
         Raises UserError for a number out of range.
         """
@@ -88,7 +87,7 @@ class Memory:
             raise UserError(
                 f"block_size={block_size}, k={k}, max_blocks={store.max_blocks}: must be at least 1, 0 and k (or 1)"
             )
-        self.block_size, self.k, self.select, self.keys = block_size, k, select, keys or Keys()
+        self.block_size, self.k, self.select, self.cutoff, self.keys = block_size, k, select, cutoff, keys or Keys()
         self.positions, self.store, self.gate, self.scoring = positions, store, gate, scoring
         self.backend, self.observer = backend, observer
         self.model: Callable[[], str] | None = None
@@ -107,7 +106,7 @@ class Memory:
 
     @property
     def stats(self) -> dict[str, Any]:
-        """Counts since the last reset, and current sizes; see `landmark.memory.counters.MemoryStatistics`."""
+        """Counts since the last reset, and current sizes; see `landmark.memory.retrievals.MemoryStatistics`."""
         stores = [layer.store for layer in self.layers.values()]
         return with_rates(
             {
@@ -166,11 +165,14 @@ class Memory:
         with torch.set_grad_enabled(self.has_gradient and torch.is_grad_enabled()), without_autocast(q):
             question, k, v = self._begin(layer, q, k, v)
             question, local = self._attend_locally(question, k, v, extra)  # 1
-            question, choice = self._choose(question)  # 2
-            if choice is None:
+            question, ages = self._choose(question)  # 2
+            if ages is None:
                 return self._done(question, local[0])
-            out, weights = self.read_and_merge(question, choice, local)  # 3 and 4
-            return self._done(question, out, choice, weights)
+            if question.backend == "triton" and not question.rounded.requires_grad:
+                return self._done(question, read_and_merge_fused(question, ages, local), ages)  # 3 and 4
+            blocks = read_blocks(question, ages)  # 3
+            out, weights = merge(local, blocks, question.selection)  # 4
+            return self._done(question, out, ages, weights)
 
     def _begin(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Question, Tensor, Tensor]:
         """The question of a chunk, and the keys and values (B, H_kv, pending + T, d) that it sees without asking."""
@@ -206,7 +208,7 @@ class Memory:
         self, question: Question, k: Tensor, v: Tensor, extra: Extra | None
     ) -> tuple[Question, tuple[Tensor, Tensor]]:
         """Output and log-sum-exp of local attention; the question gets the weight of the context miss token."""
-        out, lse = self.attend_to_pending(question, k, v)
+        out, lse = attend_locally(question, k, v, self.keys)
         if isinstance(extra, Sinks):
             out, lse = extra.merge(out, lse)
         if isinstance(extra, ContextMiss):
@@ -219,52 +221,33 @@ class Memory:
             out = out * (1 - weight)[..., None].to(out.dtype)
         return question, (out, lse)
 
-    def attend_to_pending(self, question: Question, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Output (B, H, T, d) and log-sum-exp (B, H, T) of attention to pending tokens and chunk (step 1).
-
-        question: with the queries. k, v: (B, H_kv, pending + T, d), k not rotated.
-        """
-        return attend_locally(question, k, v, self.keys)
-
-    def _choose(self, question: Question) -> tuple[Question, Choice | None]:
-        """The blocks that the queries read, and the question, perhaps of fewer queries; None: they read nothing."""
+    def _choose(self, question: Question) -> tuple[Question, Tensor | None]:
+        """The ages of the blocks that the queries read, and the question, perhaps of fewer queries; None: nothing."""
         if self.k == 0 or len(question.store) == 0:
             return question, None
-        started = time.perf_counter()
-        choice = self.select.choose(question)
-        question = choice.question or question
+        started, ages = time.perf_counter(), None
+        if question.selection is not None:
+            cutoff = self.cutoff[question.layer] if isinstance(self.cutoff, Sequence) else self.cutoff
+            weight, of_heads = question.selection.cmt_weight, (self.select.granularity, question.store.kv_heads)
+            question = question.of(select_queries(weight, cutoff, *of_heads))
+        if question.selection is None or not question.selection.is_empty:
+            ages = self.select.choose(question)
         self._statistics.count_search(question.layer, question.selection, time.perf_counter() - started)
-        return question, None if question.selection is not None and question.selection.is_empty else choice
-
-    def read_and_merge(
-        self, question: Question, choice: Choice, local: tuple[Tensor, Tensor]
-    ) -> tuple[Tensor, Tensor | None]:
-        """Steps 3 and 4 of `attend`.
-
-        Args:
-            question, choice: the queries, and the blocks that they read.
-            local: output (B, H, T, d) and log-sum-exp (B, H, T) of local attention.
-
-        Returns the output (B, H, T, d) and the weights of the blocks (B, H, n, q), None with the fused kernel.
-        """
-        if question.backend == "triton" and choice.gates is None and not question.rounded.requires_grad:
-            return read_and_merge_fused(question, choice.ages, local), None
-        blocks = read_blocks(question, choice)  # 3
-        return merge(local, blocks, question.selection)  # 4
+        return question, ages
 
     def _done(
-        self, question: Question, out: Tensor, choice: Choice | None = None, weights: Tensor | None = None
+        self, question: Question, out: Tensor, chosen: Tensor | None = None, weights: Tensor | None = None
     ) -> Tensor:
         """The output, after what was retrieved is counted and the observer is told."""
         selection = question.selection
-        if choice is None:
+        if chosen is None:
             ages, weights = (out.new_empty(*out.shape[:3], 0, dtype=each) for each in (torch.int64, out.dtype))
         else:
-            ages = choice.ages if selection is None else selection.mask_ages(choice.ages)
+            ages = chosen if selection is None else selection.mask_ages(chosen)
             self._statistics.count_retrieved(ages, out[..., 0].numel(), selection)
         if self.observer is not None:
             cmt_weight = None if selection is None else selection.cmt_weight
-            of_query = ages, weights, cmt_weight, None if choice is None else selection
+            of_query = ages, weights, cmt_weight, None if chosen is None else selection
             self.observer(Retrieval(question.layer, self.position, question.store, *of_query))
         return out
 

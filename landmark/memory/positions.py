@@ -9,15 +9,13 @@ the slot just before the incomplete block, S the furthest one. The *age* of a bl
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from landmark.attention.rotary import RotaryTable, rotate
-from landmark.memory.query_selection import QuerySelection
+from landmark.attention.rotary import RotaryTable
 
 
 @dataclass(frozen=True)
@@ -93,46 +91,3 @@ class TruePositions:
 
 
 Positions = Stingy | TruePositions
-
-
-@dataclass(frozen=True, eq=False)
-class QueriesAtLags:
-    """The queries of a chunk, rotated for each lag when they are first needed.
-
-    q: (B, H, T, d), not rotated. scale: factor of the scores, by which they are multiplied. rotary: of the layer.
-    start: position of the first query, counted from the first pending token. lags: of the layer's blocks. selection:
-    the n queries that retrieve; None: all T.
-    """
-
-    q: Tensor
-    scale: float
-    rotary: RotaryTable
-    start: int
-    lags: Lags
-    selection: QuerySelection | None = None
-
-    def of(self, selection: QuerySelection) -> QueriesAtLags:
-        """Those of a selection."""
-        return replace(self, selection=selection)
-
-    @cached_property
-    def exact(self) -> Tensor:
-        """(S, B, n, H, d), in float32 also where q is not, because rounding would change which blocks are the best."""
-        q = self.q.to(torch.promote_types(self.q.dtype, torch.float32)) * self.scale
-        queries, distances = q.shape[2], self.lags.distances
-        if self.selection is None or self.selection.indices is None:
-            starts = [self.start + distance for distance in distances]
-            factors = self.rotary.several(starts, queries, q)[:, None, :, None]
-        else:
-            table = self.rotary(0, self.start + queries + distances[-1], q)
-            position = self.selection.indices.transpose(1, 2) + self.start
-            factors = torch.stack([table[position + distance] for distance in distances])
-            q = self.selection.gather(q)
-        q = q.transpose(1, 2)
-        factors = factors.expand(-1, len(q), *factors.shape[2:]).flatten(1, 2)  # (S, B·T, H or 1, d/2)
-        return rotate(q.flatten(0, 1).expand(len(factors), -1, -1, -1), factors).unflatten(1, q.shape[:2])
-
-    @cached_property
-    def rounded(self) -> Tensor:
-        """The same in the type of q, for attention to blocks."""
-        return self.exact.to(self.q.dtype)

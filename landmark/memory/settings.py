@@ -50,7 +50,7 @@ class MemorySettings:
         "([why](beyond_the_paper.md#a-second-look))",
     )
     recent: int = setting(0, key="retrieval.recent", least=0, about="newest blocks that are always among the k")
-    first: int = setting(0, key="retrieval.first", least=0, about="blocks that begin the text, always among the k")
+    first: int = setting(0, key="retrieval.first", least=0, about="without landmarks: first blocks, always among the k")
     max_blocks: int | None = setting(
         None, key="memory.blocks", about="most blocks of a layer, the oldest are dropped first (`null`: all)"
     )
@@ -146,12 +146,12 @@ class MemorySettings:
             ),
             ("rerank", rerank is not None and rerank < k, f"is less than retrieval.k={k}"),
             ("recent", self.recent > k, f"is more than retrieval.k={k}, of which they are a part"),
-            ("first", self.recent + self.first > k, f"with {self.shown('recent')} is more than retrieval.k={k}"),
+            ("first", self.first > k, f"is more than retrieval.k={k}, of which they are a part"),
             ("candidates", by_index and self.candidates < fewest, f"must be at least {fewest}"),
             ("rerank", by_chance, f"looks again at the best blocks, and {ranker} has none"),
             ("rerank", together, f"chooses for each query, and head or group, not {self.shown('granularity')}"),
             ("recent", self.recent and cannot_add, f"does not go with {ranker}"),
-            ("first", self.first and cannot_add, f"does not go with {ranker}"),
+            ("first", self.first and has_landmarks, "is for texts without landmarks"),
             ("index", by_index and self.scorer != "landmark", f"ranks by landmarks, not {self.shown('scorer')}"),
             ("index", by_index and self.max_blocks is not None, f"cannot drop blocks, not {self.shown('max_blocks')}"),
             ("mapping", self.mapping == "auto" and has_landmarks, "is for texts without landmarks"),

@@ -24,7 +24,7 @@ from landmark.memory.layer import LayerMemory
 from landmark.memory.memory import Memory
 from landmark.memory.positions import Lags, Stingy
 from landmark.memory.select import Best
-from landmark.memory.store.buffers import new_buffer
+from landmark.memory.store.block_cache import new_buffer
 
 ALONE = "per_token_and_head", "per_head"  # granularities in which a single token of a head chooses its own blocks
 
@@ -35,7 +35,8 @@ def can_step(memory: Any, q: Tensor) -> bool:
     if kinds != (Memory, Best, Stingy) or memory.store.tier != "device" or memory.observer is not None:
         return False
     plain_keys = memory.keys.offset == 0 and memory.keys.landmark == "token"
-    if not plain_keys or memory.select.granularity not in ALONE or memory.k > MOST or q.dtype not in DTYPES:
+    alone = memory.select.granularity in ALONE and not memory.select.newest
+    if not plain_keys or not alone or memory.k > MOST or q.dtype not in DTYPES:
         return False
     computes = has_kernel(memory.gate, memory.scoring)
     return computes and backend_for(memory.backend, q, memory.block_size, computes) == "triton"

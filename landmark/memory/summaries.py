@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from landmark.attention import Scoring, Sinks
-from landmark.memory.observer import Observer, Retrieval, Stored
+from landmark.memory.retrievals import Observer, Retrieval, Stored
 from landmark.memory.saving import CONTENT, FORMAT, REMEDY, TENSORS, new_folder, read_content
 from landmark.memory.sparse_attention import Reading, Text, read_all, read_chosen, shares_of_blocks
 from landmark.utils.errors import UserError

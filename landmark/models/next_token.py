@@ -14,7 +14,7 @@ from torch import Tensor
 
 from landmark.memory.memory import Memory
 from landmark.memory.step import Step
-from landmark.memory.store.buffers import new_buffer
+from landmark.memory.store.block_cache import new_buffer
 
 
 class _Layers(Protocol):

@@ -85,7 +85,7 @@ def test_the_blocks_with_the_answer_are_given(task, needed, monkeypatch):
 
     def answer(model, prompts, count, memory, **_):
         assert isinstance(memory, Memory)
-        for prompt, blocks in zip(prompts, memory.select.innermost.numbers, strict=True):
+        for prompt, blocks in zip(prompts, memory.select.numbers, strict=True):
             wanted = {token // 20 for first, stop in evidence[tuple(prompt.tolist())] for token in range(first, stop)}
             assert {block for block in blocks.tolist() if block >= 0} == wanted
             asked.append(len(wanted))

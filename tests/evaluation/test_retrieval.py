@@ -10,8 +10,8 @@ from landmark.data.evaluation_texts import probe_texts
 from landmark.evaluation import evaluate, evaluate_probe
 from landmark.evaluation.chunks import penultimate_chunk_start
 from landmark.evaluation.retrieval import CELLS, RetrievalMap, distinct
-from landmark.memory.observer import Retrieval
-from landmark.memory.query_selection import QuerySelection
+from landmark.memory.layer import QuerySelection
+from landmark.memory.retrievals import Retrieval
 from landmark.memory.settings import GRANULARITIES
 from landmark.memory.store import BlockStore
 from landmark.models import Decoder

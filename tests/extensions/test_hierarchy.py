@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from landmark.attention import Window
-from landmark.attention.keys import Keys
 from landmark.attention.rotary import RotaryTable, rotate
 from landmark.attention.top_k import keep_best
-from landmark.extensions.hierarchy import BestOfGroups, GroupMemory, adjusted, attend_by_gates, landmark_scores
+from landmark.extensions.hierarchy import GroupMemory, adjusted, attend_by_gates, landmark_scores
 from landmark.memory import Memory
 from landmark.memory.positions import Stingy, TruePositions
 from landmark.memory.select import Best
@@ -112,9 +111,7 @@ def test_nodes_of_equal_scores_weigh_as_they_do_without_groups_at_first():
 
 
 def memory_of(case, bias, k=2, tied=(), **objects):
-    keys = Keys()
-    select = BestOfGroups(tied_layers=tied, fan_out=case["fan_out"], bias=lambda layer: bias, keys=keys)
-    return GroupMemory(case["block_size"], k, select=select, keys=keys, **objects)
+    return GroupMemory(case["block_size"], k, case["fan_out"], lambda layer: bias, tied, **objects)
 
 
 READINGS = all_pairs({**SHAPES, "chunks": [(30, 1, 9, 13), (7, 7, 1, 1, 30)], "positions": [Stingy(), TruePositions()]})

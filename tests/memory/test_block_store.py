@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from landmark.memory.select import top_k
-from landmark.memory.select.top_k import _highest, _top_packed, best_ages
+from landmark.memory.select import scores as top_k
+from landmark.memory.select.scores import _highest, _top_packed, best_ages
 from landmark.memory.store import BlockStore, Store
 from landmark.memory.store.block_store import ROWS, SPARE
 

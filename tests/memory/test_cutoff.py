@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from landmark.attention import ContextMiss
-from landmark.memory.select import best
+from landmark.memory.select import selector
 from landmark.memory.settings import GRANULARITIES
 from landmark.memory.store import BlockStore
 from tests.memory.reading import feed, new_memory, texts
@@ -26,7 +26,7 @@ def counting(monkeypatch):
 
     count(BlockStore, "fetch", "reads", lambda store, places: 2 * len(places))
     count(BlockStore, "read_landmarks", "reads", lambda store, places: len(places))
-    count(best, "best_of_summaries", "scans", lambda *_: 1)
+    count(selector, "best_of_summaries", "scans", lambda *_: 1)
     return counts
 
 

@@ -9,9 +9,8 @@ import torch
 
 from landmark.attention import ContextMiss, Grouped, Scoring
 from landmark.attention.rotary import RotaryTable
-from landmark.memory.layer import LayerMemory
-from landmark.memory.positions import QueriesAtLags, Stingy
-from landmark.memory.question import Question
+from landmark.memory.layer import LayerMemory, QueriesAtLags, Question
+from landmark.memory.positions import Stingy
 from landmark.memory.select import Best, Faiss
 from landmark.memory.select.faiss import LandmarkIndex
 from landmark.memory.settings import GRANULARITIES, INDICES, MAPPINGS, TIERS
@@ -81,7 +80,7 @@ def test_few_candidates_by_the_definition(granularity):
     """k=2, three candidates: the blocks that each head and query may choose from, and their weights, in loops."""
     store, k, candidates = filled(12), 2, 3
     queries, asked = question(store, 5, k)
-    ages = Faiss(candidates, "flat", Best(granularity)).choose(asked).ages
+    ages = Faiss(candidates, "flat", Best(granularity)).choose(asked)
     for sample in range(2):
         probability = np.zeros((4, 5, 13))  # by age
         for head in range(4):
@@ -120,7 +119,7 @@ def test_the_inverted_file_finds_most_as_it_grows():
             new = filled(more, clusters=60, seed=more).blocks.keys[..., :1, :].repeat(1, 1, 1, 2, 1)[:, :, :more]
             store.add(new, new)
         _, asked = question(store, 40, 4)
-        ages, scan = select.choose(asked).ages, Best().choose(asked).ages
+        ages, scan = select.choose(asked), Best().choose(asked)
         (index,) = select.indices[store]._indices[:1]
         kinds.append(index.nlist)
         found = (ages[..., :, None] == scan[..., None, :]).any(-2).float().mean()

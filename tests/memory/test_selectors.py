@@ -7,7 +7,7 @@ from landmark.attention import Grouped
 from landmark.attention.keys import Keys
 from landmark.evaluation.recall import evidence_blocks
 from landmark.memory import Memory
-from landmark.memory.select import Best, Given, MeanKeys, Newest, Random, SecondLook, WithNewest
+from landmark.memory.select import Best, Given, MeanKeys, Newest, Random, SecondLook
 from landmark.memory.settings import GRANULARITIES
 from landmark.memory.store import Store
 from tests.memory.reading import feed
@@ -115,7 +115,7 @@ def test_blocks_of_evidence():
 def test_the_newest_blocks_may_be_kept_beside_the_best():
     q, k, v = torch.randn(3, 1, 2, 90, 8)
     seen = []
-    select = WithNewest(2, Best())
+    select = Best(newest=2)
     feed(Memory(3, k=3, select=select, observer=lambda each: seen.append(each.ages)), q, k, v, [60, 30])
     assert (seen[-1][..., -2:] == torch.tensor([2, 1])).all()
     assert (seen[-1][..., 0] > 2).all()

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 from triton.runtime.interpreter import GridExecutor
 
 from landmark.memory import Memory, Store, TruePositions
-from landmark.memory.select import Best, Newest, WithNewest
+from landmark.memory.select import Best, Newest
 from landmark.memory.step import can_step
 from landmark.models import Decoder, DecoderConfig
 from landmark.models.config import Landmarks
@@ -149,7 +149,7 @@ def test_other_memories_read_by_themselves():
     assert not can_step(Memory(5, backend="triton"), q.double())
     for other in (
         {"select": Newest("per_head")},
-        {"select": WithNewest(1, Best())},
+        {"select": Best(newest=1)},
         {"select": Best("per_token")},
         {"positions": TruePositions()},
         {"store": Store(tier="cpu")},

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from landmark.attention.scoring import capped
-from landmark.memory.question import Question
-from landmark.memory.select.best import Best
-from landmark.memory.select.selector import Choice, Selector
+from landmark.memory.layer import Question
+from landmark.memory.select.scores import scores_of
+from landmark.memory.select.selector import Best, Selector
 from landmark.memory.settings import choosing_heads
 from landmark.memory.store import BlockStore
 from landmark.utils.errors import UserError
@@ -62,13 +62,13 @@ class Faiss(Selector):
         """Raises UserError: faiss's objects cannot be copied."""
         raise UserError("memory.index=faiss: such a memory cannot be copied or pickled, save it and load it")
 
-    def choose(self, question: Question) -> Choice:
+    def choose(self, question: Question) -> Tensor:
         if self.exact.is_tied(question) or len(question.store) <= question.k:
             return self.exact.choose(question)
         index = self.indices.get(question.store)
         if index is None:
             index = self.indices[question.store] = LandmarkIndex(self.kind, self.candidates)
-        return Choice(_choose_candidates(question, index, self.granularity))
+        return _choose_candidates(question, index, self.granularity)
 
     @property
     def granularity(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -130,14 +130,13 @@ class LandmarkIndex:
 
 
 def _choose_candidates(question: Question, index: LandmarkIndex, granularity: str) -> Tensor:
-    """The ages of blocks chosen among the last k and the candidates of the index, as in `Choice`."""
+    """The ages of blocks chosen among the last k and the candidates of the index."""
     store, queries = question.store, question.exact
     _, batch, length, heads, dim = queries.shape
     group, count = heads // store.kv_heads, min(question.k, len(store))
     ages_of_last = torch.arange(1, count + 1, device=queries.device)
-    keys = store.landmarks[:, :, store.rows(ages_of_last)].repeat_interleave(group, 1)
-    scores = torch.einsum("nbthd,bhnd->bhtn", queries[question.lags.scoring(ages_of_last) - 1], keys)
-    scores = capped(scores, question.softcap)
+    lagged, keys = queries[question.lags.scoring(ages_of_last) - 1], store.landmarks[:, :, store.rows(ages_of_last)]
+    scores = scores_of(lagged, keys, question.softcap)
     older = len(store) - count
     ages = ages_of_last.expand_as(scores)
     if older:

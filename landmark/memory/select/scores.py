@@ -1,9 +1,10 @@
-"""The blocks whose summary, a landmark's key or a mean key, has the best score (paper, Sections 3.2 and 4.1).
+"""Scores of queries and blocks, and the blocks with the highest (paper, Sections 3.2 and 4.1).
 
-1. Score every query against the summary of every block, both at their positions of scoring (positions.py).
+1. Score every query against the summary of every block, a landmark's key or a mean key, both at their positions of
+   scoring (positions.py).
 2. Where queries or heads choose together, take the softmax of each one's scores over the blocks, and of these
    probabilities the maximum.
-3. Choose the k blocks with the highest scores (top_k.py).
+3. Choose the k blocks with the highest scores; among equal scores the newer ones.
 """
 
 from __future__ import annotations
@@ -14,34 +15,32 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from landmark.attention.fused.top_k_landmarks import MOST, TILE, top_k_landmarks
+from landmark.attention.fused.top_k_landmarks import MOST, TILE, YOUNGEST, top_k_landmarks
 from landmark.attention.scoring import capped, capped_in_place
-from landmark.memory.question import Question
-from landmark.memory.select.top_k import best_ages
+from landmark.memory.layer import Question
 
 SCORED_AT_ONCE = {"cpu": 1 << 21}  # by device: scores computed together; on the CPU they fit into its cache
 SCORED_ELSEWHERE = 1 << 27
+GROUP = 32  # most scores of a group in `_highest`
+FEW = 1 << 14  # scores of which a CPU finds the highest sooner in one pass
 
 
-def scored_at_once(device: torch.device) -> int:
-    """How many scores a device computes together: on the CPU as many as fit into its cache."""
-    return SCORED_AT_ONCE.get(device.type, SCORED_ELSEWHERE)
-
-
-def best_of_summaries(question: Question, granularity: str, summaries: Tensor, is_tied: bool = False) -> Tensor:
-    """The ages of the chosen blocks, as in `landmark.memory.select.Choice`.
+def best_of_summaries(
+    question: Question, summaries: Tensor, granularity: str, newest: int = 0, is_tied: bool = False
+) -> Tensor:
+    """The ages of the chosen blocks, as a selector returns them.
 
     Args:
         question: what is asked.
-        granularity: as in `landmark.memory.select.Best`.
         summaries: (B, H_kv, capacity, d), of the blocks.
+        granularity, newest: of the selector.
         is_tied: whether all blocks without a lag of their own get one and the same score.
     """
     store, queries = question.store, question.exact
     count, sets = min(question.k, len(store)), question.sets(granularity)
     if count == len(store):
         return torch.arange(count, 0, -1, device=queries.device).expand(*sets, count)
-    alone = granularity == "per_token_and_head" and not question.newest + question.first
+    alone = granularity == "per_token_and_head" and not newest
     has_kernel = alone and question.softcap is None and summaries.dtype == torch.float32
     few = count <= MOST and not (is_tied and count + question.lags.own > TILE)
     if question.backend == "triton" and has_kernel and few:
@@ -63,15 +62,32 @@ def best_of_summaries(question: Question, granularity: str, summaries: Tensor, i
         elif granularity != "per_token_and_head":
             of_heads = kv if granularity == "per_token_and_group" else slice(0, 1)
             scores = scores.unflatten(1, (of_heads.stop - of_heads.start, -1)).amax(2)
-        chosen[:, of_heads, part] = best_ages(question.preferred(scores, ages), ages, count)
+        chosen[:, of_heads, part] = best_ages(preferring(scores, ages, newest), ages, count)
     return chosen.sort(-1, descending=True).values
+
+
+def preferring(scores: Tensor, ages: Tensor, newest: int) -> Tensor:
+    """The scores (…, n), ∞ for the newest blocks, which are read whatever they score. ages: (n,) or (…, n)."""
+    return scores.masked_fill(ages <= newest, math.inf) if newest else scores
+
+
+def scores_of(queries: Tensor, keys: Tensor, softcap: float | None) -> Tensor:
+    """Scores (B, H, T, n) of n blocks, each at its own lag.
+
+    queries: (n, B, T, H, d), rotated for the lag of each block; or (B, T, H, d), where they have one lag. keys:
+    (B, H_kv, n, d), of the blocks.
+    """
+    group = queries.shape[-2] // keys.shape[1]
+    keys = keys if group == 1 else keys.repeat_interleave(group, 1)
+    lagged = "nbthd" if queries.ndim == 5 else "bthd"
+    return capped(torch.einsum(f"{lagged},bhnd->bhtn", queries, keys), softcap)
 
 
 def _parts(question: Question, granularity: str, kv_heads: int) -> Iterator[tuple[slice, slice]]:
     """Slices of key/value heads and of queries to score together; those that choose together are not parted."""
     _, batch, queries, heads, _ = (exact := question.queries.exact).shape
     of_one = batch * (heads // kv_heads) * len(question.store)  # scores of one key/value head and one query
-    room = scored_at_once(exact.device) // of_one
+    room = SCORED_AT_ONCE.get(exact.device.type, SCORED_ELSEWHERE) // of_one
     of_heads, of_queries = max(1, min(kv_heads, room // queries)), max(1, min(queries, room // kv_heads))
     if granularity == "per_head":
         of_queries = queries
@@ -85,7 +101,7 @@ def _parts(question: Question, granularity: str, kv_heads: int) -> Iterator[tupl
 def _scores(
     question: Question, queries: Tensor, summaries: Tensor, tied: int, buffer: Tensor
 ) -> tuple[Tensor, Tensor, Callable[[], Tensor]]:
-    """Scores (B, H, T, n) of n blocks, their ages (n,), and a function for the log-sum-exp over all blocks.
+    """Scores (B, H, T, n) of n blocks, their ages (n,), and a function for the log-sum-exp over all blocks, (B, H, T).
 
     Args:
         question: what is asked.
@@ -94,32 +110,73 @@ def _scores(
         tied: if blocks without a lag of their own share one score, how many of them, the newest, are among the n; 0 if
             each has its own.
         buffer: memory for the scores.
-
-    The function returns (B, H, T).
     """
-    store, cap = question.store, question.softcap
-    heads, group = queries.shape[3], queries.shape[3] // summaries.shape[1]
+    store, cap, heads = question.store, question.softcap, queries.shape[3]
     own = min(question.lags.own, len(store))
     lagged = queries[:own].flip(0)  # for blocks with a lag of their own, the oldest of them first
-
-    def against(rows: Tensor | slice, dimensions: str, q: Tensor) -> Tensor:
-        keys = summaries[:, :, rows]
-        keys = keys if group == 1 else keys.repeat_interleave(group, 1)
-        return capped(torch.einsum(f"{dimensions},bhnd->bhtn", q, keys), cap)
-
     if tied:
         older = len(store) - own
         same = min(older, tied)
         ages = torch.arange(own + same, 0, -1, device=queries.device)
-        shared = against(store.rows(ages[same - 1 : same]), "bthd", queries[-1])
-        scores = against(store.rows(ages[same:]), "nbthd", lagged)
+        shared = scores_of(queries[-1], summaries[:, :, store.rows(ages[same - 1 : same])], cap)
+        scores = scores_of(lagged, summaries[:, :, store.rows(ages[same:])], cap)
         every = torch.cat([shared + math.log(older), scores], -1)
         return torch.cat([shared.expand(-1, -1, -1, same), scores], -1), ages, lambda: every.logsumexp(-1)
     keys = summaries[:, :, : len(store)]
-    scan = queries[-1].transpose(1, 2).reshape(-1, group * queries.shape[2], keys.shape[-1])
+    scan = queries[-1].transpose(1, 2).reshape(-1, heads // keys.shape[1] * queries.shape[2], keys.shape[-1])
     everything = buffer.view(len(scan), -1, keys.shape[2])
     everything = torch.bmm(scan, keys.flatten(0, 1).mT, out=everything).view(len(keys), heads, queries.shape[2], -1)
     capped_in_place(everything, cap)
     for rows, part in store.runs(store.added - own, own):
-        everything[..., rows] = against(rows, "nbthd", lagged[part])
+        everything[..., rows] = scores_of(lagged[part], summaries[:, :, rows], cap)
     return everything, store.ages(), lambda: everything.logsumexp(-1)
+
+
+def best_ages(scores: Tensor, ages: Tensor, count: int) -> Tensor:
+    """Ages of the blocks with the `count` highest scores, in any order; among equal scores the newer block."""
+    if count == len(ages):
+        return ages.expand(*scores.shape[:-1], count)
+    if scores.device.type != "cpu" and scores.dtype == torch.float32:  # reading `tied` would stall the device
+        return _top_packed(scores, ages, count)
+    values, indices = _highest(scores, count + 1)
+    best = ages[indices[..., :count]]
+    tied = values[..., -1] == values[..., -2]  # a tie matters only between the last score taken and the first one left
+    if bool(tied.any()):
+        best[tied] = _newer(scores[tied], values[tied][..., -1:], ages, count)
+    return best
+
+
+def _top_packed(scores: Tensor, ages: Tensor, count: int) -> Tensor:
+    """`best_ages` of float32 scores in one pass, which reads nothing on the CPU: integers have the order of the pairs.
+
+    The high half of each integer is the score, the low half the recency. The bits of a float, read as an integer, have
+    its order; those of negative ones are turned round.
+    """
+    bits = (scores + 0.0).view(torch.int32)  # −0 becomes 0
+    bits = (bits ^ ((bits >> 31) & YOUNGEST)).to(torch.int64)
+    return YOUNGEST - (_highest((bits << 32) | (YOUNGEST - ages), count)[0] & YOUNGEST)
+
+
+def _newer(scores: Tensor, edge: Tensor, ages: Tensor, count: int) -> Tensor:
+    """Ages of `count` blocks: all with a score above `edge`, and the newest of those with exactly this score."""
+    rank = torch.where(scores > edge, 0, torch.where(scores == edge, ages, ages.shape[0] + 1))
+    return ages[rank.topk(count, dim=-1, largest=False).indices]
+
+
+def _highest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """`topk` in two passes: the highest scores are in the groups of scores with the highest maxima."""
+    if scores.device.type == "cpu" and scores.numel() <= FEW:
+        return scores.topk(count, dim=-1)
+    group = GROUP
+    if scores.device.type == "cpu":  # so that both passes are short
+        group = max(1, min(GROUP, math.isqrt(scores.shape[-1] // (2 * count))))
+    columns = scores.shape[-1] // group
+    if columns <= count:
+        return scores.topk(count, dim=-1)
+    grouped = scores[..., : columns * group].unflatten(-1, (group, columns))
+    chosen = grouped.amax(-2).topk(count, dim=-1, sorted=False).indices
+    inside = (chosen[..., None] + torch.arange(0, columns * group, columns, device=scores.device)).flatten(-2)
+    rest = torch.arange(columns * group, scores.shape[-1], device=scores.device).expand(*inside.shape[:-1], -1)
+    candidates = torch.cat([inside, rest], -1)
+    best = scores.gather(-1, candidates).topk(count, dim=-1)
+    return best.values, candidates.gather(-1, best.indices)

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from landmark.memory.settings import TIERS
-from landmark.memory.store.block_cache import BlockCache, TierCounts
+from landmark.memory.store.block_cache import BlockCache, TierCounts, new_buffer
 from landmark.memory.store.block_files import FileRows, SavedRows
-from landmark.memory.store.buffers import new_buffer
 from landmark.utils.errors import UserError
 
 PAGE = 256  # rows of a page in the CPU's memory

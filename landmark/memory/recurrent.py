@@ -1,4 +1,4 @@
-"""Transformer-XL's memory: the keys and values of the last tokens, for every layer (Dai et al. 2019)."""
+"""Memories of models without landmarks: the last keys (Transformer-XL, Dai et al. 2019), the first and last, or all."""
 
 from __future__ import annotations
 
@@ -103,3 +103,37 @@ class UnlimitedMemory(RecurrentMemory):
     def commit(self) -> None:
         """End the chunk: the next one continues the text."""
         self._read, self._length = self._read + self._length, 0
+
+
+class SinkMemory(RecurrentMemory):
+    """The first `sinks` and the last `window` keys and values of each layer, not rotated (Xiao et al. 2023).
+
+    Positions are counted within the cache: the dropped keys between sinks and window leave no gap.
+    """
+
+    def __init__(self, window: int, sinks: int = 4, keys: Keys | None = None):
+        """Start with nothing read.
+
+        Args:
+            window: last keys of each layer that are cached.
+            sinks: first keys that are.
+            keys: as in `RecurrentMemory`.
+        """
+        if sinks < 0:
+            raise ValueError(f"sinks must be at least 0, got {sinks}")
+        self.sinks = sinks
+        super().__init__(window, keys)
+
+    @property
+    def stats(self) -> dict[str, int]:
+        """keys_kept: keys in a layer, now. bytes_kept: bytes of all layers."""
+        cached = [x for pair in self._cached.values() for x in pair]
+        return {
+            "keys_kept": max((x.shape[2] for x in cached), default=0),
+            "bytes_kept": sum(x.nbytes for x in cached),
+        }
+
+    def _newest(self, x: Tensor) -> Tensor:
+        if x.shape[2] <= self.sinks + self.cache:
+            return x
+        return torch.cat([x[:, :, : self.sinks], super()._newest(x)], 2)

@@ -21,6 +21,7 @@ from benchmarks.settings import Say, progress, use_threads
 from benchmarks.timing import interleave, peak_of_new_process
 from landmark.attention.layout import insert_landmarks
 from landmark.huggingface import LandmarkSettings, attach
+from landmark.memory.settings import MemorySettings
 
 RESULTS = Path(__file__).parent / "results"
 PLAIN, OURS = "plain, DynamicCache", "with landmarks"
@@ -119,7 +120,7 @@ def make(name: str, size: Scale) -> Any:
     )
     torch.manual_seed(0)
     model = LlamaForCausalLM(config).eval()
-    settings = LandmarkSettings(size.vocab_size - 1, size.block_size, size.local, {"k": size.k})
+    settings = LandmarkSettings(size.vocab_size - 1, size.block_size, size.local, MemorySettings(k=size.k))
     return model if name == PLAIN else attach(model, settings)
 
 
@@ -152,7 +153,7 @@ def bytes_of(cache: DynamicCache) -> int:
 
 
 def bytes_kept(cache: Any) -> int:
-    pending = [x for layer in cache.memory.layers.values() for x in layer.pending or ()]
+    pending = [x for layer in cache.memory.layers.values() for x in getattr(layer, "pending", None) or ()]
     return cache.stats["bytes_kept"] + sum(x.nbytes for x in pending)
 
 

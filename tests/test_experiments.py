@@ -112,7 +112,9 @@ def test_multirun_ends_with_its_table(output, tmp_path):
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("k1_local150") == done.stdout.count("k2_local250") == 2
+    assert (
+        done.stdout.count("k1_local150") == done.stdout.count("k2_local250") == 3
+    )  # as a job, a row, and in the table
     assert done.stdout.count("written: ") == 1
     assert done.stdout.index("written: ") > done.stdout.rindex("[3/3]")
     assert "no record yet" not in done.stdout

@@ -9,9 +9,10 @@ from nbclient import NotebookClient
 from nbformat import NotebookNode
 
 from landmark.config import to_config
+from landmark.config.saved import write_launch
 from landmark.data import load_tokenizer
 from landmark.models import Decoder, save
-from landmark.utils.files import write_json
+from landmark.utils.files import sealed, write_json
 from tests.configurations import compose_conf, decoder_config, row_record
 
 ROOT = Path(__file__).parents[1]
@@ -73,7 +74,7 @@ def test_tables_are_made_of_records(run, monkeypatch, tmp_path):
         config = to_config(compose_conf(["data=stdlib", "tokenizer=bytes", f"model={model}", f"eval.length={length}"]))
         record = row_record(config, name, perplexity)
         record["labels"] |= {"experiment": "quickstart"}
-        write_json(tmp_path / "records" / "rows" / f"{record['id']}.json", record)
+        write_json(tmp_path / "records" / "rows" / f"{record['id']}.json", sealed(record))
     monkeypatch.setenv("LANDMARK_OUTPUT", str(tmp_path))
     made = run("02_tables")
     assert same_shape(made, "02_tables")
@@ -95,8 +96,9 @@ def test_what_is_retrieved_on_a_book(run, monkeypatch, tmp_path):
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     folder = tmp_path / "runs" / "landmark-made-up"
-    save(model, folder)
     write_json(folder / "run.json", {"tokenizer": load_tokenizer("bytes").hash})
+    write_launch(folder, to_config(compose_conf(["model=landmark", "data=stdlib", "tokenizer=bytes"])))
+    save(model, folder, beside=("run.json", "launch.json"))
     (tmp_path / "runs" / "landmark-not-finished").mkdir()
     monkeypatch.setenv("LANDMARK_OUTPUT", str(tmp_path))
     monkeypatch.delenv("LANDMARK_RUN", raising=False)

@@ -15,10 +15,8 @@ import pytest
 
 from landmark.config import rows, to_config
 from landmark.config.checks import check
-from landmark.data import load_tokenizer
-from landmark.models import Decoder, save
-from landmark.utils.files import write_json
-from tests.configurations import compose_conf, decoder_config
+from tests.configurations import compose_conf
+from tests.saved import saved_run
 
 ROOT = Path(__file__).parents[1]
 READMES = [ROOT / "README.md", ROOT / "docs" / "cluster.md", *sorted(ROOT.glob("experiments/*/README.md"))]
@@ -104,8 +102,7 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("examples")
     run, model = folder / "outputs" / "runs" / "NAME", folder / "path" / "to" / "model"
     model.mkdir(parents=True)
-    save(Decoder(decoder_config("landmark", 320, 1, 2, 8, 32, landmark_id=257, block_size=50)), run)
-    write_json(run / "run.json", {"tokenizer": load_tokenizer("bytes").hash})
+    saved_run(run, config=to_config(compose_conf(["model=landmark", "data=stdlib", "tokenizer=bytes", "size=nano"])))
     make_model("qwen3").save_pretrained(model)
     tokenizer = make_tokenizer()
     tokenizer.chat_template = "{% for message in messages %}[{{ message.content }}]{% endfor %}"

@@ -192,6 +192,7 @@ class GroupMemory(Memory):
         super().__init__(block_size, k, **settings)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, extra: Extra | None = None) -> Tensor:
+        """As `Memory.attend`, with the gates of the groups."""
         q, k, v = as_autocast(q, k, v)
         with torch.no_grad(), without_autocast(q):
             question, k, v = self._begin(layer, q, k, v)
@@ -286,6 +287,7 @@ class Model(Decoder):
     def attend_in_window(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, window: ReadWindow, extra: ContextMiss | None
     ) -> Tensor:
+        """As `Decoder.attend_in_window`, with the gates of the groups."""
         assert window.layout is not None
         q, k, v = as_autocast(q, k, v)
         layout, scale, dtype = window.layout, 1 / math.sqrt(q.shape[-1]), q.dtype

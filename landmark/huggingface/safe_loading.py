@@ -24,7 +24,8 @@ def open_model(folder: str | Path, **settings: Any) -> Any:
     Raises UserError for a folder that holds none, is damaged, or names code or another folder.
     """
     folder = Path(folder)
-    check_folder(folder)
+    if "gguf_file" not in settings:
+        check_folder(folder)
     safe = {"trust_remote_code": False, "use_safetensors": True}
     try:
         return AutoModelForCausalLM.from_pretrained(folder, **safe | settings)

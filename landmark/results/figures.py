@@ -158,7 +158,8 @@ def _panel(
         return None
     axis: Options = {"title": _measured(table, value, found)}
     if value in PAIRS:
-        return _pairs(title, value, {name: rows[0][0] for name, rows in found.items()}, axis)
+        named = {name if len(rows) == 1 else row.name: row for name, rows in found.items() for row, _ in rows}
+        return _pairs(title, value, named, axis)
     of_series = [{row.length for row, _ in rows} for rows in found.values()]
     if looks is None or max(map(len, [set(lengths), *of_series])) == 1:
         return _beside(table, title, value, {name: rows[0] for name, rows in found.items()}, axis)

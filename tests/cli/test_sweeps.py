@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from landmark.cli.main import TASKS
 from tests.cli.shell import start
 
 PREPARE = ["-m", "data=documents", "tokenizer=bytes", "size=nano", "model=transformer", "task=prepare"]
@@ -70,14 +71,12 @@ def test_a_sweep_goes_on_after_a_job_that_failed(tmp_path, launcher):
 
 
 def test_a_bug_in_one_job_is_told_and_the_others_go_on(here, monkeypatch):
-    from landmark.cli.tasks import plan
-
     def breaks(command):
         if command.config.retrieval.k == 2:
             raise RuntimeError("a bug")
         print("planned", command.config.retrieval.k)
 
-    monkeypatch.setattr(plan, "run", breaks)
+    monkeypatch.setitem(TASKS, "plan", breaks)
     done = here("-m", "data=stdlib", "tokenizer=bytes", "size=nano", "task=plan", "model=landmark", "retrieval.k=1,2,3")
     assert done.code == 1
     assert [line for line in done.out.splitlines() if line.startswith("planned")] == ["planned 1", "planned 3"]

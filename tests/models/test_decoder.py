@@ -230,7 +230,7 @@ def tiny_start(config):
     [
         ({"num_layers": 1}, "there is one layer, raise model.num_layers"),
         ({"key_offset": 0.0}, "needs model.key_offset"),
-        ({"induction_heads": 5}, "must be from 0 to the 4 heads"),
+        ({"induction_heads": 5}, "must be at most the 4 heads"),
     ],
 )
 def test_induction_heads_refuse(change, message):

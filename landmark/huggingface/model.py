@@ -234,7 +234,8 @@ class LandmarkModel(_Base):
             else:
                 own = torch.ones_like(ids) if mask is None else mask
                 outputs = reader.read_padded(ids, own.bool(), cache, kept)
-        if outputs.logits.dtype == torch.float16 and not bool(outputs.logits[:, -1].isfinite().all()):
+        logits = cast(Tensor, outputs.logits)
+        if logits.dtype == torch.float16 and not bool(logits[:, -1].isfinite().all()):
             raise UserError("the logits are not finite: numbers of float16 overflow, load it in bfloat16 or float32")
         as_dict = self.config.return_dict if return_dict is None else return_dict
         return outputs if as_dict else outputs.to_tuple()

@@ -141,7 +141,7 @@ def _own_config(model: PreTrainedModel) -> None:
     }
     for module in model.modules():
         if (config := copies.get(id(getattr(module, "config", None)))) is not None:
-            module.config = config
+            cast(Any, module).config = config
 
 
 def unwrap(model: LandmarkModel) -> PreTrainedModel:

@@ -20,18 +20,13 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from landmark.attention.fused import block_scores as score_kernel
-from landmark.attention.fused import pending_tokens as pending_kernel
-from landmark.attention.fused import retrieved_blocks as block_kernel
-from landmark.attention.fused import top_k_landmarks as search_kernel
 from landmark.attention.fused import tuning
 from landmark.attention.fused.backward import backward_means
-from landmark.attention.fused.block_scores_kernel import block_scores
 from landmark.attention.fused.operators import means_constants
-from landmark.attention.fused.pending_tokens_kernel import pending_tokens
-from landmark.attention.fused.retrieved_blocks_kernel import merged_splits, retrieved_blocks
-from landmark.attention.fused.top_k_landmarks_kernel import best_of_tiles, top_k_landmarks
 from landmark.attention.fused.tuning import A100, KERNELS, Gpu, Tiles
+from landmark.memory import reading_kernels as reading
+from landmark.memory import step_kernels as step
+from landmark.memory.select import scores_kernels as scores
 
 POINTERS = dict.fromkeys(
     ("Lse", "Delta", "DqSum", "Landmarks", "DCmtScores", "CmtScores", "ControlledLse", "LocalLse", "Weight", "DLse"),
@@ -162,7 +157,7 @@ def all_kernels(
     means = means_constants(dim) | {"ALL": True}
     used["backward_means"] = compiled(backward_means, means, arch, dtype)
     for shared in (False, True):
-        options = block_kernel.constants(block_size, dim, dtype, shared=shared)
+        options = reading.read_constants(block_size, dim, dtype, shared=shared)
         options |= {
             "LOCAL": not cmt,
             "WEIGHTED": cmt,
@@ -171,16 +166,16 @@ def all_kernels(
             "ALPHA": alpha,
             "COUNTED": not cmt,
         }
-        used[f"retrieved_blocks, {shared=}"] = compiled(retrieved_blocks, options | {"SPLITS": 1}, arch, dtype)
+        used[f"retrieved_blocks, {shared=}"] = compiled(reading.retrieved_blocks, options | {"SPLITS": 1}, arch, dtype)
     split = {"WEIGHTED": cmt, "MASKED": cmt, "SPLITS": 4}
-    used["merged_splits"] = compiled(merged_splits, block_kernel.merge_constants(dim) | split, arch, dtype)
-    options = score_kernel.constants(block_size, dim, dtype, group=4) | {"ONE_LAG": cmt}
-    used["block_scores"] = compiled(block_scores, options, arch, dtype)
+    used["merged_splits"] = compiled(reading.merged_splits, reading.merge_constants(dim) | split, arch, dtype)
+    options = scores.score_constants(block_size, dim, dtype, group=4) | {"ONE_LAG": cmt}
+    used["block_scores"] = compiled(scores.block_scores, options, arch, dtype)
     for rows in (1, 16):
-        options = search_kernel.constants(rows, dim, k=4) | {"TIED": cmt, "COUNTED": not cmt}
-        used[f"top_k_landmarks, {rows=}"] = compiled(top_k_landmarks, options, arch, torch.float32)
-    used["best_of_tiles"] = compiled(best_of_tiles, search_kernel.merge_constants(4), arch, torch.float32)
-    used["pending_tokens"] = compiled(pending_tokens, pending_kernel.constants(block_size + 1, dim), arch, dtype)
+        options = scores.top_k_constants(rows, dim, k=4) | {"TIED": cmt, "COUNTED": not cmt}
+        used[f"top_k_landmarks, {rows=}"] = compiled(scores.best_of_tile, options, arch, torch.float32)
+    used["best_of_tiles"] = compiled(scores.best_of_tiles, scores.merge_constants(4), arch, torch.float32)
+    used["pending_tokens"] = compiled(step.pending_tokens, step.constants(block_size + 1, dim), arch, dtype)
     return used
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from benchmarks.report import Report, Row, Target
 from benchmarks.settings import BLOCK_SIZE, Headless, Options, Say, decoder
 from benchmarks.timing import Spread, interleave, ratios
-from landmark.attention.causal import causal_attention
+from landmark.attention.plain import causal_attention
 from landmark.attention.rotary import RotaryTable, rotate
 from landmark.data.stdlib import StandardLibrary
 from landmark.memory import Memory

@@ -157,7 +157,8 @@ def test_attention_layer_with_memory(name, setting, tier):
     expected = arrays("layer_expected")
     block_size = SETTINGS["block_size"]
     select, store = Best(setting["granularity"], tied_layers=()), Store(setting["blocks"], tier, cache=2)
-    memory = Memory(block_size, setting["k"], select=select, cutoff=setting.get("cutoff", 0.0), store=store)
+    memory = Memory(block_size, setting["k"], select=select, store=store)
+    memory.cutoff = setting.get("cutoff", 0.0)
     heads = SETTINGS["n_head"]
     layer = SelfAttention(decoder_config("transformer", 1, 1, heads, expected["x"].shape[-1] // heads, 1)).double()
     layer.qkv.weight.data, layer.out.weight.data = expected["c_attn"], expected["c_proj"]

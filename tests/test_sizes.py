@@ -29,7 +29,7 @@ def test_functions_have_at_most_sixty_lines():
     """Their docstrings do not count, nor do Triton's kernels, whose parameters alone take many lines."""
     long = {}
     for path, text in core().items():
-        if path.parts[0] not in FOLDERS or path.parts[:2] == ("attention", "fused"):
+        if path.parts[0] not in FOLDERS or path.parts[:2] == ("attention", "fused") or "_kernels" in path.name:
             continue
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef):

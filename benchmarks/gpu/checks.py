@@ -21,15 +21,14 @@ from benchmarks.gpu.journal import Line
 from benchmarks.gpu.shapes import Scale, Shape, deterministic
 from benchmarks.gpu.work import summary
 from landmark.attention import ContextMiss, Grouped, Layout, Packed, Sinks, Window, landmark_attention
-from landmark.attention.flash import attention_forward, with_weights
 from landmark.attention.fused import tuning
-from landmark.attention.fused.block_scores import score_blocks
-from landmark.attention.fused.rotation import ROWS, rotation
-from landmark.attention.fused.top_k_landmarks import top_k_landmarks
-from landmark.attention.rotary import rotary_factors
+from landmark.attention.fused.rotation import ROWS
+from landmark.attention.plain import attention_forward, with_weights
+from landmark.attention.rotary import rotary_factors, rotation
 from landmark.extensions.training_with_memory import trainable
 from landmark.memory import Memory, Store
 from landmark.memory.select import Best, Newest
+from landmark.memory.select.scores_kernels import score_blocks, top_k_landmarks
 from landmark.memory.settings import GRANULARITIES, TIERS
 
 NAMES = "out", "lse", "dq", "dk", "dv", "dextra"

@@ -14,11 +14,11 @@ from benchmarks.gpu.timing import lines, timed
 from benchmarks.gpu.work import summary
 from benchmarks.report import Target
 from landmark.attention import Scoring, Window, landmark_attention
-from landmark.attention.flash import attention_forward, merged
 from landmark.attention.fused import tuning
-from landmark.attention.fused.retrieved_blocks import attend_to_retrieved_blocks
+from landmark.attention.plain import attention_forward, merged
 from landmark.memory import SummaryMemory
 from landmark.memory.construction import memory_of
+from landmark.memory.reading_kernels import attend_to_retrieved_blocks
 from landmark.memory.settings import TRAINING_FREE
 
 OURS, PAIR = "landmark", "landmark, deterministic"

@@ -8,18 +8,14 @@ import warnings
 import torch
 from torch import Tensor
 
-from landmark.attention.blockwise import landmark_attention_blockwise
-from landmark.attention.blockwise_operator import landmark_attention_in_graph
-from landmark.attention.context_miss_token import ContextMiss
+from landmark.attention.blockwise import landmark_attention_blockwise, landmark_attention_in_graph
+from landmark.attention.extra import ContextMiss, Sinks
 from landmark.attention.fused.operators import landmark_attention_fused
 from landmark.attention.fused.tuning import DTYPES, HAS_TRITON, can_launch
-from landmark.attention.gates import Grouped
 from landmark.attention.inputs import AttentionInputs, as_autocast, without_autocast
-from landmark.attention.layout import Layout, Packed, Window, check_controlled, check_phase
-from landmark.attention.packed import check_packed, longest
+from landmark.attention.layout import Layout, Packed, Window, check_controlled, check_packed, check_phase, longest
 from landmark.attention.reference import landmark_attention_reference
-from landmark.attention.scoring import Scoring
-from landmark.attention.sinks import Sinks
+from landmark.attention.scoring import Grouped, Scoring
 from landmark.utils.constants import BACKENDS
 
 __all__ = [
@@ -125,11 +121,11 @@ def landmark_attention(
         q: (B, H, T, d), already rotated. Under autocast q, k and v are computed in its type.
         k, v: (B, H_kv, prefix + T, d), k rotated, H_kv a divisor of H. The queries belong to the last T keys.
         layout: where blocks are: `Window(block_size, phase, prefix)` or `Packed(block_size, phase, cu_seqlens)`.
-        gate: how a block weighs (gates.py): `Grouped()` as in the paper, or `Grouped(alpha)`.
+        gate: how a block weighs : `Grouped()` as in the paper, or `Grouped(alpha)`.
         scoring: factor and cap of the scores.
         extra: one more place, without a value, in the outer softmax: `ContextMiss(key, controlled)` (Appendix D) or
             `Sinks(scores)`; None: there is none.
-        top_k: gated blocks that a query attends to, those with the best landmarks (top_k.py); None: all.
+        top_k: gated blocks that a query attends to, those with the best landmarks; None: all.
         backend: "reference" (explicit weights), "blockwise", "triton" (fused kernels, for GPUs) or "auto" (triton on a
             GPU where `has_kernel`, else blockwise).
 

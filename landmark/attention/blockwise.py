@@ -5,39 +5,36 @@ A tile holds the scores of a few blocks of queries against all blocks that they 
 1. inner: log-sum-exp over the offsets of each block, without landmarks; causal in the query's own block.
 2. gates: the landmark's score for an earlier block; the inner log-sum-exp for the query's own block.
    With top_k only the highest of the landmarks' scores stay. A part α of the inner log-sum-exp may be added.
-3. outer: softmax of the gates over blocks, and over a place without a value if there is one (context_miss_token.py).
+3. outer: softmax of the gates over blocks, and over a place without a value if there is one (extra.py).
 4. weights: exp(score − inner) · outer.
 
 No running maximum is needed. The backward pass computes the weights again, from two numbers kept for each query and
 block. The mean that the gradient of the inner softmax subtracts is a sum over offsets of one tile. README.md has the
 derivation. Scores and log-sum-exps are in units of log 2, because exp2 is the fastest exponential.
 
-The windows of a batch are cut at different phases. Each is padded so that the blocks of all line up (alignment.py):
-`phase` rows, the window, rows up to a whole block. N: sequences, the heads of some samples.
+The windows of a batch are cut at different phases. Each is padded so that the blocks of all line up: `phase` rows, the
+window, rows up to a whole block (blockwise_tiles.py). N: sequences, the heads of some samples.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from landmark.attention.alignment import BlockAlignment, align_blocks
-from landmark.attention.blockwise_tiles import Tile, product
-from landmark.attention.context_miss_token import share_cmt_weight, shared_weight_gradient
+from landmark.attention.blockwise_tiles import BlockAlignment, Tile, Workspace, align_blocks, product, workspace
+from landmark.attention.extra import share_cmt_weight, shared_weight_gradient
 from landmark.attention.inputs import AttentionInputs
-from landmark.attention.scoring import slope
-from landmark.attention.top_k import keep_best
-from landmark.attention.workspace import Workspace, workspace
+from landmark.attention.scoring import keep_best, slope
 from landmark.utils.constants import LOG2_E
 
 TILE_ROWS = 102  # queries of a tile, in whole blocks
 TILE_SIZE = 1 << 20  # scores of the sequences computed together; they fit into the processor's cache
 
 
-class Part(NamedTuple):
+class Sequences(NamedTuple):
     """Some samples and heads of the batch, which are computed together.
 
     rows, heads: slices of the batch and of the heads. alignment: of these windows.
@@ -61,7 +58,7 @@ class Part(NamedTuple):
         ]
 
 
-def _parts(inputs: AttentionInputs) -> list[Part]:
+def _parts(inputs: AttentionInputs) -> list[Sequences]:
     """The parts of the batch, computed one by one."""
     (samples, heads, queries, _), width = inputs.q.shape, inputs.block_size + 1
     phases = tuple(inputs.phase.tolist())
@@ -74,7 +71,7 @@ def _parts(inputs: AttentionInputs) -> list[Part]:
             of_samples, of_heads = slice(sample, min(sample + rows, samples)), slice(head, min(head + columns, heads))
             count, of_window = of_heads.stop - of_heads.start, (inputs.prefix, queries)
             alignment = align_blocks(width, phases[of_samples], *of_window, count, inputs.q.device)
-            parts.append(Part(of_samples, of_heads, alignment))
+            parts.append(Sequences(of_samples, of_heads, alignment))
     return parts
 
 
@@ -92,7 +89,7 @@ class Padded(NamedTuple):
     controlled: Tensor | None
 
     @staticmethod
-    def of(part: Part, inputs: AttentionInputs, extra: Tensor | None, work: Workspace) -> Padded:
+    def of(part: Sequences, inputs: AttentionInputs, extra: Tensor | None, work: Workspace) -> Padded:
         """Those of a part.
 
         Args:
@@ -125,7 +122,7 @@ def _exponentials(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     return total.clamp_(min=limits.tiny), logsumexp
 
 
-def _forward(part: Part, inputs: AttentionInputs, work: Workspace, out: Tensor, lse: Tensor) -> list[Tensor]:
+def _forward(part: Sequences, inputs: AttentionInputs, work: Workspace, out: Tensor, lse: Tensor) -> list[Tensor]:
     """Write a part's out and lse.
 
     Returns two tensors (N, block, query) for each tile: the outer weights, and the shift in weights =
@@ -184,7 +181,13 @@ class Gradients(NamedTuple):
 
 
 def _backward(
-    part: Part, inputs: AttentionInputs, kept: Kept, do: Tensor, d_lse: Tensor | None, work: Workspace, into: Gradients
+    part: Sequences,
+    inputs: AttentionInputs,
+    kept: Kept,
+    do: Tensor,
+    d_lse: Tensor | None,
+    work: Workspace,
+    into: Gradients,
 ) -> None:
     """Write a part's gradients.
 
@@ -341,3 +344,74 @@ def landmark_attention_blockwise(inputs: AttentionInputs) -> tuple[Tensor, Tenso
     inputs = inputs.to(torch.promote_types(dtype, torch.float32))
     out, lse = _Blockwise.apply(*inputs[:4], inputs)
     return out.to(dtype), lse
+
+
+# As one operator of a graph that `torch.compile` makes: its loops depend on the phases of the windows, which a graph
+# does not hold. Its backward pass computes the forward pass again.
+_INPUTS = 7  # of `AttentionInputs`, the tensors come first; four of them have gradients
+_SCHEMA = (
+    "Tensor q, Tensor k, Tensor v, Tensor? extra, Tensor phase, Tensor? controlled, Tensor? cu_seqlens, "
+    "int block_size, int prefix, float scale, float? softcap, int? top_k, float alpha"
+)
+
+
+@torch.library.custom_op("landmark::blockwise", mutates_args=(), schema=f"({_SCHEMA}) -> (Tensor, Tensor)")
+def _operator(*arguments: Any) -> tuple[Tensor, Tensor]:
+    """Output (B, H, T, d) and outer log-sum-exp (B, H, T). The arguments are those of `AttentionInputs`."""
+    with torch.no_grad():
+        out, lse = AttentionInputs(*arguments).one_by_one(landmark_attention_blockwise)
+    return out.contiguous(), lse.contiguous()
+
+
+@_operator.register_fake
+def _(q, *_):
+    lse = q.new_empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))
+    return q.new_empty(q.shape), lse
+
+
+@torch.library.custom_op(
+    "landmark::blockwise_backward",
+    mutates_args=(),
+    schema=f"(Tensor grad_out, Tensor grad_lse, {_SCHEMA}) -> (Tensor, Tensor, Tensor, Tensor)",
+)
+def _operator_backward(grad_out: Tensor, grad_lse: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+    """Gradients of q, k, v and extra; those of inputs that are not there are empty."""
+    inputs = AttentionInputs(*arguments)
+    whole = [_empty(x, inputs.q, torch.zeros_like) for x in inputs[:4]]
+    for rows, own in inputs.documents():
+        own = own.to(torch.promote_types(own.q.dtype, torch.float32))
+        kept = forward(own)[2]
+        do, d_lse = grad_out[:, :, rows].to(own.q.dtype), grad_lse[:, :, rows]
+        for into, gradient in zip(whole, backward(own, kept, do, d_lse), strict=True):
+            if gradient is not None:
+                into[:, :, rows] = gradient
+    return tuple(whole)
+
+
+def _empty(x: Tensor | None, like: Tensor, make: Any) -> Tensor:
+    return like.new_empty(0) if x is None else make(x, memory_format=torch.contiguous_format)
+
+
+@_operator_backward.register_fake
+def _(_, __, *arguments):
+    return tuple(_empty(x, arguments[0], torch.empty_like) for x in arguments[:4])
+
+
+def _keep_inputs(ctx, inputs, output) -> None:
+    ctx.save_for_backward(*inputs[:_INPUTS])
+    ctx.numbers = inputs[_INPUTS:]
+
+
+def _backward_in_graph(ctx, grad_out: Tensor, grad_lse: Tensor):
+    saved = ctx.saved_tensors  # activation checkpointing allows reading them once
+    gradients = _operator_backward(grad_out.contiguous(), grad_lse.contiguous(), *saved, *ctx.numbers)
+    wanted = (x if needed else None for x, needed in zip(gradients, ctx.needs_input_grad, strict=False))
+    return *wanted, *[None] * (len(AttentionInputs._fields) - len(gradients))
+
+
+_operator.register_autograd(_backward_in_graph, setup_context=_keep_inputs)
+
+
+def landmark_attention_in_graph(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
+    """`landmark_attention_blockwise`, of packed documents too, as an operator: (B, H, T, d) and (B, H, T)."""
+    return _operator(*inputs)

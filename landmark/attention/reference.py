@@ -10,8 +10,7 @@ from torch import Tensor
 
 from landmark.attention.inputs import AttentionInputs
 from landmark.attention.layout import blocks_and_landmarks
-from landmark.attention.scoring import capped
-from landmark.attention.top_k import keep_best
+from landmark.attention.scoring import capped, keep_best
 
 
 def grouped_softmax(scores: Tensor, groups: Tensor, num_groups: int) -> Tensor:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from landmark.attention.fused.rotation import can_rotate, rotation
+from landmark.attention.fused.tuning import DTYPES, HAS_TRITON
 from landmark.utils.constants import channels_of
 
 
@@ -65,6 +65,54 @@ def rotate(x: Tensor, factors: Tensor) -> Tensor:
 def rotate_cmt(key: Tensor, table: RotaryTable) -> Tensor:
     """Rotate the key of a context miss token (…, d) to its position, −1 (paper, Appendix D)."""
     return rotate(key, table(1, 1, key).conj())
+
+
+def can_rotate(x: Tensor, factors: Tensor) -> bool:
+    """Whether the kernel rotates x by these factors: x (B, H, T, d) on a GPU, factors that do not enlarge it."""
+    if not (HAS_TRITON and x.is_cuda and x.dtype in DTYPES and x.ndim == 4 and factors.dtype == torch.complex64):
+        return False
+    return _is_within(factors.shape, x.shape)
+
+
+def _is_within(factors: torch.Size, x: torch.Size) -> bool:
+    """Whether factors (…, d/2) broadcast to (B, H, T, d/2) without making x larger."""
+    if len(factors) > len(x) or 2 * factors[-1] != x[-1]:
+        return False
+    return all(a in (1, b) for a, b in zip(factors[-2::-1], x[-2::-1], strict=False))
+
+
+@torch.library.custom_op("landmark::rotation", mutates_args=())
+def rotation(x: Tensor, factors: Tensor, backwards: bool) -> Tensor:
+    """Rotate the pairs of x.
+
+    Args:
+        x: (B, H, T, d).
+        factors: (…, d/2, 2), float32, cosines and sines, broadcastable to (B, H, T, d/2, 2).
+        backwards: whether to rotate by the opposite angles, as the gradient does.
+
+    Returns x's shape, type and, where it is dense, memory layout.
+    """
+    from landmark.attention.fused.rotation import rotate_on_gpu
+
+    return rotate_on_gpu(x, factors, backwards)
+
+
+@rotation.register_fake
+def _(x, factors, backwards):
+    return torch.empty_like(x)
+
+
+def _keep(ctx, inputs, output) -> None:
+    _, factors, ctx.backwards = inputs
+    ctx.save_for_backward(factors)
+
+
+def _backward(ctx, gradient: Tensor):
+    (factors,) = ctx.saved_tensors
+    return rotation(gradient, factors, not ctx.backwards), None, None
+
+
+rotation.register_autograd(_backward, setup_context=_keep)
 
 
 class RotaryTable:

@@ -32,16 +32,17 @@ from landmark.attention import ContextMiss, Extra, Window
 from landmark.attention.inputs import as_autocast, without_autocast
 from landmark.attention.layout import blocks_and_landmarks
 from landmark.attention.reference import grouped_logsumexp
-from landmark.attention.top_k import keep_best
+from landmark.attention.scoring import keep_best
 from landmark.config import Config
 from landmark.config.schema import memory_settings
 from landmark.memory import Memory
+from landmark.memory.block_attention import for_each_head
 from landmark.memory.layer import Question
 from landmark.memory.reading import rotated_for_local_attention
 from landmark.memory.select.scores import best_ages, scores_of
 from landmark.memory.settings import MemorySettings
 from landmark.models.config import DecoderConfig
-from landmark.models.decoder import Block, Decoder, ReadWindow
+from landmark.models.decoder import Decoder, Layer, ReadWindow
 from landmark.utils.errors import UserError
 from landmark.utils.window_batch import most_blocks
 
@@ -89,15 +90,10 @@ def phase_of(layout: Window, like: Tensor) -> Tensor:
 
 
 def landmark_scores(q: Tensor, k: Tensor, layout: Window, scale: float) -> tuple[Tensor, Tensor]:
-    """Scores of the landmarks, −∞ where a query does not see them, and the number of each query's own block.
+    """Scores (B, H, T, blocks) of the landmarks, −∞ where a query does not see them, and each query's own block (B, T).
 
-    Args:
-        q: (B, H, T, d), rotated.
-        k: (B, H, prefix + T, d), rotated.
-        layout: where blocks are. A first block without tokens is not seen.
-        scale: factor of the scores.
-
-    Returns (B, H, T, blocks), in nats, and (B, T).
+    q: (B, H, T, d), k: (B, H, prefix + T, d), rotated. scale: factor of the scores. A first block without tokens is not
+    seen.
     """
     length, block_size, phase = k.shape[2], layout.block_size, phase_of(layout, q)
     block = torch.arange(most_blocks(length, block_size), device=q.device)
@@ -161,35 +157,22 @@ def attend_by_gates(
     return weights @ v, lse
 
 
-def for_each_head(bias: Tensor, heads: int) -> Tensor:
-    """The bias of each level's groups, (levels, H_kv), for each query head: (levels, H)."""
-    return bias.repeat_interleave(heads // bias.shape[1], 1)
-
-
-def exact_for_each_head(q: Tensor, k: Tensor, *others: Tensor) -> list[Tensor]:
+def exact_for_each_head(q: Tensor, *others: Tensor) -> list[Tensor]:
     """Queries, and keys or values for each query head, in float32 or float64."""
-    dtype, group = torch.promote_types(q.dtype, torch.float32), q.shape[1] // k.shape[1]
-    return [q.to(dtype), *(x.to(dtype).repeat_interleave(group, 1) for x in (k, *others))]
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    return [q.to(dtype), *(for_each_head(x.to(dtype), q.shape[1]) for x in others)]
 
 
 class GroupMemory(Memory):
     """A memory whose blocks are found, and weigh, by their groups, for each query and head by itself.
 
-    fan_out: m. bias: of a layer, (levels, H_kv), added to the scores of groups. tied_layers: as of `Best`. settings: as
-    of `Memory`; the store drops no blocks.
+    fan_out: m. bias: of a layer, (levels, H_kv), added to the scores of groups. tied_layers: as of `Best`. sizes,
+    settings: as of `Memory`; the store drops no blocks.
     """
 
-    def __init__(
-        self,
-        block_size: int,
-        k: int,
-        fan_out: int,
-        bias: Callable[[int], Tensor],
-        tied_layers: Collection[int] = (),
-        **settings: Any,
-    ):
+    def __init__(self, *sizes, fan_out: int, bias: Callable[[int], Tensor], tied_layers: Collection[int], **settings):
         self.fan_out, self.bias, self.tied_layers = fan_out, bias, tied_layers
-        super().__init__(block_size, k, **settings)
+        super().__init__(*sizes, **settings)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, extra: Extra | None = None) -> Tensor:
         """As `Memory.attend`, with the gates of the groups."""
@@ -252,14 +235,14 @@ class GroupMemory(Memory):
         q = queries.gather(3, (lags - 1)[..., None].expand(*lags.shape, queries.shape[-1]))
         (batch, heads), kv_heads = best.shape[:2], store.kv_heads
         first = torch.arange(batch * kv_heads, device=q.device).view(batch, kv_heads) * store.capacity
-        places = (first.repeat_interleave(heads // kv_heads, 1)[..., None, None] + best).flatten()
+        places = (for_each_head(first, heads)[..., None, None] + best).flatten()
         fetched, landmarks = store.fetch(places), store.read_landmarks(places).view(*q.shape)
         keys, values = (x.view(*best.shape, *store.block_shape) for x in (fetched.read_keys(), fetched.read_values()))
         weights = (q[..., None, :] * keys.to(q.dtype)).sum(-1).softmax(-1)
         return (weights[..., None] * values.to(q.dtype)).sum(-2), (q * landmarks).sum(-1) + shift
 
 
-class GroupBlock(Block):
+class GroupLayer(Layer):
     """Has a bias for the groups of each level, (levels, H_kv), log m at first; learned where landmarks have one."""
 
     def __init__(self, config: DecoderConfig):
@@ -272,7 +255,7 @@ class GroupBlock(Block):
 class Model(Decoder):
     """A landmark decoder with groups. Options: `fan_out`, m, and `levels` of groups, 1 if it is left out."""
 
-    block = GroupBlock
+    layer_type = GroupLayer
 
     def __init__(self, config: DecoderConfig):
         """Raises UserError for a model that cannot have groups."""
@@ -306,8 +289,8 @@ class Model(Decoder):
         """As `Decoder.new_memory`; raises UserError for a setting that a search through groups does not have."""
         usual = super().new_memory(**settings)
         assert isinstance(usual, Memory)
-        tied_layers = (0,) if self.keys.landmark == "token" else ()
+        groups = {"bias": self.group_bias, "tied_layers": (0,) if self.keys.landmark == "token" else ()}
         objects = {name: getattr(usual, name) for name in ("keys", "positions", "store", "backend", "observer")}
-        memory = GroupMemory(usual.block_size, usual.k, self.fan_out, self.group_bias, tied_layers, **objects)
+        memory = GroupMemory(usual.block_size, usual.k, fan_out=self.fan_out, **groups, **objects)
         memory.model = usual.model
         return memory

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from landmark.attention import Grouped
-from landmark.attention.flash import attention_forward
+from landmark.attention.plain import attention_forward
 from landmark.attention.scoring import capped
 from landmark.memory.store import BlockStore
 from landmark.memory.store.tiers import Fetched

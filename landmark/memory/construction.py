@@ -36,11 +36,12 @@ def memory_of(block_size: int, settings: MemorySettings, **objects: Any) -> Memo
     keys = objects.setdefault("keys", Keys())
     objects |= {
         "select": _selector(settings, keys),
-        "cutoff": settings.cutoff,
         "store": Store(settings.max_blocks, settings.tier, settings.folder, settings.cache),
         "positions": Stingy() if settings.mapping == "stingy" else TruePositions(),
     }
-    return Memory(block_size, settings.k, **objects)
+    memory = Memory(block_size, settings.k, **objects)
+    memory.cutoff = settings.cutoff
+    return memory
 
 
 def _selector(settings: MemorySettings, keys: Keys) -> Selector:

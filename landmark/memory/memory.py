@@ -44,10 +44,12 @@ class Memory:
     Then one `commit` stores the complete blocks of all layers, drops the oldest blocks where there are too many, and
     keeps the other tokens of the chunk as pending tokens.
 
-    model: returns a string that identifies the model; it may be set. A saved memory is loaded only if this string is
-    the same. None: the model has no such string.
+    cutoff: 0…1, weight of the context miss token below which a query retrieves nothing, one number or one for each
+    layer; it may be set. model: returns a string that identifies the model; it may be set. A saved memory is loaded
+    only if this string is the same. None: the model has no such string.
     """
 
+    cutoff: float | Sequence[float] = 0.0
     has_gradient = False  # of `attend`; landmark/extensions/training_with_memory.py
 
     def __init__(
@@ -56,7 +58,6 @@ class Memory:
         k: int = 4,
         *,
         select: Selector = Best(),  # noqa: B008 (these are frozen)
-        cutoff: float | Sequence[float] = 0.0,
         keys: Keys | None = None,
         positions: Positions = Stingy(),  # noqa: B008
         store: Store = Store(),  # noqa: B008
@@ -71,8 +72,6 @@ class Memory:
             block_size: ℓ, normal tokens of a block.
             k: blocks that a query retrieves, or fewer where there are fewer.
             select: chooses them.
-            cutoff: 0…1, weight of the context miss token below which a query retrieves nothing; one number, or one for
-                each layer.
             keys: how keys are made; None: with rotary positions, as in the paper.
             positions: of blocks, `Stingy()` or `TruePositions()`.
             store: where blocks are stored, and how many. Results are the same, bit for bit.
@@ -87,7 +86,7 @@ class Memory:
             raise UserError(
                 f"block_size={block_size}, k={k}, max_blocks={store.max_blocks}: must be at least 1, 0 and k (or 1)"
             )
-        self.block_size, self.k, self.select, self.cutoff, self.keys = block_size, k, select, cutoff, keys or Keys()
+        self.block_size, self.k, self.select, self.keys = block_size, k, select, keys or Keys()
         self.positions, self.store, self.gate, self.scoring = positions, store, gate, scoring
         self.backend, self.observer = backend, observer
         self.model: Callable[[], str] | None = None

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from landmark.attention import Scoring, Window, landmark_attention
-from landmark.attention.flash import attention_forward
-from landmark.attention.fused.retrieved_blocks import attend_to_retrieved_blocks
 from landmark.attention.keys import Keys
+from landmark.attention.plain import attention_forward
 from landmark.attention.rotary import rotate
 from landmark.memory.block_attention import Pairs, WeightedSum, attend_to_blocks, for_each_head
 from landmark.memory.layer import QuerySelection, Question
@@ -97,6 +96,8 @@ def read_and_merge_fused(question: Question, ages: Tensor, local: tuple[Tensor, 
 
     Args: as in these.
     """
+    from landmark.memory.reading_kernels import attend_to_retrieved_blocks
+
     queries, store, selection = question.rounded, question.store, question.selection
     selected = None if selection is None else selection.selected
     rows, blocks = None, None

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from landmark.attention.causal import causal_attention
 from landmark.attention.keys import Keys
+from landmark.attention.plain import causal_attention
 from landmark.attention.rotary import rotate
 
 

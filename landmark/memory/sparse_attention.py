@@ -31,7 +31,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from landmark.attention.flash import attention_forward, merged
+from landmark.attention.plain import attention_forward, merged
 from landmark.attention.scoring import capped
 
 GATHERED = {"cpu": 1 << 20}  # numbers of keys gathered together: on a CPU as many as fit into its cache

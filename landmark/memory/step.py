@@ -16,10 +16,7 @@ import torch
 from torch import Tensor
 
 from landmark.attention import backend_for, has_kernel
-from landmark.attention.fused.pending_tokens import attend_to_pending_tokens
-from landmark.attention.fused.retrieved_blocks import attend_to_retrieved_blocks
-from landmark.attention.fused.top_k_landmarks import MOST, top_k_landmarks
-from landmark.attention.fused.tuning import DTYPES
+from landmark.attention.fused.tuning import DTYPES, MOST_BLOCKS
 from landmark.memory.layer import LayerMemory
 from landmark.memory.memory import Memory
 from landmark.memory.positions import Lags, Stingy
@@ -36,7 +33,7 @@ def can_step(memory: Any, q: Tensor) -> bool:
         return False
     plain_keys = memory.keys.offset == 0 and memory.keys.landmark == "token"
     alone = memory.select.granularity in ALONE and not memory.select.newest
-    if not plain_keys or not alone or memory.k > MOST or q.dtype not in DTYPES:
+    if not plain_keys or not alone or memory.k > MOST_BLOCKS or q.dtype not in DTYPES:
         return False
     computes = has_kernel(memory.gate, memory.scoring)
     return computes and backend_for(memory.backend, q, memory.block_size, computes) == "triton"
@@ -113,6 +110,10 @@ class Step:
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """As `Memory.attend`, (B, H, T, d). Args: as there."""
+        from landmark.memory.reading_kernels import attend_to_retrieved_blocks
+        from landmark.memory.select.scores_kernels import top_k_landmarks
+        from landmark.memory.step_kernels import attend_to_pending_tokens
+
         memory, store, (keys, values) = self.memory, self.memory.layers[layer].store, self._buffers[layer]
         lags, count, self._heads = self._lags, min(memory.k, len(store)), q.shape[0] * q.shape[1]
         buffers = {"keys": keys, "values": values, "pending": self._pending, "factors": self._factors[layer]}

@@ -24,7 +24,7 @@ class Landmarks:
     token: the landmark's id; None: the text has no landmarks, and a model of transformers finds blocks by a summary of
         their keys, without training.
     block_size: ℓ, normal tokens of a block.
-    alpha: of the gate (`landmark.attention.gates`).
+    alpha: of the gate (`landmark.attention.scoring`).
     cmt: whether the model has a context miss token.
     """
 

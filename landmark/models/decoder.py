@@ -18,9 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from landmark.attention import ContextMiss, Grouped, Scoring, Window, has_kernel, landmark_attention, place_phase
-from landmark.attention.causal import causal_attention
 from landmark.attention.keys import Keys, WindowBlocks, bias_landmarks
 from landmark.attention.layout import blocks_and_landmarks, insert_landmarks
+from landmark.attention.plain import causal_attention
 from landmark.attention.rotary import rotary_factors, rotary_frequencies, rotate, rotate_cmt
 from landmark.memory import Memory, RecurrentMemory, SinkMemory, UnlimitedMemory
 from landmark.memory.construction import memory_of
@@ -99,7 +99,7 @@ class SelfAttention(nn.Module):
         return key if self.key_norm is None else self.key_norm(key)
 
 
-class Block(nn.Module):
+class Layer(nn.Module):
     """Attention and a GELU perceptron, each after a LayerNorm and added to the residual stream."""
 
     def __init__(self, config: DecoderConfig):
@@ -141,14 +141,14 @@ class Block(nn.Module):
 class Decoder(LanguageModel):
     """A decoder-only language model with plain attention, landmark attention or Transformer-XL's recurrence."""
 
-    block: type[Block] = Block
+    layer_type: type[Layer] = Layer
 
     def __init__(self, config: DecoderConfig):
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(config.vocab_size, config.hidden_dim)
         self.cmt = nn.Embedding(1, config.hidden_dim) if config.cmt else None
-        self.blocks = nn.ModuleList(self.block(config) for _ in range(config.num_layers))
+        self.blocks = nn.ModuleList(self.layer_type(config) for _ in range(config.num_layers))
         self.norm = nn.LayerNorm(config.hidden_dim, bias=False)
         keys = config.keys
         rope_base = rotary_frequencies(config.head_dim, keys.rope_base, keys.rotary_fraction)
@@ -169,7 +169,7 @@ class Decoder(LanguageModel):
         if heads := self.config.start.induction_heads:
             channels = channels_of(self.config.keys.offset, self.config.head_dim)
             for block in self.blocks[1:]:
-                assert isinstance(block, Block)
+                assert isinstance(block, Layer)
                 block.attention.begin_as_induction_heads(heads, channels)
 
     def input_embeddings(self) -> nn.Embedding:

@@ -16,12 +16,12 @@ from landmark.attention import (
     Sinks,
     Window,
     blockwise,
+    blockwise_tiles,
     landmark_attention,
-    workspace,
 )
-from landmark.attention.causal import causal_attention
 from landmark.attention.inputs import AttentionInputs
 from landmark.attention.layout import blocks_and_landmarks
+from landmark.attention.plain import causal_attention
 from landmark.attention.reference import grouped_softmax, landmark_attention_weights
 from landmark.utils.window_batch import most_blocks
 from tests import oracle
@@ -251,7 +251,7 @@ class LargestTensor(TorchDispatchMode):
 def test_no_tensor_is_quadratic_in_the_length():
     length = 3000
     leaves = [torch.randn(1, 2, length, 8).requires_grad_() for _ in range(3)]
-    fresh = mock.patch.object(workspace, "_kept", workspace._Kept())  # not what an earlier call has left
+    fresh = mock.patch.object(blockwise_tiles, "_kept", blockwise_tiles._Kept())  # not what an earlier call has left
     with fresh, LargestTensor() as largest, mock.patch.object(blockwise, "TILE_SIZE", 1):
         landmark_attention(*leaves, Window(50))[0].sum().backward()
     assert largest.numbers <= 102 * (length + 102), "a tile"

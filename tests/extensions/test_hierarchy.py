@@ -10,7 +10,7 @@ import torch
 
 from landmark.attention import Window
 from landmark.attention.rotary import RotaryTable, rotate
-from landmark.attention.top_k import keep_best
+from landmark.attention.scoring import keep_best
 from landmark.extensions.hierarchy import GroupMemory, adjusted, attend_by_gates, landmark_scores
 from landmark.memory import Memory
 from landmark.memory.positions import Stingy, TruePositions
@@ -111,7 +111,8 @@ def test_nodes_of_equal_scores_weigh_as_they_do_without_groups_at_first():
 
 
 def memory_of(case, bias, k=2, tied=(), **objects):
-    return GroupMemory(case["block_size"], k, case["fan_out"], lambda layer: bias, tied, **objects)
+    groups = {"fan_out": case["fan_out"], "bias": lambda layer: bias, "tied_layers": tied}
+    return GroupMemory(case["block_size"], k, **groups, **objects)
 
 
 READINGS = all_pairs({**SHAPES, "chunks": [(30, 1, 9, 13), (7, 7, 1, 1, 30)], "positions": [Stingy(), TruePositions()]})

@@ -15,11 +15,9 @@ from landmark.data.stream import Stream
 from landmark.data.tokenizers import Tokenizer, load_tokenizer
 from landmark.experiment.identity import row_settings, run_settings
 from landmark.experiment.jobs import check
-from landmark.extensions.masked_lm.attention import landmark_attention_both_ways
-from landmark.extensions.masked_lm.evaluation import evaluate_masked
-from landmark.extensions.masked_lm.tokens import SHARE, MaskedTokens, masked_tokens
+from landmark.extensions.masked_lm import SHARE, MaskedTokens, evaluate, landmark_attention_both_ways, masked_tokens
 from landmark.models.config import DecoderConfig
-from landmark.models.decoder import Block
+from landmark.models.decoder import Layer
 from landmark.utils.constants import NO_LOSS
 from landmark.utils.errors import UserError
 from landmark.utils.window_batch import WindowBatch
@@ -117,7 +115,7 @@ def test_a_layer_is_plain_loops(top_k):
     """One layer of a whole text, with the best blocks before and after a token's own."""
     model = tiny(replace(BOTH, num_layers=1))
     raw, seen = torch.randint(0, 50, (1, 20)), {}
-    block = cast(Block, model.blocks[0])
+    block = cast(Layer, model.blocks[0])
     original = block.attention.out.forward
     block.attention.out.forward = lambda x: original(seen.setdefault("out", x))
     model(raw, top_k=top_k)
@@ -219,7 +217,7 @@ def test_masked_perplexity_by_hand(kind, k, tmp_path):
     shape: dict[str, Any] = {"vocab_size": 320, "num_layers": 2, "num_heads": 2, "head_dim": 8, "mlp_dim": 32}
     shape |= {"kind": kind, "landmark_id": 257, "block_size": 5, "masked": True}
     model = tiny(DecoderConfig.from_flat(shape)).eval()
-    found = evaluate_masked(model, stream, TOKENIZER, checks.resolve(config))
+    found = evaluate(model, stream, TOKENIZER, checks.resolve(config))
     masks, losses, places = MaskedTokens(MASK, (257, 256)), [], []
     for span in (0, (len(ids) - 1) // 2):
         for start, skipped in [*((span + 60 * n, 0) for n in range(4)), (span + 196, 44)]:

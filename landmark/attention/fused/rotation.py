@@ -1,54 +1,32 @@
-"""Rotary positions by one Triton kernel, with its gradient, as an operator that `torch.compile` and autograd know.
+"""Rotary positions by one kernel: each number is read once and written once.
 
-Each number is read once and written once. In complex arithmetic three kernels take turns, through copies in float32.
+In complex arithmetic three kernels take turns, through copies in float32.
 """
 
 from __future__ import annotations
 
-# Kernels get their compile-time constants by name, and plain numbers for them.
-# pyright: reportCallIssue=false, reportArgumentType=false
+# Triton's language only looks like Python, and kernels get their compile-time constants by name.
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
+# pyright: reportPossiblyUnboundVariable=false
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
-from landmark.attention.fused.tuning import DTYPES, HAS_TRITON, on_device_of, padded
+from landmark.attention.fused.tuning import on_device_of, padded
 
 ROWS = 32  # of a program
 
 
-def can_rotate(x: Tensor, factors: Tensor) -> bool:
-    """Whether the kernel rotates x by these factors: x (B, H, T, d) on a GPU, factors that do not enlarge it."""
-    if not (HAS_TRITON and x.is_cuda and x.dtype in DTYPES and x.ndim == 4 and factors.dtype == torch.complex64):
-        return False
-    return _is_within(factors.shape, x.shape)
-
-
-def _is_within(factors: torch.Size, x: torch.Size) -> bool:
-    """Whether factors (…, d/2) broadcast to (B, H, T, d/2) without making x larger."""
-    if len(factors) > len(x) or 2 * factors[-1] != x[-1]:
-        return False
-    return all(a in (1, b) for a, b in zip(factors[-2::-1], x[-2::-1], strict=False))
-
-
-@torch.library.custom_op("landmark::rotation", mutates_args=())
-def rotation(x: Tensor, factors: Tensor, backwards: bool) -> Tensor:
-    """Rotate the pairs of x.
-
-    Args:
-        x: (B, H, T, d).
-        factors: (…, d/2, 2), float32, cosines and sines, broadcastable to (B, H, T, d/2, 2).
-        backwards: whether to rotate by the opposite angles, as the gradient does.
-
-    Returns x's shape, type and, where it is dense, memory layout.
-    """
-    from landmark.attention.fused.rotation_kernel import rotation as kernel
-
+def rotate_on_gpu(x: Tensor, factors: Tensor, backwards: bool) -> Tensor:
+    """As `landmark.attention.rotary.rotation`."""
     out = torch.empty_like(x)
     if x.numel() == 0:
         return out
     batch, heads, length, dim = x.shape
     factors, tiles = factors.contiguous().expand(batch, heads, length, dim // 2, 2), -(-length // ROWS)
     with on_device_of(x):
-        kernel[(batch * heads * tiles,)](
+        rotated[(batch * heads * tiles,)](
             *(x, factors, out, *x.stride(), *factors.stride()[:3], *out.stride(), length, heads, tiles),
             -1.0 if backwards else 1.0,
             PAIRS=dim // 2,
@@ -58,19 +36,28 @@ def rotation(x: Tensor, factors: Tensor, backwards: bool) -> Tensor:
     return out
 
 
-@rotation.register_fake
-def _(x, factors, backwards):
-    return torch.empty_like(x)
+@triton.jit(do_not_specialize=["length", "heads", "tiles"])
+def rotated(
+    X, Factors, Out,
+    x_b, x_h, x_t, x_d, f_b, f_h, f_t, o_b, o_h, o_t, o_d,
+    length, heads, tiles, direction,
+    PAIRS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Rotate ROWS rows of one head by their angles, times `direction` (1, or −1 for the gradient), in float32.
 
-
-def _keep(ctx, inputs, output) -> None:
-    _, factors, ctx.backwards = inputs
-    ctx.save_for_backward(factors)
-
-
-def _backward(ctx, gradient: Tensor):
-    (factors,) = ctx.saved_tensors
-    return rotation(gradient, factors, not ctx.backwards), None, None
-
-
-rotation.register_autograd(_backward, setup_context=_keep)
+    Programs are numbered along one axis, (batch · heads) · tiles: the others have no more than 65,535.
+    """
+    program = tl.program_id(0).to(tl.int64)
+    tile, head, batch = program % tiles, program // tiles % heads, program // tiles // heads
+    row = (tile * ROWS + tl.arange(0, ROWS))[:, None]
+    pair = tl.arange(0, BLOCK)[None, :]
+    here = (row < length) & (pair < PAIRS)
+    factors = Factors + batch * f_b + head * f_h + row * f_t + 2 * pair
+    cosine = tl.load(factors, mask=here, other=0.0)
+    sine = tl.load(factors + 1, mask=here, other=0.0) * direction
+    at = X + batch * x_b + head * x_h + row * x_t + 2 * pair * x_d
+    even = tl.load(at, mask=here, other=0.0).to(tl.float32)
+    odd = tl.load(at + x_d, mask=here, other=0.0).to(tl.float32)
+    out = Out + batch * o_b + head * o_h + row * o_t + 2 * pair * o_d
+    tl.store(out, (even * cosine - odd * sine).to(Out.dtype.element_ty), mask=here)
+    tl.store(out + o_d, (even * sine + odd * cosine).to(Out.dtype.element_ty), mask=here)

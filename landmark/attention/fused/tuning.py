@@ -29,6 +29,8 @@ WORTH_TUNING = 1 << 17  # rows of all heads; smaller inputs use the default
 LARGEST_BLOCK = 1 << 15  # bytes of a block's padded keys: the gradients of a larger block do not fit into registers
 LONGEST_BLOCK = 128  # positions of a padded block: the softmax of a longer one does not fit into registers
 NARROW_HEADS = 64  # largest dimension of heads that leave registers for larger tiles
+LANDMARKS = 64  # that a program of the kernel for the best landmarks scores
+MOST_BLOCKS = 16  # of them that it can keep; of more, it would keep most
 OLDEST = 80  # compute capability: for older GPUs Triton multiplies without matrix instructions
 
 # By kernel and GPU family: (queries of a tile, warps, pipeline stages) for keys of dimension 128 in half precision. The

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from landmark.attention.fused.top_k_landmarks import MOST, TILE, YOUNGEST, top_k_landmarks
+from landmark.attention.fused.tuning import LANDMARKS, MOST_BLOCKS
 from landmark.attention.scoring import capped, capped_in_place
 from landmark.memory.layer import Question
 
@@ -23,6 +23,7 @@ SCORED_AT_ONCE = {"cpu": 1 << 21}  # by device: scores computed together; on the
 SCORED_ELSEWHERE = 1 << 27
 GROUP = 32  # most scores of a group in `_highest`
 FEW = 1 << 14  # scores of which a CPU finds the highest sooner in one pass
+YOUNGEST = (1 << 31) - 1  # recency of a block of age 0
 
 
 def best_of_summaries(
@@ -42,8 +43,10 @@ def best_of_summaries(
         return torch.arange(count, 0, -1, device=queries.device).expand(*sets, count)
     alone = granularity == "per_token_and_head" and not newest
     has_kernel = alone and question.softcap is None and summaries.dtype == torch.float32
-    few = count <= MOST and not (is_tied and count + question.lags.own > TILE)
+    few = count <= MOST_BLOCKS and not (is_tied and count + question.lags.own > LANDMARKS)
     if question.backend == "triton" and has_kernel and few:
+        from landmark.memory.select.scores_kernels import top_k_landmarks
+
         of_store = {"added": store.added, "recent": question.lags.own}
         return top_k_landmarks(queries, summaries, **of_store, k=count, tied=is_tied)
     chosen = torch.empty(*sets, count, dtype=torch.int64, device=queries.device)

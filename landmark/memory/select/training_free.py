@@ -9,7 +9,6 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from landmark.attention.fused.block_scores import score_blocks
 from landmark.memory.block_attention import Pairs, weights_of_blocks
 from landmark.memory.layer import Question
 from landmark.memory.select.scores import best_of_summaries, preferring
@@ -84,5 +83,7 @@ def _weights(question: Question, ages: Tensor) -> Tensor:
     selected = None if question.selection is None else question.selection.selected
     selected = None if ages.shape[1] < queries.shape[3] else selected  # all heads of a group help to choose
     if question.backend == "triton" and selected is None and (blocks := store.in_place(ages.numel())) is not None:
+        from landmark.memory.select.scores_kernels import score_blocks
+
         return score_blocks(queries, blocks[0], store.landmarks, ages, lags, added=store.added)
     return weights_of_blocks(Pairs(queries, store, ages, lags, question.softcap, selected))

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from landmark.attention.fused.rotation import _is_within, rotation
-from landmark.attention.rotary import rotary_factors, rotate
+from landmark.attention.rotary import _is_within, rotary_factors, rotate, rotation
 
 
 @pytest.mark.parametrize("layout", ["heads first", "rows first", "part of a projection"])

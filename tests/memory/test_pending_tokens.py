@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from landmark.attention.fused.pending_tokens import attend_to_pending_tokens
 from landmark.attention.rotary import rotary_factors, rotate
+from landmark.memory.step_kernels import attend_to_pending_tokens
 
 
 @pytest.mark.parametrize("pending", [0, 3, 4])

@@ -1,8 +1,9 @@
-"""The context miss token (CMT): its weight S is shared out among landmarks, and known before they are scored.
+"""One more place, without a value, in the outer softmax: a context miss token, or learned attention sinks.
 
-Landmarks are *free* or *controlled* (paper, Appendix D). The outer softmax runs over the tokens of the query's own
-block, the free landmarks and the token. The controlled landmarks have a softmax of their own, multiplied by S. Where a
-query sees no controlled landmark, S is lost.
+A context miss token (CMT, paper, Appendix D) has a weight S that is known before landmarks are scored. Landmarks are
+*free* or *controlled*. The outer softmax runs over the tokens of the query's own block, the free landmarks and the
+token. The controlled landmarks have a softmax of their own, multiplied by S. Where a query sees no controlled landmark,
+S is lost.
 
 All this is one ordinary softmax if each controlled landmark c has the gate cmt_score + s_c − logsumexp(controlled): the
 exponentials of these gates add up to that of cmt_score. Gates here are (N, block, query), in units of log 2, and −∞
@@ -47,6 +48,29 @@ class ContextMiss:
         with without_autocast(q):
             scores = torch.einsum("bhtd,hd->bht", q.to(compute), key.to(compute)) * scoring.scale_of(dim)
         return capped(scores, scoring.softcap)
+
+
+@dataclass(frozen=True)
+class Sinks:
+    """A place whose score is the same for all queries of a head, as in GPT-OSS.
+
+    scores: (H,), in nats.
+    """
+
+    scores: Tensor
+
+    def scores_of(self, q: Tensor, scoring: Scoring) -> Tensor:
+        """The place's score of each query, (B, H, T), in float32 or float64. q: (B, H, T, d)."""
+        of_heads = self.scores.to(torch.promote_types(q.dtype, torch.float32))[None, :, None]
+        return of_heads.expand(q.shape[:3]).contiguous()
+
+    def merge(self, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+        """Add the place to a softmax that is computed already.
+
+        out: (B, H, T, d); lse: (B, H, T), log-sum-exp of its scores in nats. Returns both with one more place.
+        """
+        sinks = self.scores.to(lse.dtype)[:, None]
+        return out * torch.sigmoid(lse - sinks)[..., None].to(out.dtype), torch.logaddexp(lse, sinks.expand_as(lse))
 
 
 def share_cmt_weight(gates: Tensor, cmt_score: Tensor, controlled: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from landmark.attention.fused.retrieved_blocks import attend_to_retrieved_blocks
+from landmark.memory.reading_kernels import attend_to_retrieved_blocks
 from tests.pairs import all_pairs, name_of
 
 SHAPES = all_pairs(

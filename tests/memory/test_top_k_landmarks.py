@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from landmark.attention.fused.top_k_landmarks import MOST, top_k_landmarks
+from landmark.attention.fused.tuning import MOST_BLOCKS
+from landmark.memory.select.scores_kernels import top_k_landmarks
 
 
 def sorted_ages(rotated, landmarks, added, blocks, recent, k):
@@ -70,13 +71,13 @@ def test_where_older_blocks_are_tied_the_newer_of_them_are_taken(queries, added,
 
 def test_more_tiles_than_are_merged_at_once():
     rotated, landmarks = torch.randn(1, 1, 1, 1, 8), torch.randn(1, 1, 9000, 8)
-    ours = top_k_landmarks(rotated, landmarks, added=9000, recent=0, k=MOST)
-    expected = 9000 - (landmarks[0, 0] @ rotated.flatten()).topk(MOST).indices
+    ours = top_k_landmarks(rotated, landmarks, added=9000, recent=0, k=MOST_BLOCKS)
+    expected = 9000 - (landmarks[0, 0] @ rotated.flatten()).topk(MOST_BLOCKS).indices
     assert torch.equal(ours.flatten(), expected.sort(descending=True).values)
 
 
 def test_most_is_what_a_tile_holds():
     rotated, landmarks = torch.randn(1, 1, 1, 1, 8), torch.randn(1, 1, 100, 8)
-    ours = top_k_landmarks(rotated, landmarks, added=100, recent=0, k=MOST)
-    expected = 100 - (landmarks[0, 0] @ rotated.flatten()).topk(MOST).indices
+    ours = top_k_landmarks(rotated, landmarks, added=100, recent=0, k=MOST_BLOCKS)
+    expected = 100 - (landmarks[0, 0] @ rotated.flatten()).topk(MOST_BLOCKS).indices
     assert torch.equal(ours.flatten().sort().values, expected.sort().values)

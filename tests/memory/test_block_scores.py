@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from landmark.attention.fused.block_scores import score_blocks
+from landmark.memory.select.scores_kernels import score_blocks
 from tests.pairs import all_pairs, name_of
 
 SHAPES = all_pairs(

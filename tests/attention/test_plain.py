@@ -4,15 +4,15 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from landmark.attention import causal, flash
-from landmark.attention.causal import causal_attention
+from landmark.attention import plain
+from landmark.attention.plain import causal_attention
 from landmark.attention.rotary import RotaryTable, rotary_factors, rotate
 
 
 @pytest.mark.parametrize("has_flash", [True, False])
 @pytest.mark.parametrize("prefix", [0, 1, 7, 40])
 def test_prefix_attention_equals_masked_softmax(prefix, has_flash, monkeypatch):
-    monkeypatch.setattr(causal, "has_flash", lambda device: has_flash)
+    monkeypatch.setattr(plain, "has_flash", lambda device: has_flash)
     q = torch.randn(2, 4, 11, 8, dtype=torch.float64, requires_grad=True)
     k = torch.randn(2, 2, 11 + prefix, 8, dtype=torch.float64, requires_grad=True)
     v = torch.randn(2, 2, 11 + prefix, 8, dtype=torch.float64, requires_grad=True)
@@ -54,7 +54,7 @@ def test_half_precision_keeps_its_type_and_odd_dimensions_are_refused():
 
 
 def test_on_a_gpu_no_weights_are_written_out(monkeypatch):
-    monkeypatch.setattr(causal, "has_flash", lambda device: False)  # as on a GPU; there not even the mask is read
+    monkeypatch.setattr(plain, "has_flash", lambda device: False)  # as on a GPU; there not even the mask is read
     q, k, v = (torch.randn(2, 4, length, 8, requires_grad=True) for length in (30, 90, 90))
     with torch.profiler.profile(record_shapes=True) as profile:
         causal_attention(q, k, v, prefix=60).sum().backward()
@@ -73,11 +73,11 @@ def test_under_autocast_types_may_be_mixed():
 
 def test_the_fallback_warns_once():
     q = torch.empty(1, 1, 2, 4, device="meta")
-    flash._warn.cache_clear()
+    plain._warn.cache_clear()
     with pytest.warns(UserWarning, match="falls back to plain PyTorch"):
-        flash.attention_forward(q, q, q, scale=1.0)
-    flash.attention_forward(q, q, q, scale=1.0)  # a second warning would be an error of pytest.warns' absence
-    flash._warn.cache_clear()
+        plain.attention_forward(q, q, q, scale=1.0)
+    plain.attention_forward(q, q, q, scale=1.0)  # a second warning would be an error of pytest.warns' absence
+    plain._warn.cache_clear()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -87,7 +87,7 @@ def test_on_a_gpu_pytorchs_kernels_return_the_log_sum_exp(dtype, recwarn):
         q = torch.empty(2, 4, 11, 16, dtype=dtype, device="cuda")
         k = torch.empty(2, 4, 18, 16, dtype=dtype, device="cuda")
         for keys, causal in ((k, False), (q, True)):
-            out, lse = flash.attention_forward(q, keys, keys, scale=1.0, causal=causal)
+            out, lse = plain.attention_forward(q, keys, keys, scale=1.0, causal=causal)
             assert (out.shape, out.dtype, out.device.type) == (q.shape, dtype, "cuda")
             assert (lse.shape, lse.dtype) == (q.shape[:3], torch.float32)
     assert not [warning for warning in recwarn if "falls back" in str(warning.message)]
@@ -96,7 +96,7 @@ def test_on_a_gpu_pytorchs_kernels_return_the_log_sum_exp(dtype, recwarn):
 def test_what_the_gpus_kernels_lack_is_computed_by_others():
     def is_left(keys=(2, 4, 18, 16), queries=(2, 4, 11, 16), dtype=torch.float32, causal=False, device="cuda"):
         q, k = (torch.empty(shape, dtype=dtype, device=device) for shape in (queries, keys))
-        return flash._on_gpu(q, k, k, 1.0, causal) is None
+        return plain._on_gpu(q, k, k, 1.0, causal) is None
 
     with FakeTensorMode():
         assert not is_left()

@@ -1,0 +1,290 @@
+"""Masked language modelling in both directions (paper, Appendix F): 15 % of the tokens are hidden, and predicted.
+
+Every hidden token becomes the mask, in training as in evaluation. BERT leaves a tenth of them as they are and draws
+another tenth at random, so that a model that is tuned without masks has seen text without them; here none is.
+Landmarks L and end of text E are never hidden. With masks M, and - where there is no loss::
+
+    window          b c L d e E L f g
+    tokens          b M L d e E L M g
+    targets         - c - - - - - f -
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from landmark.attention import ContextMiss
+from landmark.config import SYNTHETIC, Config
+from landmark.data.evaluation_texts import segments
+from landmark.data.random_numbers import random_numbers
+from landmark.data.stream import Stream
+from landmark.data.tokenizers import Tokenizer
+from landmark.evaluation.measurement import Measurement, Progress, SegmentLosses, inference, token_losses
+from landmark.models import LanguageModel
+from landmark.models.config import DecoderConfig
+from landmark.models.decoder import Decoder, ReadWindow
+from landmark.utils.constants import NO_LOSS
+from landmark.utils.errors import UserError
+from landmark.utils.window_batch import WindowBatch, most_blocks
+
+SETTINGS = ("model.masked",)
+MASKS = 6  # a stream of random numbers of its own, beside those of `landmark.data.random_numbers`
+SHARE = 0.15
+_VALIDATION, _TEXT = 2**64 - 1, 2**64 - 2  # used instead of a step
+_DRAWN = 4096  # tokens of a text whose random numbers are drawn together
+
+
+def check(config: Config) -> None:
+    """Raise UserError for settings that have no effect on a model that reads whole texts of a corpus, and no memory."""
+    check_model(config.model.kind, config.cmt.enabled, config.model.backend)
+    of_text = ("data.tasks", config.data.tasks), ("data.passkeys", config.data.passkeys)
+    measured = [(f"eval.{key}", getattr(config.eval, key)) for key in ("task", "retriever")]
+    chunks = ("train.local", config.train.local), ("eval.local", resolved(config).eval.local != config.eval.length)
+    kept = [
+        (f"{group}.{item.name}", value != item.default and value)
+        for group in ("memory", "retrieval")
+        for item in fields(getattr(config, group))
+        if (value := getattr(getattr(config, group), item.name)) is not None and item.name != "k"
+    ]
+    for key, value in (*of_text, *measured, *chunks, *kept):
+        if value:
+            raise UserError(f"{key}: has no effect on model.masked=true, which reads whole texts, without a memory")
+    if config.data.name in SYNTHETIC or config.task in ("generate", "inspect"):
+        raise UserError(f"model.masked=true: is for text of a corpus, not data={config.data.name} task={config.task}")
+    if config.model.kind == "landmark" and config.retrieval.k < 1:
+        raise UserError(f"retrieval.k={config.retrieval.k}: must be at least 1 for a masked model")
+
+
+def check_model(kind: str, cmt: bool, backend: str) -> None:
+    """Raise UserError for a kind of model, a context miss token or a backend that reads in one direction."""
+    if kind == "transformer_xl" or cmt or backend == "triton":
+        raise UserError(f"model.masked=true: model={kind}, cmt={cmt}, model.backend={backend} read in one direction")
+
+
+def resolved(config: Config) -> Config:
+    """A text is read at once."""
+    if config.eval.local is not None:
+        return config
+    return replace(config, eval=replace(config.eval, local=config.eval.length))
+
+
+def row_settings(config: Config) -> dict[str, Any]:
+    """The part of a row's identity."""
+    return {"masked": True}
+
+
+def keys_per_query(length: int) -> float:
+    """A query attends in both directions."""
+    return length
+
+
+@dataclass(frozen=True)
+class MaskedTokens:
+    """The hidden tokens of windows and texts.
+
+    mask: id that hides a token. kept: ids that are never hidden.
+    """
+
+    mask: int
+    kept: Sequence[int]
+
+    def of_step(self, batch: WindowBatch, seed: int, step: int, indices: range) -> WindowBatch:
+        """Some windows of a step with hidden tokens, and those as targets, as a function of seed, step and index.
+
+        Args:
+            batch: the windows.
+            seed: seed of the training.
+            step: optimizer step, from 0.
+            indices: of the windows within the batch of the step.
+        """
+        return self._hide(batch, random_numbers(seed, step, MASKS, indices, (batch.tokens.shape[1],)))
+
+    def of_validation(self, batch: WindowBatch, windows: Sequence[int] | np.ndarray) -> WindowBatch:
+        """The same for validation windows, as a function of each window's number."""
+        shape = (batch.tokens.shape[1],)
+        drawn = [random_numbers(int(window), _VALIDATION, MASKS, range(1), shape) for window in windows]
+        return self._hide(batch, np.concatenate(drawn))
+
+    def of_text(self, tokens: Tensor, starts: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Hide tokens of stretches of a stream, as a function of their places in it, whatever the stretch.
+
+        tokens: (B, L) raw ids. starts: (B,) place of each stretch. Returns the ids with masks, and which are hidden.
+        """
+        hidden = self._drawn_below(np.stack([_of_places(start, tokens.shape[1]) for start in starts]), tokens)
+        return tokens.masked_fill(hidden, self.mask), hidden
+
+    def _hide(self, batch: WindowBatch, drawn: np.ndarray) -> WindowBatch:
+        hidden = self._drawn_below(drawn, batch.tokens)
+        tokens, targets = batch.tokens.masked_fill(hidden, self.mask), batch.tokens.masked_fill(~hidden, NO_LOSS)
+        return replace(batch, tokens=tokens, targets=targets)
+
+    def _drawn_below(self, drawn: np.ndarray, tokens: Tensor) -> Tensor:
+        hidden = torch.from_numpy(drawn < np.uint64(SHARE * 2.0**64)).to(tokens.device)
+        return hidden & ~torch.isin(tokens, torch.tensor(list(self.kept), device=tokens.device))
+
+
+def masked_tokens(tokenizer: Tokenizer) -> MaskedTokens:
+    """The mask is the id after the landmark. Raises UserError where that is not unused."""
+    mask = tokenizer.landmark + 1
+    if mask >= tokenizer.vocab_size or tokenizer.byte_lengths[mask] or mask == tokenizer.eot:
+        raise UserError(f"tokenizer={tokenizer.name}: has no unused id for the mask, choose gpt2, code or bytes")
+    return MaskedTokens(mask, (tokenizer.landmark, tokenizer.eot))
+
+
+def _of_places(start: int, length: int) -> np.ndarray:
+    """Random numbers of the places start … start+length−1 of a stream, uint64 (length,)."""
+    first, last = start // _DRAWN, (start + length - 1) // _DRAWN
+    drawn = [random_numbers(part, _TEXT, MASKS, range(1), (_DRAWN,))[0] for part in range(first, last + 1)]
+    return np.concatenate(drawn)[start - first * _DRAWN :][:length]
+
+
+def window_data(config: Config, tokenizer: Tokenizer) -> MaskedTokens:
+    """Training and validation windows with hidden tokens."""
+    return masked_tokens(tokenizer)
+
+
+def landmark_attention_both_ways(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    block_size: int,
+    phase: Tensor | None = None,
+    *,
+    alpha: float = 0.0,
+    top_k: int | None = None,
+) -> Tensor:
+    """Landmark attention to earlier and later blocks, (B, H, T, d).
+
+    A query attends to the tokens of its own block, and to other blocks, earlier or later, by the gates of their
+    landmarks. A last block whose landmark is not in the window has no gate: only its own tokens see it.
+
+    Args:
+        q: (B, H, T, d), rotated.
+        k, v: (B, H_kv, T, d), k rotated.
+        block_size: ℓ, normal tokens of a block.
+        phase: (B,), tokens missing from the first block (None: 0).
+        alpha: share of a block's log-sum-exp in its gate.
+        top_k: other blocks that a query attends to, those with the highest landmark scores, and ties (None: all).
+    """
+    width, length = block_size + 1, q.shape[2]
+    blocks = most_blocks(length, block_size)
+    phase = torch.zeros(len(q), dtype=torch.int64) if phase is None else phase
+    # Whole blocks: place j of them is token j − phase of the window, or there is none.
+    place = torch.arange(blocks * width, device=q.device) - phase.to(q.device)[:, None]
+    is_there = ((place >= 0) & (place < length)).unflatten(1, (blocks, width))
+    index = place.clamp(0, length - 1)[:, None, :, None].expand(-1, k.shape[1], -1, k.shape[-1])
+    k, v = (x.gather(2, index).repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+    scores = (q @ k.mT / math.sqrt(q.shape[-1])).unflatten(-1, (blocks, width))  # (B, H, T, blocks, W)
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    own = (torch.arange(length, device=q.device) + phase.to(q.device)[:, None]) // width
+    is_own = (own[..., None] == torch.arange(blocks, device=q.device))[:, None]  # (B, 1, T, blocks)
+    has_gate = is_there[..., -1] & is_there[..., :-1].any(-1)
+    tokens = scores[..., :-1].masked_fill(~is_there[:, None, None, :, :-1], -torch.inf)
+    gates = scores[..., -1].masked_fill(is_own | ~has_gate[:, None, None], -torch.inf)
+    if top_k is not None and blocks > top_k:
+        gates = gates.masked_fill(gates < gates.topk(top_k, -1).values[..., -1:], -torch.inf)
+    # Softmax of each block; one without tokens has no weight, and no gate.
+    of_blocks = tokens.masked_fill(~is_there[..., :-1].any(-1)[:, None, None, :, None], 0.0)
+    if alpha:
+        gates = gates + alpha * of_blocks.logsumexp(-1)
+    own_tokens = tokens.masked_fill(~is_own[..., None], -torch.inf).flatten(-2)
+    outer = _softmax(torch.cat([own_tokens, gates], -1))
+    own_weights, gates = outer.split([blocks * block_size, blocks], -1)
+    weights = own_weights.unflatten(-1, (blocks, block_size)) + gates[..., None] * of_blocks.softmax(-1)
+    return F.pad(weights, (0, 1)).flatten(-2).to(v.dtype) @ v
+
+
+def _softmax(scores: Tensor) -> Tensor:
+    """Softmax over the last dimension; weights of 0 where all scores are −∞, as of a landmark alone in its window."""
+    is_empty = (scores == -torch.inf).all(-1, keepdim=True)
+    return scores.masked_fill(is_empty, 0.0).softmax(-1).masked_fill(is_empty, 0.0)
+
+
+class Model(Decoder):
+    """Reads whole texts, and predicts hidden tokens: its logits are of each token itself, not of the next one."""
+
+    def __init__(self, config: DecoderConfig):
+        """Raises UserError for a model that reads in one direction."""
+        check_model(config.kind, config.cmt, config.backend)
+        super().__init__(config)
+
+    def attend_in_window(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, window: ReadWindow, extra: ContextMiss | None
+    ) -> Tensor:
+        """Attention in both directions."""
+        if window.layout is None:
+            return F.scaled_dot_product_attention(q, k, v, enable_gqa=k.shape[1] != q.shape[1])
+        block_size, phase = window.layout.block_size, window.layout.phase
+        return landmark_attention_both_ways(q, k, v, block_size, phase, alpha=self.config.alpha, top_k=window.top_k)
+
+    def new_memory(self, **settings) -> NoReturn:
+        """Raises UserError: there is none."""
+        raise UserError("model.masked=true: the model reads whole texts, it has no memory and continues no text")
+
+    def unlimited_memory(self, tokens: int) -> NoReturn:
+        """Raises UserError: there is none."""
+        self.new_memory()
+
+
+def evaluate(
+    model: LanguageModel,
+    stream: Stream,
+    tokenizer: Tokenizer,
+    config: Config,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Masked perplexity of one row. The same tokens are hidden for every model, and at every length.
+
+    The whole text is read at once, layer by layer. A query of a landmark model attends to its own block and to the k
+    others, earlier or later, whose landmarks have the highest scores.
+
+    Args:
+        model: in evaluation mode, with `masked`.
+        stream: the split to evaluate.
+        tokenizer: of the stream.
+        config: the row's settings; `retrieval.k` blocks beside its own for a query of a landmark model.
+        progress: called with tokens read, and in all.
+
+    Returns:
+        tokens (those hidden that count), nll (nats per hidden token), nll_se, perplexity, perplexity_se; segments
+        [[first place counted, hidden tokens, nats]]; position_nll [[hidden tokens, nats] for each POSITION_BIN
+        positions of a segment]; and the entries of `Measurement`.
+
+    Raises UserError if the settings do not fit the split or the model.
+    """
+    settings, measured = config.eval, Measurement(model, config, progress)
+    cut = segments(len(stream), settings.length, settings.tokens, settings.span)
+    masks = masked_tokens(tokenizer)
+    blocks = {"top_k": config.retrieval.k} if model.config.kind == "landmark" else {}
+    counted = SegmentLosses(settings.length)
+    for numbers in measured.batches([segment.length for segment in cut]):
+        batch = [cut[number] for number in numbers]
+        raw = np.stack([stream.tokens[s.start : s.start + s.length] for s in batch]).astype(np.int64)
+        tokens = torch.from_numpy(raw).to(measured.device)
+        shown, hidden = masks.of_text(tokens, [segment.start for segment in batch])
+        with inference(model, config):
+            logits = model(shown, **blocks)
+            losses = token_losses(logits.to(torch.promote_types(logits.dtype, torch.float32)), tokens)
+        for segment, loss, is_hidden in zip(batch, losses.cpu().numpy(), hidden.cpu().numpy(), strict=True):
+            places = np.arange(segment.length - segment.counted, segment.length)
+            counted.add(segment.start + segment.length - segment.counted, loss, places[is_hidden[places]])
+    return counted.entries() | measured.entries(measured.done, attended=_attended(config))
+
+
+def _attended(config: Config) -> tuple[float, float]:
+    """Keys of normal tokens that a query attends to, and landmarks that it scores.
+
+    A last block without a landmark is seen by its own tokens alone.
+    """
+    length, block = config.eval.length, config.model.block_size
+    if config.model.kind != "landmark" or not block:
+        return length, 0.0
+    return min(length, (1 + config.retrieval.k) * block), max(0, length // block - 1)

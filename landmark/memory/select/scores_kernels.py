@@ -1,0 +1,267 @@
+"""The kernels of scores.py, and of a second look.
+
+*The k best landmarks*, without a tensor of all scores: a program scores a tile of landmarks and keeps the k best of
+them, as integers whose order is that of the pairs of score and recency. A second kernel takes the k best of these,
+which are a small part of all landmarks.
+
+*Scores of whole blocks*: their keys are read where they are stored, once for all heads that choose together.
+"""
+
+from __future__ import annotations
+
+# Triton's language only looks like Python, and kernels get their compile-time constants by name.
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
+# pyright: reportPossiblyUnboundVariable=false
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from landmark.attention.fused.tuning import LANDMARKS, is_interpreted, of_whole_blocks, on_device_of, padded
+from landmark.utils import constants
+
+LOG2_E: tl.constexpr = tl.constexpr(constants.LOG2_E)
+NOTHING: tl.constexpr = tl.constexpr(-(1 << 63))
+
+
+def top_k_landmarks(
+    rotated_queries: Tensor, landmarks: Tensor, *, added: int | Tensor, recent: int, k: int, tied: bool = False
+) -> Tensor:
+    """The ages of the best blocks of each query and head.
+
+    Args:
+        rotated_queries: (S, B, T, H, d), float32, scaled, and rotated for lag 1…S.
+        landmarks: (B, H_kv, capacity, d), float32; block number n, counted from the first one ever added, is in row
+            n mod capacity.
+        added: blocks ever added; a tensor (), int64, is read by the kernel alone, which may be in a CUDA graph.
+        recent: number of newest blocks that are scored at a lag that is their age; all older ones at lag S.
+        k: blocks to choose, at most MOST_BLOCKS and the number of rows in use, min(added, capacity).
+        tied: whether all older blocks have one and the same score; then recent + k is at most LANDMARKS.
+
+    Returns (B, H, T, k), int64, oldest first; age 1 is the newest block.
+    """
+    _, batch, queries, heads, dim = rotated_queries.shape
+    kv_heads, capacity = landmarks.shape[1:3]
+    blocks = capacity if isinstance(added, Tensor) else min(added, capacity)
+    rows = queries * (heads // kv_heads)
+    tiles, options = 1 if tied else -(-blocks // LANDMARKS), top_k_constants(rows, dim, k)
+    best = rotated_queries.new_empty(batch, heads, queries, tiles * k, dtype=torch.int64)
+    ages = best.new_empty(batch, heads, queries, k)
+    number, counter = (0, added) if isinstance(added, Tensor) else (added, best)
+    with on_device_of(rotated_queries):
+        best_of_tile[(tiles, -(-rows // options["M"]), batch * kv_heads)](
+            *(rotated_queries, rotated_queries[-1], landmarks, best, counter),
+            *(*rotated_queries.stride(), *landmarks.stride()),
+            *(queries, heads, kv_heads, number, capacity, recent),
+            TIED=tied,
+            COUNTED=isinstance(added, Tensor),
+            **options,
+        )
+        best_of_tiles[(batch * heads * queries,)](best, ages, tiles * k, **merge_constants(k))
+    return ages
+
+
+def merge_constants(k: int) -> dict[str, Any]:
+    """Compile-time constants of the kernel that merges. k: blocks to choose."""
+    return {"K": k, "BLOCK_K": padded(k), "BLOCK": 1024, "num_warps": 4, "num_stages": 1}
+
+
+def top_k_constants(rows: int, dim: int, k: int) -> dict[str, Any]:
+    """Compile-time constants of the kernel.
+
+    Args:
+        rows: queries times the heads that share a key/value head.
+        dim: d, numbers of a head.
+        k: blocks to choose.
+    """
+    return {
+        "K": k,
+        "D": dim,
+        "BLOCK_D": padded(dim),
+        "M": 1 if rows == 1 else 16,
+        "N": LANDMARKS,
+        "num_warps": 4 if dim <= 64 else 8,
+        "num_stages": 1,
+    }
+
+
+@triton.jit(do_not_specialize=["queries", "added", "capacity", "recent"])
+def best_of_tile(
+    Q, Oldest, Landmarks, Best, Added,
+    q_s, q_b, q_t, q_h, q_d, l_b, l_h, l_n, l_d,
+    queries, heads, kv_heads, added, capacity, recent,
+    K: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    TIED: tl.constexpr, COUNTED: tl.constexpr,
+):  # fmt: skip
+    """Pairs of score and recency, as integers, of the K best of N landmarks, for M queries of the heads of a group.
+
+    Oldest: Q at the last lag. TIED: the N newest blocks, of which older ones share a landmark. COUNTED: `added` is in
+    Added.
+    """
+    if COUNTED:
+        added = tl.load(Added)
+    blocks = tl.minimum(added, capacity).to(tl.int32)
+    recent = tl.minimum(recent, blocks)
+    of_kv = tl.program_id(2).to(tl.int64)
+    batch, kv_head, group = of_kv // kv_heads, of_kv % kv_heads, heads // kv_heads
+    row = tl.program_id(1) * M + tl.arange(0, M)
+    query, head = (row // group).to(tl.int64), kv_head * group + row % group
+    d = tl.arange(0, BLOCK_D)
+    here = (query < queries)[:, None] & (d < D)[None, :]
+    of_query = batch * q_b + query[:, None] * q_t + head[:, None] * q_h + d[None, :] * q_d
+    first = tl.program_id(0) * N
+    last = first + N
+    if TIED:
+        last = capacity
+        age = tl.arange(0, N) + 1
+        place = (added - tl.minimum(age, recent + 1)) % capacity
+        exists = age <= tl.minimum(blocks, recent + K)
+    else:
+        place = first + tl.arange(0, N)
+        age = (added - 1 - place) % capacity + 1
+        exists = place < blocks
+    of_head = Landmarks + batch * l_b + kv_head * l_h
+    of_landmark = of_head + place[:, None].to(tl.int64) * l_n + d[None, :] * l_d
+    landmarks = tl.load(of_landmark, mask=exists[:, None] & (d < D)[None, :], other=0.0)
+    q = tl.load(Oldest + of_query, mask=here, other=0.0)
+    if M == 1:
+        scores = tl.sum(landmarks * q, axis=1)[None, :]
+    else:
+        scores = tl.dot(q, tl.trans(landmarks), input_precision="ieee")
+    of_lag = Q + of_query
+    for newest in range(1, recent + 1):  # blocks with a lag of their own
+        newer = (added - newest) % capacity
+        if (newer >= first) & (newer < last):
+            landmark = tl.load(of_head + newer.to(tl.int64) * l_n + d * l_d, mask=d < D, other=0.0)
+            q = tl.load(of_lag, mask=here, other=0.0)
+            scores = tl.where((place == newer)[None, :], tl.sum(q * landmark[None, :], axis=1)[:, None], scores)
+        of_lag += q_s
+    # The bits of a float, read as an integer, have its order; those of negative ones are turned round. −0 becomes 0.
+    bits = (scores + 0.0).to(tl.int32, bitcast=True)
+    bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    recency = 0x7FFFFFFF - age
+    pairs = (bits.to(tl.int64) << 32) | recency.to(tl.int64)[None, :]
+    pairs = tl.where(exists[None, :], pairs, NOTHING)
+    of_best = Best + (((batch * heads + head) * queries + query) * tl.num_programs(0) + tl.program_id(0)) * K
+    for rank in tl.static_range(K):
+        best = tl.max(pairs, axis=1)
+        tl.store(of_best + rank, best, mask=query < queries)
+        pairs = tl.where(pairs == best[:, None], NOTHING, pairs)
+
+
+@triton.jit(do_not_specialize=["count"])
+def best_of_tiles(Best, Ages, count, K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK: tl.constexpr):
+    """The ages of the K best of a row's pairs, oldest first. Best: (rows, count). Ages: (rows, K)."""
+    row = tl.program_id(0).to(tl.int64)
+    rank, within = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK)
+    chosen = tl.full((BLOCK_K,), NOTHING, tl.int64)
+    for first in range(0, count, BLOCK):
+        here = first + within < count
+        pairs = tl.load(Best + row * count + first + within, mask=here, other=NOTHING)
+        before, chosen = chosen, tl.full((BLOCK_K,), NOTHING, tl.int64)
+        for place in tl.static_range(K):
+            best = tl.maximum(tl.max(pairs, axis=0), tl.max(before, axis=0))
+            chosen = tl.where(rank == place, best, chosen)
+            pairs = tl.where(pairs == best, NOTHING, pairs)
+            before = tl.where(before == best, NOTHING, before)
+    ages = tl.where(rank < K, 0x7FFFFFFF - (chosen & 0x7FFFFFFF), 0)
+    for place in tl.static_range(K):
+        oldest = tl.max(ages, axis=0)
+        tl.store(Ages + row * K + place, oldest)
+        ages = tl.where(ages == oldest, 0, ages)
+
+
+def score_blocks(
+    rotated_queries: Tensor,
+    keys: Tensor,
+    landmarks: Tensor,
+    ages: Tensor,
+    lags: Tensor,
+    *,
+    added: int,
+) -> Tensor:
+    """Scores of blocks, for each query those named for it.
+
+    Args:
+        rotated_queries: (S, B, T, H, d), scaled, and rotated for lag 1…S.
+        keys: (B·H_kv·capacity, ℓ, d), of all blocks, in the rows of their landmarks.
+        landmarks: (B, H_kv, capacity, d), keys of landmarks; block number n, counted from the first one ever added, is
+            in row n mod capacity.
+        ages: (B, H or H_kv, T, m), integer, the blocks of each query; 1 is the newest block.
+        lags: the shape of ages, the lag of each block.
+        added: blocks ever added.
+
+    Returns (B, H, T, m), float32.
+    """
+    if is_interpreted() and rotated_queries.dtype == torch.bfloat16:  # the interpreter does not support it
+        rotated_queries, keys = rotated_queries.float(), keys.float()
+    slots, batch, queries, heads, dim = rotated_queries.shape
+    sets, count = ages.shape[1], ages.shape[-1]
+    rows_of_landmarks = landmarks.flatten(0, 2)
+    out = rotated_queries.new_empty(batch, heads, queries, count, dtype=torch.float32)
+    with on_device_of(rotated_queries):
+        block_scores[(queries, sets, batch)](
+            *(rotated_queries, keys, rows_of_landmarks, ages, lags, out),
+            *(*rotated_queries.stride(), *keys.stride(), *rows_of_landmarks.stride(), *ages.stride(), *lags.stride()),
+            *(landmarks.shape[1], count, added, landmarks.shape[2]),
+            ONE_LAG=slots == 1,
+            **score_constants(keys.shape[1], dim, rotated_queries.dtype, heads // sets),
+        )
+    return out
+
+
+def score_constants(block_size: int, dim: int, dtype: torch.dtype, group: int) -> dict[str, Any]:
+    """Compile-time constants of the kernel.
+
+    Args:
+        block_size: ℓ, normal tokens of a block.
+        dim: d, numbers of a head.
+        dtype: type of queries and keys.
+        group: heads that choose together.
+    """
+    fixed, load = of_whole_blocks(block_size, dim, dtype)
+    return fixed | {"HEADS": group, "M": padded(group), "num_warps": 8 if load > 1 else 4}
+
+
+@triton.jit(do_not_specialize=["added", "capacity"])
+def block_scores(
+    Q, Keys, Landmarks, Ages, Lags, Scores,
+    q_s, q_b, q_t, q_h, q_d, k_n, k_t, k_d, l_n, l_d, a_b, a_h, a_t, a_d, g_b, g_h, g_t, g_d,
+    kv_heads, count, added, capacity,
+    HEADS: tl.constexpr, L: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, SEGMENT: tl.constexpr,
+    M: tl.constexpr, ONE_LAG: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Scores of the blocks of one query, for the HEADS heads that choose together, one block after the other.
+
+    ONE_LAG: all lags are 1.
+    """
+    queries, sets = tl.num_programs(0), tl.num_programs(1)
+    query, own, batch = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
+    kv_head = own * kv_heads // sets
+    row, d, offset = tl.arange(0, M), tl.arange(0, BLOCK_D), tl.arange(0, SEGMENT)
+    row_ok, d_ok, token_ok = row < HEADS, d < D, offset < L
+    here = row_ok[:, None] & d_ok[None, :]
+    of_query = Q + batch * q_b + query * q_t + (own * HEADS + row)[:, None] * q_h + d[None, :] * q_d
+    of_ages = Ages + batch * a_b + own * a_h + query * a_t
+    of_lags = Lags + batch * g_b + own * g_h + query * g_t
+    of_scores = Scores + (((batch * sets + own) * HEADS + row) * queries + query) * count
+    of_store = (batch * kv_heads + kv_head) * capacity
+    in_block = offset[:, None] * k_t + d[None, :] * k_d
+    if ONE_LAG:
+        q = tl.load(of_query, mask=here, other=0.0)
+    for r in range(count):
+        age = tl.load(of_ages + r * a_d).to(tl.int64)
+        place = of_store + (added - age) % capacity
+        if not ONE_LAG:
+            lag = tl.load(of_lags + r * g_d).to(tl.int64)
+            q = tl.load(of_query + (lag - 1) * q_s, mask=here, other=0.0)
+        k = tl.load(Keys + place * k_n + in_block, mask=token_ok[:, None] & d_ok[None, :], other=0.0)
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        scores = tl.where(token_ok[None, :], scores * LOG2_E, float("-inf"))
+        largest = tl.max(scores, axis=1)
+        score = (largest + tl.log2(tl.sum(tl.exp2(scores - largest[:, None]), axis=1))) / LOG2_E
+        landmark = tl.load(Landmarks + place * l_n + d * l_d, mask=d_ok, other=0.0)
+        score += tl.sum(q.to(tl.float32) * landmark.to(tl.float32)[None, :], axis=1)
+        tl.store(of_scores + r, score, mask=row_ok)

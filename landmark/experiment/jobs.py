@@ -160,7 +160,7 @@ class Job:
 
     @property
     def is_known(self) -> bool:
-        """Whether its identity is known (see `planned_jobs`)."""
+        """Whether its identity is known (see `job_of`)."""
         return not self.id.startswith("?")
 
 
@@ -170,19 +170,18 @@ def read_run(folder: Path) -> dict[str, Any]:
     return read_json(folder / RUN, keys, "name another run=, or train this one, which writes it anew")
 
 
-def jobs_of(row: Row, inputs: Inputs) -> list[Job]:
-    """The jobs of a row, one per seed. Raises UserError where a corpus, a tokenizer or a folder cannot be used."""
-    return [_job(row, config, inputs) for config in row.configs]
+def job_of(row: Row, config: Config, inputs: Inputs, *, prepare: bool = True) -> Job:
+    """The job of a row and one of its configurations.
 
+    prepare: whether its corpus is prepared where it is not; else its identities, which are unknown, start with ?.
 
-def planned_jobs(row: Row, inputs: Inputs) -> list[Job]:
-    """The same without preparing a corpus: where its hash is unknown, identities start with ?."""
-    return [
-        _job(row, one, inputs)
-        if inputs.prepared_corpus(one) is not None
-        else Job(row.name, one, row.overrides, _unknown_run(one), {}, f"?{row.name}")
-        for one in row.configs
-    ]
+    Raises UserError where a corpus, a tokenizer or a folder cannot be used.
+    """
+    if not prepare and inputs.prepared_corpus(config) is None:
+        return Job(row.name, config, row.overrides, _unknown_run(config), {}, f"?{row.name}")
+    run = run_of(config, inputs)
+    settings = identity.row_settings(config, run.id, inputs.corpus(config).split(config.eval.split).sha256)
+    return Job(row.name, config, row.overrides, run, settings, identity.digest(settings))
 
 
 def folder_of(config: Config, inputs: Inputs) -> Path:
@@ -230,12 +229,6 @@ def _given_run(config: Config, folder: Path, inputs: Inputs) -> Run:
     if changed := difference(here, there):
         raise UserError(f"run={config.run} was trained with another configuration: {changed}")
     return Run(config, stored, identity.digest(stored), folder, is_given=True)
-
-
-def _job(row: Row, config: Config, inputs: Inputs) -> Job:
-    run = run_of(config, inputs)
-    settings = identity.row_settings(config, run.id, inputs.corpus(config).split(config.eval.split).sha256)
-    return Job(row.name, config, row.overrides, run, settings, identity.digest(settings))
 
 
 def _unknown_run(config: Config) -> Run:

@@ -94,14 +94,7 @@ def parameters(config: Config, vocab_size: int) -> tuple[int, int]:
 
 
 def run_cost(name: str, config: Config, vocab_size: int, is_done: bool) -> Cost:
-    """Cost of a training, by the formula of `landmark.utils.flops`.
-
-    Args:
-        name: of the run.
-        config: of the training.
-        vocab_size: padded size of the vocabulary.
-        is_done: whether the run has a record.
-    """
+    """Cost of a training, by the formula of `landmark.utils.flops`. vocab_size: padded."""
     train, model = config.train, config.model
     tokens = float(train.steps) * train.batch_size * train.length
     shape = model.block_size, model.window, model.cache
@@ -113,15 +106,7 @@ def run_cost(name: str, config: Config, vocab_size: int, is_done: bool) -> Cost:
 
 
 def row_cost(name: str, config: Config, vocab_size: int, is_done: bool, split_tokens: int | None) -> Cost:
-    """Cost of an evaluation: a third of training's cost a token.
-
-    Args:
-        name: of the row.
-        config: of the row.
-        vocab_size: padded size of the vocabulary.
-        is_done: whether the row has a record.
-        split_tokens: tokens of the evaluated split; None where unknown.
-    """
+    """Cost of an evaluation: a third of training's cost a token. split_tokens: of the evaluated split, if known."""
     settings, model, memory = config.eval, config.model, config.memory
     has_prompts = settings.question is not None or settings.probe is not None or config.data.name in SYNTHETIC
     tokens = float(settings.prompts * settings.length if has_prompts else settings.tokens or split_tokens or 0)

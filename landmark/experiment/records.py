@@ -55,10 +55,6 @@ class Records:
         path = self.path(kind, identity)
         return read_record(path, identity) if path.exists() else None
 
-    def all(self, kind: Kind) -> list[Record]:
-        """Every record of a kind, by identity. Raises UserError as `find`."""
-        return [read_record(path, path.stem) for path in sorted(self.path(kind, "x").parent.glob("*.json"))]
-
     def read_all(self) -> Contents:
         """Everything in the folder. A record that cannot be read is left out and named in `damaged`."""
         contents = Contents({}, {}, [])
@@ -74,17 +70,10 @@ class Records:
     def write(
         self, kind: Kind, identity: str, settings: Record, labels: Record, results: Record, weights: str | None = None
     ) -> Record:
-        """Write a record.
+        """Write a record. Raises UserError where a result is not a finite number.
 
-        Args:
-            kind: of a run or a row.
-            identity: digest of the settings.
-            settings: all that decides the results.
-            labels: what people call it: size, data, tokenizer, seed, row, experiment.
-            results: numbers and lists of numbers.
-            weights: SHA-256 of the run's weights (`landmark.experiment.jobs.Run.weights`).
-
-        Raises UserError where a result is not a finite number.
+        settings: all that decides the results; identity is their digest. labels: what people call it. weights: SHA-256
+        of the run's weights (`landmark.experiment.jobs.Run.weights`).
         """
         parts = {"settings": settings, "labels": labels, "results": results}
         try:

@@ -14,7 +14,7 @@ from landmark.config.checks import beyond_training, large_vocabulary
 from landmark.config.rows import Row
 from landmark.config.saved import write_launch
 from landmark.experiment import plan
-from landmark.experiment.jobs import RUN, Inputs, Job, Run, has_weights, jobs_of, planned_jobs, read_run
+from landmark.experiment.jobs import RUN, Inputs, Job, Run, has_weights, job_of, read_run
 from landmark.experiment.processes import device_count, for_team, tell, train_together
 from landmark.experiment.records import Record, Records, sweep
 from landmark.tracking.tracker import Tracker
@@ -59,11 +59,11 @@ class Runner:
         Raises UserError where a corpus or a tokenizer cannot be used.
         """
         sweep(self.records, {config.data.cache for row in rows for config in row.configs})
-        return [job for row in rows for job in jobs_of(row, self.inputs)]
+        return [job_of(row, config, self.inputs) for row in rows for config in row.configs]
 
     def planned_jobs(self, rows: Sequence[Row]) -> list[Job]:
-        """The same without preparing a corpus (see `landmark.experiment.jobs.planned_jobs`)."""
-        return [job for row in rows for job in planned_jobs(row, self.inputs)]
+        """The same without preparing a corpus (see `landmark.experiment.jobs.job_of`)."""
+        return [job_of(row, config, self.inputs, prepare=False) for row in rows for config in row.configs]
 
     def check(self, jobs: Sequence[Job]) -> None:
         """Raise UserError where an evaluation does not fit its text, or a training its devices."""
@@ -255,13 +255,8 @@ def train_here(
 ) -> dict[str, Any]:
     """Train in this process.
 
-    Args:
-        config: of the training.
-        folder: of the run; its settings are there already.
-        run: identity of the run.
-        start_from: folder, or name on the hub, of the weights to start from; None draws them anew.
-        settings: that decide the run's weights.
-        inputs: opens the tokenizer and the corpus; None: anew.
+    run: identity of the run, whose folder has its settings already. start_from: folder, or name on the hub, of the
+    weights to start from; None draws them anew. settings: that decide the run's weights.
     """
     import torch
 

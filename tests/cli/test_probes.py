@@ -59,12 +59,12 @@ def output(books, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def records(output):
-    return {record["labels"]["row"]: record for record in Records(output).all("rows")}
+    return {record["labels"]["row"]: record for record in Records(output).read_all().rows.values()}
 
 
 def test_all_rows_share_two_trainings(output, records):
     assert records.keys() == ROWS.keys()
-    assert len(Records(output).all("runs")) == 2
+    assert len(Records(output).read_all().runs) == 2
 
 
 def test_a_known_probe_is_read_from_its_record(books, output, capsys):

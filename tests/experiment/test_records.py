@@ -20,8 +20,8 @@ def test_record_is_found_as_it_was_written(records):
     written = records.write("rows", K4, {"k": 4}, {"size": "nano"}, {"perplexity": 3.25})
     assert records.find("rows", K4) == written
     assert written["provenance"]["versions"]["python"]
-    assert [record["id"] for record in records.all("rows")] == [K4]
-    assert records.all("runs") == []
+    contents = records.read_all()
+    assert (contents.runs, list(contents.rows)) == ({}, [K4])
 
 
 def test_result_that_is_no_number_leaves_no_record(records):

@@ -54,8 +54,8 @@ def offline(books, tmp_path_factory):
 
 def test_there_is_a_run_for_each_training_row_and_table_with_its_configuration(offline):
     assert [len(runs) for runs in (offline.train, offline.evaluate, offline.table)] == [5, 8, 1]
-    assert {run.identity for run in offline.train} == {record["id"] for record in offline.records.all("runs")}
-    assert {run.identity for run in offline.evaluate} == {record["id"] for record in offline.records.all("rows")}
+    assert {run.identity for run in offline.train} == set(offline.records.read_all().runs)
+    assert {run.identity for run in offline.evaluate} == set(offline.records.read_all().rows)
     assert [run.group for run in offline.train] == ["figure5_unique_blocks", *["single"] * 4]
     for run in offline.runs:
         assert (run.exit_code, run.config["commit"]) == (0, commit())
@@ -70,7 +70,7 @@ def test_training_is_followed(offline):
         assert len(run.series(f"train/{key}")) == 2, key
         assert all(value > 0 for value in run.series(f"train/{key}"))
     (perplexity,) = run.series("validation/perplexity")
-    (record,) = [each for each in offline.records.all("runs") if each["id"] == run.identity]
+    record = offline.records.read_all().runs[run.identity]
     assert perplexity == pytest.approx(record["results"]["validation_perplexity"])
     assert run.series("trainer/global_step") == [2, 4]
 

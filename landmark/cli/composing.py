@@ -6,7 +6,7 @@ may give those in `landmark.cli.launchers`, which this program reads itself.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 
 from hydra import initialize_config_dir
@@ -102,10 +102,12 @@ def config_loader() -> ConfigLoader:
 
 def settings_page(words: list[str]) -> str:
     """Every group with its options, and every setting with its value, as these overrides compose them."""
-    groups, settings = "\n".join(_groups()), OmegaConf.to_yaml(compose_job(words))
-    return (
-        f"\nGroups (choose one with group=option):\n\n{groups}\n\nSettings (change one with key=value):\n\n{settings}"
-    )
+    settings = OmegaConf.to_yaml(compose_job(words))
+    for item in fields(Config):  # a line of meaning for each part
+        if is_dataclass(kind := item.default_factory):
+            settings = settings.replace(f"\n{item.name}:\n", f"\n{item.name}:  # {str(kind.__doc__).splitlines()[0]}\n")
+    head = "Settings (change one with key=value; docs/settings.md says what each is for)"
+    return "\n".join(["", "Groups (choose one with group=option):", "", *_groups(), "", f"{head}:", "", settings])
 
 
 def _groups(parent: str = "") -> Iterator[str]:

@@ -75,6 +75,13 @@ function selectByAddress(record) {
   if (/^#\d+$/.test(location.hash)) select(Number(location.hash.slice(1)), { record });
 }
 
+/** The token whose heads give the most weight to retrieved blocks; 0 if nothing is retrieved. */
+function mostRetrieved() {
+  const sums = new Float64Array(length);
+  for (let at = 0; at < data.weights.length; at++) sums[at % length] += data.weights[at];
+  return sums.reduce((best, sum, at) => (sum > sums[best] ? at : best), 0);
+}
+
 $("h1").textContent = page.title;
 $("#settings").textContent = Object.entries(page.settings).map(([name, value]) => `${name}: ${value}`).join(" · ");
 buildText();
@@ -90,4 +97,5 @@ addEventListener("DOMContentLoaded", async () => {
   document.body.setAttribute("aria-busy", "false");
   performance.mark("ready");
   selectByAddress("replace");
+  if (selected === null) select(mostRetrieved(), { record: null });
 });

@@ -82,6 +82,12 @@ def rounded(trace: Trace) -> np.ndarray:
     return np.rint(trace.weights * np.float64(0xFFFF)) / 0xFFFF
 
 
+def test_the_page_opens_on_the_token_with_the_most_retrieved_weight(opened, trace):
+    most = int(rounded(trace).sum((0, 1, 2)).argmax())
+    assert opened.js("return [selected, location.hash]") == [most, ""]
+    assert listed(opened, "retrieved", "block") == {b: said(share) for b, share in shares_of(trace, most).items()}
+
+
 @pytest.mark.parametrize("position", [60, 71, 85])  # a token, a landmark, one in the last chunk
 def test_a_click_shows_what_was_retrieved(opened, trace, position):
     click_token(opened, position)

@@ -32,7 +32,7 @@ docs: $(VENV)/.installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 test: lint docs
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile -rfEs
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder -rfEs
 
 # Runs, records and corpora in outputs/ are results, which no target deletes.
 clean:

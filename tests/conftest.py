@@ -17,12 +17,18 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is
 
 from landmark.config import Config, to_config
+from landmark.utils.hardware import cores
 from tests.browser import Browser
 from tests.configurations import compose_conf, row_record
 from tests.workplace import Workplace, write_books
 
 settings.register_profile("no deadlines", deadline=None)  # an example may be slow where other work shares the cores
 settings.load_profile("no deadlines")
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """One more process than cores: some tests wait for others."""
+    return cores() + 1
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,6 @@
 """Every experiment, from a corpus to its pictures, with a model too small to learn anything."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ from landmark.cli import main as app
 from landmark.config import SYNTHETIC, to_config
 from landmark.config.rows import named, spread
 from tests.configurations import CONF, compose_conf
+from tests.forked import python
 
 EXPERIMENTS = sorted(file.stem for file in (CONF / "experiment").glob("*.yaml"))
 TINY = [
@@ -105,12 +104,7 @@ def test_experiment_runs_from_corpus_to_picture(experiment, output, capsys):
 def test_multirun_ends_with_its_table(output, tmp_path):
     """Jobs fill the records of their cells; the table and its heat map come when all are done."""
     command = ["-m", *overrides("sweep_k_local", output), "retrieval.k=1,2", "eval.local=150,250"]
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).parents[1] / "run.py"), *command],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
+    done = python(str(Path(__file__).parents[1] / "run.py"), *command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert (
         done.stdout.count("k1_local150") == done.stdout.count("k2_local250") == 3

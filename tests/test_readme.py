@@ -6,8 +6,6 @@ The commands of README.md that need one machine are run in test_docs.py.
 import os
 import re
 import shlex
-import subprocess
-import sys
 from itertools import product
 from pathlib import Path
 
@@ -16,6 +14,7 @@ import pytest
 from landmark.config import rows, to_config
 from landmark.config.checks import check
 from tests.configurations import compose_conf
+from tests.forked import python
 from tests.saved import saved_run
 
 ROOT = Path(__file__).parents[1]
@@ -116,8 +115,7 @@ def test_every_example_runs_as_it_stands_in_a_process_of_its_own(folder, page):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     for block, holds in zip(blocks, EXAMPLES[page], strict=True):
-        command = [sys.executable, "-c", block + holds]
-        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+        done = python("-c", block + holds, cwd=folder, env=environment)
         assert done.returncode == 0, done.stderr
 
 

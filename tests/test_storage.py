@@ -3,7 +3,6 @@
 import errno
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ import torch
 from landmark.training.checkpointing import checkpoints
 from landmark.utils.files import write_atomic
 from landmark.utils.metrics_csv import read_metrics
+from tests.forked import python
 from tests.training.training_case import make_config, run
 
 RUN = Path(__file__).parents[1] / "run.py"
@@ -53,8 +53,7 @@ def make_disk(tmp_path):
 
 
 def start(folder, *words):
-    command = [sys.executable, str(RUN), "+experiment=survival", "data.max_documents=40", *words]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    return python(str(RUN), "+experiment=survival", "data.max_documents=40", *words, cwd=folder)
 
 
 def test_disk_full_in_preparation(make_disk, tmp_path):

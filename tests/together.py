@@ -4,7 +4,6 @@ Each has the variables that torchrun sets: to import torch and Lightning in ever
 """
 
 import faulthandler
-import multiprocessing
 import os
 import signal
 import socket
@@ -13,7 +12,7 @@ from typing import Any
 
 import torch
 
-_MODULES = ["tests.training.together_case", "landmark.memory", "torch.distributed.tensor"]
+from tests.forked import CONTEXT, PRELOADED
 
 
 def together(count: int, function: Callable[..., Any], *arguments: Any, timeout: float = 280) -> None:
@@ -27,22 +26,27 @@ def together(count: int, function: Callable[..., Any], *arguments: Any, timeout:
     assert codes == [0] * count, f"exit codes by rank: {codes} (below 0: killed by this signal; None: hangs)"
 
 
-def exit_codes(count: int, function: Callable[..., Any], *arguments: Any, timeout: float = 280) -> list[int | None]:
-    """Of `count` processes that call a function of a module; one alone has no variables of torchrun's."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_MODULES)
+def exit_codes(
+    count: int, function: Callable[..., Any], *arguments: Any, timeout: float = 280, hanging: int | None = None
+) -> list[int | None]:
+    """Of `count` processes that call a function of a module; one alone has no variables of torchrun's.
+
+    hanging: the one that will not end, so that nobody waits for it.
+    """
+    CONTEXT.set_forkserver_preload(PRELOADED)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     started = [
-        context.Process(target=_one, args=(rank, count, port, function, arguments), daemon=True)
+        CONTEXT.Process(target=_one, args=(rank, count, port, function, arguments), daemon=True)
         for rank in range(count)
     ]
     for process in started:
         process.start()
     try:
-        for process in started:
-            process.join(timeout)
+        for rank, process in enumerate(started):
+            if rank != hanging:
+                process.join(timeout)
         return [process.exitcode for process in started]
     finally:
         for process in started:

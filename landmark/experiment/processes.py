@@ -173,11 +173,12 @@ def _join(team: Team) -> None:
     """Connect this process with the others, in the place that Lightning's environments name."""
     import torch
     import torch.distributed as dist
-    from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 
     if dist.is_initialized():  # by an earlier job of this command line
         return
     if "TORCHELASTIC_RUN_ID" not in os.environ:
+        from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+
         try:
             environment = SLURMEnvironment()
         except RuntimeError as error:

@@ -1,7 +1,6 @@
 """Commands as they are typed: in this process, where one costs a tenth of a second, or in one of their own."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -9,6 +8,7 @@ from typing import NamedTuple
 import pytest
 
 from landmark.cli import main as app
+from tests.forked import python
 
 RUN = Path(__file__).parents[2] / "run.py"
 
@@ -23,8 +23,7 @@ class Ended(NamedTuple):
 
 def start(folder: Path, *words: str, **variables: str) -> Ended:
     """Carry out a command in a process of its own, in a folder. variables: of the environment."""
-    command = [sys.executable, str(RUN), *words]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=os.environ | variables, check=False)
+    done = python(str(RUN), *words, cwd=folder, env=os.environ | variables)
     return Ended(done.returncode, done.stdout, done.stderr)
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from landmark.utils.files import read_json
 from tests.experiment.test_processes import wait_for
+from tests.forked import python
 
 pytest.importorskip("submitit")
 pytest.importorskip("joblib")
@@ -57,8 +58,7 @@ printf 'JobID|State|NodeList\\n7|RUNNING|here\\n7_0|RUNNING|here\\n7_1|RUNNING|h
 
 
 def start(*arguments, environment=None):
-    command = [sys.executable, "run.py", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, env=environment)
+    return python("run.py", *arguments, cwd=ROOT, env=environment)
 
 
 def test_first_trains_then_evaluates(tmp_path):

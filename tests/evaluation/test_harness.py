@@ -1,8 +1,6 @@
 """Our models in lm-evaluation-harness, against its own model `hf` and against sums by hand; its tasks, offline."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
@@ -27,6 +25,7 @@ from landmark.huggingface import LandmarkSettings, attach, place_embedding, wrap
 from landmark.models import Decoder, save
 from landmark.utils.errors import UserError
 from tests.configurations import decoder_config
+from tests.forked import python
 from tests.huggingface.conftest import make_model, make_tokenizer
 
 LINE = "the crow sees the boat, and the boat sees the crow; "
@@ -326,8 +325,7 @@ def test_a_tokenizer_without_a_template_writes_no_chats(plain, own):
 
 def test_a_wrong_path_is_one_line(tmp_path):
     arguments = ["run", "--model", "landmark", "--tasks", "lambada_openai", "--model_args", f"path={tmp_path}/nothing"]
-    command = [sys.executable, "-m", "landmark.evaluation.harness", *arguments]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
+    ended = python("-m", "landmark.evaluation.harness", *arguments, cwd=tmp_path)
     assert ended.returncode == 2
     assert "Traceback" not in ended.stderr
     assert ended.stderr.splitlines()[-1].endswith("nothing is no folder: name the folder of a finished run")

@@ -9,13 +9,13 @@ import sys, time
 from landmark.experiment.records import Records
 with Records(sys.argv[1]).lock(sys.argv[2], sys.argv[3]):
     print("held", flush=True)
-    time.sleep(float(sys.argv[4]))
+    time.sleep(600)
 """
 
 
-def hold(output: Path, kind: str, identity: str, seconds: float) -> subprocess.Popen:
-    """Start it, and wait until it holds the lock of a run or a row, for so many seconds or until it is killed."""
-    command = [sys.executable, "-c", HOLD, str(output), kind, identity, str(seconds)]
+def hold(output: Path, kind: str, identity: str) -> subprocess.Popen:
+    """Start it, and wait until it holds the lock of a run or a row until it is killed."""
+    command = [sys.executable, "-c", HOLD, str(output), kind, identity]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline().strip() == "held"

@@ -1,6 +1,6 @@
 """The command line in one of several processes, the last of which kills itself once, after step 5.
 
-python -m tests.experiment.killed_once MARK ARGUMENTS…: it leaves the file MARK when it does. When Python ends, each
+python tests/experiment/killed_once.py MARK ARGUMENTS…: it leaves the file MARK when it does. When Python ends, each
 process leaves the file MARK.RANK.threads with the names of its threads.
 """
 
@@ -39,4 +39,7 @@ if __name__ == "__main__":
     mark = Path(sys.argv.pop(1))
     kill_once(mark)
     atexit.register(write_threads, mark.with_name(f"{mark.name}.{os.environ['RANK']}.threads"))  # after those of main
-    main()
+    try:
+        main()
+    finally:
+        atexit._run_exitfuncs()  # which multiprocessing leaves out

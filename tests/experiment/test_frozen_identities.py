@@ -7,7 +7,19 @@ from landmark.experiment.identity import digest, row_settings, run_settings
 
 TOKENIZER, TEXT = "0" * 64, "1" * 64  # SHA-256 of a tokenizer and of a text, made up
 
-FROZEN = {
+RECIPE = {  # of the recipe
+    ("table1_pg19", "plain_512", "nano"): ("c7c88f4efa", "1dc1d100b5"),
+    ("table1_pg19", "landmark_2048_k4", "nano"): ("087bbaf657", "6e52a41474"),
+    ("table1_pg19", "xl_2048", "nano"): ("e5d55ad4c5", "c15279c281"),
+    ("quickstart", "twice_last_blocks", "nano"): ("213ce15ae4", "f0077dc14a"),
+    ("key_value", "landmark-block15_205", "nano"): ("3c7c07b3e3", "b703f5db26"),
+    ("learning_to_look_back", "recipe_copy_memory", "nano"): ("5407c3b0b4", "fa6dd938e5"),
+    ("hierarchy", "levels2_8192", "nano"): ("b8f37afdfd", "1155ab45fc"),
+    ("masked_lm", "landmark-k4_500", "nano"): ("a30eea7e31", "faf25ca7bb"),
+    ("training_with_memory", "memory-recent_4096", "nano"): ("8a2c956779", "7c78412c50"),
+    ("window_or_retrieval", "half50_4096", "nano"): ("67e0b31454", "2d5eaed9fa"),
+}
+PAPERS = {  # of the sizes and experiments as they were when these identities were frozen
     ("table1_pg19", "plain_512", "paper"): ("53a549fc11", "1565ab4a5d"),
     ("table1_pg19", "landmark_4096_k4", "paper"): ("cc0442de0b", "ed000f59de"),
     ("table1_pg19", "xl_2048", "paper"): ("c3d3577cae", "c8f6aaf19a"),
@@ -23,60 +35,33 @@ FROZEN = {
     ("retriever", "chance", "nano"): ("43fa399889", "36838c850c"),
     ("sweep_k_local", "k8_local350", "paper"): ("cc0442de0b", "4a5c0c3bfe"),
 }
-
-AS_FROZEN = {  # shapes and steps of the sizes, and settings of experiments, when the identities were frozen
+SIZES = {
     "paper": [],
     "nano": ["recipe=paper", "model.num_heads=4", "model.head_dim=32", "train.steps=3000"],
     "small": ["recipe=paper", "model.num_heads=8", "model.head_dim=64"],
 }
-OF_EXPERIMENTS = {
-    "figure3_passkey": [
-        *("data=passkey", "data.passkeys=null", "eval.task=null"),
-        *("train.steps=5000", "train.batch_size=8", "train.length=510"),
-    ]
-}
+OF_PASSKEYS = [
+    *("data=passkey", "data.passkeys=null", "eval.task=null"),
+    *("train.steps=5000", "train.batch_size=8", "train.length=510"),
+]
+CHANGED = ("learning_to_look_back", "recipe_copy_memory", "nano")  # had no induction heads
+CASES = [
+    *((*key, [], found) for key, found in RECIPE.items()),
+    *((*key, SIZES[key[2]] + OF_PASSKEYS * ("passkey" in key[0]), found) for key, found in PAPERS.items()),
+    (*CHANGED, ["model.landmark_bias=false"], ("8854d169a1", "898f56bb13")),
+]
 
 
-WITH_THE_RECIPE = {
-    ("table1_pg19", "plain_512", "nano"): ("c7c88f4efa", "1dc1d100b5"),
-    ("table1_pg19", "landmark_2048_k4", "nano"): ("087bbaf657", "6e52a41474"),
-    ("table1_pg19", "xl_2048", "nano"): ("e5d55ad4c5", "c15279c281"),
-    ("quickstart", "twice_last_blocks", "nano"): ("213ce15ae4", "f0077dc14a"),
-    ("key_value", "landmark-block15_205", "nano"): ("3c7c07b3e3", "b703f5db26"),
-    ("learning_to_look_back", "recipe_copy_memory", "nano"): ("5407c3b0b4", "fa6dd938e5"),
-    ("hierarchy", "levels2_8192", "nano"): ("b8f37afdfd", "1155ab45fc"),
-    ("masked_lm", "landmark-k4_500", "nano"): ("a30eea7e31", "faf25ca7bb"),
-    ("training_with_memory", "memory-recent_4096", "nano"): ("8a2c956779", "7c78412c50"),
-    ("window_or_retrieval", "half50_4096", "nano"): ("67e0b31454", "2d5eaed9fa"),
-}
-
-
-def identities(configure, composer, experiment: str, row: str, size: str, *given: str) -> tuple[str, str]:
+@pytest.mark.parametrize(("experiment", "row", "size", "given", "found"), CASES)
+def test_identities_are_those_of_earlier_records(configure, composer, experiment, row, size, given, found):
     overrides = [f"+experiment={experiment}", f"size={size}", f"row={row}", "tokenizer=bytes", *given]
     config = select(configure(*overrides), overrides, composer)[0].configs[0]
     run = digest(run_settings(config, TOKENIZER, TEXT))
-    return run, digest(row_settings(config, run, TEXT))
-
-
-@pytest.mark.parametrize(("experiment", "row", "size"), FROZEN, ids=["-".join(key) for key in FROZEN])
-def test_identities_are_those_of_earlier_records(configure, composer, experiment, row, size):
-    given = [*AS_FROZEN[size], *OF_EXPERIMENTS.get(experiment, [])]
-    assert identities(configure, composer, experiment, row, size, *given) == FROZEN[experiment, row, size]
-
-
-@pytest.mark.parametrize(("experiment", "row", "size"), WITH_THE_RECIPE, ids=["-".join(key) for key in WITH_THE_RECIPE])
-def test_identities_are_those_of_records_with_the_recipe(configure, composer, experiment, row, size):
-    assert identities(configure, composer, experiment, row, size) == WITH_THE_RECIPE[experiment, row, size]
-
-
-def test_a_row_that_has_changed_has_its_earlier_identity_by_its_settings(configure, composer):
-    """`no-bias_copy_memory` of learning_to_look_back, before it had induction heads."""
-    given = ("learning_to_look_back", "recipe_copy_memory", "nano", "model.landmark_bias=false")
-    assert identities(configure, composer, *given) == ("8854d169a1", "898f56bb13")
+    assert (run, digest(row_settings(config, run, TEXT))) == found
 
 
 def test_a_seed_and_a_start_are_part_of_the_frozen_identities(configure):
-    config = configure("size=nano", *AS_FROZEN["nano"], "seed=3", "model=pretrained_landmark", "model.name=some-folder")
+    config = configure("size=nano", *SIZES["nano"], "seed=3", "model=pretrained_landmark", "model.name=some-folder")
     assert digest(run_settings(config, TOKENIZER, TEXT, "2" * 10)) == "36c37d8c93"
 
 

@@ -53,7 +53,7 @@ def test_what_another_process_makes_waits_for_all_that_it_does_not(work, kind):
         (record,) = (work.output / "records/runs").glob(f"{folder[-10:]}.json")
     for file in [*names, record]:
         file.unlink(missing_ok=True)
-    other, evaluate = hold(work.output, kind, record.stem, 60), work.evaluate
+    other, evaluate = hold(work.output, kind, record.stem), work.evaluate
 
     def kill_at_plain(job, inputs):
         if job.name == "plain_512":

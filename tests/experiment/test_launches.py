@@ -134,7 +134,7 @@ def test_a_run_at_work_is_running_and_a_killed_one_has_stopped(work, capsys, wor
     if not words:
         row.unlink()
     given = [*words, "train.steps=3000"] if words else []
-    process = hold(work.output, "runs", run.stem, 600)
+    process = hold(work.output, "runs", run.stem)
     try:
         assert state(status(work, capsys, *given), "run transformer-pg19-nano-") == ("running", "step 190 of 3,000")
     finally:

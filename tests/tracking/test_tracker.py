@@ -19,6 +19,7 @@ from landmark.tracking.wandb_run import mode
 from landmark.utils.errors import UserError
 from landmark.utils.files import write_json
 from landmark.utils.metrics_csv import read_metrics
+from tests.forked import python
 from tests.tracking.offline import read_offline
 from tests.tracking.wandb_server import Server
 from tests.training.training_case import make_config, run
@@ -303,10 +304,8 @@ main()
 
 
 def start(output, *program, mode="offline", **variables):
-    command = [sys.executable, *program, *TINY, f"logger.mode={mode}", f"output={output}"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
-    environment |= {"PYTHONPATH": str(ROOT), **variables}
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, check=False)
+    return python(*program, *TINY, f"logger.mode={mode}", f"output={output}", cwd=ROOT, env=environment | variables)
 
 
 def test_a_killed_training_has_each_point_once(tmp_path):

@@ -1,0 +1,67 @@
+"""`python …` in a process that is forked from one which has imported PyTorch and Lightning: a command takes a second.
+
+Only for what neither measures imports nor reads another copy of the package.
+"""
+
+import atexit
+import multiprocessing
+import os
+import runpy
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+CONTEXT = multiprocessing.get_context("forkserver")
+PRELOADED = ["tests.training.together_case", "landmark.cli.main", "landmark.memory", "torch.distributed.tensor"]
+
+
+class Started:
+    """A command that has been started. Its output goes to files."""
+
+    def __init__(self, words: list[str], cwd: str | Path, env: Mapping[str, str]) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        self.words, self.files = words, [Path(self._folder.name, name) for name in ("out", "err")]
+        CONTEXT.set_forkserver_preload(PRELOADED)
+        self.process = CONTEXT.Process(target=_run, args=(words, str(cwd), dict(env), *map(str, self.files)))
+        self.process.start()
+
+    def wait(self, timeout: float = 280) -> subprocess.CompletedProcess[str]:
+        """Its exit code and what it printed. Raises TimeoutError, and ends it, where it takes longer."""
+        self.process.join(timeout)
+        if self.process.exitcode is None:
+            self.process.kill()
+            raise TimeoutError(self.files[1].read_text())
+        out, err = (file.read_text() for file in self.files)
+        self._folder.cleanup()
+        return subprocess.CompletedProcess(self.words, self.process.exitcode, out, err)
+
+
+def python(*words: str, cwd: str | Path, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Carry out `python WORDS` in a folder: a script, -m and a module, or -c and code. env: None: this process's."""
+    return Started(list(words), cwd, os.environ if env is None else env).wait()
+
+
+def _run(words: list[str], cwd: str, env: dict[str, str], out: str, err: str) -> None:
+    for number, file in enumerate((os.devnull, out, err)):
+        opened = os.open(file, os.O_RDWR | os.O_CREAT)
+        os.dup2(opened, number)
+        os.close(opened)
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(env)
+    try:
+        if words[0] == "-c":
+            sys.argv, sys.path[0:0] = ["-c", *words[2:]], [""]
+            exec(compile(words[1], "<string>", "exec"), {"__name__": "__main__"})
+        elif words[0] == "-m":
+            sys.argv, sys.path[0:0] = words[1:], [cwd]
+            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv, sys.path[0:0] = words, [os.path.dirname(os.path.abspath(words[0]))]
+            runpy.run_path(words[0], run_name="__main__")
+    finally:  # which multiprocessing leaves out
+        threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]
+        atexit._run_exitfuncs()

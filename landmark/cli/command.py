@@ -18,21 +18,27 @@ from landmark.experiment.launches import Launch, launched
 from landmark.experiment.records import Contents, Record
 from landmark.experiment.runner import Runner
 from landmark.results.tables import check_figure
-from landmark.utils.errors import Diverged, UserError
+from landmark.utils.errors import Diverged, OutOfTime, UserError
 
 _OF_A_TASK = ("task", "output", "logger", "trainer")
 
 
 @dataclass
 class Evaluated:
-    """records: of the rows that have one for each seed. made: how many were made now. diverged: names of other rows."""
+    """records: of the rows that have one for each seed. made: how many were made now. diverged, left: names of other
+    rows, which diverged or for which the budget is too short.
+    """
 
     records: dict[str, list[Record]] = field(default_factory=dict)
     made: int = 0
     diverged: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
 
     def check(self) -> None:
-        """Raise UserError where rows diverged."""
+        """Raise UserError where rows diverged or are left."""
+        if self.left:
+            names = ", ".join(dict.fromkeys(self.left))
+            raise OutOfTime(f"the budget is used, the same command goes on from here: {names}")
         if self.diverged:
             count = f"{len(self.diverged)} row{'s' * (len(self.diverged) > 1)} diverged"
             raise Diverged(f"{count} and left no record: {', '.join(self.diverged)}; the lines above say where")
@@ -109,6 +115,8 @@ class Command:
     def suggest(self, *more: str, multirun: bool = False) -> str:
         """This command line for the whole experiment, with other overrides (`more`), to be typed next."""
         parsed = parse(self.overrides)
+        if started().number is not None:  # of several experiments this one
+            more = (*(word for word in self.overrides if override_key(word) == "experiment"), *more)
         is_sweep = any(each.is_sweep_override() for each in parsed)
         if is_sweep and all(each.key_or_group != "experiment" for each in parsed):
             return suggested_command(*more, multirun=True)
@@ -150,7 +158,7 @@ class Command:
     def evaluate(self) -> Evaluated:
         """Evaluate the rows, train the runs that they need, and print a line for each row.
 
-        Rows that diverge do not end the others.
+        Rows that diverge, or for which the budget is too short, do not end the others.
         """
         jobs = self.jobs()
         if started().launcher:
@@ -173,11 +181,15 @@ class Command:
                 done.diverged += [job.name] if job.name not in done.diverged else []
                 lost |= {run.id for run in (job.run, job.run.start) if run and not self.runner.is_trained(run)}
                 continue
+            except OutOfTime as error:
+                print(f"{title}: {error}")
+                done.left.append(job.name)
+                continue
             found[job.id] = record
             done.made += is_new
             print(f"{title}: {summary(record, is_new)}, {job.run.folder}")
         for job in jobs:
-            if job.name not in done.diverged:
+            if job.name not in (*done.diverged, *done.left):
                 done.records.setdefault(job.name, []).append(found[job.id])
         return done
 

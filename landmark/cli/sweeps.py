@@ -61,7 +61,8 @@ def sweep(
     try:
         fixed = to_config(compose_job([each.input_line or "" for each in overrides if not each.is_sweep_override()]))
         team = started_together()
-        if fixed.task == "auto" and (team is None or team.rank == 0):
+        has_tables = any(each.key_or_group == "experiment" for each in swept.values())  # each job shows its own
+        if fixed.task == "auto" and not has_tables and (team is None or team.rank == 0):
             if not named(fixed):
                 table.show_sweep(fixed, command.words, values)
             elif all(each.is_discrete_sweep() and key in ("row", *fixed.grid.axes) for key, each in swept.items()):
@@ -72,8 +73,6 @@ def sweep(
 
 def _check(swept: Collection[Override]) -> None:
     for each in swept:
-        if each.key_or_group == "experiment":  # whose own rows and grid are the jobs
-            raise UserError(f"{each.input_line}: one experiment at a time, start each on its own")
         if not each.is_discrete_sweep():
             raise UserError(f"{each.input_line}: has no list of values")
         if isinstance(each.value(), Glob) and not [*each.sweep_string_iterator()]:

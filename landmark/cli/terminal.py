@@ -69,7 +69,9 @@ def show_log() -> None:
 
 @contextmanager
 def reported() -> Iterator[None]:
-    """Exit codes: 2 and one line for bad input, 130 for an interrupt, 128 + its number for a signal, else 1."""
+    """Exit codes: 2 and one line for bad input, 124 at the end of a budget, 130 for an interrupt, 128 + its number for
+    a signal, else 1.
+    """
     try:
         yield
     except Stopped as stop:
@@ -91,7 +93,7 @@ def report(error: Exception) -> int:
         traceback.print_exception(error)
         return 1
     print(f"error: {message}", file=sys.stderr)
-    return 2
+    return getattr(error, "code", 2)
 
 
 def _drop_output() -> None:

@@ -3,6 +3,7 @@
 import re
 import shlex
 import sys
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,7 @@ class StartedJob:
 
     words: its overrides. config_dir: the folder of `--config-dir`. launcher: of a job in a process of its own, which
     one started it (`submitit_slurm`), and launcher_words: the overrides that chose and configured it. name: of a job of
-    a sweep, its values of what is swept, and number: its place.
+    a sweep, its values of what is swept, and number: its place. since: when the command began, seconds of the epoch.
     """
 
     words: list[str] = field(default_factory=list)
@@ -27,6 +28,7 @@ class StartedJob:
     launcher_words: list[str] = field(default_factory=list)
     name: str | None = None
     number: int | None = None
+    since: float = field(default_factory=time.time)
 
 
 _started = StartedJob()
@@ -67,7 +69,7 @@ def suggested_command(*more: str, without: Iterable[str] = (), multirun: bool = 
 
     more: overrides to add. without: keys whose overrides are left out; `row`, `task` and the keys of `more` always are.
     """
-    left_out = {"-m", "--multirun", "row", "task", *without, *(word.partition("=")[0] for word in more)}
+    left_out = {"-m", "--multirun", "row", "task", *without, *map(override_key, more)}
     first = program()
     kept = [word for word in typed_words()[len(first) :] if override_key(word) not in left_out]
     return shlex.join([*first, *["-m"] * multirun, *kept, *more])

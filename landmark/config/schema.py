@@ -147,13 +147,16 @@ class TrainConfig:
 
 @dataclass
 class TrainerConfig:
-    """Where to compute."""
+    """Where to compute, and for how long."""
 
     accelerator: str = "auto"
     devices: Union[int, str] = "auto"  # noqa: UP007 (OmegaConf reads no other spelling of a union of two)
     strategy: str = "auto"
     # Torch's on a CPU; null: OMP_NUM_THREADS, or the cores.
     threads: int | None = setting(None, least=1, most=MOST_THREADS)
+    # Minutes after which a command ends: a training with a checkpoint, and no row begins that would last longer; null:
+    # none.
+    budget: float | None = setting(None, above=0)
 
 
 @dataclass

@@ -53,7 +53,8 @@ def prepare(
     Args:
         name: module of `landmark.data` that reads the corpus.
         cache: folder of prepared corpora.
-        path: local copy of the corpus (None: the default of the corpus, such as the hub).
+        path: local copy of the corpus, or a folder where it was prepared (None: the default of the corpus, such as the
+            hub).
         options: of the corpus, as for `open_source`.
         workers: threads (None: one per core).
         max_documents: number of documents to take of each split, from the first on (None: all).
@@ -62,6 +63,8 @@ def prepare(
     """
     if workers is not None and workers < 1:
         raise UserError(f"workers={workers}: at least 1 is needed (None: one per core)")
+    if (given := _given(tokenizer, path)) is not None:
+        return given
     source = _source(name, path, options, max_documents)
     folder = _folder(source, tokenizer, Path(cache))
     if not (folder / MANIFEST).exists():
@@ -83,8 +86,22 @@ def find(
     max_documents: int | None = None,
 ) -> Corpus | None:
     """Open a corpus if it is prepared; else None. Never tokenises or downloads. Arguments and errors of `prepare`."""
+    if (given := _given(tokenizer, path)) is not None:
+        return given
     folder = _folder(_source(name, path, options, max_documents), tokenizer, Path(cache))
     return open_corpus(folder) if (folder / MANIFEST).exists() else None
+
+
+def _given(tokenizer: Tokenizer, path: str | Path | None) -> Corpus | None:
+    """The corpus that was prepared in the folder `path`; None where it is no such folder."""
+    if path is None or not (Path(path) / MANIFEST).is_file():
+        return None
+    corpus = open_corpus(path)
+    if corpus.manifest["tokenizer"].get("hash") != tokenizer.hash:
+        raise UserError(
+            f"data.path: {path} was prepared with another tokenizer than {tokenizer.name}: name the folder of the texts"
+        )
+    return corpus
 
 
 def _source(name: str, path: str | Path | None, options: Mapping[str, Any] | None, max_documents: int | None) -> Source:

@@ -4,6 +4,7 @@ import functools
 import logging
 import math
 import os
+import time
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from landmark.config import Config
 from landmark.config.checks import beyond_training, large_vocabulary
+from landmark.config.command_line import started
 from landmark.config.rows import Row
 from landmark.config.saved import write_launch
 from landmark.experiment import plan
@@ -18,7 +20,7 @@ from landmark.experiment.jobs import RUN, Inputs, Job, Run, has_weights, job_of,
 from landmark.experiment.processes import device_count, for_team, tell, train_together
 from landmark.experiment.records import Record, Records, sweep
 from landmark.tracking.tracker import Tracker
-from landmark.utils.errors import Diverged, UserError
+from landmark.utils.errors import Diverged, OutOfTime, UserError
 from landmark.utils.extensions import hook
 from landmark.utils.files import write_json
 from landmark.utils.hardware import cores
@@ -81,8 +83,12 @@ class Runner:
                 run = run.start
 
     def in_turn(self, jobs: Sequence[Job]) -> Iterator[Job]:
-        """The jobs, and those that another process is at work on only where nothing else is left to do."""
-        left = list(jobs)
+        """The jobs, and those that another process is at work on only where nothing else is left to do.
+
+        With a budget those whose run is trained come first: a training goes on in the next command, a row does not.
+        """
+        has_end = any(job.config.trainer.budget is not None for job in jobs)
+        left = sorted(jobs, key=lambda job: has_end and not self.is_trained(job.run))
         while left:
             job = next((job for job in left if not self._is_elsewhere(job)), left[0])
             left.remove(job)
@@ -97,9 +103,11 @@ class Runner:
         return locked and self.records.find("rows", job.id) is None
 
     def evaluate(self, job: Job) -> tuple[Record, bool]:
-        """The record of a row, and whether it was made now."""
+        """The record of a row, and whether it was made now. Raises OutOfTime where the budget is too short for it."""
         record = self.records.find("rows", job.id)
         if is_new := record is None:
+            if time.time() >= deadline(job.config):
+                raise OutOfTime("not begun, the budget is used")
             self.train(job.run)
             with self.records.lock("rows", job.id):
                 record = self.records.find("rows", job.id)  # another process may have made it meanwhile
@@ -237,7 +245,7 @@ def train_run(run: Run, inputs: Inputs) -> dict[str, Any]:
     processes, config = device_count(run.config), run.config
     if (team := started_together()) is not None:
         config = for_team(config, team)
-    given = config, run.folder.absolute(), run.id, run.start_from, run.settings
+    given = config, run.folder.absolute(), run.id, run.start_from, run.settings, deadline(config)
     if team is not None:
         tell(given)
     elif processes > 1:
@@ -251,12 +259,14 @@ def train_here(
     run: str,
     start_from: str | None,
     settings: dict[str, Any],
+    deadline: float = math.inf,
     inputs: Inputs | None = None,
 ) -> dict[str, Any]:
     """Train in this process.
 
     run: identity of the run, whose folder has its settings already. start_from: folder, or name on the hub, of the
-    weights to start from; None draws them anew. settings: that decide the run's weights.
+    weights to start from; None draws them anew. settings: that decide the run's weights. deadline: seconds of the
+    epoch.
     """
     import torch
 
@@ -271,7 +281,7 @@ def train_here(
     model = build(config.model, tokenizer, config.cmt.enabled, start_from)
     with Tracker().training(config, run, corpus, folder) as loggers:
         try:
-            return train(model, corpus, tokenizer, config, folder, loggers, settings)
+            return train(model, corpus, tokenizer, config, folder, loggers, settings, deadline)
         except SystemExit as stop:
             if stop.code == 1:  # Lightning turns an interrupt into this exit
                 raise KeyboardInterrupt from stop
@@ -290,7 +300,8 @@ def evaluate_row(job: Job, inputs: Inputs) -> dict[str, Any]:
     shape = decoder_config(config.model, tokenizer, config.cmt.enabled)
     model = load(job.run.folder, shape, evaluation_device(config), config.model.dtype or "float32")
     recalls_pairs = isinstance(corpus, SyntheticCorpus) and isinstance(corpus.data, Mqar)
-    with ProgressBar(job.name, "tok" if config.eval.retriever is None else " texts") as progress:
+    unit = "tok" if config.eval.retriever is None else " texts"
+    with ProgressBar(job.name, unit, deadline(config)) as progress:
         if config.eval.question is not None:
             corpus = task_corpus(config, cast("Stream", corpus.split(config.eval.split)), tokenizer)
         if isinstance(corpus, SyntheticCorpus):
@@ -305,6 +316,11 @@ def evaluate_row(job: Job, inputs: Inputs) -> dict[str, Any]:
     # One segment has no standard error.
     undefined = {key: None for key, value in results.items() if key.endswith("_se") and not math.isfinite(value)}
     return results | undefined
+
+
+def deadline(config: Config) -> float:
+    """When the budget of this command ends, in seconds of the epoch."""
+    return math.inf if config.trainer.budget is None else started().since + 60 * config.trainer.budget
 
 
 def evaluation_device(config: Config) -> str:

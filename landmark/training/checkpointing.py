@@ -4,10 +4,12 @@ import contextlib
 import errno
 import hashlib
 import logging
+import math
 import os
 import shutil
 import signal
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -20,7 +22,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 
 from landmark.training.lightning_module import ends_step
-from landmark.utils.errors import Stopped, UserError
+from landmark.utils.errors import OutOfTime, Stopped, UserError
 from landmark.utils.files import name_in_errors, open_written, sha256_file, sync_folder, write_atomic
 from landmark.utils.nested import difference
 
@@ -98,12 +100,18 @@ class Interruption:
     2. The handler that was installed before ours is called, such as that of a launcher, which requeues the job.
     3. Without such a handler the training ends with `Stopped`.
 
-    A second Ctrl-C ends the training at once. At the end of the context the earlier handlers are restored.
+    A second Ctrl-C ends the training at once. At the end of the context the earlier handlers are restored. A deadline
+    ends it in the same way, with `OutOfTime`.
     """
 
-    def __init__(self, every: int) -> None:
-        """every: steps between checks where there are several devices, because each check takes communication."""
-        self.every = every
+    def __init__(self, every: int, deadline: float = math.inf) -> None:
+        """Handle nothing yet.
+
+        Args:
+            every: steps between checks where there are several devices, because each check takes communication.
+            deadline: seconds of the epoch.
+        """
+        self.every, self.deadline = every, deadline
         self._before: dict[signal.Signals, Callable[[int, FrameType | None], Any] | int | None] = {}
         self._came: signal.Signals | None = None
 
@@ -122,15 +130,18 @@ class Interruption:
             signal.signal(each, self._note)
 
     def stop_requested(self, trainer: Trainer) -> bool:
-        """Whether to stop after this step, because a signal came to some device."""
+        """Whether to stop after this step, because a signal came to some device, or at the deadline."""
+        stop = self._came is not None or time.time() >= self.deadline
         if trainer.world_size == 1:
-            return self._came is not None
+            return stop
         if trainer.global_step % self.every:
             return False
-        return trainer.strategy.reduce_boolean_decision(self._came is not None, all=False)
+        return trainer.strategy.reduce_boolean_decision(stop, all=False)
 
     def pass_on(self, checkpoint: Path) -> None:
-        """Call the earlier handler of the signal. Raises Stopped if there is none but Python's own."""
+        """Call the earlier handler of the signal. Raises Stopped if there is none but Python's own, or OutOfTime."""
+        if self._came is None and time.time() >= self.deadline:
+            raise OutOfTime(f"the budget is used, {checkpoint} is written")
         came, self._came = self._came or signal.SIGTERM, None
         before = self._before.get(came)
         if callable(before) and before is not signal.default_int_handler:
@@ -148,7 +159,7 @@ class Interruption:
 
 
 class CheckpointCallback(Checkpoint):
-    """Saves a checkpoint at fixed steps, at the last step, and after a signal.
+    """Saves a checkpoint at fixed steps, at the last step, after a signal and at a deadline.
 
     Lightning runs checkpoint callbacks after all others, so a checkpoint holds the measurements of its step.
     """

@@ -45,6 +45,7 @@ def train(
     run_dir: Path,
     loggers: list[Logger],
     identity: dict[str, Any],
+    deadline: float = math.inf,
 ) -> dict[str, Any]:
     """Train `model` in place for `train.steps` steps in all, save its weights in `run_dir`, and return measurements.
 
@@ -53,9 +54,11 @@ def train(
     3. Save the weights. The checkpoints stay: the caller writes the record and then calls `discard_checkpoints`.
 
     loggers: they get the same metrics as the run's metrics.csv. identity: the settings that decide the weights.
+    deadline: seconds of the epoch.
 
     Raises UserError if the devices do not fit, if no checkpoint is whole, if one has another identity, and if a loss or
-    a weight is not finite. Raises Stopped, after a checkpoint, if a signal ended the training.
+    a weight is not finite. After a checkpoint it raises Stopped if a signal ended the training, OutOfTime at the
+    deadline.
     """
     settings = config.train
     folder = run_dir / "checkpoints"
@@ -72,7 +75,7 @@ def train(
         tokens_per_step=settings.batch_size * settings.length,
         flops_per_token=training_flops_per_token(model, config),
     )
-    with _quiet_lightning(), Interruption(settings.log_every) as interruption:
+    with _quiet_lightning(), Interruption(settings.log_every, deadline) as interruption:
         trainer = _trainer(
             config,
             run_dir,

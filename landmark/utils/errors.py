@@ -12,6 +12,12 @@ class Diverged(UserError):
     """A loss or a weight is no finite number any more, or a loss is beyond what numbers hold. Other rows can go on."""
 
 
+class OutOfTime(UserError):
+    """The rest of `trainer.budget` is too short. The same command goes on from what is done. code: its exit code."""
+
+    code = 124
+
+
 class NoEffect(UserError):
     """A setting that has no effect here. key: its name."""
 

@@ -1,22 +1,27 @@
 """A progress bar for evaluations."""
 
+import math
 import sys
+import time
 from collections.abc import Callable
+
+from landmark.utils.errors import OutOfTime
 
 
 class ProgressBar:
     """A progress bar. It appears after 2 seconds; without a terminal it prints every 15 seconds.
 
-    unit: of the counts that it is given.
+    unit: of the counts that it is given. deadline: seconds of the epoch.
     """
 
-    def __init__(self, name: str, unit: str = "tok") -> None:
+    def __init__(self, name: str, unit: str = "tok", deadline: float = math.inf) -> None:
         from tqdm import tqdm
 
         every = 0.2 if sys.stderr.isatty() else 15.0  # seconds
         self.bar = tqdm(
             desc=name, unit=unit, unit_scale=True, mininterval=every, delay=2.0, leave=False, ncols=80
         )  # fmt: skip
+        self.began, self.deadline = time.time(), deadline
 
     def __enter__(self) -> Callable[[int, int], None]:
         return self.update
@@ -25,5 +30,10 @@ class ProgressBar:
         self.bar.close()
 
     def update(self, done: int, total: int) -> None:
+        """Show progress. Raises OutOfTime where, at the rate so far, the work would not end before the deadline."""
         self.bar.total = total
         self.bar.update(done - self.bar.n)
+        now = time.time()
+        left = (now - self.began) * (total - done) / max(done, 1)
+        if done < total and now + left > self.deadline:
+            raise OutOfTime(f"it would take {left:.0f} s more, and the budget has {max(0, self.deadline - now):.0f} s")

@@ -254,7 +254,7 @@ def test_a_launchers_exit_is_no_interrupt(books, tmp_path, monkeypatch, code, ra
     overrides = [f"data.path={books}", f"output={tmp_path}", "tokenizer=bytes", "size=nano", "logger=csv"]
     config = to_config(compose_conf([*overrides, "model=transformer"]))
     with pytest.raises(raised):
-        runner.train_here(config, tmp_path, "run", None, {}, Inputs())
+        runner.train_here(config, tmp_path, "run", None, {}, inputs=Inputs())
 
 
 def test_uneven_shares_are_refused_before_anything_is_trained(work):

@@ -70,8 +70,6 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "no text": (("data.cache='\udcff'",), "must be text in UTF-8"),
     # sweeps
-    "two experiments": (("-m", "+experiment=quickstart,table1_pg19"), "one experiment at a time"),
-    "all experiments": (("-m", "+experiment=glob(*)"), "one experiment at a time"),
     "a pattern without a match": (
         ("-m", *TINY, "model=glob(lstm*)"),
         "glob(lstm*): matches nothing in conf/model",

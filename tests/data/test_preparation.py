@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from landmark.data import SPLITS, Corpus, Tokenizer, find, open_corpus, prepare
+from landmark.data import SPLITS, Corpus, Tokenizer, find, load_tokenizer, open_corpus, prepare
 from landmark.data.preparation import map_in_order
 from landmark.data.sources import open_source, read_text
 from landmark.data.stream import Stream
@@ -346,3 +346,15 @@ def test_real_books_have_the_published_counts(shared: Path, gpt2: Tokenizer, tmp
         "validation": (6, 3_149_349, 798_485, 558_480),
         "test": (6, 3_335_436, 859_967, 590_337),
     }
+
+
+def test_a_prepared_folder_can_be_the_path(corpus: Corpus, byte_tokenizer: Tokenizer, tmp_path: Path):
+    """Where it was moved to; nothing is made beside it."""
+    moved = corpus.folder.rename(tmp_path / "carried")
+    for opened in (find, prepare):
+        found = opened("pg19", byte_tokenizer, tmp_path / "none", path=moved)
+        assert found is not None
+        assert found.split("train").sha256 == corpus.manifest["splits"]["train"]["sha256"]
+    assert not (tmp_path / "none").exists()
+    with pytest.raises(UserError, match="carried was prepared with another tokenizer than code"):
+        find("pg19", load_tokenizer("code"), tmp_path / "none", path=moved)

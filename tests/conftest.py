@@ -50,6 +50,16 @@ def processor_as_before(processor: tuple[int, str]) -> Iterator[None]:
     torch.set_float32_matmul_precision(precision)
 
 
+@pytest.fixture
+def new_memory_is_nan() -> Iterator[None]:
+    """What nothing writes is NaN, and shows in a result that reads it."""
+    import torch
+
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     """A headless Chromium; tests that ask for it are skipped, saying so, where there is none."""

@@ -18,7 +18,7 @@ def rotate(x: np.ndarray, position: int, fraction: float = 1.0) -> np.ndarray:
     out = x.copy()
     turning = int(len(x) * fraction)
     for i in range(0, turning, 2):
-        angle = position * 10000.0 ** (-i / turning)
+        angle = position * 10000.0 ** (-i / len(x))
         out[i] = x[i] * math.cos(angle) - x[i + 1] * math.sin(angle)
         out[i + 1] = x[i] * math.sin(angle) + x[i + 1] * math.cos(angle)
     return out

@@ -210,6 +210,7 @@ def report() -> str:
     runs = every_run()
     machine, thin = Machine(), replace(Machine(), fabric=50e9)
     large = replace(machine, utilisation=LARGE)
+    *_, slow = of_step(runs, thin)
     step = ["GPUs", "ms a step", "speed-up", "waiting", "h, all eight runs", "GPUs of a run"]
     llama = ["window", "GPUs", "tokens/s", "h for 10⁹ tokens", "waiting"]
     return TEXT.format(
@@ -221,7 +222,7 @@ def report() -> str:
         weights=f"{PAPER.weights / 1e6:.0f}",
         llama_weights=f"{LLAMA.weights / 1e9:.1f}",
         step=table(step, of_step(runs, machine)),
-        thin=table(step, of_step(runs, thin)),
+        thin_hours=slow[4],
         llama=table(llama, of_llama(large)),
         large=f"{LARGE:.0%}",
     )
@@ -231,9 +232,9 @@ LARGE = 0.4  # utilisation of large matrices, assumed
 
 TEXT = """# What 1, 8, 64 and 512 GPUs do
 
-`python -m benchmarks.simulation` writes this page, and a test compares the two. One GPU was measured, and nothing
-between several. The program simulates a training step: layers are computed one after the other, and the network
-sends one thing at a time while they are. All else follows from these assumptions:
+These numbers are simulated: one GPU was measured, and nothing between several. `python -m benchmarks.simulation`
+writes this page. In its model of a training step, layers are computed one after the other, and meanwhile the network
+sends one thing at a time. All else follows from these assumptions:
 
 | assumed | value | from |
 | --- | ---: | --- |
@@ -244,8 +245,7 @@ sends one thing at a time while they are. All else follows from these assumption
 | a node sends to others | {machine.reached:.0%} of 8 adapters of {adapter} GB/s | data sheet; the share is assumed |
 | each of the log₂ n steps of a collective operation | {latency} µs | assumed |
 
-`waiting` is the share of a step in which GPUs compute nothing. `python -m benchmarks.simulation` with other numbers
-in `Machine` tells what they change.
+`waiting` is the share of a step in which GPUs compute nothing.
 
 ## The paper's models
 
@@ -256,12 +256,8 @@ many GPUs as is fastest.
 
 {step}
 
-With one adapter a node:
-
-{thin}
-
-Small models on many GPUs wait for their gradients. Several runs beside each other use a cluster better than one run
-on all of it.
+Small models on many GPUs wait for their gradients, so several runs beside each other use a cluster better than one
+run on all of it. With one adapter a node, 512 GPUs take {thin_hours} hours for the eight runs.
 
 ## A model of 8 B weights
 

@@ -28,8 +28,8 @@ def commands() -> list:
             for line in block.replace("\\\n", " ").splitlines():
                 words = shlex.split(line, comments=True)
                 elsewhere = any(word.startswith("hydra/launcher=") for word in words)
-                if words[:2] == ["python", "run.py"] and (elsewhere or readme not in READMES[:2]):
-                    found.append(pytest.param(words[2:], id=f"{readme.parent.name}: {' '.join(words[2:])}"))
+                if words[:1] == ["landmark"] and (elsewhere or readme not in READMES[:2]):
+                    found.append(pytest.param(words[1:], id=f"{readme.parent.name}: {' '.join(words[1:])}"))
     return found
 
 

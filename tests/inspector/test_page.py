@@ -106,7 +106,7 @@ def inspect(tmp_path, monkeypatch, capsys):
 
 def readme_command() -> list[str]:
     text = (Path(__file__).parents[2] / "docs" / "read_a_text.md").read_text(encoding="utf-8").replace("\\\n", " ")
-    (line,) = re.findall(r"^python run\.py (task=inspect .*)$", text, re.MULTILINE)
+    (line,) = re.findall(r"^landmark (task=inspect .*)$", text, re.MULTILINE)
     return shlex.split(line)
 
 

@@ -58,10 +58,6 @@ class Browser:
         found = "[...document.querySelectorAll(arguments[0])]"
         return self.js(f"return {found}.map(each => (each.innerText ?? each.textContent).trim())", selector)
 
-    def screenshot(self, path: Path) -> None:
-        """A PNG of what the window shows."""
-        path.write_bytes(self.driver.get_screenshot_as_png())
-
     def errors(self) -> list[str]:
         """What the page said on the console since it was asked last, warnings and errors."""
         return [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] != "INFO"]

@@ -3,6 +3,7 @@
 Pages are opened in one browser.
 """
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ from tests.browser import Browser
 from tests.configurations import compose_conf, row_record
 from tests.workplace import Workplace, write_books
 
+gc.set_threshold(50_000, 50)  # to look through all modules for what is no longer used takes a tenth of the time
 settings.register_profile("no deadlines", deadline=None)  # an example may be slow where other work shares the cores
 settings.load_profile("no deadlines")
 

@@ -15,10 +15,6 @@ import pytest
 pytestmark = pytest.mark.timeout(600)
 
 ROOT = Path(__file__).parents[1]
-TINY = [
-    *("+experiment=survival", "row=plain_512", "train.steps=2", "train.validate_every=2"),
-    *("data.max_documents=6", "eval.tokens=4096"),
-]
 
 
 @pytest.fixture(scope="module")
@@ -62,30 +58,19 @@ def test_the_wheel_has_every_file_once(wheel):
     assert not [name for name in packed if name.endswith(".png")]
 
 
-def test_the_installed_command_makes_a_row_in_any_folder(installed, tmp_path):
+SMALL = [
+    *("model.num_layers=1", "model.num_heads=2", "model.head_dim=8", "model.mlp_dim=32", "train.steps=2"),
+    *("train.batch_size=1", "train.validate_every=2", "train.validate_batches=1", "logger=csv", "trainer=cpu"),
+]
+
+
+def test_the_quickstart_works_in_any_folder_and_ends_with_commands_that_work(installed, tmp_path):
     where = run([str(installed / "python"), "-c", "import landmark; print(landmark.__file__)"], tmp_path)
     assert where.stdout.startswith(str(installed.parent))
-    done = run([str(installed / "landmark"), *TINY], tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "[1/1] plain_512: perplexity " in done.stdout
-    assert (tmp_path / "outputs" / "records" / "rows").is_dir()
-    again = run([str(installed / "python"), "-m", "landmark", *TINY], tmp_path)
-    assert "from its record" in again.stdout, again.stderr
-    prompt = ["task=generate", "prompt=def", "generate.tokens=3", "trainer=cpu"]
-    spoken = run([str(installed / "landmark"), *prompt, "run=latest"], tmp_path)
-    assert "3 tokens read in " in spoken.stderr  # by the run's own tokenizer, which has no default's size
-    assert spoken.returncode == 0
-    planned = run([str(installed / "landmark"), *(word for word in TINY if "row=" not in word), "task=plan"], tmp_path)
-    assert "on a cluster: landmark -m +experiment=survival" in planned.stdout, planned.stderr
-
-
-def test_the_quickstart_ends_with_commands_that_work(installed, tmp_path):
-    small = [
-        *("model.num_layers=1", "model.num_heads=2", "model.head_dim=8", "model.mlp_dim=32", "train.steps=2"),
-        *("train.batch_size=1", "train.validate_every=2", "train.validate_batches=1", "data.max_documents=6"),
-        *("eval.tokens=16384", "eval.prompts=1", "logger=csv", "trainer=cpu"),
-    ]
-    done = run([str(installed / "landmark"), "+experiment=quickstart", *small], tmp_path)
+    words = ["+experiment=quickstart", *SMALL, "data.max_documents=6", "eval.tokens=16384", "eval.prompts=1"]
+    planned = run([str(installed / "python"), "-m", "landmark", *words, "task=plan"], tmp_path)
+    assert "on a cluster: landmark -m +experiment=quickstart" in planned.stdout, planned.stderr
+    done = run([str(installed / "landmark"), *words], tmp_path)
     assert done.returncode == 0, done.stderr
     (picture,) = re.findall(r"^picture: file://(\S+)$", done.stdout, re.MULTILINE)
     assert Path(picture).read_bytes().startswith(b"\x89PNG")
@@ -99,15 +84,6 @@ def test_the_quickstart_ends_with_commands_that_work(installed, tmp_path):
         assert said is None or said in tried.stdout
 
 
-def test_the_installed_command_reads_a_folder_of_settings(installed, tmp_path):
-    (tmp_path / "mine" / "experiment").mkdir(parents=True)
-    (tmp_path / "mine" / "experiment" / "pair.yaml").write_text(
-        "# @package _global_\nname: pair\ndefaults:\n  - survival\nrows:\n  extra: model=transformer eval.length=256\n"
-    )
-    done = run([str(installed / "landmark"), "--config-dir", "mine", "+experiment=pair", "task=plan"], tmp_path)
-    assert "row extra" in done.stdout, done.stderr
-
-
 def test_what_the_pages_add_works_beside_the_installed_package(installed, tmp_path):
     """The files and commands of docs/add_a_*.md, in a folder that has nothing else of this program."""
     (tmp_path / "notes").mkdir()
@@ -117,10 +93,15 @@ def test_what_the_pages_add_works_beside_the_installed_package(installed, tmp_pa
         for name, content in re.findall(r"^`(mine/[\w/.]+)`:\n\n```\w+\n(.*?)```", page.read_text(), re.DOTALL | re.M):
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name).write_text(content)
-    tiny = [word for word in TINY[2:] if not word.startswith("data.")]
-    tiny += ["model.num_layers=1", "model.num_heads=2", "model.head_dim=8", "model.mlp_dim=32", "trainer=cpu"]
-    tiny += ["data=notes", "data.path=notes", "tokenizer=bytes", "size=nano", "logger=csv", "train.batch_size=1"]
-    tiny += ["train.validate_batches=1", "eval.length=512"]
+    tiny = [
+        *SMALL,
+        "data=notes",
+        "data.path=notes",
+        "tokenizer=bytes",
+        "size=nano",
+        "eval.tokens=4096",
+        "eval.length=512",
+    ]
     start = ["env", f"PYTHONPATH={tmp_path}", str(installed / "landmark"), "--config-dir", "mine/conf"]
     made = run([*start, "model=gated", *tiny], tmp_path)
     assert "[1/1] single: perplexity " in made.stdout, made.stderr

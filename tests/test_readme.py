@@ -5,7 +5,6 @@ The commands of README.md that need one machine are run in test_docs.py.
 
 import os
 import re
-import shlex
 from itertools import product
 from pathlib import Path
 
@@ -16,21 +15,20 @@ from landmark.config.checks import check
 from tests.configurations import compose_conf
 from tests.forked import python
 from tests.saved import saved_run
+from tests.test_docs import CLUSTER, bash_commands
 
 ROOT = Path(__file__).parents[1]
 READMES = [ROOT / "README.md", ROOT / "docs" / "cluster.md", *sorted(ROOT.glob("experiments/*/README.md"))]
 
 
 def commands() -> list:
-    found = []
-    for readme in READMES:
-        for block in re.findall(r"```bash\n(.*?)```", readme.read_text(encoding="utf-8"), re.DOTALL):
-            for line in block.replace("\\\n", " ").splitlines():
-                words = shlex.split(line, comments=True)
-                elsewhere = any(word.startswith("hydra/launcher=") for word in words)
-                if words[:1] == ["landmark"] and (elsewhere or readme not in READMES[:2]):
-                    found.append(pytest.param(words[1:], id=f"{readme.parent.name}: {' '.join(words[1:])}"))
-    return found
+    """Those that test_docs.py does not run: of experiments, and of clusters."""
+    return [
+        pytest.param(words, id=f"{readme.parent.name}: {' '.join(words)}")
+        for readme in READMES
+        for program, *words in bash_commands(readme)
+        if program == "run.py" and (any(word.startswith(CLUSTER) for word in words) or readme not in READMES[:2])
+    ]
 
 
 @pytest.mark.parametrize("words", commands())

@@ -167,17 +167,18 @@ def test_unreachable_hub_says_what_to_do(name: str, monkeypatch: pytest.MonkeyPa
     assert "\n" not in str(error.value)
 
 
-def test_identity_changes_with_the_files_and_not_with_the_place(books: Path):
-    identity = open_source("pg19", books).identity
+@pytest.mark.parametrize("name", ["pg19", "documents"])
+def test_identity_changes_with_the_files_and_not_with_the_place(books: Path, name: str):
+    identity = open_source(name, books).identity
     moved = books.rename(books.with_name("moved"))
-    assert open_source("pg19", moved).identity == identity
+    assert open_source(name, moved).identity == identity
     file = moved / "test" / "7.txt"
     status = file.stat()
     file.write_bytes(file.read_bytes() + b"!")
     os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
-    grown = open_source("pg19", moved).identity
+    grown = open_source(name, moved).identity
     file.write_bytes(b"?" * (status.st_size + 1))
-    assert len({str(value) for value in (identity, grown, open_source("pg19", moved).identity)}) == 3
+    assert len({str(value) for value in (identity, grown, open_source(name, moved).identity)}) == 3
 
 
 def test_papers_come_whole_in_the_order_of_the_file_and_configs_are_a_choice(papers: Path):
@@ -236,17 +237,8 @@ def test_a_bad_line_stops_or_is_left_out_and_counted(papers: Path, case: str, ca
     assert "lines of split train that were skipped: 2" in caplog.text
 
 
-def test_the_manifest_counts_configs_and_skipped_lines(papers: Path, byte_tokenizer: Tokenizer, tmp_path: Path):
-    write(papers / "test.jsonl", line("x"), "{", line("y", "books"))
-    options = {"bad_lines": "skip"}
-    corpus = prepare("arxiv_math", byte_tokenizer, tmp_path, path=papers, options=options, progress=False)
-    splits = corpus.manifest["splits"]
-    assert (splits["test"]["configs"], splits["test"]["skipped_lines"]) == ({"arxiv": 1, "books": 1}, 1)
-    assert (splits["train"]["documents"], splits["train"]["configs"]["arxiv"]) == (3, 3)
-    assert corpus.manifest["source"]["configs"] == ["arxiv"]
-
-
 def test_another_choice_is_another_corpus(papers: Path, byte_tokenizer: Tokenizer, tmp_path: Path):
+    """It counts configs and skipped lines."""
     choices = [{}, {"configs": None}, {"configs": ["arxiv", "books"]}, {"bad_lines": "skip"}]
     for options in choices:
         assert find("arxiv_math", byte_tokenizer, tmp_path, path=papers, options=options) is None
@@ -254,6 +246,11 @@ def test_another_choice_is_another_corpus(papers: Path, byte_tokenizer: Tokenize
     same = find("arxiv_math", byte_tokenizer, tmp_path, path=papers, options={"configs": ["books", "arxiv", "books"]})
     assert same is not None
     assert same.split("train").documents == 4
+    write(papers / "test.jsonl", line("x"), "{", line("y", "books"))
+    skipping = prepare("arxiv_math", byte_tokenizer, tmp_path, path=papers, options=choices[-1], progress=False)
+    splits = skipping.manifest["splits"]
+    assert (splits["test"]["configs"], splits["test"]["skipped_lines"]) == ({"arxiv": 1, "books": 1}, 1)
+    assert skipping.manifest["source"]["configs"] == ["arxiv"]
 
 
 def test_one_line_is_in_memory_at_a_time(papers: Path):
@@ -316,15 +313,6 @@ def test_a_book_is_split_by_length(tmp_path: Path, byte_tokenizer: Tokenizer, ca
     assert all(part.split()[-1] in text.split() for part, text in zip(parts["train"], said))  # no word is cut
     sizes = [corpus.manifest["splits"][split]["tokens"] for split in SPLITS]
     assert [round(size / sum(sizes), 2) for size in sizes] == [0.9, 0.05, 0.05]
-
-
-def test_documents_become_a_corpus_which_another_document_changes(tmp_path: Path, byte_tokenizer: Tokenizer):
-    found = []
-    for count in (10, 11):
-        write(tmp_path / "mine" / "all.jsonl", *(line(f"document {number}") for number in range(count)))
-        corpus = prepare("documents", byte_tokenizer, tmp_path / "c", path=tmp_path / "mine", progress=False)
-        found.append(corpus.split("train").documents)
-    assert found == [8, 9]
 
 
 def test_standard_library_is_split_by_name():

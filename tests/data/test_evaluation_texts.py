@@ -43,11 +43,6 @@ def test_budget_counts_the_same_predictions_for_every_length(data: st.DataObject
         assert len(targets(cut)) == span * min(max(1, budget // span), (tokens - 1) // span)
 
 
-def test_a_length_that_does_not_divide_the_span_moves_the_last_segment_back():
-    assert segments(11, 4, tokens=10, span=10) == [Segment(0, 4, 4), Segment(4, 4, 4), Segment(6, 4, 2)]
-    assert Segment(6, 4, 2).targets == (9, 11)
-
-
 def test_spans_are_spread_over_the_split():
     assert [segment.start for segment in segments(1001, 10, tokens=40, span=10)] == [0, 250, 500, 750]
 

@@ -15,11 +15,11 @@ import pytest
 
 from landmark.data import SPLITS, Corpus, Tokenizer, find, load_tokenizer, open_corpus, prepare
 from landmark.data.preparation import map_in_order
-from landmark.data.sources import open_source, read_text
+from landmark.data.sources import open_source
 from landmark.data.stream import Stream
 from landmark.data.windows import TrainingWindows
 from landmark.utils.errors import UserError
-from landmark.utils.files import sealed, sha256_file
+from landmark.utils.files import sealed
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -32,15 +32,21 @@ def corpus(books: Path, byte_tokenizer: Tokenizer, tmp_path: Path) -> Corpus:
     return prepare("pg19", byte_tokenizer, tmp_path / "cache", path=books, progress=False)
 
 
-def test_streams_hold_the_documents_in_order(corpus: Corpus, books: Path, byte_tokenizer: Tokenizer):
-    texts = [read_text(books / "train" / f"{number}.txt") for number in (2, 9, 10)]
-    stream = corpus.split("train")
-    assert byte_tokenizer.decode_bytes(stream.tokens, special=b"\0").decode() == "".join(f"{t}\0" for t in texts)
-    assert stream.tokens.dtype == np.uint16
-    assert (len(stream), stream.documents) == (sum(len(t.encode()) + 1 for t in texts), 3)
-    assert stream.num_bytes == sum(len(text.encode()) for text in texts)
-    assert stream.words == sum(len(text.split()) for text in texts)
-    assert stream.sha256 == sha256_file(stream.path)
+@pytest.mark.parametrize(("name", "tokenizer"), [("pg19", "byte_tokenizer"), ("stdlib", "gpt2")])
+def test_streams_are_those_written_out(request, books: Path, tmp_path: Path, name: str, tokenizer: str):
+    """Of the standard library, in the tokens of tiktoken: hundreds of documents, short and long beside each other."""
+    tokenizer, path = request.getfixturevalue(tokenizer), books if name == "pg19" else None
+    encode = request.getfixturevalue("tiktoken_gpt2").encode_ordinary if path is None else lambda text: [*text.encode()]
+    corpus = prepare(name, tokenizer, tmp_path, path=path, workers=2, progress=False)
+    for split in SPLITS:
+        texts = [document.text for document in open_source(name, path).documents(split) if document.text]
+        content = np.concatenate([np.append(encode(text), tokenizer.eot) for text in texts]).astype("<u2")
+        stream = corpus.split(split)
+        assert stream.tokens.tobytes() == content.tobytes()
+        assert (len(stream), stream.tokens.dtype, stream.documents) == (len(content), np.uint16, len(texts))
+        assert stream.num_bytes == sum(len(text.encode()) for text in texts)
+        assert stream.words == sum(len(text.split()) for text in texts)
+        assert stream.sha256 == hashlib.sha256(content.tobytes()).hexdigest()
 
 
 def test_manifest_says_what_was_prepared(corpus: Corpus, books: Path, byte_tokenizer: Tokenizer):
@@ -257,11 +263,8 @@ prepare("pg19", Waiting(), sys.argv[1], path=sys.argv[2], workers=2, progress=Fa
 """
 
 
-@pytest.mark.parametrize("with_another", [False, True])
-def test_killed_half_way_it_begins_anew(
-    many_books: Path, byte_tokenizer: Tokenizer, tmp_path: Path, with_another: bool, caplog
-):
-    """By the next call, or by one that was waiting meanwhile."""
+def test_killed_half_way_it_begins_anew(many_books: Path, byte_tokenizer: Tokenizer, tmp_path: Path, caplog):
+    """By a call that was waiting meanwhile. tests/kills.py kills it anywhere, before a next call."""
     cache, corpora, pipes = tmp_path / "cache", [], {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
 
     def one() -> None:
@@ -271,15 +274,10 @@ def test_killed_half_way_it_begins_anew(
     with subprocess.Popen([sys.executable, "-c", KILLED, str(cache), str(many_books)], **pipes) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        if with_another:
-            other.start()
-            wait_until(lambda: "another process is preparing" in caplog.text)
-        (partial,) = cache.glob(".*.partial")
-        process.kill()
-    if not with_another:
-        (partial / "train.bin").write_bytes(b"half a stream")
         assert find("pg19", byte_tokenizer, cache, path=many_books) is None
         other.start()
+        wait_until(lambda: "another process is preparing" in caplog.text)
+        process.kill()
     other.join()
     assert not list(cache.glob(".*.partial"))
     undisturbed = prepare("pg19", byte_tokenizer, tmp_path / "other", path=many_books, progress=False)
@@ -312,24 +310,6 @@ def wait_until(condition, seconds: float = 30) -> None:
 def test_importing_the_data_package_loads_no_torch():
     code = "import sys, landmark.data; assert not {'torch', 'datasets', 'tiktoken'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_streams_of_real_text_are_those_of_tiktoken(gpt2: Tokenizer, tiktoken_gpt2, tmp_path: Path):
-    """Of the standard library: hundreds of documents, short and long ones next to each other."""
-    corpus = prepare("stdlib", gpt2, tmp_path, workers=2, progress=False)
-    for split in SPLITS:
-        texts = [document.text for document in open_source("stdlib").documents(split) if document.text]
-        ids = [np.append(tiktoken_gpt2.encode_ordinary(text), gpt2.eot) for text in texts]
-        content = np.concatenate(ids).astype("<u2").tobytes()
-        assert corpus.manifest["splits"][split] == {
-            "file": f"{split}.bin",
-            "tokens": len(content) // 2,
-            "documents": len(texts),
-            "bytes": sum(len(text.encode()) for text in texts),
-            "words": sum(len(text.split()) for text in texts),
-            "sha256": hashlib.sha256(content).hexdigest(),
-        }
-        assert (corpus.folder / f"{split}.bin").read_bytes() == content
 
 
 def test_real_books_have_the_published_counts(shared: Path, gpt2: Tokenizer, tmp_path: Path):

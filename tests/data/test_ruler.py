@@ -1,6 +1,5 @@
 """RULER's tasks: what their texts state, ask and leave room for; training windows of them; essays."""
 
-import random
 import re
 
 import numpy as np
@@ -8,9 +7,8 @@ import pytest
 
 from landmark.data import SyntheticCorpus, load_tokenizer
 from landmark.data.ruler import TASKS, Ruler
-from landmark.data.ruler.material import NOISE, Essays, Material
+from landmark.data.ruler.material import NOISE, Essays
 from landmark.data.ruler.samples import _KINDS, RulerSamples
-from landmark.data.ruler.tasks import DEPTHS
 from landmark.data.synthetic_windows import MixedWindows, SyntheticWindows
 from landmark.data.windows import TrainingWindows
 from landmark.training.measurement_callback import NotFinite, diverged
@@ -70,101 +68,6 @@ def test_a_prompt_is_a_function_of_split_length_and_number(tokenizer):
     assert one.prompts("test", 2500, 1)[0].answer != one.prompts("validation", 2500, 1)[0].answer
 
 
-@pytest.mark.parametrize(
-    ("task", "needles", "keys", "asked", "kind"),
-    [
-        ("niah_single_1", 1, 1, 1, "number"),
-        ("niah_single_2", 1, 1, 1, "number"),
-        ("niah_single_3", 1, 1, 1, "uuid"),
-        ("niah_multikey_1", 4, 4, 1, "number"),
-        ("niah_multivalue", 4, 1, 4, "number"),
-        ("niah_multiquery", 4, 4, 4, "number"),
-    ],
-)
-def test_needles_are_as_many_as_published(task, needles, keys, asked, kind):
-    for prompt in corpus(task).prompts("test", 4000, 5):
-        text = CODE.decode(prompt.tokens)
-        found = NEEDLE.findall(text)
-        assert len(found) == needles
-        assert len({key for _, key, _ in found}) == keys
-        assert {each for each, *_ in found} == {kind}
-        assert len(prompt.answer.split()) == asked
-        stated = {value: key for _, key, value in found}
-        question = text[text.rindex("What") :]
-        assert all(stated[answer] in question for answer in prompt.answer.split())
-        assert ("are all" in question) == (asked > 1)
-        assert text.startswith("Some special magic" if asked > 1 else "A special magic")
-
-
-@pytest.mark.parametrize("task", ["niah_multikey_2", "niah_multikey_3"])
-def test_a_haystack_of_needles_has_the_key_once(task):
-    prompt = corpus(task).prompts("test", 6000, 1)[0]
-    text = CODE.decode(prompt.tokens)
-    keys = [key for _, key, value in NEEDLE.findall(text)]
-    assert len(keys) > 30
-    (asked,) = [key for _, key, value in NEEDLE.findall(text) if value == prompt.answer]
-    assert keys.count(asked) == 1
-    assert re.search(r"for (\S+) mentioned", text[text.rindex("What") :])[1] == asked
-
-
-def test_needles_stand_at_all_depths():
-    """Of an essay at one of forty depths, of noise after any sentence."""
-    places = []
-    for prompt in corpus("niah_single_1").prompts("test", 1500, 120):
-        places.append(prompt.evidence[0][0] / len(prompt.tokens))
-    assert min(places) < 0.15
-    assert max(places) > 0.75
-    essay = [f"{number}." for number in range(1000)]
-    depths = set()
-    for seed in range(200):
-        sample = TASKS["niah_single_2"].make(random.Random(seed), 1000, 4096, Material(["a-b"], [], essay))
-        before = sample.text[: sample.text.index(sample.evidence[0])].rstrip()
-        depths.add(int(before.split()[-1].rstrip(".")) + 1 if before.endswith(".") and before[-2].isdigit() else 0)
-    assert depths <= {int(1000 * depth / 100) for depth in DEPTHS}
-    assert len(depths) > 30
-
-
-def test_a_chain_of_variables_is_stated_in_order():
-    prompt = corpus("vt").prompts("test", 4000, 1)[0]
-    text = CODE.decode(prompt.tokens)
-    example, _, asked = text.rpartition("Memorize and track")
-    names, (value,) = prompt.answer.split(), set(re.findall(r"assigned the value (\d+)", asked))
-    assert len(names) == 5
-    assert {len(name) for name in names} == {5}
-    stated = re.findall(r"VAR ([A-Z]+) = (?:VAR )?(\w+)", asked)
-    assert stated == list(zip(names, [value, *names]))
-    assert re.search(r"they are:  [A-Z]{3}( [A-Z]{3}){4}\n", example)
-
-
-@pytest.mark.parametrize(("length", "often", "seldom"), [(2048, 6, 1), (9000, 30, 3)])
-def test_common_words_come_more_often_than_all_others(length, often, seldom):
-    prompt = corpus("cwe").prompts("test", length, 1)[0]
-    listed = CODE.decode(prompt.tokens).rpartition("Below is")[2].rpartition("\nQuestion")[0]
-    numbers, words = zip(*re.findall(r"(\d+)\. (\w+)", listed), strict=True)
-    assert [int(number) for number in numbers] == list(range(1, len(numbers) + 1))
-    counts = {word: words.count(word) for word in words}
-    answers = prompt.answer.split()
-    assert len(answers) == 10
-    assert {counts.pop(answer) for answer in answers} == {often}
-    assert set(counts.values()) <= {seldom}
-
-
-def test_frequent_words_follow_the_law():
-    prompt = corpus("fwe").prompts("test", 9000, 1)[0]
-    text = CODE.decode(prompt.tokens)
-    coded = text[text.index("coded words. ") + 13 : text.rindex("\nQuestion")].split()
-    counts = sorted(((coded.count(word), word) for word in set(coded)), reverse=True)
-    assert counts[0][1] == "..."
-    assert [word for _, word in counts[1:4]] == prompt.answer.split()
-    for rank, (count, _) in enumerate(counts[:6], 1):
-        assert count == pytest.approx(counts[0][0] / rank**2, abs=1)
-
-
-def test_a_text_that_cannot_be_so_short_is_refused():
-    with pytest.raises(UserError, match=r"eval\.length=100: a niah_multiquery prompt needs at least \d+ tokens"):
-        corpus("niah_multiquery").prompts("test", 100, 1)
-
-
 def test_essays_begin_again_after_their_end():
     words = CODE.decode(STREAM).split()
     assert ESSAYS.words(0, 5) == words[:5]
@@ -214,14 +117,16 @@ def test_training_windows_answer_for_each_key_once_with_its_values_in_the_order_
     assert len(keys) > 100
 
 
+def test_texts_and_windows_that_are_too_short_are_refused():
+    with pytest.raises(UserError, match=r"eval\.length=100: a niah_multiquery prompt needs at least \d+ tokens"):
+        corpus("niah_multiquery").prompts("test", 100, 1)
+    with pytest.raises(UserError, match=r"data\.tasks: no task fits into a window of 50 tokens: raise train\.length"):
+        RulerSamples(ESSAYS).window(np.random.default_rng(0), 50, CODE)
+
+
 def test_every_task_is_of_one_kind_of_training_text():
     assert sorted(name for kind in _KINDS for name in kind) == sorted(TASKS)
     assert sum(_KINDS.values()) == pytest.approx(1)
-
-
-def test_windows_that_are_too_short_are_refused():
-    with pytest.raises(UserError, match=r"data\.tasks: no task fits into a window of 50 tokens: raise train\.length"):
-        RulerSamples(ESSAYS).window(np.random.default_rng(0), 50, CODE)
 
 
 def test_a_share_of_the_windows_is_tasks_and_the_others_stay_as_they_were(tmp_path):

@@ -5,16 +5,19 @@ from functools import partial
 
 import numpy as np
 import pytest
+import torch
 
 from landmark.config.schema import SYNTHETIC, DataConfig
 from landmark.data import SyntheticCorpus, load_tokenizer, synthetic_corpus, task_corpus
 from landmark.data.datamodule import WindowDataModule
 from landmark.data.key_value import KEYS, KeyValue
 from landmark.data.mqar import Mqar
-from landmark.data.passkey import FILLER, INTRODUCTION, LARGEST, SENTENCES, Passkey
+from landmark.data.passkey import FILLER, INTRODUCTION, LARGEST, Passkey
+from landmark.data.ruler.samples import RulerSamples
 from landmark.data.synthetic_windows import SyntheticWindows
 from landmark.utils.constants import NO_LOSS
 from landmark.utils.errors import UserError
+from tests.data.test_ruler import CODE, ESSAYS
 from tests.training.training_case import make_config, make_corpus
 
 TOKENIZER, SYMBOLS = load_tokenizer("bytes"), load_tokenizer("symbols", vocab_size=64)
@@ -58,37 +61,38 @@ def test_every_kind_of_synthetic_data_by_its_name():
     assert synthetic_corpus(DataConfig(name="pg19", cache=""), TOKENIZER) is None
 
 
-def windows(split="train", block_size=9, seed=0):
-    corpus = SyntheticCorpus(Passkey(), TOKENIZER)
-    return SyntheticWindows(corpus, split, length=300, batch_size=6, seed=seed, block_size=block_size)
+DATA = {"passkey": Passkey(), "key_value": KeyValue(), "mqar": Mqar(4), "ruler": RulerSamples(ESSAYS)}
+TOKENIZERS = {"mqar": SYMBOLS, "ruler": CODE}
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_windows_of_any_data(name):
+    """They depend on split, seed, step and index, and are the same text with landmarks and without."""
+    tokenizer = TOKENIZERS.get(name, TOKENIZER)
+
+    def made(split="train", seed=0, step=7, indices=None, length=320, block_size=15):
+        settings = {"length": length, "batch_size": 6, "seed": seed, "block_size": block_size}
+        return SyntheticWindows(SyntheticCorpus(DATA[name], tokenizer), split, **settings).batch(step, indices)
+
+    marked, part, plain = made(), made(indices=range(2, 5)), made(length=300, block_size=None)
+    others = [made(step=8), made(seed=1), made("validation")]
+    assert all((marked.tokens != other.tokens).any(1).all() for other in others)
+    assert (plain.phase, marked.phase.tolist()) == (None, [0] * 6)
+    is_landmark = marked.tokens == tokenizer.landmark
+    assert (is_landmark == (torch.arange(320) % 16 == 15)).all()
+    assert (marked.targets[is_landmark] == NO_LOSS).all()
+    for each in ("tokens", "targets", "weights"):
+        assert torch.equal(getattr(part, each), getattr(marked, each)[2:5])
+        assert torch.equal(getattr(marked, each)[~is_landmark], getattr(plain, each).flatten())
+    assert ((plain.weights > 0) == (plain.targets != NO_LOSS)).all()
+    assert plain.weights.sum(1).tolist() == pytest.approx((plain.targets != NO_LOSS).sum(1).tolist(), rel=1e-4)
+    if name != "mqar":  # whose targets are values
+        counted = plain.targets[:, :-1] != NO_LOSS
+        assert torch.equal(plain.targets[:, :-1][counted], plain.tokens[:, 1:][counted])
 
 
 def text_of(tokens):
     return TOKENIZER.decode([token for token in tokens if token != TOKENIZER.landmark])
-
-
-def test_a_sample_depends_on_split_seed_step_and_index_only():
-    whole = windows().batch(7)
-    part = windows().batch(7, range(2, 5))
-    assert (whole.tokens[2:5] == part.tokens).all()
-    assert whole.weights is not None
-    assert (whole.weights[2:5] == part.weights).all()
-    others = [windows().batch(8), windows(seed=1).batch(7), windows("validation").batch(7)]
-    assert all((whole.tokens != other.tokens).any(1).all() for other in others)
-
-
-@pytest.mark.parametrize("block_size", [None, 9])
-def test_targets_are_the_tokens_that_follow(block_size):
-    batch = windows(block_size=block_size).batch(0)
-    assert (batch.phase is None) == (block_size is None)
-    for tokens, targets in zip(batch.tokens.numpy(), batch.targets.numpy()):
-        raw = [token for token in tokens if token != TOKENIZER.landmark]
-        at = [i for i, token in enumerate(tokens) if token != TOKENIZER.landmark]
-        for this, following in zip(at, raw[1:]):
-            assert targets[this] in (following, NO_LOSS)
-        if block_size is not None:
-            assert [i % 10 == 9 for i in range(300)] == [token == TOKENIZER.landmark for token in tokens]
-        assert (targets[tokens == TOKENIZER.landmark] == NO_LOSS).all()
 
 
 def texts_of(tokens, tokenizer=TOKENIZER):
@@ -98,12 +102,10 @@ def texts_of(tokens, tokenizer=TOKENIZER):
 
 
 def test_answers_weigh_most_and_first_mentions_have_no_loss():
-    batch = windows(block_size=None).batch(3)
-    assert batch.weights is not None
+    settings = {"length": 300, "batch_size": 6, "seed": 0, "block_size": None}
+    batch = SyntheticWindows(SyntheticCorpus(Passkey(), TOKENIZER), "train", **settings).batch(3)
     kinds, answered = set(), 0
-    for tokens, targets, weights in zip(batch.tokens.numpy(), batch.targets.numpy(), batch.weights.numpy()):
-        assert weights.sum() == pytest.approx((targets != NO_LOSS).sum(), rel=1e-4)
-        assert ((weights > 0) == (targets != NO_LOSS)).all()
+    for tokens, weights in zip(batch.tokens.numpy(), batch.weights.numpy()):
         usual = np.median(weights[weights > 0])
         kinds.add(text_of(tokens).startswith(INTRODUCTION[:40]))
         for start, stop in texts_of(tokens):
@@ -187,10 +189,6 @@ def test_identity_follows_what_decides_samples_and_prompts():
     assert hashes(needles=3)[1] != test
     assert hashes(dense=0.2)[0] != train
     assert hashes(dense=0.2)[1] == test
-
-
-def test_filler_is_made_of_its_sentences():
-    assert " ".join(SENTENCES) == FILLER.strip()
 
 
 def test_a_share_of_the_windows_of_a_text_is_pass_keys(tmp_path, monkeypatch):
@@ -304,21 +302,3 @@ def test_gaps_follow_the_power_law():
         places[(np.flatnonzero(targets != NO_LOSS)[0] - 2) // 2] += 1
     law = np.arange(1, 61) ** (0.01 - 1.0)
     np.testing.assert_allclose(places / 1000, law / law.sum(), atol=4 * np.sqrt(0.25 * 0.75 / 1000))
-
-
-@pytest.mark.parametrize("block_size", [None, 3, 15])
-def test_windows_have_the_text_between_their_landmarks(block_size):
-    length = 64 if block_size is None else 64 + 64 // block_size
-    corpus = SyntheticCorpus(Mqar(4), SYMBOLS)
-    batch = SyntheticWindows(corpus, "train", length=length, batch_size=5, seed=0, block_size=block_size).batch(2)
-    for tokens, targets in zip(batch.tokens.numpy(), batch.targets.numpy()):
-        is_text = tokens != SYMBOLS.landmark
-        assert (targets[~is_text] == NO_LOSS).all()
-        tokens, targets = tokens[is_text], targets[is_text]
-        assert len(tokens) >= 63
-        known = dict(zip(tokens[:8:2].tolist(), tokens[1:8:2].tolist(), strict=True))
-        asked = np.flatnonzero(targets != NO_LOSS)
-        assert 3 <= len(asked) <= 4
-        assert [known[key] for key in tokens[asked].tolist()] == targets[asked].tolist()
-    assert batch.weights is not None
-    assert ((batch.weights == 1) == (batch.targets != NO_LOSS)).all()

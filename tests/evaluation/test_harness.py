@@ -32,6 +32,7 @@ LINE = "the crow sees the boat, and the boat sees the crow; "
 PAIRS = [("the boat", " sees the crow"), ("a crow", " hears"), ("", "the crow sees"), (3 * LINE, "the boat")]
 RULER = str(Path(lm_eval.__file__).parent / "tasks" / "ruler")
 TASKS = TaskManager(include_defaults=False)  # to list all tasks takes most of the time
+QUICK = {"bootstrap_iters": 0, "log_samples": True, "task_manager": TASKS}
 DOCUMENTS = [LINE, 5 * LINE, "crow"]
 
 TEMPLATE = (
@@ -113,25 +114,15 @@ def chatting(tmp_path_factory):
     return folder
 
 
-def test_loglikelihoods_are_those_of_hf_to_the_last_bit(both):
-    asked = requests("loglikelihood", *PAIRS)
-    ours, theirs = (model.loglikelihood(asked, disable_tqdm=True) for model in both)
-    assert ours == theirs
-
-
-def test_rolling_loglikelihoods_are_those_of_hf_to_the_last_bit(both):
-    asked = requests("loglikelihood_rolling", *((text,) for text in DOCUMENTS))
-    ours, theirs = (model.loglikelihood_rolling(asked, disable_tqdm=True) for model in both)
-    assert ours == theirs
-
-
-def test_documents_longer_than_the_model_are_cut_into_the_windows_of_hf(plain):
-    ours = LandmarkLM(str(plain), device="cpu", max_length=64)
-    theirs = HFLM(pretrained=str(plain), device="cpu", dtype="float32", max_length=64, add_bos_token=False)
-    asked = requests("loglikelihood_rolling", *((text,) for text in DOCUMENTS))
-    assert ours.loglikelihood_rolling(asked) == theirs.loglikelihood_rolling(asked, disable_tqdm=True)
+@pytest.mark.parametrize("length", [{}, {"max_length": 64}], ids=str)
+def test_loglikelihoods_are_those_of_hf_to_the_last_bit(plain, length):
+    """Also of documents that are longer than the model, which are cut into the same windows."""
+    ours = LandmarkLM(str(plain), device="cpu", **length)
+    theirs = HFLM(pretrained=str(plain), device="cpu", batch_size=1, dtype="float32", add_bos_token=False, **length)
     asked = requests("loglikelihood", *PAIRS)
     assert ours.loglikelihood(asked) == theirs.loglikelihood(asked, disable_tqdm=True)
+    asked = requests("loglikelihood_rolling", *((text,) for text in DOCUMENTS))
+    assert ours.loglikelihood_rolling(asked) == theirs.loglikelihood_rolling(asked, disable_tqdm=True)
 
 
 def test_generated_texts_are_those_of_hf(both):
@@ -214,14 +205,8 @@ def test_the_harness_evaluates_a_model_with_a_memory(fixture, request):
 
 
 def test_the_harness_gives_plain_models_the_same_results_as_hf(both):
-    ours, theirs = (
-        simple_evaluate(model=model, tasks=[Colours()], bootstrap_iters=0, log_samples=True, task_manager=TASKS)
-        for model in both
-    )
-    assert ours is not None
-    assert theirs is not None
-    found = [[sample["filtered_resps"] for sample in each["samples"]["colours"]] for each in (ours, theirs)]
-    assert found[0] == found[1]
+    ours, theirs = (simple_evaluate(model=model, tasks=[Colours()], **QUICK)["samples"]["colours"] for model in both)
+    assert [sample["filtered_resps"] for sample in ours] == [sample["filtered_resps"] for sample in theirs]
 
 
 def test_rulers_own_task_runs_offline(wrapped):
@@ -308,9 +293,7 @@ def test_chats_are_those_of_hf(chatting):
         assert ours.tok_encode(text).count(ours.eot_token_id) == 1
     assert ours.chat_template(True) == theirs.chat_template(True) == TEMPLATE
     found, expected = (
-        simple_evaluate(model=model, tasks=[Colours()], bootstrap_iters=0, log_samples=True, apply_chat_template=True)[
-            "samples"
-        ]["colours"]
+        simple_evaluate(model=model, tasks=[Colours()], apply_chat_template=True, **QUICK)["samples"]["colours"]
         for model in (ours, theirs)
     )
     assert [each["arguments"] for each in found] == [each["arguments"] for each in expected]

@@ -83,13 +83,18 @@ def test_batches_do_not_matter(stream):
 
 
 def test_memory_that_holds_everything_equals_one_window(stream):
+    """Wherever its blocks are put; with fewer of them, the places matter."""
     model = model_of(LANDMARK)
-    whole = evaluate(model, stream, TOKENIZER, settings(length=60))
-    chunks = evaluate(model, stream, TOKENIZER, settings(length=60, local=17, k=12))
-    assert chunks["nll"] == pytest.approx(whole["nll"], rel=1e-4)
-    fewer = evaluate(model, stream, TOKENIZER, settings(length=60, local=17, k=1))
-    assert abs(fewer["nll"] - whole["nll"]) > 1e-4
-    assert fewer["keys_attended"] < chunks["keys_attended"] == whole["keys_attended"] == 30.5
+    whole, losses = evaluate(model, stream, TOKENIZER, settings(length=60)), set()
+    for mapping in ("stingy", "true"):
+        chunks, fewer = (
+            evaluate(model, stream, TOKENIZER, settings(length=60, local=17, k=k, mapping=mapping)) for k in (12, 4)
+        )
+        assert chunks["nll"] == pytest.approx(whole["nll"], rel=1e-4)
+        assert abs(fewer["nll"] - whole["nll"]) > 1e-4
+        assert fewer["keys_attended"] < chunks["keys_attended"] == whole["keys_attended"] == 30.5
+        losses.add(fewer["nll"])
+    assert len(losses) == 2
 
 
 def test_dropped_lookups_are_counted_and_attend_to_nothing(stream):
@@ -109,18 +114,6 @@ def test_dropped_lookups_are_counted_and_attend_to_nothing(stream):
     assert (attended[0] - attended[1]) / (attended[0] - attended[2]) == pytest.approx(rates[1])
     assert none["memory"]["skipped"] == 1
     assert len({result["nll"] for result in (kept, half, none)}) == 3
-
-
-def test_true_positions_of_everything_equal_one_window(stream):
-    model = model_of(LANDMARK)
-    whole = evaluate(model, stream, TOKENIZER, settings(length=60))
-    true, stingy = (
-        evaluate(model, stream, TOKENIZER, settings(length=60, local=17, k=4, mapping=mapping))
-        for mapping in ("true", "stingy")
-    )
-    everything = evaluate(model, stream, TOKENIZER, settings(length=60, local=17, k=12, mapping="true"))
-    assert everything["nll"] == pytest.approx(whole["nll"], rel=1e-4)
-    assert true["nll"] != stingy["nll"]
 
 
 def test_a_cutoff_without_a_context_miss_token_is_refused(stream):
@@ -187,15 +180,12 @@ def test_settings_that_do_not_fit_are_refused(stream, config, change, message):
 def test_transformer_xl_attends_to_as_many_keys_in_training_and_evaluation(length, window, cache):
     shape = changed(XL, window=window, cache=cache)
     keys = keys_per_query(length, window, cache)
+    assert keys == 352.5 or length < 2048  # of the paper's
+    assert attention_size(PLAIN, settings(64), 64, 64) == (keys_per_query(64), 0.0)
     assert attention_size(shape, settings(length), length, window) == (keys, 0.0)
     model = model_of(shape)
     config = make_config("transformer_xl", length=length)
     assert training_flops_per_token(model, config) == flops_per_token(model.num_parameters(), 2, 16, keys)
-
-
-def test_keys_of_the_papers_transformer_xl_and_of_a_plain_model():
-    assert keys_per_query(2048, 256, 256) == 352.5
-    assert attention_size(PLAIN, settings(64), 64, 64) == (keys_per_query(64), 0.0)
 
 
 @pytest.mark.parametrize(("block", "window", "k", "dense"), [(5, 10, 3, 0), (4, 0, 2, 0), (3, 21, 1, 0), (4, 8, 2, 40)])

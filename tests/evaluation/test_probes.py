@@ -78,32 +78,18 @@ def settings(probe, length=60, local=None, k=2, prompts=6, batch_size=None, **me
     )
 
 
-@pytest.mark.parametrize(("length", "local"), [(60, None), (60, 60), (60, 7), (400, 50)])
-def test_a_model_that_copies_pays_for_the_first_copy_alone(stream, length, local):
+@pytest.mark.parametrize(("length", "local"), [(60, None), (60, 7), (480, 50)])
+def test_a_model_that_copies_pays_for_the_first_copy_alone_and_recalls_every_value(stream, length, local):
     results = evaluate_probe(Copier(LANDMARK), stream, TOKENIZER, settings("copy", length, local))
     assert results["first_copy"] == pytest.approx(NOTHING)
     assert results["second_copy"] == results["nll"] < 1e-6
     assert results["perplexity"] == pytest.approx(1)
     assert results["tokens"] == 6 * (length // 2 - 1)
     assert results["prompts"] == 6
-
-
-@pytest.mark.parametrize(("length", "local"), [(60, None), (60, 7), (480, 50)])
-def test_a_model_that_copies_recalls_every_value(stream, length, local):
-    results = evaluate_probe(Copier(LANDMARK), stream, TOKENIZER, settings("recall", length, local))
-    assert results["recall"] == 1
-    assert results["correct"] == [length // 4] * 6
-    assert results["nll"] < 1e-6
-    assert results["recall_low"] > 1 - 4 / (6 * length / 4)
-    assert results["recall_high"] == 1
-
-
-@pytest.mark.parametrize("probe", ["copy", "recall"])
-def test_a_model_that_forgets_its_chunks_guesses(stream, probe):
-    """Its text comes again just when it is gone."""
-    results = evaluate_probe(Copier(LANDMARK, forgets=True), stream, TOKENIZER, settings(probe, 60, 30))
-    assert results["nll"] == pytest.approx(NOTHING)
-    assert results.get("recall", 0) < 0.1
+    recall = evaluate_probe(Copier(LANDMARK), stream, TOKENIZER, settings("recall", length, local))
+    assert (recall["recall"], recall["recall_high"], recall["correct"]) == (1, 1, [length // 4] * 6)
+    assert recall["nll"] < 1e-6
+    assert recall["recall_low"] > 1 - 4 / (6 * length / 4)
 
 
 def test_a_model_that_knows_nothing_has_chance(stream):
@@ -112,6 +98,10 @@ def test_a_model_that_knows_nothing_has_chance(stream):
     assert copy["first_copy"] == pytest.approx(NOTHING) == copy["second_copy"]
     assert copy["second_copy_se"] == pytest.approx(0, abs=1e-9)
     assert recall["nll"] == pytest.approx(NOTHING)
+    for probe in ("copy", "recall"):  # nor has one that forgets its chunks: its text comes again just when it is gone
+        forgets = evaluate_probe(Copier(LANDMARK, forgets=True), stream, TOKENIZER, settings(probe, 60, 30))
+        assert forgets["nll"] == pytest.approx(NOTHING)
+        assert forgets.get("recall", 0) < 0.1
     texts = probe_texts(settings("recall").eval, stream, TOKENIZER)  # of equal logits the first is taken: token 0
     assert recall["correct"] == (texts.tokens[:, texts.counted] == 0).sum(1).tolist()
 
@@ -165,11 +155,8 @@ def test_rows_of_one_length_are_paired_segment_by_segment(stream, probe):
     assert found.nats == pytest.approx(-NOTHING)
     longer = evaluate_probe(Copier(LANDMARK), stream, TOKENIZER, settings(probe, 80))
     assert paired_difference(copier["segments"], longer["segments"]) is None
-
-
-def test_the_two_probes_are_never_paired(stream):
-    found = [evaluate_probe(Copier(LANDMARK), stream, TOKENIZER, settings(probe)) for probe in ("copy", "recall")]
-    assert paired_difference(*(results["segments"] for results in found)) is None
+    other = evaluate_probe(Copier(LANDMARK), stream, TOKENIZER, settings({"copy": "recall"}.get(probe, "copy")))
+    assert paired_difference(copier["segments"], other["segments"]) is None
 
 
 def test_the_interval_is_wider_where_values_are_recalled_together():

@@ -50,26 +50,6 @@ def by_hand(weights=True, layer=0):
     return Retrieval(layer, 6, kept(2), ages, given if weights else None)
 
 
-def test_a_map_made_by_hand():
-    found = RetrievalMap(8, 4, 2)
-    nothing = torch.zeros(1, 1, 6, 0)
-    found(Retrieval(0, 0, kept(0), nothing.long(), nothing))
-    found(by_hand())
-    shown = summary(found)
-    assert shown["best"] == [[0, 0, 0, 0], [0, 0, 0, 0], [0.25, 0.175, 0, 0], [0, 0.25, 0, 0]]
-    assert shown["mean"] == shown["best"]
-    assert (shown["layer"], shown["head"], shown["cell"], shown["share_of"]) == (0, 0, 2, "attention")
-    assert shown["found"] is None  # the second copy is one chunk
-
-
-def test_without_weights_the_queries_are_counted():
-    found = RetrievalMap(8, 4, 2)
-    found(by_hand(weights=False))
-    shown = summary(found)
-    assert shown["best"] == [[0, 0, 0, 0], [0, 0, 0, 0], [0.5, 1, 0, 0], [0, 1, 0, 0]]
-    assert shown["share_of"] == "queries"
-
-
 @pytest.mark.parametrize("weights", [True, False])
 def test_queries_below_the_cutoff_retrieve_nothing(weights):
     """Of tokens 4 and 5, a landmark and token 6 the second and the third retrieve; the landmark is not counted."""
@@ -93,16 +73,6 @@ def test_the_head_with_most_weight_for_the_earlier_occurrence_is_shown():
     shown = summary(found)
     assert (shown["layer"], shown["head"]) == (1, 0)
     assert shown["mean"][2] == pytest.approx([(0.25 + 0.05) / 2, (0.175 + 0.9) / 2, 0, 0], abs=1e-4)
-
-
-def test_found_counts_queries_after_the_chunk_in_which_the_second_copy_begins():
-    """12 tokens in blocks and chunks of 2. The second copy is of tokens 6 to 11: 8, 9 and 10 are counted."""
-    found = RetrievalMap(12, 2, 2)
-    for chunk, blocks in ((3, [[0], [0]]), (4, [[1], [0]]), (5, [[2]])):  # the block that each token retrieves
-        retrieved = torch.tensor([*blocks, blocks[0]][: 3 if len(blocks) == 2 else 1])
-        ages = (chunk - retrieved)[None, None]
-        found(Retrieval(0, 3 * chunk, kept(chunk), ages, torch.ones(ages.shape)))
-    assert summary(found)["found"] == pytest.approx(2 / 3, abs=1e-4)
 
 
 def test_a_query_that_retrieves_nothing_has_not_found_the_first_block():
@@ -130,6 +100,7 @@ def plain_map(model, texts, config, layer, head):
             k=config.retrieval.k,
             granularity=config.retrieval.granularity,
             max_blocks=config.memory.blocks,
+            scorer=config.retrieval.scorer,
             observer=told.append,
         )
         for start in range(0, length - 1, local):
@@ -155,10 +126,13 @@ def plain_map(model, texts, config, layer, head):
 
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
-@pytest.mark.parametrize(("length", "local", "blocks"), [(80, 17, None), (80, 17, 4), (84, 43, None)])
-def test_a_real_map_equals_plain_loops(stream, granularity, length, local, blocks):
+@pytest.mark.parametrize(
+    ("length", "local", "blocks", "scorer"),
+    [(80, 17, None, "landmark"), (80, 17, 4, "mean_key"), (84, 43, None, "landmark"), (84, 17, None, "recent")],
+)
+def test_a_real_map_equals_plain_loops(stream, granularity, length, local, blocks, scorer):
     model, config = model_of(LANDMARK), settings("copy", length, local, k=3, prompts=3, batch_size=2, blocks=blocks)
-    config.retrieval.granularity = granularity
+    config.retrieval.granularity, config.retrieval.scorer = granularity, scorer
     shown = evaluate_probe(model, stream, TOKENIZER, config)["copy_map"]
     texts = torch.from_numpy(probe_texts(config.eval, stream, TOKENIZER).tokens)
     expected = {(layer, head): plain_map(model, texts, config, layer, head) for layer in range(2) for head in range(2)}
@@ -166,24 +140,8 @@ def test_a_real_map_equals_plain_loops(stream, granularity, length, local, block
     np.testing.assert_allclose(shown["best"], best, atol=1e-4)
     np.testing.assert_allclose(shown["mean"], np.mean([each for each, _ in expected.values()], 0), atol=1e-4)
     assert shown["found"] == pytest.approx(found, abs=1e-4)
-
-
-@pytest.mark.parametrize("scorer", ["landmark", "recent", "random", "mean_key"])
-def test_shares_are_of_blocks_before_the_chunk(stream, scorer):
-    length, local, block = 200, 40, BLOCK
-    config = settings("copy", length, local, k=2)
-    config.retrieval.scorer = scorer
-    shown = evaluate_probe(model_of(LANDMARK), stream, TOKENIZER, config)["copy_map"]
-    for values in (np.array(shown["best"]), np.array(shown["mean"])):
-        assert values.shape == (40, 40)
-        assert values.sum(1).max() <= 1.001
-        assert (values.sum(1)[local // block :] > 0).all()
-        for row, each in enumerate(values):
-            first = row * block // local * local // block  # block of the chunk's start
-            assert not each[first:].any()
-            if scorer == "recent":
-                assert not each[: max(0, first - 2)].any()
-    assert (shown["found"] == 0) == (scorer == "recent")
+    assert (found == 0) == (scorer == "recent" or blocks is not None)
+    assert (shown["cell"], shown["share_of"]) == (BLOCK, "attention")
 
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)

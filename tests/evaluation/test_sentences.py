@@ -12,9 +12,9 @@ pytest.importorskip("bm25s", reason="the optional extra `hf` is not installed")
 
 from landmark.attention.rotary import RotaryTable, rotate
 from landmark.data import Stream, load_tokenizer
-from landmark.data.evaluation_texts import asked_blocks, document_texts, sentence_queries, split_into_blocks
+from landmark.data.evaluation_texts import asked_blocks, sentence_queries
 from landmark.evaluation import sentences
-from landmark.evaluation.sentences import WINDOW, Scorer, _bm25, _chance, _rank, evaluate_sentences
+from landmark.evaluation.sentences import WINDOW, Scorer, _chance, _rank, evaluate_sentences
 from landmark.memory import Memory
 from landmark.models import Decoder
 from landmark.utils.errors import UserError
@@ -50,10 +50,6 @@ def asking(retriever="landmark", query="second_half", prompts=QUERIES):
     return replace(config, eval=replace(config.eval, retriever=retriever, prompts=prompts, query=query))
 
 
-def test_documents_come_back_from_a_stream():
-    assert document_texts(stream(made_up(0)), TOKENIZER) == made_up(0)
-
-
 def test_queries_are_gone_and_first_halves_are_there():
     texts = made_up(1)
     halved = sentence_queries(texts, QUERIES, seed=0)
@@ -68,6 +64,8 @@ def test_queries_are_gone_and_first_halves_are_there():
     assert sum(map(len, halved.texts)) + sum(map(len, halved.queries)) == sum(map(len, texts))
     assert sentence_queries(texts, QUERIES, seed=0) == halved
     assert sentence_queries(texts, QUERIES, seed=1) != halved
+    with pytest.raises(UserError, match="has only"):
+        sentence_queries(texts, 1000, seed=0)
 
 
 @pytest.mark.parametrize("query", ["sentence", "altered"])
@@ -83,11 +81,6 @@ def test_whole_sentences_stay_and_are_asked_for(query):
         else:
             words = half.split() + sentence[: -len(half)].split()
             assert text.split() == [word for number, word in enumerate(words) if number % 3 != 2]
-
-
-def test_too_few_sentences_are_refused():
-    with pytest.raises(UserError, match="has only"):
-        sentence_queries(made_up(2), 1000, seed=0)
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 50])
@@ -113,26 +106,6 @@ def test_blocks_cut_no_character_and_those_wanted_hold_the_place(block_size):
         assert query not in found.removesuffix(asked.texts[wanted[-1]])
 
 
-def test_blocks_are_of_the_text_where_the_tokenizer_changes_it():
-    """It lowers letters, takes accents off and puts a space in front, as tokenizers of real models do."""
-    pytest.importorskip("transformers")
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    from landmark.data.tokenizers import PretrainedTokenizer
-
-    letters = {letter: number for number, letter in enumerate("▁abcdefghijklmnopqrstuvwxyz.,'?")}
-    inner = Tokenizer(models.BPE(vocab=letters, merges=[], unk_token="?"))
-    inner.normalizer = normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents(), normalizers.Lowercase()])
-    inner.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
-    tokenizer = PretrainedTokenizer(PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<eot>"))
-    text = "Élan vital, Ça va. Übung 'macht' den Meister."
-    blocks, ids = split_into_blocks(text, tokenizer, 6)
-    assert "".join(blocks) == text
-    assert blocks[:2] == ["Élan ", "vital,"]
-    assert len(ids) == 6 * len(blocks)
-
-
 def test_rank_counts_the_blocks_before_the_best_wanted_one():
     scores = torch.tensor([0.5, 3.0, 1.0, 2.0, 1.0])
     assert _rank(scores, [1]) == 1
@@ -145,11 +118,6 @@ def test_chance_is_that_of_drawing():
     drawn = [set(draw.choice(40, 10, replace=False)) & {3, 17} for _ in range(4000)]
     assert _chance(40, 2, 10) == pytest.approx(np.mean([bool(hit) for hit in drawn]), abs=0.03)
     assert _chance(40, 1, 1) == pytest.approx(1 / 40)
-
-
-def test_bm25_prefers_the_block_with_the_words():
-    score = _bm25(["herons stand in water", "schooners have masts", "water runs downhill"])
-    assert int(score("a schooners two masts").argmax()) == 1
 
 
 @pytest.fixture(scope="module")

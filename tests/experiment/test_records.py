@@ -1,5 +1,6 @@
 """Files of runs and rows: written, locked, damaged, found and swept away."""
 
+import itertools
 import json
 import os
 import re
@@ -73,15 +74,14 @@ def test_a_damaged_file_is_one_line(tmp_path, read, name, content, message):
         read(path.parent if read in (trained_with, read_run) else path)
 
 
-@pytest.mark.parametrize("value", [None, [], 3])
-def test_damaged_records_do_not_end_the_report(work, capsys, value):
+def test_damaged_records_do_not_end_the_report(work, capsys):
     """Each has another part that is no object."""
     work("+experiment=quickstart", "data=pg19", "seeds=null")
     paths = sorted((work.output / "records" / "rows").iterdir())
     damaged = dict(zip(("settings", "labels", "results", "provenance"), paths, strict=False))
-    for part, path in damaged.items():
-        path.write_text(json.dumps(json.loads(path.read_text()) | {part: value}))
-    for task in ("report", "status"):
+    for task, value in itertools.product(("report", "status"), (None, [], 3)):
+        for part, path in damaged.items():
+            path.write_text(json.dumps(json.loads(path.read_text()) | {part: value}))
         work.task(f"output={work.output}", f"task={task}")
         said = capsys.readouterr().out
         for part, path in damaged.items():

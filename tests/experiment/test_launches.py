@@ -78,12 +78,9 @@ def test_rows_of_no_experiment_or_of_another_one_by_now(work, monkeypatch):
     assert len(rows_without_launch(contents, found)) == 2
 
 
-def test_before_anything_is_made_all_is_missing_and_nothing_is_made(work, capsys):
+def test_of_an_experiment_each_run_and_row(work, capsys):
     assert status(work, capsys, *QUICK).startswith(f"{FIRST}8 missing\n")
     assert not work.output.exists()
-
-
-def test_of_an_experiment_each_run_and_row(work, capsys):
     work(*QUICK, "row=plain_512")
     before = {path: path.stat().st_mtime_ns for path in work.output.rglob("*") if path.is_file()}
     said = status(work, capsys, *QUICK)
@@ -93,11 +90,7 @@ def test_of_an_experiment_each_run_and_row(work, capsys):
     assert state(said, "run transformer-pg19-nano-") == ("done", "")
     assert {path: path.stat().st_mtime_ns for path in work.output.rglob("*") if path.is_file()} == before
     assert status(work, capsys, *QUICK, "row=plain_512").startswith(f"{FIRST}2 done\n")  # the arrow up, and a task
-
-
-def test_of_a_row_without_an_experiment(work, capsys):
     free = ("model=landmark", "retrieval.k=2", "name=mine")
-    assert status(work, capsys, *free).splitlines()[0].endswith(": 2 missing")
     work(*free)
     said = status(work, capsys, *free)
     assert said.startswith("mine (nano, pg19, bytes, eval.tokens=8192, ")

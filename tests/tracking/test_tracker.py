@@ -308,33 +308,31 @@ def start(output, *program, mode="offline", **variables):
     return python(*program, *TINY, f"logger.mode={mode}", f"output={output}", cwd=ROOT, env=environment | variables)
 
 
-def test_a_killed_training_has_each_point_once(tmp_path):
-    assert start(tmp_path, "-c", KILLED).returncode == -signal.SIGKILL
-    done = start(tmp_path, "run.py")
+@pytest.mark.parametrize("arrived", [None, 2, 5])
+def test_a_killed_training_has_each_point_once(tmp_path, arrived):
+    """Offline, and at a W&B to which fewer points had come than the checkpoint at step 3 has seen, or more."""
+    lost, server = Server(), Server()
+    before, after = (
+        {} if arrived is None else {"mode": "online", **KEY, "WANDB_BASE_URL": w.url} for w in (lost, server)
+    )
+    assert start(tmp_path, "-c", KILLED, **before).returncode == -signal.SIGKILL
+    lost.go_away()
+    server.history = [{"_step": step, "trainer/global_step": step} for step in range(1, 1 + (arrived or 0))]
+    earlier = list(server.history)
+    done = start(tmp_path, "run.py", **after)
+    server.go_away()
     assert done.returncode == 0, done.stderr
     assert "going on at step 3" in done.stderr
+    if arrived is not None:
+        assert uploaded(server) == list(range(1, 9))
+        assert server.history[:arrived] == earlier
+        return
     (made,) = [each for each in read_offline(tmp_path) if each.job_type == "train"]
     assert made.series("trainer/global_step") == list(range(1, 9))
     (file,) = tmp_path.glob("runs/*/metrics.csv")
     expected = read_metrics(file)
     assert [row["train/loss"] for row in expected] == pytest.approx(made.series("train/loss"))
     assert [row["validation/loss"] for row in expected[3::4]] == pytest.approx(made.series("validation/loss"))
-
-
-@pytest.mark.parametrize("arrived", [2, 5])
-def test_a_killed_training_goes_on_online_with_each_point_once(tmp_path, arrived):
-    """Whether fewer points had arrived than the checkpoint at step 3 has seen, or more. W&B is one on this machine."""
-    lost, server = Server(), Server()
-    variables = {"mode": "online", **KEY}
-    assert start(tmp_path, "-c", KILLED, **variables, WANDB_BASE_URL=lost.url).returncode == -signal.SIGKILL
-    lost.go_away()
-    server.history = [{"_step": step, "trainer/global_step": step, "earlier": 1} for step in range(1, arrived + 1)]
-    done = start(tmp_path, "run.py", **variables, WANDB_BASE_URL=server.url)
-    server.go_away()
-    assert done.returncode == 0, done.stderr
-    assert "going on at step 3" in done.stderr
-    assert uploaded(server) == list(range(1, 9))
-    assert ["earlier" in line for line in server.history] == [step <= arrived for step in range(1, 9)]
 
 
 @pytest.mark.parametrize("state", ["offline", "uploaded", "online", "of another run"])

@@ -250,9 +250,8 @@ sends one thing at a time. All else follows from these assumptions:
 ## The paper's models
 
 A step has 128 windows of 512 tokens, so a run has no use for more than 128 GPUs ({weights} M weights,
-`trainer=ddp`, gradients in float32). `ms a step`, `speed-up` and `waiting` are of the landmark model on all GPUs;
-the hours are those of the eight runs of Tables 1 to 3 and Figures 5 and 6 (`task=plan` lists them) when each has as
-many GPUs as is fastest.
+`trainer=ddp`, gradients in float32). `ms a step`, `speed-up` and `waiting` are of the landmark model on all GPUs. The
+hours are for the eight runs of Tables 1 to 3 and Figures 5 and 6, each on as many GPUs as is fastest.
 
 {step}
 

@@ -28,6 +28,8 @@ CODE_RANKS_SHA256 = "f63f53e5f04341f1f02d374e9cf31d2f03e9de4dfaf325727633ab67d32
 # space before; other whitespace. Every character matches, without backtracking over long runs.
 CODE_PATTERN = r"""[\r\n]++[ \t]*+| ?(?:_++\p{L}*+|\p{L}++)| ?\p{N}++| ?[^\s\p{L}\p{N}_]++|[^\S\r\n]++"""
 
+FEW = 100  # ids that are decoded one by one
+
 
 class Tokenizer:
     """Converts text to ids and back. Each id is a string of bytes, empty for end of text, landmark and unused ids.
@@ -208,21 +210,35 @@ class PretrainedTokenizer(Tokenizer):
             raise UserError(f"{where}: not a tokenizer of transformers that uses the library tokenizers")
         if inner.eos_token_id is None:
             raise UserError(f"{where}: has no end of text, which must separate documents: set its eos_token")
-        if LANDMARK not in inner.get_vocab():
-            new_landmark(inner)
+        vocabulary = inner.get_vocab()
+        if LANDMARK not in vocabulary:
+            vocabulary[LANDMARK] = new_landmark(inner)
             inner.add_tokens([LANDMARK], special_tokens=True)
         self.inner = inner
-        vocabulary = inner.get_vocab()
         size = max(vocabulary.values()) + 1  # more than len(inner) where ids are left out
         # Described only where a hash is asked for: large vocabularies take seconds.
         given = inner.eos_token_id, vocabulary[LANDMARK], size, self._spelled
         super().__init__("pretrained", *given, backend=self._described)
 
+    @functools.cached_property
+    def _special(self) -> set[int]:
+        return set(self.inner.all_special_ids) | set(self.inner.added_tokens_decoder)
+
+    @functools.cached_property
+    def _is_byte_level(self) -> bool:
+        return "ByteLevel" in repr(self.inner.backend_tokenizer.decoder)
+
     def _spelled(self) -> dict[int, bytes]:
         """The bytes of each id of text."""
-        special = set(self.inner.all_special_ids) | set(self.inner.added_tokens_decoder)
-        byte_level = "ByteLevel" in repr(self.inner.backend_tokenizer.decoder)
-        return {id: _piece(token, byte_level) for token, id in self.inner.get_vocab().items() if id not in special}
+        text = ((id, token) for token, id in self.inner.get_vocab().items() if id not in self._special)
+        return {id: _piece(token, self._is_byte_level) for id, token in text}
+
+    def decode_bytes(self, ids: Sequence[int] | np.ndarray, special: bytes = b"") -> bytes:
+        """As in `Tokenizer`. The bytes of all ids, which take a second, are not needed for some."""
+        if len(ids) > FEW:
+            return super().decode_bytes(ids, special)
+        text = [None if id in self._special else self.inner.backend_tokenizer.id_to_token(id) for id in map(int, ids)]
+        return b"".join([_piece(token or "", self._is_byte_level) or special for token in text])
 
     def _described(self) -> str:
         described = json.loads(self.inner.backend_tokenizer.to_str())

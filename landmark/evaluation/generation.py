@@ -73,7 +73,8 @@ def generate_text(
         if not hasattr(memory, "save"):
             raise UserError("memory.load, memory.save: only a landmark model has a memory to save")
         if config.memory.load is not None:
-            memory.load(config.memory.load, next(model.parameters()).device)
+            # A model of transformers knows where its layers are.
+            memory.load(config.memory.load, *([] if hasattr(model, "bare") else [next(model.parameters()).device]))
     parts = [tokenizer.encode(text).astype(np.int64) for text in texts]
     if config.memory.load is None and tokenizer.beginning:
         parts[0] = np.concatenate([tokenizer.beginning, parts[0]])

@@ -42,7 +42,7 @@ class LandmarkLM(TemplateLM):
     """A trained run, a model that `landmark.huggingface` saved, or a plain model of transformers.
 
     Requests of the same length are read as a batch, without padding. A model with a memory reads a text of any length,
-    `local` tokens at a time; a plain one reads at most `max_length` tokens, at once.
+    `local` tokens at a time; a plain one reads at most `max_length` tokens.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class LandmarkLM(TemplateLM):
                 (None: `path`).
             tokenizer_file: ranks of `gpt2` (None: they are downloaded).
             vocab_size: of `gpt2`, as in `load_tokenizer`.
-            local: tokens read at a time (None: 250 with landmarks, the window of Transformer-XL).
+            local: tokens read at a time (None: 250, the window of Transformer-XL).
             max_length: most tokens of a text (None: any number with a memory, else what the model was made for).
             max_gen_toks: most tokens of an answer, where a task does not say.
             batch_size: most texts that are read together; the harness's "auto" is not supported.
@@ -96,8 +96,7 @@ class LandmarkLM(TemplateLM):
         if memory and self.model.config.kind != "landmark":
             raise UserError(f"{', '.join(memory)}: {path} holds a {self.model.config.kind} model, without landmarks")
         has_memory = self._new_memory() is not None
-        chunk = DEFAULT_CHUNK if self.model.config.kind == "landmark" else self.model.config.window
-        self._local = local or chunk
+        self._local = local or self.model.config.window or DEFAULT_CHUNK
         bare = getattr(self.model, "bare", None)
         limit = None if has_memory or bare is None else getattr(bare.config, "max_position_embeddings", None)
         self.max_length: int | None = max_length or limit
@@ -242,18 +241,22 @@ class LandmarkLM(TemplateLM):
         Only the logits of a chunk are held at a time.
         """
         memory, longest, start = self._new_memory(), max(map(len, continuations)), 0
+        if memory is None:
+            memory = self.model.unlimited_memory(inputs.shape[1])
         targets = torch.zeros_like(inputs)
         for row, continuation in zip(targets, continuations, strict=True):
             row[-len(continuation) :] = torch.tensor(continuation)
         found: list[tuple[Tensor, Tensor]] = []
-        for chunk in inputs.split((self._local if memory is not None else None) or inputs.shape[1], 1):
-            logits = self.model(chunk, **({} if memory is None else {"memory": memory}))
+        self.model.announce(memory, inputs.shape[1])
+        for chunk in inputs.split(self._local, 1):
             skipped = max(0, inputs.shape[1] - longest - start)
-            wanted, logits = targets[:, start + skipped : start + chunk.shape[1]], logits[:, skipped:]
+            wanted = targets[:, start + skipped : start + chunk.shape[1]]
             start += chunk.shape[1]
-            if wanted.shape[1]:
-                scores = F.log_softmax(logits, -1).gather(2, wanted[..., None])[..., 0]
-                found.append((scores, logits.argmax(-1) == wanted))
+            if not wanted.shape[1]:
+                self.model.read_on(chunk, memory)
+                continue
+            logits = self.model(chunk, memory=memory)[:, skipped:]
+            found.append((F.log_softmax(logits, -1).gather(2, wanted[..., None])[..., 0], logits.argmax(-1) == wanted))
         scores, are_best = (torch.cat(parts, 1) for parts in zip(*found, strict=True))
         return [
             (float(scores[row, -len(each) :].sum()), bool(are_best[row, -len(each) :].all()))

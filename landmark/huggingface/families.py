@@ -111,6 +111,17 @@ def rope_parameters(model: PreTrainedModel) -> dict[str, Any]:
     return parameters.get(FULL, parameters)
 
 
+def device_of_layer(model: PreTrainedModel, number: int) -> torch.device:
+    """Where a layer computes; accelerate may keep its weights elsewhere."""
+    layer = cast(Any, model.get_decoder()).layers[number]
+    for module in layer.modules():
+        hook: Any = getattr(module, "_hf_hook", None)
+        for one in getattr(hook, "hooks", [hook]):
+            if (device := getattr(one, "execution_device", None)) is not None:
+                return torch.device(device)
+    return next(layer.parameters()).device
+
+
 def softcap_of(model: PreTrainedModel) -> float | None:
     """The cap of the scores, which go through a tanh before the softmax; None: there is none."""
     return model.config.attn_logit_softcapping if model.config.model_type in CAPPED else None

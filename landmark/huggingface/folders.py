@@ -13,7 +13,7 @@ import torch
 
 from landmark.huggingface.safe_loading import open_model, open_tokenizer
 from landmark.utils.errors import UserError
-from landmark.utils.files import delete_leftovers, locked, sha256_file
+from landmark.utils.files import delete_leftovers, locked, read_json, sha256_file, write_json
 
 
 def folder_of(name: str) -> Path:
@@ -39,10 +39,11 @@ def folder_of(name: str) -> Path:
 
 
 def converted(file: Path) -> Path:
-    """The folder of a .gguf file's model, in the user's cache (`XDG_CACHE_HOME`); the first call writes it, in minutes.
+    """The folder of a .gguf file's model, in the user's cache (`XDG_CACHE_HOME`); the first call writes it.
 
-    It has the weights as float32 numbers, and the tokenizer. Raises UserError where the package gguf is missing, and
-    for a file that transformers cannot read.
+    It has the tokenizer, and the weights as bfloat16 numbers where these are the same, else as float32 numbers. So a
+    quantised file gives the same results in both types, and the identities of rows that read it do not change. Raises
+    UserError where the package gguf is missing, and for a file that transformers cannot read.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "landmark" / "gguf"
     status = file.stat()
@@ -79,14 +80,24 @@ def _convert(file: Path, partial: Path, folder: Path) -> None:
     """Write the model into a partial folder, saying what is done: transformers' own bars show half of the work."""
     from gguf import GGUFReader  # pyright: ignore[reportMissingImports]
 
+    print(f"{file}: is converted once to {folder}", file=sys.stderr)
     size = 4 * sum(int(each.n_elements) for each in GGUFReader(file).tensors)
-    print(f"{file}: is converted once, in minutes, to {folder} ({size / 1e9:.1f} GB): the tokenizer …", file=sys.stderr)
+    print(f"1 of 3, the tokenizer ({size / 1e9:.1f} GB will be written) …", file=sys.stderr)
     given = {"gguf_file": file.name, "local_files_only": True}
     open_tokenizer(file.parent, **given).save_pretrained(partial)
-    print("the weights …", file=sys.stderr)
+    # Its class builds it anew, in seconds, and adds to it: the result is saved, and opened as it is from then on.
+    tokenizer = open_tokenizer(partial)
+    tokenizer.save_pretrained(partial)
+    as_it_is = {"tokenizer_class": "PreTrainedTokenizerFast", "padding_side": tokenizer.padding_side}
+    as_it_is["added_tokens_decoder"] = {id: each.__getstate__() for id, each in tokenizer.added_tokens_decoder.items()}
+    write_json(path := partial / "tokenizer_config.json", {**read_json(path), **as_it_is})
+    print("2 of 3, the weights …", file=sys.stderr)
     model: Any = open_model(file.parent, dtype=torch.float32, **given)
     if hasattr(model.config, "quantization_config"):  # the weights are numbers now
         del model.config.quantization_config
     model.hf_quantizer = None
-    print("writing them …", file=sys.stderr)
+    if all(bool((weight == weight.bfloat16()).all()) for weight in model.state_dict().values()):
+        model.to(torch.bfloat16)
+    print("3 of 3, writing them …", file=sys.stderr)
     model.save_pretrained(partial)
+    print("converted", file=sys.stderr)

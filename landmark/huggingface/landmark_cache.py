@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from safetensors import SafetensorError
@@ -25,6 +25,7 @@ from landmark.attention.keys import Keys
 from landmark.huggingface.attention import check_attended
 from landmark.huggingface.families import (
     FULL,
+    device_of_layer,
     inverse_frequencies,
     landmark_layers,
     layer_types,
@@ -38,7 +39,6 @@ from landmark.huggingface.families import (
 from landmark.memory.construction import memory_of
 from landmark.memory.memory import Memory
 from landmark.memory.retrievals import Observer
-from landmark.memory.saving import read_content
 from landmark.memory.settings import MemorySettings
 from landmark.memory.summaries import SummaryMemory
 from landmark.utils.errors import UserError
@@ -204,8 +204,8 @@ class LandmarkCache(Cache):
                 tensors |= {f"{number}.{name}": x.contiguous() for name, x in content.items() if x is not None}
         self.memory.save(folder, {WINDOWS: save_tensors(tensors), **(others or {})})
 
-    def load(self, folder: Path | str, device: str | torch.device = "cpu") -> None:
-        """Replace the content by that of a saved cache. device: of the loaded tensors.
+    def load(self, folder: Path | str) -> None:
+        """Replace the content by that of a saved cache; each layer's part goes where the layer computes.
 
         Raises UserError as `Memory.load` does, for a cache of a model with other weights too, and where the ids or the
         windows of sliding layers are missing; then the content stays as it was.
@@ -213,23 +213,24 @@ class LandmarkCache(Cache):
         loaded = copy.copy(self)
         loaded._chunk, loaded.memory = _Chunk(), copy.copy(self.memory)
         loaded.layers = loaded._new_layers()
-        loaded._load(Path(folder), device)
+        loaded._load(Path(folder))
         vars(self).update(vars(loaded))
 
-    def _load(self, folder: Path, device: str | torch.device) -> None:
-        read_content(folder)
+    def _load(self, folder: Path) -> None:
+        device_of = partial(device_of_layer, cast(PreTrainedModel, self._model()))
+        self.memory.load(folder, device_of)  # checks the hashes of all files
         try:
-            tensors = load_file(folder / WINDOWS, device=str(device))
+            tensors = load_file(folder / WINDOWS)
             ids = tensors[IDS]
         except (OSError, SafetensorError, KeyError) as error:
             raise UserError(f"{folder}/{WINDOWS} is missing or damaged: save the cache, not its memory") from error
-        self.memory.load(folder, device)
         self._forget()
         self.ids = ids
         for number, layer in self._windows.items():
             if f"{number}.keys" in tensors:
-                layer.lazy_initialization(tensors[f"{number}.keys"], tensors[f"{number}.values"])
-                layer.keys, layer.values = tensors[f"{number}.keys"], tensors[f"{number}.values"]
+                content = [tensors[f"{number}.{name}"].to(device_of(number)) for name in ("keys", "values")]
+                layer.lazy_initialization(*content)
+                layer.keys, layer.values = content
                 layer.cumulative_length = int(tensors[f"{number}.length"])
 
     def check_model(self, model: Any) -> None:
@@ -410,6 +411,14 @@ class LandmarkCache(Cache):
 
     def crop(self, *_: Any, **__: Any) -> None:
         raise UserError("a landmark memory cannot be cut back, as assisted generation needs")
+
+    @property
+    def max_cache_len(self) -> int:
+        """Raises UserError: PEFT asks for it, to make a cache of its own."""
+        raise UserError(
+            "PEFT's prefix tuning puts keys before a text, which a landmark memory does not have: generate without "
+            "landmarks (past_key_values=DynamicCache())"
+        )
 
 
 class Mark(NamedTuple):

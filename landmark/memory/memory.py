@@ -20,7 +20,7 @@ from landmark.memory.layer import LayerMemory, QueriesAtLags, QuerySelection, Qu
 from landmark.memory.positions import Positions, Stingy
 from landmark.memory.reading import attend_locally, merge, read_and_merge_fused, read_blocks
 from landmark.memory.retrievals import MemoryStatistics, Observer, Retrieval, with_rates
-from landmark.memory.saving import load, save
+from landmark.memory.saving import Place, load, save
 from landmark.memory.select import Best, Selector
 from landmark.memory.store import BlockStore, Store
 from landmark.memory.store.block_cache import TierCounts
@@ -363,8 +363,8 @@ class Memory:
         self._check_whole()
         save(Path(folder), self._identity(), self.position, self.layers, others or {})
 
-    def load(self, folder: Path | str, device: str | torch.device = "cpu") -> None:
-        """Replace the content by that of a saved memory. device: of the loaded tensors.
+    def load(self, folder: Path | str, device: Place = "cpu") -> None:
+        """Replace the content by that of a saved memory. device: of the loaded tensors, or each layer's.
 
         With the tier "disk" and without `max_blocks`, the folder's files are read in place, and never written to.
         Raises UserError for a file that is missing or altered, and for a saved memory with another block size, model
@@ -374,7 +374,7 @@ class Memory:
         self.reset()
         try:
             of_memory = self._identity(), self.store.max_blocks, self.new_layer
-            self.position, self.layers = load(Path(folder), *of_memory, torch.device(device))
+            self.position, self.layers = load(Path(folder), *of_memory, device)
         except BaseException:
             self.__dict__.update(before)
             raise

@@ -47,6 +47,7 @@ CONTENT, TENSORS, HASHES = "memory.json", "tensors.safetensors", "memory.sha256"
 KEYS = {"format": int, "block_size": int, "position": int, "layers": dict}
 REMEDY = "save the memory again"
 SUMMARIES = {"landmarks": "landmark", "means": "mean_key"}  # and the scorer that ranks by each
+Place = str | torch.device | Callable[[int], torch.device]
 PIECE = 1 << 24  # bytes of blocks read or written at a time
 
 
@@ -109,7 +110,7 @@ def load(
     identity: Mapping[str, Any],
     max_blocks: int | None,
     new_layer: Callable[[], LayerMemory],
-    device: torch.device,
+    device: Place,
 ) -> tuple[int, dict[int, LayerMemory]]:
     """See `landmark.memory.Memory.load`.
 
@@ -118,7 +119,7 @@ def load(
         identity: of the memory that loads it.
         max_blocks: most blocks that this memory stores in each layer; None: all.
         new_layer: makes an empty layer.
-        device: of the loaded tensors.
+        device: of the loaded tensors, or of each layer's by its number.
 
     Returns the stream positions committed, and the layers.
     """
@@ -134,14 +135,15 @@ def load(
     read_hashes(folder, (TENSORS, *blocks), HASHES, REMEDY)
     _check(identity, max_blocks, content, folder)
     try:
-        with safe_open(inside(folder, TENSORS), "pt", device=str(device)) as tensors:
+        with safe_open(inside(folder, TENSORS), "pt") as tensors:
             loaded = {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118 (it is no mapping)
     except (OSError, SafetensorError) as error:
         raise UserError(f"{folder / TENSORS} is missing or damaged ({error}): {REMEDY}") from error
     layers = {}
     for number, counts in content["layers"].items():
         layers[int(number)] = layer = new_layer()
-        parts = {name.partition(".")[2]: x for name, x in loaded.items() if name.startswith(f"{number}.")}
+        place = device_of(device, int(number))
+        parts = {name.partition(".")[2]: x.to(place) for name, x in loaded.items() if name.startswith(f"{number}.")}
         summaries = {name: parts.pop(name) for name in SUMMARIES if name in parts}
         layer.between = parts
         if counts["kept"]:
@@ -150,6 +152,11 @@ def load(
             saved = SavedRows(inside(folder, _blocks(number)), counts["kept"])
             _fill(layer.store, counts["added"], saved, summaries, like)
     return content["position"], layers
+
+
+def device_of(device: Place, layer: int) -> torch.device:
+    """The device of a layer."""
+    return torch.device(device(layer) if callable(device) else device)
 
 
 def read_content(folder: Path, keys: Keys = MappingProxyType({})) -> dict[str, Any]:

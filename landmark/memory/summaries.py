@@ -22,7 +22,7 @@ from torch import Tensor
 
 from landmark.attention import Scoring, Sinks
 from landmark.memory.retrievals import Observer, Retrieval, Stored
-from landmark.memory.saving import CONTENT, FORMAT, REMEDY, TENSORS, new_folder, read_content
+from landmark.memory.saving import CONTENT, FORMAT, REMEDY, TENSORS, Place, device_of, new_folder, read_content
 from landmark.memory.sparse_attention import Reading, Text, read_all, read_chosen, shares_of_blocks
 from landmark.utils.errors import UserError
 from landmark.utils.files import write_atomic, write_json
@@ -269,8 +269,8 @@ class SummaryMemory:
             for name, content in (others or {}).items():
                 write_atomic(temporary / name, content)
 
-    def load(self, folder: Path | str, device: str | torch.device = "cpu") -> None:
-        """Replace the content by that of a saved memory. device: of the model.
+    def load(self, folder: Path | str, device: Place = "cpu") -> None:
+        """Replace the content by that of a saved memory. device: of the model, or of each layer by its number.
 
         Raises UserError for a file that is missing or altered, and for a memory of another model or with landmarks;
         then the content stays as it was.
@@ -283,9 +283,10 @@ class SummaryMemory:
                 raise UserError(f"{folder} was saved {how}: only the model that made a memory can load it")
         layers: dict[int, _Layer] = {}
         try:
-            with safe_open(folder / TENSORS, "pt", device=str(device)) as tensors:
+            with safe_open(folder / TENSORS, "pt") as tensors:
                 for number in sorted({int(name.partition(".")[0]) for name in tensors.keys()}):  # noqa: SIM118
-                    keys, values = (tensors.get_tensor(f"{number}.{name}") for name in ("keys", "values"))
+                    saved = (tensors.get_tensor(f"{number}.{name}") for name in ("keys", "values"))
+                    keys, values = (x.to(device_of(device, number)) for x in saved)
                     state = layers[number] = _Layer(len(keys), keys, self.block_size, self._tier, self._folder)
                     state.write(0, keys.flatten(0, 1), values.flatten(0, 1), self._rounded(keys.shape[2]), 0)
         except (OSError, SafetensorError, ValueError, RuntimeError) as error:

@@ -147,10 +147,10 @@ class Memories:
             return _saved(folder)
 
     def memory(self, key: str, kind: str, name: str, saved: Saved) -> Any:
-        """The memory that is saved, on the model's device. Raises as `open`."""
+        """The memory that is saved. Raises as `open`."""
         folder, cache = self._folder(key, kind, name), self._model.new_memory()
         with self._readable(folder, kind, name):
-            cache.load(inside(folder, str(saved.memory)), self._model.device)
+            cache.load(inside(folder, str(saved.memory)))
         return cache
 
     @contextmanager

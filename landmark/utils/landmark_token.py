@@ -14,10 +14,12 @@ def new_landmark(tokenizer: Any) -> int:
     Raises UserError where it would be the id of another token: a tokenizer counts its tokens to find the next id, which
     goes wrong where an id is left out.
     """
-    known, backend = set(tokenizer.get_vocab().values()), getattr(tokenizer, "backend_tokenizer", None)
+    backend = getattr(tokenizer, "backend_tokenizer", None)
     counted = len(tokenizer) if backend is None else backend.get_vocab_size(with_added_tokens=False)
     token = max([counted, *(each + 1 for each in tokenizer.added_tokens_decoder if each >= counted)])
-    if token in known:
+    is_taken = backend is not None and backend.id_to_token(token) is not None
+    if is_taken or (backend is None and token in tokenizer.get_vocab().values()):
+        known = set(tokenizer.get_vocab().values())
         unused = next(each for each in range(len(known) + 1) if each not in known)
         raise UserError(
             f"the tokenizer has {len(known)} tokens with ids up to {max(known)} and none with the id {unused}, so "

@@ -103,7 +103,7 @@ def _content(weight: Tensor) -> str:
     state = None
     if not weight.is_inference():
         # Changes by way of `.data` do not count as another version; they change some of these numbers.
-        state = weight.data_ptr(), weight._version, _bytes(flat[:: max(1, len(flat) // 64)])
+        state = weight.data_ptr(), weight._version, bytes(_bytes(flat[:: max(1, len(flat) // 64)]))
     found, known = _known.get(weight, (None, ""))
     if state is not None and found == state:
         return known
@@ -115,5 +115,6 @@ def _content(weight: Tensor) -> str:
     return digest.hexdigest()
 
 
-def _bytes(numbers: Tensor) -> bytes:
-    return numbers.cpu().contiguous().view(torch.uint8).numpy().tobytes()
+def _bytes(numbers: Tensor) -> memoryview:
+    """The bytes of numbers (n,), which stay where they are on a CPU."""
+    return numbers.cpu().contiguous().view(torch.uint8).numpy().data

@@ -1,5 +1,7 @@
 """Models that accelerate has spread over devices or wrapped: they read with landmarks, or say that they cannot."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from accelerate import Accelerator, cpu_offload, dispatch_model
@@ -72,6 +74,21 @@ def test_loads_onto_several_places(family, ids, tokenizer, tmp_path):
     for device_map in ("auto", on_disk()):
         again, _ = load(tmp_path / "saved", device_map=device_map, offload_folder=tmp_path / "offload")
         torch.testing.assert_close(read(again, ids), expected)
+
+
+@pytest.mark.parametrize("landmarks", ["token", "none"])
+def test_a_saved_memory_loads_where_the_layers_are(landmarks, ids, tokenizer, tmp_path, monkeypatch):
+    model = wrapped_model("gemma3", tokenizer, landmarks=landmarks)
+    read(model, ids, memory := model.new_memory())
+    memory.save(tmp_path / "kept")
+    places = {0: "meta", 1: "cpu", 2: "meta"}
+    for number, place in places.items():
+        model.model.layers[number].mlp._hf_hook = SimpleNamespace(execution_device=place)
+    (loaded := model.new_memory()).load(tmp_path / "kept")
+    assert loaded.layers[0].keys.device.type == "meta"
+    for number, layer in loaded.memory.layers.items():
+        tensors = layer.between.values() if landmarks == "token" else (layer.keys, layer.values)
+        assert {x.device.type for x in tensors} == {places[number]}
 
 
 def test_a_model_without_embeddings_in_memory_is_refused(tokenizer):

@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PrefixTuningConfig, get_peft_model
 from transformers import DynamicCache, GenerationConfig
 
 from landmark.huggingface import wrap
@@ -155,6 +155,12 @@ def mask_of(*shape):
         ),
         (lambda model, ids: model(ids, cu_seqlens=torch.tensor([0, 10, 30])), "cu_seqlens"),
         (lambda model, ids: wrap(get_peft_model(model, LoraConfig()), make_tokenizer()), r"wrap\(model.get_base_model"),
+        (
+            lambda model, ids: get_peft_model(
+                model, PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
+            ).generate(input_ids=ids),
+            "prefix tuning puts keys before a text",
+        ),
     ],
 )
 def test_calls_that_lose_the_memory_are_refused(llama, ids, call, said):

@@ -67,7 +67,7 @@ class Conversation:
     def _load(self, folder: Path) -> None:
         prefixes = self._answering.prefixes
         self._cache = prefixes.model.new_memory(**prefixes.settings)
-        self._cache.load(folder, prefixes.model.device)
+        self._cache.load(folder)
         prefixes.add(self._cache)
         self._before = self._cache.ids[0].tolist()
         if (folder / CHAT).is_file():

@@ -26,6 +26,7 @@ from landmark.memory import Memory, RecurrentMemory, SinkMemory, UnlimitedMemory
 from landmark.memory.construction import memory_of
 from landmark.memory.settings import MemorySettings
 from landmark.memory.step import Step, can_step
+from landmark.models import head_loss
 from landmark.models.config import DecoderConfig
 from landmark.models.language_model import LanguageModel, summed_loss
 from landmark.models.next_token import NextToken
@@ -79,7 +80,7 @@ class SelfAttention(nn.Module):
         qkv = self.qkv(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
         q, k, v = qkv.split(self.heads, dim=1)
         if self.query_norm is not None and self.key_norm is not None:
-            q, k = self.query_norm(q), self.key_norm(k)
+            q, k = _normalised(q, self.query_norm), _normalised(k, self.key_norm)
         if self.landmark_bias is not None:
             q, k = bias_landmarks(q, k, is_landmark, self.landmark_bias)
         return self.out(attend(q, k, v).transpose(1, 2).flatten(2))
@@ -97,6 +98,11 @@ class SelfAttention(nn.Module):
         weight = self.qkv.weight.unflatten(0, (-1, self.head_dim)).split(self.heads)[1]
         key = F.linear(x, weight.flatten(0, 1)).unflatten(-1, (-1, self.head_dim))[0]
         return key if self.key_norm is None else self.key_norm(key)
+
+
+def _normalised(x: Tensor, norm: nn.RMSNorm) -> Tensor:
+    """As the norm, with weights of the type of x: with others PyTorch has no kernel for it, and makes many passes."""
+    return F.rms_norm(x, norm.normalized_shape, norm.weight.to(x.dtype), norm.eps)
 
 
 class Layer(nn.Module):
@@ -396,11 +402,14 @@ class Decoder(LanguageModel):
             memory.commit()
 
     def loss(self, hidden: Tensor, targets: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The result of `summed_loss`. Where fewer than half of the positions have a target, only they get logits.
+        """The result of `summed_loss`, in parts where logits are many (`landmark.models.head_loss`).
 
-        That is so on the CPU; on a GPU counting them would wait for the device. Shapes: (B, T, hidden_dim), (B, T).
+        Where fewer than half of the positions have a target, only they get logits. That is so on the CPU; on a GPU
+        counting them would wait for the device. Shapes: (B, T, hidden_dim), (B, T).
         """
         if targets.device.type == "cpu" and 2 * int((scored := targets != NO_LOSS).sum()) < targets.numel():
             hidden, targets = hidden[scored][None], targets[scored][None]
             weights = None if weights is None else weights[scored][None]
+        if targets.numel() * self.config.vocab_size > head_loss.AT_ONCE:
+            return head_loss.head_loss(hidden, self.embedding.weight, targets, weights)
         return summed_loss(self.head(hidden), targets, weights)

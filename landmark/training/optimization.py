@@ -1,7 +1,7 @@
 """The optimizers, their parameter groups and the learning rate of every step (paper, Section 4.1; Muon is ours)."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 MUON_MOMENTUM = 0.95
 NEWTON_SCHULZ_STEPS = 5
+TOGETHER, SMALL = ("cuda",), 1 << 22  # devices on which Muon's matrices of at most so many numbers go together
 MUON_A, MUON_B, MUON_C = 3.4445, -4.7750, 2.0315  # of the quintic a·x + b·x³ + c·x⁵
 
 
@@ -92,17 +93,23 @@ class MuonAndAdamW(torch.optim.Optimizer):
     @torch.no_grad()
     def _step_of_muon(self, group: dict[str, Any]) -> None:
         """Weights that are shared out over devices (`trainer=fsdp`) are gathered one after the other."""
-        for weight in (weight for weight in group["params"] if weight.grad is not None):
-            if (momentum := self.state[weight].get("momentum_buffer")) is None:
-                momentum = self.state[weight]["momentum_buffer"] = torch.zeros_like(weight.grad)
-            momentum.lerp_(weight.grad, 1 - MUON_MOMENTUM)
-            direction = weight.grad.lerp(momentum, MUON_MOMENTUM)
-            if isinstance(direction, DTensor):
-                direction = share(orthogonal(direction.full_tensor()), weight)
+        for weights in _together([weight for weight in group["params"] if weight.grad is not None]):
+            gradients = [weight.grad for weight in weights]
+            for weight, gradient in zip(weights, gradients, strict=True):
+                if "momentum_buffer" not in self.state[weight]:
+                    self.state[weight]["momentum_buffer"] = torch.zeros_like(gradient)
+            momenta = [self.state[weight]["momentum_buffer"] for weight in weights]
+            torch._foreach_lerp_(momenta, gradients, 1 - MUON_MOMENTUM)
+            directions = torch._foreach_lerp(gradients, momenta, MUON_MOMENTUM)
+            if isinstance(directions[0], DTensor):
+                directions = [share(orthogonal(directions[0].full_tensor()), weights[0])]
+            elif len(weights) == 1:
+                directions = [orthogonal(directions[0])]
             else:
-                direction = orthogonal(direction)
-            weight.mul_(1 - group["lr"] * group["weight_decay"])
-            weight.add_(direction, alpha=-group["lr"] * (0.2 * math.sqrt(max(weight.shape))))
+                directions = list(orthogonal(torch.stack(directions)).to(weights[0].dtype))
+            torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
+            alpha = -group["lr"] * (0.2 * math.sqrt(max(weights[0].shape)))
+            torch._foreach_add_(weights, directions, alpha=alpha)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
@@ -113,20 +120,30 @@ class MuonAndAdamW(torch.optim.Optimizer):
         self._adamw.param_groups, self._adamw.state = self.param_groups[1:], self.state
 
 
+def _together(weights: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Matrices of one step, in groups whose products are computed together: on a GPU small ones of the same shape."""
+    groups: dict[Any, list[Tensor]] = {}
+    for weight in weights:
+        is_small = weight.device.type in TOGETHER and not isinstance(weight, DTensor) and weight.numel() <= SMALL
+        groups.setdefault((weight.shape, weight.dtype) if is_small else id(weight), []).append(weight)
+    return list(groups.values())
+
+
 def orthogonal(matrix: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """About U·Vᵀ of a matrix U·S·Vᵀ (m, n): five Newton–Schulz steps leave singular values of about 0.7 to 1.2.
+    """About U·Vᵀ of matrices U·S·Vᵀ (…, m, n): five Newton–Schulz steps leave singular values of about 0.7 to 1.2.
 
     Coefficients and their number are Jordan's, as in `torch.optim.Muon`. dtype: of the steps and the result; None:
     bfloat16 on a GPU, float32 on a CPU.
     """
     x = matrix.to(dtype or (torch.bfloat16 if matrix.is_cuda else torch.float32))
-    if is_tall := matrix.shape[0] > matrix.shape[1]:
-        x = x.T
-    x = x / x.norm().clamp(min=1e-7)
+    if is_tall := matrix.shape[-2] > matrix.shape[-1]:
+        x = x.mT
+    x = x / torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True).clamp(min=1e-7)
+    added = torch.addmm if x.ndim == 2 else torch.baddbmm
     for _ in range(NEWTON_SCHULZ_STEPS):
-        gram = x @ x.T
-        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=MUON_B, alpha=MUON_C), x, beta=MUON_A)
-    return x.T if is_tall else x
+        gram = x @ x.mT
+        x = added(x, added(gram, gram, gram, beta=MUON_B, alpha=MUON_C), x, beta=MUON_A)
+    return x.mT if is_tall else x
 
 
 def _adamw(groups: list[dict], train: "TrainConfig") -> torch.optim.AdamW:

@@ -152,6 +152,23 @@ def test_the_state_of_muon_and_adamw_is_saved_and_loaded():
     assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), copy.parameters(), strict=True))
 
 
+def test_muon_of_matrices_together_is_that_of_each(monkeypatch):
+    """As on a GPU, where a step for each matrix would take longer to launch than to compute."""
+    train, models = replace(settings(100), muon_lr=2e-3), [make_model(make_config(EXTRAS)) for _ in range(2)]
+    for model, devices in zip(models, ((), ("cpu",)), strict=True):
+        monkeypatch.setattr(optimization, "TOGETHER", devices)
+        optimizer = make_optimizer(model, train)
+        torch.manual_seed(0)
+        for _ in range(2):
+            for weight in model.parameters():
+                weight.grad = torch.randn_like(weight)
+            optimizer.step()
+    for alone, together in zip(*(model.parameters() for model in models), strict=True):
+        torch.testing.assert_close(together, alone)
+    matrices = parameter_groups(models[0], 0.0)[0]["params"]
+    assert len(optimization._together(matrices)) == 4 < len(matrices)
+
+
 def test_optimizer_is_the_papers():
     optimizer = make_optimizer(make_model(make_config("transformer")), settings(100))
     for group in optimizer.param_groups:

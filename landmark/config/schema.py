@@ -154,6 +154,7 @@ class TrainerConfig:
     strategy: str = "auto"
     # Torch's on a CPU; null: OMP_NUM_THREADS, or the cores.
     threads: int | None = setting(None, least=1, most=MOST_THREADS)
+    compile: bool = False  # training: torch.compile makes few kernels of what is not attention
     # Minutes after which a command ends: a training with a checkpoint, and no row begins that would last longer; null:
     # none.
     budget: float | None = setting(None, above=0)

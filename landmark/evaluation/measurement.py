@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from landmark.config import Config
     from landmark.models import LanguageModel
 
-TOKENS_AT_ONCE = 4096  # tokens of the chunks of a batch, without a setting of the batch size
+# Tokens of the chunks of a batch, without a setting of the batch size; on a GPU as many as have LOGITS_AT_ONCE.
+TOKENS_AT_ONCE, MOST_AT_ONCE, LOGITS_AT_ONCE = 1 << 12, 1 << 15, 1 << 30
 Progress = Callable[[int, int], None]
 Look = Callable[[Tensor, Tensor], Tensor]
 """From the logits (B, C, vocabulary) after C tokens, and the ids (B, C) that follow, to a value of each, (B, C)."""
@@ -45,8 +46,11 @@ class Measurement:
         """progress: called with tokens read, and in all. Raises UserError if the settings do not fit the model."""
         settings = config.eval
         self.local = chunk_length(model.config, settings.length, settings.local, kept_tokens(config))
-        self.batch_size = settings.batch_size or max(1, TOKENS_AT_ONCE // self.local)
         self.device = next(model.parameters()).device
+        tokens = TOKENS_AT_ONCE
+        if self.device.type != "cpu":  # which waits for launches
+            tokens = max(tokens, min(MOST_AT_ONCE, LOGITS_AT_ONCE // model.config.vocab_size))
+        self.batch_size = settings.batch_size or max(1, tokens // self.local)
         self.done = 0
         self._model, self._config, self._progress = model, config, progress
         self._counters: dict[str, Any] = {}

@@ -34,7 +34,6 @@ from landmark.utils.constants import NO_LOSS, channels_of
 from landmark.utils.errors import UserError
 from landmark.utils.window_batch import WindowBatch
 
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 MEMORY_OBJECTS = ("keys", "gate", "scoring", "backend", "observer")  # arguments of `Memory` beside its settings
 
 
@@ -75,15 +74,18 @@ class SelfAttention(nn.Module):
             self.landmark_bias = nn.Parameter(torch.full((kv_heads,), start))
         self.query_norm, self.key_norm = (nn.RMSNorm(config.head_dim) if config.keys.norm else None for _ in range(2))
 
-    def forward(self, x: Tensor, attend: Attend, is_landmark: Tensor | None = None) -> Tensor:
-        """x: (B, T, hidden) → (B, T, hidden). is_landmark: (B or 1, T), for a landmark bias; None: none of them is."""
+    def forward(self, x: Tensor, is_landmark: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values (B, H, T, d) of x (B, T, hidden).
+
+        is_landmark: (B or 1, T), for a landmark bias; None: none of them is.
+        """
         qkv = self.qkv(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
         q, k, v = qkv.split(self.heads, dim=1)
         if self.query_norm is not None and self.key_norm is not None:
             q, k = _normalised(q, self.query_norm), _normalised(k, self.key_norm)
         if self.landmark_bias is not None:
             q, k = bias_landmarks(q, k, is_landmark, self.landmark_bias)
-        return self.out(attend(q, k, v).transpose(1, 2).flatten(2))
+        return q, k, v
 
     @torch.no_grad()
     def begin_as_induction_heads(self, count: int, channels: int) -> None:
@@ -136,8 +138,16 @@ class Layer(nn.Module):
         """
         if cmt is not None:
             attend = partial(attend, extra=ContextMiss(self.attention.key(self.attention_norm(cmt))))
-        x = self.feed_forward(x + self.attention(self.attention_norm(x), attend, is_landmark))
+        x = self.after_attention(x, attend(*self.before_attention(x, is_landmark)))
         return x, None if cmt is None else self.feed_forward(cmt)
+
+    def before_attention(self, x: Tensor, is_landmark: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values (B, H, T, d) of hidden states."""
+        return self.attention(self.attention_norm(x), is_landmark)
+
+    def after_attention(self, x: Tensor, attended: Tensor) -> Tensor:
+        """The hidden states after this block. attended: (B, H, T, d)."""
+        return self.feed_forward(x + self.attention.out(attended.transpose(1, 2).flatten(2)))
 
     def feed_forward(self, x: Tensor) -> Tensor:
         """The perceptron after attention: (…, hidden) → (…, hidden)."""
@@ -304,6 +314,12 @@ class Decoder(LanguageModel):
         for layer, block in enumerate(self.blocks):
             x, cmt = block(x, partial(attend, layer), is_landmark, cmt)
         return self.norm(x)
+
+    def compile_parts(self, backend: str = "inductor") -> None:
+        for block in self.blocks:  # all share what is compiled for the first
+            for name in ("before_attention", "after_attention"):
+                part = torch.compile(getattr(block, name), fullgraph=True, dynamic=False, backend=backend)
+                setattr(block, name, part)
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits (…, vocabulary) of hidden states (…, hidden), by the tied embeddings."""

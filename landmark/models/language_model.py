@@ -107,6 +107,10 @@ class LanguageModel(nn.Module):
         """Read raw ids (B, T) of a text that goes on, so that no logits are needed."""
         self(tokens, memory=memory, last=True)
 
+    def compile_parts(self) -> None:
+        """Let `torch.compile` make few kernels of what is not attention. Raises UserError where it cannot."""
+        raise UserError("trainer.compile=true: is for models of ours")
+
     def window_losses(self, batch: WindowBatch) -> Iterator[tuple[Tensor, Tensor]]:
         """Summed loss in nats, and number of targets, of each window of a batch."""
         raise NotImplementedError

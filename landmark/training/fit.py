@@ -102,6 +102,8 @@ def train(
             data.micro_batch = settings.micro_batch
             share = settings.batch_size // trainer.world_size  # windows of a batch on each device
             trainer.accumulate_grad_batches = math.ceil(share / (settings.micro_batch or share))
+        if config.trainer.compile:
+            model.compile_parts()
         model.train()
         reset_peak_memory()
         try:

@@ -207,17 +207,11 @@ def test_induction_heads_find_what_follows_an_earlier_occurrence(kv_heads):
     last = (4 + heads) * 64  # the end of the keys
     assert new.tolist() == list(range(last - 32, last))
     tokens = torch.randperm(512)[:40].repeat(2)[None]
-    found = []
-
-    def attend(q, k, v):
-        k = Keys(0.5).shifted(k).repeat_interleave(4 // heads, 1)
-        found.append((q[..., 32:] @ k[..., 32:].mT)[0, -1])
-        return v.repeat_interleave(4 // heads, 1)
-
-    x = model.blocks[1].attention_norm(model.embedding(tokens))
-    attention(x, attend)
+    q, k, _ = model.blocks[1].before_attention(model.embedding(tokens), None)
+    k = Keys(0.5).shifted(k).repeat_interleave(4 // heads, 1)
+    scores = (q[..., 32:] @ k[..., 32:].mT)[0, -1]
     for query in range(41, 80):  # the first token has the key of no other
-        assert int(found[0][query, : query + 1].argmax()) == query - 39, query
+        assert int(scores[query, : query + 1].argmax()) == query - 39, query
 
 
 def tiny_start(config):
@@ -293,6 +287,25 @@ def test_every_parameter_of_every_model_gets_a_gradient():
         for loss, _ in model.window_losses(WindowBatch(tokens, tokens, torch.tensor([0, 2]), controlled=controlled)):
             loss.backward()
         assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
+
+
+@pytest.mark.parametrize("kind", ["plain", "landmark", "transformer_xl"])
+def test_compiled_parts_compute_the_same_and_layers_share_them(kind):
+    """Without a code generator behind them; what is not attention is one graph before it and one after it."""
+    options = {"landmark_key": "mean", "landmark_bias": True} if kind == "landmark" else {}
+    config = changed({"plain": TINY, "landmark": LANDMARK, "transformer_xl": XL}[kind], **LOOKING_BACK, **options)
+    tokens = torch.randint(0, 50, (2, 24))
+    model, found = tiny(config), []
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    for compiled in (False, True):
+        if compiled:
+            model.compile_parts("aot_eager")
+        losses = [loss for loss, _ in model.window_losses(WindowBatch(tokens, tokens, torch.tensor([0, 2])))]
+        found.append([*losses, *torch.autograd.grad(sum(losses), list(model.parameters()))])
+    torch.testing.assert_close(*found)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
+    assert list(model.state_dict()) == list(tiny(config).state_dict())
 
 
 @pytest.mark.parametrize(

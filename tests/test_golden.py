@@ -168,7 +168,7 @@ def test_attention_layer_with_memory(name, setting, tier):
         raw_fed = start - start // (block_size + 1)
         stop = (raw_fed + setting["local"]) // block_size + raw_fed + setting["local"]
         chunk = expected["x"][:, start:stop]
-        outputs.append(layer(chunk, lambda q, k, v: memory.attend(0, q, k, v, extra)))
+        outputs.append(layer.output(memory.attend(0, *layer(chunk), extra)))
         memory.commit()
         start = stop
     torch.testing.assert_close(torch.cat(outputs, 1), expected[name], atol=1e-5, rtol=0)

@@ -58,7 +58,7 @@ class ReadWindow:
 
 
 class SelfAttention(nn.Module):
-    """The projections of queries, keys, values and output; the attention function between them is an argument."""
+    """The projections before attention, to queries, keys and values, and after it."""
 
     def __init__(self, config: DecoderConfig):
         super().__init__()
@@ -86,6 +86,10 @@ class SelfAttention(nn.Module):
         if self.landmark_bias is not None:
             q, k = bias_landmarks(q, k, is_landmark, self.landmark_bias)
         return q, k, v
+
+    def output(self, attended: Tensor) -> Tensor:
+        """(B, H, T, d) → (B, T, hidden)."""
+        return self.out(attended.transpose(1, 2).flatten(2))
 
     @torch.no_grad()
     def begin_as_induction_heads(self, count: int, channels: int) -> None:
@@ -147,7 +151,7 @@ class Layer(nn.Module):
 
     def after_attention(self, x: Tensor, attended: Tensor) -> Tensor:
         """The hidden states after this block. attended: (B, H, T, d)."""
-        return self.feed_forward(x + self.attention.out(attended.transpose(1, 2).flatten(2)))
+        return self.feed_forward(x + self.attention.output(attended))
 
     def feed_forward(self, x: Tensor) -> Tensor:
         """The perceptron after attention: (…, hidden) → (…, hidden)."""

@@ -64,7 +64,7 @@ def test_paper_size_is_the_papers(configure):
 def test_size_given_by_an_experiment_or_after_it_decides_the_recipe(configure):
     assert configure("+experiment=quickstart", "model=transformer_xl").train.length == 2048
     small = configure("+experiment=table1_pg19", "size=small", "model=transformer_xl")
-    assert (small.size, small.train.steps, small.train.batch_size) == ("small", 1500, 128)
+    assert (small.size, small.train.steps, small.train.batch_size) == ("small", 6000, 32)
 
 
 def test_command_line_wins_over_size_recipe_and_experiment(configure):

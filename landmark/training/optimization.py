@@ -94,22 +94,24 @@ class MuonAndAdamW(torch.optim.Optimizer):
     def _step_of_muon(self, group: dict[str, Any]) -> None:
         """Weights that are shared out over devices (`trainer=fsdp`) are gathered one after the other."""
         for weights in _together([weight for weight in group["params"] if weight.grad is not None]):
-            gradients = [weight.grad for weight in weights]
-            for weight, gradient in zip(weights, gradients, strict=True):
-                if "momentum_buffer" not in self.state[weight]:
-                    self.state[weight]["momentum_buffer"] = torch.zeros_like(gradient)
-            momenta = [self.state[weight]["momentum_buffer"] for weight in weights]
-            torch._foreach_lerp_(momenta, gradients, 1 - MUON_MOMENTUM)
-            directions = torch._foreach_lerp(gradients, momenta, MUON_MOMENTUM)
+            directions = [self._direction(weight) for weight in weights]
             if isinstance(directions[0], DTensor):
                 directions = [share(orthogonal(directions[0].full_tensor()), weights[0])]
             elif len(weights) == 1:
                 directions = [orthogonal(directions[0])]
             else:
-                directions = list(orthogonal(torch.stack(directions)).to(weights[0].dtype))
-            torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
-            alpha = -group["lr"] * (0.2 * math.sqrt(max(weights[0].shape)))
-            torch._foreach_add_(weights, directions, alpha=alpha)
+                directions = orthogonal(torch.stack(directions))
+            for weight, direction in zip(weights, directions, strict=True):
+                weight.mul_(1 - group["lr"] * group["weight_decay"])
+                weight.add_(direction, alpha=-group["lr"] * (0.2 * math.sqrt(max(weight.shape))))
+
+    def _direction(self, weight: Tensor) -> Tensor:
+        """The momentum of a weight's gradient, and half a step on (Nesterov)."""
+        assert weight.grad is not None
+        if (momentum := self.state[weight].get("momentum_buffer")) is None:
+            momentum = self.state[weight]["momentum_buffer"] = torch.zeros_like(weight.grad)
+        momentum.lerp_(weight.grad, 1 - MUON_MOMENTUM)
+        return weight.grad.lerp(momentum, MUON_MOMENTUM)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)

@@ -14,9 +14,10 @@ from landmark.evaluation import evaluate_mqar, evaluate_recall
 from landmark.evaluation.recall import score_interval
 from landmark.memory import Memory
 from landmark.models import Decoder
-from landmark.models.language_model import LanguageModel
 from landmark.utils.significance import clopper_pearson
 from tests.configurations import decoder_config
+from tests.evaluation.test_perplexity import LANDMARK
+from tests.evaluation.test_probes import Copier
 
 BYTES, CODE, SYMBOLS = load_tokenizer("bytes"), load_tokenizer("code"), load_tokenizer("symbols", vocab_size=64)
 ESSAYS = Essays(CODE.encode("The crow sees the boat. The boat sees the crow. " * 50), CODE)
@@ -137,32 +138,6 @@ def test_clopper_pearson(successes, trials, low, high):
     assert clopper_pearson(successes, trials) == pytest.approx((low, high), abs=1e-4)
 
 
-class Table(LanguageModel):
-    """Knows the value of each key that it has read, or with `forgets` of none before the present chunk."""
-
-    def __init__(self, forgets=False):
-        super().__init__()
-        self.config, self.forgets = decoder(tokenizer=SYMBOLS, block_size=5).config, forgets
-        self.unused = torch.nn.Parameter(torch.zeros(1))
-
-    def new_memory(self, **settings):
-        return []
-
-    def forward(self, tokens, memory=None, last=False):
-        logits = torch.zeros(*tokens.shape, SYMBOLS.vocab_size)
-        if not memory:
-            memory.append([{} for _ in tokens])
-        for row, text, known in zip(logits, tokens.tolist(), memory[0], strict=True):
-            for place, token in enumerate(text):
-                if place and token >= 32:
-                    known.setdefault(text[place - 1], token)
-                if token in known:
-                    row[place, known[token]] = 9.0
-        if self.forgets:
-            memory.clear()
-        return logits
-
-
 def recalled(model, length, local, batch_size=None):
     config = settings(length=length, local=local, prompts=10, batch_size=batch_size)
     corpus = synthetic_corpus(config.data, SYMBOLS)
@@ -173,7 +148,7 @@ def recalled(model, length, local, batch_size=None):
 @pytest.mark.parametrize("batch_size", [None, 3])
 @pytest.mark.parametrize(("length", "local"), [(64, 64), (64, 10), (400, 50)])
 def test_a_model_that_remembers_recalls_everything(length, local, batch_size):
-    results = recalled(Table(), length, local, batch_size)
+    results = recalled(Copier(LANDMARK), length, local, batch_size)
     assert results["recall"] == 1
     assert results["correct"] == [4] * 10
     assert results["tokens"] == 40
@@ -181,7 +156,7 @@ def test_a_model_that_remembers_recalls_everything(length, local, batch_size):
 
 
 def test_a_model_that_forgets_recalls_what_is_asked_in_the_chunk_of_the_pairs():
-    results = recalled(Table(forgets=True), 64, 10)
+    results = recalled(Copier(LANDMARK, forgets=True), 64, 10)
     assert 0 < results["recall"] < 0.5
 
 

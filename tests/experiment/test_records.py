@@ -1,6 +1,5 @@
 """Files of runs and rows: written, locked, damaged, found and swept away."""
 
-import itertools
 import json
 import os
 import re
@@ -27,7 +26,7 @@ from landmark.experiment.jobs import read_run
 from landmark.experiment.records import Records, sweep
 from landmark.training.checkpointing import AtomicCheckpointIO, checkpoint_path, checkpoints, find_checkpoint, hash_path
 from landmark.utils.errors import UserError
-from landmark.utils.files import delete_leftovers, locked, read_json
+from landmark.utils.files import delete_leftovers, locked, read_json, sealed
 from landmark.utils.metrics_csv import read_metrics
 from tests.experiment.holding import hold
 
@@ -79,7 +78,7 @@ def test_damaged_records_do_not_end_the_report(work, capsys):
     work("+experiment=quickstart", "data=pg19", "seeds=null")
     paths = sorted((work.output / "records" / "rows").iterdir())
     damaged = dict(zip(("settings", "labels", "results", "provenance"), paths, strict=False))
-    for task, value in itertools.product(("report", "status"), (None, [], 3)):
+    for task, value in (("report", None), ("status", []), ("status", 3)):
         for part, path in damaged.items():
             path.write_text(json.dumps(json.loads(path.read_text()) | {part: value}))
         work.task(f"output={work.output}", f"task={task}")
@@ -120,6 +119,7 @@ NUMBERS = st.floats(0, 9)
 EDITS = {  # of a record that stays JSON
     "another result": lambda record: record["results"].update(loss=99.0),
     "another row": lambda record: record["settings"].update(name="c"),
+    "another row, sealed": lambda record: record.update(sealed(record | {"settings": {"name": "c"}})),
     "another name": lambda record: record.update(id=digest({})),
     "a part is missing": lambda record: record.pop("labels"),
     "no hash": lambda record: record.pop("sha256"),
@@ -192,7 +192,7 @@ class Files(RuleBasedStateMachine):
 
     @rule(step=STEPS, number=NUMBERS, stopped_at=st.sampled_from([None, None, 1, 2]))
     def save_checkpoint(self, step: int, number: float, stopped_at: int | None) -> None:
-        content = {"global_step": step, "settings": {"k": 1}, "weights": torch.full((100,), number)}
+        content = {"global_step": step, "settings": {"k": 1}, "weights": torch.full((2000,), number)}
         path = checkpoint_path(self.run, step)
         if self.write(lambda: AtomicCheckpointIO().save_checkpoint(content, path), stopped_at):
             self.expected_checkpoints[step] = number
@@ -242,7 +242,7 @@ class Files(RuleBasedStateMachine):
             path, step = found
             assert step == max(whole)
             loaded = AtomicCheckpointIO().load_checkpoint(path)
-            assert torch.equal(loaded["weights"], torch.full((100,), self.expected_checkpoints[step]))
+            assert torch.equal(loaded["weights"], torch.full((2000,), self.expected_checkpoints[step]))
         assert not [*self.run.glob(".*.tmp")]
         assert [int(path.stem[5:]) for path in checkpoints(self.run)] == sorted(self.expected_checkpoints, reverse=True)
 

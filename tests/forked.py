@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 CONTEXT = multiprocessing.get_context("forkserver")
+TORCHRUN = ["-m", "torch.distributed.run", "--run-path", "--start-method=fork"]  # its processes import nothing anew
 PRELOADED = ["tests.training.together_case", "landmark.cli.main", "landmark.memory", "torch.distributed.tensor"]
 
 

@@ -1,8 +1,6 @@
 """Values and files that ended in tracebacks far from their cause are one line that names them."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +8,7 @@ import pytest
 from landmark.data.documents import make_source
 from landmark.evaluation.generation import prompt_texts
 from landmark.utils.errors import Diverged, UserError
+from tests.forked import TORCHRUN, python
 
 ROOT = Path(__file__).parents[2]
 
@@ -79,9 +78,8 @@ def test_a_file_without_an_end_is_not_read():
 
 def test_a_following_process_says_nothing_where_the_first_refuses(tmp_path):
     """The first has said what is wrong."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command = [*torchrun, str(ROOT / "run.py"), "+experiment=quickstart", "train.steps=-1", "trainer=ddp"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=250, check=False)
+    words = [str(ROOT / "run.py"), "+experiment=quickstart", "train.steps=-1", "trainer=ddp"]
+    done = python(*TORCHRUN, "--standalone", "--nproc-per-node=2", *words, cwd=tmp_path)
     assert done.returncode != 0
     assert "error: row twice_last_blocks: train.steps=-1: must be at least 1" in done.stderr
     assert "Connection closed by peer" not in done.stderr

@@ -21,7 +21,7 @@ from landmark.utils.errors import Diverged, UserError
 from landmark.utils.files import read_json
 from landmark.utils.team import Team, started_together
 from tests.experiment.processes_case import part, train
-from tests.forked import Started
+from tests.forked import TORCHRUN, Started
 from tests.together import exit_codes
 from tests.training.training_case import make_config
 
@@ -102,8 +102,6 @@ TINY = [
     *("train.steps=6", "train.batch_size=2", "train.validate_every=6", "train.validate_batches=1"),
     *("train.checkpoint_every=2", "train.log_every=1", "trainer=ddp", "trainer.accelerator=cpu"),
 ]
-
-TORCHRUN = ["-m", "torch.distributed.run", "--run-path", "--start-method=fork"]  # in processes that import nothing anew
 
 
 def start(*arguments, **variables):

@@ -147,6 +147,15 @@ def damage(path: Path, how: str) -> None:
     path.write_bytes(content)
 
 
+@pytest.mark.parametrize("how", ["cut", "flipped", "empty", *EDITS])
+def test_a_record_that_somebody_or_a_disk_has_changed_is_refused(tmp_path, how):
+    records, settings = Records(tmp_path), {"name": "a"}
+    records.write("rows", digest(settings), settings, {"size": "nano"}, {"loss": 1.0})
+    damage(records.path("rows", digest(settings)), how)
+    with pytest.raises(UserError, match="delete it to make it anew"):
+        records.find("rows", digest(settings))
+
+
 class Files(RuleBasedStateMachine):
     """Records and checkpoints that are written, stopped while they are, damaged and found, in any order.
 

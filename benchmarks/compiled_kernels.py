@@ -1,8 +1,8 @@
 """Compiles the fused kernels for GPUs that need not be there: `python -m benchmarks.compiled_kernels sm_90 "128 50"`.
 
-The arguments are a GPU's architecture and cases, "HEAD_DIM BLOCK_SIZE [cmt] [packed] [joint] [float32]". For
-each case it prints as JSON what each kernel takes in its default configuration. A process of its own: under
-TRITON_INTERPRET=1 nothing can be compiled.
+The arguments are a GPU's architecture and cases, "HEAD_DIM BLOCK_SIZE [cmt] [packed] [joint] [float32]", or "HEAD_DIM
+BLOCK_SIZE tiles [capped]" for the kernels of texts without landmarks. For each case it prints as JSON what each kernel
+takes in its default configuration. A process of its own: under TRITON_INTERPRET=1 nothing can be compiled.
 """
 
 import json
@@ -25,6 +25,7 @@ from landmark.attention.fused.backward import backward_means
 from landmark.attention.fused.operators import means_constants
 from landmark.attention.fused.tuning import A100, KERNELS, Gpu, Tiles
 from landmark.memory import reading_kernels as reading
+from landmark.memory import sparse_attention_kernels as sparse
 from landmark.memory import step_kernels as step
 from landmark.memory.select import scores_kernels as scores
 
@@ -32,9 +33,9 @@ POINTERS = dict.fromkeys(
     ("Lse", "Delta", "DqSum", "Landmarks", "DCmtScores", "CmtScores", "ControlledLse", "LocalLse", "Weight", "DLse"),
     "fp32",
 )
-POINTERS |= dict.fromkeys(("Factors", "Exact", "Scores"), "fp32")
+POINTERS |= dict.fromkeys(("Factors", "Exact", "Scores", "Shares"), "fp32")
 POINTERS |= {"Phase": "i32", "Starts": "i32", "Controlled": "i8", "Selected": "i8"}
-POINTERS |= dict.fromkeys(("Ages", "Lags", "Rows", "Best", "Added", "Pending"), "i64")
+POINTERS |= dict.fromkeys(("Ages", "Lags", "Rows", "Best", "Added", "Pending", "Listed", "Chosen", "Far"), "i64")
 GPUS = {80: A100, 86: Gpu(86, 99 << 10), 90: Gpu(90, 227 << 10), 100: Gpu(100, 227 << 10), 120: Gpu(120, 99 << 10)}
 MATRIX = re.compile(r"\b(HMMA|HGMMA|QGMMA|IMMA|UTCHMMA|UTCQMMA|FFMA|FFMA2)\b")
 
@@ -76,7 +77,13 @@ def compiled(kernel: Any, options: dict[str, Any], arch: int, dtype: torch.dtype
             signature[name], constants[number,] = "constexpr", value
             continue
         is_pointer = name[0].isupper()
-        signature[name] = f"*{POINTERS.get(name, of_numbers)}" if is_pointer else "fp32" if "scale" in name else "i32"
+        signature[name] = (
+            f"*{POINTERS.get(name, of_numbers)}"
+            if is_pointer
+            else "fp32"
+            if "scale" in name or name == "softcap"
+            else "i32"
+        )
         if is_pointer or name[1:2] == "_" or name[2:3] == "_":  # addresses and strides
             attributes[number,] = [["tt.divisibility", 16]]
     source = ASTSource(kernel, signature, constexprs=constants, attrs=attributes)
@@ -179,12 +186,26 @@ def all_kernels(
     return used
 
 
+def of_tiles(arch: int, dim: int, block_size: int, capped: bool) -> dict[str, Compiled]:
+    """The kernels for tiles of ℓ queries and 4 heads that share keys, in half precision, by name."""
+    used, sizes = {}, sparse.tile_constants(4 * block_size, dim, block_size) | {"num_stages": 3, "CAPPED": capped}
+    sizes |= {"TILE": block_size, "L": block_size, "GROUP": block_size, "WINDOW": 512}
+    for listed in (False, True):
+        options = sizes | {"LISTED": listed, "SEGMENT": block_size if listed else 64}
+        used[f"block_shares, {listed=}"] = compiled(sparse.block_shares, options, arch, torch.bfloat16)
+    used["read_blocks"] = compiled(sparse.read_blocks, sizes, arch, torch.bfloat16)
+    return used
+
+
 if __name__ == "__main__":
     arch, found = int(sys.argv[1].removeprefix("sm_")), {}
     for words in sys.argv[2:]:
         dim, block_size, *flags = words.split()
         dtype = torch.float32 if "float32" in flags else torch.bfloat16
         alpha = 0.5 if "joint" in flags else 0.0
-        kernels = all_kernels(arch, int(dim), int(block_size), dtype, "cmt" in flags, "packed" in flags, alpha)
+        if "tiles" in flags:
+            kernels = of_tiles(arch, int(dim), int(block_size), "capped" in flags)
+        else:
+            kernels = all_kernels(arch, int(dim), int(block_size), dtype, "cmt" in flags, "packed" in flags, alpha)
         found[words] = {name: asdict(used) for name, used in kernels.items()}
     print(json.dumps(found))

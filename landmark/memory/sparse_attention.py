@@ -128,7 +128,7 @@ def read_chosen(q: Tensor, text: Text, start: int, how: Reading) -> tuple[Tensor
     grouped = F.pad(q, (0, 0, before, behind)).unflatten(2, (groups, size)).transpose(1, 2)  # (C, groups, G, g, d)
     rows = grouped.unflatten(3, (tiles, how.tile)).transpose(2, 3).reshape(caches, groups * tiles, -1, dim)
     far = torch.tensor([how.far(start + tile * how.tile) for tile in range(groups * tiles)])
-    read = _read_fused if how.fused and text.moves is None and how.softcap is None else _read_plain
+    read = _read_fused if how.fused and text.moves is None else _read_plain
     out, lse, chosen = read(rows, grouped, text, start, far, (before, before + length), how)
     out, lse = (x.unflatten(2, (heads, how.tile)).unflatten(1, (groups, tiles)).transpose(2, 3) for x in (out, lse))
     out, lse = (x.flatten(3, 4).transpose(1, 2).flatten(2, 3) for x in (out, lse))
@@ -143,14 +143,13 @@ def _read_fused(
     from landmark.memory import sparse_attention_kernels as kernels
 
     rows, blocks = rows.contiguous(), torch.arange(int(far[-1]), device=rows.device)
-    sizes, far = {"tile": how.tile, "block_size": how.block_size, "scale": how.scale}, far.to(rows.device)
-    shares = kernels.shares(rows, text.means[:, : len(blocks)], far, asking, None, **sizes)
+    far = far.to(rows.device)
+    shares = kernels.shares(rows, text.means[:, : len(blocks)], far, asking, None, how)
     chosen = _highest(shares, blocks < far[:, None], how.proposed or how.k, how.first)
     if how.k < how.proposed and how.k < len(blocks):
-        shares = kernels.shares(rows, text.keys, far, asking, chosen, **sizes)
+        shares = kernels.shares(rows, text.keys, far, asking, chosen, how)
         chosen = chosen.gather(-1, _highest(shares, chosen < far[:, None], how.k, how.first))
-    places = {"group": how.group, "window": how.window, **sizes}
-    out, lse = kernels.read(rows, text.keys, text.values, chosen, start, **places)
+    out, lse = kernels.read(rows, text, chosen, start, how)
     return out, lse, chosen
 
 

@@ -1,11 +1,15 @@
-"""The kernels of sparse_attention.py for tiles on a GPU: blocks are read where they are stored, and no table of queries
-and keys is written. `_choose` and `_read_blocks` with the local part of `read_chosen` there are their plain twins.
+"""The kernels of sparse_attention.py for tiles on a GPU, in half precision.
+
+Blocks are read where they are stored, and no table of queries and keys is written. `_choose` and `_read_blocks` with
+the local part of `read_chosen` there are their plain twins.
 
 A program has ROWS of the G·τ rows of one tile; row r is query r mod τ. Both kernels get the rows (C, n, G·τ, d) of n
 tiles.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 # Triton's language only looks like Python.
 # pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
@@ -18,15 +22,27 @@ from torch import Tensor
 from landmark.attention.fused.tuning import is_interpreted, on_device_of, padded
 from landmark.utils import constants
 
+if TYPE_CHECKING:
+    from landmark.memory.sparse_attention import Reading, Text
+
 LOG2_E: tl.constexpr = tl.constexpr(constants.LOG2_E)
 LEAST = 16  # rows, keys and numbers of a head that `tl.dot` needs
 
 
+@triton.jit
+def _scores(q, k, scale, softcap, CAPPED: tl.constexpr):
+    """Scores of rows and keys, for powers of 2."""
+    scores = tl.dot(q, tl.trans(k)) * scale
+    if CAPPED:
+        scores = softcap * (2 * tl.sigmoid(2 * scores / softcap) - 1)
+    return scores * LOG2_E
+
+
 @triton.jit(do_not_specialize=["count", "rows", "before", "end"])
 def block_shares(
-    Q, Keys, Listed, Far, Shares, k_c, k_t, count, rows, before, end, scale,
+    Q, Keys, Listed, Far, Shares, k_c, k_t, count, rows, before, end, scale, softcap,
     TILE: tl.constexpr, L: tl.constexpr, SEGMENT: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
-    ROWS: tl.constexpr, LISTED: tl.constexpr, PRECISION: tl.constexpr,
+    ROWS: tl.constexpr, LISTED: tl.constexpr, CAPPED: tl.constexpr,
 ):  # fmt: skip
     """The largest share that one of a tile's rows gives each block, in a softmax over all of them.
 
@@ -56,7 +72,7 @@ def block_shares(
         else:
             first, key_ok = j * SEGMENT, j * SEGMENT + offset < far
         k = tl.load(of_cache + first * k_t + at, mask=key_ok[:, None] & d_ok[None, :], other=0.0)
-        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * (scale * LOG2_E)
+        scores = _scores(q, k, scale, softcap, CAPPED)
         scores = tl.where(key_ok[None, :], scores, float("-inf"))
         larger = tl.maximum(running, tl.max(scores, axis=1))
         level = tl.where(larger == float("-inf"), 0.0, larger)
@@ -70,7 +86,7 @@ def block_shares(
         else:
             first, key_ok = j * SEGMENT, j * SEGMENT + offset < far
         k = tl.load(of_cache + first * k_t + at, mask=key_ok[:, None] & d_ok[None, :], other=0.0)
-        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * (scale * LOG2_E)
+        scores = _scores(q, k, scale, softcap, CAPPED)
         shares = tl.where(key_ok[None, :] & asks[:, None], tl.exp2(scores - normaliser[:, None]), 0.0)
         if LISTED:
             tl.atomic_max(Shares + of_tile * count + j, tl.max(tl.sum(shares, axis=1), axis=0))
@@ -80,9 +96,9 @@ def block_shares(
 
 @triton.jit(do_not_specialize=["count", "rows", "start"])
 def read_blocks(
-    Q, Keys, Values, Chosen, Out, Lse, k_c, k_t, v_c, v_t, count, rows, start, scale,
+    Q, Keys, Values, Chosen, Out, Lse, k_c, k_t, v_c, v_t, count, rows, start, scale, softcap,
     TILE: tl.constexpr, GROUP: tl.constexpr, WINDOW: tl.constexpr, L: tl.constexpr, SEGMENT: tl.constexpr,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, PRECISION: tl.constexpr,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, CAPPED: tl.constexpr,
 ):  # fmt: skip
     """Attention of a tile's rows to its chosen blocks (C, n, count), to the window before its group, and to its group.
 
@@ -112,27 +128,19 @@ def read_blocks(
         key_here = key_ok[:, None] & d_ok[None, :]
         k = tl.load(of_keys + at[:, None] * k_t + d[None, :], mask=key_here, other=0.0)
         v = tl.load(of_values + at[:, None] * v_t + d[None, :], mask=key_here, other=0.0)
-        scores = tl.where(seen, tl.dot(q, tl.trans(k), input_precision=PRECISION) * (scale * LOG2_E), float("-inf"))
+        scores = tl.where(seen, _scores(q, k, scale, softcap, CAPPED), float("-inf"))
         larger = tl.maximum(running, tl.max(scores, axis=1))
         level = tl.where(larger == float("-inf"), 0.0, larger)
         weights, kept = tl.exp2(scores - level[:, None]), tl.exp2(running - level)
         total = total * kept + tl.sum(weights, axis=1)
-        acc = acc * kept[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
+        acc = acc * kept[:, None] + tl.dot(weights.to(v.dtype), v)
         running = larger
     tl.store(Out + here, (acc / total[:, None]).to(Out.dtype.element_ty), mask=row_ok[:, None] & d_ok[None, :])
     tl.store(Lse + of_tile * rows + row, (running + tl.log2(total)) / LOG2_E, mask=row_ok)
 
 
 def shares(
-    q: Tensor,
-    keys: Tensor,
-    far: Tensor,
-    asking: tuple[int, int],
-    listed: Tensor | None,
-    *,
-    tile: int,
-    block_size: int,
-    scale: float,
+    q: Tensor, keys: Tensor, far: Tensor, asking: tuple[int, int], listed: Tensor | None, how: Reading
 ) -> Tensor:
     """The largest share of each block among the rows of its tile, (C, n, m) or (C, n, blocks), float32.
 
@@ -142,51 +150,40 @@ def shares(
         far: (n,), blocks that each tile sees.
         asking: the first query that chooses, and the one after the last, counted from the first tile's first.
         listed: (C, n, m), blocks of ℓ keys; None: each of the first keys is a block.
-        tile, block_size, scale: τ, ℓ, and the factor of the scores.
+        how: tiles read.
     """
     count = keys.shape[1] if listed is None else listed.shape[2]
     out = q.new_zeros(len(q), q.shape[1], count, dtype=torch.float32)
     q, keys = _computable(q), _computable(keys)
-    sizes = _sizes(q, 64 if listed is None else block_size)
     with on_device_of(q):
         block_shares[_grid(q)](
             *(q, keys, out if listed is None else listed.contiguous(), far, out),
-            *(*keys.stride()[:2], count, q.shape[2], *asking, scale),
-            **(sizes | {"TILE": tile, "L": block_size, "LISTED": listed is not None}),
+            *(*keys.stride()[:2], count, q.shape[2], *asking, how.scale, how.softcap or 0.0),
+            **tile_constants(q.shape[2], q.shape[3], 64 if listed is None else how.block_size),
+            **{"TILE": how.tile, "L": how.block_size, "LISTED": listed is not None, "CAPPED": how.softcap is not None},
         )
     return out
 
 
-def read(
-    q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    chosen: Tensor,
-    start: int,
-    *,
-    tile: int,
-    group: int,
-    window: int,
-    block_size: int,
-    scale: float,
-) -> tuple[Tensor, Tensor]:
+def read(q: Tensor, text: Text, chosen: Tensor, start: int, how: Reading) -> tuple[Tensor, Tensor]:
     """Attention (C, n, G·τ, d) of tiles to all that they read, and its log-sum-exp (C, n, G·τ), float32.
 
     Args:
         q: (C, n, G·τ, d), contiguous.
-        keys, values: (C, capacity, d).
+        text: that they read.
         chosen: (C, n, k), blocks.
         start: position of the first tile's first query.
-        tile, group, window, block_size, scale: τ, g, w, ℓ, and the factor of the scores.
+        how: tiles read.
     """
     out, lse = torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
-    q, keys, values = (_computable(x) for x in (q, keys, values))
+    q, keys, values = (_computable(x) for x in (q, text.keys, text.values))
     with on_device_of(q):
         read_blocks[_grid(q)](
-            *(q, keys, values, chosen.contiguous(), out, lse),
-            *(*keys.stride()[:2], *values.stride()[:2], chosen.shape[2], q.shape[2], start, scale),
-            **_sizes(q, block_size),
-            **{"TILE": tile, "GROUP": group, "WINDOW": window, "L": block_size},
+            *(q, keys, values, chosen.contiguous(), out, lse, *keys.stride()[:2], *values.stride()[:2]),
+            *(chosen.shape[2], q.shape[2], start, how.scale, how.softcap or 0.0),
+            **tile_constants(q.shape[2], q.shape[3], how.block_size),
+            **{"TILE": how.tile, "GROUP": how.group, "WINDOW": how.window, "L": how.block_size},
+            CAPPED=how.softcap is not None,
         )
     return out, lse
 
@@ -206,14 +203,8 @@ def rows_of(rows: int, dim: int) -> int:
     return max(LEAST, min(64 if dim > 128 else 128, triton.next_power_of_2(rows)))
 
 
-def _sizes(q: Tensor, keys: int) -> dict[str, int | str]:
-    """Compile-time constants. keys: read in one step."""
-    rows, dim = rows_of(q.shape[2], q.shape[3]), q.shape[3]
-    return {
-        "D": dim,
-        "BLOCK_D": padded(dim),
-        "ROWS": rows,
-        "SEGMENT": padded(keys),
-        "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32",
-        "num_warps": 8 if rows * dim > 64 * 64 else 4,
-    }
+def tile_constants(rows: int, dim: int, keys: int) -> dict[str, int]:
+    """Compile-time constants for tiles of so many rows and heads of `dim` numbers. keys: read in one step."""
+    part = rows_of(rows, dim)
+    warps = 8 if part * dim > 64 * 64 else 4
+    return {"D": dim, "BLOCK_D": padded(dim), "ROWS": part, "SEGMENT": padded(keys), "num_warps": warps}

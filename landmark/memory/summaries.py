@@ -180,7 +180,7 @@ class SummaryMemory:
         keys, values = (x.reshape(batch * kv, length, dim) for x in (k, v))
         state.write(start, keys, values, self._rounded(start + length), self._expected)
         self._length = length
-        fused = q.is_cuda and self._tier == "device"
+        fused = q.is_cuda and self._tier == "device" and q.dtype != torch.float32
         how = replace(self._reading, scale=scoring.scale_of(dim), softcap=scoring.softcap, fused=fused)
         if self.known and length > 1:
             how = replace(how, tile=self.block_size)

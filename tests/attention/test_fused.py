@@ -251,8 +251,9 @@ def test_no_choice_exceeds_the_shared_memory_of_a_gpu_and_tiles_hold_whole_block
 @pytest.mark.parametrize(
     ("arch", "cases"),
     [
-        ("sm_80", ["128 50 joint", "64 63 cmt", "64 63 packed"]),
-        ("sm_90", ["64 50", "128 63", "128 63 float32", "128 50 cmt packed", "128 127", "256 63"]),
+        ("sm_80", ["128 50 joint", "64 63 cmt", "64 63 packed", "64 32 tiles capped"]),
+        ("sm_100", ["64 32 tiles", "256 32 tiles capped"]),
+        ("sm_90", ["128 32 tiles", "64 50", "128 63", "128 63 float32", "128 50 cmt packed", "128 127", "256 63"]),
     ],
 )
 def test_no_register_is_spilled_and_shared_memory_suffices(arch, cases):
@@ -266,9 +267,10 @@ def test_no_register_is_spilled_and_shared_memory_suffices(arch, cases):
         for kernel, used in kernels.items():
             spilled = 64 if (arch, case, kernel) == ("sm_80", "64 63 cmt", "backward_keys") else 0
             spilled = 256 if (arch, kernel) == ("sm_90", "backward") else spilled  # and is faster so
+            spilled = 8 if (arch, case, kernel) == ("sm_100", "64 32 tiles", "read_blocks") else spilled
             assert used["stack"] <= (272 if "float32" in case else spilled), (case, kernel, used)
             assert used["shared"] <= used["allowed"], (case, kernel, used)
-            by_groups = arch == "sm_90" and "float32" not in case and not kernel.startswith(("top_k", "block_scores"))
+            by_groups = arch != "sm_80" and "float32" not in case and not kernel.startswith(("top_k", "block_scores"))
             if case in ("128 127", "256 63"):  # these have fewer queries than a group of warps multiplies
                 by_groups = kernel in ("forward", "backward_queries")
             no_products = kernel.endswith(("shared=False", "rows=1", "means", "splits", "of_tiles", "tokens"))

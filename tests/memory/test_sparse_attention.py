@@ -19,11 +19,13 @@ READINGS = {
     "tile": [1, 2, 4, 8],
     "place": [(0, 40), (3, 33), (1, 2), (5, 1)],  # behind the covered tokens, and how many
 }
+SIZES = ("window", "k", "proposed", "first", "tile", "softcap")
 SHAPES = all_pairs({**READINGS, "softcap": [None, 1.5], "moves": [None, MOVED]})
 OF_KERNELS = all_pairs(
     {
         **READINGS,
         "place": READINGS["place"][:3],  # one query has no kernel
+        "softcap": [None, 1.5],
         "dtype": [torch.float32, torch.float16, torch.bfloat16],
     }
 )
@@ -91,8 +93,7 @@ def by_hand(q, text, start, how):
 
 @pytest.mark.parametrize("shape", SHAPES, ids=name_of)
 def test_queries_read_what_they_choose(shape):
-    sizes = {name: shape[name] for name in ("window", "k", "proposed", "first", "tile", "softcap")}
-    how = Reading(4, scale=0.4, **sizes)
+    how = Reading(4, scale=0.4, **{name: shape[name] for name in SIZES})
     q, text, start = make(how, shape["place"])
     text = text._replace(moves=shape["moves"])
     expected = by_hand(q, text, start, how)
@@ -121,7 +122,7 @@ def test_all_keys(start, count, softcap):
 def test_kernels(shape):
     """Interpreted, against the plain computation of the same rounded numbers."""
     dtype = shape["dtype"]
-    how = Reading(4, scale=0.4, **{name: shape[name] for name in ("window", "k", "proposed", "first", "tile")})
+    how = Reading(4, scale=0.4, **{name: shape[name] for name in SIZES})
     q, text, start = make(how, shape["place"], dtype)
     exact = Text(*(x.float() for x in text[:3]))
     expected = read_chosen(q.float(), exact, start, how)

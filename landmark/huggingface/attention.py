@@ -103,3 +103,4 @@ def _register() -> dict[str, str]:
 
 
 ATTENTION = _register()
+FLASH = "flash_attention_"  # models with these get that of SDPA

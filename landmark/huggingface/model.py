@@ -337,7 +337,7 @@ def prepare(model: PreTrainedModel, settings: LandmarkSettings) -> None:
     implementation = str(model.config._attn_implementation)
     if implementation not in ATTENTION.values():
         check_model(model)
-        model.set_attn_implementation(ATTENTION[implementation])
+        model.set_attn_implementation(ATTENTION.get(implementation, ATTENTION["sdpa"]))
     setattr(model.config, SETTINGS, settings.saved())
 
 

@@ -54,7 +54,7 @@ def wrap(
     """Make a decoder of transformers a `LandmarkModel` too, in place.
 
     Args:
-        model: the decoder.
+        model: the decoder, quantised or not. In place of flash attention's package it gets PyTorch's attention.
         tokenizer: gets the token `<landmark>`, whose embedding is the mean of the others until it is trained. Without
             landmarks it stays as it is.
         block_size: ℓ, tokens a block. None: 63, without landmarks 32.

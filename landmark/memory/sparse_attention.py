@@ -24,7 +24,9 @@ Shapes: C caches, one for each sample and key/value head, each with G query head
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 import torch
@@ -44,7 +46,7 @@ class Reading:
 
     block_size: ℓ. window: w, a multiple of ℓ. k: far blocks. proposed: m, blocks that get a second look; 0: none do.
     first: of the k, so many are those that begin the text. tile: τ, which divides ℓ or is a multiple of it. scale,
-    softcap: of the scores. fused: by kernels, where these can.
+    softcap: of the scores. tiles_by: computes what `read_tiles` does, by kernels.
     """
 
     block_size: int
@@ -55,7 +57,7 @@ class Reading:
     tile: int = 1
     scale: float = 1.0
     softcap: float | None = None
-    fused: bool = False
+    tiles_by: Callable[..., tuple[Tensor, Tensor, Tensor]] | None = None
 
     @property
     def group(self) -> int:
@@ -117,7 +119,7 @@ def _causal(q: Tensor, keys: Tensor, values: Tensor, how: Reading) -> tuple[Tens
 def read_chosen(q: Tensor, text: Text, start: int, how: Reading) -> tuple[Tensor, Tensor, Tensor]:
     """Attention of the queries at positions start, start + 1, …, none of which is one of the `covered`.
 
-    Returns (C, G, T, d), the log-sum-exp (C, G, T), and the blocks (C, T, k) that each query reads, in order.
+    Returns (C, G, T, d), the log-sum-exp (C, G, T), and the blocks (C, T, k) that each query reads.
     """
     if q.shape[2] == how.tile == 1:
         return _read_one(q, text, start, how)
@@ -127,8 +129,8 @@ def read_chosen(q: Tensor, text: Text, start: int, how: Reading) -> tuple[Tensor
     behind = groups * size - before - length
     grouped = F.pad(q, (0, 0, before, behind)).unflatten(2, (groups, size)).transpose(1, 2)  # (C, groups, G, g, d)
     rows = grouped.unflatten(3, (tiles, how.tile)).transpose(2, 3).reshape(caches, groups * tiles, -1, dim)
-    far = torch.tensor([how.far(start + tile * how.tile) for tile in range(groups * tiles)])
-    read = _read_fused if how.fused and text.moves is None else _read_plain
+    far = [how.far(start + tile * how.tile) for tile in range(groups * tiles)]
+    read = read_tiles if how.tiles_by is None or text.moves is not None else how.tiles_by
     out, lse, chosen = read(rows, grouped, text, start, far, (before, before + length), how)
     out, lse = (x.unflatten(2, (heads, how.tile)).unflatten(1, (groups, tiles)).transpose(2, 3) for x in (out, lse))
     out, lse = (x.flatten(3, 4).transpose(1, 2).flatten(2, 3) for x in (out, lse))
@@ -136,25 +138,8 @@ def read_chosen(q: Tensor, text: Text, start: int, how: Reading) -> tuple[Tensor
     return out[:, :, here], lse[:, :, here], chosen.repeat_interleave(how.tile, 1)[:, here]
 
 
-def _read_fused(
-    rows: Tensor, _: Tensor, text: Text, start: int, far: Tensor, asking: tuple[int, int], how: Reading
-) -> tuple[Tensor, Tensor, Tensor]:
-    """`_read_plain` by the kernels."""
-    from landmark.memory import sparse_attention_kernels as kernels
-
-    rows, blocks = rows.contiguous(), torch.arange(int(far[-1]), device=rows.device)
-    far = far.to(rows.device)
-    shares = kernels.shares(rows, text.means[:, : len(blocks)], far, asking, None, how)
-    chosen = _highest(shares, blocks < far[:, None], how.proposed or how.k, how.first)
-    if how.k < how.proposed and how.k < len(blocks):
-        shares = kernels.shares(rows, text.keys, far, asking, chosen, how)
-        chosen = chosen.gather(-1, _highest(shares, chosen < far[:, None], how.k, how.first))
-    out, lse = kernels.read(rows, text, chosen, start, how)
-    return out, lse, chosen
-
-
-def _read_plain(
-    rows: Tensor, grouped: Tensor, text: Text, start: int, far: Tensor, asking: tuple[int, int], how: Reading
+def read_tiles(
+    rows: Tensor, grouped: Tensor, text: Text, start: int, far: list[int], asking: tuple[int, int], how: Reading
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Attention of n tiles to all that they read.
 
@@ -163,12 +148,12 @@ def _read_plain(
         grouped: (C, groups, G, g, d), the same.
         text: that they read.
         start: position of the first.
-        far: (n,), far blocks of each tile, on the CPU.
+        far: far blocks of each tile.
         asking: the first query that chooses, and the one after the last, counted from the first one; others are
             padding.
         how: they read.
 
-    Returns (C, n, G·τ, d), the log-sum-exp (C, n, G·τ), and the chosen blocks (C, n, k), in order.
+    Returns (C, n, G·τ, d), the log-sum-exp (C, n, G·τ), and the chosen blocks (C, n, k).
     """
     (caches, groups, heads, size, dim), tiles = grouped.shape, how.group // how.tile
     near = [x[:, start - how.window : start + groups * size].to(rows.device) for x in (text.keys, text.values)]
@@ -188,7 +173,7 @@ def _read_plain(
     parts = []
     for first in range(0, len(far), step):
         part = slice(first, first + step)
-        chosen = _choose(rows[:, part], text, far[part], None if asks is None else asks[part], how)
+        chosen = torch.cat(_choose(rows[:, part], text, far[part], None if asks is None else asks[part], how), -1)
         parts.append((*_read_blocks(rows[:, part], text, chosen, far[part], how), chosen))
     out, lse, chosen = (torch.cat(x, 1) for x in zip(*parts, strict=True))
     return *merged((out, lse), (local[0].reshape(out.shape), local[1].reshape(lse.shape))), chosen
@@ -196,51 +181,61 @@ def _read_plain(
 
 def _read_one(q: Tensor, text: Text, position: int, how: Reading) -> tuple[Tensor, Tensor, Tensor]:
     """`read_chosen` of one query (C, G, 1, d): one attention to copies of all blocks that it reads."""
-    rows, far = q.transpose(1, 2), torch.tensor([how.far(position)])
-    chosen = _choose(rows, text, far, None, how)
-    last = torch.arange(int(far), position // how.block_size + 1, device=q.device).expand(len(q), 1, -1)
-    keys, values = (_blocks(x, torch.cat([chosen, last], -1), how) for x in (text.keys, text.values))
+    rows, far = q.transpose(1, 2), how.far(position)
+    last = numbers(far, position // how.block_size + 1, 1, q.device).expand(len(q), 1, -1)
+    read = torch.cat([*_choose(rows, text, [far], None, how), last], -1)
+    places = _places(text.keys, read, how)
+    keys, values = (_copies(x, places, how) for x in (text.keys, text.values))
     if text.moves is not None:
-        keys = torch.cat([text.moves(keys[:, :, : how.k], _moved(chosen, far, how)), keys[:, :, how.k :]], 2)
-    count = (how.k - int(far)) * how.block_size + position + 1
+        keys = torch.cat(
+            [text.moves(keys[:, :, : how.k], _moved(read[..., : how.k], [far], how)), keys[:, :, how.k :]], 2
+        )
+    count = (how.k - far) * how.block_size + position + 1
     keys, values = (x.flatten(2, 3)[:, :, :count] for x in (keys, values))
     out, lse = attention_forward(rows, keys, values, scale=how.scale, softcap=how.softcap)
-    return out.transpose(1, 2), lse.transpose(1, 2), chosen
+    return out.transpose(1, 2), lse.transpose(1, 2), read[..., : how.k]
 
 
-def _choose(q: Tensor, text: Text, far: Tensor, asks: Tensor | None, how: Reading) -> Tensor:
-    """The blocks (C, n, k) that n tiles choose, in order.
+def _choose(q: Tensor, text: Text, far: list[int], asks: Tensor | None, how: Reading) -> tuple[Tensor, ...]:
+    """The blocks that n tiles choose, in parts that together are (C, n, k); in order where they are moved.
 
     Args:
         q: (C, n, G·τ, d), of each tile.
         text: whose blocks.
-        far: (n,), far blocks of each tile, more than k, in order, on the CPU.
+        far: far blocks of each tile, more than k, in order.
         asks: (n, G·τ), bool, rows that choose; None: all do.
         how: they choose.
     """
-    least, count = far[[0, -1]].tolist()
-    q, far, blocks = q * how.scale, far.to(q.device), torch.arange(count, device=q.device)
-    seen = blocks < far[:, None] if least < count else None
-    means = text.means[:, :count]
+    least, count = far[0], far[-1]
+    q, means, behind, seen = q * how.scale, text.means[:, :count], None, None
+    if least < count or text.moves is not None:
+        behind, blocks = torch.tensor(far, device=q.device), numbers(0, count, 1, q.device)
+        seen = blocks < behind[:, None] if least < count else None
     exact = q.to(means.dtype)
     scores = (exact.flatten(1, 2) @ means.mT).unflatten(1, exact.shape[1:3])
     if text.moves is not None:  # older blocks than the last k are scored where k + 1 blocks before the window would be
-        turned = text.moves(exact, -far * how.block_size).flatten(1, 2)
+        assert behind is not None
+        turned = text.moves(exact, -behind * how.block_size).flatten(1, 2)
         means = text.moves(means[:, :, None], -(blocks + how.k + 1) * how.block_size)[:, :, 0]
-        older = blocks < far[:, None, None] - how.k
+        older = blocks < behind[:, None, None] - how.k
         scores = torch.where(older, (turned @ means.mT).view(scores.shape), scores)
     shares = _shares(capped(scores, how.softcap), seen, asks).amax(2)
-    best = _highest(shares, seen, how.proposed or how.k, how.first)
+    shares[..., : how.first].fill_(torch.inf)
+    best = highest(shares, seen, how.proposed or how.k)  # begins with the first blocks
+    parts = (best,)
     if how.k < how.proposed and how.k < count:
-        keys = _blocks(text.keys, best, how)
+        keys = _copies(text.keys, _places(text.keys, best, how), how)
         if text.moves is not None:
-            keys = text.moves(keys, (far[:, None] - best - how.k - 1).clamp(min=0) * how.block_size)
-        seen = best < far[:, None] if least < how.proposed else None
+            assert behind is not None
+            keys = text.moves(keys, (behind[:, None] - best - how.k - 1).clamp(min=0) * how.block_size)
+        seen = None if behind is None or least >= how.proposed else best < behind[:, None]
         scores = capped(q @ keys.flatten(2, 3).mT, how.softcap)
         of_tokens = None if seen is None else seen.repeat_interleave(how.block_size, -1)
         shares = _shares(scores, of_tokens, asks).unflatten(-1, (-1, how.block_size)).sum(-1).amax(2)
-        best = best.gather(-1, _highest(shares, seen, how.k, how.first))
-    return best.sort(-1).values
+        first, best = best.split([how.first, best.shape[-1] - how.first], -1)
+        seen = None if seen is None else seen[..., how.first :]
+        parts = first, best.gather(-1, highest(shares[..., how.first :], seen, how.k - how.first))
+    return parts if text.moves is None else (torch.cat(parts, -1).sort(-1).values,)
 
 
 def _shares(scores: Tensor, seen: Tensor | None, asks: Tensor | None) -> Tensor:
@@ -251,41 +246,53 @@ def _shares(scores: Tensor, seen: Tensor | None, asks: Tensor | None) -> Tensor:
     return shares if asks is None else shares * asks[..., None]
 
 
-def _highest(shares: Tensor, seen: Tensor | None, count: int, first: int) -> Tensor:
-    """The places (C, n, count) of the highest shares (C, n, s), those of the first blocks before all others."""
+def highest(shares: Tensor, seen: Tensor | None, count: int) -> Tensor:
+    """The places (C, n, count) of the highest shares (C, n, s)."""
     if seen is not None:
         shares = shares.masked_fill(~seen, -1)
-    shares[..., :first] = torch.inf
     return shares.topk(min(count, shares.shape[-1]), -1).indices
 
 
-def _moved(chosen: Tensor, far: Tensor, how: Reading) -> Tensor:
-    """By how many positions blocks (C, n, k) are moved to fill the k + 1 places before the window (Section 3.2.1).
+def _moved(chosen: Tensor, far: list[int], how: Reading) -> Tensor:
+    """By how many positions blocks (C, n, k), in order, are moved to fill the k + 1 places before the window.
 
-    The last k blocks have the places nearest to the window, older ones the furthest; so one may be empty.
+    The last k blocks have the places nearest to the window, older ones the furthest; so one may be empty (Section
+    3.2.1).
     """
-    ages = far.to(chosen.device)[:, None] - chosen
+    ages = torch.tensor(far, device=chosen.device)[:, None] - chosen
     places = torch.arange(how.k, 0, -1, device=chosen.device) + (ages > how.k)
     return (ages - places) * how.block_size
 
 
-def _read_blocks(q: Tensor, text: Text, chosen: Tensor, far: Tensor, how: Reading) -> tuple[Tensor, Tensor]:
+def _read_blocks(q: Tensor, text: Text, chosen: Tensor, far: list[int], how: Reading) -> tuple[Tensor, Tensor]:
     """Attention (C, n, R, d) of tiles to the blocks (C, n, k) that they chose, and its log-sum-exp (C, n, R)."""
-    keys, values = (_blocks(x, chosen, how) for x in (text.keys, text.values))
+    places = _places(text.keys, chosen, how)
+    keys, values = (_copies(x, places, how) for x in (text.keys, text.values))
     if text.moves is not None:
         keys = text.moves(keys, _moved(chosen, far, how))
     return attention_forward(q, keys.flatten(2, 3), values.flatten(2, 3), scale=how.scale, softcap=how.softcap)
 
 
-def _blocks(x: Tensor, chosen: Tensor, how: Reading) -> Tensor:
-    """A copy (C, n, k, ℓ, d) of keys or values (C, capacity, d) of blocks (C, n, k), on the device of these."""
-    caches, capacity, dim = x.shape
-    per_cache = capacity // how.block_size
-    if caches > 1:
-        chosen = chosen + torch.arange(0, caches * per_cache, per_cache, device=chosen.device)[:, None, None]
-    table = x.view(caches * per_cache, how.block_size * dim)
-    found = table.index_select(0, chosen.flatten().to(x.device)).to(chosen.device)
-    return found.view(*chosen.shape, how.block_size, dim)
+def _places(x: Tensor, chosen: Tensor, how: Reading) -> Tensor:
+    """The rows of blocks (C, n, k) in a table (C · blocks, ℓ · d) of keys or values (C, capacity, d)."""
+    caches, per_cache = len(x), x.shape[1] // how.block_size
+    if caches == 1:
+        return chosen
+    return chosen + numbers(0, caches * per_cache, per_cache, chosen.device)[:, None, None]
+
+
+def _copies(x: Tensor, places: Tensor, how: Reading) -> Tensor:
+    """A copy (C, n, k, ℓ, d) of keys or values (C, capacity, d) at these `_places`, on the device of these."""
+    table = x.view(-1, how.block_size * x.shape[-1])
+    found = table.index_select(0, places.flatten().to(x.device)).to(places.device)
+    return found.view(*places.shape, how.block_size, x.shape[-1])
+
+
+@lru_cache(maxsize=16)
+def numbers(start: int, stop: int, step: int, device: torch.device) -> Tensor:
+    """`torch.arange`, made once for all layers."""
+    with torch.inference_mode(False):
+        return torch.arange(start, stop, step, device=device)
 
 
 def shares_of_blocks(q: Tensor, text: Text, start: int, lse: Tensor, blocks: Tensor, how: Reading) -> Tensor:
@@ -293,13 +300,12 @@ def shares_of_blocks(q: Tensor, text: Text, start: int, lse: Tensor, blocks: Ten
 
     lse: (C, G, T), of all that each query reads.
     """
-    at = torch.arange(start, start + q.shape[2], device=q.device)
-    far = (at // how.group * how.group - how.window) // how.block_size
+    far = [how.far(position) for position in range(start, start + q.shape[2])]
     together, found = GATHERED.get(q.device.type, GATHERED_ELSEWHERE), []
     step = max(1, together // max(1, len(q) * blocks.shape[2] * how.block_size * q.shape[3]))
     for first in range(0, q.shape[2], step):
         part = slice(first, first + step)
-        keys = _blocks(text.keys, blocks[:, part], how)
+        keys = _copies(text.keys, _places(text.keys, blocks[:, part], how), how)
         if text.moves is not None:
             keys = text.moves(keys, _moved(blocks[:, part], far[part], how))
         rows = q[:, :, part].transpose(1, 2) * how.scale

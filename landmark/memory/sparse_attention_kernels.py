@@ -1,15 +1,13 @@
 """The kernels of sparse_attention.py for tiles on a GPU, in half precision.
 
-Blocks are read where they are stored, and no table of queries and keys is written. `_choose` and `_read_blocks` with
-the local part of `read_chosen` there are their plain twins.
+Blocks are read where they are stored, and no table of queries and keys is written. The plain twin of `read_tiles` is
+the function of this name there.
 
 A program has ROWS of the G·τ rows of one tile; row r is query r mod τ. Both kernels get the rows (C, n, G·τ, d) of n
 tiles.
 """
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 # Triton's language only looks like Python.
 # pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
@@ -20,10 +18,8 @@ import triton.language as tl
 from torch import Tensor
 
 from landmark.attention.fused.tuning import is_interpreted, on_device_of, padded
+from landmark.memory.sparse_attention import Reading, Text, highest, numbers
 from landmark.utils import constants
-
-if TYPE_CHECKING:
-    from landmark.memory.sparse_attention import Reading, Text
 
 LOG2_E: tl.constexpr = tl.constexpr(constants.LOG2_E)
 LEAST = 16  # rows, keys and numbers of a head that `tl.dot` needs
@@ -137,6 +133,22 @@ def read_blocks(
         running = larger
     tl.store(Out + here, (acc / total[:, None]).to(Out.dtype.element_ty), mask=row_ok[:, None] & d_ok[None, :])
     tl.store(Lse + of_tile * rows + row, (running + tl.log2(total)) / LOG2_E, mask=row_ok)
+
+
+def read_tiles(
+    rows: Tensor, _: Tensor, text: Text, start: int, far: list[int], asking: tuple[int, int], how: Reading
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As sparse_attention.py has it. Keys are not moved."""
+    rows, blocks = rows.contiguous(), numbers(0, far[-1], 1, rows.device)
+    behind = torch.tensor(far, device=rows.device)
+    found = shares(rows, text.means[:, : far[-1]], behind, asking, None, how)
+    found[..., : how.first].fill_(torch.inf)
+    chosen = highest(found, blocks < behind[:, None], how.proposed or how.k)
+    if how.k < how.proposed and how.k < far[-1]:
+        found = shares(rows, text.keys, behind, asking, chosen, how)
+        found[..., : how.first].fill_(torch.inf)
+        chosen = chosen.gather(-1, highest(found, chosen < behind[:, None], how.k))
+    return *read(rows, text, chosen, start, how), chosen
 
 
 def shares(

@@ -180,13 +180,19 @@ class SummaryMemory:
         keys, values = (x.reshape(batch * kv, length, dim) for x in (k, v))
         state.write(start, keys, values, self._rounded(start + length), self._expected)
         self._length = length
-        fused = q.is_cuda and self._tier == "device" and q.dtype != torch.float32
-        how = replace(self._reading, scale=scoring.scale_of(dim), softcap=scoring.softcap, fused=fused)
+        how = replace(self._reading, scale=scoring.scale_of(dim), softcap=scoring.softcap)
         if self.known and length > 1:
             how = replace(how, tile=self.block_size)
+        if length > 1 and q.is_cuda and q.dtype != torch.float32:
+            from landmark.memory import sparse_attention_kernels as kernels
+
+            how = replace(how, tiles_by=kernels.read_tiles)
         queries, parts = q.reshape(batch * kv, heads // kv, length, dim), []
+        whole = Text(state.keys, state.values, state.means)
+        if length > 1:  # from another tier all blocks are copied at once, for many queries read most of them
+            whole = Text(*(x.to(q.device, non_blocking=True) for x in whole[:3]))
         for first, count, is_far, moves in self._parts(layer, start, length, how, q.device.type):
-            text, part = state.text(moves), queries[:, :, first - start : first - start + count]
+            text, part = whole._replace(moves=moves), queries[:, :, first - start : first - start + count]
             out, lse, *chosen = (read_chosen if is_far else read_all)(part, text, first, how)
             parts.append((out, lse))
             if self.observer is not None:
@@ -352,9 +358,6 @@ class _Layer:
     def bytes_kept(self) -> tuple[int, int]:
         """Of keys and values, and of mean keys."""
         return self.keys.nbytes + self.values.nbytes, self.means.nbytes
-
-    def text(self, moves: Moved | None) -> Text:
-        return Text(self.keys, self.values, self.means, moves)
 
     def write(self, start: int, k: Tensor, v: Tensor, room: int, expected: int) -> None:
         """Keep keys and values (C, T, d) of the tokens from position `start` on.

@@ -5,7 +5,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from landmark.huggingface import wrap
-from landmark.memory import sparse_attention
+from landmark.memory import sparse_attention, sparse_attention_kernels
 from tests.huggingface.conftest import make_model, make_tokenizer
 
 pytestmark = pytest.mark.skipif(not torch.backends.cuda.is_built(), reason="this PyTorch is built without CUDA")
@@ -27,7 +27,7 @@ def to_gpu(model):
 @pytest.mark.parametrize("family", ["qwen2", "gemma3"])
 def test_nothing_waits_and_nothing_is_elsewhere(family, mapping, monkeypatch):
     """Numbers of a GPU that are looked at on the CPU, and operations between devices, raise errors here."""
-    monkeypatch.setattr(sparse_attention, "_read_fused", sparse_attention._read_plain)
+    monkeypatch.setattr(sparse_attention_kernels, "read_tiles", sparse_attention.read_tiles)
     settings = {"k": 3, "window": 8, "rerank": 6, "mapping": mapping}
     model = make_model(family).bfloat16()
     model = wrap(model, make_tokenizer(), block_size=4, memory=settings, local=16, landmarks="none")

@@ -6,7 +6,14 @@ import re
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaModel, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaModel,
+    PreTrainedTokenizerFast,
+    TorchAoConfig,
+)
 
 from landmark.huggingface import LANDMARK, LandmarkModel, attach, load, unwrap, wrap
 from landmark.utils.errors import UserError
@@ -185,3 +192,28 @@ def test_numbers_that_overflow_are_no_answer(tokenizer):
         model.model.norm.weight.fill_(6e4)
     with pytest.raises(UserError, match="not finite: numbers of float16 overflow"):
         model.generate(torch.arange(9)[None], max_new_tokens=3)
+
+
+@pytest.mark.parametrize("implementation", ["flash_attention_2", "flash_attention_3"])
+def test_a_model_with_flash_attention_reads_with_that_of_pytorch(implementation, ids, tokenizer):
+    plain = make_model("llama")
+    expected = plain(ids).logits
+    plain.config._attn_implementation = implementation  # as where its package is installed
+    model = wrap(plain, tokenizer, landmarks="none")
+    assert model.config._attn_implementation == "landmark_sdpa"
+    torch.testing.assert_close(read(model, ids), expected)
+    assert unwrap(model).config._attn_implementation == "sdpa"
+
+
+def test_a_quantised_model_reads_as_it_is(ids, tokenizer, tmp_path):
+    """Its weights are read from a folder as 8-bit integers; every block is chosen, so the answers are its own."""
+    quantization = pytest.importorskip("torchao.quantization")
+    make_model("llama").save_pretrained(tmp_path)
+    config = TorchAoConfig(quantization.Int8WeightOnlyConfig())
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=config, dtype=torch.float32).eval()
+    before = {name: type(weight) for name, weight in plain.named_parameters()}
+    expected = plain(ids).logits
+    model = wrap(plain, tokenizer, block_size=4, memory={"k": 50, "window": 8, "dense": 0}, landmarks="none")
+    torch.testing.assert_close(read(model, ids), expected)
+    assert {name: type(weight) for name, weight in model.named_parameters()} == before
+    assert any("Int8" in kind.__name__ for kind in before.values())

@@ -4,9 +4,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from landmark.attention import Scoring
 from landmark.memory.sparse_attention import Reading, Text, read_all, read_chosen, shares_of_blocks
-from landmark.memory.summaries import Moved
+from landmark.memory.sparse_attention_kernels import read_tiles
+from landmark.memory.summaries import Moved, SummaryMemory
 from tests.pairs import all_pairs, name_of
 
 CACHES, HEADS, DIM = 2, 3, 10
@@ -99,7 +102,7 @@ def test_queries_read_what_they_choose(shape):
     expected = by_hand(q, text, start, how)
     found = read_chosen(q, text, start, how)
     torch.testing.assert_close(found[:2], expected[:2], rtol=0, atol=1e-12)
-    assert torch.equal(found[2], expected[2])
+    assert torch.equal(found[2].sort(-1).values, expected[2])
     shares = shares_of_blocks(q, text, start, found[1], found[2], how)
     assert (shares.sum(-1) < 1).all()
     assert (shares > 0).all()
@@ -128,11 +131,37 @@ def test_kernels(shape):
     expected = read_chosen(q.float(), exact, start, how)
     torch.use_deterministic_algorithms(True)  # fills new memory with NaN
     try:
-        found = read_chosen(q, text, start, replace(how, fused=True))
+        found = read_chosen(q, text, start, replace(how, tiles_by=read_tiles))
     finally:
         torch.use_deterministic_algorithms(False)
-    same = (found[2].sort(-1).values == expected[2]).all(-1)[:, None].expand(found[1].shape)
+    same = (found[2].sort(-1).values == expected[2].sort(-1).values).all(-1)[:, None].expand(found[1].shape)
     assert same.float().mean() > 0.98  # a near tie may fall to either side
     bound = {torch.float32: 5e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
     assert (found[0].float() - expected[0])[same].abs().max() < bound
     assert (found[1] - expected[1])[same].abs().max() < 5e-6
+
+
+class Operators(TorchDispatchMode):
+    """Counts the operators that compute; views do not."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += not func.is_view and "view" not in func.name()
+        return func(*args, **(kwargs or {}))
+
+
+def test_operators_of_a_token():
+    """So many in a layer, of which two write the key and the value, however long the text is."""
+    memory = SummaryMemory(4, 3, window=8, proposed=6, dense=0)
+    memory.expect(200)
+    q, k, v = (torch.randn(1, heads, 150, 8, dtype=torch.bfloat16) for heads in (6, 2, 2))
+    for part in (slice(0, 82), slice(82, 83), slice(83, 149), slice(149, 150)):
+        for layer in range(2):  # what is made once for all layers, the first one makes
+            operators = Operators()
+            with operators:
+                memory.attend(layer, q[:, :, part], k[:, :, part], v[:, :, part], Scoring())
+        memory.commit()
+        assert part.stop - part.start > 1 or operators.count <= 22

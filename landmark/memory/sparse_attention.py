@@ -24,7 +24,7 @@ Shapes: C caches, one for each sample and key/value head, each with G query head
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple, Protocol
@@ -129,7 +129,7 @@ def read_chosen(q: Tensor, text: Text, start: int, how: Reading) -> tuple[Tensor
     behind = groups * size - before - length
     grouped = F.pad(q, (0, 0, before, behind)).unflatten(2, (groups, size)).transpose(1, 2)  # (C, groups, G, g, d)
     rows = grouped.unflatten(3, (tiles, how.tile)).transpose(2, 3).reshape(caches, groups * tiles, -1, dim)
-    far = [how.far(start + tile * how.tile) for tile in range(groups * tiles)]
+    far = tuple(how.far(start + tile * how.tile) for tile in range(groups * tiles))
     read = read_tiles if how.tiles_by is None or text.moves is not None else how.tiles_by
     out, lse, chosen = read(rows, grouped, text, start, far, (before, before + length), how)
     out, lse = (x.unflatten(2, (heads, how.tile)).unflatten(1, (groups, tiles)).transpose(2, 3) for x in (out, lse))
@@ -139,7 +139,7 @@ def read_chosen(q: Tensor, text: Text, start: int, how: Reading) -> tuple[Tensor
 
 
 def read_tiles(
-    rows: Tensor, grouped: Tensor, text: Text, start: int, far: list[int], asking: tuple[int, int], how: Reading
+    rows: Tensor, grouped: Tensor, text: Text, start: int, far: tuple[int, ...], asking: tuple[int, int], how: Reading
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Attention of n tiles to all that they read.
 
@@ -182,13 +182,13 @@ def read_tiles(
 def _read_one(q: Tensor, text: Text, position: int, how: Reading) -> tuple[Tensor, Tensor, Tensor]:
     """`read_chosen` of one query (C, G, 1, d): one attention to copies of all blocks that it reads."""
     rows, far = q.transpose(1, 2), how.far(position)
-    last = numbers(far, position // how.block_size + 1, 1, q.device).expand(len(q), 1, -1)
-    read = torch.cat([*_choose(rows, text, [far], None, how), last], -1)
+    last = constant(range(far, position // how.block_size + 1), q.device).expand(len(q), 1, -1)
+    read = torch.cat([*_choose(rows, text, (far,), None, how), last], -1)
     places = _places(text.keys, read, how)
     keys, values = (_copies(x, places, how) for x in (text.keys, text.values))
     if text.moves is not None:
         keys = torch.cat(
-            [text.moves(keys[:, :, : how.k], _moved(read[..., : how.k], [far], how)), keys[:, :, how.k :]], 2
+            [text.moves(keys[:, :, : how.k], _moved(read[..., : how.k], (far,), how)), keys[:, :, how.k :]], 2
         )
     count = (how.k - far) * how.block_size + position + 1
     keys, values = (x.flatten(2, 3)[:, :, :count] for x in (keys, values))
@@ -196,7 +196,7 @@ def _read_one(q: Tensor, text: Text, position: int, how: Reading) -> tuple[Tenso
     return out.transpose(1, 2), lse.transpose(1, 2), read[..., : how.k]
 
 
-def _choose(q: Tensor, text: Text, far: list[int], asks: Tensor | None, how: Reading) -> tuple[Tensor, ...]:
+def _choose(q: Tensor, text: Text, far: tuple[int, ...], asks: Tensor | None, how: Reading) -> tuple[Tensor, ...]:
     """The blocks that n tiles choose, in parts that together are (C, n, k); in order where they are moved.
 
     Args:
@@ -207,14 +207,12 @@ def _choose(q: Tensor, text: Text, far: list[int], asks: Tensor | None, how: Rea
         how: they choose.
     """
     least, count = far[0], far[-1]
-    q, means, behind, seen = q * how.scale, text.means[:, :count], None, None
-    if least < count or text.moves is not None:
-        behind, blocks = torch.tensor(far, device=q.device), numbers(0, count, 1, q.device)
-        seen = blocks < behind[:, None] if least < count else None
+    q, means = q * how.scale, text.means[:, :count]
+    behind, blocks = constant(far, q.device), constant(range(count), q.device)
+    seen = blocks < behind[:, None] if least < count else None
     exact = q.to(means.dtype)
     scores = (exact.flatten(1, 2) @ means.mT).unflatten(1, exact.shape[1:3])
     if text.moves is not None:  # older blocks than the last k are scored where k + 1 blocks before the window would be
-        assert behind is not None
         turned = text.moves(exact, -behind * how.block_size).flatten(1, 2)
         means = text.moves(means[:, :, None], -(blocks + how.k + 1) * how.block_size)[:, :, 0]
         older = blocks < behind[:, None, None] - how.k
@@ -226,9 +224,8 @@ def _choose(q: Tensor, text: Text, far: list[int], asks: Tensor | None, how: Rea
     if how.k < how.proposed and how.k < count:
         keys = _copies(text.keys, _places(text.keys, best, how), how)
         if text.moves is not None:
-            assert behind is not None
             keys = text.moves(keys, (behind[:, None] - best - how.k - 1).clamp(min=0) * how.block_size)
-        seen = None if behind is None or least >= how.proposed else best < behind[:, None]
+        seen = best < behind[:, None] if least < how.proposed else None
         scores = capped(q @ keys.flatten(2, 3).mT, how.softcap)
         of_tokens = None if seen is None else seen.repeat_interleave(how.block_size, -1)
         shares = _shares(scores, of_tokens, asks).unflatten(-1, (-1, how.block_size)).sum(-1).amax(2)
@@ -253,18 +250,18 @@ def highest(shares: Tensor, seen: Tensor | None, count: int) -> Tensor:
     return shares.topk(min(count, shares.shape[-1]), -1).indices
 
 
-def _moved(chosen: Tensor, far: list[int], how: Reading) -> Tensor:
+def _moved(chosen: Tensor, far: tuple[int, ...], how: Reading) -> Tensor:
     """By how many positions blocks (C, n, k), in order, are moved to fill the k + 1 places before the window.
 
     The last k blocks have the places nearest to the window, older ones the furthest; so one may be empty (Section
     3.2.1).
     """
-    ages = torch.tensor(far, device=chosen.device)[:, None] - chosen
+    ages = constant(far, chosen.device)[:, None] - chosen
     places = torch.arange(how.k, 0, -1, device=chosen.device) + (ages > how.k)
     return (ages - places) * how.block_size
 
 
-def _read_blocks(q: Tensor, text: Text, chosen: Tensor, far: list[int], how: Reading) -> tuple[Tensor, Tensor]:
+def _read_blocks(q: Tensor, text: Text, chosen: Tensor, far: tuple[int, ...], how: Reading) -> tuple[Tensor, Tensor]:
     """Attention (C, n, R, d) of tiles to the blocks (C, n, k) that they chose, and its log-sum-exp (C, n, R)."""
     places = _places(text.keys, chosen, how)
     keys, values = (_copies(x, places, how) for x in (text.keys, text.values))
@@ -278,7 +275,7 @@ def _places(x: Tensor, chosen: Tensor, how: Reading) -> Tensor:
     caches, per_cache = len(x), x.shape[1] // how.block_size
     if caches == 1:
         return chosen
-    return chosen + numbers(0, caches * per_cache, per_cache, chosen.device)[:, None, None]
+    return chosen + constant(range(0, caches * per_cache, per_cache), chosen.device)[:, None, None]
 
 
 def _copies(x: Tensor, places: Tensor, how: Reading) -> Tensor:
@@ -289,10 +286,10 @@ def _copies(x: Tensor, places: Tensor, how: Reading) -> Tensor:
 
 
 @lru_cache(maxsize=16)
-def numbers(start: int, stop: int, step: int, device: torch.device) -> Tensor:
-    """`torch.arange`, made once for all layers."""
+def constant(numbers: Sequence[int], device: torch.device) -> Tensor:
+    """A tensor of these numbers, made once for all layers. numbers: a tuple or a range."""
     with torch.inference_mode(False):
-        return torch.arange(start, stop, step, device=device)
+        return torch.tensor(list(numbers), device=device)
 
 
 def shares_of_blocks(q: Tensor, text: Text, start: int, lse: Tensor, blocks: Tensor, how: Reading) -> Tensor:
@@ -300,7 +297,7 @@ def shares_of_blocks(q: Tensor, text: Text, start: int, lse: Tensor, blocks: Ten
 
     lse: (C, G, T), of all that each query reads.
     """
-    far = [how.far(position) for position in range(start, start + q.shape[2])]
+    far = tuple(how.far(position) for position in range(start, start + q.shape[2]))
     together, found = GATHERED.get(q.device.type, GATHERED_ELSEWHERE), []
     step = max(1, together // max(1, len(q) * blocks.shape[2] * how.block_size * q.shape[3]))
     for first in range(0, q.shape[2], step):

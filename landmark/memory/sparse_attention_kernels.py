@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from landmark.attention.fused.tuning import is_interpreted, on_device_of, padded
-from landmark.memory.sparse_attention import Reading, Text, highest, numbers
+from landmark.memory.sparse_attention import Reading, Text, constant, highest
 from landmark.utils import constants
 
 LOG2_E: tl.constexpr = tl.constexpr(constants.LOG2_E)
@@ -136,11 +136,10 @@ def read_blocks(
 
 
 def read_tiles(
-    rows: Tensor, _: Tensor, text: Text, start: int, far: list[int], asking: tuple[int, int], how: Reading
+    rows: Tensor, _: Tensor, text: Text, start: int, far: tuple[int, ...], asking: tuple[int, int], how: Reading
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As sparse_attention.py has it. Keys are not moved."""
-    rows, blocks = rows.contiguous(), numbers(0, far[-1], 1, rows.device)
-    behind = torch.tensor(far, device=rows.device)
+    rows, blocks, behind = rows.contiguous(), constant(range(far[-1]), rows.device), constant(far, rows.device)
     found = shares(rows, text.means[:, : far[-1]], behind, asking, None, how)
     found[..., : how.first].fill_(torch.inf)
     chosen = highest(found, blocks < behind[:, None], how.proposed or how.k)

@@ -188,11 +188,14 @@ class SummaryMemory:
 
             how = replace(how, tiles_by=kernels.read_tiles)
         queries, parts = q.reshape(batch * kv, heads // kv, length, dim), []
-        whole = Text(state.keys, state.values, state.means)
+        stored = [state.keys, state.values, state.means]
         if length > 1:  # from another tier all blocks are copied at once, for many queries read most of them
-            whole = Text(*(x.to(q.device, non_blocking=True) for x in whole[:3]))
+            stored = [x.to(q.device, non_blocking=True) for x in stored]
         for first, count, is_far, moves in self._parts(layer, start, length, how, q.device.type):
-            text, part = whole._replace(moves=moves), queries[:, :, first - start : first - start + count]
+            text, part = (
+                Text(stored[0], stored[1], stored[2], moves),
+                queries[:, :, first - start : first - start + count],
+            )
             out, lse, *chosen = (read_chosen if is_far else read_all)(part, text, first, how)
             parts.append((out, lse))
             if self.observer is not None:

@@ -7,11 +7,12 @@ from pathlib import Path
 
 from benchmarks.exactness import Inexact
 from benchmarks.report import Report, Target, compare, milliseconds, per_second
-from benchmarks.settings import THREADS, Options, Say
+from benchmarks.settings import Options, Say
 from benchmarks.timing import interleave
 from benchmarks.training import LANDMARK, MODELS, configuration, training_step, windows
 from landmark.data import SPLITS, load_tokenizer, prepare
 from landmark.data.sources import Source, open_source
+from landmark.utils.hardware import cores
 
 TIKTOKEN, PREPARATION = "tiktoken", "landmark.data.prepare"
 STEP, ASSEMBLY = "training step", "batch assembly"
@@ -56,12 +57,12 @@ def tokenising(options: Options, ranks: Path, say: Say) -> Report:
     texts = [document.text for split in SPLITS for document in source.documents(split) if document.text]
     say(f"tokenising {sum(map(len, texts)) / 1e6:.1f} M characters of {corpus}")
     encode = encoding(ranks).encode_ordinary_batch
-    tokens = sum(map(len, encode(texts, num_threads=THREADS)))
+    tokens = sum(map(len, encode(texts, num_threads=cores())))
     with tempfile.TemporaryDirectory() as folder:
         ours = preparing(corpus, options.text, ranks, Path(folder))
         if (found := ours()) != tokens:
             raise Inexact(f"data: {found} tokens, tiktoken has {tokens}")
-        functions = {TIKTOKEN: lambda: encode(texts, num_threads=THREADS), PREPARATION: ours}
+        functions = {TIKTOKEN: lambda: encode(texts, num_threads=cores()), PREPARATION: ours}
         seconds = interleave(functions, rounds=7, warmup=0)
     speed = per_second(tokens, seconds)
     setting = f"{corpus}, {tokens / 1e6:.1f} M GPT-2 tokens"
@@ -83,7 +84,7 @@ def preparing(corpus: str, text: Path | None, ranks: Path, folder: Path) -> Call
 
     def prepared() -> int:
         cache = folder / str(next(calls))
-        made = prepare(corpus, tokenizer, cache, path=text, workers=THREADS, progress=False)
+        made = prepare(corpus, tokenizer, cache, path=text, progress=False)
         return sum(len(made.split(split)) - made.split(split).documents for split in SPLITS)
 
     return prepared

@@ -34,7 +34,6 @@ class Workplace:
         self.common += ["trainer=cpu", "eval.tokens=8192"]
         self.trained, self.evaluated = [], []
         self.fail_at, self.error = None, KeyboardInterrupt()
-        self.curves = False  # over positions, whose picture takes its time
         monkeypatch.setattr("landmark.experiment.runner.train_here", self.train)
         monkeypatch.setattr("landmark.experiment.runner.evaluate_row", self.evaluate)
 
@@ -68,7 +67,6 @@ class Workplace:
         far = config.eval.length / 1e5 + config.retrieval.k / 1e3
         nll = 1.0 + (config.model.kind == "transformer") - far
         spans = [[4096 * i, 4096, 4096 * nll + i + far] for i in range(2)]
-        bins = -(-config.eval.length // 64) if self.curves else 0
         results = {
             "tokens": 8192,
             "nll": nll,
@@ -79,7 +77,7 @@ class Workplace:
             "tokens_per_second": 8192.0,
             "seconds": 1.0,
             "segments": spans,
-            "position_nll": [[64.0, 64 * nll * (1 + 1 / (i + 1))] for i in range(bins)],
+            "position_nll": [],
         }
         if config.eval.probe == "copy":
             del results["bits_per_byte"]

@@ -120,7 +120,7 @@ class Command:
         is_sweep = any(each.is_sweep_override() for each in parsed)
         if is_sweep and all(each.key_or_group != "experiment" for each in parsed):
             return suggested_command(*more, multirun=True)
-        return suggested_command(*more, without=self.config.grid.axes, multirun=multirun)
+        return suggested_command(*more, without=self.config.grid, multirun=multirun)
 
     def prepare(self) -> None:
         """Tokenise the corpora of the rows, and print the folder and sizes of each."""

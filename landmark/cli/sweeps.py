@@ -65,7 +65,7 @@ def sweep(
         if fixed.task == "auto" and not has_tables and (team is None or team.rank == 0):
             if not named(fixed):
                 table.show_sweep(fixed, command.words, values)
-            elif all(each.is_discrete_sweep() and key in ("row", *fixed.grid.axes) for key, each in swept.items()):
+            elif all(each.is_discrete_sweep() and key in ("row", *fixed.grid) for key, each in swept.items()):
                 run(replace(fixed, task="table"), command.words)
     finally:
         _end({line: outcome for line, outcome in zip(shown, outcomes) if outcome.error is not None})

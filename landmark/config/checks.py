@@ -54,6 +54,11 @@ def _has_scorer(config: Config) -> bool:
     return config.retrieval.scorer != "given" or (config.eval.question or "cwe") not in ("cwe", "fwe", "passkey")
 
 
+def _can_have_task(config: Config) -> bool:
+    of_landmarks = config.eval.task == UNIQUE_BLOCKS or config.eval.retriever is not None
+    return config.model.kind == "landmark" or not of_landmarks
+
+
 def _can_have_strategy(config: Config) -> bool:
     in_parts = config.model.kind == "transformer_xl" or config.train.local is not None
     return config.trainer.strategy != "fsdp" or not (in_parts or config.model.lora_rank is not None)
@@ -65,8 +70,6 @@ def _of_another(key: str, other: str, values: tuple[str, ...]) -> Read:
     return Read((key,), f"{needed}={' or '.join(values)}", lambda config: value_of(config, needed) in values)
 
 
-# Measured by a row in place of perplexity.
-_MEASURED = ("eval.task", "eval.retriever")
 _OF_MEMORY = {item.metadata["key"]: item.metadata for item in fields(MemorySettings)}
 
 # Of our decoder: settings of a model that can be null, but for those of any model or of one of transformers.
@@ -90,15 +93,14 @@ READ_BY = (
 # Keys whose values other than the default must have an effect, whoever sets them.
 _NEEDED = (
     _of_kind("landmark", "cmt.enabled", "positions.p_jump", "positions.mapping", "train.k"),
-    _of_kind("landmark", "eval.retriever"),
-    Read(("eval.task",), "model=landmark", lambda c: c.model.kind == "landmark" or c.eval.task != UNIQUE_BLOCKS),
+    Read(("eval.task",), "model=landmark", _can_have_task),
     Read(_OF_OURS, "our decoder, not models of transformers", _is_ours),
     Read(("memory.window",), "our decoder or model=pretrained", lambda c: _is_ours(c) or _can_have_window(c)),
     Read(("model.as_is",), "a model that model.name gives, see model=pretrained", _is_named),
     Read(("model.dtype",), "a model that model.name gives, see model=pretrained", _is_named),
     Read(("model.lora_rank",), "a trained model of transformers, which model.name or start gives", _is_pretrained),
     Read(("data.repeats", "data.tasks", "data.passkeys"), "the text of a corpus", _has_text),
-    Read(_MEASURED, "the text of a corpus", _has_text),
+    Read(("eval.task",), "the text of a corpus", _has_text),
     Read(("data.configs",), "data=arxiv_math", lambda config: config.data.name == "arxiv_math"),
     Read(("train.local",), "train.k, numbers of blocks like [4]", lambda config: config.train.k is not None),
     Read(("train.local",), "cmt=off and positions=standard", lambda c: not c.cmt.enabled and c.positions.p_jump == 1),
@@ -108,7 +110,6 @@ _NEEDED = (
     Read(("trainer.strategy",), "whole windows, and all weights of a model: use trainer=ddp", _can_have_strategy),
     Read(("cmt.cutoff",), "cmt=on", lambda config: config.cmt.enabled),
     Read(("retrieval.scorer",), "eval.task=niah_… or vt, of which the right blocks are known", _has_scorer),
-    Read(("eval.query",), "eval.retriever", lambda config: config.eval.retriever is not None),
 )
 
 _OF_KINDS = tuple(
@@ -120,7 +121,6 @@ _OF_KINDS = tuple(
 
 # Keys of which one at most is set.
 _ALTERNATIVES = (
-    _MEASURED,
     ("data.tasks", "data.passkeys"),
     ("model.name", "model.family", "model.architecture"),
 )
@@ -206,11 +206,11 @@ def large_vocabulary(config: Config) -> str | None:
 
 def check_grid(config: Config) -> None:
     """Raise UserError where a grid, or its figure, makes no sense."""
-    for key, values in config.grid.axes.items():
+    for key, values in config.grid.items():
         if not values or len({str(value) for value in values}) < len(values):
-            raise UserError(f"grid.axes: {key}: {values} must be a list of different values")
-    if config.figure == "heatmap" and len(config.grid.axes) != 2:
-        raise UserError(f"figure=heatmap: needs a grid of two axes, here it has {len(config.grid.axes)}")
+            raise UserError(f"grid: {key}: {values} must be a list of different values")
+    if config.figure == "heatmap" and len(config.grid) != 2:
+        raise UserError(f"figure=heatmap: needs a grid of two axes, here it has {len(config.grid)}")
 
 
 def unused(keys: Iterable[str], configs: Sequence[Config]) -> NoEffect | None:
@@ -271,11 +271,8 @@ def _check_evaluation(config: Config) -> None:
             f"eval.length={settings.length} is longer than eval.span={settings.span}: "
             f"raise eval.span to at least {settings.length}"
         )
-    if settings.probe is not None:
-        step = 2 if settings.probe == "copy" else 4
-        if settings.length < 4 or settings.length % step:
-            why = "reads half of it twice" if step == 2 else "reads pairs of tokens twice"
-            raise UserError(
-                f"eval.length={settings.length}: must be a multiple of {step}, at least 4, "
-                f"as eval.task={settings.task} {why}"
-            )
+    if settings.probe is not None and (settings.length < 4 or settings.length % 2):
+        raise UserError(
+            f"eval.length={settings.length}: must be a multiple of 2, at least 4, as eval.task=copy reads half of it "
+            "twice"
+        )

@@ -95,7 +95,7 @@ def select(
     shared = [
         override.input_line or ""
         for override in parse(overrides)
-        if override.key_or_group not in ("row", "rows", "task", *config.grid.axes)
+        if override.key_or_group not in ("row", "rows", "task", *config.grid)
     ]
     clashes = [clash for name in names if (clash := _clash(name, _split(name, texts[name]), shared))]
     if clashes:
@@ -123,7 +123,7 @@ def named(config: Config, overrides: Sequence[str] = ()) -> dict[str, str]:
     """The overrides of every row by its name: listed rows, then rows of the grid. overrides: as for `select`."""
     rows = {row: text for name, given in config.rows.items() for row, text in spread(name, given, config.parts).items()}
     grid = {
-        name: " ".join([config.grid.row, *(f"{key}={value}" for key, value in cell.items())])
+        name: " ".join(f"{key}={value}" for key, value in cell.items())
         for name, cell in cells(config, overrides).items()
     }
     if both := sorted(grid.keys() & rows.keys()):
@@ -159,7 +159,7 @@ def spread(name: str, text: str, parts: Mapping[str, str]) -> dict[str, str]:
 
 def cells(config: Config, overrides: Sequence[str] = ()) -> dict[str, dict[str, str]]:
     """For each row of the grid, by its name (`k4_local250`), the value on each axis. overrides: as for `select`."""
-    axes = {key: [str(value) for value in values] for key, values in config.grid.axes.items()}
+    axes = {key: [str(value) for value in values] for key, values in config.grid.items()}
     for override in parse(overrides):
         if override.key_or_group in axes:
             swept = override.is_sweep_override()
@@ -179,7 +179,7 @@ def cell_name(values: Mapping[str, str]) -> str:
 
 def is_part(config: Config, overrides: Sequence[str]) -> bool:
     """Whether the command line asks for a part of the experiment: one row, or some values of an axis."""
-    return config.row is not None or any(override.key_or_group in config.grid.axes for override in parse(overrides))
+    return config.row is not None or any(override.key_or_group in config.grid for override in parse(overrides))
 
 
 def _check_own(config: Config, overrides: Sequence[str]) -> None:

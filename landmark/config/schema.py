@@ -17,7 +17,8 @@ from landmark.utils.trust import name_modules
 SYNTHETIC = ("passkey", "key_value", "mqar")  # tasks: samples are made as needed, and answers to prompts are evaluated
 MOST_THREADS = 1024  # torch ends in a segmentation fault where the system has no room for more
 QUESTIONS = (*RULER_TASKS, "passkey")
-PROBES = ("copy", "recall")
+COPY = "copy"  # the probe of looking back: a stretch of text that comes twice
+RANKERS = ("landmark", "tokens", "bm25", "chance")  # rank the blocks of a split for sentences
 UNIQUE_BLOCKS = "unique_blocks"
 POSITION_BIN = 64  # positions of a segment whose losses a record sums, for the curve over positions
 TASKS = {  # what `task=` chooses, in place of training and evaluating
@@ -67,7 +68,7 @@ class ModelConfig:
     head_dim: int = MISSING
     mlp_dim: int = MISSING
     num_kv_heads: int | None = setting(None, least=1)  # heads of keys and values, shared by groups; null: num_heads
-    block_size: int | None = None  # landmark: normal tokens per block
+    block_size: int | None = setting(None, least=1)  # landmark: normal tokens per block
     window: int | None = None  # transformer_xl: tokens per window
     cache: int | None = None  # transformer_xl: earlier keys kept
     key_offset: float | None = None  # fraction of a head's channels, the last ones, with the key of the token before
@@ -98,7 +99,6 @@ class DataConfig:
     cache: str = "${output}/data"  # folder of the prepared streams
     max_documents: int | None = None  # the first documents of each split; null: all
     configs: list[str] | None = None  # arxiv_math: which of the corpus's configs are taken; null: all
-    bad_lines: str = one_of("stop", "skip")  # arxiv_math: stop at a line that cannot be read, or skip it
     # Text: shares of training windows with repeats, from first step to last.
     repeats: list[float] | None = setting(None, least=0, most=1)
     tasks: float | None = setting(None, above=0, most=1)  # text: share of training windows that are RULER's tasks on it
@@ -125,8 +125,6 @@ class TrainConfig:
     batch_size: int = setting(MISSING, least=1)
     micro_batch: int | None = setting(None, least=1)  # windows per device and pass; null: all at once
     length: int = setting(MISSING, least=1)  # tokens, landmarks included
-    # Different ones, again and again (+debug=overfit); null: no end of them.
-    batches: int | None = setting(None, least=1)
     # Landmark: earlier blocks that a query attends to, drawn for each step; null: all.
     k: list[int] | None = setting(None, least=1)
     # Read at a time, with a memory; null: all.
@@ -205,11 +203,9 @@ class EvalConfig:
     prompts: int = setting(50, least=1)  # of tasks with prompts; segments of a probe
     # Tokens generated after a prompt; null: of a task as published, else 10.
     generated: int | None = setting(None, least=1)
-    # In place of perplexity answers to `prompts` questions, or `prompts` segments on which to look back; or beside it
-    # the distinct blocks that the last chunk but one retrieves.
-    task: str | None = one_of(None, *QUESTIONS, *PROBES, UNIQUE_BLOCKS)
-    retriever: str | None = one_of(None, "landmark", "tokens", "bm25", "chance")  # ranks blocks for `prompts` sentences
-    query: str = one_of("second_half", "sentence", "altered")  # what of a sentence a retriever is given
+    # In place of perplexity answers to `prompts` questions, `prompts` segments on which to look back, or the blocks of
+    # `prompts` sentences, ranked; or beside it the distinct blocks that the last chunk but one retrieves.
+    task: str | None = one_of(None, *QUESTIONS, COPY, UNIQUE_BLOCKS, *(f"rank_by_{name}" for name in RANKERS))
 
     @property
     def question(self) -> str | None:
@@ -219,7 +215,12 @@ class EvalConfig:
     @property
     def probe(self) -> str | None:
         """The task that measures whether the model looks back, None without one."""
-        return self.task if self.task in PROBES else None
+        return self.task if self.task == COPY else None
+
+    @property
+    def retriever(self) -> str | None:
+        """What ranks the blocks of sentences, one of `RANKERS`; None without such a task."""
+        return (self.task or "").removeprefix("rank_by_") if (self.task or "").startswith("rank_by_") else None
 
 
 @dataclass
@@ -237,22 +238,11 @@ class GenerateConfig:
 
 @dataclass
 class LoggerConfig:
-    """Weights & Biases, beside the CSV file of each run."""
+    """Where metrics go beside the CSV file of each run. W&B also reads WANDB_MODE, WANDB_ENTITY and other variables."""
 
-    wandb: bool = True
-    beside: str | None = one_of(None, "tensorboard", "mlflow")  # it gets the metrics of trainings too
-    weights: bool = True  # upload the trained model; else its artifact has a checksum and the place alone
+    service: str = one_of("wandb", "csv", "tensorboard", "mlflow")  # csv: nowhere else
+    weights: bool = True  # upload the trained model to W&B; else its artifact has a checksum and the place alone
     project: str = "landmark"
-    entity: str | None = None
-    mode: str = one_of("auto", "online", "offline", "disabled")  # auto: online where a key is configured, else offline
-
-
-@dataclass
-class GridConfig:
-    """Rows for all combinations of some values."""
-
-    row: str = ""  # overrides that they share
-    axes: dict[str, list[Any]] = field(default_factory=dict)  # key to its values
 
 
 @dataclass
@@ -280,7 +270,7 @@ class Config:
     start_run: dict[str, Any] | None = None  # configuration of that run, filled in
     rows: dict[str, str] = field(default_factory=dict)  # name to overrides; a name with braces stands for several rows
     parts: dict[str, str] = field(default_factory=dict)  # what a choice in such braces adds: name to overrides
-    grid: GridConfig = field(default_factory=GridConfig)
+    grid: dict[str, list[Any]] = field(default_factory=dict)  # keys to values: rows for all combinations
     figure: str = "rows"  # of landmark.results.figures
     panels: dict[str, PanelConfig] = field(default_factory=dict)  # in place of that picture: title to a panel
     compare: dict[str, list[str]] = field(default_factory=dict)  # title to two rows, the better one expected first
@@ -324,11 +314,7 @@ GROUPS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "cmt": {"off": {"enabled": False}, "on": {"enabled": True}},
     "positions": {"standard": {"p_jump": 1}, "jumps": {"p_jump": 100}},
-    "logger": {
-        "csv": {"wandb": False},
-        "wandb": {"wandb": True},
-        **{name: {"wandb": False, "beside": name} for name in ("tensorboard", "mlflow")},
-    },
+    "logger": {name: {"service": name} for name in ("wandb", "csv", "tensorboard", "mlflow")},
     "trainer": {
         "auto": {"accelerator": "auto", "devices": 1},  # one GPU if there is one, else the CPU
         "cpu": {"accelerator": "cpu", "devices": 1},

@@ -1,5 +1,6 @@
 """Bytes and words of text, so that perplexities of different tokenizers compare."""
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -7,12 +8,8 @@ import numpy as np
 
 from landmark.data.tokenizers import Tokenizer
 
-# Whitespace of str.split() beyond ASCII, by its length in UTF-8: the bytes read as one number.
-_WIDE_CODES = (0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029, 0x202F, 0x205F, 0x3000)
-_WIDE_SPACES = {
-    length: np.array([int.from_bytes(space) for code in _WIDE_CODES if len(space := chr(code).encode()) == length])
-    for length in (2, 3)
-}
+_SPACES = (chr(code).encode() for code in range(0x3001) if chr(code).isspace())  # what str.split() parts words by
+_BETWEEN = re.compile(b"(?:%s)+" % b"|".join(map(re.escape, _SPACES)))
 _REACH = 3  # bytes of the longest whitespace character: how far a byte's class can depend on its neighbours
 
 
@@ -24,34 +21,10 @@ class TextSize:
     words: int
 
 
-def word_starts(text: bytes) -> np.ndarray:
-    """Whether a word begins at each byte of UTF-8 text, (len(text),) bool. The sum is len(text.decode().split())."""
-    space = _spaces(text)
-    starts = ~space
-    starts[1:] &= space[:-1]
-    return starts
-
-
-def _spaces(text: bytes) -> np.ndarray:
-    """Whether each byte is part of whitespace, (len(text),) bool."""
-    values = np.frombuffer(text, dtype=np.uint8)
-    space = (values - np.uint8(0x09) < 5) | (values - np.uint8(0x1C) < 5)  # 0x09-0x0D, 0x1C-0x20: lower ones wrap
-    if text.isascii():
-        return space
-    for length, wide in _WIDE_SPACES.items():
-        first = np.flatnonzero(values[: 1 - length] >= 0xC2)
-        number = np.zeros(len(first), dtype=np.int32)
-        for at in range(length):
-            number = number << 8 | values[first + at]
-        first = first[np.isin(number, wide)]
-        for at in range(length):
-            space[first + at] = True
-    return space
-
-
-def count_words(text: bytes) -> int:
-    """Words of UTF-8 text: len(text.decode().split()), without holding the interpreter lock."""
-    return int(np.count_nonzero(word_starts(text)))
+def word_starts(text: bytes) -> list[int]:
+    """The bytes of UTF-8 text at which words begin, as many as len(text.decode().split())."""
+    starts = [*([] if _BETWEEN.match(text) else [0]), *(space.end() for space in _BETWEEN.finditer(text))]
+    return [start for start in starts if start < len(text)]
 
 
 def text_size(tokens: np.ndarray, ranges: Iterable[tuple[int, int]], tokenizer: Tokenizer) -> TextSize:
@@ -69,6 +42,5 @@ def text_size(tokens: np.ndarray, ranges: Iterable[tuple[int, int]], tokenizer: 
         body = tokenizer.decode_bytes(body_ids, special=b" ")
         before = tokenizer.decode_bytes(tokens[max(0, start - _REACH) : start], special=b" ")
         after = tokenizer.decode_bytes(tokens[stop : stop + _REACH], special=b" ")
-        inside = slice(len(before), len(before) + len(body))
-        total_words += int(np.count_nonzero(word_starts(before + body + after)[inside]))
+        total_words += sum(0 <= at - len(before) < len(body) for at in word_starts(before + body + after))
     return TextSize(total_bytes, total_words)

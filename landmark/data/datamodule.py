@@ -35,7 +35,6 @@ class WindowDataModule(lightning.LightningDataModule):
     Training: an endless iterator with one item for each optimizer step: this device's share of the effective batch of B
     windows (device r of n: windows r·B/n … (r+1)·B/n − 1); or with `micro_batch` one item for each part of so many
     windows. The first step is `start_step`. Both are read when iteration begins: **to resume, set it before the loop**.
-    With `train.batches` the first so many batches come again and again.
 
     Validation: `validate_batches` batches of the same size, with windows spread evenly over the validation split. They
     are the same each time, shared among devices in the same way, have neither repeats nor positional jumps,
@@ -84,7 +83,6 @@ class WindowDataModule(lightning.LightningDataModule):
             self._controlled = ControlledLandmarks(config.model.num_layers, most_blocks(length, block_size))
         if block_size is not None and config.positions.p_jump > 1:
             self._jumps = PositionalJumps(length, block_size, config.positions.p_jump)
-        self._batches = config.train.batches
         self._k, self._local = config.train.k, config.train.local
         self._changes = [data(config, tokenizer) for data in hooks(config, "window_data")]
 
@@ -98,8 +96,7 @@ class WindowDataModule(lightning.LightningDataModule):
 
     def _train_batches(self) -> Iterator[WindowBatch]:
         indices = self._share()
-        for number in itertools.count(self.start_step):
-            step = number if self._batches is None else number % self._batches
+        for step in itertools.count(self.start_step):
             batch = self.training.batch(step, indices)
             if self._controlled is not None:
                 batch = replace(batch, controlled=self._controlled.of_step(self._seed, step, indices))

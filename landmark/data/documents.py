@@ -5,14 +5,13 @@ first is in validation, the second in test, the others in train. One or two docu
 90 % of each is in train, the next 5 % in validation, the last 5 % in test, cut between words.
 """
 
-import json
 import logging
 import re
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from landmark.data.sources import SPLITS, Document, Source, existing_folder, fingerprint, numbered_lines, read_text
+from landmark.data.sources import SPLITS, Document, Source, existing_folder, fingerprint, json_texts, read_text
 from landmark.utils.errors import UserError
 
 EVERY = 50
@@ -67,7 +66,7 @@ class Documents(Source):
             if not path.name.endswith((".jsonl", ".jsonl.gz")):
                 yield Document(name, read_text(path))
             else:
-                yield from _lines(path, name)
+                yield from (Document(line, text) for line, text, _ in json_texts("documents", name, str(path)))
 
 
 def make_source(path: Path | None) -> Documents:
@@ -88,18 +87,3 @@ def _part(text: str, start: float, stop: float) -> str:
         return len(text) if space is None else space.start()
 
     return text[cut(start) if start else 0 : cut(stop)]
-
-
-def _lines(path: Path, name: str) -> Iterator[Document]:
-    for number, line in numbered_lines("documents", path):
-        try:
-            text = json.loads(line)["text"]
-            if not isinstance(text, str):
-                raise TypeError("its text is not a string")
-            text.encode()  # half a surrogate pair is no text
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise UserError(
-                f'documents: {name}, line {number}: no JSON object with a "text" ({type(error).__name__}): '
-                "mend or delete the line"
-            ) from None
-        yield Document(f"{name}:{number}", text)

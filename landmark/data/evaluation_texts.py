@@ -1,13 +1,13 @@
-"""What an evaluation reads of a split: segments, probes, and sentences that are asked for. Loads no torch.
+"""What an evaluation reads of a split: segments, stretches that come twice, and sentences that are asked for.
 
-Probes measure whether a model looks back. Copy: a stretch of a split, then the same stretch again. Recall: pairs of
-random tokens, then the same pairs in another order. The marked tokens are counted, those marked with - for comparison::
+The probe `eval.task=copy` measures whether a model looks back: a stretch of a split, then the same stretch again. The
+tokens marked with ^ are counted, those marked with - for comparison::
 
-    copy    a b c d | a b c d        recall    k v  l w  m x | l w  m x  k v
-              - - -     ^ ^ ^                                    ^    ^    ^
+    a b c d | a b c d
+      - - -     ^ ^ ^
 
 The first token of a copy is not counted: nothing tells that the stretch begins again. So both copies are of the same
-tokens.
+tokens. Loads no torch.
 """
 
 import re
@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from landmark.data.random_numbers import sample_generator
 from landmark.data.stream import Stream
 from landmark.data.tokenizers import Tokenizer
 from landmark.utils.errors import UserError
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 
 SENTENCE = re.compile(r"(?<=[.!?]\s)[A-Z][^.!?]*[.!?]")
 WORDS = range(16, 41)  # of a sentence that may be a query
-LEFT_OUT = 3  # of an altered sentence every third word
 
 
 @dataclass(frozen=True)
@@ -57,10 +55,8 @@ def segments(stream_length: int, length: int, tokens: int | None = None, span: i
     predictions are cut. They do not overlap and do not depend on `length`, so every length is measured on the same
     text. If `length` does not divide the span, the last segment is moved back, and only its new predictions count.
 
-    Raises UserError for a length below 1 or above span, and for a length or span longer than the stream.
+    Raises UserError for a length or span longer than the stream.
     """
-    if length < 1:
-        raise UserError(f"eval.length={length}: an evaluation segment needs at least 1 token")
     if length + 1 > stream_length:
         raise UserError(
             f"eval.length={length} is longer than the split, which has {stream_length} tokens "
@@ -69,10 +65,6 @@ def segments(stream_length: int, length: int, tokens: int | None = None, span: i
     predictions = stream_length - 1
     if tokens is None:
         return [Segment(number * length, length, length) for number in range(predictions // length)]
-    if tokens < 1 or span < 1:
-        raise UserError(f"eval.tokens={tokens} and eval.span={span} must be at least 1")
-    if length > span:
-        raise UserError(f"eval.length={length} is longer than eval.span={span}: raise eval.span to at least {length}")
     if span > predictions:
         raise UserError(
             f"eval.span={span} is longer than the split, which has {stream_length} tokens: lower eval.span "
@@ -92,12 +84,12 @@ def _cut(start: int, span: int, length: int) -> list[Segment]:
 
 
 @dataclass(frozen=True)
-class ProbeTexts:
-    """The segments of a probe.
+class Copies:
+    """Stretches that come twice.
 
     tokens: (N, L) int64. starts: for each segment the place that its counted tokens have in a record's `segments`.
     counted: the positions of a segment's tokens that can be known by looking back. compared: positions of the same
-    tokens when they come first; none for recall.
+    tokens when they come first.
     """
 
     tokens: np.ndarray
@@ -106,16 +98,11 @@ class ProbeTexts:
     compared: range
 
 
-def probe_texts(settings: "EvalConfig", stream: Stream, tokenizer: Tokenizer) -> ProbeTexts:
-    """The `eval.prompts` segments of `eval.length` tokens that a probe reads.
+def copies(settings: "EvalConfig", stream: Stream) -> Copies:
+    """`eval.prompts` segments of `eval.length` tokens, at even distances, which do not overlap.
 
-    Raises UserError if the split has too few tokens for copies, or the tokenizer too few for recall.
+    Raises UserError if the split has too few tokens.
     """
-    return _copies(settings, stream) if settings.probe == "copy" else _pairs(settings, tokenizer)
-
-
-def _copies(settings: "EvalConfig", stream: Stream) -> ProbeTexts:
-    """Stretches at even distances, which do not overlap."""
     half, count = settings.length // 2, settings.prompts
     room = (len(stream) - 1) // half
     if room < count:
@@ -125,38 +112,12 @@ def _copies(settings: "EvalConfig", stream: Stream) -> ProbeTexts:
         )
     starts = [segment.start for segment in segments(len(stream), half, count * half, half)]
     once = np.stack([stream.tokens[start : start + half] for start in starts]).astype(np.int64)
-    return ProbeTexts(
+    return Copies(
         tokens=np.concatenate([once, once], axis=1),
         starts=[start + 1 for start in starts],
         counted=range(half + 1, 2 * half),
         compared=range(1, half),
     )
-
-
-def _pairs(settings: "EvalConfig", tokenizer: Tokenizer) -> ProbeTexts:
-    """Each segment is a function of the split, its length and its number. No token is in two pairs."""
-    length, count = settings.length, settings.length // 4
-    known = np.flatnonzero(tokenizer.byte_lengths)  # without special and unused ids
-    if 2 * count > len(known):
-        raise UserError(
-            f"eval.length={length}: eval.task=recall needs {2 * count:,} different tokens, and "
-            f"tokenizer={tokenizer.name} has {len(known):,}: lower eval.length to at most {len(known) // 2 * 4:,}"
-        )
-    texts = []
-    for number in range(settings.prompts):
-        draw = sample_generator(settings.split, length, number)
-        pairs = draw.permutation(known)[: 2 * count].reshape(count, 2)
-        texts.append(np.concatenate([pairs, draw.permutation(pairs)]).ravel())
-    starts = [number * length for number in range(settings.prompts)]
-    return ProbeTexts(np.stack(texts).astype(np.int64), starts, range(2 * count + 1, length, 2), range(0))
-
-
-class SentenceQueries(NamedTuple):
-    """Texts, and queries for places in them: the number of a text, and the first and last character (exclusive)."""
-
-    texts: list[str]
-    queries: list[str]
-    places: list[tuple[int, int, int]]
 
 
 class AskedBlocks(NamedTuple):
@@ -180,11 +141,10 @@ def document_texts(stream: Stream, tokenizer: Tokenizer) -> list[str]:
     return [tokenizer.decode(tokens[start:end]) for start, end in zip(starts, ends, strict=False) if end > start]
 
 
-def sentence_queries(texts: Sequence[str], count: int, seed: int, query: str = "second_half") -> SentenceQueries:
-    """Ask for `count` random sentences of 16 to 40 words that occur once in their text, whatever `query` is.
+def sentences(texts: Sequence[str], count: int, seed: int) -> list[tuple[int, int, str]]:
+    """`count` random sentences of 16 to 40 words that occur once in their text: the text's number, place, sentence.
 
-    query: "second_half", which is removed from its text, so that the first half is to be found; "sentence"; or
-    "altered": its second half before its first one, without every third word. Raises UserError for too few sentences.
+    Raises UserError for too few sentences.
     """
     found = [
         (number, match.start(), match.group())
@@ -194,37 +154,23 @@ def sentence_queries(texts: Sequence[str], count: int, seed: int, query: str = "
     ]
     if len(found) < count:
         raise UserError(f"eval.prompts={count}: the split has only {len(found)} sentences of 16 to 40 words")
-    chosen = np.random.default_rng(seed).choice(len(found), count, replace=False)
-    left, removed, queries, places = list(texts), [0] * len(texts), [], []
-    for number, start, sentence in sorted(found[n] for n in chosen):
-        words = list(re.finditer(r"\S+", sentence))
-        half = words[len(words) // 2].start()
-        first, second = sentence[:half], sentence[half:]
-        start -= removed[number]
-        stays = len(sentence)
-        if query == "second_half":
-            stays = half
-            left[number] = left[number][: start + half] + left[number][start + len(sentence) :]
-            removed[number] += len(second)
-        altered = " ".join(word for place, word in enumerate(f"{second} {first}".split(), 1) if place % LEFT_OUT)
-        queries.append({"second_half": second, "sentence": sentence, "altered": altered}[query])
-        places.append((number, start, start + stays))
-    return SentenceQueries(left, queries, places)
+    return sorted(found[n] for n in np.random.default_rng(seed).choice(len(found), count, replace=False))
 
 
 def asked_blocks(stream: Stream, tokenizer: Tokenizer, config: "Config", block_size: int) -> AskedBlocks:
-    """The blocks of a stream, and what `eval.prompts` and `eval.query` ask of them."""
-    settings = config.eval
-    asked = sentence_queries(document_texts(stream, tokenizer), settings.prompts, config.seed, settings.query)
-    documents = [split_into_blocks(text, tokenizer, block_size) for text in asked.texts]
+    """The blocks of a stream, and those that hold `eval.prompts` sentences, which are asked for."""
+    texts = document_texts(stream, tokenizer)
+    asked = sentences(texts, config.eval.prompts, config.seed)
+    documents = [split_into_blocks(text, tokenizer, block_size) for text in texts]
     before = np.cumsum([0, *(len(blocks) for blocks, _ in documents)])
     starts = [np.cumsum([0, *map(len, blocks[:-1])]) for blocks, _ in documents]
     wanted = []
-    for number, start, stop in asked.places:
-        low, high = before[number] + np.searchsorted(starts[number], [start, stop - 1], "right") - 1
+    for number, start, sentence in asked:
+        last = start + len(sentence) - 1
+        low, high = before[number] + np.searchsorted(starts[number], [start, last], "right") - 1
         wanted.append(list(range(low, high + 1)))
-    texts = [text for blocks, _ in documents for text in blocks]
-    return AskedBlocks([ids for _, ids in documents], texts, asked.queries, wanted)
+    of_blocks = [text for blocks, _ in documents for text in blocks]
+    return AskedBlocks([ids for _, ids in documents], of_blocks, [sentence for *_, sentence in asked], wanted)
 
 
 def split_into_blocks(text: str, tokenizer: Tokenizer, block_size: int) -> tuple[list[str], np.ndarray]:

@@ -10,29 +10,23 @@ import logging
 import os
 import shutil
 import sys
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
-from filelock import FileLock, Timeout
 from tqdm import tqdm
 
-from landmark.data.bytes_and_words import count_words
 from landmark.data.sources import SPLITS, Document, FirstDocuments, Source, open_source
 from landmark.data.stream import FORMAT, MANIFEST, VERIFIED, Corpus, open_corpus, remember_verified
 from landmark.data.tokenizers import Tokenizer
 from landmark.utils.errors import UserError
-from landmark.utils.files import name_in_errors, sealed, sync_folder, write_json
+from landmark.utils.files import held_lock, name_in_errors, sealed, sync_folder, write_json
 from landmark.utils.hardware import cores
 
-_In = TypeVar("_In")
-_Out = TypeVar("_Out")
-
-_CAPACITY = 2_000_000  # characters in memory per worker, so that others continue while one has a long document
+_CAPACITY = 2_000_000  # characters in memory per core
 _LEAST_SIZE = 10_000  # a shorter document counts as so many characters, because tiny ones take memory too
 _log = logging.getLogger(__name__)
 
@@ -44,7 +38,6 @@ def prepare(
     *,
     path: str | Path | None = None,
     options: Mapping[str, Any] | None = None,
-    workers: int | None = None,
     max_documents: int | None = None,
     progress: bool = True,
 ) -> Corpus:
@@ -56,13 +49,10 @@ def prepare(
         path: local copy of the corpus, or a folder where it was prepared (None: the default of the corpus, such as the
             hub).
         options: of the corpus, as for `open_source`.
-        workers: threads (None: one per core).
         max_documents: number of documents to take of each split, from the first on (None: all).
 
     Raises UserError for a missing or empty corpus, and for a prepared file that was cut short or altered.
     """
-    if workers is not None and workers < 1:
-        raise UserError(f"workers={workers}: at least 1 is needed (None: one per core)")
     if (given := _given(tokenizer, path)) is not None:
         return given
     source = _source(name, path, options, max_documents)
@@ -70,9 +60,10 @@ def prepare(
     if not (folder / MANIFEST).exists():
         _ = tokenizer.byte_lengths  # what it needs to encode is there, or is missed before anything is made
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with _lock_of(folder):
+        wait = lambda: _log.warning("another process is preparing %s: waiting for it", folder)  # noqa: E731
+        with held_lock(folder.with_name(f".{folder.name}.lock"), wait):
             if not (folder / MANIFEST).exists():
-                _write_corpus(source, tokenizer, folder, workers or cores(), progress)
+                _write_corpus(source, tokenizer, folder, progress)
     return open_corpus(folder)
 
 
@@ -115,22 +106,7 @@ def _folder(source: Source, tokenizer: Tokenizer, cache: Path) -> Path:
     return cache.expanduser().absolute() / f"{source.name}-{tokenizer.name}-{digest[:10]}"
 
 
-@contextmanager
-def _lock_of(folder: Path) -> Iterator[None]:
-    """Hold the lock of a corpus, which the system releases when a process dies."""
-    lock = FileLock(folder.with_name(f".{folder.name}.lock"))
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        _log.warning("another process is preparing %s: waiting for it", folder)
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-def _write_corpus(source: Source, tokenizer: Tokenizer, folder: Path, workers: int, progress: bool) -> None:
+def _write_corpus(source: Source, tokenizer: Tokenizer, folder: Path, progress: bool) -> None:
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
     partial.mkdir()
@@ -146,7 +122,7 @@ def _write_corpus(source: Source, tokenizer: Tokenizer, folder: Path, workers: i
                 "landmark": tokenizer.landmark,
             },
             "dtype": tokenizer.dtype.str,
-            "splits": {split: _write_split(source, split, tokenizer, partial, workers, progress) for split in SPLITS},
+            "splits": {split: _write_split(source, split, tokenizer, partial, progress) for split in SPLITS},
         }
         write_json(partial / MANIFEST, sealed(manifest))
         remember_verified(partial)
@@ -158,9 +134,7 @@ def _write_corpus(source: Source, tokenizer: Tokenizer, folder: Path, workers: i
     sync_folder(folder.parent)
 
 
-def _write_split(
-    source: Source, split: str, tokenizer: Tokenizer, folder: Path, workers: int, progress: bool
-) -> dict[str, Any]:
+def _write_split(source: Source, split: str, tokenizer: Tokenizer, folder: Path, progress: bool) -> dict[str, Any]:
     """Write the stream of a split. Returns its entry of the manifest. Raises UserError where no document has text."""
     file, digest = folder / f"{split}.bin", hashlib.sha256()
     end = np.array([tokenizer.eot], dtype=tokenizer.dtype).tobytes()
@@ -168,10 +142,7 @@ def _write_split(
 
     def tokenise(document: Document) -> tuple[np.ndarray, int, int]:
         text = document.text.encode()
-        return tokenizer.encode(document.text), len(text), count_words(text)
-
-    def size(document: Document) -> int:
-        return max(len(document.text), _LEAST_SIZE)
+        return tokenizer.encode(document.text), len(text), len(document.text.split())
 
     filled = (document for document in source.documents(split) if document.text)
     bar = tqdm(
@@ -183,8 +154,9 @@ def _write_split(
         disable=not progress,
         mininterval=0.2 if sys.stderr.isatty() else 10.0,
     )
-    with bar, name_in_errors(file), open(file, "wb") as output:
-        for ids, num_bytes, words in map_in_order(tokenise, filled, workers, size, _CAPACITY * workers):
+    with bar, name_in_errors(file), open(file, "wb") as output, ThreadPoolExecutor(cores()) as pool:
+        batches = batches_of(filled, _CAPACITY * cores())
+        for ids, num_bytes, words in (done for batch in batches for done in pool.map(tokenise, batch)):
             for part in (ids.tobytes(), end):
                 output.write(part)
                 digest.update(part)
@@ -211,25 +183,15 @@ def _discard_without_manifest(folder: Path) -> None:
         raise UserError(f"{folder} holds files that are not a prepared corpus: move them away") from None
 
 
-def map_in_order(
-    function: Callable[[_In], _Out], items: Iterable[_In], workers: int, size: Callable[[_In], int], capacity: int
-) -> Iterator[_Out]:
-    """Results of threads in the order of the items, a few of which are in memory at a time.
-
-    capacity: more than two items per worker are in memory only while their sizes add up to less than this.
-    """
-    with ThreadPoolExecutor(workers) as pool:
-        waiting: deque[tuple[Future[_Out], int]] = deque()
-        total = 0
-        try:
-            for item in items:
-                waiting.append((pool.submit(function, item), size(item)))
-                total += size(item)
-                while len(waiting) >= 2 * workers and total >= capacity:
-                    future, freed = waiting.popleft()
-                    total -= freed
-                    yield future.result()
-            while waiting:
-                yield waiting.popleft()[0].result()
-        finally:
-            pool.shutdown(cancel_futures=True)
+def batches_of(documents: Iterable[Document], most: int) -> Iterator[list[Document]]:
+    """Documents in their order, those of a batch together of about `most` characters."""
+    batch: list[Document] = []
+    size = 0
+    for document in documents:
+        batch.append(document)
+        size += max(len(document.text), _LEAST_SIZE)
+        if size >= most:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch

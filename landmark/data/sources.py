@@ -1,9 +1,8 @@
 """A corpus before tokenising: documents in a fixed order, three splits, and an identity."""
 
-import gzip
 import hashlib
-import zlib
-from collections.abc import Iterable, Iterator
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -65,7 +64,7 @@ class FirstDocuments(Source):
 def open_source(name: str, path: str | Path | None = None, **options: Any) -> Source:
     """The corpus that `make_source` of the module `landmark.data.<name>` returns, read from `path` if it is given.
 
-    options: `configs` and `bad_lines` of arxiv_math. Raises UserError for an unknown name, a missing folder, and a
+    options: `configs` of arxiv_math. Raises UserError for an unknown name, a missing folder, and a
     split without documents.
     """
     make_source = load_extension("landmark.data", name, "make_source", key="data.name")
@@ -102,16 +101,38 @@ def read_text(file: Path) -> str:
         raise UserError(f"{file} is not UTF-8 (byte {error.start}): convert it or take it out") from None
 
 
-def numbered_lines(corpus: str, path: Path) -> Iterator[tuple[int, bytes]]:
-    """The lines of a file, gzipped if it ends in .gz, numbered from 1; blank lines are left out.
+def json_texts(corpus: str, name: str, place: str) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """The JSON lines of a file: a name for each (`file:line`), its `text`, and the whole object.
 
-    Raises UserError, naming the corpus, if the file cannot be read.
+    corpus, name: of the corpus and the file, for messages. place: a path, or an address such as hf://datasets/….
+    Lines are read one at a time; a file that ends in .gz is gzipped; blank lines are left out.
+    Raises UserError for a file that cannot be read, and for a line that is no JSON object with a `text`.
     """
-    opened = gzip.open if path.suffix == ".gz" else open
+    for number, line in _numbered_lines(corpus, place):
+        try:
+            record = json.loads(line)
+            record["text"].encode()  # half a surrogate pair is no text
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise UserError(
+                f'{corpus}: {name}, line {number}: no JSON object with a "text" ({type(error).__name__}): '
+                "mend or delete the line"
+            ) from None
+        yield f"{name}:{number}", record["text"], record
+
+
+def _numbered_lines(corpus: str, place: str) -> Iterator[tuple[int, bytes]]:
+    from fsspec.core import url_to_fs
+
+    number = 0
     try:
-        with opened(path, "rb") as file:
+        system, path = url_to_fs(place)
+        with system.open(path, "rb", compression="infer") as file:
             for number, line in enumerate(file, 1):
                 if not line.isspace():
                     yield number, line
-    except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{corpus}: cannot read {path} ({error}): get it again") from None
+    except Exception as error:  # of many kinds: of the system, of gzip, of the hub
+        reason = " ".join(str(error).split())
+        raise UserError(
+            f"{corpus}: cannot read {place} from line {number + 1} on ({type(error).__name__}: {reason}): get it again"
+            + ("" if "://" not in place else ", or set data.path to a local copy")
+        ) from error

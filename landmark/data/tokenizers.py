@@ -22,7 +22,8 @@ GPT2_RANKS_SHA256 = "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838
 # GPT-2's pattern with possessive quantifiers: the same pieces, without backtracking over long runs.
 GPT2_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
 CODE_VOCAB_SIZE = 1024
-CODE_RANKS = "code.tiktoken"  # beside this file; made by landmark.data.code_ranks
+# Beside this file; learned by tiktoken._educational.bpe_train from 200 stretches of the library of Python 3.11.7.
+CODE_RANKS = "code.tiktoken"
 CODE_RANKS_SHA256 = "f63f53e5f04341f1f02d374e9cf31d2f03e9de4dfaf325727633ab67d322f4a5"
 # Ends of lines with the indentation that follows; names with the underscores before them, numbers, signs, each with one
 # space before; other whitespace. Every character matches, without backtracking over long runs.

@@ -75,13 +75,8 @@ class TrainingWindows:
             repeats: the repeated stretches of the windows of `batch` (None: there are none).
             beginning: ids that begin a text (`Tokenizer.beginning`); they take the places of a window's first tokens.
 
-        Raises UserError where the stream is too short, or a setting out of range.
+        Raises UserError where the stream is too short.
         """
-        if length < 1 or batch_size < 1 or (block_size is not None and block_size < 1) or seed < 0:
-            raise UserError(
-                f"train.length={length}, train.batch_size={batch_size} and model.block_size={block_size} "
-                f"must be at least 1, seed={seed} at least 0"
-            )
         self._tokens = np.asarray(stream if isinstance(stream, np.ndarray) else stream.tokens)
         self.length, self.batch_size, self.seed, self.block_size = length, batch_size, seed, block_size
         self._landmark, self._eot, self._repeats = landmark, eot, repeats

@@ -1,18 +1,16 @@
 """Probes: whether a model looks back, in its window or through its memory.
 
-Any model trained on text has `eval.task=copy`, the loss on a stretch of text and on the same stretch when it comes
-again, and `eval.task=recall`, how often it gives the value of a key that it has read, with random tokens that it was
-not trained for. `data=mqar` trains for that: multi-query associative recall (Arora et al. 2023).
+Any model trained on text has `eval.task=copy`: the loss on a stretch of text and on the same stretch when it comes
+again. `data=mqar` trains for multi-query associative recall (Arora et al. 2023).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from landmark.data.evaluation_texts import probe_texts
+from landmark.data.evaluation_texts import copies
 from landmark.data.mqar import Mqar
 from landmark.data.random_numbers import sample_generator
 from landmark.evaluation.measurement import Measurement, Progress, loss_entries, token_losses
@@ -28,62 +26,52 @@ if TYPE_CHECKING:
     from landmark.models import LanguageModel
 
 
-def evaluate_probe(
-    model: LanguageModel, stream: Stream, tokenizer: Tokenizer, config: Config, progress: Progress | None = None
+def evaluate_copy(
+    model: LanguageModel, stream: Stream, config: Config, progress: Progress | None = None
 ) -> dict[str, Any]:
-    """The probe `eval.task` of one row. Every segment starts with an empty memory, and is read as for perplexity.
+    """The loss on stretches of text that come twice. Every segment starts with an empty memory.
 
     Args:
         model: in evaluation mode.
         stream: the split to evaluate.
-        tokenizer: of the stream; the pairs of `recall` are of its tokens.
         config: the row's settings; `eval.local` tokens are read at a time (see `chunk_length`).
         progress: called with tokens read, and in all.
 
     Returns:
         prompts (segments); tokens, nll (nats a token), nll_se, perplexity, perplexity_se and segments [[first token
-        counted, tokens, nats]], all of the second copies or of the values; keys_attended, landmarks_scored, seconds,
-        tokens_per_second, peak_memory_bytes, memory.
+        counted, tokens, nats]], all of the second copies; first_copy, first_copy_se, second_copy, second_copy_se (nats
+        a token, and standard errors over segments) and first_segments; keys_attended, landmarks_scored, seconds,
+        tokens_per_second, peak_memory_bytes, memory. Both copies are counted from their second token on. Where a memory
+        of landmarks retrieves, also copy_map (see `RetrievalMap.summary`).
 
-        Of `copy` also first_copy, first_copy_se, second_copy, second_copy_se (nats a token, and standard errors over
-        segments) and first_segments. Both copies are counted from their second token on. Where a memory of landmarks
-        retrieves, also copy_map (see `RetrievalMap.summary`).
-
-        Of `recall` also recall (the share of values that are the most probable of all tokens), recall_low and
-        recall_high (95 %, see `share_interval`) and correct [of each segment].
-
-    Raises UserError if the settings do not fit the split, the tokenizer or the model.
+    Raises UserError if the settings do not fit the split or the model.
     """
     settings, measured = config.eval, Measurement(model, config, progress)
-    texts = probe_texts(settings, stream, tokenizer)
+    texts = copies(settings, stream)
     count, length = texts.tokens.shape
-    losses, hits = np.zeros((count, length - 1)), np.zeros((count, length - 1), dtype=bool)
-    observer = None
-    if settings.probe == "copy" and model.config.kind == "landmark" and model.config.block_size is not None:
+    losses, observer = np.zeros((count, length - 1)), None
+    if model.config.kind == "landmark" and model.config.block_size is not None:
         observer = RetrievalMap(settings.length, measured.local, model.config.block_size)
     for numbers in measured.batches([length] * count):
-        memory = measured.new_memory(observer)
-        losses[numbers], hits[numbers] = measured.read(texts.tokens[numbers], memory, token_losses, _are_best)
+        (losses[numbers],) = measured.read(texts.tokens[numbers], measured.new_memory(observer), token_losses)
 
-    def sums(values: np.ndarray, positions: range) -> list[list[float]]:
+    def sums(positions: range) -> list[list[float]]:
         """Of each segment; the token at position p is predicted at p − 1."""
-        summed = values[:, np.asarray(positions) - 1].sum(1)
+        summed = losses[:, np.asarray(positions) - 1].sum(1)
         return [[start, len(positions), value.item()] for start, value in zip(texts.starts, summed, strict=True)]
 
-    results = {
+    second, compared = loss_entries(sums(texts.counted)), sums(texts.compared)
+    first, first_error = mean_and_error(compared)
+    copy_map = None if observer is None else observer.summary(count)
+    return {
         "prompts": count,
-        **loss_entries(sums(losses, texts.counted)),
+        **second,
         # The last token of a segment is predicted and not read.
         **measured.entries(measured.done, settings.length - 1),
+        **{"first_copy": first, "first_copy_se": first_error, "first_segments": compared},
+        **{"second_copy": second["nll"], "second_copy_se": second["nll_se"]},
+        **({} if copy_map is None else {"copy_map": copy_map}),
     }
-    if settings.probe == "recall":
-        return results | _recall(sums(hits, texts.counted))
-    compared = sums(losses, texts.compared)
-    first, first_error = mean_and_error(compared)
-    own = {"first_copy": first, "first_copy_se": first_error, "first_segments": compared}
-    own |= {"second_copy": results["nll"], "second_copy_se": results["nll_se"]}
-    copy_map = None if observer is None else observer.summary(count)
-    return results | own | ({} if copy_map is None else {"copy_map": copy_map})
 
 
 def evaluate_mqar(
@@ -119,8 +107,9 @@ def evaluate_mqar(
         right[numbers] = (best == targets[numbers]).sum(1)
     asked = (targets != NO_LOSS).sum(1).tolist()
     counted = [[*each] for each in zip(range(len(texts)), asked, right.tolist(), strict=True)]
+    low, high = share_interval(counted)
     return {
-        **_recall(counted),
+        **{"recall": mean_and_error(counted)[0], "recall_low": low, "recall_high": high, "correct": right.tolist()},
         "prompts": len(texts),
         "tokens": sum(asked),
         **measured.entries(measured.done),
@@ -130,15 +119,3 @@ def evaluate_mqar(
 def _best(logits: Tensor, _: Tensor) -> Tensor:
     """The most probable ids."""
     return logits.argmax(-1)
-
-
-def _are_best(logits: Tensor, following: Tensor) -> Tensor:
-    """Whether the ids that follow are the most probable ones."""
-    return logits.argmax(-1) == following
-
-
-def _recall(counted: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """The entries of a share of values. counted: of each text its place, the values, and those that are right."""
-    low, high = share_interval(counted)
-    shares = {"recall": mean_and_error(counted)[0], "recall_low": low, "recall_high": high}
-    return shares | {"correct": [hits for *_, hits in counted]}

@@ -41,7 +41,7 @@ def evaluate_sentences(
     config: Config,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
-    """How often `eval.retriever` ranks a block of the sentence among the first, for `eval.prompts` sentences.
+    """How often a block of the sentence is ranked among the first, for `eval.prompts` sentences.
 
     streams: the split `eval.split`, and `validation`, where the heads are chosen. progress: called with sentences done,
     and in all.
@@ -51,17 +51,18 @@ def evaluate_sentences(
     peak_memory_bytes. Raises UserError if a split has too few sentences.
     """
     reset_peak_memory()
-    started, stream = time.perf_counter(), streams[config.eval.split]
-    method, of_tokens = config.eval.retriever, config.eval.retriever == "tokens"
+    started, stream, method = time.perf_counter(), streams[config.eval.split], config.eval.retriever
     asked = asked_blocks(stream, tokenizer, config, model.config.block_size)
     count, results = len(asked.texts), {"prompts": len(asked.queries), "blocks": len(asked.texts), "heads": None}
     if method == "chance":
-        found = {n: [_chance(count, len(wanted), n) for wanted in asked.wanted] for n in AT}
-        results |= {f"recall_at_{n}": float(np.mean(chances)) for n, chances in found.items()}
+        for n in AT:
+            chances = [1 - math.comb(count - len(each), n) / math.comb(count, n) for each in asked.wanted]
+            results[f"recall_at_{n}"] = float(np.mean(chances))
     else:
         if method == "bm25":
             score = _bm25(asked.texts)
         else:
+            of_tokens = method == "tokens"
             validation = asked_blocks(streams["validation"], tokenizer, config, model.config.block_size)
             heads = results["heads"] = _best_heads(Scorer(model, tokenizer, validation.ids, of_tokens), validation)
             score = Scorer(model, tokenizer, asked.ids, of_tokens, heads)
@@ -72,8 +73,8 @@ def evaluate_sentences(
                 progress(len(ranks), len(asked.queries))
         for n in AT:
             hits = sum(rank <= n for rank in ranks)
-            results |= {f"recall_at_{n}": hits / len(ranks)}
-            results |= {f"recall_at_{n}_interval": list(clopper_pearson(hits, len(ranks)))}
+            results[f"recall_at_{n}"] = hits / len(ranks)
+            results[f"recall_at_{n}_interval"] = list(clopper_pearson(hits, len(ranks)))
     cost = {"tokens": len(stream), "seconds": time.perf_counter() - started, "peak_memory_bytes": peak_memory_bytes()}
     return results | cost | {"tokens_per_second": cost["tokens"] / cost["seconds"]}
 
@@ -163,8 +164,3 @@ def _bm25(texts: list[str]) -> Callable[[str], Tensor]:
         return torch.from_numpy(ranker.get_scores(words))
 
     return score
-
-
-def _chance(blocks: int, wanted: int, count: int) -> float:
-    """The probability that `count` blocks drawn at random contain one of `wanted` blocks."""
-    return 1 - math.comb(blocks - wanted, count) / math.comb(blocks, count)

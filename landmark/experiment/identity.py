@@ -24,7 +24,7 @@ NUMERICS_VERSION = 1
 ALPHA_VERSION = 2  # of models with `model.alpha`
 
 _OPTIMISATION = (
-    *("steps", "batches", "batch_size", "length", "k", "local", "precision"),
+    *("steps", "batch_size", "length", "k", "local", "precision"),
     *("muon_lr", "max_lr", "start_lr", "final_lr", "warmup", "weight_decay"),
 )
 _OF_NAMED = ("kind", "block_size", "lora_rank")
@@ -134,8 +134,7 @@ def row_settings(config: Config, run: str, stream_sha256: str) -> dict[str, Any]
     if config.eval.retriever is not None:
         reading = {"split": config.eval.split, "stream": stream_sha256, "numerics": NUMERICS_VERSION}
         asked = {"retriever": config.eval.retriever, "prompts": config.eval.prompts, "seed": config.seed}
-        if config.eval.query != "second_half":
-            asked["query"] = config.eval.query
+        asked["query"] = "sentence"
         shown = {"eval_length": config.eval.length, "local": config.eval.local}
         return {"run": run, "model": kind, **dtype, **shown, **asked, **reading}
     if config.model.name is not None:

@@ -13,7 +13,7 @@ from landmark.config import Config, checks
 from landmark.config.composer import parse
 from landmark.config.rows import Row
 from landmark.config.saved import RUN, from_saved, trained_with
-from landmark.config.schema import UNIQUE_BLOCKS, DataConfig, GridConfig, memory_settings
+from landmark.config.schema import UNIQUE_BLOCKS, DataConfig, memory_settings
 from landmark.evaluation.chunks import chunk_length, kept_tokens, penultimate_chunk_start
 from landmark.experiment import identity
 from landmark.models.config import decoder_config
@@ -106,7 +106,7 @@ class Inputs:
 
 
 def _options(data: DataConfig) -> dict[str, Any]:
-    own = {"configs": data.configs, "bad_lines": data.bad_lines} if data.name == "arxiv_math" else {}
+    own = {"configs": data.configs} if data.name == "arxiv_math" else {}
     return {"path": data.path, "options": own, "max_documents": data.max_documents}
 
 
@@ -283,9 +283,9 @@ def with_settings_of_run(config: Config, overrides: Sequence[str]) -> Config:
         return config
     config = replace(config, run=str(find_run(config.run, config.output)))
     if config.task in ("generate", "inspect") and config.row is None:
-        config = replace(config, rows={}, parts={}, grid=GridConfig(), compare={}, figure="rows")
+        config = replace(config, rows={}, parts={}, grid={}, compare={}, figure="rows")
     stored = trained_with(Path(config.run or ""))
-    if stored is None or config.rows or config.grid.axes:
+    if stored is None or config.rows or config.grid:
         return config
     keys = {override.key_or_group for override in parse(overrides)}
     taken = {name: _merged(name, config, stored, keys) for name in _TAKEN if name not in keys}

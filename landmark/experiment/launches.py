@@ -77,7 +77,7 @@ class Launch:
 
 def launch_id(config: Config, overrides: Sequence[str]) -> str:
     """Identity of an experiment with these overrides, whatever its rows."""
-    kept = [word for word in _effective(overrides) if override_key(word) not in config.grid.axes]
+    kept = [word for word in _effective(overrides) if override_key(word) not in config.grid]
     return digest({"experiment": config.name, "overrides": sorted(kept)})
 
 

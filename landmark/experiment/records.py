@@ -18,7 +18,7 @@ from landmark.config.command_line import typed_words
 from landmark.experiment.identity import digest
 from landmark.experiment.jobs import has_weights
 from landmark.utils.errors import Diverged, UserError
-from landmark.utils.files import REMEDY, delete_leftovers, read_sealed, sealed, write_json
+from landmark.utils.files import REMEDY, delete_leftovers, held_lock, read_sealed, sealed, write_json
 from landmark.utils.hardware import hardware
 from landmark.utils.source_tree import commit
 
@@ -88,16 +88,9 @@ class Records:
         """A lock that one process at a time holds; the system releases it when that process dies."""
         path = self._lock(kind, identity)
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(path)
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            _log.info("another process is at work on %s %s: waiting for it", kind.removesuffix("s"), identity)
-            lock.acquire()
-        try:
+        said = "another process is at work on %s %s: waiting for it", kind.removesuffix("s"), identity
+        with held_lock(path, lambda: _log.info(*said)):
             yield
-        finally:
-            lock.release()
 
     @contextmanager
     def try_lock(self, kind: Kind, identity: str) -> Iterator[bool]:

@@ -52,7 +52,6 @@ class Runner:
         self.records = Records(output)
         self.inputs = Inputs()
         self.tracker = Tracker()
-        self._sentences: set[tuple[str, int, int]] = set()  # checked already
         self._checked: set[str] = set()  # identities of the runs that are checked already
 
     def jobs(self, rows: Sequence[Row]) -> list[Job]:
@@ -208,7 +207,7 @@ class Runner:
 
     def _check_text(self, job: Job) -> None:
         from landmark.data import SyntheticCorpus, segments, task_corpus
-        from landmark.data.evaluation_texts import probe_texts
+        from landmark.data.evaluation_texts import copies
 
         settings, corpus = job.config.eval, self.inputs.corpus(job.config)
         if settings.question is not None:
@@ -218,24 +217,9 @@ class Runner:
             corpus.check(settings.split, settings.length)
             return
         if settings.probe is not None:
-            probe_texts(settings, cast("Stream", corpus.split(settings.split)), self.inputs.tokenizer(job.config))
+            copies(settings, cast("Stream", corpus.split(settings.split)))
             return
-        if settings.retriever is not None:
-            self._check_sentences(job)
         segments(len(corpus.split(settings.split)), settings.length, settings.tokens, settings.span)
-
-    def _check_sentences(self, job: Job) -> None:
-        """Raise UserError where a split has too few sentences to look for; once for rows that look for the same."""
-        from landmark.data.evaluation_texts import document_texts, sentence_queries
-
-        config, corpus = job.config, self.inputs.corpus(job.config)
-        for split in dict.fromkeys(("validation", config.eval.split)):
-            stream = cast("Stream", corpus.split(split))
-            key = stream.sha256, config.eval.prompts, config.seed
-            if key not in self._sentences:
-                texts = document_texts(stream, self.inputs.tokenizer(config))
-                sentence_queries(texts, config.eval.prompts, config.seed)
-                self._sentences.add(key)
 
 
 def train_run(run: Run, inputs: Inputs) -> dict[str, Any]:
@@ -292,7 +276,7 @@ def evaluate_row(job: Job, inputs: Inputs) -> dict[str, Any]:
     """The results of a row whose run is trained."""
     from landmark.data import SyntheticCorpus, task_corpus
     from landmark.data.mqar import Mqar
-    from landmark.evaluation import evaluate, evaluate_mqar, evaluate_probe, evaluate_recall
+    from landmark.evaluation import evaluate, evaluate_copy, evaluate_mqar, evaluate_recall
     from landmark.models import decoder_config, load
 
     config, tokenizer, corpus = job.config, inputs.tokenizer(job.config), inputs.corpus(job.config)
@@ -311,8 +295,11 @@ def evaluate_row(job: Job, inputs: Inputs) -> dict[str, Any]:
 
             streams = {split: corpus.split(split) for split in ("validation", config.eval.split)}
             return evaluate_sentences(model, streams, tokenizer, config, progress)
-        measure = hook(config, "evaluate", evaluate if config.eval.probe is None else evaluate_probe)
-        results = measure(model, corpus.split(config.eval.split), tokenizer, config, progress)
+        stream = corpus.split(config.eval.split)
+        if config.eval.probe is not None:
+            results = evaluate_copy(model, stream, config, progress)
+        else:
+            results = hook(config, "evaluate", evaluate)(model, stream, tokenizer, config, progress)
     # One segment has no standard error.
     undefined = {key: None for key, value in results.items() if key.endswith("_se") and not math.isfinite(value)}
     return results | undefined

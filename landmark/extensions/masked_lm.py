@@ -46,7 +46,7 @@ def check(config: Config) -> None:
     """Raise UserError for settings that have no effect on a model that reads whole texts of a corpus, and no memory."""
     check_model(config.model.kind, config.cmt.enabled, config.model.backend)
     of_text = ("data.tasks", config.data.tasks), ("data.passkeys", config.data.passkeys)
-    measured = [(f"eval.{key}", getattr(config.eval, key)) for key in ("task", "retriever")]
+    measured = [("eval.task", config.eval.task)]
     chunks = ("train.local", config.train.local), ("eval.local", resolved(config).eval.local != config.eval.length)
     kept = [
         (f"{group}.{item.name}", value != item.default and value)

@@ -1,6 +1,6 @@
 """Panels of pictures, drawn by Altair: curves, dots beside names, heat maps and maps of a text; and their PNG.
 
-A PNG needs no browser and no network. The report page draws the same panels in a browser.
+A PNG needs no browser and no network.
 """
 
 import colorsys
@@ -9,8 +9,8 @@ import math
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count, cycle
-from typing import Any, Literal, NamedTuple
+from itertools import cycle
+from typing import Any, NamedTuple
 
 import altair as alt
 
@@ -23,7 +23,7 @@ SHAPES = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross"
 CROSS = "M-.7,-.7L.7,.7M-.7,.7L.7,-.7"
 SOLID, DASHED, DOTTED = (1, 0), (6, 3), (2, 2)
 WIDTH, HEIGHT, LINE, SIDE = 400, 270, 22, 320  # pixels: of a panel, of a line of dots, of a square map
-_HEAT = ["#FFFFFF", "#FDD0A2", "#E6550D", "#7F2704"]  # on white, also where the page is dark
+_HEAT = ["#FFFFFF", "#FDD0A2", "#E6550D", "#7F2704"]
 _APART: dict[str, Any] = dict.fromkeys(("stroke", "fill", "shape", "strokeDash"), "independent")  # scales, and legends
 _SMALL = {"labelFontSize": 10, "titleFontSize": 10, "titleFontWeight": "normal", "labelLimit": 300}
 _GREY = {"gridColor": "#E3E3E3", "domainColor": "#888888", "tickColor": "#888888"}
@@ -34,7 +34,6 @@ _STYLE: dict[str, Any] = {
     "legend": {**_SMALL, "symbolOpacity": 1},
     "title": {"fontSize": 12, "fontWeight": "normal", "subtitleFontSize": 10},
 }
-_numbers = count()  # selections of one picture have different names
 Point = dict[str, Any]
 Interval = tuple[float | None, float | None]
 Options = dict[str, Any]  # of an axis: title, scale, axis
@@ -102,11 +101,6 @@ def series_looks(models: Mapping[str, str]) -> dict[str, Look]:
     return looks
 
 
-def colours(number: int) -> list[str]:
-    """So many colours: the palette, or where it has too few a rainbow."""
-    return list(PALETTE[:number]) if number <= len(PALETTE) else [_hex(i / number, 0.45) for i in range(number)]
-
-
 def ordered_colours(number: int) -> list[str]:
     """Colours from dark violet to bright yellow, for series that have an order."""
     steps = [each / max(1, number - 1) for each in range(number)]
@@ -120,32 +114,24 @@ def _hex(hue: float, lightness: float) -> str:
 # ---- points, and the axes they stand on
 
 
-def point(series: str, x: float, y: float, interval: Interval = (None, None), told: str = "") -> Point:
-    """A point of a curve. interval: ends of its error bar. told: first line of its tooltip."""
-    return {"series": series, "x": x, **_measured("y", y, interval, told or f"{series}, {short(x)}")}
+def point(series: str, x: float, y: float, interval: Interval = (None, None)) -> Point:
+    """A point of a curve. interval: ends of its error bar."""
+    return {"series": series, "x": x, "y": y, **_bar(y, interval)}
 
 
 def dot(series: str, name: str, x: float, interval: Interval = (None, None)) -> Point:
     """A measurement of a series in the line of a name. interval: ends of its error bar."""
-    return {"series": series, "name": name, **_measured("x", x, interval, f"{name}, {series}")}
+    return {"series": series, "name": name, "x": x, **_bar(x, interval)}
 
 
-def _measured(axis: str, value: float, interval: Interval, told: str) -> Point:
+def _bar(value: float, interval: Interval) -> Point:
     low, high = (value if bound is None else bound for bound in interval)
-    bounds = f" ({short(low)} to {short(high)})" if low < high else ""
-    return {axis: value, "low": min(low, value), "high": max(high, value), "tooltip": f"{told}\n{short(value)}{bounds}"}
+    return {"low": min(low, value), "high": max(high, value)}
 
 
 def around(value: float, error: float | None) -> tuple[float, float]:
     """Ends of the error bar of a value."""
     return value - (error or 0.0), value + (error or 0.0)
-
-
-def short(value: float | None) -> str:
-    """A number in few digits, as tooltips show it."""
-    if value is None:
-        return "missing"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def length_axis(lengths: Sequence[int]) -> Options:
@@ -185,7 +171,6 @@ def curves(
     y: Options,
     *,
     joined: Iterable[str] | None = None,
-    marks: Literal["dots", "small", "hidden"] = "dots",
     step: bool = False,
     legend: str | None = None,
     below: Sequence[alt.Chart] = (),
@@ -196,15 +181,14 @@ def curves(
     Args:
         points: as `point` makes them, those of a curve in order; a "label" is written beside its point.
         joined: series whose points a line joins; by default all.
-        marks: how points are marked; hidden ones have a tooltip alone.
-        step: whether a value holds until the next point.
+        step: whether a value holds until the next point, and points are not marked.
         legend: title of the legend.
         below: charts below the curves, as `reference` makes them.
     """
     top = y.get("scale", {}).get("domain", [math.inf])[-1]
     absent = dict.fromkeys(("y", "low", "high"))
     points = [each | ({"high": min(each["high"], top)} if each["y"] <= top else absent) for each in points]
-    key = _legend(looks, title=legend, **({} if marks == "dots" else {"symbolType": "stroke", "symbolSize": 400}))
+    key = _legend(looks, title=legend, **({"symbolType": "stroke", "symbolSize": 400} if step else {}))
     across = _axis(alt.X, "x", x)
     base = alt.Chart().encode(across, _axis(alt.Y, "y", y), _by_series(alt.Stroke, looks, "colour", key))
     layers = []
@@ -216,12 +200,9 @@ def curves(
     if any("label" in each for each in points):
         text = alt.Chart().mark_text(fontSize=10, color=INK, align="right", baseline="bottom", dx=-4, dy=-4)
         layers.append(text.encode(across, _axis(alt.Y, "y", y), alt.Text("label:N")).transform_filter("datum.label"))
-    if marks == "dots":
+    if not step:
         layers += [*_error_bars(base, points, alt.Y, y), _dots(base, looks, key)]
-    else:
-        small = base.mark_point(size=8).encode(alt.Tooltip("tooltip:N"))
-        layers.append(small.encode(stroke=alt.value("transparent")) if marks == "hidden" else small)
-    return Panel(title, _layered(points, [*below, *_fading(layers, looks)], WIDTH, HEIGHT), looks, note)
+    return Panel(title, _layered(points, [*below, *layers], WIDTH, HEIGHT), looks, note)
 
 
 def beside_names(
@@ -249,24 +230,20 @@ def beside_names(
         base = base.encode(alt.YOffset("series:N", sort=list(looks)))
     layers = [*_error_bars(base, points, alt.X, x), _dots(base, looks, key)]
     height = LINE * len(names) * (1.5 if apart else 1)
-    return Panel(title, _layered(points, [*below, *_fading(layers, looks)], WIDTH, height), looks)
+    return Panel(title, _layered(points, [*below, *layers], WIDTH, height), looks)
 
 
-def reference(*, dashed: bool = True, tooltip: str = "", **ends: float) -> alt.Chart:
-    """A line across the panel, as `reference(y=0)`, or one between x, y and x2, y2."""
-    rule = _once().mark_rule(color=INK, strokeDash=DASHED if dashed else SOLID)
-    kinds: dict[str, Any] = {"x": alt.XDatum, "y": alt.YDatum, "x2": alt.X2Datum, "y2": alt.Y2Datum}
-    places = {
-        end: kinds[end](value, **({"axis": alt.Axis(grid=True)} if end in "xy" else {})) for end, value in ends.items()
-    }
-    return rule.encode(**places, **({"tooltip": alt.value(tooltip)} if tooltip else {}))
+def reference(*, dashed: bool = True, **at: float) -> alt.Chart:
+    """A line across the panel, as `reference(y=0)` or `reference(x=1)`."""
+    kinds: dict[str, Any] = {"x": alt.XDatum, "y": alt.YDatum}
+    places = {axis: kinds[axis](value, axis=alt.Axis(grid=True)) for axis, value in at.items()}
+    return _once().mark_rule(color=INK, strokeDash=DASHED if dashed else SOLID).encode(**places)
 
 
 def named_level(name: str, value: float) -> list[alt.Chart]:
     """A dashed line at a height, with its name above its right end."""
     text = _once().mark_text(text=name, fontSize=10, color=INK, align="right", baseline="bottom", dy=-2)
-    level = reference(y=value, tooltip=f"{name}\n{short(value)}")
-    return [level, text.encode(x=alt.value(WIDTH - 4), y=alt.datum(value))]
+    return [reference(y=value), text.encode(x=alt.value(WIDTH - 4), y=alt.datum(value))]
 
 
 def heat_map(title: str, axes: Sequence[str], cells: Mapping[tuple[str, str], float | None]) -> Panel:
@@ -285,7 +262,6 @@ def heat_map(title: str, axes: Sequence[str], cells: Mapping[tuple[str, str], fl
             "value": value,
             "text": "missing" if value is None else f"{value:.3f}" if value < 100 else f"{value:.1f}",
             "colour": INK if value is None else "#FFFFFF" if value > middle else "#000000",
-            "tooltip": f"{axes[0]} {first}, {f'{axes[1]} {second}'.strip()}\n{short(value)}",
         }
         for first in up
         for second in across
@@ -294,7 +270,7 @@ def heat_map(title: str, axes: Sequence[str], cells: Mapping[tuple[str, str], fl
     axis = {"sort": None, "axis": alt.Axis(labelAngle=0, grid=False)}
     x = alt.X("x:N", title=axes[1], scale=alt.Scale(domain=across), **axis)
     y = alt.Y("y:N", title=axes[0], scale=alt.Scale(domain=up[::-1]), **axis)
-    base = alt.Chart().encode(x, y, alt.Tooltip("tooltip:N"))
+    base = alt.Chart().encode(x, y)
     scale = alt.Scale(scheme="viridis", reverse=True, zero=False)
     shades = base.mark_rect().encode(alt.Fill("value:Q", scale=scale, title=None))
     numbers = base.mark_text(fontSize=10).encode(alt.Text("text:N"), alt.Color("colour:N", scale=None))
@@ -326,7 +302,6 @@ def square_map(
     across, up, measured = titles
     made = [
         {"x": x * cell, "x2": (x + 1) * cell, "y": y * cell, "y2": (y + 1) * cell, "value": value}
-        | {"tooltip": f"{across} {x * cell:,}, {up} {y * cell:,}\n{measured}: {short(value)}"}
         for x, column in enumerate(values)
         for y, value in enumerate(column)
         if value
@@ -338,7 +313,7 @@ def square_map(
     ]
     scale = alt.Scale(range=_HEAT, interpolate="rgb", domain=[0, highest or 1])
     shade = alt.Fill("value:Q", scale=scale, legend=alt.Legend(title=measured, gradientLength=SIDE / 2))
-    squares = alt.Chart().mark_rect().encode(*places, alt.X2("x2"), alt.Y2("y2"), shade, alt.Tooltip("tooltip:N"))
+    squares = alt.Chart().mark_rect().encode(*places, alt.X2("x2"), alt.Y2("y2"), shade)
     rule = _once().mark_rule(color="#888888", strokeDash=DASHED)
     chart = _layered(made, [squares, *(rule.encode(**{way: alt.datum(marked)}) for way in "xy")], SIDE, SIDE)
     return Panel(title, chart.properties(view={"fill": _HEAT[0]}), note=note)
@@ -376,7 +351,7 @@ def _error_bars(base: alt.Chart, points: Sequence[Point], kind: Any, options: Op
 
 def _dots(base: alt.Chart, looks: Looks, key: Options | None) -> alt.Chart:
     by_look = _by_series(alt.Fill, looks, "fill", key), _by_series(alt.Shape, looks, "shape", key)
-    return base.mark_point(size=40, strokeWidth=1.4, opacity=1).encode(*by_look, alt.Tooltip("tooltip:N"))
+    return base.mark_point(size=40, strokeWidth=1.4, opacity=1).encode(*by_look)
 
 
 def _by_series(kind: Any, looks: Looks, part: str, key: Options | None) -> Any:
@@ -386,16 +361,6 @@ def _by_series(kind: Any, looks: Looks, part: str, key: Options | None) -> Any:
 
 def _legend(looks: Looks, **options: Any) -> Options | None:
     return {"title": None} | options if len(looks) > 1 else None
-
-
-def _fading(layers: Sequence[alt.Chart], looks: Looks) -> Sequence[alt.Chart]:
-    """Layers in which a click on the legend fades the other series."""
-    if len(looks) < 2:
-        return layers
-    chosen = alt.selection_point(name=f"chosen{next(_numbers)}", fields=["series"], bind="legend")
-    faded = alt.when(chosen).then(alt.value(1)).otherwise(alt.value(0.12))
-    first, *others = (each.encode(opacity=faded) for each in layers)
-    return [first.add_params(chosen), *others]
 
 
 def _ordered(names: Iterable[str]) -> list[str]:

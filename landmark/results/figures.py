@@ -1,6 +1,6 @@
 """Pictures of a table, from its records alone. Which one, the experiment's `panels` or its `figure` says.
 
-Each picture is made of lines of panels: here they become PNGs, in the report page a browser draws them.
+Each picture is made of lines of panels.
 """
 
 import functools
@@ -9,22 +9,17 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from itertools import chain, groupby
+from itertools import chain, cycle
 from typing import Any
 
-from landmark.config.schema import POSITION_BIN
 from landmark.results import charts
-from landmark.results.charts import COLOURS, DASHED, INK, PALETTE, SHAPES, SOLID, Interval, Look, Options, Panel, Point
+from landmark.results.charts import COLOURS, INK, PALETTE, SHAPES, Interval, Look, Options, Panel, Point
 from landmark.results.columns import TableRow
 from landmark.results.tables import Table
 
 FAR, FAR_PERCENT = 1.3, 30.0  # perplexities above this many medians, and changes above it, leave the picture
-DASHES = {"transformer": DASHED, "landmark": SOLID, "transformer_xl": charts.DOTTED}
 BY_CHANCE = ("recent", "random")  # scorers that do not look at the text
 SHARES = {"attention": "share of attention", "queries": "blocks a token retrieves"}
-PER_OCTAVE = 4  # points of a curve over positions for each doubling
-MOST = 400  # points of a curve of a training, about
-SEEN = 0.97  # share of its losses that the picture has room for: the first are far above all others
 KINDS = {  # kinds of measurement: title of their panel, and the values that panels show, as in `PanelConfig`
     "text": ("Perplexity", "perplexity", "difference"),
     "hidden": ("Perplexity of hidden tokens", "perplexity", "difference"),
@@ -39,7 +34,6 @@ PAIRS = {  # values of which a row has two, that stand below each other: their c
 }
 PRINTED = {"paper": Look(INK, "square", filled=False), "poster": Look(INK, charts.CROSS, filled=False)}
 Value = tuple[float, Interval]
-Curve = list[tuple[float, float]]
 Lines = list[list[Panel]]
 Series = Mapping[str, Sequence[TableRow]]
 
@@ -52,11 +46,6 @@ def panels(table: Table) -> Lines:
 def draw(table: Table) -> bytes:
     """The picture of a table as a PNG."""
     return charts.png(table.header, panels(table))
-
-
-def draw_positions(table: Table) -> bytes | None:
-    """Its curves over positions as a PNG; None where no row has any."""
-    return charts.png(table.header, drawn) if (drawn := positions(table)) else None
 
 
 def percent(value: float | None, base: float | None) -> float:
@@ -164,12 +153,14 @@ def _panel(
     if looks is None or max(map(len, [set(lengths), *of_series])) == 1:
         return _beside(table, title, value, {name: rows[0] for name, rows in found.items()}, axis)
     points: list[Point] = []
+    ends: dict[str, list[float]] = {}
     for number, (name, rows) in enumerate(found.items()):
         shift = 2 ** (0.04 * (number - (len(found) - 1) / 2))  # so that error bars stand side by side
-        points += [charts.point(name, row.length * shift, *bar, told=row.name) for row, bar in rows]
+        for row, bar in rows:
+            points.append(charts.point(name, row.length * shift, *bar))
+            ends[row.name] = [points[-1]["low"], points[-1]["high"]]
     axis["scale"], note = {"domain": [-4, 104]}, ""
     if value != "percent":
-        ends = {point["tooltip"].partition("\n")[0]: [point["low"], point["high"]] for point in points}
         highest = FAR * statistics.median(point["y"] for point in points) if value == "perplexity" else FAR_PERCENT
         axis["scale"], note = charts.frame(ends, highest)
     x = charts.length_axis(lengths or [length for each in of_series for length in each])
@@ -308,7 +299,7 @@ def _heat(table: Table) -> Lines:
     for number, (name, (row,)) in enumerate(others.items(), 1):
         looks[name] = Look(COLOURS.get(row.model, INK), SHAPES[number % len(SHAPES)])
     points = [
-        charts.point(name, row.keys_attended, row.perplexity, told=row.name)
+        charts.point(name, row.keys_attended, row.perplexity)
         for name, same in {**grid, **others}.items()
         for row in same
         if row.keys_attended is not None and row.perplexity is not None
@@ -324,8 +315,7 @@ def _drop_rate(table: Table) -> Lines:
     """
     dropping = [row for row in table.rows if row.drop_rate is not None and row.perplexity is not None]
     points = [
-        charts.point("cutoffs", 100 * (row.drop_rate or 0.0), row.perplexity or 0.0, told=row.name)
-        | {"label": row.cutoff}
+        charts.point("cutoffs", 100 * (row.drop_rate or 0.0), row.perplexity or 0.0) | {"label": row.cutoff}
         for row in dropping
     ]
     without = [row for row in table.rows if row.drop_rate is None and row.perplexity is not None]
@@ -340,8 +330,7 @@ def _drop_rate(table: Table) -> Lines:
         seeds = [record["results"]["memory"]["drop_rates"] for record in table.records[row.name]]
         for layer, heads in enumerate(zip(*seeds)):
             share = 100 * statistics.fmean(rate for seed in heads for rate in seed)
-            told = f"layer {layer}, cutoff {row.cutoff}"
-            rates.setdefault(str(layer), []).append(charts.point(str(layer), float(row.cutoff or 0), share, told=told))
+            rates.setdefault(str(layer), []).append(charts.point(str(layer), float(row.cutoff or 0), share))
     if rates:
         looks = {name: Look(colour) for name, colour in zip(rates, charts.ordered_colours(len(rates)), strict=True)}
         x, y, points = {"title": "cutoff"}, {"title": "lookups dropped, percent"}, [*chain(*rates.values())]
@@ -357,111 +346,12 @@ def _unique_blocks(table: Table) -> Lines:
         pooled = [sum(same) for same in zip(*(layer["distinct_blocks"] for layer in layers))]
         share = [100 * count / sum(pooled) for count in pooled]
         for number, each in enumerate([*share, 0.0]):  # the last closes the histogram
-            points.append(charts.point(name, number - 0.5, each, told=f"{name}, {number} distinct blocks"))
-    looks = {name: Look(colour) for name, colour in zip(names, charts.colours(len(names)), strict=True)}
+            points.append(charts.point(name, number - 0.5, each))
+    looks = {name: Look(colour) for name, colour in zip(names, cycle(PALETTE))}
     x = {"title": "distinct blocks, all layers together", "axis": {"tickMinStep": 1, "format": "d"}}
     y = {"title": "layers of samples, percent", "scale": {"zero": True}}
-    drawn = charts.curves("Distinct blocks of a chunk", points, looks, x, y, marks="hidden", step=True)
+    drawn = charts.curves("Distinct blocks of a chunk", points, looks, x, y, step=True)
     return [[drawn]] if points else []
-
-
-# ---- curves beside the pictures
-
-
-def positions(table: Table) -> Lines:
-    """Panels for the rows of each length (up to a power of two), so that those compared stand together: perplexity by
-    position within the segment, and its change from the first of these rows, for which the text is the same.
-    """
-    known = curves_by_position(table)
-    groups: dict[int, list[TableRow]] = {}
-    for row in table.rows:
-        if row.name in known:
-            groups.setdefault(1 << (row.length - 1).bit_length(), []).append(row)
-    made = []
-    for _, rows in sorted(groups.items()):
-        found = {row.name: known[row.name] for row in rows}
-        shades = zip(rows, charts.colours(len(rows)), strict=True)
-        looks = {row.name: Look(colour, dash=DASHES.get(row.model, SOLID)) for row, colour in shades}
-        lengths = " and ".join(f"{length:,}" for length in sorted({row.length for row in rows}))
-        far = FAR * statistics.median(y for curve in found.values() for _, y in curve)
-        made.append([_by_position(f"Segments of {lengths} tokens", "perplexity", found, looks, far)])
-        if len(rows) > 1:
-            first = dict(found[rows[0].name])
-            changes = {
-                name: [(x, percent(y, first[x])) for x, y in curve if x in first] for name, curve in found.items()
-            }
-            title = f"{lengths} tokens, against {rows[0].name}"
-            made[-1].append(_by_position(title, "percent", changes, looks, FAR_PERCENT))
-    return made
-
-
-def _by_position(title: str, y: str, found: Mapping[str, Curve], looks: Mapping[str, Look], far: float) -> Panel:
-    """far: values above it leave the picture."""
-    scale, note = charts.frame({name: [value for _, value in curve] for name, curve in found.items()}, far)
-    points = [charts.point(name, at, value) for name, curve in found.items() for at, value in curve]
-    axis = {"format": ",.0f", "values": [1 << power for power in range(5, 40)]}
-    x = {"title": "position within the segment, tokens", "scale": {"type": "log", "base": 2}, "axis": axis}
-    return charts.curves(title, points, looks, x, {"title": y, "scale": scale}, marks="small", note=note)
-
-
-def curves_by_position(table: Table) -> dict[str, Curve]:
-    """(position, perplexity) of each row whose records have it, seeds pooled; far positions are pooled too."""
-    found = {}
-    for name, records in table.records.items():
-        bins = [record["results"].get("position_nll") for record in records]
-        if all(bins):
-            pooled = [(i, sum(n for n, _ in same), sum(nll for _, nll in same)) for i, same in enumerate(zip(*bins))]
-            found[name] = [
-                (POSITION_BIN * (each[0][0] + each[-1][0] + 1) / 2, math.exp(sum(nll for *_, nll in each) / tokens))
-                for _, near in groupby(pooled, key=lambda each: round(PER_OCTAVE * math.log2(each[0] + 1)))
-                for each in [list(near)]
-                if (tokens := sum(n for _, n, _ in each))
-            ]
-    return found
-
-
-def training(runs: Mapping[str, Mapping[str, Curve]]) -> Panel:
-    """Curves of the training loss, and dashed of the validation loss.
-
-    runs: name of a run to "train" and "validation", and these to (step, nats a token).
-    """
-    points, looks = [], {}
-    for colour, (name, each) in zip(charts.colours(len(runs)), runs.items(), strict=True):
-        for label, curve, dash in ((name, each["train"], SOLID), (f"{name}, validation", each["validation"], DASHED)):
-            if curve:
-                looks[label] = Look(colour, dash=dash)
-                every = max(1, len(curve) // MOST)
-                points += [charts.point(label, step, loss) for step, loss in curve[::-every][::-1]]
-    losses = sorted(loss for each in runs.values() for _, loss in each["train"])
-    scale, _ = charts.frame({"": losses}, losses[int(SEEN * (len(losses) - 1))])
-    y = {"title": "loss, nats a token", "scale": scale}
-    return charts.curves("Training", points, looks, {"title": "step"}, y, marks="hidden")
-
-
-def against_paper(tables: Mapping[str, Table]) -> Panel | None:
-    """Each row's change of perplexity from its table's first row, in the paper and here. On the diagonal both agree.
-
-    tables: by their titles. None where no row stands in the paper.
-    """
-    points: list[Point] = []
-    for title, table in tables.items():
-        base = table.rows[0]
-        for row in table.rows[1:]:
-            if row.paper is not None and base.paper is not None and row.perplexity is not None:
-                value, bar = change(row, base)
-                told = f"{title}, {row.name}"
-                points.append(charts.point(title, percent(row.paper, base.paper), value, bar, told))
-    if not points:
-        return None
-    names = list(dict.fromkeys(each["series"] for each in points))
-    shades = zip(names, charts.colours(len(names)), strict=True)
-    looks = {name: Look(colour, SHAPES[i % len(SHAPES)]) for i, (name, colour) in enumerate(shades)}
-    across, up = ([each[axis] for each in points] for axis in "xy")
-    low, high = max(min(across), min(up)), min(max(across), max(up))
-    y = {"title": "the same, measured here, percent"}
-    x = {"title": "perplexity against the table's first row in the paper, percent"}
-    diagonal = [charts.reference(x=low, y=low, x2=high, y2=high)]
-    return charts.curves("Ours against the paper's", points, looks, x, y, joined=(), below=diagonal)
 
 
 FIGURES: dict[str, Callable[[Table], Lines]] = {

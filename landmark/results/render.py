@@ -27,7 +27,7 @@ def is_written(table: Table, folder: Path, launch: str = "") -> bool:
 
 
 def write(table: Table, folder: Path, launch: str = "") -> dict[str, Path]:
-    """Write the CSV, the Markdown and the pictures of a table below `folder`.
+    """Write the CSV, the Markdown and the picture of a table below `folder`.
 
     launch: identity of the launch, so that one with other settings, a short trial say, replaces no table; the files
     with it in their names are its own, and those without are of the last table.
@@ -37,8 +37,6 @@ def write(table: Table, folder: Path, launch: str = "") -> dict[str, Path]:
     from landmark.results import figures
 
     made = {"csv": as_csv(table), "md": as_markdown(table), "png": figures.draw(table)}
-    if (curves := figures.draw_positions(table)) is not None:
-        made["positions"] = curves
     for name in dict.fromkeys((launch, "")):
         for kind, content in made.items():
             write_atomic(_path(table, folder, kind, name), content)
@@ -64,11 +62,11 @@ def as_text(table: Table, width: int | None = None) -> str:
         lines = _aligned(table, shown, "simple").splitlines()
     above = [f"all rows: {', '.join(f'{title} {value}' for title, value in shared.items())}"] if shared else []
     below = [f"in the CSV alone: {', '.join(left_out)}"] if left_out else []
-    return "\n".join([table.header, *above, "", *lines, *below, *_below(table)]) + "\n"
+    return "\n".join([table.header, *above, "", *lines, *below, *notes(table)]) + "\n"
 
 
 def as_markdown(table: Table) -> str:
-    below = [f"- {line}" if line else "" for line in _below(table)]
+    below = [f"- {line}" if line else "" for line in notes(table)]
     return "\n".join([f"**{table.header}**", "", _aligned(table, columns(table), "pipe"), *below]) + "\n"
 
 
@@ -108,21 +106,21 @@ def columns(table: Table) -> dict[str, str]:
 
 
 def _path(table: Table, folder: Path, kind: str, launch: str = "") -> Path:
-    ending = "-positions.png" if kind == "positions" else f".{kind}"
-    return folder / table.name / f"{table.stem}{f'-{launch}' if launch else ''}{ending}"
+    return folder / table.name / f"{table.stem}{f'-{launch}' if launch else ''}.{kind}"
 
 
-def _below(table: Table) -> Sequence[str]:
-    notes = [f"{row.name}: {row.note}" for row in table.rows if row.note]
+def notes(table: Table) -> Sequence[str]:
+    """What stands below a table, an empty line first: remarks, comparisons, and where the numbers come from."""
+    said = [f"{row.name}: {row.note}" for row in table.rows if row.note]
     if table.published:
         size = "attention size, " if any(row.attention_size is not None for row in table.rows) else ""
-        notes.append(f"{size}paper, poster: the paper's columns; keys attended: ours, the mean over queries")
+        said.append(f"{size}paper, poster: the paper's columns; keys attended: ours, the mean over queries")
         if table.tokenizer != "gpt2":
-            notes.append(
+            said.append(
                 f"the paper's perplexities are of GPT-2's tokens, ours of those of {table.tokenizer}: compare how rows "
                 "differ, not their values"
             )
-    return ["", *notes, *table.comparisons, *_measured(table.rows)]
+    return ["", *said, *table.comparisons, *_measured(table.rows)]
 
 
 def _measured(rows: Sequence[TableRow]) -> list[str]:

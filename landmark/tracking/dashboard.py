@@ -3,6 +3,7 @@
 wandb-workspaces (the extra `dashboard`) builds it, and checks it without a server.
 """
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -59,7 +60,7 @@ def build(config: Config, identities: Sequence[str] = ()) -> "Workspace":
         raise UserError("task=dashboard: needs wandb-workspaces, pip install '.[dashboard]'") from error
     filters = [workspaces.Metric("ID").isin(list(identities))] if identities else []
     return workspaces.Workspace(
-        entity=config.logger.entity or _default_entity(config),
+        entity=os.environ.get("WANDB_ENTITY") or _default_entity(config),
         project=config.logger.project,
         name=f"landmark: {config.name}" if identities else "landmark",
         sections=_sections(),
@@ -88,9 +89,9 @@ def _default_entity(config: Config) -> str:
     try:
         entity = wandb.Api().default_entity
     except Exception as error:  # of wandb, requests or the server's answer
-        raise UserError(f"task=dashboard: W&B was not reached ({error}): set logger.mode=offline") from error
+        raise UserError(f"task=dashboard: W&B was not reached ({error}): set WANDB_MODE=offline") from error
     if entity is None:
-        raise UserError("task=dashboard: this key has no default entity, set logger.entity")
+        raise UserError("task=dashboard: this key has no default entity, set WANDB_ENTITY")
     return entity
 
 

@@ -1,4 +1,4 @@
-"""Lightning's loggers, which get the metrics of a training besides its CSV file. One that goes on continues there."""
+"""Lightning's loggers, which get the metrics of a training besides its CSV file."""
 
 import os
 import shutil
@@ -21,36 +21,26 @@ if TYPE_CHECKING:
     from landmark.tracking.wandb_run import TolerantRun
 
 
-def beside(config: Config, folder: Path) -> list[Logger]:
-    """The logger that `logger.beside` names. folder: of the run.
+def of_service(config: Config, folder: Path) -> list[Logger]:
+    """The logger of TensorBoard or MLflow, where `logger.service` names one of them. folder: of the run.
 
-    Raises UserError where its package is not installed, or its service cannot be used.
+    MLflow's run is one of the server that MLFLOW_TRACKING_URI names, or of a database in the output folder.
+    Raises UserError where the service is not installed, or cannot be used.
     """
-    name = config.logger.beside
+    name = config.logger.service
     try:
         if name == "tensorboard":
             return [TensorBoardLogger(folder, name="", version="tensorboard")]
-        return [_mlflow(config, folder)] if name == "mlflow" else []
-    except ModuleNotFoundError as error:
-        raise UserError(f"logger.beside={name}: is not installed, pip install {name}") from error
-    except Exception as error:  # of a service: an address that is none, a server that does not answer
-        raise UserError(f"logger.beside={name}: {' '.join(str(error).split())}") from error
-
-
-def _mlflow(config: Config, folder: Path) -> Logger:
-    """A run of the server that MLFLOW_TRACKING_URI names, or of a database in the output folder."""
-    from mlflow import MlflowClient  # pyright: ignore[reportMissingImports] (not in the test environment)
-
-    uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path(config.output).resolve()}/mlflow.db"
-    client = MlflowClient(uri)
-    project = client.get_experiment_by_name(config.logger.project)
-    named = f"attributes.run_name = '{folder.name}'"
-    found = client.search_runs([project.experiment_id], named)[:1] if project else []
-    known = found[0].info.run_id if found else None
-    logger = MLFlowLogger(config.logger.project, run_name=folder.name, tracking_uri=uri, run_id=known)
-    if known is None:
+        if name != "mlflow":
+            return []
+        uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path(config.output).resolve()}/mlflow.db"
+        logger = MLFlowLogger(config.logger.project, run_name=folder.name, tracking_uri=uri)
         logger.log_hyperparams(flat(asdict(config)))
-    return logger
+        return [logger]
+    except ModuleNotFoundError as error:
+        raise UserError(f"logger={name}: is not installed, pip install {name}") from error
+    except Exception as error:  # of a service: an address that is none, a server that does not answer
+        raise UserError(f"logger={name}: {' '.join(str(error).split())}") from error
 
 
 class WholeHistory(WandbLogger):

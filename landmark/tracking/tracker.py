@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class Tracker:
     """Logs each training, row and table as a W&B run of its own, with the artifacts that it used and made.
 
-    Nothing is logged with `logger.wandb=false`. A failure of W&B is a warning, never an error.
+    Nothing is logged without `logger=wandb`, or with WANDB_MODE=disabled. A failure of W&B is a warning, no error.
     """
 
     @property
@@ -49,11 +49,10 @@ class Tracker:
         if os.environ.get("RANK", "0") != "0":
             yield []
             return
-        from landmark.tracking.loggers import WholeHistory, beside, discard_attempts  # loads Lightning
+        from landmark.tracking.loggers import WholeHistory, discard_attempts, of_service  # loads Lightning
 
-        others = beside(config, folder)
         if mode(config.logger) == "disabled":
-            yield others
+            yield of_service(config, folder)
             return
         is_offline = mode(config.logger) == "offline" and not is_sweep_agent()
         is_whole = is_offline and discard_attempts(Path(config.output), run_id)
@@ -63,7 +62,7 @@ class Tracker:
             run.define_metric("*", step_metric="trainer/global_step")
             run.use_artifact(of_corpus, corpus, config.data.name)
             logger = WholeHistory(run, folder if is_whole or run.is_online else None)
-            yield [logger, *others]
+            yield [logger]
             logger.begin()  # where there was no step to train
             run.log_artifact(of_run, run_id, folder, config.logger.weights)
 
@@ -114,8 +113,7 @@ class Tracker:
                 run.use_artifact(of_files, f"row-{record.stem}", "row", [record])
             run.log({"table": wandb.Table(columns=list(columns), data=[list(row) for row in rows])})
             for picture in [path for path in files if path.suffix == ".png"]:
-                key = "positions" if picture.stem.endswith("-positions") else "picture"
-                run.log({key: wandb.Image(str(picture))})
+                run.log({"picture": wandb.Image(str(picture))})
             run.log_artifact(of_files, f"table-{config.name}-{files[0].stem}", "table", files)
 
 

@@ -29,14 +29,10 @@ _unreachable = False  # once W&B did not answer, this process does not wait for 
 
 
 def mode(settings: LoggerConfig) -> str:
-    """online, offline or disabled: from the settings, else from WANDB_MODE, else online iff a key is configured."""
-    if not settings.wandb:
+    """online, offline or disabled: WANDB_MODE, else online iff a key is configured."""
+    if settings.service != "wandb":
         return "disabled"
-    if settings.mode != "auto":
-        return settings.mode
-    if from_environment := os.environ.get("WANDB_MODE"):
-        return from_environment
-    return "online" if has_key() else "offline"
+    return os.environ.get("WANDB_MODE") or ("online" if has_key() else "offline")
 
 
 def is_sweep_agent() -> bool:
@@ -60,14 +56,14 @@ def open_run(config: Config, identity: str, *, job_type: str, name: str | None =
     """A W&B run, resumed if it exists, and offline if W&B cannot be reached; closed as failed after an exception.
 
     Args:
-        config: the whole configuration, logged with the run; gives group, project, entity, mode and folder.
+        config: the whole configuration, logged with the run; gives group, project and folder.
         identity: W&B's id of the run. A sweep's agent has chosen one already, and this one is ignored.
         job_type: train, evaluate or table.
         name: shown in W&B. None: W&B chooses one.
     """
     settings = {"group": config.name, "job_type": job_type, "name": name}
     if not is_sweep_agent():
-        settings |= {"project": config.logger.project, "entity": config.logger.entity, "id": identity}
+        settings |= {"project": config.logger.project, "id": identity}
     run, code = TolerantRun(_begin(config, settings)), 1
     try:
         yield run

@@ -12,10 +12,12 @@ import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from filelock import FileLock, Timeout
 
 from landmark.utils.errors import UserError
 
@@ -270,6 +272,21 @@ def locked(path: str | Path) -> Iterator[bool]:
             yield True
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def held_lock(path: Path, wait: Callable[[], object]) -> Iterator[None]:
+    """Hold a lock, which the system releases when a process dies. wait: called where another process has it."""
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        wait()
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def delete_leftovers(paths: Iterable[Path]) -> None:

@@ -1,7 +1,6 @@
 """Read the metrics.csv of a run, without torch."""
 
 import csv
-import math
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +41,3 @@ def whole_lines(path: Path) -> list[str]:
     with open_written(path, _REMEDY) as file:
         lines = file.read().decode().splitlines(keepends=True)
     return [line for line in lines if line.endswith("\n") and line.count(",") == lines[0].count(",")]
-
-
-def curve(metrics: Metrics, name: str, most: int = 120) -> list[tuple[float, float]]:
-    """Points (step, value) of a metric where it is finite; more than `most` are averaged over stretches of steps."""
-    points = [(row["step"], row[name]) for row in metrics if math.isfinite(row.get(name, math.nan))]
-    width = -(-len(points) // most) or 1
-    stretches = [points[start : start + width] for start in range(0, len(points), width)]
-    return [(each[-1][0], sum(value for _, value in each) / len(each)) for each in stretches]

@@ -24,8 +24,6 @@ ROWS = {
     "landmark_96": "model=landmark eval.task=copy eval.length=96 eval.prompts=6",
     "landmark_240": "model=landmark eval.task=copy eval.length=240 eval.local=60 retrieval.k=2 eval.prompts=6",
     "once_96": "model=landmark eval.task=copy eval.length=96 eval.prompts=1",
-    "values_96": "model=landmark eval.task=recall eval.length=96 eval.local=60 eval.prompts=6",
-    "values_240": "model=landmark eval.task=recall eval.length=240 eval.local=60 retrieval.k=2 eval.prompts=6",
     "books_96": "model=landmark eval.length=96 eval.tokens=4096",
 }
 COMPARE = {"same": "landmark_96,plain_96", "longer": "landmark_240,landmark_96", "other": "landmark_96,books_96"}
@@ -70,20 +68,16 @@ def test_all_rows_share_two_trainings(output, records):
 def test_a_known_probe_is_read_from_its_record(books, output, capsys):
     start(books, output)
     said = capsys.readouterr().out
-    assert "0 of 7 rows evaluated now" in said
+    assert "0 of 5 rows evaluated now" in said
     assert re.search(r"plain_96: first copy \d\.\d{4}, second \d\.\d{4} nats a token, from its record", said)
-    assert re.search(r"values_96: \d+\.\d % of 144 values recalled, from its record", said)
 
 
 def test_a_record_has_the_probe_and_its_sums(records):
-    copy, recall = records["landmark_240"], records["values_240"]
+    copy = records["landmark_240"]
     assert (copy["settings"]["probe"], copy["settings"]["prompts"]) == ("copy", 6)
     assert [tokens for _, tokens, _ in copy["results"]["segments"]] == [119] * 6
-    assert [tokens for _, tokens, _ in recall["results"]["segments"]] == [60] * 6
-    assert recall["results"]["recall"] == sum(recall["results"]["correct"]) / 360
-    for record in (copy, recall):
-        assert record["results"]["perplexity"] == pytest.approx(math.exp(record["results"]["nll"]))
-        assert record["results"]["memory"]["retrievals"] > 0
+    assert copy["results"]["perplexity"] == pytest.approx(math.exp(copy["results"]["nll"]))
+    assert copy["results"]["memory"]["retrievals"] > 0
     assert records["once_96"]["results"]["second_copy_se"] is None  # of one segment
     assert [name for name, record in records.items() if "copy_map" in record["results"]] == ["landmark_240"]
     assert np.shape(copy["results"]["copy_map"]["best"]) == (5, 5)  # 239 tokens read, in blocks of 50
@@ -95,17 +89,15 @@ def test_each_column_is_shown_of_the_rows_that_have_it(output, records):
     results = records["plain_96"]["results"]
     assert float(rows["plain_96"]["first_copy"]) == results["first_copy"]
     assert float(rows["plain_96"]["second_copy_spread"]) == results["second_copy_se"]
-    assert float(rows["values_240"]["recall"]) == records["values_240"]["results"]["recall"]
-    assert rows["plain_96"]["recall"] == rows["values_240"]["first_copy"] == rows["books_96"]["second_copy"] == ""
+    assert rows["plain_96"]["recall"] == rows["books_96"]["second_copy"] == ""
     for names, shown in (
         (["plain_96", "once_96"], {"first copy, nats", "second copy, nats"}),
-        (["values_240"], {"recall"}),
         (["books_96"], set()),
     ):
         table = tables.build("t", {name: [records[name]] for name in names})
         titles = render.columns(table)
         cells, titles = render.cells(table, titles), list(titles.values())
-        assert {"first copy, nats", "second copy, nats", "recall"} & set(titles) == shown
+        assert {"first copy, nats", "second copy, nats"} & set(titles) == shown
         assert all(cell != "-" for name in shown for cell in [cells[0][titles.index(name)]])
 
 
@@ -128,7 +120,6 @@ def test_a_probe_is_not_set_beside_the_papers_perplexity(records):
     ("figure", "names", "titles"),
     [
         ("lines", ["plain_96", "landmark_96", "landmark_240"], [["Loss on a text, and when it is repeated"]]),
-        ("lines", ["values_96", "values_240"], [["Values recalled"]]),
         (
             "rows",
             ["plain_96", "landmark_96", "landmark_240", "books_96"],
@@ -147,16 +138,16 @@ def test_pictures_show_what_rows_with_a_probe_measured(records, figure, names, t
     drawn = panels(table)
     assert [[panel.title for panel in line] for line in drawn] == titles
     if figure == "lines":
-        copies = 1 if "values_96" in names else 2
-        assert len(drawn[0][0].chart.data.values) == len(names) * copies
+        assert len(drawn[0][0].chart.data.values) == len(names) * 2
     assert render.write(table, tmp_path)["png"].read_bytes().startswith(b"\x89PNG")
 
 
 def test_several_seeds_have_a_mean_and_a_deviation(records):
     def seed(**results):
-        return records["values_96"] | {"results": records["values_96"]["results"] | results}
+        return records["landmark_96"] | {"results": records["landmark_96"]["results"] | results}
 
-    row = tables.build("t", {"a": [seed(recall=share) for share in (0.2, 0.3, 0.4)]}).rows[0]
+    shares = [seed(recall=share, recall_low=0.0, recall_high=1.0) for share in (0.2, 0.3, 0.4)]
+    row = tables.build("t", {"a": shares}).rows[0]
     assert (row.recall, row.recall_low, row.recall_high) == pytest.approx((0.3, 0.2, 0.4))
     row = tables.build("t", {"a": [seed(second_copy=nats, first_copy=4.0) for nats in (1.0, 2.0)]}).rows[0]
     assert (row.second_copy, row.second_copy_spread) == pytest.approx((1.5, 0.5**0.5))

@@ -4,7 +4,7 @@ import pytest
 
 from landmark.config.rows import is_part, select, spread
 from landmark.config.saved import from_saved
-from landmark.config.schema import GridConfig, to_config
+from landmark.config.schema import to_config
 from landmark.experiment.jobs import check
 from landmark.utils.errors import UserError
 
@@ -14,8 +14,7 @@ def chosen(composer):
     def choose(*overrides, rows=None, compare=None, grid=None, figure="rows"):
         config = to_config(composer([override for override in overrides if "=1," not in override]))
         if rows is not None:
-            grid = GridConfig(*grid) if grid else GridConfig()
-            config = replace(config, rows=rows, compare=compare or {}, grid=grid, figure=figure)
+            config = replace(config, rows=rows, compare=compare or {}, grid=grid or {}, figure=figure)
         return select(config, list(overrides), composer, check)
 
     return choose
@@ -103,7 +102,7 @@ def test_only_the_chosen_row_can_clash(chosen):
         ("eval.length", "row b: .*missing EQUAL"),
         ("retrieval.k=1,2", "row b gives retrieval.k several values"),
         ("task=train", "row b sets task, which belongs to the whole experiment"),
-        ("logger.mode=offline", "row b sets logger.mode, which belongs"),
+        ("logger.service=csv", "row b sets logger.service, which belongs"),
     ],
 )
 def test_every_row_is_checked_before_the_first_is_run(chosen, text, message):
@@ -141,14 +140,14 @@ def test_comparison_of_a_row_that_does_not_exist_is_refused(chosen):
         chosen(rows={"a": "model=transformer"}, compare={"this": ["a", "c"]})
 
 
-GRID = ("model=landmark eval.length=2048", {"retrieval.k": [1, 2], "eval.local": [150, 250]})
+GRID = {"retrieval.k": [1, 2], "eval.local": [150, 250]}
 
 
 def test_grid_makes_a_row_of_every_combination(chosen):
     rows = chosen(rows={"plain": "model=transformer"}, grid=GRID)
     assert [row.name for row in rows] == ["plain", "k1_local150", "k1_local250", "k2_local150", "k2_local250"]
     config = rows[-1].configs[0]
-    assert (config.retrieval.k, config.eval.local, config.eval.length) == (2, 250, 2048)
+    assert (config.retrieval.k, config.eval.local) == (2, 250)
     assert rows[0].cell is None
     assert rows[-1].cell == {"retrieval.k": "2", "eval.local": "250"}
 
@@ -176,10 +175,10 @@ def test_part_of_an_experiment_is_known(configure):
 @pytest.mark.parametrize(
     ("grid", "message"),
     [
-        (("", {"retrieval.k": []}), "grid.axes: retrieval.k: .* must be a list of different values"),
-        (("", {"retrieval.k": [2, 2]}), "must be a list of different values"),
-        (("memory.blocks=4", {"retrieval.k": [4, 8]}), "row k8: memory.blocks=4: is less than retrieval.k=8"),
-        (("retrieval.k=2", {"retrieval.scorer": ["best"]}), "row scorerbest: retrieval.scorer=best: must be one of"),
+        ({"retrieval.k": []}, "grid: retrieval.k: .* must be a list of different values"),
+        ({"retrieval.k": [2, 2]}, "must be a list of different values"),
+        ({"memory.blocks": [4], "retrieval.k": [4, 8]}, "row blocks4_k8: memory.blocks=4: is less than retrieval.k=8"),
+        ({"retrieval.scorer": ["best"]}, "row scorerbest: retrieval.scorer=best: must be one of"),
     ],
 )
 def test_grid_that_makes_no_sense_is_refused(chosen, grid, message):
@@ -189,12 +188,12 @@ def test_grid_that_makes_no_sense_is_refused(chosen, grid, message):
 
 def test_heatmap_needs_two_axes(chosen):
     with pytest.raises(UserError, match="figure=heatmap: needs a grid of two axes, here it has 1"):
-        chosen(rows={"a": "model=landmark"}, grid=("", {"retrieval.k": [1, 2]}), figure="heatmap")
+        chosen(rows={"a": "model=landmark"}, grid={"retrieval.k": [1, 2]}, figure="heatmap")
 
 
 def test_cell_named_as_a_row_is_refused(chosen):
     with pytest.raises(UserError, match="k1 is the name of a row and of a cell"):
-        chosen(rows={"k1": "model=landmark"}, grid=("", {"retrieval.k": [1, 2]}))
+        chosen(rows={"k1": "model=landmark"}, grid={"retrieval.k": [1, 2]})
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import gzip
 import itertools
 import json
-import logging
 import os
 import shutil
 import tracemalloc
@@ -93,23 +92,28 @@ def pile(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def hub(request, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The hub, served from disk through the builder that was asked for; what was asked for, in this order."""
+    """The hub, served from disk; what was asked for, in this order."""
     import datasets
+    import fsspec.core
 
-    load, asked = datasets.load_dataset, []
+    load, opened, asked = datasets.load_dataset, fsspec.core.url_to_fs, []
 
-    def from_disk(name: str, data_files: str = "", **settings):
-        asked.append(data_files or name)
-        if name != "json":
-            mirror = request.getfixturevalue("mirror")
-            files = {split: [str(file) for file in mirror.rglob(f"{split}-*.parquet")] for split in SPLITS}
-            return load("parquet", data_files=files)
+    def from_disk(name: str):
+        asked.append(name)
+        mirror = request.getfixturevalue("mirror")
+        files = {split: [str(file) for file in mirror.rglob(f"{split}-*.parquet")] for split in SPLITS}
+        return load("parquet", data_files=files)
+
+    def system_of(place: str):
+        if "://" not in place:
+            return opened(place)
+        asked.append(place)
         prefix = f"hf://datasets/{HUB_NAME}/"
-        assert data_files.startswith(prefix)
-        file = request.getfixturevalue("pile") / data_files.removeprefix(prefix)
-        return load(name, data_files=str(file), **settings)
+        assert place.startswith(prefix)
+        return opened(str(request.getfixturevalue("pile") / place.removeprefix(prefix)))
 
     monkeypatch.setattr(datasets, "load_dataset", from_disk)
+    monkeypatch.setattr(fsspec.core, "url_to_fs", system_of)
     return asked
 
 
@@ -136,7 +140,7 @@ def test_books_of_the_hub_are_asked_for_by_name(books: Path, hub: list[str]):
     assert hub == ["emozilla/pg19"]
 
 
-def test_papers_of_the_hub_are_read_with_the_json_builder(pile: Path, hub: list[str]):
+def test_papers_of_the_hub_are_read_file_by_file(pile: Path, hub: list[str]):
     remote, local = (open_source("arxiv_math", root) for root in (None, pile))
     assert hub == []
     for split in SPLITS:
@@ -146,25 +150,22 @@ def test_papers_of_the_hub_are_read_with_the_json_builder(pile: Path, hub: list[
     assert remote.report("train")["configs"] == {"none": 16, "arxiv": 3, "books": 1, "formal": 1}
 
 
-def test_a_bad_line_of_the_hub_is_named(pile: Path, hub: list[str]):
-    write(pile / "dev" / "proofpile_dev.jsonl.gz", line("good"), {"text": None}, line("good"), '{"text": ')
-    with pytest.raises(UserError, match=r"dev/proofpile_dev\.jsonl\.gz, line 2: no JSON object with a \"text\""):
-        texts("arxiv_math", None, "validation")
-    with pytest.raises(UserError, match=r"proofpile_dev\.jsonl\.gz could not be read from line 4 on .*data\.path to"):
-        texts("arxiv_math", None, "validation", bad_lines="skip")
-
-
-@pytest.mark.parametrize("name", ["pg19", "arxiv_math"])
-def test_unreachable_hub_says_what_to_do(name: str, monkeypatch: pytest.MonkeyPatch):
+def test_unreachable_hub_says_what_to_do(monkeypatch: pytest.MonkeyPatch):
     import datasets
+    import fsspec.core
 
     def unreachable(*arguments, **settings):
         raise ConnectionError("Couldn't reach the Hub\nTraceback")
 
     monkeypatch.setattr(datasets, "load_dataset", unreachable)
-    with pytest.raises(UserError, match=r"could not be .*Couldn't reach the Hub\): .*set data\.path") as error:
-        texts(name, None)
-    assert "\n" not in str(error.value)
+    monkeypatch.setattr(fsspec.core, "url_to_fs", unreachable)
+    for name, said in (
+        ("pg19", "could not be loaded"),
+        ("arxiv_math", "cannot read hf://datasets/.*gz from line 1 on"),
+    ):
+        with pytest.raises(UserError, match=rf"{said} .*Couldn't reach the Hub.*\): .*set data\.path") as error:
+            texts(name, None)
+        assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("name", ["pg19", "documents"])
@@ -208,49 +209,39 @@ def test_numbered_files_are_in_the_order_of_their_numbers(papers: Path):
     assert texts("arxiv_math", papers) == [f"paper {number}" for number in range(12)]
 
 
+NO_TEXT, NO_META = "line 4: no JSON object with a .text.", 'train.jsonl:4: no "meta" that is a JSON object'
 BAD = {
-    "cut short": ('{"text": "x", "me', "the line is not JSON"),
-    "no text": ({"meta": "{}"}, 'no JSON object with a "text"'),
-    "text that is a number": (line(3), 'no JSON object with a "text"'),
-    "a list": (["text", "meta"], 'no JSON object with a "text"'),
-    "no meta": ({"text": "x"}, 'no "meta" that is a JSON object'),
-    "meta that is no JSON": ({"text": "x", "meta": "arxiv"}, "its meta is not JSON"),
-    "meta that is no object": ({"text": "x", "meta": "3"}, 'no "meta" that is a JSON object'),
-    "half a surrogate pair": (line("\ud800"), "the text holds half a surrogate pair"),
-    "not UTF-8": ('{"text": "caf\udce9", "meta": "{}"}', "the line is not JSON"),
+    "cut short": ('{"text": "x", "me', NO_TEXT),
+    "no text": ({"meta": "{}"}, NO_TEXT),
+    "text that is a number": (line(3), NO_TEXT),
+    "a list": (["text", "meta"], NO_TEXT),
+    "no meta": ({"text": "x"}, NO_META),
+    "meta that is no JSON": ({"text": "x", "meta": "arxiv"}, NO_META),
+    "meta that is no object": ({"text": "x", "meta": "3"}, NO_META),
+    "half a surrogate pair": (line("\ud800"), NO_TEXT),
+    "not UTF-8": ('{"text": "caf\udce9", "meta": "{}"}', NO_TEXT),
 }
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_a_bad_line_stops_or_is_left_out_and_counted(papers: Path, case: str, caplog):
+def test_a_bad_line_is_named(papers: Path, case: str):
     bad, reason = BAD[case]
-    write(papers / "train.jsonl", line("one"), "", line("two", "books"), bad, bad, line("three"))
-    with pytest.raises(UserError) as error:
+    write(papers / "train.jsonl", line("one"), "", line("two", "books"), bad, line("three"))
+    with pytest.raises(UserError, match=f"{reason}.*mend or delete the line"):
         texts("arxiv_math", papers)
-    assert f"train.jsonl, line 4: {reason}" in str(error.value)
-    assert "data.bad_lines=skip" in str(error.value)
-    source = open_source("arxiv_math", papers, bad_lines="skip")
-    with caplog.at_level(logging.WARNING):
-        assert [document.text for document in source.documents("train")] == ["one", "three"]
-    assert source.report("train") == {"configs": {"arxiv": 2, "books": 1}, "skipped_lines": 2}
-    assert "train.jsonl, line 4" in caplog.text
-    assert "lines of split train that were skipped: 2" in caplog.text
 
 
 def test_another_choice_is_another_corpus(papers: Path, byte_tokenizer: Tokenizer, tmp_path: Path):
-    """It counts configs and skipped lines."""
-    choices = [{}, {"configs": None}, {"configs": ["arxiv", "books"]}, {"bad_lines": "skip"}]
+    """It counts configs."""
+    choices = [{}, {"configs": None}, {"configs": ["arxiv", "books"]}]
     for options in choices:
         assert find("arxiv_math", byte_tokenizer, tmp_path, path=papers, options=options) is None
         prepare("arxiv_math", byte_tokenizer, tmp_path, path=papers, options=options, progress=False)
     same = find("arxiv_math", byte_tokenizer, tmp_path, path=papers, options={"configs": ["books", "arxiv", "books"]})
     assert same is not None
     assert same.split("train").documents == 4
-    write(papers / "test.jsonl", line("x"), "{", line("y", "books"))
-    skipping = prepare("arxiv_math", byte_tokenizer, tmp_path, path=papers, options=choices[-1], progress=False)
-    splits = skipping.manifest["splits"]
-    assert (splits["test"]["configs"], splits["test"]["skipped_lines"]) == ({"arxiv": 1, "books": 1}, 1)
-    assert skipping.manifest["source"]["configs"] == ["arxiv"]
+    assert same.manifest["splits"]["test"]["configs"] == {"arxiv": 1, "books": 1}
+    assert same.manifest["source"]["configs"] == ["arxiv", "books"]
 
 
 def test_one_line_is_in_memory_at_a_time(papers: Path):
@@ -361,7 +352,7 @@ REFUSED = {  # corpus, its files, options, message
     "a split missing": ("arxiv_math", {"test.jsonl": b""}, {}, "holds nothing for split 'train': expected train"),
     "cut short": (
         *("arxiv_math", {name: x for name, x in OF_PAPERS.items() if "train" not in name}),
-        *({"bad_lines": "skip"}, r"cannot read .*train\.jsonl\.gz .*: get it again"),
+        *({}, r"cannot read .*train\.jsonl\.gz .*: get it again"),
     ),
     "no path": ("documents", None, {"root": None}, r"data\.path=null"),
     "no folder of documents": ("documents", None, {}, "is not a folder"),
@@ -373,7 +364,7 @@ REFUSED = {  # corpus, its files, options, message
         for bad in ("{", '{"meta": 1}', '{"text": 5}', "[]")
     },
 }
-REFUSED["cut short"][1]["train.jsonl.gz"] = PACKED[:-9]
+REFUSED["cut short"][1]["train.jsonl.gz"] = gzip.compress(b"\n".join([OF_PAPERS["test.jsonl"]] * 9))[:-9]
 
 
 @pytest.mark.parametrize("case", REFUSED)

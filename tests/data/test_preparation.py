@@ -7,15 +7,14 @@ import sys
 import threading
 import time
 import tracemalloc
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from landmark.data import SPLITS, Corpus, Tokenizer, find, load_tokenizer, open_corpus, prepare
-from landmark.data.preparation import map_in_order
-from landmark.data.sources import open_source
+from landmark.data.preparation import batches_of
+from landmark.data.sources import Document, open_source
 from landmark.data.stream import Stream
 from landmark.data.windows import TrainingWindows
 from landmark.utils.errors import UserError
@@ -37,7 +36,7 @@ def test_streams_are_those_written_out(request, books: Path, tmp_path: Path, nam
     """Of the standard library, in the tokens of tiktoken: hundreds of documents, short and long beside each other."""
     tokenizer, path = request.getfixturevalue(tokenizer), books if name == "pg19" else None
     encode = request.getfixturevalue("tiktoken_gpt2").encode_ordinary if path is None else lambda text: [*text.encode()]
-    corpus = prepare(name, tokenizer, tmp_path, path=path, workers=2, progress=False)
+    corpus = prepare(name, tokenizer, tmp_path, path=path, progress=False)
     for split in SPLITS:
         texts = [document.text for document in open_source(name, path).documents(split) if document.text]
         content = np.concatenate([np.append(encode(text), tokenizer.eot) for text in texts]).astype("<u2")
@@ -84,53 +83,28 @@ def test_first_documents_only(corpus: Corpus, books: Path, byte_tokenizer: Token
     few = prepare("pg19", byte_tokenizer, tmp_path / "cache", path=books, max_documents=2, progress=False)
     assert (few.split("train").documents, few.split("test").documents) == (2, 1)
     assert few.folder != corpus.folder
-    for name in ("max_documents", "workers"):
-        with pytest.raises(UserError, match=f"{name}=0"):
-            prepare("pg19", byte_tokenizer, tmp_path, path=books, **{name: 0})
+    with pytest.raises(UserError, match="max_documents=0"):
+        prepare("pg19", byte_tokenizer, tmp_path, path=books, max_documents=0)
 
 
-def test_number_of_workers_does_not_matter(books: Path, byte_tokenizer: Tokenizer, tmp_path: Path):
+def test_number_of_cores_does_not_matter(books: Path, byte_tokenizer: Tokenizer, tmp_path: Path, monkeypatch):
     for number in range(100, 140):
         (books / "train" / f"{number}.txt").write_text(f"{number} " * (number % 7 * 50 + 1))
-    one, five = (
-        prepare("pg19", byte_tokenizer, tmp_path / str(workers), path=books, workers=workers, progress=False)
-        for workers in (1, 5)
-    )
-    assert contents(one.folder) == contents(five.folder)
+    found = []
+    for cores in (1, 5):
+        monkeypatch.setattr("landmark.data.preparation.cores", lambda cores=cores: cores)
+        found.append(prepare("pg19", byte_tokenizer, tmp_path / str(cores), path=books, progress=False))
+    assert contents(found[0].folder) == contents(found[1].folder)
 
 
-@pytest.mark.parametrize(("window", "most"), [(0, 6), (50, 6), (100, 10), (1000, 100)])
-def test_few_items_are_in_memory_at_a_time(window: int, most: int):
-    alive = peak = 0
-
-    def items() -> Iterator[int]:
-        nonlocal alive, peak
-        for number in range(200):
-            alive += 1
-            peak = max(peak, alive)
-            yield number
-
-    results = []
-    for result in map_in_order(lambda number: number * 2, items(), 3, size=lambda _: 10, capacity=window):
-        alive -= 1
-        results.append(result)
-    assert results == list(range(0, 400, 2))
-    assert peak == most
-
-
-def test_small_items_do_not_wait_for_a_large_one_before_them():
-    others_done = threading.Semaphore(0)
-
-    def work(number: int) -> int:
-        if number:
-            others_done.release()
-        else:
-            for _ in range(20):
-                assert others_done.acquire(timeout=10), "the others wait"
-        return number
-
-    results = map_in_order(work, range(100), 2, size=lambda number: 1 if number else 50, capacity=100)
-    assert list(results) == list(range(100))
+@pytest.mark.parametrize(("most", "size"), [(10_000, 1), (50_000, 5), (10**9, 200)])
+def test_few_documents_are_in_memory_at_a_time(most: int, size: int):
+    """Short ones count as 10,000 characters, because they take memory too."""
+    documents = [Document(str(number), "short") for number in range(200)]
+    batches = list(batches_of(iter(documents), most))
+    assert [document for batch in batches for document in batch] == documents
+    assert {len(batch) for batch in batches} == {size}
+    assert [len(batch) for batch in batches_of([Document("long", "x" * most), *documents[:1]], most)] == [1, 1]
 
 
 def test_progress_shows_rate_and_time_left(books: Path, byte_tokenizer: Tokenizer, tmp_path: Path, capsys):
@@ -259,7 +233,7 @@ class Waiting(type(load_tokenizer("bytes"))):
             sys.stdin.read()
         return super().encode(text)
 
-prepare("pg19", Waiting(), sys.argv[1], path=sys.argv[2], workers=2, progress=False)
+prepare("pg19", Waiting(), sys.argv[1], path=sys.argv[2], progress=False)
 """
 
 

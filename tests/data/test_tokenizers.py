@@ -1,11 +1,6 @@
 """The tokenizers `bytes`, `code` and `gpt2`, and the program that learns the ranks of `code`."""
 
-import asyncio
-import hashlib
 import socket
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from landmark.data import load_tokenizer, tokenizers
-from landmark.data.code_ranks import excerpts, learn_ranks, main
 from landmark.data.stdlib import StandardLibrary
-from landmark.data.tokenizers import CODE_PATTERN, GPT2_RANKS_SHA256, BytePairTokenizer, read_ranks
+from landmark.data.tokenizers import GPT2_RANKS_SHA256
 from landmark.utils.errors import UserError
 
 LIKE_CODE = st.text(st.sampled_from("ab_ÄZ09 ().'\"\n\r\t\v\u2028\u3000é二"))
@@ -161,43 +155,3 @@ def test_no_file_and_no_network_says_what_to_set(monkeypatch):
         whole.encode("a text")
     with pytest.raises(UserError, match=r"set tokenizer\.file"):
         _ = whole.byte_lengths
-
-
-def test_the_most_frequent_pairs_get_the_first_ranks_after_the_bytes():
-    ranks = learn_ranks("xy xy (xy) xyz", 260)  # xy four times, then its join with a space twice, the others once
-    assert [ranks[bytes([value])] for value in range(256)] == list(range(256))
-    assert (ranks[b"xy"], ranks[b" xy"]) == (256, 257)
-    assert {b" xyz", b" ("} == {piece for piece, rank in ranks.items() if rank >= 258}
-    with pytest.raises(UserError, match="a text of 4 characters has too few pairs of bytes for 300 ranks"):
-        learn_ranks("abab", 300)
-
-
-@given(st.integers(0, 1_500_000))
-def test_excerpts_are_few_and_keep_a_short_text(length: int):
-    text = "abcdefghij" * (length // 10)
-    taken = excerpts(text)
-    assert len(taken) <= 400_000
-    assert len(text) > 400_000 or taken == text
-
-
-def test_the_program_writes_a_file_that_can_be_used(tmp_path: Path, capsys):
-    folder, out = tmp_path / "source", tmp_path / "out.tiktoken"
-    folder.mkdir()
-    for file in Path(asyncio.__file__).parent.glob("*.py"):
-        (folder / file.name).write_text(file.read_text(encoding="utf-8")[:300], encoding="utf-8")
-    main(str(out), str(folder))
-    sha256 = hashlib.sha256(out.read_bytes()).hexdigest()
-    assert capsys.readouterr().out == f"{out}: sha256 {sha256}\n"
-    ranks = read_ranks(out.read_bytes(), sha256, "out")
-    own = BytePairTokenizer("own", lambda: ranks, sha256, CODE_PATTERN, (960, 961, 1024))
-    text = Path(asyncio.__file__).read_text(encoding="utf-8")
-    assert own.decode(own.encode(text)) == text
-    assert len(own.encode(text)) < len(text) / 2
-
-
-def test_the_program_ends_with_one_line_at_bad_input(tmp_path: Path):
-    command = [sys.executable, "-m", "landmark.data.code_ranks", str(tmp_path / "out"), str(tmp_path / "absent")]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 1
-    assert len(done.stderr.splitlines()) == 1
-    assert "absent" in done.stderr

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 
 from landmark.config.schema import Config, EvalConfig, MemoryConfig, ModelConfig, RetrievalConfig
-from landmark.data.evaluation_texts import probe_texts
+from landmark.data.evaluation_texts import copies
 from landmark.data.stream import Stream
-from landmark.evaluation import evaluate_probe
+from landmark.evaluation import evaluate_copy
 from landmark.models.language_model import LanguageModel
 from landmark.utils.significance import mean_and_error, paired_difference, share_interval
 from tests.evaluation.test_perplexity import LANDMARK, PLAIN, TOKENIZER, model_of
@@ -67,96 +67,70 @@ def stream(tmp_path):
     return Stream(tmp_path / "x.bin", tokens, hashlib.sha256(tokens.tobytes()).hexdigest(), 1, 3000, 100)
 
 
-def settings(probe, length=60, local=None, k=2, prompts=6, batch_size=None, **memory):
+def settings(length=60, local=None, k=2, prompts=6, batch_size=None, **memory):
     """Of a row. Which memory it gets is up to the model's own configuration."""
     return Config(
         size="test",
         model=ModelConfig(kind="landmark"),
-        eval=EvalConfig(length, local, "test", batch_size=batch_size, prompts=prompts, task=probe),
+        eval=EvalConfig(length, local, "test", batch_size=batch_size, prompts=prompts, task="copy"),
         retrieval=RetrievalConfig(k=k),
         memory=MemoryConfig(**memory),
     )
 
 
 @pytest.mark.parametrize(("length", "local"), [(60, None), (60, 7), (480, 50)])
-def test_a_model_that_copies_pays_for_the_first_copy_alone_and_recalls_every_value(stream, length, local):
-    results = evaluate_probe(Copier(LANDMARK), stream, TOKENIZER, settings("copy", length, local))
+def test_a_model_that_copies_pays_for_the_first_copy_alone(stream, length, local):
+    results = evaluate_copy(Copier(LANDMARK), stream, settings(length, local))
     assert results["first_copy"] == pytest.approx(NOTHING)
     assert results["second_copy"] == results["nll"] < 1e-6
     assert results["perplexity"] == pytest.approx(1)
     assert results["tokens"] == 6 * (length // 2 - 1)
     assert results["prompts"] == 6
-    recall = evaluate_probe(Copier(LANDMARK), stream, TOKENIZER, settings("recall", length, local))
-    assert (recall["recall"], recall["recall_high"], recall["correct"]) == (1, 1, [length // 4] * 6)
-    assert recall["nll"] < 1e-6
-    assert recall["recall_low"] > 1 - 4 / (6 * length / 4)
 
 
 def test_a_model_that_knows_nothing_has_chance(stream):
-    uniform = Copier(PLAIN, certainty=0.0)
-    copy, recall = (evaluate_probe(uniform, stream, TOKENIZER, settings(probe)) for probe in ("copy", "recall"))
-    assert copy["first_copy"] == pytest.approx(NOTHING) == copy["second_copy"]
-    assert copy["second_copy_se"] == pytest.approx(0, abs=1e-9)
-    assert recall["nll"] == pytest.approx(NOTHING)
-    for probe in ("copy", "recall"):  # nor has one that forgets its chunks: its text comes again just when it is gone
-        forgets = evaluate_probe(Copier(LANDMARK, forgets=True), stream, TOKENIZER, settings(probe, 60, 30))
-        assert forgets["nll"] == pytest.approx(NOTHING)
-        assert forgets.get("recall", 0) < 0.1
-    texts = probe_texts(settings("recall").eval, stream, TOKENIZER)  # of equal logits the first is taken: token 0
-    assert recall["correct"] == (texts.tokens[:, texts.counted] == 0).sum(1).tolist()
+    results = evaluate_copy(Copier(PLAIN, certainty=0.0), stream, settings())
+    assert results["first_copy"] == pytest.approx(NOTHING) == results["second_copy"]
+    assert results["second_copy_se"] == pytest.approx(0, abs=1e-9)
+    # Nor has one that forgets its chunks: its text comes again just when it is gone.
+    assert evaluate_copy(Copier(LANDMARK, forgets=True), stream, settings(60, 30))["nll"] == pytest.approx(NOTHING)
 
 
 def test_segments_are_read_in_chunks_and_each_in_a_new_memory(stream):
     model = Copier(LANDMARK)
     seen = []
-    results = evaluate_probe(
-        model, stream, TOKENIZER, settings("copy", 60, 25, k=3, batch_size=4), progress=lambda *x: seen.append(x)
-    )
+    results = evaluate_copy(model, stream, settings(60, 25, k=3, batch_size=4), progress=lambda *x: seen.append(x))
     assert model.chunks == [(4, 25), (4, 25), (4, 9), (2, 25), (2, 25), (2, 9)]  # the last token is not read
     assert model.settings["k"] == 3
     assert seen == [(240, 360), (360, 360)]
     assert results["first_copy"] == pytest.approx(NOTHING)  # else an earlier segment would be known
 
 
-@pytest.mark.parametrize("probe", ["copy", "recall"])
-def test_losses_by_hand(stream, probe):
+def test_losses_by_hand(stream):
     model = model_of(PLAIN)
-    results = evaluate_probe(model, stream, TOKENIZER, settings(probe, batch_size=4))
-    texts = probe_texts(settings(probe).eval, stream, TOKENIZER)
-    first, second, right = [], [], []
-    for tokens in torch.from_numpy(texts.tokens):
+    results = evaluate_copy(model, stream, settings(batch_size=4))
+    first, second = [], []
+    for tokens in torch.from_numpy(copies(settings().eval, stream).tokens):
         logits = model(tokens[None])[0].detach()
-        places = range(1, 30), range(31, 60) if probe == "copy" else range(31, 60, 2)
-        for sums, those in zip((first, second), places, strict=True):
+        for sums, those in zip((first, second), (range(1, 30), range(31, 60)), strict=True):
             sums.append(sum(float(F.cross_entropy(logits[p - 1], tokens[p])) for p in those))
-        right.append(sum(int(logits[p - 1].argmax() == tokens[p]) for p in places[1]))
-    count = 29 if probe == "copy" else 15
-    assert [each[1] for each in results["segments"]] == [count] * 6
+    assert [each[1] for each in results["segments"]] == [29] * 6
     np.testing.assert_allclose([each[2] for each in results["segments"]], second, rtol=1e-4)
-    assert results["nll"] == pytest.approx(sum(second) / (6 * count), rel=1e-5)
-    assert results["nll_se"] == pytest.approx(mean_and_error([[0, count, nats] for nats in second])[1], rel=1e-3)
-    if probe == "copy":
-        assert results["first_copy"] == pytest.approx(sum(first) / (6 * 29), rel=1e-5)
-        assert results["first_copy_se"] == pytest.approx(np.std(first, ddof=1) / 29 / math.sqrt(6), rel=1e-3)
-        assert results["first_segments"] != results["segments"]
-    else:
-        assert results["correct"] == right
-        assert results["recall"] == sum(right) / 90
+    assert results["nll"] == pytest.approx(sum(second) / (6 * 29), rel=1e-5)
+    assert results["nll_se"] == pytest.approx(mean_and_error([[0, 29, nats] for nats in second])[1], rel=1e-3)
+    assert results["first_copy"] == pytest.approx(sum(first) / (6 * 29), rel=1e-5)
+    assert results["first_copy_se"] == pytest.approx(np.std(first, ddof=1) / 29 / math.sqrt(6), rel=1e-3)
+    assert results["first_segments"] != results["segments"]
 
 
-@pytest.mark.parametrize("probe", ["copy", "recall"])
-def test_rows_of_one_length_are_paired_segment_by_segment(stream, probe):
-    copier, uniform = (
-        evaluate_probe(Copier(LANDMARK, sure), stream, TOKENIZER, settings(probe)) for sure in (50.0, 0.0)
-    )
+def test_rows_of_one_length_are_paired_segment_by_segment(stream):
+    copier, uniform = (evaluate_copy(Copier(LANDMARK, sure), stream, settings()) for sure in (50.0, 0.0))
     found = paired_difference(copier["segments"], uniform["segments"])
     assert found is not None
     assert found.stretches == 6
     assert found.nats == pytest.approx(-NOTHING)
-    longer = evaluate_probe(Copier(LANDMARK), stream, TOKENIZER, settings(probe, 80))
+    longer = evaluate_copy(Copier(LANDMARK), stream, settings(80))
     assert paired_difference(copier["segments"], longer["segments"]) is None
-    other = evaluate_probe(Copier(LANDMARK), stream, TOKENIZER, settings({"copy": "recall"}.get(probe, "copy")))
-    assert paired_difference(copier["segments"], other["segments"]) is None
 
 
 def test_the_interval_is_wider_where_values_are_recalled_together():

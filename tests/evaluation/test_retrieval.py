@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from landmark.data.evaluation_texts import probe_texts
-from landmark.evaluation import evaluate, evaluate_probe
+from landmark.data.evaluation_texts import copies
+from landmark.evaluation import evaluate, evaluate_copy
 from landmark.evaluation.chunks import penultimate_chunk_start
 from landmark.evaluation.retrieval import CELLS, RetrievalMap, distinct
 from landmark.memory.layer import QuerySelection
@@ -131,10 +131,10 @@ def plain_map(model, texts, config, layer, head):
     [(80, 17, None, "landmark"), (80, 17, 4, "mean_key"), (84, 43, None, "landmark"), (84, 17, None, "recent")],
 )
 def test_a_real_map_equals_plain_loops(stream, granularity, length, local, blocks, scorer):
-    model, config = model_of(LANDMARK), settings("copy", length, local, k=3, prompts=3, batch_size=2, blocks=blocks)
+    model, config = model_of(LANDMARK), settings(length, local, k=3, prompts=3, batch_size=2, blocks=blocks)
     config.retrieval.granularity, config.retrieval.scorer = granularity, scorer
-    shown = evaluate_probe(model, stream, TOKENIZER, config)["copy_map"]
-    texts = torch.from_numpy(probe_texts(config.eval, stream, TOKENIZER).tokens)
+    shown = evaluate_copy(model, stream, config)["copy_map"]
+    texts = torch.from_numpy(copies(config.eval, stream).tokens)
     expected = {(layer, head): plain_map(model, texts, config, layer, head) for layer in range(2) for head in range(2)}
     best, found = expected[shown["layer"], shown["head"]]
     np.testing.assert_allclose(shown["best"], best, atol=1e-4)
@@ -162,13 +162,12 @@ def test_queries_are_counted_for_every_granularity(stream, granularity):
 
 def test_only_rows_that_retrieve_have_a_map(stream):
     for config, given in (
-        (LANDMARK, settings("copy", 60)),  # one chunk
-        (LANDMARK, settings("copy", 60, 17, k=0)),
-        (LANDMARK, settings("recall", 60, 17)),
-        (PLAIN, settings("copy", 60)),
-        (XL, settings("copy", 60, 16)),
+        (LANDMARK, settings(60)),  # one chunk
+        (LANDMARK, settings(60, 17, k=0)),
+        (PLAIN, settings(60)),
+        (XL, settings(60, 16)),
     ):
-        assert "copy_map" not in evaluate_probe(model_of(config), stream, TOKENIZER, given)
+        assert "copy_map" not in evaluate_copy(model_of(config), stream, given)
 
 
 of_text = test_perplexity.settings

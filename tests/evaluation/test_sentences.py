@@ -11,10 +11,10 @@ import torch
 pytest.importorskip("bm25s", reason="the optional extra `hf` is not installed")
 
 from landmark.attention.rotary import RotaryTable, rotate
-from landmark.data import Stream, load_tokenizer
-from landmark.data.evaluation_texts import asked_blocks, sentence_queries
+from landmark.data import Stream, evaluation_texts, load_tokenizer
+from landmark.data.evaluation_texts import asked_blocks
 from landmark.evaluation import sentences
-from landmark.evaluation.sentences import WINDOW, Scorer, _chance, _rank, evaluate_sentences
+from landmark.evaluation.sentences import WINDOW, Scorer, _rank, evaluate_sentences
 from landmark.memory import Memory
 from landmark.models import Decoder
 from landmark.utils.errors import UserError
@@ -45,48 +45,29 @@ def stream(texts, tokenizer=TOKENIZER):
     return Stream(None, ids, "sha", len(texts), 0, 0)  # pyright: ignore[reportArgumentType]
 
 
-def asking(retriever="landmark", query="second_half", prompts=QUERIES):
+def asking(ranker="landmark", prompts=QUERIES):
     config = make_config("landmark")
-    return replace(config, eval=replace(config.eval, retriever=retriever, prompts=prompts, query=query))
+    return replace(config, eval=replace(config.eval, task=f"rank_by_{ranker}", prompts=prompts))
 
 
-def test_queries_are_gone_and_first_halves_are_there():
+def test_sentences_stand_once_in_their_text_and_are_drawn_by_the_seed():
     texts = made_up(1)
-    halved = sentence_queries(texts, QUERIES, seed=0)
-    assert len(halved.queries) == QUERIES
-    for query, (number, start, stop) in zip(halved.queries, halved.places, strict=True):
-        first = halved.texts[number][start:stop]
-        assert query not in halved.texts[number]
-        assert first + query in texts[number]
-        words = (first + query).split()
-        assert 16 <= len(words) <= 40
-        assert len(first.split()) == len(words) // 2
-    assert sum(map(len, halved.texts)) + sum(map(len, halved.queries)) == sum(map(len, texts))
-    assert sentence_queries(texts, QUERIES, seed=0) == halved
-    assert sentence_queries(texts, QUERIES, seed=1) != halved
+    asked = evaluation_texts.sentences(texts, QUERIES, seed=0)
+    assert len(asked) == QUERIES
+    for number, start, sentence in asked:
+        assert texts[number][start:].startswith(sentence)
+        assert texts[number].count(sentence) == 1
+        assert 16 <= len(sentence.split()) <= 40
+    assert evaluation_texts.sentences(texts, QUERIES, seed=0) == asked
+    assert evaluation_texts.sentences(texts, QUERIES, seed=1) != asked
     with pytest.raises(UserError, match="has only"):
-        sentence_queries(texts, 1000, seed=0)
-
-
-@pytest.mark.parametrize("query", ["sentence", "altered"])
-def test_whole_sentences_stay_and_are_asked_for(query):
-    texts = made_up(1)
-    halves, asked = (sentence_queries(texts, QUERIES, 0, kind) for kind in ("second_half", query))
-    assert asked.texts == texts
-    for text, (number, start, stop), half in zip(asked.queries, asked.places, halves.queries, strict=True):
-        sentence = texts[number][start:stop]
-        assert sentence.endswith(half)  # of the same sentences
-        if query == "sentence":
-            assert text == sentence
-        else:
-            words = half.split() + sentence[: -len(half)].split()
-            assert text.split() == [word for number, word in enumerate(words) if number % 3 != 2]
+        evaluation_texts.sentences(texts, 1000, seed=0)
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 50])
 def test_blocks_cut_no_character_and_those_wanted_hold_the_place(block_size):
     """Tokens are bytes here: a block may end within a character, which then belongs to the last of its blocks."""
-    asked = asked_blocks(stream(made_up(1)), TOKENIZER, asking(query="sentence"), block_size)
+    asked = asked_blocks(stream(made_up(1)), TOKENIZER, asking(), block_size)
     texts = iter(asked.texts)
     for text, ids in zip(made_up(1), asked.ids, strict=True):
         length = len(text.encode())
@@ -111,13 +92,6 @@ def test_rank_counts_the_blocks_before_the_best_wanted_one():
     assert _rank(scores, [1]) == 1
     assert _rank(scores, [0, 3]) == 2
     assert _rank(scores, [2]) == 4  # an equal one stands before it
-
-
-def test_chance_is_that_of_drawing():
-    draw = np.random.default_rng(0)
-    drawn = [set(draw.choice(40, 10, replace=False)) & {3, 17} for _ in range(4000)]
-    assert _chance(40, 2, 10) == pytest.approx(np.mean([bool(hit) for hit in drawn]), abs=0.03)
-    assert _chance(40, 1, 1) == pytest.approx(1 / 40)
 
 
 @pytest.fixture(scope="module")
@@ -177,9 +151,9 @@ def test_scores_are_softmaxes_over_blocks(model, of_tokens, at_once, monkeypatch
     torch.testing.assert_close(some(text), (expected[1, 2] + expected[0, 3]) / 2)
 
 
-def evaluated(model, retriever, query="second_half"):
+def evaluated(model, ranker):
     streams = {"validation": stream(made_up(3)), "test": stream(made_up(4))}
-    return evaluate_sentences(model, streams, TOKENIZER, asking(retriever, query))
+    return evaluate_sentences(model, streams, TOKENIZER, asking(ranker))
 
 
 @pytest.mark.parametrize("retriever", ["landmark", "tokens", "bm25"])
@@ -190,8 +164,7 @@ def test_recall_counts_the_ranks(model, retriever):
         hits = sum(rank <= n for rank in results["ranks"])
         assert results[f"recall_at_{n}"] == hits / QUERIES
         assert results[f"recall_at_{n}_interval"] == list(clopper_pearson(hits, QUERIES))
-    halved = sentence_queries(made_up(4), QUERIES, seed=7)
-    assert results["blocks"] == sum(math.ceil(len(text.encode()) / BLOCK) for text in halved.texts)
+    assert results["blocks"] == sum(math.ceil(len(text.encode()) / BLOCK) for text in made_up(4))
     assert (results["heads"] is None) == (retriever == "bm25")
 
 
@@ -211,14 +184,15 @@ def test_the_best_heads_are_chosen_on_the_validation_split(model):
 
 
 def test_whole_sentences_are_found_where_they_stand(model):
-    """BM25 finds words that hardly ever come twice; with the second half removed it finds other blocks."""
-    found = {kind: evaluated(model, "bm25", kind)["ranks"] for kind in ("second_half", "sentence", "altered")}
-    assert found["sentence"] == [1] * QUERIES
-    assert np.median(found["altered"]) == 1
-    assert np.median(found["second_half"]) > 10
+    """BM25 finds words that hardly ever come twice."""
+    assert evaluated(model, "bm25")["ranks"] == [1] * QUERIES
 
 
-def test_chance_needs_no_model(model):
-    results = evaluated(model, "chance")
+def test_chance_is_that_of_drawing_and_needs_no_model(model):
+    results, draw = evaluated(model, "chance"), np.random.default_rng(0)
+    asked = asked_blocks(stream(made_up(4)), TOKENIZER, asking(), BLOCK)
+    drawn = [set(draw.choice(len(asked.texts), 10, replace=False)) for _ in range(400)]
+    hits = [bool(each & set(wanted)) for each in drawn for wanted in asked.wanted]
+    assert results["recall_at_10"] == pytest.approx(np.mean(hits), abs=0.03)
     assert 0 < results["recall_at_1"] < results["recall_at_10"] < 1
     assert "ranks" not in results

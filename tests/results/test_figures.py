@@ -1,6 +1,5 @@
 """Pictures are drawn from records alone, whatever an experiment shows."""
 
-import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,10 +12,9 @@ import vl_convert
 
 from landmark.config.schema import PanelConfig
 from landmark.results import render, tables
-from landmark.results.__main__ import main, read
-from landmark.results.charts import COLOURS, PALETTE, Look, colours, frame, ordered_colours, point, series_looks
+from landmark.results.charts import COLOURS, Look, frame, ordered_colours, point, series_looks
 from landmark.results.charts import curves as draw_curves
-from landmark.results.figures import FIGURES, curves_by_position, draw, draw_positions, panels, training
+from landmark.results.figures import FIGURES, draw, panels
 from landmark.results.paper import read_paper
 from landmark.results.tables import build, check_figure
 from landmark.utils.errors import UserError
@@ -24,7 +22,6 @@ from tests.configurations import CONF, row_record
 from tests.results.made_up import composed, made_up, tabulate
 
 ROOT = Path(__file__).parents[2]
-CSVS = sorted(ROOT.glob("experiments/*/results/*.csv"))
 LISTED = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml") if "\npanels:" in path.read_text())
 MAP, LOSS = "Which blocks the tokens retrieve: ", "Loss on a text, and when it is repeated"
 
@@ -45,7 +42,7 @@ COLUMNS_OF_ONE = ("accuracy", "median rank", "distinct blocks", "dropped")
 
 def points(panel):
     """The measurements that a panel shows."""
-    return [each for each in panel.chart.data.values if "tooltip" in each]
+    return panel.chart.data.values
 
 
 def titles(table):
@@ -85,11 +82,10 @@ def test_a_picture_shows_its_panels_and_the_table_goes_with_it(experiment, tmp_p
         assert points(panel)
     paths = render.write(table, tmp_path)
     assert paths["png"].read_bytes().startswith(b"\x89PNG")
-    assert ("positions" in paths) == (column not in ("accuracy", "median rank"))
     shown = next(line for line in render.as_text(table).splitlines() if line.startswith("row "))
     assert column in shown
     assert not [other for other in COLUMNS_OF_ONE if other != column and other in shown]
-    assert ("perplexity" in shown) == ("positions" in paths)
+    assert ("perplexity" in shown) == (column not in ("accuracy", "median rank"))
 
 
 DRAW = """
@@ -109,12 +105,12 @@ def test_a_table_needs_no_torch_and_loads_no_library_before_it_is_drawn():
     assert done.returncode == 0, done.stderr
 
 
-def test_numbers_are_drawn_with_their_errors_and_told():
+def test_numbers_are_drawn_with_their_errors():
     table = tabulate("table1_pg19")
     measured, against = panels(table)[0]
     for row, each in zip(table.rows, points(measured), strict=True):
         assert (each["low"], each["high"]) == pytest.approx((row.perplexity - row.spread, row.perplexity + row.spread))
-        assert each["tooltip"].startswith(f"{row.name}, {row.model.replace('_', '-')}\n{row.perplexity:.4g} (")
+        assert (each["name"], each["series"]) == (row.name, row.model.replace("_", "-"))
     assert all(each["low"] < each["high"] for each in points(against)[1:])
 
 
@@ -200,32 +196,12 @@ def test_values_far_above_leave_the_picture_and_are_named():
 
 
 def test_colours_are_different_however_many():
-    assert colours(8) == list(PALETTE)
-    for made in (colours, ordered_colours):
-        assert all(len(set(made(count))) == count and len(made(count)[0]) == 7 for count in (1, 9, 12, 24))
+    for count in (1, 9, 12, 24):
+        assert len(set(ordered_colours(count))) == count
+        assert len(ordered_colours(count)[0]) == 7
     looks = series_looks({f"series {number}": "landmark" for number in range(11)})
     assert len({look.colour for look in looks.values()}) == 11
     assert looks["series 0"].colour == COLOURS["landmark"]
-
-
-def test_a_curve_over_positions_pools_far_bins(configure, make_record):
-    record = make_record(configure("eval.length=4096"), "a", 4.5)
-    assert draw_positions(build("t", {"a": [record]})) is None
-    record["results"]["position_nll"] = [[10.0, 10 * math.log(2 + i)] for i in range(64)]
-    curve = curves_by_position(build("t", {"a": [record]}))["a"]
-    assert curve[:4] == [(64 * i + 32, pytest.approx(2 + i)) for i in range(4)]
-    assert len(curve) < 25
-    assert [x for x, _ in curve] == sorted(x for x, _ in curve)
-    assert curve[-1][1] == pytest.approx(math.exp(sum(math.log(2 + i) for i in range(58, 64)) / 6), rel=0.1)
-
-
-def test_a_training_has_a_curve_for_both_losses_and_its_first_steps_leave_the_picture():
-    losses = [(step, 3.0 + 9.0 / step) for step in range(1, 1001)]
-    panel = training({"a": {"train": losses, "validation": [(1000, 3.1)]}})
-    assert list(panel.looks) == ["a", "a, validation"]
-    assert 400 < len(points(panel)) < 700
-    assert (points(panel)[0]["y"], points(panel)[-1]["y"]) == (None, 3.1)
-    check_drawn(panel)
 
 
 # ---- panels that an experiment's file lists
@@ -238,28 +214,6 @@ def test_a_listed_panel_has_few_series_and_each_has_rows(experiment):
         assert 2 <= len(panel.series) <= 5 or panel.value == "copies", title
         for pattern in " ".join(panel.series.values()).split():
             assert any(fnmatchcase(row.name, pattern) for row in rows), f"{title}: {pattern}"
-
-
-@pytest.mark.parametrize("experiment", ["ablation_retrieval", "figure3_passkey"])
-def test_a_csv_has_all_that_its_panels_show(experiment, tmp_path):
-    table = tabulate(experiment, listed=True)
-    path = tmp_path / experiment / "results" / "a.csv"
-    path.parent.mkdir(parents=True)
-    path.write_text(render.as_csv(table), encoding="utf-8")
-    again = read(path)
-    assert again.rows == table.rows
-    drawn, expected = ([panel for line in panels(each) for panel in line] for each in (again, table))
-    assert [panel.title for panel in drawn] == list(table.panels)
-    assert [points(panel) for panel in drawn] == [points(panel) for panel in expected]
-    assert main([str(path)]) == 0
-    assert path.with_suffix(".png").read_bytes() == draw(again)
-
-
-@pytest.mark.parametrize("path", CSVS, ids=[f"{path.parent.parent.name}-{path.stem}" for path in CSVS])
-def test_recorded_tables_can_be_read(path):
-    table = read(path)
-    assert table.rows
-    assert len({row.name for row in table.rows}) == len(table.rows)
 
 
 def test_listed_differences_are_from_the_row_that_the_table_compares_with():
@@ -280,15 +234,6 @@ def test_series_of_one_length_stand_beside_their_names_and_those_without_rows_ar
     first = panels(table)[0][0]
     assert (first.title == "Perplexity") == (drawn is None)
     assert [each.get("name") for each in points(first)] == drawn or drawn is None
-
-
-def test_a_file_that_is_no_table_is_named(tmp_path, capsys):
-    path = tmp_path / "ruler" / "results" / "a.csv"
-    path.parent.mkdir(parents=True)
-    path.write_text("a,b\n1,2\n")
-    assert main([str(path)]) == 2
-    assert f"{path}: not the CSV of a table" in capsys.readouterr().err
-    assert main([str(tmp_path / "a.csv")]) == 2
 
 
 # ---- the probe `copy`: maps of the blocks that tokens retrieve, and the loss on both copies
@@ -330,8 +275,6 @@ def test_a_map_shows_each_cell_in_tokens_and_below_it_the_losses(record, best):
     expected = [(x, x + 50, x - 200, x - 150) for x in (200, 250, 300, 350)] if best else []
     assert [(each["x"], each["x2"], each["y"], each["y2"]) for each in cells] == expected
     assert {each["value"] for each in cells} == ({0.6} if best else set())
-    if best:
-        assert cells[1]["tooltip"].startswith("position of the token 250, position of the block retrieved 50\n")
     assert shown.note.startswith("layer 3, head 1; the text is repeated from token 200 on")
     assert "90 % of the tokens" in shown.note
 

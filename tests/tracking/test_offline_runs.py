@@ -38,14 +38,14 @@ def offline(books, tmp_path_factory):
         start(*FIGURE5, *TINY, f"data.path={books}", f"output={output}")
         prompts = ("data=key_value", "eval.length=40", "eval.local=40", "eval.prompts=1", "eval.generated=1")
         start("model=landmark", *prompts, *TINY, f"output={output}")
+        start("model=landmark", "data=mqar", "eval.length=40", "eval.prompts=1", *TINY, f"output={output}")
         text = ("model=landmark", f"data.path={books}", *TINY, f"output={output}", "eval.prompts=2")
-        for probe in ("copy", "recall"):
-            start(*text, f"eval.task={probe}", "eval.length=128", "eval.local=64")
+        start(*text, "eval.task=copy", "eval.length=128", "eval.local=64")
         sentences = tmp_path_factory.mktemp("sentences")
         said = "Block number {} of a memory is found by the key of the landmark that closes it at its end. "
         (sentences / "a.txt").write_text("".join(map(said.format, range(300))))
         found = ("data=documents", f"data.path={sentences}", *text[:1], *text[2:])
-        start(*found, "eval.retriever=landmark", "eval.length=64", "eval.local=64", "eval.tokens=null")
+        start(*found, "eval.task=rank_by_landmark", "eval.length=64", "eval.local=64", "eval.tokens=null")
         start(*text, "model.masked=true", "eval.tokens=1024", "eval.length=128", "eval.local=128")
     runs = read_offline(output)
     kinds = {kind: [run for run in runs if run.job_type == kind] for kind in ("train", "evaluate", "table")}
@@ -53,10 +53,10 @@ def offline(books, tmp_path_factory):
 
 
 def test_there_is_a_run_for_each_training_row_and_table_with_its_configuration(offline):
-    assert [len(runs) for runs in (offline.train, offline.evaluate, offline.table)] == [5, 8, 1]
+    assert [len(runs) for runs in (offline.train, offline.evaluate, offline.table)] == [6, 8, 1]
     assert {run.identity for run in offline.train} == set(offline.records.read_all().runs)
     assert {run.identity for run in offline.evaluate} == set(offline.records.read_all().rows)
-    assert [run.group for run in offline.train] == ["figure5_unique_blocks", *["single"] * 4]
+    assert [run.group for run in offline.train] == ["figure5_unique_blocks", *["single"] * 5]
     for run in offline.runs:
         assert (run.exit_code, run.config["commit"]) == (0, commit())
         assert (run.config["train.steps"], run.config["tokenizer.name"]) == (4, "bytes")
@@ -189,7 +189,8 @@ def test_a_dashboard_that_cannot_be_made_is_one_line(configure, books, tmp_path,
         raise ConnectionError("no route")
 
     monkeypatch.setattr(Workspace, "save", refuse)
+    monkeypatch.setenv("WANDB_MODE", "offline")
     with pytest.raises(UserError, match=r"W&B did not take the workspace \(no route\)"):
-        dashboard.publish(dashboard.build(configure("logger.mode=offline")))
+        dashboard.publish(dashboard.build(configure()))
     with pytest.raises(UserError, match="corpus pg19 is not prepared"):
-        start("task=dashboard", *FIGURE5, *TINY, f"data.path={books}", f"output={tmp_path}", "logger.mode=offline")
+        start("task=dashboard", *FIGURE5, *TINY, f"data.path={books}", f"output={tmp_path}")

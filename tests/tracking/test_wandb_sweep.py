@@ -24,9 +24,13 @@ def sweep():
 def test_its_runs_are_the_cells_of_the_grid(sweep):
     """The same overrides, so that the rows of agents fill the experiment's table."""
     config = to_config(compose_conf(["+experiment=sweep_k_local"]))
-    assert {key: parameter["values"] for key, parameter in sweep["parameters"].items()} == config.grid.axes
+    assert {key: parameter["values"] for key, parameter in sweep["parameters"].items()} == config.grid
     words = [word for word in sweep["command"] if not word.startswith("${")]
-    assert words == ["name=sweep_k_local", *config.grid.row.split()]
+    assert words == [
+        f"name={config.name}",
+        f"eval.length={config.eval.length}",
+        f"memory.blocks={config.memory.blocks}",
+    ]
 
 
 def test_an_agent_runs_one_of_them(sweep, tmp_path, monkeypatch):

@@ -1,5 +1,4 @@
 import io
-import itertools
 import json
 import math
 import time
@@ -20,7 +19,6 @@ from tests.training.training_case import (
     EXTRAS,
     KINDS,
     TOKENIZER,
-    identity_of,
     make_config,
     make_corpus,
     make_model,
@@ -162,25 +160,3 @@ def test_a_rate_that_collapses_is_told_once(monkeypatch):
         told.append(stream.getvalue().count("trainer.threads=1 goes on from here"))
     assert told == [0, 0, 0, 0, 0, 0, 1, 1, 1]
     assert "280 of 3,000 tokens/s: other work seems to have the cores, and 2 threads wait" in stream.getvalue()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_one_batch_again_and_again_is_another_run_with_the_same_batch(kind, tmp_path):
-    config, endless = make_config(kind, batches=1), make_config(kind)
-    corpus = make_corpus(tmp_path)
-    assert identity_of(config, corpus)["train"] == identity_of(endless, corpus)["train"] | {"batches": 1}
-    first, *others = (
-        list(itertools.islice(WindowDataModule(corpus, TOKENIZER, each).train_dataloader(), 3))
-        for each in (endless, config)
-    )
-    for batch in others[0]:
-        assert torch.equal(batch.tokens, first[0].tokens)
-        assert torch.equal(batch.targets, first[0].targets)
-    assert not torch.equal(first[1].tokens, first[0].tokens)
-
-
-@pytest.mark.parametrize("kind", ["transformer", "landmark"])
-def test_one_batch_is_learned_by_heart(kind, tmp_path):
-    config = make_config(kind, batches=1, batch_size=1, length=24, steps=150, muon_lr=0.05, max_lr=0.05)
-    summary = run(config, tmp_path)[1]
-    assert summary["train_loss"] < 0.1

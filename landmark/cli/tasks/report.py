@@ -20,7 +20,7 @@ def run(command: Command) -> None:
     contents = records.read_all()
     launches = command.launches(contents)
     if experiment:
-        asked = {word for word in command.overrides if override_key(word) not in (*_OF_A_TASK, *config.grid.axes)}
+        asked = {word for word in command.overrides if override_key(word) not in (*_OF_A_TASK, *config.grid)}
         launches = [each for each in launches if each.experiment == experiment and asked <= {*each.overrides}]
     content = page_content(contents, launches, others=experiment is None)
     if not content["sections"]:

@@ -16,7 +16,6 @@ from landmark.config import Config
 from landmark.config.command_line import override_key, program
 from landmark.config.composer import parse
 from landmark.config.rows import cell_name
-from landmark.config.schema import GridConfig
 from landmark.experiment.launches import launch_id
 from landmark.experiment.records import Record
 from landmark.results import render, tables
@@ -55,7 +54,7 @@ def show_sweep(config: Config, overrides: list[str], jobs: Sequence[Mapping[str,
     is_grid = is_grid and len(jobs) == math.prod(len({*each.sweep_string_iterator()}) for each in asked)
     if is_grid:
         figure = "heatmap" if len(axes) == 2 else "rows"
-        config = replace(config, name=name, task="table", grid=GridConfig(axes=dict(axes)), figure=figure)
+        config = replace(config, name=name, task="table", grid=dict(axes), figure=figure)
     else:
         rows = {cell_name(job) or "as_is": shlex.join(f"{key}={value}" for key, value in job.items()) for job in jobs}
         config = replace(config, name=name, task="table", rows=rows)

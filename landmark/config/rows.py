@@ -142,7 +142,7 @@ def spread(name: str, text: str, parts: Mapping[str, str]) -> dict[str, str]:
     """
     literal = re.split(r"{[^}]*}", name)
     if not text and (part := re.split("[_-]", literal[0])[0]) in parts:
-        raise UserError(f"rows: {name}: {part} is a part; with its overrides it is {{{part}}}{name[len(part) :]}")
+        raise UserError(f"rows: {name}: {part} names a part: to add its overrides write {{{part}}}{name[len(part) :]}")
     choices: list[list[tuple[str, str]]] = []
     for braces in re.findall(r"{([^}]*)}", name):
         key, _, values = braces.rpartition("=")

@@ -139,7 +139,7 @@ class TrainingWindows:
 class ControlledLandmarks:
     """Those that the context miss token controls (paper, Appendix D): each with probability 0.5, in every layer anew.
 
-    layers: number of layers of the model. blocks: most blocks of which a window holds a part.
+    layers: number of layers of the model. blocks: the most blocks that a window can touch.
     """
 
     layers: int

@@ -236,7 +236,7 @@ class LandmarkLM(TemplateLM):
 
     @torch.no_grad()
     def _scores(self, inputs: Tensor, continuations: list[list[int]]) -> list[Answer]:
-        """The answer for each continuation, of which the inputs (B, T) have all ids but the last one.
+        """The answer for each continuation. The inputs (B, T) have all ids but the last one.
 
         Only the logits of a chunk are held at a time.
         """

@@ -170,7 +170,7 @@ def lines_of(states: Sequence[State]) -> list[str]:
 
 
 def _trainings(run: Run) -> Iterator[Run]:
-    """The trainings that a row needs: that of its run, and of the run from which that starts."""
+    """The trainings that a row needs: its run, and the run from which its run starts."""
     training = run.training
     while training is not None:
         yield training

@@ -1,4 +1,4 @@
-"""The folder of a model: its own, that of the hub, or that of a .gguf file, which is converted once."""
+"""The folder of a model. A model of the hub is downloaded, and a .gguf file is converted once."""
 
 from __future__ import annotations
 

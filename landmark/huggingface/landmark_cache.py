@@ -326,7 +326,7 @@ class LandmarkCache(Cache):
         return list(found.values())
 
     def divide(self, kinds: list[tuple[int, bool]]) -> list[Group]:
-        """Put the samples into groups, in each of which all read alike next, and return them.
+        """Put samples that read the same number of tokens next into one group, and return the groups.
 
         kinds: for each sample how many tokens it reads, and whether they are `known`.
         """

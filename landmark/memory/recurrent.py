@@ -61,7 +61,7 @@ class RecurrentMemory:
         return self.keys.shifted(k, previous=previous)
 
     def _newest(self, x: Tensor) -> Tensor:
-        """The keys or values (B, H, n, d), of those of cache and window, that the next window sees."""
+        """The keys or values (B, H, n, d) of cache and window that the next window sees."""
         return x[:, :, max(0, x.shape[2] - self.cache) :]
 
     def commit(self) -> None:

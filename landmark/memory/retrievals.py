@@ -104,7 +104,7 @@ def with_rates(counts: dict[str, Any]) -> dict[str, Any]:
 
 
 class Stored(NamedTuple):
-    """The blocks of a layer of which an observer is told no more. added: complete blocks. block_bytes: of one head."""
+    """The counts of a layer's blocks that an observer is told. added: complete blocks. block_bytes: of one head."""
 
     added: int
     kv_heads: int

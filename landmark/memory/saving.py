@@ -187,7 +187,7 @@ def _blocks(number: int | str) -> str:
 
 
 def _tensors(layer: LayerMemory) -> dict[str, Tensor]:
-    """What a layer has beside the blocks' keys and values, by name."""
+    """The tensors of a layer, except the blocks' keys and values, by name."""
     store = layer.store
     runs = [rows for rows, _ in store.runs(store.added - len(store), len(store))]
     summaries = {name: torch.cat([x[:, :, rows] for rows in runs], 2) for name, x in store.summaries.items() if runs}
@@ -239,7 +239,7 @@ def _fill(store: BlockStore, added: int, saved: SavedRows, summaries: Mapping[st
     path, rows_saved = saved.path, saved.rows
     if missing := store.summaries.keys() - summaries.keys():
         scorer = next(SUMMARIES[name] for name in missing)
-        raise UserError(f"{path.parent} was saved without what retrieval.scorer={scorer} ranks blocks by")
+        raise UserError(f"{path.parent} was saved without the keys that retrieval.scorer={scorer} needs")
     batch, heads, _, block_size, dim = like.shape
     row_bytes = 2 * batch * heads * block_size * dim * like.element_size()
     if (size := path.stat().st_size if path.is_file() else 0) < rows_saved * row_bytes:

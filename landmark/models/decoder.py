@@ -401,9 +401,8 @@ class Decoder(LanguageModel):
     def window_losses(self, batch: WindowBatch) -> Iterator[tuple[Tensor, Tensor]]:
         """Summed loss in nats, and the number of targets, of each window of a batch, in order.
 
-        Plain and landmark models have one window. Transformer-XL reads a segment window by window, each of which
-        attends to the keys and values of earlier ones, which carry no gradient; so backward can be called on each loss
-        before the next one is computed.
+        Plain and landmark models have one window. Transformer-XL reads a segment window by window. The keys and
+        values of earlier windows carry no gradient, so backward can be called on each loss before the next is computed.
         """
         if self.config.recurrence is None:
             settings = {"controlled": batch.controlled, "positions": batch.positions, "top_k": batch.top_k}

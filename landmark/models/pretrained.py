@@ -73,7 +73,7 @@ class Pretrained(LanguageModel):
         if isinstance(self.bare, LandmarkModel):
             return self.bare.new_memory(**settings)
         if settings:
-            raise UserError(f"{', '.join(settings)}: a transformers model without landmarks has no such memory")
+            raise UserError(f"{', '.join(settings)}: a model without landmarks has no memory to set")
         return None
 
     def announce(self, memory: Any, tokens: int) -> None:

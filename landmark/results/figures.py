@@ -245,9 +245,9 @@ def _pairs(title: str, value: str, rows: Mapping[str, TableRow], x: Options) -> 
 
 
 def mapped(table: Table) -> list[TableRow]:
-    """The row whose map is shown, and beside it one of the same length that retrieves the most recent blocks.
+    """The row whose map is shown, and a row of the same length that retrieves the most recent blocks, if there is one.
 
-    Of several rows the one with such a neighbour, else the one with the longest text, and of these the best one.
+    Rows with such a neighbour come first, then those with the longest text, then the best one.
     """
     known = [row for row in table.rows if _map(table, row)]
     recent = {row.length: row for row in reversed(known) if row.scorer == "recent"}

@@ -37,7 +37,7 @@ def page_content(contents: Contents, launches: Sequence[Launch], *, others: bool
 
     Args:
         contents: all records.
-        launches: those to show; one of which nothing has a record yet has no section.
+        launches: those to show. A launch without any record has no section.
         others: whether rows that belong to none of the launches are shown.
     """
     made = {

@@ -212,7 +212,7 @@ def hash_path(checkpoint: Path) -> Path:
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, that of the latest step first."""
+    """The checkpoints in a folder, the latest step first."""
     return sorted(folder.glob("step-*.ckpt"), reverse=True)
 
 

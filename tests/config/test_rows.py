@@ -119,7 +119,9 @@ def test_a_fault_of_a_row_is_said_once(chosen):
 
 def test_a_part_without_braces_is_refused():
     parts = {"twice": "retrieval.k=64"}
-    with pytest.raises(UserError, match=r"rows: twice_2048: twice is a part; with its overrides it is {twice}_2048"):
+    with pytest.raises(
+        UserError, match=r"rows: twice_2048: twice names a part: to add its overrides write {twice}_2048"
+    ):
         spread("twice_2048", "", parts)
     assert spread("{twice}_2048", "", parts) == {"twice_2048": "retrieval.k=64"}
     assert spread("twice_2048", "eval.length=2048", parts) == {"twice_2048": "eval.length=2048"}

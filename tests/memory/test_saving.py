@@ -229,7 +229,7 @@ AGAIN = r"memory\.json.*(layer|position|block_size).*: save the memory again"
         (None, {"mapping": "true"}, "was saved with positions.mapping=stingy, here it is true"),
         (None, {"gate": Grouped(0.5)}, "was saved with model.alpha=0.0, here it is 0.5"),
         (None, {"keys": Keys(0.5)}, "was saved with model.key_offset=0.0, here it is 0.5"),
-        (None, {"scorer": "mean_key"}, "without what retrieval.scorer=mean_key"),
+        (None, {"scorer": "mean_key"}, "without the keys that retrieval.scorer=mean_key"),
         (None, {"name": "another"}, "was read by another model"),
         (None, {"name": None}, "was read by another model"),
         (edit(landmark_values=True), {}, "landmark_values=True, which this version does not have"),

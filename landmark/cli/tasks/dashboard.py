@@ -14,7 +14,7 @@ def run(command: Command) -> None:
     for job in command.runner.planned_jobs(command.rows) if command.is_experiment else []:
         if not job.is_known:
             corpus = job.config.data.name
-            raise UserError(f"task=dashboard: corpus {corpus} is not prepared (task=prepare): no row has a name")
+            raise UserError(f"task=dashboard: corpus {corpus} is not prepared: run task=prepare first")
         identities |= dict.fromkeys((job.run.id, job.id))
     workspace = dashboard.build(config, list(identities))
     if mode(config.logger) == "online":

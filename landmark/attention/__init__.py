@@ -57,11 +57,8 @@ def backend_for(name: str, like: Tensor, block_size: int, has_kernel: bool = Tru
 
     "auto" becomes "triton" on a GPU that can hold a block, else "blockwise", with a warning if the GPU is too small.
 
-    Args:
-        name: a backend, or "auto".
-        like: (…, d), a tensor with the type, device and head dimension of the queries.
-        block_size: ℓ, normal tokens of a block.
-        has_kernel: whether the fused kernels compute what is asked.
+    name: a backend, or "auto". like: (…, d), a tensor with the type, device and head dimension of the queries.
+    has_kernel: whether the fused kernels compute what is asked.
 
     Raises ValueError for an unknown name.
     """
@@ -91,9 +88,7 @@ def place_phase(phase: Tensor, name: str, like: Tensor, block_size: int, has_ker
 
     Called once for all layers, it spares each layer a copy, and a CUDA graph one that it forbids.
 
-    Args:
-        phase: (B,), tokens missing from the first block.
-        name, like, block_size, has_kernel: as in `backend_for`.
+    phase: (B,), tokens missing from the first block. name, like, block_size, has_kernel: as in `backend_for`.
     """
     (like,) = as_autocast(like)
     return phase.to(like.device if backend_for(name, like, block_size, has_kernel) == "triton" else "cpu")

@@ -92,11 +92,7 @@ class Padded(NamedTuple):
     def of(part: Sequences, inputs: AttentionInputs, extra: Tensor | None, work: Workspace) -> Padded:
         """Those of a part.
 
-        Args:
-            part: some samples and heads.
-            inputs: of the whole batch.
-            extra: (B, H, T), as above; None: there is no such place.
-            work: workspace that holds the result.
+        extra: (B, H, T), as above; None: there is no such place.
         """
         q, k, v = (x[part.rows, part.heads] for x in (inputs.q, inputs.k, inputs.v))
         alignment, (sequences, dim) = part.alignment, (len(q) * q.shape[1], q.shape[3])
@@ -248,11 +244,8 @@ def _mean_of_blocks(
 
     D_ib, the mean of its block; in the query's own block D_i, and of the part α of a gate what its gradient subtracts.
 
-    Args:
-        total, outer: (N, block, query), P_ib·D_ib and P_ib.
-        own_mean: (N, 1, query), D_i.
-        of_gates: (N, block or 1, query), what the gradients of the gates subtract.
-        alpha: α.
+    total, outer: (N, block, query), P_ib·D_ib and P_ib. own_mean: (N, 1, query), D_i. of_gates: (N, block or 1, query),
+    what the gradients of the gates subtract.
     """
     mean = of_gates.expand_as(total)
     if alpha != 1:

@@ -125,13 +125,7 @@ def align_blocks(
 ) -> BlockAlignment:
     """The alignment of the windows of a batch, computed once for the same arguments.
 
-    Args:
-        width: W = ℓ+1, positions of a block.
-        phases: tokens missing from the first block of each sample.
-        prefix: keys before the first query.
-        queries: T.
-        heads: H.
-        device: where the masks are.
+    phases: tokens missing from the first block of each sample.
     """
     offset = torch.arange(width, device=device)
     future = (offset[:, None] > offset) | (offset[:, None] == width - 1)
@@ -143,11 +137,7 @@ def align_blocks(
 def product(a: Tensor, b: Tensor, out: Tensor, scale: float = 1.0) -> Tensor:
     """Batched matrix product a·b·scale.
 
-    Args:
-        a: (N, m, n).
-        b: (N, n, p).
-        out: (N, m, p), is overwritten and returned.
-        scale: factor of the product.
+    a: (N, m, n). b: (N, n, p). out: (N, m, p), is overwritten and returned.
     """
     return torch.baddbmm(out, a, b, beta=0, alpha=scale, out=out)
 
@@ -195,11 +185,7 @@ class Tile:
     def scores(self, q: Tensor, k: Tensor, scale: float, cap: float | None, work: Workspace) -> Tensor:
         """Scores (N, block, offset, query) of all keys, in units of log 2.
 
-        Args:
-            q, k: (N, rows, d), padded.
-            scale: factor of the scores.
-            cap: of the scores, in nats; None: there is none.
-            work: workspace that holds the result.
+        q, k: (N, rows, d), padded. cap: of the scores, in nats; None: there is none.
         """
         keys, queries = self.keys(k), self.queries(q)
         scores = work("scores", len(q), keys.shape[1], queries.shape[1])

@@ -41,11 +41,9 @@ from landmark.utils.window_batch import most_blocks
 class Keys:
     """How the keys of a model are made.
 
-    Args:
-        offset: fraction of a head's channels, the last ones, with the key of the normal token before.
-            landmark: "token"; or "mean" for one whose key has the mean of its block added.
-            rope_base: base of the rotary positions; or (d/2,), radians per position of each pair.
-        unrotated_layers: layers whose queries and keys have no positions.
+    offset: fraction of a head's channels, the last ones, with the key of the normal token before. landmark: "token"; or
+    "mean" for one whose key has the mean of its block added. rope_base: base of the rotary positions; or (d/2,),
+    radians per position of each pair. unrotated_layers: layers whose queries and keys have no positions.
     """
 
     def __init__(
@@ -116,11 +114,7 @@ class WindowBlocks(NamedTuple):
     def of(phase: Tensor, length: int, block_size: int, like: Tensor) -> WindowBlocks:
         """The blocks of a window.
 
-        Args:
-            phase: (B or 1,), tokens missing from the first block.
-            length: T, landmarks included.
-            block_size: ℓ.
-            like: a tensor with the keys' type and device.
+        phase: (B or 1,), tokens missing from the first block. like: a tensor with the keys' type and device.
         """
         block, is_landmark = blocks_and_landmarks(phase.to(like.device), length, block_size)
         blocks = torch.arange(most_blocks(length, block_size), device=like.device)

@@ -47,11 +47,8 @@ Layout = Window | Packed
 def check_phase(phase: Tensor | None, batch: int, block_size: int, device: torch.device | str = "cpu") -> Tensor:
     """The phase as an integer tensor (B,).
 
-    Args:
-        phase: (B,); stays on its device. None: zeros.
-        batch: B.
-        block_size: ℓ, normal tokens of a block.
-        device: of these zeros; they are made there, because a copy to the device would wait for it.
+    phase: (B,); stays on its device. None: zeros. batch: B. device: of these zeros; they are made there, because a copy
+    to the device would wait for it.
 
     Raises ValueError for a wrong shape, and for a value outside 0…block_size where `can_read` allows reading it.
     """
@@ -80,7 +77,6 @@ def check_controlled(
         controlled: (B, blocks or more); None: no landmark is controlled.
         batch: B.
         length: tokens of a window, landmarks included.
-        block_size: ℓ, normal tokens of a block.
         device: of the result.
 
     Raises ValueError where a sample or a block is missing.
@@ -105,11 +101,8 @@ def blocks_and_landmarks(phase: Tensor, length: int, block_size: int) -> tuple[T
 def insert_landmarks(tokens: Tensor, position: int, block_size: int, landmark: int) -> tuple[Tensor, Tensor]:
     """Insert landmarks into raw tokens.
 
-    Args:
-        tokens: (B, n), raw ids.
-        position: stream positions before the tokens, landmarks included.
-        block_size: ℓ, normal tokens of a block.
-        landmark: id of the landmark token.
+    tokens: (B, n), raw ids. position: stream positions before the tokens, landmarks included. landmark: id of the
+    landmark token.
 
     Returns the ids with landmarks (B, T), and the indices (n,) of the raw tokens among them. With ℓ = 2, from position
     0 on::

@@ -44,9 +44,7 @@ def _exponentials(scores: Tensor, groups: Tensor, num_groups: int) -> tuple[Tens
 def landmark_attention_weights(scores: Tensor, inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
     """Weights of landmark attention, AttWeight in the paper, and the log-sum-exp of each query's own (outer) group.
 
-    Args:
-        scores: (B, H, T, S), scaled, S = prefix + T.
-        inputs: what else decides the weights; nothing is packed.
+    scores: (B, H, T, S), scaled, S = prefix + T. inputs: what else decides the weights; nothing is packed.
 
     Returns (B, H, T, S) and (B, H, T). Rows of weights sum to one, with two exceptions: a row that loses the weight of
     the place without a value, and the row of the landmark of a first block without tokens (weights 0, log-sum-exp −∞).

@@ -169,7 +169,6 @@ def landmark_attention_both_ways(
     Args:
         q: (B, H, T, d), rotated.
         k, v: (B, H_kv, T, d), k rotated.
-        block_size: ℓ, normal tokens of a block.
         phase: (B,), tokens missing from the first block (None: 0).
         alpha: share of a block's log-sum-exp in its gate.
         top_k: other blocks that a query attends to, those with the highest landmark scores, and ties (None: all).

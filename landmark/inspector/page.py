@@ -92,11 +92,7 @@ def render(trace: Trace, tokenizer: Tokenizer, title: str, settings: dict[str, A
     together: blocks, weights, cmt_weights (if there is a context miss token) and losses, with the shapes of `Trace`.
     The browser can show the rest, which is JSON, before it has unpacked them.
 
-    Args:
-        trace: what was retrieved.
-        tokenizer: of the trace's tokens.
-        title: of the text.
-        settings: facts about the model and the reading that the page prints, by name.
+    settings: facts about the model and the reading that the page prints, by name.
     """
     arrays = {"blocks": trace.blocks, "weights": _quantized(trace.weights, UNIT)}
     if trace.cmt_weights is not None:

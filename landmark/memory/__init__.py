@@ -14,16 +14,6 @@ if TYPE_CHECKING:
     from landmark.memory.store import Store as Store
     from landmark.memory.summaries import SummaryMemory as SummaryMemory
 
-_PUBLIC = {
-    "Memory": "landmark.memory.memory",
-    "RecurrentMemory": "landmark.memory.recurrent",
-    "SinkMemory": "landmark.memory.recurrent",
-    "Stingy": "landmark.memory.positions",
-    "Store": "landmark.memory.store",
-    "SummaryMemory": "landmark.memory.summaries",
-    "TruePositions": "landmark.memory.positions",
-    "UnlimitedMemory": "landmark.memory.recurrent",
-}
 __all__ = [
     "Memory",
     "RecurrentMemory",
@@ -38,8 +28,11 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import the public names when they are first used, so that checking settings needs no torch."""
-    if name in _PUBLIC:
+    if name in __all__:
         from importlib import import_module
 
-        return getattr(import_module(_PUBLIC[name]), name)
+        for module in ("memory", "positions", "recurrent", "summaries"):
+            found = import_module(f"landmark.memory.{module}")
+            if hasattr(found, name):
+                return getattr(found, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -43,10 +43,7 @@ class LayerMemory:
     def begin_chunk(self, k: Tensor, v: Tensor, keys: Keys, width: int) -> tuple[Tensor, Tensor]:
         """Keys and values (B, H_kv, pending + T, d) of the pending tokens and of a chunk.
 
-        Args:
-            k, v: (B, H_kv, T, d), k not rotated.
-            keys: how keys are made.
-            width: W = ℓ+1.
+        k, v: (B, H_kv, T, d), k not rotated.
         """
         end, is_landmark = self.num_pending + k.shape[2], None
         if keys.offset and end // width > self.num_pending // width:
@@ -127,11 +124,7 @@ def select_queries(cmt_weight: Tensor, cutoff: float, granularity: str, kv_heads
     heads choose together: a query is selected if it retrieves in one head; with "per_token_and_group" the heads that
     share keys do. With a cutoff of 0 all retrieve, and the weights are not read.
 
-    Args:
-        cmt_weight: (B, H, T).
-        cutoff: 0…1.
-        granularity: of the selector.
-        kv_heads: H_kv.
+    cmt_weight: (B, H, T).
     """
     retrieves = cmt_weight >= cutoff
     if cutoff == 0:

@@ -69,7 +69,6 @@ class Memory:
         """Start with nothing read.
 
         Args:
-            block_size: ℓ, normal tokens of a block.
             k: blocks that a query retrieves, or fewer where there are fewer.
             select: chooses them.
             keys: how keys are made; None: with rotary positions, as in the paper.
@@ -152,11 +151,9 @@ class Memory:
 
         The chunk continues the committed text, and includes the landmarks that belong between its tokens.
 
-        Args:
-            layer: number of the layer.
-            q: (B, H, T, d), not rotated: the memory assigns positions. Under autocast all is computed in its type.
-            k, v: (B, H_kv, T, d), not rotated.
-            extra: the layer's context miss token, with a key that is not rotated, or its sinks; None: there are none.
+        q: (B, H, T, d), not rotated: the memory assigns positions. Under autocast all is computed in its type. k, v:
+        (B, H_kv, T, d), not rotated. extra: the layer's context miss token, with a key that is not rotated, or its
+        sinks; None: there are none.
 
         Returns (B, H, T, d). Raises RuntimeError where the last chunk is not committed, or its commit failed.
         """

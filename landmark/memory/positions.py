@@ -56,21 +56,15 @@ class Stingy:
     def lags(self, blocks_fed: int, k: int, width: int) -> Lags:
         """The lags for a chunk.
 
-        Args:
-            blocks_fed: complete blocks before the chunk, dropped ones included.
-            k: blocks that a query retrieves.
-            width: W = ℓ+1, positions of a block.
+        blocks_fed: complete blocks before the chunk, dropped ones included. k: blocks that a query retrieves.
         """
         return Lags(k, tuple(lag * width for lag in range(1, min(blocks_fed, k + 1) + 1)))
 
     def stored(self, rotary: RotaryTable, blocks_fed: int, shape: tuple[int, int], like: Tensor) -> Tensor:
         """The factors that rotate the keys of new blocks, (n or 1, W, d/2): each by its offset in its block.
 
-        Args:
-            rotary: of the layer.
-            blocks_fed: blocks before the first of these, dropped ones included.
-            shape: n and W, of the new blocks.
-            like: keys (…, d).
+        blocks_fed: blocks before the first of these, dropped ones included. shape: n and W, of the new blocks. like:
+        keys (…, d).
         """
         return rotary(0, shape[1], like)[None]
 

@@ -36,10 +36,7 @@ def rotated_for_local_attention(question: Question, k: Tensor, keys: Keys) -> tu
 def attend_locally(question: Question, k: Tensor, v: Tensor, keys: Keys) -> tuple[Tensor, Tensor]:
     """Output (B, H, T, d) and log-sum-exp (B, H, T) of the queries of a question.
 
-    Args:
-        question: with the queries.
-        k, v: (B, H_kv, pending + T, d), of pending tokens and chunk, k not rotated.
-        keys: how keys are made.
+    k, v: (B, H_kv, pending + T, d), of pending tokens and chunk, k not rotated.
     """
     q, k = rotated_for_local_attention(question, k, keys)
     pending, width = k.shape[2] - q.shape[2], question.block_size + 1

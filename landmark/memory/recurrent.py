@@ -20,9 +20,7 @@ class RecurrentMemory:
     def __init__(self, cache: int, keys: Keys | None = None):
         """Start with nothing read.
 
-        Args:
-            cache: keys and values of each layer that are cached.
-            keys: how keys are made; None: with rotary positions.
+        cache: keys and values of each layer that are cached. keys: how keys are made; None: with rotary positions.
         """
         if cache < 0:
             raise ValueError(f"cache must be at least 0 tokens, got {cache}")
@@ -38,9 +36,7 @@ class RecurrentMemory:
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention of a window to the cache and to itself.
 
-        Args:
-            layer: number of the layer.
-            q, k, v: (B, H, T, d), not rotated.
+        q, k, v: (B, H, T, d), not rotated.
 
         Returns (B, H, T, d).
         """

@@ -229,12 +229,8 @@ def _check(identity: Mapping[str, Any], max_blocks: int | None, content: Mapping
 def _fill(store: BlockStore, added: int, saved: SavedRows, summaries: Mapping[str, Tensor], like: Tensor) -> None:
     """Put saved blocks into an empty store: all, or the newest ones if it has room for fewer.
 
-    Args:
-        store: the store.
-        added: blocks ever added.
-        saved: the file of the newest of them.
-        summaries: of these, by name.
-        like: (B, H, 0, ℓ, d), a tensor with the blocks' shape, type and device.
+    saved: the file of the newest of them. summaries: of these, by name. like: (B, H, 0, ℓ, d), a tensor with the
+    blocks' shape, type and device.
     """
     path, rows_saved = saved.path, saved.rows
     if missing := store.summaries.keys() - summaries.keys():

@@ -52,7 +52,6 @@ def attend_to_pending_tokens(
         keys, values: (B, H_kv, W, d), of the block's tokens, keys not rotated; the new ones are written to them.
         pending: (), int64, tokens of the block before the new ones.
         factors: ((S + 1) W, d/2, 2), float32, cosines and sines of positions 0, 1, 2, ….
-        scale: factor of the scores.
         lags: S; lag s is s · W positions further.
     """
     batch, heads, queries, dim = q.shape

@@ -165,7 +165,6 @@ class SummaryMemory:
         """Attention of a chunk, which continues the committed text.
 
         Args:
-            layer: its number.
             q: (B, H, T, d), rotated by the model.
             k, v: (B, H_kv, T, d), k rotated by the model.
             scoring: of the layer.

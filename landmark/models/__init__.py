@@ -13,21 +13,15 @@ if TYPE_CHECKING:
     from landmark.models.decoder import Decoder as Decoder
     from landmark.models.language_model import LanguageModel as LanguageModel
 
-_MODULES = {
-    "Decoder": "decoder",
-    "DecoderConfig": "config",
-    "LanguageModel": "language_model",
-    "build": "checkpoint",
-    "decoder_config": "config",
-    "load": "checkpoint",
-    "save": "checkpoint",
-}
 __all__ = ["Decoder", "DecoderConfig", "build", "decoder_config", "load", "save"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
+    if name in (*__all__, "LanguageModel"):
         from importlib import import_module
 
-        return getattr(import_module(f"landmark.models.{_MODULES[name]}"), name)
+        for module in ("config", "checkpoint"):  # in this order: the configuration needs no torch
+            found = import_module(f"landmark.models.{module}")
+            if hasattr(found, name):
+                return getattr(found, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -80,10 +80,7 @@ def _started_from(model: LanguageModel, config: DecoderConfig, name: str) -> Lan
     the mean of its block in each key and a bias of log ℓ, landmark attention is close to the attention that the
     model has learned (`landmark.attention.keys`).
 
-    Args:
-        model: the trained model.
-        config: of the model to train. Raises UserError where it has another shape.
-        name: the trained model's folder.
+    config: of the model to train. Raises UserError where it has another shape. name: the trained model's folder.
     """
     if model.config.kind != "transformer" or config.kind != "landmark":
         check_same(model.config, config, where=name)
@@ -132,11 +129,8 @@ def save(
 ) -> None:
     """Write a model's configuration and weights, each whole or not at all, and their hashes.
 
-    Args:
-        model: of ours, or of transformers.
-        folder: of its files.
-        state: all weights, if they are sharded over processes (None: the model's).
-        beside: other files of the folder that get a hash, where they are there.
+    model: of ours, or of transformers. state: all weights, if they are sharded over processes (None: the model's).
+    beside: other files of the folder that get a hash, where they are there.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)

@@ -387,11 +387,8 @@ class Decoder(LanguageModel):
     ) -> Tensor:
         """Attention of a layer over whole windows, (B, H, T, d); extensions replace it.
 
-        Args:
-            layer: its number.
-            q, k, v: as of `landmark_attention`.
-            window: what all layers share.
-            extra: the layer's context miss token; None: the model has none.
+        q, k, v: as of `landmark_attention`. window: what all layers share. extra: the layer's context miss token; None:
+        the model has none.
         """
         if window.layout is None:
             return causal_attention(q, k, v)

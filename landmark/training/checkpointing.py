@@ -107,9 +107,8 @@ class Interruption:
     def __init__(self, every: int, deadline: float = math.inf) -> None:
         """Handle nothing yet.
 
-        Args:
-            every: steps between checks where there are several devices, because each check takes communication.
-            deadline: seconds of the epoch.
+        every: steps between checks where there are several devices, because each check takes communication. deadline:
+        seconds of the epoch.
         """
         self.every, self.deadline = every, deadline
         self._before: dict[signal.Signals, Callable[[int, FrameType | None], Any] | int | None] = {}

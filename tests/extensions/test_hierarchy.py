@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from landmark.attention import Window
-from landmark.attention.rotary import RotaryTable, rotate
 from landmark.attention.scoring import keep_best
 from landmark.extensions.hierarchy import GroupMemory, adjusted, attend_by_gates, landmark_scores
 from landmark.memory import Memory
 from landmark.memory.positions import Stingy, TruePositions
 from landmark.memory.select import Best
+from landmark.memory.settings import MAPPINGS
 from landmark.memory.store import Store
 from landmark.models.checkpoint import new_decoder
 from landmark.models.config import DecoderConfig
@@ -115,18 +115,7 @@ def memory_of(case, bias, k=2, tied=(), **objects):
     return GroupMemory(case["block_size"], k, **groups, **objects)
 
 
-READINGS = all_pairs({**SHAPES, "chunks": [(30, 1, 9, 13), (7, 7, 1, 1, 30)], "positions": [Stingy(), TruePositions()]})
-
-
-@pytest.mark.parametrize("case", READINGS, ids=name_of)
-@torch.no_grad()
-def test_all_blocks_retrieved_are_one_window(case):
-    """Groups begin in one chunk and end in another, at every level; chunks of one token too."""
-    q, k, v, bias = drawn(case, sum(case["chunks"]))
-    out = feed(memory_of(case, bias, k=200, positions=case["positions"]), q, k, v, case["chunks"])
-    factors = RotaryTable()(0, q.shape[2], q)
-    expected, _ = attend(case, rotate(q, factors), rotate(k, factors), v, bias)
-    torch.testing.assert_close(out, expected, atol=1e-10, rtol=1e-10)
+READINGS = all_pairs({**SHAPES, "positions": [Stingy(), TruePositions()], "same": [False, True]})
 
 
 def plain_descent(levels, fan_out, k):
@@ -138,14 +127,13 @@ def plain_descent(levels, fan_out, k):
     return sorted(chosen)
 
 
-@pytest.mark.parametrize("same", [False, True])
-@pytest.mark.parametrize("case", READINGS[::2], ids=name_of)
+@pytest.mark.parametrize("case", READINGS, ids=name_of)
 @torch.no_grad()
-def test_a_descent_by_the_definition(case, same):
+def test_a_descent_by_the_definition(case):
     """After 23 blocks one more token: the blocks found, and their weights. With ties the newer nodes win."""
     width, blocks, k = case["block_size"] + 1, 23, 3
     q, keys, v, bias = drawn(case, blocks * width + 1)
-    if same:
+    if case["same"]:
         keys[:, :, case["block_size"] :: width] = 0.0
     seen = []
     memory = memory_of(case, bias, k=k, positions=case["positions"], observer=seen.append)
@@ -206,12 +194,27 @@ def test_a_saved_memory_and_selected_samples_continue_as_one_that_goes_on(tmp_pa
 GROUPS = changed(LANDMARK, **LOOKING_BACK, landmark_key="mean", landmark_bias=True, fan_out=2, levels=2)
 
 
-@pytest.mark.parametrize("config", [GROUPS, replace(LANDMARK, options={"fan_out": 3}), replace(GROUPS, num_kv_heads=1)])
+MODELS = all_pairs(
+    {
+        "fan_out": [2, 4],
+        "levels": [1, 2, 3],
+        "num_kv_heads": [1, 2],
+        "mapping": MAPPINGS,
+        "chunks": [[17, 1, 1, 30, 21], [7, 7, 1, 1, 54]],
+        "landmark_bias": [False, True],
+        "landmark_key": ["token", "mean"],
+    }
+)
+
+
+@pytest.mark.parametrize("case", MODELS, ids=name_of)
 @torch.no_grad()
-def test_a_model_whose_memory_holds_everything_reads_as_one_window(config):
-    model, tokens = tiny(config), torch.randint(0, 50, (2, 70))
-    memory = model.new_memory(k=20)
-    parts = [model(chunk, memory=memory) for chunk in tokens.split([17, 1, 1, 30, 21], 1)]
+def test_a_model_whose_memory_holds_everything_reads_as_one_window(case):
+    """Groups begin in one chunk and end in another, at every level; chunks of one token too."""
+    options = {name: case[name] for name in case if name not in ("mapping", "chunks")}
+    model, tokens = tiny(changed(GROUPS, **options)), torch.randint(0, 50, (2, 70))
+    memory = model.new_memory(k=20, mapping=case["mapping"])
+    parts = [model(chunk, memory=memory) for chunk in tokens.split(case["chunks"], 1)]
     torch.testing.assert_close(torch.cat(parts, 1), model(tokens), atol=1e-10, rtol=1e-10)
 
 
@@ -233,16 +236,17 @@ REFUSED = [
     ({"cmt": True}, {}, "cmt=off"),
     ({"alpha": 0.5}, {}, "model.alpha"),
     ({"kind": "transformer", "landmark_key": "token", "landmark_bias": False}, {}, "model=landmark"),
-    ({}, {"granularity": "per_head"}, "retrieval.granularity=per_head: with model.fan_out"),
-    ({}, {"scorer": "recent"}, "retrieval.scorer=recent"),
-    ({}, {"rerank": 8}, "retrieval.rerank=8"),
-    ({}, {"first": 1}, "retrieval.first=1"),
-    ({}, {"index": "faiss", "candidates": 9}, "memory.index=faiss"),
-    (
-        {},
-        {"max_blocks": 9},
-        "memory.blocks=9: with model.fan_out blocks are found by their groups, set memory.blocks=null",
+    *(
+        ({}, setting, f"{key}: with model.fan_out blocks are found by their groups, set {key.partition('=')[0]}=")
+        for setting, key in (
+            ({"granularity": "per_head"}, "retrieval.granularity=per_head"),
+            ({"scorer": "recent"}, "retrieval.scorer=recent"),
+            ({"rerank": 8}, "retrieval.rerank=8"),
+            ({"index": "faiss", "candidates": 9}, "memory.index=faiss"),
+            ({"max_blocks": 9}, "memory.blocks=9"),
+        )
     ),
+    ({}, {"first": 1}, "retrieval.first=1"),
 ]
 
 

@@ -17,7 +17,8 @@ def feed(memory, q, k, v, chunks, layer=1, extra=None):
     outs, start = [], 0
     for size in chunks:
         part = slice(start, start + size)
-        outs.append(memory.attend(layer, q[:, :, part], k[:, :, part], v[:, :, part], extra))
+        given = () if extra is None else (extra,)
+        outs.append(memory.attend(layer, q[:, :, part], k[:, :, part], v[:, :, part], *given))
         memory.commit()
         start += size
     return torch.cat(outs, 2)

@@ -52,14 +52,12 @@ def test_single_queries_and_chunks_below_the_cutoff_are_left_out(counting, granu
     q[0, 1, 20:27, -2:] = 50.0
     q[1, 3, 22, -2:] = 50.0
     k[..., -2:] = 0.0
-    cmt = torch.zeros(4, 4, dtype=torch.float64)
+    cmt, seen = torch.zeros(4, 4, dtype=torch.float64), []
     cmt[:, -2:] = 5.0
-    memory = new_memory(k=2, granularity=granularity, cutoff=0.99)
+    memory = new_memory(k=2, granularity=granularity, cutoff=0.99, observer=seen.append)
     feed(memory, q, k, v, [20, 20, 20], extra=ContextMiss(cmt))
     stats = memory.stats
-    assert stats["lookups"] == 8
-    assert (stats["searches"], stats["searches_skipped"]) == (2, 1)
-    assert counting["scans"] == 1
+    assert (stats["lookups"], stats["searches"], stats["searches_skipped"], counting["scans"]) == (8, 2, 1, 1)
     assert stats["dropped"] == [[80, 73, 80, 79]]
     assert stats["drop_rates"] == [[1.0, 73 / 80, 1.0, 79 / 80]]
     assert stats["drop_rate"] == pytest.approx(1 - 8 / 320)
@@ -67,17 +65,11 @@ def test_single_queries_and_chunks_below_the_cutoff_are_left_out(counting, granu
     assert stats["blocks_read"] == counting["reads"] / 3
     assert stats["bytes_read"] == stats["blocks_read"] * 2 * 3 * 4 * 8
     assert stats["retrievals"] == (2 if granularity == "per_head" else 8)
+    assert sum(int((each.ages > 0).sum()) for each in seen) == stats["blocks_retrieved"]
+    assert sum(int((each.per_query()[0] > 0).any(-1).sum()) for each in seen) == stats["lookups"]
 
 
-def test_a_cutoff_of_zero_drops_nothing(counting):
-    q, k, v, cmt = texts(60, (4, 4), dtype=torch.float64)
-    memory = new_memory(k=2)
-    feed(memory, q, k, v, [20, 20, 20], extra=ContextMiss(cmt))
-    assert memory.stats["drop_rate"] == 0
-    assert memory.stats["lookups"] == 2 * 4 * 40
-
-
-def test_a_cutoff_for_each_layer():
+def test_each_layer_has_a_cutoff_and_one_of_zero_drops_nothing():
     q, k, v, cmt = texts(60, (4, 4), dtype=torch.float64)
     memory = new_memory(k=2, cutoff=[0.0, 1.0])
     for part in (slice(0, 30), slice(30, 60)):
@@ -85,18 +77,4 @@ def test_a_cutoff_for_each_layer():
             memory.attend(layer, q[:, :, part], k[:, :, part], v[:, :, part], ContextMiss(cmt))
         memory.commit()
     assert memory.stats["drop_rates"] == [[0.0] * 4, [1.0] * 4]
-    assert memory.stats["skipped"] == 0.5
-
-
-@pytest.mark.parametrize("granularity", GRANULARITIES)
-def test_an_observer_sees_no_block_of_a_query_below_the_cutoff(granularity):
-    q, k, v, cmt = texts(60, (4, 4), dtype=torch.float64)
-    seen = []
-    memory = new_memory(k=2, granularity=granularity, cutoff=0.3, observer=seen.append)
-    feed(memory, q, k, v, [20, 20, 20], extra=ContextMiss(cmt))
-    stats = memory.stats
-    assert 0.1 < stats["drop_rate"] < 0.9
-    assert sum(int((each.ages > 0).sum()) for each in seen) == stats["blocks_retrieved"]
-    assert sum(int((each.per_query()[0] > 0).any(-1).sum()) for each in seen) == stats["lookups"]
-    if granularity == "per_token_and_head":
-        assert stats["retrievals"] == stats["lookups"]
+    assert (memory.stats["skipped"], memory.stats["lookups"]) == (0.5, 2 * 4 * 30)

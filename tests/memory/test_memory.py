@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from landmark.attention import ContextMiss, Grouped, Scoring, Sinks, Window, landmark_attention
+from landmark.attention import ContextMiss, Grouped, Scoring, Sinks
 from landmark.attention.keys import Keys
-from landmark.attention.rotary import RotaryTable, rotary_frequencies, rotate
+from landmark.attention.rotary import rotary_frequencies
 from landmark.memory import Memory
 from landmark.memory.positions import Stingy
 from landmark.memory.select import Best
@@ -15,18 +15,6 @@ from landmark.utils.constants import channels_of
 from tests import oracle
 from tests.memory.reading import feed, new_memory
 from tests.pairs import all_pairs, name_of
-
-
-def is_allowed(case):
-    """A second look is of single queries; only landmarks tie."""
-    return (
-        (case["rerank"] is None or case["granularity"].startswith("per_token_and_"))
-        and (case["max_blocks"] is None or case["max_blocks"] >= case["k"])
-        and (case["rerank"] is None or case["rerank"] >= case["k"])
-        and case["recent"] <= case["k"]
-        and not (case["layer"] == 0 and case["landmark"] == "mean")
-    )
-
 
 CASES = all_pairs(
     {
@@ -47,7 +35,13 @@ CASES = all_pairs(
         "alpha": [0.0, 0.5, 1.0],
         "softcap": [None, 1.5],
     },
-    is_allowed,
+    lambda case: (  # a second look is of single queries; only landmarks tie
+        (case["rerank"] is None or case["granularity"].startswith("per_token_and_"))
+        and (case["max_blocks"] is None or case["max_blocks"] >= case["k"])
+        and (case["rerank"] is None or case["rerank"] >= case["k"])
+        and case["recent"] <= case["k"]
+        and not (case["layer"] == 0 and case["landmark"] == "mean")
+    ),
     times=2,
 )
 
@@ -98,16 +92,6 @@ def test_memory_equals_plain_loops(case):
     np.testing.assert_allclose(out[0], expected, atol=1e-10)
 
 
-@pytest.mark.parametrize("gate", [Grouped(), Grouped(0.5), Grouped(1.0)])
-def test_reading_all_blocks_at_true_positions_is_whole_window_attention(gate):
-    """With k as large as the memory nothing is left out, and up to k blocks the mapping is the true one."""
-    q, k, v = (torch.randn(2, 2, 60, 8, dtype=torch.float64) for _ in range(3))
-    out = feed(Memory(4, k=12, gate=gate), q, k, v, [17, 1, 22, 20])
-    factors = RotaryTable()(0, 60, q)
-    expected, _ = landmark_attention(rotate(q, factors), rotate(k, factors), v, Window(4), gate=gate)
-    torch.testing.assert_close(out, expected)
-
-
 def test_stingy_mapping_of_figure_2():
     """k=2 of 5 blocks: the last two keep their places, older ones share slot 0; an empty slot parts old from recent."""
     lags = Stingy().lags(5, 2, 4)
@@ -130,15 +114,10 @@ def test_half_precision_retrieves_what_exact_scores_of_its_numbers_choose(granul
         feed(memory, q.to(dtype), k.to(dtype), v.to(dtype), [40] * 16)
     different = [(a != b).any(-1) for a, b in zip(chosen[torch.bfloat16], chosen[torch.float64], strict=True)]
     assert torch.cat([x.flatten() for x in different]).float().mean() < 0.002  # rounded scores: 0.1 to 0.5
-
-
-@pytest.mark.parametrize("granularity", GRANULARITIES)
-def test_under_autocast_types_may_be_mixed(granularity):
-    q, k, v = (torch.randn(1, 2, 120, 4) for _ in range(3))
-    settings = {"chunks": [40, 60, 20], "extra": ContextMiss(torch.randn(2, 4))}
-    with torch.autocast("cpu", torch.bfloat16):
-        ours = feed(Memory(5, k=2, select=Best(granularity)), q, k, v.bfloat16(), **settings)
-    expected = feed(Memory(5, k=2, select=Best(granularity)), *(x.bfloat16() for x in (q, k, v)), **settings)
+    settings = {"chunks": [40, 60, 20], "extra": ContextMiss(torch.randn(2, 16))}
+    with torch.autocast("cpu", torch.bfloat16):  # types may be mixed
+        ours = feed(Memory(5, k=2, select=Best(granularity)), q.float(), k.float(), v, **settings)
+    expected = feed(Memory(5, k=2, select=Best(granularity)), q, k, v, **settings)
     torch.testing.assert_close(ours, expected, atol=0, rtol=0)
 
 
@@ -152,76 +131,24 @@ def test_first_layer_is_decided_by_construction():
     torch.testing.assert_close(a, b, atol=1e-4, rtol=0)
 
 
-def test_oldest_blocks_are_dropped_and_counted():
-    memory, x = new_memory(max_blocks=4, k=2), torch.randn(1, 2, 50, 4)
-    feed(memory, x, x, x, [25, 25])
-    stats = memory.stats
-    assert stats["blocks_kept"] == 4
-    assert stats["chunks"] == 2
-    assert stats["retrievals"] == 2 * 25  # the second chunk's queries, two heads
-    assert stats["blocks_retrieved"] == 2 * stats["retrievals"]
-    memory.reset()
-    assert memory.stats["blocks_kept"] == 0
-    assert memory.position == 0
-
-
-def test_observer_sees_every_retrieval():
-    seen, x = [], torch.randn(1, 2, 50, 4)
-    feed(Memory(3, k=2, observer=seen.append), x, x, x, [2, 25, 23])
+@pytest.mark.parametrize(
+    ("granularity", "sets"), zip(GRANULARITIES, [(4, 23), (2, 23), (4, 1), (1, 23)], strict=True), ids=GRANULARITIES
+)
+def test_an_observer_sees_every_retrieval_and_counts_are_of_sets(granularity, sets):
+    """Of 4 query heads that share 2 heads of keys; the oldest blocks are dropped, and counted."""
+    seen, x = [], torch.randn(1, 4, 50, 4)
+    memory = new_memory(max_blocks=4, k=2, granularity=granularity, observer=seen.append)
+    feed(memory, x, x[:, :2], x[:, :2], [2, 25, 23])
     assert [(each.layer, each.position) for each in seen] == [(1, 0), (1, 2), (1, 27)]
     assert [each.ages.shape[-1] for each in seen] == [0, 0, 2]  # nothing was cached before
-    assert seen[2].ages.shape == (1, 2, 23, 2)
-    assert int(seen[2].ages.max()) <= 6 <= len(seen[2].store)
-
-
-def test_attending_twice_without_commit_is_refused():
-    memory, x = Memory(3), torch.randn(1, 1, 5, 4)
-    memory.attend(0, x, x, x)
-    with pytest.raises(RuntimeError, match=r"commit\(\) before the next chunk, or discard\(\) after an error"):
-        memory.attend(0, x, x, x)
-
-
-@pytest.mark.parametrize("settings", [{}, {"keys": Keys(0.5)}, {"tier": "disk"}])
-def test_a_chunk_that_failed_midway_is_discarded_and_read_again(settings):
-    """As if it had never been: its last key and counts are forgotten."""
-    x = torch.randn(1, 1, 12, 4)
-    memory, other = new_memory(k=2, **settings), new_memory(k=2, **settings)
-    for each in (memory, other):
-        for layer in (0, 1):
-            each.attend(layer, *[x[:, :, :5]] * 3)
-        each.commit()
-    memory.attend(0, *[torch.randn(1, 1, 4, 4)] * 3)  # layer 1 is not reached
-    memory.discard()
-    for layer in (0, 1):
-        found, expected = (each.attend(layer, *[x[:, :, 5:]] * 3) for each in (memory, other))
-        assert torch.equal(found, expected)
-    for each in (memory, other):
-        each.commit()
-    counts = [name for name in memory.stats if not name.startswith(("seconds", "cache"))]  # what was fetched is there
-    assert [memory.stats[name] for name in counts] == [other.stats[name] for name in counts]
-
-
-@pytest.mark.parametrize("granularity", ["per_token", "per_token_and_group"])
-def test_single_tokens_of_heads_that_all_share_keys_are_read(granularity):
-    """As in generation with multi-query attention; the retrieved set of a token is that of the whole chunk."""
-    q, (k, v) = torch.randn(2, 4, 22, 8, dtype=torch.float64), torch.randn(2, 2, 1, 22, 8, dtype=torch.float64)
-    alone = feed(Memory(3, k=2, select=Best(granularity)), q, k, v, [20, 1, 1])
-    torch.testing.assert_close(alone, feed(Memory(3, k=2, select=Best(granularity)), q, k, v, [20, 2]))
-
-
-def test_heads_that_share_keys_share_their_blocks():
-    """One set for each key head, whose blocks are read once for the group; two groups still differ."""
-    q = torch.randn(1, 4, 120, 8, dtype=torch.float64)
-    k, v = torch.randn(2, 1, 2, 120, 8, dtype=torch.float64)
-    seen = []
-    memory = Memory(3, k=2, select=Best("per_token_and_group"), observer=seen.append)
-    feed(memory, q, k, v, [100, 20])
-    ages = seen[1].ages
-    assert ages.shape == (1, 2, 20, 2)
-    assert (ages[:, 0] != ages[:, 1]).any()
-    per_head, _ = seen[1].per_query()
-    assert torch.equal(per_head, ages.repeat_interleave(2, 1))
-    assert memory.stats["retrievals"] == 2 * 20
+    assert seen[2].ages.shape == (1, *sets, 2)
+    assert int(seen[2].ages.max()) <= 4 == len(seen[2].store)
+    assert seen[2].per_query()[0].shape == (1, 4, 23, 2)
+    stats = memory.stats
+    assert (stats["blocks_kept"], stats["chunks"], stats["retrievals"]) == (4, 3, sets[0] * sets[1])
+    assert stats["blocks_retrieved"] == 2 * stats["retrievals"]
+    memory.reset()
+    assert memory.stats["blocks_kept"] == memory.position == 0
 
 
 def test_selected_samples_take_all_of_theirs_with_them():

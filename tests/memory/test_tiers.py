@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from landmark.attention import ContextMiss
 from landmark.memory.settings import GRANULARITIES, MAPPINGS, TIERS
+from landmark.memory.store import BlockStore, Store
 from landmark.memory.store.block_cache import BlockCache, TierCounts
+from landmark.memory.store.block_store import ROWS, SPARE
 from landmark.utils.errors import UserError
 from tests.memory.reading import feed, new_memory, texts
 from tests.pairs import all_pairs, name_of
@@ -31,6 +33,7 @@ CASES = all_pairs(
         "scorer": ["landmark", "recent", "random", "mean_key", "second look"],
         "layer": [0, 1],
         "mapping": MAPPINGS,
+        "dtype": [torch.float32, torch.bfloat16, torch.float64],
     },
     lambda case: case["scorer"] != "second look" or case["granularity"] == "per_token_and_head",
 )
@@ -39,7 +42,7 @@ CASES = all_pairs(
 @pytest.mark.parametrize("case", CASES, ids=name_of)
 def test_every_tier_gives_the_same_bits(case):
     """Caches that hold all, some, or less than one chunk needs; rings that overflow; files that grow."""
-    q, k, v, cmt = texts(sum(case["chunks"]), case["heads"])
+    q, k, v, cmt = texts(sum(case["chunks"]), case["heads"], dtype=case["dtype"])
     names = "block_size", "k", "max_blocks", "granularity", "mapping"
     settings = {name: case[name] for name in names} | {"cutoff": case["cutoff"] or 0.0}
     settings |= {"rerank": 5} if case["scorer"] == "second look" else {"scorer": case["scorer"]}
@@ -51,14 +54,6 @@ def test_every_tier_gives_the_same_bits(case):
     same = [key for key in counted if not key.endswith("bytes_kept") and not key.startswith("seconds")]
     assert [here[key] for key in same] == [counted[key] for key in same]
     assert (here["bytes_moved"] > 0) == (here["cache_misses"] > 0) == (counted["blocks_read"] > 0)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_numbers_of_any_kind_come_back(dtype):
-    q, k, v, _ = texts(60, dtype=dtype)
-    out = [feed(new_memory(k=2, tier=tier), q, k, v, [20, 20, 20]) for tier in TIERS]
-    assert torch.equal(out[0], out[1])
-    assert torch.equal(out[0], out[2])
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
@@ -98,36 +93,30 @@ def rows_of(places, width):
     """Stands for a slower tier: the block at a place is the number of the place, everywhere."""
 
     def read(at, out):
-        places.append(at.tolist())
+        places.extend(at.tolist())
         return out.copy_(at[:, None].expand(-1, width))
 
     return read
 
 
 def test_the_least_recently_used_block_is_dropped_first():
-    like, asked, counts = torch.zeros(1, 1, 1, 2, 2), [], TierCounts()
-    cache, read = BlockCache(3, like), rows_of(asked, 8)
-    cache.reserve(10)
+    """Of fetches, the places asked for and those that are not in the cache; an int: the block is overwritten.
 
-    def fetched(*places):
-        keys, values, rows = cache.fetch(np.array(places), read, counts)
+    Where one needs more than there is room for, what is missing is read past the cache.
+    """
+    cache, counts = BlockCache(3, torch.zeros(1, 1, 1, 2, 2)), TierCounts()
+    cache.reserve(10)
+    fetches = [((1, 2, 1), [1, 2]), ((3,), [3]), ((2, 3), []), ((4,), [4]), ((2, 3, 4), []), ((1,), [1])]
+    fetches += [((5, 6, 1), [5, 6]), (5, []), ((1, 5), [5]), ((1, 5, 7, 8), [7, 8]), ((1, 5), [])]
+    for places, missing in fetches:
+        if isinstance(places, int):
+            cache.forget(places, places + 2)
+            continue
+        asked = []
+        keys, values, rows = cache.fetch(np.array(places), rows_of(asked, 8), counts)
         assert keys[rows].flatten(1).unique(dim=1).flatten().tolist() == list(places)
         assert torch.equal(keys[rows], values[rows])
-        found = [place for places in asked for place in places]
-        asked.clear()
-        return found
-
-    assert fetched(1, 2, 1) == [1, 2]
-    assert fetched(3) == [3]
-    assert fetched(2, 3) == []
-    assert fetched(4) == [4], "1 goes"
-    assert fetched(2, 3, 4) == []
-    assert fetched(1) == [1]
-    assert sorted(fetched(5, 6, 1)) == [5, 6]
-    cache.forget(5, 7)
-    assert sorted(fetched(1, 5)) == [5]
-    assert fetched(1, 5, 7, 8) == [7, 8], "more than there is room for: what is missing is read past the cache"
-    assert fetched(1, 5) == []
+        assert sorted(asked) == missing
     assert (counts.cache_hits, counts.cache_misses) == (11, 10)
 
 
@@ -145,6 +134,25 @@ def test_the_cache_forgets_as_an_ordered_dictionary_would(requests, slots):
         expected.move_to_end(place)
         if len(expected) > slots:
             expected.popitem(last=False)
+
+
+@pytest.mark.parametrize("tier", ["device", "cpu"])
+@pytest.mark.parametrize("max_blocks", [None, 700, 5000])
+def test_a_store_reserves_little_more_than_it_holds_and_no_more_where_it_knows_what_comes(max_blocks, tier):
+    store, told = (BlockStore(Store(max_blocks, tier, cache=1)) for _ in range(2))
+    stored = torch.randn(1, 2, 1000, 4, 2, generator=torch.Generator().manual_seed(0))
+    told.reserve(1000, stored[..., 1:, :])
+    for part in stored.split(3, 2):
+        for each in (store, told):
+            each.add(part, part + 1)
+        assert store.capacity <= len(store) * (1 + 1 / SPARE) + ROWS
+    kept = min(max_blocks or 1000, 1000)
+    assert told.capacity == len(told) == kept
+    rows = store.rows(torch.arange(kept, 0, -1))
+    fetched = store.fetch(torch.cat([rows, rows + store.capacity]))
+    assert torch.equal(fetched.read_keys().unflatten(0, (2, -1)), stored[0, :, -kept:, :-1])
+    assert torch.equal(fetched.read_values().unflatten(0, (2, -1)), stored[0, :, -kept:, :-1] + 1)
+    assert torch.equal(store.landmarks[0][:, rows], stored[0, :, -kept:, -1])
 
 
 def test_a_file_has_no_name_and_no_folder_is_left(tmp_path):
@@ -173,44 +181,3 @@ def test_a_write_that_fails_says_where(monkeypatch, tmp_path, number, said):
     with pytest.raises(UserError, match=f"memory.folder={tmp_path}: {said}"):
         feed(memory, q[:, :, 20:], k[:, :, 20:], v[:, :, 20:], [20])
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_memory_whose_layers_differ_is_not_used(monkeypatch, tmp_path):
-    """The disk becomes full after the first of two layers has stored the chunk."""
-    q, k, v, _ = texts(60)
-    saved, write = tmp_path / "saved", os.pwrite
-    memory = new_memory(k=2, tier="disk", folder=tmp_path)
-
-    def read(memory, start):
-        part = slice(start, start + 20)
-        for layer in (0, 1):
-            out = memory.attend(layer, q[:, :, part], k[:, :, part], v[:, :, part])
-        memory.commit()
-        return out
-
-    read(memory, 0)
-    memory.save(saved)
-    added = memory.layers[0].store.added
-
-    def full_soon(*arguments):
-        if memory.layers[0].store.added > added:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return write(*arguments)
-
-    monkeypatch.setattr(os, "pwrite", full_soon)
-    with pytest.raises(UserError, match="no room for"):
-        read(memory, 20)
-    monkeypatch.undo()
-    assert memory.layers[0].store.added > memory.layers[1].store.added
-    memory.discard()
-    uses = (lambda: read(memory, 20), lambda: memory.save(tmp_path / "torn"), memory.commit)
-    for use in (*uses, lambda: memory.select_samples(torch.tensor([0]))):
-        with pytest.raises(RuntimeError, match="a commit failed and layers differ: load the memory again, or reset"):
-            use()
-    assert not (tmp_path / "torn").exists()
-    memory.load(saved)
-    other = new_memory(k=2)
-    read(other, 0)
-    assert torch.equal(read(memory, 20), read(other, 20))
-    memory.reset()
-    read(memory, 0)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from landmark.attention.keys import Keys
-from landmark.memory import RecurrentMemory
+from landmark.memory import Memory, RecurrentMemory
 from landmark.models import Decoder, DecoderConfig
 from landmark.models.checkpoint import new_decoder
 from landmark.models.config import Landmarks, Recurrence
@@ -48,14 +48,16 @@ def test_paper_size(kind):
     assert sum(p.numel() for n, p in model.named_parameters() if p.ndim == 2 and "blocks" in n) == 150_994_944
 
 
-def test_initialisation():
+@pytest.mark.parametrize("kind", ["gpt2", "fan_in"])
+def test_initialisation(kind):
     torch.manual_seed(0)
-    model = Decoder(replace(TINY, num_layers=8, head_dim=64, mlp_dim=512, vocab_size=512))
-    for name, parameter in model.named_parameters():
+    shape = {"num_layers": 8, "head_dim": 64, "mlp_dim": 512, "vocab_size": 512}
+    for name, parameter in Decoder(changed(TINY, **shape, initialisation=kind)).named_parameters():
         if parameter.ndim == 1:
             assert parameter.eq(1).all()
         else:
-            expected = 0.02 / 4 if name.endswith(("out.weight", "mlp_out.weight")) else 0.02
+            expected = parameter.shape[1] ** -0.5 if kind == "fan_in" and "blocks" in name else 0.02
+            expected /= 4 if name.endswith(("out.weight", "mlp_out.weight")) else 1
             assert parameter.std().item() == pytest.approx(expected, rel=0.05), name
 
 
@@ -69,23 +71,6 @@ def test_landmarks_are_inserted_inside():
     torch.testing.assert_close(model(raw), model.head(model.hidden(with_landmarks)[:, at]))
 
 
-@pytest.mark.parametrize("chunks", [[13], [5, 5, 3], [1] * 13, [4, 9]])
-def test_memory_that_holds_everything_reads_as_one_window(chunks):
-    model = tiny(LANDMARK)
-    raw = torch.randint(0, 50, (2, 13))
-    memory = model.new_memory(k=3)
-    read = torch.cat([model(part, memory=memory) for part in raw.split(chunks, 1)], 1)
-    torch.testing.assert_close(read, model(raw))
-
-
-def test_transformer_xl_with_a_long_cache_is_the_plain_transformer():
-    plain, xl = tiny(TINY), tiny(changed(XL, cache=100))
-    raw = torch.randint(0, 50, (2, 20))
-    memory = xl.new_memory()
-    read = torch.cat([xl(part, memory=memory) for part in raw.split(6, 1)], 1)
-    torch.testing.assert_close(read, plain(raw))
-
-
 KEYS = all_pairs(
     {
         "key_offset": [0.0, 0.5, 1.0],
@@ -96,18 +81,18 @@ KEYS = all_pairs(
         "num_kv_heads": [1, 2],
         "alpha": [0.0, 0.3, 1.0],
         "cmt": [False, True],
-    }
+        "chunks": [(29,), (1, 1, 3, 5, 6, 1, 12), (10, 19)],
+    },
+    lambda case: not case["cmt"] or len(case["chunks"]) == 1,  # in a window landmarks are free, in a memory controlled
 )
 
 
-@pytest.mark.parametrize("keys", KEYS, ids=name_of)
-def test_options_of_keys_read_in_chunks_as_in_one_window(keys, tmp_path):
-    """Where all blocks are retrieved, chunk by chunk, token by token, and from a saved memory. With a context miss
-    token the landmarks of a memory are controlled, those of a window are free: there one chunk is the reference."""
+@pytest.mark.parametrize("case", KEYS, ids=name_of)
+def test_a_landmark_model_reads_in_chunks_as_in_one_window(case, tmp_path):
+    """Where all blocks are retrieved, chunk by chunk, token by token, and from a saved memory."""
+    keys, chunks = {name: case[name] for name in case if name != "chunks"}, list(case["chunks"])
     model, raw = tiny(changed(LANDMARK, **keys)), torch.randint(0, 50, (2, 29))
-    expected = model(raw)
-    memory = model.new_memory(k=9)
-    chunks = [29] if keys["cmt"] else [1, 1, 3, 5, 6, 1, 12]
+    expected, memory = model(raw), model.new_memory(k=9)
     read = torch.cat([model(part, memory=memory) for part in raw.split(chunks, 1)], 1)
     torch.testing.assert_close(read, expected, atol=1e-10, rtol=0)
     for cut in () if keys["cmt"] else (7, 10):  # within a block, and behind a landmark
@@ -116,6 +101,31 @@ def test_options_of_keys_read_in_chunks_as_in_one_window(keys, tmp_path):
         memory.save(tmp_path / str(cut))
         loaded.load(tmp_path / str(cut))
         torch.testing.assert_close(model(raw[:, cut:], memory=loaded), expected[:, cut:], atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("options", [{}, LOOKING_BACK], ids=["paper", "looking back"])
+@pytest.mark.parametrize(
+    ("config", "memory"),
+    [
+        (changed(XL, cache=100), lambda model: model.new_memory()),
+        (XL, lambda model: model.unlimited_memory(29)),
+        (TINY, lambda model: model.unlimited_memory(29)),
+        (TINY, lambda model: model.new_memory(window=29, sinks=4)),
+    ],
+)
+def test_models_without_landmarks_read_in_chunks_as_the_plain_one_in_a_window(config, memory, options):
+    model, whole, raw = tiny(changed(config, **options)), tiny(changed(TINY, **options)), torch.randint(0, 50, (2, 29))
+    read, memory = [], memory(model)
+    for part in raw.split([1, 1, 7, 20], 1):
+        read.append(model(part, memory=memory))
+    torch.testing.assert_close(torch.cat(read, 1), whole(raw), atol=1e-10, rtol=0)
+    other = tiny(changed(TINY, key_offset=0.5))
+    assert not torch.allclose(tiny(TINY)(raw), other(raw)), "key_offset changes nothing"
+    assert not torch.allclose(tiny(changed(TINY, key_offset=0.5, rotary_fraction=0.5))(raw), other(raw))
+
+
+def test_a_plain_transformer_without_a_window_keeps_nothing():
+    assert tiny(TINY).new_memory() is None
 
 
 def test_options_of_keys_on_every_backend():
@@ -131,19 +141,6 @@ def test_options_of_keys_on_every_backend():
     for backend in ("blockwise", "triton"):
         for ours, expected in zip(found[backend], found["reference"], strict=True):
             torch.testing.assert_close(ours, expected, atol=2e-4, rtol=2e-4)
-
-
-@pytest.mark.parametrize("config", [TINY, XL])
-def test_models_without_landmarks_read_offset_keys_in_chunks(config):
-    model = tiny(changed(config, **LOOKING_BACK))
-    whole = tiny(changed(TINY, **LOOKING_BACK))
-    raw = torch.randint(0, 50, (2, 20))
-    memory = model.unlimited_memory(20)
-    read = torch.cat([model(part, memory=memory) for part in raw.split([1, 1, 7, 11], 1)], 1)
-    torch.testing.assert_close(read, whole(raw), atol=1e-10, rtol=0)
-    other = tiny(changed(TINY, key_offset=0.5))
-    assert not torch.allclose(other(raw), whole(raw)), "rotary_fraction changes nothing"
-    assert not torch.allclose(tiny(TINY)(raw), other(raw)), "key_offset changes nothing"
 
 
 @torch.no_grad()
@@ -182,17 +179,6 @@ def test_positional_jumps_apply_to_turning_channels_alone():
     assert not torch.allclose(turning.hidden(tokens, positions=positions), turning.hidden(tokens))
 
 
-def test_fan_in_initialisation():
-    torch.manual_seed(0)
-    shape = {"num_layers": 8, "head_dim": 64, "mlp_dim": 512, "vocab_size": 512}
-    model = Decoder(changed(TINY, **shape, initialisation="fan_in"))
-    for name, parameter in model.named_parameters():
-        if parameter.ndim == 2:
-            expected = parameter.shape[1] ** -0.5 if "blocks" in name else 0.02
-            expected /= 4 if name.endswith(("out.weight", "mlp_out.weight")) else 1
-            assert parameter.std().item() == pytest.approx(expected, rel=0.05), name
-
-
 @pytest.mark.parametrize("kv_heads", [None, 2])
 def test_induction_heads_find_what_follows_an_earlier_occurrence(kv_heads):
     """Before any training; only the keys of these heads, in the channels of the token before, differ from a start."""
@@ -217,19 +203,6 @@ def test_induction_heads_find_what_follows_an_earlier_occurrence(kv_heads):
 def tiny_start(config):
     torch.manual_seed(0)
     return Decoder(config)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"num_layers": 1}, "there is one layer, raise model.num_layers"),
-        ({"key_offset": 0.0}, "needs model.key_offset"),
-        ({"induction_heads": 5}, "must be at most the 4 heads"),
-    ],
-)
-def test_induction_heads_refuse(change, message):
-    with pytest.raises(UserError, match=message):
-        changed(TINY, **(LOOKING_BACK | {"num_heads": 4, "induction_heads": 1} | change))
 
 
 def test_transformer_xl_losses_are_those_of_its_windows():
@@ -308,18 +281,6 @@ def test_compiled_parts_compute_the_same_and_layers_share_them(kind):
     assert list(model.state_dict()) == list(tiny(config).state_dict())
 
 
-@pytest.mark.parametrize(
-    ("config", "cutoff", "message"),
-    [
-        (LANDMARK, 0.3, "cmt.cutoff=0.3: this model has no context miss token"),
-        (CMT, [0.1, 0.2, 0.3], r"cmt.cutoff=\[0.1, 0.2, 0.3\]: must be one number, or 2"),
-    ],
-)
-def test_a_cutoff_that_does_not_fit_the_model_is_refused(config, cutoff, message):
-    with pytest.raises(UserError, match=message):
-        tiny(config).new_memory(cutoff=cutoff)
-
-
 def test_a_context_miss_token_adds_one_vector():
     assert Decoder(CMT).num_parameters() == Decoder(LANDMARK).num_parameters() + CMT.hidden_dim
 
@@ -338,13 +299,6 @@ def test_the_token_does_not_depend_on_the_text_and_each_layer_has_its_own_landma
     torch.testing.assert_close(models[0].hidden(tokens, phase), results[0])
 
 
-def test_with_a_memory_the_chunk_alone_is_as_a_window_without_controlled_landmarks():
-    model = tiny(CMT)
-    tokens = torch.randint(0, 50, (2, 17))
-    memory = model.new_memory(k=2)
-    torch.testing.assert_close(model(tokens, memory=memory), model(tokens))
-
-
 def test_positions_are_those_of_the_batch():
     model = tiny(LANDMARK)
     tokens, phase = torch.randint(0, 50, (2, 17)), torch.tensor([0, 3])
@@ -360,13 +314,26 @@ def test_positions_are_those_of_the_batch():
     assert not torch.allclose(found[1, 9:], expected[1, 9:])
 
 
-def test_a_memory_of_another_block_size_is_refused():
-    from landmark.memory import Memory
-
-    with pytest.raises(UserError, match="block_size=7, the model 5"):
-        tiny(LANDMARK)(torch.zeros(1, 3, dtype=torch.int64), memory=Memory(7))
-    with pytest.raises(UserError, match="RecurrentMemory"):
-        tiny(LANDMARK)(torch.zeros(1, 3, dtype=torch.int64), memory=RecurrentMemory(4))
+@pytest.mark.parametrize(
+    ("use", "message"),
+    [
+        (lambda: tiny(LANDMARK).new_memory(cutoff=0.3), "cmt.cutoff=0.3: this model has no context miss token"),
+        (lambda: tiny(CMT).new_memory(cutoff=[0.1, 0.2, 0.3]), r"0.1, 0.2, 0.3\]: must be one number, or 2"),
+        (lambda: tiny(LANDMARK)(torch.zeros(1, 3, dtype=torch.int64), memory=Memory(7)), "block_size=7, the model 5"),
+        (lambda: tiny(LANDMARK)(torch.zeros(1, 3, dtype=torch.int64), memory=RecurrentMemory(4)), "RecurrentMemory"),
+        *(
+            (lambda change=change: changed(TINY, **(LOOKING_BACK | {"num_heads": 4, "induction_heads": 1} | change)), m)
+            for change, m in (
+                ({"num_layers": 1}, "there is one layer, raise model.num_layers"),
+                ({"key_offset": 0.0}, "needs model.key_offset"),
+                ({"induction_heads": 5}, "must be at most the 4 heads"),
+            )
+        ),
+    ],
+)
+def test_what_does_not_fit_the_model_is_refused(use, message):
+    with pytest.raises(UserError, match=message):
+        use()
 
 
 @pytest.mark.parametrize("config", [TINY, LANDMARK, XL], ids=["plain", "landmark", "xl"])

@@ -31,13 +31,17 @@ def prompts_of(*lengths):
     return [torch.randint(0, LANDMARK, (length,)) for length in lengths]
 
 
-@torch.no_grad()
 def anew(model, prompt, tokens, local, make_memory):
     """The most probable tokens after one prompt: for each of them a new memory reads it all, in the same chunks."""
+    return anew_in(model, prompt.split(local), tokens, make_memory)
+
+
+@torch.no_grad()
+def anew_in(model, chunks, tokens, make_memory):
     generated = []
     for _ in range(tokens):
         memory, logits = make_memory(), torch.empty(0)
-        for chunk in [*prompt.split(local), *torch.tensor(generated, dtype=torch.int64).split(1)]:
+        for chunk in [*chunks, *torch.tensor(generated, dtype=torch.int64).split(1)]:
             if len(chunk):
                 logits = model(chunk[None], memory=memory)
         logits[..., LANDMARK] = -torch.inf
@@ -80,41 +84,31 @@ def test_other_prompts_give_other_tokens():
     assert len({token for text in generated for token in text}) > 5
 
 
-def test_plain_transformer_equals_reading_all_at_once():
-    model, prompts = decoder("transformer"), torch.randint(0, LANDMARK, (3, 23))
-    tokens = prompts
-    with torch.no_grad():
-        for _ in range(8):
-            tokens = torch.cat([tokens, model(tokens)[:, -1:, :LANDMARK].argmax(-1)], 1)
-    assert model.generate(prompts, 8) == tokens[:, 23:].tolist()
-
-
-def test_transformer_xl_reads_in_windows():
-    model, prompts = decoder("transformer_xl"), prompts_of(23, 23)
-    assert model.generate(prompts, 8) == [anew(model, prompt, 8, 6, model.new_memory) for prompt in prompts]
-
-
-def test_a_memory_is_continued():
-    """A text read before, saved and loaded on every tier, then the prompt: as the two read in the same chunks."""
-    model, (book, prompt) = MODELS[False], prompts_of(60, 12)
-    read = model.new_memory(k=2)
-    assert model.generate([book], 0, local=15, memory=read) == [[]]
-    expected = anew(model, torch.cat([book, prompt]), 7, 15, lambda: model.new_memory(k=2))
-    assert model.generate([prompt], 7, local=15, memory=read) == [expected]
+@pytest.mark.parametrize(("kind", "local"), [("transformer", 99), ("transformer_xl", 6)])
+def test_other_models_equal_reading_all_at_once_or_in_windows(kind, local):
+    model, prompts = decoder(kind), prompts_of(23, 23, 12)
+    if kind == "transformer":
+        expected = [anew(model, prompt, 8, local, lambda: model.unlimited_memory(99)) for prompt in prompts]
+        text = torch.cat([prompts[0], torch.tensor(expected[0][:-1])])
+        assert int(model(text[None])[0, -1, :LANDMARK].argmax()) == expected[0][-1]
+    else:
+        expected = [anew(model, prompt, 8, local, model.new_memory) for prompt in prompts]
+    assert model.generate(prompts, 8) == expected
 
 
 @pytest.mark.parametrize("tier", TIERS)
 def test_a_book_is_read_once_and_asked_many_times(tmp_path, tier):
+    """A text read before, saved and loaded on every tier, then a prompt: as the two read in the same chunks."""
     model, (book, *questions) = MODELS[False], prompts_of(60, 12, 7)
     read = model.new_memory(k=2)
-    model.generate([book], 0, local=15, memory=read)
+    assert model.generate([book], 0, local=15, memory=read) == [[]]
     read.save(tmp_path / "book")
     for question in questions:
         memory = model.new_memory(k=2, tier=tier)
         memory.load(tmp_path / "book")
-        again = model.new_memory(k=2)
-        model.generate([book], 0, local=15, memory=again)
-        assert model.generate([question], 7, memory=memory) == model.generate([question], 7, memory=again)
+        parts = [*book.split(15), question]
+        expected = anew_in(model, parts, 7, lambda: model.new_memory(k=2))
+        assert model.generate([question], 7, memory=memory) == [expected]
 
 
 def test_a_memory_of_another_model_is_refused(tmp_path):
@@ -128,29 +122,19 @@ def test_a_memory_of_another_model_is_refused(tmp_path):
         other.new_memory().load(tmp_path / "book")
 
 
-def test_stop_tokens_end_a_text_and_are_no_part_of_it():
+def test_stop_tokens_end_a_text_and_streaming_gives_the_same_tokens_as_they_come():
     torch.manual_seed(0)
     model, prompts = MODELS[False], prompts_of(30, 30, 17)
     whole = model.generate(prompts, 20)
     stop = [whole[0][4], whole[1][9]]
-    ended = model.generate(prompts, 20, stop=stop)
-    for text, all_of_it in zip(ended, whole):
+    ended, steps = model.generate(prompts, 20, stop=stop), list(model.stream(prompts, 20, stop=stop))
+    for number, (text, all_of_it) in enumerate(zip(ended, whole, strict=True)):
         first = min((n for n, token in enumerate(all_of_it) if token in stop), default=20)
         assert text == all_of_it[:first]
+        of_steps = [step[number] for step in steps]
+        assert of_steps == text + [None] * (len(steps) - len(text))
     assert len(ended[0]) <= 4
-
-
-def test_streaming_gives_the_same_tokens_as_they_come():
-    model, prompts = MODELS[False], prompts_of(30, 17)
-    whole = model.generate(prompts, 9)
-    stop = [whole[1][3]]
-    steps = list(model.stream(prompts, 9, stop=stop))
-    texts = [[step[n] for step in steps] for n in (0, 1)]
-    ended = model.generate(prompts, 9, stop=stop)
-    assert [[token for token in text if token is not None] for text in texts] == ended
-    assert all(token is None for token in texts[1][len(ended[1]) :])
-    first = next(model.stream(prompts, 9))
-    assert first == [text[0] for text in whole]
+    assert next(model.stream(prompts, 9)) == [text[0] for text in whole]
 
 
 def test_draws_do_not_depend_on_the_other_prompts():
@@ -204,18 +188,17 @@ def test_the_landmark_is_never_generated():
         ([[1], [5, VOCABULARY]], {}, "prompt 1 has id 32 at 1, outside the vocabulary of 32"),
         ([[-1]], {}, "prompt 0 has id -1 at 0, outside the vocabulary"),
         ([[1], [1, 2]], {"memory": Memory(5)}, "prompts of several lengths cannot continue one memory"),
+        ([[1]], {"sampling": {"temperature": -1}}, "generate.temperature="),
+        ([[1]], {"sampling": {"top_k": 0}}, "generate.top_k="),
+        *(([[1]], {"sampling": {"top_p": p}}, "generate.top_p=") for p in (0.0, 1.5)),
     ],
 )
-def test_invalid_prompts_are_refused(prompts, settings, said):
+def test_invalid_prompts_and_bad_sampling_are_refused(prompts, settings, said):
+    def generate(sampling=None, **given):
+        MODELS[False].generate(prompts, 3, sampling=Sampling(**(sampling or {})), **given)
+
     with pytest.raises(UserError, match=said):
-        MODELS[False].generate(prompts, 3, **settings)
-
-
-@pytest.mark.parametrize("setting", [{"temperature": -1}, {"top_k": 0}, {"top_p": 0.0}, {"top_p": 1.5}])
-def test_bad_sampling_is_refused(setting):
-    (name,) = setting
-    with pytest.raises(UserError, match=f"generate.{name}="):
-        Sampling(**setting)
+        generate(**settings)
 
 
 def test_logits_after_the_last_token_alone():

@@ -99,13 +99,7 @@ def choices(kernel: str, block_size: int, dim: int, element_size: int, gpu: Gpu,
     kernel cannot be launched. "backward" does not know the context miss token, and spills registers in float32
     and where tiles hold more.
 
-    Args:
-        kernel: of `KERNELS`.
-        block_size: ℓ, normal tokens of a block.
-        dim: d, numbers of a head.
-        element_size: bytes of a number.
-        gpu: the GPU.
-        cmt: whether there is a context miss token.
+    element_size: bytes of a number.
     """
     segment = 1 << block_size.bit_length()  # the power of two from ℓ+1 up
     group = max(1, 64 // segment)
@@ -132,14 +126,7 @@ def choices(kernel: str, block_size: int, dim: int, element_size: int, gpu: Gpu,
 
 
 def shared_memory(kernel: str, tiles: Tiles, dim: int, element_size: int) -> int:
-    """Bytes of shared memory that a kernel takes at most: a bound that compiled kernels keep.
-
-    Args:
-        kernel: of `KERNELS`.
-        tiles: its tiles.
-        dim: as in `choices`.
-        element_size: as in `choices`.
-    """
+    """Bytes of shared memory that a kernel takes at most: a bound that compiled kernels keep."""
     columns = tiles.segment * tiles.group
     keys, queries = (rows * padded(dim) * element_size for rows in (columns, tiles.queries))
     scores = tiles.queries * columns * element_size
@@ -163,11 +150,6 @@ def padded(size: int) -> int:
 def of_whole_blocks(block_size: int, dim: int, dtype: torch.dtype) -> tuple[dict[str, Any], int]:
     """Compile-time constants of a kernel that reads blocks one by one, and how much it holds of one.
 
-    Args:
-        block_size: ℓ, normal tokens of a block.
-        dim: d, numbers of a head.
-        dtype: type of queries, keys and values.
-
     Returns the constants, and the bytes of a block's padded keys by those of 64 in half precision with d = 128.
     """
     load = padded(block_size) * padded(dim) * dtype.itemsize // (64 * 128 * 2)
@@ -178,12 +160,7 @@ def of_whole_blocks(block_size: int, dim: int, dtype: torch.dtype) -> tuple[dict
 
 @torch.compiler.assume_constant_result
 def can_launch(block_size: int, dim: int, element_size: int, device: torch.device) -> bool:
-    """Whether the GPU's shared memory and registers hold whole blocks, as the kernels need.
-
-    Args:
-        block_size, dim, element_size: as in `choices`.
-        device: the GPU.
-    """
+    """Whether the GPU's shared memory and registers hold whole blocks, as the kernels need."""
     return _fits(block_size, dim, element_size, gpu_of(device))
 
 
@@ -198,10 +175,7 @@ def _fits(block_size: int, dim: int, element_size: int, gpu: Gpu) -> bool:
 def is_in_one(q: Tensor, block_size: int, *, cmt: bool) -> bool:
     """Whether one kernel computes all gradients, which adds in any order: not where algorithms must be deterministic.
 
-    Args:
-        q: (B, H, T, d).
-        block_size: ℓ, normal tokens of a block.
-        cmt: whether there is a context miss token.
+    q: (B, H, T, d).
     """
     if torch.are_deterministic_algorithms_enabled():
         return False
@@ -218,13 +192,8 @@ def constants(
 ) -> dict[str, Any]:
     """Compile-time constants of a kernel, except those of its tiles.
 
-    Args:
-        block_size: ℓ, normal tokens of a block.
-        dim: d, numbers of a head.
-        dtype: type of queries, keys and values.
-        cmt: whether there is a context miss token.
-        packed: whether samples are packed into one row.
-        alpha: how much of the log-sum-exp of its tokens' scores is added to the gate of a block.
+    packed: whether samples are packed into one row. alpha: how much of the log-sum-exp of its tokens' scores is added
+    to the gate of a block.
     """
     precision = "ieee" if dtype == torch.float32 else "tf32"
     fixed = {"W": block_size + 1, "D": dim, "BLOCK_D": padded(dim), "PRECISION": precision}
@@ -243,11 +212,8 @@ def launch(
     """Run a kernel over tiles of queries, or of keys.
 
     Args:
-        kernel: of `KERNELS`.
         arguments: of the kernel, without its compile-time constants.
         over: (B, H, rows, d), the queries or keys.
-        block_size: ℓ, normal tokens of a block.
-        cmt: whether there is a context miss token.
         samples: number of samples packed into the rows; None: each element of the batch is one sample.
         alpha: as in `constants`.
 

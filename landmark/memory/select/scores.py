@@ -31,11 +31,8 @@ def best_of_summaries(
 ) -> Tensor:
     """The ages of the chosen blocks, as a selector returns them.
 
-    Args:
-        question: what is asked.
-        summaries: (B, H_kv, capacity, d), of the blocks.
-        granularity, newest: of the selector.
-        is_tied: whether all blocks without a lag of their own get one and the same score.
+    summaries: (B, H_kv, capacity, d), of the blocks. granularity, newest: of the selector. is_tied: whether all blocks
+    without a lag of their own get one and the same score.
     """
     store, queries = question.store, question.exact
     count, sets = min(question.k, len(store)), question.sets(granularity)
@@ -107,7 +104,6 @@ def _scores(
     """Scores (B, H, T, n) of n blocks, their ages (n,), and a function for the log-sum-exp over all blocks, (B, H, T).
 
     Args:
-        question: what is asked.
         queries: (S, B, T, H, d), of those that are asked, rotated for lag 1…S.
         summaries: (B, H_kv, capacity, d), of their heads.
         tied: if blocks without a lag of their own share one score, how many of them, the newest, are among the n; 0 if

@@ -71,10 +71,7 @@ def merge_constants(k: int) -> dict[str, Any]:
 def top_k_constants(rows: int, dim: int, k: int) -> dict[str, Any]:
     """Compile-time constants of the kernel.
 
-    Args:
-        rows: queries times the heads that share a key/value head.
-        dim: d, numbers of a head.
-        k: blocks to choose.
+    rows: queries times the heads that share a key/value head. k: blocks to choose.
     """
     return {
         "K": k,
@@ -191,7 +188,6 @@ def score_blocks(
             in row n mod capacity.
         ages: (B, H or H_kv, T, m), integer, the blocks of each query; 1 is the newest block.
         lags: the shape of ages, the lag of each block.
-        added: blocks ever added.
 
     Returns (B, H, T, m), float32.
     """
@@ -215,11 +211,7 @@ def score_blocks(
 def score_constants(block_size: int, dim: int, dtype: torch.dtype, group: int) -> dict[str, Any]:
     """Compile-time constants of the kernel.
 
-    Args:
-        block_size: ℓ, normal tokens of a block.
-        dim: d, numbers of a head.
-        dtype: type of queries and keys.
-        group: heads that choose together.
+    dtype: type of queries and keys. group: heads that choose together.
     """
     fixed, load = of_whole_blocks(block_size, dim, dtype)
     return fixed | {"HEADS": group, "M": padded(group), "num_warps": 8 if load > 1 else 4}

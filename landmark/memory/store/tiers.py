@@ -57,10 +57,8 @@ class Store:
     def new_blocks(self, like: Tensor, counts: TierCounts, saved: SavedRows | None = None) -> Blocks:
         """Keys and values of no block yet.
 
-        Args:
-            like: (B, H, n, ℓ, d), a tensor with the blocks' shape, type and device.
-            counts: are updated when blocks are fetched.
-            saved: the first rows, on disk; None: there are none.
+        like: (B, H, n, ℓ, d), a tensor with the blocks' shape, type and device. saved: the first rows, on disk; None:
+        there are none.
         """
         if self.tier == "device":
             return DeviceBlocks(like)
@@ -119,11 +117,8 @@ class CachedBlocks:
     def __init__(self, like: Tensor, rows: HostRows | FileRows, cache: int, counts: TierCounts):
         """Start with no block.
 
-        Args:
-            like: (B, H, n, ℓ, d), a tensor with the blocks' shape, type and device.
-            rows: stores the blocks.
-            cache: fetched blocks (all heads) that the device keeps.
-            counts: are updated when blocks are fetched.
+        like: (B, H, n, ℓ, d), a tensor with the blocks' shape, type and device. rows: stores the blocks. cache: fetched
+        blocks (all heads) that the device keeps.
         """
         self._shape, self._table, self._counts = like.shape, rows, counts
         self._capacity, self._heads = 0, like.shape[0] * like.shape[1]  # heads of all samples

@@ -221,44 +221,32 @@ def test_rulers_own_task_runs_offline(wrapped):
     assert 0 <= results["results"]["ruler_fwe"]["1024,none"] <= 1
 
 
-@pytest.mark.parametrize(
-    ("model", "setting", "message"),
-    [
-        ("plain", {"k": 4}, "without landmarks"),
-        ("plain", {"batch_size": "auto"}, "batch_size=auto"),
-        ("own", {"tokenizer": "bytes", "k": -1}, "retrieval.k=-1"),
-        ("plain", {"local": 0}, "local=0: must be a whole number"),
-        ("plain", {"local": "many"}, "local=many: must be a whole number"),
-        ("plain", {"max_length": -1}, "max_length=-1: must be a whole number"),
-        ("plain", {"max_gen_toks": 0}, "max_gen_toks=0: must be a whole number"),
-    ],
-)
-def test_settings_that_make_no_sense_are_refused(model, setting, message, request):
+UNKNOWN, SHORT = "is not known here, only do_sample, max_gen_toks", "a prompt within max_length=64"
+REFUSED = [  # model, its settings, options of a generation, what is said
+    ("plain", {"k": 4}, {}, "without landmarks"),
+    ("plain", {"batch_size": "auto"}, {}, "batch_size=auto"),
+    ("own", {"tokenizer": "bytes", "k": -1}, {}, "retrieval.k=-1"),
+    *(
+        ("plain", {name: value}, {}, f"{name}={value}: must be a whole number")
+        for name, value in {"local": 0, "max_length": -1, "max_gen_toks": 0}.items()
+    ),
+    ("plain", {"local": "many"}, {}, "local=many: must be a whole number"),
+    *(
+        ("plain", {}, {name: value}, rf"gen_kwargs {name}=.*: {UNKNOWN}")
+        for name, value in {"num_beams": 4, "repetition_penalty": 1.3, "min_p": 0.1, "stop": ["a"]}.items()
+    ),
+    *(("plain", {}, {"max_gen_toks": n}, f"max_gen_toks={n}: leaves no room for {SHORT}") for n in (64, 65)),
+]
+
+
+@pytest.mark.parametrize(("model", "setting", "option", "message"), REFUSED)
+def test_what_makes_no_sense_or_cannot_be_followed_is_refused(model, setting, option, message, request):
+    def generate():
+        read = LandmarkLM(str(request.getfixturevalue(model)), device="cpu", **{"max_length": 64, **setting})
+        read.generate_until(requests("generate_until", (LINE, {"until": [], "max_gen_toks": 3, **option})))
+
     with pytest.raises(UserError, match=message):
-        LandmarkLM(str(request.getfixturevalue(model)), device="cpu", **setting)
-
-
-UNKNOWN = "is not known here, only do_sample, max_gen_toks"
-
-
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        ({"num_beams": 4}, f"gen_kwargs num_beams=4: {UNKNOWN}"),
-        ({"repetition_penalty": 1.3}, f"gen_kwargs repetition_penalty=1.3: {UNKNOWN}"),
-        ({"min_p": 0.1}, f"gen_kwargs min_p=0.1: {UNKNOWN}"),
-        ({"tempereture": 1}, f"gen_kwargs tempereture=1: {UNKNOWN}"),
-        ({"stop": ["a"]}, rf"gen_kwargs stop=\['a'\]: {UNKNOWN}"),
-        *(
-            ({"max_gen_toks": n}, f"max_gen_toks={n}: leaves no room for a prompt within max_length=64")
-            for n in (64, 65)
-        ),
-    ],
-)
-def test_options_of_a_generation_that_cannot_be_followed_are_refused(plain, option, message):
-    model = LandmarkLM(str(plain), device="cpu", max_length=64)
-    with pytest.raises(UserError, match=message):
-        model.generate_until(requests("generate_until", (LINE, {"until": [], "max_gen_toks": 3, **option})))
+        generate()
 
 
 def test_options_that_change_nothing_are_accepted(plain):

@@ -41,17 +41,14 @@ def test_a_run_is_named(output, monkeypatch):
     assert find_run("landmark-stdlib-nano-aaa", "elsewhere").resolve() == runs / "landmark-stdlib-nano-aaa"
 
 
-def test_a_run_that_is_not_there_is_named_with_those_that_are(output):
+def test_a_run_that_is_not_there_is_named_with_those_that_are(output, tmp_path_factory):
+    with pytest.raises(UserError, match="run=latest: .*runs has no trained run"):
+        find_run("latest", tmp_path_factory.mktemp("none"))
     with pytest.raises(UserError, match="run=zzz: no such run, .*runs has landmark-stdlib-nano-aaa, "):
         find_run("zzz", output)
     (output / "runs" / "transformer-pg19-nano-eaaa").mkdir()
     with pytest.raises(UserError, match="run=aaa: is the end of several runs, .* has landmark-.*-aaa, transf.*-eaaa"):
         find_run("aaa", output)
-
-
-def test_latest_of_nothing(tmp_path):
-    with pytest.raises(UserError, match="run=latest: .*runs has no trained run"):
-        find_run("latest", tmp_path)
 
 
 def test_the_settings_of_a_run_need_not_be_typed(output):

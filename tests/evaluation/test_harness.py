@@ -1,6 +1,8 @@
 """Our models in lm-evaluation-harness, against its own model `hf` and against sums by hand; its tasks, offline."""
 
 import os
+import sys
+from functools import partial
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
@@ -20,12 +22,11 @@ from lm_eval.api.task import ConfigurableTask
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
-from landmark.evaluation.harness import LandmarkLM
+from landmark.evaluation.harness import LandmarkLM, main
 from landmark.huggingface import LandmarkSettings, attach, place_embedding, wrap
 from landmark.models import Decoder, save
 from landmark.utils.errors import UserError
 from tests.configurations import decoder_config
-from tests.forked import python
 from tests.huggingface.conftest import make_model, make_tokenizer
 
 LINE = "the crow sees the boat, and the boat sees the crow; "
@@ -294,9 +295,13 @@ def test_a_tokenizer_without_a_template_writes_no_chats(plain, own):
             model.apply_chat_template([{"role": "user", "content": "Who?"}])
 
 
-def test_a_wrong_path_is_one_line(tmp_path):
-    arguments = ["run", "--model", "landmark", "--tasks", "lambada_openai", "--model_args", f"path={tmp_path}/nothing"]
-    ended = python("-m", "landmark.evaluation.harness", *arguments, cwd=tmp_path)
-    assert ended.returncode == 2
-    assert "Traceback" not in ended.stderr
-    assert ended.stderr.splitlines()[-1].endswith("nothing is no folder: name the folder of a finished run")
+def test_a_wrong_path_is_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("lm_eval.tasks.TaskManager", partial(TaskManager, include_defaults=False))
+    words = ["--tasks", "ruler_fwe", "--include_path", RULER, "--model_args", f"path={tmp_path}/nothing"]
+    monkeypatch.setattr(sys, "argv", ["harness", "run", "--model", "landmark", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    assert said.splitlines()[-1].endswith("nothing is no folder: name the folder of a finished run")

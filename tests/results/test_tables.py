@@ -1,7 +1,4 @@
-import csv
-import io
 import math
-import random
 from dataclasses import replace
 
 import pytest
@@ -29,24 +26,15 @@ def table1(composer, configure, make_record, published):
         row.name: [make_record(row.configs[0], row.name, 1.5 * float(paper["perplexity_paper"]))]
         for row, paper in zip(rows, published, strict=True)
     }
-    return build("table1_pg19", records, published, configure(*overrides).compare)
+    return build("table1_pg19", records, published[::-1], configure(*overrides).compare)
 
 
 def test_thirteen_rows_stand_beside_the_papers(table1):
+    """By their settings, whatever the order of the paper's."""
     assert len(table1.rows) == 13
     for row in table1.rows:
         assert row.perplexity == pytest.approx(1.5 * row.paper)
     assert {(row.name, row.poster) for row in table1.rows} >= {("plain_512", 16.12), ("plain_360", 16.76)}
-
-
-def test_join_is_by_settings_not_by_order(composer, configure, make_record, published):
-    overrides = ["+experiment=table1_pg19", "size=nano"]
-    rows = select(configure(*overrides), overrides, composer)
-    shuffled = random.Random(0).sample(rows, len(rows))
-    records = {row.name: [make_record(row.configs[0], row.name, 20.0)] for row in shuffled}
-    found = {row.name: row.paper for row in build("t", records, published[::-1]).rows}
-    assert (found["landmark_2048_k4"], found["landmark_2048_k4_blocks20"], found["xl_4096"]) == (14.92, 15.02, 14.55)
-    assert len({value for value in found.values() if value}) >= 11
 
 
 def test_cutoffs_stand_beside_the_papers(composer, configure, make_record):
@@ -103,11 +91,6 @@ def test_what_the_paper_did_not_measure_has_no_published_number(configure, make_
     assert not other.published
 
 
-def test_header_says_split_tokens_size_data_and_tokenizer(table1):
-    for word in ("nano", "pg19", "gpt2", "test split", "98,304 tokens", "standard error"):
-        assert word in table1.header
-
-
 @pytest.mark.parametrize(
     ("names", "said"),
     [(["a/gemma", "a/gemma"], "t: gemma, data"), (["a", None], "t: size nano, data"), (["a", "b"], "t: size")],
@@ -122,15 +105,6 @@ def test_header_names_the_model_of_transformers_that_all_rows_read_with(configur
         ]
         records[f"row{number}"] = [record]
     assert build("t", records).header.startswith(said)
-
-
-def test_terminal_columns_are_aligned(table1):
-    lines = render.as_text(table1).splitlines()[2:17]
-    starts = lines[1].index("  ")
-    assert all(line[starts : starts + 2] == "  " for line in lines)
-    assert "16.32" in lines[2]
-    assert "16.12" in lines[2]
-    assert "24.48 ± 0.10" in lines[2]
 
 
 def test_a_narrow_terminal_shows_what_differs(table1):
@@ -154,19 +128,6 @@ def test_a_perplexity_a_word_that_says_nothing_has_no_digits(table1, value, text
     assert replace(table1.rows[0], word_perplexity=value).cell("word_perplexity") == text
 
 
-def test_markdown_rows_have_as_many_cells_as_the_head(table1):
-    lines = [line for line in render.as_markdown(table1).splitlines() if line.startswith("|")]
-    assert len(lines) == 15
-    assert len({line.count("|") for line in lines}) == 1
-
-
-def test_csv_holds_the_numbers_in_full(table1):
-    rows = list(csv.DictReader(io.StringIO(render.as_csv(table1))))
-    assert [float(row["perplexity"]) for row in rows] == [row.perplexity for row in table1.rows]
-    assert rows[0]["blocks"] == ""
-    assert {row["split"] for row in rows} == {"test"}
-
-
 def test_every_column_that_is_shown_says_its_meaning(table1):
     shown = {key: each for key, each in COLUMNS.items() if each.title}
     assert all(each.meaning for each in shown.values())
@@ -174,14 +135,6 @@ def test_every_column_that_is_shown_says_its_meaning(table1):
     assert COLUMNS["difference"].meaning.endswith(", ± standard error, nats a token")
     assert render.plain(table1)[0] == list(COLUMNS)
     assert set(render.columns(table1)) < set(COLUMNS)
-
-
-def test_every_number_says_where_it_was_measured(table1):
-    said = "measured at commit 0123456789 on an abacus, 2 cores (python 3.11.7, torch 2.13.0)"
-    assert render.as_markdown(table1).count(said) == 1
-    row = next(csv.DictReader(io.StringIO(render.as_csv(table1))))
-    assert row["command"] == "python run.py +experiment=made_up"
-    assert (row["commit"], row["hardware"]) == ("0123456789", "an abacus, 2 cores")
 
 
 def test_one_core_is_no_cores(configure, make_record):

@@ -4,6 +4,7 @@ Pages are opened in one browser.
 """
 
 import gc
+import logging
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,8 +19,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is
 
 from landmark.config import Config, to_config
+from landmark.config.command_line import StartedJob, begin
 from landmark.utils.hardware import cores
 from tests.browser import Browser
+from tests.cli.shell import Here
 from tests.configurations import compose_conf, row_record
 from tests.workplace import Workplace, write_books
 
@@ -79,6 +82,17 @@ def books(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def work(books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workplace:
     """Tasks below a folder of its own, with stand-ins for training and evaluation."""
     return Workplace(books, tmp_path / "outputs", monkeypatch)
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch, capsys) -> Iterator[Here]:
+    """Commands in this process. What they leave in it, a log and the job at work, is as before afterwards."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield Here(tmp_path, monkeypatch, capsys)
+    begin(StartedJob())
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 @pytest.fixture(scope="session")

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
 
 from landmark.config import Config, to_config
 from landmark.config.checks import check_task
-from landmark.config.command_line import override_key, started, suggested_command
+from landmark.config.command_line import override_key, own_folder, started, suggested_command
 from landmark.config.composer import one_line, parse
 from landmark.config.rows import Compose, Row, compose_job, is_part, named, select
 from landmark.config.schema import TASKS
@@ -18,7 +19,8 @@ from landmark.experiment.launches import Launch, launched
 from landmark.experiment.records import Contents, Record
 from landmark.experiment.runner import Runner
 from landmark.results.tables import check_figure
-from landmark.utils.errors import Diverged, OutOfTime, UserError
+from landmark.utils.errors import Diverged, OutOfTime, UserError, counted
+from landmark.utils.trust import words_of_others
 
 _OF_A_TASK = ("task", "output", "logger", "trainer")
 
@@ -40,8 +42,10 @@ class Evaluated:
             names = ", ".join(dict.fromkeys(self.left))
             raise OutOfTime(f"the budget is used, the same command goes on from here: {names}")
         if self.diverged:
-            count = f"{len(self.diverged)} row{'s' * (len(self.diverged) > 1)} diverged"
-            raise Diverged(f"{count} and left no record: {', '.join(self.diverged)}; the lines above say where")
+            count = counted(len(self.diverged), "row")
+            raise Diverged(
+                f"{count} diverged and left no record: {', '.join(self.diverged)}; the lines above say where"
+            )
 
 
 @dataclass(frozen=True)
@@ -98,12 +102,13 @@ class Command:
     def launches(self, contents: Contents) -> list[Launch]:
         """All launches that made rows in the output folder. One that cannot be composed is named in `damaged`."""
         found = []
-        for words in launched(contents, self.runner.output, self.compose):
-            try:
-                other = Command.of(to_config(self.compose(words)), words, self.compose)
-                found.append(replace(other, runner=self.runner).launch())
-            except (HydraException, UserError) as error:
-                contents.damaged.append(f"{' '.join(words)}: {one_line(error)}")
+        with words_of_others(own_folder()):
+            for words in launched(contents, self.runner.output, self.compose):
+                try:
+                    other = Command.of(to_config(self.compose(words)), words, self.compose)
+                    found.append(replace(other, runner=self.runner).launch())
+                except (HydraException, OmegaConfBaseException, UserError) as error:
+                    contents.damaged.append(f"{' '.join(words)}: {one_line(error)}")
         return found
 
     def only_config(self) -> Config:

@@ -9,12 +9,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 
+import yaml
 from hydra import initialize_config_dir
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.plugins import Plugins
 from hydra.plugins.completion_plugin import CompletionPlugin
+from hydra.plugins.config_source import ConfigResult
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
@@ -23,8 +26,10 @@ from landmark.config.command_line import PROGRAM, own_folder
 from landmark.config.rows import compose_job
 from landmark.config.schema import GROUPS
 from landmark.utils.errors import UserError
+from landmark.utils.files import open_written
 from landmark.utils.source_tree import CONF
 
+_DEEPEST = 50  # levels of a file of settings
 # They turn a text into a mapping, or read what no setting says: a variable of the environment may be a secret.
 _RESOLVERS = ("oc.decode", "oc.create", "oc.env")
 
@@ -82,7 +87,8 @@ def read_arguments(given: Sequence[str]) -> Arguments:
 def settings_found() -> Iterator[None]:
     """Have Hydra find the settings of the package, and after them those of the folder that `--config-dir` names."""
     register()
-    Plugins.instance().register(_OwnFolder)
+    for plugin in (_OwnFolder, _OwnSource):
+        Plugins.instance().register(plugin)
     with initialize_config_dir(str(CONF), job_name=PROGRAM, version_base="1.3"):
         for resolver in _RESOLVERS:
             OmegaConf.clear_resolver(resolver)
@@ -92,7 +98,30 @@ def settings_found() -> Iterator[None]:
 class _OwnFolder(SearchPathPlugin):
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         if (own := own_folder()) is not None:
-            search_path.append("command-line", f"file://{own}")
+            search_path.append("command-line", f"own://{own}")
+
+
+class _OwnSource(FileConfigSource):
+    """Files of settings in one's own folder, which may be somebody else's."""
+
+    @staticmethod
+    def scheme() -> str:
+        return "own"
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        """Raises UserError for a file that is no YAML, or has aliases, by which some lines can fill the memory."""
+        path, depth = Path(self.path) / self._normalize_file_name(config_path), 0
+        try:
+            if path.exists():
+                with open_written(path, "name another --config-dir") as file:
+                    content = file.read()
+                for event in yaml.parse(content):
+                    depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+                    if isinstance(event, yaml.AliasEvent) or depth > _DEEPEST:
+                        raise UserError(f"{path}: has an alias (*NAME), or is nested too deep: repeat the lines")
+            return super().load_config(config_path)
+        except (OSError, yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+            raise UserError(f"{path} cannot be read: {' '.join(str(error).split())[:300]}") from error
 
 
 def config_loader() -> ConfigLoader:

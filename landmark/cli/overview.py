@@ -9,6 +9,7 @@ from pathlib import Path
 from landmark.config import Config
 from landmark.config.command_line import program
 from landmark.config.schema import TASKS
+from landmark.utils.files import open_written
 from landmark.utils.source_tree import CONF
 
 EXAMPLES = {
@@ -28,7 +29,10 @@ def experiments(own: Path | None = None) -> dict[str, dict[str, str]]:
     own: a folder of settings besides those of the package.
     """
     files = [file for folder in (CONF, own) if folder for file in sorted((folder / "experiment").glob("*.yaml"))]
-    texts = {file.stem: file.read_text(encoding="utf-8") for file in files}
+    texts = {}
+    for file in files:
+        with open_written(file, "name another --config-dir") as content:
+            texts[file.stem] = content.read().decode(errors="replace")
     about = {name: re.search(r"^about: *(\w+)", text, re.MULTILINE) for name, text in texts.items()}
     groups = {name: found[1] if found else Config.about for name, found in about.items()}
     return {

@@ -24,7 +24,7 @@ from landmark.config.command_line import PROGRAM, StartedJob, begin
 from landmark.config.composer import Composer, one_line
 from landmark.config.rows import cell_name, compose_job, named
 from landmark.config.schema import GROUPS
-from landmark.utils.errors import NoEffect, UserError
+from landmark.utils.errors import NoEffect, UserError, counted
 from landmark.utils.team import started_together
 
 Run = Callable[[Config, list[str]], object]
@@ -132,7 +132,7 @@ def _fault(job: list[str], composer: Composer) -> Exception | None:
 def _end(failed: dict[str, Outcome]) -> None:
     """List the jobs that failed, and exit with the code of a command; nothing where none failed."""
     if failed:
-        print(f"{len(failed)} job{'s' * (len(failed) > 1)} failed:", file=sys.stderr)
+        print(f"{counted(len(failed), 'job')} failed:", file=sys.stderr)
         for words, outcome in failed.items():
             print(f"  {words}\nerror: {outcome.error}", file=sys.stderr)
         sys.exit(min(outcome.code for outcome in failed.values()))

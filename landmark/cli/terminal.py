@@ -107,7 +107,7 @@ def _drop_output() -> None:
 def said(error: Exception) -> str | None:
     """The line about an error that is no bug: bad input, a missing package, a full disk, a wrong folder."""
     if isinstance(error, (HydraException, OmegaConfBaseException, UserError)):
-        return " ".join(one_line(error).split())
+        return "".join(each if each.isprintable() else repr(each)[1:-1] for each in one_line(error))
     frames = traceback.extract_tb(error.__traceback__)
     if isinstance(error, (TypeError, ValueError)) and frames and Path(frames[-1].filename).is_relative_to(_HYDRA):
         return f"Hydra cannot use these words: {error}; a group takes a name, like model=landmark"

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from landmark.config.schema import SYNTHETIC, UNIQUE_BLOCKS, Config, ModelConfig, TrainConfig, value_of
@@ -150,6 +151,8 @@ def check(config: Config) -> None:
         raise UserError(f"model.name={config.model.name} and start={config.start}: a training starts from one of them")
     if config.model.name == "":
         raise UserError("model.name: name the folder of a transformers model, or its name on the hub")
+    if config.memory.folder is not None and not Path(config.memory.folder).is_dir():
+        raise UserError(f"memory.folder={config.memory.folder}: there is no such folder, make it before")
     _check_training(config)
     _check_evaluation(config)
     for check_own_settings in hooks(config, "check"):

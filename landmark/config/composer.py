@@ -7,7 +7,7 @@ import itertools
 import re
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from typing import get_type_hints
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -16,7 +16,8 @@ from hydra.errors import OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from landmark.config.schema import GROUPS, Config
+from landmark.config.schema import GROUPS, TASKS, Config
+from landmark.utils.errors import UserError
 from landmark.utils.source_tree import CONF
 
 _NOISE = ("Config search path:", "provider=", "See https://", "object_type=", "full_key:", "reference_type=")
@@ -64,21 +65,25 @@ def _sets_a_value(override: Override) -> bool:
 
 def one_line(error: BaseException) -> str:
     """The message of an error and its cause in one line, without search paths; it suggests the nearest known key."""
-    if isinstance(error, OverrideParseException) and "=" in error.override:
+    if isinstance(error, UserError):
+        return " ".join(str(error).split())
+    if isinstance(error, OverrideParseException):
         return _unreadable(error.override)
     parts = []
-    for source in (error, error.__cause__):
-        for line in str(source or "").splitlines():
-            text = " ".join(line.split())
-            if text and not text.startswith(_NOISE) and not any(part.endswith(text) for part in parts):
-                parts.append(text)
+    for line in [*str(error).splitlines(), *str(error.__cause__ or "").splitlines()]:
+        text = " ".join(line.split())
+        if text and not text.startswith(_NOISE) and not any(part.endswith(text) for part in parts):
+            parts.append(text)
     text = re.sub(r":; ", ": ", "; ".join(parts))
     text = re.sub(r"(Available options in '[^']*': )(.*)", lambda m: m[1] + m[2].replace("; ", ", "), text)
-    missing = re.search(r"Key '(\w+)' not in '(\w+)'", text)
-    if missing and (near := difflib.get_close_matches(missing[1], _names(Config).get(missing[2], []), 1)):
+    if missing := re.search(r"Key '(\w+)' not in '\w+'", text):
         given = re.search(rf"'([\w.]*\b{missing[1]})'", text)
-        key = given[1] if given else missing[1]
-        return f"{key}: there is no such setting; did you mean {key.removesuffix(missing[1])}{near[0]}?"
+        key, known = given[1] if given else missing[1], _keys()
+        same = [each for each in known if each.endswith(f".{missing[1]}")]
+        if near := same or difflib.get_close_matches(key, known, 1):
+            return f"{key}: there is no such setting; did you mean {' or '.join(near)}?"
+    if kind := re.search(r"Error merging override (.*); Cannot assign \w+ to (Dict|List)", text):
+        return f"{kind[1]}: must be {'a mapping, as {name: value}' if kind[2] == 'Dict' else 'a list, as [value]'}"
     absent = re.search(r"Could not find '(\S+)/([^'/]+)'; Available options in '[^']*': (.*)", text)
     if absent and (near := difflib.get_close_matches(absent[2], absent[3].split(", "), 3)):
         return f"{absent[1]}={absent[2]}: there is none; did you mean {' or '.join(near)}?"
@@ -86,17 +91,23 @@ def one_line(error: BaseException) -> str:
 
 
 def _unreadable(override: str) -> str:
-    """A message for a value that Hydra's grammar cannot read: which key, and how to write it."""
-    key, _, value = override.partition("=")
+    """A message for words that Hydra's grammar cannot read: how to write them."""
+    key, sign, value = override.partition("=")
+    if not sign:
+        kinds = {"task=": TASKS, "+experiment=": [file.stem for file in (CONF / "experiment").glob("*.yaml")]}
+        meant = [f"{kind}{override}" for kind, names in kinds.items() if override in names]
+        return f"{override}: is no setting, write {meant[0] if meant else 'KEY=VALUE'}"
     quoted = value.replace("\\", "\\\\").replace('"', '\\"')
     written = shlex.quote(f'{key}="{quoted}"')
     return f"{key}: Hydra's grammar cannot read the value {value}; if it is a text, quote it twice: {written}"
 
 
-def _names(schema: type) -> dict[str, list[str]]:
-    """Field names of every group of the schema, by the name of its class."""
-    found = {schema.__name__: [item.name for item in fields(schema)]}
-    for hint in get_type_hints(schema).values():
+@functools.cache
+def _keys(schema: type = Config, prefix: str = "") -> list[str]:
+    """All settings and groups of settings."""
+    found = []
+    for name, hint in get_type_hints(schema).items():
+        found.append(f"{prefix}{name}")
         if is_dataclass(hint) and isinstance(hint, type):
-            found |= _names(hint)
+            found += _keys(hint, f"{prefix}{name}.")
     return found

@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
-import yaml
 from hydra import compose
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
@@ -56,10 +55,12 @@ def compose_job(overrides: list[str]) -> DictConfig:
     for override in parse(overrides):
         if is_of_hydra(override.key_or_group):
             raise UserError(f"{override.input_line}: settings of Hydra are for its command line alone")
+        if override.is_delete():
+            raise UserError(f"{override.input_line}: no setting can be taken out, give it another value")
     try:
         return compose(config_name="config", overrides=overrides)
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise UserError(f"a file of settings cannot be read: {' '.join(str(error).split())[:300]}") from error
+    except RecursionError as error:
+        raise UserError("a file of settings includes itself, or a setting in it is nested too deep") from error
 
 
 def select(
@@ -122,6 +123,8 @@ def select(
 def named(config: Config, overrides: Sequence[str] = ()) -> dict[str, str]:
     """The overrides of every row by its name: listed rows, then rows of the grid. overrides: as for `select`."""
     rows = {row: text for name, given in config.rows.items() for row, text in spread(name, given, config.parts).items()}
+    if unfit := [name for name in rows if not re.match(r"\w", name) or not name.isprintable()]:
+        raise UserError(f"rows: {unfit[0]!r}: must be of plain text, and begin with a letter, a digit or '_'")
     grid = {
         name: " ".join(f"{key}={value}" for key, value in cell.items())
         for name, cell in cells(config, overrides).items()

@@ -1,8 +1,10 @@
 """The typed schema of the whole configuration: a misspelt key or a wrong type is refused at compose time."""
 
 import functools
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
-from typing import Any, Union
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
@@ -147,9 +149,9 @@ class TrainConfig:
 class TrainerConfig:
     """Where to compute, and for how long."""
 
-    accelerator: str = "auto"
+    accelerator: str = one_of("auto", "cpu", "gpu", "cuda")
     devices: Union[int, str] = "auto"  # noqa: UP007 (OmegaConf reads no other spelling of a union of two)
-    strategy: str = "auto"
+    strategy: str = one_of("auto", "ddp", "fsdp")
     # Torch's on a CPU; null: OMP_NUM_THREADS, or the cores.
     threads: int | None = setting(None, least=1, most=MOST_THREADS)
     compile: bool = False  # training: torch.compile makes few kernels of what is not attention
@@ -347,16 +349,35 @@ def to_config(composed: DictConfig, *, is_command: bool = True) -> Config:
         raise UserError(str(error).splitlines()[0]) from error
     if not isinstance(config, Config):
         raise TypeError("the composed config does not follow the schema: `schema` is missing in its defaults")
-    for item in fields(Config):  # which an interpolation may replace
-        value, group = getattr(config, item.name), item.default_factory
-        if isinstance(group, type) and is_dataclass(group) and not isinstance(value, group):
-            raise UserError(f"{item.name}={value}: is a group of settings, name one of its options")
+    for message in _misfits(config, Config):
+        raise UserError(message)
     if unknown := _unknown_keys(composed, config):
         raise UserError(f"unknown key {', '.join(unknown)}: see landmark/config/schema.py for those that exist")
     if is_command:
         read = config.output, config.run, config.model.name, config.memory.load
         name_modules((config.model.architecture, config.data.name), outside=read)
     return config
+
+
+def _misfits(value: Any, kind: Any, key: str = "") -> Iterator[str]:
+    """Messages on values that are no group, mapping or list where there must be one, or are one where not.
+
+    OmegaConf checks them, but not those that an interpolation replaces, nor those in a mapping of texts.
+    """
+    options = get_args(kind) if isinstance(kind, UnionType) else (kind,)
+    holders = {get_origin(option) or option: option for option in options}
+    wanted = next((each for each in holders if each in (dict, list) or is_dataclass(each)), None)
+    if Any in holders or (value is None and NoneType in holders):
+        return
+    if not isinstance(value, wanted or (int, float, str)):  # pyright: ignore[reportArgumentType]
+        said = {dict: "a mapping, as {name: value}", list: "a list, as [value]", None: "one value"}
+        yield f"{key}={value}: must be {said.get(wanted, 'a group of settings: name one of its options')}"
+    elif wanted is dict:
+        for name, each in value.items():
+            yield from _misfits(each, get_args(holders[dict])[1], f"{key}.{name}")
+    elif is_dataclass(wanted):
+        for item in fields(wanted):
+            yield from _misfits(getattr(value, item.name), item.type, f"{key}.{item.name}".lstrip("."))
 
 
 def _unknown_keys(composed: DictConfig, config: Any, prefix: str = "") -> list[str]:

@@ -150,7 +150,7 @@ def _write_split(source: Source, split: str, tokenizer: Tokenizer, folder: Path,
         total=source.num_bytes(split),
         unit="B",
         unit_scale=True,
-        dynamic_ncols=True,
+        ncols=shutil.get_terminal_size((120, 24)).columns,  # where the terminal says 0, too
         disable=not progress,
         mininterval=0.2 if sys.stderr.isatty() else 10.0,
     )

@@ -13,6 +13,7 @@ import numpy as np
 
 from landmark.utils.constants import LANDMARK
 from landmark.utils.errors import UserError
+from landmark.utils.files import check_files
 from landmark.utils.landmark_token import new_landmark
 
 if TYPE_CHECKING:
@@ -303,7 +304,8 @@ def open_pretrained(folder: str | Path) -> PretrainedTokenizer:
     from transformers import AutoTokenizer
 
     try:
-        local = Path(folder).is_dir()
+        if local := Path(folder).is_dir():
+            check_files(folder)
         inner = AutoTokenizer.from_pretrained(folder, local_files_only=local, trust_remote_code=False)
     except Exception as error:  # of transformers and tokenizers, which raise many kinds for a damaged folder
         detail = " ".join(str(error).split())[:200]
@@ -342,7 +344,7 @@ def _download_gpt2_ranks() -> dict[bytes, int]:
         return openai_public.r50k_base()["mergeable_ranks"]  # tiktoken checks the same hash
     except Exception as error:
         raise UserError(
-            f"tokenizer=gpt2: its ranks could not be downloaded ({type(error).__name__}): "
+            f"tokenizer.name=gpt2: GPT-2's ranks could not be downloaded ({type(error).__name__}): "
             "set tokenizer.file to a local gpt2.tiktoken (r50k_base), or choose tokenizer=bytes, which needs no file"
         ) from None
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
 
 from landmark.config import Config, to_config
 from landmark.config.command_line import override_key, own_folder, program
@@ -90,10 +91,12 @@ def launched(contents: Contents, output: Path, compose: Compose) -> list[list[st
     found: dict[tuple[str, ...], list[str]] = {}
     for record in sorted(contents.rows.values(), key=lambda record: record["provenance"]["time"]):
         words, name = record["labels"].get("overrides") or [], record["labels"].get("row")
+        if not all(isinstance(word, str) and word.isprintable() for word in words):
+            continue
         experiment = next((word for word in words if override_key(word) == "experiment"), "")
         if experiment and experiment not in texts:
             texts[experiment] = {}
-            with suppress(HydraException, UserError):  # of an experiment that conf/ does not have
+            with suppress(HydraException, OmegaConfBaseException, UserError):  # it is not in conf/ any more
                 texts[experiment] = named(to_config(compose([experiment])))
         if name in texts.get(experiment, {}):
             own = shlex.split(texts[experiment][name])

@@ -9,6 +9,7 @@ from typing import Any
 
 from landmark.config import SYNTHETIC, Config
 from landmark.models.config import DecoderConfig
+from landmark.utils.errors import counted
 from landmark.utils.extensions import hook
 from landmark.utils.flops import PEAK_BF16_FLOPS, flops_per_token, keys_per_query, training_keys
 
@@ -69,7 +70,7 @@ class Machine:
             and self._is_like(run["provenance"]["hardware"])
         ]
         if measured:
-            return statistics.median(measured), f"measured, {len(measured)} run{'s' * (len(measured) > 1)}"
+            return statistics.median(measured), f"measured, {counted(len(measured), 'run')}"
         if self.gpus:
             return GPU * self.gpus, f"assumed, {GPU / 1e12:.0f} TFLOP/s a GPU"
         return CPU_CORE * self.cores, f"assumed, {CPU_CORE / 1e9:.0f} GFLOP/s a core"
@@ -145,12 +146,12 @@ def describe(costs: Sequence[Cost], machine: Machine) -> str:
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in cells]
     missing = {kind: [cost for cost in costs if cost.kind == kind and not cost.is_done] for kind in ("run", "row")}
     flops = sum(cost.flops for group in missing.values() for cost in group)
+    rest = ", ".join(counted(len(group), kind) for kind, group in missing.items())
     return "\n".join(
         [
             *lines,
             "",
-            f"missing: {len(missing['run'])} runs, {len(missing['row'])} rows, {flops:.1e} FLOPs: "
-            f"about {_hours(here_total)} here, {_range(*gpu_total)} on {GPU_NAME}",
+            f"missing: {rest}, {flops:.1e} FLOPs: about {_hours(here_total)} here, {_range(*gpu_total)} on {GPU_NAME}",
             f"{GPU_NAME} is assumed, after one H200: {UTILISATION[1]:.0%} to {UTILISATION[0]:.0%} of its peak, and "
             f"{1e3 * LAUNCHES[0]:g} to {1e3 * LAUNCHES[1]:g} ms for each layer of each step, however small",
             f"disk: {_short(disk(missing['run']))}B, of which the weights stay",
@@ -208,7 +209,7 @@ def _hours(hours: float) -> str:
     """Hours as a text: in hours, minutes or seconds."""
     rounded = _rounded(hours)
     if rounded >= 1:
-        return f"{rounded:,.1f} h"
+        return f"{rounded:,.{0 if rounded >= 100 else 1}f} h"
     return f"{60 * rounded:.0f} min" if rounded >= 1 / 60 else f"{_HOUR * rounded:.0f} s"
 
 
@@ -217,8 +218,8 @@ def _range(low: float, high: float) -> str:
 
 
 def _rounded(hours: float) -> float:
-    """Up to a tenth of an hour, below an hour to a minute, below a minute to a second."""
-    step = 1 / 10 if hours >= 1 else 1 / 60 if hours >= 1 / 60 else 1 / _HOUR
+    """Up to an hour, below 100 hours to a tenth, below an hour to a minute, below a minute to a second."""
+    step = 1 if hours >= 100 else 1 / 10 if hours >= 1 else 1 / 60 if hours >= 1 / 60 else 1 / _HOUR
     return math.ceil(round(hours / step, 6)) * step
 
 

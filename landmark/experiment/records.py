@@ -27,6 +27,7 @@ Kind = Literal["runs", "rows"]
 PARTS = {"id": str, "settings": dict, "labels": dict, "results": dict, "provenance": dict}
 PACKAGES = ("landmark", "torch", "triton", "lightning", "numpy", "hydra-core", "tiktoken", "datasets")
 TEMPORARY = ".*.tmp"  # of `landmark.utils.files.write_atomic`, and of checkpoints
+_SHOWN = ("size", "data", "tokenizer", "experiment", "row", "run")  # labels that tables and pictures show
 _PLACES = ("", "records/*", "runs/*", "tables/*", "dashboards", "inspect")  # where they may be
 
 _log = logging.getLogger(__name__)
@@ -125,6 +126,9 @@ def read_record(path: Path, identity: str) -> Record:
         raise UserError(f"{path} holds the record {record['id']}, not {identity}: {REMEDY}")
     if (named := digest(record["settings"])) != identity:
         raise UserError(f"{path} was altered: its settings are those of {named}: {REMEDY}")
+    for key in _SHOWN:
+        if not isinstance(value := record["labels"].get(key, ""), str) or not value.isprintable():
+            raise UserError(f"{path}: labels: {key} is {value!r}, no line of plain text: {REMEDY}")
     return record
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from landmark.utils.errors import UserError
-from landmark.utils.files import HASHES, read_hashes, read_json
+from landmark.utils.files import HASHES, check_files, read_hashes, read_json
 
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
 _REMEDY = "name the folder of a model, or get it again"
@@ -27,25 +28,28 @@ def open_model(folder: str | Path, **settings: Any) -> Any:
     if "gguf_file" not in settings:
         check_folder(folder)
     safe = {"trust_remote_code": False, "use_safetensors": True}
-    try:
+    with readable(folder, "causal language model"):
         return AutoModelForCausalLM.from_pretrained(folder, **safe | settings)
-    except (MemoryError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:  # of transformers, safetensors and torch, which raise many kinds for a damaged folder
-        raise _unreadable(folder, "causal language model", error) from error
 
 
 def open_tokenizer(folder: str | Path, **settings: Any) -> Any:
     """The tokenizer of a folder. settings: of `from_pretrained`. Raises UserError where there is none."""
-    try:
+    with readable(folder, "tokenizer"):
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, **settings)
+
+
+@contextmanager
+def readable(folder: str | Path, what: str) -> Iterator[None]:
+    """Raise UserError for the many kinds of errors that transformers, safetensors and torch raise for a bad folder."""
+    try:
+        yield
+    except (UserError, MemoryError, torch.OutOfMemoryError):
+        raise
     except Exception as error:
-        raise _unreadable(folder, "tokenizer", error) from error
-
-
-def _unreadable(folder: str | Path, what: str, error: Exception) -> UserError:
-    detail = " ".join(str(error).split())[:300]
-    return UserError(f"{folder} holds no {what} that transformers can read: {detail or type(error).__name__}")
+        detail = " ".join(str(error).split())[:300]
+        raise UserError(
+            f"{folder} holds no {what} that transformers can read: {detail or type(error).__name__}"
+        ) from error
 
 
 def check_folder(folder: Path) -> None:
@@ -57,6 +61,7 @@ def check_folder(folder: Path) -> None:
         raise UserError(
             f"{folder} is an adapter, which names another model: load that model, and the adapter with peft"
         )
+    check_files(folder)
     config = read_json(folder / CONFIG, {}, _REMEDY)
     if "model_type" not in config:
         raise UserError(f"{folder} is no folder of transformers; landmark.load opens runs of this package")

@@ -25,7 +25,7 @@ from landmark.huggingface.attention import ATTENTION
 from landmark.huggingface.families import FAMILIES, check_model, text_config
 from landmark.huggingface.folders import folder_of
 from landmark.huggingface.model import SETTINGS, LandmarkModel, LandmarkSettings, prepare
-from landmark.huggingface.safe_loading import check_folder, open_model, open_tokenizer
+from landmark.huggingface.safe_loading import check_folder, open_model, open_tokenizer, readable
 from landmark.memory.settings import TRAINING_FREE, MemorySettings
 from landmark.utils.constants import DEFAULT_CHUNK, LANDMARK
 from landmark.utils.errors import UserError
@@ -112,7 +112,8 @@ def load(folder: str | Path, **settings: Any) -> tuple[LandmarkModel, PreTrained
     path = folder_of(str(folder))
     check_folder(path)
     tokenizer, model = open_tokenizer(path), open_model(path, **settings)
-    return model if isinstance(model, LandmarkModel) else wrap(model, tokenizer, landmarks="none"), tokenizer
+    with readable(path, "model with a tokenizer"):
+        return model if isinstance(model, LandmarkModel) else wrap(model, tokenizer, landmarks="none"), tokenizer
 
 
 def attach(model: PreTrainedModel, settings: LandmarkSettings) -> LandmarkModel:

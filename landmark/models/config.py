@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from types import NoneType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from landmark.utils.constants import BACKENDS, ROPE_BASE, channels_of
@@ -92,7 +93,7 @@ class DecoderConfig:
     Raises UserError, naming the setting, for a value out of range. A default never changes: files leave it out.
     """
 
-    vocab_size: int
+    vocab_size: int = setting(least=1)
     num_layers: int = setting(least=1)
     num_heads: int = setting(least=1)
     head_dim: int = setting(least=1)
@@ -108,6 +109,8 @@ class DecoderConfig:
 
     def __post_init__(self):
         for name, item, value in self._settings():
+            if str(item.type).startswith("int") and type(value) not in (int, NoneType):
+                raise UserError(f"model.{name}={value!r}: must be a whole number")
             check_value(f"model.{name}", value, item.metadata)
         if self.head_dim % 2:
             raise UserError(f"model.head_dim={self.head_dim}: must be even, because positions rotate pairs of numbers")

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from landmark.models.config import DecoderConfig
-from landmark.utils.constants import DEFAULT_CHUNK, NO_LOSS
+from landmark.utils.constants import DEFAULT_CHUNK, LEAST_TEMPERATURE, NO_LOSS
 from landmark.utils.errors import UserError
 from landmark.utils.window_batch import WindowBatch
 
@@ -51,7 +51,7 @@ class Sampling:
 
     def draw(self, logits: Tensor, generator: torch.Generator) -> int:
         """Draw a token. logits: (V,). Of equally probable tokens the lower id comes first."""
-        if self.temperature == 0:
+        if self.temperature < LEAST_TEMPERATURE:
             return int(logits.argmax())
         ordered, tokens = logits.double().cpu().sort(descending=True, stable=True)
         probabilities = (ordered[: self.top_k] / self.temperature).softmax(0)

@@ -107,7 +107,6 @@ def build(
     """
     if not rows:
         raise UserError(f"{name}: there are no rows to show")
-    rows = {"".join(each if each.isprintable() else "?" for each in row): made for row, made in rows.items()}
     first = next(iter(rows.values()))[0]
     built = []
     for row, records in rows.items():

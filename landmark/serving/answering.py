@@ -21,10 +21,10 @@ from transformers import (
 from landmark.huggingface import Chats, PrefixCache
 from landmark.huggingface.families import landmark_layers, text_config
 from landmark.huggingface.prefixes import BYTES
+from landmark.utils.constants import LEAST_TEMPERATURE
 from landmark.utils.errors import UserError
 
 Progress = Callable[[int, int], None]
-LEAST_TEMPERATURE = 1e-3  # below it float32 scores would overflow
 PART = "token_id:"  # begins the name of a token that is no whole character
 
 

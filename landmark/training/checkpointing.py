@@ -46,8 +46,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
         path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.tmp")
+        with name_in_errors(path):
+            path.parent.mkdir(exist_ok=True)
         try:
             with name_in_errors(path), open(temporary, "wb") as file:
                 hashed = _Hashed(file)
@@ -124,9 +125,12 @@ class Interruption:
             signal.signal(each, handler)
 
     def install_handlers(self) -> None:
-        """Replace Lightning's handlers, which communicate between devices in the middle of a step."""
-        for each in self._before:
-            signal.signal(each, self._note)
+        """Replace Lightning's handlers, which communicate between devices in the middle of a step.
+
+        A signal that was ignored before, as Ctrl-C is in a job in the background of a script, is ignored again.
+        """
+        for each, before in self._before.items():
+            signal.signal(each, signal.SIG_IGN if before == signal.SIG_IGN else self._note)
 
     def stop_requested(self, trainer: Trainer) -> bool:
         """Whether to stop after this step, because a signal came to some device, or at the deadline."""
@@ -146,7 +150,7 @@ class Interruption:
         if callable(before) and before is not signal.default_int_handler:
             log.warning("%s: %s is written", came.name, checkpoint)
             before(came, None)
-        elif before != signal.SIG_IGN:
+        else:
             raise Stopped(came, checkpoint)
 
     def _note(self, signum: int, frame: FrameType | None) -> None:

@@ -58,7 +58,7 @@ class MetricsCsvLogger(Logger):
     @rank_zero_only
     def save(self) -> None:
         """Flush the lines to the disk, before a checkpoint of the same step is written."""
-        with open(self.path, "rb") as file:
+        with name_in_errors(self.path), open(self.path, "rb") as file:
             os.fsync(file.fileno())
 
     def _drop_lines_after(self, step: int) -> None:

@@ -1,5 +1,6 @@
 """The callback that shows the progress of a training: a bar on a terminal, elsewhere a line every 15 seconds."""
 
+import shutil
 import sys
 import time
 from typing import Any, TextIO
@@ -41,7 +42,7 @@ class ProgressCallback(Callback):
                 total=self.measurements.steps,
                 initial=trainer.global_step,
                 unit="step",
-                dynamic_ncols=True,
+                ncols=shutil.get_terminal_size((120, 24)).columns,  # where the terminal says 0, too
                 file=self.stream,
             )
         else:

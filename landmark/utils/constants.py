@@ -8,6 +8,7 @@ BETAS = (0.9, 0.95)  # of AdamW, as in the paper
 DEFAULT_CHUNK = 250  # tokens that a landmark model reads at a time (the paper's local context), unless told otherwise
 DENSE_SHARE = 0.5  # of training windows of pass keys: those that are dense from their beginning
 LANDMARK = "<landmark>"  # text of the landmark in a tokenizer of transformers
+LEAST_TEMPERATURE = 1e-3  # with a lower one the most probable token is taken: scores of float32 would overflow
 LOG2_E = math.log2(math.e)  # factor from nats to units of log 2, in which attention takes its exponentials
 NO_LOSS = -100  # target of a position without loss; PyTorch's cross entropy ignores it by default
 PASSKEY_VERSION = 2  # of training windows with pass keys: raised where the same settings give others

@@ -4,6 +4,11 @@ import signal
 from pathlib import Path
 
 
+def counted(count: int, noun: str) -> str:
+    """As "1 run" or "2 runs"."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
 class UserError(ValueError):
     """Bad input. The message, one line, names the fault, its place and the remedy."""
 

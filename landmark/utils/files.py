@@ -61,9 +61,16 @@ def _temporary(path: Path) -> tuple[int, str]:
 
 @contextmanager
 def name_in_errors(path: str | Path) -> Iterator[None]:
-    """Add this file's name to a system error that names no file, such as that of a full disk."""
+    """Add this file's name to a system error that names no file, such as that of a full disk.
+
+    Raises UserError where the file's folder is gone.
+    """
     try:
         yield
+    except FileNotFoundError as error:
+        raise UserError(
+            f"{path} cannot be written, its folder was moved or deleted: put it back, the same command goes on"
+        ) from error
     except OSError as error:
         if error.errno is not None and error.filename is None:
             error.filename = str(path)
@@ -117,6 +124,13 @@ def open_written(
             raise
         _checked.add(stamp)
     return file
+
+
+def check_files(folder: str | Path) -> None:
+    """Raise UserError where a pipe or a device is in a folder of somebody else's, for which a library would wait."""
+    for path in sorted(Path(folder).iterdir()):
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise UserError(f"{path} is no file, but a {_kind(path.stat().st_mode)}: nothing is read from there")
 
 
 def _kind(mode: int) -> str:

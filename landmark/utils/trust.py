@@ -7,13 +7,16 @@
 - What a scheduler writes into a script is one line of plain text.
 """
 
+import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from landmark.utils.errors import UserError
 
 _named: set[str] = set()  # modules outside of this package that the command line, or a caller in Python, names
+_by_others = False  # whether words of records are composed
 
 
 def name_modules(names: Iterable[str | None], outside: Iterable[str | Path | None] = ()) -> None:
@@ -33,7 +36,24 @@ def name_modules(names: Iterable[str | None], outside: Iterable[str | Path | Non
                 raise UserError(
                     f"{name}: lies in {inside[0]}, from which no code is run: copy it to a folder of your own"
                 )
-        _named.add(name)
+        if not _by_others:
+            _named.add(name)
+
+
+@contextmanager
+def words_of_others(settings: Path | None) -> Iterator[None]:
+    """What is composed in this context comes from records, which name no modules but those that `settings` names.
+
+    settings: the folder of `--config-dir`.
+    """
+    global _by_others
+    for file in settings.rglob("*.yaml") if settings else ():
+        _named.update(re.findall(r"\w+(?:\.\w+)+", file.read_text(encoding="utf-8", errors="replace")))
+    _by_others = True
+    try:
+        yield
+    finally:
+        _by_others = False
 
 
 def check_module(name: str, key: str) -> None:

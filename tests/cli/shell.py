@@ -5,9 +5,13 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import hydra
 import pytest
+from omegaconf import DictConfig
 
 from landmark.cli import main as app
+from landmark.config import rows
+from landmark.config.composer import Composer
 from tests.forked import python
 
 RUN = Path(__file__).parents[2] / "run.py"
@@ -27,6 +31,14 @@ def start(folder: Path, *words: str, **variables: str) -> Ended:
     return Ended(done.returncode, done.stdout, done.stderr)
 
 
+def compose(config_name: str, overrides: list[str]) -> DictConfig:
+    """What Hydra composes, which is asked once for each choice of groups."""
+    return _composer(overrides)
+
+
+_composer = Composer(lambda words: hydra.compose("config", overrides=words))
+
+
 class Here:
     """Carries out commands in this process, in a folder."""
 
@@ -36,6 +48,8 @@ class Here:
 
     def __call__(self, *words: str) -> Ended:
         self._monkeypatch.setattr(sys, "argv", ["run.py", *words])
+        has_settings = any(word.startswith("--config-dir") for word in words)
+        self._monkeypatch.setattr(rows, "compose", hydra.compose if has_settings else compose)
         code: object = 0
         try:
             app.main()

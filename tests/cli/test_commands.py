@@ -86,7 +86,7 @@ def test_status_of_all_experiments(here):
 def test_a_sweep_works_on_each(here, words):
     done = here("-m", "task=plan", *words)
     assert done.code == 0
-    assert done.out.count("missing: 1 runs, 1 rows") == 2
+    assert done.out.count("missing: 1 run, 1 row") == 2
 
 
 def test_a_missing_extra_is_named():

@@ -106,7 +106,7 @@ def test_slurm_gets_an_array(tmp_path):
     asked = {"array=0-1%2", "gpus-per-node=4", "partition=gpu", "time=1440", "signal=USR2@120", "ntasks-per-node=1"}
     assert asked <= set(re.findall(r"^#SBATCH --(.*)$", script, re.M))
     for task in (0, 1):
-        assert "missing: 1 runs, 1 rows" in (folder / f"7_{task}" / f"7_{task}_0_log.out").read_text()
+        assert "missing: 1 run, 1 row" in (folder / f"7_{task}" / f"7_{task}_0_log.out").read_text()
 
 
 def test_a_job_of_slurm_trains_on_two_machines(tmp_path):
@@ -134,7 +134,7 @@ def test_joblib_works_on_each(tmp_path):
     arguments = ["-m", *TINY, f"output={tmp_path}", "task=plan", "row=plain_512,landmark_2048"]
     done = start(*arguments, "hydra/launcher=joblib")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("missing: 1 runs, 1 rows") == 2
+    assert done.stdout.count("missing: 1 run, 1 row") == 2
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

@@ -61,24 +61,6 @@ def test_key_inside_the_group_that_a_row_chooses_is_no_clash(chosen):
     assert rows[0].configs[0].model.block_size == 32
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("model=transformer retrieval.k=2", "retrieval.k has no effect on model=transformer: it is for model=landmark"),
-        ("model=transformer memory.blocks=9", "memory.blocks has no effect on model=transformer"),
-        ("model=transformer_xl memory.tier=disk", "memory.tier has no effect on model=transformer_xl"),
-        ("memory.window=100", "memory.window has no effect on model=landmark: it is for model=transformer"),
-        ("model=transformer memory.sinks=2", "memory.sinks has no effect here: it is for memory.window"),
-        ("memory.candidates=8", "memory.candidates has no effect here: it is for memory.index=faiss"),
-        ("memory.cache=8", "memory.cache has no effect here: it is for memory.tier=cpu or disk"),
-        ("+experiment=table2_granularity memory.window=9", "memory.window has no effect on model=landmark"),
-    ],
-)
-def test_a_setting_that_has_no_effect_is_refused(chosen, words, said):
-    with pytest.raises(UserError, match=said):
-        chosen(*words.split())
-
-
 def test_a_setting_that_has_an_effect_on_another_row_is_reported(chosen, caplog):
     chosen("model.cache=128", rows={"a": "model=landmark", "b": "model=transformer_xl"})
     assert caplog.text == ""
@@ -89,26 +71,6 @@ def test_a_setting_that_has_an_effect_on_another_row_is_reported(chosen, caplog)
 def test_only_the_chosen_row_can_clash(chosen):
     (row,) = chosen("+experiment=table1_pg19", "retrieval.k=3", "row=plain_512")
     assert row.configs[0].retrieval.k == 3
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("model=transformr", "row b: model=transformr: there is none; did you mean transformer"),
-        ("eval.lenght=3", "row b: eval.lenght: .*did you mean eval.length"),
-        ("eval.length=abc", "row b: .*could not be converted to Integer"),
-        ("retrieval.k=-1", "row b: retrieval.k=-1: must be at least 0"),
-        ("eval.length='3", "row b: No closing quotation"),
-        ("eval.length", "row b: .*missing EQUAL"),
-        ("retrieval.k=1,2", "row b gives retrieval.k several values"),
-        ("task=train", "row b sets task, which belongs to the whole experiment"),
-        ("logger.service=csv", "row b sets logger.service, which belongs"),
-    ],
-)
-def test_every_row_is_checked_before_the_first_is_run(chosen, text, message):
-    with pytest.raises(UserError, match=message) as error:
-        chosen("size=nano", rows={"a": "model=transformer", "b": text})
-    assert "\n" not in str(error.value)
 
 
 def test_a_fault_of_a_row_is_said_once(chosen):
@@ -196,26 +158,6 @@ def test_heatmap_needs_two_axes(chosen):
 def test_cell_named_as_a_row_is_refused(chosen):
     with pytest.raises(UserError, match="k1 is the name of a row and of a cell"):
         chosen(rows={"k1": "model=landmark"}, grid={"retrieval.k": [1, 2]})
-
-
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ("model=transformer retrieval.k=2", "retrieval.k has no effect on model=transformer: it is for model=landmark"),
-        ("model=transformer_xl retrieval=per_head", "retrieval has no effect on model=transformer_xl"),
-        ("model=transformer memory.blocks=9", "memory.blocks has no effect on model=transformer"),
-        (
-            "model=landmark memory.window=9",
-            "memory.window has no effect on model=landmark: it is for model=transformer",
-        ),
-        ("model=landmark retrieval=per_block", "retrieval=per_block: there is none; did you mean per_token"),
-        ("model=landmark memory.blocks=3 retrieval.k=4", "memory.blocks=3: is less than retrieval.k=4"),
-    ],
-)
-def test_row_whose_settings_do_not_fit_its_model_is_refused(chosen, row, message):
-    with pytest.raises(UserError, match=f"row a: .*{message}") as error:
-        chosen(rows={"a": row})
-    assert "\n" not in str(error.value)
 
 
 def test_a_row_starts_from_the_run_of_another(composer):

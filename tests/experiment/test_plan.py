@@ -102,7 +102,7 @@ def test_report_counts_what_is_missing(configure):
     jobs = [run_cost("run-a", config, 320, True), run_cost("run-b", config, 320, False)]
     jobs += [row_cost("row-a", config, 320, True, None), row_cost("row-b", config, 320, False, None)]
     text = describe(jobs, Machine(2, 0, []))
-    assert "missing: 1 runs, 1 rows" in text
+    assert "missing: 1 run, 1 row" in text
     assert [line.split()[1:3] for line in text.splitlines()[1:5]] == [
         ["run-a", "done"],
         ["run-b", "missing"],

@@ -27,11 +27,12 @@ _NAMED = 13  # rows without a record that are named; experiments have up to 151
 
 
 def run(command: Command) -> None:
-    """Show the rows that have a record for each seed. Raises UserError as `show`, and for a damaged record."""
+    """Show the rows that have a whole record for each seed, and name damaged records. Raises UserError as `show`."""
+    contents = command.runner.records.read_all()
+    print(*contents.damaged, sep="\n", end="\n" if contents.damaged else "")
     found: dict[str, list[Record | None]] = {}
     for job in command.runner.planned_jobs(command.rows):
-        record = command.runner.records.find("rows", job.id) if job.is_known else None
-        found.setdefault(job.name, []).append(record)
+        found.setdefault(job.name, []).append(contents.rows.get(job.id))
     show(command, {name: [one for one in each if one] for name, each in found.items() if None not in each})
 
 

@@ -1,0 +1,339 @@
+"""What is read names no code, and stays in its folder: a run, a saved memory, an adapter, a record, and settings."""
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import landmark
+from landmark.config import to_config
+from landmark.config.checks import check
+from landmark.data.stream import open_corpus
+from landmark.memory import Memory
+from landmark.memory.saving import HASHES
+from landmark.models import load
+from landmark.utils.errors import UserError
+from landmark.utils.files import sealed, sha256_file
+from landmark.utils.trust import inside, name_modules
+from tests.configurations import compose_conf
+from tests.saved import edit, hash_again, saved_run
+
+PAYLOAD = "open('ran', 'w')\nModel = make_source = lambda *a, **k: None\n"
+
+
+@pytest.fixture
+def ran(here, monkeypatch):
+    """Whether the module `apart.payload`, which lies on Python's path, was imported."""
+    (here.folder / "apart").mkdir()
+    (here.folder / "apart" / "payload.py").write_text(PAYLOAD)
+    monkeypatch.syspath_prepend(here.folder)
+    monkeypatch.delitem(sys.modules, "apart.payload", raising=False)
+    return (here.folder / "ran").exists
+
+
+@pytest.fixture
+def run(here, ran):
+    """A downloaded run below outputs/, with a module in its folder."""
+    folder = here.folder / "outputs" / "runs" / "nice"
+    settings = ["data=stdlib", "tokenizer=bytes", "size=nano", "model=landmark", "model.block_size=20"]
+    saved_run(folder, config=to_config(compose_conf(settings)))
+    (folder / "payload.py").write_text(PAYLOAD)
+    return folder
+
+
+class TestRun:
+    @pytest.mark.parametrize("module", ["outputs.runs.nice.payload", "apart.payload"])
+    @pytest.mark.parametrize("place", ["config.json", "model", "data"])
+    def test_its_code_does_not_run(self, here, run, ran, place, module):
+        if place == "config.json":
+            edit(run / place, architecture=module)
+        else:
+            launch = json.loads((run / "launch.json").read_text())
+            launch["config"].setdefault(place, {})["architecture" if place == "model" else "name"] = module
+            (run / "launch.json").write_text(json.dumps(launch))
+            hash_again(run)
+        for task in (("generate", "prompt=hello", "generate.tokens=2"), ("plan",), ("evaluate",)):
+            here(f"task={task[0]}", *task[1:], "run=outputs/runs/nice", "trainer=cpu")
+            assert not ran()
+        if place == "config.json":
+            with pytest.raises(UserError, match="only a folder that was read names this module"):
+                load(run)
+        with pytest.raises(UserError, match="no code is run: copy it"):
+            landmark.load(run, modules=["outputs.runs.nice.payload"])
+        assert not ran()
+
+    def test_python_names_modules_of_its_own(self, run):
+        edit(run / "config.json", architecture="mine.gated")
+        with pytest.raises(UserError, match=r"there is no module mine\.gated on Python's path"):
+            landmark.load(run, modules=["mine.gated"])
+
+    def test_a_command_line_names_no_module_in_a_folder_of_results(self, here, run, ran):
+        done = here("model.architecture=outputs.runs.nice.payload", "data=stdlib", "tokenizer=bytes", "task=plan")
+        assert done.code == 2
+        assert "from which no code is run: copy it to a folder of your own" in done.err
+        assert not ran()
+        name_modules(["apart.module"], outside=(run,))
+
+
+class TestMemory:
+    @pytest.fixture
+    def book(self, tmp_path):
+        memory = Memory(block_size=2, k=1)
+        memory.attend(0, *(torch.randn(1, 1, 6, 4) for _ in range(3)))
+        memory.commit()
+        memory.save(tmp_path / "book")
+        return tmp_path / "book"
+
+    @pytest.mark.parametrize(
+        ("how", "said"),
+        [
+            ("name", "is no layer"),
+            ("link", "which is not in it"),
+            ("position", "position is -5, below 0"),
+            ("hashes", "memory.sha256 does not exist"),
+        ],
+    )
+    def test_it_stays_in_its_folder_and_is_as_it_was_saved(self, book, how, said):
+        told = json.loads((book / "memory.json").read_text())
+        if how == "link":
+            shutil.move(book / "layer-0.blocks", book.parent / "outside")
+            (book / "layer-0.blocks").symlink_to(book.parent / "outside")
+        elif how == "name":
+            told["layers"] = {"0/../../outside": told["layers"]["0"]}
+        elif how == "position":
+            told["position"] = -5
+        (book / "memory.json").write_text(json.dumps(told))
+        hash_again(book, HASHES)
+        if how == "hashes":
+            (book / HASHES).unlink()
+        with pytest.raises(UserError, match=said):
+            Memory(block_size=2, k=1).load(book)
+
+
+class TestTransformers:
+    """A model, an adapter."""
+
+    @pytest.fixture
+    def folder(self, tmp_path):
+        pytest.importorskip("transformers")
+        from tests.huggingface.conftest import make_model, make_tokenizer
+
+        make_model("llama").save_pretrained(tmp_path)
+        make_tokenizer().save_pretrained(tmp_path)
+        return tmp_path
+
+    def test_its_code_does_not_run(self, folder, monkeypatch):
+        from landmark.data.tokenizers import open_pretrained
+        from landmark.models.pretrained import load_pretrained
+
+        monkeypatch.chdir(folder)
+        for name in ("mine", "modeling_mine", "tokenization_mine"):
+            (folder / f"{name}.py").write_text(PAYLOAD)
+        own = {"AutoConfig": "mine.C", "AutoModelForCausalLM": "modeling_mine.M"}
+        change(folder / "config.json", model_type="mine", auto_map=own)
+        own = {"AutoTokenizer": ["tokenization_mine.T", None]}
+        change(folder / "tokenizer_config.json", auto_map=own, tokenizer_class="T")
+        with pytest.raises(UserError, match="holds no causal language model that transformers can read"):
+            load_pretrained(folder)
+        with pytest.raises(UserError, match="holds no tokenizer that can be used here"):
+            open_pretrained(folder)
+        assert not Path("ran").exists()
+
+    @pytest.mark.parametrize(
+        ("how", "said"),
+        [
+            ("pickle", "holds no causal language model that transformers can read"),
+            ("outside", r"names the file '\.\./outside\.safetensors', which is not in its folder"),
+            ("adapter", "is an adapter, which names another model"),
+            ("kernels", "names the kernels 'org/kernel': they are not fetched or run"),
+            ("no numbers", "holds no"),
+        ],
+    )
+    def test_it_is_refused_here_and_by_the_server(self, folder, how, said, monkeypatch, capsys):
+        from landmark.huggingface import load
+        from landmark.serving.__main__ import main
+
+        if how == "pickle":
+            (folder / "model.safetensors").unlink()
+            torch.save({}, folder / "pytorch_model.bin")
+        elif how == "outside":
+            shutil.move(folder / "model.safetensors", folder.parent / "outside.safetensors")
+            index = {"metadata": {}, "weight_map": {"lm_head.weight": "../outside.safetensors"}}
+            (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+        elif how == "adapter":
+            (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(folder)}))
+        elif how == "kernels":
+            change(folder / "config.json", text_config={"attn_implementation": "org/kernel"})
+        else:
+            change(folder / "tokenizer_config.json", model_max_length="many", added_tokens_decoder={"x": 3})
+        with pytest.raises(UserError, match=said):
+            load(folder)
+        monkeypatch.setenv("LANDMARK_API_KEY", "key")
+        monkeypatch.setattr(sys, "argv", ["serving", str(folder), "--memories", str(folder / "memories")])
+        with pytest.raises(SystemExit) as end:
+            main()
+        printed = capsys.readouterr().err
+        assert (end.value.code, "Traceback" in printed) == (2, False)
+
+
+def change(path, **values):
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+class TestRecord:
+    @pytest.mark.parametrize("word", ["data.name=apart.payload", "model.architecture=apart.payload"])
+    def test_its_code_does_not_run(self, work, here, ran, word):
+        (path,) = self.made(work)
+        words = json.loads(path.read_text())["labels"]["overrides"]
+        work.edit(path, labels={"overrides": [words[0], word, *words[1:]]})
+        assert here(f"output={work.output}", "task=status").code == 0
+        assert not ran()
+        here("--config-dir", str(settings(here.folder, "data", "mine", "name: apart.payload\n")), "task=status")
+        assert ran() == word.startswith("data"), "a folder of settings may name it, and a plan needs its corpus"
+
+    @pytest.mark.parametrize("row", ["a\x1b[2Jb", 3])
+    def test_its_name_is_text(self, work, here, row):
+        (path,) = self.made(work)
+        work.edit(path, labels={"row": row})
+        done = here(f"output={work.output}", "task=status")
+        assert f"{path.name}: labels: row is {row!r}, no line of plain text" in done.out
+
+    def test_one_with_another_number_is_left_out_and_the_others_are_shown(self, work, here):
+        paths = self.made(work, "row=plain_512", "row=landmark_2048")
+        whole = paths[0].read_text()
+        results = json.loads(whole)["results"]
+        for fault in (float("nan"), float("inf")):
+            paths[0].write_text(json.dumps(json.loads(whole) | {"results": results | {"nll": fault}}))
+            done = here(f"output={work.output}", "task=status")
+            assert f"{paths[0].name} is not valid JSON, cut short or altered" in done.out
+        for words in (
+            [f"output={work.output}", "task=report"],
+            [*work.common, "+experiment=quickstart", "data=pg19", "task=table"],
+        ):
+            done = here(*words)
+            assert (done.code, done.out.count("is not valid JSON, cut short or altered")) == (0, 1), done.err
+
+    def made(self, work, *rows):
+        for row in rows or ("row=plain_512",):
+            work("+experiment=quickstart", "data=pg19", row)
+        return sorted(work.output.glob("records/rows/*.json"))
+
+
+def settings(folder, group, name, text):
+    """A folder of settings with a file."""
+    (folder / "mine" / group).mkdir(parents=True, exist_ok=True)
+    (folder / "mine" / group / f"{name}.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
+    return folder / "mine"
+
+
+class TestSettings:
+    def test_they_are_data(self, here):
+        """What they say of Hydra's own settings is not read: nothing is instantiated, imported or set."""
+        text = """# @package _global_
+defaults:
+  - override /hydra/job_logging: evil
+name: evil
+data: {name: stdlib}
+hydra:
+  callbacks: {mine: {_target_: subprocess.call, args: [touch, ran]}}
+  launcher: {_target_: os.abort}
+  job: {env_set: {GIT_CONFIG_COUNT: "1"}}
+  job_logging: {handlers: {mine: {class: logging.FileHandler, filename: mine.pth}}}
+"""
+        settings(here.folder, "experiment", "evil", text)
+        settings(here.folder, "hydra/job_logging", "evil", "version: 1\nroot: {handlers: [x]}\n")
+        done = here("--config-dir", "mine", "+experiment=evil", "tokenizer=bytes", "size=nano", "task=plan")
+        assert (done.code, done.err) == (0, "")
+        assert "plan of evil" in done.out
+        assert not {path.name for path in here.folder.rglob("*")} & {"ran", "mine.pth"}
+        assert "GIT_CONFIG_COUNT" not in os.environ
+        settings(here.folder, "experiment", "evil", "# @package _global_\nhydra: {searchpath: ['pkg://proof']}\n")
+        (here.folder / "proof.py").write_text("open('ran', 'w')")
+        done = here("--config-dir", "mine", "+experiment=evil", "task=plan")
+        assert done.code == 2
+        assert "searchpath" in done.err
+        assert not (here.folder / "ran").exists()
+
+    BOMB = "a: &a [x, x]\n" + "".join(f"{b}: &{b} [*{a}, *{a}]\n" for a, b in zip("abcdefghij", "bcdefghijk"))
+
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        {
+            b"\tname: x\n": "cannot be read: ",
+            b"name: [\n": "cannot be read: ",
+            b"name: x\nname: y\n": "found duplicate key name",
+            b"name: \xff\n": "cannot be read: ",
+            b"x: " + b"[" * 3000: "has an alias (*NAME), or is nested too deep",
+            BOMB.encode(): "has an alias (*NAME), or is nested too deep",
+            b"a: &a {b: *a}\n": "has an alias",
+            b"defaults: [bad]\n": "a file of settings includes itself",
+            b"3\n": "Invalid loaded object type: int",
+            b"name: !!python/name:os.system\n": "could not determine a constructor",
+            b"rows: {a: {b: c}}\n": "rows.a={'b': 'c'}: must be one value",
+            b"rows: {'=1': model=landmark}\n": "rows: '=1': must be of plain text, and begin with a letter",
+            b'rows: {"a\\x1b[2Jb": model=landmark}\n': r"rows: 'a\x1b[2Jb': must be of plain text",
+        }.items(),
+    )
+    def test_a_fault_of_a_file_is_one_line(self, here, text, said):
+        settings(here.folder, "experiment", "bad", b"# @package _global_\n" + text)
+        done = here("--config-dir", "mine", "+experiment=bad", "task=plan")
+        assert (done.code, done.err.count("\n")) == (2, 1), done.err
+        assert said in done.err
+
+    @pytest.mark.parametrize("kind", ["pipe", "folder"])
+    def test_a_file_is_a_file(self, here, kind):
+        path = settings(here.folder, "experiment", "x", "") / "experiment" / "bad.yaml"
+        path.mkdir() if kind == "folder" else os.mkfifo(path)
+        for words in (["+experiment=bad", "task=plan"], ["--help"]):
+            done = here("--config-dir", "mine", *words)
+            assert (done.code, done.err.count("\n")) == (2, 1)
+            assert f"is no file, but a {kind}" in done.err or "Could not find 'experiment/bad'" in done.err
+
+
+@pytest.mark.parametrize("name", ["../elsewhere", "/etc/passwd", "a/../../b", "link", 3, None])
+def test_a_name_does_not_lead_out_of_its_folder(tmp_path, name):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "link").symlink_to("/etc/passwd")
+    with pytest.raises(UserError, match="which is not in it"):
+        inside(folder, name)
+    assert inside(folder, "train.bin") == folder / "train.bin"
+
+
+@pytest.mark.parametrize("name", ["../elsewhere", "a/b", "", ".hidden"])
+def test_a_table_is_written_below_its_folder(name):
+    with pytest.raises(UserError, match=f"name={name}: must be of letters"):
+        check(to_config(compose_conf([f"name='{name}'"])))
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    {
+        "up": "which is not in it",
+        "absolute": "which is not in it",
+        "link": "which is not in it",
+        "objects": "must be one of <u2, <u4",
+        "ids": "has the id 9, which its tokenizer does not have",
+        "empty": "splits.test has no token",
+    }.items(),
+)
+def test_a_manifest_stays_in_its_folder_and_fits(tmp_path, how, said):
+    """Even where a file outside has the size and the hash that are told."""
+    folder, outside = tmp_path / "corpus", tmp_path / "outside.bin"
+    folder.mkdir()
+    outside.write_bytes({"ids": b"\x09\0" * 4, "empty": b""}.get(how, bytes(8)))
+    name = {"up": "../outside.bin", "absolute": str(outside)}.get(how, "test.bin")
+    if how == "link":
+        (folder / name).symlink_to(outside)
+    elif name == "test.bin":
+        shutil.copy(outside, folder / name)
+    entry = {"file": name, "tokens": outside.stat().st_size // 2, "sha256": sha256_file(outside)}
+    entry |= {"documents": 1, "bytes": 8, "words": 1}
+    manifest = {"format": 1, "dtype": "O" if how == "objects" else "<u2", "splits": {"test": entry}}
+    (folder / "manifest.json").write_text(json.dumps(sealed(manifest | {"tokenizer": {"vocab_size": 4}})))
+    with pytest.raises(UserError, match=said):
+        open_corpus(folder)

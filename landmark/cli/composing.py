@@ -1,7 +1,7 @@
 """Hydra composes the settings here, and nothing else: it starts no job, instantiates no class, configures no logging.
 
 So what a command line, a folder of settings or a sweep's server says is data. Of Hydra's own settings a command line
-may give those in `landmark.cli.launchers`, which this program reads itself.
+may give those in `landmark.cli.sweeps`, which this program reads itself.
 """
 
 from collections.abc import Iterator, Sequence

@@ -9,12 +9,10 @@ from dataclasses import replace
 from omegaconf import OmegaConf
 
 from landmark import __version__
+from landmark.cli import overviews, reading, tables
 from landmark.cli.command import Command
 from landmark.cli.composing import Arguments, complete, read_arguments, settings_found, settings_page
-from landmark.cli.launchers import chosen
-from landmark.cli.overview import overview
-from landmark.cli.sweeps import sweep
-from landmark.cli.tasks import card, chat, dashboard, generate, inspect, plan, report, status, table
+from landmark.cli.sweeps import chosen, sweep
 from landmark.cli.terminal import open_streams, reported, show_log
 from landmark.config import Config, to_config
 from landmark.config.command_line import StartedJob, begin
@@ -26,8 +24,9 @@ from landmark.utils.team import started_together
 
 TASKS: dict[str, Callable[[Command], object]] = {
     **{"prepare": Command.prepare, "train": Command.train, "evaluate": lambda command: command.evaluate().check()},
-    **{"card": card.run, "chat": chat.run, "dashboard": dashboard.run, "generate": generate.run},
-    **{"inspect": inspect.run, "plan": plan.run, "report": report.run, "status": status.run, "table": table.run},
+    **{"chat": reading.chat, "generate": reading.generate, "inspect": reading.inspect},
+    **{"dashboard": overviews.show_dashboard, "plan": overviews.show_plan, "report": overviews.show_report},
+    **{"status": overviews.show_status, "table": tables.show_records, "card": tables.write_card},
 }
 
 
@@ -44,7 +43,7 @@ def start(arguments: Arguments) -> None:
         print(f"landmark {__version__}")
         return
     if arguments.help or not arguments.words:
-        print(overview(arguments.config_dir))
+        print(overviews.overview(arguments.config_dir))
         if not arguments.help:
             return
     begin(StartedJob(arguments.words, arguments.config_dir))
@@ -101,7 +100,7 @@ def run(config: Config, overrides: list[str], compose: Compose = compose_job) ->
     started = time.monotonic()
     done = command.evaluate()
     if command.is_whole_experiment:
-        table.show(command, done.records)
+        tables.show(command, done.records)
         total = sum(len(row.configs) for row in command.rows)
         minutes, seconds = divmod(round(time.monotonic() - started), 60)
         duration = f"{minutes} min {seconds} s" if minutes else f"{seconds} s"

@@ -9,7 +9,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from landmark.cli.composing import settings_found
-from landmark.cli.launchers import SubmititSlurm
+from landmark.cli.sweeps import SubmititSlurm
 from landmark.config import to_config
 from landmark.utils.errors import UserError
 from tests.configurations import compose_conf

@@ -9,7 +9,7 @@ import torch
 pytest.importorskip("transformers", reason="the optional extra `hf` is not installed")
 
 from landmark.cli import main as app
-from landmark.cli.tasks import chat as task
+from landmark.cli import reading as task
 from landmark.config import to_config
 from landmark.huggingface import LandmarkModel, load
 from landmark.serving.answering import Answering
@@ -133,7 +133,6 @@ def test_a_text_is_read_without_an_answer(ask, counted):
 )
 def test_what_is_missing_is_said_before_anything_is_loaded(ask, name, given, wrong, monkeypatch):
     monkeypatch.setattr(task, "load_trained", None)
-    monkeypatch.setattr("landmark.cli.tasks.generate.load_trained", None)
     book = [f"prompt_file={ask.folder / 'book.txt'}"] if "memory" in given else []
     with pytest.raises(UserError, match=wrong):
         ask(name, *book, given.format(ask.folder), *(["prompt=Who?"] if name == "task=generate" else []))

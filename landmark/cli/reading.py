@@ -1,4 +1,4 @@
-"""task=chat: a conversation in the terminal, about a file or without one."""
+"""A trained model reads a text: `generate` goes on from it, `chat` talks of it, `inspect` shows its blocks."""
 
 import json
 import signal
@@ -7,20 +7,64 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from landmark.cli.command import Command
-from landmark.cli.tasks.generate import check_files
+from landmark.config import Config
 from landmark.experiment.jobs import folder_of
 from landmark.experiment.runner import load_trained
 from landmark.utils.errors import UserError
 from landmark.utils.files import read_json
 from landmark.utils.progress import ProgressBar
 
+if TYPE_CHECKING:
+    from landmark.evaluation.generation import GenerationStatistics
+
 CHAT = "chat.json"  # beside a saved memory: how many of its tokens come before the chat, and the messages
 
 
-def run(command: Command) -> None:
+def generate(command: Command) -> None:
+    """Print the text on standard output, then a line of statistics on standard error."""
+    config, inputs = command.only_config(), command.runner.inputs
+    check_files(config)
+    folder = folder_of(config, inputs)
+    from landmark.evaluation.generation import GenerationStatistics, generate_text
+
+    model, tokenizer = load_trained(config, folder, inputs)
+    statistics = GenerationStatistics()
+    with ProgressBar("reading") as progress:
+        pieces = generate_text(model, tokenizer, config, statistics, progress)
+        print(next(pieces, ""), end="", flush=True)
+    for piece in pieces:
+        print(piece, end="", flush=True)
+    if config.generate.tokens:
+        print()
+    print(_summary(statistics), file=sys.stderr)
+
+
+def check_files(config: Config) -> None:
+    """Raise UserError for files and folders that are missing, or in the way, before anything is loaded."""
+    if config.prompt_file not in (None, "-") and not Path(config.prompt_file).exists():
+        raise UserError(f"prompt_file={config.prompt_file}: there is no such file")
+    if config.memory.load is not None and not Path(config.memory.load).is_dir():
+        raise UserError(f"memory.load={config.memory.load}: there is no such folder")
+    if config.memory.save is not None and Path(config.memory.save).exists():
+        raise UserError(f"memory.save={config.memory.save}: exists already, delete it or name another folder")
+
+
+def _summary(statistics: "GenerationStatistics") -> str:
+    parts = [f"{statistics.tokens_read:,} tokens read in {statistics.seconds_reading:.1f} s"]
+    if statistics.tokens_generated > 1:
+        each = statistics.seconds_generating / (statistics.tokens_generated - 1)
+        parts.append(f"{statistics.tokens_generated:,} generated, {1e3 * each:.1f} ms each")
+    if "blocks_kept" in statistics.memory:
+        kept, on_device = (statistics.memory[f"{name}bytes_kept"] / 1e6 for name in ("", "device_"))
+        blocks = statistics.memory["blocks_kept"]
+        parts.append(f"memory of {blocks:,} blocks, {kept:,.1f} MB, {on_device:,.1f} on the device")
+    return "; ".join(parts)
+
+
+def chat(command: Command) -> None:
     """Answer each line of standard input. Answers go to standard output, all else to standard error.
 
     Ctrl-C ends an answer, the end of the input the chat, whose memory is then saved where `memory.save` says.
@@ -125,3 +169,14 @@ def _interruptible() -> Iterator[threading.Event]:
         yield gone
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def inspect(command: Command) -> None:
+    """Write the page and print its path."""
+    from landmark.inspector.page import inspect_text
+
+    config, inputs = command.only_config(), command.runner.inputs
+    folder = folder_of(config, inputs)
+    model, tokenizer = load_trained(config, folder, inputs)
+    with ProgressBar("reading") as progress:
+        print(inspect_text(model, tokenizer, config, folder.name, command.runner.output, progress))

@@ -1,0 +1,218 @@
+"""What there is and what is missing: the page shown without a task, `plan`, `status`, `report`, `dashboard`."""
+
+import re
+import shlex
+import textwrap
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from landmark.cli.command import Command
+from landmark.config import Config
+from landmark.config.checks import large_vocabulary
+from landmark.config.command_line import override_key, program
+from landmark.config.schema import TASKS
+from landmark.experiment import plan
+from landmark.experiment.jobs import Job
+from landmark.experiment.launches import describe, lines_of, rows_without_launch, states_of, unfinished
+from landmark.experiment.processes import device_count
+from landmark.experiment.records import Contents
+from landmark.results.page import as_html, page_content
+from landmark.tracking.wandb_run import mode
+from landmark.utils.errors import UserError
+from landmark.utils.files import open_written, write_atomic
+from landmark.utils.hardware import count_gpus, hardware
+from landmark.utils.source_tree import CONF
+
+EXAMPLES = {
+    "+experiment=quickstart": "minutes on two CPU cores, no download",
+    "+experiment=quickstart task=plan": "its runs and rows, and what they cost here",
+    "+experiment=table1_pg19 size=nano tokenizer=gpt2_1024 data.path=DIR": "a table of the paper, small, books in DIR",
+    "task=status": "what has been done so far",
+    "task=generate run=latest prompt_file=FILE": "the last model continues a text",
+    "--help": "this page, and every setting with its default",
+}
+_GROUPS = {"paper": "The paper", "beyond": "Beyond the paper", "check": "Checks of this program"}  # `about`
+_OF_A_REPORT = ("experiment", "output", "row", "run", "seed", "task")
+
+
+def experiments(own: Path | None = None) -> dict[str, dict[str, str]]:
+    """The first sentence on each experiment, by the group that its `about` names, and by its name.
+
+    own: a folder of settings besides those of the package.
+    """
+    files = [file for folder in (CONF, own) if folder for file in sorted((folder / "experiment").glob("*.yaml"))]
+    texts = {}
+    for file in files:
+        with open_written(file, "name another --config-dir") as content:
+            texts[file.stem] = content.read().decode(errors="replace")
+    about = {name: re.search(r"^about: *(\w+)", text, re.MULTILINE) for name, text in texts.items()}
+    groups = {name: found[1] if found else Config.about for name, found in about.items()}
+    return {
+        key: {name: _first_sentence(text) for name, text in texts.items() if groups[name] == key} for key in _GROUPS
+    }
+
+
+def overview(own: Path | None = None) -> str:
+    """The page. own: as for `experiments`."""
+    said = {f"task={name}": text for name, text in sorted(TASKS.items())}
+    first = shlex.join(program())
+    groups = experiments(own)
+    width = max((len(f"+experiment={name}") for group in groups.values() for name in group), default=0)
+    listed = []
+    for key, group in groups.items():
+        if group:
+            named = {f"+experiment={name}": text for name, text in group.items()}
+            listed += [f" {_GROUPS[key]}:", *_lines(named, width)]
+    return "\n".join(
+        [
+            f"{first} trains and evaluates models with landmark attention. Name an experiment or a task:",
+            *("", "Experiments (each trains what is missing, evaluates its rows and writes a table):", *listed),
+            *("", "Tasks (in place of training and evaluating):", *_lines(said)),
+            *("", "Examples:", *_lines({f"{first} {words}": text for words, text in EXAMPLES.items()})),
+        ]
+    )
+
+
+def _lines(texts: Mapping[str, str], width: int = 0) -> list[str]:
+    width = max([width, *map(len, texts)])
+    return [f"  {name:<{width}}  {text}".rstrip() for name, text in texts.items()]
+
+
+def _first_sentence(text: str) -> str:
+    comments = []
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            break
+        if not line.startswith("# @package"):
+            comments.append(line.lstrip("# "))
+    sentence = re.split(r"(?<=[.?])\s", " ".join(comments), maxsplit=1)[0].removesuffix(".")
+    return textwrap.shorten(sentence, 90, placeholder=" …")
+
+
+def show_plan(command: Command) -> None:
+    """Print a line for each run and row with its cost, then the commands that spread them over a cluster."""
+    config, runner, jobs = command.config, command.runner, command.runner.planned_jobs(command.rows)
+    costs: dict[str, plan.Cost] = {}
+    seeds = Counter(job.name for job in jobs)
+    for job in jobs:
+        vocab_size = runner.inputs.tokenizer(job.config).vocab_size
+        is_evaluated = job.is_known and runner.records.find("rows", job.id) is not None
+        if (run := job.run.training) is not None:
+            name, is_trained = run.folder.name, job.is_known and runner.records.find("runs", run.id) is not None
+            costs.setdefault(f"run {name}", plan.run_cost(name, run.config, vocab_size, is_trained))
+        tokens = _split_tokens(command, job)
+        title = job.name if seeds[job.name] == 1 else f"{job.name} seed {job.config.seed}"
+        costs[f"row {title}"] = plan.row_cost(title, job.config, vocab_size, is_evaluated, tokens)
+    gpus = 0 if config.trainer.accelerator == "cpu" else min(count_gpus(), device_count(config))
+    machine = plan.Machine(hardware()["cores"], gpus, list(runner.records.read_all().runs.values()))
+    unprepared = dict.fromkeys(job.config.data.name for job in jobs if not job.is_known)
+    unusual = list(dict.fromkeys(filter(None, (large_vocabulary(job.config) for job in jobs))))
+    notes = [f"corpus {name} is not prepared yet (task=prepare): its sizes are unknown" for name in unprepared]
+    text = plan.describe(list(costs.values()), machine)
+    print(f"plan of {config.name}, size {config.size}", *unusual, *notes, "", text, sep="\n")
+    if not notes:
+        _suggest_cluster(command, list(costs.values()))
+
+
+def _split_tokens(command: Command, job: Job) -> int | None:
+    """Tokens of the evaluated split; None where the corpus is not prepared, or has no text of its own."""
+    from landmark.data import SyntheticCorpus
+
+    if not job.is_known:
+        return None
+    corpus = command.runner.inputs.corpus(job.config)
+    return None if isinstance(corpus, SyntheticCorpus) else len(corpus.split(job.config.eval.split))
+
+
+def _suggest_cluster(command: Command, costs: Sequence[plan.Cost]) -> None:
+    """Print the commands that train each missing run in a job of its own, and then evaluate each row in one."""
+    cluster = "hydra/launcher=submitit_slurm"
+    if runs := [cost.name for cost in costs if cost.kind == "run" and not cost.is_done]:
+        print("on a cluster:", command.suggest("task=train", f"run={','.join(runs)}", cluster, multirun=True))
+        if command.is_experiment:
+            names = ",".join(row.name for row in command.rows)
+            print("and then:    ", command.suggest(f"row={names}", cluster, multirun=True))
+
+
+def show_status(command: Command) -> None:
+    """Of what the command line names, each run and row; else of all launches, what is not done. Makes nothing."""
+    records = command.runner.records
+    contents = records.read_all()
+    if command.is_experiment or not command.asks_for_all:
+        launch = command.launch()
+        print(describe(launch, states_of(launch, records, contents), command=command.suggest()))
+        print(*contents.damaged, sep="\n", end="\n" if contents.damaged else "")
+        return
+    begun, told = set[str](), set[str]()
+    launches = command.launches(contents)
+    for launch in launches:
+        states = states_of(launch, records, contents)
+        begun.add(launch.experiment)
+        told |= {each.title for each in states}
+        print(describe(launch, states, is_brief=True))
+    if rows := rows_without_launch(contents, launches):
+        print(f"no experiment, or another one by now: {len(rows)} rows done")
+    more = [(name, state) for name, state in unfinished(records, contents) if state.title not in told]
+    for name in dict.fromkeys(name for name, _ in more):
+        begun.add(name)
+        print(f"{name}:", *lines_of([state for other, state in more if other == name]), sep="\n")
+    print(*contents.damaged, sep="\n", end="\n" if contents.damaged else "")
+    new = sorted({name for group in experiments().values() for name in group} - begun)
+    print(f"not begun: {', '.join(new)}; {shlex.join(program())} +experiment=NAME begins one")
+
+
+def show_report(command: Command) -> None:
+    """Write the page: of an experiment, the launches with the settings of the command line; else of all.
+
+    Raises UserError where there is nothing to show.
+    """
+    config, records = command.config, command.runner.records
+    experiment = config.name if command.is_experiment else None
+    contents = records.read_all()
+    launches = command.launches(contents)
+    if experiment:
+        asked = {word for word in command.overrides if override_key(word) not in (*_OF_A_REPORT, *config.grid)}
+        launches = [each for each in launches if each.experiment == experiment and asked <= {*each.overrides}]
+    content = page_content(contents, launches, others=experiment is None)
+    if not content["sections"]:
+        raise UserError(_nothing(command, contents))
+    if not experiment and not command.asks_for_all:
+        print(f"the page covers everything in {records.output}: no +experiment is named")
+    path = records.output / (f"report-{experiment}.html" if experiment else "report.html")
+    write_atomic(path, page := as_html(content))
+    print(*content["problems"], f"written: {path}, {len(page.encode()) / 1e3:,.0f} kB", sep="\n")
+
+
+def _nothing(command: Command, contents: Contents) -> str:
+    """A message: of what there are no records, and of what there are some."""
+    place, name = command.runner.output, command.config.name
+    if not command.is_experiment or not contents.rows:
+        return f"{place}: there are no records to report"
+    others = [each for each in command.launches(contents) if each.experiment == name and each.found(contents)]
+    if others:
+        known = "; ".join(each.settings for each in others)
+        return f"{place}: {name} has no records with these settings, but with others: {known}"
+    known = sorted({str(record["labels"].get("experiment")) for record in contents.rows.values()})
+    return f"{place}: {name} has no records yet, `{command.suggest()}` makes them; there are some of {', '.join(known)}"
+
+
+def show_dashboard(command: Command) -> None:
+    """Publish the workspace where a key is configured, else write it below the output folder."""
+    from landmark.tracking import dashboard
+
+    config, output = command.config, command.runner.output
+    identities: dict[str, None] = {}
+    for job in command.runner.planned_jobs(command.rows) if command.is_experiment else []:
+        if not job.is_known:
+            corpus = job.config.data.name
+            raise UserError(f"task=dashboard: corpus {corpus} is not prepared: run task=prepare first")
+        identities |= dict.fromkeys((job.run.id, job.id))
+    workspace = dashboard.build(config, list(identities))
+    if mode(config.logger) == "online":
+        print(f"published: {dashboard.publish(workspace)}")
+        return
+    path = output / "dashboards" / f"{config.name if identities else 'project'}.json"
+    dashboard.write(workspace, path)
+    print(f"written: {path}")
+    print(f"W&B: `wandb login`, `wandb sync {output}/wandb/offline-run-*`, then this command again publishes it")

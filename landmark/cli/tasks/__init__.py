@@ -1,1 +1,0 @@
-"""Tasks that show something, one file each, with a function `run(command)`; `Command` itself has the others."""

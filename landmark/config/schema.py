@@ -372,7 +372,7 @@ def _misfits(value: Any, kind: Any, key: str = "") -> Iterator[str]:
     if not isinstance(value, wanted or (int, float, str)):  # pyright: ignore[reportArgumentType]
         said = {dict: "a mapping, as {name: value}", list: "a list, as [value]", None: "one value"}
         yield f"{key}={value}: must be {said.get(wanted, 'a group of settings: name one of its options')}"
-    elif wanted is dict:
+    elif isinstance(value, dict):
         for name, each in value.items():
             yield from _misfits(each, get_args(holders[dict])[1], f"{key}.{name}")
     elif is_dataclass(wanted):

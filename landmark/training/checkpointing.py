@@ -46,9 +46,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
         path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.tmp")
-        with name_in_errors(path):
-            path.parent.mkdir(exist_ok=True)
         try:
             with name_in_errors(path), open(temporary, "wb") as file:
                 hashed = _Hashed(file)

@@ -76,6 +76,14 @@ def test_a_second_interrupt_stops_at_once(tmp_path):
     assert newest(tmp_path) < "step-00000015.ckpt"
 
 
+def test_an_ignored_interrupt_is_ignored_without_a_word(tmp_path, expected, capfd):
+    """As in a job in the background of a script."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    model, _ = run(make_config("transformer"), tmp_path, [Signal(signal.SIGINT, 15)])
+    assert "Ctrl-C" not in capfd.readouterr().err
+    assert_same(model, expected)
+
+
 def test_a_launchers_handler_is_called_after_the_checkpoint(tmp_path, expected):
     """One that returns, as submitit's for SIGTERM does, lets the training go on."""
     called = []

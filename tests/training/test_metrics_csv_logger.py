@@ -1,4 +1,7 @@
+import pytest
+
 from landmark.training.metrics_csv_logger import COLUMNS, MetricsCsvLogger
+from landmark.utils.errors import UserError
 from landmark.utils.metrics_csv import read_metrics
 
 
@@ -44,3 +47,12 @@ def test_a_new_run_starts_a_new_file(tmp_path):
     MetricsCsvLogger(path, resumed_step=0).log_metrics({"train/loss": 2.0}, 1)
     MetricsCsvLogger(path, resumed_step=0)
     assert path.read_text() == ",".join(COLUMNS) + "\n"
+
+
+def test_a_folder_that_is_moved_meanwhile_is_named(tmp_path):
+    (tmp_path / "run").mkdir()
+    logger = MetricsCsvLogger(tmp_path / "run" / "metrics.csv", resumed_step=0)
+    (tmp_path / "run").rename(tmp_path / "moved")
+    for write in (lambda: logger.log_metrics({"train/loss": 2.0}, 1), logger.save):
+        with pytest.raises(UserError, match=r"metrics\.csv cannot be written, its folder was moved or deleted"):
+            write()

@@ -119,5 +119,6 @@ def said(error: Exception) -> str | None:
     if error.errno in PLACE and frames[-1].name in ("mkdir", "makedirs"):  # others of its kind are bugs
         return f"{where}{error.strerror}: no folder can be made there, name another output= or data.cache="
     if error.errno in STORAGE:
-        return f"{where}{error.strerror}: make room, or name another output= or data.cache=; what is done is kept"
+        hint = "make it readable and writable" if isinstance(error, PermissionError) else "make room"
+        return f"{where}{error.strerror}: {hint}, or name another output= or data.cache=; what is done is kept"
     return None

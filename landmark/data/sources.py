@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from landmark.utils.errors import UserError
 from landmark.utils.extensions import load_extension
+from landmark.utils.files import open_written
 
 SPLITS = ("train", "validation", "test")
 
@@ -94,9 +95,8 @@ def fingerprint(root: Path, files: Iterable[Path]) -> dict[str, str | int]:
 def read_text(file: Path) -> str:
     """A file's text with unchanged line ends. Raises UserError if it cannot be read or is not UTF-8."""
     try:
-        return file.read_bytes().decode("utf-8-sig")  # a mark of the byte order is no text
-    except OSError as error:
-        raise UserError(f"cannot read {file}: {error.strerror}") from None
+        with open_written(file, "take it out") as content:
+            return content.read().decode("utf-8-sig")  # a mark of the byte order is no text
     except UnicodeDecodeError as error:
         raise UserError(f"{file} is not UTF-8 (byte {error.start}): convert it or take it out") from None
 

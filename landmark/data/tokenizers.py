@@ -13,7 +13,7 @@ import numpy as np
 
 from landmark.utils.constants import LANDMARK
 from landmark.utils.errors import UserError
-from landmark.utils.files import check_files
+from landmark.utils.files import check_files, open_written
 from landmark.utils.landmark_token import new_landmark
 
 if TYPE_CHECKING:
@@ -330,11 +330,8 @@ def read_ranks(content: bytes, sha256: str, fault: str) -> dict[bytes, int]:
 
 
 def _read_gpt2_ranks(file: Path) -> dict[bytes, int]:
-    try:
-        content = file.read_bytes()
-    except OSError as error:
-        raise UserError(f"tokenizer.file: cannot read {file}: {error.strerror}") from None
-    return read_ranks(content, GPT2_RANKS_SHA256, f"tokenizer.file: {file} is not GPT-2's ranks file")
+    with open_written(file, "name another tokenizer.file") as content:
+        return read_ranks(content.read(), GPT2_RANKS_SHA256, f"tokenizer.file: {file} is not GPT-2's ranks file")
 
 
 def _download_gpt2_ranks() -> dict[bytes, int]:

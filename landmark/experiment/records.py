@@ -1,6 +1,7 @@
 """Records: the small JSON file that a run or a row leaves when it is done, and the lock while it is made."""
 
 import logging
+import os
 import platform
 import shlex
 import shutil
@@ -57,11 +58,21 @@ class Records:
         return read_record(path, identity) if path.exists() else None
 
     def read_all(self) -> Contents:
-        """Everything in the folder. A record that cannot be read is left out and named in `damaged`."""
+        """Everything in the folder. A record that cannot be read is left out and named in `damaged`.
+
+        Raises UserError where a folder of records cannot be read.
+        """
         contents = Contents({}, {}, [])
         kinds: dict[Kind, dict[str, Record]] = {"runs": contents.runs, "rows": contents.rows}
         for kind, found in kinds.items():
-            for path in sorted(self.path(kind, "x").parent.glob("*.json")):
+            folder = self.path(kind, "x").parent
+            try:
+                names = sorted(os.listdir(folder))
+            except FileNotFoundError:
+                continue
+            except OSError as error:  # what is there is not missing
+                raise UserError(f"{folder} cannot be read ({error.strerror}): make it a readable folder") from error
+            for path in (folder / name for name in names if name.endswith(".json")):
                 try:
                     found[path.stem] = read_record(path, path.stem)
                 except UserError as error:

@@ -31,7 +31,7 @@ from landmark.models.config import DecoderConfig, Landmarks
 from landmark.models.language_model import LanguageModel, summed_loss
 from landmark.utils.constants import DEFAULT_CHUNK
 from landmark.utils.errors import UserError
-from landmark.utils.files import read_json, sha256_file
+from landmark.utils.files import check_files, read_json, sha256_file
 from landmark.utils.window_batch import WindowBatch
 
 if TYPE_CHECKING:
@@ -238,7 +238,7 @@ def load_pretrained(
 
 def weights_sha256(name: str) -> str:
     """Hex SHA-256 of the content of a model's files, which does not depend on their folder."""
-    folder = folder_of(name)
+    check_files(folder := folder_of(name))
     files = [folder / "config.json", *sorted(folder.glob("*.safetensors"))]
     if len(files) < 2 or not files[0].is_file():
         raise UserError(f"model.name={name}: {folder} holds no config.json with *.safetensors beside it")

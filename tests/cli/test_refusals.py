@@ -1,5 +1,6 @@
 """Commands that cannot be carried out: one line on stderr, exit code 2, and nothing is left."""
 
+import os
 import shlex
 
 import pytest
@@ -188,6 +189,8 @@ size=nanoo → size=nanoo: there is none; did you mean nano?
 "+rows.b='task=train'" → row b sets task, which belongs to the whole experiment
 "+rows.b='logger.service=csv'" → row b sets logger.service, which belongs
 train.steps=1.5 → could not be converted to Integer
+TINY tokenizer=gpt2 tokenizer.file=pipe → pipe is no file, but a pipe: name another tokenizer.file
+output=taken task=status → taken/records/rows cannot be read (Not a directory): make it a readable folder
 +typo=1 +eval.tokns=3 → unknown key typo, eval.tokns
 train=${size} → train=paper: must be a group of settings: name one of its options
 model=pretrained_landmark → model.name
@@ -205,7 +208,10 @@ def test_it_is_one_line_and_nothing_is_left(here, line, monkeypatch):
     monkeypatch.setenv("SECRET", "hunter2")
     typed, _, said = spelt(line).partition(" → ")
     words = shlex.split(typed)
+    (here.folder / "taken" / "records").mkdir(parents=True)
+    (here.folder / "taken" / "records" / "rows").touch()
     (here.folder / "a.txt").touch()
+    os.mkfifo(here.folder / "pipe")
     (here.folder / "proof.py").write_text("open('ran', 'w')")
     monkeypatch.syspath_prepend(here.folder)
     ended = here(*words, *["task=plan"] * (not any(word.startswith(("task=", "query=")) for word in words)))
@@ -215,4 +221,4 @@ def test_it_is_one_line_and_nothing_is_left(here, line, monkeypatch):
     assert ended.err.count("\n") == 1
     assert "hunter2" not in ended.out + ended.err
     left = {str(path.relative_to(here.folder)) for path in here.folder.rglob("*") if path.is_file()}
-    assert left == {"a.txt", "proof.py"}
+    assert left == {"a.txt", "proof.py", "taken/records/rows"}

@@ -73,5 +73,3 @@ def test_no_memory_at_all_is_allowed(configure):
 
 def test_a_window_is_read_at_a_time(configure):
     assert resolve(configure("model=transformer", "eval.length=2048", "memory.window=256")).eval.local == 256
-
-

@@ -257,8 +257,8 @@ def answer_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     def refuse_body(_: Request, raised: RequestValidationError) -> JSONResponse:
-        one = raised.errors()[0]
-        where = ".".join(map(str, one["loc"][1:]))
+        one = max(raised.errors(), key=lambda each: len(each["loc"]))  # of several types that a field may have
+        where = ".".join(str(part) for part in one["loc"][1:] if "[" not in str(part))
         said = one["msg"].removeprefix("Value error, ")
         if one["type"] == "json_invalid":
             said = f"the body is no JSON: {one['ctx']['error']} at character {where}"

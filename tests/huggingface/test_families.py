@@ -24,7 +24,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from landmark.attention.layout import insert_landmarks
-from landmark.huggingface import unwrap, wrap
+from landmark.huggingface import LandmarkModel, attach, unwrap, wrap
 from landmark.huggingface.attention import _eager
 from landmark.huggingface.families import (
     FAMILIES,
@@ -100,17 +100,41 @@ def by_the_equations(wrapped, tokens, phase):
     return plain(tokens, use_cache=False).logits
 
 
+def greedily(model, ids, count):
+    """The most probable token that is not the landmark, one after the other."""
+    memory, text = model.new_memory(), ids
+    logits = model(ids, past_key_values=memory).logits
+    for _ in range(count):
+        logits[..., model.landmarks.token] = -torch.inf
+        text = torch.cat([text, logits[:, -1:].argmax(-1)], 1)
+        logits = model(text[:, -1:], past_key_values=memory).logits
+    return text
+
+
 @pytest.mark.parametrize("family", [*CONFIGS, *FURTHER])
 @torch.no_grad()
 def test_a_family(family, tmp_path):
-    """In float64: (1) without landmarks the model itself; (2) windows, cut mid-block, by the equations; (3) a memory
-    that retrieves everything, fed whole or in chunks, is one window; (4) it comes back from disk."""
+    """In float64: (1) without landmarks the model itself, whose embedding has one mean row more; (2) windows, cut
+    mid-block, by the equations; (3) a memory that retrieves everything, fed whole or in chunks, is one window; (4) it
+    generates what is most probable; (5) it comes back from disk, and unwrapped it is the model of before."""
     model = make_model(family, implementation(family))
     original = copy.deepcopy(model).double()
     tokenizer = make_tokenizer()
     wrapped = wrap(model, tokenizer, block_size=BLOCK, memory={"k": 2}, local=8).double()
+    assert wrapped is model
+    assert isinstance(wrapped, LandmarkModel)
+    assert isinstance(wrapped, type(original))
+    embedding, before = (each.get_input_embeddings().weight for each in (wrapped, original))
+    assert torch.equal(embedding[:257], before)
+    torch.testing.assert_close(embedding[257], before.mean(0), rtol=0, atol=1e-6)  # it was float32
+    assert tokenizer("a<landmark>b")["input_ids"][1] == wrapped.landmarks.token == 257
     ids = torch.randint(0, 256, (2, 40), generator=torch.Generator().manual_seed(1))
-    assert torch.equal(original(ids).logits, wrapped(ids).logits[..., :257])
+    plain, without = (each(ids, use_cache=True, output_hidden_states=True) for each in (original, wrapped))
+    assert all(torch.equal(*states) for states in zip(plain.hidden_states, without.hidden_states, strict=True))
+    assert torch.equal(plain.logits, without.logits[..., :257])
+    following = wrapped(ids[:, :3], past_key_values=without.past_key_values).logits[..., :257]
+    expected = original(ids[:, :3], past_key_values=plain.past_key_values).logits
+    torch.testing.assert_close(following, expected, rtol=0, atol=1e-12)  # the product has one column more
 
     phase = torch.tensor([0, 3])
     tokens = torch.randint(0, 256, (2, 34), generator=torch.Generator().manual_seed(2))
@@ -127,12 +151,27 @@ def test_a_family(family, tmp_path):
     kept = wrapped(ids, past_key_values=wrapped.new_memory(k=100), logits_to_keep=11).logits
     torch.testing.assert_close(kept, window[:, -11:], rtol=0, atol=2e-4)
     assert not torch.allclose(read(wrapped, ids, wrapped.new_memory(k=1)), window, atol=1e-2)
+    generated = wrapped.generate(ids, max_new_tokens=13, do_sample=False)
+    assert torch.equal(generated, greedily(wrapped, ids, 13))
 
-    wrapped.save_pretrained(tmp_path)
-    again = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float64, experts_implementation="eager").eval()
-    torch.testing.assert_close(read(again, ids), read(wrapped, ids), rtol=0, atol=1e-4)  # some constants lose bits
-    answer = again.generate(ids, max_new_tokens=3, do_sample=False)
-    assert answer.shape == (2, 43)
+    wrapped.save_pretrained(tmp_path / "with")
+    given = {"dtype": torch.float64, "experts_implementation": "eager"}
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "with", **given).eval()
+    assert type(again) is type(wrapped)
+    assert again.landmarks == wrapped.landmarks
+    expected = read(wrapped, ids)
+    torch.testing.assert_close(read(again, ids), expected, rtol=0, atol=1e-4)  # some constants lose bits
+    settings, plain = wrapped.landmarks, unwrap(wrapped)
+    assert (type(plain), type(plain.config)) == (type(original), type(original.config))
+    assert plain.config._attn_implementation == implementation(family)
+    assert torch.equal(plain(ids).logits[..., :257], original(ids).logits)
+    plain.save_pretrained(tmp_path / "plain")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "plain", trust_remote_code=True, **given)
+    assert type(again) is type(original)
+    assert not hasattr(again.config, "landmark")
+    with pytest.raises(UserError, match="has no landmarks to take off"):
+        unwrap(plain)
+    assert torch.equal(read(attach(plain, settings), ids), expected)
 
 
 def refused():

@@ -1,11 +1,9 @@
 """Texts, memories and caches that `generate` is given: what is read is the user's text, or the call is refused."""
 
-import warnings
-
 import pytest
 import torch
 from peft import LoraConfig, PrefixTuningConfig, get_peft_model
-from transformers import DynamicCache, GenerationConfig
+from transformers import GenerationConfig
 
 from landmark.huggingface import wrap
 from landmark.utils.errors import UserError
@@ -60,14 +58,6 @@ def test_a_chat_whose_answer_has_other_ids_is_not_read_on(wrapped, ids, is_padde
     wrapped.generate(longer, attention_mask=mask, past_key_values=memory, **GREEDY)
 
 
-@pytest.mark.parametrize("settings", [{"num_beams": 3}, {"num_return_sequences": 2, "do_sample": True}])
-def test_an_empty_memory_that_is_handed_in_stays_empty(wrapped, ids, settings):
-    memory = wrapped.new_memory()
-    wrapped.generate(ids, past_key_values=memory, max_new_tokens=4, **settings)
-    assert memory.get_seq_length() == 0
-    assert torch.equal(wrapped.generate(ids, past_key_values=memory, **GREEDY), wrapped.generate(ids, **GREEDY))
-
-
 def test_the_cache_that_a_model_usually_has_is_replaced(wrapped, ids):
     expected = wrapped.generate(ids, **GREEDY)
     wrapped.generation_config.cache_implementation = "static"
@@ -120,13 +110,6 @@ def test_gradient_checkpointing_while_reading_is_refused(wrapped, ids):
     with pytest.raises(UserError, match="gradient checkpointing in training mode"):
         wrapped.generate(ids, **GREEDY)
     assert torch.equal(wrapped.eval().generate(ids, **GREEDY), expected)
-
-
-def test_a_text_without_a_memory_is_as_before(wrapped, ids):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        wrapped(ids)
-    assert wrapped.generate(ids, past_key_values=DynamicCache(), **GREEDY).shape == (2, 35)
 
 
 def mask_of(*shape):

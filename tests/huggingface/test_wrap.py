@@ -1,6 +1,5 @@
 """The changes of `wrap`, the models and settings it refuses, and what is undone by `unwrap`."""
 
-import copy
 import re
 
 import pytest
@@ -17,22 +16,7 @@ from transformers import (
 
 from landmark.huggingface import LANDMARK, LandmarkModel, attach, load, unwrap, wrap
 from landmark.utils.errors import UserError
-from tests.huggingface.conftest import CONFIGS, SETTINGS, SHAPE, make_model, read
-
-
-def test_the_landmark_starts_as_the_mean_embedding(family, tokenizer):
-    model = make_model(family)
-    before = copy.deepcopy(model)
-    wrapped = wrap(model, tokenizer)
-    assert wrapped is model
-    assert isinstance(wrapped, LandmarkModel)
-    assert isinstance(wrapped, type(before))
-    token = tokenizer.convert_tokens_to_ids(LANDMARK)
-    assert token == wrapped.landmarks.token == 257
-    old, new = before.get_input_embeddings().weight, wrapped.get_input_embeddings().weight
-    assert torch.equal(new[:257], old)
-    torch.testing.assert_close(new[257], old.mean(0))
-    assert tokenizer("a<landmark>b")["input_ids"][1] == token
+from tests.huggingface.conftest import CONFIGS, SHAPE, make_model, read
 
 
 def test_a_row_that_is_there_already_is_used(tokenizer):
@@ -44,29 +28,6 @@ def test_a_row_that_is_there_already_is_used(tokenizer):
     weight = wrapped.get_input_embeddings().weight
     assert len(weight) == 320
     torch.testing.assert_close(weight[257], torch.cat([weight[:257], weight[258:]]).mean(0))
-
-
-@torch.no_grad()
-def test_unwrapped_it_is_the_model_of_before(family, ids, tokenizer, tmp_path):
-    model = make_model(family)
-    before = copy.deepcopy(model)
-    wrapped = wrap(model, tokenizer, **SETTINGS)
-    settings = wrapped.landmarks
-    with_landmarks = read(wrapped, ids)
-    wrapped.save_pretrained(tmp_path / "with")
-    plain = unwrap(wrapped)
-    assert plain is model
-    assert type(plain) is type(before)
-    assert type(plain.config) is type(before.config)
-    assert plain.config._attn_implementation == "sdpa"
-    assert torch.equal(plain(ids).logits[..., :257], before(ids).logits)
-    plain.save_pretrained(tmp_path / "plain")
-    again = AutoModelForCausalLM.from_pretrained(tmp_path / "plain", trust_remote_code=True)
-    assert type(again) is type(before)
-    assert not hasattr(again.config, "landmark")
-    with pytest.raises(UserError, match="has no landmarks to take off"):
-        unwrap(plain)
-    assert torch.equal(read(attach(plain, settings), ids), with_landmarks)
 
 
 def bare(family="llama", **changes):

@@ -10,19 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-pytest.importorskip("transformers", reason="the optional extra `hf` is not installed")
-
 from landmark.serving.memories import CONTENT, Failed, Full, Memories, Missing, Saved, ServerSettings
 from landmark.utils.errors import UserError
 from tests.flips import flipped
-from tests.huggingface.conftest import wrapped_model
 
 KEY = "a-key"
-
-
-@pytest.fixture(scope="module")
-def model():
-    return wrapped_model("gemma3", local=16)
 
 
 @torch.no_grad()

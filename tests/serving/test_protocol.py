@@ -6,52 +6,17 @@ import math
 import time
 
 import httpx
+import openai
 import pytest
 import torch
 
-pytest.importorskip("transformers", reason="the optional extra `hf` is not installed")
-pytest.importorskip("fastapi", reason="the optional extra `serve` is not installed")
-pytest.importorskip("openai", reason="the client of OpenAI is not installed")
-
-import openai
-
 from landmark.huggingface import LandmarkCache
-from tests.huggingface.conftest import make_tokenizer, wrapped_model
-from tests.serving.test_server import KEYS, Server
+from tests.serving.conftest import KEYS, Server
 
 pytestmark = pytest.mark.timeout(900)
 
-
-@pytest.fixture(scope="module")
-def model():
-    return wrapped_model("llama", local=16)
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return make_tokenizer()
-
-
-@pytest.fixture(scope="module")
-def server(model, tokenizer, tmp_path_factory):
-    with Server(model, tokenizer, tmp_path_factory.mktemp("memories")) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def http(server):
-    return httpx.Client(headers={"Authorization": f"Bearer {KEYS[0]}"}, base_url=server.url, timeout=60)
-
-
+HALVES = b'"stop": ["\\udfff"]', b'"model": "\\ud800"', b'"session": "\\ud800"', b'"prompt": "a\\ud800b"'
 CHAT = {"model": "landmark", "messages": [{"role": "user", "content": "Who waits?"}], "max_tokens": 4}
-
-
-def test_the_name_of_another_model_is_not_answered(server, http):
-    for kind, body in (("completions", {"prompt": "Hello"}), ("chat/completions", CHAT)):
-        refused = http.post(f"/{kind}", json={**body, "model": "gpt-4"})
-        assert refused.status_code == 404
-        assert refused.json()["error"]["message"] == "there is no model gpt-4: this server has landmark"
-    assert http.post("/completions", json={"prompt": "Hello", "max_tokens": 2}).status_code == 200
 
 
 def test_what_means_the_default_is_the_default(server, http):
@@ -74,16 +39,6 @@ def test_what_means_the_default_is_the_default(server, http):
     again = [*CHAT["messages"], {"role": "assistant", "content": "A heron.", "refusal": None, "tool_calls": []}]
     again.append({"role": "user", "content": "Where?", "name": None})
     assert http.post("/chat/completions", json={**CHAT, "messages": again}).status_code == 200
-    for wrong, said in (
-        ({"tools": [{"type": "function"}]}, "tools"),
-        ({"response_format": {"type": "json_object"}}, "response_format: is not supported here, and would change"),
-        ({"messages": [{"role": "narrator", "content": "Hello"}]}, "messages.0.role"),
-        ({"modalities": ["audio"]}, "modalities"),
-        ({"top_logprobs": 2}, "top_logprobs: set logprobs"),
-    ):
-        refused = http.post("/chat/completions", json={**CHAT, **wrong})
-        assert refused.status_code == 400
-        assert said in refused.json()["error"]["message"]
 
 
 def test_answers_are_sampled_unless_the_request_says_otherwise(server):
@@ -152,35 +107,68 @@ def test_sessions_and_documents_are_listed_and_deleted(server, http):
     assert http.put("/documents/book", content=b"\xff").status_code == 400
     listed = {each["id"]: each for each in http.get("/sessions").json()["data"]}
     assert listed["listed"] == {"id": "listed", "object": "session", "tokens": 9}
-    other = httpx.get(f"{server.url}/sessions", headers={"Authorization": f"Bearer {KEYS[1]}"})
-    assert other.json() == {"object": "list", "data": []}
+    assert server.http(KEYS[1]).get("/sessions").json() == {"object": "list", "data": []}
     assert http.delete("/sessions/listed").json()["deleted"]
     assert http.delete(f"/documents/{document['id']}").json()["deleted"]
     assert "listed" not in {each["id"] for each in http.get("/sessions").json()["data"]}
 
 
+TEXT, TALK = "completions", "chat/completions"
+CANNOT = "is not supported here, and would change the answer"
+
+
+def text(prompt="a", **given):
+    return TEXT, {"prompt": prompt, **given}, 400
+
+
+def talk(**given):
+    return TALK, {**CHAT, **given}, 400
+
+
 @pytest.mark.parametrize(
-    ("method", "path", "content", "status"),
+    ("path", "body", "status", "said"),
     [
-        ("GET", "/nothing", None, 404),
-        ("GET", "/completions", None, 405),
-        ("POST", "/completions", b'{"prompt": "\xff"}', 400),
-        ("POST", "/completions", b'{"prompt": ' + b"[" * 1500 + b"]" * 1500 + b"}", 400),
-        ("POST", "/completions", b'{"prompt": "a\\ud800b"}', 400),
-        ("POST", "/completions", b'{"prompt": "a", "stop": ["\\udfff"]}', 400),
-        ("POST", "/completions", b'{"prompt": "a", "model": "\\ud800"}', 400),
-        ("POST", "/completions", b'{"prompt": "a", "session": "\\ud800"}', 400),
-        ("POST", "/chat/completions", b'{"messages": [{"role": "user", "content": "\\udc00"}]}', 400),
-        ("POST", "/documents", b'{"text": "\\ud800"}', 400),
-        ("POST", "/completions", b"{", 400),
+        ("nothing", b"", 404, "Not Found"),
+        ("models", b"", 405, "Method Not Allowed"),
+        (TEXT, {"prompt": "a", "model": "gpt-4"}, 404, "there is no model gpt-4: this server has landmark"),
+        (TALK, {**CHAT, "model": "gpt-4"}, 404, "there is no model gpt-4: this server has landmark"),
+        (TEXT, b'{"prompt": "\xff"}', 400, ""),
+        (TEXT, b'{"prompt": ' + b"[" * 1500 + b"]" * 1500 + b"}", 400, ""),
+        (TEXT, b"{", 400, "the body is no JSON: "),
+        *((TEXT, b'{"prompt": "a", %s}' % each, 400, "half a character") for each in HALVES),
+        (TALK, b'{"messages": [{"role": "user", "content": "\\udc00"}]}', 400, "half a character"),
+        ("documents", b'{"text": "\\ud800"}', 400, "half a character"),
+        (*text(""), "the prompt has no text"),
+        (*text([]), "there is none"),
+        (*text([[1, 999]]), "999 is no id"),
+        (*text([257]), "257 is no id"),
+        (*text(["one", "two"], session="many"), "a session goes on with one prompt"),
+        (*text(temperature=-1), "temperature"),
+        (*text(n=0), "n: "),
+        (*text(n=2, session="two"), "n: a session goes on with one answer"),
+        (*text(session="../../etc"), "a name has 1 to 64"),
+        (*text(max_tokens=0), "max_tokens: 0 is less than 1"),
+        (*text(seed=2**70), "seed"),
+        (*text(stream_options={"include_usage": True}), "stream_options is for a streamed answer"),
+        (*text(presence_penalty=1), f"presence_penalty: {CANNOT}"),
+        (*text(logit_bias={"5": 1}), f"logit_bias: {CANNOT}"),
+        (*text(best_of=2), f"best_of: {CANNOT}"),
+        (*text(logprobs=6), "logprobs: a number from 0 to 5, not 6"),
+        (*talk(tools=[{"type": "function"}]), f"tools: {CANNOT}"),
+        (*talk(response_format={"type": "json_object"}), f"response_format: {CANNOT}"),
+        (*talk(messages=[{"role": "narrator", "content": "Hello"}]), "messages.0.role"),
+        (*talk(modalities=["audio"]), f"modalities: {CANNOT}"),
+        (*talk(top_logprobs=2), "top_logprobs: set logprobs"),
     ],
 )
-def test_errors_have_openais_form(server, http, method, path, content, status):
-    found = http.request(method, path, content=content, headers={"content-type": "application/json"})
+def test_refusals_have_openais_form_and_one_line(http, path, body, status, said):
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    found = http.post(f"/{path}", content=content, headers={"content-type": "application/json"})
     assert found.status_code == status
     error = found.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
     assert error["type"] == "invalid_request_error"
+    assert said in error["message"]
     assert "\n" not in error["message"]
 
 
@@ -222,13 +210,12 @@ def test_nothing_is_computed_for_a_client_that_has_left(model, tokenizer, tmp_pa
     monkeypatch.setattr(type(model), "forward", slow)
     body = {"text": "A heron. " * 300} if path == "documents" else {"prompt": "A", "session": "left"}
     with Server(model, tokenizer, tmp_path, tokens=100_000) as running:
-        headers = {"Authorization": f"Bearer {KEYS[0]}"}
         with pytest.raises(httpx.ReadTimeout):
-            httpx.post(f"{running.url}/{path}", json=body, headers=headers, timeout=httpx.Timeout(60, read=0.5))
+            running.http().post(f"/{path}", json=body, timeout=httpx.Timeout(60, read=0.5))
         until, before = time.monotonic() + 30, 0
         while len(calls) != before:
             assert time.monotonic() < until, "it goes on"
             before = len(calls)
             time.sleep(0.5)
         assert running.ask("Again. ", extra_body={"session": "left"}).choices
-        assert len(httpx.get(f"{running.url}/documents", headers=headers).json()["data"]) == 0
+        assert len(running.http().get("/documents").json()["data"]) == 0

@@ -3,20 +3,15 @@
 import logging
 
 import httpx
+import openai
 import pytest
 import torch
-
-pytest.importorskip("transformers", reason="the optional extra `hf` is not installed")
-pytest.importorskip("fastapi", reason="the optional extra `serve` is not installed")
-pytest.importorskip("openai", reason="the client of OpenAI is not installed")
-
-import openai
 
 from landmark.huggingface import wrap
 from landmark.serving.answering import Answering, Sampling
 from landmark.serving.memories import Memories
 from tests.huggingface.conftest import SETTINGS, make_model
-from tests.serving.test_server import KEYS, Server
+from tests.serving.conftest import KEYS, Server
 from tests.utils.test_chats import CHATML, chat_tokenizer, said, user
 
 pytestmark = pytest.mark.timeout(900)
@@ -38,13 +33,9 @@ def server(tmp_path):
         yield running
 
 
-def http(server):
-    return httpx.Client(headers={"Authorization": f"Bearer {KEYS[0]}"}, base_url=server.url, timeout=60)
-
-
 def turn(server, chat, **given):
     """Asks, adds the answer to the chat, and returns the tokens that were new and those of the prompt."""
-    found = http(server).post("/chat/completions", json={"messages": chat, "temperature": 0, **given}).json()
+    found = server.http().post("/chat/completions", json={"messages": chat, "temperature": 0, **given}).json()
     chat.append(said(found["choices"][0]["message"]["content"]))
     usage = found["usage"]
     return usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"], usage["prompt_tokens"]
@@ -85,7 +76,7 @@ def test_a_client_that_sends_its_history_again_has_its_new_tokens_read_alone(ser
     other = [user("A heron waits by the lake. " * 3 + "Who?")]
     assert turn(server, other)[0] <= turn(server, [user("x")])[1] + 40, "a document in a first message is read once"
     body = {"messages": [user("A heron waits by the lake. " * 3)], "max_tokens": 1}
-    of_another = httpx.post(f"{server.url}/chat/completions", json=body, headers={"Authorization": f"Bearer {KEYS[1]}"})
+    of_another = server.http(KEYS[1]).post("/chat/completions", json=body)
     assert of_another.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 
 
@@ -106,7 +97,7 @@ def test_a_session_notices_its_own_history(server):
     edited = turn(server, whole, session="one")
     assert edited[0] < 60
     assert edited[1] < first[1]
-    listed = {each["id"]: each["tokens"] for each in http(server).get("/sessions").json()["data"]}
+    listed = {each["id"]: each["tokens"] for each in server.http().get("/sessions").json()["data"]}
     assert listed["one"] == edited[1] + 4
     assert listed["two"] == second[1] + 4
 
@@ -118,14 +109,14 @@ def test_a_short_turn_of_a_long_session_writes_and_loads_no_memory(server, monke
     for number in range(3):
         server.ask(f"{number}? ", extra_body={"session": "long"})
     assert {path: path.stat().st_mtime_ns for path in server.folder.rglob("*.blocks")} == written
-    assert http(server).get("/sessions").json()["data"][0]["tokens"] == 540 + 3 * 3 + 4 * 4
+    assert server.http().get("/sessions").json()["data"][0]["tokens"] == 540 + 3 * 3 + 4 * 4
 
 
 def test_a_text_that_does_not_fit_is_refused_before_it_is_read(tmp_path, monkeypatch):
     model, tokenizer = make()
     monkeypatch.setattr(Answering, "read", None)
     with Server(model, tokenizer, tmp_path, disk=100_000) as running:
-        found = http(running).post("/documents", json={"text": "A heron. " * 400})
+        found = running.http().post("/documents", json={"text": "A heron. " * 400})
     assert found.status_code == 507
     assert "there is no room for" in found.json()["error"]["message"]
 
@@ -148,9 +139,9 @@ def test_reasoning_is_apart_from_the_answer(tmp_path):
 def test_fields_that_change_nothing_are_ignored_with_one_warning(server, caplog):
     body = {"prompt": "Hello", "max_tokens": -1, "temperature": 0, "user": "me", "metadata": {"a": "b"}, "mirostat": 0}
     with caplog.at_level(logging.WARNING):
-        expected = http(server).post("/completions", json={"prompt": "Hello", "temperature": 0}).json()["choices"]
+        expected = server.http().post("/completions", json={"prompt": "Hello", "temperature": 0}).json()["choices"]
         for _ in range(2):
-            assert http(server).post("/completions", json=body).json()["choices"] == expected
+            assert server.http().post("/completions", json=body).json()["choices"] == expected
     assert caplog.text.count("the field mirostat of a request is not known here") == 1
     messages = [
         {"role": "user", "content": [{"type": "text", "text": "Look.", "cache_control": {"type": "ephemeral"}}]},
@@ -158,7 +149,7 @@ def test_fields_that_change_nothing_are_ignored_with_one_warning(server, caplog)
         {"role": "tool", "content": "A heron.", "tool_call_id": "1", "name": "look"},
         user("So?"),
     ]
-    found = http(server).post("/chat/completions", json={"messages": messages, "max_tokens": 2})
+    found = server.http().post("/chat/completions", json={"messages": messages, "max_tokens": 2})
     assert found.status_code == 200, found.text
 
 

@@ -3,108 +3,25 @@
 import contextlib
 import copy
 import gc
-import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
-import pytest
-import torch
-
-pytest.importorskip("transformers", reason="the optional extra `hf` is not installed")
-pytest.importorskip("fastapi", reason="the optional extra `serve` is not installed")
-pytest.importorskip("uvicorn", reason="the optional extra `serve` is not installed")
-pytest.importorskip("openai", reason="the client of OpenAI is not installed")
-
 import openai
+import pytest
 import tokenizers
-import uvicorn
+import torch
 from transformers import PreTrainedTokenizerFast
 
-from landmark.serving import ServerSettings, make_app
 from landmark.serving.__main__ import main
 from landmark.serving.answering import Answering, Decoding
+from landmark.serving.memories import ServerSettings
 from landmark.utils.errors import UserError
 from tests.huggingface.conftest import make_tokenizer, wrapped_model
+from tests.serving.conftest import KEYS, Server, greedily
 
 pytestmark = pytest.mark.timeout(900)  # for a busy machine
-
-KEYS = "first-key", "second-key"
-LIMITS = {"body": 4000, "sessions": 40, "disk": 10 << 20, "tokens": 50}
-
-
-@pytest.fixture(scope="module")
-def model():
-    return wrapped_model("gemma3", local=16)
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return make_tokenizer()
-
-
-class Server:
-    """uvicorn in a thread, on a free port."""
-
-    def __init__(self, model, tokenizer, folder, **limits):
-        settings = ServerSettings(folder, KEYS, **{**LIMITS, **limits})
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        config = uvicorn.Config(make_app(model, tokenizer, settings), port=port, log_level="error")
-        self.server, self.folder = uvicorn.Server(config), folder
-        self.url = f"http://127.0.0.1:{port}/v1"
-        self.clients = {}
-        self.thread = threading.Thread(target=self.server.run, daemon=True)
-
-    def __enter__(self):
-        self.thread.start()
-        while not self.server.started:
-            assert self.thread.is_alive()
-            time.sleep(0.02)
-        return self
-
-    def __exit__(self, *_):
-        self.server.should_exit = True
-        self.thread.join(30)
-
-    def client(self, key=KEYS[0]):
-        if key not in self.clients:
-            self.clients[key] = openai.OpenAI(base_url=self.url, api_key=key, max_retries=0, timeout=800)
-        return self.clients[key]
-
-    def ask(self, prompt, key=KEYS[0], **given):
-        given = {"temperature": 0, **given}
-        return self.client(key).completions.create(model="landmark", prompt=prompt, max_tokens=4, **given)
-
-
-@pytest.fixture(scope="module")
-def server(model, tokenizer, tmp_path_factory):
-    with Server(model, tokenizer, tmp_path_factory.mktemp("memories")) as running:
-        yield running
-
-
-@torch.no_grad()
-def greedily(model, tokenizer, *turns, count=4, memory=None, end=None):
-    """The answers to turns of one session, read one after the other with one memory. None: an empty one.
-
-    What the model has said last is read with the next turn.
-    """
-    end = tokenizer.eos_token_id if end is None else end
-    memory, answers, last = memory or model.new_memory(), [], []
-    for turn in turns:
-        ids, answer = [*last, *tokenizer(turn)["input_ids"]], []
-        while len(answer) < count:
-            logits = model(torch.tensor([ids]), past_key_values=memory, logits_to_keep=1).logits[0, -1]
-            if model.landmarks.token is not None:
-                logits[model.landmarks.token] = -torch.inf
-            ids = last = [int(logits.argmax())]
-            if last == [end]:
-                break
-            answer += last
-        answers.append(tokenizer.decode(answer))
-    return answers
 
 
 def test_completions_are_the_models_own(server, model, tokenizer):
@@ -210,7 +127,7 @@ def test_chats_are_read_as_their_template_says(server, model, tokenizer):
     assert "".join(chunk.choices[0].delta.content or "" for chunk in streamed) == expected
 
 
-def test_sessions_of_32_clients_at_once_are_apart(server, model, tokenizer):
+def test_sessions_of_32_clients_at_once_are_apart(server, http, model, tokenizer):
     """Each reads a text of its own in two turns; half of them stream. All answer as if they were alone."""
     turns = [(f"{number} herons wait by the lake. ", f"And then {number * 7} came. ") for number in range(32)]
     expected = [greedily(model, tokenizer, *each) for each in turns]
@@ -229,10 +146,9 @@ def test_sessions_of_32_clients_at_once_are_apart(server, model, tokenizer):
 
     with ThreadPoolExecutor(32) as pool:
         assert list(pool.map(talk, range(32))) == expected
-    client = httpx.Client(headers={"Authorization": f"Bearer {KEYS[0]}"})
     for number in range(32):
-        assert client.delete(f"{server.url}/sessions/client-{number}").json()["deleted"]
-    assert client.delete(f"{server.url}/sessions/client-3").status_code == 404
+        assert http.delete(f"/sessions/client-{number}").json()["deleted"]
+    assert http.delete("/sessions/client-3").status_code == 404
 
 
 def test_a_session_reads_the_end_of_an_answer(tokenizer, tmp_path):
@@ -270,10 +186,9 @@ def test_another_key_does_not_see_a_session(server, model, tokenizer):
     )
 
 
-def test_a_document_is_posted_once_and_asked_often(server, model, tokenizer):
+def test_a_document_is_posted_once_and_asked_often(server, http, model, tokenizer):
     text, question = "The report says that herons wait. " * 5, "Who waits? "
-    client = httpx.Client(headers={"Authorization": f"Bearer {KEYS[0]}"}, timeout=60)
-    posted = client.post(f"{server.url}/documents", json={"text": text}).json()
+    posted = http.post("/documents", json={"text": text}).json()
     assert posted["tokens"] == len(text)
     with torch.no_grad():
         memory = model.new_memory()
@@ -296,32 +211,6 @@ def test_keys_and_bodies_that_are_wrong_are_refused(server):
     assert error.value.status_code == 413
     refused = httpx.post(f"{server.url}/completions", content=b"x" * 5000)
     assert refused.status_code == 401, "the body was read before the key"
-
-
-@pytest.mark.parametrize(
-    ("prompt", "given", "said"),
-    [
-        ("", {}, "the prompt has no text"),
-        ([], {}, "there is none"),
-        ([[1, 999]], {}, "999 is no id"),
-        ([257], {}, "257 is no id"),
-        (["one", "two"], {"session": "many"}, "a session goes on with one prompt"),
-        ("a", {"temperature": -1}, "temperature"),
-        ("a", {"n": 0}, "n: "),
-        ("a", {"n": 2, "session": "two"}, "n: a session goes on with one answer"),
-        ("a", {"session": "../../etc"}, "a name has 1 to 64"),
-        ("a", {"max_tokens": 0}, "max_tokens: 0 is less than 1"),
-        ("a", {"seed": 2**70}, "seed"),
-        ("a", {"stream_options": {"include_usage": True}}, "stream_options is for a streamed answer"),
-        ("a", {"presence_penalty": 1}, "presence_penalty: is not supported here, and would change the answer"),
-        ("a", {"logit_bias": {"5": 1}}, "logit_bias: is not supported"),
-        ("a", {"logprobs": 6}, "logprobs: a number from 0 to 5, not 6"),
-        ("a", {"best_of": 2}, "best_of: is not supported"),
-    ],
-)
-def test_requests_that_mean_something_else_are_refused(server, prompt, given, said):
-    with pytest.raises(openai.BadRequestError, match=said):
-        server.ask(prompt, extra_body=given)
 
 
 def test_sessions_and_disk_have_an_end(model, tokenizer, tmp_path):
@@ -350,14 +239,8 @@ def test_a_session_answers_one_request_at_a_time(model, tokenizer, tmp_path):
     try:
         with Server(model, tokenizer, tmp_path, tokens=100_000) as running:
             running.ask(first, **asked)
-            body = {
-                "prompt": "Never read. ",
-                "max_tokens": 100_000,
-                "stream": True,
-                "session": "busy",
-            }
-            headers = {"Authorization": f"Bearer {KEYS[0]}"}
-            with httpx.stream("POST", f"{running.url}/completions", json=body, headers=headers, timeout=60) as stream:
+            body = {"prompt": "Never read. ", "max_tokens": 100_000, "stream": True, "session": "busy"}
+            with running.http().stream("POST", "/completions", json=body) as stream:
                 events = stream.iter_bytes()  # httpx closes the stream when nothing holds this
                 next(events)
                 with pytest.raises(openai.ConflictError, match="is answering another request"):

@@ -1,0 +1,105 @@
+"""A server over a real port, its clients, and what the model says when nobody else asks it."""
+
+import socket
+import threading
+import time
+
+import httpx
+import pytest
+import torch
+
+pytest.importorskip("transformers", reason="the optional extra `hf` is not installed")
+pytest.importorskip("fastapi", reason="the optional extra `serve` is not installed")
+pytest.importorskip("uvicorn", reason="the optional extra `serve` is not installed")
+pytest.importorskip("openai", reason="the client of OpenAI is not installed")
+
+import openai
+import uvicorn
+
+from landmark.serving.app import make_app
+from landmark.serving.memories import ServerSettings
+from tests.huggingface.conftest import make_tokenizer, wrapped_model
+
+KEYS = "first-key", "second-key"
+LIMITS = {"body": 4000, "sessions": 40, "disk": 10 << 20, "tokens": 50}
+
+
+@pytest.fixture(scope="session")
+def model():
+    return wrapped_model("gemma3", local=16)
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    return make_tokenizer()
+
+
+class Server:
+    """uvicorn in a thread, on a free port."""
+
+    def __init__(self, model, tokenizer, folder, **limits):
+        settings = ServerSettings(folder, KEYS, **{**LIMITS, **limits})
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        config = uvicorn.Config(make_app(model, tokenizer, settings), port=port, log_level="error")
+        self.server, self.folder = uvicorn.Server(config), folder
+        self.url = f"http://127.0.0.1:{port}/v1"
+        self.clients = {}
+        self.thread = threading.Thread(target=self.server.run, daemon=True)
+
+    def __enter__(self):
+        self.thread.start()
+        while not self.server.started:
+            assert self.thread.is_alive()
+            time.sleep(0.02)
+        return self
+
+    def __exit__(self, *_):
+        self.server.should_exit = True
+        self.thread.join(30)
+
+    def http(self, key=KEYS[0]):
+        return httpx.Client(headers={"Authorization": f"Bearer {key}"}, base_url=self.url, timeout=60)
+
+    def client(self, key=KEYS[0]):
+        if key not in self.clients:
+            self.clients[key] = openai.OpenAI(base_url=self.url, api_key=key, max_retries=0, timeout=800)
+        return self.clients[key]
+
+    def ask(self, prompt, key=KEYS[0], **given):
+        given = {"temperature": 0, **given}
+        return self.client(key).completions.create(model="landmark", prompt=prompt, max_tokens=4, **given)
+
+
+@pytest.fixture(scope="module")
+def server(model, tokenizer, tmp_path_factory):
+    with Server(model, tokenizer, tmp_path_factory.mktemp("memories")) as running:
+        yield running
+
+
+@pytest.fixture
+def http(server):
+    return server.http()
+
+
+@torch.no_grad()
+def greedily(model, tokenizer, *turns, count=4, memory=None, end=None):
+    """The answers to turns of one session, read one after the other with one memory. None: an empty one.
+
+    What the model has said last is read with the next turn.
+    """
+    end = tokenizer.eos_token_id if end is None else end
+    memory, answers, last = memory or model.new_memory(), [], []
+    for turn in turns:
+        ids, answer = [*last, *tokenizer(turn)["input_ids"]], []
+        while len(answer) < count:
+            logits = model(torch.tensor([ids]), past_key_values=memory, logits_to_keep=1).logits[0, -1]
+            if model.landmarks.token is not None:
+                logits[model.landmarks.token] = -torch.inf
+            ids = last = [int(logits.argmax())]
+            if last == [end]:
+                break
+            answer += last
+        answers.append(tokenizer.decode(answer))
+    return answers

@@ -198,10 +198,9 @@ class MemorySettings:
 
 
 TRAINING_FREE = MemorySettings(  # of models that read without landmarks, where nothing was trained
-    k=32,
+    k=64,
     granularity="per_token_and_group",
     scorer="mean_key",
-    rerank=64,
     first=1,
     window=512,
     mapping="auto",

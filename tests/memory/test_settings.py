@@ -62,9 +62,10 @@ def test_what_is_saved_are_the_settings_that_are_not_the_default(settings):
 
 
 def test_a_rerank_that_was_not_given_is_raised_to_a_k_that_is():
-    assert (TRAINING_FREE.updated({"k": 100}).rerank, TRAINING_FREE.updated({"k": 9}).rerank) == (100, 64)
+    settings = MemorySettings(rerank=64)
+    assert (settings.updated({"k": 100}).rerank, settings.updated({"k": 9}).rerank) == (100, 64)
     with pytest.raises(UserError, match="retrieval.rerank=64: is less than retrieval.k=100"):
-        TRAINING_FREE.updated({"k": 100, "rerank": 64})
+        settings.updated({"k": 100, "rerank": 64})
 
 
 def lines_of_the_page() -> list[str]:

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -36,7 +35,6 @@ class ArxivMath(Source):
     def __init__(self, path: Path | None, configs: Sequence[str] | None):
         """path: a local copy (None: the hub). configs: configs whose documents are taken (None: all)."""
         self._configs = None if configs is None else sorted(set(configs))
-        self._reports: dict[str, dict[str, Any]] = {}
         self.identity = {"corpus": self.name, "configs": self._configs}
         if path is None:
             self.origin = HUB_NAME
@@ -53,22 +51,18 @@ class ArxivMath(Source):
         }
 
     def documents(self, split: str) -> Iterator[Document]:
-        found: Counter[str] = Counter()
-        self._reports[split] = {"configs": found}
+        found = set[str]()
         for name, place in self._files[split]:
             for document, text, record in json_texts(self.name, name, place):
-                found[config := _config(document, record)] += 1
+                found.add(config := _config(document, record))
                 if self._configs is None or config in self._configs:
                     yield Document(document, text)
-        if self._configs is not None and not found.keys() & set(self._configs):
+        if self._configs is not None and not found & set(self._configs):
             names = ", ".join(sorted(found)) or "no document at all"
             raise UserError(
                 f"{self.name}: no document of split {split!r} of {self.origin} has a config among "
                 f"data.configs=[{','.join(self._configs)}]: found {names}; name some of these, or take all (null)"
             )
-
-    def report(self, split: str) -> dict[str, Any]:
-        return self._reports.get(split, {})
 
 
 def make_source(path: Path | None, configs: Sequence[str] | None = ("arxiv",)) -> ArxivMath:

@@ -168,7 +168,7 @@ def _write_split(source: Source, split: str, tokenizer: Tokenizer, folder: Path,
         os.fsync(output.fileno())
     if not counts["documents"]:
         raise UserError(f"{source.name}: split {split!r} of {source.origin} has no text: every document is empty")
-    return {"file": file.name, **counts, "sha256": digest.hexdigest(), **source.report(split)}
+    return {"file": file.name, **counts, "sha256": digest.hexdigest()}
 
 
 def _discard_without_manifest(folder: Path) -> None:

@@ -40,10 +40,6 @@ class Source:
         """Expected bytes of text, for the progress bar; None: unknown."""
         return None
 
-    def report(self, split: str) -> dict[str, Any]:
-        """Further counts for the manifest, once the split has been read."""
-        return {}
-
 
 class FirstDocuments(Source):
     """The first `count` documents of each split of another source."""
@@ -57,9 +53,6 @@ class FirstDocuments(Source):
 
     def documents(self, split: str) -> Iterator[Document]:
         return islice(self._source.documents(split), self._count)
-
-    def report(self, split: str) -> dict[str, Any]:
-        return self._source.report(split)
 
 
 def open_source(name: str, path: str | Path | None = None, **options: Any) -> Source:

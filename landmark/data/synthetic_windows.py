@@ -47,10 +47,6 @@ class SyntheticWindows:
         chosen = range(self.batch_size) if indices is None else indices
         return self._make([sample_generator(self._split, self.seed, step, index) for index in chosen])
 
-    def starts(self, step: int) -> np.ndarray:
-        """Numbers of the samples within a step, (batch_size,) int64; for messages, as in `TrainingWindows`."""
-        return np.arange(self.batch_size)
-
     def evenly_spaced(self, count: int) -> np.ndarray:
         """Numbers of the samples for validation, (count,) int64."""
         return np.arange(count)
@@ -101,10 +97,6 @@ class MixedWindows:
             if (values := getattr(tasks, name)) is not None:
                 getattr(made, name)[rows] = values
         return made
-
-    def starts(self, step: int) -> np.ndarray:
-        """Where the windows of a step begin, as in `TrainingWindows`; −1 for a task, which has no place in the text."""
-        return np.where(self._are_tasks(step, range(self.batch_size)), -1, self._text.starts(step))
 
     def _are_tasks(self, step: int, indices: range) -> np.ndarray:
         """Which windows of a step are tasks, bool."""

@@ -19,7 +19,7 @@ from landmark.data.datamodule import WindowDataModule
 from landmark.models import checkpoint as weights
 from landmark.training.checkpointing import AtomicCheckpointIO, CheckpointCallback, Interruption, find_checkpoint
 from landmark.training.lightning_module import LanguageModelTraining, window_losses
-from landmark.training.measurement_callback import REPORT, MeasurementCallback, NotFinite, diverged
+from landmark.training.measurement_callback import MeasurementCallback
 from landmark.training.metrics_csv_logger import MetricsCsvLogger
 from landmark.training.progress_callback import ProgressCallback
 from landmark.training.sharding import gathered, strategy
@@ -63,7 +63,6 @@ def train(
     settings = config.train
     folder = run_dir / "checkpoints"
     folder.mkdir(parents=True, exist_ok=True)
-    (run_dir / REPORT).unlink(missing_ok=True)
     path, step = first_says(lambda: find_checkpoint(folder, identity)) or (None, 0)
 
     data = WindowDataModule(corpus, tokenizer, config)
@@ -106,10 +105,7 @@ def train(
             model.compile_parts()
         model.train()
         reset_peak_memory()
-        try:
-            trainer.fit(module, datamodule=data, ckpt_path=path)
-        except NotFinite as error:
-            raise diverged(error, data.training, run_dir, config.seed) from error
+        trainer.fit(module, datamodule=data, ckpt_path=path)
     whole = gathered(trainer)
     if trainer.is_global_zero:
         weights.save(model, run_dir, whole, beside=(RUN, LAUNCH))

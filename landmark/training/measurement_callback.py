@@ -3,11 +3,10 @@
 It stops a training whose loss or weights are no longer finite.
 """
 
-import logging
 import math
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from lightning import Callback, LightningModule, Trainer
@@ -17,17 +16,8 @@ from torch import Tensor
 from landmark.training.checkpointing import checkpoints
 from landmark.training.lightning_module import STEP_LOSS, LanguageModelTraining, ends_step
 from landmark.training.sharding import is_sharded, own_share
-from landmark.utils.errors import Diverged, UserError
-from landmark.utils.files import write_json
+from landmark.utils.errors import Diverged
 from landmark.utils.hardware import peak_memory_bytes
-
-if TYPE_CHECKING:
-    from landmark.data.datamodule import Windows
-
-REPORT = "not_finite.json"  # in a run's folder: the step of a training that diverged, and its windows
-_SHOWN = 16  # windows named in the message
-
-log = logging.getLogger(__name__)
 
 
 class MeasurementCallback(Callback):
@@ -108,7 +98,7 @@ class MeasurementCallback(Callback):
         self._read_losses(trainer)
         finite = torch.stack([own_share(parameter).isfinite().all() for parameter in pl_module.parameters()]).all()
         if not trainer.strategy.reduce_boolean_decision(bool(finite), all=True):
-            raise NotFinite("a weight", math.nan, trainer.global_step)  # its loss was finite
+            check_finite(trainer, "a weight", [math.nan], trainer.global_step)  # its loss was finite
         checkpoint["measurements"] = {
             "latest": dict(self.latest),
             "losses": list(self._losses),
@@ -134,7 +124,7 @@ class MeasurementCallback(Callback):
             losses = trainer.strategy.reduce(torch.stack(self._unread), reduce_op="mean")
             assert isinstance(losses, Tensor)
             values: list[float] = losses.tolist()
-            check_finite("the loss", values, trainer.global_step - len(values) + 1)
+            check_finite(trainer, "the loss", values, trainer.global_step - len(values) + 1)
             self._losses += values
             self._unread.clear()
         self._clock.stop()
@@ -173,7 +163,7 @@ class MeasurementCallback(Callback):
         )
         assert isinstance(total_targets, Tensor)
         loss = (total_targets[0] / total_targets[1]).item()
-        check_finite("the validation loss", [loss], trainer.global_step)
+        check_finite(trainer, "the validation loss", [loss], trainer.global_step)
         return {"validation/loss": loss, "validation/perplexity": math.exp(min(loss, 700.0))}
 
 
@@ -210,44 +200,13 @@ class _Clock:
         self._seconds, self._since = self.seconds, None
 
 
-class NotFinite(UserError):
-    """`what` became `value` at a step, counted from 1."""
-
-    def __init__(self, what: str, value: float, step: int) -> None:
-        super().__init__(f"{what} became {value} at step {step}")
-        self.what, self.value, self.step = what, value, step
-
-
-def check_finite(what: str, values: list[float], first: int) -> None:
-    """Raise NotFinite for the first value that is not finite; the values are of the steps from `first` on."""
+def check_finite(trainer: Trainer, what: str, values: list[float], first: int) -> None:
+    """Raise Diverged for the first value that is not finite; the values are of the steps from `first` on."""
     for step, value in enumerate(values, first):
         if not math.isfinite(value):
-            raise NotFinite(what, value, step)
-
-
-def diverged(error: NotFinite, windows: "Windows", run_dir: Path, seed: int) -> UserError:
-    """Write a report with the windows of the step to the run's folder, and return the error for the user.
-
-    A window is named by where it begins in the training text; −1 is a task (`data.tasks`, `data.passkeys`).
-    """
-    starts = windows.starts(error.step - 1).tolist()
-    before = next(iter(checkpoints(run_dir / "checkpoints")), None)
-    report = {
-        "what": error.what,
-        "value": str(error.value),
-        "step": error.step,
-        "seed": seed,
-        "windows": starts,
-        "checkpoint": before and before.name,
-    }
-    path = run_dir / REPORT
-    try:
-        write_json(path, report)
-    except OSError as full:
-        log.warning("%s could not be written: %s", path, full)
-    named = ", ".join(map(str, starts[:_SHOWN])) + (f", … ({len(starts)} in {path})" if len(starts) > _SHOWN else "")
-    named += " (-1: a task)" if -1 in starts else ""
-    kept = f"the checkpoint before it is {before}" if before else "no checkpoint was written before"
-    return Diverged(
-        f"diverged: {error}, on the windows {named}; {kept}: lower train.max_lr, or train with train.precision=32-true"
-    )
+            before = next(iter(checkpoints(Path(trainer.default_root_dir) / "checkpoints")), None)
+            kept = f"the checkpoint before it is {before}" if before else "no checkpoint was written before"
+            raise Diverged(
+                f"diverged: {what} became {value} at step {step}; {kept}: lower train.max_lr, or train with "
+                "train.precision=32-true"
+            )

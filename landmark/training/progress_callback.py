@@ -62,7 +62,7 @@ class ProgressCallback(Callback):
         elif (now := time.monotonic()) - self._shown >= SECONDS_BETWEEN_LINES or step == steps:
             self._shown = now
             left = (now - self._began) / (step - self._first_step) * (steps - step)
-            self._print(f"step {step}/{steps}  {self._values()}  {_clock(left)} left")
+            self._print(f"step {step}/{steps}  {self._values()}  {tqdm.format_interval(left)} left")
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if self._bar is not None:
@@ -101,9 +101,3 @@ class ProgressCallback(Callback):
 
     def _print(self, line: str) -> None:
         print(f"{self.name}: {line}", file=self.stream, flush=True)
-
-
-def _clock(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"

@@ -11,7 +11,6 @@ from landmark.data.ruler.material import NOISE, Essays
 from landmark.data.ruler.samples import _KINDS, RulerSamples
 from landmark.data.synthetic_windows import MixedWindows, SyntheticWindows
 from landmark.data.windows import TrainingWindows
-from landmark.training.measurement_callback import NotFinite, diverged
 from landmark.utils.constants import RULER_TASKS
 from landmark.utils.errors import UserError
 
@@ -129,7 +128,7 @@ def test_every_task_is_of_one_kind_of_training_text():
     assert sum(_KINDS.values()) == pytest.approx(1)
 
 
-def test_a_share_of_the_windows_is_tasks_and_the_others_stay_as_they_were(tmp_path):
+def test_a_share_of_the_windows_is_tasks_and_the_others_stay_as_they_were():
     settings = {"length": 306, "batch_size": 16, "seed": 3, "block_size": 50}
     text = TrainingWindows(STREAM, **settings, landmark=CODE.landmark, eot=CODE.eot)
     tasks = SyntheticWindows(SyntheticCorpus(RulerSamples(ESSAYS), CODE), "train", **settings)
@@ -138,7 +137,6 @@ def test_a_share_of_the_windows_is_tasks_and_the_others_stay_as_they_were(tmp_pa
         batch, before = mixed.batch(step), text.batch(step)
         is_task = (batch.tokens != before.tokens).any(1)
         counts.append(int(is_task.sum()))
-        assert mixed.starts(step).tolist() == np.where(is_task, -1, text.starts(step)).tolist()
         assert batch.weights is not None
         assert batch.phase is not None
         assert before.phase is not None
@@ -149,7 +147,3 @@ def test_a_share_of_the_windows_is_tasks_and_the_others_stay_as_they_were(tmp_pa
         for part in (range(0, 8), range(8, 16)):  # devices share a batch
             assert (mixed.batch(step, part).tokens == batch.tokens[part.start : part.stop]).all()
     assert 0.15 < sum(counts) / 96 < 0.45
-    step = next(step for step, count in enumerate(counts) if count)
-    message = str(diverged(NotFinite("train/loss", float("nan"), step + 1), mixed, tmp_path, 3))
-    named = ", ".join(map(str, mixed.starts(step)))
-    assert f"became nan at step {step + 1}, on the windows {named} (-1: a task); " in message

@@ -1,10 +1,8 @@
 import io
-import json
 import math
 import time
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
@@ -99,16 +97,11 @@ def test_nan_stops_naming_the_step(tmp_path, monkeypatch):
     config = make_config("transformer", micro_batch=None, log_every=30, validate_every=40)
     with pytest.raises(UserError) as error:
         run(config, tmp_path)
-    windows = [int(draw) % (4000 - 48 - 1) for draw in np.random.Philox(key=[7, 19]).random_raw(4)]
     saved = tmp_path / "run" / "checkpoints" / "step-00000016.ckpt"
-    text = ", ".join(map(str, windows))
-    assert f"became nan at step 20, on the windows {text}; the checkpoint before it is {saved}" in str(error.value)
+    assert f"became nan at step 20; the checkpoint before it is {saved}" in str(error.value)
     assert sorted(path.name for path in saved.parent.glob("*.ckpt")) == ["step-00000008.ckpt", saved.name]
-    report = json.loads((tmp_path / "run" / "not_finite.json").read_text())
-    assert (report["step"], report["windows"], report["checkpoint"]) == (20, windows, saved.name)
     monkeypatch.undo()
     assert run(config, tmp_path)[1]["steps"] == 40
-    assert not (tmp_path / "run" / "not_finite.json").exists()
 
 
 def test_weights_that_are_not_finite_are_not_saved(tmp_path, monkeypatch):
@@ -116,7 +109,7 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path, monkeypatch):
     rate = landmark.training.optimization.learning_rate
     spoil = lambda step, settings: math.inf if step == 7 else rate(step, settings)  # noqa: E731
     monkeypatch.setattr(landmark.training.optimization, "learning_rate", spoil)
-    with pytest.raises(UserError, match="a weight became nan at step 8, .* no checkpoint was written before"):
+    with pytest.raises(UserError, match="a weight became nan at step 8; no checkpoint was written before"):
         run(make_config("transformer"), tmp_path)
     assert list((tmp_path / "run" / "checkpoints").iterdir()) == []
 

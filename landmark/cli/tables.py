@@ -26,7 +26,7 @@ from landmark.results.paper import read_paper
 from landmark.tracking.wandb_run import mode
 from landmark.utils.errors import UserError
 from landmark.utils.files import write_atomic
-from landmark.utils.nested import flat
+from landmark.utils.setting import flat
 
 _NAMED = 13  # rows without a record that are named; experiments have up to 151
 

@@ -10,7 +10,7 @@ from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 from landmark.config.schema import Config, to_config
 from landmark.utils.errors import UserError
 from landmark.utils.files import read_json, write_json
-from landmark.utils.nested import flat
+from landmark.utils.setting import flat
 
 RUN, LAUNCH = "run.json", "launch.json"  # in a run's folder: the settings that are its identity, and all settings
 

@@ -19,7 +19,7 @@ from landmark.experiment import identity
 from landmark.models.config import decoder_config
 from landmark.utils.errors import UserError
 from landmark.utils.files import HASHES, read_json, sha256_file
-from landmark.utils.nested import difference
+from landmark.utils.setting import difference
 
 if TYPE_CHECKING:
     from landmark.data import Corpus, SyntheticCorpus, Tokenizer

@@ -13,7 +13,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from landmark.config.schema import Config
 from landmark.utils.errors import UserError
 from landmark.utils.metrics_csv import metrics_so_far
-from landmark.utils.nested import flat
+from landmark.utils.setting import flat
 
 if TYPE_CHECKING:
     from wandb.sdk.wandb_run import Run

@@ -24,7 +24,7 @@ from lightning.pytorch.utilities.types import STEP_OUTPUT
 from landmark.training.lightning_module import ends_step
 from landmark.utils.errors import OutOfTime, Stopped, UserError
 from landmark.utils.files import name_in_errors, open_written, sha256_file, sync_folder, write_atomic
-from landmark.utils.nested import difference
+from landmark.utils.setting import difference
 
 log = logging.getLogger(__name__)
 

@@ -211,13 +211,10 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 40 else f"{text[:40]}…"
 
 
-def sha256_file(path: str | Path, chunk_bytes: int = 1 << 20) -> str:
-    """Hex SHA-256 of a file's content, read `chunk_bytes` at a time."""
-    digest = hashlib.sha256()
+def sha256_file(path: str | Path) -> str:
+    """Hex SHA-256 of a file's content."""
     with open(path, "rb") as file:
-        while chunk := file.read(chunk_bytes):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_hashes(folder: Path, files: Iterable[str], name: str = HASHES) -> None:

@@ -9,6 +9,7 @@ import torch
 from landmark.cli import main as app
 from landmark.config import to_config
 from landmark.data import load_tokenizer
+from landmark.data.sources import read_text
 from landmark.models import save
 from landmark.models.language_model import Sampling
 from landmark.utils.errors import UserError
@@ -114,15 +115,20 @@ def test_a_plain_transformer_reads_both(ask):
     ("overrides", "said"),
     [
         (["prompt=''"], "prompt 0 is empty"),
-        (["prompt_file=nowhere.txt"], "prompt_file=nowhere.txt: there is no such file"),
+        (["prompt_file=/dev/zero"], r"prompt_file=/dev/zero: is a device, name a file \(- for standard input\)"),
         (["prompt=hello", "generate.stop=[end]"], "generate.stop: 'end' is 3 tokens of tokenizer=bytes"),
-        (["prompt=hello", "memory.load=nowhere"], "memory.load=nowhere: there is no such folder"),
         (["prompt=hello", "run=nowhere"], "run=nowhere: no such run, .*/runs has no run"),
     ],
 )
 def test_bad_input_is_refused(ask, overrides, said):
     with pytest.raises(UserError, match=said):
         ask(*overrides)
+
+
+def test_a_mark_of_the_byte_order_is_no_text(ask):
+    (ask.folder / "book.txt").write_bytes(b"\xef\xbb\xbfIt was")
+    assert ask(f"prompt_file={ask.folder / 'book.txt'}")[0] == expected(ask.model, "It was")
+    assert read_text(ask.folder / "book.txt") == "It was"
 
 
 def test_text_that_is_none_is_refused(ask):

@@ -11,7 +11,7 @@ from landmark.cli import main
 from landmark.config import schema, to_config
 from landmark.experiment import runner
 from landmark.experiment.jobs import Inputs
-from landmark.utils.errors import UserError
+from landmark.utils.errors import Diverged, UserError
 from tests.configurations import compose_conf
 
 
@@ -42,6 +42,35 @@ def test_interrupted_table_goes_on_where_it_stopped(work):
     work("+experiment=table1_pg19")
     assert work.trained == []  # Transformer-XL was trained before it was interrupted
     assert (len(work.evaluated), work.evaluated[0]) == (10, "xl_2048")
+
+
+@pytest.mark.parametrize("error", [OverflowError("math range error"), Diverged("diverged: the loss became nan")])
+def test_a_row_that_diverges_does_not_end_the_table(work, capsys, error):
+    work.fail_at, work.error = "plain_360", error
+    with pytest.raises(UserError, match="1 row diverged and left no record: plain_360; the lines above say where"):
+        work("+experiment=table1_pg19")
+    assert len(work.evaluated) == 12
+    said = capsys.readouterr().out
+    assert "[2/13] plain_360: diverged: " in said
+    assert "written: " in said
+
+
+def test_a_training_that_diverges_is_tried_once(work, monkeypatch, capsys):
+    trained = work.train
+
+    def train(config, folder, *more):
+        results = trained(config, folder, *more)
+        if config.model.kind == "landmark":
+            for path in folder.glob("model*"):
+                path.unlink()
+            raise Diverged("diverged: the loss became nan at step 3")
+        return results
+
+    monkeypatch.setattr("landmark.experiment.runner.train_here", train)
+    with pytest.raises(UserError, match=r"\d rows diverged and left no record: landmark_512"):
+        work("+experiment=table1_pg19")
+    assert work.trained == ["transformer", "landmark", "transformer_xl"]
+    assert "landmark_2048_k2: its run diverged" in capsys.readouterr().out
 
 
 def test_one_row_trains_and_evaluates_only_what_it_needs(work):

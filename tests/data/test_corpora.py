@@ -217,6 +217,7 @@ BAD = {
     "meta that is no JSON": ({"text": "x", "meta": "arxiv"}, NO_META),
     "meta that is no object": ({"text": "x", "meta": "3"}, NO_META),
     "half a surrogate pair": (line("\ud800"), NO_TEXT),
+    "too deep": ("[" * 100_000, NO_TEXT),
     "not UTF-8": ('{"text": "caf\udce9", "meta": "{}"}', NO_TEXT),
 }
 

@@ -4,7 +4,7 @@ import pytest
 
 from landmark.config.checks import resolve
 from landmark.experiment.identity import digest, row_settings, run_name, run_settings
-from landmark.utils.nested import difference
+from landmark.utils.setting import difference
 
 NAMED, AS_IS = (f"model={model} model.name=some-folder" for model in ("pretrained_landmark", "pretrained_base"))
 

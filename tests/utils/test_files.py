@@ -57,4 +57,4 @@ def test_json_cut_short_names_the_file(tmp_path: Path, content: bytes):
 def test_hash_of_a_file(tmp_path: Path):
     (tmp_path / "abc").write_bytes(b"abc")
     expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
-    assert files.sha256_file(tmp_path / "abc", chunk_bytes=2) == expected
+    assert files.sha256_file(tmp_path / "abc") == expected

@@ -47,7 +47,7 @@ def words_of_others(settings: Path | None) -> Iterator[None]:
     settings: the folder of `--config-dir`.
     """
     global _by_others
-    for file in settings.rglob("*.yaml") if settings else ():
+    for file in filter(Path.is_file, settings.rglob("*.yaml") if settings else ()):
         _named.update(re.findall(r"\w+(?:\.\w+)+", file.read_text(encoding="utf-8", errors="replace")))
     _by_others = True
     try:

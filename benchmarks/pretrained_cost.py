@@ -10,7 +10,6 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from benchmarks import report
 from benchmarks.exactness import Inexact
 from benchmarks.report import Report, Row, compare, megabytes, per_second
 from benchmarks.settings import Say, progress, use_threads
-from benchmarks.timing import interleave, peak_of_new_process
+from benchmarks.timing import interleave
 from benchmarks.wrapped import RESULTS, bytes_kept, bytes_of
 from landmark.data.stdlib import StandardLibrary
 from landmark.huggingface import wrap
@@ -56,7 +55,7 @@ def run(folder: str, lengths: Sequence[int], dtype: str, count: int, rounds: int
         caches: dict[str, Any] = {}
         say(f"{length:,} tokens")
         readers = {name: reader(model, first, caches, name) for name in (PLAIN, BLOCKS)}
-        seconds = interleave(readers, rounds=rounds)
+        seconds = interleave(readers, rounds=rounds, warmup=0)  # `check` has read before
         yield from compare("reading", f"{length:,} tokens", "tokens/s", per_second(length, seconds), PLAIN)
         kept = {PLAIN: bytes_of(caches[PLAIN]), BLOCKS: bytes_kept(caches[BLOCKS])}
         yield from compare("memory", f"keys and values of {length:,} tokens", "MB", megabytes(kept), PLAIN)
@@ -64,34 +63,22 @@ def run(folder: str, lengths: Sequence[int], dtype: str, count: int, rounds: int
         seconds = interleave(writers, rounds=rounds)
         yield from compare("generating", f"after {length:,} tokens", "tokens/s", per_second(count, seconds), PLAIN)
         caches.clear()
-        say(f"peak memory of {length:,} tokens")
-        arguments = {name: f"{folder} {dtype} {length} {count} {name}" for name in readers}
-        if model.device.type == "cuda":
-            peaks = {name: peak_on_gpu(each) for name, each in arguments.items()}
-        else:
-            peaks = {name: peak_of_new_process("pretrained_cost", each, False) for name, each in arguments.items()}
-        yield from compare("memory", f"peak with the weights, {length:,} tokens", "MB", megabytes(peaks), PLAIN)
+        if model.device.type == "cuda":  # on a CPU the peak is that of loading
+            say(f"peak memory of {length:,} tokens")
+            peaks = {name: peak_on_gpu(model, first, more, name) for name in readers}
+            yield from compare("memory", f"peak with the weights, {length:,} tokens", "MB", megabytes(peaks), PLAIN)
 
 
-def run_once(name: str, _: bool = False) -> None:
-    """Read a text and generate a few tokens. name: folder, type, tokens of the text, tokens generated, competitor."""
-    folder, dtype, length, count, competitor = name.split(maxsplit=4)
-    model, tokenizer = opened(folder, dtype)
-    first, more = text(tokenizer, int(length) + int(count), model.device).split([int(length), int(count)], 1)
-    caches: dict[str, Any] = {}
-    reader(model, first, caches, competitor)()
-    writer(model, more, caches[competitor])()
-
-
-def peak_on_gpu(name: str) -> int:
-    """Peak bytes of `run_once`, in this process: what the GPU had before is the model alone."""
+def peak_on_gpu(model: Any, ids: Tensor, more: Tensor, name: str) -> int:
+    """Peak bytes of reading a text and generating behind it."""
     torch.cuda.empty_cache()
     reset_peak_memory()
-    run_once(name)
+    caches: dict[str, Any] = {}
+    reader(model, ids, caches, name)()
+    writer(model, more, caches[name])()
     return peak_memory_bytes()
 
 
-@cache
 def opened(folder: str, dtype: str) -> tuple[Any, Any]:
     """The model, on a GPU where there is one, and its tokenizer. Raises UserError for a folder without."""
     path = folder_of(folder)
@@ -178,14 +165,15 @@ def main(words: Sequence[str]) -> int:
         f"training as `wrap(model, tokenizer, landmarks='none')` reads; transformers {transformers.__version__}."
     ]
     notes += [arguments.note] if arguments.note else []
+    shown = shlex.join(["python", "-m", "benchmarks.pretrained_cost", "MODEL", *words[1:]])
+    measured, written = Report([], notes), []
     try:
-        rows = list(run(arguments.model, lengths, dtype, arguments.tokens, arguments.rounds, say))
+        for row in run(arguments.model, lengths, dtype, arguments.tokens, arguments.rounds, say):
+            measured.rows.append(row)  # on disk at once: a run that is stopped keeps what it has measured
+            written = report.write(measured, arguments.out, f"{report.gpu_stem()}-pretrained-cost", shown)
     except (Inexact, UserError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    measured = Report(rows, notes)
-    shown = shlex.join(["python", "-m", "benchmarks.pretrained_cost", "MODEL", *words[1:]])
-    written = report.write(measured, arguments.out, f"{report.gpu_stem()}-pretrained-cost", shown)
     print(f"\n{report.as_text(measured)}\nwritten: {', '.join(map(str, written))}")
     return 0
 

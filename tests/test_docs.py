@@ -50,6 +50,15 @@ def bash_commands(page: Path) -> list[list[str]]:
     return [[*starts[words[0]], *words[1:]] for words in found if words and words[0] in starts]
 
 
+def write_files(page: Path, folder: Path) -> None:
+    """The files that a page shows, in a folder that has none of them."""
+    text = page.read_text(encoding="utf-8")
+    for name, content in re.findall(r"^`([\w/.]+)`:\n\n```\w+\n(.*?)```", text, re.DOTALL | re.MULTILINE):
+        assert not (folder / name).exists(), f"{page.name} writes over {name}"
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(content)
+
+
 def small(words: list[str]) -> list[str]:
     """The command with little to do: few rows, and small values for settings that neither it nor a row sets."""
     program, *given = [ELSEWHERE.get(word, word) for word in words]
@@ -100,12 +109,7 @@ def results(tmp_path_factory):
         shutil.copy(page, copy / "notes" / f"{number}.md")
         (copy / "notes" / f"{number}.txt").write_text(3 * page.read_text(encoding="utf-8"))
     for page in PAGES:
-        for name, content in re.findall(
-            r"^`([\w/.]+)`:\n\n```\w+\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
-        ):
-            assert not (copy / name).exists(), f"{page.name} writes over {name}"
-            (copy / name).parent.mkdir(parents=True, exist_ok=True)
-            (copy / name).write_text(content)
+        write_files(page, copy)
     (copy / "commands.json").write_text(json.dumps([small(words) for _, words in COMMANDS]))
     driver = [sys.executable, str(ROOT / "tests" / "run_commands.py"), "commands.json", "results.json"]
     environment = os.environ | {"PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"}

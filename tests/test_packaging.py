@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.test_docs import write_files
+
 pytestmark = pytest.mark.timeout(600)
 
 ROOT = Path(__file__).parents[1]
@@ -91,9 +93,7 @@ def test_what_the_pages_add_works_beside_the_installed_package(installed, tmp_pa
     for number in range(12):
         (tmp_path / "notes" / f"{number}.md").write_text(f"Note {number} on blocks and memory.\n" * 600)
     for page in ROOT.glob("docs/add_a_*.md"):
-        for name, content in re.findall(r"^`(mine/[\w/.]+)`:\n\n```\w+\n(.*?)```", page.read_text(), re.DOTALL | re.M):
-            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / name).write_text(content)
+        write_files(page, tmp_path)
     tiny = [*SMALL, *("data=notes", "data.path=notes", "tokenizer=bytes", "size=nano")]
     tiny += ["eval.tokens=4096", "eval.length=512"]
     start = ["env", f"PYTHONPATH={tmp_path}", str(installed / "landmark"), "--config-dir", "mine/conf"]

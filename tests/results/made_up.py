@@ -9,7 +9,7 @@ from landmark.results.tables import build
 from landmark.utils.significance import clopper_pearson
 from tests.configurations import compose_conf, row_record
 
-OF_ANSWERS = ("figure3_passkey", "ruler", "mqar")
+OF_ANSWERS = ("figure3_passkey", "ruler")
 OF_DOCUMENTS = "retriever"
 
 

@@ -30,6 +30,7 @@ EXAMPLES = {
     "+experiment=table1_pg19 size=nano tokenizer=gpt2_1024 data.path=DIR": "a table of the paper, small, books in DIR",
     "task=status": "what has been done so far",
     "task=generate run=latest prompt_file=FILE": "the last model continues a text",
+    "task=chat model=pretrained model.name=DIR prompt_file=FILE": "ask a pretrained model about a text",
     "--help": "this page, and every setting with its default",
 }
 _GROUPS = {"paper": "The paper", "beyond": "Beyond the paper", "check": "Checks of this program"}  # `about`

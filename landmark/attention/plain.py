@@ -50,7 +50,6 @@ def attention_forward(
     Args:
         q: (B, H, T, d).
         k, v: (B, H, S, d).
-        scale: factor of the scores.
         causal: whether to hide keys j > i from query i, both counted from 0.
         softcap: cap of the scores (scoring.py), which flash kernels do not have; None: there is none.
 
@@ -70,7 +69,11 @@ def with_weights(
     q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool = False, softcap: float | None = None
 ) -> tuple[Tensor, Tensor]:
     """`attention_forward` on any device, with all weights in memory at once. Args: as of `attention_forward`."""
-    scores = _scores(q, k, scale, causal, softcap)
+    compute = torch.promote_types(q.dtype, torch.float32)
+    scores = capped(q.to(compute) @ k.to(compute).mT * scale, softcap)
+    if causal:
+        hidden = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).triu(1)
+        scores = scores.masked_fill(hidden, -torch.inf)
     lse = scores.logsumexp(-1)
     weights = (scores - lse[..., None]).exp()
     return (weights @ v.to(weights.dtype)).to(q.dtype), lse
@@ -104,48 +107,16 @@ def merged(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> tuple
     return both.addcmul_(other, (other_lse - lse).exp()[..., None].to(out.dtype)), lse
 
 
-def attention_backward(
-    grad_out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    *,
-    scale: float,
-    causal: bool = False,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v where the weights are w = exp(s − lse), for *any* `out` and `lse`.
-
-    The gradient of the scores is ds = w·(grad_out·v − grad_out·out), as in every flash backward pass. `out` and `lse`
-    may belong to these keys alone, or to a softmax over more keys. Only where `has_flash`.
-
-    Args:
-        grad_out: (B, H, T, d).
-        q, k, v, scale, causal: as in `attention_forward`.
-        out: (B, H, T, d), output of the softmax.
-        lse: (B, H, T), log-sum-exp of the softmax.
-
-    Returns the three gradients, in the shapes of q, k and v.
-    """
-    assert _BACKWARD is not None
-    return _BACKWARD(grad_out, q, k, v, out, lse, 0.0, causal, scale=scale)
-
-
-def _scores(q: Tensor, k: Tensor, scale: float, causal: bool, softcap: float | None) -> Tensor:
-    compute = torch.promote_types(q.dtype, torch.float32)
-    scores = capped(q.to(compute) @ k.to(compute).transpose(-1, -2) * scale, softcap)
-    if causal:
-        hidden = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).triu(1)
-        scores = scores.masked_fill(hidden, -torch.inf)
-    return scores
-
-
 class _PrefixAttention(torch.autograd.Function):
-    """Two calls of flash attention, over the prefix and over the queries' own tokens, merged by their log-sum-exps."""
+    """Two calls of flash attention, over the prefix and over the queries' own tokens, merged by their log-sum-exps.
+
+    The gradient of the scores is ds = w·(grad_out·v − grad_out·out) with w = exp(s − lse), as in every flash backward
+    pass, also where `out` and `lse` are of a softmax over more keys.
+    """
 
     @staticmethod
-    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, prefix: int, scale: float) -> Tensor:
+    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, prefix: int) -> Tensor:
+        scale = 1 / math.sqrt(q.shape[-1])
         before = attention_forward(q, k[:, :, :prefix], v[:, :, :prefix], scale=scale)
         own = attention_forward(q, k[:, :, prefix:], v[:, :, prefix:], scale=scale, causal=True)
         out, lse = merged(before, own)
@@ -157,42 +128,38 @@ class _PrefixAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad_out: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
         q, k, v, out, lse = ctx.saved_tensors
-        grads = []
-        for keys, causal in ((slice(None, ctx.prefix), False), (slice(ctx.prefix, None), True)):
-            grads.append(
-                attention_backward(grad_out, q, k[:, :, keys], v[:, :, keys], out, lse, scale=ctx.scale, causal=causal)
-            )
-        (dq_before, dk_before, dv_before), (dq_own, dk_own, dv_own) = grads
+        assert _BACKWARD is not None
+        (dq_before, dk_before, dv_before), (dq_own, dk_own, dv_own) = (
+            _BACKWARD(grad_out, q, k[:, :, keys], v[:, :, keys], out, lse, 0.0, causal, scale=ctx.scale)
+            for keys, causal in ((slice(None, ctx.prefix), False), (slice(ctx.prefix, None), True))
+        )
         dk, dv = torch.cat([dk_before, dk_own], 2), torch.cat([dv_before, dv_own], 2)
-        return dq_before + dq_own, dk, dv, None, None
+        return dq_before + dq_own, dk, dv, None
 
 
-def causal_attention(q: Tensor, k: Tensor, v: Tensor, *, prefix: int = 0, scale: float | None = None) -> Tensor:
+def causal_attention(q: Tensor, k: Tensor, v: Tensor, *, prefix: int = 0) -> Tensor:
     """Causal softmax attention of T queries, which belong to the last T of prefix + T keys.
 
     With a prefix, PyTorch's own attention takes a mask on a GPU, whose kernels know this one without reading it; on the
     CPU, where they would read a mask of T · (prefix + T) numbers, attention is merged from two parts without a mask.
 
-    Args:
-        q: (B, H, T, d), already rotated. Under autocast q, k and v are computed in its type.
-        k, v: (B, H_kv, prefix + T, d), k rotated, H_kv a divisor of H.
-        prefix: keys before the first query.
-        scale: factor of the scores; None: 1/√d.
+    q: (B, H, T, d), already rotated. Under autocast q, k and v are computed in its type. k, v: (B, H_kv, prefix + T,
+    d), k rotated, H_kv a divisor of H.
 
     Returns (B, H, T, d).
     """
     if q.shape[2] == 1:
-        return _attend_to_all(q, k, v, scale)
+        return _attend_to_all(q, k, v)
     if k.shape[1] != q.shape[1]:
         k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
     if prefix == 0:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
     q, k, v = as_autocast(q, k, v)
     with without_autocast(q):
         if has_flash(q.device.type):
-            return _PrefixAttention.apply(q, k, v, prefix, 1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+            return _PrefixAttention.apply(q, k, v, prefix)
         mask = causal_lower_right(q.shape[2], k.shape[2])
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
 
 # cuDNN, which PyTorch prefers on some GPUs, makes a plan for each number of keys. It seems that a token of three layers
@@ -200,8 +167,8 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, *, prefix: int = 0, scale:
 _WITHOUT_PLANS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
-def _attend_to_all(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
+def _attend_to_all(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Attention of one query (B, H, 1, d) to all keys. Heads that share keys become its queries: no key is copied."""
     grouped = q.reshape(len(q), k.shape[1], -1, q.shape[-1])
     with sdpa_kernel(_WITHOUT_PLANS) if q.is_cuda else nullcontext():
-        return F.scaled_dot_product_attention(grouped, k, v, scale=scale).reshape(q.shape)
+        return F.scaled_dot_product_attention(grouped, k, v).reshape(q.shape)

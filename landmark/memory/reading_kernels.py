@@ -43,7 +43,6 @@ def attend_to_retrieved_blocks(
     weight: Tensor | None = None,
     selected: Tensor | None = None,
     alpha: float = 0.0,
-    splits: int | None = None,
 ) -> Tensor:
     """Attention of queries to their retrieved blocks, merged with local attention.
 
@@ -62,7 +61,6 @@ def attend_to_retrieved_blocks(
         weight: (B, H, T), factor of the output; None: 1.
         selected: (B, H, T), bool, queries that retrieve; the output of others is 0. None: all retrieve.
         alpha: how much of the log-sum-exp of a block's scores is added to its gate.
-        splits: programs that share the blocks of a query; None: as many as fill the GPU.
 
     Returns (B, H, T, d).
     """
@@ -78,7 +76,7 @@ def attend_to_retrieved_blocks(
     options = read_constants(keys.shape[1], dim, rotated_queries.dtype, shared=shared)
     ages = ages if shared else ages.expand(-1, -1, queries, -1)
     tiles = -(-queries // options["M"])
-    splits = splits or _splits(count, tiles * heads * batch, out.device)
+    splits = _splits(count, tiles * heads * batch, out.device)
     parts = out if splits == 1 else out.new_empty(splits, *out.shape, dtype=torch.float32)
     lse = parts if splits == 1 else parts.new_empty(parts.shape[:-1])
     of_queries = out if weight is None else weight, out if selected is None else selected
@@ -124,11 +122,7 @@ def merge_constants(dim: int) -> dict[str, Any]:
 def read_constants(block_size: int, dim: int, dtype: torch.dtype, *, shared: bool) -> dict[str, Any]:
     """Compile-time constants of the kernel.
 
-    Args:
-        block_size: ℓ, normal tokens of a block.
-        dim: d, numbers of a head.
-        dtype: type of queries, keys and values.
-        shared: whether all queries share their blocks; else a tile is one query.
+    shared: whether all queries share their blocks; else a tile is one query.
     """
     fixed, load = of_whole_blocks(block_size, dim, dtype)
     return fixed | {

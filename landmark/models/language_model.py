@@ -76,10 +76,9 @@ class LanguageModel(nn.Module):
 
     config: DecoderConfig
 
-    def num_parameters(self, embeddings: bool = True) -> int:
-        """Number of parameters, with or without the embeddings."""
-        total = sum(p.numel() for p in self.parameters())
-        return total if embeddings else total - self.input_embeddings().weight.numel()
+    def num_parameters(self) -> int:
+        """Number of parameters, with the embeddings."""
+        return sum(p.numel() for p in self.parameters())
 
     def input_embeddings(self) -> nn.Embedding:
         raise NotImplementedError

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,14 +15,6 @@ from torch import Tensor
 from landmark.memory.memory import Memory
 from landmark.memory.step import Step
 from landmark.memory.store.block_cache import new_buffer
-
-
-class _Layers(Protocol):
-    """A model without its memory."""
-
-    def hidden(self, tokens: Tensor, *, memory: Any) -> Tensor: ...
-    def head(self, hidden: Tensor) -> Tensor: ...
-    def __call__(self, tokens: Tensor, *, memory: Any, last: bool) -> Tensor: ...
 
 
 class NextToken:
@@ -37,7 +29,7 @@ class NextToken:
     a CPU there is no graph, and the layers are always called as they are.
     """
 
-    def __init__(self, model: _Layers, memory: Memory, landmark: int):
+    def __init__(self, model: Any, memory: Memory, landmark: int):
         """Read nothing yet.
 
         Args:

@@ -35,15 +35,14 @@ class MeasurementCallback(Callback):
         validate_every: int,
         tokens_per_step: int,
         flops_per_token: float,
-        peak_flops: float | None = None,
     ) -> None:
-        """tokens_per_step: on all devices, landmarks included. peak_flops: FLOP/s of all devices; None: unknown."""
+        """tokens_per_step: on all devices, landmarks included."""
         self.steps = steps
         self.log_every = log_every
         self.validate_every = validate_every
         self.tokens_per_step = tokens_per_step
         self.flops_per_token = flops_per_token
-        self.peak_flops = peak_flops
+        self.peak_flops: float | None = None  # FLOP/s of all devices, where they are known
         self.latest: dict[str, float] = {}  # the last value of each logged metric
         self._losses: list[float] = []  # losses since the last training row, nats per target
         self._unread: list[Tensor] = []  # losses after these, still on the device

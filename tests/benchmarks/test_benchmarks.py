@@ -49,22 +49,16 @@ def test_every_row_is_a_finite_positive_ratio_and_says_where_it_comes_from(quick
         assert (row["verdict"] in ("met", "missed")) == bool(row["target"])
 
 
-def test_the_printed_table_has_the_rows_of_the_csv(quick):
-    table = quick[0].partition("\npart ")[2].splitlines()[2:]
-    rows = read_rows(quick[1])
+def test_the_printed_table_has_the_rows_of_the_csv_beside_pictures_and_markdown(quick):
+    """Tokenising is left out only where there are no ranks."""
+    table, rows = quick[0].partition("\npart ")[2].splitlines()[2:], read_rows(quick[1])
     for line, row in zip(table, rows):
         assert all(row[column] in line for column in ("part", "setting", "measured", "unit", "target", "verdict"))
     assert table[len(rows)] == ""
-
-
-def test_pictures_and_markdown_are_there(quick):
-    (table,) = quick[1].glob("*.md")
+    (written,) = quick[1].glob("*.md")
     growth, search = sorted(quick[1].glob("*.png"), key=lambda path: "search" in path.name)
-    assert all(path.stat().st_size > 1000 for path in (table, growth, search))
+    assert all(path.stat().st_size > 1000 for path in (written, growth, search))
     assert search.stem == f"{growth.stem}-search"
-
-
-def test_tokenising_is_left_out_only_where_there_are_no_ranks(quick):
     assert ("Tokenising was left out" in quick[0]) != RANKS.exists()
 
 
@@ -96,17 +90,11 @@ def test_competitors_take_turns_and_the_warmup_does_not_count():
     assert clock.order == ["a", "b"] * 4
 
 
-def test_median_and_quartiles():
+def test_medians_quartiles_ratios_and_targets():
+    """The machine slows down tenfold in the second round: a ratio, taken round by round, does not notice."""
     assert Spread.of([5.0, 1.0, 2.0, 4.0, 3.0]) == Spread(3.0, 2.0, 4.0, 5)
     assert Spread.of([7.0]) == Spread(7.0, 7.0, 7.0, 1)
-
-
-def test_ratios_are_taken_round_by_round():
-    """The machine slows down tenfold in the second round: the ratio does not notice."""
     assert ratios([2.0, 20.0, 2.0], [1.0, 10.0, 1.0]) == Spread(2.0, 2.0, 2.0, 3)
-
-
-def test_targets():
     targets = {"slow": Target("≤", 1.15), "fast": Target("≥", 0.9)}
     values = {"base": [1.0, 1.0], "slow": [1.2, 1.2], "fast": [0.95, 0.95]}
     assert [row.verdict for row in compare("part", "setting", "ms", values, "base", targets)] == ["", "missed", "met"]
@@ -148,13 +136,10 @@ def test_a_part_in_its_own_process_reports_as_here(quick):
     }
 
 
-def test_unreadable_files_are_refused_before_anything_is_measured(tmp_path, capsys, monkeypatch):
+def test_unreadable_files_and_unknown_parts_are_refused_before_anything_is_measured(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(benchmarks, "measure", None)
     assert benchmarks.main(["--quick", "--ranks", str(tmp_path / "none"), "--out", str(tmp_path)]) == 1
     assert "tokenizer.file: cannot read" in capsys.readouterr().err
-
-
-def test_an_unknown_part_is_refused(capsys):
     with pytest.raises(SystemExit):
         benchmarks.parse(["--only", "attention,speed"])
     assert "unknown part speed" in capsys.readouterr().err

@@ -113,17 +113,11 @@ def readme_command() -> list[str]:
 def test_the_command_of_the_readme_writes_a_page(inspect, tmp_path):
     said = inspect(*readme_command())
     path = Path("outputs/inspect/book-DIR.html")
-    size = path.stat().st_size / 1e6
     tokens = len(LONG.encode())
-    assert said == f"{path}: {tokens} tokens, {tokens // 5} blocks, {size:.1f} MB\n"
-    assert "".join(texts_of(path)) == LONG
+    assert said == f"{path}: {tokens} tokens, {tokens // 5} blocks, {path.stat().st_size / 1e6:.1f} MB\n"
+    content, _ = data_of(path.read_text(encoding="utf-8"), trace_retrieval(model_of(), TOKENIZER.encode(LONG)))
+    assert "".join(content["tokens"]) == LONG
     assert [each.name for each in path.parent.iterdir()] == [path.name], "no temporary file is left"
-
-
-def texts_of(path) -> list[str]:
-    trace = trace_retrieval(model_of(), TOKENIZER.encode(LONG))
-    content, _ = data_of(path.read_text(encoding="utf-8"), trace)
-    return content["tokens"]
 
 
 def test_file_and_prompt_are_one_text(inspect, monkeypatch, tmp_path):
@@ -139,16 +133,16 @@ def test_file_and_prompt_are_one_text(inspect, monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["prompt=hello"], "in a text of 5 tokens, read 250 at a time"),
-        (["prompt_file=nowhere.txt"], "prompt_file=nowhere.txt: cannot be read"),
-        (["prompt_file=book.txt", "run=plain"], "a transformer has no blocks to retrieve"),
-        (["prompt_file=book.txt", "memory.load=book.memory"], "memory.load=book.memory: is for task=generate"),
+        (["run=DIR", "prompt=hello"], "in a text of 5 tokens, read 250 at a time"),
+        (["run=DIR", "prompt_file=nowhere.txt"], "prompt_file=nowhere.txt: cannot be read"),
+        (["run=plain", "prompt_file=book.txt"], "a transformer has no blocks to retrieve"),
+        (["run=DIR", "prompt_file=book.txt", "memory.load=book.memory"], "memory.load=book.memory: is for task=genera"),
     ],
 )
 def test_bad_input_is_refused(inspect, tmp_path, words, said):
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(UserError, match=said):
-        inspect("task=inspect", "tokenizer=bytes", *([] if "run=plain" in words else ["run=DIR"]), *words)
+        inspect("task=inspect", "tokenizer=bytes", *words)
     assert sorted(tmp_path.rglob("*")) == before, "nothing is left behind"
 
 

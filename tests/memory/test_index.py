@@ -112,7 +112,13 @@ def test_equal_scores_are_taken_by_recency_and_no_block_twice():
 
 
 def test_the_inverted_file_finds_most_as_it_grows():
-    """Two thousand blocks, then nine thousand: lists are made again, blocks between are added; it is approximate."""
+    """Two thousand blocks, then nine thousand: lists are made again, blocks between are added; it is approximate.
+
+    Few blocks need no lists.
+    """
+    (_, asked), few = question(filled(300), 3, 4), Faiss(16, "ivf", Best("per_token"))
+    few.choose(asked)
+    assert isinstance(few.indices[asked.store]._indices[0], faiss.IndexFlat)
     store, select, kinds = filled(2000, clusters=60), Faiss(16), []
     for more in (0, 1000, 1200, 4500):
         if more:
@@ -126,12 +132,6 @@ def test_the_inverted_file_finds_most_as_it_grows():
         assert found > 0.9
         assert index.ntotal == len(store) - 4
     assert kinds == [49, 49, 104, 217]
-
-
-def test_few_blocks_need_no_lists():
-    (_, asked), select = question(filled(300), 3, 4), Faiss(16, "ivf", Best("per_token"))
-    select.choose(asked)
-    assert isinstance(select.indices[asked.store]._indices[0], faiss.IndexFlat)
 
 
 @pytest.mark.parametrize("index", INDICES[1:])

@@ -44,7 +44,7 @@ def test_paper_size(kind):
     with torch.device("meta"):
         model = Decoder(config)
     assert model.num_parameters() == 202_531_840
-    assert model.num_parameters(embeddings=False) == 151_020_544
+    assert model.num_parameters() - model.input_embeddings().weight.numel() == 151_020_544
     assert sum(p.numel() for n, p in model.named_parameters() if p.ndim == 2 and "blocks" in n) == 150_994_944
 
 
@@ -126,21 +126,6 @@ def test_models_without_landmarks_read_in_chunks_as_the_plain_one_in_a_window(co
 
 def test_a_plain_transformer_without_a_window_keeps_nothing():
     assert tiny(TINY).new_memory() is None
-
-
-def test_options_of_keys_on_every_backend():
-    """Windows cut anywhere, with their gradients. The fused kernels, interpreted, compute in float32."""
-    keys = {**LOOKING_BACK, "landmark_key": "mean", "landmark_bias": True}
-    tokens, phase = torch.randint(0, 50, (2, 23)), torch.tensor([2, 5])
-    found = {}
-    for backend in ("reference", "blockwise", "triton"):
-        model = tiny(changed(LANDMARK, **keys, backend=backend)).float()
-        ((loss, _),) = model.window_losses(WindowBatch(tokens, tokens, phase))
-        loss.backward()
-        found[backend] = [loss, *(weight.grad for weight in model.parameters())]
-    for backend in ("blockwise", "triton"):
-        for ours, expected in zip(found[backend], found["reference"], strict=True):
-            torch.testing.assert_close(ours, expected, atol=2e-4, rtol=2e-4)
 
 
 @torch.no_grad()

@@ -20,9 +20,9 @@ from tests.pairs import all_pairs, name_of
 LANDMARK, VOCABULARY = 30, 32
 
 
-def decoder(block_size=5, heads=(2, 2), dtype=torch.float32):
+def decoder(block_size=5, heads=(2, 2), dtype=torch.float32, dim=8):
     torch.manual_seed(0)
-    widths = {"num_layers": 2, "num_heads": heads[0], "num_kv_heads": heads[1], "head_dim": 8, "mlp_dim": 16}
+    widths = {"num_layers": 2, "num_heads": heads[0], "num_kv_heads": heads[1], "head_dim": dim, "mlp_dim": 16}
     config = DecoderConfig(VOCABULARY, **widths, landmarks=Landmarks(LANDMARK, block_size), backend="triton")
     model = Decoder(config).eval()
     for parameter in model.parameters():
@@ -41,6 +41,7 @@ CASES = all_pairs(
         "prompt": [1, 9, 17],
         "heads": [(2, 2), (2, 1)],
         "batch": [1, 2],
+        "dim": [8, 20],
         "k": [0, 1, 3],
         "max_blocks": [None, 3, 6],
         "granularity": ["per_token_and_head", "per_head"],
@@ -49,9 +50,9 @@ CASES = all_pairs(
 
 
 @pytest.mark.parametrize("case", CASES, ids=name_of)
-def test_logits_are_those_of_the_ordinary_path(case):
+def test_logits_are_those_of_the_ordinary_path(case, new_memory_is_nan):
     """Both read the prompt, then token by token; by turns too: each goes on with what the other has left."""
-    model = decoder(case["block_size"], case["heads"])
+    model = decoder(case["block_size"], case["heads"], dim=case["dim"])
     settings = {name: case[name] for name in ("k", "max_blocks", "granularity")}
     memory, other = model.new_memory(**settings), model.new_memory(**settings, backend="blockwise")
     text = torch.randint(0, LANDMARK, (case["batch"], case["prompt"] + 9))

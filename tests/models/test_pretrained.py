@@ -192,24 +192,23 @@ def test_a_family_is_built_anew_with_the_shape_that_is_asked_for(kind):
 
 
 def test_models_that_do_not_fit_are_refused(folder, tmp_path):
-    with pytest.raises(UserError, match=r"there is no such folder"):
-        start_from(str(tmp_path / "nowhere"), shape())
-    with pytest.raises(UserError, match=r"holds no config\.json"):
-        weights_sha256(str(tmp_path))
-    save(start_from(str(folder), shape()), tmp_path)
-    with pytest.raises(UserError, match="was trained with landmarks"):
-        start_from(str(tmp_path), shape("transformer"))
+    save(start_from(str(folder), shape()), tmp_path / "run")
+    run = tmp_path / "run"
     other = dataclasses.replace(shape(), landmarks=Landmarks(TOKENIZER.landmark, 7))
-    with pytest.raises(UserError, match="block_size=7"):
-        start_from(str(tmp_path), other)
-    with pytest.raises(UserError, match="block_size is 5, not 7"):
-        load_pretrained(tmp_path, other)
-    (tmp_path / "model.safetensors").write_bytes((tmp_path / "model.safetensors").read_bytes()[:5000])
-    with pytest.raises(UserError, match=r"model\.safetensors is damaged"):
-        load_pretrained(tmp_path)
-    hash_again(tmp_path)
-    with pytest.raises(UserError, match="no causal language model"):
-        load_pretrained(tmp_path)
+    for use, said in (
+        (lambda: start_from(str(tmp_path / "nowhere"), shape()), r"there is no such folder"),
+        (lambda: weights_sha256(str(tmp_path)), r"holds no config\.json"),
+        (lambda: start_from(str(run), shape("transformer")), "was trained with landmarks"),
+        (lambda: start_from(str(run), other), "block_size=7"),
+        (lambda: load_pretrained(run, other), "block_size is 5, not 7"),
+    ):
+        with pytest.raises(UserError, match=said):
+            use()
+    (run / "model.safetensors").write_bytes((run / "model.safetensors").read_bytes()[:5000])
+    for said in (r"model\.safetensors is damaged", "no causal language model"):
+        with pytest.raises(UserError, match=said):
+            load_pretrained(run)
+        hash_again(run)
 
 
 def test_the_same_weights_are_the_same_start_wherever_they_are(folder, tmp_path):

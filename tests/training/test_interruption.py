@@ -56,8 +56,9 @@ def test_a_signal_stops_after_a_checkpoint(tmp_path, expected, number):
     assert newest(tmp_path) == "step-00000015.ckpt"
     assert f"stopped by {number.name}, {tmp_path}/run/checkpoints/step-00000015.ckpt is written" in stop.value.message
     assert signal.getsignal(number) == before
-    model, _ = run(make_config("transformer"), tmp_path)
-    assert_same(model, expected)
+    if number == SIGNALS[0]:
+        model, _ = run(make_config("transformer"), tmp_path)
+        assert_same(model, expected)
 
 
 def test_a_second_interrupt_stops_at_once(tmp_path):

@@ -1,3 +1,5 @@
+"""metrics.csv of a run that is resumed, perhaps after its last line was cut short."""
+
 import pytest
 
 from landmark.training.metrics_csv_logger import COLUMNS, MetricsCsvLogger
@@ -18,34 +20,14 @@ def test_a_resumed_file_has_each_step_once(tmp_path):
     assert rows[3] == {"step": 4, "validation/loss": 0.5}
 
 
-def test_a_line_cut_short_is_dropped(tmp_path):
-    path = tmp_path / "metrics.csv"
-    MetricsCsvLogger(path, resumed_step=0).log_metrics({"train/loss": 2.0}, 1)
-    with open(path, "a") as file:
-        file.write("2,1.9")
-    assert [row["step"] for row in read_metrics(path)] == [1]
-    MetricsCsvLogger(path, resumed_step=2).log_metrics({"train/loss": 1.5}, 3)
-    assert [row["step"] for row in read_metrics(path)] == [1, 3]
-
-
-def test_a_file_of_fewer_columns_is_read_and_gone_on_with(tmp_path):
+def test_a_line_cut_short_is_dropped_and_a_file_of_fewer_columns_is_gone_on_with(tmp_path):
     path = tmp_path / "metrics.csv"
     path.write_text("step,train/loss,validation/loss\n1,2,\n2,1.5,1.25\n3,1")
-    assert read_metrics(path) == [
-        {"step": 1, "train/loss": 2.0},
-        {"step": 2, "train/loss": 1.5, "validation/loss": 1.25},
-    ]
+    first = [{"step": 1, "train/loss": 2.0}, {"step": 2, "train/loss": 1.5, "validation/loss": 1.25}]
+    assert read_metrics(path) == first
     MetricsCsvLogger(path, resumed_step=2).log_metrics({"train/gradient_norm": 0.5}, 3)
-    assert read_metrics(path)[1:] == [
-        {"step": 2, "train/loss": 1.5, "validation/loss": 1.25},
-        {"step": 3, "train/gradient_norm": 0.5},
-    ]
-
-
-def test_a_new_run_starts_a_new_file(tmp_path):
-    path = tmp_path / "metrics.csv"
-    MetricsCsvLogger(path, resumed_step=0).log_metrics({"train/loss": 2.0}, 1)
-    MetricsCsvLogger(path, resumed_step=0)
+    assert read_metrics(path) == [*first, {"step": 3, "train/gradient_norm": 0.5}]
+    MetricsCsvLogger(path, resumed_step=0)  # a new run starts a new file
     assert path.read_text() == ",".join(COLUMNS) + "\n"
 
 

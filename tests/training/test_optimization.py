@@ -24,9 +24,12 @@ def settings(steps: int) -> TrainConfig:
     return TrainConfig(steps=steps, batch_size=1, length=1)
 
 
-@pytest.mark.parametrize("steps", [40, 51, 300, 1500])
+@pytest.mark.parametrize("steps", [1, 2, 40, 51, 300])
 def test_learning_rate_is_that_of_one_cycle(steps):
     train = settings(steps)
+    if steps < 3:  # which OneCycleLR does not know
+        assert all(0 < learning_rate(step, train) <= 2e-3 for step in range(steps))
+        return
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))])
     cycle = torch.optim.lr_scheduler.OneCycleLR(
         optimizer,
@@ -52,12 +55,6 @@ def test_end_points_at_paper_size():
     assert max(range(240_000), key=lambda step: learning_rate(step, train)) == 4_799
 
 
-@pytest.mark.parametrize("steps", [1, 2, 50])
-def test_learning_rate_of_very_short_runs(steps):
-    rates = [learning_rate(step, settings(steps)) for step in range(steps)]
-    assert all(0 < rate <= 2e-3 for rate in rates)
-
-
 def test_decayed_weights_at_paper_size():
     with torch.device("meta"):
         model = Decoder(decoder_config("transformer", 50304, num_layers=12, num_heads=8, head_dim=128, mlp_dim=4096))
@@ -65,6 +62,8 @@ def test_decayed_weights_at_paper_size():
     assert sum(weight.numel() for weight in decayed["params"]) == 150_994_944
     assert sum(weight.numel() for weight in kept["params"]) == 202_531_840 - 150_994_944
     assert (decayed["weight_decay"], kept["weight_decay"]) == (1e-3, 0.0)
+    for group in make_optimizer(make_model(make_config("transformer")), settings(100)).param_groups:
+        assert (group["lr"], group["betas"]) == (pytest.approx(2e-5), (0.9, 0.95))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -167,9 +166,3 @@ def test_muon_of_matrices_together_is_that_of_each(monkeypatch):
         torch.testing.assert_close(together, alone)
     matrices = parameter_groups(models[0], 0.0)[0]["params"]
     assert len(optimization._together(matrices)) == 4 < len(matrices)
-
-
-def test_optimizer_is_the_papers():
-    optimizer = make_optimizer(make_model(make_config("transformer")), settings(100))
-    for group in optimizer.param_groups:
-        assert (group["lr"], group["betas"]) == (pytest.approx(2e-5), (0.9, 0.95))

@@ -1,4 +1,5 @@
 import hashlib
+import shutil
 import signal
 from pathlib import Path
 
@@ -14,14 +15,8 @@ from landmark.utils.metrics_csv import read_metrics
 from tests.together import exit_codes
 from tests.training.training_case import KINDS, MASKED, make_config, run, train_and_die
 
-MEASURED = (
-    "step",
-    "train/loss",
-    "train/learning_rate",
-    "train/gradient_norm",
-    "validation/loss",
-    "validation/perplexity",
-)
+MEASURED = ("step", "train/loss", "train/learning_rate", "train/gradient_norm")
+MEASURED += ("validation/loss", "validation/perplexity")
 
 
 def train_until_killed(kind: str, folder: Path, event: str, step: int) -> None:
@@ -81,23 +76,31 @@ def test_finished_run_returns_at_once(plain, monkeypatch):
     assert {**summary_again, memory: 0} == {**summary, memory: 0}
 
 
-def interrupted(folder: Path, step: int = 30, **changes) -> None:
-    """Leave a run that an error stopped at `step`."""
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory) -> Path:
+    """A run that an error stopped at step 30."""
+    folder = tmp_path_factory.mktemp("stopped")
 
     class Stop(DummyLogger):
         def log_metrics(self, metrics, step_now=None, **_):
-            if step_now == step:
+            if step_now == 30:
                 raise KeyError("stop")
 
     with pytest.raises(KeyError):
-        run(make_config("transformer", **changes), folder, [Stop()])
+        run(make_config("transformer"), folder, [Stop()])
+    return folder
 
 
-def test_the_newest_two_are_kept_and_a_damaged_one_gives_way_to_the_older(plain, tmp_path, caplog):
+@pytest.fixture
+def interrupted(stopped, tmp_path) -> Path:
+    """A copy of it."""
+    return shutil.copytree(stopped, tmp_path / "interrupted")
+
+
+def test_the_newest_two_are_kept_and_a_damaged_one_gives_way_to_the_older(plain, interrupted, caplog):
     """tests/experiment/test_damaged_files.py damages them in more ways. Hashes are as `sha256sum -c` reads them."""
     folder, model, _ = plain
-    interrupted(tmp_path)
-    newest, older = checkpoints(tmp_path / "run" / "checkpoints")
+    newest, older = checkpoints(interrupted / "run" / "checkpoints")
     assert (newest.name, older.name) == ("step-00000024.ckpt", "step-00000016.ckpt")
     hashes = {path.name: path.read_text() for path in newest.parent.glob("*.sha256")}
     assert hashes == {
@@ -105,12 +108,12 @@ def test_the_newest_two_are_kept_and_a_damaged_one_gives_way_to_the_older(plain,
         for path in (newest, older)
     }
     newest.write_bytes(newest.read_bytes()[:-1000])
-    resumed, _ = run(make_config("transformer"), tmp_path)
+    resumed, _ = run(make_config("transformer"), interrupted)
     assert "step-00000024.ckpt is cut short or altered, trying an older checkpoint" in caplog.text
     assert_same_weights(model, resumed)
-    assert measured(tmp_path) == measured(folder)
+    assert measured(interrupted) == measured(folder)
     for _ in range(2):
-        discard_checkpoints(tmp_path / "run")
+        discard_checkpoints(interrupted / "run")
         assert not newest.parent.exists()
 
 
@@ -122,39 +125,34 @@ class Malicious:
         return Path.mkdir, (self.folder,)
 
 
-def test_checkpoint_that_would_run_code_is_refused(tmp_path):
+def test_checkpoint_that_would_run_code_is_refused(interrupted):
     """Even with the right hash beside it."""
-    interrupted(tmp_path)
-    proof = tmp_path / "executed"
-    for path in checkpoints(tmp_path / "run" / "checkpoints"):
+    proof = interrupted / "executed"
+    for path in checkpoints(interrupted / "run" / "checkpoints"):
         torch.save({**torch.load(path, weights_only=True), "extra": Malicious(proof)}, path)
         hash_path(path).write_text(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n")
     with pytest.raises(UserError, match=r"step-00000024\.ckpt is cut short or altered, and no older"):
-        run(make_config("transformer"), tmp_path)
+        run(make_config("transformer"), interrupted)
     assert not proof.exists()
     torch.load(path, weights_only=False)
     assert proof.exists()
 
 
-def test_checkpoint_of_another_configuration(tmp_path):
-    interrupted(tmp_path)
+def test_checkpoint_of_another_configuration(interrupted):
     with pytest.raises(UserError, match=r"train\.max_lr: 0\.001 here, 0\.002 there"):
-        run(make_config("transformer", max_lr=1e-3), tmp_path)
+        run(make_config("transformer", max_lr=1e-3), interrupted)
 
 
-def test_cadences_may_change_on_resumption(plain, tmp_path):
-    _, model, _ = plain
-    interrupted(tmp_path)
-    resumed, _ = run(make_config("transformer", checkpoint_every=5, log_every=7, validate_every=9), tmp_path)
-    assert_same_weights(model, resumed)
-
-
-def test_micro_batches_may_change_on_resumption(plain, tmp_path):
-    """Steps then have another number of parts: no step is lost, and sums are rounded in another way."""
+@pytest.mark.parametrize(
+    ("changes", "tolerance"),
+    [({"checkpoint_every": 5, "log_every": 7, "validate_every": 9}, 0), ({"micro_batch": 1}, 1e-4)],
+)
+def test_cadences_and_micro_batches_may_change_on_resumption(plain, interrupted, changes, tolerance):
+    """With micro-batches steps have another number of parts: no step is lost, and sums are rounded in another way."""
     folder, model, _ = plain
-    interrupted(tmp_path)
-    resumed, summary = run(make_config("transformer", micro_batch=1), tmp_path)
+    resumed, summary = run(make_config("transformer", **changes), interrupted)
     assert summary["steps"] == 40
-    assert [row["step"] for row in measured(tmp_path)] == [row["step"] for row in measured(folder)]
+    if "micro_batch" in changes:
+        assert [row["step"] for row in measured(interrupted)] == [row["step"] for row in measured(folder)]
     for name, weight in model.state_dict().items():
-        torch.testing.assert_close(resumed.state_dict()[name], weight, rtol=0, atol=1e-4)
+        torch.testing.assert_close(resumed.state_dict()[name], weight, rtol=0, atol=tolerance)

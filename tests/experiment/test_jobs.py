@@ -26,18 +26,14 @@ def counted(monkeypatch):
     return calls
 
 
-@pytest.mark.parametrize("task", ["auto", "evaluate"])
-def test_identities_are_computed_once_a_row(work, counted, task):
+@pytest.mark.parametrize(
+    ("words", "count"), [("task=auto", 6), ("task=evaluate", 6), ("row=landmark_2048 seeds=[0,1,2]", 3)]
+)
+def test_identities_are_computed_once_a_row_and_seed(work, counted, words, count):
     """Also where the table is shown in the end."""
-    work("+experiment=quickstart", "data=pg19", f"task={task}")
-    assert len(work.evaluated) == 6
-    assert counted == {"run_settings": 6, "row_settings": 6}
-
-
-def test_identities_are_computed_once_a_row_and_seed(work, counted):
-    work("+experiment=quickstart", "data=pg19", "row=landmark_2048", "seeds=[0,1,2]")
-    assert len(work.evaluated) == 3
-    assert counted == {"run_settings": 3, "row_settings": 3}
+    work("+experiment=quickstart", "data=pg19", *words.split())
+    assert len(work.evaluated) == count
+    assert counted == {"run_settings": count, "row_settings": count}
 
 
 @pytest.mark.parametrize("kind", ["rows", "runs"])

@@ -98,7 +98,7 @@ def interrupted(stopped, tmp_path) -> Path:
 
 
 def test_the_newest_two_are_kept_and_a_damaged_one_gives_way_to_the_older(plain, interrupted, caplog):
-    """tests/experiment/test_damaged_files.py damages them in more ways. Hashes are as `sha256sum -c` reads them."""
+    """tests/experiment/test_records.py damages them in more ways. Hashes are as `sha256sum -c` reads them."""
     folder, model, _ = plain
     newest, older = checkpoints(interrupted / "run" / "checkpoints")
     assert (newest.name, older.name) == ("step-00000024.ckpt", "step-00000016.ckpt")

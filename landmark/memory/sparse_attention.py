@@ -11,8 +11,8 @@ For each tile:
 
 1. *First look*: the shares of the far blocks in a softmax over the scores of their mean keys. Of the shares of the
    tile's G·τ rows the largest counts. The m best blocks are proposed.
-2. *Second look*: the shares of the proposed blocks in a softmax over the scores of all their keys. The k best are
-   chosen.
+2. *Second look*, if m > k: the shares of the proposed blocks in a softmax over the scores of all their keys. The k best
+   are chosen.
 3. *Read*: attention to the chosen blocks, to the w tokens and to the group, merged by their log-sum-exps.
 
 A tile chooses with its later queries, which know the tokens that an earlier one predicts. So tiles are for tokens that
@@ -187,9 +187,8 @@ def _read_one(q: Tensor, text: Text, position: int, how: Reading) -> tuple[Tenso
     places = _places(text.keys, read, how)
     keys, values = (_copies(x, places, how) for x in (text.keys, text.values))
     if text.moves is not None:
-        keys = torch.cat(
-            [text.moves(keys[:, :, : how.k], _moved(read[..., : how.k], (far,), how)), keys[:, :, how.k :]], 2
-        )
+        moved = text.moves(keys[:, :, : how.k], _moved(read[..., : how.k], (far,), how))
+        keys = torch.cat([moved, keys[:, :, how.k :]], 2)
     count = (how.k - far) * how.block_size + position + 1
     keys, values = (x.flatten(2, 3)[:, :, :count] for x in (keys, values))
     out, lse = attention_forward(rows, keys, values, scale=how.scale, softcap=how.softcap)

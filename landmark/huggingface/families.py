@@ -79,6 +79,11 @@ def text_config(model: PreTrainedModel) -> Any:
     return model.config.get_text_config(decoder=True)
 
 
+def head_dim(config: Any) -> int:
+    """Channels of a head."""
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
 def layer_types(model: PreTrainedModel) -> list[str]:
     """The kind of attention of each layer: FULL, SLIDING or CHUNKED."""
     config = text_config(model)
@@ -145,10 +150,8 @@ def inverse_frequencies(model: PreTrainedModel) -> Tensor:
 
 def memory_frequencies(model: PreTrainedModel) -> Tensor:
     """Radians per position of each pair of a head, (d/2,): 0 for channels that do not rotate."""
-    config = text_config(model)
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     frequencies = inverse_frequencies(model)
-    return torch.cat([frequencies, frequencies.new_zeros(head_dim // 2 - len(frequencies))])
+    return torch.cat([frequencies, frequencies.new_zeros(head_dim(text_config(model)) // 2 - len(frequencies))])
 
 
 def unrotate(x: Tensor, position_ids: Tensor | None, inverse_frequencies: Tensor) -> Tensor:

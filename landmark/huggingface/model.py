@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -47,7 +46,6 @@ class LandmarkSettings:
 
 _Base: Any = object  # a class of `landmark.huggingface.classes` has LandmarkModel and a class of transformers as bases
 
-_HAS_MEMORY: ContextVar[bool] = ContextVar("generates with a landmark memory", default=False)
 _MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.BEAM_SEARCH, GenerationMode.BEAM_SAMPLE)
 
 
@@ -308,16 +306,12 @@ class LandmarkModel(_Base):
         repeats = max(config.num_beams or 1, config.num_return_sequences or 1)
         if repeats > 1 and past_key_values is not None:
             cache = cache.select(torch.arange(cache.batch_size).repeat_interleave(repeats))
-        before = _HAS_MEMORY.set(True)
-        try:
-            return super().generate(inputs, past_key_values=cache, **given | {"prefill_chunk_size": None})
-        finally:
-            _HAS_MEMORY.reset(before)
+        return super().generate(inputs, past_key_values=cache, **given | {"prefill_chunk_size": None})
 
     def _get_stopping_criteria(self, *args: Any, **kwargs: Any) -> StoppingCriteriaList:
         """Those of transformers, without its warning of a text beyond the trained positions: a memory has its own."""
         criteria = super()._get_stopping_criteria(*args, **kwargs)
-        for each in criteria if _HAS_MEMORY.get() else ():
+        for each in criteria:
             if isinstance(each, MaxLengthCriteria):
                 each.max_position_embeddings = None
         return criteria

@@ -24,6 +24,7 @@ from transformers.utils import logging as transformers_logging
 
 from landmark.attention.layout import insert_landmarks
 from landmark.huggingface import LandmarkCache, LandmarkModel, LandmarkSettings, attach, place_embedding
+from landmark.huggingface.families import head_dim
 from landmark.huggingface.folders import folder_of
 from landmark.huggingface.safe_loading import open_model
 from landmark.huggingface.wrapping import without_landmarks
@@ -253,7 +254,7 @@ def _shape(model: PreTrainedModel) -> DecoderConfig:
         vocab_size=config.vocab_size,
         num_layers=config.num_hidden_layers,
         num_heads=config.num_attention_heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        head_dim=head_dim(config),
         mlp_dim=config.intermediate_size,
         num_kv_heads=getattr(config, "num_key_value_heads", config.num_attention_heads),
     )

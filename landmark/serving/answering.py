@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from landmark.huggingface import Chats, PrefixCache
-from landmark.huggingface.families import landmark_layers, text_config
+from landmark.huggingface.families import head_dim, landmark_layers, text_config
 from landmark.huggingface.prefixes import BYTES
 from landmark.utils.constants import LEAST_TEMPERATURE
 from landmark.utils.errors import UserError
@@ -171,9 +171,8 @@ class Answering:
     def bytes_of(self, tokens: int) -> int:
         """About the bytes of a memory of so many tokens: keys and values of the layers that keep all of them."""
         config, layers = text_config(self.model), len(landmark_layers(self.model))
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        return 2 * tokens * layers * heads * head_dim * self.model.dtype.itemsize
+        return 2 * tokens * layers * heads * head_dim(config) * self.model.dtype.itemsize
 
     def answers(
         self,

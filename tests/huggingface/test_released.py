@@ -1,7 +1,6 @@
 """The layout of the authors' weight difference, made up at a tiny size."""
 
 import json
-from collections import Counter
 
 import pytest
 import torch
@@ -94,12 +93,3 @@ def test_folders_that_do_not_fit_are_refused(released, tmp_path):
     make_tokenizer().save_pretrained(diff)
     with pytest.raises(UserError, match="has no <landmark>"):
         recover(base, diff)
-
-
-def test_the_cases_above_hold_what_they_should(released):
-    """A base and a difference that were the same would show nothing."""
-    base, _, weights = released
-    raw = AutoModelForCausalLM.from_pretrained(base).state_dict()
-    counts = Counter(tuple(raw[name].shape) == tuple(weights[name].shape) for name in weights)
-    assert counts[False] == 2  # the embeddings of input and output
-    assert not torch.allclose(raw["model.norm.weight"], weights["model.norm.weight"])

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from landmark.huggingface import LandmarkModel, load, unwrap, wrap
+from landmark.huggingface import unwrap, wrap
 from landmark.utils.errors import UserError
 from tests.huggingface.conftest import CONFIGS, FURTHER, make_model, make_tokenizer, read
 
@@ -130,16 +130,6 @@ def test_the_tokenizer_and_the_vocabulary_stay_as_they_are(ids, tokenizer):
     assert type(unwrap(wrapped)) is type(plain)
 
 
-def test_comes_back_from_disk(ids, tokenizer, tmp_path):
-    wrapped, _ = make("qwen2", tokenizer, FEW)
-    wrapped.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    again, _ = load(tmp_path, dtype=torch.float64)
-    assert isinstance(again, LandmarkModel)
-    assert again.landmarks == wrapped.landmarks
-    torch.testing.assert_close(read(again, ids), read(wrapped, ids), rtol=0, atol=1e-12)
-
-
 def test_positions_beyond_those_of_the_training_are_stingy(ids, tokenizer):
     """Up to the last block before them queries read as if there were no limit, behind it blocks are brought nearer."""
     wrapped, _ = make("llama", tokenizer, FEW)
@@ -148,25 +138,6 @@ def test_positions_beyond_those_of_the_training_are_stingy(ids, tokenizer):
     torch.testing.assert_close(found[:, :60], true[:, :60], rtol=0, atol=1e-12)
     assert ((found[:, 60:] - true[:, 60:]).abs().amax(-1) > 1e-6).all()
     assert ((found[:, 60:] - stingy[:, 60:]).abs().amax(-1) > 1e-6).all()  # what they read was read at true positions
-
-
-@pytest.mark.parametrize("name", ["llama", "gemma3"])  # without and with sliding windows
-def test_texts_of_a_padded_batch_are_placed_each_as_if_alone(name, ids, tokenizer):
-    """One goes beyond the positions of the training, the others do not."""
-    wrapped, _ = make(name, tokenizer, FEW)
-    wrapped.config.max_position_embeddings = 80
-    batch, mask = ids[[0, 1, 0]], torch.ones(3, ids.shape[1], dtype=torch.long)
-    mask[0, :31], mask[2, :17] = 0, 0
-    with torch.no_grad():
-        memory = wrapped.new_memory()
-        first = wrapped(batch, attention_mask=mask, past_key_values=memory).logits
-        more = wrapped(batch[:, :5], attention_mask=mask.new_ones(3, 95), past_key_values=memory).logits
-    for row, own in enumerate(mask.bool()):
-        alone = wrapped.new_memory()
-        parts = (batch[row][own], batch[row, :5])
-        found = torch.cat([read(wrapped, x[None], alone, [len(x)]) for x in parts], 1)
-        expected = torch.cat([first[row, own], more[row]])
-        torch.testing.assert_close(found[0], expected, rtol=0, atol=1e-12)
 
 
 def test_generates_beyond_the_positions_of_the_training_without_a_warning(ids, tokenizer, caplog, monkeypatch):

@@ -23,8 +23,6 @@ def chunk_length(model: DecoderConfig, length: int, local: int | None, kept: int
         local: the setting `eval.local` (None: the window of Transformer-XL, else the whole segment).
         kept: tokens that a plain transformer keeps between chunks, see `kept_tokens` (None: none).
     """
-    if local is not None and local < 1:
-        raise UserError(f"eval.local={local}: a chunk needs at least 1 token")
     if local is not None and local > length:
         raise UserError(f"eval.local={local} is longer than eval.length={length}: chunks are parts of a segment")
     if model.kind == "transformer" and local not in (None, length) and kept is None:
@@ -51,13 +49,8 @@ def kept_tokens(config: Config) -> int | None:
 def penultimate_chunk_start(model: DecoderConfig, length: int, local: int, k: int) -> int:
     """The first token of a segment's penultimate chunk, whose retrievals are counted; the last chunk may be shorter.
 
-    Args:
-        model: its shape.
-        length: tokens of a segment.
-        local: tokens of a chunk.
-        k: blocks that a query retrieves.
-
-    Raises UserError if there are no blocks to retrieve before that chunk.
+    length: tokens of a segment. local: tokens of a chunk. k: blocks that a query retrieves. Raises UserError if there
+    are no blocks to retrieve before that chunk.
     """
     start = (-(-length // local) - 2) * local
     if k == 0 or model.block_size is None or start < model.block_size:
@@ -73,12 +66,8 @@ def attention_size(
 ) -> tuple[float, float]:
     """Keys of normal tokens attended to, and other keys that are scored, each a mean over the queries of a segment.
 
-    Args:
-        model: its shape.
-        config: settings of memory and retrieval.
-        length: tokens of a segment.
-        local: tokens of a chunk.
-        dropped: share of lookups that the context miss token drops; their blocks are not counted.
+    length: tokens of a segment. local: tokens of a chunk. dropped: share of lookups that the context miss token drops;
+    their blocks are not counted.
     """
     memory, block = config.memory, model.block_size
     if model.kind != "landmark" or block is None:

@@ -29,13 +29,7 @@ if TYPE_CHECKING:
 def evaluate_copy(
     model: LanguageModel, stream: Stream, config: Config, progress: Progress | None = None
 ) -> dict[str, Any]:
-    """The loss on stretches of text that come twice. Every segment starts with an empty memory.
-
-    Args:
-        model: in evaluation mode.
-        stream: the split to evaluate.
-        config: the row's settings; `eval.local` tokens are read at a time (see `chunk_length`).
-        progress: called with tokens read, and in all.
+    """The loss on stretches of text that come twice. Every segment starts with an empty memory, as in `evaluate`.
 
     Returns:
         prompts (segments); tokens, nll (nats a token), nll_se, perplexity, perplexity_se and segments [[first token
@@ -83,12 +77,7 @@ def evaluate_mqar(
 ) -> dict[str, Any]:
     """The share of queries in `eval.prompts` texts of `eval.length` tokens whose value is the most probable of all ids.
 
-    Args:
-        model: in evaluation mode.
-        corpus: makes the texts.
-        tokenizer: whose ids are keys and values.
-        config: the row's settings; `eval.local` tokens are read at a time (see `chunk_length`).
-        progress: called with tokens read, and in all.
+    The tokenizer's ids are keys and values; texts are read as in `evaluate`.
 
     Returns recall, recall_low and recall_high (95 %, see `share_interval`), prompts (texts), correct [of each text],
     tokens (queries), keys_attended, landmarks_scored, seconds, tokens_per_second, peak_memory_bytes, memory.

@@ -29,13 +29,7 @@ def evaluate_recall(
     """The share of `eval.prompts` prompts of `eval.length` tokens that are answered within `eval.generated` tokens.
 
     A plain transformer reads the whole prompt at once and keeps all keys; others read `eval.local` tokens at a time.
-
-    Args:
-        model: in evaluation mode.
-        corpus: makes the prompts, and tells whether a text gives the answer.
-        tokenizer: decodes the generated tokens.
-        config: the row's settings.
-        progress: called with tokens of the prompts read, and in all.
+    corpus: makes the prompts, and tells whether a text gives the answer. Other arguments as of `evaluate`.
 
     Returns accuracy, accuracy_low and accuracy_high (see `score_interval`), prompts, correct [0…1 for each], answers
     [[expected, generated]], tokens, keys_attended, landmarks_scored, seconds, tokens_per_second, peak_memory_bytes,

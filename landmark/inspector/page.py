@@ -38,13 +38,8 @@ def inspect_text(
 ) -> str:
     """`task=inspect`: read `prompt_file` and `prompt` and write the page.
 
-    Args:
-        model: a landmark model.
-        tokenizer: the one it was trained with.
-        config: names the text, and how it is read.
-        run: name of the model's run, for the page and its file name.
-        output: folder that gets `inspect/NAME.html`.
-        progress: called with the number of tokens read and of all tokens. None: not called.
+    run: name of the model's run, for the page and its file name. output: folder that gets `inspect/NAME.html`.
+    progress: called with the number of tokens read and of all tokens.
 
     Returns a line that describes the file. Raises UserError if the text cannot be read or traced, or the page cannot be
     written.

@@ -139,12 +139,8 @@ def build(
 def compare(title: str, a: str, b: str, difference: Difference | None, seeds: int = 1) -> str:
     """A sentence on the difference a - b of two rows, of which a is expected to be the better.
 
-    Args:
-        title: title of the comparison.
-        a: name of the one row.
-        b: name of the other row.
-        difference: difference of their losses; None where they measure different things, or read different texts.
-        seeds: seeds of which the difference is the mean.
+    difference: of their losses; None where they measure different things, or read different texts. seeds: of which the
+    difference is the mean.
     """
     if difference is None:
         return f"{title}: {a} and {b} were not measured on the same text, and cannot be paired."

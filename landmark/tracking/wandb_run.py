@@ -55,11 +55,8 @@ def has_key() -> bool:
 def open_run(config: Config, identity: str, *, job_type: str, name: str | None = None) -> "Iterator[TolerantRun]":
     """A W&B run, resumed if it exists, and offline if W&B cannot be reached; closed as failed after an exception.
 
-    Args:
-        config: the whole configuration, logged with the run; gives group, project and folder.
-        identity: W&B's id of the run. A sweep's agent has chosen one already, and this one is ignored.
-        job_type: train, evaluate or table.
-        name: shown in W&B. None: W&B chooses one.
+    config: logged with the run; gives group, project and folder. identity: W&B's id of the run; a sweep's agent has
+    chosen one already, and this one is ignored. job_type: train, evaluate or table. name: shown in W&B.
     """
     settings = {"group": config.name, "job_type": job_type, "name": name}
     if not is_sweep_agent():

@@ -162,6 +162,17 @@ def test_a_model_with_landmarks_is_read_with_its_memory(own, k):
     assert whole < score
 
 
+@pytest.mark.parametrize("fixture", ["plain", "without"])
+def test_logits_are_made_of_a_chunk_and_where_they_are_asked_for(fixture, request):
+    model, made = LandmarkLM(str(request.getfixturevalue(fixture)), device="cpu", local=20), []
+    model.model.bare.lm_head.register_forward_hook(lambda *given: made.append(given[2].shape[1]))
+    model.loglikelihood_rolling(requests("loglikelihood_rolling", (4 * LINE,)), disable_tqdm=True)
+    assert max(made) == 20
+    made.clear()
+    model.loglikelihood(requests("loglikelihood", (4 * LINE, "boat")), disable_tqdm=True)
+    assert made[:-2] == [1] * (len(made) - 2)
+
+
 def test_all_blocks_retrieved_are_the_whole_text_read_at_once(own):
     """Where all blocks are retrieved, chunks make no difference but that of positions: one window without memory."""
     short = LandmarkLM(str(own), tokenizer="bytes", device="cpu", local=20, k=100, mapping="true")

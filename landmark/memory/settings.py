@@ -201,6 +201,7 @@ TRAINING_FREE = MemorySettings(  # of models that read without landmarks, where 
     k=64,
     granularity="per_token_and_group",
     scorer="mean_key",
+    rerank=128,
     first=1,
     window=512,
     mapping="auto",

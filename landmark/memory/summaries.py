@@ -69,7 +69,7 @@ class SummaryMemory:
         k: int = 64,
         *,
         window: int = 512,
-        proposed: int = 0,
+        proposed: int = 128,
         first: int = 1,
         dense: int | None = None,
         mapping: str = "auto",

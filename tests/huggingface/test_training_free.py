@@ -172,7 +172,7 @@ def test_a_pretrained_model_finds_a_pass_key(folder):
     """Of 2048 tokens, from blocks that lie further back than the last tokens."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    wrap(model, tokenizer, landmarks="none", local=256)
+    wrap(model, tokenizer, landmarks="none", local=256, memory={"dense": 0, "k": 32})
     filler = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. "
     text = f"{filler * 22}The pass key is 41758. Remember it. 41758 is the pass key. {filler * 58}"
     prompt = f"{text}What is the pass key? The pass key is"

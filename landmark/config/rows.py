@@ -55,7 +55,7 @@ def compose_job(overrides: list[str]) -> DictConfig:
     for override in parse(overrides):
         if is_of_hydra(override.key_or_group):
             raise UserError(f"{override.input_line}: settings of Hydra are for its command line alone")
-        if override.is_delete():
+        if override.is_delete() and not override.key_or_group.startswith("rows."):
             raise UserError(f"{override.input_line}: no setting can be taken out, give it another value")
     try:
         return compose(config_name="config", overrides=overrides)

@@ -35,7 +35,9 @@ def open_model(folder: str | Path, **settings: Any) -> Any:
 def open_tokenizer(folder: str | Path, **settings: Any) -> Any:
     """The tokenizer of a folder. settings: of `from_pretrained`. Raises UserError where there is none."""
     with readable(folder, "tokenizer"):
-        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, **settings)
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, **settings)
+        tokenizer("a")  # settings of a wrong type show when a text is read
+        return tokenizer
 
 
 @contextmanager

@@ -42,9 +42,8 @@ def no_key(monkeypatch, tmp_path):
         ({}, KEY, "", "online"),
         ({}, {}, LOGIN.format("api.wandb.ai"), "online"),
         ({}, {}, LOGIN.format("example.org"), "offline"),
-        ({"mode": "offline"}, KEY, "", "offline"),
         ({}, KEY | {"WANDB_MODE": "offline"}, "", "offline"),
-        ({"wandb": False, "mode": "online"}, KEY, "", "disabled"),
+        ({"service": "csv"}, KEY, "", "disabled"),
     ],
 )
 def test_online_only_with_a_key_and_as_the_settings_say(settings, environment, login, expected, tmp_path, monkeypatch):

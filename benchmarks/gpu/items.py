@@ -86,8 +86,6 @@ def _timings(scale: Scale) -> Iterator[Item]:
     yield Item("time: retrieved blocks", partial(kernels.retrieved_blocks, *read), 10, alone=True)
     texts = (4096, 16384, 65536) if scale.is_gpu else (40,)
     yield Item("time: a chunk that reads blocks", partial(kernels.chunks, texts), 20, alone=True)
-    shared = (2048, 64, (4, 16, 64)) if scale.is_gpu else (6, 8, (4,))
-    yield Item("time: one query", partial(kernels.shared_blocks, *shared), 15, alone=True)
     yield flash(lengths[0], dims[0], widths[0], 4 if scale.is_gpu else 2)
     if scale.is_gpu:
         yield from (flash(length, dims[0], widths[0]) for length in (512, 2048, 65536))

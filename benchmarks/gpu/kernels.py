@@ -175,12 +175,10 @@ class Retrieval:
         self.rotated = self.q.permute(0, 2, 1, 3)[None].contiguous() * dim**-0.5
         self.blocks = blocks
 
-    def read(self, splits: int | None = None) -> Tensor:
-        """splits: as of `attend_to_retrieved_blocks`."""
+    def read(self) -> Tensor:
         tensors = self.rotated, self.keys, self.values, self.landmarks, self.ages
         lse = self.local[..., 0].float()
-        of_store = {"added": self.blocks, "recent": 0, "splits": splits}
-        return attend_to_retrieved_blocks(*tensors, **of_store, local=(self.local, lse))
+        return attend_to_retrieved_blocks(*tensors, added=self.blocks, recent=0, local=(self.local, lse))
 
     def gathered(self, gather_attn: Callable[..., Tensor]) -> Callable[[], Tensor]:
         """attn-gym's function of the same blocks, as tokens; keys are values too, so it reads half the bytes."""
@@ -250,21 +248,3 @@ def _attend_to_all(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     for is_own, own in ((False, slice(None, -q.shape[2])), (True, slice(-q.shape[2], None))):
         parts.append(attention_forward(q, k[:, :, own], v[:, :, own], causal=is_own, scale=q.shape[-1] ** -0.5))
     return merged(*parts)[0]
-
-
-def shared_blocks(blocks: int, block_size: int, counts: Sequence[int], scale: Scale) -> Iterator[Line]:
-    """One query of up to 8 heads whose blocks are shared by several programs: the numbers, and how long they take."""
-    heads = min(8, scale.check_heads)
-    for k in counts:
-        reading = Retrieval(scale, heads, 1, blocks, block_size, k)
-        setting = f"one query, {heads} heads, {k} of {blocks} blocks"
-        functions: dict[str, Callable[[], object]] = {"1 program": partial(reading.read, 1)}
-        for splits in (each for each in (2, 4, 8, 16) if each <= k // 2):
-            functions[f"{splits} programs"] = partial(reading.read, splits)
-            yield line(f"{setting}, {splits} programs as one", partial(_as_one, reading, splits))
-        yield from lines(setting, timed(functions, scale), "1 program")
-
-
-def _as_one(reading: Retrieval, splits: int) -> Line:
-    one = reading.read(1)
-    return against_exact([reading.read(splits)], [one], [one.double()], ("out",))

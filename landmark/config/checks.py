@@ -14,7 +14,7 @@ from landmark.config.schema import SYNTHETIC, UNIQUE_BLOCKS, Config, ModelConfig
 from landmark.memory.settings import MemorySettings
 from landmark.utils.constants import DEFAULT_CHUNK, RULER_TASKS, SHORTEST_REPEAT
 from landmark.utils.errors import NoEffect, UserError
-from landmark.utils.extensions import hooks
+from landmark.utils.extensions import find_extension, hooks
 from landmark.utils.setting import check_value
 
 
@@ -149,6 +149,8 @@ def check(config: Config) -> None:
         raise UserError(f"model.name={config.model.name} and start={config.start}: a training starts from one of them")
     if config.model.name == "":
         raise UserError("model.name: name the folder of a transformers model, or its name on the hub")
+    if (own := config.model.architecture) is not None and "." not in own:
+        find_extension("landmark.models", own, "Model", key="model.architecture")
     if config.memory.folder is not None and not Path(config.memory.folder).is_dir():
         raise UserError(f"memory.folder={config.memory.folder}: there is no such folder, make it before")
     _check_training(config)

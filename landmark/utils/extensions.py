@@ -39,13 +39,24 @@ def load_extension(package: str, name: str, attribute: str, key: str) -> Any:
     Raises UserError if there is no such module or attribute, and for a module outside that nobody has named who may
     (`landmark.utils.trust`).
     """
+    found = getattr(import_module(find_extension(package, name, attribute, key)), attribute, None)
+    if found is None:
+        raise _missing(package, name, attribute, key)
+    return found
+
+
+def find_extension(package: str, name: str, attribute: str, key: str) -> str:
+    """The whole name of the module that `load_extension` would load. Raises UserError where there is none."""
     check_module(name, key)
     whole = name if "." in name else f"{package}.{name}"
-    found = getattr(import_module(whole), attribute, None) if _can_be_imported(whole) else None
-    if found is None:
-        where = f"no module {name} on Python's path" if "." in name else f"no {package.replace('.', '/')}/{name}.py"
-        raise UserError(f"{key}={name}: there is {where} that has a {attribute}")
-    return found
+    if not _can_be_imported(whole):
+        raise _missing(package, name, attribute, key)
+    return whole
+
+
+def _missing(package: str, name: str, attribute: str, key: str) -> UserError:
+    where = f"no module {name} on Python's path" if "." in name else f"no {package.replace('.', '/')}/{name}.py"
+    return UserError(f"{key}={name}: there is {where} that has a {attribute}")
 
 
 def _can_be_imported(name: str) -> bool:

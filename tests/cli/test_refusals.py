@@ -160,6 +160,7 @@ model=landmark model.as_is=true → model.as_is=True: is for a model that model.
 model=landmark model.lora_rank=4 → model.lora_rank=4: is for a trained model of transformers
 model=llama_landmark model.lora_rank=4 → model.lora_rank=4: is for a trained model of transformers
 model=llama model.name=x → model.name=x and model.family=llama: choose one of them
+model.architecture=x → model.architecture=x: there is no landmark/models/x.py that has a Model
 model=llama model.architecture=x → model.family=llama and model.architecture=x: choose one of them
 model=llama_landmark cmt=on → cmt.enabled=True: is for our decoder
 model=llama_landmark positions=jumps → positions.p_jump=100: is for our decoder

@@ -55,6 +55,8 @@ def compose_job(overrides: list[str]) -> DictConfig:
     for override in parse(overrides):
         if is_of_hydra(override.key_or_group):
             raise UserError(f"{override.input_line}: settings of Hydra are for its command line alone")
+        if override.key_or_group.partition(".")[0] == "start_run":
+            raise UserError(f"{override.input_line}: is filled in, name the row to start from by start=")
         if override.is_delete() and not override.key_or_group.startswith("rows."):
             raise UserError(f"{override.input_line}: no setting can be taken out, give it another value")
     try:

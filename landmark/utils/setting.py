@@ -35,6 +35,8 @@ def check_value(key: str, value: Any, said: Mapping[str, Any]) -> None:
         return
     if (choices := said.get("choices")) and value not in choices:
         raise UserError(f"{key}={value}: must be one of {', '.join(map(str, choices))}")
+    if isinstance(value, list) and any(isinstance(each, Mapping | list) for each in value):
+        raise UserError(f"{key}={value}: must be a list of single values")
     for each in _parts(value):
         if isinstance(each, float) and not math.isfinite(each):
             raise UserError(f"{key}={each}: must be a finite number")

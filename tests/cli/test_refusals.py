@@ -90,6 +90,8 @@ train.k=${seed} model=landmark → train.k=0: must be a list, as [value]
 trainer.accelerator=zzz → trainer.accelerator=zzz: must be one of auto, cpu, gpu, cuda
 trainer.strategy=zzz → trainer.strategy=zzz: must be one of auto, ddp, fsdp
 memory.tier=disk memory.folder=noexist/x → memory.folder=noexist/x: there is no such folder, make it before
+start_run={a:1} → start_run={a:1}: is filled in, name the row to start from by start=
+seeds=[[1]] → seeds=[[1]]: must be a list of single values
 ~train → ~train: no setting can be taken out, give it another value
 plan → plan: is no setting, write task=plan
 quickstart → quickstart: is no setting, write +experiment=quickstart

@@ -61,7 +61,9 @@ def test_queries_below_the_cutoff_retrieve_nothing(weights):
     part = replace(full, ages=ages[:, :, 1:3], weights=given[:, :, 1:3], selection=selection)
     found = RetrievalMap(8, 4, 2)
     found(part if weights else replace(part, weights=None))
-    assert summary(found)["best"][2:] == [[0, 0.125 if weights else 0.5, 0, 0], [0, 0, 0, 0]]
+    shown = summary(found)
+    assert shown["best"][2:] == [[0, 0.125 if weights else 0.5, 0, 0], [0, 0, 0, 0]]
+    assert (shown["found"], shown["share_of"]) == (None, "attention" if weights else "queries")
 
 
 def test_the_head_with_most_weight_for_the_earlier_occurrence_is_shown():
